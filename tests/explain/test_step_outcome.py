@@ -16,7 +16,7 @@ from trtla.settings.lookahead import LookaheadConfig
 def described(run, number):
     step = run.steps[number]
     outcome = outcome_of(run, step)
-    return outcome, why(run, step, outcome, numbers(run))
+    return outcome, why(outcome, numbers(run))
 
 
 def test_prompt_pass():

@@ -46,7 +46,7 @@ def test_fates_agree_with_the_counts_of_the_request():
     found = [
         (node.source, node.fate)
         for step in told.steps
-        for node in tree_nodes(step, outcome_of(told, step).accepted_nodes)
+        for node in tree_nodes(outcome_of(told, step))
     ]
     for name, counts in told.completion.stats.sources.items():
         own = [fate for source, fate in found if source == name]
@@ -93,6 +93,6 @@ def test_the_tree_is_drawn_with_its_branches():
         "both: a text and a row of logits propose the token",
     ]
     ended = replace(step, committed=(1,))  # the text ends within the draft
-    assert fates(ended, (1,)) == [
+    assert fates(outcome_of(told, ended)) == [
         "accepted", "rejected", "not reached", "not reached", "not reached"
     ]  # fmt: skip

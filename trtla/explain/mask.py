@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Literal
 
 from trtla.explain.record import RecordedStep, WindowCells
@@ -52,7 +53,7 @@ class Role:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Nodes [start, end) that stand together: a level, a candidate."""
+    """Nodes [start, end) that stand together: level L1, candidate C2, fillers, the input."""
 
     name: str
     part: Part
@@ -110,21 +111,18 @@ def _window_nodes(draft: Draft, window: WindowCells) -> list[int]:
 def blocks(step: RecordedStep) -> list[Stretch]:
     """The fed nodes in stretches of one level or one candidate, in order."""
     found: list[Stretch] = []
-    for node, role in enumerate(roles(step)):
-        name = _block_name(role)
-        if found and found[-1].name == name:
-            found[-1] = Stretch(name, role.part, found[-1].start, node + 1)
-        else:
-            found.append(Stretch(name, role.part, node, node + 1))
+    for key, group in groupby(roles(step), lambda role: (_block_name(role), role.part)):
+        start = found[-1].end if found else 0
+        found.append(Stretch(*key, start, start + len(list(group))))
     return found
 
 
 def _block_name(role: Role) -> str:
     if role.part == "window":
-        return f"level {role.cells[0][0]}"
+        return f"L{role.cells[0][0]}"
     if role.part == "candidate":
-        return f"candidate {role.candidates[0][0]}" if role.candidates else "draft"
-    return "fillers" if role.part == "filler" else "input"
+        return f"C{role.candidates[0][0]}" if role.candidates else "dr"
+    return role.part[:2]
 
 
 def positions(step: RecordedStep, start: int) -> list[int]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from trtla.explain.mask import Part, Stretch, blocks, positions, roles, visible
-from trtla.explain.record import RecordedRun, RecordedStep
+from trtla.explain.step_outcome import Outcome
 from trtla.explain.words import CHECK, WIDTH, Paint, Style, Words, fit
 
 _LABEL = 6
@@ -54,15 +54,9 @@ _LAYOUTS = (
 )
 
 
-def mask_lines(
-    run: RecordedRun,
-    step: RecordedStep,
-    accepted: Sequence[int],
-    words: Words,
-    paint: Paint,
-    width: int = WIDTH,
-) -> Iterator[str]:
+def mask_lines(outcome: Outcome, words: Words, paint: Paint, width: int = WIDTH) -> Iterator[str]:
     """The mask's lines; one that says so where it is too wide."""
+    step = outcome.step
     size, names, stretches = step.draft.size, roles(step), blocks(step)
     if size == 1:
         yield "Attention: the input sees the cached text and itself."
@@ -74,13 +68,13 @@ def mask_lines(
         return
     yield from _legend({role.part for role in names}, paint)
     yield (" " * (layout.gutter + layout.cell + layout.gap) + _heading(stretches, layout)).rstrip()
-    tokens = (run.text_before(step)[-1], *step.draft.tokens)
-    places = positions(step, run.position(step))
+    tokens = (outcome.text[-1], *step.draft.tokens)
+    places = positions(step, outcome.position)
     for node, seen in enumerate(visible(step.draft.parents)):
         label = fit(names[node].label, _LABEL) + fit(str(places[node]), layout.position)
         label += fit(words.cell(tokens[node]), layout.token - 1) + " "
         cached = paint(_CACHED * layout.cell, "dim")
-        mark = f" {CHECK}" if node in accepted else ""
+        mark = f" {CHECK}" if node in outcome.accepted_nodes else ""
         cells = _cells(seen, stretches, layout, paint)
         yield (paint(label, "accepted") if mark else label) + cached + cells + mark
 
@@ -96,14 +90,9 @@ def _heading(stretches: Sequence[Stretch], layout: _Layout) -> str:
     """The blocks' short names over their columns, where they fit."""
     line = ""
     for stretch in stretches:
-        name, room = _short(stretch), (stretch.end - stretch.start) * layout.cell
+        name, room = stretch.name, (stretch.end - stretch.start) * layout.cell
         line += (fit(name, room) if len(name) <= room else " " * room) + " " * layout.gap
     return line
-
-
-def _short(stretch: Stretch) -> str:
-    kind, _, number = stretch.name.partition(" ")
-    return f"{kind[0].upper()}{number}" if number else kind[:2]
 
 
 def _cells(

@@ -17,7 +17,7 @@ from trtla.errors import UsageError
 from trtla.explain.mask_view import HIDDEN, mask_lines
 from trtla.explain.record import RecordedRun, RecordedStep
 from trtla.explain.step_outcome import outcome_of
-from trtla.explain.text_view import draft_lines, ending_lines
+from trtla.explain.text_view import StepView
 from trtla.explain.words import WIDTH, Style, Words, headline, summary
 
 if TYPE_CHECKING:
@@ -73,11 +73,10 @@ def step_picture(run: RecordedRun, step: RecordedStep, words: Words) -> Figure:
             "use a smaller --lookahead, or --json",
         )
     outcome = outcome_of(run, step)
-    title = [_painted(headline(run, step, outcome), "bold"), *_run_row(run, step), ""]
-    left = [*draft_lines(run, step, words, _painted), "", *ending_lines(run, step, words, _painted)]
-    right: list[str] = []
-    if step.number:
-        right = list(mask_lines(run, step, outcome.accepted_nodes, words, _painted, _WIDEST))
+    title = [_painted(headline(outcome), "bold"), *_run_row(run, step), ""]
+    view = StepView(outcome, words, _painted)
+    left = [*view.draft(), "", *view.ending()]
+    right = list(mask_lines(outcome, words, _painted, _WIDEST)) if step.number else []
     return _figure(f"step {step.number}", title, left, right)
 
 

@@ -51,8 +51,6 @@ class Candidate:
 class TreeNode:
     """A node that the candidate tree chose for a step."""
 
-    node: int
-    """In the draft, whose node 0 is the input token."""
     depth: int
     token: int
     source: str
@@ -66,6 +64,8 @@ class TreeNode:
 class Outcome:
     """What came of a step."""
 
+    run: RecordedRun
+    step: RecordedStep
     reason: Reason
     accepted_nodes: tuple[int, ...]
     accepted: tuple[int, ...]
@@ -76,6 +76,16 @@ class Outcome:
     """What was drafted in its place, each token once; nothing where no draft reached so far."""
     candidates: tuple[Candidate, ...]
 
+    @property
+    def text(self) -> tuple[int, ...]:
+        """Prompt and output up to the step's input token, which is the last one."""
+        return self.run.text_before(self.step)
+
+    @property
+    def position(self) -> int:
+        """The absolute position of the input token."""
+        return self.run.position(self.step)
+
 
 def outcome_of(run: RecordedRun, step: RecordedStep) -> Outcome:
     """The outcome of one step of a run."""
@@ -84,6 +94,8 @@ def outcome_of(run: RecordedRun, step: RecordedStep) -> Outcome:
     added = step.committed[-1] if len(nodes) < len(step.committed) else None
     drafted = _children(step.draft, frontier) if added is not None else ()
     return Outcome(
+        run,
+        step,
         ended or _natural_reason(step, drafted),
         nodes,
         tuple(step.draft.tokens[node - 1] for node in nodes),
@@ -143,12 +155,9 @@ def _sources(run: RecordedRun, step: RecordedStep, tokens: tuple[int, ...]) -> t
     return tuple(found)
 
 
-def fates(step: RecordedStep, accepted: Sequence[int]) -> list[Fate]:
-    """What became of each node of the draft.
-
-    Args:
-        accepted: the nodes of the accepted path.
-    """
+def fates(outcome: Outcome) -> list[Fate]:
+    """What became of each node of the draft."""
+    accepted, step = outcome.accepted_nodes, outcome.step
     judged = (0, *accepted)[: len(step.committed)]  # the target drew a token after these
     return [
         "accepted" if node in accepted else "rejected" if parent in judged else "not reached"
@@ -156,21 +165,19 @@ def fates(step: RecordedStep, accepted: Sequence[int]) -> list[Fate]:
     ]
 
 
-def tree_nodes(step: RecordedStep, accepted: Sequence[int]) -> list[TreeNode]:
+def tree_nodes(outcome: Outcome) -> list[TreeNode]:
     """The nodes that the candidate tree chose, each before those below it, the likeliest first.
 
     Cells of a fed window are among them where they were accepted.
     """
-    draft, found = step.draft, fates(step, accepted)
+    draft = outcome.step.draft
     if not draft.sources:
         return []
-    depth, names = depths(draft.parents), draft.proposers(range(1, draft.size))
-    made = {
-        node: TreeNode(node, depth[node], draft.tokens[node - 1], name, chance, found[node - 1])
-        for node, name, chance in zip(range(1, draft.size), names, draft.values, strict=True)
-        if chance > 0 or node in accepted
-    }
-    return [made[node] for node in _below(draft, 0) if node in made]
+    names = draft.proposers(range(1, draft.size))
+    columns = (depths(draft.parents)[1:], draft.tokens, names, draft.values, fates(outcome))
+    nodes = [TreeNode(*cells) for cells in zip(*columns, strict=True)]
+    shown = (nodes[node - 1] for node in _below(draft, 0))
+    return [node for node in shown if node.chance > 0 or node.fate == "accepted"]
 
 
 def _below(draft: Draft, at: int) -> Iterator[int]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from rich.cells import cell_len
 
@@ -39,7 +40,6 @@ _SOURCES = 23  # columns for where a candidate was seen
 _REASON = 17
 
 _TOKENS, _SOURCE, _LEAST = 44, 10, 4  # columns of the tree
-_LAST, _NEXT, _PASS, _NOTHING = "└ ", "├ ", "│ ", "  "
 _FATES: dict[Fate, tuple[str, Style]] = {
     "accepted": (CHECK, "accepted"),
     "rejected": (CROSS, "rejected"),
@@ -79,159 +79,166 @@ def _fitted(tokens: list[tuple[str, bool]], width: int, paint: Paint) -> str:
 def step_lines(run: RecordedRun, step: RecordedStep, words: Words, paint: Paint) -> list[str]:
     """One step."""
     outcome = outcome_of(run, step)
-    lines = [paint(headline(run, step, outcome), "bold"), *draft_lines(run, step, words, paint)]
+    view = StepView(outcome, words, paint)
+    lines = [paint(headline(outcome), "bold"), *view.draft()]
     if step.number:
-        lines += ["", *mask_lines(run, step, outcome.accepted_nodes, words, paint)]
-    return [*lines, "", *ending_lines(run, step, words, paint)]
+        lines += ["", *mask_lines(outcome, words, paint)]
+    return [*lines, "", *view.ending()]
 
 
-def draft_lines(run: RecordedRun, step: RecordedStep, words: Words, paint: Paint) -> Iterator[str]:
-    """What a step fed: the text, window, n-grams and candidates."""
-    yield from (*_fed(step), "", *_text(run, step, words))
-    if not step.number:
-        yield from _start(run, step, words, paint)
-        return
-    yield from _window(run, step, words, paint)
-    yield from _candidates(run, step, words, paint)
+@dataclass(frozen=True, slots=True)
+class StepView:
+    """The parts of a step as lines."""
 
+    outcome: Outcome
+    words: Words
+    paint: Paint
 
-def _fed(step: RecordedStep) -> list[str]:
-    if not step.number:
-        return []
-    parts = [role.part for role in roles(step)]
-    window, candidates = parts.count("window") + parts.count("filler"), parts.count("candidate")
-    what = [f"{window} of the window"] * bool(window) + [f"{candidates} of candidates"]
-    return [f"Fed in one forward: {counted(len(parts), 'token')} = 1 input + {' + '.join(what)}."]
+    def draft(self) -> Iterator[str]:
+        """What the step fed: the text, window, n-grams and candidates."""
+        step, window = self.outcome.step, self.outcome.step.window
+        if not step.number:
+            prompt = self.outcome.run.completion.input_ids
+            yield ""
+            yield f"Prompt  {self.words.end(prompt, WIDTH - 8)}"
+            yield f"        {counted(len(prompt), 'token')}"
+            yield ""
+            yield from self._start()
+            return
+        yield from (self._fed(), "", *self._text(), "")
+        if window is not None:
+            yield from _wrapped(self._about(window))
+            yield from (*self._grid(window), *self._new_level(), *self._harvest(), "")
+        yield from _wrapped(candidates_line(self.outcome, self.words))
+        yield from self._tree() if self.outcome.run.is_tree else self._candidates()
 
+    def ending(self) -> Iterator[str]:
+        """What the step brought, and why it ended."""
+        quoted, outcome = self.words.quoted, self.outcome
+        if outcome.accepted:
+            accepted = (self.paint(quoted(token), "accepted") for token in outcome.accepted)
+            yield "Accepted: " + " ".join(accepted)
+        if outcome.added is not None:
+            yield "Added by the target: " + self.paint(quoted(outcome.added), "bold")
+        yield from _wrapped("Why it ended: " + why(outcome, self.words))
 
-def _text(run: RecordedRun, step: RecordedStep, words: Words) -> list[str]:
-    if not step.number:
-        prompt = run.completion.input_ids
-        return [
-            f"Prompt  {words.end(prompt, WIDTH - 8)}",
-            f"        {counted(len(prompt), 'token')}",
-        ]
-    *before, last = run.text_before(step)
-    return [
-        f"Text   {words.end(before, WIDTH - 7)}",
-        f"Input  {words.quoted(last)} at position {run.position(step)}",
-    ]
+    def _fed(self) -> str:
+        parts = [role.part for role in roles(self.outcome.step)]
+        window, candidates = parts.count("window") + parts.count("filler"), parts.count("candidate")
+        what = [f"{window} of the window"] * bool(window) + [f"{candidates} of candidates"]
+        return f"Fed in one forward: {counted(len(parts), 'token')} = 1 input + {' + '.join(what)}."
 
+    def _text(self) -> Iterator[str]:
+        *before, last = self.outcome.text
+        yield f"Text   {self.words.end(before, WIDTH - 7)}"
+        yield f"Input  {self.words.quoted(last)} at position {self.outcome.position}"
 
-def _window(run: RecordedRun, step: RecordedStep, words: Words, paint: Paint) -> Iterator[str]:
-    if step.window is None:
-        return
-    window = step.window
-    yield ""
-    yield from _wrapped(_about_window(run, step, window))
-    yield from _grid(window, words, paint)
-    yield from _new_level(step, words, paint)
-    yield from _harvest(step, words, paint)
+    def _start(self) -> Iterator[str]:
+        """What the prefill prepares."""
+        step = self.outcome.step
+        if step.window_after is None:
+            tree = self.outcome.run.is_tree
+            lacks = "a window is fed where it pays" if tree else "this drafter has no window"
+            yield f"Nothing is prepared: {lacks}."
+            return
+        yield f"The pool starts with the n-grams of the prompt: {step.pool_size} are kept."
+        yield from _wrapped(
+            "The window starts with tokens drawn from the prompt: they change the speed, never the "
+            "text."
+        )
+        yield from self._grid(step.window_after)
 
+    def _about(self, window: WindowCells) -> str:
+        levels, most = len(window.levels), self.outcome.run.completion.lookahead.ngram_size - 1
+        start = self.outcome.position + (0 if window.full else len(window.fillers) + 1)
+        word = "level" if most == 1 else "levels"
+        filling = "" if window.full else f", {levels} of them filled so far"
+        return (
+            f"Window: W = {len(window.levels[0])} columns, N-1 = {most} {word}{filling}: guesses "
+            f"about what comes. Level l, column j stands at position {start} + l + j."
+        )
 
-def _about_window(run: RecordedRun, step: RecordedStep, window: WindowCells) -> str:
-    levels, most = len(window.levels), run.completion.lookahead.ngram_size - 1
-    start = run.position(step) + (0 if window.full else len(window.fillers) + 1)
-    word = "level" if most == 1 else "levels"
-    filling = "" if window.full else f", {levels} of them filled so far"
-    return (
-        f"Window: W = {len(window.levels[0])} columns, N-1 = {most} {word}{filling}: guesses "
-        f"about what comes. Level l, column j stands at position {start} + l + j."
-    )
+    def _cell(self, token: int, size: int, style: Style) -> str:
+        return self.paint(fit(self.words.cell(token), size), style)
 
+    def _grid(self, window: WindowCells) -> Iterator[str]:
+        size, shown = _cell_size(len(window.levels[0]))
+        yield _line("", [fit(f"column {j}" if size > 8 else f"{j}", size) for j in range(shown)])
+        if window.fillers:
+            fillers = " ".join(map(self.words.cell, window.fillers))
+            yield f"  {fit('fillers', _GUTTER)}{clip(fillers, _ROOM)}"
+        for level, tokens in enumerate(window.levels):
+            cells = [self._cell(token, size, "window") for token in tokens[:shown]]
+            if window.full and not level:
+                cells[0] = self._cell(tokens[0], size, "input")
+            yield _line(f"level {level}", cells)
 
-def _grid(window: WindowCells, words: Words, paint: Paint) -> Iterator[str]:
-    size, shown = _cell_size(len(window.levels[0]))
-    yield _line("", [fit(f"column {j}" if size > 8 else f"{j}", size) for j in range(shown)])
-    if window.fillers:
-        fillers = " ".join(map(words.cell, window.fillers))
-        yield f"  {fit('fillers', _GUTTER)}{clip(fillers, _ROOM)}"
-    for level, tokens in enumerate(window.levels):
-        cells = [paint(fit(words.cell(token), size), "window") for token in tokens[:shown]]
-        if window.full and not level:
-            cells[0] = paint(fit(words.cell(tokens[0]), size), "input")
-        yield _line(f"level {level}", cells)
-
-
-def _new_level(step: RecordedStep, words: Words, paint: Paint) -> Iterator[str]:
-    if step.observed:
+    def _new_level(self) -> Iterator[str]:
+        step = self.outcome.step
+        if not step.observed:
+            return
         size, shown = _cell_size(len(step.observed))
-        cells = [paint(fit(words.cell(token), size), "bold") for token in step.observed[:shown]]
-        yield _line("new level", cells)
+        yield _line("new level", [self._cell(one, size, "bold") for one in step.observed[:shown]])
         newest = "drawn" if step.draft.drawn else "most probable"
         yield from _wrapped(
             f"The new level is the target's {newest} token after each cell of the newest one. "
             + ("Level 0 goes, the others move up." if step.harvest else "No level goes yet.")
         )
 
+    def _harvest(self) -> Iterator[str]:
+        harvest = self.outcome.step.harvest
+        if not harvest:
+            return
+        yield ""
+        yield f"Collected into the pool: {len(harvest)} n-grams, one a column"
+        size, shown = _cell_size(len(harvest[0]) + 1)
+        for column, ngram in enumerate(harvest):
+            key, *value = (self._cell(token, size, "window") for token in ngram[:shown])
+            yield _line(f"column {column}", [key, self.paint("->", "window"), *value])
 
-def _harvest(step: RecordedStep, words: Words, paint: Paint) -> Iterator[str]:
-    if not step.harvest:
-        return
-    yield ""
-    yield f"Collected into the pool: {len(step.harvest)} n-grams, one a column"
-    length = len(step.harvest[0])
-    size, shown = _cell_size(length + 1)
-    for column, (key, *value) in enumerate(step.harvest):
-        cells = [fit(words.cell(key), size), *(fit(words.cell(t), size) for t in value)]
-        cells.insert(1, fit("->", 2))
-        yield _line(f"column {column}", [paint(cell, "window") for cell in cells[: shown + 1]])
+    def _candidates(self) -> Iterator[str]:
+        outcome = self.outcome
+        if not outcome.candidates:
+            return
+        longest = max(len(candidate.tokens) for candidate in outcome.candidates)
+        size, shown = _cell_size(longest + 1, _ROOM - _SOURCES)
+        places = [fit(str(outcome.position + 1 + i), size) for i in range(shown)]
+        seen_in = "seen in" if outcome.step.window is not None else ""
+        yield _line("position", [*places, seen_in])
+        drawn = [
+            self._cell(token, size, "accepted" if i < len(outcome.accepted) else "bold")
+            for i, token in enumerate(outcome.step.committed[:shown])
+        ]
+        yield _line("target drew", drawn)
+        for number, candidate in enumerate(outcome.candidates, 1):
+            cells = self._judged(candidate, size, shown)
+            cells += [" " * size] * (shown - len(cells))
+            yield _line(f"candidate {number}", [*cells, ", ".join(candidate.sources)])
 
+    def _judged(self, candidate: Candidate, size: int, shown: int) -> list[str]:
+        """A candidate's cells: what matched, the first that did not, and what is below it."""
+        cells = []
+        for place, token in enumerate(candidate.tokens[:shown]):
+            fate: Fate = "accepted" if place < candidate.matched else "not reached"
+            mark, style = _FATES["rejected" if place == candidate.matched else fate]
+            text = clip(self.words.cell(token), size - 2)
+            cells.append(self.paint(fit(f"{text} {mark}", size), style))
+        return cells
 
-def _candidates(run: RecordedRun, step: RecordedStep, words: Words, paint: Paint) -> Iterator[str]:
-    outcome = outcome_of(run, step)
-    yield ""
-    yield from _wrapped(candidates_line(run, step, outcome, words))
-    if run.is_tree:
-        yield from _tree(step, outcome, words, paint)
-        return
-    if not outcome.candidates:
-        return
-    longest = max(len(candidate.tokens) for candidate in outcome.candidates)
-    size, shown = _cell_size(longest + 1, _ROOM - _SOURCES)
-    position = run.position(step)
-    seen_in = "seen in" if step.window is not None else ""
-    places = [fit(str(position + 1 + i), size) for i in range(shown)]
-    yield _line("position", [*places, seen_in])
-    drawn = [
-        paint(fit(words.cell(token), size), "accepted" if i < len(outcome.accepted) else "bold")
-        for i, token in enumerate(step.committed[:shown])
-    ]
-    yield _line("target drew", drawn)
-    for number, candidate in enumerate(outcome.candidates, 1):
-        yield _candidate(number, candidate, (size, shown), words, paint)
-
-
-def _candidate(
-    number: int, candidate: Candidate, grid: tuple[int, int], words: Words, paint: Paint
-) -> str:
-    size, shown = grid
-    cells = []
-    for place, token in enumerate(candidate.tokens[:shown]):
-        style: Style = "accepted" if place < candidate.matched else "dim"
-        mark = CHECK if place < candidate.matched else " "
-        if place == candidate.matched:
-            style, mark = "rejected", CROSS
-        cells.append(paint(fit(clip(words.cell(token), size - 2) + " " + mark, size), style))
-    sources = ", ".join(candidate.sources)
-    cells += [" " * size] * (shown - len(cells))
-    return _line(f"candidate {number}", [*cells, sources])
-
-
-def _tree(step: RecordedStep, outcome: Outcome, words: Words, paint: Paint) -> Iterator[str]:
-    """A row a node with its source, chance and fate; nothing where no node was fed."""
-    nodes = tree_nodes(step, outcome.accepted_nodes)
-    if nodes:
-        yield f"  {fit('token', _TOKENS)}{fit('source', _SOURCE)}chance  fate"
-    for place, one in enumerate(nodes):
-        branch = _branch(nodes, place)
-        token = clip(words.cell(one.token), max(_LEAST, _TOKENS - 2 - len(branch)))
-        mark, style = _FATES[one.fate]
-        fate = paint(f"{one.fate} {mark}".rstrip(), style)
-        figures = f"{fit(one.source, _SOURCE)}{one.chance:6.2f}"
-        yield f"  {fit(branch + token, _TOKENS)}{figures}  {fate}"
-    if any(one.source == "both" for one in nodes):
-        yield "  both: a text and a row of logits propose the token"
+    def _tree(self) -> Iterator[str]:
+        """A row a node with its source, chance and fate; nothing where no node was fed."""
+        nodes = tree_nodes(self.outcome)
+        if nodes:
+            yield f"  {fit('token', _TOKENS)}{fit('source', _SOURCE)}chance  fate"
+        for place, one in enumerate(nodes):
+            branch = _branch(nodes, place)
+            token = clip(self.words.cell(one.token), max(_LEAST, _TOKENS - 2 - len(branch)))
+            mark, style = _FATES[one.fate]
+            fate = self.paint(f"{one.fate} {mark}".rstrip(), style)
+            figures = f"{fit(one.source, _SOURCE)}{one.chance:6.2f}"
+            yield f"  {fit(branch + token, _TOKENS)}{figures}  {fate}"
+        if any(one.source == "both" for one in nodes):
+            yield "  both: a text and a row of logits propose the token"
 
 
 def _branch(nodes: Sequence[TreeNode], place: int) -> str:
@@ -239,35 +246,9 @@ def _branch(nodes: Sequence[TreeNode], place: int) -> str:
     line, own = "", nodes[place].depth
     for depth in range(1, own + 1):
         after = next((one.depth for one in nodes[place + 1 :] if one.depth <= depth), 0)
-        here, above = (_NEXT, _PASS) if after == depth else (_LAST, _NOTHING)
+        here, above = ("├ ", "│ ") if after == depth else ("└ ", "  ")
         line += here if depth == own else above
     return line
-
-
-def _start(run: RecordedRun, step: RecordedStep, words: Words, paint: Paint) -> Iterator[str]:
-    yield ""
-    window = step.window_after
-    if window is None:
-        lacks = "a window is fed where it pays" if run.is_tree else "this drafter has no window"
-        yield f"Nothing is prepared: {lacks}."
-        return
-    yield f"The pool starts with the n-grams of the prompt: {step.pool_size} are kept."
-    yield from _wrapped(
-        "The window starts with tokens drawn from the prompt: they change the speed, never the "
-        "text."
-    )
-    yield from _grid(window, words, paint)
-
-
-def ending_lines(run: RecordedRun, step: RecordedStep, words: Words, paint: Paint) -> Iterator[str]:
-    """What a step brought, and why it ended."""
-    outcome = outcome_of(run, step)
-    accepted = [paint(words.quoted(token), "accepted") for token in outcome.accepted]
-    if accepted:
-        yield "Accepted: " + " ".join(accepted)
-    if outcome.added is not None:
-        yield "Added by the target: " + paint(words.quoted(outcome.added), "bold")
-    yield from _wrapped("Why it ended: " + why(run, step, outcome, words))
 
 
 def _cell_size(columns: int, room: int = _ROOM) -> tuple[int, int]:

@@ -148,18 +148,19 @@ def summary(run: RecordedRun) -> str:
     )
 
 
-def headline(run: RecordedRun, step: RecordedStep, outcome: Outcome) -> str:
+def headline(outcome: Outcome) -> str:
     """What a step did, in a line."""
-    number, last = step.number, len(run.steps) - 1
+    number, last = outcome.step.number, len(outcome.run.steps) - 1
     if not number:
         return f"The prefill, step 0 of {last}"
-    drafted = len(step.draft.candidates)
+    drafted = len(outcome.step.draft.candidates)
     what = f"{len(outcome.accepted)} of {drafted} drafted tokens accepted"
     return f"Step {number} of {last}: {what if drafted else 'nothing to verify'}"
 
 
-def candidates_line(run: RecordedRun, step: RecordedStep, outcome: Outcome, words: Words) -> str:
+def candidates_line(outcome: Outcome, words: Words) -> str:
     """What there was to draft after the input token, and how much of it was fed."""
+    run, step = outcome.run, outcome.step
     if run.is_tree:
         expected = sum(step.draft.values)
         return (
@@ -170,17 +171,17 @@ def candidates_line(run: RecordedRun, step: RecordedStep, outcome: Outcome, word
         drafted = counted(len(step.draft.tokens), "token")
         return f"Drafted by {run.completion.stats.drafter}: {drafted}"
     most, found = run.completion.lookahead.verification_set_size, len(step.found)
-    key, fed = words.quoted(run.text_before(step)[-1]), len(outcome.candidates)
+    key, fed = words.quoted(outcome.text[-1]), len(outcome.candidates)
     several = "continuation" if found == 1 else "continuations"
     known = f"{found} {several} of {key}" if found else f"nothing after {key}"
     return f"Candidates: the pool has {known}, {fed} fed (G = {most})"
 
 
-def why(run: RecordedRun, step: RecordedStep, outcome: Outcome, words: Words) -> str:
+def why(outcome: Outcome, words: Words) -> str:
     """Why the step ended, in a sentence or two."""
-    within = _within(run, step, outcome, words)
-    length = len(run.completion.output_ids)
-    last = words.quoted(step.committed[-1])
+    within = _within(outcome, words)
+    length = len(outcome.run.completion.output_ids)
+    last = words.quoted(outcome.step.committed[-1])
     end = {
         "end_id": f"The text ends: {last} is an end token.",
         "stop_words": f"The text ends: with {last} it holds a stop string.",
@@ -189,26 +190,26 @@ def why(run: RecordedRun, step: RecordedStep, outcome: Outcome, words: Words) ->
     return f"{within} {end}".strip() if end else within
 
 
-def _within(run: RecordedRun, step: RecordedStep, outcome: Outcome, words: Words) -> str:
+def _within(outcome: Outcome, words: Words) -> str:
     """What ended the step itself; nothing where the text's end cut it."""
-    if not step.number:
+    if not outcome.step.number:
         return "The prefill drafts nothing: it adds the target's first token."
     if outcome.added is None:
         return ""
     added = words.quoted(outcome.added)
-    if not step.draft.candidates:
-        return f"{_nothing(run, step)}: the target added {added}."
+    if not outcome.step.draft.candidates:
+        return f"{_nothing(outcome)}: the target added {added}."
     if outcome.drafted:
         drafted = " and ".join(map(words.quoted, outcome.drafted))
         return f"First mismatch: drafted {drafted}, the target drew {added}."
     return f"The whole candidate was accepted, and the target added {added}."
 
 
-def _nothing(run: RecordedRun, step: RecordedStep) -> str:
-    triple = run.completion.lookahead
+def _nothing(outcome: Outcome) -> str:
+    run, step = outcome.run, outcome.step
     if step.window is None or run.is_tree:
         return "No node was worth its cost" if run.is_tree else "Nothing was drafted"
-    if not triple.verification_set_size:
+    if not run.completion.lookahead.verification_set_size:
         return "No candidate is verified with G = 0"
     return "Nothing was found in the pool" if not step.found else "No candidate was fed"
 
@@ -230,26 +231,26 @@ def document(
         "executor": executor,
         "step": chosen.number,
         "result": result(run.completion).document(),
-        "steps": [_step(run, step, words) for step in run.steps],
+        "steps": [_step(outcome_of(run, step), words) for step in run.steps],
     }
 
 
-def _step(run: RecordedRun, step: RecordedStep, words: Words) -> dict[str, Any]:
-    outcome, draft = outcome_of(run, step), step.draft
+def _step(outcome: Outcome, words: Words) -> dict[str, Any]:
+    step, draft = outcome.step, outcome.step.draft
     return {
         "step": step.number,
-        "input": run.text_before(step)[-1] if step.number else None,
-        "position": run.position(step) if step.number else None,
+        "input": outcome.text[-1] if step.number else None,
+        "position": outcome.position if step.number else None,
         "tokens": draft.tokens,
         "parents": draft.parents,
-        "positions": positions(step, run.position(step))[1:],
+        "positions": positions(step, outcome.position)[1:],
         "roles": [_role(role) for role in roles(step)[1:]],
         "draws": step.committed,
         "accepted": outcome.accepted,
         "accepted_nodes": outcome.accepted_nodes,
         "added": outcome.added,
         "reason": outcome.reason,
-        "why": why(run, step, outcome, words),
+        "why": why(outcome, words),
         "candidates": [_candidate(candidate) for candidate in outcome.candidates],
         "window": _window(step.window),
         "new_level": step.observed,
@@ -260,7 +261,7 @@ def _step(run: RecordedRun, step: RecordedStep, words: Words) -> dict[str, Any]:
         "texts": [words.raw(token) for token in step.committed],
         "sources": draft.proposers(range(1, draft.size)) if draft.sources else None,
         "chances": draft.values if draft.sources else None,
-        "fates": fates(step, outcome.accepted_nodes),
+        "fates": fates(outcome),
     }
 
 
