@@ -1,4 +1,4 @@
 """One HTML page from the documents that trtla's commands print; it compares and draws.
 
-The documents' fields are those of trtla.results; charts are drawn by trtla.charts.
+The documents' fields are those of trtla.results.
 """

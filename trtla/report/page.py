@@ -1,6 +1,6 @@
 """Documents in, one HTML page out: gathers the sections and fills the template.
 
-The template escapes everything that comes from a document; only charts are put in as they are.
+The template escapes everything that comes from a document.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _fill(**values: Any) -> str:
         side_ratios=sentences.side_ratios,
         style=Markup(_own_file("style.css")),
     )
-    inner.filters.update(figure=figure, times=_times, chart=Markup, triple=triple)
+    inner.filters.update(figure=figure, times=_times, triple=triple)
     return inner.from_string(_own_file("page.html")).render(values)
 
 

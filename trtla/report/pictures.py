@@ -5,19 +5,32 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from trtla.charts import bars, svg_text
+from trtla.charts import COLOURS
 from trtla.report.figures import ArmRow, Comparison, grouped, over_tasks
 from trtla.results.documents import Tune
 
-_MOST_ARMS = 6
+_MOST_ARMS = len(COLOURS)
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A chart with what stands below it."""
+    """Speed-ups as bars, those of an arm alike in every group."""
 
-    svg: str
+    title: str
+    groups: dict[str, dict[str, float]]
+    """{group: {arm: speed-up}}."""
     caption: str
+
+    @property
+    def top(self) -> float:
+        """The value at the right end; plain decoding's 1 has a place in any chart."""
+        return max(1.0, *(value for arms in self.groups.values() for value in arms.values()))
+
+    @property
+    def colours(self) -> dict[str, str]:
+        """Of each arm."""
+        arms = dict.fromkeys(name for members in self.groups.values() for name in members)
+        return dict(zip(arms, COLOURS, strict=False))
 
 
 def speed_pictures(comparison: Comparison, mark: str) -> Iterator[Picture]:
@@ -25,13 +38,13 @@ def speed_pictures(comparison: Comparison, mark: str) -> Iterator[Picture]:
     here = [one for one in comparison.measures if one.conditions == comparison.conditions]
     by_task = _groups(comparison, here, lambda one: one.task)
     if len(by_task) > 1:
-        yield _bars(comparison, by_task, f"Speed-up by task{mark}", comparison.conditions)
+        yield _picture(comparison, by_task, f"Speed-up by task{mark}", comparison.conditions)
     shared = here[0].under()
     alike = [one for one in comparison.measures if one.under() == shared]
     by_batch = _groups(comparison, alike, lambda one: f"batch {one.figures.batch_size}")
     if len(by_batch) > 1:
         caption = f"{shared}; means over tasks"
-        yield _bars(comparison, by_batch, f"Speed-up by batch size{mark}", caption)
+        yield _picture(comparison, by_batch, f"Speed-up by batch size{mark}", caption)
 
 
 def _groups(
@@ -59,13 +72,12 @@ def chart_names(comparison: Comparison) -> dict[str, str]:
     }
 
 
-def _bars(
+def _picture(
     comparison: Comparison, groups: dict[str, dict[str, float]], title: str, caption: str
 ) -> Picture:
     others = sum(not row.plain for row in comparison.rows)
     left = f"; the fastest {_MOST_ARMS} of {others} arms" if others > _MOST_ARMS else ""
-    figure = bars(groups, value_label="speed-up over plain decoding", title=title, base=1.0)
-    return Picture(svg_text(figure), f"{caption}{left}. The dashed line is plain decoding.")
+    return Picture(title, groups, f"{caption}{left}. The dashed line is plain decoding.")
 
 
 def batch_of(tune: Tune) -> int:
