@@ -78,13 +78,14 @@ def broken_after(rule, count, bad=NAN):
     return broken
 
 
-@pytest.mark.parametrize("names", ["none", "lookahead", "prompt-lookup", "ngram"])
+@pytest.mark.parametrize("name", ["none", "lookahead", "prompt-lookup", "ngram", "tree"])
 @pytest.mark.parametrize("temperature", [0.0, 0.5])
-def test_a_request_fails_where_plain_decoding_fails_and_others_go_on(names, temperature):
+def test_a_request_fails_where_plain_decoding_fails_and_others_go_on(name, temperature):
     rule = hash_rule(6, 2)
     executor, _ = toy_executor(broken_after(rule, 30), 6, LookaheadConfig(4, 4, 4))
     executor._drafting.drafters = Drafters(executor.limits, DraftOptions(), {})
-    settings = {"drafter": DrafterSettings((names,)), "temperature": temperature}
+    drafter = DrafterSettings() if name == "tree" else DrafterSettings((name,))
+    settings = {"drafter": drafter, "adaptive": name == "tree", "temperature": temperature}
     asked = [
         request(prompt, 60, None, index, **settings)
         for index, prompt in enumerate([[0, 1, 2], [1, 2, 3], [1] * 30, [2, 1, 2]])
@@ -92,7 +93,7 @@ def test_a_request_fails_where_plain_decoding_fails_and_others_go_on(names, temp
     asked[1] = replace(asked[1], name="line 7", margins=True)
     outputs = run(executor, asked)
     whole = ruled(rule, 6, (4, 4, 4))[0]
-    alone = {"lookahead": AUTOREGRESSIVE, "drafter": None}
+    alone = {"lookahead": AUTOREGRESSIVE, "drafter": None, "adaptive": False}
     expected = run(whole, [replace(one, **alone) for one in asked])
     reasons = [outputs[index][-1].finish_reason for index in range(4)]
     assert reasons == ["length", "failed", "failed", "length"]

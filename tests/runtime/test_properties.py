@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from tests.support.cases import cases, steps_of, triples
 from tests.support.examples import examples
 from tests.support.toys import hash_rule, plain, request, ruled, run, tokens_of, traced_drafter
-from trtla.errors import UsageError
 from trtla.runtime.draft import Draft, depths
 from trtla.runtime.drafters.lookahead import LookaheadDrafter, lookahead_drafter, random_from_prompt
 from trtla.settings.drafting import DraftOptions
@@ -230,12 +229,6 @@ def test_13_nothing_past_the_end_reaches_the_drafter():
     assert tokens_of(outputs[0]) == seen == [3, 4, 0, 1]
 
 
-def test_16_empty_prompt_is_refused():
-    executor, _ = ruled(lambda s: 0, 2, (2, 2, 1))
-    with pytest.raises(UsageError, match="empty prompt"):
-        executor.submit(request([], 3))
-
-
 @pytest.mark.parametrize(
     "triple",
     [(1, 1, 0), (1, 2, 0), (1, 2, 1), (2, 2, 0), (1, 7, 1), (64, 3, 2), (40, 2, 9), (1, 9, 0)],
@@ -268,7 +261,7 @@ def test_21_mixed_batches_equal_solo_runs(several, batch_size, order_seed):
             steps_of(outputs[one.request_id]),
         )
     random.Random(order_seed).shuffle(requests)
-    outputs, _, executor = decode(
+    outputs, model, executor = decode(
         rule,
         vocab,
         server,
@@ -280,14 +273,8 @@ def test_21_mixed_batches_equal_solo_runs(several, batch_size, order_seed):
     for index, expected in solo.items():
         assert (tokens_of(outputs[index]), steps_of(outputs[index])) == expected
     assert executor.stats().max_in_flight <= batch_size
-
-
-def test_21_a_request_above_the_server_is_refused_and_changes_nothing():
-    executor, _ = ruled(lambda s: 0, 2, (5, 5, 5))
-    for triple in ((6, 5, 5), (5, 6, 5), (5, 5, 6)):
-        with pytest.raises(UsageError, match="more than the default triple 5,5,5"):
-            executor.submit(request([0], 3, triple))
-    assert executor.poll() == []
+    if batch_size >= len(requests):  # all go together
+        assert len(model.fed) == max(len(o[-1].stats.step_lengths) for o in outputs.values())
 
 
 def test_23_the_seed_changes_steps_only():
@@ -310,8 +297,6 @@ def test_25_a_text_that_fills_every_slot():
     executor, _ = ruled(rule, 3, server, max_text_len=64, max_batch_size=1)
     outputs = run(executor, [request([1] * 10, 54)])[0]
     assert tokens_of(outputs) == plain(rule, [1] * 10, 54)
-    with pytest.raises(UsageError, match="above max_seq_len 64"):
-        executor.submit(request([1] * 10, 55, request_id=1))
 
 
 def test_toy_notices_a_wrong_mask(monkeypatch):

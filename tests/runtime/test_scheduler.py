@@ -77,11 +77,26 @@ def test_cancel_frees_the_place_and_reports_once():
     executor.submit(request([1], 2, request_id=0))
 
 
-def test_request_ids_are_unique_in_flight():
-    executor, _ = ruled(RULE, 5, (2, 2, 1))
-    executor.submit(request([1], 3))
-    with pytest.raises(UsageError, match="id 0 is already in flight"):
-        executor.submit(request([1], 3))
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (request([], 3), "empty prompt"),
+        (request([1, 5], 3), "token id 5, outside the vocabulary of 5"),
+        (request([1], 3, request_id=9), "id 9 is already in flight"),
+        (request([1] * 10, 151), "above max_seq_len 160"),
+        *(
+            (request([0], 3, triple), "more than the default triple 5,5,5")
+            for triple in ((6, 5, 5), (5, 6, 5), (5, 5, 6))
+        ),
+    ],
+)
+def test_a_request_that_cannot_be_decoded_is_refused_and_changes_nothing(asked, message):
+    executor, _ = ruled(RULE, 5, (5, 5, 5))
+    executor.submit(request([1], 3, request_id=9))
+    with pytest.raises(UsageError, match=message):
+        executor.submit(asked)
+    ended = {output.request_id for _ in range(9) for output in executor.poll()}
+    assert ended == {9}
 
 
 def test_a_closed_executor_says_so():
@@ -95,12 +110,6 @@ def test_a_closed_executor_says_so():
 def test_a_cache_that_holds_no_request_is_refused():
     with pytest.raises(TrtlaError, match="cannot hold a request of 183 tokens"):
         ruled(RULE, 5, (4, 4, 4), num_blocks=5, max_text_len=160)
-
-
-def test_token_ids_outside_the_vocabulary_are_refused():
-    executor, _ = ruled(RULE, 5, (2, 2, 1))
-    with pytest.raises(UsageError, match="token id 5, outside the vocabulary of 5"):
-        executor.submit(request([1, 5], 3))
 
 
 def test_consecutive_blocks_are_preferred():

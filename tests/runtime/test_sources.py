@@ -118,10 +118,14 @@ def test_a_memory_is_forgotten_kept_and_changed():
 
 def test_a_corpus_is_in_every_memory():
     own, asked = executor(nodes=6, sources=("others",)), [request([1, 2, 3], 40, adaptive=True)]
-    own.add_texts([plain(RULE, [1, 2, 3], 40)])
+    memory, text = DraftMemory(), plain(RULE, [1, 2, 3], 40)
+    own.use_memory(memory)
+    own.use_memory(DraftMemory())
+    own.add_texts([text])
     counts = []
-    for _ in range(2):
-        own.use_memory(DraftMemory())
+    for one in (memory, DraftMemory()):
+        own.use_memory(one)
+        assert own.kept_texts() == [tuple(text)]
         counts.append(run(own, asked)[0][-1].stats.accepted)
     assert counts[0] == counts[1] > 0
 

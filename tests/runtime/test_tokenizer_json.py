@@ -47,29 +47,27 @@ def test_ids_become_the_same_text_as_in_transformers(shipped, ids):
     assert shipped.decode(ids) == expected
 
 
+CONFIG = "tokenizer_config.json"
+
+
 @pytest.mark.parametrize(
-    "changes",
+    ("file", "changes"),
     [
-        {"tokenizer_class": "LlamaTokenizer"},
-        {"add_bos_token": True},
-        {"eos_token": "<|elsewhere|>"},
-        {"eos_token": {"content": "<|elsewhere|>"}},
-        {"additional_special_tokens": ["<|elsewhere|>"]},
-        {"added_tokens_decoder": {"7": {"content": "x", "special": True}}},
+        (CONFIG, {"tokenizer_class": "LlamaTokenizer"}),
+        (CONFIG, {"add_bos_token": True}),
+        (CONFIG, {"eos_token": "<|elsewhere|>"}),
+        (CONFIG, {"eos_token": {"content": "<|elsewhere|>"}}),
+        (CONFIG, {"additional_special_tokens": ["<|elsewhere|>"]}),
+        (CONFIG, {"added_tokens_decoder": {"7": {"content": "x", "special": True}}}),
+        (CONFIG, None),
+        ("tokenizer.json", {"post_processor": {"type": "TemplateProcessing"}}),
     ],
 )
-def test_what_changes_tokenizer_json_is_left_to_transformers(folder, changes):
-    change(folder / "tokenizer_config.json", **changes)
-    assert open_tokenizer_json(folder) is None
-
-
-def test_a_frame_of_special_tokens_is_left_to_transformers(folder):
-    change(folder / "tokenizer.json", post_processor={"type": "TemplateProcessing"})
-    assert open_tokenizer_json(folder) is None
-
-
-def test_a_folder_without_configuration_is_left_to_transformers(folder):
-    (folder / "tokenizer_config.json").unlink()
+def test_what_is_not_all_of_it_in_tokenizer_json_is_left_to_transformers(folder, file, changes):
+    if changes is None:
+        (folder / file).unlink()
+    else:
+        change(folder / file, **changes)
     assert open_tokenizer_json(folder) is None
 
 

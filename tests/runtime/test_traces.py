@@ -82,26 +82,6 @@ def test_pool_from_the_window_alone(rule, prompt, triple, count, forwards):
     assert len(lengths) == forwards
 
 
-def test_t16_mixed_batch_equals_solo_runs():
-    solo = {
-        0: (M17, [1, 4, 13], (5, 4, 5), 40),
-        1: (C4, [0, 1], (2, 2, 1), 12),
-        2: (C4, [0, 1], (1, 1, 0), 6),
-    }
-
-    def rule(text):  # prompts tell the two models apart: C4's start with 0
-        return C4(text) if text[0] == 0 else M17(text)
-
-    executor, model = ruled(rule, 64, (7, 7, 7))
-    requests = [request(p, n, t, i) for i, (_, p, t, n) in solo.items()]
-    outputs = run(executor, requests)
-    for index, (own, prompt, triple, count) in solo.items():
-        text, lengths, _ = trace(own, prompt, triple, count)
-        assert tokens_of(outputs[index]) == text
-        assert outputs[index][-1].stats.step_lengths == lengths
-    assert len(model.fed) == 21
-
-
 def test_deep_trace_of_window_pool_and_guesses():
     guesses: dict[int, list[tuple[int, ...]]] = {}
     forward = 1

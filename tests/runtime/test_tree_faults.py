@@ -6,17 +6,9 @@ import math
 
 import pytest
 
-from tests.support.toys import (
-    greedy_scores,
-    hash_rule,
-    plain,
-    request,
-    run,
-    tokens_of,
-    toy_executor,
-)
+from tests.support.toys import hash_rule, plain, request, ruled, run
 from tests.support.trees import GREEDY, learn, plan, top_rows
-from trtla import LookaheadConfig, SamplingParams, UsageError
+from trtla import SamplingParams, UsageError
 from trtla.runtime.drafters.lookup import PromptLookupDrafter
 from trtla.runtime.request import DraftMemory
 from trtla.runtime.tree.library import SharedTrees
@@ -37,25 +29,8 @@ def test_a_row_whose_only_possible_token_was_drawn(temperature):
     assert all(math.isfinite(value) for value in plan(tree).values)
 
 
-OPTIONS = DraftOptions(nodes=6)
-
-
-def opened(scores=None, vocab=6, options=OPTIONS):
-    scores = scores or greedy_scores(RULE, vocab)
-    return toy_executor(scores, vocab, LookaheadConfig(4, 4, 4), options=options)[0]
-
-
-def test_a_request_without_an_answer_does_not_make_the_others_begin_anew():
-    scores = greedy_scores(RULE, 6)
-
-    def broken(text):
-        return [math.nan] * 6 if text[0] == 1 and len(text) > 12 else scores(text)
-
-    executor = opened(broken)
-    asked = [request([n, 1, 2], 40, None, n, adaptive=True) for n in (0, 1)]
-    outputs = run(executor, asked)
-    assert outputs[1][-1].finish_reason == "failed"
-    assert tokens_of(outputs[0]) == plain(RULE, [0, 1, 2], 40)  # and comes once
+def opened(vocab=6):
+    return ruled(RULE, vocab, (4, 4, 4), options=DraftOptions(nodes=6))[0]
 
 
 def test_a_memory_of_another_executor_is_refused():
@@ -64,15 +39,6 @@ def test_a_memory_of_another_executor_is_refused():
     other = opened(vocab=60)
     with pytest.raises(UsageError, match="another model"):
         other.use_memory(memory)
-
-
-def test_texts_added_later_are_in_every_memory():
-    executor, memory = opened(options=DraftOptions(nodes=6, sources=("others",))), DraftMemory()
-    executor.use_memory(memory)
-    executor.use_memory(DraftMemory())
-    executor.add_texts([[1, 2, 3]])
-    executor.use_memory(memory)
-    assert (1, 2, 3) in executor.kept_texts()
 
 
 def test_a_drafter_that_raises_fails_its_request_alone(monkeypatch):
