@@ -6,6 +6,7 @@ library.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -25,7 +26,7 @@ from trtla.build.convert import convert
 from trtla.build.engine import build_engine, describe_build
 from trtla.build.quantize import Calibration
 from trtla.formats.config import EngineManifest
-from trtla.formats.engine import open_engine
+from trtla.formats.engine import Engine, open_engine
 from trtla.formats.engine_limits import BuildSettings
 from trtla.llm.open import open_executor
 from trtla.settings.executor import ExecutorOptions
@@ -59,6 +60,24 @@ def engines_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.glob("rank*.engine"))}
 
 
+def built_both_ways(
+    source: Path, folder: Path, settings: BuildSettings = LOOKAHEAD, **choice: Any
+) -> Path:
+    """trtla's engine, which is that of the printed command."""
+    ours = Path(build(source, folder / "ours", settings, **choice).path)
+    theirs = run_printed_command(source, folder / "theirs", settings)
+    assert config_of(ours) == config_of(theirs)
+    assert engines_of(ours) == engines_of(theirs)
+    return ours
+
+
+def decoded(engine: Engine) -> list[int]:
+    with open_executor(engine, ExecutorOptions()) as executor:
+        executor.submit(request(0))
+        outputs = [output for step in iter(executor.poll, []) for output in step]
+    return [token for output in outputs for token in output.new_tokens]
+
+
 @EVERY_RELEASE
 @pytest.mark.parametrize("triple", [(7, 7, 7), (1, 1, 0)])
 def test_the_engine_is_the_one_of_the_printed_command(
@@ -67,13 +86,10 @@ def test_the_engine_is_the_one_of_the_printed_command(
     settings = BuildSettings(
         LookaheadConfig(*triple), max_batch_size=4, max_input_len=64, max_num_tokens=100
     )
-    ours = build(tiny_checkpoint, tmp_path / "ours", settings).path
-    theirs = run_printed_command(tiny_checkpoint, tmp_path / "theirs", settings)
-    assert config_of(ours) == config_of(theirs)
+    ours = built_both_ways(tiny_checkpoint, tmp_path, settings)
     assert config_of(ours)["version"] == standin.version
     step = 4 * settings.lookahead.max_decoding_tokens
     assert config_of(ours)["build_config"]["opt_num_tokens"] == step, "what TensorRT tunes for"
-    assert engines_of(ours) == engines_of(theirs)
 
 
 @EVERY_RELEASE
@@ -105,13 +121,10 @@ def test_an_engine_tells_all_about_itself(
 def test_several_ranks_with_several_workers(
     workers: int, tiny_checkpoint_tp2_pp2: Path, tmp_path: Path
 ) -> None:
-    engine = build(tiny_checkpoint_tp2_pp2, tmp_path / "ours", PLAIN, workers=workers)
-    theirs = run_printed_command(tiny_checkpoint_tp2_pp2, tmp_path / "theirs", PLAIN)
-    assert list(engines_of(engine.path)) == [f"rank{rank}.engine" for rank in range(4)]
-    assert engines_of(engine.path) == engines_of(theirs)
-    assert config_of(engine.path) == config_of(theirs)
+    ours = built_both_ways(tiny_checkpoint_tp2_pp2, tmp_path, PLAIN, workers=workers)
+    assert list(engines_of(ours)) == [f"rank{rank}.engine" for rank in range(4)]
     plan = describe_build(tiny_checkpoint_tp2_pp2, PLAIN, backend="tensorrt-llm")
-    assert set(plan.files) == {path.name for path in engine.path.iterdir()}
+    assert set(plan.files) == {path.name for path in ours.iterdir()}
 
 
 def test_a_hugging_face_folder_is_converted_on_the_way(
@@ -148,10 +161,7 @@ def test_fp8_checkpoints_keep_the_plugins_in_the_activations_dtype(
 ) -> None:
     calibration = Calibration([list(range(40))])
     source = convert(tiny_model, tmp_path / "fp8", calibration=calibration, fp8_kv_cache=kv_cache)
-    ours = build(source, tmp_path / "ours").path
-    theirs = run_printed_command(source, tmp_path / "theirs", LOOKAHEAD)
-    assert config_of(ours) == config_of(theirs)
-    assert engines_of(ours) == engines_of(theirs)
+    ours = built_both_ways(source, tmp_path)
     plugins = config_of(ours)["build_config"]["plugin_config"]
     assert plugins["gemm_plugin"] == plugins["gpt_attention_plugin"] == "float16"
     assert plugins["use_fp8_context_fmha"] is kv_cache
@@ -166,10 +176,7 @@ def test_integer_weights_need_no_setting_of_a_plugin(
 ) -> None:
     groups = {"group_size": 64} if dtype == "w4a16_awq" else {}
     source = convert(integer_model, tmp_path / "ckpt", dtype=dtype, tp_size=tp, **groups)
-    ours = build(source, tmp_path / "ours").path
-    theirs = run_printed_command(source, tmp_path / "theirs", LOOKAHEAD)
-    assert config_of(ours) == config_of(theirs)
-    assert engines_of(ours) == engines_of(theirs)
+    ours = built_both_ways(source, tmp_path)
     plugins = config_of(ours)["build_config"]["plugin_config"]
     kinds = ("weight_only_groupwise_quant_matmul_plugin", "weight_only_quant_matmul_plugin")
     wanted = ("float16", None) if groups else (None, "float16")
@@ -183,11 +190,7 @@ def test_integer_weights_need_no_setting_of_a_plugin(
 def test_int4_weights_give_the_text_of_their_numbers(integer_model: Path, tmp_path: Path) -> None:
     source = convert(integer_model, tmp_path / "ckpt", dtype="w4a16_awq", group_size=64)
     wanted = reference(by_hand(source, tmp_path / "plain"), PROMPT, 16)
-    engine = build(source, tmp_path / "ours")
-    with open_executor(engine, ExecutorOptions()) as executor:
-        executor.submit(request(0))
-        outputs = [output for step in iter(executor.poll, []) for output in step]
-    assert [token for output in outputs for token in output.new_tokens] == wanted
+    assert decoded(build(source, tmp_path / "ours")) == wanted
     assert wanted != reference(convert(integer_model, tmp_path / "whole"), PROMPT, 16)
 
 
@@ -196,25 +199,16 @@ def test_qwen2_is_built_by_its_own_class_and_has_no_bias_behind_attention(tmp_pa
     keys = {"head_dim": 64, "vocab_size": 258, "max_position_embeddings": 512}
     variant = Variant("qwen2", keys, family="qwen2")
     source = convert(save_model(make_model(variant), variant, tmp_path / "hf"), tmp_path / "ckpt")
-    ours = build(source, tmp_path / "ours").path
-    theirs = run_printed_command(source, tmp_path / "theirs", LOOKAHEAD)
-    assert config_of(ours) == config_of(theirs)
-    assert engines_of(ours) == engines_of(theirs)
+    ours = built_both_ways(source, tmp_path)
     written = config_of(ours)["pretrained_config"]
     assert (written["qwen_type"], written["attn_bias"]) == ("qwen2", True)
-    with open_executor(open_engine(ours), ExecutorOptions()) as executor:
-        executor.submit(request(0))
-        outputs = [output for step in iter(executor.poll, []) for output in step]
-    text = [token for output in outputs for token in output.new_tokens]
-    assert text == reference(source, PROMPT, 16)
+    assert decoded(open_engine(ours)) == reference(source, PROMPT, 16)
 
 
 def test_the_timing_cache_stays_nowhere(
     tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    builder = sys.modules.get("tensorrt_llm.builder") or __import__(
-        "tensorrt_llm.builder", fromlist=["build"]
-    )
+    builder = importlib.import_module("tensorrt_llm.builder")
     make = builder.build
 
     def build_and_cache(model: Any, config: Any) -> Any:

@@ -104,10 +104,14 @@ def run(executor: Executor, requests: Sequence[Request]) -> dict[int, list[Outpu
     outputs: dict[int, list[Output]] = {r.request_id: [] for r in requests}
     for request in requests:
         executor.submit(request)
-    while step := executor.poll():
-        for output in step:
-            outputs[output.request_id].append(output)
+    for output in rest(executor):
+        outputs[output.request_id].append(output)
     return outputs
+
+
+def rest(executor: Executor) -> list[Output]:
+    """What is still to come."""
+    return [output for step in iter(executor.poll, []) for output in step]
 
 
 def tokens(outputs: Sequence[Output]) -> list[int]:
@@ -218,9 +222,7 @@ def test_cancelling_ends_one_request_and_leaves_the_others(opener, reference):
     first = executor.poll()
     executor.cancel(0)
     executor.cancel(99)
-    outputs = [*first]
-    while step := executor.poll():
-        outputs += step
+    outputs = [*first, *rest(executor)]
     zero = [o for o in outputs if o.request_id == 0]
     assert zero[-1].finish_reason == "cancelled"
     assert zero[-1].new_tokens == ()
@@ -235,9 +237,7 @@ def test_a_request_ends_when_its_time_is_over(opener, reference):
     executor.submit(ask(0, PROMPTS[0], 60, sampling={"allotted_time_ms": 1}))
     executor.submit(ask(1, PROMPTS[2]))
     time.sleep(0.01)
-    outputs = []
-    while step := executor.poll():
-        outputs += step
+    outputs = rest(executor)
     late = [o for o in outputs if o.request_id == 0]
     assert late[-1].finish_reason == "timed_out"
     assert tokens(late) == reference(PROMPTS[0], 60)[: len(tokens(late))]
@@ -261,9 +261,7 @@ def test_what_does_not_fit_is_refused_before_anything_changes(opener, reference,
     with pytest.raises(UsageError) as refusal:
         executor.submit(request_)
     assert all(part in refusal.value.message for part in parts), refusal.value
-    outputs = []
-    while step := executor.poll():
-        outputs += step
+    outputs = rest(executor)
     assert {o.request_id for o in outputs} == {0}
     assert tokens(outputs) == reference(PROMPTS[0], LENGTH)
 
@@ -288,10 +286,9 @@ def test_time_in_the_queue_counts(opener, reference):
         outputs = executor.poll()
     late = next(output for output in outputs if output.request_id == 1)
     assert (late.finish_reason, late.new_tokens) == ("timed_out", ())
-    rest = []
-    while step := executor.poll():
-        rest += step
-    assert {output.request_id for output in rest} == {0}, "the first one was still running"
+    assert {output.request_id for output in rest(executor)} == {0}, (
+        "the first one was still running"
+    )
     (again,) = run(executor, [ask(1, PROMPTS[2])]).values()
     assert tokens(again) == reference(PROMPTS[2], LENGTH), "its id is free again"
 
