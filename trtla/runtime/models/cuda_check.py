@@ -23,7 +23,8 @@ from torch import Tensor
 from trtla.errors import UsageError, first_line
 from trtla.files import user_cache, write_whole
 from trtla.formats import tensors
-from trtla.formats.config import CheckpointConfig, Quantization
+from trtla.formats.config import FP8, CheckpointConfig, Quantization
+from trtla.formats.plan import stored_plan
 from trtla.formats.tensors import quantize, scale_of
 from trtla.machine import loaded_driver
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
@@ -160,43 +161,24 @@ def _small(config: CheckpointConfig, products: bool) -> Iterator[CheckpointConfi
 
 
 def _weights(config: CheckpointConfig) -> Iterator[tuple[str, Tensor]]:
+    """Random matrices, norms of ones, and with FP8 the scales of both."""
     generator = torch.Generator().manual_seed(0)
-    hidden = config.hidden_size
-    yield "transformer.vocab_embedding.weight", _random((config.vocab_size, hidden), generator)
-    yield "transformer.ln_f.weight", torch.ones(hidden)
-    for layer in range(config.num_hidden_layers):
-        prefix = f"transformer.layers.{layer}"
-        for norm in ("input_layernorm", "post_layernorm"):
-            yield f"{prefix}.{norm}.weight", torch.ones(hidden)
-        for name, shape in _shapes(config).items():
-            weight = _random(shape, generator)
-            if not config.fp8:
-                yield f"{prefix}.{name}.weight", weight
-                continue
-            scale = torch.tensor([scale_of(weight.abs().max().item())])
-            yield f"{prefix}.{name}.weight", quantize(weight, scale)
-            yield f"{prefix}.{name}.weights_scaling_factor", scale
+    for target in stored_plan(config, 0):
+        module, _, kind = target.name.rpartition(".")
+        if kind == "kv_cache_scaling_factor":
+            yield target.name, torch.tensor([0.05])
+        elif kind == "activation_scaling_factor":
             # Gate and up share their rounded input in the first layer only.
-            other = layer > 0 and name == "mlp.gate"
-            yield f"{prefix}.{name}.activation_scaling_factor", torch.tensor([_SCALES[other]])
-        if config.fp8_kv_cache:
-            yield f"{prefix}.attention.kv_cache_scaling_factor", torch.tensor([0.05])
-
-
-def _shapes(config: CheckpointConfig) -> dict[str, tuple[int, int]]:
-    hidden, size, inner = config.hidden_size, config.head_size, config.intermediate_size
-    heads = config.num_attention_heads
-    return {
-        "attention.qkv": ((heads + 2 * config.num_key_value_heads) * size, hidden),
-        "attention.dense": (hidden, heads * size),
-        "mlp.fc": (inner, hidden),
-        "mlp.gate": (inner, hidden),
-        "mlp.proj": (hidden, inner),
-    }
-
-
-def _random(shape: tuple[int, int], generator: torch.Generator) -> Tensor:
-    return torch.randn(shape, generator=generator).div_(shape[1] ** 0.5)
+            other = module.endswith("mlp.gate") and not module.startswith("transformer.layers.0.")
+            yield target.name, torch.tensor([_SCALES[other]])
+        elif len(target.shape) == 1 and kind == "weight":
+            yield target.name, torch.ones(target.shape)
+        elif kind == "weight":
+            weight = torch.randn(target.shape, generator=generator).div_(target.shape[1] ** 0.5)
+            scale = torch.tensor([scale_of(weight.abs().max().item())])
+            if target.dtype == FP8:
+                yield f"{module}.weights_scaling_factor", scale
+            yield target.name, quantize(weight, scale) if target.dtype == FP8 else weight
 
 
 def _difference(

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtla.runtime.costs import FREE, NodePrices
 from trtla.runtime.draft import NO_DRAFT, Draft, TopRows
-from trtla.runtime.models.cpu.native_code import TREES
+from trtla.runtime.models.cpu.native_code import TREES, Calls, declare
 from trtla.runtime.stats import SourceCounts
 from trtla.settings.drafting import PROPOSERS, SOURCES
 
@@ -69,36 +69,34 @@ class _Plan(Structure):
     ]
 
 
-@lru_cache(maxsize=1)
-def _library() -> CDLL:
-    """Raises `NotCompiled` where there is none."""
-    return declared(TREES.load())
+_CALLS: Calls = {
+    "tree_shared": (c_void_p, (c_int64, c_int64)),
+    "tree_free_shared": (None, (c_void_p,)),
+    "tree_others": (c_int64, (c_void_p, POINTER(POINTER(c_int32)))),
+    "tree_add_other": (None, (c_void_p, c_void_p, c_int64, c_int64)),
+    "tree_sequence": (c_void_p, (c_void_p, POINTER(_Settings), c_void_p, c_int64)),
+    "tree_free_sequence": (None, (c_void_p,)),
+    "tree_add_text": (None, (c_void_p, c_int64, c_void_p, c_int64)),
+    "tree_set_chains": (None, (c_void_p, c_void_p, c_int64)),
+    "tree_plan": (None, (POINTER(_Plan),)),
+    "tree_commit": (
+        None,
+        (*(c_void_p, c_void_p, c_int64, c_int64), *(c_void_p, c_int64, c_int64), *[c_void_p] * 2),
+    ),
+    "tree_learn_pairs": (None, (c_void_p, c_void_p, c_int64, c_void_p, c_void_p)),
+    "tree_sequence_counters": (c_void_p, (c_void_p,)),
+}
 
 
 def declared(library: CDLL) -> CDLL:
     """The library, with the types of its calls."""
-    pointer, number = c_void_p, c_int64
-    calls: dict[str, tuple[Any, list[Any]]] = {
-        "tree_shared": (pointer, [number, number]),
-        "tree_free_shared": (None, [pointer]),
-        "tree_others": (number, [pointer, POINTER(POINTER(c_int32))]),
-        "tree_add_other": (None, [pointer, pointer, number, number]),
-        "tree_sequence": (pointer, [pointer, POINTER(_Settings), pointer, number]),
-        "tree_free_sequence": (None, [pointer]),
-        "tree_add_text": (None, [pointer, number, pointer, number]),
-        "tree_set_chains": (None, [pointer, pointer, number]),
-        "tree_plan": (None, [POINTER(_Plan)]),
-        "tree_commit": (
-            None,
-            [pointer, pointer, number, number, pointer, number, number, pointer, pointer],
-        ),
-        "tree_learn_pairs": (None, [pointer, pointer, number, pointer, pointer]),
-        "tree_sequence_counters": (pointer, [pointer]),
-    }
-    for name, (result, arguments) in calls.items():
-        call = getattr(library, name)
-        call.restype, call.argtypes = result, arguments
-    return library
+    return declare(library, _CALLS)
+
+
+@lru_cache(maxsize=1)
+def _library() -> CDLL:
+    """Raises `NotCompiled` where there is none."""
+    return declared(TREES.load())
 
 
 def _ids(tokens: Sequence[int]) -> Any:

@@ -9,7 +9,7 @@ from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_vo
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from trtla.runtime.models.cpu.native_code import FORWARD
+from trtla.runtime.models.cpu.native_code import FORWARD, Calls, declare
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -108,29 +108,26 @@ class Filters(Structure):
     ]
 
 
+_CALLS: Calls = {
+    "trtla_lanes": (c_int64, ()),
+    "trtla_has_bfloat16_products": (c_int64, ()),
+    "trtla_forward": (None, (POINTER(NativeModel), POINTER(NativeStep))),
+    "trtla_most_probable": (c_int64, (c_void_p, c_int64)),
+    "trtla_draw": (c_int64, (c_void_p, c_int64, POINTER(Filters), c_double)),
+    "trtla_top_rows": (None, (*(c_void_p, c_int64) * 2, c_int64, c_void_p, c_void_p, c_int64)),
+}
+
+
 class NativeLibrary:
     """The calls of the compiled library; a `RowSampler` of contiguous float32 logits."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._library = library
-        for name in ("trtla_lanes", "trtla_has_bfloat16_products"):
-            getattr(self._library, name).restype = c_int64
-        self.forward = self._library.trtla_forward
-        self.forward.argtypes = [POINTER(NativeModel), POINTER(NativeStep)]
-        self.forward.restype = None
-        self._most_probable = self._library.trtla_most_probable
-        self._most_probable.argtypes = [c_void_p, c_int64]
-        self._most_probable.restype = c_int64
-        self._draw = self._library.trtla_draw
-        self._draw.argtypes = [c_void_p, c_int64, POINTER(Filters), c_double]
-        self._draw.restype = c_int64
-        self._top_rows = self._library.trtla_top_rows
-        rows, out = (c_void_p, c_int64, c_int64), (c_void_p, c_void_p)
-        self._top_rows.argtypes = [c_void_p, c_int64, *rows, *out, c_int64]
-        self._top_rows.restype = None
-        self.lanes = int(self._library.trtla_lanes())
+        declare(library, _CALLS)
+        self.forward, self._draw = library.trtla_forward, library.trtla_draw
+        self._most_probable, self._top_rows = library.trtla_most_probable, library.trtla_top_rows
+        self.lanes = int(library.trtla_lanes())
         """Numbers of 32 bits in a vector register."""
-        self.has_bfloat16_products = bool(self._library.trtla_has_bfloat16_products())
+        self.has_bfloat16_products = bool(library.trtla_has_bfloat16_products())
         """Whether the processor multiplies bfloat16."""
 
     def most_probable(self, logits: Tensor, row: int) -> int:

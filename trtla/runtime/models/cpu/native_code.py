@@ -7,10 +7,11 @@ import hashlib
 import logging
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from struct import Struct
+from typing import Any
 
 from trtla.console import Console
 from trtla.files import user_cache
@@ -165,6 +166,18 @@ class NativeCode:
                 f"{error.filename} cannot be read: {error.strerror}", "install trtla again"
             ) from None
         return digest.hexdigest()[:16]
+
+
+Calls = Mapping[str, tuple[Any, Sequence[Any]]]
+"""Of a library: what each function returns, and what it takes."""
+
+
+def declare(library: ctypes.CDLL, calls: Calls) -> ctypes.CDLL:
+    """The library, with the types of its calls."""
+    for name, (result, arguments) in calls.items():
+        call = getattr(library, name)
+        call.restype, call.argtypes = result, list(arguments)
+    return library
 
 
 def _is_whole(library: Path) -> bool:
