@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import httpx
 
 
-_LINE_END = re.compile(rb"\r\n|\n|\r")
+_LINE_END = re.compile(rb"\r\n|\n|\r(?!\Z)")  # a CR at the end may be half of CRLF
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _MOST_REASON = 300
 """Characters of a server's message that are kept."""
@@ -43,19 +43,10 @@ class EventParser:
     def __init__(self) -> None:
         self._pending = b""
         self._data: list[str] = []
-        self._after_cr = False
         self._begun = False
 
     def feed(self, received: bytes) -> list[str]:
         """The data of every event that these bytes complete."""
-        if not received:
-            return []
-        if self._after_cr and received.startswith(b"\n"):
-            received = received[1:]
-            self._after_cr = False
-            if not received:
-                return []
-        self._after_cr = received.endswith(b"\r")
         *lines, self._pending = _LINE_END.split(self._pending + received)
         return [data for line in lines if (data := self._line(line)) is not None]
 
@@ -201,7 +192,6 @@ def reason_of(body: Any) -> str:
 
 
 Endpoint = Literal["chat", "completions"]
-ENDPOINTS = ("chat", "completions")
 OURS = "trtla"
 """What our own server has for the owner of its model."""
 _PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}

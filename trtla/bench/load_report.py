@@ -30,6 +30,13 @@ from trtla.settings.sampling import filters_text
 _REASONS = 5
 """Different reasons of failures that are kept."""
 _SPREADS = ("ttft_ms", "tpot_ms", "itl_ms", "e2el_ms")
+_COLUMNS = {
+    "completed": "completed", "failed": "failed", "duration s": "duration_s",
+    "requests/s": "request_throughput", "output tokens/s": "output_throughput",
+    "all tokens/s": "total_token_throughput",
+    **{name.removesuffix("_ms").upper(): name for name in _SPREADS},
+}  # fmt: skip
+"""Of the table: the figure that each shows."""
 
 
 def row(run: LoadRun) -> LoadRow:
@@ -178,31 +185,18 @@ def _head(test: LoadTest, measured: LoadResult, found: dict[str, Any]) -> str:
 
 
 def _table(measured: LoadResult, rows: Sequence[LoadRow]) -> str:
-    ours = any(one.tokens_per_step is not None for one in rows)
-    columns = [
-        "requests", "sampling", "completed", "failed", "duration s", "requests/s",
-        "output tokens/s", "all tokens/s", *(name.removesuffix("_ms").upper() for name in _SPREADS),
-        *(("S", "acceptance") if ours else ()),
-    ]  # fmt: skip
+    columns = dict(_COLUMNS)
+    if any(one.tokens_per_step is not None for one in rows):
+        columns |= {"S": "tokens_per_step", "acceptance": "acceptance_rate"}
     cells = [
-        [str(run.load), filters_text(*run.filters), str(one.completed), str(one.failed)]
-        + [shown(value) for value in _figures(one)]
-        + [_middle(one, name) for name in _SPREADS]
-        + ([shown(one.tokens_per_step), shown(one.acceptance_rate)] if ours else [])
+        [str(run.load), filters_text(*run.filters), *(_cell(one, key) for key in columns.values())]
         for run, one in zip(measured.runs, rows, strict=True)
     ]
-    return markdown(columns, cells)
+    return markdown(["requests", "sampling", *columns], cells)
 
 
-def _figures(one: LoadRow) -> tuple[float | None, ...]:
-    return (
-        one.duration_s,
-        one.request_throughput,
-        one.output_throughput,
-        one.total_token_throughput,
-    )
-
-
-def _middle(one: LoadRow, name: str) -> str:
-    median, p99 = getattr(one, f"median_{name}"), getattr(one, f"p99_{name}")
+def _cell(one: LoadRow, key: str) -> str:
+    if key not in _SPREADS:
+        return shown(getattr(one, key))
+    median, p99 = getattr(one, f"median_{key}"), getattr(one, f"p99_{key}")
     return "-" if median is None else f"{median:.1f} ({p99:.1f})"

@@ -1,7 +1,7 @@
 """A conversation as turns, and the token ids that the model reads for its next answer.
 
 What the model wrote stays the ids it drew: tokenised anew, its text may become other tokens, and
-the K/V cache could not be shared. Knows no model; tokenising is asked of `Codec`.
+the K/V cache could not be shared. Knows no model.
 """
 
 from __future__ import annotations
@@ -9,29 +9,16 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from trtla.llm.chat_text import ChatText
 from trtla.runtime.request import FinishReason
 
+if TYPE_CHECKING:
+    from trtla.llm.text import Tokenizer
+
 _MARK = "\N{OBJECT REPLACEMENT CHARACTER}answer{}\N{OBJECT REPLACEMENT CHARACTER}"
 """Stands for an answer while the chat template is filled in; its ids are put there afterwards."""
-
-
-class Codec(Protocol):
-    """The tokenizer, as far as conversations need it."""
-
-    def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
-        """Ids of a text; `special`: with what the model wants in front of a whole text."""
-
-    def chat_text(self, messages: Sequence[dict[str, str]]) -> str:
-        """Messages in the chat template, up to where the answer begins."""
-
-    def chat(self, messages: Sequence[dict[str, str]]) -> ChatText:
-        """The same, with the control tokens that are the template's own."""
-
-    def encode_chat(self, chat: ChatText) -> tuple[int, ...]:
-        """Ids of such a text, or of a part of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +41,7 @@ class Fitted:
 
 
 def plain_ids(
-    turns: Sequence[Turn], message: str, codec: Codec, system: str = ""
+    turns: Sequence[Turn], message: str, tokenizer: Tokenizer, system: str = ""
 ) -> tuple[int, ...]:
     """The raw transcript, for models without a chat template: a new message on a line of its own.
 
@@ -63,14 +50,14 @@ def plain_ids(
     """
     ids: list[int] = []
     for number, text in enumerate([*(turn.message for turn in turns), message]):
-        ids += codec.encode(f"\n{text}", special=False) if number else codec.encode(text)
+        ids += tokenizer.encode(f"\n{text}", special=False) if number else tokenizer.encode(text)
         if number < len(turns):
             ids += turns[number].answer_ids
     return tuple(ids)
 
 
 def chat_ids(
-    turns: Sequence[Turn], message: str, codec: Codec, system: str = ""
+    turns: Sequence[Turn], message: str, tokenizer: Tokenizer, system: str = ""
 ) -> tuple[int, ...]:
     """The conversation in the chat template, earlier answers as the ids they were drawn as.
 
@@ -82,15 +69,21 @@ def chat_ids(
     shown = [
         mark if keep else turn.answer for turn, mark, keep in zip(turns, marks, kept, strict=True)
     ]
-    chat = codec.chat(_messages(turns, shown, message, system))
+    chat = tokenizer.chat(_messages(turns, shown, message, system))
     real = _messages(turns, [turn.answer for turn in turns], message, system)
-    if _filled(chat.text, turns, marks) != codec.chat_text(real):
-        return codec.encode_chat(codec.chat(real))
-    return _spliced(chat, turns, marks, codec)
+    if _filled(chat.text, turns, marks) != tokenizer.chat_text(real):
+        return tokenizer.encode_chat(tokenizer.chat(real))
+    return _spliced(chat, turns, marks, tokenizer)
 
 
 def fitted(
-    turns: Sequence[Turn], message: str, codec: Codec, *, chat: bool, room: int, system: str = ""
+    turns: Sequence[Turn],
+    message: str,
+    tokenizer: Tokenizer,
+    *,
+    chat: bool,
+    room: int,
+    system: str = "",
 ) -> Fitted:
     """Ids of at most `room` tokens, leaving out the oldest turns that there is no room for.
 
@@ -100,7 +93,7 @@ def fitted(
     build = chat_ids if chat else plain_ids
 
     def without(dropped: int) -> tuple[int, ...]:
-        return build(turns[dropped:], message, codec, system)
+        return build(turns[dropped:], message, tokenizer, system)
 
     def fits(dropped: int) -> bool:
         return len(without(dropped)) <= room
@@ -129,12 +122,12 @@ def _filled(text: str, turns: Sequence[Turn], marks: Sequence[str]) -> str:
 
 
 def _spliced(
-    chat: ChatText, turns: Sequence[Turn], marks: Sequence[str], codec: Codec
+    chat: ChatText, turns: Sequence[Turn], marks: Sequence[str], tokenizer: Tokenizer
 ) -> tuple[int, ...]:
     ids: list[int] = []
     for turn, mark in zip(turns, marks, strict=True):
         before, found, after = chat.partition(mark)
         if found:
-            ids += (*codec.encode_chat(before), *turn.answer_ids)
+            ids += (*tokenizer.encode_chat(before), *turn.answer_ids)
             chat = after
-    return (*ids, *codec.encode_chat(chat))
+    return (*ids, *tokenizer.encode_chat(chat))
