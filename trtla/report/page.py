@@ -5,20 +5,40 @@ The template escapes everything that comes from a document.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from trtla.charts import COLOURS
 from trtla.report import sentences
-from trtla.report.figures import Comparison, comparisons, equality, measured
-from trtla.report.pictures import batch_of, speed_pictures
+from trtla.report.figures import (
+    ArmRow,
+    Comparison,
+    comparisons,
+    equality,
+    grouped,
+    measured,
+    over_tasks,
+)
 from trtla.report.reading import Source, read_all
 from trtla.results.bench_documents import Bench
 from trtla.results.documents import Run, Summarize, Tune, Verified
 from trtla.settings.lookahead import AUTOREGRESSIVE
 from trtla.version import __version__
+
+_MOST_ARMS = len(COLOURS)
+_LABELS = {
+    "cpu": "processor",
+    "instruction_sets": "instruction sets",
+    "memory_bytes": "memory",
+    "gpus": "GPUs",
+    "platform": "system",
+    "python": "Python",
+    "torch": "PyTorch",
+    "llama_cpp_python": "llama-cpp-python",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +71,11 @@ def page(sources: Sequence[Source], title: str) -> str:
             picture for one in found for picture in speed_pictures(one, _mark(sources, one.source))
         ],
         tuned=[_tuned(source) for source in sources if isinstance(source.document, Tune)],
-        summaries=[source for source in sources if isinstance(source.document, Summarize)],
-        runs=[source for source in sources if isinstance(source.document, Run)],
         equality=equality(sources, every),
         thin=list(sentences.thin(sources)),
         caveats=list(sentences.caveats(sources, every)),
         measures=every,
-        origins=[origin(source) for source in sources],
+        sources=sources,
         many=len(sources) > 1,
     )
 
@@ -75,18 +93,14 @@ def _tuned(source: Source) -> Tuned:
         for one in (*document.verified, *document.alternatives)
         if one.lookahead != AUTOREGRESSIVE.as_tuple()  # plain decoding beside itself
     ]
-    batch = batch_of(document)
+    least = min((point.batch_size for point in document.grid), default=1)
+    batch = document.recommendation.batch_size or least
     return Tuned(
         source,
         document,
         [one for one in ran if one.batch_size == batch],
         [one for one in ran if one.batch_size != batch],
     )
-
-
-def plain_row(comparison: Comparison) -> Any:
-    """The row that others are compared with; None where it was not written down."""
-    return next((row for row in comparison.rows if row.plain), None)
 
 
 def _fill(**values: Any) -> str:
@@ -97,12 +111,17 @@ def _fill(**values: Any) -> str:
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     inner.globals.update(
-        plain_row=plain_row,
+        command_of=command_of,
+        facts_of=facts_of,
         range_text=sentences.range_text,
         side_ratios=sentences.side_ratios,
         style=Markup(_own_file("style.css")),
     )
-    inner.filters.update(figure=figure, times=_times, triple=triple)
+    inner.filters.update(
+        figure=figure,
+        times=lambda value: "-" if value is None else sentences.times(value),
+        triple="W {0[0]}, N {0[1]}, G {0[2]}".format,
+    )
     return inner.from_string(_own_file("page.html")).render(values)
 
 
@@ -117,45 +136,16 @@ def figure(value: float | None, digits: int = 2) -> str:
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.{digits}f}"
 
 
-def _times(value: float | None) -> str:
-    return "-" if value is None else sentences.times(value)
+def command_of(source: Source) -> str | None:
+    """The command that made a document."""
+    if isinstance(source.document, Tune):
+        return source.document.argv
+    return source.document.environment.get("command")
 
 
-def triple(value: Sequence[int]) -> str:
-    """A triple with its names."""
-    w, n, g = value
-    return f"W {w}, N {n}, G {g}"
-
-
-_LABELS = {
-    "cpu": "processor",
-    "instruction_sets": "instruction sets",
-    "memory_bytes": "memory",
-    "gpus": "GPUs",
-    "platform": "system",
-    "python": "Python",
-    "torch": "PyTorch",
-    "llama_cpp_python": "llama-cpp-python",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """A document's file, command, settings and machine."""
-
-    number: int
-    name: str
-    kind: str
-    command: str | None
-    rows: tuple[tuple[str, str], ...]
-
-
-def origin(source: Source) -> Origin:
-    """What a document says about its making."""
-    made_on = source.document.environment
-    command = source.document.argv if isinstance(source.document, Tune) else made_on.get("command")
-    rows = (*_settings(source), *_machine(made_on))
-    return Origin(source.number, source.name, source.kind, str(command) if command else None, rows)
+def facts_of(source: Source) -> list[tuple[str, str]]:
+    """The settings and the machine of a document."""
+    return [*_settings(source), *_machine(source.document.environment)]
 
 
 def _machine(made_on: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -195,3 +185,71 @@ def _settings(source: Source) -> Iterator[tuple[str, str]]:
             models = dict.fromkeys(row.model for row in ablation.means if row.model)
             facts = {"model": ", ".join(models) or None}
     yield from ((label, str(value)) for label, value in facts.items() if value is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """Speed-ups as bars, those of an arm alike in every group."""
+
+    title: str
+    groups: dict[str, dict[str, float]]
+    """{group: {arm: speed-up}}."""
+    caption: str
+
+    @property
+    def top(self) -> float:
+        """The value at the right end; plain decoding's 1 has a place in any chart."""
+        return max(1.0, *(value for arms in self.groups.values() for value in arms.values()))
+
+    @property
+    def colours(self) -> dict[str, str]:
+        """Of each arm."""
+        arms = dict.fromkeys(name for members in self.groups.values() for name in members)
+        return dict(zip(arms, COLOURS, strict=False))
+
+
+def speed_pictures(comparison: Comparison, mark: str) -> Iterator[Picture]:
+    """The speed-up by task and by batch size, where there are several."""
+    here = [one for one in comparison.measures if one.conditions == comparison.conditions]
+    by_task = _groups(comparison, here, lambda one: one.task)
+    if len(by_task) > 1:
+        yield _picture(comparison, by_task, f"Speed-up by task{mark}", comparison.conditions)
+    shared = here[0].under()
+    alike = [one for one in comparison.measures if one.under() == shared]
+    by_batch = _groups(comparison, alike, lambda one: f"batch {one.figures.batch_size}")
+    if len(by_batch) > 1:
+        caption = f"{shared}; means over tasks"
+        yield _picture(comparison, by_batch, f"Speed-up by batch size{mark}", caption)
+
+
+def _groups(
+    comparison: Comparison, measures: Sequence[ArmRow], key: Callable[[ArmRow], str | None]
+) -> dict[str, dict[str, float]]:
+    """{group: {arm: mean speed-up}}, the fastest arms only, plain decoding left to the line."""
+    kept = chart_names(comparison)
+    labels = dict.fromkeys(label for one in measures if (label := key(one)) is not None)
+    found: dict[str, dict[str, float]] = {}
+    for label in labels:
+        drafted = [one for one in measures if key(one) == label and not one.plain]
+        arms = grouped(drafted, lambda one: one.name)
+        for name, shown in ((name, kept[name]) for name in kept if name in arms):
+            if (ratio := over_tasks(arms[name])) is not None:
+                found.setdefault(label, {})[shown] = ratio
+    return found
+
+
+def chart_names(comparison: Comparison) -> dict[str, str]:
+    """The fastest arms by name, and what a chart calls them: the arm alone where that is enough."""
+    rows = [row for row in comparison.rows if not row.plain]
+    arms = [row.arm for row in rows]
+    return {
+        row.name: row.arm if arms.count(row.arm) == 1 else row.name for row in rows[:_MOST_ARMS]
+    }
+
+
+def _picture(
+    comparison: Comparison, groups: dict[str, dict[str, float]], title: str, caption: str
+) -> Picture:
+    others = sum(not row.plain for row in comparison.rows)
+    left = f"; the fastest {_MOST_ARMS} of {others} arms" if others > _MOST_ARMS else ""
+    return Picture(title, groups, f"{caption}{left}. The dashed line is plain decoding.")
