@@ -9,8 +9,7 @@ import pytest
 
 from tests.chat.conftest import lines
 from trtla.chat.conversation import Turn
-from trtla.chat.saved import Chat, load, save
-from trtla.chat.settings import ChatSettings, changed
+from trtla.chat.settings import Chat, ChatSettings, changed, load, save
 from trtla.errors import UsageError
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.settings.sampling import SamplingParams

@@ -10,12 +10,11 @@ from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING
 
-from trtla.chat import saved
 from trtla.chat.commands import ChatCommand, help_text, one_line, read_side, split
 from trtla.chat.conversation import Fitted, Turn
 from trtla.chat.model import ChatModel, Reply, Tally
 from trtla.chat.printer import Printer
-from trtla.chat.settings import ChatSettings, changed
+from trtla.chat.settings import Chat, ChatSettings, changed, load, save
 from trtla.chat.values import TOGGLE, Known
 from trtla.console import counted
 from trtla.errors import TrtlaError, UsageError
@@ -256,12 +255,12 @@ class Session:
 
     def _save(self, path: Path) -> None:
         vocab_size = self._model.limits.vocab_size
-        chat = saved.Chat(self._model.name, vocab_size, self.settings, tuple(self.turns))
-        saved.save(path, chat)
+        chat = Chat(self._model.name, vocab_size, self.settings, tuple(self.turns))
+        save(path, chat)
         self._printer.note(f"{_turns(len(self.turns))} saved in {path}")
 
     def _load(self, path: Path) -> None:
-        chat = saved.load(path, self.settings)
+        chat = load(path, self.settings)
         limits = self._model.limits
         if chat.vocab_size != limits.vocab_size:
             raise UsageError(
