@@ -53,81 +53,52 @@ def test_without_tensorrt_llm(patch: pytest.MonkeyPatch) -> None:
     assert not [name for name in sys.modules if name.startswith("tensorrt_llm")]
 
 
-def test_a_complete_release(patch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    install(patch, tmp_path)
+OLD_REQUEST = EXECUTOR + "class Request: ..."
+NO_LOOKAHEAD = "class Executor: ...\n" + REQUEST
+REMOVED = {"builder": False, "executor": "class Request: ...", "program": False}
+BANNER = "print('[TensorRT-LLM] TensorRT-LLM version: 1.2.1')"  # which must not spoil the JSON
+
+
+@pytest.mark.parametrize(
+    ("release", "how", "complete", "missing", "warned"),
+    [
+        ("1.2.1", {}, True, 0, ()),
+        ("1.2.1", {"at_import": BANNER}, True, 0, ()),
+        ("0.18.1", {}, True, 0, ("0.18.1", ">=0.20")),
+        ("0.20.0", {}, True, 0, ("0.20.0", "5451", "1.2.1")),
+        ("1.2.1", {"program": False}, True, 1, ("trtllm-build",)),
+        ("1.2.1", {"builder": False}, False, 1, ("tensorrt_llm.builder",)),
+        ("1.2.1", {"executor": NO_LOOKAHEAD}, False, 1, ("LookaheadDecodingConfig",)),
+        ("1.2.1", {"executor": OLD_REQUEST}, False, 1, ("lookahead_config",)),
+        (
+            "1.3.0rc15", REMOVED, False, 5,
+            ("1.3.0rc15", "after 1.2.x", "<1.3", "the torch executor serves meanwhile"),
+        ),
+        ("1.2.1", {"at_import": "raise RuntimeError('libmpi.so.40 is absent\\nand more')"},
+         False, 0, ("cannot be imported",)),
+        ("1.2.1", {"at_import": "1/0"}, False, 0, ("cannot be imported",)),
+    ],
+)  # fmt: skip
+def test_what_a_release_has_counts_and_not_its_number(
+    patch: pytest.MonkeyPatch, tmp_path: Path, release: str, how: dict[str, Any], complete: bool,
+    missing: int, warned: tuple[str, ...],
+) -> None:  # fmt: skip
+    install(patch, tmp_path, release, **how)
     plug_in(patch, (9, 0))
     found = told(trtla("doctor", "--json"))
-    assert found["tensorrt_llm"]["version"] == "1.2.1"
-    assert found["tensorrt_llm"]["has_backend"] is True
-    assert found["backend"]["auto"] == "tensorrt-llm"
-    assert found["warnings"] == []
+    library = found["tensorrt_llm"]
+    assert (library["version"], library["has_backend"]) == (release, complete)
+    assert bool(library["failure"]) == (warned == ("cannot be imported",))
+    if not library["failure"]:
+        assert len(library["missing"]) == missing
+    assert (found["backend"]["auto"] == "tensorrt-llm") == complete
+    assert len(found["warnings"]) == bool(warned)
+    assert all(part in found["warnings"][0] for part in warned)
 
 
-def test_a_release_that_removed_lookahead(patch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    install(
-        patch, tmp_path, "1.3.0rc15", builder=False, executor="class Request: ...", program=False
-    )
-    found = told(trtla("doctor", "--json"))
-    assert found["tensorrt_llm"]["version"] == "1.3.0rc15"
-    assert len(found["tensorrt_llm"]["missing"]) == 5
-    (warning,) = found["warnings"]
-    for part in ("1.3.0rc15", "after 1.2.x", "<1.3", "the torch executor serves meanwhile"):
-        assert part in warning
-    assert found["backend"]["auto"] == "torch"
-
-
-@pytest.mark.parametrize(
-    ("without", "named"),
-    [
-        ({"builder": False}, "tensorrt_llm.builder"),
-        ({"executor": "class Executor: ...\n" + REQUEST}, "LookaheadDecodingConfig"),
-        ({"executor": EXECUTOR + "class Request: ..."}, "lookahead_config"),
-    ],
-)
-def test_the_version_number_is_not_trusted(
-    patch: pytest.MonkeyPatch, tmp_path: Path, without: dict[str, Any], named: str
-) -> None:
-    install(patch, tmp_path, "1.2.1", **without)
-    found = told(trtla("doctor", "--json"))
-    assert found["tensorrt_llm"]["has_backend"] is False
-    assert len(found["tensorrt_llm"]["missing"]) == 1
-    assert named in found["warnings"][0]
-
-
-def test_the_program_is_told_of_but_not_needed(patch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_program_is_not_needed(patch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     install(patch, tmp_path, program=False)
-    found = told(trtla("doctor", "--json"))
-    assert found["tensorrt_llm"]["has_backend"] is True
-    assert "trtllm-build" in found["warnings"][0]
     assert "complete, but lacks the program trtllm-build" in trtla("doctor").out
-
-
-@pytest.mark.parametrize(
-    "at_import", ["raise RuntimeError('libmpi.so.40 is absent\\nand more')", "1/0"]
-)
-def test_a_broken_installation(patch: pytest.MonkeyPatch, tmp_path: Path, at_import: str) -> None:
-    install(patch, tmp_path, at_import=at_import)
-    found = told(trtla("doctor", "--json"))
-    assert found["tensorrt_llm"]["failure"]
-    assert found["tensorrt_llm"]["has_backend"] is False
-    assert "cannot be imported" in found["warnings"][0]
-
-
-@pytest.mark.parametrize(
-    ("release", "parts"), [("0.18.1", (">=0.20",)), ("0.20.0", ("5451", "1.2.1"))]
-)
-def test_a_release_with_faults_is_told(
-    patch: pytest.MonkeyPatch, tmp_path: Path, release: str, parts: tuple[str, ...]
-) -> None:
-    install(patch, tmp_path, release)
-    (warning,) = told(trtla("doctor", "--json"))["warnings"]
-    for part in (release, *parts):
-        assert part in warning
-
-
-def test_its_banner_does_not_spoil_the_json(patch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    install(patch, tmp_path, at_import="print('[TensorRT-LLM] TensorRT-LLM version: 1.2.1')")
-    assert told(trtla("doctor", "--json"))["tensorrt_llm"]["version"] == "1.2.1"
 
 
 @pytest.mark.parametrize(

@@ -19,32 +19,42 @@ def described(run, number):
     return outcome, why(outcome, numbers(run))
 
 
-def test_prompt_pass():
-    run, _ = recorded(M17, [1, 4, 13], (5, 4, 5), 40)
-    outcome, sentence = described(run, 0)
-    assert (outcome.reason, outcome.accepted, outcome.added) == ("prompt_pass", (), 6)
-    assert "first token" in sentence
+POOL = "Nothing was found in the pool: the target added "
 
 
-def test_nothing_found_in_the_pool():
-    run, _ = recorded(M17, [1, 4, 13], (5, 4, 5), 40)
-    outcome, sentence = described(run, 1)
-    assert (outcome.reason, outcome.candidates, outcome.added) == ("nothing_drafted", (), 2)
-    assert sentence == "Nothing was found in the pool: the target added '2'."
-
-
-def test_no_verification_set():
-    run, _ = recorded(C4, [0, 1, 2, 3], (4, 4, 0), 12)
-    outcome, sentence = described(run, 5)
-    assert outcome.reason == "nothing_drafted"
-    assert "G = 0" in sentence
-
-
-def test_nothing_drafted_without_a_drafter():
-    run, _ = recorded(C4, [0, 1], (1, 1, 0), 6)
-    outcome, sentence = described(run, 2)
-    assert outcome.reason == "nothing_drafted"
-    assert sentence == "Nothing was drafted: the target added '0'."
+@pytest.mark.parametrize(
+    ("run", "number", "found", "sentence"),
+    [
+        ((M17, [1, 4, 13], (5, 4, 5), 40), 0, ("prompt_pass", (), 6),
+         "The prefill drafts nothing: it adds the target's first token."),
+        ((M17, [1, 4, 13], (5, 4, 5), 40), 1, ("nothing_drafted", (), 2), f"{POOL}'2'."),
+        ((C4, [0, 1, 2, 3], (4, 4, 0), 12), 5, ("nothing_drafted", (), 1),
+         "No candidate is verified with G = 0: the target added '1'."),
+        ((C4, [0, 1], (1, 1, 0), 6), 2, ("nothing_drafted", (), 0),
+         "Nothing was drafted: the target added '0'."),
+        ((C4, [0, 1, 2, 3, 0, 1], (3, 3, 3), 12), 1, ("whole_candidate", (3, 0), 1),
+         "The whole candidate was accepted, and the target added '1'."),
+        ((M17, T4_PROMPT, (7, 7, 7), 48, 2), -1, ("end_id", (4, 13, 6, 2), None),
+         "The text ends: '2' is an end token."),
+        ((M17, [1, 4, 13], (5, 4, 5), 40, 14), -1, ("end_id", (), 14),
+         f"{POOL}'14'. The text ends: '14' is an end token."),
+        ((M17, T4_PROMPT, (7, 7, 7), 48, (13, 6)), -1, ("stop_words", (4, 13, 6), None),
+         "The text ends: with '6' it holds a stop string."),
+        ((M17, T4_PROMPT, (7, 7, 7), 12), -1, ("length", (4, 13), None),
+         "The text ends: it has its 12 tokens."),
+        ((M17, [1, 4], (3, 3, 3), 1), 0, ("length", (), 13),
+         "The prefill drafts nothing: it adds the target's first token. The text ends: it has its "
+         "1 token."),
+    ],
+)  # fmt: skip
+def test_every_reason_has_its_sentence(run, number, found, sentence):
+    """A run's fifth item is its end token, or two tokens whose text is a stop string."""
+    *asked, end = run if len(run) == 5 else (*run, None)
+    ends = {"end_ids": [end]} if isinstance(end, int) else {}
+    stops = {"stop": lambda ids: ids[-2:] == [*end]} if isinstance(end, tuple) else {}
+    outcome, why_it_ended = described(recorded(*asked, **ends, **stops)[0], number)
+    assert (outcome.reason, outcome.accepted, outcome.added) == found
+    assert why_it_ended == sentence
 
 
 def test_first_mismatch_names_what_was_drafted_and_what_the_target_drew():
@@ -65,11 +75,7 @@ def test_first_mismatch_names_what_was_drafted_and_what_the_target_drew():
 def test_mismatch_behind_accepted_tokens():
     """The second token of the only candidate is wrong."""
 
-    class Fixed(NoDrafter):
-        def propose(self, limit=None):
-            return Draft.chain((3, 0, 1))
-
-    run, _ = recorded(C4, [0, 1], (3, 3, 3), 7, drafter=lambda *_: Fixed())
+    run, _ = recorded(C4, [0, 1], (3, 3, 3), 7, drafter=lambda *_: Chain((3, 0, 1)))
     outcome, sentence = described(run, 1)
     assert (outcome.reason, outcome.accepted, outcome.added) == ("whole_candidate", (3, 0, 1), 2)
     run, _ = recorded(M17, [1, 4], (3, 3, 3), 7, drafter=lambda *_: Chain((6, 2, 9)))
@@ -90,55 +96,11 @@ class Chain(NoDrafter):
         return Draft.chain(self.tokens)
 
 
-def test_whole_candidate():
-    run, _ = recorded(C4, [0, 1, 2, 3, 0, 1], (3, 3, 3), 12)
-    outcome, sentence = described(run, 1)
-    assert (outcome.reason, outcome.accepted, outcome.added) == ("whole_candidate", (3, 0), 1)
-    assert sentence == "The whole candidate was accepted, and the target added '1'."
-    assert outcome.candidates[0].sources == ("prompt",)
-
-
-def test_end_token_inside_a_candidate():
-    run, _ = recorded(M17, T4_PROMPT, (7, 7, 7), 48, end_ids=[2])
-    outcome, sentence = described(run, -1)
-    assert (outcome.reason, outcome.accepted, outcome.added) == ("end_id", (4, 13, 6, 2), None)
-    assert sentence == "The text ends: '2' is an end token."
-
-
-def test_end_token_drawn_by_the_target():
-    run, _ = recorded(M17, [1, 4, 13], (5, 4, 5), 40, end_ids=[14])
-    outcome, sentence = described(run, -1)
-    assert (outcome.reason, outcome.added) == ("end_id", 14)
-    assert sentence.endswith("The text ends: '14' is an end token.")
-    assert sentence.startswith("Nothing was found in the pool: the target added '14'.")
-
-
-def test_stop_string():
-    run, _ = recorded(M17, T4_PROMPT, (7, 7, 7), 48, stop=lambda ids: ids[-2:] == [13, 6])
-    outcome, sentence = described(run, -1)
-    assert (outcome.reason, outcome.accepted, outcome.added) == ("stop_words", (4, 13, 6), None)
-    assert "with '6' it holds a stop string" in sentence
-
-
-def test_length():
-    run, _ = recorded(M17, T4_PROMPT, (7, 7, 7), 12)
-    outcome, sentence = described(run, -1)
-    assert (outcome.reason, outcome.accepted, outcome.added) == ("length", (4, 13), None)
-    assert sentence == "The text ends: it has its 12 tokens."
-
-
 def test_only_the_last_step_has_the_reason_of_the_text():
     run, _ = recorded(M17, T4_PROMPT, (7, 7, 7), 48)
     reasons = [outcome_of(run, step).reason for step in run.steps]
     assert reasons[-1] == "length"
     assert "length" not in reasons[:-1]
-
-
-def test_one_step_alone_ends_with_its_length():
-    run, _ = recorded(M17, [1, 4], (3, 3, 3), 1)
-    outcome, _ = described(run, 0)
-    assert (outcome.reason, outcome.added) == ("length", 13)
-    assert busiest(run).number == 0
 
 
 def test_the_busiest_step_accepted_the_most():
@@ -148,9 +110,12 @@ def test_the_busiest_step_accepted_the_most():
     assert len(outcome_of(run, step).accepted) == most == 6
     assert step.number == 10
     assert step.window.full
+    assert busiest(recorded(M17, [1, 4], (3, 3, 3), 1)[0]).number == 0
 
 
 def test_where_candidates_came_from():
+    run, _ = recorded(C4, [0, 1, 2, 3, 0, 1], (3, 3, 3), 12)
+    assert described(run, 1)[0].candidates[0].sources == ("prompt",)
     run, _ = recorded(M17, [1, 4, 13], (5, 4, 5), 40)
     sources = {s for step in run.steps for c in outcome_of(run, step).candidates for s in c.sources}
     assert sources == {"window", "output"}

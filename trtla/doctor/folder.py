@@ -86,6 +86,11 @@ def inspect(path: str | Path) -> dict[str, Any]:
     TensorRT-LLM rounds have a note. All but Hugging Face folders also
     have weight_types: tensors, bytes and bits_per_weight of each type.
     """
+    return inspected(path)[0]
+
+
+def inspected(path: str | Path) -> tuple[dict[str, Any], Contents | None]:
+    """What `inspect` says, and what the config files say; None: they are broken."""
     local = hub_folder(path)
     folder = model_folder(local)
     files = shards(local) if is_gguf(local) else folder.iterdir()
@@ -102,15 +107,16 @@ def inspect(path: str | Path) -> dict[str, Any]:
         result["tensor_types"] = dict(Counter(info.type for info in infos).most_common())
         found = ((i.type, prod(i.shape), i.shape[0] * i.row_bytes) for i in infos)
         result["weight_types"] = _weight_types(found)
-    problems: list[UsageError] = []
+    problems: list[str] = []
+    contents = None
     try:
         contents = read_contents(folder)
         result |= _describe(folder, contents)
         for problem in _problems(folder, contents):
-            problems.append(problem)
+            problems.append(problem.message)
     except UsageError as error:
-        problems.append(error)
-    return {**result, "problems": [problem.message for problem in problems]}
+        problems.append(error.message)
+    return {**result, "problems": problems}, contents
 
 
 def _problems(folder: Path, contents: Contents) -> Iterator[UsageError]:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trtla.doctor.folder import Contents, inspect, read_contents
+from trtla.doctor.folder import Contents, inspected
 from trtla.doctor.report import Report
-from trtla.errors import TrtlaError, UsageError
+from trtla.errors import TrtlaError
 from trtla.formats.compiled import stage_problems
 from trtla.formats.config import CheckpointConfig
 from trtla.formats.gguf.folder import model_folder
@@ -45,15 +45,13 @@ class ModelCheck:
 
 def check_model(path: str | Path, report: Report) -> ModelCheck:
     """Check a folder or a GGUF file against the machine of the report."""
-    folder, backend, reason = model_folder(path), report.backend, report.reason
-    found = inspect(path)
-    kind, problems = found["kind"], list(found["problems"])
-    try:
-        contents = read_contents(folder)
-    except UsageError:
+    backend, reason = report.backend, report.reason
+    found, contents = inspected(path)
+    kind, problems = found["kind"], found["problems"]
+    if contents is None:
         return ModelCheck(str(path), kind, backend, reason, problems=tuple(problems))
     if contents.engine is not None:
-        backend, reason = contents.engine.backend, f"{folder} was built for it"
+        backend, reason = contents.engine.backend, f"{model_folder(path)} was built for it"
     elif contents.encoder_decoder:
         backend, reason = "torch", "only the torch executor runs encoder-decoders"
     warnings: list[str] = []
