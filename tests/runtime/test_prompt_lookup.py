@@ -36,10 +36,6 @@ def test_i1_i6_i7_i8_greedy_text_counters_length_and_end(case, gamma, end_ids):
     assert_within_limits(rule, vocab, prompt, count, gamma, lookup(gamma), end_ids)
 
 
-def drafted(text, gamma=4, **room):
-    return PromptLookupDrafter(gamma, text, **room).propose().tokens
-
-
 def test_output_is_searched_too_and_a_short_end_repeats():
     drafter = PromptLookupDrafter(5, [7])
     drafter.observe((), (8, 9, 7, 8))

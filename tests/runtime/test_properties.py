@@ -60,17 +60,9 @@ def walk(config, prompt, steps, rule):
     for _ in range(steps):
         draft = drafter.propose()
         yield draft, list(text), drafter
-        greedy = [rule(text + path_tokens(draft, node)) for node in draft.read]
+        greedy = [rule([*text, *draft.tokens_to(node)]) for node in draft.read]
         text.append(rule(text))
         drafter.observe(greedy, text[-1:])
-
-
-def path_tokens(draft: Draft, node: int) -> list[int]:
-    tokens = []
-    while node:
-        tokens.append(draft.tokens[node - 1])
-        node = draft.parents[node - 1]
-    return tokens[::-1]
 
 
 @examples(80)
@@ -122,7 +114,7 @@ def test_04_mask_every_row_sees_its_path_once(case):
     for draft, new, rows in zip(drafts, committed, model.visible[1:], strict=False):
         text += new
         for node, seen in enumerate(rows):
-            assert seen == text + path_tokens(draft, node)
+            assert seen == [*text, *draft.tokens_to(node)]
 
 
 @examples(60)
@@ -133,8 +125,8 @@ def test_05_guesses_and_window_do_not_interfere(triple, prompt, salt):
     for draft, text, _ in walk(LookaheadConfig(*triple), prompt, 8, rule):
         cut = draft.first_candidate - 1
         bare = Draft(draft.tokens[:cut], draft.parents[:cut], draft.first_candidate, draft.read)
-        full = [rule(text + path_tokens(draft, node)) for node in (0, *draft.read)]
-        assert full == [rule(text + path_tokens(bare, node)) for node in (0, *bare.read)]
+        full = [rule([*text, *draft.tokens_to(node)]) for node in (0, *draft.read)]
+        assert full == [rule([*text, *bare.tokens_to(node)]) for node in (0, *bare.read)]
 
 
 @examples(60)
@@ -147,14 +139,14 @@ def test_07_08_harvest_holds_the_targets_predictions(triple, prompt, salt):
     drafter.observe((), text[-1:])
     for step in range(n + 4):
         draft = drafter.propose()
-        greedy = [rule(text + path_tokens(draft, node)) for node in draft.read]
+        greedy = [rule([*text, *draft.tokens_to(node)]) for node in draft.read]
         ngrams = drafter._window.advance(text[-1], greedy)
         drafter._recent = [*drafter._recent, rule(text)][-(n - 1) :]
         assert len(ngrams) == (w if step >= n - 2 else 0)
         for column, (key, *value) in enumerate(ngrams):
-            path = path_tokens(draft, draft.read[column])
+            path = draft.tokens_to(draft.read[column])
             cell = [text[-1], *path]
-            assert value[-1] == rule(text + path)
+            assert value[-1] == rule([*text, *path])
             assert [key, *value[:-1]] == cell[column:]
         text.append(rule(text))
 

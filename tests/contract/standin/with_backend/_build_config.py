@@ -79,24 +79,15 @@ class _BuildConfig:
         self.plugin_config.paged_state = False
 
     @classmethod
-    def from_dict(cls, config: dict[str, Any], plugin_config: Any = None) -> _BuildConfig:
+    def from_dict(cls, config: dict[str, Any], plugin_config: Any) -> _BuildConfig:
         """The configuration of a dictionary, which must have the six sizes.
 
         Raises:
             KeyError: one of them is missing.
         """
-        config = copy.deepcopy(config)
-        given = {name: config[name] for name in _SIZES}
-        plugin = plugin_config or PluginConfig()
-        if "plugin_config" in config:
-            given["kv_cache_type"] = KVCacheType.from_string(config["kv_cache_type"])
-            for name, value in config.pop("plugin_config").items():
-                if hasattr(plugin, name):
-                    setattr(plugin, name, value)
-        for item in fields(cls):
-            if item.name in config and item.name != "kv_cache_type":
-                given[item.name] = config[item.name]
-        return cls(**{**given, "plugin_config": plugin})
+        sizes = {name: config[name] for name in _SIZES}
+        known = {item.name: config[item.name] for item in fields(cls) if item.name in config}
+        return cls(**{**sizes, **known, "plugin_config": plugin_config})
 
     def to_dict(self) -> dict[str, Any]:
         """All fields; enumerations by name or number, nested configurations as dictionaries."""

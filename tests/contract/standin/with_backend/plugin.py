@@ -165,28 +165,18 @@ class _Slotted:
         for name, value in state.items():
             object.__setattr__(self, f"_{name}", value)
 
-    def update_from_dict(self, config: dict[str, Any]) -> None:
-        """Set the fields that the dictionary has; the rest of it is ignored."""
-        for name, value in config.items():
-            if name in DEFAULTS:
-                setattr(self, name, switched(name, value))
-
-    @classmethod
-    def from_dict(cls, config: dict[str, Any]) -> _Slotted:
-        made = cls()
-        made.update_from_dict(config)
-        return made
-
     @classmethod
     def from_arguments(cls, args: argparse.Namespace) -> _Slotted:
-        return cls.from_dict(vars(args))
+        """With the fields that the arguments have; the others are ignored."""
+        made = cls()
+        for name, value in vars(args).items():
+            if name in DEFAULTS:
+                setattr(made, name, switched(name, value))
+        return made
 
     def to_dict(self) -> dict[str, Any]:
         """All fields as they are stored, `auto` included."""
         return {name: object.__getattribute__(self, f"_{name}") for name in DEFAULTS}
-
-    def validate(self) -> None:
-        _check_architecture(self)
 
 
 class _Checked(BaseModel):
