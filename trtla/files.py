@@ -82,7 +82,7 @@ def write_whole(path: Path, data: str | bytes | Iterable[bytes], *, durable: boo
                 os.fsync(file.fileno())
         part.replace(path)
         if durable:
-            flush_folder(path.parent)
+            flush(path.parent)
     except BaseException:
         part.unlink(missing_ok=True)
         raise
@@ -107,9 +107,9 @@ def _pieces(data: str | bytes | Iterable[bytes]) -> Iterable[bytes]:
     return (data,) if isinstance(data, bytes) else data
 
 
-def flush_folder(folder: Path) -> None:
-    """Bring the names in a folder to the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def flush(path: Path) -> None:
+    """Bring a file's content, or the names in a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -16,7 +16,7 @@ from trtla import DraftOptions, LookaheadConfig, SamplingParams, UsageError
 from trtla.runtime.auto.policy import SourceBudget, TreePolicy
 from trtla.runtime.costs import CostTable
 from trtla.runtime.draft import Draft, Drafter
-from trtla.runtime.drafters.lookahead import LookaheadWindow, random_from_prompt
+from trtla.runtime.drafters.lookahead import new_window
 from trtla.runtime.drafters.tree import TreeDrafter
 from trtla.runtime.sampling.accept import accept
 from trtla.runtime.tree.library import Planner, SharedTrees
@@ -153,7 +153,7 @@ def test_sources_that_are_switched_off_propose_nothing():
 
 
 def windowed(output_len=400):
-    window = LookaheadWindow(SEVEN, random_from_prompt(0)([1, 2, 3], 11))
+    window = new_window(SEVEN, [1, 2, 3], 0)
     return drafter_of([1, 2, 3], output_len, window=window)
 
 

@@ -28,7 +28,7 @@ from tests.support.toys import (
 )
 from trtla import LLM, DraftOptions, LookaheadConfig, SamplingParams, UsageError
 from trtla.runtime.costs import CostTable
-from trtla.runtime.drafters.lookahead import LookaheadDrafter, random_from_prompt
+from trtla.runtime.drafters.lookahead import LookaheadDrafter, new_window
 from trtla.settings.executor import ExecutorOptions
 from trtla.trtllm.start import refuse_torch_choices
 
@@ -126,7 +126,8 @@ def test_a_real_model_says_the_same(chosen, heat):
 
 def constant(triple, chosen):
     def drafter(config, request):
-        return LookaheadDrafter(config, request.input_ids, cyclic_window, options=chosen)
+        window = cyclic_window(config, request.input_ids)
+        return LookaheadDrafter(config, request.input_ids, window, options=chosen)
 
     executor, model = ruled(lambda s: s[-1], 9, triple, drafter=drafter)
     return run(executor, [request([5, 5, 5], 24)])[0][-1].stats.step_lengths, model.fed
@@ -148,9 +149,9 @@ def test_the_reference_accepts_nothing_of_the_window():
 
 
 def drafter_of(prompt, triple, chosen):
-    drafter = LookaheadDrafter(
-        LookaheadConfig(*triple), prompt[:-1], random_from_prompt(0), options=chosen
-    )
+    config = LookaheadConfig(*triple)
+    window = new_window(config, prompt[:-1], 0)
+    drafter = LookaheadDrafter(config, prompt[:-1], window, options=chosen)
     drafter.observe((), prompt[-1:])
     return drafter
 

@@ -15,7 +15,7 @@ from tests.support.cases import cases, steps_of, triples
 from tests.support.examples import examples
 from tests.support.toys import hash_rule, plain, request, ruled, run, tokens_of, traced_drafter
 from trtla.runtime.draft import Draft, depths
-from trtla.runtime.drafters.lookahead import LookaheadDrafter, lookahead_drafter, random_from_prompt
+from trtla.runtime.drafters.lookahead import LookaheadDrafter, lookahead_drafter, new_window
 from trtla.settings.drafting import DraftOptions
 from trtla.settings.lookahead import LookaheadConfig
 
@@ -54,7 +54,7 @@ def test_01_02_03_06_25_exact_bounded_within_budget_and_counters_add_up(case, dr
 def walk(config, prompt, steps, rule):
     """The reference fed with the rule's own predictions: (draft, text before, drafter) per step."""
     reference = DraftOptions(reference=True)
-    drafter = LookaheadDrafter(config, prompt, random_from_prompt(0), options=reference)
+    drafter = LookaheadDrafter(config, prompt, new_window(config, prompt, 0), options=reference)
     text = [*prompt, rule(prompt)]
     drafter.observe((), text[-1:])
     for _ in range(steps):
@@ -134,7 +134,7 @@ def test_05_guesses_and_window_do_not_interfere(triple, prompt, salt):
 def test_07_08_harvest_holds_the_targets_predictions(triple, prompt, salt):
     config, rule = LookaheadConfig(*triple), hash_rule(5, 4, salt)
     w, n, _ = triple
-    drafter = LookaheadDrafter(config, prompt, random_from_prompt(0))
+    drafter = LookaheadDrafter(config, prompt, new_window(config, prompt, 0))
     text = [*prompt, rule(prompt)]
     drafter.observe((), text[-1:])
     for step in range(n + 4):

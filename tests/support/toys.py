@@ -17,7 +17,7 @@ from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.costs import CostTable
 from trtla.runtime.draft import Drafter, NoDrafter
 from trtla.runtime.drafters.factory import Drafters
-from trtla.runtime.drafters.lookahead import LookaheadDrafter
+from trtla.runtime.drafters.lookahead import LookaheadDrafter, LookaheadWindow
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.loop.executor import TorchExecutor
 from trtla.runtime.models.batch import AttentionGroup, Batch, Forwarded
@@ -121,9 +121,10 @@ def hash_scores(vocab: int, salt: int = 0, spread: float = 3.0) -> Scores:
     return scores
 
 
-def cyclic_window(prompt: Sequence[int], count: int) -> list[int]:
-    """The window seed of the traces: the prompt, repeated."""
-    return [prompt[i % len(prompt)] for i in range(count)]
+def cyclic_window(config: LookaheadConfig, prompt: Sequence[int]) -> LookaheadWindow:
+    """The window of the traces at their start: the prompt, repeated."""
+    count = config.window_size + config.ngram_size - 3
+    return LookaheadWindow(config, [prompt[i % len(prompt)] for i in range(count)])
 
 
 def traced_drafter(
@@ -135,7 +136,7 @@ def traced_drafter(
     return LookaheadDrafter(
         config,
         request.input_ids,
-        cyclic_window,
+        cyclic_window(config, request.input_ids),
         pool_from_text=pool_from_text,
         options=DraftOptions(reference=True),
     )

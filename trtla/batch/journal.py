@@ -17,7 +17,7 @@ from pathlib import Path
 from zlib import crc32
 
 from trtla.errors import TrtlaError
-from trtla.files import flush_folder
+from trtla.files import flush
 from trtla.runtime.stats import tokens_per_step
 
 _SYNC_EVERY_S = 0.5
@@ -102,7 +102,7 @@ class Journal:
         self._syncing = threading.Thread(target=self._sync, name="trtla-journal", daemon=True)
         self._end = self._load()
         self._file.truncate(self._end)
-        flush_folder(path.parent)
+        flush(path.parent)
         self._syncing.start()
 
     def __enter__(self) -> Journal:

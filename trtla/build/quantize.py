@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +36,7 @@ _READERS = {
 }
 """Module whose input is watched -> the linears that read the same input."""
 _See = Callable[[str, Tensor], None]
-"""Gets a linear's name, as in `fp8_groups`, and its inputs [..., inputs]."""
+"""Gets the name of a linear, as in `fp8_groups`, or of a scale, and numbers [..., inputs]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +62,23 @@ def calibrate(folder: Path, config: CheckpointConfig, calibration: Calibration) 
         folder: a Hugging Face model folder that `HFModel` opens.
         config: its config; prompts are cut to its positions too.
     """
-    ranges = _Ranges()
+    largest: dict[str, Tensor] = {}
+
+    def keep(name: str, values: Tensor) -> None:
+        found = values.abs().amax().float()
+        largest[name] = torch.maximum(largest.get(name, found), found)  # which keeps a NaN
 
     def see(linear: str, values: Tensor) -> None:
-        ranges.see(f"{linear}.input_scale", values)
+        keep(f"{linear}.input_scale", values)
 
-    _read_texts(folder, config, calibration, see, _seen_cache(ranges))
-    return ranges.checked()
+    _read_texts(folder, config, calibration, see, _seen_cache(keep))
+    ranges = {name: found.item() for name, found in largest.items()}
+    for name, value in ranges.items():
+        if not 0.0 < value < math.inf:
+            where, _, kind = name.rpartition(".")
+            what = "keys and values" if kind == "kv_scale" else "input"
+            raise _unusable(f"{what} of {where}", value, "gives no FP8 scale")
+    return ranges
 
 
 def mean_squares(
@@ -120,27 +130,6 @@ def _unusable(what: str, value: float, why: str) -> TrtlaError:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Ranges:
-    """The largest absolute values seen so far, on the model's device."""
-
-    largest: dict[str, Tensor] = field(default_factory=dict)
-
-    def see(self, name: str, values: Tensor) -> None:
-        found = values.abs().amax().float()
-        known = self.largest.get(name, found)
-        self.largest[name] = torch.maximum(known, found)  # which keeps a NaN
-
-    def checked(self) -> dict[str, float]:
-        values = {name: largest.item() for name, largest in self.largest.items()}
-        for name, value in values.items():
-            if not 0.0 < value < math.inf:
-                where, _, kind = name.rpartition(".")
-                what = "keys and values" if kind == "kv_scale" else "input"
-                raise _unusable(f"{what} of {where}", value, "gives no FP8 scale")
-        return values
-
-
 def _load(folder: Path, config: CheckpointConfig, device: str) -> PreTrainedModel:
     """The model in its own dtype; on a CPU, which has no arithmetic for float16, in float32."""
     dtype = "float32" if device == "cpu" and config.dtype == "float16" else config.dtype
@@ -163,7 +152,7 @@ def _watch(model: PreTrainedModel, config: CheckpointConfig, see: _See) -> None:
             watched.register_forward_pre_hook(show)
 
 
-def _seen_cache(ranges: _Ranges) -> DynamicCache:
+def _seen_cache(keep: _See) -> DynamicCache:
     """A cache that stays empty: attention stores what it is about to read, and gets it back."""
     from transformers import DynamicCache
 
@@ -171,8 +160,8 @@ def _seen_cache(ranges: _Ranges) -> DynamicCache:
         def update(
             self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
         ) -> tuple[Tensor, Tensor]:
-            ranges.see(kv_scale(layer_idx), key_states)
-            ranges.see(kv_scale(layer_idx), value_states)
+            keep(kv_scale(layer_idx), key_states)
+            keep(kv_scale(layer_idx), value_states)
             return key_states, value_states
 
     return SeenCache()

@@ -149,18 +149,15 @@ def best_codes(
     weighted = values * weights
     best = torch.full_like(extreme, -1.0)
     found = torch.zeros_like(extreme)
-    for tried in _candidates(kind, extreme):
-        near = _codes(kind, values, tried)
-        along = (weighted * near).sum(-1, keepdim=True)
-        square = (near.square() * weights).sum(-1, keepdim=True)
-        gain = along.square() / square.clamp_min(_TINY)  # what the best scale takes off the error
+    inverse = _inverse(extreme)
+    for code in _TRIED[kind.bits]:
+        tried = inverse * code
+        _, gain = _fit(weighted, _codes(kind, values, tried), weights)
         better = gain > best
         best, found = torch.where(better, gain, best), torch.where(better, tried, found)
     near = _codes(kind, values, found)
     for _ in range(2):  # codes that are nearest for the scale as it is stored
-        along = (weighted * near).sum(-1, keepdim=True)
-        square = (near.square() * weights).sum(-1, keepdim=True)
-        fitted = (along / square.clamp_min(_TINY)).to(dtype)
+        fitted = _fit(weighted, near, weights)[0].to(dtype)
         near = codes_of(kind, values, fitted)
         error = _error(values, near, fitted, weights)
         better = error < least
@@ -182,11 +179,11 @@ def codes_of(kind: BlockType, values: Tensor, scales: Tensor) -> Tensor:
     return _codes(kind, values, _inverse(scales.float()))
 
 
-def _candidates(kind: BlockType, extreme: Tensor) -> Iterator[Tensor]:
-    """Inverse scales to try, [rows, blocks, 1]."""
-    inverse = _inverse(extreme)
-    for code in _TRIED[kind.bits]:
-        yield inverse * code
+def _fit(weighted: Tensor, codes: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """The scale with the least error for codes of weighted values, and what it takes off it."""
+    along = (weighted * codes).sum(-1, keepdim=True)
+    square = (codes.square() * weights).sum(-1, keepdim=True).clamp_min(_TINY)
+    return along / square, along.square() / square
 
 
 def _last_code(kind: BlockType) -> int:

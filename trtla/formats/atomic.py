@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 
 from trtla.errors import TrtlaError, UsageError
-from trtla.files import read_json
+from trtla.files import flush, read_json
 from trtla.interrupts import INTERRUPTS
 
 _NEW, _OLD = "tmp", "old"  # what siblings are: .NAME.tmp-RANDOM, .NAME.old-RANDOM
@@ -106,7 +106,8 @@ def atomic_directory(
         folder.mkdir()
         with INTERRUPTS.undone(partial(_clean_up, folder, created)), _locked(folder):
             yield folder
-            _flush(folder)
+            for path in (*folder.iterdir(), folder):
+                flush(path)
             _move_into_place(folder, resolved, force)
     except BaseException as error:
         _clean_up(folder, created)
@@ -178,15 +179,6 @@ def _sweep(target: Path) -> None:
             if time.time() - left.stat().st_mtime > _STALE_SECONDS:
                 with _locked(left):
                     shutil.rmtree(left)
-
-
-def _flush(folder: Path) -> None:
-    for path in (*folder.iterdir(), folder):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _move_into_place(folder: Path, target: Path, force: bool) -> None:

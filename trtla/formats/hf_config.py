@@ -13,12 +13,11 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from trtla.errors import UsageError
 from trtla.files import read_json, validate
-from trtla.formats.config import LARGEST, QWEN2, CheckpointConfig, Count, DType, Size, as_dtype
+from trtla.formats.config import LARGEST, CheckpointConfig, Count, DType, Size, as_dtype
 from trtla.formats.folder import config_kind
 from trtla.formats.support import ARCHITECTURES, FAMILIES, check_supported
 from trtla.formats.t5_config import ENCODER_DECODERS, architecture, refuse_to_convert
 
-_BY_MODEL_TYPE = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": QWEN2}
 _WINDOW = 4096  # MistralConfig's and Qwen2Config's default where the key is absent
 _QWEN2_POSITIONS = 32768  # Qwen2Config's
 
@@ -67,13 +66,6 @@ class HFConfig(BaseModel):
         return data
 
     @property
-    def architecture(self) -> str:
-        """architectures[0], or what the model_type stands for."""
-        if self.architectures:
-            return self.architectures[0]
-        return _BY_MODEL_TYPE.get(self.model_type or "", self.model_type or "none")
-
-    @property
     def window(self) -> int | None:
         """The attention window of the layers that have one; None if no layer has."""
         if not self.use_sliding_window:
@@ -112,7 +104,7 @@ def read_hf_config(path: Path) -> tuple[CheckpointConfig, DType | None]:
 
 def parse_hf_config(data: Any, path: Path) -> tuple[CheckpointConfig, DType | None]:
     """As `read_hf_config`, of what is in the file; `path` is for the messages."""
-    _check_architecture(data, path)
+    name = _supported_architecture(data, path)
     config = validate(HFConfig, data, str(path))
     if config.quantization_config is not None:
         method = config.quantization_config.get("quant_method", "an unnamed method")
@@ -120,12 +112,13 @@ def parse_hf_config(data: Any, path: Path) -> tuple[CheckpointConfig, DType | No
             f"{path}: the weights are quantised ({method})", "convert the unquantised model"
         )
     dtype = _dtype(config.dtype, path)
-    checkpoint = validate(CheckpointConfig, _checkpoint_keys(config, dtype), str(path))
+    keys = {"architecture": name, **_checkpoint_keys(config, dtype)}
+    checkpoint = validate(CheckpointConfig, keys, str(path))
     check_supported(checkpoint, str(path))
     return checkpoint, dtype
 
 
-def _check_architecture(data: Any, path: Path) -> None:
+def _supported_architecture(data: Any, path: Path) -> str:
     """Before the keys: another architecture's config has other keys, which is not what is wrong."""
     if not isinstance(data, dict):
         raise UsageError(f"{path} holds no JSON object", "copy the file again")
@@ -134,9 +127,7 @@ def _check_architecture(data: Any, path: Path) -> None:
             f"{path.parent} is not a Hugging Face model but a trtla {kind}",
             "give the Hugging Face folder that it came from",
         )
-    names = data.get("architectures")
-    named = names[0] if isinstance(names, list) and names else architecture(data)
-    name = named or _BY_MODEL_TYPE.get(str(data.get("model_type")), data.get("model_type"))
+    name = architecture(data)
     if name in ENCODER_DECODERS:
         raise refuse_to_convert(path.parent, str(name))
     if name not in ARCHITECTURES:
@@ -144,6 +135,7 @@ def _check_architecture(data: Any, path: Path) -> None:
             f"{path}: architecture {name} is not supported",
             f"trtla converts {FAMILIES}",
         )
+    return str(name)
 
 
 def _dtype(name: str | None, path: Path) -> DType | None:
@@ -158,7 +150,6 @@ def _dtype(name: str | None, path: Path) -> DType | None:
 
 def _checkpoint_keys(config: HFConfig, dtype: DType | None) -> dict[str, Any]:
     return {
-        "architecture": config.architecture,
         "dtype": dtype or "float32",
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,

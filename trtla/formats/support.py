@@ -25,6 +25,7 @@ ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", QWEN2)
 FAMILIES = f"{', '.join(ARCHITECTURES[:-1])} and {ARCHITECTURES[-1]}"
 """For sentences."""
 
+_ONE_KIND = {"hidden_act": "silu", "position_embedding_type": "rope_gpt_neox"}
 _SPLIT_BY_INPUTS = ("o_proj.weight", "down_proj.weight")
 _SCALING_KEYS = {
     "linear": ("factor",),
@@ -52,21 +53,17 @@ _YARN_KEYS = (
 def check_supported(config: CheckpointConfig, where: str) -> None:
     """Refuse what trtla has no rule for."""
     if config.architecture.replace("LLaMA", "Llama") not in ARCHITECTURES:
-        raise UsageError(
-            f"{where}: architecture {config.architecture} is not supported",
-            f"trtla runs {FAMILIES}",
-        )
-    if config.hidden_act != "silu":
-        raise UsageError(
-            f"{where}: hidden_act {config.hidden_act} is not supported", "trtla runs silu models"
-        )
-    if config.position_embedding_type != "rope_gpt_neox":
-        raise UsageError(
-            f"{where}: position_embedding_type {config.position_embedding_type} is not supported",
-            "trtla runs rope_gpt_neox models",
-        )
+        name = config.architecture
+        raise _unsupported(f"{where}: architecture {name}", f"trtla runs {FAMILIES}")
+    for key, known in _ONE_KIND.items():
+        if (value := getattr(config, key)) != known:
+            raise _unsupported(f"{where}: {key} {value}", f"trtla runs {known} models")
     _check_quantization(config, where)
     _check_rope(config, where)
+
+
+def _unsupported(what: str, hint: str) -> UsageError:
+    return UsageError(f"{what} is not supported", hint)
 
 
 def check_mapping(config: CheckpointConfig) -> None:
@@ -114,8 +111,8 @@ def _check_quantization(config: CheckpointConfig, where: str) -> None:
         value = getattr(quantization, key)
         known = (None, "FP8", *WEIGHT_ONLY) if key == "quant_algo" else (None, "FP8")
         if value not in known:
-            raise UsageError(
-                f"{where}: {key} {value} is not supported",
+            raise _unsupported(
+                f"{where}: {key} {value}",
                 f"trtla runs {', '.join(filter(None, known))} and unquantised models; convert the "
                 "unquantised one",
             )
@@ -130,13 +127,13 @@ def _check_quantization(config: CheckpointConfig, where: str) -> None:
 def _check_awq(config: CheckpointConfig, group_size: int, where: str) -> None:
     """Refuse W4A16_AWQ as only other programs make it, and groups that do not divide."""
     if config.quantization.has_zero_point:
-        raise UsageError(
-            f"{where}: W4A16_AWQ with has_zero_point is not supported",
+        raise _unsupported(
+            f"{where}: W4A16_AWQ with has_zero_point",
             "make it with trtla convert --dtype w4a16_awq, or with modelopt",
         )
     sizes = ", ".join(map(str, AWQ_GROUP_SIZES))
     if group_size not in AWQ_GROUP_SIZES:
-        raise UsageError(f"{where}: group_size {group_size} is not supported", f"use {sizes}")
+        raise _unsupported(f"{where}: group_size {group_size}", f"use {sizes}")
     for name, (_, inputs) in linear_sizes(config).items():
         if inputs % group_size:
             raise UsageError(
@@ -178,15 +175,11 @@ def _check_excluded(patterns: Sequence[str], config: CheckpointConfig, where: st
 def _check_rope(config: CheckpointConfig, where: str) -> None:
     scaling, kind = config.rotary_scaling or {}, config.rope_type
     if kind not in ROPE_TYPES:
-        raise UsageError(
-            f"{where}: rope scaling {kind} is not supported", f"trtla runs {', '.join(ROPE_TYPES)}"
-        )
+        raise _unsupported(f"{where}: rope scaling {kind}", f"trtla runs {', '.join(ROPE_TYPES)}")
     partial = scaling.get("partial_rotary_factor", 1.0)
     if partial != 1.0:
-        raise UsageError(
-            f"{where}: partial_rotary_factor {partial} is not supported",
-            "trtla runs models that rotate whole heads",
-        )
+        hint = "trtla runs models that rotate whole heads"
+        raise _unsupported(f"{where}: partial_rotary_factor {partial}", hint)
     yarn = [key for key in _YARN_KEYS if kind == "yarn" and scaling.get(key) is not None]
     for key in (*_SCALING_KEYS.get(kind, ()), *yarn):
         value = scaling.get(key)

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from trtla.errors import UsageError
 from trtla.files import read_json, validate
-from trtla.formats.config import DTYPES, LARGEST, CheckpointConfig, Count, Size
+from trtla.formats.config import DTYPES, LARGEST, QWEN2, CheckpointConfig, Count, Size
 from trtla.formats.folder import folder_kind
 
 ENCODER_DECODERS = (
@@ -20,7 +20,12 @@ ENCODER_DECODERS = (
     "MT5ForConditionalGeneration",
     "UMT5ForConditionalGeneration",
 )
-_BY_MODEL_TYPE = dict(zip(("t5", "mt5", "umt5"), ENCODER_DECODERS, strict=True))
+_BY_MODEL_TYPE = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": QWEN2,
+    **dict(zip(("t5", "mt5", "umt5"), ENCODER_DECODERS, strict=True)),
+}
 _POSITIONS = 1024  # relative positions have no limit: what to plan with where none is named
 
 
@@ -78,21 +83,17 @@ class T5Config(BaseModel):
         return self.feed_forward_proj.removeprefix("gated-")
 
 
-def architecture(data: Any) -> str | None:
-    """The T5 family's architecture of a parsed config.json; None: another model's."""
-    if not isinstance(data, dict):
-        return None
-    names = data.get("architectures")
-    named = names[0] if isinstance(names, list) and names else None
-    found = named or _BY_MODEL_TYPE.get(str(data.get("model_type")))
-    return found if found in ENCODER_DECODERS else None
+def architecture(data: Any) -> Any:
+    """What a parsed config.json of Hugging Face names first, or what its model_type stands for."""
+    names, kind = data.get("architectures"), data.get("model_type")
+    return names[0] if isinstance(names, list) and names else _BY_MODEL_TYPE.get(str(kind), kind)
 
 
 def is_encoder_decoder(folder: Path) -> bool:
     """Whether a folder holds a model of the T5 family; raises UsageError where it holds none."""
     if folder_kind(folder) != "Hugging Face model":
         return False
-    return architecture(read_json(folder / "config.json")) is not None
+    return architecture(read_json(folder / "config.json")) in ENCODER_DECODERS
 
 
 def check_same_kind(draft: Path, target: Path) -> None:

@@ -16,7 +16,6 @@ from trtla.runtime.drafters.lookahead import (
     LookaheadDrafter,
     lookahead_drafter,
     new_window,
-    random_from_prompt,
 )
 from trtla.runtime.drafters.lookup import NgramDrafter, NgramStorage, PromptLookupDrafter
 from trtla.runtime.drafters.tree import TreeDrafter
@@ -144,8 +143,7 @@ class Drafters(DrafterFactory):
         tree = self._tree(shared, request, sources)
         window, fixed = None, None
         if every and "window" in sources and triple.ngram_size > 1:
-            seed = random_from_prompt(request.sampling.seed)
-            window = new_window(triple, request.known_ids, seed)
+            window = new_window(triple, request.known_ids, request.sampling.seed)
         elif not every and settings.uses_lookahead:
             found = lookahead_drafter(triple, request, options)
             fixed = found if isinstance(found, LookaheadDrafter) else None

@@ -13,7 +13,7 @@ that the draft budget holds for every (W, N, G).
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -23,13 +23,6 @@ from trtla.settings.drafting import DraftOptions
 from trtla.settings.lookahead import LookaheadConfig
 
 _OPTIONS = DraftOptions()
-WindowSeed = Callable[[Sequence[int], int], Sequence[int]]
-"""(prompt, count) -> the tokens that fill the window at the start."""
-
-
-def random_from_prompt(seed: int) -> WindowSeed:
-    """Tokens drawn uniformly from the prompt, as in lade and TensorRT-LLM."""
-    return lambda prompt, count: random.Random(seed).choices(prompt, k=count)
 
 
 class DraftTree:
@@ -219,7 +212,7 @@ class LookaheadDrafter(Drafter):
     Args:
         config: the request's triple.
         prompt: prompt tokens, at least one.
-        window_seed: fills the window at the start.
+        window: as it is at the start.
         pool_from_text: keep n-grams of prompt and output in the pool as well as the window's.
         options: how it drafts.
     """
@@ -228,14 +221,14 @@ class LookaheadDrafter(Drafter):
         self,
         config: LookaheadConfig,
         prompt: Sequence[int],
-        window_seed: WindowSeed,
+        window: LookaheadWindow,
         *,
         pool_from_text: bool = True,
         options: DraftOptions = _OPTIONS,
     ) -> None:
         self._ngram, self._options = config.ngram_size, options
         self._pool = NgramPool(config.ngram_size, config.verification_set_size)
-        self._window = new_window(config, prompt, window_seed)
+        self._window = window
         self._pool_from_text = pool_from_text
         self._recent = list(prompt)
 
@@ -278,12 +271,10 @@ class LookaheadDrafter(Drafter):
         del self._recent[: 1 - size]
 
 
-def new_window(
-    config: LookaheadConfig, prompt: Sequence[int], window_seed: WindowSeed
-) -> LookaheadWindow:
-    """The window of a request at its start."""
+def new_window(config: LookaheadConfig, prompt: Sequence[int], seed: int) -> LookaheadWindow:
+    """A request's at its start: tokens drawn from the prompt, as in lade and TensorRT-LLM."""
     count = config.window_size + config.ngram_size - 3
-    return LookaheadWindow(config, window_seed(prompt, count))
+    return LookaheadWindow(config, random.Random(seed).choices(prompt, k=count))
 
 
 def lookahead_drafter(
@@ -292,5 +283,5 @@ def lookahead_drafter(
     """The drafter for a request with this triple."""
     if config.is_autoregressive:
         return NoDrafter()
-    window_seed = random_from_prompt(request.sampling.seed)
-    return LookaheadDrafter(config, request.known_ids, window_seed, options=options)
+    window = new_window(config, request.known_ids, request.sampling.seed)
+    return LookaheadDrafter(config, request.known_ids, window, options=options)
