@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
 from rich.cells import cell_len
@@ -32,7 +31,7 @@ _MARGIN, _BETWEEN = 18.0, 4 * _COLUMN
 
 _STYLES: tuple[Style, ...] = get_args(Style)
 _BEGIN, _END = "\ue000", "\ue001"  # texts of tokens have these escaped
-_PAINTED = re.compile(f"{_BEGIN}(.)([^{_END}]*){_END}")
+_RUN = re.compile(f"(?:{_BEGIN}(.))?([^{_BEGIN}{_END}]*){_END}?")  # style, if any, and text
 _SOLID = re.compile("[█▓▒]+")
 _INKS: dict[Style, str] = {"dim": BASE, "input": "white"}
 
@@ -55,13 +54,8 @@ _GROUNDS: dict[Style, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Span:
-    """Letters of one style in a line, from a column on."""
-
-    column: int
-    text: str
-    style: Style
+_Span = tuple[int, str, Style]
+"""From which column on a text of one style stands in a line."""
 
 
 def step_picture(run: RecordedRun, step: RecordedStep, words: Words) -> Figure:
@@ -101,18 +95,14 @@ def _run_row(run: RecordedRun, chosen: RecordedStep) -> Iterator[str]:
 
 
 def _spans(line: str) -> Iterator[_Span]:
-    column, at = 0, 0
-    for match in _PAINTED.finditer(line):
-        before = line[at : match.start()]
-        yield _Span(column, before, "plain")
-        column, at = column + cell_len(before), match.end()
-        yield _Span(column, match[2], _STYLES[int(match[1])])
-        column += cell_len(match[2])
-    yield _Span(column, line[at:], "plain")
+    column = 0
+    for style, text in _RUN.findall(line):
+        yield column, text, _STYLES[int(style)] if style else "plain"
+        column += cell_len(text)
 
 
 def _width(lines: Sequence[str]) -> float:
-    ends = [span.column + cell_len(span.text) for line in lines for span in _spans(line)]
+    ends = [column + cell_len(text) for line in lines for column, text, _ in _spans(line)]
     return max(ends, default=0) * _COLUMN
 
 
@@ -142,11 +132,12 @@ def _figure(name: str, title: list[str], left: list[str], right: list[str]) -> F
 
 def _draw(axes: Axes, span: _Span, x: float, y: float) -> None:
     """Draw letters, or for the mask's squares a bar."""
-    left, width, text = x + span.column * _COLUMN, cell_len(span.text) * _COLUMN, span.text
-    if set(text) == {HIDDEN}:
+    column, text, style = span
+    left, width = x + column * _COLUMN, cell_len(text) * _COLUMN
+    if not text.strip(HIDDEN):
         return
     solid = _SOLID.fullmatch(text)
-    if ground := (_SOLIDS if solid else _GROUNDS).get(span.style, ""):
+    if ground := (_SOLIDS if solid else _GROUNDS).get(style, ""):
         _box(axes, left, y, width, ground)
     if solid or not text.strip(" "):
         return
@@ -157,8 +148,8 @@ def _draw(axes: Axes, span: _Span, x: float, y: float) -> None:
         text.strip(" ").replace(" ", "\N{NO-BREAK SPACE}"),  # SVG makes one of several others
         parse_math=False,
         fontsize=_SIZE,
-        color=_INKS.get(span.style, INK),
-        fontweight="bold" if span.style in ("bold", "input") else "normal",
+        color=_INKS.get(style, INK),
+        fontweight="bold" if style in ("bold", "input") else "normal",
         fontfamily=["DejaVu Sans Mono", "monospace"],
         verticalalignment="center_baseline",
     )
