@@ -57,18 +57,17 @@ def _choice(words: tuple[str, ...]) -> Value:
     return Value("|".join(words), _of_click(kind), examples=_words(*words))
 
 
-def _or_word(value: Value, word: str) -> Value:
-    """With a word that stands for None."""
+def _or_word(value: Value, word: str, empty: Any = None) -> Value:
+    """With a word that stands for nothing."""
     return Value(
         f"{value.usage}|{word}",
-        lambda text: None if text.lower() == word else value.parse(text),
-        lambda number: word if number is None else value.show(number),
+        lambda text: empty if text.lower() == word else value.parse(text),
+        lambda present: word if present == empty else value.show(present),
+        lambda known, typed: (*value.examples(known, typed), word),
     )
 
 
 def _parse_texts(text: str) -> Any:
-    if text.lower() == "none":
-        return ()
     if not text.startswith('"'):
         return (text,)
     try:
@@ -80,21 +79,12 @@ def _parse_texts(text: str) -> Any:
 
 
 def _show_texts(texts: Iterable[str]) -> str:
-    return ", ".join(json.dumps(text, ensure_ascii=False) for text in texts) or "none"
+    return ", ".join(json.dumps(text, ensure_ascii=False) for text in texts)
 
 
 def _parse_system(text: str) -> str:
     check_text(text, "the system message")
-    return "" if text.lower() == "off" else text
-
-
-def _parse_lookahead(text: str) -> Any:
-    off = text.lower() == "off"
-    return AUTOREGRESSIVE if off else LookaheadType().convert(text.lower(), None, None)
-
-
-def _show_lookahead(value: Any) -> str:
-    return "off" if value == AUTOREGRESSIVE else "the default" if value is None else str(value)
+    return text
 
 
 def _parse_filters(text: str) -> Filters:
@@ -152,15 +142,17 @@ TOGGLE = Value(
 WHOLE = Value("N", _of_click(click.INT))
 REAL = Value("X", _of_click(click.FLOAT), "{:g}".format)
 COLORS = _choice(("accepted", "source"))
-TEXTS = Value("TEXT|none", _parse_texts, _show_texts, _words("none"))
-SYSTEM = Value(
-    "TEXT|off", _parse_system, lambda text: " ".join(text.split()) or "off", _words("off")
-)
-LOOKAHEAD = Value(
-    "W,N,G|auto|off",
-    _parse_lookahead,
-    _show_lookahead,
-    lambda known, typed: (known.triple, "auto", "off"),
+TEXTS = _or_word(Value("TEXT", _parse_texts, _show_texts), "none", ())
+SYSTEM = _or_word(Value("TEXT", _parse_system, lambda text: " ".join(text.split())), "off", "")
+LOOKAHEAD = _or_word(
+    Value(
+        "W,N,G|auto",
+        lambda text: LookaheadType().convert(text.lower(), None, None),
+        lambda value: "the default" if value is None else str(value),
+        lambda known, typed: (known.triple, "auto"),
+    ),
+    "off",
+    AUTOREGRESSIVE,
 )
 DRAFTER = Value(
     "NAME,...",
@@ -179,11 +171,14 @@ PROCESSOR = Value(
 FILE = Value("FILE", _parse_file, examples=_files)
 PAIR = Value("A | B", _parse_pair)
 """Both sides as texts, each one or more commands with `;` between."""
-BIASES = Value(
-    "ID:BIAS,...|none",
-    lambda text: () if text.lower() == "none" else text,
-    lambda pairs: ",".join(f"{token}:{number:g}" for token, number in pairs) or "none",
-    _words("none"),
+BIASES = _or_word(
+    Value(
+        "ID:BIAS,...",
+        str,
+        lambda pairs: ",".join(f"{token}:{number:g}" for token, number in pairs),
+    ),
+    "none",
+    (),
 )
 
 
