@@ -38,8 +38,6 @@ class WindowCells:
     tokens: Ngram
     """As they are fed: fillers, level 0, level 1, ..."""
     parents: tuple[int, ...]
-    newest: tuple[int, ...]
-    """Nodes of the newest level."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +134,8 @@ def _cells(window: LookaheadWindow, input_token: int) -> WindowCells:
     first, *others = window.levels
     if window.full:
         first = (input_token, *first[1:])
-    shape = (window.tokens(), window.parents(), window.newest())
-    return WindowCells((first, *others), window.fillers, window.full, *shape)
+    levels, fed = (first, *others), (window.tokens(), window.parents())
+    return WindowCells(levels, window.fillers, window.full, *fed)
 
 
 def record_run(

@@ -39,7 +39,6 @@ _ENDS: dict[FinishReason, Reason] = {
 class Candidate:
     """One branch of the draft that could have been accepted."""
 
-    nodes: tuple[int, ...]
     tokens: tuple[int, ...]
     matched: int
     """Leading tokens that equal what the target drew, as far as the text went."""
@@ -136,7 +135,7 @@ def _candidate(run: RecordedRun, step: RecordedStep, path: tuple[int, ...]) -> C
     tokens = tuple(step.draft.tokens[node - 1] for node in path)
     pairs = zip(tokens, step.committed, strict=False)
     matched = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
-    return Candidate(path, tokens, matched, _sources(run, step, tokens))
+    return Candidate(tokens, matched, _sources(run, step, tokens))
 
 
 def _sources(run: RecordedRun, step: RecordedStep, tokens: tuple[int, ...]) -> tuple[Source, ...]:

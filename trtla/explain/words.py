@@ -12,7 +12,7 @@ from rich.cells import cell_len, set_cell_size
 from trtla.console import counted
 from trtla.explain.mask import Role, positions, roles
 from trtla.explain.record import RecordedRun, RecordedStep, WindowCells
-from trtla.explain.step_outcome import Candidate, Outcome, Reason, fates, outcome_of
+from trtla.explain.step_outcome import Outcome, Reason, fates, outcome_of
 from trtla.llm.text_stream import Decode
 from trtla.results.documents import SCHEMA_VERSION
 from trtla.results.run import result
@@ -251,7 +251,7 @@ def _step(outcome: Outcome, words: Words) -> dict[str, Any]:
         "added": outcome.added,
         "reason": outcome.reason,
         "why": why(outcome, words),
-        "candidates": [_candidate(candidate) for candidate in outcome.candidates],
+        "candidates": list(map(asdict, outcome.candidates)),
         "window": _window(step.window),
         "new_level": step.observed,
         "window_after": _window(step.window_after),
@@ -272,10 +272,6 @@ def _role(role: Role) -> dict[str, Any]:
         "filler": role.filler,
         "candidates": [{"candidate": number, "place": place} for number, place in role.candidates],
     }
-
-
-def _candidate(candidate: Candidate) -> dict[str, Any]:
-    return {key: value for key, value in asdict(candidate).items() if key != "nodes"}
 
 
 def _window(window: WindowCells | None) -> dict[str, Any] | None:
