@@ -15,7 +15,7 @@ from tests.support.drafted import (
 )
 from tests.support.examples import examples
 from tests.support.toys import plain, request, ruled, run, tokens_of
-from trtla.runtime.drafters.lookup import PromptLookupDrafter, TextIndex
+from trtla.runtime.drafters.lookup import PromptLookupDrafter
 from trtla.settings.lookahead import AUTOREGRESSIVE
 
 gammas = st.integers(1, 8)
@@ -62,7 +62,7 @@ texts = st.lists(st.integers(0, 2), max_size=40)
 
 
 def found(text, length=3):
-    return TextIndex(list(text)).continuation(length)
+    return PromptLookupDrafter(length, text).propose().tokens
 
 
 @given(texts, st.integers(1, 5))
@@ -83,8 +83,8 @@ def match(text, end):
 
 @given(texts, st.lists(st.integers(1, 6), max_size=12))
 def test_an_index_that_grows_finds_what_a_new_one_finds(text, lengths):
-    grown: list[int] = []
-    index = TextIndex(grown)
+    end, drafter = 0, PromptLookupDrafter(3, ())
     for length in lengths:
-        grown += text[len(grown) : len(grown) + length]
-        assert index.continuation(3) == found(grown)
+        drafter.observe((), text[end : end + length])
+        end += length
+        assert drafter.propose().tokens == found(text[:end])

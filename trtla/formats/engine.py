@@ -315,12 +315,12 @@ def text_digest(text: str) -> str:
 
 
 def model_digest(engine: Engine) -> str:
-    """As `weights_digest`; of the T5 family, whose files are read otherwise, nothing."""
-    return "" if isinstance(engine, EncoderDecoder) else weights_digest(engine)
+    """A digest of a model's sizes and of each weight's middle row; training changes them all.
 
-
-def weights_digest(engine: Engine) -> str:
-    """A digest of a model's sizes and of each weight's middle row; training changes them all."""
+    Of the T5 family, whose files are read otherwise, nothing.
+    """
+    if isinstance(engine, EncoderDecoder):
+        return ""
     import torch
 
     from trtla.formats.plan import source_shapes

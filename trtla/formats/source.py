@@ -95,9 +95,7 @@ def in_type(
 
 
 def _checkpoint_source(folder: Path, stored: CheckpointConfig, dtype: str | None) -> BuildSource:
-    config = stored
-    if dtype is not None and dtype != "auto":
-        config = _in_dtype(stored, dtype)
+    config = stored if dtype in (None, "auto") else _in_dtype(stored, dtype)
     return BuildSource(folder, "checkpoint", config, stored)
 
 

@@ -40,7 +40,8 @@ class LookupDrafter(Drafter):
 
 
 class PromptLookupDrafter(LookupDrafter):
-    """What followed the longest match of the text's end in prompt and output.
+    """What followed the longest match of the text's end in prompt and output, the youngest of
+    equally long ones; where the text ends too early it is taken to repeat from there.
 
     A match has at least two tokens. Counts, other requests and models play no part.
     """
@@ -50,40 +51,21 @@ class PromptLookupDrafter(LookupDrafter):
     ) -> None:
         super().__init__(gamma, max_output_len)
         self._text = list(prompt)
-        self._index = TextIndex(self._text)
+        self._last: dict[tuple[int, int], int] = {}
+        self._before = [0]
+        """For each place the one before where the same two tokens ended; 0: none."""
 
     def _continuation(self, most: int) -> Sequence[int]:
-        return self._index.continuation(most)
+        self._catch_up()
+        place = self._longest_match()
+        after = self._text[place + 1 : place + 1 + most] if place else []
+        while after and len(after) < most:
+            after += after[: most - len(after)]
+        return after
 
     def observe(self, greedy: Sequence[int], committed: Sequence[int]) -> None:
         super().observe(greedy, committed)
         self._text += committed
-
-
-class TextIndex:
-    """A growing text, and for each place the one before where the same two tokens ended.
-
-    Args:
-        text: the tokens so far; its owner appends to it.
-    """
-
-    def __init__(self, text: list[int]) -> None:
-        self._text = text
-        self._last: dict[tuple[int, int], int] = {}
-        self._before = [0]
-        """0: none."""
-
-    def continuation(self, length: int) -> tuple[int, ...]:
-        """What followed the longest match of the text's end, the youngest of equally long ones.
-
-        Where the text ends too early it is taken to repeat from there. Empty where nothing matches.
-        """
-        self._catch_up()
-        place = self._longest_match()
-        after = self._text[place + 1 : place + 1 + length] if place else []
-        while after and len(after) < length:
-            after += after[: length - len(after)]
-        return tuple(after)
 
     def _catch_up(self) -> None:
         text, last, before = self._text, self._last, self._before

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trtla.formats.engine import text_digest, weights_digest
+from trtla.formats.engine import model_digest, text_digest
 from trtla.formats.support import shard_config
 from trtla.runtime.auto.probe import cost_source
 from trtla.runtime.drafters.draft_model import check_draft_engines, load_draft_model
@@ -117,7 +117,7 @@ def _ranks(
     config, whole = engine.config.pretrained_config, options.lookahead_parallel is not None
     same: dict[str, object] = {
         "parallelism": "lookahead" if whole else "tensor",
-        "model": weights_digest(engine),
+        "model": model_digest(engine),
         "configuration": text_digest(config.model_dump_json()),
         "arithmetic": str(arithmetic),
         "type of the K/V cache": options.kv_cache_dtype,

@@ -269,14 +269,22 @@ def _tree_bias(feed: Feed) -> Tensor:
 @lru_cache(maxsize=4096)
 def tree_bias(parents: tuple[int, ...]) -> Tensor:
     """0 where a node sees itself or an ancestor, -inf elsewhere; float32 [nodes, nodes]."""
-    seen = [1]  # bit i: sees node i; a step whose shape is new must not cost what its forward does
-    for node, parent in enumerate(parents, 1):
-        seen.append(seen[parent] | 1 << node)
-    count, size = len(seen), len(seen) // 8 + 1
-    data = np.frombuffer(b"".join(row.to_bytes(size, "little") for row in seen), np.uint8)
-    visible = np.unpackbits(data.reshape(count, size), axis=1, count=count, bitorder="little")
+    count = len(parents) + 1
+    data = np.frombuffer(seen_nodes(parents, count // 8 + 1), np.uint8).reshape(count, -1)
+    visible = np.unpackbits(data, axis=1, count=count, bitorder="little")
     hidden = torch.from_numpy(visible) == 0
     return torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
+
+
+def seen_nodes(parents: Seq[int], size: int) -> bytes:
+    """Of each node so many bytes, little-endian: bit i is set where it sees node i.
+
+    A step whose shape is new must not cost what its forward does.
+    """
+    seen = [1]
+    for node, parent in enumerate(parents, 1):
+        seen.append(seen[parent] | 1 << node)
+    return b"".join(row.to_bytes(size, "little") for row in seen)
 
 
 def _padding(counts: Seq[int], device: torch.device) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
-from trtla.runtime.models.batch import Batch
+from trtla.runtime.models.batch import Batch, seen_nodes
 from trtla.runtime.models.cuda.paged_attention import HEADER, PagedGroup
 from trtla.runtime.sequence import Feed
 
@@ -201,8 +201,4 @@ def _batch(parts: _Parts, room: Room) -> Batch:
 @lru_cache(maxsize=4096)
 def mask_words(parents: tuple[int, ...], words: int) -> np.ndarray[Any, np.dtype[np.int64]]:
     """int64 [nodes, words]: bit i % 64 of word i // 64 is set where a node sees node i."""
-    seen = [1]
-    for node, parent in enumerate(parents, 1):
-        seen.append(seen[parent] | 1 << node)
-    data = b"".join(row.to_bytes(words * WORD // 8, "little") for row in seen)
-    return np.frombuffer(data, dtype="<i8").reshape(-1, words)
+    return np.frombuffer(seen_nodes(parents, words * WORD // 8), "<i8").reshape(-1, words)

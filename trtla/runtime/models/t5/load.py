@@ -11,6 +11,7 @@ from torch import Tensor
 from trtla.errors import UsageError
 from trtla.formats.engine import EncoderDecoder
 from trtla.formats.hf import load_model
+from trtla.formats.t5_config import T5Config
 from trtla.runtime.models.layers import Linear, LinearPair
 from trtla.runtime.models.t5.model import (
     Activation,
@@ -19,7 +20,6 @@ from trtla.runtime.models.t5.model import (
     RelativeBias,
     T5Layer,
     T5Model,
-    T5Shape,
     T5Weights,
 )
 
@@ -28,13 +28,10 @@ def load_t5(engine: EncoderDecoder, dtype: torch.dtype, device: torch.device) ->
     """Load a model of the T5 family."""
     kind, hint = "AutoModelForSeq2SeqLM", "copy the folder again"
     theirs = load_model(kind, engine.path, dtype, hint).requires_grad_(False).to(device)
-    config = engine.t5
     tensors = dict(theirs.state_dict())
     tensors["lm_head.weight"] = theirs.get_output_embeddings().weight
-    weights = _weights(tensors, engine, _activation(config.activation))
-    scale = config.d_model**-0.5 if _scales_logits(theirs.config) else 1.0
-    shape = T5Shape(config.num_heads, config.d_kv, config.layer_norm_epsilon, scale)
-    return T5Model(weights, shape, _encode(theirs.get_encoder(), device), dtype, device)
+    weights = _weights(tensors, engine.t5, _scales_logits(theirs.config))
+    return T5Model(weights, engine.t5, _encode(theirs.get_encoder(), device), dtype, device)
 
 
 def _scales_logits(config: Any) -> bool:
@@ -63,10 +60,8 @@ def _encode(encoder: Any, device: torch.device) -> Encode:
     return encode
 
 
-def _weights(
-    tensors: Mapping[str, Tensor], engine: EncoderDecoder, activation: Activation
-) -> T5Weights:
-    config = engine.t5
+def _weights(tensors: Mapping[str, Tensor], config: T5Config, scales_logits: bool) -> T5Weights:
+    activation = _activation(config.activation)
     layers = tuple(
         _layer(_part(tensors, f"decoder.block.{index}.layer."), config, activation)
         for index in range(config.num_decoder_layers)
@@ -78,6 +73,7 @@ def _weights(
         tensors["shared.weight"],
         tensors["decoder.final_layer_norm.weight"],
         Linear.of(head),
+        config.d_model**-0.5 if scales_logits else 1.0,
         sum(tensor.nbytes for tensor in (*read, head)),
     )
 
@@ -91,7 +87,7 @@ def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     }
 
 
-def _layer(tensors: Mapping[str, Tensor], config: Any, activation: Activation) -> T5Layer:
+def _layer(tensors: Mapping[str, Tensor], config: T5Config, activation: Activation) -> T5Layer:
     own, cross, mlp = "0.SelfAttention", "1.EncDecAttention", "2.DenseReluDense"
     table = tensors.get(f"{own}.relative_attention_bias")
     distance = config.relative_attention_max_distance

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trtla.errors import TrtlaError
+from trtla.formats.t5_config import T5Config
 from trtla.runtime.models.batch import AttentionGroup, Batch, Forwarded, StepGroup, make_batch
 from trtla.runtime.models.forward import Model
 from trtla.runtime.models.kv_cache import KVCache
@@ -150,19 +151,10 @@ class T5Weights:
     embedding: Tensor
     norm: Tensor
     lm_head: Linear
-    nbytes: int
-    """Of what a step reads."""
-
-
-@dataclass(frozen=True, slots=True)
-class T5Shape:
-    """What the decoder's weights do not say themselves."""
-
-    heads: int
-    head_size: int
-    epsilon: float
     logit_scale: float
     """d_model ** -0.5 where the embedding is the output projection (T5 1.0), else 1."""
+    nbytes: int
+    """Of what a step reads."""
 
 
 class T5Model(Model):
@@ -171,12 +163,14 @@ class T5Model(Model):
     def __init__(
         self,
         weights: T5Weights,
-        shape: T5Shape,
+        config: T5Config,
         encode: Encode,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self._weights, self._shape = weights, shape
+        self._weights, self._epsilon = weights, config.layer_norm_epsilon
+        self._shape = (config.num_heads, config.d_kv)
+        """Heads, and their size."""
         self._encode, self._device = encode, device
         self.dtype = dtype
         self.prompts = EncodedPrompts(self._prompt_states)
@@ -191,8 +185,8 @@ class T5Model(Model):
         return self._weights.nbytes
 
     def new_cache(self, num_blocks: int) -> KVCache:
-        sizes = (len(self._weights.layers), self._shape.heads, self._shape.head_size)
-        return KVCache(*sizes, num_blocks, self.dtype, self._device)
+        layers = len(self._weights.layers)
+        return KVCache(layers, *self._shape, num_blocks, self.dtype, self._device)
 
     @torch.inference_mode()
     def forward(self, feeds: Sequence[Feed], cache: KVCache) -> Forwarded:
@@ -214,7 +208,7 @@ class T5Model(Model):
             states = states + self._cross_attention(layer, states, ours, counts)
             states = states + layer.mlp(self._normalise(states, layer.mlp_norm))
         states = self._normalise(states.index_select(0, batch.rows), self._weights.norm)
-        logits = self._weights.lm_head(states * self._shape.logit_scale)
+        logits = self._weights.lm_head(states * self._weights.logit_scale)
         return Forwarded(logits.to(torch.promote_types(self.dtype, torch.float32)))
 
     def _attention(
@@ -228,7 +222,7 @@ class T5Model(Model):
     ) -> Tensor:
         normed = self._normalise(states, layer.norm)
         # `attend` divides by this root, which T5 does not.
-        queries = self._heads(layer.query(normed)) * self._shape.head_size**0.5
+        queries = self._heads(layer.query(normed)) * self._shape[1] ** 0.5
         cache.write(index, batch.slots, *map(self._heads, layer.key_value(normed)))
         keys, values = cache.layer(index)
         parts = [group.attend(queries[group.rows], keys, values) for group in groups]
@@ -253,12 +247,12 @@ class T5Model(Model):
         return keys.transpose(0, 1)[None].contiguous(), values.transpose(0, 1)[None].contiguous()
 
     def _heads(self, states: Tensor) -> Tensor:
-        return states.view(len(states), self._shape.heads, self._shape.head_size)
+        return states.view(len(states), *self._shape)
 
     def _normalise(self, states: Tensor, weight: Tensor) -> Tensor:
         """RMS norm in at least float32, in the weight's type."""
         wide = states.to(torch.promote_types(states.dtype, torch.float32))
-        root = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self._shape.epsilon)
+        root = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self._epsilon)
         return (states * root).to(weight.dtype) * weight
 
 
