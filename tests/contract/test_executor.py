@@ -208,6 +208,21 @@ def test_a_stop_string_ends_the_text_at_the_token_that_completes_it(opener, refe
     assert tokens(done[1]) == reference(PROMPTS[2], LENGTH)
 
 
+def test_a_stop_check_that_raises_ends_its_own_request_alone(opener, reference):
+    def check(ids: list[int]) -> bool:
+        if len(ids) == 4:
+            raise ZeroDivisionError
+        return False
+
+    done = run(opener(), [ask(0, PROMPTS[0], stop_check=check), ask(1, PROMPTS[2])])
+    assert done[0][-1].finish_reason == "failed"
+    assert "request 0 failed: ZeroDivisionError" in done[0][-1].error.message
+    text: list[int] = []
+    for output in done[1]:  # what was recorded before may come again
+        text[output.start :] = output.new_tokens
+    assert text == reference(PROMPTS[2], LENGTH)
+
+
 @pytest.mark.parametrize("length", [1, 2, 7])
 def test_the_output_is_never_longer_than_asked(opener, reference, length):
     (outputs,) = run(opener(), [ask(0, PROMPTS[1], length)]).values()

@@ -65,22 +65,6 @@ def test_an_error_at_any_line_harms_no_text(llm):
         torn_run(llm, expected, Lines(STATE, place, Torn), stop)
 
 
-def test_a_stop_check_that_raises_ends_its_own_request_alone(llm):
-    def check(ids: list[int]) -> bool:
-        raise ZeroDivisionError
-
-    executor, outputs = llm._executor, {0: [], 1: []}
-    executor.submit(Request(0, (1, 2), SamplingParams(LENGTH), stop_check=check))
-    executor.submit(Request(1, (1, 2), SamplingParams(LENGTH)))
-    while step := executor.poll():
-        for output in step:
-            outputs[output.request_id].append(output)
-    (failed,) = outputs[0]
-    assert failed.finish_reason == "failed"
-    assert "request 0 failed: ZeroDivisionError" in failed.error.message
-    assert sum(len(output.new_tokens) for output in outputs[1]) == LENGTH
-
-
 def result(tokens: list[int], iterations: int) -> SimpleNamespace:
     shown = {"output_token_ids": [tokens], "decoding_iter": iterations, "is_final": False}
     return SimpleNamespace(has_error=lambda: False, result=SimpleNamespace(**shown))

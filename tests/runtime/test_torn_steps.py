@@ -5,7 +5,6 @@ Errors come at every line of the modules that hold state, one run each.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from linecache import getline
 from queue import SimpleQueue
@@ -14,10 +13,8 @@ import pytest
 
 from tests.support.examples import some
 from tests.support.interrupts import Lines, once_each
-from tests.support.mixed import VOCAB
 from tests.support.torn import CHAIN, PROMPTS, SAMPLING, Opened, expected, rest
-from tests.support.toys import hash_scores, request, run, tokens_of, toy_executor
-from trtla import LookaheadConfig, SamplingParams, TrtlaError
+from trtla import SamplingParams, TrtlaError
 from trtla.llm.prompt import PromptRequest
 from trtla.runtime import blocks as block_reuse
 from trtla.runtime import executor as in_flight
@@ -30,7 +27,6 @@ from trtla.runtime.loop.executor import TorchExecutor
 from trtla.runtime.models import kv_cache
 from trtla.runtime.request import DraftRecorder
 from trtla.settings.drafting import NO_DRAFTER
-from trtla.settings.lookahead import AUTOREGRESSIVE
 
 __all__ = ["expected"]
 
@@ -163,26 +159,6 @@ def test_a_drafter_that_raises_ends_its_own_request_alone(monkeypatch, expected,
     assert len(read) == when + 1
     assert rest(other, got).output_ids == tuple(got) == expected["other"]
     opened.settled(len(got))
-
-
-def test_a_stop_check_that_raises_ends_its_own_request_alone():
-    def check(ids):
-        if len(ids) == 4:
-            raise ZeroDivisionError
-        return False
-
-    executor, _ = toy_executor(hash_scores(VOCAB), VOCAB, LookaheadConfig(3, 3, 2))
-    asked = [
-        replace(request([1, 2], 12, request_id=0), stop_check=check),
-        request([3], 12, request_id=1),
-    ]
-    whole = toy_executor(hash_scores(VOCAB), VOCAB, AUTOREGRESSIVE)[0]
-    want = run(whole, [request([3], 12, request_id=1)])[1]
-    outputs = run(executor, asked)
-    assert outputs[0][-1].finish_reason == "failed"
-    assert "request 0 failed: ZeroDivisionError" in outputs[0][-1].error.message
-    sent = [o for place, o in enumerate(outputs[1]) if o not in outputs[1][:place]]
-    assert tokens_of(sent) == tokens_of(want)
 
 
 @pytest.mark.parametrize("error", [RuntimeError, MemoryError])
