@@ -173,19 +173,22 @@ def prebuilt_in_a_package(folder: Path) -> tuple[dict[str, str], Path]:
     return {**NO_COMPILER, "PYTHONPATH": str(folder)}, package / "runtime/models/cpu/prebuilt"
 
 
+def fake_compiler(folder: Path, link: str) -> Path:
+    """A program that compiles nothing, and makes `$made` by a script where it is to link."""
+    compiler = folder / "c++"
+    compiler.write_text(
+        '#!/bin/sh\nfor last; do case "$before" in -o) made="$last" ;; esac; before="$last"; done\n'
+        f'case "$*" in *" -c "*) touch "$made"; exit ;; esac\n{link}\n'
+    )
+    compiler.chmod(0o755)
+    return compiler
+
+
 def compiled_in_a_cache(folder: Path) -> tuple[dict[str, str], Path]:
     """The user's cache, and a compiler that takes what was compiled before."""
-    compiler = folder / "c++"
-    compiler.write_text(TAKEN.format(folder=FORWARD.compiled().parent))
-    compiler.chmod(0o755)
+    kept = FORWARD.compiled().parent
+    compiler = fake_compiler(folder, f"""cat '{kept}'/"${{made##*/}}" >"$made\"""")
     return {"CXX": str(compiler)}, folder / "trtla" / str(compiler).replace("/", "_")
-
-
-TAKEN = """#!/bin/sh
-for last; do case "$before" in -o) made="$last" ;; esac; before="$last"; done
-case "$*" in *" -c "*) touch "$made"; exit ;; esac
-cat '{folder}'/"${{made##*/}}" >"$made"
-"""
 
 
 @pytest.mark.deep(first=1)
@@ -226,9 +229,7 @@ def test_a_cache_that_cannot_be_written_is_no_error(monkeypatch, tmp_path):
         FORWARD.compiled()
 
 
-COMPILER = """#!/bin/sh
-for last; do case "$before" in -o) made="$last" ;; esac; before="$last"; done
-case "$*" in *" -c "*) touch "$made"; exit ;; esac
+SLOW = """
 head -c 5000 '{library}' >"$made"
 until [ -e '{sign}' ]; do sleep 0.01; done
 cat '{library}' >"$made"
@@ -238,9 +239,8 @@ cat '{library}' >"$made"
 @needs_compiler
 def test_processes_that_compile_at_once_or_are_killed_leave_a_whole_library(tmp_path):
     """The compiler writes half a library, waits for a sign, and then writes the other half."""
-    compiler, sign, cache = tmp_path / "c++", tmp_path / "go-on", tmp_path / "cache" / "trtla"
-    compiler.write_text(COMPILER.format(library=FORWARD.compiled(), sign=sign))
-    compiler.chmod(0o755)
+    sign, cache = tmp_path / "go-on", tmp_path / "cache" / "trtla"
+    compiler = fake_compiler(tmp_path, SLOW.format(library=FORWARD.compiled(), sign=sign))
     asked = "from trtla.runtime.models.cpu.library import library; print(library().lanes)"
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache.parent), "CXX": str(compiler)}
 

@@ -53,21 +53,19 @@ def grams_of(history, order, kind):
     }
 
 
-@given(events, orders, kinds, st.lists(tokens, max_size=6))
-def test_i12_the_longest_known_context_says_its_leader(history, order, kind, sequence):
+@given(events, orders, kinds, st.lists(tokens, max_size=6), st.randoms(use_true_random=False))
+def test_i12_counts_and_the_leader_of_the_longest_known_context(
+    history, order, kind, sequence, rng
+):
+    """Counts do not hang on the order of updates."""
     storage = storage_of(history, order, kind)
+    shuffled = storage_of(rng.sample(history, len(history)), order, kind)
     known = [
         followers
         for context in contexts_of(sequence, order, kind)
         if (followers := counted(history, context, order, kind))
     ]
     assert storage.next_token(sequence) == (leader(known[0]) if known else None)
-
-
-@given(events, orders, kinds, st.randoms(use_true_random=False))
-def test_i12_counts_do_not_hang_on_the_order_of_updates(history, order, kind, rng):
-    storage = storage_of(history, order, kind)
-    shuffled = storage_of(rng.sample(history, len(history)), order, kind)
     grams = grams_of(history, order, kind)
     for gram in grams:
         followers = counted(history, gram[:-1], order, kind)
@@ -87,28 +85,19 @@ def test_i12_back_off_goes_from_long_to_short():
     assert storage.next_token([5]) is None
 
 
-@given(texts, orders, kinds)
-def test_i12_initialize_is_successive_updates(text, order, kind):
+@given(texts, st.lists(tokens, min_size=1, max_size=8), orders, kinds)
+def test_i12_a_text_and_several_next_tokens_count_one_after_the_other(text, more, order, kind):
     storage = NgramStorage(order, kind)
     storage.initialize(text)
+    storage.update([0, *text], more)
     history = [(text[:end], text[end]) for end in range(1, len(text))]
+    history += [([0, *text], token) for token in more]
     single = storage_of(history, order, kind)
     assert len(storage) == len(single)
     for sequence, _ in history:
         assert storage.next_token(sequence) == single.next_token(sequence)
     for gram in grams_of(history, order, kind):
         assert storage.count(gram) == single.count(gram)
-
-
-@given(events, orders, kinds)
-def test_several_next_tokens_count_one_after_the_other(history, order, kind):
-    together, single = NgramStorage(order, kind), NgramStorage(order, kind)
-    followers = [token for _, token in history]
-    together.update([0, 1, 2, 0, 1], followers)
-    for token in followers:
-        single.update([0, 1, 2, 0, 1], [token])
-    assert together.next_token([1]) == single.next_token([1])
-    assert len(together) == len(single)
 
 
 @given(events, orders, kinds, st.integers(1, 12))
