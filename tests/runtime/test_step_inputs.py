@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
+
 import pytest
 import torch
 from hypothesis import given
@@ -34,49 +36,24 @@ from trtla.runtime.models.cuda.paged_attention import choose_splits, paged_probl
 from trtla.runtime.sequence import Feed
 
 
-@given(steps(), st.booleans())
-def test_step_inputs_equal_make_batch(feeds, padded):
-    cache = empty_cache()
-    expected = make_batch(feeds, cache, 1, torch.float32)
-    room = wide_room(feeds) if padded else Room.of(feeds)
-    batch = StepInputs(room, NUM_BLOCKS, CPU).fill(feeds)
-    for name in ("tokens", "positions", "lengths", "slots", "rows"):
-        wanted, got = getattr(expected, name), getattr(batch, name)
-        assert got[: len(wanted)].tolist() == wanted.tolist(), name
-        assert padded or len(got) == len(wanted)
-    wanted = [slots for group in expected.groups for slots in visible_slots(group)]
-    got = [visible(group, *owner) for group in batch.groups for owner in owners(group)]
-    assert list(map(sorted, got)) == list(map(sorted, wanted))
-
-
-@given(st.lists(steps(prompts=0), min_size=2, max_size=3))
-def test_inputs_forget_the_step_before(several):
-    rooms = [wide_room(feeds) for feeds in several]
+@given(st.tuples(steps()) | st.lists(steps(prompts=0), min_size=2, max_size=3), st.booleans())
+def test_inputs_of_steps_one_after_another_equal_make_batch(several, padded):
+    """Nothing of the step before is left; padding tokens write to the scratch block only."""
+    cache, rooms = empty_cache(), [(wide_room if padded else Room.of)(feeds) for feeds in several]
     room = Room(*(max(sizes) for sizes in zip(*map(astuple, rooms), strict=True)))
-    reused = StepInputs(room, NUM_BLOCKS, CPU)
+    inputs = StepInputs(room, NUM_BLOCKS, CPU)
     for feeds in several:
-        got, fresh = reused.fill(feeds), StepInputs(room, NUM_BLOCKS, CPU).fill(feeds)
+        expected, batch = make_batch(feeds, cache, 1, torch.float32), inputs.fill(feeds)
         for name in ("tokens", "positions", "lengths", "slots", "rows"):
-            assert torch.equal(getattr(got, name), getattr(fresh, name)), name
-        pairs = zip(got.groups, fresh.groups, strict=True)
-        assert all(owners(a) == owners(b) for a, b in pairs)
-        views = [
-            [visible(g, *o) for g in batch.groups for o in owners(g)] for batch in (got, fresh)
-        ]
-        assert views[0] == views[1]
-
-
-def astuple(room):
-    return tuple(getattr(room, name) for name in Room.__dataclass_fields__)
-
-
-@given(steps(prompts=0))
-def test_padding_tokens_write_to_the_scratch_block_only(feeds):
-    room = wide_room(feeds)
-    batch = StepInputs(room, NUM_BLOCKS, CPU).fill(feeds)
-    used = sum(feed.length for feed in feeds)
-    assert (batch.slots[:used] < NUM_BLOCKS * 32).all()
-    assert (batch.slots[used:] // 32 == NUM_BLOCKS).all()
+            wanted, got = getattr(expected, name), getattr(batch, name)
+            assert got[: len(wanted)].tolist() == wanted.tolist(), name
+            assert padded or len(several) > 1 or len(got) == len(wanted)
+        wanted = [slots for group in expected.groups for slots in visible_slots(group)]
+        got = [visible(group, *owner) for group in batch.groups for owner in owners(group)]
+        assert list(map(sorted, got)) == list(map(sorted, wanted))
+        used = len(expected.tokens)
+        assert (batch.slots[:used] < NUM_BLOCKS * TOKENS_PER_BLOCK).all()
+        assert (batch.slots[used:] // TOKENS_PER_BLOCK == NUM_BLOCKS).all()
 
 
 @given(st.integers(1, 200), st.integers(0, 20), st.integers(1, 33), st.data())
