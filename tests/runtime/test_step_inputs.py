@@ -44,9 +44,11 @@ def test_inputs_of_steps_one_after_another_equal_make_batch(several, padded):
     inputs = StepInputs(room, NUM_BLOCKS, CPU)
     for feeds in several:
         expected, batch = make_batch(feeds, cache, 1, torch.float32), inputs.fill(feeds)
+        fresh = StepInputs(room, NUM_BLOCKS, CPU).fill(feeds)
         for name in ("tokens", "positions", "lengths", "slots", "rows"):
             wanted, got = getattr(expected, name), getattr(batch, name)
             assert got[: len(wanted)].tolist() == wanted.tolist(), name
+            assert torch.equal(got, getattr(fresh, name)), name
             assert padded or len(several) > 1 or len(got) == len(wanted)
         wanted = [slots for group in expected.groups for slots in visible_slots(group)]
         got = [visible(group, *owner) for group in batch.groups for owner in owners(group)]
