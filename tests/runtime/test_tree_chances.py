@@ -8,9 +8,10 @@ from random import Random
 import pytest
 import torch
 
+from tests.support.plain_trees.tree import smallness
 from tests.support.trees import GREEDY, accepted_path, learn, plan, top_rows
 from trtla.runtime.sampling.draw import draw_at
-from trtla.runtime.sampling.noise import smallness, uniform
+from trtla.runtime.sampling.noise import uniform
 from trtla.runtime.tree.library import SharedTrees
 from trtla.settings.drafting import PROPOSERS
 from trtla.settings.sampling import SamplingParams

@@ -75,7 +75,9 @@ def convert(
     if integer:
         config, weights = _integers(model, config, dtype, group_size, calibration)
     elif calibration is not None:
-        config = config.model_copy(update={"quantization": _fp8_quantization(fp8_kv_cache)})
+        cache = "FP8" if fp8_kv_cache else None
+        fp8 = Quantization(quant_algo="FP8", kv_cache_quant_algo=cache, exclude_modules=["lm_head"])
+        config = config.model_copy(update={"quantization": fp8})
         weights = Fp8Source(model, config, calibrate(source, model.config, calibration))
     with atomic_directory(target, force=force, sources=inputs) as folder:
         write_ranks(folder, config, weights, progress)
@@ -117,11 +119,3 @@ def _refuse_twice(source: Path, model: HFModel) -> None:
             "quantising twice loses more than either does",
             "omit --dtype to keep its blocks, or convert the unquantised model",
         )
-
-
-def _fp8_quantization(kv_cache: bool) -> Quantization:
-    return Quantization(
-        quant_algo="FP8",
-        kv_cache_quant_algo="FP8" if kv_cache else None,
-        exclude_modules=["lm_head"],
-    )

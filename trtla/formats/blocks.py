@@ -49,7 +49,7 @@ class BlockType:
     """Of a code."""
     zero: int
     """The code of 0 where there is no minimum."""
-    _unpack: Callable[[Tensor], Codes]
+    _unpack: Callable[[BlockType, Tensor], Codes]
     """From uint8 [rows, blocks, bytes of a block]; codes come as [rows, blocks, inputs]."""
 
     def row_bytes(self, inputs: int) -> int:
@@ -58,7 +58,7 @@ class BlockType:
 
     def unpack(self, rows: Tensor) -> Codes:
         """Take rows of blocks, uint8 [rows, bytes of a row], apart."""
-        found = self._unpack(rows.view(len(rows), -1, self.nbytes))
+        found = self._unpack(self, rows.view(len(rows), -1, self.nbytes))
         parts = (found.factors, found.min_factors)
         factors, min_factors = (None if p is None else p.flatten(1).contiguous() for p in parts)
         codes = found.codes.flatten(1).contiguous().view(torch.int8)
@@ -100,34 +100,16 @@ def _fifth_bits(blocks: Tensor, at: int) -> Tensor:
     return (spread & 1).flatten(-2) << 4
 
 
-def _q8(blocks: Tensor) -> Codes:
-    return Codes(blocks[..., 2:], _half(blocks, 0))
-
-
-def _q4_0(blocks: Tensor) -> Codes:
-    return Codes(_nibbles(blocks[..., 2:]), _half(blocks, 0))
-
-
-def _q4_1(blocks: Tensor) -> Codes:
-    return Codes(_nibbles(blocks[..., 4:]), _half(blocks, 0), _half(blocks, 2))
-
-
-def _q5_0(blocks: Tensor) -> Codes:
-    return Codes(_nibbles(blocks[..., 6:]) | _fifth_bits(blocks, 2), _half(blocks, 0))
-
-
-def _q5_1(blocks: Tensor) -> Codes:
-    codes = _nibbles(blocks[..., 8:]) | _fifth_bits(blocks, 4)
-    return Codes(codes, _half(blocks, 0), _half(blocks, 2))
-
-
-def _q4_k(blocks: Tensor) -> Codes:
-    return _k_codes(blocks, _pairs_of_32(blocks[..., 16:144]))
-
-
-def _q5_k(blocks: Tensor) -> Codes:
-    high = blocks[..., None, 16:48] >> torch.arange(8, dtype=torch.uint8)[:, None]
-    return _k_codes(blocks, _pairs_of_32(blocks[..., 48:176]) | ((high & 1) << 4).flatten(-2))
+def _plain(kind: BlockType, blocks: Tensor) -> Codes:
+    """A scale, a minimum where 0 has no code of its own, the fifth bits, and the codes."""
+    minimum = kind.bits < 8 and not kind.zero
+    start = 4 if minimum else 2
+    codes = blocks[..., start:]
+    if kind.bits == 4:
+        codes = _nibbles(codes)
+    elif kind.bits == 5:
+        codes = _nibbles(codes[..., 4:]) | _fifth_bits(blocks, start)
+    return Codes(codes, _half(blocks, 0), _half(blocks, 2) if minimum else None)
 
 
 def _pairs_of_32(packed: Tensor) -> Tensor:
@@ -135,8 +117,12 @@ def _pairs_of_32(packed: Tensor) -> Tensor:
     return _nibbles(packed.reshape(*packed.shape[:-1], 4, 32)).flatten(-2)
 
 
-def _k_codes(blocks: Tensor, codes: Tensor) -> Codes:
+def _k(kind: BlockType, blocks: Tensor) -> Codes:
     """Q4_K and Q5_K: eight groups with factors of 6 bits; minimums are subtracted there."""
+    codes = _pairs_of_32(blocks[..., -128:])
+    if kind.bits == 5:
+        high = blocks[..., None, 16:48] >> torch.arange(8, dtype=torch.uint8)[:, None]
+        codes |= ((high & 1) << 4).flatten(-2)
     packed = blocks[..., 4:16]
     first, second, third = packed[..., :4], packed[..., 4:8], packed[..., 8:]
     factors = torch.cat((first & 63, third & 15 | first >> 6 << 4), -1)
@@ -144,7 +130,7 @@ def _k_codes(blocks: Tensor, codes: Tensor) -> Codes:
     return Codes(codes, _half(blocks, 0), -_half(blocks, 2), factors, min_factors)
 
 
-def _q6_k(blocks: Tensor) -> Codes:
+def _q6_k(_: BlockType, blocks: Tensor) -> Codes:
     """Sixteen groups with signed factors of 8 bits."""
     low = _nibbles(blocks[..., :128].reshape(*blocks.shape[:-1], 2, 64))
     shifts = torch.tensor([[0], [2], [4], [6]], dtype=torch.uint8)
@@ -154,18 +140,18 @@ def _q6_k(blocks: Tensor) -> Codes:
     return Codes(codes, _half(blocks, 208), factors=factors)
 
 
-_TYPES: tuple[tuple[str, int, int, Callable[[Tensor], Codes]], ...] = (
-    ("Q8_0", 8, 0, _q8),
-    ("Q8_G64", 8, 0, _q8),
-    ("Q8_G128", 8, 0, _q8),
-    ("Q4_0", 4, 8, _q4_0),
-    ("Q4_G64", 4, 8, _q4_0),
-    ("Q4_G128", 4, 8, _q4_0),
-    ("Q4_1", 4, 0, _q4_1),
-    ("Q5_0", 5, 16, _q5_0),
-    ("Q5_1", 5, 0, _q5_1),
-    ("Q4_K", 4, 0, _q4_k),
-    ("Q5_K", 5, 0, _q5_k),
+_TYPES: tuple[tuple[str, int, int, Callable[[BlockType, Tensor], Codes]], ...] = (
+    ("Q8_0", 8, 0, _plain),
+    ("Q8_G64", 8, 0, _plain),
+    ("Q8_G128", 8, 0, _plain),
+    ("Q4_0", 4, 8, _plain),
+    ("Q4_G64", 4, 8, _plain),
+    ("Q4_G128", 4, 8, _plain),
+    ("Q4_1", 4, 0, _plain),
+    ("Q5_0", 5, 16, _plain),
+    ("Q5_1", 5, 0, _plain),
+    ("Q4_K", 4, 0, _k),
+    ("Q5_K", 5, 0, _k),
     ("Q6_K", 6, 32, _q6_k),
 )
 BLOCK_TYPES = {

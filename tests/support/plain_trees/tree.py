@@ -20,7 +20,7 @@ from tests.support.plain_trees.evidence import (
 )
 from tests.support.plain_trees.texts import LONGEST_MATCH, Index, Place
 from trtla.runtime.draft import TopRows
-from trtla.runtime.sampling.noise import smallness, uniform
+from trtla.runtime.sampling.noise import GOLDEN, ODD, _mixed, uniform
 from trtla.runtime.stats import SourceCounts
 from trtla.settings.drafting import PROPOSERS, SOURCES
 
@@ -36,6 +36,12 @@ _OWN_RATE, _SHARED_RATE = 0.1, 0.15
 _CORRECTING = 2.0  # corrections learn faster: from every node
 _USEFUL_MATCH, _CHAIN_MATCH = 4, 16
 _COUNTED, _COUNTED_DEPTHS = ("proposed", "fed", "accepted"), 32
+
+
+def smallness(noise: float, token: int) -> float:
+    """e to the minus Gumbel noise of a token, from its position's noise in [0, 1)."""
+    bits = _mixed(int(noise * 2.0**53) * ODD + token * GOLDEN) >> 12
+    return -math.log((bits + 0.5) * 2.0**-52)
 
 
 @dataclass(slots=True)

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from trtla.formats.config import CheckpointConfig
-from trtla.formats.tensors import (
-    E4M3,
-    quantize,
-)
+from trtla.formats.tensors import E4M3, quantize
 from trtla.runtime.models.kv_cache import KVCache
 from trtla.runtime.models.rotary import rotate
 
@@ -45,9 +43,8 @@ class Linear:
     view of the checkpoint's [out, in], which cuBLAS multiplies as well."""
     bias: Tensor | None = None
 
-    @property
-    def input_scale(self) -> None:
-        """As `Fp8Linear.input_scale`: the input is not quantised."""
+    input_scale: ClassVar[None] = None
+    """As of `Fp8Linear`: the input is not quantised."""
 
     @classmethod
     def of(cls, weight: Tensor, bias: Tensor | None = None, *, shared: bool = False) -> Linear:
@@ -108,9 +105,7 @@ class LinearPair:
 
     stacked: Linear
 
-    @property
-    def input_scale(self) -> None:
-        """As `Fp8Pair.input_scale`: the input is not quantised."""
+    input_scale: ClassVar[None] = None
 
     @classmethod
     def of(cls, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> LinearPair:

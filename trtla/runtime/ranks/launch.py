@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,7 +89,7 @@ def rank_input() -> tuple[Any, Place, Store]:
         opening, place, port = pickle.load(sys.stdin.buffer)  # noqa: S301  of the parent process
     except (EOFError, pickle.UnpicklingError):
         os._exit(1)
-    _at_end_of_input(lambda: os._exit(1))
+    threading.Thread(target=_end_with_parent, name="trtla-parent", daemon=True).start()
     return opening, place, TCPStore(_HOST, port, is_master=False, timeout=OPENING)
 
 
@@ -104,10 +103,7 @@ def _listening_store() -> tuple[Store, int]:
     return store, port
 
 
-def _at_end_of_input(act: Callable[[], None]) -> None:
-    def wait() -> None:
-        while os.read(sys.stdin.fileno(), 1):
-            pass
-        act()
-
-    threading.Thread(target=wait, name="trtla-parent", daemon=True).start()
+def _end_with_parent() -> None:
+    while os.read(sys.stdin.fileno(), 1):
+        pass
+    os._exit(1)

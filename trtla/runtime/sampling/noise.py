@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import lru_cache
 
 # The constants of splitmix64, and an odd number for positions.
@@ -14,12 +13,6 @@ _MASK = (1 << 64) - 1
 def uniform(seed: int, position: int) -> float:
     """The noise of one position: 53 bits in [0, 1), from two rounds of the splitmix64 finaliser."""
     return (_mixed(_mixed_seed(seed) + position + GOLDEN) >> 11) * 2.0**-53
-
-
-def smallness(noise: float, token: int) -> float:
-    """e to the minus Gumbel noise of a token, from its position's noise in [0, 1)."""
-    bits = _mixed(int(noise * 2.0**53) * ODD + token * GOLDEN) >> 12
-    return -math.log((bits + 0.5) * 2.0**-52)
 
 
 @lru_cache(maxsize=1024)
