@@ -161,17 +161,22 @@ def test_the_stop_check_looks_at_the_output_only(tiny_llama):
     assert check([newline, newline])
 
 
-def test_long_outputs_are_decoded_in_short_windows(tiny_llama):
-    """The work for a token does not grow with the text before it."""
-    kind = codec("shipped", tiny_llama)
-    ids = kind.encode("def name(self):\n    return 'é日本'\n" * 30)
+def measured(kind, prompt=()):
+    """A stream, and how many ids each of its decodings takes."""
     lengths = []
 
     def decode(window):
         lengths.append(len(window))
         return kind.decode(window)
 
-    stream = TextStream(decode, [], ())
+    return TextStream(decode, prompt, (), kind.byte_tokens), lengths
+
+
+def test_long_outputs_are_decoded_in_short_windows(tiny_llama):
+    """The work for a token does not grow with the text before it."""
+    kind = codec("shipped", tiny_llama)
+    ids = kind.encode("def name(self):\n    return 'é日本'\n" * 30)
+    stream, lengths = measured(kind)
     assert stream.push(ids, last=True) == kind.decode(ids)
     assert max(lengths) <= 40
 
@@ -195,13 +200,7 @@ def test_outputs_that_repeat_one_token_are_decoded_in_short_windows(tiny_llama, 
     prompt = kind.encode("a b")
     for text, last in (("  ", "a"), ("\n\n", "b"), ("\n", "a"), ("🦙", "é")):
         for token in {*kind.encode(text)[-2:], kind.size - 1, kind.encode("日" * 2)[-1]}:
-            lengths, ids = [], [*[token] * 200, *kind.encode(last)]
-
-            def decode(window, lengths=lengths):
-                lengths.append(len(window))
-                return kind.decode(window)
-
-            stream = TextStream(decode, prompt, (), kind.byte_tokens)
+            ids, (stream, lengths) = [*[token] * 200, *kind.encode(last)], measured(kind, prompt)
             sent = "".join(stream.push([one]) for one in ids) + stream.push([], last=True)
             assert sent == output_text(kind, prompt, ids)
             assert sum(lengths) < 40 * len(ids)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,28 +30,22 @@ def stripping() -> Tokenizer:
     return tokenizer
 
 
-def shipped(tiny_llama) -> Tokenizer:
-    return Tokenizer.from_file(str(tiny_llama / "tokenizer.json"))
+@cache
+def with_lengths(make):
+    tokenizer = make()
+    return tokenizer, token_lengths(tokenizer)
 
 
-MADE = [byte_level, byte_fallback, composing, stripping]
-
-
-@pytest.mark.parametrize("make", MADE)
+@pytest.mark.parametrize("make", [byte_level, byte_fallback, composing, stripping])
 @given(text=TEXTS | st.builds("".join, st.lists(st.sampled_from(["<|b|>", " \n", "日本", "ab"]))))
 def test_a_text_has_at_least_so_many_tokens(make, text):
-    tokenizer = _made.setdefault(make, make())
-    lengths = _lengths.setdefault(make, token_lengths(tokenizer))
+    tokenizer, lengths = with_lengths(make)
     assert lengths.longest is not None
     assert lengths.least(text) <= len(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
-_made: dict = {}
-_lengths: dict = {}
-
-
 def test_the_longest_token_is_the_tokenizers_own(tiny_llama):
-    tokenizer = shipped(tiny_llama)
+    tokenizer = Tokenizer.from_file(str(tiny_llama / "tokenizer.json"))
     lengths = token_lengths(tokenizer)
     assert lengths.longest == max(map(len, tokenizer.get_vocab()))
     assert lengths.least("1" * 1000 * lengths.longest) == 1000
