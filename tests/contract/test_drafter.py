@@ -17,7 +17,7 @@ from tests.support.standin import Standin
 from trtla import TrtlaError, UsageError
 from trtla.runtime.draft import Draft
 from trtla.trtllm.drafter import (
-    Asked,
+    ChainRequest,
     Chains,
     ChainSettings,
     _likeliest,
@@ -187,7 +187,7 @@ def test_an_evicted_request_goes_on_where_it_was(standin: Standin, max_input_len
 
 def test_a_known_text_that_goes_on_keeps_its_tree_and_another_one_begins_anew() -> None:
     chains, text = Chains(SETTINGS), [1, 2, 3, 4] * 5
-    ask = Asked(7, text, 8, 4)
+    ask = ChainRequest(7, text, 8, 4)
     assert chains.draft([ask]) == [[1, 2, 3, 4]]
     known = chains._requests[7]
     longer = [*text, 1, 2, 30]
@@ -201,25 +201,25 @@ def test_a_known_text_that_goes_on_keeps_its_tree_and_another_one_begins_anew() 
 
 def test_tokens_that_no_chain_had_become_part_of_the_text() -> None:
     chains = Chains(SETTINGS)
-    assert chains.draft([Asked(0, [1, 2] * 4, 8, 4)]) == [[1, 2, 1, 2]]
-    [chain] = chains.draft([Asked(0, [1, 2] * 4 + [1, 7, 8, 9, 7, 8, 9, 7], 8, 4)])
+    assert chains.draft([ChainRequest(0, [1, 2] * 4, 8, 4)]) == [[1, 2, 1, 2]]
+    [chain] = chains.draft([ChainRequest(0, [1, 2] * 4 + [1, 7, 8, 9, 7, 8, 9, 7], 8, 4)])
     assert chain == [8, 9, 7, 8]
 
 
 def test_what_is_done_to_a_draft_stays_outside() -> None:
     """TensorRT-LLM lengthens the list; a padding that comes true was no proposal of the tree."""
     chains, text = Chains(SETTINGS), [1, 2, 0, 9] * 4
-    [chain] = chains.draft([Asked(0, text, 8, 2)])
+    [chain] = chains.draft([ChainRequest(0, text, 8, 2)])
     assert chain == [1, 2]
     chain += [0, 9]
     assert chains._requests[0].chain == [1, 2]
-    assert chains.draft([Asked(0, [*text, 1, 2, 0, 9], 8, 2)]) == [[1, 2]]
+    assert chains.draft([ChainRequest(0, [*text, 1, 2, 0, 9], 8, 2)]) == [[1, 2]]
 
 
 def test_accepted_tokens_are_learnt_from_at_their_depth() -> None:
     chains, text = Chains(SETTINGS), [1, 2, 3, 4, 5] * 30
     for at in range(20, 100, 5):
-        chains.draft([Asked(0, text[:at], 20, 4)])
+        chains.draft([ChainRequest(0, text[:at], 20, 4)])
     assert chains._requests[0].tree.counts()["own"].accepted == (15, 15, 15, 15)
 
 
@@ -231,8 +231,8 @@ def test_chains_get_shorter_where_they_are_wrong_and_longer_where_they_are_right
         text = [dice.randrange(5) for _ in range(40)]
         for _ in range(150):
             text = [*text, text[-40] if right else dice.randrange(5)]
-            chains.draft([Asked(0, text, 40, 0)])
-        [chain] = chains.draft([Asked(0, text, 40, 16)])
+            chains.draft([ChainRequest(0, text, 40, 0)])
+        [chain] = chains.draft([ChainRequest(0, text, 40, 16)])
         sizes[right] = len(chain)
     assert sizes[True] == 16
     assert sizes[False] < 8
@@ -243,7 +243,7 @@ def test_a_chain_ends_below_the_least_chance() -> None:
     for least in (0.02, 0.3, 0.97):
         chains = Chains(ChainSettings(12, VOCAB, least))
         sizes.append(
-            sum(len(chains.draft([Asked(0, text[:at], 20, 12)])[0]) for at in range(20, 400))
+            sum(len(chains.draft([ChainRequest(0, text[:at], 20, 12)])[0]) for at in range(20, 400))
         )
     assert sizes[0] > sizes[1] > sizes[2]
 
@@ -260,7 +260,7 @@ def test_ids_outside_the_vocabulary_are_never_drafted(standin: Standin) -> None:
     while backend.loop.step():
         pass
     assert request.get_tokens(0) == plain([*text, 1, 2], chatter, 30)
-    [chain] = Chains(SETTINGS).draft([Asked(0, [*text, 1, 2], len(text), 4)])
+    [chain] = Chains(SETTINGS).draft([ChainRequest(0, [*text, 1, 2], len(text), 4)])
     assert chain[:1] == [3]
     assert set(chain) < set(range(VOCAB))
 
@@ -286,7 +286,7 @@ def test_memory_is_bounded_over_ten_thousand_requests(
     for first in range(0, 10_000, 20):
         texts = [[dice.randrange(END) for _ in range(30)] for _ in range(20)]
         for size in (22, 30):
-            asked = [Asked(first + n, text[:size], 15, 4) for n, text in enumerate(texts)]
+            asked = [ChainRequest(first + n, text[:size], 15, 4) for n, text in enumerate(texts)]
             chains.draft(asked)
         for n, text in enumerate(texts):
             if told:
@@ -309,7 +309,7 @@ def test_calls_from_several_threads_do_not_meet() -> None:
 
     def work(first: int) -> None:
         for request in range(first, first + 100):
-            if chains.draft([Asked(request, text, 8, 4)]) != [[1, 2, 3, 4]]:
+            if chains.draft([ChainRequest(request, text, 8, 4)]) != [[1, 2, 3, 4]]:
                 wrong.append(request)
             chains.end(request, [*text, 1])
 
@@ -325,13 +325,13 @@ def test_calls_from_several_threads_do_not_meet() -> None:
 def test_copies_on_several_ranks_draft_the_same(standin: Standin) -> None:
     """A copy begins with empty trees and with the settings of the original."""
     first = open_drafter(SETTINGS)
-    first.chains.draft([Asked(0, [1, 2] * 9, 4, 4)])
+    first.chains.draft([ChainRequest(0, [1, 2] * 9, 4, 4)])
     ranks = [pickle.loads(pickle.dumps(first)) for _ in range(2)]  # noqa: S301
     assert [len(rank.chains) for rank in ranks] == [0, 0]
     assert all(rank.settings == SETTINGS and rank.requests.drafter is rank for rank in ranks)
     text = script(9, 300)
     for at in range(10, 300, 3):
-        asked = [Asked(at // 60, text[:at], 10, 4)]
+        asked = [ChainRequest(at // 60, text[:at], 10, 4)]
         assert ranks[0].chains.draft(asked) == ranks[1].chains.draft(asked)
 
 

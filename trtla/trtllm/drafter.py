@@ -67,7 +67,7 @@ class ChainSettings:
 
 
 @dataclass(slots=True)
-class Asked:
+class ChainRequest:
     """A request that wants a chain: its tokens so far, and how many more it may have."""
 
     request: int
@@ -121,7 +121,7 @@ class Chains:
     def __len__(self) -> int:
         return len(self._requests)
 
-    def draft(self, requests: Sequence[Asked]) -> list[list[int]]:
+    def draft(self, requests: Sequence[ChainRequest]) -> list[list[int]]:
         with self._lock:
             self._now += 1
             known = [self._follow(one) for one in requests]
@@ -137,7 +137,7 @@ class Chains:
             if known is not None:
                 self._add_output(known, tokens)
 
-    def _follow(self, one: Asked) -> _Known:
+    def _follow(self, one: ChainRequest) -> _Known:
         known = self._requests.get(one.request)
         if known is not None and known.goes_on_as(one.tokens):
             known.commit(self._inside(one.tokens[len(known.tokens) :]))
@@ -254,12 +254,12 @@ class _Drafter:
         for request, chain in zip(drafted, chains, strict=True):
             request.py_draft_tokens = chain
 
-    def _chain_request(self, request: Any) -> Asked:
+    def _chain_request(self, request: Any) -> ChainRequest:
         tokens = list(request.get_tokens(0))
         prompt_len = request.py_orig_prompt_len
         left = prompt_len + request.py_max_new_tokens - len(tokens)
         room = min(self.max_draft_len, left - 1)  # a pass adds a token of its own
-        return Asked(request.request_id, tokens, prompt_len, room)
+        return ChainRequest(request.request_id, tokens, prompt_len, room)
 
     def _drafts_for(self, request: Any) -> bool:
         if getattr(request, "py_disable_speculative_decoding", False):
