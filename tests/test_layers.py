@@ -58,7 +58,7 @@ MODELS = (
     "load",
 )
 CLI = ("shared", "run bench serve build", "app", "failure")
-SIDEWAYS = {("report", "bench"), ("tune", "bench"), ("chat", "explain")}
+SIDEWAYS = {("report", "bench"), ("tune", "bench")}
 """Within a layer: who may import whom."""
 TORCH_FREE = (
     "settings",

@@ -1,4 +1,4 @@
-"""The mask that is drawn is the one the model used; every fed token has its role and its place."""
+"""The mask that is drawn is the one the model uses; every fed token has its role and its place."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.examples import examples
 from tests.support.recorded import numbers, record, recorded
 from tests.support.toys import greedy_scores, request
 from tests.support.traces import M17, T4_PROMPT
-from trtla.explain.mask import blocks, paths, positions, roles, visible
+from trtla.explain.mask import blocks, paths, positions, roles
 from trtla.explain.mask_view import mask_lines
 from trtla.explain.step_outcome import outcome_of
 from trtla.explain.words import plain
@@ -24,15 +24,17 @@ from trtla.settings.drafting import DraftOptions
 from trtla.settings.lookahead import LookaheadConfig
 
 
-@st.composite
-def trees(draw):
-    size = draw(st.integers(0, 40))
-    return tuple(draw(st.integers(0, node)) for node in range(size))
+def seen(draft: Draft) -> list[list[bool]]:
+    """For every node, whether it sees each node: the input, its ancestors and itself."""
+    lines = [{0, *draft.path(node)} for node in range(draft.size)]
+    return [[other in path for other in range(draft.size)] for path in lines]
 
 
-@given(trees())
-def test_the_mask_drawn_is_the_mask_of_the_model(parents):
-    assert visible(parents) == (tree_bias(parents) == 0).tolist()
+@given(st.lists(st.integers(0, 40), max_size=40))
+def test_the_mask_of_the_model_shows_a_node_its_path(places):
+    parents = tuple(place % node for node, place in enumerate(places, 1))
+    draft = Draft((0,) * len(parents), parents)
+    assert (tree_bias(parents) == 0).tolist() == seen(draft)
 
 
 def drawn_in_text(told, step) -> list[list[bool]]:
@@ -50,7 +52,7 @@ def drawn_in_text(told, step) -> list[list[bool]]:
 def test_text_shows_that_mask(triple):
     told, _ = recorded(M17, T4_PROMPT, triple, 48)
     for step in (told.steps[1], told.steps[len(told.steps) // 2], told.steps[-1]):
-        expected = visible(step.draft.parents)
+        expected = seen(step.draft)
         if step.draft.size > 1:
             assert drawn_in_text(told, step) == expected
 

@@ -1,11 +1,10 @@
-"""The role of each node in a step's draft, and the attention mask as the paper draws it.
+"""The role of each node in a step's draft, for the attention mask as the paper draws it.
 
 From a draft's parents and the window's shape alone; the tokens' texts are in trtla.explain.words.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Literal
@@ -59,16 +58,6 @@ class Stretch:
     part: Part
     start: int
     end: int
-
-
-def visible(parents: Sequence[int]) -> list[list[bool]]:
-    """For every node, the input first, which nodes it sees: itself and its ancestors."""
-    rows = [[True] + [False] * len(parents)]
-    for node, parent in enumerate(parents, 1):
-        row = list(rows[parent])
-        row[node] = True
-        rows.append(row)
-    return rows
 
 
 def paths(draft: Draft) -> list[tuple[int, ...]]:

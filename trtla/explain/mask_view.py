@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from trtla.explain.mask import Part, Stretch, blocks, positions, roles, visible
+from trtla.explain.mask import Part, Stretch, blocks, positions, roles
 from trtla.explain.step_outcome import Outcome
 from trtla.explain.words import CHECK, WIDTH, Paint, Style, Words, fit
+from trtla.runtime.models.batch import tree_bias
 
 _LABEL = 6
 _STYLES: dict[Part, Style] = {
@@ -70,7 +71,8 @@ def mask_lines(outcome: Outcome, words: Words, paint: Paint, width: int = WIDTH)
     yield (" " * (layout.gutter + layout.cell + layout.gap) + _heading(stretches, layout)).rstrip()
     tokens = (outcome.text[-1], *step.draft.tokens)
     places = positions(step, outcome.position)
-    for node, seen in enumerate(visible(step.draft.parents)):
+    seen_by = (tree_bias(step.draft.parents) == 0).tolist()  # the mask that the model uses
+    for node, seen in enumerate(seen_by):
         label = fit(names[node].label, _LABEL) + fit(str(places[node]), layout.position)
         label += fit(words.cell(tokens[node]), layout.token - 1) + " "
         cached = paint(_CACHED * layout.cell, "dim")

@@ -37,7 +37,7 @@ _LOOKAHEAD = Method(
 )
 _CHAIN = Method(
     ("chain",),
-    "several drafters, one after the other",
+    "several drafters in one candidate tree",
     "as its parts",
     "as its parts",
     "Kinds of text change, and no single drafter fits them all",
