@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from tests.support.examples import examples
 from tests.support.mixed import batches, mixed_executor
-from tests.support.toys import request, ruled, run
 from trtla.runtime.stats import RequestStats, accepted_lengths, accepted_per_pos
-from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
+from trtla.settings.lookahead import LookaheadConfig
 
 
 @given(batches, st.integers(0, 2), st.integers(0, 11))
@@ -68,12 +67,6 @@ def test_several_requests_share_their_steps() -> None:
     assert accepted_per_pos([(2, 0), (1,), (0,)]) == [0.5, 0.25]
     assert accepted_per_pos([(0, 0)]) == accepted_per_pos([]) == []
     assert accepted_per_pos([(1,), None]) is None
-
-
-def test_plain_decoding_accepts_nothing() -> None:
-    executor, _ = ruled(lambda text: 1, 3, AUTOREGRESSIVE)
-    stats = run(executor, [request([1], 5)])[0][-1].stats
-    assert (stats.accepted_lengths, stats.accepted_per_pos) == ((0, 0, 0, 0), [])
 
 
 def test_steps_that_were_reported_as_one_are_not_told_apart() -> None:

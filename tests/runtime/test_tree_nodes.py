@@ -7,7 +7,7 @@ import math
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.support.examples import examples
@@ -256,6 +256,7 @@ def test_caps_hold_and_parents_come_first(seed, nodes, depth):
     rate=st.sampled_from([0.5, 1.0, 4.0]),
     margin=st.sampled_from([0.0, 0.1, 0.5]),
 )
+@example([0.5, *[0.0] * 11], 1.0, 0.0)  # nodes behind a step in the cost pay for those before
 def test_as_many_nodes_are_fed_as_are_worth_the_most(costs, rate, margin):
     shared = SharedTrees(3)
     learn(shared, ROWS)
@@ -270,16 +271,6 @@ def test_as_many_nodes_are_fed_as_are_worth_the_most(costs, rate, margin):
     kept = plan(tree, 12, knots=knots, rate=rate, margin=margin)
     assert kept.values == values[: len(kept.tokens)]
     assert worth[len(kept.tokens)] == pytest.approx(max(worth), abs=1e-5)
-
-
-def test_nodes_behind_a_step_in_the_cost_pay_for_those_before():
-    shared = SharedTrees(10)
-    text = [1, 2, 3, 4, 5, 6] * 5
-    tree = shared.tree(text, GREEDY, ("own",), True)
-    values = plan(tree, 6).values
-    knots = ((0, 1.0), (1, 1.0 + values[0] + values[1]), (6, 1.0 + values[0] + values[1]))
-    assert len(plan(tree, 6, knots=knots, rate=1.0).tokens) == 6
-    assert plan(tree, 2, knots=knots, rate=1.01).tokens == ()
 
 
 def test_nodes_below_the_least_chance_are_not_looked_at():
