@@ -14,9 +14,7 @@ from trtla.formats.config import (
     QWEN2,
     BuildConfig,
     CheckpointConfig,
-    DType,
     Mapping,
-    as_dtype,
 )
 from trtla.formats.folder import FolderKind, folder_kind
 from trtla.formats.gguf.folder import model_folder, weight_file
@@ -100,9 +98,17 @@ def _checkpoint_source(folder: Path, stored: CheckpointConfig, dtype: str | None
 
 
 def _in_dtype(config: CheckpointConfig, dtype: str) -> CheckpointConfig:
-    """With another dtype; one that is asked for dequantises blocks."""
-    update: dict[str, Any] = {"dtype": resolve_dtype(dtype, config.dtype)}
-    if dtype != "auto" and config.block_types:
+    """With another dtype; one that is asked for dequantises blocks.
+
+    `auto` is the stored dtype, but float16 for float32, as TensorRT-LLM's convert does.
+    """
+    if dtype == "auto":
+        narrow = {"dtype": "float16"} if config.dtype == "float32" else {}
+        return config.model_copy(update=narrow)
+    if dtype not in DTYPES:
+        raise UsageError(f"dtype {dtype!r} is unknown", "use auto, float16, bfloat16 or float32")
+    update: dict[str, Any] = {"dtype": dtype}
+    if config.block_types:
         update["quantization"] = config.quantization.model_copy(update={"block_types": None})
     return config.model_copy(update=update)
 
@@ -129,15 +135,6 @@ def checkpoint_config(
     result = _in_dtype(config, dtype).model_copy(update=update)
     check_mapping(result)
     return result
-
-
-def resolve_dtype(dtype: str, stored: DType) -> DType:
-    """`auto` is the stored dtype, but float16 for float32, as TensorRT-LLM's convert does."""
-    if dtype == "auto":
-        return "float16" if stored == "float32" else stored
-    if dtype not in DTYPES or (found := as_dtype(dtype)) is None:
-        raise UsageError(f"dtype {dtype!r} is unknown", "use auto, float16, bfloat16 or float32")
-    return found
 
 
 _LLAMA = {"residual_mlp": False, "remove_duplicated_kv_heads": False}

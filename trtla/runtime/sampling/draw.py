@@ -74,11 +74,7 @@ def _nucleus(
 
 def argmax(logits: Tensor) -> Tensor:
     """The most probable token of each row of [rows, vocab], or NO_TOKEN; int64 [rows]."""
-    return _place_of(*logits.max(dim=-1))
-
-
-def _place_of(largest: Tensor, places: Tensor) -> Tensor:
-    """Places of finite maxima; a maximum is NaN where any number is."""
+    largest, places = logits.max(dim=-1)  # a maximum is NaN where any number is
     return torch.where(largest.abs() < float("inf"), places, NO_TOKEN)
 
 

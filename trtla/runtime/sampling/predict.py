@@ -156,8 +156,8 @@ def _predict_all(
     if sampler is not None:
         greedy, tokens = sampler.choose(logits, draws)
     else:
-        read = len(logits) > 0 and any(map(_reads_argmax, feeds))
-        greedy = argmax(logits).tolist() if read else [0] * len(logits)
+        wanted = any(f.sequence.request.sampling.greedy or f.tree.read for f in feeds)
+        greedy = argmax(logits).tolist() if wanted and len(logits) else [0] * len(logits)
         tokens = drawn(draws, logits)
     chosen = list(greedy)
     for draw, token in zip(draws, tokens, strict=True):
@@ -170,10 +170,6 @@ def _predict_all(
         predictions.append(Prediction(best, own, logits, start))
         start = stop
     return predictions
-
-
-def _reads_argmax(feed: Feed) -> bool:
-    return feed.sequence.request.sampling.greedy or bool(feed.tree.read)
 
 
 def row_draws(feeds: Sequence[Feed]) -> list[Draw]:

@@ -1,6 +1,6 @@
 """Attention of a step's packed tokens over the pages of the cache: the Triton kernels, launched.
 
-It replaces `models.attention` on CUDA: nothing is gathered, padded or repeated.
+It replaces `AttentionGroup` on CUDA: nothing is gathered, padded or repeated.
 Tiles and splits are chosen here; what the kernels compute is in `kernels`.
 """
 
