@@ -267,6 +267,7 @@ def test_a_request_ends_when_its_time_is_over(opener, reference):
         (ask(7, range(60), 69), ("129", "max_seq_len 128")),
         (ask(7, (1, 258)), ("token id 258",)),
         (ask(7, PROMPTS[0], lookahead=(5, 4, 4)), ("5,4,4", "4,4,4")),
+        (ask(7, PROMPTS[0], lookahead=(4, 5, 4)), ("4,5,4", "4,4,4")),
         (ask(7, PROMPTS[0], lookahead=(4, 4, 5)), ("4,4,5", "4,4,4")),
     ],
 )

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.toys import hash_rule, plain, request, ruled, run, sequence, tokens_of
-from trtla.errors import TrtlaError, UsageError
+from trtla.errors import TrtlaError
 from trtla.runtime.blocks import BlockPool
 from trtla.runtime.draft import Draft
 from trtla.runtime.loop.scheduler import Scheduler
@@ -75,27 +75,6 @@ def test_cancel_frees_the_place_and_reports_once():
     assert ended == {0: "cancelled", 2: "cancelled", 1: "length"}
     assert left == plain(RULE, [1, 2], 30)
     executor.submit(request([1], 2, request_id=0))
-
-
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
-        (request([], 3), "empty prompt"),
-        (request([1, 5], 3), "token id 5, outside the vocabulary of 5"),
-        (request([1] * 10, 151), "above max_seq_len 160"),
-        *(
-            (request([0], 3, triple), "more than the default triple 5,5,5")
-            for triple in ((6, 5, 5), (5, 6, 5), (5, 5, 6))
-        ),
-    ],
-)
-def test_a_request_that_cannot_be_decoded_is_refused_and_changes_nothing(asked, message):
-    executor, _ = ruled(RULE, 5, (5, 5, 5))
-    executor.submit(request([1], 3, request_id=9))
-    with pytest.raises(UsageError, match=message):
-        executor.submit(asked)
-    ended = {output.request_id for _ in range(9) for output in executor.poll()}
-    assert ended == {9}
 
 
 def test_a_cache_that_holds_no_request_is_refused():
