@@ -103,8 +103,11 @@ def test_unknown_keys_are_fine_outside_mapping_and_quantization(
         change_config(checkpoint, **{part: None})
 
 
-def test_speculation_makes_room_for_drafts(standin: Standin, tiny_checkpoint: Path) -> None:
+def test_speculation_makes_room_for_drafts(
+    standin: Standin, tiny_checkpoint: Path, capsys: Any
+) -> None:
     config = build(standin, tiny_checkpoint, **LOOKAHEAD, max_seq_len=128).config.build_config
+    assert "Increasing max_seq_len (128) by max_draft_len (23)" in capsys.readouterr().out
     assert config.max_seq_len == 128 + 23
     assert config.max_num_tokens == 2048 * 24, "the default batch of 2048, 24 tokens each"
     config = build(standin, tiny_checkpoint, **LOOKAHEAD, max_batch_size=4).config.build_config

@@ -132,6 +132,7 @@ def test_static_batching_and_wrong_arguments_are_refused(
         ({}, {"max_num_tokens": 70, "enable_chunked_context": True}, "maxInputLen: 150\n"),
         ({}, {"max_num_tokens": 9999}, "(9999) is larger than model max num tokens (512)"),
         ({"plugin": {"context_fmha": False}}, {}, "TRTGptModel maxInputLen: 64\n"),
+        ({"plugin": {"use_paged_context_fmha": False}}, {}, "KV cache reuse disabled"),
         (
             {"plugin": {"use_paged_context_fmha": False}},
             {"enable_chunked_context": True},
@@ -166,11 +167,12 @@ def test_other_triples_than_the_engines_are_not_known_to_work(
 
 
 def test_a_small_pool_shortens_sequences(
-    opened: Open, ask: Ask, monkeypatch: pytest.MonkeyPatch
+    opened: Open, ask: Ask, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
     monkeypatch.setenv("TENSORRT_LLM_STANDIN_KV_TOKENS", "100")
     (responses,) = drain(opened(), ask(length=90)).values()
     assert len(tokens(responses)) == 90 - 23 - len(PROMPT), "0.9 of the pool, and room for drafts"
+    assert "maxSequenceLen is reduced to maxAttentionWindow: 90" in capfd.readouterr().out
 
 
 def test_memory_is_free_again_when_the_object_is_gone(
