@@ -75,15 +75,19 @@ def convert(
     if integer:
         config, weights = _integers(model, config, dtype, group_size, calibration)
     elif calibration is not None:
-        cache = "FP8" if fp8_kv_cache else None
-        fp8 = Quantization(quant_algo="FP8", kv_cache_quant_algo=cache, exclude_modules=["lm_head"])
-        config = config.model_copy(update={"quantization": fp8})
+        config = _with_fp8(config, cache=fp8_kv_cache)
         weights = Fp8Source(model, config, calibrate(source, model.config, calibration))
     with atomic_directory(target, force=force, sources=inputs) as folder:
         write_ranks(folder, config, weights, progress)
         copy_side_files(source, folder)
         write_json(folder / "config.json", config_json(config))
     return target
+
+
+def _with_fp8(config: CheckpointConfig, *, cache: bool) -> CheckpointConfig:
+    kept = "FP8" if cache else None
+    fp8 = Quantization(quant_algo="FP8", kv_cache_quant_algo=kept, exclude_modules=["lm_head"])
+    return config.model_copy(update={"quantization": fp8})
 
 
 def _integers(
