@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtla.errors import TrtlaError, UsageError
-from trtla.files import write_whole
+from trtla.files import write_whole, written
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -52,13 +52,9 @@ def check_path(path: Path) -> None:
 def save(figure: Figure, path: Path) -> None:
     """Write a figure on white, whole or not at all."""
     check_path(path)
-    try:
+    with written(path, "give another path"):
         is_svg = path.suffix.lower() == ".svg"
         write_whole(path, _svg(figure) if is_svg else _png(figure))
-    except OSError as error:
-        raise UsageError(
-            f"{path} cannot be written: {error.strerror or error}", "give another path"
-        ) from None
 
 
 def _svg(figure: Figure) -> str:

@@ -5,6 +5,7 @@ A file is written completely or not at all: beside its place, then renamed.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -19,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from trtla.errors import UsageError, did_you_mean, first_line
+from trtla.errors import TrtlaError, UsageError, did_you_mean, first_line
 from trtla.interrupts import INTERRUPTS
 
 if TYPE_CHECKING:
@@ -30,7 +31,9 @@ ASSETS = Path(__file__).parent / "assets"
 """What is shipped beside the code: tiny models, prompt sets."""
 _MAX_DEPTH = 100  # far above any real file; what walks the values later must not run out of stack
 _NO_HOME = Path("/nonexistent")  # what Debian calls it in /etc/passwd
+CACHE_HINT = "free some space, or set XDG_CACHE_HOME to a folder that can be written"
 _HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
+_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG}
 _OWN_FILE = "correct the value, or make the file again with trtla"
 
 
@@ -87,6 +90,21 @@ def write_whole(path: Path, data: str | bytes | Iterable[bytes], *, durable: boo
         part.unlink(missing_ok=True)
         raise
     return path
+
+
+@contextmanager
+def written(path: Path, hint: str) -> Iterator[None]:
+    """Name the file that could not be written.
+
+    Raises:
+        TrtlaError: the disk is full, or has failed.
+        UsageError: nothing can be written in that place.
+    """
+    try:
+        yield
+    except OSError as error:
+        kind = TrtlaError if error.errno in _DISK else UsageError
+        raise kind(f"{path} cannot be written: {error.strerror or error}", hint) from None
 
 
 @contextmanager

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -224,6 +226,17 @@ def test_errors_are_json_when_asked(engine: Path) -> None:
         assert set(ran.json["error"]) == {"message", "hint", "type"}
         assert ran.json["error"]["type"] == "UsageError"
         assert ran.err == ""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_an_error_of_stdout_itself_is_one_error_on_stderr(engine: Path) -> None:
+    for args in ((), ("--json",)):
+        with open("/dev/full", "w") as full:
+            command = [sys.executable, "-m", "trtla", "inspect", str(engine), *args]
+            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+        assert done.returncode == 1
+        assert done.stderr.startswith("error: No space left on device\nhint: ")
+        assert done.stderr.count("\n") == 2
 
 
 def test_verbose_shows_the_traceback(engine: Path) -> None:

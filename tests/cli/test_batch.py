@@ -240,7 +240,7 @@ def test_places_that_cannot_be(begun: tuple[Path, Path], tmp_path: Path) -> None
     refused(batch(source, source), 2, f"{source} is a file", "choose another -o")
     own = write(tmp_path / "errors.jsonl", [ask("a")])
     refused(batch(own, tmp_path), 2, f"{own} is the input, and would be replaced")
-    refused(batch(source, Path("/proc/x/out")), 1, "/proc/x/out cannot be written")
+    refused(batch(source, Path("/proc/x/out")), 2, "/proc/x/out cannot be written")
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,15 @@ def test_a_page_is_replaced_with_force_only(bench: Path, tmp_path: Path) -> None
     assert page.read_text() != "mine"
 
 
+def test_a_result_is_never_replaced(bench: Path) -> None:
+    before = bench.read_text()
+    link = bench.with_name("link.json")
+    link.symlink_to(bench)
+    for page in (bench, link):
+        refused(trtla("report", bench, "-o", page, "--force"), 2, "one of the results", "--output")
+    assert bench.read_text() == before
+
+
 def test_what_cannot_be_used_is_refused(bench: Path, tmp_path: Path) -> None:
     (tmp_path / "odd.json").write_text("{}")
     refused(trtla("report"), 2, "RESULTS")

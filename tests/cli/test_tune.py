@@ -286,7 +286,7 @@ def test_a_dry_run_shows_the_plan_and_loads_nothing(engine, prompts, tmp_path):
         (("--gpu", "h100"), ("--gpu h100 plans for TensorRT-LLM", "--backend tensorrt-llm")),
         (("--write", "x.txt"), ("--write x.txt is not a .yaml file",)),
         (("--write", "no/where/x.yaml"), ("the folder no/where of --write does not exist",)),
-        (("--output-dir", "/dev/null/x"), ("/dev/null/x cannot be written to", "--output-dir")),
+        (("--output-dir", "/dev/null/x"), ("/dev/null/x cannot be written", "--output-dir")),
         (("--max-output-len", "999"), ("--max-output-len 999 leaves no room",)),
         (("--max-output-len", "1"), ("--max-output-len is 1", "no step to draft for")),
         (("--temperature", "-1"), ("--temperature",)),

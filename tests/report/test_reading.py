@@ -86,6 +86,8 @@ def test_a_table_of_bench_gives_what_its_document_gives(tmp_path: Path) -> None:
         ('{"means": [3]}', "means.0"),
         ('{"rows": [{"arm": "ar"}], "cells": []}', "rows.0.device"),
         ("\x00\x01", "neither"),
+        (f"{','.join(COLUMNS)}\n{','.join(['None'] * len(COLUMNS))}\n", "wrong cell"),
+        (f"arm,category,speedup_vs_ar\n{'x' * 140_000},b,1\n", "wrong cell"),
     ],
 )
 def test_other_files_are_refused_by_name(tmp_path: Path, content: str, said: str) -> None:

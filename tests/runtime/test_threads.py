@@ -320,6 +320,21 @@ def test_calls_come_in_the_order_of_their_arrival(monkeypatch) -> None:
     assert order == ["a", "b", "c"]
 
 
+def test_counters_are_there_while_another_thread_closes(monkeypatch) -> None:
+    for _ in range(5):
+        opened, threads, ended = Opened(monkeypatch), Threads(), threading.Event()
+
+        def read(opened=opened, ended=ended) -> None:
+            while not ended.is_set():
+                opened.llm.stats()
+
+        for _ in range(3):
+            threads.start(read)
+        opened.llm.close()
+        ended.set()
+        threads.join()
+
+
 def test_calls_and_steps_alternate_while_both_are_wanted(monkeypatch, expected) -> None:
     """Threads that call without a pause starve no stream, and a stream starves no call."""
     opened, threads, ended, calls = Opened(monkeypatch), Threads(), threading.Event(), [0]

@@ -14,10 +14,10 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from trtla.batch.journal import Counts, Journal, written
+from trtla.batch.journal import FREE_SPACE, Counts, Journal
 from trtla.console import counted
 from trtla.errors import TrtlaError, UsageError
-from trtla.files import JsonError, json_text, parse_json, write_whole
+from trtla.files import JsonError, json_text, parse_json, write_whole, written
 from trtla.formats.gguf.folder import weight_file
 from trtla.formats.gguf.header import MADE_OF, shards
 from trtla.runtime.costs import COST_FILES
@@ -84,7 +84,7 @@ class Job:
         """
         for path, failed in ((self.output, False), (self.errors, True)):
             lines = (record.data + b"\n" for record in journal.ordered(failed=failed))
-            with written(path):
+            with written(path, FREE_SPACE):
                 write_whole(path, lines, durable=True)
         done = replace(self, finished=journal.counts)
         done.write()
@@ -99,7 +99,8 @@ class Job:
             **asdict(self.identity),
             "finished": None if self.finished is None else asdict(self.finished),
         }
-        write_whole(self.folder / _JOB, json_text(data), durable=True)
+        with written(self.folder / _JOB, FREE_SPACE):
+            write_whole(self.folder / _JOB, json_text(data), durable=True)
 
 
 def check_place(folder: Path, source: Path) -> None:
@@ -123,13 +124,9 @@ def locked(folder: Path) -> Iterator[None]:
         UsageError: another process holds it.
         TrtlaError: it cannot be made or locked.
     """
-    try:
+    with written(folder, "choose another -o"):
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        raise TrtlaError(
-            f"{folder} cannot be written: {error.strerror}", "choose another -o"
-        ) from None
     try:
         _lock(descriptor, folder)
         yield

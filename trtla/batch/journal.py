@@ -11,13 +11,12 @@ import os
 import threading
 from array import array
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
 
-from trtla.errors import TrtlaError
-from trtla.files import flush
+from trtla.files import flush, written
 from trtla.runtime.stats import tokens_per_step
 
 _SYNC_EVERY_S = 0.5
@@ -40,16 +39,7 @@ class Record:
     """Tokens of the steps."""
 
 
-@contextmanager
-def written(path: Path) -> Iterator[None]:
-    """Say which file could not be written, and that nothing is lost."""
-    try:
-        yield
-    except OSError as error:
-        raise TrtlaError(
-            f"{path} cannot be written: {error.strerror or error}",
-            "free some space: the same command goes on then",
-        ) from None
+FREE_SPACE = "free some space: the same command goes on then"
 
 
 @dataclass(slots=True)
@@ -125,7 +115,7 @@ class Journal:
             TrtlaError: the disk is full, or has failed.
         """
         data = _packed(record, self._key)
-        with written(self._path):
+        with written(self._path, FREE_SPACE):
             if self._failure is not None:
                 raise self._failure
             size = self._file.write(data)

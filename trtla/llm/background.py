@@ -125,9 +125,10 @@ class BackgroundLLM:
         with self._lock:
             stopped = self._stopping
             self._llm = None if stopped else llm
+            self.state = "stopped" if stopped else "ready"
         if stopped:
             llm.close()
-        self._change("stopped" if stopped else "ready")
+        self._change(self.state)
 
     def _fail(self, error: BaseException) -> None:
         self.failure = error

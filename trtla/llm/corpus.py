@@ -13,8 +13,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from trtla.errors import TrtlaError, TrtlaWarning, UsageError
-from trtla.files import parse_jsonl, read_text, write_whole
+from trtla.errors import TrtlaWarning, UsageError
+from trtla.files import parse_jsonl, read_text, write_whole, written
 from trtla.formats.engine import Engine
 from trtla.llm.text import Tokenizer
 from trtla.runtime.tree.library import MOST_TOKENS
@@ -111,12 +111,8 @@ class Corpus:
         )
         every = filter(None, (*map(self._ids, self._unread), *kept))
         lines = [head.model_dump(), *({"ids": ids} for ids in every)]
-        try:
+        with written(path, "choose another path"):
             write_whole(path, "".join(json.dumps(line) + "\n" for line in lines))
-        except OSError as error:
-            raise TrtlaError(
-                f"{path} cannot be written: {error.strerror}", "choose another path"
-            ) from None
 
     @property
     def _vocabulary(self) -> str | None:

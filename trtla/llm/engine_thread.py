@@ -120,9 +120,12 @@ class EngineThread:
 
     def stats(self) -> ExecutorStats:
         """Counters over everything so far, of a closed model too."""
-        if self._ended:
+        try:
+            return self.call(lambda executor: executor.stats())
+        except TrtlaError:
+            if not self._ended:
+                raise
             return self._executor.stats()
-        return self.call(lambda executor: executor.stats())
 
     def close(self, timeout: float | None = None) -> bool:
         """End after the forward it is in, and free the executor; False where that takes longer.

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from trtla.bench.ablation_table import COLUMNS, means
-from trtla.errors import UsageError
+from trtla.errors import UsageError, sentence
 from trtla.files import JsonError, parse_json, read_text
 from trtla.results.bench_documents import Ablation, Bench
 from trtla.results.documents import Run, Summarize, Tune
@@ -87,16 +87,19 @@ def _object(path: Path, value: Any) -> tuple[Kind, Document]:
 
 
 def _table(path: Path, text: str) -> tuple[Kind, Document]:
-    reader = csv.DictReader(io.StringIO(text))
-    columns = set(reader.fieldnames or ())
-    rows = [row for row in reader if None not in row and None not in row.values()]
-    if columns.issuperset(COLUMNS):
-        rows = means(rows)
-    elif columns.issuperset(("arm", "category", "speedup_vs_ar")):
-        return "bench", _checked(path, _bench_table(_with_none(rows)), "rows")
-    elif not columns.issuperset(("method", "speedup_vs_ar_mean")):
+    try:
+        reader = csv.DictReader(io.StringIO(text))
+        columns = set(reader.fieldnames or ())
+        rows = [row for row in reader if None not in row and None not in row.values()]
+        is_raw = columns.issuperset(COLUMNS)
+        found = _with_none(means(rows) if is_raw else rows)
+    except (csv.Error, ValueError) as error:
+        raise UsageError(f"{path} has a wrong cell: {sentence(error)}", _HINT) from None
+    if not is_raw and columns.issuperset(("arm", "category", "speedup_vs_ar")):
+        return "bench", _checked(path, _bench_table(found), "rows")
+    if not is_raw and not columns.issuperset(("method", "speedup_vs_ar_mean")):
         raise UsageError(f"{path} is neither a JSON document nor a table of trtla bench", _HINT)
-    means_of = Ablation.model_validate({"means": _with_none(rows)})
+    means_of = Ablation.model_validate({"means": found})
     return "ablation", _checked(path, means_of, "means")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -48,22 +49,15 @@ def report(
     """
     if output != _STDOUT:
         check_new_file(Path(output), "--output", force=force)
+        if any(os.path.realpath(name) == os.path.realpath(output) for name in results):
+            raise UsageError(f"{output} is one of the results", "give another --output")
+    from trtla.files import write_whole, written
     from trtla.report.page import report as make
 
     page = make([Path(name) for name in results], title)
     if output == _STDOUT:
         sys.stdout.write(page)
         return
-    _write(Path(output), page)
+    with written(Path(output), "give another --output"):
+        write_whole(Path(output), page)
     console.out(f"wrote {output}: {len(page.encode()) / 1000:.0f} kB")
-
-
-def _write(path: Path, page: str) -> None:
-    from trtla.files import write_whole
-
-    try:
-        write_whole(path, page)
-    except OSError as error:
-        raise UsageError(
-            f"{path} cannot be written: {error.strerror or error}", "give another --output"
-        ) from None

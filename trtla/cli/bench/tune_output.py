@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from trtla.console import Console
 from trtla.errors import UsageError
-from trtla.files import write_whole
+from trtla.files import write_whole, written
 from trtla.results.documents import Choice, GridPoint, Recommendation, Triple, Tune, Verified
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
 from trtla.tune.plan import coarse
@@ -170,15 +170,10 @@ def write_document(tuned: Tune, path: Path) -> None:
 def check_folder(folder: Path) -> None:
     """Make the folder and see that it can be written to."""
     probe = folder / ".trtla-tune"
-    try:
+    with written(folder, "give another --output-dir"):
         folder.mkdir(parents=True, exist_ok=True)
         probe.touch()
         probe.unlink()
-    except OSError as error:
-        raise UsageError(
-            f"{folder} cannot be written to: {error.strerror or error}",
-            "give another --output-dir",
-        ) from None
 
 
 def check_preset(path: Path) -> None:
@@ -264,9 +259,5 @@ def _by_roofline(tuned: Tune) -> bool:
 
 
 def _write(path: Path, text: str, flag: str) -> None:
-    try:
+    with written(path, f"give another path to {flag}"):
         write_whole(path, text)
-    except OSError as error:
-        raise UsageError(
-            f"{path} cannot be written: {error.strerror or error}", f"give another path to {flag}"
-        ) from None

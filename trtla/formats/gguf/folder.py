@@ -11,8 +11,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtla.errors import TrtlaError, UsageError, first_line
-from trtla.files import read_json, temporary_folder, user_cache
+from trtla.errors import UsageError, first_line
+from trtla.files import CACHE_HINT, read_json, temporary_folder, user_cache, written
 from trtla.formats.folder import GENERATION_CONFIG
 from trtla.formats.gguf.header import MADE_OF, Header, is_gguf, read_header, shards, stamps
 from trtla.formats.hf_config import parse_hf_config
@@ -41,16 +41,11 @@ def gguf_folder(path: Path) -> Path:
     if _is_whole(folder):
         return folder
     files = _files(path, read_header(path))
-    try:
+    with written(folder, CACHE_HINT):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with temporary_folder(folder.parent) as made:
             _write(made / "new", files, {"path": str(path), "stamps": found})
             _publish(made, folder)
-    except OSError as error:
-        raise TrtlaError(
-            f"{folder} cannot be written: {error.strerror}",
-            "free some space, or set XDG_CACHE_HOME to a folder that can be written",
-        ) from None
     return folder
 
 
