@@ -42,7 +42,7 @@ class UsageError(TrtlaError):
 
 
 class PromptTooLong(UsageError):
-    """A prompt has more tokens than the model takes, however it is encoded."""
+    """A prompt has more tokens than the model takes, alone or with the output."""
 
 
 class RankLost(TrtlaError):

@@ -224,7 +224,7 @@ def test_says_in_a_sentence_what_went_wrong(browser: Any, served: Served) -> Non
     expect(note.last).to_have_text("The connection to the server was lost.")
     visit.page.unroute(path)
     visit.ready(2040).ask("Too long.")
-    expect(note.last).to_contain_text("The server refused: messages has")
+    expect(note.last).to_contain_text("The server refused: the conversation needs")
     visit.page.context.close()
 
 

@@ -66,10 +66,12 @@ def refused(error: TrtlaError, param: str | None = None) -> ApiError:
     if setting is not None:
         param = _FIELDS.get(setting, setting)
         hint = f"omit {param}" if hint is not None and "--" in hint else hint
+    code = None
+    if isinstance(error, PromptTooLong):
+        code, hint = "context_length_exceeded", "shorten it, or lower max_tokens"
     text = error.message if hint is None else f"{error.message}; {hint}"
     if isinstance(error, RendererLost):
         return unavailable(text, "renderer_lost")
-    code = "context_length_exceeded" if isinstance(error, PromptTooLong) else None
     return ApiError(status, text, param, code)
 
 

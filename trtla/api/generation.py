@@ -22,7 +22,7 @@ from trtla.llm.request_maker import RequestMaker
 from trtla.runtime.request import Output
 from trtla.settings.drafting import DrafterSettings
 from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead, LookaheadConfig
-from trtla.settings.sampling import BEYOND, SamplingParams
+from trtla.settings.sampling import BEYOND, SamplingParams, UsualLength
 
 _SEEDS = 2**63
 _LONGEST_TOKEN = 16  # characters, but for few
@@ -109,9 +109,9 @@ def answers_to(
     how = (_lookahead(llm, body), _drafter(llm, body), _expected(llm, body))
     own = (body.tops, body.cache == "private", space)
     param = "messages" if isinstance(body, ChatBody) else "prompt"
+    prompts, sampling = list(_prompts(llm, body)), _sampling(llm, body, timeout_s, seed)
     answers: list[Answer] = []
-    for index, (name, ids) in enumerate(_prompts(llm, body)):
-        sampling = _sampling(llm, body, timeout_s, _room(llm, ids, name, body), seed)
+    for index, (name, ids) in enumerate(prompts):
         with _naming(param):
             answers += llm.answers(index, PromptRequest(name, ids, sampling, *how, *own))
     for answer in answers:
@@ -140,8 +140,8 @@ def _prompts(
             400, "this model has no chat template; POST texts to /v1/completions", "messages"
         )
     with _naming("messages"):
-        ids = llm.encode([_message(one) for one in body.messages], "messages", most)
-    yield "messages", ids
+        ids = llm.encode([_message(one) for one in body.messages], "the conversation", most)
+    yield "the conversation", ids
 
 
 def check_name(wanted: str | None, name: str, who: str) -> None:
@@ -161,8 +161,13 @@ def check_name(wanted: str | None, name: str, who: str) -> None:
 
 
 def _sampling(
-    llm: RequestMaker, body: Body, timeout_s: float | None, length: int, seed: int
+    llm: RequestMaker, body: ChatBody | CompletionBody, timeout_s: float | None, seed: int
 ) -> SamplingParams:
+    """The settings of a body's choices; a chat's answer may take all that the context leaves."""
+    if isinstance(body, ChatBody):
+        length = body.length or UsualLength(llm.limits.max_text_len)
+    else:
+        length = body.max_tokens or _COMPLETION_LEN
     usual = 0.0 if llm.limits.greedy_only else 1.0
     sampled: dict[str, Any] = {
         "temperature": usual if body.temperature is None else body.temperature,
@@ -179,29 +184,6 @@ def _sampling(
             **{name: getattr(body, name) for name in BEYOND},
             allotted_time_ms=None if timeout_s is None else max(1, round(timeout_s * 1000)),
         )
-
-
-def _room(
-    llm: RequestMaker, ids: tuple[int, ...], name: str, body: ChatBody | CompletionBody
-) -> int:
-    """Tokens of a choice: what is asked for, or all that the context leaves."""
-    if isinstance(body, ChatBody):
-        length, param = body.length, "messages"
-    else:
-        length, param = body.max_tokens or _COMPLETION_LEN, "prompt"
-    with _naming(param):
-        start, _ = llm.engine.request_ids(ids)
-    prompt_len, most = len(start), llm.limits.max_text_len
-    if prompt_len > llm.limits.max_input_len or prompt_len + (length or 1) > most:
-        raise ApiError(
-            400,
-            f"{name} has {prompt_len} tokens and {length or 1} more are asked for, but the model "
-            f"takes {llm.limits.max_input_len} of a prompt and {most} in all; shorten it, or lower "
-            "max_tokens",
-            param,
-            "context_length_exceeded",
-        )
-    return length or most - prompt_len
 
 
 def _lookahead(llm: RequestMaker, body: Body) -> Lookahead | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trtla.errors import UsageError
+from trtla.errors import PromptTooLong, UsageError
 from trtla.runtime.request import Request
 from trtla.settings.drafting import LOOKAHEAD, DrafterSettings, check_drafts_itself, refuse_texts
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig, check_request, refuse_auto
@@ -95,13 +95,13 @@ class ExecutorLimits:
             raise UsageError(f"{name} has an empty prompt", "give at least one token")
         self._check_encoder(request)
         if length > self.max_input_len:
-            raise UsageError(
+            raise PromptTooLong(
                 f"{name} has a prompt of {length} tokens, above max_input_len {self.max_input_len}",
                 f"shorten the prompt, or {self.input_len_hint}",
             )
         wanted = length + request.sampling.max_output_len
         if wanted > self.max_text_len:
-            raise UsageError(
+            raise PromptTooLong(
                 f"{name} needs {length} prompt + {request.sampling.max_output_len} output tokens = "
                 f"{wanted}, above max_seq_len {self.max_text_len}",
                 f"lower --max-output-len, or {self.text_len_hint}",
@@ -161,7 +161,7 @@ class ExecutorLimits:
                 "let LLM make the request, or give both parts what they read",
             )
         if most is not None and length > most:
-            raise UsageError(
+            raise PromptTooLong(
                 f"{request.label} has a prompt of {length} tokens, above the encoder's {most}",
                 "shorten the prompt",
             )
