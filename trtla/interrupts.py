@@ -9,22 +9,24 @@ from __future__ import annotations
 
 import _thread
 import os
-import signal
 import sys
 import time
 
 TYPE_CHECKING = False  # the import of typing takes as long as all the others here
 if TYPE_CHECKING:
+    import signal
     from collections.abc import Callable
     from types import FrameType
     from typing import Any, NoReturn
+else:
+    import _signal as signal  # without the enumerations of `signal`, whose import takes as long
 
 _EVERY_S = 0.1
 _NOTICED_WITHIN_S = 0.6
 """How long the main thread may stay in one call into C."""
 _UNWOUND_WITHIN_S = 3.0
 _IMPORTS = "<frozen importlib._bootstrap>"
-_NAMES = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
+_NAMES: dict[int, str] = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 
 
 class Interrupts:
@@ -73,7 +75,7 @@ class Interrupts:
         """Print what ended the program, once; the exit code, as shells count it."""
         number = self.came or signal.SIGINT
         if self._mouth.acquire(blocking=False):
-            last = f"error: {_NAMES[signal.Signals(number)]}"
+            last = f"error: {_NAMES[number]}"
             _print([*filter(None, map(_tried, self._words)), last])
         return 128 + number
 
