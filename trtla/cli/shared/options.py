@@ -282,7 +282,7 @@ processor_flag = setting(
     section="Sampling",
     type=TEXT,
     metavar="NAME[:VALUE...]",
-    help=f"In place of the three above: {_NAMES}",
+    help=f"In place of temperature, top-k and top-p: {_NAMES}",
 )
 """One."""
 
