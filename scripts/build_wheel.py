@@ -21,9 +21,15 @@ from setuptools.command.bdist_wheel import bdist_wheel
 import trtla
 from trtla.console import Console
 from trtla.errors import TrtlaError
-from trtla.runtime.models.cpu.compiler import NotCompiled, find_compiler, make
 from trtla.runtime.models.cpu.levels import LEVELS
-from trtla.runtime.models.cpu.native_code import FORWARD, PREBUILT, TREES
+from trtla.runtime.models.cpu.native_code import (
+    FORWARD,
+    PREBUILT,
+    TREES,
+    NotCompiled,
+    find_compiler,
+    make,
+)
 
 ROOT = Path(trtla.__file__).parents[1]
 OLD_SYSTEMS = Path(__file__).with_name("manylinux_2_28.h")

@@ -42,7 +42,7 @@ bench() {
     local name=$1
     shift
     "$TRTLA" bench -m "$model" --prompts "$out/questions.jsonl,trtla/assets/bench/functions.jsonl" \
-        --num-prompts "$prompts" -n "$len" --respect-eos --rounds 1 -o json "$@" >"$out/$name.json"
+        --num-prompts "$prompts" -n "$len" --respect-eos --rounds 1 --json "$@" >"$out/$name.json"
 }
 bench greedy --temperature 0 --lookahead 7,7,7 3,4,2 auto --drafter prompt-lookup ngram
 bench sampled --temperature 0.7 --lookahead 3,4,2 auto --drafter prompt-lookup

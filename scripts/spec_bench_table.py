@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tables of `trtla bench -o json` files, an arm a row and a category a column.
+"""Tables of `trtla bench --json` files, an arm a row and a category a column.
 
     python scripts/spec_bench_table.py greedy.json [more.json ...]
 

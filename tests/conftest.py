@@ -18,12 +18,12 @@ import torch
 from hypothesis import settings
 
 import trtla
-from trtla.runtime.models.cpu.compiler import NotCompiled
-from trtla.runtime.models.cpu.native_code import FORWARD, TREES
+from trtla.runtime.models.cpu.native_code import FORWARD, TREES, NotCompiled
+from trtla.runtime.threads import set_threads
 from trtla.trtllm.library import installed
 
 pytest.register_assert_rewrite("tests.support")
-torch.set_num_threads(1)
+set_threads(1)
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported
 settings.register_profile("trtla", deadline=None, print_blob=True)

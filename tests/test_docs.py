@@ -19,7 +19,7 @@ from tests.support.command import ROOT, trtla
 from tests.support.gguf_models import BYTE_LEVEL, write_gguf
 from trtla.cli.app import cli
 from trtla.files import user_cache
-from trtla.formats.hf import load_model, load_tokenizer
+from trtla.formats.transformers_load import load_model, load_tokenizer
 
 PAGES = ("README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))))
 RUN = tuple(

@@ -86,10 +86,10 @@ def test_flags_environment_and_presets_come_from_the_declaration(tmp_path: Path)
 
 
 def test_the_help_says_what_the_declaration_says() -> None:
-    shown = " ".join(CliRunner().invoke(draft, ["--help"]).output.split())
+    shown = "".join(CliRunner().invoke(draft, ["--help"]).output.split())
     for one in declared(More).values():
-        assert one.option.help in shown
-    for part in ("--careful / --no-careful", "[first-come|best]", "default: (--width)"):
+        assert "".join(one.option.help.split()) in shown
+    for part in ("--careful/--no-careful", "[first-come|best]", "default:(--width)"):
         assert part in shown
     assert "--branches" not in shown
 
@@ -145,3 +145,8 @@ def test_keyword_arguments_of_a_model_are_the_fields_of_its_options(tiny_llama: 
     assert [name for name in names if f"`{name}`" not in page] == []
     with LLM(tiny_llama, ExecutorOptions(dtype="float32", max_batch_size=2)) as llm:
         assert llm.limits.max_batch_size == 2
+
+
+def test_a_flag_that_no_field_takes_is_an_error() -> None:
+    with pytest.raises(TypeError, match="DraftFlags has no field for wings, zeal"):
+        parsed(DraftFlags, {"wings": 2, "zeal": 1})

@@ -38,7 +38,7 @@ LAYERS = (
     "__main__",
 )
 RUNTIME = (
-    "stats draft blocks costs",
+    "stats draft blocks costs arrays device threads",
     "request",
     "limits sequence",
     "executor sampling ranks",
@@ -50,33 +50,39 @@ RUNTIME = (
 )
 MODELS = (
     "kv_cache rotary tensors",
+    "forward tensor_cache",
     "batch layers",
-    "cuda",
-    "forward",
-    "cpu llama t5",
+    "cpu cuda",
+    "tensor_model",
+    "llama t5",
     "cuda_check",
     "load",
 )
-CLI = ("shared", "run bench serve build", "app", "failure")
+CLI = ("shared", "run bench serve build", "app")
 SIDEWAYS = {("report", "bench"), ("tune", "bench")}
 """Within a layer: who may import whom."""
 TORCH_FREE = (
     "settings",
-    "formats/config.py",
-    "formats/engine.py",
-    "formats/engine_limits.py",
-    "formats/folder.py",
-    "formats/hf_config.py",
-    "formats/t5_config.py",
+    "formats",
     "runtime/*.py",
     "runtime/auto",
     "runtime/drafters",
+    "runtime/loop",
+    "runtime/models/cpu",
+    "runtime/models/forward.py",
+    "runtime/models/load.py",
+    "runtime/tree",
+    "llm",
+    "api",
+    "serve",
+    "batch",
+    "chat",
+    "cli/run",
+    "cli/serve",
+    "cli/shared",
 )
 """Files and folders that import neither torch nor transformers, nor what does."""
-WITH_TORCH = (
-    "runtime/auto/probe.py",
-    "runtime/drafters/draft_model.py",
-)
+WITH_TORCH = ("formats/torch_tensors.py",)
 """All of those folders that do."""
 
 

@@ -9,16 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtla.bench.load_client import (
-    AnswerFailed,
-    EventParser,
-    StreamedAnswer,
-    reason_of,
-    server_url,
-)
+from trtla.bench.load_client import AnswerFailed, EventParser, StreamedAnswer, reason_of
 from trtla.bench.load_report import row
 from trtla.bench.load_runs import Load, LoadRun, arrivals
+from trtla.cli.bench.bench_load import server_url
 from trtla.errors import UsageError
+from trtla.settings.sampling import Filters
 
 EVENTS = ["one", "two\nthree", "vié€r", "", "[DONE]"]
 STREAM = (
@@ -107,7 +103,7 @@ def answered(start: float, *times: float, tokens: int, error: str | None = None)
 
 
 def test_figures_follow_from_the_answers() -> None:
-    run = LoadRun(Load(request_rate=math.inf), (0.0, 0, 1.0), [None] * 4, start=100.0)  # type: ignore[list-item]
+    run = LoadRun(Load(request_rate=math.inf), Filters(0.0, 0, 1.0), [None] * 4, start=100.0)  # type: ignore[list-item]
     run.answers = {
         0: answered(100.0, 101.0, 102.0, 104.0, tokens=7),
         1: answered(100.0, 103.0, 104.0, tokens=2),

@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.support.command import refused, trtla
 from trtla import LLM, LookaheadConfig, SamplingParams, UsageError
+from trtla.runtime.threads import num_threads, set_threads
 from trtla.settings.sampling import USUAL_LEN
 
 MODEL = Path(__file__).parents[1] / "trtla" / "assets" / "tiny-llama"
@@ -96,16 +96,16 @@ def test_max_tokens_comes_from_flag_environment_and_preset(tmp_path: Path) -> No
 
 
 def test_threads_are_those_of_the_whole_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = torch.get_num_threads()
+    before = num_threads()
     try:
         with LLM(MODEL, dtype="float32", threads=2), LLM(MODEL, dtype="float32", threads=3):
-            assert torch.get_num_threads() == 3
+            assert num_threads() == 3
             with ThreadPoolExecutor(1) as pool:
-                assert pool.submit(torch.get_num_threads).result() == 3
+                assert pool.submit(num_threads).result() == 3
             with LLM(MODEL, dtype="float32"):
-                assert torch.get_num_threads() == 3
+                assert num_threads() == 3
     finally:
-        torch.set_num_threads(before)
+        set_threads(before)
 
 
 @pytest.mark.parametrize("threads", [0, -1, 10**6, "2", True])

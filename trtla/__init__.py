@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from trtla.settings.lookahead import LookaheadConfig, max_draft_len
     from trtla.settings.sampling import BeamSettings, SamplingParams
 
-
 __all__ = [
     "LLM",
     "AsyncLLM",
@@ -34,32 +33,25 @@ __all__ = [
     "max_draft_len",
 ]
 
-_HOME = {
-    "LLM": "trtla.llm.llm",
-    "BeamSettings": "trtla.settings.sampling",
-    "AsyncLLM": "trtla.llm.async_llm",
-    "BeamText": "trtla.llm.answer",
-    "CheckFailed": "trtla.errors",
-    "Chunk": "trtla.llm.llm",
-    "Completion": "trtla.llm.llm",
-    "DraftOptions": "trtla.settings.drafting",
-    "DrafterSettings": "trtla.settings.drafting",
-    "LookaheadConfig": "trtla.settings.lookahead",
-    "SamplingParams": "trtla.settings.sampling",
-    "TrtlaError": "trtla.errors",
-    "TrtlaWarning": "trtla.errors",
-    "UsageError": "trtla.errors",
-    "max_draft_len": "trtla.settings.lookahead",
+_HOMES = {
+    "trtla.errors": ("CheckFailed", "TrtlaError", "TrtlaWarning", "UsageError"),
+    "trtla.llm.answer": ("BeamText",),
+    "trtla.llm.async_llm": ("AsyncLLM",),
+    "trtla.llm.llm": ("LLM", "Chunk", "Completion"),
+    "trtla.settings.drafting": ("DraftOptions", "DrafterSettings"),
+    "trtla.settings.lookahead": ("LookaheadConfig", "max_draft_len"),
+    "trtla.settings.sampling": ("BeamSettings", "SamplingParams"),
 }
 
 
 def __getattr__(name: str) -> object:
     """Import what is asked for, some of it with torch, only then (PEP 562)."""
-    if name not in _HOME:
+    home = next((module for module, names in _HOMES.items() if name in names), None)
+    if home is None:
         raise AttributeError(f"module 'trtla' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_HOME[name]), name)
+    return getattr(import_module(home), name)
 
 
 def __dir__() -> list[str]:

@@ -11,7 +11,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -49,7 +49,6 @@ class Console:
         sys.stdout.flush()
 
     def styled(self, text: str, **style: Any) -> str:
-        """The text in a style of `click.style`, plain where colours are off."""
         return click.style(text, **style) if self.colored and text else text
 
     def note(self, text: str) -> None:
@@ -83,7 +82,7 @@ class Console:
             before: what was done earlier, and says nothing about the speed.
         """
         if self.quiet:
-            yield _unseen
+            yield lambda done, total: None
         elif sys.stderr.isatty():
             bar = _Bar(label, unit, more)
             try:
@@ -94,14 +93,10 @@ class Console:
             yield _Lines(label, unit, more, before).update
 
 
-def _unseen(done: int, total: int) -> None:
-    """Nobody looks."""
-
-
 @contextmanager
 def silent(label: str, unit: str) -> Iterator[Progress]:
     """The stages of who reports none."""
-    yield _unseen
+    yield lambda done, total: None
 
 
 def counted(number: int, noun: str) -> str:
@@ -117,6 +112,17 @@ def size(count: int) -> str:
 def duration(seconds: float) -> str:
     """A time for people: `98 s`, `12 min`."""
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+def starting(known: Iterable[str], incomplete: str, *, part: bool = False) -> list[str]:
+    """The names that continue what is typed; of a comma list (`part`) its last item, none twice."""
+    before, comma, last = incomplete.rpartition(",") if part else ("", "", incomplete)
+    taken = before.split(",")
+    return [
+        before + comma + name
+        for name in known
+        if name.startswith(last) and name not in taken and not (comma and name == "none")
+    ]
 
 
 def command_line() -> str:
@@ -147,7 +153,6 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _is_numeric(cells: Sequence[str]) -> bool:
-    """Whether a column holds numbers only and is aligned to the right."""
     return all(_NUMBER.fullmatch(value) for value in cells)
 
 
@@ -200,8 +205,6 @@ class _Bar:
 
 
 class _Lines:
-    """Progress for logs: a line at both ends of a stage, and one every 10 s between them."""
-
     def __init__(self, label: str, unit: str, more: Callable[[], str], before: int) -> None:
         self._label, self._unit, self._more, self._before = label, unit, more, before
         self._start = self._due = time.monotonic()
@@ -211,14 +214,11 @@ class _Lines:
         if now < self._due and done < total:
             return
         self._due = now + _LOG_EVERY_S
-        parts = [self._count(done, total), self._more()]
-        parts += self._times(done, total, now - self._start)
-        print(f"{self._label}: {', '.join(filter(None, parts))}", file=sys.stderr, flush=True)
-
-    def _count(self, done: int, total: int) -> str:
-        if self._unit != BYTES:
-            return f"{done} of {total} {self._unit}"
-        return f"{done / 1e6:.0f} of {total / 1e6:.0f} MB"
+        count = f"{done} of {total} {self._unit}"
+        if self._unit == BYTES:
+            count = f"{done / 1e6:.0f} of {total / 1e6:.0f} MB"
+        parts = filter(None, [count, self._more(), *self._times(done, total, now - self._start)])
+        print(f"{self._label}: {', '.join(parts)}", file=sys.stderr, flush=True)
 
     def _times(self, done: int, total: int, seconds: float) -> list[str]:
         new = done - self._before

@@ -10,6 +10,21 @@ from collections.abc import Iterable
 
 _NEAR = 0.75
 """Similarity of a likely typing error: `nsad` for `nasd`, not `bogus` for `verbose`."""
+_BEGUN = 3
+"""Letters of a name that stand for it where no other begins so: `--temp`."""
+_ELSEWHERE = {
+    "alias": "served_model_name", "bf16": "bfloat16", "complete": "run",
+    "ctx_size": "max_seq_len", "f16": "float16", "f32": "float32", "file": "input_file",
+    "fp16": "float16", "fp32": "float32", "generate": "run", "gpu_layers": "device",
+    "half": "float16", "input_file": "prompts", "max_length": "max_output_len",
+    "max_model_len": "max_seq_len", "max_new_tokens": "max_output_len",
+    "max_num_seqs": "max_batch_size", "model_path": "model", "n_gpu_layers": "device",
+    "n_predict": "max_output_len", "n_threads": "threads", "num_threads": "threads",
+    "parallel": "max_batch_size", "prompt": "input_text", "prompts": "input_file",
+    "quantize": "convert", "repeat_penalty": "repetition_penalty",
+    "tensor_parallel_size": "tp_size", "tokenizer": "tokenizer_dir",
+}  # fmt: skip
+"""What other tools call our commands, flags, arguments and values."""
 
 
 class TrtlaError(Exception):
@@ -91,21 +106,25 @@ def as_trtla_error(error: BaseException) -> TrtlaError:
 
 
 def closest(typed: str, known: Iterable[str]) -> str | None:
-    """The known name that a mistyped one is most like; None where none is like it.
+    """The known name that another means, begins, or is most like; None where there is none.
 
     `float8` is not a mistyped `float32`: numbers without a common digit are meant to differ.
     """
     from difflib import get_close_matches
 
-    names = {name.lower(): name for name in known}
-    digits = _digits(typed)
-    same = [name for name in names if not digits or digits & _digits(name)]
-    found = get_close_matches(typed.lower(), same, 1, _NEAR)
+    names = {_plain(name): name for name in known}
+    word, digits = _plain(typed), set(filter(str.isdigit, typed))
+    if (same := _ELSEWHERE.get(word)) in names:
+        return names[str(same)]
+    alike = [name for name in names if not digits or digits.intersection(name)]
+    begun = [name for name in alike if name.startswith(word)] if len(word) >= _BEGUN else []
+    found = begun if len(begun) == 1 else get_close_matches(word, alike, 1, _NEAR)
     return names[found[0]] if found else None
 
 
-def _digits(name: str) -> set[str]:
-    return set(filter(str.isdigit, name))
+def _plain(name: str) -> str:
+    """A name without what tells flags, arguments and commands apart."""
+    return name.lower().lstrip("-").replace("-", "_")
 
 
 def did_you_mean(typed: str, known: Iterable[str]) -> str:

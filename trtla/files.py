@@ -73,13 +73,14 @@ def write_whole(path: Path, data: str | bytes | Iterable[bytes], *, durable: boo
     Raises:
         OSError: the disk is full, or permission is missing.
     """
+    data = data.encode("utf-8") if isinstance(data, str) else data
     part = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
     file = part.open("xb")
     try:
         with file, INTERRUPTS.undone(part.unlink):
             with suppress(FileNotFoundError):
                 os.fchmod(file.fileno(), part.stat().st_mode & path.stat().st_mode & 0o777)
-            file.writelines(_pieces(data))
+            file.writelines((data,) if isinstance(data, bytes) else data)
             if durable:
                 file.flush()
                 os.fsync(file.fileno())
@@ -94,12 +95,8 @@ def write_whole(path: Path, data: str | bytes | Iterable[bytes], *, durable: boo
 
 @contextmanager
 def written(path: Path, hint: str) -> Iterator[None]:
-    """Name the file that could not be written.
-
-    Raises:
-        TrtlaError: the disk is full, or has failed.
-        UsageError: nothing can be written in that place.
-    """
+    """Name the file that could not be written: `TrtlaError` of a disk that is full or has failed,
+    `UsageError` where nothing can be written in that place."""
     try:
         yield
     except OSError as error:
@@ -117,12 +114,6 @@ def temporary_folder(parent: Path | None = None, prefix: str = ".") -> Iterator[
             yield folder
     finally:
         remove()
-
-
-def _pieces(data: str | bytes | Iterable[bytes]) -> Iterable[bytes]:
-    if isinstance(data, str):
-        return (data.encode("utf-8"),)
-    return (data,) if isinstance(data, bytes) else data
 
 
 def flush(path: Path) -> None:
@@ -163,9 +154,14 @@ def parse_json(text: str | bytes, *, unique: bool = False) -> Any:
         JsonError: it is not JSON, or holds NaN or Infinity, a number of thousands of digits, or
             more than 100 levels.
     """
-    hook = _unique if unique else None
+
+    def refuse(constant: str) -> NoReturn:
+        raise JsonError(f"it holds {constant}, which is not a number")
+
     try:
-        value = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=hook)
+        value = json.loads(
+            text, parse_constant=refuse, object_pairs_hook=_unique if unique else None
+        )
     except JsonError:
         raise
     except json.JSONDecodeError as error:
@@ -181,21 +177,18 @@ def parse_json(text: str | bytes, *, unique: bool = False) -> Any:
 
 
 def parse_texts(text: str) -> Any:
-    """Parse JSON whose strings are to be read by a tokenizer, not names of files, which may be
-    anything.
+    """Parse JSON whose strings are for a tokenizer, not names of files, which may be anything.
 
-    Raises:
-        JsonError: as `parse_json`, or a key is there twice, or a string holds half of a surrogate
-            pair.
+    Raises `JsonError` as `parse_json`, for a key that is there twice, and half a surrogate pair.
     """
     value = parse_json(text, unique=True)
     if _HALF_PAIR.search(text):
-        _check_pairs(value)
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            half = ascii(error.object[error.start]).strip("'")
+            raise JsonError(f"it holds {half}, half of a surrogate pair") from None
     return value
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise JsonError(f"it holds {name}, which is not a number")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -217,24 +210,14 @@ def _check_depth(value: Any) -> None:
     raise JsonError(f"it has more than {_MAX_DEPTH} levels")
 
 
-def _check_pairs(value: Any) -> None:
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        half = ascii(error.object[error.start]).strip("'")
-        raise JsonError(f"it holds {half}, half of a surrogate pair") from None
-
-
 def parse_jsonl(model: type[ModelT], text: str, name: str) -> list[tuple[str, ModelT]]:
     """The lines of a JSONL text as models, each with `line N of NAME`; blank lines are skipped."""
-    found = []
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
-            where = f"line {number} of {name}"
-            found.append(
-                (where, validate(model, _parse_line(line, where), where, "correct the line"))
-            )
-    return found
+    lines = [(f"line {i} of {name}", line) for i, line in enumerate(text.split("\n"), 1)]
+    return [
+        (where, validate(model, _parse_line(line, where), where, "correct the line"))
+        for where, line in lines
+        if line.strip()
+    ]
 
 
 def _parse_line(line: str, where: str) -> dict[str, Any]:
@@ -273,10 +256,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def validate(model: type[ModelT], data: Any, where: str, hint: str = _OWN_FILE) -> ModelT:
     """Build a pydantic model; its first error becomes a `UsageError` naming key and value.
 
-    Args:
-        where: what errors call the data.
-        hint: what to do about a wrong value.
-    """
+    `where` is what errors call the data, `hint` what to do about a wrong value."""
     import pydantic
 
     try:
@@ -285,13 +265,10 @@ def validate(model: type[ModelT], data: Any, where: str, hint: str = _OWN_FILE) 
         first = error.errors(include_url=False, include_context=False)[0]
         if first["type"] == "extra_forbidden":
             *outer, key = first["loc"]
-            guess = did_you_mean(str(key), () if outer else _keys(model))
+            known = [field.alias or name for name, field in model.model_fields.items()]
+            guess = did_you_mean(str(key), () if outer else known)
             hint = f"{guess}remove the key, or check its spelling"
         raise UsageError(f"{where}: {_describe(first)}", hint) from None
-
-
-def _keys(model: type[pydantic.BaseModel]) -> list[str]:
-    return [field.alias or name for name, field in model.model_fields.items()]
 
 
 def _describe(first: Mapping[str, Any]) -> str:

@@ -126,7 +126,7 @@ class Interrupts:
 
 
 class _While:
-    """An entry of a list for the time of a block; `kept`: also after an error in it.
+    """An entry of a list for the time of a block, `kept` also after an error in it.
 
     contextlib would be one more import.
     """
@@ -163,7 +163,6 @@ def _print(lines: list[str]) -> None:
 
 
 def _importing(frame: FrameType | None) -> bool:
-    """Whether this thread is within an import."""
     while frame is not None:
         if frame.f_code.co_filename == _IMPORTS:
             return True

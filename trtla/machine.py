@@ -110,10 +110,7 @@ def look() -> Machine:
 
 
 def loaded_driver() -> tuple[str | None, str | None]:
-    """What NVIDIA's kernel module calls itself, and the newest CUDA that its library serves.
-
-    Without starting nvidia-smi; None where it is not there.
-    """
+    """What NVIDIA's kernel module calls itself, and the newest CUDA of its library."""
     return _proc("driver/nvidia/version").get("NVRM version"), _driver_cuda()
 
 
@@ -187,7 +184,6 @@ def _torch() -> tuple[Torch, tuple[Gpu, ...]]:
 
 
 def _nvidia_smi() -> tuple[tuple[Gpu, ...], str | None]:
-    """The GPUs and the driver version that nvidia-smi lists; none where it cannot."""
     command = ["nvidia-smi", f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(
@@ -202,13 +198,10 @@ def _nvidia_smi() -> tuple[tuple[Gpu, ...], str | None]:
         major, _, minor = capability.partition(".")
         known = major.isdecimal() and minor.isdecimal()
         pair = (int(major), int(minor)) if known else None
-        gpus.append(Gpu(index, name, pair, _mib(total), _mib(free)))
+        # MIG and integrated GPUs show `[N/A]`.
+        memory = (int(mib) * 2**20 if mib.isdecimal() else None for mib in (total, free))
+        gpus.append(Gpu(index, name, pair, *memory))
     return tuple(gpus), rows[0][-1] if rows else None
-
-
-def _mib(value: str) -> int | None:
-    """A number of MiB in bytes; None for `[N/A]`, which MIG and integrated GPUs show."""
-    return int(value) * 2**20 if value.isdecimal() else None
 
 
 def _driver_cuda() -> str | None:

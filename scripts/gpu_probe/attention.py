@@ -12,13 +12,14 @@ from gpu_probe.feeds import SHAPES, packed, prompt_feed, random_model, set_path,
 from gpu_probe.figures import BY_NAME, record
 from torch import Tensor
 
-from trtla.formats.tensors import E4M3, quantize
+from trtla.formats.torch_tensors import E4M3, quantize
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.models.batch import AttentionGroup, make_batch
 from trtla.runtime.models.cuda.inputs import Room, StepInputs
 from trtla.runtime.models.cuda.paged_attention import PagedGroup, paged_attend
-from trtla.runtime.models.kv_cache import Fp8KVCache, KVCache
 from trtla.runtime.models.llama import LlamaModel
+from trtla.runtime.models.tensor_cache import TensorCache
+from trtla.runtime.sampling.logits import on_host
 from trtla.runtime.sequence import Feed
 
 KV_HEADS, FP8_SCALE = 2, 0.013
@@ -136,15 +137,17 @@ def _feeds(shape: str, cached: list[int]) -> tuple[list[Feed], int]:
     return feeds, start
 
 
-def _caches(dtype: torch.dtype, size: int, num_blocks: int, fp8: bool) -> tuple[KVCache, KVCache]:
+def _caches(
+    dtype: torch.dtype, size: int, num_blocks: int, fp8: bool
+) -> tuple[TensorCache, TensorCache]:
     """A cache of random numbers with a block to spare, and the same numbers in float64."""
-    exact = KVCache(1, KV_HEADS, size, num_blocks + 1, torch.float64, DEVICE)
+    exact = TensorCache(1, KV_HEADS, size, num_blocks + 1, torch.float64, DEVICE)
     if not fp8:
-        cache = KVCache(1, KV_HEADS, size, num_blocks + 1, dtype, DEVICE)
+        cache = TensorCache(1, KV_HEADS, size, num_blocks + 1, dtype, DEVICE)
         cache.data.normal_()
         exact.data.copy_(cache.data)
         return cache, exact
-    cache = Fp8KVCache(1, KV_HEADS, size, num_blocks + 1, [FP8_SCALE], DEVICE)
+    cache = TensorCache(1, KV_HEADS, size, num_blocks + 1, dtype, DEVICE, [FP8_SCALE])
     numbers = torch.randn(cache.data.shape, device=DEVICE)
     cache.data.copy_(quantize(numbers, torch.tensor(FP8_SCALE, device=DEVICE)).view(torch.uint8))
     exact.data.copy_(cache.data.view(E4M3).float() * FP8_SCALE)
@@ -187,4 +190,5 @@ def _logits(model: LlamaModel, shape: str, *, graphs: bool) -> Tensor:
     assert blocks is not None
     run([prompt_feed(0, PROMPT, blocks)])
     feed = step_feed(SHAPES[shape], PROMPT, blocks)
-    return [run([feed]).logits for _ in range(3 if graphs and not DRY else 1)][-1].clone()
+    found = [run([feed]).logits for _ in range(3 if graphs and not DRY else 1)][-1]
+    return torch.tensor(on_host(found))

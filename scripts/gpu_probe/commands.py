@@ -26,7 +26,7 @@ from gpu_probe.models import model_dir
 from gpu_probe.texts import cuda_path
 
 from trtla import LLM, LookaheadConfig, SamplingParams
-from trtla.cli.failure import execute
+from trtla.cli.app import execute
 from trtla.results.bench_documents import Bench, BenchRow, LoadDocument, LoadRow
 
 TRIPLES = ["2,3,2", "3,3,2"] if DRY else ["7,7,7", "15,5,15"]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from trtla.runtime.sampling.device import DeviceSampler
 from trtla.runtime.sampling.draw import draw_at
+from trtla.runtime.sampling.logits import on_host
 from trtla.runtime.sampling.noise import uniform
 from trtla.runtime.sampling.predict import Draw
 from trtla.settings.sampling import SamplingParams
@@ -30,8 +31,8 @@ Draws = Callable[[Tensor, SamplingParams, Sequence[float]], list[int]]
 
 
 def sample() -> None:
-    """Draw by PyTorch's operations, and by the executor's kernel, which the figures are of."""
-    for way, draw in {"PyTorch's operations": _plain, "the kernel": _kernel()}.items():
+    """Draw on the host, and by the executor's kernel, which the figures are of."""
+    for way, draw in {"the host": _plain, "the kernel": _kernel()}.items():
         taken = {(rows, name): _ms(draw, rows, KINDS[name]) for rows in (1, FEW) for name in KINDS}
         for (rows, name), ms in taken.items():
             print(f"{way}: {rows} rows of {VOCABULARY}, {name}: {ms:.2f} ms")
@@ -50,8 +51,7 @@ def sample() -> None:
 
 
 def _plain(logits: Tensor, params: SamplingParams, noise: Sequence[float]) -> list[int]:
-    found: list[int] = draw_at(logits, params, noise).tolist()
-    return found
+    return draw_at(on_host(logits), params, noise)
 
 
 def _kernel() -> Draws:

@@ -13,15 +13,18 @@ from gpu_probe.device import DEVICE, DRY
 from torch import Tensor
 
 from trtla.formats.config import CheckpointConfig
+from trtla.formats.torch_tensors import as_array
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.draft import NO_DRAFT, Draft, NoDrafter
 from trtla.runtime.limits import ExecutorLimits
-from trtla.runtime.models import forward
+from trtla.runtime.models import tensor_model
 from trtla.runtime.models.cuda import graphs
-from trtla.runtime.models.cuda.graphs import CudaCapture, GraphRunner
+from trtla.runtime.models.cuda.fused import FusedOperations
+from trtla.runtime.models.cuda.graphs import CudaCapture
 from trtla.runtime.models.forward import SPARE_BLOCKS, StepForward
-from trtla.runtime.models.kv_cache import KVCache
+from trtla.runtime.models.layers import PlainOperations
 from trtla.runtime.models.llama import LlamaModel
+from trtla.runtime.models.tensor_cache import TensorCache
 from trtla.runtime.request import Request
 from trtla.runtime.sequence import Feed
 from trtla.runtime.sequence import Sequence as Running
@@ -66,11 +69,10 @@ FED = {shape: 1 + len(draft.tokens) for shape, draft in SHAPES.items()}
 
 def set_path(model: LlamaModel, *, fused: bool) -> None:
     """Run steps through graphs over pages, whatever a self-test would say; fused kernels or not."""
-    for name, value in (("fast", True), ("fused", fused)):
-        setattr(model, name, value)
+    model.fast, model.operations = True, FusedOperations() if fused else PlainOperations()
 
 
-def stepper(model: LlamaModel, text: int) -> tuple[StepForward, KVCache]:
+def stepper(model: LlamaModel, text: int) -> tuple[StepForward, TensorCache]:
     """How a model runs steps of the shapes, one sequence of so many tokens, and its empty cache.
 
     Only what the shapes need is captured. In a dry run it is run again instead, its kernels
@@ -90,20 +92,21 @@ def open_all(model: LlamaModel, text: int) -> None:
 
 def _opened(
     model: LlamaModel, text: int, triple: LookaheadConfig, sizes: Sequence[int]
-) -> tuple[StepForward, KVCache]:
+) -> tuple[StepForward, TensorCache]:
     limits = ExecutorLimits(1, text, text, 4096, model.config.vocab_size, triple)
     longest = text + limits.max_draft_len
     cache = model.new_cache(-(-longest // TOKENS_PER_BLOCK) + 1 + SPARE_BLOCKS)
     cache.data.zero_()
     capture = (lambda device: lambda run: run) if DRY else CudaCapture
-    with patch.object(forward, "CudaCapture", capture):
+    model.graphs = ""
+    with patch.object(tensor_model, "CudaCapture", capture):
         run = model.step_forward(cache, limits, sizes)
-    if not (isinstance(run, GraphRunner) and run.is_complete):
+    if model.graphs != "graphs":
         raise RuntimeError("not all graphs can be captured; a warning above says why")
     return run, cache
 
 
-def packed(model: LlamaModel, text: int) -> tuple[StepForward, KVCache]:
+def packed(model: LlamaModel, text: int) -> tuple[StepForward, TensorCache]:
     """As `stepper`, by PyTorch's operations."""
     cache = model.new_cache(-(-text // TOKENS_PER_BLOCK) + 1 + SPARE_BLOCKS)
     cache.data.zero_()
@@ -136,7 +139,8 @@ def random_model(name: str, dtype: torch.dtype) -> LlamaModel:
             **SIZES["tiny" if DRY else name],
         }
     )
-    return LlamaModel(config, _weights(config, dtype), dtype, DEVICE, products=False)
+    weights = ((name, as_array(weight)) for name, weight in _weights(config, dtype))
+    return LlamaModel(config, weights, dtype, DEVICE, products=False)
 
 
 def _weights(config: CheckpointConfig, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:

@@ -21,8 +21,10 @@ from gpu_probe.feeds import (
 )
 from gpu_probe.figures import record
 
-from trtla.runtime.models.batch import Forwarded
+from trtla.runtime.models.forward import Forwarded
 from trtla.runtime.models.llama import LlamaModel
+from trtla.runtime.sampling.draw import argmax
+from trtla.runtime.sampling.logits import on_host
 from trtla.runtime.sequence import Feed
 
 CONTEXT, TEXT = (20, 100) if DRY else (700, 2000)
@@ -80,7 +82,7 @@ def _eager(model: LlamaModel, shape: str) -> float:
     feed, times = _feed(cache.pool.allocate(TEXT), shape), []
     for index in range(2 if DRY else 16):
         feed.sequence.num_cached = CONTEXT + index  # a new length in every step, as in decoding
-        times.append(1e3 * host_ms(lambda: run([feed]).logits.argmax(-1).tolist()))
+        times.append(1e3 * host_ms(lambda: argmax(on_host(run([feed]).logits))))
     enable_cudnn(True)
     found = statistics.median(times[0 if DRY else 3 :])
     print(f"{shape}: PyTorch's operations {found:.0f} us a step", flush=True)

@@ -149,4 +149,4 @@ def _draws(logits: Tensor, sampling: dict[str, Any], position: int) -> list[int]
     if params.greedy:
         return [int(token) for token in logits.argmax(-1)]
     noise = uniform(params.seed, position)
-    return [int(token) for token in draw_at(logits, params, [noise] * len(logits))]
+    return draw_at(logits.numpy(), params, [noise] * len(logits))

@@ -15,15 +15,15 @@ from random import Random
 from typing import Any
 from unittest.mock import patch
 
-import torch
 from stress.models import model_folder
 from stress.worlds import Request, World, fed
 
 from trtla import LLM, LookaheadConfig, SamplingParams
-from trtla.cli.failure import execute
+from trtla.cli.app import execute
 from trtla.errors import TrtlaError
 from trtla.llm.llm import Chunk, Completion
 from trtla.runtime.blocks import TOKENS_PER_BLOCK, BlockPool
+from trtla.runtime.threads import set_threads
 from trtla.settings.drafting import DrafterSettings, DraftOptions
 
 MAX_SEQ_LEN = 192
@@ -50,7 +50,7 @@ class Outcome:
 
 def play(world: World, root: Path) -> list[Outcome]:
     """Send all requests of the world; their outcomes in order."""
-    torch.set_num_threads(world.torch_threads)
+    set_threads(world.torch_threads)
     outcomes = [Outcome() for _ in world.requests]
     with open_world(world, root) as llm:
         calls = [

@@ -2,7 +2,8 @@
 
 Each request is first decoded alone and plainly. Then the clients send them in any order, with any
 drafter, shared and private, streamed and not. Exit code 1 for a text that differs, a failed
-request, or memory that grows by more than 5 % after the first quarter.
+request, or memory that grows by more than 32 MB after the first quarter: K/V blocks and trees of
+past texts take their memory when they are first used.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ DRAFTING: tuple[Body, ...] = (
     {"drafter": "ngram"},
     {"drafter": "prompt-lookup,lookahead"},
 )
-GROWTH = 1.05
+GROWN_MB = 32
 
 
 @dataclass
@@ -138,10 +139,9 @@ def main(arguments: list[str]) -> int:
 def report(tally: Tally, args: argparse.Namespace, code: int | None) -> int:
     quarter = 15 * args.minutes
     settled = [mb for at, mb in tally.memory if at >= quarter] or [0.0]
-    grown = settled[-1] / settled[0] if settled[0] else 0.0
     print(f"{tally.equal} texts equal to their solo runs, {tally.cancelled} given up midway")
     print(f"{len(tally.wrong)} wrong, {sum(tally.failed.values())} failed; SIGTERM: exit {code}")
     print(f"memory {settled[0]:.0f} MB after {quarter:.0f} s, {settled[-1]:.0f} MB at the end")
     for line in (*tally.wrong[:3], *map(str, tally.failed.most_common(5))):
         print(f"  {line[:300]}")
-    return int(bool(tally.wrong or tally.failed or code or grown > GROWTH))
+    return int(bool(tally.wrong or tally.failed or code or settled[-1] - settled[0] > GROWN_MB))

@@ -134,7 +134,7 @@ def test_a_disk_without_room_is_refused_before_the_first_byte(
     hf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = type("Usage", (), {"free": 1000})
-    monkeypatch.setattr("trtla.formats.writer.shutil.disk_usage", lambda path: usage)
+    monkeypatch.setattr("trtla.formats.checkpoint.shutil.disk_usage", lambda path: usage)
     with pytest.raises(TrtlaError, match="the disk is full") as caught:
         convert(hf, tmp_path / "ckpt")
     assert caught.value.hint

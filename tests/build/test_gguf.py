@@ -16,20 +16,21 @@ from hypothesis import strategies as st
 
 from tests.support.gguf_models import BYTE_LEVEL, byte_vocabulary, dequantized, scored, write_gguf
 from tests.support.models import BASE, VARIANTS, Variant, logits, make_model, save_model
+from tests.support.tensors import equal
 from trtla.bench.journal import engine_facts
+from trtla.bench.opened import plain_answers
 from trtla.build.convert import convert
 from trtla.build.engine import build_engine
-from trtla.data.encoder import plain_answers
 from trtla.doctor.folder import inspect
 from trtla.errors import UsageError
 from trtla.files import user_cache
 from trtla.formats.engine import engine_from_hugging_face, open_engine
 from trtla.formats.engine_limits import BuildSettings
 from trtla.formats.gguf.folder import model_folder
-from trtla.formats.gguf.header import read_header
+from trtla.formats.gguf.header import quick_header, read_header
 from trtla.formats.gguf.weights import GgufFile
-from trtla.formats.hf import load_model
 from trtla.formats.hf_config import read_hf_config
+from trtla.formats.transformers_load import load_model
 from trtla.llm.llm import LLM
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.settings.sampling import SamplingParams
@@ -61,7 +62,7 @@ def test_a_file_is_the_folder_it_was_made_from(name: str, tmp_path: Path) -> Non
                     (model_folder(file), folder))  # fmt: skip
     assert ours.config.pretrained_config == theirs.config.pretrained_config
     for (name, one), (_, other) in zip(ours.weights(), theirs.weights(), strict=True):
-        assert torch.equal(one, other), name
+        assert equal(one, other), name
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -71,17 +72,18 @@ def test_every_type_gives_the_numbers_of_the_library(kind: str, tmp_path: Path) 
     weights = GgufFile(file)
     wanted = dequantized(model, kind).state_dict()
     for name, entry in weights.entries.items():
-        assert torch.equal(weights.read(name, 0, entry.shape[0]).float(), wanted[name]), name
+        assert equal(weights.read(name, 0, entry.shape[0]).astype(np.float32), wanted[name]), name
 
 
 def test_blocks_are_those_of_the_file(tmp_path: Path) -> None:
     file = write_gguf(make_model(_BIG), tmp_path / "model.gguf", "Q4_0")
     weights = GgufFile(file)
-    blocks = weights.blocks("model.layers.0.self_attn.q_proj.weight", 3, 70)
-    assert (blocks.type, tuple(blocks.rows.shape)) == ("Q4_0", (67, 256 // 32 * 18))
-    numbers = gguf.dequantize(blocks.rows.numpy(), gguf.GGMLQuantizationType.Q4_0)
-    read = weights.read("model.layers.0.self_attn.q_proj.weight", 3, 70)
-    assert np.array_equal(numbers, read.numpy())
+    name = "model.layers.0.self_attn.q_proj.weight"
+    rows = weights.blocks(name, 3, 70)
+    assert (weights.type_of(name), rows.shape) == ("Q4_0", (67, 256 // 32 * 18))
+    numbers = gguf.dequantize(rows, gguf.GGMLQuantizationType.Q4_0)
+    read = weights.read(name, 3, 70)
+    assert np.array_equal(numbers, read)
 
 
 def test_any_rows_are_those_of_the_whole(file: Path) -> None:
@@ -93,7 +95,7 @@ def test_any_rows_are_those_of_the_whole(file: Path) -> None:
         rows = weights.entries[name].shape[0]
         start = data.draw(st.integers(0, rows - 1))
         stop = data.draw(st.integers(start + 1, rows))
-        assert torch.equal(weights.read(name, start, stop), weights.read(name, 0, rows)[start:stop])
+        assert equal(weights.read(name, start, stop), weights.read(name, 0, rows)[start:stop])
 
     check()
 
@@ -126,7 +128,7 @@ def test_transformers_gets_the_model_too(tmp_path: Path) -> None:
     model = make_model(variant("tied"))
     file = write_gguf(model, tmp_path / "model.gguf", "Q8_0")
     loaded = load_model("AutoModelForCausalLM", model_folder(file), torch.float32, "a hint")
-    assert torch.equal(logits(loaded), logits(dequantized(model, "Q8_0")))
+    assert equal(logits(loaded), logits(dequantized(model, "Q8_0")))
 
 
 def test_the_types_of_most_weights_is_the_models(tmp_path: Path) -> None:
@@ -145,7 +147,7 @@ def test_a_model_may_be_in_parts(tmp_path: Path) -> None:
     for part in (parts[0], parts[2]):
         ours, theirs = (engine_from_hugging_face(model_folder(path)) for path in (part, whole))
         assert all(
-            torch.equal(one, other)
+            equal(one, other)
             for (_, one), (_, other) in zip(ours.weights(), theirs.weights(), strict=True)
         )
     parts[1].unlink()
@@ -212,7 +214,7 @@ def test_parts_may_be_links(tmp_path: Path) -> None:
         engine_from_hugging_face(model_folder(link))
 
 
-@pytest.mark.parametrize("gone", ["config.json", "tokenizer.json", "gguf.json"])
+@pytest.mark.parametrize("gone", ["config.json", "tokenizer.json", "header.json", "gguf.json"])
 def test_a_cache_that_was_cleared_in_part_is_made_anew(gone: str, tmp_path: Path) -> None:
     tokenizer = {**BYTE_LEVEL, "tokens": byte_vocabulary()[:101], "merges": ["a b"]}
     file = write_gguf(make_model(variant("gqa")), tmp_path / "m.gguf", tokenizer=tokenizer)
@@ -225,6 +227,31 @@ def test_a_cache_that_was_cleared_in_part_is_made_anew(gone: str, tmp_path: Path
     assert model_folder(file) == folder
     assert (folder / gone).stat().st_size
     assert not list(folder.parent.glob(".*"))
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_a_kept_header_is_that_of_the_files_or_not_used(parts: int, tmp_path: Path) -> None:
+    tokenizer = {**BYTE_LEVEL, "tokens": byte_vocabulary()[:101], "merges": ["a b"]}
+    path = tmp_path / "m.gguf"
+    write_gguf(make_model(variant("gqa")), path, tokenizer=tokenizer, parts=parts)
+    file = min(tmp_path.glob("*.gguf"))
+    fresh = quick_header(file)
+    kept = model_folder(file) / "header.json"
+    assert quick_header(file) == fresh
+    assert fresh.tensors == read_header(file).tensors
+    assert "tokenizer.ggml.tokens" in read_header(file).metadata.keys() - fresh.metadata.keys()
+    good = kept.read_text()
+    kept.write_text(good.replace("blk.0.attn_q", "blk.0.attn_k"))
+    assert quick_header(file) == fresh
+    for broken in ("", "[]", "7", "{}", '{"sha256": 1, "header": 2}', good[:-9]):
+        kept.write_text(broken)
+        assert quick_header(file) == fresh
+    kept.write_text(good)
+    os.utime(file, (1, 1))
+    assert quick_header(file) == fresh  # read again: it may be another file
+    file.write_bytes(b"GGUF")
+    with pytest.raises(UsageError, match="truncated"):
+        quick_header(file)
 
 
 @pytest.mark.parametrize(

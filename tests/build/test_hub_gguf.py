@@ -113,7 +113,7 @@ def test_the_same_tokens_as_from_the_file(hub: tuple[str, list[str]], tmp_path: 
     ("name", "said"),
     [
         (f"{REPO}:Q5_K_M", f"{REPO} has no GGUF file for Q5_K_M\nhint: name one of these: Tiny-"),
-        ("some-org/none:Q4_0", "some-org/none:Q4_0 does not exist here, and the hub"),
+        ("some-org/none:Q4_0", "some-org/none:Q4_0 does not exist here and could not be fetched"),
     ],
 )
 def test_what_the_hub_has_not_is_refused(

@@ -11,6 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from tests.support.models import Variant, make_model, save_model
+from tests.support.tensors import equal
 from trtla.build.convert import convert
 
 GQA = Variant("gqa", {"num_hidden_layers": 4, "attention_bias": True, "mlp_bias": True})
@@ -66,20 +67,20 @@ def test_rows_are_where_the_table_puts_them(hf: Path, split: Path) -> None:
     k = model["model.layers.3.self_attn.k_proj.bias"]
     for r in range(4):
         part = ranks[4 + r]  # layer 3 is local layer 1 of the second stage
-        assert torch.equal(
+        assert equal(
             part["transformer.layers.1.attention.qkv.weight"][:16], q[16 * r : 16 * r + 16]
         )
         head = r // 2  # heads 0,0,1,1
-        assert torch.equal(
+        assert equal(
             part["transformer.layers.1.attention.qkv.bias"][16:32], k[16 * head : 16 * head + 16]
         )
     gate, up = (model[f"model.layers.0.mlp.{n}_proj.weight"] for n in ("gate", "up"))
-    assert torch.equal(ranks[1]["transformer.layers.0.mlp.fc.weight"], gate[24:48])
-    assert torch.equal(ranks[1]["transformer.layers.0.mlp.gate.weight"], up[24:48])
+    assert equal(ranks[1]["transformer.layers.0.mlp.fc.weight"], gate[24:48])
+    assert equal(ranks[1]["transformer.layers.0.mlp.gate.weight"], up[24:48])
     down = model["model.layers.0.mlp.down_proj.weight"]
-    assert torch.equal(ranks[2]["transformer.layers.0.mlp.proj.weight"], down[:, 48:72])
+    assert equal(ranks[2]["transformer.layers.0.mlp.proj.weight"], down[:, 48:72])
     head = ranks[7]["lm_head.weight"]
-    assert torch.equal(head[:23], model["lm_head.weight"][78:])
+    assert equal(head[:23], model["lm_head.weight"][78:])
     assert not head[23:].any()
 
 
@@ -131,7 +132,7 @@ def test_dtype_auto_keeps_the_models_but_halves_float32(
     convert(tmp_path / "hf", tmp_path / "ckpt", dtype=asked)
     norm = "transformer.ln_f.weight"
     with safe_open(tmp_path / "ckpt" / "rank0.safetensors", "pt") as file:
-        assert torch.equal(file.get_tensor(norm), model.model.norm.weight.to(expected))
+        assert equal(file.get_tensor(norm), model.model.norm.weight.to(expected))
         assert file.get_tensor(norm).dtype == expected
 
 

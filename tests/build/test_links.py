@@ -18,10 +18,9 @@ from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.build.convert import convert
 from trtla.build.engine import build_engine
 from trtla.errors import UsageError
-from trtla.formats.checkpoint import Checkpoint
+from trtla.formats.checkpoint import Checkpoint, link_ranks, write_ranks
 from trtla.formats.engine import open_engine
 from trtla.formats.engine_limits import BuildSettings
-from trtla.formats.writer import link_ranks, write_ranks
 
 SETTINGS = BuildSettings(LookaheadConfig(3, 3, 3))
 WEIGHTS = "rank0.safetensors"
@@ -155,7 +154,7 @@ def test_linked_files_need_no_room(
     ckpt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = type("Usage", (), {"free": 1000})
-    monkeypatch.setattr("trtla.formats.writer.shutil.disk_usage", lambda path: usage)
+    monkeypatch.setattr("trtla.formats.checkpoint.shutil.disk_usage", lambda path: usage)
     assert shared(build(ckpt, tmp_path / "engine"))
 
 

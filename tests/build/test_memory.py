@@ -21,7 +21,7 @@ from trtla.build.quantize import Fp8Source
 from trtla.formats.config import Quantization
 from trtla.formats.hf import HFModel
 from trtla.formats.plan import source_shapes
-from trtla.formats.writer import write_ranks
+from trtla.formats.checkpoint import write_ranks
 def fp8(model, target):
     model = HFModel.open(model)
     config = model.config.model_copy(update={"quantization": Quantization(quant_algo="FP8")})

@@ -19,6 +19,7 @@ from tests.support.compiled import filled
 from tests.support.examples import examples
 from tests.support.fp8_models import PROMPTS
 from tests.support.models import Variant, make_model, save_model
+from tests.support.tensors import equal
 from trtla.build.convert import convert
 from trtla.build.engine import build_engine
 from trtla.build.quantize import Calibration, mean_squares
@@ -31,6 +32,7 @@ from trtla.formats.engine_limits import BuildSettings
 from trtla.formats.hf import HFModel
 from trtla.formats.plan import hf_shapes
 from trtla.formats.tensors import Dequantized
+from trtla.formats.torch_tensors import as_tensor
 from trtla.runtime.models.llama import LlamaModel
 
 CPU = torch.device("cpu")
@@ -51,7 +53,7 @@ def noise(rows: int, inputs: int, seed: int = 0) -> torch.Tensor:
 def squares(
     kind: str, values: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor | float = 1.0
 ) -> float:
-    found = dequantize_blocks(BLOCK_TYPES[kind], rows)
+    found = torch.from_numpy(dequantize_blocks(BLOCK_TYPES[kind], rows.numpy()))
     return float(((found - values).square() * weights).double().sum())
 
 
@@ -69,7 +71,7 @@ def test_no_block_is_worse_than_rounded_to_nearest(
     for codes, scales in (nearest_codes(block, values), best_codes(block, values, weights)):
         assert scales.dtype == torch.float16
         lowest, highest = (-8, 7) if block.bits == 4 else (-127, 127)
-        assert torch.equal(codes, codes.round())
+        assert equal(codes, codes.round())
         assert lowest <= codes.min() <= codes.max() <= highest
         errors.append(((codes * scales.float() - values).square() * weights).sum(-1))
     assert (errors[1] <= errors[0]).all()
@@ -99,7 +101,7 @@ def test_the_bytes_are_ggmls(kind: str) -> None:
     values = torch.from_numpy(gguf.dequantize(rows, gguf.GGMLQuantizationType[kind]))
     ours = round_rows(BLOCK_TYPES[kind], values)
     again = gguf.dequantize(ours.numpy(), gguf.GGMLQuantizationType[kind])
-    assert np.array_equal(again, dequantize_blocks(BLOCK_TYPES[kind], ours).numpy())
+    assert np.array_equal(again, dequantize_blocks(BLOCK_TYPES[kind], ours.numpy()))
     assert np.array_equal(again, values.numpy())
 
 
@@ -109,14 +111,15 @@ def test_blocks_of_zeros_and_of_tiny_numbers_are_zeros(kind: str) -> None:
     values = torch.zeros(3, 256)
     values[1], values[2] = 1e-12, -1e-38
     for weights in (None, torch.zeros(256), torch.full((256,), 1e-20)):
-        found = dequantize_blocks(block, round_rows(block, values, weights))
+        found = dequantize_blocks(block, round_rows(block, values, weights).numpy())
         assert not found.any()
 
 
 def numbers(folder: Path) -> dict[str, torch.Tensor]:
     source = Checkpoint.open(folder)
     read = Dequantized(source, source.config.block_types).read
-    return {name: read(name, 0, shape[0]) for name, shape in hf_shapes(source.config).items()}
+    shapes = hf_shapes(source.config).items()
+    return {name: as_tensor(read(name, 0, shape[0])) for name, shape in shapes}
 
 
 @pytest.mark.parametrize("variant", [SMALL, TIED], ids=lambda one: one.name)
@@ -172,7 +175,11 @@ def test_an_engine_computes_with_the_numbers(hf: Path, tmp_path: Path) -> None:
         )[2]
         for engine in engines
     ]
-    assert torch.equal(*logits)
+    assert equal(*logits)
+
+
+def weight(model: HFModel, name: str) -> torch.Tensor:
+    return as_tensor(model.read(name, 0, hf_shapes(model.config)[name][0]))
 
 
 def outputs(hf: Path, folder: Path) -> float:
@@ -181,7 +188,7 @@ def outputs(hf: Path, folder: Path) -> float:
     found = mean_squares(hf, model.config, Calibration(PROMPTS))
     here = numbers(folder)
     return sum(
-        float(((here[name] - model.read(name, 0, len(here[name]))).square() * squares_).sum())
+        float(((here[name] - weight(model, name)).square() * squares_).sum())
         for name, squares_ in found.items()
     )
 

@@ -12,12 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from tests.support.fp8_models import PROMPTS
 from tests.support.models import Variant, assemble, by_hand, make_model, save_model, signed
+from tests.support.tensors import equal
 from trtla.build.convert import convert
 from trtla.build.engine import build_engine
 from trtla.build.quantize import Calibration, mean_squares
@@ -57,12 +59,12 @@ def changed(folder: Path, target: Path, change: Change) -> Path:
 
 def test_two_outputs_share_a_byte_the_even_one_low() -> None:
     codes = torch.tensor([[-8, 7], [1, -1], [0, 3], [-3, -8]])
-    packed = pack_int4(codes)
-    assert packed.dtype == torch.int8
-    assert packed.view(torch.uint8).tolist() == [[0x18, 0xF7], [0xD0, 0x83]]
-    assert torch.equal(unpack_int4(packed), codes.to(torch.int8))
-    every = torch.arange(256, dtype=torch.uint8).view(torch.int8)[None]
-    assert torch.equal(pack_int4(unpack_int4(every)), every)
+    packed = pack_int4(codes.numpy())
+    assert packed.dtype == np.int8
+    assert packed.view(np.uint8).tolist() == [[0x18, 0xF7], [0xD0, 0x83]]
+    assert equal(unpack_int4(packed), codes.to(torch.int8))
+    every = np.arange(256, dtype=np.uint8).view(np.int8)[None]
+    assert equal(pack_int4(unpack_int4(every)), every)
     assert unpack_int4(every).tolist() == [[signed(b, s) for b in range(256)] for s in (0, 4)]
 
 
@@ -118,7 +120,7 @@ def test_codes_are_the_nearest_and_scales_numbers_of_the_activations_type(
     state, wanted = assemble(by_hand(tmp_path / "ckpt", tmp_path / "plain")), model.state_dict()
     ours, theirs = "transformer.layers.1.mlp.proj", "model.layers.1.mlp.down_proj.weight"
     scales = stored[f"{ours}.weights_scaling_factor"]
-    assert torch.equal(scales, scales.to(dtype).float())
+    assert equal(scales, scales.to(dtype).float())
     wide = scales.repeat_interleave(group_size, 1).abs()
     error = (state[theirs] - wanted[theirs].float()).abs()
     inside = wanted[theirs].float().abs() <= 7 * wide
@@ -141,9 +143,9 @@ def test_ranks_hold_slices_of_the_whole(pp: int, hf: Path, awq: Path, tmp_path: 
         assemble(by_hand(folder, tmp_path / name)) for folder, name in ((awq, "a"), (split, "b"))
     )
     assert whole.keys() == parts.keys()
-    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+    assert all(equal(whole[name], parts[name]) for name in whole)
     again = [dict(Checkpoint.open(folder).full_tensors()) for folder in (awq, split)]
-    assert all(torch.equal(again[0][name], again[1][name]) for name in again[0])
+    assert all(equal(again[0][name], again[1][name]) for name in again[0])
     rebuilt = [
         build_engine(folder, tmp_path / f"e{i}", BuildSettings(), backend="torch").path
         for i, folder in enumerate((awq, split))
@@ -167,7 +169,7 @@ def test_the_torch_executor_reads_the_numbers_and_those_of_modelopt(
         found = dict(engine.weights())
         assert found.keys() == wanted.keys()
         for name, tensor in wanted.items():
-            assert torch.equal(found[name], tensor.half()), name
+            assert equal(found[name], tensor.half()), name
         assert inspect(engine.path)["quant_algo"] == "W4A16_AWQ"
 
 
@@ -207,7 +209,7 @@ def test_what_the_library_rounds_is_plain_and_named(
     engines = [build_engine(one, tmp_path / f"{one.name}-engine", BuildSettings(), backend="torch")
                for one in (named, plain)]  # fmt: skip
     weights = [dict(engine.weights()) for engine in engines]
-    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[1])
+    assert all(equal(weights[0][name], weights[1][name]) for name in weights[1])
     assert "note" not in inspect(plain)
 
 
@@ -290,4 +292,4 @@ def test_without_input_scales_the_numbers_are_the_same(awq: Path, tmp_path: Path
     found = dict(Checkpoint.open(changed(awq, tmp_path / "ckpt", drop)).full_tensors())
     wanted = dict(Checkpoint.open(awq).full_tensors())
     assert found.keys() == wanted.keys()
-    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    assert all(equal(found[name], wanted[name]) for name in wanted)

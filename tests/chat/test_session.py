@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from itertools import groupby
 
 import pytest
 from hypothesis import given
@@ -18,6 +19,7 @@ from trtla.chat.model import ChatModel, rejected_tail
 from trtla.chat.printer import verdict
 from trtla.chat.settings import ChatSettings, changed
 from trtla.errors import UsageError
+from trtla.llm.templates import ChatTemplate
 from trtla.runtime.draft import Draft
 
 ASK = "Return the number of items."
@@ -98,7 +100,8 @@ def test_compare_answers_the_last_message_twice(session):
     (answer,) = answers(session, "/reset", ASK)
     assert replies[0].ids == replies[1].ids == answer.ids
     assert "the texts are equal" in verdict(*replies)
-    assert any(text.startswith(f"{sides[1]}: ") for text in shown.live)
+    named = (text.partition(": ")[0] for text in shown.live)
+    assert [name for name, _ in groupby(named)] == [sides[0], sides[1], sides[0]]  # A B B A
 
 
 def test_compare_copies_neither_the_answer_just_given_nor_side_a(session):
@@ -261,7 +264,7 @@ def test_a_system_message_that_cannot_be_read_is_refused(session, llm, monkeypat
     assert now == "/chat is now off; the system message is for /chat on only"
     lines(session, "/system off", "/chat on")
     ignoring = "{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}"
-    monkeypatch.setattr(llm.tokenizer.inner, "chat_template", ignoring)
+    monkeypatch.setitem(llm.tokenizer.__dict__, "_template", ChatTemplate(ignoring, {}))
     assert "omits system messages" in refusal(session, "/system Be brief.")
     assert not session.settings.system
     monkeypatch.setitem(llm.tokenizer.__dict__, "has_chat_template", False)
@@ -366,16 +369,17 @@ def test_without_a_template_messages_are_plain_text(llm, monkeypatch):
 
 def test_a_template_that_fails_is_one_line(session, llm, monkeypatch):
     broken = "{{ raise_exception('no such\\nrole') }}"
-    monkeypatch.setattr(llm.tokenizer.inner, "chat_template", broken)
+    monkeypatch.setitem(llm.tokenizer.__dict__, "_template", ChatTemplate(broken, {}))
     text = refusal(session, ASK)
     assert "fails: no such" in text
     assert "/chat off" in text
     assert answers(session, "/chat off", ASK)
 
 
-def test_a_message_of_broken_bytes_is_answered(session):
-    (answer,) = answers(session, "/length 4", "abc \udce4")
-    assert answer.ids
+def test_a_message_of_broken_bytes_is_refused(session):
+    text = refusal(session, "abc \udce4")
+    assert text == "the message is not UTF-8 text: '\\udce4' at character 4; convert it to UTF-8"
+    assert not session.turns
 
 
 _COMMANDS = st.tuples(

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM
 from tests.support.command import ROOT, Ran, refused, trtla
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.bench.ablation_arms import METHODS, load_tasks
-from trtla.bench.ablation_table import COLUMNS, FIGURES
+from trtla.bench.tables import COLUMNS, FIGURES
 from trtla.data.prompt_sets import Ids
 
 HEADER = [
@@ -280,10 +280,10 @@ def test_it_says_beforehand_how_much_it_decodes_and_keeps_its_default_small(
 def test_a_prompt_of_ones_own_and_grids(model: Path, tmp_path: Path) -> None:
     path = tmp_path / "results.csv"
     ran = ablation(
-        model, path, "--prompt", "Once upon a time", "--repeats", "1", "--processor", "topk:1:5",
+        model, path, "-p", "Once upon a time", "--repeats", "1", "--processor", "topk:1:5",
         "--arms", "sd,egag,nasd", "--grid-gamma", "2,20", "--grid-gamma-max", "4,6",
         "--grid-ema", "0,0.9", "--grid-ngram-order", "2,3", "--grid-top-k-filler", "1,3",
-        "-o", "json",
+        "--json",
     )  # fmt: skip
     assert ran.code == 0, ran.err
     rows = read(path)
@@ -309,7 +309,7 @@ def test_a_prompt_of_ones_own_and_grids(model: Path, tmp_path: Path) -> None:
 def test_the_sources_of_auto_are_switched_off_one_by_one(model: Path, tmp_path: Path) -> None:
     path = tmp_path / "results.csv"
     args = ("--sources", "--grid-nodes", "2,5", "--categories", "code", "--processor", "greedy")
-    ran = ablation(model, path, *args, "--prompts-per-task", "2", "-o", "json")
+    ran = ablation(model, path, *args, "--prompts-per-task", "2", "--json")
     assert ran.code == 0, ran.err
     assert all(row["same_as_ar"] == "true" for row in read(path))
     means = {(one["method"], one["gamma"]): one for one in ran.json["means"]}
@@ -338,7 +338,7 @@ def test_the_sources_of_auto_are_switched_off_one_by_one(model: Path, tmp_path: 
 def test_what_a_list_names_twice_counts_once_and_rows_of_before_keep_their_counts(
     model: Path, tmp_path: Path
 ) -> None:
-    args = ("--prompt", "a", "--arms", "nasd", "--processor", "greedy,greedy", "-o", "json")
+    args = ("-p", "a", "--arms", "nasd", "--processor", "greedy,greedy", "--json")
     path = tmp_path / "results.csv"
     first, second = (ablation(model, path, "--dtype", "auto,float32", *args) for _ in range(2))
     assert first.code == second.code == 0, first.err
@@ -372,8 +372,8 @@ def test_bad_settings_are_refused_before_a_model_is_loaded(
         (("--compare", "hf"), ("--ablation does not read --compare",)),
         (("--lookahead-cells", "drawn"), ("--ablation does not read --lookahead-cells",)),
         (("--threads", "1,2"), ("--threads has 2 numbers",)),
-        (("--prompt", ""), ("empty",)),
-        (("--prompt", "x", "--categories", "code"), ("exclude",)),
+        (("-p", ""), ("empty",)),
+        (("-p", "x", "--categories", "code"), ("exclude",)),
         (("--draft-model", tiny_llama), ("258", "2048")),
         (("--draft-model", tmp_path / "none"), ("none",)),
         (("--output", tmp_path / "results.txt"), (".csv",)),

@@ -103,7 +103,7 @@ def test_runs(flags: list[str], parts: list[str], engine: Path) -> None:
 
 @pytest.mark.parametrize(
     ("command", "flag"),
-    [("build", "--max-seq-len"), ("summarize", "--max-input-length"), ("bench", "--prompt-len")],
+    [("build", "--max-seq-len"), ("summarize", "--max-input-len"), ("bench", "--prompt-len")],
 )
 def test_numbers_of_tokens_are_said_to_take_a_k(command: str, flag: str) -> None:
     refused(trtla(command, flag, "0"), 2, flag, "such as 512 or 8k")
@@ -125,6 +125,8 @@ def test_numbers_of_tokens_are_said_to_take_a_k(command: str, flag: str) -> None
         ('{"text": "a", "lookahead": [7, 1, 7]}', "ngram=1"),
         ('{"text": "a", "lookahead": [7, 7]}', "triple"),
         ('{"text": "a", "lookahead": [9, 9, 9]}', "9,9,9"),
+        ('{"text": "a", "lookahead": [7, 7, 1e99]}', "must be whole numbers"),
+        ('{"text": "a", "lookahead": 7}', "lookahead is 7"),
         ('{"text": "a", "max_output_len": 0}', "max_output_len is 0"),
         ('{"input_ids": [1, true]}', "input_ids.1"),
         ('{"input_ids": "12"}', "input_ids"),

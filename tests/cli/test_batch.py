@@ -298,7 +298,10 @@ def test_an_input_that_changes_meanwhile_is_not_mixed(
     assert texts(tmp_path / "out") == texts(tmp_path / "undisturbed")
 
 
-def test_costs_kept_in_an_engine_do_not_make_it_another_model(engine: Path, tmp_path: Path) -> None:
+def test_costs_kept_in_an_engine_do_not_make_it_another_model(
+    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRTLA_COMPILED", "0")
     source, model = write(tmp_path / "in", [ask("a")]), tmp_path / "engine"
     shutil.copytree(engine, model)
     flags = ("-m", model, "--lookahead", "auto")
@@ -325,14 +328,14 @@ def test_a_signal_that_something_swallows_is_raised_again(
         "import os, signal, sys\n"
         "from trtla.batch import work\n"
         "from trtla.cli import main\n"
-        "real = work.Pace.__init__\n"
+        "real = work.Figures.__init__\n"
         "def swallowing(*args):\n"
         "    try:\n"
         f"        os.kill(os.getpid(), signal.{name})\n"
         "        signal.pause()\n"
         "    except KeyboardInterrupt:\n"
         "        signal.pause()\n"
-        "work.Pace.__init__ = swallowing\n"
+        "work.Figures.__init__ = swallowing\n"
         "main(sys.argv[1:])\n"
     )
     done = subprocess.run(

@@ -46,7 +46,7 @@ def bench(model: Path, *args: str | Path) -> Ran:
 
 def test_penalties_are_measured_and_peers_have_none(engine: Path) -> None:
     own = ("--repetition-penalty", "1.3", "--logit-bias", "5:2", "--temperature", "0")
-    ran = bench(engine, *own, "-o", "json")
+    ran = bench(engine, *own, "--json")
     assert ran.code == 0, ran.err
     settings = ran.json["settings"]
     assert (settings["repetition_penalty"], settings["logit_bias"]) == (1.3, [[5, 2.0]])
@@ -57,7 +57,7 @@ def test_penalties_are_measured_and_peers_have_none(engine: Path) -> None:
 
 def test_the_json_document(engine: Path, model: Path) -> None:
     ran = bench(
-        engine, "--lookahead", "4,3,4", "auto", "-o", "json", "--hf-model-dir", model,
+        engine, "--lookahead", "4,3,4", "auto", "--json", "--hf-model-dir", model,
         "--compare", "hf,hf-prompt-lookup,hf-assisted", "--assistant-dir", model,
     )  # fmt: skip
     assert ran.code == 0, ran.err
@@ -94,7 +94,7 @@ def test_the_json_document(engine: Path, model: Path) -> None:
 
 def test_sources_of_auto_are_in_every_form(engine: Path) -> None:
     auto = ("--lookahead", "auto", "--lookahead-nodes", "4", "--temperature", "0")
-    plain, row = bench(engine, *auto, "-o", "json").json["rows"]
+    plain, row = bench(engine, *auto, "--json").json["rows"]
     assert plain["sources"] is None
     sums = {name: (sum(one["fed"]), sum(one["accepted"])) for name, one in row["sources"].items()}
     assert all(fed >= accepted for fed, accepted in sums.values())
@@ -103,7 +103,7 @@ def test_sources_of_auto_are_in_every_form(engine: Path) -> None:
         one = row["sources"][name]
         ratio = one["expected"] / accepted if accepted else None
         assert one["calibration"] == (ratio if ratio is None else pytest.approx(ratio))
-    [_, line] = csv.DictReader(io.StringIO(bench(engine, *auto, "-o", "csv").out))
+    [_, line] = csv.DictReader(io.StringIO(bench(engine, *auto, "--output-format", "csv").out))
     assert set(json.loads(line["sources"])) == set(sums)
     table = bench(engine, *auto).out.partition("| sources of lookahead auto |")[2].splitlines()
     assert [line.split()[1] for line in table[2:]] == [*sums, "all"]
@@ -111,7 +111,15 @@ def test_sources_of_auto_are_in_every_form(engine: Path) -> None:
 
 def test_csv_has_a_line_for_each_arm_and_cell(engine: Path) -> None:
     ran = bench(
-        engine, "--batch-size", "1,3", "--prompt-len", "16,40", "--temperature", "0", "-o", "csv"
+        engine,
+        "--batch-size",
+        "1,3",
+        "--prompt-len",
+        "16,40",
+        "--temperature",
+        "0",
+        "--output-format",
+        "csv",
     )
     assert ran.code == 0, ran.err
     lines = list(csv.DictReader(io.StringIO(ran.out)))
@@ -143,7 +151,7 @@ def test_markdown_tells_the_circumstances(model: Path) -> None:
 
 def test_processors_are_cells_beside_one_another(engine: Path) -> None:
     args = ("--processor", "greedy,nucleus:2:0.4,topk:1.5:5", "--lookahead", "2,2,1")
-    ran = bench(engine, *args, "-o", "json")
+    ran = bench(engine, *args, "--json")
     assert ran.code == 0, ran.err
     filters = [(0.0, 0, 1.0), (2.0, 0, 0.4), (1.5, 5, 1.0)]
     names = ("temperature", "top_k", "top_p")
@@ -200,7 +208,7 @@ def test_long_prompts_are_cut_and_told(engine: Path) -> None:
 def test_peers_that_take_one_prompt_are_left_out_of_batches(model: Path) -> None:
     ran = bench(
         model, "--compare", "hf-prompt-lookup", "--batch-size", "1,2", "--temperature", "0",
-        "--lookahead", "2,2,1", "-o", "json",
+        "--lookahead", "2,2,1", "--json",
     )  # fmt: skip
     assert ran.code == 0, ran.err
     assert "note: hf-prompt-lookup does not take batches of 2" in ran.err
@@ -258,9 +266,9 @@ def test_rows_of_texts_that_end_at_once_say_so(tiny_llama: Path, tmp_path: Path)
     ran = bench(model, *args)
     assert "ar: texts of 1 token say nothing about decoding." in ran.out
     assert "lookahead 2,2,1: texts of 1 token" in ran.out
-    assert "note: code, ar: texts of 1 token" in bench(model, *args, "-o", "csv").err
+    assert "note: code, ar: texts of 1 token" in bench(model, *args, "--output-format", "csv").err
     assert "say nothing" not in bench(model, *args[:-1]).out
-    ablation = ("bench", "--ablation", "--engine-dir", model, "--arms", "nasd", "--prompt", "a")
+    ablation = ("bench", "--ablation", "--engine-dir", model, "--arms", "nasd", "-p", "a")
     ran = trtla(*ablation, "--repeats", "1", "--respect-eos", "--output", tmp_path / "a.csv")
     assert "4 of 4 rows say nothing: their texts ended at once" in ran.err
 
@@ -268,10 +276,10 @@ def test_rows_of_texts_that_end_at_once_say_so(tiny_llama: Path, tmp_path: Path)
 def test_the_shipped_draft_model_is_left_out_where_it_cannot_draft(
     engine: Path, tmp_path: Path
 ) -> None:
-    small = ("--prompt", "ab", "--repeats", "1", "--max-output-len", "4", "--processor", "greedy")
+    small = ("-p", "ab", "--repeats", "1", "--max-output-len", "4", "--processor", "greedy")
     ran = trtla(
         "bench", "--ablation", "--engine-dir", engine, *small, "--output", tmp_path / "a.csv",
-        "-o", "json",
+        "--json",
     )  # fmt: skip
     assert ran.code == 0, ran.err
     assert "sd, egag, chain need a --draft-model of this vocabulary, and are skipped" in ran.err

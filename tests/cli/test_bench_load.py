@@ -79,7 +79,7 @@ def test_requests_are_openais(tmp_path: Path) -> None:
     ran = load(
         server, prompts(tmp_path, "one", "two"), "--num-prompts", "3", "--system", "Be brief.",
         "--processor", "topknucleus:0.5:9:0.8", "--seed", "5", "--ignore-eos", "--api-key-file",
-        key, "--extra-body", '{"cache": "private"}', "-o", "csv",
+        key, "--extra-body", '{"cache": "private"}', "--output-format", "csv",
     )  # fmt: skip
     assert ran.code == 0, ran.err
     system, user = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "one"}

@@ -66,10 +66,12 @@ def test_color_always_tints_accepted_tokens(tiny_llama: Path) -> None:
 
 def test_bytes_that_are_no_text_end_nothing(engine: Path) -> None:
     command = [sys.executable, "-m", "trtla", "chat", "--engine-dir", str(engine)]
+    given = b"a\xff\nb\n/stats\n"
     ran = subprocess.run(
-        [*command, "--max-output-len", "2"], input=b"a\xff\n/stats\n", capture_output=True, cwd=ROOT
+        [*command, "--max-output-len", "2"], input=given, capture_output=True, cwd=ROOT
     )
     assert ran.returncode == 0, ran.stderr
+    assert b"the message is not UTF-8 text: '\\udcff' at character 1" in ran.stderr
     assert b"1 answer, " in ran.stdout
 
 
@@ -111,10 +113,12 @@ def test_the_last_chats_model_is_opened_again(
     first = trtla("chat", stdin="/stats\n")
     assert first.code == 0, first.err
     assert "the tiny one that ships with trtla" in first.err
-    assert "trtla chat --engine-dir MODEL" in first.err
+    assert "trtla chat MODEL" in first.err
     named = chat(Path("model.gguf"), "--max-output-len", "4", lines="ab\n")
     assert named.code == 0, named.err
     assert "note: the model" not in named.err
+    saved = chat(Path("model.gguf"), "--max-output-len", "4", lines="ab\n/save c\n/load c\n")
+    assert "1 turn with model.gguf loaded from c" in saved.err
     monkeypatch.chdir("/")
     again = trtla("chat", "--max-output-len", "4", stdin="ab\n")
     assert (again.code, again.out) == (0, named.out)

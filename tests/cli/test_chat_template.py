@@ -214,7 +214,7 @@ def test_second_turns_stream_and_take_no_beams(chat_model: Path, spec_bench: Pat
 def bench(model: Path, *args: str | Path) -> Ran:
     return trtla(
         "bench", "--engine-dir", model, "--lookahead", "2,2,2", "--max-output-len", "6",
-        "--temperature", "0", "--rounds", "1", "-o", "json", *args,
+        "--temperature", "0", "--rounds", "1", "--json", *args,
     )  # fmt: skip
 
 
@@ -244,9 +244,9 @@ def test_bench_asks_spec_bench_in_the_template_and_texts_on_request(
 
 def test_an_ablation_and_explain_ask_in_the_template(chat_model: Path, tmp_path: Path) -> None:
     ran = trtla(
-        "bench", "--ablation", "--engine-dir", chat_model, "--prompt", "Why?", "--chat",
+        "bench", "--ablation", "--engine-dir", chat_model, "--input-text", "Why?", "--chat",
         "--arms", "nasd", "--repeats", "1", "--processor", "greedy", "--max-output-len", "4",
-        "--output", tmp_path / "rows.csv", "-o", "json",
+        "--output", tmp_path / "rows.csv", "--json",
     )  # fmt: skip
     assert ran.code == 0, ran.err
     ids = expected_ids(chat_model, [ASK])
@@ -261,7 +261,7 @@ def test_summarize_asks_for_the_summary_as_a_message(
 ) -> None:
     def prompts(*more: str) -> list[int]:
         ran = trtla(
-            "summarize", "--engine-dir", chat_model, "--dataset", articles, "--output-len", "4",
+            "summarize", "--engine-dir", chat_model, "--dataset", articles, "--max-output-len", "4",
             "--output", tmp_path / "out.jsonl", "--lookahead", "2,2,2", *more,
         )  # fmt: skip
         assert ran.code == 0, ran.err
@@ -271,4 +271,4 @@ def test_summarize_asks_for_the_summary_as_a_message(
     article = json.loads(articles.read_text().splitlines()[0])["article"]
     asked = [{"role": "user", "content": f"{article} TL;DR:"}]
     assert prompts("--chat")[0] == len(expected_ids(chat_model, asked))
-    assert prompts("--chat", "--max-input-length", "80")[0] <= 80
+    assert prompts("--chat", "--max-input-len", "80")[0] <= 80

@@ -32,6 +32,10 @@ def offered(line: str, shell: str = "bash") -> list[str]:
     return [text.partition("\t")[0] for text in done.stdout.splitlines() if text]
 
 
+def test_a_shell_must_be_named() -> None:
+    refused(trtla("completion"), 2, "Choose from: bash, zsh, fish")
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_every_shell_is_offered_commands_flags_and_values(shell: str) -> None:
     assert offered("trtla summ", shell) == ["plain,summarize"]
@@ -69,7 +73,7 @@ def test_every_value_behind_a_flag_of_several_is_offered() -> None:
     assert offered("trtla bench --lookahead 7,7,7 3,4,2 ") == first
     assert "plain,auto" in first
     assert offered("trtla bench --lookahead 7,7,7 --roun") == ["plain,--rounds"]
-    assert offered("trtla bench --lookahead 7,7,7 --rounds 3 ") == []
+    assert offered("trtla bench --lookahead 7,7,7 --rounds 3 ") == ["file,"]  # the model
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from trtla import LLM, SamplingParams, UsageError
 from trtla.errors import TrtlaWarning
 from trtla.formats.engine import open_engine
 from trtla.llm.corpus import MOST_TOKENS, Corpus
+from trtla.llm.prompt import PromptRequest
 from trtla.llm.text import Tokenizer
 
 PROMPT = ("--input-text", "abcabc", "--max-output-len", "12")
@@ -154,12 +155,12 @@ def test_chat_summarize_and_bench_take_one(
     given, kept = ("-m", engine, "--corpus", files["a.txt"]), ("--save-corpus", tmp_path / "kept")
     ran = trtla("chat", *given, *kept, "-n", "4", stdin="ab\n")
     assert (ran.code, (tmp_path / "kept").is_file()) == (0, True), ran.err
-    ran = trtla("summarize", *given, *kept, "--dataset", articles, "--output-len", "4",
-                "--max-input-length", "100")  # fmt: skip
+    ran = trtla("summarize", *given, *kept, "--dataset", articles, "--max-output-len", "4",
+                "--max-input-len", "100")  # fmt: skip
     assert ran.code == 0, ran.err
     (tmp_path / "p.jsonl").write_text('{"category": "own", "text": "ab"}\n')
     ran = trtla("bench", *given, "--prompts", tmp_path / "p.jsonl", "-n", "4", "--rounds", "1",
-                "--temperature", "0", "-o", "json")  # fmt: skip
+                "--temperature", "0", "--json")  # fmt: skip
     assert ran.code == 0, ran.err
     assert {row["equal_texts"] for row in ran.json["rows"]} == {1}
 
@@ -285,9 +286,9 @@ def test_an_expected_output_continues_the_prompt(engine: Path) -> None:
     with LLM(engine) as llm:
         sampling = SamplingParams(4)
         for given in ("two", list(texts("two")[0])):
-            request = llm.request("a", sampling, "the prompt", expected_output=given)
+            request = llm.request(PromptRequest("the prompt", "a", sampling, expected_output=given))
             assert [request.expected_ids] == texts("two")
-        assert llm.request("a", sampling, "the prompt").expected_ids == ()
+        assert llm.request(PromptRequest("the prompt", "a", sampling)).expected_ids == ()
         for bad, said in (([3, 258], "token id 258"), ([0.5], "expected outputs hold 0.5")):
             with pytest.raises(UsageError, match=said):
                 llm.generate(["a"], sampling, expected_output=bad)

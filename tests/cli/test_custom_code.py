@@ -178,7 +178,7 @@ def test_the_hugging_face_side_of_summarize_runs_no_code(
         change(folder, "generation_config.json", penalty_alpha=0.6, top_k=4)
     ran = trtla(
         "summarize", "--engine-dir", folder, "--hf-model-dir", folder, "--test-hf",
-        "--dataset", articles, "--max-ite", "1", "--output-len", "3", "--max-input-length", "30",
+        "--dataset", articles, "--max-ite", "1", "--max-output-len", "3", "--max-input-len", "30",
         stdin=ANSWERS,
     )  # fmt: skip
     assert ran.code == 0, ran.err
@@ -222,4 +222,4 @@ def test_transformers_opens_folders_in_one_place_only() -> None:
         for path in sorted((ROOT / "trtla").rglob("*.py"))
         if ".from_pretrained(" in path.read_text()
     ]
-    assert callers == ["trtla/formats/hf.py"]
+    assert callers == ["trtla/formats/transformers_load.py"]

@@ -44,13 +44,13 @@ def test_bench_and_summarize_place_it_as_well(engine: Path, model: Path, article
     place = ("--drafter", f"draft:{model}", "--draft-device", "cpu", "--draft-dtype", "bfloat16")
     ran = trtla(
         "bench", "--engine-dir", engine, *place, "--prompts", "code", "--num-prompts", "1",
-        "--max-output-len", "8", "--rounds", "1", "--temperature", "0", "-o", "json",
+        "--max-output-len", "8", "--rounds", "1", "--temperature", "0", "--json",
     )  # fmt: skip
     assert ran.code == 0, ran.err
     assert all(row["equal_texts"] == row["texts"] for row in ran.json["rows"]), ran.json["rows"]
     ran = trtla(
-        "summarize", "--engine-dir", engine, "--dataset", articles, *place, "--output-len", "6",
-        "--max-input-length", "100", "--json",
+        "summarize", "--engine-dir", engine, "--dataset", articles, *place, "--max-output-len", "6",
+        "--max-input-len", "100", "--json",
     )  # fmt: skip
     assert ran.code == 0, ran.err
     ours, plain = ran.json["sides"]
@@ -63,7 +63,7 @@ def test_rows_of_an_ablation_are_of_their_draft_models_type(
 ) -> None:
     rows = tmp_path / "rows.csv"
     given = (
-        "bench", "--ablation", "--engine-dir", engine, "--draft-model", model, "--prompt", "abc",
+        "bench", "--ablation", "--engine-dir", engine, "--draft-model", model, "-p", "abc",
         "--arms", "sd", "--processor", "greedy", "--repeats", "1", "--max-output-len", "6",
         "--output", rows,
     )  # fmt: skip

@@ -144,7 +144,7 @@ def test_bench_has_an_arm_for_every_drafter(plain_engine: Path) -> None:
     ran = trtla(
         "bench", "--engine-dir", plain_engine, "--drafter", "ngram", "prompt-lookup,ngram", "none",
         "--prompts", "code", "--num-prompts", "1", "--max-output-len", "8", "--rounds", "1",
-        "--temperature", "0", "-o", "json",
+        "--temperature", "0", "--json",
     )  # fmt: skip
     assert ran.code == 0, ran.err
     rows = {row["arm"]: row for row in ran.json["rows"]}

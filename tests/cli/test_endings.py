@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
 import subprocess
@@ -23,7 +22,7 @@ from trtla.runtime.stats import RequestStats
 from trtla.settings.lookahead import LookaheadConfig
 
 
-def start(*args: str | Path) -> subprocess.Popen[str]:
+def start(*args: str | Path, **env: str) -> subprocess.Popen[str]:
     """Start trtla with SIGINT as on a terminal, also when the tests run in background."""
     return subprocess.Popen(
         [sys.executable, "-m", "trtla", *map(str, args)],
@@ -31,7 +30,7 @@ def start(*args: str | Path) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
         cwd=ROOT,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        env={**os.environ, "PYTHONUNBUFFERED": "1", **env},
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
@@ -55,7 +54,8 @@ def test_ctrl_c_while_decoding(engine: Path) -> None:
 
 
 def test_ctrl_c_while_torch_is_imported(engine: Path) -> None:
-    child = start("-v", "run", "--engine-dir", engine, "--input-text", "ab")
+    flags = ("-v", "run", "--engine-dir", engine, "--input-text", "ab")
+    child = start(*flags, TRTLA_COMPILED="0")
     maps = Path(f"/proc/{child.pid}/maps")
     if not maps.exists():
         child.kill()
@@ -104,10 +104,9 @@ def test_another_text_or_reason_of_the_same_ids_is_a_divergence() -> None:
 
 
 def test_a_text_that_differs_is_exit_code_3(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    importlib.import_module("trtla.cli.run.transcript")
-    monkeypatch.setattr(
-        "trtla.results.run.divergence", lambda ours, plain: difference(1, 9, 6, 0.25)
-    )
+    for module in ("cli.run.transcript", "results.run"):
+        found = difference(1, 9, 6, 0.25)
+        monkeypatch.setattr(f"trtla.{module}.divergence", lambda ours, plain, found=found: found)
     ran = trtla("run", "--engine-dir", engine, "--input-text", "a", "--check-lossless", "--json")
     refused(ran, 3, "1 of 1 texts differ")
     assert ran.json["results"][0]["lossless"] is False

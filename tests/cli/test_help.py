@@ -88,7 +88,7 @@ def test_python_m_trtla_prints_the_help_too() -> None:
     done = process()
     assert (done.returncode, done.stderr) == (2, "")
     assert done.stdout.startswith("Usage: trtla [OPTIONS] COMMAND [ARGS]...\n")
-    assert "Start with:\n  trtla build " in done.stdout
+    assert "Start with:\n  trtla run model.gguf " in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -112,15 +112,16 @@ def test_a_typo_is_guessed(tmp_path: Path) -> None:
     preset = tmp_path / "own.yaml"
     preset.write_text("max_batch_sise: 4\n")
     refused(trtla("build", "--config", preset), 2, "max_batch_sise", "did you mean max_batch_size?")
-    refused(trtla("biuld"), 2, "biuld", "build")
+    refused(trtla("biuld"), 2, "biuld is not a command", "did you mean build? see trtla --help")
+    refused(trtla("generate"), 2, "generate is not a command", "did you mean run?")
     refused(trtla("run", "--egine-dir", "x"), 2, "--egine-dir", "--engine-dir")
 
 
 @pytest.mark.parametrize(
     ("args", "wrong", "meant"),
     [
-        (["run", *_TEXT, "--dtype", "flaot16"], "flaot16",
-         "float16"),
+        (["run", *_TEXT, "--dtype", "flaot16"], "flaot16", "float16"),
+        (["run", *_TEXT, "--dtype", "fp16"], "fp16", "float16"),
         (["run", *_TEXT, "--drafter", "ngarm"], "ngarm", "ngram"),
         (["run", *_TEXT, "--processor", "nuclues:1:1"],
          "nuclues", "nucleus"),
@@ -143,6 +144,10 @@ def test_a_mistyped_value_is_guessed(args: list[str], wrong: str, meant: str) ->
         ("run", "--verbos", ("no such option '--verbos'", "hint: did you mean --verbose? see tr")),
         ("run", "--max-output", ("hint: did you mean --max-output-len? see trtla run",)),
         ("run", "--max-new-tokens", ("hint: did you mean --max-output-len? see trtla run",)),
+        ("run", "--temp", ("hint: did you mean --temperature? see trtla run",)),
+        ("run", "--prompts", ("hint: did you mean --input-file? see trtla run",)),
+        ("bench", "--input-file", ("hint: did you mean --prompts? see trtla bench",)),
+        ("run", "--prompt", ("hint: did you mean --input-text? see trtla run",)),
         ("run", "--model-path", ("hint: did you mean --model? see trtla run",)),
         ("serve", "--n-gpu-layers", ("hint: did you mean --device?",)),
         ("serve", "--ctx-size", ("set by trtla build --max-seq-len",)),
@@ -156,9 +161,8 @@ def test_a_mistyped_flag_is_guessed(command: str, wrong: str, parts: tuple[str, 
 def test_a_model_in_a_wrong_place_is_shown_its_place(tmp_path: Path) -> None:
     model = tmp_path / "a_model.gguf"
     model.touch()
-    refused(trtla(model), 2, f"{model} is not a command", f"trtla chat -m {model}")
+    refused(trtla(model), 2, f"{model} is not a command", f"trtla chat {model}")
     refused(trtla("run", "-p", "hi"), 2, "missing option", "give -m a model folder or a GGUF")
-    refused(trtla("bench", model), 2, "trtla bench -m MODEL")
     for name, hint in (("model.safetensors", "the folder that holds it"), ("a.png", "a GGUF file")):
         (tmp_path / name).touch()
         refused(trtla("inspect", tmp_path / name), 2, f"{name} is not a folder", hint)
@@ -188,9 +192,14 @@ def test_one_flag_has_the_same_names_everywhere() -> None:
     for name, command in cli.commands.items():
         opts = {opt for param in command.params for opt in param.opts}
         if name not in ("report", "completion"):
-            assert {"-m", "--model"} <= opts, name
+            assert {"-m", "--model", "model"} <= opts, name
         if name not in ("report", "completion", "convert", "build"):
             assert "--engine-dir" in opts, name
+        shown = {opt for param in command.params if not getattr(param, "hidden", False)
+                 for opt in param.opts}  # fmt: skip
+        if "--output" in shown or "--output-dir" in shown:
+            assert "-o" in shown or name == "bench", name  # whose -o was a format
+        assert not shown & {"--batch-sizes", "--output-len", "--prompt", "--max-input-length"}
 
 
 def test_a_model_stands_first_or_behind_a_flag(engine: Path) -> None:
@@ -209,11 +218,36 @@ def test_a_model_stands_first_or_behind_a_flag(engine: Path) -> None:
             assert trtla(command, flag, engine, "--json").code == ran.code
 
 
-@pytest.mark.parametrize("command", ["run", "chat", "serve", "doctor", "inspect"])
+@pytest.mark.parametrize(
+    ("args", "former", "flag"),
+    [
+        (("tune", "--dry-run"), "--batch-sizes", "--batch-size"),
+        (("bench", "--ablation", "--arms", "nasd"), "--prompt", "--input-text"),
+        (("summarize",), "--max-input-length", "--max-input-len"),
+        (("summarize",), "--output-len", "--max-output-len"),
+        (("bench",), "-o", "--output-format"),
+    ],
+)
+def test_former_names_of_flags_are_taken(args: tuple[str, ...], former: str, flag: str) -> None:
+    """A value that is refused after both are known names the same in both cases."""
+    wrong = {"--input-text": "", "--output-format": "pdf"}.get(flag, "0")
+    for name in (former, flag):
+        refused(trtla(*args, SHIPPED, name, wrong), 2, *([] if name == former else [flag]))
+    text = trtla(args[0], "--help-all").out
+    assert f"{flag} " in text
+    assert f"{former} " not in text
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["run", "chat", "serve", "explain", "bench", "tune", "summarize", "build", "convert", "doctor",
+     "inspect"],
+)  # fmt: skip
 def test_two_models_are_one_too_many(command: str, engine: Path) -> None:
-    ran = trtla(command, engine, "-m", "other")
+    needed = {"explain": ("-p", "a"), "convert": ("-o", "out")}.get(command, ())
+    ran = trtla(command, engine, "-m", "other", *needed)
     refused(ran, 2, f"two models are named: other and {engine}", "name one")
-    assert ("a prompt is given with -p" in ran.err) is (command == "run")
+    assert ("a prompt is given with -p" in ran.err) is (command in ("run", "explain", "bench"))
 
 
 def test_what_stands_first_wins_over_the_environment(engine: Path) -> None:

@@ -96,12 +96,12 @@ def test_ctrl_c_at_any_moment(engine: Path, tmp_path: Path) -> None:
 _SWALLOWED = """
 import os, signal, sys, time
 from trtla.cli import main
-import trtla.cli.failure
-real = trtla.cli.failure.cli
+import trtla.cli.app
+real = trtla.cli.app.cli
 class Other:
     def main(self, *args, **kwargs):
         {what}
-trtla.cli.failure.cli = Other()
+trtla.cli.app.cli = Other()
 main(['doctor'])
 """
 

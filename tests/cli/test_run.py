@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TextIO
 
 import pytest
-import torch
 
 from tests.support.command import refused, trtla
+from trtla.runtime.threads import num_threads, set_threads
 
 RESULT_KEYS = {
     "index", "input_text", "input_ids", "output_ids", "text", "finish_reason", "drafter",
@@ -265,11 +265,11 @@ def test_an_empty_output_comes_with_its_reason(model: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("command", ["run", "explain"])
 def test_the_number_of_threads_is_set(engine: Path, command: str) -> None:
-    before = torch.get_num_threads()
+    before = num_threads()
     wanted = 1 if before > 1 else 2
     try:
         ran = trtla(command, "--engine-dir", engine, "--input-text", "a", "--threads", str(wanted))
         assert ran.code == 0, ran.err
-        assert torch.get_num_threads() == wanted
+        assert num_threads() == wanted
     finally:
-        torch.set_num_threads(before)
+        set_threads(before)

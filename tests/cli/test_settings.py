@@ -82,6 +82,14 @@ def test_run_takes_presets_and_environment(engine: Path, tmp_path: Path) -> None
     env = {"TRTLA_RUN_INPUT_TEXT": "a b\nc", "TRTLA_RUN_ENGINE_DIR": str(engine)}
     texts = trtla("run", "--json", env=env).json["results"]
     assert [r["input_text"] for r in texts] == ["a b", "c"]
+    config = preset(tmp_path, "drafter: [prompt-lookup, ngram]\n")
+    ran = trtla("run", engine, "a", "-n", "3", "-q", "--config", config)
+    assert ran.code == 0, ran.err
+
+
+def test_a_list_for_one_value_is_refused_with_the_flag(checkpoint: Path, tmp_path: Path) -> None:
+    ran = dry(checkpoint, "--config", preset(tmp_path, "max_batch_size: [1, 4]\n"))
+    refused(ran, 2, "[1, 4], not a single value", "write one, as behind --max-batch-size")
 
 
 @pytest.mark.parametrize(

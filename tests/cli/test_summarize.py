@@ -11,6 +11,7 @@ from tests.support.command import ROOT, Ran, process, refused, trtla
 from trtla.bench.arms import ArmRun
 from trtla.bench.summarize import Article, check_rouge1, load_articles, prompt_text, side
 from trtla.results.documents import Side
+from trtla.settings.messages import AS_TEXT
 
 SIDE_KEYS = {
     "name", "latency_s", "output_tokens", "tokens_per_s", "steps", "tokens_per_step",
@@ -20,7 +21,7 @@ SIDE_KEYS = {
 
 def summarize(engine: Path, articles: Path, *args: str | Path) -> Ran:
     return trtla(
-        "summarize", "--engine-dir", engine, "--dataset", articles, "--output-len", "12", *args
+        "summarize", "--engine-dir", engine, "--dataset", articles, "--max-output-len", "12", *args
     )
 
 
@@ -65,7 +66,7 @@ def test_prompts_are_cut_to_the_engine(engine: Path, tmp_path: Path) -> None:
     output = tmp_path / "items.jsonl"
     ran = summarize(engine, path, "--output", output)
     assert ran.code == 0, ran.err
-    assert "note: max_input_length 923 is cut to the engine's 128" in ran.err
+    assert "note: max_input_len 923 is cut to the engine's 128" in ran.err
     assert json.loads(output.read_text())["input_tokens"] == 128
 
 
@@ -73,10 +74,10 @@ def test_the_end_of_a_long_article_stays(model: Path) -> None:
     from trtla.bench.summarize import encode
     from trtla.llm.text import Tokenizer
 
-    tokenizer = Tokenizer(model).inner
+    tokenizer = Tokenizer(model)
     article = Article(article="start " + "word " * 50 + "end", highlights="")
-    (ids,) = encode(tokenizer, [article], 20)
-    assert tokenizer.decode(ids, skip_special_tokens=True).endswith("word end TL;DR:")
+    (ids,) = encode(tokenizer, [article], 20, AS_TEXT)
+    assert tokenizer.inner.decode(ids, skip_special_tokens=True).endswith("word end TL;DR:")
 
 
 def test_prompt_text() -> None:
@@ -117,7 +118,7 @@ def test_bad_settings(engine: Path, articles: Path, tmp_path: Path) -> None:
     refused(summarize(engine, articles, "--lookahead", "7,7,7"), 2, "7,7,7")
     refused(summarize(engine, articles, "--batch-size", "5"), 2, "5")
     refused(summarize(engine, articles, "--output", tmp_path / "no" / "x.jsonl"), 2, "no")
-    refused(summarize(engine, articles, "--output-len", "256"), 2, "256")
+    refused(summarize(engine, articles, "--max-output-len", "256"), 2, "256")
     refused(summarize(engine, tmp_path / "absent.jsonl"), 2, "absent.jsonl")
     refused(summarize(engine, Path("xsum")), 2, "xsum", "--dataset PATH.jsonl")
     bad = tmp_path / "bad.jsonl"

@@ -36,7 +36,7 @@ def tuned(engine: Path, prompts: Path, tmp_path_factory: pytest.TempPathFactory)
     """One tuning with everything it writes, and its arguments."""
     folder = tmp_path_factory.mktemp("tuned")
     args = (
-        "tune", "--engine-dir", engine, "--prompts", prompts, "--batch-sizes", "1,2", *FAST,
+        "tune", "--engine-dir", engine, "--prompts", prompts, "--batch-size", "1,2", *FAST,
         "--output-dir", folder / "out", "--json",
     )  # fmt: skip
     ran = trtla(*args, "--write", folder / "mine.yaml")
@@ -203,7 +203,7 @@ def test_the_same_command_measures_nothing_twice(tuned):
 
 def test_other_circumstances_are_measured_anew(tuned, engine, prompts):
     ran = trtla(
-        "tune", "--engine-dir", engine, "--prompts", prompts, "--batch-sizes", "1", *FAST,
+        "tune", "--engine-dir", engine, "--prompts", prompts, "--batch-size", "1", *FAST,
         "--temperature", "0.5", "--output-dir", tuned[1] / "out",
     )  # fmt: skip
     assert ran.code == 0
@@ -215,7 +215,7 @@ def test_other_circumstances_are_measured_anew(tuned, engine, prompts):
 @pytest.mark.deep
 def test_a_killed_run_goes_on_where_it_was(engine, prompts, tmp_path):
     args = (
-        "tune", "--engine-dir", engine, "--prompts", prompts, "--batch-sizes", "1", *FAST,
+        "tune", "--engine-dir", engine, "--prompts", prompts, "--batch-size", "1", *FAST,
         "--output-dir", tmp_path / "out", "--json",
     )  # fmt: skip
     path = tmp_path / "out" / "measurements.jsonl"
@@ -237,7 +237,7 @@ def test_a_killed_run_goes_on_where_it_was(engine, prompts, tmp_path):
 def test_a_triple_for_tensorrt_llm_comes_with_a_bound(checkpoint, prompts, tmp_path):
     ran = trtla(
         "tune", "--backend", "tensorrt-llm", "--model-dir", checkpoint, "--gpu", "h100",
-        "--prompts", prompts, *FAST, "--batch-sizes", "1", "--output-dir", tmp_path / "out",
+        "--prompts", prompts, *FAST, "--batch-size", "1", "--output-dir", tmp_path / "out",
         "--tokenizer-dir", checkpoint, "--json", "--write", tmp_path / "preset.yaml",
     )  # fmt: skip
     assert ran.code == 0, ran
@@ -279,8 +279,8 @@ def test_a_dry_run_shows_the_plan_and_loads_nothing(engine, prompts, tmp_path):
     [
         (("--budget", "soon"), ("--budget", "'soon' is not a time", "see trtla tune --help")),
         (("--budget", "0s"), ("is not a time of at least 1s",)),
-        (("--batch-sizes", "1,9"), ("batch size 9 is above the 4",)),
-        (("--batch-sizes", "0"), ("--batch-sizes",)),
+        (("--batch-size", "1,9"), ("batch size 9 is above the 4",)),
+        (("--batch-size", "0"), ("--batch-size",)),
         (("--prompts", "poems"), ("prompt set poems is not known", "code, chat")),
         (("--prompts", "none.jsonl"), ("none.jsonl does not exist",)),
         (("--gpu", "h100"), ("--gpu h100 plans for TensorRT-LLM", "--backend tensorrt-llm")),

@@ -24,7 +24,7 @@ def engine(
     """(4,4,4), on a GPU that is not there to be measured."""
     from trtla.bench import sweep
 
-    monkeypatch.setattr(sweep, "resolve_device", lambda name: torch.device("cpu"))
+    monkeypatch.setattr(sweep, "torch_device", lambda name: torch.device("cpu"))
     monkeypatch.setattr(sweep, "read_bandwidth", lambda device: 1e9)
     return build(standin, tiny_checkpoint, tmp_path / "engine")
 
@@ -32,7 +32,7 @@ def engine(
 def bench(engine: Path, tokenizer: Path, *args: str) -> Ran:
     return trtla(
         "bench", "--engine-dir", engine, "--tokenizer-dir", tokenizer, "--prompts", "code",
-        "--num-prompts", "2", "--rounds", "1", "--max-output-len", "12", "-o", "json", *args,
+        "--num-prompts", "2", "--rounds", "1", "--max-output-len", "12", "--json", *args,
     )  # fmt: skip
 
 
@@ -66,12 +66,12 @@ def test_an_ablation_has_no_perplexity_there(
 ) -> None:
     from trtla.bench import ablation
 
-    monkeypatch.setattr(ablation, "resolve_device", lambda name: torch.device("cpu"))
+    monkeypatch.setattr(ablation, "torch_device", lambda name: torch.device("cpu"))
     path = tmp_path / "results.csv"
     ran = trtla(
         "bench", "--ablation", "--engine-dir", engine, "--tokenizer-dir", tiny_model,
         "--lookahead", "4,4,4", "--arms", "lookahead", "--processor", "greedy", "--repeats", "1",
-        "--prompt", "a b a b a b", "--max-output-len", "12", "--output", path,
+        "--input-text", "a b a b a b", "--max-output-len", "12", "--output", path,
     )  # fmt: skip
     assert ran.code == 0, ran.err
     with path.open(newline="") as file:

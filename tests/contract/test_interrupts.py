@@ -15,11 +15,10 @@ from trtla import LLM, SamplingParams, TrtlaError
 from trtla.runtime import executor as in_flight
 from trtla.runtime.request import Request
 from trtla.settings.lookahead import LookaheadConfig
-from trtla.trtllm import answer as trtllm_answer
 from trtla.trtllm import executor as trtllm
-from trtla.trtllm.answer import TrtllmAnswer
+from trtla.trtllm.executor import TrtllmAnswer
 
-STATE = (trtllm, trtllm_answer, in_flight)
+STATE = (trtllm, in_flight)
 BROKEN, OTHER = "def read(path):\n    ", "aaaaaaaaaaaa"
 LENGTH = 6
 LAST = "return outputs"

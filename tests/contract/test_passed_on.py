@@ -21,7 +21,7 @@ from trtla.formats.engine_limits import BuildSettings
 from trtla.llm.open import open_executor
 from trtla.settings.executor import ExecutorOptions, TrtllmSettings
 from trtla.settings.lookahead import AUTOREGRESSIVE
-from trtla.trtllm.passed_on import executor_config
+from trtla.trtllm.start import executor_config
 
 pytestmark = pytest.mark.usefixtures("standin", "fake_gpu")
 ASKED = ("weight_streaming=true", "gemm_plugin=auto", "plugin_config.use-fused-mlp=disable")

@@ -10,13 +10,11 @@ from hypothesis import strategies as st
 
 from tests.support.cases import cases
 from tests.support.examples import examples
-from tests.support.recorded import numbers, record, recorded
+from tests.support.recorded import numbers, record, recorded, unpainted
 from tests.support.toys import greedy_scores, request
 from tests.support.traces import M17, T4_PROMPT
-from trtla.explain.mask import blocks, paths, positions, roles
-from trtla.explain.mask_view import mask_lines
-from trtla.explain.step_outcome import outcome_of
-from trtla.explain.words import plain
+from trtla.explain.step_outcome import blocks, outcome_of, paths, positions, roles
+from trtla.explain.text_view import mask_lines
 from trtla.runtime.draft import Draft
 from trtla.runtime.drafters.lookahead import lookahead_drafter
 from trtla.runtime.models.batch import tree_bias
@@ -39,7 +37,7 @@ def test_the_mask_of_the_model_shows_a_node_its_path(places):
 
 def drawn_in_text(told, step) -> list[list[bool]]:
     """The cells, read back."""
-    lines = list(mask_lines(outcome_of(told, step), numbers(told), plain))[3:]
+    lines = list(mask_lines(outcome_of(told, step), numbers(told), unpainted))[3:]
     rows = []
     for line in lines:
         cells = "".join(line.rstrip(" ✓").split("▒")[-1].split())
@@ -115,5 +113,5 @@ def test_a_tree_of_candidates_has_a_path_for_each_leaf():
 
 def test_a_mask_too_wide_for_a_terminal_says_where_it_is_drawn():
     told, _ = recorded(M17, T4_PROMPT, (15, 8, 2), 48)
-    (line,) = mask_lines(outcome_of(told, told.steps[-1]), numbers(told), plain)
+    (line,) = mask_lines(outcome_of(told, told.steps[-1]), numbers(told), unpainted)
     assert "-o step.svg" in line

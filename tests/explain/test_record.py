@@ -15,9 +15,8 @@ from tests.support.recorded import record, recorded
 from tests.support.toys import greedy_scores, hash_scores, request, run, tokens_of, toy_executor
 from tests.support.traces import CASES, DEEP_COMMITS, DEEP_GUESSES, FIB7, M17, T4_PROMPT
 from trtla import LLM, DrafterSettings, LookaheadConfig, SamplingParams, UsageError
-from trtla.explain.mask import paths
 from trtla.explain.record import StepRecorder, record_run
-from trtla.explain.step_outcome import outcome_of
+from trtla.explain.step_outcome import outcome_of, paths
 from trtla.runtime.drafters.lookahead import lookahead_drafter
 from trtla.runtime.drafters.lookup import NgramDrafter, PromptLookupDrafter
 from trtla.runtime.limits import ExecutorLimits

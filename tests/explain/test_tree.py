@@ -6,13 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.recorded import numbers, record
+from tests.support.recorded import numbers, record, unpainted
 from tests.support.toys import greedy_scores, hash_rule, plain, request, run, toy_executor
 from trtla import DraftOptions, LookaheadConfig
 from trtla.explain.picture import step_picture
 from trtla.explain.step_outcome import fates, outcome_of, tree_nodes
 from trtla.explain.text_view import step_lines
-from trtla.explain.words import plain as unpainted
 from trtla.runtime.costs import CostTable
 from trtla.runtime.draft import Draft
 from trtla.settings.drafting import PROPOSERS

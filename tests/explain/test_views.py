@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from tests.support.recorded import numbers, recorded
+from tests.support.recorded import numbers, recorded, unpainted
 from tests.support.traces import C4, FIB7, M17, T4_PROMPT
 from trtla import UsageError
 from trtla.charts import save
 from trtla.explain.picture import step_picture
 from trtla.explain.step_outcome import busiest
 from trtla.explain.text_view import step_lines, strip_lines
-from trtla.explain.words import Words, clip, escaped, fit, plain, summary
+from trtla.explain.words import Words, clip, escaped, fit, summary
 from trtla.runtime.draft import Draft
 
 ODD = [
@@ -92,12 +92,12 @@ Why it ended: First mismatch: drafted '1' and '0', the target drew '5'."""
 
 def test_a_step_of_the_deep_trace_reads_like_this():
     told, _ = recorded(FIB7, [1, 1, 2], (3, 4, 2), 12)
-    assert "\n".join(step_lines(told, told.steps[7], numbers(told), plain)) == DEEP_STEP_7
+    assert "\n".join(step_lines(told, told.steps[7], numbers(told), unpainted)) == DEEP_STEP_7
 
 
 def test_the_strip_has_a_row_a_step_and_its_tokens_are_the_output():
     told, fed = recorded(C4, [0, 1, 2, 3, 0, 1], (3, 3, 3), 10)
-    assert list(strip_lines(told, numbers(told), plain))[2:] == [
+    assert list(strip_lines(told, numbers(told), unpainted))[2:] == [
         "step   fed  tokens" + " " * 66 + "ended by",
         "   0     6  2" + " " * 71 + "prefill",
         "   1     6  [3] [0] 1" + " " * 63 + "whole candidate",
@@ -108,7 +108,7 @@ def test_the_strip_has_a_row_a_step_and_its_tokens_are_the_output():
         "(W,N,G = 3,3,3)"
     )
     assert [
-        int(line.split()[1]) for line in list(strip_lines(told, numbers(told), plain))[3:]
+        int(line.split()[1]) for line in list(strip_lines(told, numbers(told), unpainted))[3:]
     ] == fed
 
 
@@ -117,10 +117,10 @@ def test_no_line_is_wider_than_100_columns(triple):
     told, _ = recorded(M17, T4_PROMPT, triple, 48)
     words = Words(lambda ids: "".join(ODD[i % len(ODD)] * 3 for i in ids), T4_PROMPT)
     for step in told.steps:
-        lines = step_lines(told, step, words, plain)
+        lines = step_lines(told, step, words, unpainted)
         assert max(map(cell_len, lines)) <= 100, max(lines, key=cell_len)
         assert not any(char in line for line in lines for char in "\n\t\u202e")
-    assert max(map(cell_len, strip_lines(told, words, plain))) <= 100
+    assert max(map(cell_len, strip_lines(told, words, unpainted))) <= 100
 
 
 def test_colours_change_nothing_but_colours():
@@ -133,7 +133,7 @@ def test_colours_change_nothing_but_colours():
 
     for step in told.steps:
         painted = step_lines(told, step, numbers(told), paint)
-        assert painted == step_lines(told, step, numbers(told), plain)
+        assert painted == step_lines(told, step, numbers(told), unpainted)
     assert styles >= {"accepted", "rejected", "input", "window", "candidate", "dim", "bold"}
 
 

@@ -28,6 +28,7 @@ from tests.support.ranks import (
     everything,
     samplings,
 )
+from tests.support.tensors import argmax, draw_at, ranked_rows
 from trtla import LLM, SamplingParams
 from trtla.errors import RankLost, UsageError
 from trtla.runtime.loop.replica import (
@@ -39,8 +40,6 @@ from trtla.runtime.loop.replica import (
     width,
 )
 from trtla.runtime.models.cpu.library import library
-from trtla.runtime.sampling.draw import argmax, draw_at
-from trtla.runtime.sampling.predict import ranked_rows
 from trtla.settings.drafting import DrafterSettings
 from trtla.settings.lookahead import LookaheadConfig
 
@@ -74,7 +73,7 @@ def test_what_is_asked_arrives_and_is_answered(rows):
         return
     logits = torch.randn(len(rows), 50, generator=torch.Generator().manual_seed(len(rows)))
     for sampler in (None, library()):
-        said = RowAnswers(answer_rows(logits, rows, width(rows), sampler))
+        said = RowAnswers(answer_rows(logits.numpy(), rows, width(rows), sampler))
         for row, one in enumerate(rows):
             alone = logits[row : row + 1]
             if one.greedy:
@@ -87,7 +86,7 @@ def test_what_is_asked_arrives_and_is_answered(rows):
             pairs = zip(
                 said.top_rows(logits, tops, 3), ranked_rows(logits, tops, 3, sampler), strict=True
             )
-            assert all(torch.equal(found, wanted) for found, wanted in pairs)
+            assert all(torch.equal(torch.from_numpy(found), wanted) for found, wanted in pairs)
 
 
 @pytest.mark.deep

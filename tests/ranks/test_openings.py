@@ -13,13 +13,13 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 
 import trtla
 from tests.support.ranks import PROMPT, alive, children, launched, run, soon
 from trtla import LLM, SamplingParams
 from trtla.errors import UsageError
-from trtla.runtime.ranks.world import torchrun_place
+from trtla.runtime.ranks.place import torchrun_place
+from trtla.runtime.threads import num_threads, set_threads
 
 pytestmark = pytest.mark.deep
 
@@ -27,10 +27,10 @@ PACKAGE = Path(trtla.__file__).parents[1]
 SHORT = SamplingParams(max_output_len=4)
 FORKED = """
 import gc, os, sys
-from pathlib import Path
+from tests.support.ranks import children
 from trtla import LLM
 llm = LLM(sys.argv[1], dtype="float32", tp_size=2)
-other = int(Path(f"/proc/self/task/{os.getpid()}/children").read_text())
+(other,) = children(os.getpid())
 child = os.fork()
 if child == 0:
     HERE
@@ -38,6 +38,7 @@ if child == 0:
 TWICE = """
 import sys
 from trtla import LLM, SamplingParams
+from trtla.runtime.threads import num_threads, set_threads
 for _ in range(2):
     with LLM(sys.argv[1], dtype="float32") as llm:
         if llm.is_leader:
@@ -53,37 +54,38 @@ def descriptors():
 
 def test_opening_again_and_again_holds_no_more_and_gives_the_threads_back(tiny_llama):
     held = []
-    torch.set_num_threads(3)
+    set_threads(3)
     try:
         for _ in range(3):
             with LLM(tiny_llama, dtype="float32", tp_size=2) as llm:
-                assert torch.get_num_threads() < 3
+                assert num_threads() < 3
                 llm.generate([PROMPT], SHORT)
-            assert torch.get_num_threads() == 3
+            assert num_threads() == 3
             del llm
             held.append(descriptors())
     finally:
-        torch.set_num_threads(1)
+        set_threads(1)
     assert held == held[:1] * 3
 
 
 def test_threads_come_back_when_the_last_has_closed_or_has_not_opened(tiny_llama):
-    torch.set_num_threads(3)
+    set_threads(3)
     try:
         first = LLM(tiny_llama, dtype="float32", tp_size=2)
         second = LLM(tiny_llama, dtype="float32", tp_size=2)
         first.close()
-        assert torch.get_num_threads() < 3
+        assert num_threads() < 3
         second.close()
-        assert torch.get_num_threads() == 3
+        assert num_threads() == 3
     finally:
-        torch.set_num_threads(1)
+        set_threads(1)
 
 
 def forked(model, here):
     """A process that opens the model on two ranks, forks, and does this."""
     source = FORKED.replace("    HERE", here)
-    return subprocess.Popen([sys.executable, "-c", source, model], stdout=subprocess.PIPE)
+    env = {**os.environ, "PYTHONPATH": str(PACKAGE)}
+    return subprocess.Popen([sys.executable, "-c", source, model], stdout=subprocess.PIPE, env=env)
 
 
 @pytest.mark.parametrize("ends", ["sys.exit(0)", "del llm; gc.collect(); os._exit(0)"])

@@ -11,6 +11,7 @@ from tests.support.ranks import WIDE
 from trtla.errors import UsageError
 from trtla.formats.blocks import BlockTensor
 from trtla.formats.support import shard_config, split_config
+from trtla.formats.torch_tensors import as_tensor
 from trtla.llm.open import open_model
 
 BY_INPUTS = ("attention.dense.weight", "mlp.proj.weight")
@@ -18,7 +19,13 @@ WHOLE = ("layernorm.weight", "ln_f.weight", "vocab_embedding.weight")
 
 
 def numbers(weight):
-    return weight.dequantize() if isinstance(weight, BlockTensor) else weight
+    return as_tensor(weight.dequantize()) if isinstance(weight, BlockTensor) else weight
+
+
+def weights(engine, rank=0, size=1):
+    """By name; what is not in blocks as tensors."""
+    found = engine.weights(rank, size)
+    return {n: w if isinstance(w, BlockTensor) else as_tensor(w) for n, w in found}
 
 
 def opened(variant, folder, seed=0):
@@ -38,7 +45,7 @@ def joined(name, parts):
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda one: one.name)
 def test_the_parts_of_all_ranks_are_the_model(variant, tmp_path):
     engine = opened(variant, tmp_path)
-    whole, ranks = dict(engine.weights()), [dict(engine.weights(rank, 2)) for rank in range(2)]
+    whole, ranks = weights(engine), [weights(engine, rank, 2) for rank in range(2)]
     config = engine.config.pretrained_config
     assert set(ranks[0]) == set(whole) | {"lm_head.weight"}
     for name, parts in ((name, [rank.get(name) for rank in ranks]) for name in ranks[0]):
@@ -63,9 +70,9 @@ def test_a_rank_has_its_query_heads_and_the_key_heads_that_they_read(tp_size, tm
     shard = shard_config(config, tp_size)
     size, kv = config.head_size, shard.num_key_value_heads
     name = "transformer.layers.1.attention.qkv.weight"
-    q, k, _ = dict(engine.weights())[name].split([4 * size, 2 * size, 2 * size])
+    q, k, _ = weights(engine)[name].split([4 * size, 2 * size, 2 * size])
     for rank in range(tp_size):
-        own = dict(engine.weights(rank, tp_size))[name]
+        own = weights(engine, rank, tp_size)[name]
         queries = own[: shard.num_attention_heads * size]
         keys = own[len(queries) : len(queries) + kv * size]
         first = rank * shard.num_attention_heads
@@ -77,7 +84,7 @@ def test_a_rank_has_its_query_heads_and_the_key_heads_that_they_read(tp_size, tm
 def test_weights_in_blocks_are_split_between_blocks(kind, tmp_path):
     path = write_gguf(make_model(WIDE), tmp_path / "model.gguf", kind)
     engine = open_model(path, None)
-    whole, ranks = dict(engine.weights()), [dict(engine.weights(rank, 2)) for rank in range(2)]
+    whole, ranks = weights(engine), [weights(engine, rank, 2) for rank in range(2)]
     assert all(numbers(rank["lm_head.weight"]).shape == (51, 128) for rank in ranks)  # of 101
     for name, weight in whole.items():
         found = joined(name, [rank[name] for rank in ranks])

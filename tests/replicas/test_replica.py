@@ -12,6 +12,7 @@ import pytest
 from tests.support.replicas import SHIPPED
 from trtla import LLM, SamplingParams, TrtlaError, UsageError
 from trtla.formats.engine import model_digest
+from trtla.llm.prompt import PromptRequest
 from trtla.replicas import replica as module
 from trtla.replicas.replica import NotOpen, Replica, ReplicaLost, open_same, packed
 from trtla.runtime.request import Output, Request
@@ -23,7 +24,7 @@ def open_shipped() -> LLM:
 
 def request(llm: LLM, length: int, **more) -> Request:
     sampling = SamplingParams(length, 0.8, seed=2, **more)
-    return replace(llm.request("def f(", sampling, "one"), end_ids=frozenset())
+    return replace(llm.request(PromptRequest("one", "def f(", sampling)), end_ids=frozenset())
 
 
 async def outputs(replica: Replica, asked: Request) -> list[Output]:

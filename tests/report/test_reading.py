@@ -11,7 +11,7 @@ import pytest
 
 from tests.support import documents
 from tests.support.documents import put
-from trtla.bench.ablation_table import COLUMNS, means_text
+from trtla.bench.tables import COLUMNS, means_text
 from trtla.errors import UsageError
 from trtla.report.figures import comparisons, measured
 from trtla.report.reading import read_all

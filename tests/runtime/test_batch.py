@@ -8,7 +8,7 @@ import torch
 from tests.support.toys import request
 from trtla.runtime.draft import Draft, NoDrafter
 from trtla.runtime.models.batch import make_batch
-from trtla.runtime.models.kv_cache import KVCache
+from trtla.runtime.models.tensor_cache import TensorCache
 from trtla.runtime.sequence import Feed, Sequence
 from trtla.settings.lookahead import LookaheadConfig
 
@@ -27,7 +27,7 @@ def ancestors(node, parents):
 @pytest.mark.parametrize("group_size", [1, 3])
 def test_every_fold_sees_the_cache_and_its_own_ancestors(group_size):
     parents = (0, 1, 0, 3, 3)
-    cache = KVCache(1, 1, 2, 2, torch.float32, torch.device("cpu"))
+    cache = TensorCache(1, 1, 2, 2, torch.float32, torch.device("cpu"))
     batch = make_batch([step(4, parents)], cache, group_size, torch.float32)
     bias = batch.groups[0].bias
     assert bias.shape == (1, 1, group_size * 6, 10)
@@ -37,7 +37,7 @@ def test_every_fold_sees_the_cache_and_its_own_ancestors(group_size):
 
 
 def test_positions_lengths_and_rows_follow_from_the_tree():
-    cache = KVCache(1, 1, 2, 2, torch.float32, torch.device("cpu"))
+    cache = TensorCache(1, 1, 2, 2, torch.float32, torch.device("cpu"))
     batch = make_batch([step(4, (0, 1, 0))], cache, 1, torch.float32)
     assert batch.positions.tolist() == [4, 5, 6, 5]
     assert batch.lengths.tolist() == [5, 6, 7, 6]

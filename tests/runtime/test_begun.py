@@ -40,13 +40,14 @@ def ids(found: list[Output]) -> tuple[int, ...]:
 @pytest.mark.parametrize("logprobs", [None, 2])
 def test_a_begun_text_goes_on_with_the_same_tokens(llm, heat, logprobs):
     sampling = SamplingParams(40, heat, seed=7)
-    request = replace(llm.request(PROMPT, sampling, "one"), logprobs=logprobs)
+    request = replace(llm.request(PromptRequest("one", PROMPT, sampling)), logprobs=logprobs)
     whole = outputs(llm, request)
     for known in (1, 2, 17, 39):
         begun = ids(whole)[:known]
         if len(begun) == len(ids(whole)):
             continue
-        rest = outputs(llm, replace(llm.request(PROMPT, sampling, "two"), begun=begun))
+        request = llm.request(PromptRequest("two", PROMPT, sampling))
+        rest = outputs(llm, replace(request, begun=begun))
         assert rest[0].start == known
         assert begun + ids(rest) == ids(whole)
         assert rest[-1].finish_reason == whole[-1].finish_reason
@@ -68,6 +69,6 @@ def _asked(llm, stop):
 
 
 def test_more_than_is_asked_for_is_refused(llm):
-    request = llm.request(PROMPT, SamplingParams(3), "one")
+    request = llm.request(PromptRequest("one", PROMPT, SamplingParams(3)))
     with pytest.raises(UsageError, match="has 3 output tokens and asks for 3"):
         llm.limits.check(replace(request, begun=(1, 2, 3)))

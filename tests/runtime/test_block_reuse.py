@@ -27,8 +27,8 @@ from trtla.runtime.auto.probe import measure_costs
 from trtla.runtime.drafters.draft_model import DraftModelDrafters
 from trtla.runtime.drafters.factory import Drafters
 from trtla.runtime.limits import ExecutorLimits
-from trtla.runtime.models.batch import Forwarded
-from trtla.runtime.models.kv_cache import KVCache
+from trtla.runtime.models.forward import Forwarded
+from trtla.runtime.models.tensor_cache import TensorCache
 from trtla.settings.drafting import DrafterSettings, DraftOptions
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
 
@@ -228,7 +228,7 @@ def turns(draw):
 def every_drafter(server, batch, budget, num_blocks):
     """A reusing toy with drafters of all kinds, a draft model too."""
     limits = ExecutorLimits(batch, LONGEST, LONGEST, budget, VOCAB, server)
-    cache = KVCache(1, 1, 2, 7 * batch, torch.float64, torch.device("cpu"))
+    cache = TensorCache(1, 1, 2, 7 * batch, torch.float64, torch.device("cpu"))
     model = ToyModel(hash_scores(VOCAB, 1))
     group = DraftModelDrafters(model, cache, DrafterSettings(("draft:toy",)), limits)
     factory = Drafters(limits, DraftOptions(), {"toy": group})

@@ -25,6 +25,7 @@ from tests.support import tokenizers
 from tests.support.examples import examples
 from tests.support.gguf_models import byte_vocabulary, vocabulary
 from trtla.errors import UsageError
+from trtla.llm.templates import ChatTemplate
 from trtla.llm.text import Tokenizer
 
 BEGIN, END, WORD = "<|im_start|>", "<|im_end|>", "<think>"
@@ -181,6 +182,8 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Tokenizer]
             found[kind] = (Tokenizer(folder), Tokenizer(folder, parse_special=True))
         chosen = found[kind][parse_special]
         chosen.inner.chat_template = template(name)
+        names = chosen.inner.special_tokens_map
+        chosen.__dict__["_template"] = ChatTemplate(template(name), names)
         return chosen
 
     return tokenizer

@@ -12,6 +12,7 @@ import torch
 from trtla import LLM, SamplingParams
 from trtla.runtime.auto.probe import measure_costs
 from trtla.runtime.costs import CostPlan, CostTable, get, load, save
+from trtla.runtime.threads import num_threads, set_threads
 from trtla.settings.lookahead import LookaheadConfig
 
 PLAN = CostPlan(batches=(1, 4), needed=2)
@@ -147,12 +148,12 @@ def test_the_key_tells_threads_and_arithmetic_apart(tiny_llama):
     engine = engine_from_hugging_face(tiny_llama, BuildSettings(LookaheadConfig(3, 3, 3)))
     cpu = torch.device("cpu")
     keys = {cost_key(shape_of(engine), "float32", cpu), cost_key(shape_of(engine), "bfloat16", cpu)}
-    before = torch.get_num_threads()
-    torch.set_num_threads(before + 1)
+    before = num_threads()
+    set_threads(before + 1)
     try:
         keys.add(cost_key(shape_of(engine), "float32", cpu))
     finally:
-        torch.set_num_threads(before)
+        set_threads(before)
     assert len(keys) == 3
 
 

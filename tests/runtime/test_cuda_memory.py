@@ -10,15 +10,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("triton")
 
+from tests.support.compiled import arrays
 from tests.support.paged import CPU, NUM_BLOCKS, fake_capture, llama, sequence_of, tree_feed
 from trtla.formats.config import Quantization
 from trtla.runtime.limits import ExecutorLimits
-from trtla.runtime.models.cuda import fused_kernels, kernels
+from trtla.runtime.models.cuda import fused, kernels
 from trtla.runtime.models.cuda import memory as memory_module
+from trtla.runtime.models.cuda.fused import FusedOperations
 from trtla.runtime.models.cuda.graphs import GraphRunner, buckets
 from trtla.runtime.models.cuda.inputs import Room, StepInputs
 from trtla.runtime.models.cuda.memory import ForwardMemory
 from trtla.runtime.models.cuda_check import _weights
+from trtla.runtime.models.layers import PlainOperations
 from trtla.runtime.models.llama import LlamaModel
 from trtla.runtime.sequence import Feed
 from trtla.settings.lookahead import LookaheadConfig
@@ -38,8 +41,8 @@ class NoLaunch:
 
 @pytest.fixture
 def unlaunched(monkeypatch):
-    kind = type(fused_kernels.add_norm)
-    for module in (fused_kernels, kernels):
+    kind = type(fused.add_norm)
+    for module in (fused, kernels):
         for name in [name for name, one in vars(module).items() if isinstance(one, kind)]:
             monkeypatch.setattr(module, name, NoLaunch())
 
@@ -89,8 +92,8 @@ def model_of(shape, cache=None):
     quantization = Quantization(kv_cache_quant_algo=cache)
     changed = {**shape, "quantization": quantization, "tie_word_embeddings": True}
     config = llama().config.model_copy(update=changed)
-    model = LlamaModel(config, _weights(config), torch.float32, CPU)
-    model.fused = True
+    model = LlamaModel(config, arrays(_weights(config)), torch.float32, CPU)
+    model.operations = FusedOperations()
     return model
 
 
@@ -147,14 +150,14 @@ def test_all_together_hold_the_graphs_the_buffer_and_a_forward_of_prompts():
 @pytest.mark.parametrize("shape", SHAPES)
 def test_pytorchs_operations_take_no_more_than_is_said(shape, cache):
     model = model_of(shape, cache)
-    model.fused = False
+    model.operations = PlainOperations()
     blocks, limits = list(range(NUM_BLOCKS)), limits_of(batch=4)
     prompts = [sequence_of(at, 28, blocks, range(at + 28), ()) for at in (0, 40)]
     feeds = [Feed.prompt(sequence, 28, True) for sequence in prompts]
     feeds += [tree_feed(sequence_of(120, n, blocks), range(n - 1)) for n in (30, 10)]
     kv = model.new_cache(NUM_BLOCKS)
     with Peak() as peak:
-        model.forward(feeds, kv)
+        model.run(feeds, kv)
     said = memory_of(model).plain_scratch_bytes(limits, (30,)) - memory_module._LIBRARIES
     print(shape, cache, peak.most, said)
     assert peak.most <= said

@@ -12,13 +12,13 @@ from tests.support.paged import CPU, fake_capture, llama, reference_attention
 from tests.support.real_models import product_works
 from trtla.errors import UsageError
 from trtla.formats.config import Quantization
-from trtla.formats.tensors import E4M3
+from trtla.formats.torch_tensors import E4M3
 from trtla.runtime.models import cuda_check
-from trtla.runtime.models import llama as model_module
-from trtla.runtime.models.cuda.fused import FusedOperations, fused_problem
+from trtla.runtime.models.cuda import fused
+from trtla.runtime.models.cuda.fused import FusedOperations
 from trtla.runtime.models.cuda.graphs import CudaCapture
-from trtla.runtime.models.cuda.small_test import largest_difference
-from trtla.runtime.models.cuda_check import choose_path
+from trtla.runtime.models.cuda.paged_attention import kernels_problem
+from trtla.runtime.models.cuda_check import choose_path, largest_difference
 from trtla.runtime.models.layers import Fp8Linear, PlainOperations
 
 CUDA = torch.device("cuda")
@@ -36,7 +36,7 @@ def problem(capture_on=fake_capture_on):
 def played_kernels():
     """PyTorch's operations in place of all kernels: here the comparison is tested, not they."""
     with reference_attention() as patch:
-        patch.setattr(model_module, "_FUSED", PlainOperations())
+        patch.setattr(fused, "FusedOperations", PlainOperations)
         yield patch
 
 
@@ -89,7 +89,7 @@ def gpu(monkeypatch, tmp_path):
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv(cuda_check.VARIABLE, raising=False)
-    monkeypatch.setattr(cuda_check, "fused_problem", lambda *args: None)
+    monkeypatch.setattr(cuda_check, "kernels_problem", lambda *args: None)
     monkeypatch.setattr(cuda_check, "CudaCapture", lambda device: None)
     monkeypatch.setattr(cuda_check, "problem", tested)
     monkeypatch.setattr(cuda_check, "_triton_version", lambda: "3.7.1")
@@ -144,7 +144,7 @@ def test_another_driver_size_or_quantisation_is_tested_again(gpu, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name", ["layers.py", "kv_cache.py", "llama.py", "tensors.py", "fused_kernels.py", "graphs.py"]
+    "name", ["layers.py", "kv_cache.py", "llama.py", "tensors.py", "fused.py", "graphs.py"]
 )
 def test_changed_code_is_tested_again(gpu, monkeypatch, name):
     digest = cuda_check._digest
@@ -312,6 +312,6 @@ def test_the_kernels_pass_on_a_gpu(dtype, weights):
     quantization = Quantization(quant_algo=weights, kv_cache_quant_algo=weights)
     sizes = {"hidden_size": 4096, "intermediate_size": 14336, "quantization": quantization}
     config = llama().config.model_copy(update=sizes)
-    if fused_problem(config, dtype, CUDA) is not None:
+    if kernels_problem(config, dtype, CUDA) is not None:
         pytest.skip("the GPU has no FP8")
     assert cuda_check.problem(config, dtype, CUDA, CudaCapture) is None

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.support.examples import examples
 from tests.support.paged import compiled_in_a_process
+from tests.support.tensors import argmax, draw_at
 from tests.support.toys import hash_scores, request, run, tokens_of, toy_executor
 
 pytest.importorskip("triton")
@@ -28,7 +29,6 @@ from trtla.runtime.sampling.device import (
     difference,
     self_test,
 )
-from trtla.runtime.sampling.draw import argmax, draw_at
 from trtla.runtime.sampling.predict import Draw, StepSampler
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.settings.sampling import SamplingParams

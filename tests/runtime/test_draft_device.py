@@ -6,6 +6,8 @@ do the same with CUDA.
 
 from __future__ import annotations
 
+from math import prod
+
 import pytest
 import torch
 
@@ -99,20 +101,21 @@ def test_a_model_drafts_for_itself_in_bfloat16_and_is_mostly_right(tiny_llama, h
 def test_the_draft_model_has_a_type_of_its_own(tiny_llama):
     drafter = DrafterSettings((f"draft:{tiny_llama}",))
     for given, expected in (
-        ({}, torch.float32),
-        ({"draft_dtype": "bfloat16"}, torch.bfloat16),
+        ({}, 4),
+        ({"draft_dtype": "bfloat16"}, 2),
     ):
         with LLM(tiny_llama, dtype="float32", device="cpu", drafter=drafter, **given) as llm:
             assert llm.description.startswith("torch on cpu, float32")
             [group] = llm._executor._drafting.drafters._models.values()
-            assert group.cache.data.dtype == expected
+            size = llm.engine.config.pretrained_config.head_size
+            assert group.cache.data.nbytes == prod(group.cache.data.shape[:3]) * size * expected
 
 
 def test_unknown_types_and_missing_devices_are_refused_by_name(tiny_llama):
     drafter = DrafterSettings((f"draft:{tiny_llama}",))
     with pytest.raises(UsageError, match="'float64' is not known"):
         LLM(tiny_llama, drafter=drafter, draft_dtype="float64")
-    with pytest.raises(UsageError, match="'cuda:99' is not there") as refusal:
+    with pytest.raises(UsageError, match="'cuda:99' is not available") as refusal:
         LLM(tiny_llama, drafter=drafter, draft_device="cuda:99")
     assert "--draft-device cpu" in refusal.value.hint
 

@@ -21,19 +21,19 @@ from tests.support.models import Variant, make_model, save_model
 from tests.support.toys import Made, request, run, tokens_of
 from trtla.errors import UsageError
 from trtla.formats.engine import Engine, engine_from_hugging_face
+from trtla.runtime.device import CPU
 from trtla.runtime.drafters.draft_model import load_draft_model
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.loop.executor import TorchExecutor
 from trtla.runtime.loop.start import open_torch_executor
 from trtla.runtime.models.kv_cache import cache_blocks
-from trtla.runtime.models.load import load_model
+from trtla.runtime.models.load import load_engine
 from trtla.settings.drafting import DrafterSettings
 from trtla.settings.executor import ENGINE_OPTIONS
 from trtla.settings.lookahead import LookaheadConfig
 
 SHIPPED = Path(trtla.__file__).parent / "assets" / "tiny-llama"
 ROOT = Path(trtla.__file__).parent.parent
-CPU = torch.device("cpu")
 DRAFT = ("draft:noisy",)
 PROMPT = [5, 9, 200, 31, 77, 9, 200]
 
@@ -75,8 +75,7 @@ def engine(folder):
 
 @functools.cache
 def loaded(folder, compiled):
-    config = engine(folder).config.pretrained_config
-    return load_model(config, engine(folder).weights(), torch.float32, CPU)
+    return load_engine(engine(folder), "float32", CPU)
 
 
 def limits_of(folder, triple):
@@ -190,7 +189,7 @@ def group_logits(group, drafter):
     if not drafter.sequence.blocks:
         drafter.sequence.blocks = group.cache.pool.allocate(drafter.sequence.max_cached)
         group._catch_up([drafter])
-    return group._forward([drafter.feed()]).logits.clone()
+    return torch.tensor(group._forward([drafter.feed()]).logits)
 
 
 def test_another_vocabulary_is_refused_before_any_weights_are_read(tmp_path, monkeypatch):

@@ -30,7 +30,7 @@ from trtla.formats.engine import EncoderDecoder, open_encoder_decoder
 from trtla.runtime.draft import Draft
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.models.load import load_engine
-from trtla.runtime.models.t5.model import T5Model, distance_buckets
+from trtla.runtime.models.t5 import T5Model, distance_buckets
 from trtla.runtime.request import Request
 from trtla.runtime.sequence import Feed
 from trtla.settings.drafting import NO_DRAFTER, DrafterSettings
@@ -67,7 +67,7 @@ def test_logits_are_those_of_transformers_however_the_text_is_cut(kind: str) -> 
         own, found = sequence(prompt, TEXT, 0), []
         for length in cuts:
             feed = all_rows(Feed.prompt(own, length, True))
-            found.append(model.forward([feed], cache).logits)
+            found.append(torch.from_numpy(model.forward([feed], cache).logits))
             own.num_cached += length
         # transformers' norms are float32 even here
         torch.testing.assert_close(torch.cat(found), wanted, rtol=1e-4, atol=1e-5)
@@ -84,7 +84,7 @@ def test_every_branch_of_a_tree_sees_what_a_text_of_its_own_would(kind: str) -> 
         own.num_cached, own.output_ids = base, [17]
     drafts = [Draft(tokens, parents), Draft(), Draft((4,), (0,))]
     feeds = [Feed.step(own, draft) for own, draft in zip(owners, drafts, strict=True)]
-    found = model.forward(feeds, cache).logits
+    found = torch.from_numpy(model.forward(feeds, cache).logits)
     paths = [(17,), (17, 4), (17, 4, 5), (17, 4, 5, 6), (17, 9), (17, 9, 9)]
     for row, path in enumerate(paths):
         wanted = expected(kind, PROMPTS[0], (*TEXT, *path))[-1]

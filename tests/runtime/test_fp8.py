@@ -30,10 +30,12 @@ from tests.support.real_models import (
 from tests.support.second_device import AWAY, Elsewhere, SecondDevice
 from trtla import LookaheadConfig, SamplingParams
 from trtla.formats.checkpoint import Checkpoint
-from trtla.formats.tensors import E4M3, E4M3_MAX, dequantize
+from trtla.formats.tensors import E4M3_MAX
+from trtla.formats.torch_tensors import E4M3, dequantize
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
-from trtla.runtime.models.kv_cache import KVCache, block_bytes
+from trtla.runtime.models.kv_cache import block_bytes
 from trtla.runtime.models.layers import Fp8Pair, fp8_products
+from trtla.runtime.models.tensor_cache import TensorCache
 from trtla.runtime.request import Request
 from trtla.runtime.sequence import Feed, Sequence
 
@@ -100,7 +102,7 @@ def logits_of(model, prompt):
     sequence = Sequence(Request(0, prompt), LookaheadConfig(1, 1, 0), SimpleNamespace())
     sequence.blocks = tuple(range(cache.pool.num_blocks))
     feed = Feed(sequence, prompt, tuple(range(len(prompt))))
-    return model.forward([feed], cache).logits
+    return model.run([feed], cache).logits
 
 
 # The whole model.
@@ -223,7 +225,7 @@ def test_a_pair_is_its_two_products(input_scale):
 def test_the_cache_gives_back_rounded_values_wherever_they_are_moved():
     model = load_model(False, kv_cache=True)
     cache, layer = model.new_cache(2), 1
-    assert (model.cache_dtype, cache.data.element_size()) == (E4M3, 1)
+    assert (model.cache_type, cache.data.element_size()) == ("float8_e4m3fn", 1)
     scale = scales("kv_cache")[f"transformer.layers.{layer}.attention"]
     noise = torch.Generator().manual_seed(2)
     keys, values = torch.randn(2, 3, 2, 16, generator=noise) * 40 * scale
@@ -236,14 +238,14 @@ def test_the_cache_gives_back_rounded_values_wherever_they_are_moved():
 
 def test_a_cache_that_is_not_fp8_has_no_scale():
     cache = load_model(False).new_cache(1)
-    assert type(cache) is KVCache
+    assert type(cache) is TensorCache
     assert cache.scale(0) is None
     assert cache.data.dtype == torch.float32
 
 
 def test_an_fp8_cache_holds_four_times_the_tokens_of_float32():
     config = Checkpoint.open(checkpoint()[1]).config
-    wide, narrow = (block_bytes(config, dtype) for dtype in (torch.float32, E4M3))
+    wide, narrow = (block_bytes(config, dtype) for dtype in ("float32", "float8_e4m3fn"))
     assert wide == 4 * narrow
 
 

@@ -32,15 +32,16 @@ from tests.support.paged import CPU, NUM_BLOCKS, filled_cache, llama, sequence_o
 from tests.support.real_models import load_model, needs_products
 from trtla.formats.config import Quantization
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
-from trtla.runtime.models.cuda import fused_kernels
-from trtla.runtime.models.cuda.fused import fused_problem
+from trtla.runtime.models.cuda import fused
 from trtla.runtime.models.cuda.inputs import Room, StepInputs
+from trtla.runtime.models.cuda.paged_attention import kernels_problem
+from trtla.runtime.models.layers import PlainOperations
 from trtla.runtime.sequence import Feed
 
 pytestmark = pytest.mark.deep
 
 interpreted = pytest.mark.skipif(
-    not type(fused_kernels.add_norm).__name__.startswith("Interpreted"),
+    not type(fused.add_norm).__name__.startswith("Interpreted"),
     reason="Triton was imported to compile, not to interpret",
 )
 dtypes = st.sampled_from((torch.float32, torch.float16))
@@ -103,9 +104,9 @@ def test_every_number_is_rounded_to_fp8_as_torch_rounds_it(scale):
 def test_a_fused_model_gives_the_plain_ones_logits(feeds):
     model = llama()
     cache, other = filled_cache(model), filled_cache(model)
-    wanted = model.forward(feeds, other).logits
+    wanted = model.run(feeds, other).logits
     with fused_model(model):
-        found = model.forward(feeds, cache).logits
+        found = model.run(feeds, cache).logits
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
     assert torch.equal(found.argmax(-1), wanted.argmax(-1))
     torch.testing.assert_close(cache.data, other.data, rtol=1e-5, atol=1e-5)
@@ -118,7 +119,7 @@ def test_a_fused_model_gives_the_plain_ones_logits(feeds):
 def test_fused_kernels_run_on_pages_with_padding_tokens(feeds):
     model, exact = llama(), Room.of(feeds)
     cache, other = filled_cache(model), filled_cache(model)
-    wanted, used = model.forward(feeds, other).logits, NUM_BLOCKS * TOKENS_PER_BLOCK
+    wanted, used = model.run(feeds, other).logits, NUM_BLOCKS * TOKENS_PER_BLOCK
     room = dataclasses.replace(exact, tokens=exact.tokens + 2, rows=exact.rows + 1)
     batch = StepInputs(room, NUM_BLOCKS, CPU).fill(feeds)  # padding goes to the last block
     with fused_model(model):
@@ -138,9 +139,9 @@ def prompt_feed(length):
 def test_tapped_layers_are_the_plain_ones():
     model, feeds = llama(), prompt_feed(3)
     with fused_model(model, taps=(1, 0)):
-        found = model.forward(feeds, filled_cache(model)).hidden
-        model.fused = False
-        wanted = model.forward(feeds, filled_cache(model)).hidden
+        found = model.run(feeds, filled_cache(model)).hidden
+        model.operations = PlainOperations()
+        wanted = model.run(feeds, filled_cache(model)).hidden
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
@@ -148,9 +149,9 @@ def test_tapped_layers_are_the_plain_ones():
 @pytest.mark.parametrize("products", [pytest.param(True, marks=needs_products), False])
 def test_fp8_models_keep_their_logits(products):
     model, feeds = load_model(products, kv_cache=True), prompt_feed(4)
-    wanted = model.forward(feeds, model.new_cache(NUM_BLOCKS))
+    wanted = model.run(feeds, model.new_cache(NUM_BLOCKS))
     with fused_model(model):
-        found = model.forward(feeds, model.new_cache(NUM_BLOCKS))
+        found = model.run(feeds, model.new_cache(NUM_BLOCKS))
     difference = (found.logits - wanted.logits).abs()
     # A number at the border of two FP8 numbers may fall to either side.
     assert difference.max() < 0.05
@@ -165,12 +166,12 @@ def test_what_keeps_the_kernels_from_running():
     fp8 = config.model_copy(update={"quantization": Quantization(kv_cache_quant_algo="FP8")})
     wide = config.model_copy(update={"hidden_size": 32768})
     long = config.model_copy(update={"head_size": 512})
-    assert fused_problem(config, torch.bfloat16, CUDA) is None
-    assert "cpu" in fused_problem(config, torch.float32, CPU)
-    assert "float64" in fused_problem(config, torch.float64, CUDA)
-    assert "32768" in fused_problem(wide, torch.bfloat16, CUDA)
-    assert "512" in fused_problem(long, torch.bfloat16, CUDA)
+    assert kernels_problem(config, torch.bfloat16, CUDA) is None
+    assert "cpu" in kernels_problem(config, torch.float32, CPU)
+    assert "float64" in kernels_problem(config, torch.float64, CUDA)
+    assert "32768" in kernels_problem(wide, torch.bfloat16, CUDA)
+    assert "512" in kernels_problem(long, torch.bfloat16, CUDA)
     with pytest.MonkeyPatch.context() as patch:
         for capability, problem in (((8, 6), True), ((8, 9), False), ((9, 0), False)):
             patch.setattr(torch.cuda, "get_device_capability", lambda _, found=capability: found)
-            assert (fused_problem(fp8, torch.float16, CUDA) is not None) == problem
+            assert (kernels_problem(fp8, torch.float16, CUDA) is not None) == problem

@@ -31,7 +31,7 @@ from pathlib import Path
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
-from trtla.runtime.models.cuda import fused_kernels as kernels
+from trtla.runtime.models.cuda import fused as kernels
 
 capability, binary = int(sys.argv[1]), Path(sys.argv[2], "kernel.cubin")
 target = GPUTarget("cuda", capability, 32)
@@ -119,8 +119,8 @@ def test_compiled_kernels_round_every_number_as_torch_does(scale):
 def test_a_fused_model_gives_the_plain_ones_logits_on_a_gpu(dtype, error, feeds):
     model = llama(dtype, CUDA)
     cache, other = filled_cache(model), filled_cache(model)
-    wanted = model.forward(feeds, other).logits
+    wanted = model.run(feeds, other).logits
     with fused_model(model):
-        found = model.forward(feeds, cache).logits
+        found = model.run(feeds, cache).logits
     assert found.dtype == wanted.dtype == torch.float32
     assert (found - wanted).norm() < error * wanted.norm()

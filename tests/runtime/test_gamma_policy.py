@@ -141,8 +141,8 @@ def test_entropy_ignores_filters_and_takes_temperature_0_for_1():
                            [9.0, 0.0, 0.0, 0.0]])  # fmt: skip
     weights = [math.exp(x / 0.5) for x in range(4)]
     cold = -sum(w / sum(weights) * math.log(w / sum(weights)) for w in weights)
-    uniform, plain_one, half, _ = entropies(logits, [1.0, 1.0, 0.5, 1.0])
+    uniform, plain_one, half, _ = entropies(logits.numpy(), [1.0, 1.0, 0.5, 1.0])
     assert uniform == pytest.approx(math.log(4))
     assert half == pytest.approx(cold)
-    assert entropies(logits[1:2], [0.0]) == [plain_one]
-    assert entropies(logits[3:], [1e-9]) == pytest.approx([0.0], abs=1e-6)
+    assert entropies(logits[1:2].numpy(), [0.0]) == [plain_one]
+    assert entropies(logits[3:].numpy(), [1e-9]) == pytest.approx([0.0], abs=1e-6)

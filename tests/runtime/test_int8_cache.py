@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -17,6 +18,7 @@ from tests.support.compiled import (
     config_of,
     filled,
     forward,
+    native_of,
     needs,
     needs_compiler,
     text,
@@ -30,16 +32,14 @@ from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.errors import TrtlaError, UsageError
 from trtla.llm.open import open_model
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
+from trtla.runtime.device import CPU, Device
 from trtla.runtime.draft import NO_DRAFT, Draft
-from trtla.runtime.models.cpu.llama import NativeLlama
 from trtla.runtime.models.kv_cache import CacheNeed, block_bytes, cache_blocks
 from trtla.runtime.models.load import check_cache_dtype
 from trtla.runtime.sequence import Feed
 from trtla.settings.lookahead import AUTOREGRESSIVE
 
 pytestmark = needs_compiler
-
-CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def q4(tmp_path_factory):
 def model_in(stored, kind="gqa"):
     needs(stored)
     config = config_of(**KINDS[kind])
-    return NativeLlama(config, weights_of(config, stored), stored, int8_cache=True)
+    return native_of(config, weights_of(config, stored), stored, int8_cache=True)
 
 
 def rounded(numbers):
@@ -63,20 +63,20 @@ def rounded(numbers):
 
 def held(cache, size):
     """The cache's rows [layers x heads, 2, slots, size] as numbers."""
-    rows = cache.data.squeeze(3)
+    rows = torch.from_numpy(cache.data)
     scales = rows[..., size:].contiguous().view(torch.float32)
-    return rows[..., :size].float() * scales
+    return rows[..., :size].view(torch.int8).float() * scales
 
 
 @pytest.mark.parametrize("kind", ["gqa", "mqa-biases", "head-size-128", "head-size-16", "dynamic"])
 def test_each_row_holds_a_tokens_keys_rounded_on_their_own(kind):
     config, prompt = config_of(**KINDS[kind]), text(1, 37)
-    exact = NativeLlama(config, weights_of(config), torch.float32)
+    exact = native_of(config, weights_of(config), torch.float32)
     caches = [filled(model, [prompt]) for model in (exact, model_in(torch.float32, kind))]
     (plain, running, logits), (narrow, _, found) = caches
     slots = plain.table(running[0].blocks).slots[: len(prompt)]
     first = slice(config.num_key_value_heads)  # no attention has come before the first layer's
-    numbers = plain.data.squeeze(3)[first, :, slots]
+    numbers = torch.from_numpy(plain.data.view(np.float32))[first, :, slots]
     stored = held(narrow, config.head_size)[first, :, slots]
     steps = numbers.abs().amax(-1, keepdim=True) / 127
     assert ((stored - numbers).abs() <= 0.501 * steps).all()
@@ -101,8 +101,9 @@ def test_moved_drafts_are_read_as_if_they_had_been_fed_there():
     draft = Draft((7, 8, 9, 10), (0, 0, 2, 3))  # 7 | 8 9 10
     cache, (sequence,), _ = filled(model, [prompt])
     forward(model, cache, [Feed.step(sequence, draft)])
-    slots, base = cache.table(sequence.blocks).slots, len(prompt)
-    cache.move(slots[[base + 2, base + 3, base + 4]], slots[[base + 1, base + 2, base + 3]])
+    slots, base = cache.table(sequence.blocks).order, len(prompt)
+    cache.move_later((slots[base + place + 1], slots[base + place]) for place in (1, 2, 3))
+    cache.move_now()
     sequence.num_cached, sequence.output_ids = base + 4, [3, 8, 9, 10, 11]
     moved = forward(model, cache, [Feed.step(sequence, NO_DRAFT)]).clone()
     assert torch.equal(moved, filled(model, [(*prompt, 3, 8, 9, 10, 11)])[2])
@@ -113,7 +114,7 @@ def test_broken_numbers_do_not_pass_for_an_answer(value):
     config = config_of()
     weights = dict(weights_of(config))
     weights["transformer.layers.0.attention.qkv.weight"][-3, 5] = value
-    model = NativeLlama(config, weights.items(), torch.float32, int8_cache=True)
+    model = native_of(config, weights.items(), torch.float32, int8_cache=True)
     assert filled(model, [text(1, 20)])[2].isnan().all()
 
 
@@ -122,8 +123,7 @@ def test_zeros_stay_zeros():
     weights = dict(weights_of(config))
     weights["transformer.layers.0.attention.qkv.weight"][-64:] = 0.0  # those of the values
     models = [
-        NativeLlama(config, weights.items(), torch.float32, int8_cache=int8)
-        for int8 in (False, True)
+        native_of(config, weights.items(), torch.float32, int8_cache=int8) for int8 in (False, True)
     ]
     exact, found = (filled(model, [text(1, 20)])[2] for model in models)
     assert (found - exact).norm() <= 0.03 * exact.norm()
@@ -155,7 +155,7 @@ def test_it_takes_half_the_memory_of_bfloat16(monkeypatch):
     block = 2 * 2 * config.num_key_value_heads * TOKENS_PER_BLOCK * (64 + 4)
     assert model.new_cache(3).data.nbytes == 3 * block
     monkeypatch.setattr("trtla.runtime.models.kv_cache._free_bytes", lambda device: 5 * block)
-    assert block_bytes(config, model.cache_dtype) == block
+    assert block_bytes(config, model.cache_type) == block
     assert cache_blocks([CacheNeed(CPU, block, 5 * TOKENS_PER_BLOCK)], 1) == [5]
     with pytest.raises(TrtlaError, match="memory for 160 cached tokens"):
         cache_blocks([CacheNeed(CPU, block, 5 * TOKENS_PER_BLOCK + 1)], 1)
@@ -172,11 +172,11 @@ def test_what_cannot_have_it_is_refused_before_weights_are_read(tiny_llama, monk
 
     assert refused("float16") == (
         "kv_cache_dtype int8 needs the compiled forward of CPUs: there is no arithmetic for "
-        "torch.float16\nhint: omit --kv-cache-dtype, or use --dtype float32"
+        "float16\nhint: omit --kv-cache-dtype, or use --dtype float32"
     )
     assert "kv_cache_dtype is 'fp8'" in refused(kv_cache_dtype="fp8")
     with pytest.raises(UsageError, match="the device is cuda:0") as error:
-        check_cache_dtype("int8", engine, torch.float32, torch.device("cuda:0"))
+        check_cache_dtype("int8", engine, "float32", Device("cuda", 0))
     assert "--device cpu" in error.value.hint
     monkeypatch.setenv("TRTLA_COMPILED", "0")
     assert "TRTLA_COMPILED=0 says so" in refused()
@@ -191,5 +191,5 @@ def test_models_that_are_never_compiled_are_refused(tiny_llama):
     cached = replace(engine, config=engine.config.model_copy(update={"pretrained_config": fp8}))
     for model, reason in ((cached, "the K/V cache is FP8"), (t5, "is an encoder-decoder")):
         with pytest.raises(UsageError, match=reason) as error:
-            check_cache_dtype("int8", model, torch.float32, CPU)
+            check_cache_dtype("int8", model, "float32", CPU)
         assert error.value.hint == "omit --kv-cache-dtype"

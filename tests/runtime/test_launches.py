@@ -34,7 +34,7 @@ from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.loop.executor import TorchExecutor
 from trtla.runtime.models.cuda.graphs import GraphRunner
 from trtla.runtime.models.cuda.inputs import Room, StepInputs
-from trtla.runtime.models.kv_cache import Fp8KVCache
+from trtla.runtime.models.tensor_cache import TensorCache
 from trtla.runtime.sequence import Feed
 from trtla.settings.drafting import DrafterSettings, DraftOptions
 from trtla.settings.lookahead import LookaheadConfig
@@ -124,7 +124,7 @@ def test_buckets_without_a_graph_launch_what_was_launched_at_the_start(monkeypat
 
 
 def test_layers_share_kernels_whatever_the_address_of_their_scale():
-    cache = Fp8KVCache(6, 2, 16, NUM_BLOCKS, [0.1] * 6, torch.device("cpu"))
+    cache = TensorCache(6, 2, 16, NUM_BLOCKS, torch.float16, torch.device("cpu"), [0.1] * 6)
     with noted_launches(llama(HALF)) as found:
         for layer in range(6):
             launch(cache, layer)
@@ -133,7 +133,7 @@ def test_layers_share_kernels_whatever_the_address_of_their_scale():
 
 def launch(cache, layer):
     feeds = [tree_feed(sequence_of(9, 3, list(range(20))), (0, 1))]
-    (group,) = StepInputs(Room.of(feeds), NUM_BLOCKS, cache.device).fill(feeds).groups
+    (group,) = StepInputs(Room.of(feeds), NUM_BLOCKS, cache.data.device).fill(feeds).groups
     queries = torch.zeros(3, 4, 16, dtype=HALF)
     group.attend(queries, *cache.layer(layer), cache.scale(layer))
 

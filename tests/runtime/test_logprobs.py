@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from tests.support.encoder_decoders import PROMPTS, folder
+from tests.support.tensors import token_log_probs
 from tests.support.toys import hash_scores, request, run, tokens_of, toy_executor
 from trtla import LLM, DrafterSettings, LookaheadConfig, SamplingParams, UsageError
 from trtla.llm.llm import Completion
-from trtla.runtime.loop.scores import token_log_probs
 from trtla.runtime.request import TokenLogProb
 from trtla.settings.drafting import NO_DRAFTER
 
@@ -153,7 +153,7 @@ def test_equal_tokens_are_listed_by_their_ids_and_impossible_ones_not_at_all():
     assert (first.token, first.logprob) == (4, pytest.approx(1 - total))
     assert second.top == ((1, pytest.approx(half)), (4, pytest.approx(half)))
     assert token_log_probs(logits[1:], [4], 0) == (TokenLogProb(4, second.logprob, ()),)
-    alike = token_log_probs(torch.zeros(1, 50, dtype=torch.bfloat16), [7], 20)[0]
+    alike = token_log_probs(torch.zeros(1, 50), [7], 20)[0]
     assert [token for token, _ in alike.top] == list(range(20))
 
 

@@ -17,8 +17,9 @@ from tests.support.chat_templates import (
     with_template,
 )
 from trtla import LLM, SamplingParams, UsageError
-from trtla.data.encoder import Encoder, plain_answers
+from trtla.bench.opened import Encoder, plain_answers
 from trtla.data.prompt_sets import Question
+from trtla.llm.prompt import PromptRequest
 from trtla.llm.text import Tokenizer
 from trtla.settings.messages import Asking, check_messages
 
@@ -67,7 +68,7 @@ def test_a_list_of_messages_is_one_conversation_and_a_list_of_lists_several(llm:
         llm.encode(ANSWERED),
     ]
     assert "".join(chunk.text or "" for chunk in llm.stream([USER], FEW)) == one[0].text
-    assert llm.request([USER], FEW, "it").input_ids == one[0].input_ids
+    assert llm.request(PromptRequest("it", [USER], FEW)).input_ids == one[0].input_ids
     assert llm.beam_search([USER], max_output_len=2)
 
 

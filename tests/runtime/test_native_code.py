@@ -16,10 +16,9 @@ import trtla
 from tests.support.command import trtla as command
 from tests.support.compiled import needs_compiler
 from trtla.runtime.models.cpu import native_code
-from trtla.runtime.models.cpu.compiler import NotCompiled
 from trtla.runtime.models.cpu.levels import LEVELS, chosen_level, levels_of
 from trtla.runtime.models.cpu.library import library
-from trtla.runtime.models.cpu.native_code import FORWARD, TREES, NativeCode
+from trtla.runtime.models.cpu.native_code import FORWARD, TREES, NativeCode, NotCompiled
 
 NO_COMPILER = {"CXX": "no-such-compiler"}
 COST = (

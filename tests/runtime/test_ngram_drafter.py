@@ -21,10 +21,9 @@ from tests.support.drafted import (
     real_model_says_the_same,
 )
 from tests.support.examples import examples
+from tests.support.tensors import probabilities, top_tokens
 from tests.support.toys import hash_rule, hash_scores, request, ruled, run, tokens_of, toy_executor
 from trtla.runtime.drafters.lookup import NgramDrafter, NgramStorage
-from trtla.runtime.sampling.draw import probabilities
-from trtla.runtime.sampling.predict import top_tokens
 from trtla.settings.drafting import DrafterSettings
 from trtla.settings.lookahead import AUTOREGRESSIVE
 from trtla.settings.sampling import SamplingParams
@@ -114,8 +113,8 @@ def test_update_rules_filler_1_counts_what_was_emitted_only(case, own, heat):
     text = tokens_of(run(executor, [request(prompt, count, temperature=heat)])[0])
 
     def tops(seen):
-        row = torch.tensor([scores(seen)], dtype=torch.float64)
-        return row.topk(own.top_k_filler).indices[0].tolist()
+        row = scores(seen)  # equal ones by their ids
+        return sorted(range(vocab), key=lambda token: (-row[token], token))[: own.top_k_filler]
 
     expected = counts_by_rule(prompt, text, tops, own.ngram_order, own.ngram_kind, own.top_k_filler)
     storage, whole = drafters[0].storage, [*prompt, *text]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from tests.support.models import Variant, make_model, save_model
 from tests.support.real_models import tiny_model
+from tests.support.tensors import argmax, draw_at
 from tests.support.toys import (
     greedy_scores,
     hash_rule,
@@ -25,10 +27,9 @@ from trtla.runtime.drafters.factory import Drafters
 from trtla.runtime.drafters.lookahead import lookahead_drafter
 from trtla.runtime.loop.beams import CachedBeams, beam_search
 from trtla.runtime.loop.scores import text_log_probs
-from trtla.runtime.models.batch import Forwarded
 from trtla.runtime.models.cpu.library import library
+from trtla.runtime.models.forward import Forwarded
 from trtla.runtime.request import NO_TOKEN
-from trtla.runtime.sampling.draw import argmax, draw_at
 from trtla.settings.drafting import NO_DRAFTER, DrafterSettings, DraftOptions
 from trtla.settings.lookahead import AUTOREGRESSIVE
 from trtla.settings.sampling import BeamSettings
@@ -44,8 +45,10 @@ def chosen(params, row, noise=0.3):
     """The compiled choice and PyTorch's."""
     logits = torch.tensor([row])
     if params.greedy:
-        return library().most_probable(logits, 0), argmax(logits).item()
-    return library().draw(logits, 0, params, noise), draw_at(logits, params, [noise])[0]
+        return library().most_probable(logits.numpy(), 0), argmax(logits).item()
+    return library().draw(logits.numpy(), 0, params, noise), int(
+        draw_at(logits, params, [noise])[0]
+    )
 
 
 @pytest.mark.parametrize("params", SETTINGS)
@@ -139,7 +142,7 @@ def test_cells_of_the_window_without_an_answer_do_not_matter():
 
 
 def test_a_broken_draft_model_says_nothing_of_entropy():
-    assert entropies(torch.tensor([[NAN, 1.0], [0.0, 0.0]]), [1.0, 0.0])[0] == 0.0
+    assert entropies(np.array([[NAN, 1.0], [0.0, 0.0]]), [1.0, 0.0])[0] == 0.0
 
 
 def saved(folder, broken):
@@ -197,7 +200,7 @@ def no_answer_at(forward_number, row):
         count += 1
         cache.move_now()
         logits = model.forward(feeds, cache).logits
-        return Forwarded(torch.full_like(logits, row) if count >= forward_number else logits)
+        return Forwarded(np.full_like(logits, row) if count >= forward_number else logits)
 
     return forward, cache
 
@@ -233,7 +236,8 @@ def test_a_hidden_token_has_no_probability_and_is_no_error():
 
     def forward(feeds):
         logits = model.forward(feeds, cache).logits
-        return Forwarded(logits.index_fill(-1, torch.tensor([5]), -INF))
+        logits[:, 5] = -INF
+        return Forwarded(logits)
 
     found = text_log_probs(forward, cache, request((3, 1, 4), 1), [1, 5, 1], 64)
     assert found[1] == -INF

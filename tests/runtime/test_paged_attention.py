@@ -29,14 +29,15 @@ from tests.support.paged import (
     tree_feed,
     wide_room,
 )
-from trtla.formats.tensors import quantize
+from trtla.formats.config import Quantization
+from trtla.formats.torch_tensors import quantize
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.models.batch import make_batch
 from trtla.runtime.models.cuda import kernels
 from trtla.runtime.models.cuda.graphs import CudaCapture, GraphRunner
 from trtla.runtime.models.cuda.inputs import Room, StepInputs
-from trtla.runtime.models.cuda.paged_attention import paged_attend, paged_problem
-from trtla.runtime.models.kv_cache import Fp8KVCache
+from trtla.runtime.models.cuda.paged_attention import kernels_problem, paged_attend
+from trtla.runtime.models.tensor_cache import TensorCache
 
 pytestmark = pytest.mark.deep
 
@@ -54,7 +55,7 @@ split_counts = st.sampled_from((1, 2, 4))
 
 def check(feeds, cache, group_size, dtype, splits, room=None):
     """Paged attention of all of a step's groups equals the packed one."""
-    device, (kv_heads, size) = cache.device, cache.data.shape[-2:]
+    device, (kv_heads, size) = cache.data.device, cache.data.shape[-2:]
     expected_batch = make_batch(feeds, cache, group_size, dtype)
     batch = StepInputs(room or Room.of(feeds), NUM_BLOCKS, device).fill(feeds)
     shape = (len(batch.tokens), group_size * kv_heads + 2, size)  # rows with keys and values behind
@@ -90,7 +91,7 @@ def test_half_precision_stays_within_its_rounding(feeds, group_size, size, split
 
 def fp8_cache(size, device=CPU):
     """A cache of random e4m3 numbers, with a scale that is not a power of 2."""
-    cache = Fp8KVCache(1, 2, size, NUM_BLOCKS, [0.013], device)
+    cache = TensorCache(1, 2, size, NUM_BLOCKS, torch.float32, device, [0.013])
     numbers = torch.randn(cache.data.shape, generator=torch.Generator().manual_seed(0))
     cache.data.copy_(quantize(numbers.to(device), cache.scale(0)).view(torch.uint8))
     return cache
@@ -124,7 +125,7 @@ def test_every_bit_of_a_word_is_seen():
 def test_a_model_on_pages_gives_the_logits_of_the_packed_one(feeds):
     model = llama()
     cache, other = filled_cache(model), filled_cache(model)
-    expected = model.forward(feeds, other).logits
+    expected = model.run(feeds, other).logits
     runner = GraphRunner(model.forward_batch, cache, 4, (84, 90), 400, fake_capture)
     for _ in range(2):
         torch.testing.assert_close(runner(feeds).logits, expected, rtol=1e-4, atol=1e-4)
@@ -190,7 +191,8 @@ def test_compiled_kernels_equal_packed_attention(dtype, feeds, group_size, size,
 @given(steps(), st.sampled_from((64, 128)))
 @example([tree_feed(sequence_of(70, 84, list(range(40))), tuple(range(83)))], 128)
 def test_compiled_kernels_read_fp8_caches(feeds, size):
-    if paged_problem(size, torch.bfloat16, CUDA, fp8=True):
+    changed = {"quantization": Quantization(kv_cache_quant_algo="FP8"), "head_size": size}
+    if kernels_problem(llama().config.model_copy(update=changed), torch.bfloat16, CUDA):
         pytest.skip("no FP8 on this GPU")
     check(feeds, fp8_cache(size, CUDA), 4, torch.bfloat16, None)
 

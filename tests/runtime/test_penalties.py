@@ -28,6 +28,7 @@ from tests.support.encoder_decoders import load as load_encoder_decoder
 from tests.support.examples import examples
 from tests.support.real_models import generated, open_llm, prompts_for
 from tests.support.sampled import COUNT, distance, floor, law, sampled_texts
+from tests.support.tensors import draw_at, probabilities
 from tests.support.toys import hash_scores, request, run, tokens_of, toy_executor
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.errors import UsageError
@@ -36,7 +37,6 @@ from trtla.runtime.drafters.lookahead import lookahead_drafter
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.models.cpu.library import library
 from trtla.runtime.request import Request
-from trtla.runtime.sampling.draw import draw_at, probabilities
 from trtla.runtime.sampling.penalties import changed, changed_rows
 from trtla.runtime.sampling.predict import predict
 from trtla.runtime.sequence import Feed, Sequence
@@ -126,7 +126,7 @@ def test_min_p_is_that_of_transformers_and_of_the_compiled_draw(heat, least, dat
     for one in (params, narrow):
         noise = [data.draw(st.floats(0.0, 1.0, exclude_max=True)) for _ in rows]
         wanted = draw_at(rows, one, noise).tolist()
-        drawn = [library().draw(rows, row, one, noise[row]) for row in range(len(rows))]
+        drawn = [library().draw(rows.numpy(), row, one, noise[row]) for row in range(len(rows))]
         assert drawn == wanted
         assert all(kept[row, token] for row, token in enumerate(wanted))
 

@@ -302,9 +302,9 @@ def test_toy_notices_a_wrong_mask(monkeypatch):
 
 
 def test_toy_notices_an_unmoved_cache(monkeypatch):
-    from trtla.runtime.models.kv_cache import KVCache
+    from trtla.runtime.models.tensor_cache import TensorCache
 
-    monkeypatch.setattr(KVCache, "move", lambda self, source, target: None)
+    monkeypatch.setattr(TensorCache, "move", lambda self, source, target: None)
     rule = hash_rule(3, 2, 1)
     outputs, _, _ = decode(rule, 3, (4, 4, 4), [request([1, 2, 0], 60)])
     assert tokens_of(outputs[0]) != plain(rule, [1, 2, 0], 60)

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from tests.support.draft_models import DRAFT, decode
 from tests.support.sampled import CHOSEN, COUNT, distance, floor, law, sampled_texts
+from tests.support.tensors import residual
 from tests.support.toys import greedy_scores, hash_rule, hash_scores, plain, request
 from trtla.runtime.sampling import accept as rejection
-from trtla.runtime.sampling.accept import keeps, residual
+from trtla.runtime.sampling.accept import keeps
 from trtla.settings.drafting import DrafterSettings
 from trtla.settings.sampling import SamplingParams
 

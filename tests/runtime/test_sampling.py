@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from transformers import LogitsProcessorList, TopKLogitsWarper, TopPLogitsWarper
 
 from tests.support.sampled import distance, floor, law
+from tests.support.tensors import draw, draw_at, probabilities
 from tests.support.toys import hash_scores, request, run, tokens_of, toy_executor
 from trtla.runtime.drafters.lookahead import lookahead_drafter
-from trtla.runtime.sampling.draw import draw, draw_at, probabilities
 from trtla.runtime.sampling.noise import uniform
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.settings.sampling import SamplingParams

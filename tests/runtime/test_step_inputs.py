@@ -29,10 +29,10 @@ from tests.support.paged import (
 from tests.support.toys import visible_slots
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.limits import ExecutorLimits
-from trtla.runtime.models.batch import Batch, Forwarded, make_batch
+from trtla.runtime.models.batch import Batch, BatchOutput, make_batch
 from trtla.runtime.models.cuda.graphs import Bucket, GraphRunner, buckets
 from trtla.runtime.models.cuda.inputs import Room, StepInputs
-from trtla.runtime.models.cuda.paged_attention import choose_splits, paged_problem
+from trtla.runtime.models.cuda.paged_attention import choose_splits, kernels_problem
 from trtla.runtime.sequence import Feed
 
 
@@ -107,7 +107,7 @@ def test_long_contexts_of_one_sequence_are_split():
 def test_graphs_and_padding_never_change_logits(feeds):
     model = llama()
     cache, other = filled_cache(model), filled_cache(model)
-    expected = model.forward(feeds, other).logits
+    expected = model.run(feeds, other).logits
     runner = GraphRunner(model.forward_batch, cache, 4, (84, 90), 400, fake_capture)
     with reference_attention():
         for _ in range(2):
@@ -126,7 +126,7 @@ def counting_runner(capture, batch=4):
 
     def forward(batch, cache):
         calls.append(len(batch.tokens))
-        return Forwarded(batch.rows[:, None].float())
+        return BatchOutput(batch.rows[:, None].float())
 
     cache = empty_cache()
     return GraphRunner(forward, cache, batch, (8,), 100, capture), calls
@@ -178,7 +178,7 @@ def test_graphs_move_what_the_step_before_has_accepted():
     moved = []
     runner._forward = lambda batch, cache: (
         moved.append(batch.moves if batch.moves is None else batch.moves.tolist()),
-        Forwarded(batch.rows[:, None].float()),
+        BatchOutput(batch.rows[:, None].float()),
     )[1]
     cache.data[:, :, 40:80] = torch.arange(40.0)[:, None, None]
     cache.move_later([(45, 41), (47, 42)])
@@ -293,7 +293,7 @@ def test_another_failure_after_one_of_memory_gives_up_all_graphs(caplog):
 
 
 def test_no_kernel_is_chosen_on_a_cpu():
-    assert paged_problem(64, torch.float32, CPU, fp8=False) == "the device is cpu"
+    assert kernels_problem(llama().config, torch.float32, CPU) == "the device is cpu"
     cache, limits = empty_cache(), ExecutorLimits(2, 64, 64, 256, 101, TRIPLE)
     model, free = llama(), cache.pool.num_free
     assert not isinstance(model.step_forward(cache, limits), GraphRunner)

@@ -21,17 +21,23 @@ PROMPTS = [(3, 1, 4, 1, 5), (2, 6)]
 TREE = Draft((7, 8, 9), (0, 1, 0))
 
 
+def states(model, feeds, cache):
+    hidden = model.forward(feeds, cache).hidden
+    return None if hidden is None else torch.from_numpy(hidden)
+
+
 def hidden_of(model, taps):
     """Hidden states of two prompts, then of a tree beside a single token."""
     model.taps = taps
     cache = model.new_cache(32)
     running = sequences(cache, PROMPTS)
-    found = [model.forward([Feed.prompt(s, len(s.prompt), True) for s in running], cache).hidden]
+    prompts = [Feed.prompt(one, len(one.prompt), True) for one in running]
+    found = [states(model, prompts, cache)]
     for one in running:
         one.num_cached = len(one.prompt)
     drafts = (TREE, Draft())
     steps = [Feed.step(one, draft) for one, draft in zip(running, drafts, strict=True)]
-    return [*found, model.forward(steps, cache).hidden]
+    return [*found, states(model, steps, cache)]
 
 
 @needs_compiler
@@ -58,7 +64,7 @@ def test_they_are_the_outputs_of_transformers_layers():
     model.taps = (0,)
     cache = model.new_cache(4)
     (running,) = sequences(cache, PROMPTS[:1])
-    found = model.forward([Feed.prompt(running, len(running.prompt), True)], cache).hidden
+    found = states(model, [Feed.prompt(running, len(running.prompt), True)], cache)
     with torch.no_grad():
         ids = torch.tensor(PROMPTS[:1])
         wanted = reference(ids, output_hidden_states=True).hidden_states[1]
@@ -94,6 +100,6 @@ def test_a_drafter_sees_the_states_of_the_input_and_the_accepted_tokens():
         assert tokens_of(run(tapped, [asked])[0]) == text
         assert len(head.states) == 1 + 4  # a prompt, then steps of 3, 3, 3 and 1 tokens
         (whole,) = sequences(cache := model.new_cache(4), [(*PROMPTS[0], *text)])
-        wanted = model.forward([Feed.prompt(whole, len(whole.prompt), True)], cache).hidden
-        states = torch.cat(head.states, 1)
-        torch.testing.assert_close(states, wanted[:, 4:], rtol=1e-4, atol=1e-4)
+        wanted = states(model, [Feed.prompt(whole, len(whole.prompt), True)], cache)
+        found = torch.cat([*map(torch.from_numpy, head.states)], 1)
+        torch.testing.assert_close(found, wanted[:, 4:], rtol=1e-4, atol=1e-4)

@@ -15,7 +15,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-import torch
 
 import trtla
 from tests.support.interrupts import Lines, once_each
@@ -31,6 +30,7 @@ from tests.support.torn import (
 from trtla import LLM, LookaheadConfig, SamplingParams, TrtlaError
 from trtla.llm import answer, engine_thread, llm
 from trtla.runtime.request import DraftRecorder
+from trtla.runtime.threads import num_threads, set_threads
 from trtla.settings.drafting import NO_DRAFTER, DrafterSettings
 
 SHIPPED = Path(trtla.__file__).parent / "assets" / "tiny-llama"
@@ -258,8 +258,8 @@ def in_a_fork(work: Callable[[], Iterator[str]]) -> list[str]:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 def test_a_forked_process_is_told_to_open_the_model_anew(monkeypatch) -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)  # what the child does not have
+    before = num_threads()
+    set_threads(2)  # what the child does not have
     try:
         llm = LLM(SHIPPED, lookahead=PLAIN, dtype="float32", max_batch_size=2)
         want = llm.generate(TEXTS[0], SamplingParams(6))[0].output_ids
@@ -294,7 +294,7 @@ def test_a_forked_process_is_told_to_open_the_model_anew(monkeypatch) -> None:
         assert list(begun)[-1].completion is not None
         llm.close()
     finally:
-        torch.set_num_threads(before)
+        set_threads(before)
 
 
 def held(opened: Opened) -> threading.Event:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from tests.support.tokenizers import byte_fallback, byte_level
-from trtla.llm.token_lengths import token_lengths
+from trtla.llm.tokenizer_files import token_lengths
 
 LETTERS = "ab .\n\t\u3000:é日本🦙A\u030a\u0323ᾂ각"
 TEXTS = st.text(st.sampled_from(LETTERS) | st.characters(codec="utf-8"), max_size=40)

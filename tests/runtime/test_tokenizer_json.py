@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtla.llm.text import Tokenizer, open_tokenizer_json
+from trtla.llm.text import Tokenizer
+from trtla.llm.tokenizer_files import open_tokenizer_json
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tests.support.plain_trees.tree import smallness
+from tests.support.tensors import draw_at
 from tests.support.trees import GREEDY, accepted_path, learn, plan, top_rows
-from trtla.runtime.sampling.draw import draw_at
 from trtla.runtime.sampling.noise import uniform
 from trtla.runtime.tree.library import SharedTrees
 from trtla.settings.drafting import PROPOSERS

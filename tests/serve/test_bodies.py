@@ -9,8 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from tests.support.served import ASK, JSON, open_shipped, refused, serving
-from trtla.api.bodies import read_body
-from trtla.api.protocol import ChatBody
+from trtla.api.protocol import ChatBody, read_body
 
 HELLO = [{"role": "user", "content": "hello"}]
 

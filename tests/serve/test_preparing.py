@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -77,3 +79,16 @@ def test_who_leaves_before_the_queue_is_logged_as_gone(monkeypatch, capsys):
         until(lambda: '"status": 499' in capsys.readouterr().err)
         gate.open.set()
         assert 'http_requests_total{status="499"} 1.0' in served.http.get("/metrics").text
+
+
+def test_work_in_a_lane_does_not_hold_up_the_process():
+    program = """
+import threading
+from trtla.serve.generation import Preparing
+
+preparing, begun = Preparing(), threading.Event()
+preparing.submit("chat", lambda: (begun.set(), threading.Event().wait(600)))
+assert begun.wait(60)
+preparing.stop()
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -278,7 +278,7 @@ def read_until(connection, end):
 
 
 def test_a_connection_that_asks_nothing_is_closed(monkeypatch):
-    monkeypatch.setattr("trtla.serve.connection.HEAD_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("trtla.serve.responses.HEAD_TIMEOUT_S", 0.3)
     with serving() as served:
         for sent in (b"", b"POST /v1/comple", b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX: "):
             with served.connect(sent) as one:

@@ -12,12 +12,23 @@ from random import Random
 
 import torch
 
-from tests.support.compiled import KINDS, NAMES, config_of, sized, text, weights_in, weights_of
+from tests.support.compiled import (
+    KINDS,
+    NAMES,
+    config_of,
+    name_of,
+    native_of,
+    sized,
+    text,
+    weights_in,
+    weights_of,
+)
 from tests.support.sanitized_forwards import rows, step
 from tests.support.trees import Session
 from trtla.runtime.models.cpu import library as native
-from trtla.runtime.models.cpu.llama import NativeLlama, native_problem
+from trtla.runtime.models.cpu.llama import native_problem
 from trtla.runtime.models.cpu.native_code import FORWARD, TREES
+from trtla.runtime.threads import set_threads
 from trtla.runtime.tree.library import SharedTrees
 from trtla.settings.sampling import SamplingParams
 
@@ -30,7 +41,7 @@ def digest(*parts: bytes) -> str:
 
 def logits(config, weights, dtype, **more) -> str:
     prompts = [text(i, length, config.vocab_size) for i, length in enumerate(PROMPTS)]
-    model = NativeLlama(config, weights, dtype, **more)
+    model = native_of(config, weights, dtype, **more)
     return digest(step(model, prompts, 2).numpy().tobytes())
 
 
@@ -40,7 +51,7 @@ def forwards() -> dict[str, str]:
     for dtype in (torch.float32, torch.bfloat16):
         for name, keys in KINDS.items():
             config = config_of(**keys)
-            if native_problem(config, dtype) is None:
+            if native_problem(config, name_of(dtype)) is None:
                 found[f"{name} {dtype}"] = logits(config, weights_of(config, torch.float16), dtype)
         for name in NAMES:
             config = sized(quantization={"quant_algo": None})
@@ -51,11 +62,11 @@ def forwards() -> dict[str, str]:
 
 def choices() -> str:
     """Tokens and log probabilities of rows of every sort."""
-    library, found = native.library(), rows(333)
+    library, found = native.library(), rows(333).numpy()
     params = SamplingParams(temperature=0.7, top_k=50, top_p=0.9)
     drawn = [library.draw(found, row, params, 0.37) for row in range(len(found))]
     ids, logs = library.top_rows(found, range(len(found)), 16)
-    return digest(json.dumps(drawn).encode(), ids.numpy().tobytes(), logs.numpy().tobytes())
+    return digest(json.dumps(drawn).encode(), ids.tobytes(), logs.tobytes())
 
 
 def trees() -> str:
@@ -69,7 +80,7 @@ def trees() -> str:
 
 def main() -> None:
     """Print the document."""
-    torch.set_num_threads(1)
+    set_threads(1)
     loaded = [code.load()._name for code in (FORWARD, TREES)]
     computed = {**forwards(), "choices": choices(), "trees": trees()}
     print(json.dumps({"libraries": loaded, "computed": computed}))

@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 import pytest
 
-from trtla.cli.failure import execute
+from trtla.cli.app import execute
 
 ROOT = Path(__file__).parents[2]
 

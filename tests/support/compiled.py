@@ -11,12 +11,15 @@ from hypothesis import strategies as st
 from trtla.formats.blocks import BLOCK_TYPES, BlockTensor
 from trtla.formats.config import CheckpointConfig
 from trtla.formats.plan import rank_plan
+from trtla.formats.torch_tensors import as_array
 from trtla.runtime.draft import Draft, NoDrafter
 from trtla.runtime.models.cpu.library import library
 from trtla.runtime.models.cpu.llama import NativeLlama
+from trtla.runtime.models.cpu.packing import ModelPanels, pack_model
 from trtla.runtime.models.llama import LlamaModel
 from trtla.runtime.request import Request
 from trtla.runtime.sequence import Feed, Sequence
+from trtla.runtime.threads import num_threads, set_threads
 from trtla.settings.lookahead import AUTOREGRESSIVE
 
 CPU = torch.device("cpu")
@@ -48,11 +51,28 @@ def weights_of(config, dtype=torch.float32):
         yield target.name, (spread + target.name.endswith("norm.weight")).to(dtype)
 
 
+def arrays(weights):
+    """Weights in blocks stay as they are."""
+    for name, weight in weights:
+        yield name, as_array(weight) if isinstance(weight, torch.Tensor) else weight
+
+
+def name_of(dtype):
+    return str(dtype).removeprefix("torch.")
+
+
+def native_of(config, weights, dtype=torch.float32, **more):
+    """The compiled model of weights that are tensors."""
+    name = name_of(dtype)
+    panels = ModelPanels.of(pack_model(config, arrays(weights), name))
+    return NativeLlama(config, panels, name, **more)
+
+
 def pair(config, dtype=torch.float32, stored=torch.float32):
     """The compiled model and PyTorch's, of the same weights."""
     return (
-        NativeLlama(config, weights_of(config, stored), dtype),
-        LlamaModel(config, weights_of(config, stored), dtype, CPU),
+        native_of(config, weights_of(config, stored), dtype),
+        LlamaModel(config, arrays(weights_of(config, stored)), dtype, CPU),
     )
 
 
@@ -65,7 +85,7 @@ def sequences(cache, prompts, room=64):
 
 
 def forward(model, cache, feeds):
-    return model.forward(feeds, cache).logits
+    return torch.as_tensor(model.forward(feeds, cache).logits)
 
 
 def filled(model, prompts, chunks=1):
@@ -120,15 +140,15 @@ def draft_of(nodes):
 
 def check_threads(model):
     """Prompts and drafts give the same bits with every number of threads."""
-    before, found = torch.get_num_threads(), []
+    before, found = num_threads(), []
     try:
         for threads in (1, 2, 5):
-            torch.set_num_threads(threads)
+            set_threads(threads)
             cache, running, first = filled(model, [text(1, 90), text(2, 5)])
             steps = forward(model, cache, [Feed.step(s, TREE) for s in running])
             found.append(torch.cat([first, steps]))
     finally:
-        torch.set_num_threads(before)
+        set_threads(before)
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
 
@@ -163,7 +183,7 @@ def blocks(name, outputs, inputs, noise):
         if place:  # the minimum: it is subtracted of types with factors
             scale *= 2 ** (kind.bits - 1) * (1 if factor > 1 else -1)
         parts[..., at : at + 2] = scale.half()[..., None].view(torch.uint8)
-    return BlockTensor(kind, rows)
+    return BlockTensor(kind, rows.numpy())
 
 
 def weights_in(config, name_of):
@@ -180,7 +200,7 @@ def weights_in(config, name_of):
             name = target.name.replace("qkv", part) if fused else target.name
             outputs = sizes.get(part, sizes["k"]) if fused else target.shape[0]
             weight = blocks(name_of(name) or "Q8_0", outputs, target.shape[1], noise)
-            yield name, weight if name_of(name) else weight.dequantize().half()
+            yield name, weight if name_of(name) else torch.from_numpy(weight.dequantize()).half()
 
 
 def sized(**keys):

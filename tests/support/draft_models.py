@@ -11,7 +11,7 @@ from tests.support.toys import ToyModel, run, tokens_of, toy_executor
 from trtla.runtime.draft import NoDrafter
 from trtla.runtime.drafters.draft_model import DraftModelDrafter, DraftModelDrafters
 from trtla.runtime.limits import ExecutorLimits
-from trtla.runtime.models.kv_cache import KVCache
+from trtla.runtime.models.tensor_cache import TensorCache
 from trtla.settings.drafting import DrafterSettings
 from trtla.settings.lookahead import LookaheadConfig
 
@@ -81,7 +81,7 @@ class Watched(NoDrafter):
 
 def prepared(draft_scores, vocab, chosen, *, batch=8, blocks=None, budget=4096):
     limits = ExecutorLimits(batch, 160, 160, budget, vocab, LookaheadConfig(1, 2, 8))
-    cache = KVCache(1, 1, 2, blocks or 6 * batch, torch.float64, torch.device("cpu"))
+    cache = TensorCache(1, 1, 2, blocks or 6 * batch, torch.float64, torch.device("cpu"))
     draft = ToyModel(draft_scores)
     return DraftModelDrafters(draft, cache, chosen, limits), draft
 

@@ -17,8 +17,7 @@ from trtla.runtime.drafters.draft_model import DraftModelDrafters
 from trtla.runtime.drafters.factory import Drafters
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.loop.executor import TorchExecutor
-from trtla.runtime.models.t5.load import load_t5
-from trtla.runtime.models.t5.model import T5Model
+from trtla.runtime.models.t5 import T5Model, load_t5
 from trtla.runtime.request import Request
 from trtla.runtime.sequence import Sequence as Running
 from trtla.settings.drafting import DrafterSettings, DraftOptions

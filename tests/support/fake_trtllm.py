@@ -76,6 +76,8 @@ def plug_in(patch: pytest.MonkeyPatch, *capabilities: tuple[int, int]) -> None:
     """Let PyTorch see GPUs of these compute capabilities, each with 24 of 80 GB in use."""
     import torch
 
+    driver = ("580.0", "13.0") if capabilities else (None, None)
+    patch.setattr("trtla.runtime.device.loaded_driver", lambda: driver)
     for name, value in {
         "is_available": lambda: bool(capabilities),
         "device_count": lambda: len(capabilities),

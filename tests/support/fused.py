@@ -8,11 +8,11 @@ import torch
 from hypothesis import strategies as st
 
 from tests.support.paged import CPU, NUM_BLOCKS, sequence_of, tree_feed, trees
-from trtla.formats.tensors import E4M3, quantize
+from trtla.formats.torch_tensors import E4M3, quantize
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.models.cuda.fused import FusedOperations
-from trtla.runtime.models.kv_cache import Fp8KVCache, KVCache
 from trtla.runtime.models.layers import PlainOperations
+from trtla.runtime.models.tensor_cache import TensorCache
 from trtla.runtime.sequence import Feed
 
 CUDA = torch.device("cuda")
@@ -74,8 +74,8 @@ def check_silu(count, size, dtype, stacked, device=CPU):
 
 def check_rotation(count, kv_heads, group_size, size, dtype, device=CPU):
     shape, scales = (2, kv_heads, size, 2), [0.01, 0.013]
-    plain, fused = (KVCache(*shape, dtype, device) for _ in range(2))
-    rounded = Fp8KVCache(*shape, scales, device)
+    plain, fused = (TensorCache(*shape, dtype, device) for _ in range(2))
+    rounded = TensorCache(*shape, dtype, device, scales)
     for cache in (plain, fused, rounded):
         cache.data.zero_()
     qkv = random(count, (group_size + 2) * kv_heads * size, dtype=dtype, device=device) * 2
@@ -100,7 +100,7 @@ def check_rounding(scale, device=CPU):
     patterns = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(torch.float16)
     numbers = patterns.where(~patterns.isnan(), 0).view(8, -1).to(device)  # few, long heads
     size, slots = numbers.shape[1], torch.arange(8, device=device)
-    cache = Fp8KVCache(1, 1, size, 1, [scale], device)
+    cache = TensorCache(1, 1, size, 1, numbers.dtype, device, [scale])
     qkv = torch.cat([torch.zeros_like(numbers), torch.zeros_like(numbers), numbers], 1)
     still = numbers.new_zeros(8, 1, size // 2)
     FUSED.rotate_write(qkv, (still, still), slots, cache, 0)
@@ -109,7 +109,7 @@ def check_rounding(scale, device=CPU):
 
 def check_moves(moves, dtype, kv_heads=2, size=24, device=CPU, padding=0):
     """Rows go where PyTorch's operations bring them, targets being sources too."""
-    caches = [KVCache(2, kv_heads, size, 3, dtype, device) for _ in range(2)]
+    caches = [TensorCache(2, kv_heads, size, 3, dtype, device) for _ in range(2)]
     noise = random(*caches[0].data.shape, dtype=torch.float32) * 50
     padded = [*moves, *[(95, 95)] * padding]
     slots = torch.tensor(padded, dtype=torch.int64).reshape(-1, 2).T.contiguous().to(device)
@@ -138,8 +138,8 @@ def small_steps(draw):
 @contextmanager
 def fused_model(model, taps=()):
     """The model with fused kernels."""
-    model.fused, model.taps = True, taps
+    model.operations, model.taps = FUSED, taps
     try:
         yield model
     finally:
-        model.fused, model.taps = False, ()
+        model.operations, model.taps = PLAIN, ()

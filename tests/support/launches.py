@@ -12,20 +12,19 @@ from triton.compiler import make_backend
 from triton.runtime.jit import JITFunction, compute_cache_key, create_function_from_signature
 
 from tests.support.paged import fake_capture
+from tests.support.tensors import argmax, draw_at
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
-from trtla.runtime.models import forward as forward_module
-from trtla.runtime.models import llama as llama_module
-from trtla.runtime.models.cuda import fused_kernels, kernels, paged_attention
+from trtla.runtime.models import tensor_model
+from trtla.runtime.models.cuda import fused, kernels, paged_attention
 from trtla.runtime.models.cuda.fused import FusedOperations
 from trtla.runtime.models.cuda.paged_attention import HEADER
 from trtla.runtime.models.layers import PlainOperations
 from trtla.runtime.sampling import device_kernels
 from trtla.runtime.sampling.device import DeviceSampler
-from trtla.runtime.sampling.draw import argmax, draw_at
 
 _KERNELS = {
     kernels: ("attend_pages", "combine"),
-    fused_kernels: ("add_norm", "rotate_write", "silu_mul", "round_fp8", "move_rows"),
+    fused: ("add_norm", "rotate_write", "silu_mul", "round_fp8", "move_rows"),
     device_kernels: ("choose_rows", "filter_rows"),
 }
 _PLAIN = PlainOperations()
@@ -114,8 +113,8 @@ def noted_launches(model):
                 patch.setattr(module, name, Noted(getattr(module, name), found))
         patch.setattr(paged_attention, "paged_attend", both)
         patch.setattr(paged_attention, "_processors", lambda device: 132)
-        patch.setattr(llama_module, "_FUSED", Both())
-        patch.setattr(forward_module, "CudaCapture", lambda device: fake_capture)
-        for name, value in (("fast", True), ("fused", True), ("_sampler", BothSampler())):
+        patch.setattr(tensor_model, "CudaCapture", lambda device: fake_capture)
+        changed = {"fast": True, "operations": Both(), "_sampler": BothSampler()}
+        for name, value in changed.items():
             patch.setattr(model, name, value)
         yield found

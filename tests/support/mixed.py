@@ -11,7 +11,7 @@ from tests.support.toys import ToyModel, hash_scores, request, run, tokens_of, t
 from trtla.runtime.drafters.draft_model import DraftModelDrafters
 from trtla.runtime.drafters.factory import Drafters
 from trtla.runtime.limits import ExecutorLimits
-from trtla.runtime.models.kv_cache import KVCache
+from trtla.runtime.models.tensor_cache import TensorCache
 from trtla.settings.drafting import NO_DRAFTER, DrafterSettings, DraftOptions
 from trtla.settings.lookahead import AUTOREGRESSIVE
 
@@ -90,7 +90,7 @@ def mixed_executor(
     With `scores` both are that toy.
     """
     limits = ExecutorLimits(batch, 160, 160, budget, VOCAB, server)
-    cache = KVCache(1, 1, 2, 6 * batch, torch.float64, torch.device("cpu"))
+    cache = TensorCache(1, 1, 2, 6 * batch, torch.float64, torch.device("cpu"))
     model = ToyModel(scores or hash_scores(VOCAB, draft_salt))
     group = DraftModelDrafters(model, cache, DrafterSettings(("draft:toy",)), limits)
     factory = Drafters(limits, options, {"toy": group})

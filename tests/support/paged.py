@@ -22,8 +22,8 @@ from trtla.runtime.draft import Draft, NoDrafter
 from trtla.runtime.models.cuda import paged_attention
 from trtla.runtime.models.cuda.inputs import Room
 from trtla.runtime.models.cuda.paged_attention import HEADER
-from trtla.runtime.models.kv_cache import KVCache
 from trtla.runtime.models.llama import LlamaModel
+from trtla.runtime.models.tensor_cache import TensorCache
 from trtla.runtime.request import Request
 from trtla.runtime.sequence import Feed, Sequence
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
@@ -87,7 +87,7 @@ def steps(draw, prompts=2, generating=3, most_cached=140):
 
 def empty_cache(kv_heads=2, size=16, dtype=torch.float32, layers=1, device=CPU):
     """A cache of random keys and values."""
-    cache = KVCache(layers, kv_heads, size, NUM_BLOCKS, dtype, device)
+    cache = TensorCache(layers, kv_heads, size, NUM_BLOCKS, dtype, device)
     cache.data.copy_(torch.randn(cache.data.shape, generator=torch.Generator().manual_seed(0)))
     return cache
 

@@ -21,15 +21,27 @@ TRTLA = (sys.executable, "-m", "trtla")
 
 
 def children(process: int) -> list[int]:
-    """The ranks that a process has started and that have not ended."""
-    found = Path(f"/proc/{process}/task").glob("*/children")
-    each = (int(one) for path in found for one in path.read_text().split())
-    return [one for one in each if alive(one) and is_rank(one)]
+    """The ranks that a process has started and that have not ended.
+
+    By each process's parent: the kernel's own list of children leaves some out while others come
+    and go.
+    """
+    each = [int(folder.name) for folder in Path("/proc").glob("[0-9]*")]
+    return [one for one in each if parent(one) == process and alive(one) and is_rank(one)]
+
+
+def parent(process: int) -> int | None:
+    """The process that started it; None: it is gone."""
+    try:
+        after_name = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2]
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return int(after_name.split()[1])
 
 
 def is_rank(process: int) -> bool:
     try:
-        return b"trtla.llm.rank" in Path(f"/proc/{process}/cmdline").read_bytes()
+        return b"trtla.llm.open" in Path(f"/proc/{process}/cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return False
 

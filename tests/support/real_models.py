@@ -20,7 +20,7 @@ from trtla.formats.checkpoint import Checkpoint
 from trtla.formats.config import CheckpointConfig, Quantization
 from trtla.formats.engine_limits import BuildSettings
 from trtla.formats.plan import rank_plan
-from trtla.formats.tensors import quantize
+from trtla.formats.torch_tensors import quantize
 from trtla.runtime.models.layers import Fp8Linear
 from trtla.runtime.models.llama import LlamaModel
 
@@ -98,7 +98,8 @@ def tiny_model():
         )
         for target in rank_plan(CONFIG, 0)
     )
-    return LlamaModel(CONFIG, weights, torch.float64, torch.device("cpu"))
+    arrays = ((name, tensor.numpy()) for name, tensor in weights)
+    return LlamaModel(CONFIG, arrays, torch.float64, torch.device("cpu"))
 
 
 VARIANT = Variant(

@@ -17,11 +17,16 @@ from tests.support.toys import (
     traced_drafter,
 )
 from trtla.explain.record import RecordedRun, StepRecorder
-from trtla.explain.words import Words
+from trtla.explain.words import Style, Words
 from trtla.llm.answer import Completion
 from trtla.runtime.loop.executor import DrafterFactory
 from trtla.runtime.request import RecorderWatch, Request
 from trtla.settings.lookahead import LookaheadConfig
+
+
+def unpainted(text: str, style: Style) -> str:
+    """No colours."""
+    return text
 
 
 def recorded(

@@ -8,8 +8,8 @@ import torch
 
 from tests.support.draft_models import DRAFT, decode
 from tests.support.examples import examples
+from tests.support.tensors import probabilities
 from tests.support.toys import request
-from trtla.runtime.sampling.draw import probabilities
 from trtla.settings.drafting import DrafterSettings
 
 CHOSEN = DrafterSettings(DRAFT, gamma=3, rejection=True)

@@ -12,12 +12,22 @@ import sys
 
 import torch
 
-from tests.support.compiled import KINDS, config_of, draft_of, filled, text, weights_of
+from tests.support.compiled import (
+    KINDS,
+    config_of,
+    draft_of,
+    filled,
+    name_of,
+    native_of,
+    text,
+    weights_of,
+)
 from trtla.runtime.draft import NO_DRAFT, Draft
 from trtla.runtime.models.cpu import library as native
 from trtla.runtime.models.cpu.llama import NativeLlama, native_problem
 from trtla.runtime.request import NO_TOKEN
 from trtla.runtime.sequence import Feed
+from trtla.runtime.threads import set_threads
 from trtla.settings.sampling import SamplingParams
 
 NAN, INF = float("nan"), float("inf")
@@ -35,14 +45,14 @@ def step(model: NativeLlama, prompts: list[tuple[int, ...]], chunks: int) -> tor
     tree = draft_of([(token % vocab, 7 * token + 1) for token in text(9, 29)])
     drafts = [tree, Draft.chain(text(4, 5, vocab)), NO_DRAFT]
     feeds = [Feed.step(s, draft) for s, draft in zip(running, drafts, strict=False)]
-    return model.forward(feeds, cache).logits
+    return torch.as_tensor(model.forward(feeds, cache).logits)
 
 
 def choose(model: NativeLlama, logits: torch.Tensor) -> None:
     """Every way to choose from every row."""
     for row in range(len(logits)):
-        tokens = [model.row_sampler.most_probable(logits, row)]
-        tokens += [model.row_sampler.draw(logits, row, params, 0.37) for params in SETTINGS]
+        tokens = [model.row_sampler.most_probable(logits.numpy(), row)]
+        tokens += [model.row_sampler.draw(logits.numpy(), row, params, 0.37) for params in SETTINGS]
         assert all(NO_TOKEN <= token < logits.shape[1] for token in tokens)
 
 
@@ -65,19 +75,19 @@ def main() -> None:
         config = config_of(**KINDS[kind])
         prompts = [text(i, length, config.vocab_size) for i, length in enumerate((70, 33, 1))]
         for dtype in (torch.float32, torch.bfloat16):
-            if native_problem(config, dtype):
+            if native_problem(config, name_of(dtype)):
                 continue
-            torch.set_num_threads(1 + number % 3)
+            set_threads(1 + number % 3)
             stored = (torch.float32, torch.bfloat16, torch.float16)[number % 3]
             int8 = number % 2 == 1
-            model = NativeLlama(config, weights_of(config, stored), dtype, int8_cache=int8)
+            model = native_of(config, weights_of(config, stored), dtype, int8_cache=int8)
             logits = step(model, prompts, 1 + number % 4)
             choose(model, logits[:2].contiguous())
     broken = ((name, tensor * NAN) for name, tensor in weights_of(config_of()))
-    model = NativeLlama(config_of(), broken, torch.float32)
+    model = native_of(config_of(), broken, torch.float32)
     logits = step(model, [text(1, 40)], 1)[:2].contiguous()
     choose(model, logits)
-    assert model.row_sampler.most_probable(logits, 1) == NO_TOKEN
+    assert model.row_sampler.most_probable(logits.numpy(), 1) == NO_TOKEN
     for size in (1, 2, 15, 16, 17, 75, 333):
         choose(model, rows(size))
     print("clean")

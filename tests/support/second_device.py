@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from trtla.runtime.models.batch import Forwarded
+from trtla.runtime.models.forward import Forwarded
 
 AWAY, HOME = torch.device("cuda:7"), torch.device("cpu")
 
@@ -24,7 +24,7 @@ class Elsewhere(Tensor):
         if func == Tensor.device.__get__:
             return AWAY
         leaves = tree_leaves((args, kwargs or {}))
-        if func is Tensor.to and HOME in leaves:
+        if func is Tensor.cpu or (func is Tensor.to and HOME in leaves):
             return args[0].as_subclass(Tensor)
         if func is Tensor.to and AWAY in leaves:
             return args[0]
@@ -52,4 +52,4 @@ class SecondDevice(TorchFunctionMode):
 
 def elsewhere(forward):
     """A step's forward whose logits come out on the second device."""
-    return lambda feeds: Forwarded(forward(feeds).logits.as_subclass(Elsewhere))
+    return lambda feeds: Forwarded(torch.from_numpy(forward(feeds).logits).as_subclass(Elsewhere))

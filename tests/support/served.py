@@ -18,7 +18,7 @@ import httpx
 
 import trtla
 from trtla import LLM
-from trtla.llm.background import BackgroundLLM
+from trtla.llm.async_llm import BackgroundLLM
 from trtla.serve.log import RequestLog
 from trtla.serve.server import Service, bind
 from trtla.settings.serving import ServeSettings

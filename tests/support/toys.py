@@ -20,9 +20,9 @@ from trtla.runtime.drafters.factory import Drafters
 from trtla.runtime.drafters.lookahead import LookaheadDrafter, LookaheadWindow
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.loop.executor import TorchExecutor
-from trtla.runtime.models.batch import AttentionGroup, Batch, Forwarded
-from trtla.runtime.models.forward import PackedModel
-from trtla.runtime.models.kv_cache import KVCache
+from trtla.runtime.models.batch import AttentionGroup, Batch, BatchOutput
+from trtla.runtime.models.tensor_cache import TensorCache
+from trtla.runtime.models.tensor_model import PackedModel
 from trtla.runtime.request import DrafterFactory, Output, Request
 from trtla.runtime.sequence import Sequence as Running
 from trtla.settings.drafting import DrafterSettings, DraftOptions
@@ -49,10 +49,10 @@ class ToyModel(PackedModel):
         self.visible: list[list[list[int]]] = []
         """Per forward, the text each fed row saw (kept for the mask tests)."""
 
-    def new_cache(self, num_blocks: int) -> KVCache:
-        return KVCache(1, 1, 2, num_blocks, torch.float64, torch.device("cpu"))
+    def new_cache(self, num_blocks: int) -> TensorCache:
+        return TensorCache(1, 1, 2, num_blocks, torch.float64, torch.device("cpu"))
 
-    def forward_batch(self, batch: Batch, cache: KVCache) -> Forwarded:
+    def forward_batch(self, batch: Batch, cache: TensorCache) -> BatchOutput:
         pairs = torch.stack((batch.tokens, batch.positions), dim=-1).double()
         cache.write(0, batch.slots, pairs[:, None], pairs[:, None])
         stored = cache.layer(0)[0][:, 0].tolist()
@@ -60,7 +60,7 @@ class ToyModel(PackedModel):
         self.fed.append(len(batch.tokens))
         self.visible.append(texts)
         logits = [self._scores(texts[row]) for row in batch.rows.tolist()]
-        return Forwarded(torch.tensor(logits, dtype=torch.float64))
+        return BatchOutput(torch.tensor(logits, dtype=torch.float64))
 
 
 def _text(stored: list[list[float]], slots: list[int]) -> list[int]:

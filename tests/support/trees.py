@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
-import torch
+import numpy as np
 
 from tests.support.plain_trees.plan import PlainPlanner, PlainTrees
 from trtla.runtime.costs import NodePrices
@@ -24,13 +24,14 @@ def top_rows(
     rows: Sequence[Mapping[int, float]], nodes: Sequence[int] = (), last: int = -1
 ) -> TopRows:
     """Rows of probabilities by token, padded with -1."""
-    ids, logs = torch.full((len(rows), READ), -1), torch.full((len(rows), READ), -math.inf)
+    ids = np.full((len(rows), READ), -1, np.int32)
+    logs = np.full((len(rows), READ), -math.inf, np.float32)
     for place, row in enumerate(rows):
         best = sorted(row.items(), key=lambda one: -one[1])[:READ]
         for rank, (token, chance) in enumerate(best):
             ids[place, rank] = token
             logs[place, rank] = math.log(chance) if chance else -math.inf
-    return TopRows(tuple(nodes) or tuple(range(len(rows))), ids.int(), logs, last)
+    return TopRows(tuple(nodes) or tuple(range(len(rows))), ids, logs, last)
 
 
 def learn(shared: Trees, rows: Mapping[tuple[int, int], Mapping[int, float]]) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.data.prompt_sets import load_sets
-from trtla.tune.plan import Groups, Sample, by_category
+from trtla.tune.search import Groups, Sample
 
 LIMIT = LookaheadConfig(5, 4, 5)
 FOREVER = float("inf")
@@ -24,10 +24,11 @@ def llm(tiny_llama: Path) -> Iterator[LLM]:
 
 def make_groups(llm: LLM, count: int, length: int = 16, temperature: float = 0.0) -> Groups:
     """So many samples of code and of chat."""
-    return by_category(
-        [
-            Sample(one.category, number, llm.encode(text)[:64], SamplingParams(length, temperature))
-            for one in load_sets(("code", "chat"), (), count)
+    sampling = SamplingParams(length, temperature)
+    return {
+        one.category: [
+            Sample(one.category, number, llm.encode(text)[:64], sampling)
             for number, text in enumerate(one.texts)
         ]
-    )
+        for one in load_sets(("code", "chat"), (), count)
+    }

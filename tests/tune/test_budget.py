@@ -8,7 +8,7 @@ from tests.tune.conftest import LIMIT
 from trtla.data.prompt_sets import load_sets
 from trtla.settings.executor import ExecutorOptions
 from trtla.settings.sampling import SamplingParams
-from trtla.tune.plan import TuneSettings
+from trtla.tune.search import TuneSettings
 from trtla.tune.tuner import FILE, tune
 
 

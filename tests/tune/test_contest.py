@@ -9,16 +9,17 @@ from types import SimpleNamespace
 import pytest
 
 from tests.tune.conftest import FOREVER, make_groups
+from trtla.bench.arms import Way
 from trtla.bench.journal import Measurements
 from trtla.results.documents import GridPoint
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.settings.sampling import SamplingParams
-from trtla.tune.contest import OTHERS, PLAIN, Contender, Contest, contenders
-from trtla.tune.plan import Sample, by_category
+from trtla.tune.contest import OTHERS, PLAIN, Contest, contenders
 from trtla.tune.prediction import ALL
+from trtla.tune.search import Sample
 
-GROUPS = by_category([Sample(c, i, (1,), SamplingParams(8)) for c in "ab" for i in range(2)])
-TRIPLE = Contender("2,3,2", LookaheadConfig(2, 3, 2))
+GROUPS = {c: [Sample(c, i, (1,), SamplingParams(8)) for i in range(2)] for c in "ab"}
+TRIPLE = Way("2,3,2", LookaheadConfig(2, 3, 2))
 
 
 def point(triple, category, speedup):
@@ -105,7 +106,7 @@ def test_medians_of_turns_stand_beside_predictions(tmp_path):
 
 
 def test_the_slower_half_goes_and_who_is_best_somewhere_stays(tmp_path):
-    triples = [Contender(f"1,2,{n}", LookaheadConfig(1, 2, n)) for n in range(1, 9)]
+    triples = [Way(f"1,2,{n}", LookaheadConfig(1, 2, n)) for n in range(1, 9)]
     field = [PLAIN, *OTHERS, *triples]
 
     def seconds(category, number):

@@ -8,12 +8,12 @@ from trtla.results.documents import GridPoint, Verified
 from trtla.runtime.costs import CostTable
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
 from trtla.settings.sampling import SamplingParams
-from trtla.tune.plan import FREE, Sample, by_category, coarse
-from trtla.tune.prediction import ALL, Predictor, Steps, best, knee, recommend
+from trtla.tune.prediction import ALL, Predictor, best, knee, recommend
+from trtla.tune.search import FREE, Sample, Steps, coarse
 
-GROUPS = by_category(
-    [Sample(c, i, (1,) * 10, SamplingParams(641)) for c in ("code", "chat") for i in range(2)]
-)
+GROUPS = {
+    c: [Sample(c, i, (1,) * 10, SamplingParams(641)) for i in range(2)] for c in ("code", "chat")
+}
 PLAIN = AUTOREGRESSIVE.as_tuple()
 
 

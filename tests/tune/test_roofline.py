@@ -6,8 +6,7 @@ import pytest
 
 from trtla.errors import UsageError
 from trtla.formats.config import CheckpointConfig
-from trtla.tune.plan import GPUS, find_gpu
-from trtla.tune.prediction import Roofline, knee
+from trtla.tune.prediction import GPUS, Roofline, find_gpu, knee
 
 LLAMA_3_8B = CheckpointConfig(
     architecture="LlamaForCausalLM", dtype="bfloat16", vocab_size=128256, hidden_size=4096,

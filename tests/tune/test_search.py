@@ -9,9 +9,8 @@ from trtla import LLM, LookaheadConfig
 from trtla.bench.journal import Measurements
 from trtla.runtime.costs import CostTable
 from trtla.settings.lookahead import AUTOREGRESSIVE
-from trtla.tune.plan import FREE, Groups, Sample, coarse, near
-from trtla.tune.prediction import Predictor, Steps
-from trtla.tune.search import Search
+from trtla.tune.prediction import Predictor
+from trtla.tune.search import FREE, Groups, Sample, Search, Steps, coarse, near
 
 FREE_TOKENS = CostTable.of([(1, 1.0), (128, 1.0)])
 

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from trtla.api.generation import Generation
@@ -51,21 +52,14 @@ class Labels:
 
 
 class Writer:
-    """The answer to one request, of either kind.
-
-    Args:
-        body: what was asked.
-        labels: what stands at its head.
-        generation: where the texts come from.
-        spell: the bytes of a token.
-    """
+    """The answer to one request, of either kind."""
 
     def __init__(
         self,
         body: ChatBody | CompletionBody,
         labels: Labels,
         generation: Generation,
-        spell: Spell,
+        spell: Callable[[int], bytes],
     ) -> None:
         self._body, self._generation, self._labels = body, generation, labels
         self._chat = isinstance(body, ChatBody)
@@ -147,11 +141,33 @@ class Writer:
         """Of these tokens of a choice; None where nobody asked."""
         if self._body.tops is None:
             return None
-        if self._chat:
-            return chat_logprobs(tokens, self._spell)
-        made = completion_logprobs(tokens, self._spell, self._offsets.get(index, 0))
-        self._offsets[index] = made.end
-        return made.json
+        return self._chat_logprobs(tokens) if self._chat else self._text_logprobs(index, tokens)
+
+    def _chat_logprobs(self, tokens: Sequence[TokenLogProb]) -> Json:
+        """A list of tokens, each with its rivals."""
+
+        def one(token: int, logprob: float) -> Json:
+            data = self._spell(token)
+            return {"token": _text(data), "logprob": logprob, "bytes": list(data)}
+
+        content = [
+            {**one(own.token, own.logprob), "top_logprobs": [one(*rival) for rival in own.top]}
+            for own in tokens
+        ]
+        return {"content": content, "refusal": None}
+
+    def _text_logprobs(self, index: int, tokens: Sequence[TokenLogProb]) -> Json:
+        """Lists side by side, with each token's place in the text of its choice."""
+        texts = [_text(self._spell(one.token)) for one in tokens]
+        begins = accumulate(map(len, texts), initial=self._offsets.get(index, 0))
+        *offsets, self._offsets[index] = begins
+        tops = [{_text(self._spell(token)): p for token, p in reversed(one.top)} for one in tokens]
+        return {
+            "tokens": texts,
+            "token_logprobs": [one.logprob for one in tokens],
+            "top_logprobs": [dict(reversed(one.items())) for one in tops],
+            "text_offset": offsets,
+        }
 
     def _usage(self) -> Json:
         written = sum(len(one.output_ids) for one in self._done)
@@ -164,7 +180,7 @@ class Writer:
         }
         if self._labels.repeatable:
             return whole
-        counts = _sum(self._done).get("expected", SourceCounts())
+        counts = (Metrics.of(self._done, 0.0).sources or {}).get("expected", SourceCounts())
         accepted = sum(counts.accepted)
         return {
             **whole,
@@ -179,7 +195,7 @@ class Writer:
         totals = Metrics.of(self._done, 0.0)
         sources = {
             name: {"fed": sum(one.fed), "accepted": sum(one.accepted)}
-            for name, one in _sum(self._done).items()
+            for name, one in (totals.sources or {}).items()
         }
         return {
             **_times(self._generation, len(self._done)),
@@ -190,14 +206,6 @@ class Writer:
             ),
             "sources": sources,
         }
-
-
-def _sum(done: Sequence[Completion]) -> dict[str, SourceCounts]:
-    total: dict[str, SourceCounts] = {}
-    for one in done:
-        for name, counts in (one.stats.sources or {}).items():
-            total[name] = total.get(name, SourceCounts()) + counts
-    return total
 
 
 def _times(generation: Generation, choices: int) -> Json:
@@ -216,50 +224,6 @@ def _pieces(chunk: Chunk) -> Iterator[Json]:
     sources = chunk.sources or ("",) * len(chunk.pieces or ())
     for (text, accepted), source in zip(chunk.pieces or (), sources, strict=True):
         yield {"text": text, "source": (source or "drafter") if accepted else None}
-
-
-Spell = Callable[[int], bytes]
-"""The bytes that a token stands for."""
-
-
-def chat_logprobs(tokens: Sequence[TokenLogProb], spell: Spell) -> Json:
-    """Of a chat: a list of tokens, each with its rivals."""
-
-    def one(token: int, logprob: float) -> Json:
-        data = spell(token)
-        return {"token": _text(data), "logprob": logprob, "bytes": list(data)}
-
-    content = [
-        {**one(token.token, token.logprob), "top_logprobs": [one(*rival) for rival in token.top]}
-        for token in tokens
-    ]
-    return {"content": content, "refusal": None}
-
-
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """Log probabilities of a completion, and where its next token begins."""
-
-    json: Json
-    end: int
-
-
-def completion_logprobs(tokens: Sequence[TokenLogProb], spell: Spell, start: int) -> Listed:
-    """Of a completion: lists side by side; `start` is the first token's place in the text."""
-    texts = [_text(spell(token.token)) for token in tokens]
-    offsets = [start]
-    for text in texts:
-        offsets.append(offsets[-1] + len(text))
-    tops = [
-        {_text(spell(token)): logprob for token, logprob in reversed(one.top)} for one in tokens
-    ]
-    listed = {
-        "tokens": texts,
-        "token_logprobs": [one.logprob for one in tokens],
-        "top_logprobs": [dict(reversed(one.items())) for one in tops],
-        "text_offset": offsets[:-1],
-    }
-    return Listed(listed, offsets[-1])
 
 
 def _text(data: bytes) -> str:

@@ -46,7 +46,6 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """OpenAI's form."""
         server = "server_error" if self.status >= 500 else "invalid_request_error"
         kind = _TYPES.get(self.status, server)
         fields = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
@@ -56,7 +55,8 @@ class ApiError(Exception):
 def refused(error: TrtlaError, param: str | None = None) -> ApiError:
     """An error of trtla: 400 a wrong request, 503 what may succeed later, 500 other failures.
 
-    A client has no flags: a hint that names one becomes to omit the field at fault.
+    A client has neither flags nor the `LLM`: a hint that names them becomes to omit the field at
+    fault.
 
     Args:
         param: the field at fault where the error names no setting.
@@ -65,7 +65,8 @@ def refused(error: TrtlaError, param: str | None = None) -> ApiError:
     setting = error.setting if isinstance(error, UsageError) else None
     if setting is not None:
         param = _FIELDS.get(setting, setting)
-        hint = f"omit {param}" if hint is not None and "--" in hint else hint
+        if hint is not None and ("--" in hint or "LLM(" in hint):
+            hint = f"omit {param}"
     code = None
     if isinstance(error, PromptTooLong):
         code, hint = "context_length_exceeded", "shorten it, or lower max_tokens"

@@ -10,18 +10,16 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from operator import gt
 from typing import Any
 
 from trtla.api.errors import ApiError, refused, too_late
 from trtla.api.protocol import Body, ChatBody, CompletionBody, Content, Message
-from trtla.errors import RendererLost, UsageError
-from trtla.llm.answer import Answer, Chunk, Completion
-from trtla.llm.prompt import PromptRequest
-from trtla.llm.request_maker import RequestMaker
+from trtla.errors import RendererLost, TrtlaError, UsageError
+from trtla.llm.answer import Answer, Chunk, Completion, chunk_of
+from trtla.llm.prompt import PromptRequest, RequestMaker
 from trtla.runtime.request import Output
 from trtla.settings.drafting import DrafterSettings
-from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead, LookaheadConfig
+from trtla.settings.lookahead import Lookahead, LookaheadConfig
 from trtla.settings.sampling import BEYOND, SamplingParams, UsualLength
 
 _SEEDS = 2**63
@@ -59,7 +57,6 @@ class Generation:
 
     @property
     def ended(self) -> bool:
-        """Whether all choices have."""
         return not self._growing
 
     @property
@@ -68,21 +65,15 @@ class Generation:
         return sum(len(answer.request.given_ids) for answer in self.answers)
 
     def add(self, request_id: int, output: Output) -> Chunk:
-        """What came for a choice.
-
-        Raises:
-            ApiError: the choice failed or took too long.
-        """
-        answer = self._growing[request_id]
-        if output.finish_reason is not None:
-            del self._growing[request_id]
-        if output.error is not None:
-            raise refused(output.error)
+        """What came for a choice."""
+        try:
+            chunk = chunk_of(self._growing, request_id, output)
+        except TrtlaError as error:
+            raise refused(error) from None
         if output.finish_reason == "timed_out":
             raise too_late(self._timeout_s)
         self.first = self.first or time.monotonic()
         self.tokens += len(output.new_tokens)
-        chunk = answer.add(output)
         if chunk.completion is not None:
             self.done.append(chunk.completion)
         return chunk
@@ -99,14 +90,9 @@ def answers_to(
     Args:
         timeout_s: after which they end, waiting included.
         space: whose K/V blocks and drafts they share.
-
-    Raises:
-        ApiError: the request does not fit the model.
     """
-    with _naming("logit_bias"):
-        llm.limits.check_ids([int(token) for token in body.logit_bias], "logit_bias")
     seed = secrets.randbelow(_SEEDS) if body.seed is None else body.seed % _SEEDS
-    how = (_lookahead(llm, body), _drafter(llm, body), _expected(llm, body))
+    how = (*_drafting(body), _expected(llm, body))
     own = (body.tops, body.cache == "private", space)
     param = "messages" if isinstance(body, ChatBody) else "prompt"
     prompts, sampling = list(_prompts(llm, body)), _sampling(llm, body, timeout_s, seed)
@@ -145,12 +131,7 @@ def _prompts(
 
 
 def check_name(wanted: str | None, name: str, who: str) -> None:
-    """Refuse another model than the one there is.
-
-    Args:
-        wanted: by the request; None takes any.
-        who: has the model called `name`.
-    """
+    """Refuse another model than the one there is."""
     if wanted not in (None, name):
         raise ApiError(
             404,
@@ -186,32 +167,14 @@ def _sampling(
         )
 
 
-def _lookahead(llm: RequestMaker, body: Body) -> Lookahead | None:
-    if body.lookahead is None or body.lookahead == "auto":
-        return body.lookahead
+def _drafting(body: Body) -> tuple[Lookahead | None, DrafterSettings | None]:
+    lookahead, drafter = body.lookahead, None
     with _naming("lookahead"):
-        triple = LookaheadConfig.parse(body.lookahead)
-    largest = llm.limits.lookahead
-    if any(map(gt, triple.as_tuple(), largest.as_tuple())) and triple != AUTOREGRESSIVE:
-        raise ApiError(
-            400, f"lookahead {triple} is above this server's largest, {largest}", "lookahead"
-        )
-    return triple
-
-
-def _drafter(llm: RequestMaker, body: Body) -> DrafterSettings | None:
-    if body.drafter is None:
-        return None
+        triple = LookaheadConfig.parse(lookahead) if isinstance(lookahead, list) else lookahead
     with _naming("drafter"):
-        settings = DrafterSettings(tuple(name.strip() for name in body.drafter.split(",")))
-    if settings.draft_model not in (None, *llm.limits.draft_models):
-        raise ApiError(
-            400,
-            f"the draft model {settings.draft_model} is not loaded; the server is started with "
-            "those of its --drafter draft:PATH",
-            "drafter",
-        )
-    return settings
+        if body.drafter is not None:
+            drafter = DrafterSettings(tuple(name.strip() for name in body.drafter.split(",")))
+    return triple, drafter
 
 
 def _expected(llm: RequestMaker, body: Body) -> tuple[int, ...] | None:

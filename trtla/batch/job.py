@@ -41,7 +41,6 @@ class Identity:
 
     @property
     def key(self) -> str:
-        """All of it in one digest."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
 
@@ -58,12 +57,10 @@ class Job:
 
     @property
     def output(self) -> Path:
-        """The answers."""
         return self.folder / OUTPUT
 
     @property
     def errors(self) -> Path:
-        """The lines that failed."""
         return self.folder / ERRORS
 
     @property
@@ -77,11 +74,7 @@ class Job:
         return Journal(self.folder / _JOURNAL, self.identity.key, last)
 
     def finish(self, journal: Journal) -> Job:
-        """Write the output from the journal, which is not needed any more.
-
-        Raises:
-            TrtlaError: the disk is full, or has failed.
-        """
+        """Write the output from the journal, which is not needed any more."""
         for path, failed in ((self.output, False), (self.errors, True)):
             lines = (record.data + b"\n" for record in journal.ordered(failed=failed))
             with written(path, FREE_SPACE):
@@ -92,7 +85,6 @@ class Job:
         return done
 
     def write(self) -> None:
-        """Its file."""
         data = {
             "format": _FORMAT,
             "created": self.created,
@@ -104,11 +96,7 @@ class Job:
 
 
 def check_place(folder: Path, source: Path) -> None:
-    """Refuse a folder in which the input would be overwritten, or that cannot be one.
-
-    Raises:
-        UsageError: it is a file, or the input is one of its files.
-    """
+    """Refuse a folder in which the input would be overwritten, or that cannot be one."""
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file", "choose another -o")
     for name in (OUTPUT, ERRORS, _JOB, _JOURNAL, _LOCK):
@@ -118,33 +106,24 @@ def check_place(folder: Path, source: Path) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold a folder, made if it is not there; the lock ends with the process, however it ends.
-
-    Raises:
-        UsageError: another process holds it.
-        TrtlaError: it cannot be made or locked.
-    """
+    """Hold a folder, made if it is not there; the lock ends with the process, however it ends."""
     with written(folder, "choose another -o"):
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        _lock(descriptor, folder)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(
+                f"another process is at work in {folder}", "wait for it, or choose another -o"
+            ) from None
+        except OSError as error:
+            raise TrtlaError(
+                f"{folder} cannot be locked: {error.strerror}", "choose an -o on a local disk"
+            ) from None
         yield
     finally:
         os.close(descriptor)
-
-
-def _lock(descriptor: int, folder: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise UsageError(
-            f"another process is at work in {folder}", "wait for it, or choose another -o"
-        ) from None
-    except OSError as error:
-        raise TrtlaError(
-            f"{folder} cannot be locked: {error.strerror}", "choose an -o on a local disk"
-        ) from None
 
 
 def open_job(folder: Path, identity: Identity, source: Path, *, force: bool) -> Job:
@@ -153,9 +132,6 @@ def open_job(folder: Path, identity: Identity, source: Path, *, force: bool) -> 
     Args:
         source: the input, for errors.
         force: drop what is there.
-
-    Raises:
-        UsageError: the folder holds another job, or files that no job has made.
     """
     found = _read(folder)
     for name in (OUTPUT, ERRORS, _JOB):  # what a kill has left of `write_whole`
@@ -184,7 +160,6 @@ def _begin(folder: Path, identity: Identity, *, force: bool) -> Job:
 
 
 def _read(folder: Path) -> Job | None:
-    """The job that a folder's file tells of, if there is one."""
     path = folder / _JOB
     foreign = UsageError(f"{path} is no file of trtla batch", "choose another -o")
     try:
@@ -192,7 +167,10 @@ def _read(folder: Path) -> Job | None:
         if data["format"] != _FORMAT:
             raise foreign
         identity = Identity(data["input"], data["model"], dict(data["settings"]))
-        finished = None if data["finished"] is None else _counts(data["finished"])
+        finished = data["finished"]
+        if finished is not None:  # earlier releases did not count the tokens of the steps
+            decoded = finished["steps"] + finished["accepted"]
+            finished = Counts(**{"decoded": decoded, **finished})
         return Job(folder, identity, int(data["created"]), finished)
     except FileNotFoundError:
         return None
@@ -244,11 +222,6 @@ def failure(job: Job) -> TrtlaError | None:
     )
 
 
-def _counts(found: dict[str, int]) -> Counts:
-    """Of a finished job; earlier releases did not count the tokens of the steps."""
-    return Counts(**{"decoded": found["steps"] + found["accepted"], **found})
-
-
 _WHOLE = 16 << 20
 """Bytes of a file up to which all of it is read."""
 _SAMPLES, _SAMPLE = 256, 1 << 14
@@ -270,13 +243,9 @@ def _files(folder: Path) -> Iterator[Path]:
     weights = weight_file(folder)
     yield from shards(weights) if weights else ()
     for path in sorted(folder.iterdir()):
-        if path.is_file() and not _is_made(path.name):
+        made_here = path.name == MADE_OF or fnmatch(path.name, COST_FILES) or path.name[0] == "."
+        if path.is_file() and not made_here:
             yield path
-
-
-def _is_made(name: str) -> bool:
-    """Whether a file is made in the folder on the way, such as the costs of forwards."""
-    return name == MADE_OF or name.startswith(".") or fnmatch(name, COST_FILES)
 
 
 def _content(path: Path) -> Iterator[bytes]:

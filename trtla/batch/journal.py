@@ -61,18 +61,13 @@ class Counts:
 
     @property
     def done(self) -> int:
-        """Answered or failed."""
         return self.answered + self.failed
 
     def add(self, record: Record) -> None:
-        """Count a record."""
         self.failed += record.failed
         self.answered += not record.failed
-        self.prompt_tokens += record.prompt_tokens
-        self.output_tokens += record.output_tokens
-        self.steps += record.steps
-        self.accepted += record.accepted
-        self.decoded += record.decoded
+        for name in ("prompt_tokens", "output_tokens", "steps", "accepted", "decoded"):
+            setattr(self, name, getattr(self, name) + getattr(record, name))
 
 
 class Journal:
@@ -109,11 +104,7 @@ class Journal:
         return self._places[number] != _NEW
 
     def add(self, record: Record) -> None:
-        """Keep a record.
-
-        Raises:
-            TrtlaError: the disk is full, or has failed.
-        """
+        """Keep a record."""
         data = _packed(record, self._key)
         with written(self._path, FREE_SPACE):
             if self._failure is not None:

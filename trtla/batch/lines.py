@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from trtla.api.bodies import check_body
 from trtla.api.errors import ApiError
-from trtla.api.protocol import ChatBody, CompletionBody
+from trtla.api.protocol import ChatBody, CompletionBody, check_body
 from trtla.errors import UsageError
 from trtla.files import JsonError, parse_texts
 
@@ -79,7 +78,6 @@ class Reader:
 
     @property
     def digest(self) -> str:
-        """Of what was read."""
         return self._sum.hexdigest()
 
     def __iter__(self) -> Iterator[Line]:
@@ -88,10 +86,9 @@ class Reader:
             while data := file.readline(LONGEST):
                 number, start, end = number + 1, end, end + len(data)
                 self._sum.update(data)
-                whole = len(data) < LONGEST or data.endswith(b"\n")
-                if not whole:
+                line = _line(number, data, start)
+                if line.data is None:
                     end += self._skip(file)
-                line = _line(number, data if whole else None, start)
                 if line.data is None or line.data.strip():
                     yield line
 
@@ -105,24 +102,18 @@ class Reader:
         return passed
 
 
-def _line(number: int, data: bytes | None, start: int) -> Line:
-    if number == 1 and data is not None:
-        data = data.removeprefix(_BOM)
-    return Line(number, data, start)
+def _line(number: int, data: bytes, start: int) -> Line:
+    if len(data) >= LONGEST and not data.endswith(b"\n"):
+        return Line(number, None, start)
+    return Line(number, data.removeprefix(_BOM) if number == 1 else data, start)
 
 
 def lines_at(path: Path, places: Iterable[tuple[int, int]]) -> Iterator[Line]:
-    """Some lines of a file.
-
-    Args:
-        places: the number of each, and the bytes before it.
-    """
+    """Some lines of a file; of each its number and the bytes before it are given."""
     with _opened(path) as file:
         for number, start in places:
             file.seek(start)
-            data = file.readline(LONGEST)
-            whole = len(data) < LONGEST or data.endswith(b"\n")
-            yield _line(number, data if whole else None, start)
+            yield _line(number, file.readline(LONGEST), start)
 
 
 @contextmanager
@@ -141,11 +132,7 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
 
 
 def survey(path: Path) -> Survey:
-    """Look at all lines: how many there are, and which of them share a custom_id.
-
-    Raises:
-        UsageError: the file cannot be read, is not UTF-8 or has no line.
-    """
+    """Look at all lines: how many there are, and which of them share a custom_id."""
     reader, names, numbers, last = Reader(path), array("Q"), array("q"), 0
     count, sums = 0, array("Q", [0])
     for line in reader:

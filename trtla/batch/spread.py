@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +34,7 @@ Batch = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What every actor is given.
-
-    Args:
-        open_model: opens the model.
-    """
+    """What every actor is given."""
 
     open_model: Callable[[], LLM]
     source: Path
@@ -68,7 +64,6 @@ class Answers:
             self._problem = as_trtla_error(error)
 
     def __call__(self, places: Batch) -> Batch:
-        """The records of a task's lines."""
         if self._llm is None:
             return _table([_stop(self._problem)])
         try:
@@ -97,20 +92,15 @@ def _stop(problem: TrtlaError | None) -> Record:
 
 
 def _table(records: list[Record]) -> Batch:
-    rows = [asdict(record) for record in records]
-    table: Batch = {name: np.array([row[name] for row in rows]) for name in _COLUMNS[:4]}
-    table |= {name: np.array([row[name] for row in rows]) for name in _COLUMNS[5:]}
-    data = np.empty(len(rows), dtype=object)
-    data[:] = [row["data"] for row in rows]
-    return table | {"data": data}
+    numbers = [name for name in _COLUMNS if name != _PLACE]
+    table: Batch = {name: np.array([getattr(one, name) for one in records]) for name in numbers}
+    table[_PLACE] = np.empty(len(records), dtype=object)
+    table[_PLACE][:] = [one.data for one in records]
+    return table
 
 
 def spread(lines: Iterable[Line], survey: Survey, share: Share, pool: Pool) -> Iterator[Record]:
-    """The records of lines, as they come.
-
-    Raises:
-        TrtlaError: the model does not open or has failed, or the input was changed.
-    """
+    """The records of lines, as they come."""
     import ray.data
     from ray.data import ActorPoolStrategy, DataContext
 

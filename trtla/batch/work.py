@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Any
 
 from trtla.api.answers import Json, Labels, Writer, dumps
 from trtla.api.errors import ApiError, refused
@@ -54,12 +55,7 @@ class _Work:
 
 
 class Decoding:
-    """Lines into records.
-
-    Args:
-        labelling: of the answers.
-        log: takes a sentence about a step that failed.
-    """
+    """Lines into records."""
 
     def __init__(self, llm: LLM, labelling: Labelling, log: Callable[[str], None]) -> None:
         self._llm, self._labelling = llm, labelling
@@ -70,11 +66,7 @@ class Decoding:
         llm.executor.log = log
 
     def records(self, requests: Iterable[Ask]) -> Iterator[Record]:
-        """The records of lines as they finish; lines are taken when there is room for them.
-
-        Raises:
-            Exception: whatever made steps fail, one after another.
-        """
+        """The records of lines as they finish; lines are taken when there is room for them."""
         waiting = iter(requests)
         try:
             more = True
@@ -163,45 +155,39 @@ def _seeded(body: ChatBody | CompletionBody, custom_id: str) -> ChatBody | Compl
     return body.model_copy(update={"seed": int.from_bytes(digest[:8], "big")})
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """What this process did for a job."""
-
-    before: int
-    """Lines that were done when it began."""
-    seconds: float
-    tokens_per_s: float | None
-    """None: nothing was written."""
-
-
 @dataclass(slots=True)
-class Pace:
-    """How fast this process is."""
+class Figures:
+    """What this process does for a job, and how fast."""
 
     before: int
     """Lines that were done when it began."""
     tokens: int = 0
     """Output tokens of the lines that it has finished."""
     _started: float = field(default_factory=time.monotonic)
+    _ended: float | None = None
+
+    def end(self) -> None:
+        """The lines are done: time stands still from now on."""
+        self._ended = time.monotonic()
 
     @property
     def seconds(self) -> float:
-        """Since it began."""
-        return time.monotonic() - self._started
+        return (self._ended or time.monotonic()) - self._started
 
     @property
     def tokens_per_s(self) -> float | None:
         """None: nothing was written."""
         return self.tokens / self.seconds if self.tokens else None
 
+    def document(self) -> dict[str, Any]:
+        """For --json."""
+        return {
+            "before": self.before, "seconds": self.seconds, "tokens_per_s": self.tokens_per_s,
+        }  # fmt: skip
+
     def described(self, counts: Counts) -> str:
-        """What stands behind the count of lines."""
         speed = self.tokens_per_s
         return f"{counts.failed} failed" + ("" if speed is None else f", {speed:.1f} tokens/s")
-
-    def figures(self) -> Figures:
-        """All of it, when the lines are done."""
-        return Figures(self.before, self.seconds, self.tokens_per_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,18 +203,10 @@ class Task:
 
     @property
     def labelling(self) -> Labelling:
-        """What its answers have in common."""
         return Labelling(self.job.identity.key, self.job.created, self.model)
 
     def records(self, llm: LLM, log: Callable[[str], None]) -> Iterator[Record]:
-        """Do the lines that the journal does not have; each is in it when it comes.
-
-        Args:
-            log: takes sentences about what goes wrong.
-
-        Raises:
-            TrtlaError: the input is another one by now, the disk is full, or the model has failed.
-        """
+        """Do the lines that the journal does not have; each is in it when it comes."""
         requests = (parse(line, self.survey.first) for line in self.left())
         return self.kept(Decoding(llm, self.labelling, log).records(requests))
 
@@ -240,11 +218,7 @@ class Task:
                 yield record
 
     def left(self) -> Iterator[Line]:
-        """The lines that are not done.
-
-        Raises:
-            TrtlaError: the input is another one by now.
-        """
+        """The lines that are not done."""
         changed = TrtlaError(
             f"{self.source} was changed while it was read",
             "leave it as it is, and begin anew with --force",

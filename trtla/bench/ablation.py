@@ -16,32 +16,30 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from trtla.bench.ablation_arms import AblationArm, Case
-from trtla.bench.ablation_table import (
+from trtla.bench.ablation_arms import Case, cells_of
+from trtla.bench.arms import ArmRun, EngineArm, Note, Way
+from trtla.bench.journal import Measurements, fingerprint
+from trtla.bench.opened import OpenedModel, Setup
+from trtla.bench.summarize import rouge
+from trtla.bench.tables import (
     COLUMNS,
     Cells,
+    csv_lines,
     figures_of,
     grouped,
     means,
     means_path,
     means_text,
     row_of,
-    run_id,
-    typed,
 )
-from trtla.bench.arms import ArmRun, EngineArm, Note
-from trtla.bench.journal import Measurements, fingerprint
-from trtla.bench.opened import OpenedModel, Setup
-from trtla.bench.summarize import rouge
-from trtla.bench.tables import csv_lines
-from trtla.bench.turns import alternate
+from trtla.bench.turns import alternate, torch_device
 from trtla.data.prompt_sets import Ids, Question
 from trtla.errors import UsageError
 from trtla.files import write_whole, written
 from trtla.results.bench_documents import AblationRow
 from trtla.results.metrics import SHORT_TEXT, add
 from trtla.runtime.loop.scores import perplexity
-from trtla.runtime.models.load import resolve_device, set_threads
+from trtla.runtime.threads import set_threads
 from trtla.settings.sampling import SamplingParams
 
 _WARM_UP_TOKENS = 8
@@ -52,13 +50,15 @@ Watched = Callable[[int], AbstractContextManager[OnRow]]
 _RUN = TypeAdapter(ArmRun)
 _OPTIONS = ("kv_cache_dtype", "draft_device", "draft_dtype")
 """What of the executor's options a row depends on, beside its columns."""
+_SUMMED = ("accepted_per_pos", "fed_per_step", "sources")
+"""Figures of all decodings of a setting together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AblationPlan(Setup):
     """What to measure: in every device and type, all arms on every case."""
 
-    arms: tuple[AblationArm, ...]
+    arms: tuple[Way, ...]
     """The first is plain decoding."""
     cases: tuple[Case, ...]
     output: Path
@@ -69,19 +69,17 @@ class Ablated:
     """An ablation's rows by run_id, and the runs behind them."""
 
     rows: dict[str, Cells] = field(default_factory=dict)
-    """Lists that name a thing twice give each row once."""
     runs: dict[str, ArmRun] = field(default_factory=dict)
 
     def overall(self) -> list[AblationRow]:
         """The means over all tasks, one row an arm, setting and processor."""
-        groups = grouped([{**row, "task": ""} for row in self.rows.values()])
-        return [typed(means(members)[0], **self._sums(members)) for members in groups]
-
-    def _sums(self, members: Sequence[Cells]) -> dict[str, Any]:
-        """Figures of all decodings of a setting together."""
-        whole = add(self.runs[row["run_id"]] for row in members)
-        names = ("accepted_per_pos", "fed_per_step", "sources")
-        return {name: getattr(whole, name) for name in names}
+        found = []
+        for members in grouped([{**row, "task": ""} for row in self.rows.values()]):
+            whole = add(self.runs[row["run_id"]] for row in members)
+            values = {name: cell or None for name, cell in means(members)[0].items()}
+            summed = {name: getattr(whole, name) for name in _SUMMED}
+            found.append(AblationRow.model_validate({**values, **summed}))
+        return found
 
 
 def _is_row(value: Any) -> bool:
@@ -111,15 +109,9 @@ class _Rows:
         except (OSError, UnicodeDecodeError) as error:
             cause = getattr(error, "strerror", None) or error
             raise UsageError(f"{path} cannot be used: {cause}", "give another --output") from None
+        kept = [value["row"] for value in self.journal.entries.values()]
         with written(path, "give another --output"):
-            write_whole(path, csv_lines(COLUMNS, map(self.row, self.journal.entries), header=True))
-
-    def row(self, name: str) -> Cells:
-        cells: Cells = self.journal.get(name)["row"]
-        return cells
-
-    def run(self, name: str) -> ArmRun:
-        return _RUN.validate_python(self.journal.get(name)["run"])
+            write_whole(path, csv_lines(COLUMNS, kept, header=True))
 
     def append(self, row: Cells, run: ArmRun) -> None:
         self.journal.put(row["run_id"], {"row": row, "run": _RUN.dump_python(run, mode="json")})
@@ -133,30 +125,32 @@ def run_ablation(plan: AblationPlan, watched: Watched, on_note: Note) -> Ablated
     set_threads(next(iter(plan.threads), None))
     for device, dtype in product(plan.devices, plan.dtypes):
         with plan.open(device, dtype) as llm:
-            model = OpenedModel(llm, plan, resolve_device(device), dtype)
+            model = OpenedModel(llm, plan, torch_device(device), dtype)
             _Decoder(plan, model, table, found).run(watched, on_note)
     write_whole(means_path(plan.output), means_text(found.rows.values()))
     return found
 
 
 class _Decoder:
-    """All cases on one opened model."""
-
     def __init__(
         self, plan: AblationPlan, model: OpenedModel, table: _Rows, found: Ablated
     ) -> None:
         self._plan, self._model, self._table, self._found = plan, model, table, found
         own = model.llm.limits.lookahead
         self._arms = {
-            EngineArm(model.llm, arm.lookahead, arm.drafting, arm.method, arm.options): arm
-            for arm in (replace(arm, lookahead=arm.lookahead or own) for arm in plan.arms)
+            way.arm(model.llm): way
+            for way in (replace(way, lookahead=way.lookahead or own) for way in plan.arms)
         }
         self._warm: set[EngineArm] = set()
         self._perplexities: dict[tuple[Ids, Ids], float] = {}
 
     def run(self, watched: Watched, on_note: Note) -> None:
-        """Decode all cases."""
-        work = [(case, ids, self._names(case, ids)) for case, ids in self._fitted(on_note)]
+        cases = self._plan.cases
+        prompts = dict.fromkeys(case.prompt for case in cases)
+        questions = [Question((prompt.text,)) for prompt in prompts]
+        encoded = self._model.prompts(questions, self._plan.sampling, on_note)
+        ids = dict(zip(prompts, encoded, strict=True))
+        work = [(case, ids[case.prompt], self._names(case, ids[case.prompt])) for case in cases]
         names = {name for _, _, named in work for name in named.values()}
         if kept := len(names & self._table.journal.entries.keys()):
             on_note(f"{kept} of {len(names)} rows are there already")
@@ -167,6 +161,11 @@ class _Decoder:
         if (short := sum(count < SHORT_TEXT for count in tokens)) > 0:
             on_note(f"{short} of {len(tokens)} rows say nothing: their texts ended at once")
 
+    def _names(self, case: Case, ids: Ids) -> dict[EngineArm, str]:
+        """The run_id of each arm's row."""
+        settings = ((arm, self._settings(own, case, ids)) for arm, own in self._arms.items())
+        return {arm: fingerprint(one) for arm, one in settings}
+
     def _new_rows(self, work: Iterable[tuple[Case, Ids, dict[EngineArm, str]]]) -> Iterator[Cells]:
         begun: object = None
         for case, ids, named in work:
@@ -175,20 +174,10 @@ class _Decoder:
                 for arm in self._arms:
                     arm.begin_round()
             yield from self._case(case, ids, named)
-            self._found.rows.update((name, self._table.row(name)) for name in named.values())
-            self._found.runs.update((name, self._table.run(name)) for name in named.values())
-
-    def _fitted(self, on_note: Note) -> list[tuple[Case, Ids]]:
-        prompts = dict.fromkeys(case.prompt for case in self._plan.cases)
-        questions = [Question((prompt.text,)) for prompt in prompts]
-        encoded = self._model.prompts(questions, self._plan.sampling, on_note)
-        ids = dict(zip(prompts, encoded, strict=True))
-        return [(case, ids[case.prompt]) for case in self._plan.cases]
-
-    def _names(self, case: Case, ids: Ids) -> dict[EngineArm, str]:
-        """The run_id of each arm's row."""
-        settings = ((arm, self._settings(own, case, ids)) for arm, own in self._arms.items())
-        return {arm: run_id(one) for arm, one in settings}
+            for name in named.values():
+                kept = self._table.journal.get(name)
+                self._found.rows[name] = kept["row"]
+                self._found.runs[name] = _RUN.validate_python(kept["run"])
 
     def _case(self, case: Case, ids: Ids, names: dict[EngineArm, str]) -> Iterator[Cells]:
         """Decode and write the rows of a case that are missing."""
@@ -237,11 +226,11 @@ class _Decoder:
             self._perplexities[key] = perplexity(self._model.llm.log_probs(*key))
         return self._perplexities[key]
 
-    def _settings(self, arm: AblationArm, case: Case, ids: Ids) -> dict[str, object]:
+    def _settings(self, way: Way, case: Case, ids: Ids) -> dict[str, object]:
         """All that a row depends on; those that are columns become its cells."""
         plan = self._plan
         return {
-            **arm.cells,
+            **cells_of(way),
             "model": Path(plan.model).resolve().name,
             "backend": self._model.llm.engine.backend,
             "device": str(self._model.device),
@@ -253,8 +242,8 @@ class _Decoder:
             "prompt_ids": ids,
             "max_output_len": plan.sampling.max_output_len,
             "ignore_eos": plan.ignore_eos,
-            "drafting": asdict(arm.drafting),
-            "draft_options": arm.options and asdict(arm.options),
+            "drafting": asdict(way.drafter),
+            "draft_options": way.options and asdict(way.options),
             "options": {name: getattr(plan.options, name) for name in _OPTIONS},
-            "lookahead": str(arm.lookahead),
+            "lookahead": str(way.lookahead),
         }

@@ -7,14 +7,13 @@ ids: no arm pays for text.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtla.errors import TrtlaError, UsageError
+from trtla.errors import UsageError
 from trtla.formats.gguf.header import is_gguf, shards
 from trtla.formats.hub import hub_folder
 from trtla.results.metrics import Metrics
@@ -39,7 +38,6 @@ Note = Callable[[str], None]
 LOOKUP_TOKENS = (3, 5, 10, 20)
 """The settings of prompt lookup that are tried; the fastest on the first batch is measured."""
 
-
 HUGGING_FACE = ("hf", "hf-prompt-lookup", "hf-assisted")
 LLAMA_CPP_LOOKUP = "llama.cpp-prompt-lookup"
 LLAMA_CPP_CONVERTED = "llama.cpp-converted"
@@ -49,15 +47,6 @@ PEERS = (*HUGGING_FACE, *LLAMA_CPP)
 BATCHING = ("hf",)
 """The peers that decode several prompts together."""
 INSTALL_LLAMA_CPP = "pip install 'trtla[bench]' (it compiles llama.cpp), or omit the peer"
-
-
-def check_installed(names: Iterable[str]) -> None:
-    """Refuse peers before a model is loaded."""
-    needing = [name for name in names if name in LLAMA_CPP]
-    if needing and find_spec("llama_cpp") is None:
-        raise TrtlaError(
-            f'--compare {needing[0]} needs the package "llama-cpp-python"', INSTALL_LLAMA_CPP
-        )
 
 
 def gguf_of(model: str, hf_model_dir: str | None) -> Path:
@@ -97,14 +86,12 @@ class ArmRun(Metrics):
 
     @property
     def ms_per_token(self) -> float | None:
-        """Milliseconds a request waits for each token after its first one."""
         after = self.output_tokens - self.prompts
         waited = sum(last - first for first, last in zip(self.first_s, self.last_s, strict=True))
         return 1000.0 * waited / after if after else None
 
     @property
     def ttft_ms(self) -> float:
-        """Mean milliseconds until the first token."""
         return 1000.0 * sum(self.first_s) / len(self.first_s)
 
     @property
@@ -145,6 +132,22 @@ class Arm:
         raise NotImplementedError
 
 
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How our engine decodes, before a model is open: what an arm of it is made from."""
+
+    name: str
+    lookahead: Lookahead | None
+    """None: the engine's own triple."""
+    drafter: DrafterSettings = LOOKAHEAD
+    options: DraftOptions | None = None
+    """What auto drafts with; None: as the model is opened."""
+
+    def arm(self, llm: LLM) -> EngineArm:
+        """The arm."""
+        return EngineArm(llm, self.lookahead, self.drafter, self.name, self.options)
+
+
 class EngineArm(Arm):
     """Our engine with one drafter for all requests; no triple is what the `LLM` was opened with.
 
@@ -163,9 +166,9 @@ class EngineArm(Arm):
         name: str | None = None,
         options: DraftOptions | None = None,
     ) -> None:
-        self.name = name or _arm_name(triple, drafter)
-        if name is None and self.name == AR:
-            drafter = NO_DRAFTER
+        if name is None and (triple == AUTOREGRESSIVE or drafter.drafter == NO_DRAFTER.drafter):
+            name, drafter = AR, NO_DRAFTER
+        self.name = name or (drafter.name if triple is None else f"lookahead {triple}")
         self.own = not drafter.rejection  # which draws otherwise
         self._llm, self._triple, self._drafter = llm, triple, drafter
         self._options = options
@@ -175,11 +178,9 @@ class EngineArm(Arm):
         self.begin_round()
 
     def takes(self, batch_size: int) -> bool:
-        """Whether the engine is made for such a batch."""
         return batch_size <= self._llm.limits.max_batch_size
 
     def begin_round(self) -> None:
-        """Forget what its drafts have learnt."""
         self._memory = DraftMemory(self._options)
 
     def use_memory(self) -> None:
@@ -187,7 +188,6 @@ class EngineArm(Arm):
         self._llm.executor.call(lambda executor: executor.use_memory(self._memory))
 
     def decode(self, prompts: Sequence[Ids], sampling: Sequence[SamplingParams]) -> ArmRun:
-        """Decode one batch, all in flight at once."""
         first: dict[int, float] = {}
         last: dict[int, float] = {}
         done: dict[int, Completion] = {}
@@ -202,8 +202,7 @@ class EngineArm(Arm):
             if chunk.completion is not None:
                 done[chunk.index] = chunk.completion
         time_s = time.perf_counter() - start
-        order, after = range(len(prompts)), self._llm.stats()
-        forward_s = None
+        order, after, forward_s = range(len(prompts)), self._llm.stats(), None
         if after.forward_s is not None:
             forward_s = after.forward_s - (before.forward_s or 0.0)
         drafts = after.draft_models.since(before.draft_models)
@@ -220,12 +219,41 @@ class EngineArm(Arm):
         )
 
 
-class PeerArm(Arm):
-    """A peer on the same weights, decoding as the fastest of its choices.
+@dataclass(slots=True)
+class Meter:
+    """Counts and times a peer's forwards, of which the first one is the prefill."""
 
-    Args:
-        decode_with: decodes a batch with the options of a choice.
-    """
+    forwards: int = 0
+    fed: int = 0
+    seconds: float = 0.0
+    _start: float = 0.0
+
+    def begin(self, tokens: int) -> None:
+        """A forward of so many tokens begins."""
+        self.fed += tokens if self.forwards else 0
+        self.forwards += 1
+        self._start = time.perf_counter()
+
+    def end(self) -> None:
+        """It has ended."""
+        self.seconds += time.perf_counter() - self._start
+
+    def run(self, outputs: Sequence[Ids], forward_s: float | None, **more: Any) -> ArmRun:
+        """What was decoded with these forwards."""
+        steps = self.forwards - 1
+        return ArmRun(
+            outputs=tuple(outputs),
+            steps=steps * len(outputs),
+            steps_each=(steps,) * len(outputs),
+            fed=self.fed,
+            forwards=self.forwards,
+            forward_s=forward_s,
+            **more,
+        )
+
+
+class PeerArm(Arm):
+    """A peer on the same weights, decoding as the fastest of its choices."""
 
     def __init__(
         self,
@@ -245,25 +273,16 @@ class PeerArm(Arm):
         self.setting = ", ".join(f"{key}={value}" for key, value in options.items()) or None
 
     def takes(self, batch_size: int) -> bool:
-        """Most peers take one prompt at a time."""
         return batch_size == 1 or self.name in BATCHING
 
     def warm_up(self, prompts: Sequence[Ids], sampling: Sequence[SamplingParams]) -> None:
-        """Decode untimed, then once with each choice."""
         super().warm_up(prompts, sampling)
         if len(self._choices) > 1:
             seconds = [self._decode_with(prompts, sampling, one).time_s for one in self._choices]
             self._choose(self._choices[seconds.index(min(seconds))])
 
     def decode(self, prompts: Sequence[Ids], sampling: Sequence[SamplingParams]) -> ArmRun:
-        """Decode one batch."""
         return self._decode_with(prompts, sampling, self._chosen)
-
-
-def _arm_name(triple: Lookahead | None, drafter: DrafterSettings) -> str:
-    if triple == AUTOREGRESSIVE or drafter.drafter == NO_DRAFTER.drafter:
-        return AR
-    return drafter.name if triple is None else f"lookahead {triple}"
 
 
 def _engine_bytes(llm: LLM) -> int:
@@ -274,8 +293,8 @@ def _engine_bytes(llm: LLM) -> int:
     from trtla.runtime.models.load import resolve_dtype
 
     checkpoint = llm.engine.config.pretrained_config
-    dtype = resolve_dtype(checkpoint.dtype, checkpoint.dtype, torch.device("cpu"))
-    return weight_bytes(checkpoint, dtype, fp8=checkpoint.fp8)
+    dtype = resolve_dtype(checkpoint.dtype, checkpoint.dtype, "cpu")
+    return weight_bytes(checkpoint, getattr(torch, dtype), fp8=checkpoint.fp8)
 
 
 def engine_arms(

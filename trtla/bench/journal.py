@@ -30,13 +30,11 @@ def fingerprint(facts: Mapping[str, Any]) -> str:
 
 
 def engine_facts(engine: Engine) -> dict[str, object]:
-    """What identifies an engine's weights and limits, without reading the weights.
-
-    The manifest's checksum, or else sizes and times of the weight files.
-    """
+    """What identifies an engine's weights and limits, without reading the weights."""
     facts: dict[str, object] = {"config": engine.config.model_dump(mode="json")}
     if engine.manifest is not None:
         return {**facts, "source": engine.manifest.source_sha256}
+    # There is no checksum: sizes and times stand for it.
     weights = sorted(path for pattern in _WEIGHTS for path in engine.path.glob(pattern))
     stamps = [(path.name, path.stat()) for path in weights]
     return {**facts, "files": [[name, own.st_size, own.st_mtime_ns] for name, own in stamps]}

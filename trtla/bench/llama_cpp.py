@@ -26,6 +26,7 @@ from trtla.bench.arms import (
     LOOKUP_TOKENS,
     Arm,
     ArmRun,
+    Meter,
     Options,
     PeerArm,
 )
@@ -112,7 +113,7 @@ class LlamaCpp:
         self._library.llama_set_n_threads(model.ctx, *[torch.get_num_threads()] * 2)
         model.reset()  # it would go on behind a beginning that it knows
         model.set_seed(own.seed % 2**31)
-        with _Meter(self._library, model) as meter:
+        with _metered(self._library, model) as meter:
             start = time.perf_counter()
             for token in model.generate(
                 list(prompt), own.top_k, own.top_p, min_p=0.0, temp=own.temperature
@@ -121,16 +122,12 @@ class LlamaCpp:
                 seen.append(time.perf_counter() - start)
                 if token in self._end_ids or len(output) == own.max_output_len:
                     break
-        return ArmRun(
-            outputs=(tuple(output),),
+        return meter.run(
+            [tuple(output)],
+            meter.seconds,
             time_s=seen[-1],
             first_s=(seen[0],),
             last_s=(seen[-1],),
-            steps=meter.forwards - 1,
-            steps_each=(meter.forwards - 1,),
-            fed=meter.fed,
-            forwards=meter.forwards,
-            forward_s=meter.seconds,
             weight_bytes=self._weight_bytes,
         )
 
@@ -176,27 +173,22 @@ def _lookup() -> Any:
     return importlib.import_module("llama_cpp.llama_speculative").LlamaPromptLookupDecoding
 
 
-class _Meter:
-    """Counts and times the forwards of a `Llama` while it is entered."""
+@contextmanager
+def _metered(library: Any, model: Any) -> Iterator[Meter]:
+    """Counts and times the forwards of a `Llama`."""
+    meter, inner = Meter(), model.eval
 
-    def __init__(self, library: Any, model: Any) -> None:
-        self._library, self._model, self._inner = library, model, model.eval
-        self.forwards, self.fed, self.seconds = 0, 0, 0.0
+    def timed(tokens: Sequence[int]) -> None:
+        meter.begin(len(tokens))
+        inner(tokens)
+        library.llama_synchronize(model.ctx)
+        meter.end()
 
-    def __enter__(self) -> _Meter:
-        self._model.eval = self._eval
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        del self._model.eval  # the class's own again
-
-    def _eval(self, tokens: Sequence[int]) -> None:
-        start = time.perf_counter()
-        self._inner(tokens)
-        self._library.llama_synchronize(self._model.ctx)
-        self.seconds += time.perf_counter() - start
-        self.fed += len(tokens) if self.forwards else 0  # the first one is the prefill
-        self.forwards += 1
+    model.eval = timed
+    try:
+        yield meter
+    finally:
+        del model.eval  # the class's own again
 
 
 def _dequantise(library: Any, source: Path, target: Path, dtype: str) -> None:
@@ -250,11 +242,11 @@ def llama_cpp_arms(
             on_note("llama.cpp runs without AMX, whose kernels crash with such weights")
         return inner
 
-    def arm(name: str) -> Arm:
+    arms = list[Arm]()
+    for name in names:
         inner = opened(name == LLAMA_CPP_CONVERTED)
         choices = lookups if name == LLAMA_CPP_LOOKUP else ({},)
         kind = inner.weight_type
         plain = kind if kind in DTYPES else None
-        return PeerArm(name, inner.decode, choices, weight_type=kind, compute_type=plain)
-
-    return [arm(name) for name in names]
+        arms.append(PeerArm(name, inner.decode, choices, weight_type=kind, compute_type=plain))
+    return arms

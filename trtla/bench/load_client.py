@@ -11,9 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
-from urllib.parse import urlsplit
 
 from trtla.console import counted
 from trtla.errors import TrtlaError, UsageError, sentence
@@ -46,7 +44,6 @@ class EventParser:
         self._begun = False
 
     def feed(self, received: bytes) -> list[str]:
-        """The data of every event that these bytes complete."""
         *lines, self._pending = _LINE_END.split(self._pending + received)
         return [data for line in lines if (data := self._line(line)) is not None]
 
@@ -91,12 +88,10 @@ class StreamedAnswer:
 
     @property
     def text(self) -> str:
-        """All that it wrote."""
         return "".join(self.texts)
 
     @property
     def input_tokens(self) -> int | None:
-        """Tokens of the prompt; None where the server does not report them."""
         return self._counted("prompt_tokens")
 
     @property
@@ -124,7 +119,6 @@ class StreamedAnswer:
 
     @property
     def gaps_s(self) -> list[float]:
-        """Between the receipts of texts that follow each other."""
         return [after - before for before, after in pairwise(self.times)]
 
     def _counted(self, key: str) -> int | None:
@@ -136,7 +130,12 @@ class StreamedAnswer:
         if data.strip() == "[DONE]":
             self.finished = True
             return
-        chunk = _object(data)
+        try:
+            chunk = json.loads(data)
+        except ValueError:
+            chunk = None
+        if not isinstance(chunk, Mapping):
+            raise AnswerFailed(f"a chunk of the answer is not a JSON object: {data!r:.60}")
         if chunk.get("error"):
             raise AnswerFailed(reason_of(chunk))
         for key in ("usage", "metrics"):
@@ -156,22 +155,11 @@ class StreamedAnswer:
             self.times.append(at)
 
     def end(self, content_type: str) -> None:
-        """The stream is over."""
         if self.finished:
             return
         if self.last is None:
             raise AnswerFailed(f"the answer is {content_type or 'empty'}, and no stream of chunks")
         raise AnswerFailed(f"the stream ended early, after {counted(len(self.texts), 'chunk')}")
-
-
-def _object(data: str) -> Mapping[str, Any]:
-    try:
-        chunk = json.loads(data)
-    except ValueError:
-        chunk = None
-    if not isinstance(chunk, Mapping):
-        raise AnswerFailed(f"a chunk of the answer is not a JSON object: {data!r:.60}")
-    return chunk
 
 
 def _text(choice: Mapping[str, Any]) -> str:
@@ -194,7 +182,6 @@ def reason_of(body: Any) -> str:
 Endpoint = Literal["chat", "completions"]
 OURS = "trtla"
 """What our own server has for the owner of its model."""
-_PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 _CONNECT_S = 10.0
 _LIST_S = 30.0
 _SILENCE_S = 600.0
@@ -233,7 +220,6 @@ class Server:
     """More keys of every request."""
 
     def body(self, request: LoadRequest) -> dict[str, Any]:
-        """A request's JSON."""
         sampling, chat = request.sampling, self.endpoint == "chat"
         return {
             "model": self.model,
@@ -250,22 +236,8 @@ class Server:
         }
 
 
-def server_url(text: str) -> str:
-    """The address of a server, without a `/v1` at its end."""
-    try:
-        parts = urlsplit(text)
-        known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:  # the port is no number
-        known = False
-    if not known or parts.query or parts.fragment:
-        raise UsageError(
-            f"--serve {text} is not the address of a server", "give one like http://127.0.0.1:8000"
-        )
-    return text.rstrip("/").removesuffix("/v1").rstrip("/")
-
-
 class Client:
-    """Connections to a server; an asynchronous context manager that closes them."""
+    """Connections to a server, to be closed in the end."""
 
     def __init__(self, server: Server) -> None:
         try:
@@ -283,15 +255,7 @@ class Client:
             trust_env=False,
         )
 
-    async def __aenter__(self) -> Client:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    async def aclose(self) -> None:
         await self._http.aclose()
 
     async def look(self) -> None:
@@ -364,7 +328,8 @@ class Client:
         return answer
 
     async def _read(self, request: LoadRequest, answer: StreamedAnswer) -> None:
-        url = self.server.url + _PATHS[self.server.endpoint or "chat"]
+        path = "completions" if self.server.endpoint == "completions" else "chat/completions"
+        url = f"{self.server.url}/v1/{path}"
         async with self._http.stream("POST", url, json=self.server.body(request)) as response:
             answer.status = response.status_code
             if response.status_code != 200:

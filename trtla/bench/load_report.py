@@ -16,13 +16,7 @@ from trtla.bench.load_runs import LoadResult, LoadRun, LoadTest
 from trtla.bench.tables import csv_lines
 from trtla.console import cell as shown
 from trtla.console import counted, markdown
-from trtla.results.bench_documents import (
-    FailureCount,
-    LoadCheck,
-    LoadDocument,
-    LoadRow,
-    LoadSettings,
-)
+from trtla.results.bench_documents import FailureCount, LoadDocument, LoadRow, LoadSettings
 from trtla.results.documents import SCHEMA_VERSION
 from trtla.runtime.stats import tokens_per_step
 from trtla.settings.sampling import filters_text
@@ -43,17 +37,15 @@ def row(run: LoadRun) -> LoadRow:
     """The figures of a run."""
     done = [one for one in run.answers.values() if one.error is None]
     rate, seconds = run.load.request_rate, run.duration_s
-    temperature, top_k, top_p = run.filters
     inputs = [one.input_tokens for one in done]
     known = None if None in inputs else sum(one for one in inputs if one is not None)
     written = sum(one.output_tokens for one in done)
     both = None if known is None else known + written
+    reasons = Counter(one.error for one in run.answers.values() if one.error is not None)
     return LoadRow.fill(
-        concurrency=run.load.concurrency,
+        run.load,
+        run.filters,
         request_rate="inf" if rate == math.inf else rate,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
         requests=len(run.requests),
         completed=len(done),
         failed=len(run.answers) - len(done),
@@ -68,7 +60,10 @@ def row(run: LoadRun) -> LoadRow:
         **_spread("itl_ms", [gap for one in done for gap in one.gaps_s]),
         **_spread("e2el_ms", [one.e2el_s for one in done]),
         **_drafting(done),
-        failures=_failures(run.answers.values()),
+        failures=tuple(
+            FailureCount(reason=reason, count=number)
+            for reason, number in list(reasons.items())[:_REASONS]
+        ),
     )
 
 
@@ -90,33 +85,20 @@ def _spread(name: str, seconds: Iterable[float | None]) -> dict[str, float | Non
 
 def _drafting(done: Sequence[StreamedAnswer]) -> dict[str, Any]:
     """Sums of what `trtla serve` reports of its drafts; nothing of other servers."""
-    names = ("steps", "drafted", "accepted")
     if not done or any(one.metrics is None for one in done):
         return {}
-    steps, drafted, accepted = (_sum(done, name) for name in names)
+    found: dict[str, int | None] = {}
+    for name in ("steps", "drafted", "accepted"):
+        values = [(one.metrics or {}).get(name) for one in done]
+        whole = [value for value in values if isinstance(value, int)]
+        found[name] = sum(whole) if len(whole) == len(values) else None
+    steps, drafted, accepted = found.values()
     decoded = sum(one.output_tokens - 1 for one in done if one.output_tokens)
-    step = None if steps is None else tokens_per_step(decoded, steps)
     return {
-        "steps": steps,
-        "drafted": drafted,
-        "accepted": accepted,
+        **found,
         "acceptance_rate": accepted / drafted if drafted and accepted is not None else None,
-        "tokens_per_step": step,
+        "tokens_per_step": None if steps is None else tokens_per_step(decoded, steps),
     }
-
-
-def _sum(done: Sequence[StreamedAnswer], name: str) -> int | None:
-    values = [(one.metrics or {}).get(name) for one in done]
-    whole = [value for value in values if isinstance(value, int)]
-    return sum(whole) if len(whole) == len(values) else None
-
-
-def _failures(answers: Iterable[StreamedAnswer]) -> tuple[FailureCount, ...]:
-    reasons = Counter(one.error for one in answers if one.error is not None)
-    return tuple(
-        FailureCount(reason=reason, count=number)
-        for reason, number in list(reasons.items())[:_REASONS]
-    )
 
 
 def document(test: LoadTest, measured: LoadResult, found: dict[str, Any]) -> dict[str, Any]:
@@ -131,7 +113,7 @@ def document(test: LoadTest, measured: LoadResult, found: dict[str, Any]) -> dic
         tokens_from="chunks" if any(one.usage is None for one in answers) else "usage",
     )
     checked = measured.checked
-    more = {} if checked is None else {"checked_texts": LoadCheck.fill(checked)}
+    more = {} if checked is None else {"checked_texts": checked}
     return LoadDocument(
         schema_version=SCHEMA_VERSION,
         environment=found,

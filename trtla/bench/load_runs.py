@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import cycle, islice, product
 from types import FrameType
@@ -20,6 +20,7 @@ from typing import Any
 
 from trtla.bench.load_client import Client, LoadRequest, Server, StreamedAnswer
 from trtla.console import Progress, Stages, silent
+from trtla.results.bench_documents import LoadCheck
 from trtla.results.metrics import first_difference
 from trtla.settings.messages import Asking
 from trtla.settings.sampling import Filters, SamplingParams
@@ -37,7 +38,6 @@ class Load:
     """Infinite: all at once."""
 
     def __str__(self) -> str:
-        """In words."""
         if self.concurrency is not None:
             return f"{self.concurrency} at a time"
         return "all at once" if self.request_rate == math.inf else f"{self.request_rate:g} a second"
@@ -59,11 +59,6 @@ class LoadTest:
     arrivals_seed: int
     check_texts: bool = False
 
-    @property
-    def recurring(self) -> bool:
-        """Whether prompts are asked more than once."""
-        return len(self.loads) * len(self.filters) * self.requests > len(self.prompts)
-
     def runs(self, chat: bool) -> Iterator[LoadRun]:
         """Every run goes on in the prompts where the one before ended: a server may keep texts."""
         numbered = enumerate(cycle(self.prompts))
@@ -77,11 +72,8 @@ class LoadTest:
         return self._request(self.filters[0], 0, first[len(first) // 2 :], chat)
 
     def _request(self, filters: Filters, index: int, text: str, chat: bool) -> LoadRequest:
-        temperature, top_k, top_p = filters
         seed = self.sampling.seed + index
-        sampling = replace(
-            self.sampling, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed
-        )
+        sampling = replace(self.sampling, **filters._asdict(), seed=seed)
         return LoadRequest(self.asking.prompt(text, chat=chat), sampling)
 
 
@@ -103,24 +95,12 @@ class LoadRun:
 
 
 @dataclass(slots=True)
-class Checked:
-    """Texts under load beside those of the same requests alone."""
-
-    texts: int = 0
-    equal: int = 0
-    first: str | None = None
-    """Where the first other text differs."""
-    failed: str | None = None
-    """Why a request alone had no answer."""
-
-
-@dataclass(slots=True)
 class LoadResult:
     """All that is known so far."""
 
     server: Server
     runs: list[LoadRun] = field(default_factory=list)
-    checked: Checked | None = None
+    checked: LoadCheck | None = None
     interrupted: bool = False
 
 
@@ -175,7 +155,7 @@ async def _measure(
     on_run: Callable[[LoadRun], None],
     stages: Stages,
 ) -> None:
-    async with Client(test.server) as client:
+    async with aclosing(Client(test.server)) as client:
         await client.look()
         chat = client.server.endpoint == "chat"
         warm = await client.warm_up(test.warm_up(chat))
@@ -183,7 +163,7 @@ async def _measure(
         if warm.usage is None:
             refused = "" if client.server.usage else " (it refuses stream_options)"
             on_note(f"the server reports no usage{refused}: a chunk is counted as a token")
-        if test.recurring:
+        if len(test.loads) * len(test.filters) * test.requests > len(test.prompts):
             on_note("prompts recur, and a server may keep what it read and wrote: see docs/load.md")
         for run in test.runs(chat):
             done.runs.append(run)
@@ -191,14 +171,11 @@ async def _measure(
                 await _run(client, run, test.arrivals_seed, progress)
             on_run(run)
         if test.check_texts:
-            done.checked = Checked()
             with stages("texts alone", "requests") as progress:
-                await _check(client, done.runs, done.checked, progress)
+                await _check(client, done, progress)
 
 
 async def _run(client: Client, run: LoadRun, arrivals_seed: int, progress: Progress) -> None:
-    """Send the requests of a run and wait for their answers."""
-
     async def send(index: int) -> None:
         run.answers[index] = await client.ask(run.requests[index])
         progress(len(run.answers), len(run.requests))
@@ -241,30 +218,27 @@ def arrivals(requests: int, rate: float, seed: int) -> list[float]:
     return times
 
 
-async def _check(
-    client: Client, runs: Sequence[LoadRun], checked: Checked, progress: Progress
-) -> None:
+async def _check(client: Client, done: LoadResult, progress: Progress) -> None:
     """Ask every distinct request alone, and compare the texts that it had under load."""
     under_load: dict[tuple[Any, ...], list[tuple[str, LoadRequest, StreamedAnswer]]] = {}
-    for run in runs:
+    for run in done.runs:
         for index, answer in sorted(run.answers.items()):
             if answer.error is None:
                 request = run.requests[index]
                 name = f"request {index} of {run.load}"
                 under_load.setdefault(request.key, []).append((name, request, answer))
+    checked: dict[str, Any] = {"texts": 0, "equal": 0, "first": None, "failed": None}
+    done.checked = LoadCheck(**checked)
     for number, group in enumerate(under_load.values(), 1):
         alone = await client.ask(group[0][1])
         if alone.error is not None:
-            checked.failed = checked.failed or f"{group[0][0]}: {alone.error}"
+            checked["failed"] = checked["failed"] or f"{group[0][0]}: {alone.error}"
         else:
             for name, _, answer in group:
-                _compare(checked, name, answer.text, alone.text)
+                at = first_difference(answer.text, alone.text)
+                checked["texts"] += 1
+                checked["equal"] += at is None
+                if at is not None:
+                    checked["first"] = checked["first"] or f"{name} differs at character {at}"
+        done.checked = LoadCheck(**checked)
         progress(number, len(under_load))
-
-
-def _compare(checked: Checked, name: str, text: str, alone: str) -> None:
-    at = first_difference(text, alone)
-    checked.texts += 1
-    checked.equal += at is None
-    if at is not None and checked.first is None:
-        checked.first = f"{name} differs at character {at}"

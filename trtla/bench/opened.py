@@ -1,21 +1,24 @@
-"""Models opened to be measured.
+"""Models opened to be measured, and what they are asked as token ids.
 
 An `LLM` that is opened here loses its tokenizer, so that no arm pays for text while it is timed,
-and its end ids where texts go on behind them.
+and its end ids where texts go on behind them. Later turns hold the turn before and its answer, by
+plain decoding, since the drafter cannot change a text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from trtla.bench.arms import Note
-from trtla.data.encoder import Encoder, plain_answers
-from trtla.data.prompt_sets import Ids, Question, prompt_room
+from trtla.data.prompt_sets import Ids, Question
 from trtla.errors import UsageError
+from trtla.llm.chat_text import ChatText
+from trtla.settings.drafting import NO_DRAFTER
 from trtla.settings.executor import ENGINE_OPTIONS, ExecutorOptions
-from trtla.settings.messages import AS_TEXT, Asking
+from trtla.settings.lookahead import AUTOREGRESSIVE
+from trtla.settings.messages import AS_TEXT, Asking, Messages, follow_up
 from trtla.settings.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -23,6 +26,9 @@ if TYPE_CHECKING:
 
     from trtla.llm.llm import LLM
     from trtla.llm.text import Tokenizer
+
+Answer = Callable[[Sequence[Ids], Sequence[int]], Sequence[str]]
+"""Answers prompts; it is also given their places in the set, on which their seeds depend."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +50,6 @@ class Setup:
     """Whether texts are put into the chat template."""
 
     def open(self, device: str, dtype: str) -> LLM:
-        """The model on a device and in a type."""
         from trtla.llm.llm import LLM
 
         size = max(self.batch_sizes)
@@ -56,17 +61,18 @@ class OpenedModel:
     """An `LLM` from which measuring takes over; it is used for nothing else.
 
     Args:
-        setup: what the model was opened with.
-        device: what it was opened on.
         dtype: the type that was wanted; auto is the engine's.
     """
 
     def __init__(self, llm: LLM, setup: Setup, device: torch.device, dtype: str) -> None:
+        import torch
+
         from trtla.runtime.models.load import resolve_dtype
 
         self.llm, self._setup, self.device = llm, setup, device
         self.checkpoint = llm.engine.config.pretrained_config
-        self.dtype = resolve_dtype(dtype, self.checkpoint.dtype, self.device)
+        named = resolve_dtype(dtype, self.checkpoint.dtype, device.type)
+        self.dtype: torch.dtype = getattr(torch, named)
         self.tokenizer = take_tokenizer(llm)
         self._ends = llm.end_ids
         if setup.ignore_eos:
@@ -74,15 +80,10 @@ class OpenedModel:
 
     @property
     def dtype_name(self) -> str:
-        """Such as `bfloat16`."""
         return str(self.dtype).removeprefix("torch.")
 
     def prompts(
-        self,
-        questions: Sequence[Question],
-        sampling: SamplingParams,
-        on_note: Note,
-        of: str = "",
+        self, questions: Sequence[Question], sampling: SamplingParams, on_note: Note, of: str = ""
     ) -> list[Ids]:
         """All turns as ids, cut to their room; first turns are answered here for the later ones.
 
@@ -102,7 +103,15 @@ class OpenedModel:
     @property
     def room(self) -> int:
         """Tokens that a prompt may have; raises `UsageError` where there are none."""
-        return prompt_room(self.llm.limits, self._setup.sampling.max_output_len)
+        limits, length = self.llm.limits, self._setup.sampling.max_output_len
+        room = min(limits.max_input_len, limits.max_text_len - length)
+        if room < 1:
+            raise UsageError(
+                f"--max-output-len {length} leaves no room for a prompt: prompt and output "
+                f"together may have {limits.max_text_len} tokens",
+                "lower --max-output-len, or rebuild with a larger --max-seq-len",
+            )
+        return room
 
 
 def take_tokenizer(llm: LLM) -> Tokenizer:
@@ -113,3 +122,92 @@ def take_tokenizer(llm: LLM) -> Tokenizer:
             f"{llm.engine.name} has no tokenizer files", "give them with --tokenizer-dir"
         )
     return tokenizer
+
+
+class Encoder:
+    """Makes token ids of what is asked.
+
+    Args:
+        asking: whether texts are messages.
+        room: most tokens of a prompt; None: any number.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, asking: Asking = AS_TEXT, room: int | None = None
+    ) -> None:
+        self.cut = 0
+        """Prompts that were cut so far."""
+        self._tokenizer, self._asking, self._room = tokenizer, asking, room
+
+    def ids(self, prompt: str | Messages) -> Ids:
+        """A prompt's ids. What has no room loses its beginning; the chat template stays whole."""
+        ids = self._tokenizer.prompt_ids(prompt)
+        if self._room is None or len(ids) <= self._room:
+            return ids
+        self.cut += 1
+        return ids[-self._room :] if isinstance(prompt, str) else self._shortened(prompt, ids)
+
+    def questions(self, questions: Sequence[Question], answer: Answer) -> list[Ids]:
+        """All turns of all questions, in their order; the turns of a question are neighbours."""
+        chats = [self._first(one) for one in questions]
+        turns = [len(one.turns) for one in questions]
+        places = [sum(turns[:i]) for i in range(len(turns))]
+        found = dict(zip(places, map(self.ids, chats), strict=True))
+        for turn in range(1, max(turns, default=0)):
+            going_on = [i for i, length in enumerate(turns) if turn < length]
+            before = [places[i] + turn - 1 for i in going_on]
+            answers = answer([found[place] for place in before], before)
+            for i, place, text in zip(going_on, before, answers, strict=True):
+                chats[i] = _next(chats[i], text, questions[i].turns[turn])
+                found[place + 1] = self.ids(chats[i])
+        return [found[place] for place in sorted(found)]
+
+    def _first(self, question: Question) -> str | Messages:
+        template = (
+            question.is_chat and self._asking.chat is None and self._tokenizer.has_chat_template
+        )
+        return self._asking.prompt(question.turns[0], chat=template)
+
+    def _shortened(self, messages: Messages, ids: Ids) -> Ids:
+        """Contents lose their beginning, that of the first message first; system messages none."""
+        kept, room = list(messages), self._room or 0
+        for place, message in enumerate(messages):
+            words = "" if message["role"] == "system" else message["content"]
+            content = self._tokenizer.encode_chat(ChatText(words, ()))
+            keep = len(content)
+            while keep and len(ids) > room:
+                keep = max(0, keep - (len(ids) - room))
+                text = self._tokenizer.decode(content[len(content) - keep :])
+                kept[place] = {**message, "content": text}
+                ids = self._tokenizer.prompt_ids(kept)
+        if len(ids) > room:
+            raise UsageError(
+                f"the chat template takes {len(ids)} tokens without any text, and there is room "
+                f"for {room}",
+                "shorten --system or the output, or rebuild with larger limits",
+            )
+        return ids
+
+
+def _next(chat: str | Messages, answer: str, question: str) -> str | Messages:
+    if isinstance(chat, str):
+        return follow_up(chat, answer, question)
+    return follow_up(chat, answer, [{"role": "user", "content": question}])
+
+
+def plain_answers(
+    llm: LLM, tokenizer: Tokenizer, sampling: SamplingParams, ends: frozenset[int]
+) -> Answer:
+    """Answers of plain decoding up to an end token; the prompt at place i has seed + i."""
+
+    def answer(prompts: Sequence[Ids], places: Sequence[int]) -> list[str]:
+        own = [replace(sampling, seed=sampling.seed + place) for place in places]
+        done = llm.generate(list(prompts), own, AUTOREGRESSIVE, drafter=NO_DRAFTER)
+        texts = []
+        for prompt, one in zip(prompts, done, strict=True):
+            ids = one.output_ids
+            end = next((place for place, token in enumerate(ids) if token in ends), len(ids))
+            texts.append(tokenizer.stream(prompt).push(ids[:end], last=True))
+        return texts
+
+    return answer

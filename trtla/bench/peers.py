@@ -16,40 +16,13 @@ import torch
 from transformers import GenerationConfig
 from transformers.generation.streamers import BaseStreamer
 
-from trtla.bench.arms import LOOKUP_TOKENS, Arm, ArmRun, Decode, Options, PeerArm
+from trtla.bench.arms import LOOKUP_TOKENS, Arm, ArmRun, Decode, Meter, Options, PeerArm
 from trtla.data.prompt_sets import Ids
-from trtla.formats.hf import load_model
-from trtla.formats.tensors import torch_dtype
+from trtla.formats.transformers_load import load_model
 from trtla.settings.sampling import SamplingParams
 
 _TRIES = 2
 """Forwards of each type, from which the peer's is chosen."""
-
-
-class _Meter:
-    """Counts and times the forwards of a model; on CUDA it does not time, that would stall it."""
-
-    def __init__(self, model: Any) -> None:
-        self._timed = model.device.type == "cpu"
-        self.forwards, self.fed, self.seconds, self._start = 0, 0, 0.0, 0.0
-        model.register_forward_pre_hook(self._before, with_kwargs=True)
-        model.register_forward_hook(self._after)
-
-    def reset(self) -> None:
-        self.forwards, self.fed, self.seconds = 0, 0, 0.0
-
-    @property
-    def forward_s(self) -> float | None:
-        return self.seconds if self._timed else None
-
-    def _before(self, module: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        self.forwards += 1
-        if self.forwards > 1:  # the first one is the prefill
-            self.fed += kwargs["input_ids"].numel()
-        self._start = time.perf_counter()
-
-    def _after(self, *_: Any) -> None:
-        self.seconds += time.perf_counter() - self._start
 
 
 class _Clock(BaseStreamer):
@@ -73,7 +46,6 @@ class _Clock(BaseStreamer):
         """Called at the end of the output."""
 
     def when(self, count: int) -> float:
-        """Seconds until `count` tokens were there."""
         return next((s for s, seen in self.seen if seen >= count), self.seen[-1][0])
 
 
@@ -86,7 +58,7 @@ def peer_dtypes(
     """
     if wanted != "auto" or device.type != "cpu":
         return [run]
-    return list(dict.fromkeys((torch_dtype(stored), torch.float32)))
+    return list(dict.fromkeys((getattr(torch, stored), torch.float32)))
 
 
 class HuggingFace:
@@ -105,7 +77,9 @@ class HuggingFace:
         end_ids: frozenset[int] | None = None,
     ) -> None:
         self.model = _fastest(_load(folder, device, dtypes[0]), dtypes)
-        self.meter = _Meter(self.model)
+        self._meter = Meter()
+        self.model.register_forward_pre_hook(self._before, with_kwargs=True)
+        self.model.register_forward_hook(lambda *_: self._meter.end())
         own = self.model.generation_config.eos_token_id
         listed = own if isinstance(own, list) else [own] * (own is not None)
         self._end_ids = sorted(listed if end_ids is None else end_ids)
@@ -123,7 +97,7 @@ class HuggingFace:
         config = _generation(sampling[0], self._end_ids, options)
         self.model.generation_config = config  # what a config leaves out is filled from here
         torch.manual_seed(sampling[0].seed)
-        self.meter.reset()
+        self._meter = Meter()
         clock = _Clock(len(prompts))
         start = time.perf_counter()
         with torch.inference_mode():
@@ -136,40 +110,34 @@ class HuggingFace:
             )
         rows = found[:, ids.shape[1] :].tolist()
         time_s = time.perf_counter() - start
-        return self._run([_until_end(row, self._end_ids) for row in rows], time_s, clock)
-
-    def _run(self, outputs: Sequence[Ids], time_s: float, clock: _Clock) -> ArmRun:
-        meter = self.meter
-        return ArmRun(
-            outputs=tuple(outputs),
+        outputs = [_until_end(row, self._end_ids) for row in rows]
+        return self._meter.run(
+            outputs,
+            self._meter.seconds if self.model.device.type == "cpu" else None,
             time_s=time_s,
-            first_s=tuple(clock.when(1) for _ in outputs),
+            first_s=(clock.when(1),) * len(outputs),
             last_s=tuple(clock.when(len(row)) for row in outputs),
-            steps=(meter.forwards - 1) * len(outputs),
-            steps_each=(meter.forwards - 1,) * len(outputs),
-            fed=meter.fed,
-            forwards=meter.forwards,
-            forward_s=meter.forward_s,
             weight_bytes=self._weight_bytes,
         )
+
+    def _before(self, module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        self._meter.begin(kwargs["input_ids"].numel())
 
 
 def peer_arms(names: Sequence[str], inner: HuggingFace, assistant_dir: str | None) -> list[Arm]:
     """The peers by name."""
-    return [_arm(name, inner, assistant_dir) for name in names]
-
-
-def _arm(name: str, inner: HuggingFace, assistant_dir: str | None) -> Arm:
-    model = inner.model
-    decode: Decode = inner.decode
-    choices: list[Options] = [{}]
-    if name == "hf-prompt-lookup":
-        choices = [{"prompt_lookup_num_tokens": number} for number in LOOKUP_TOKENS]
-    if name == "hf-assisted" and assistant_dir is not None:
-        assistant = _load(assistant_dir, model.device, model.dtype)
-        decode = partial(inner.decode, assistant=assistant)
+    model, arms = inner.model, list[Arm]()
     dtype = str(model.dtype).removeprefix("torch.")
-    return PeerArm(name, decode, choices, weight_type=dtype, compute_type=dtype)
+    for name in names:
+        decode: Decode = inner.decode
+        choices: list[Options] = [{}]
+        if name == "hf-prompt-lookup":
+            choices = [{"prompt_lookup_num_tokens": number} for number in LOOKUP_TOKENS]
+        if name == "hf-assisted" and assistant_dir is not None:
+            assistant = _load(assistant_dir, model.device, model.dtype)
+            decode = partial(inner.decode, assistant=assistant)
+        arms.append(PeerArm(name, decode, choices, weight_type=dtype, compute_type=dtype))
+    return arms
 
 
 def _load(folder: str, device: torch.device, dtype: torch.dtype) -> Any:
@@ -178,11 +146,19 @@ def _load(folder: str, device: torch.device, dtype: torch.dtype) -> Any:
 
 
 def _fastest(model: Any, dtypes: Sequence[torch.dtype]) -> Any:
-    """The model in the type in which a token takes the least time."""
+    """The model in the type in which a forward of one token takes the least time."""
     if len(dtypes) == 1:
         return model
-    seconds = {dtype: _token_s(model.to(dtype)) for dtype in dtypes}
-    return model.to(min(dtypes, key=lambda dtype: seconds[dtype]))
+    token, best = torch.zeros((1, 1), dtype=torch.long, device=model.device), {}
+    for dtype in dtypes:
+        model, seconds = model.to(dtype), []
+        for _ in range(_TRIES + 1):  # the first one is slower
+            start = time.perf_counter()
+            with torch.inference_mode():
+                model(token, use_cache=False)
+            seconds.append(time.perf_counter() - start)
+        best[dtype] = min(seconds)
+    return model.to(min(best, key=best.__getitem__))
 
 
 def _weight_bytes(model: Any) -> int:
@@ -190,17 +166,6 @@ def _weight_bytes(model: Any) -> int:
     size: int = sum(weight.nbytes for weight in model.parameters())
     inputs, outputs = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     return size if inputs is outputs else size - int(inputs.nbytes)
-
-
-@torch.inference_mode()
-def _token_s(model: Any) -> float:
-    """Seconds of a forward of one token, the best of some."""
-    token, seconds = torch.zeros((1, 1), dtype=torch.long, device=model.device), []
-    for _ in range(_TRIES + 1):  # the first one is slower
-        start = time.perf_counter()
-        model(token, use_cache=False)
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)
 
 
 def _padded(prompts: Sequence[Ids], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,7 +6,7 @@ measuring engine, which take turns on the batches.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict
 
 from trtla.bench.arms import Arm, ArmRun, EngineArm, PeerArm
+from trtla.bench.opened import Encoder
 from trtla.console import Stages, silent
-from trtla.data.encoder import Encoder
 from trtla.data.prompt_sets import CNN_DAILYMAIL, Ids, load_rows
 from trtla.errors import CheckFailed, TrtlaError, UsageError
 from trtla.files import parse_jsonl, read_text
@@ -81,26 +81,18 @@ def prompt_text(article: str) -> str:
 
 
 def encode(
-    tokenizer: PreTrainedTokenizerBase, articles: Sequence[Article], max_input_length: int
-) -> list[Ids]:
-    """Prompts as ids. Long articles lose their beginning: the question at the end must stay."""
-    tokenizer.truncation_side = "left"
-    return [
-        tuple(
-            tokenizer.encode(
-                prompt_text(item.article), truncation=True, max_length=max_input_length
-            )
-        )
-        for item in articles
-    ]
-
-
-def encode_chats(
     tokenizer: Tokenizer, articles: Sequence[Article], max_input_length: int, asking: Asking
 ) -> list[Ids]:
-    """Prompts as users' messages in the chat template; long articles lose their beginning."""
-    encoder = Encoder(tokenizer, asking, max_input_length)
-    return [encoder.ids(asking.prompt(prompt_text(item.article))) for item in articles]
+    """Prompts as ids. Long articles lose their beginning: the question at the end must stay."""
+    texts = [prompt_text(item.article) for item in articles]
+    if asking.chat:
+        encoder = Encoder(tokenizer, asking, max_input_length)
+        return [encoder.ids(asking.prompt(text)) for text in texts]
+    inner = tokenizer.inner
+    inner.truncation_side = "left"
+    return [
+        tuple(inner.encode(text, truncation=True, max_length=max_input_length)) for text in texts
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,18 +107,8 @@ class SummarySide:
     """ROUGE of each text."""
 
     def figures(self) -> Side:
-        """The totals."""
         means = {key: fmean(score[key] for score in self.scores) for key in ROUGE}
         return Side.fill(self.run, name=self.name, latency_s=self.run.time_s, **means)
-
-    def item(self, index: int) -> dict[str, Any]:
-        """What one article gave."""
-        return {
-            "text": self.texts[index],
-            "output_tokens": len(self.run.outputs[index]),
-            "steps": self.run.steps_each[index],
-            **self.scores[index],
-        }
 
 
 def engine_arms(llm: LLM, drafter: DrafterSettings) -> list[EngineArm]:
@@ -139,11 +121,15 @@ def engine_arms(llm: LLM, drafter: DrafterSettings) -> list[EngineArm]:
 
 def hf_arm(model_dir: str, device: str, dtype: str, engine_dtype: str) -> Arm:
     """transformers' greedy generate in the engine's arithmetic."""
-    from trtla.bench.peers import HuggingFace
-    from trtla.runtime.models.load import resolve_device, resolve_dtype
+    import torch
 
-    on = resolve_device(device)
-    model = HuggingFace(model_dir, on, [resolve_dtype(dtype, engine_dtype, on)])
+    from trtla.bench.peers import HuggingFace
+    from trtla.bench.turns import torch_device
+    from trtla.runtime.models.load import resolve_dtype
+
+    on = torch_device(device)
+    named = resolve_dtype(dtype, engine_dtype, on.type)
+    model = HuggingFace(model_dir, on, [getattr(torch, named)])
     return PeerArm("hugging_face", model.decode)
 
 
@@ -159,8 +145,7 @@ def run_arms(
 
     from trtla.bench.turns import alternate
 
-    cuts = range(0, len(prompts), batch_size)
-    batches = [prompts[at : at + batch_size] for at in cuts]
+    batches = [prompts[at : at + batch_size] for at in range(0, len(prompts), batch_size)]
     work = [(batch, [sampling] * len(batch)) for batch in batches]
     runs: dict[Arm, list[ArmRun]] = {arm: [] for arm in arms}
     with stages("summarize", "batches") as progress:
@@ -200,10 +185,18 @@ def equal_to_plain(sides: Sequence[SummarySide]) -> int | None:
     return agreement(runs[ENGINE], runs[PLAIN])["equal_texts"]
 
 
-def items(sides: Sequence[SummarySide], prompts: Sequence[Ids]) -> Iterable[dict[str, Any]]:
+def items(sides: Sequence[SummarySide], prompts: Sequence[Ids]) -> Iterator[dict[str, Any]]:
     """What --output writes: one object an article, with every side's text and scores."""
     for index, prompt in enumerate(prompts):
-        found = {one.name: one.item(index) for one in sides}
+        found = {
+            one.name: {
+                "text": one.texts[index],
+                "output_tokens": len(one.run.outputs[index]),
+                "steps": one.run.steps_each[index],
+                **one.scores[index],
+            }
+            for one in sides
+        }
         yield {"index": index, "input_tokens": len(prompt), "sides": found}
 
 

@@ -18,11 +18,11 @@ from trtla.bench.turns import (
     CellRuns,
     Hardware,
     OnRound,
-    OnRun,
     Watch,
     measure,
     read_bandwidth,
     rows,
+    torch_device,
 )
 from trtla.console import Progress, Stages, silent
 from trtla.data.prompt_sets import Ids, PromptSet, batches, fit
@@ -31,10 +31,10 @@ from trtla.formats.gguf.header import is_gguf
 from trtla.llm.llm import LLM
 from trtla.results.bench_documents import BenchRow, Cell, MeasuredCell
 from trtla.runtime.models.llama import weight_bytes
-from trtla.runtime.models.load import resolve_device, set_threads
+from trtla.runtime.threads import num_threads, set_threads
 from trtla.settings.drafting import LOOKAHEAD, DrafterSettings
 from trtla.settings.lookahead import Lookahead, check_request
-from trtla.settings.sampling import Filters, SamplingParams
+from trtla.settings.sampling import Filters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +51,7 @@ class Sweep(Setup):
     peers: tuple[str, ...]
     hf_model_dir: str | None
     assistant_dir: str | None
+    sets: tuple[PromptSet, ...]
     prompt_lens: tuple[int, ...]
     """Empty: the prompts' own lengths."""
     filters: tuple[Filters, ...]
@@ -67,35 +68,25 @@ class Results:
 
 
 def run_sweep(
-    sweep: Sweep,
-    sets: Sequence[PromptSet],
-    on_note: Note,
-    on_round: OnRound,
-    stages: Stages = silent,
+    sweep: Sweep, on_note: Note, on_round: OnRound, stages: Stages = silent
 ) -> Results | None:
     """Measure everything; None in the serving ranks of mpirun."""
     results = Results()
     for name, dtype in product(sweep.devices, sweep.dtypes):
-        device = resolve_device(name)
-        threads = sweep.threads or (torch.get_num_threads(),)
-        bandwidth = {count: _bandwidth(device, count) for count in threads}
+        device, bandwidth = torch_device(name), dict[int, float]()
+        for count in sweep.threads or (num_threads(),):
+            set_threads(count)
+            bandwidth[count] = read_bandwidth(device)
         with sweep.open(name, dtype) as llm:
             if not llm.is_leader:
                 return None
             bench = _OpenedBench(sweep, llm, device, dtype, on_note)
             with stages("bench", "decodings") as progress:
-                bench.run(results, sets, bandwidth, on_round, progress)
+                bench.run(results, bandwidth, on_round, progress)
     return results
 
 
-def _bandwidth(device: torch.device, threads: int) -> float:
-    set_threads(threads)
-    return read_bandwidth(device)
-
-
 class _OpenedBench:
-    """One opened model with its arms."""
-
     def __init__(
         self, sweep: Sweep, llm: LLM, device: torch.device, dtype: str, on_note: Note
     ) -> None:
@@ -107,8 +98,7 @@ class _OpenedBench:
         self._prompts: dict[tuple[str, Filters], list[Ids]] = {}
 
     def _check_temperatures(self) -> None:
-        """Refuse sampling now: the cells without it come first."""
-        hot = max(temperature for temperature, _, _ in self._sweep.filters)
+        hot = max(filters.temperature for filters in self._sweep.filters)
         if hot > 0 and self._llm.limits.greedy_only:
             raise UsageError(
                 f"the temperatures have {hot:g}, but lookahead decoding in TensorRT-LLM is greedy "
@@ -152,27 +142,23 @@ class _OpenedBench:
         return llama_cpp_arms(names, file, self._opened.device, ends, dtype, self._on_note)
 
     def run(
-        self,
-        results: Results,
-        sets: Sequence[PromptSet],
-        bandwidth: dict[int, float],
-        on_round: OnRound,
-        progress: Progress,
+        self, results: Results, bandwidth: dict[int, float], on_round: OnRound, progress: Progress
     ) -> None:
-        """Measure the cells of this device and type."""
         results.executors.append(self._llm.description)
         size = weight_bytes(self._opened.checkpoint, self._opened.dtype)  # peers have no FP8
-        cells = list(self._cells(sets, tuple(bandwidth)))
-        total = sum(self._decodings(arm, cells) for arm in self._arms)
-        watch = Watch(total, progress, self._on_note)
+        cells = list(self._cells(tuple(bandwidth)))
+        decodings = {arm.name: self._decodings(arm, cells) for arm in self._arms}
+        watch = Watch(decodings, progress, self._on_note)
         for cell, prompts in cells:
             set_threads(cell.threads)
-            measured = self._measure(
-                cell,
-                prompts,
-                on_round,
-                lambda arm, run: watch.saw(arm, run, self._decodings(arm, cells)),
-            )
+            arms = [arm for arm in self._arms if arm.takes(cell.batch_size)]
+            for arm in self._arms:
+                if arm not in arms:
+                    self._on_note(f"{arm.name} does not take batches of {cell.batch_size}")
+            filters = Filters(cell.temperature, cell.top_k, cell.top_p)
+            sampling = replace(self._sweep.sampling, **filters._asdict())
+            work, rounds = batches(prompts, cell.batch_size), self._sweep.rounds
+            measured = measure(cell, arms, work, sampling, rounds, on_round, watch.saw)
             hardware = Hardware(size, bandwidth[cell.threads])
             results.rows += rows(measured, hardware)
             results.cells.append(_describe(measured, hardware, prompts))
@@ -185,25 +171,20 @@ class _OpenedBench:
             if arm.takes(cell.batch_size)
         )
 
-    def _cells(
-        self, sets: Sequence[PromptSet], threads: Sequence[int]
-    ) -> Iterator[tuple[Cell, list[Ids]]]:
+    def _cells(self, threads: Sequence[int]) -> Iterator[tuple[Cell, list[Ids]]]:
         sweep = self._sweep
         lengths = sweep.prompt_lens or (None,)
         for count, batch_size, length, filters, chosen in product(
-            threads, sweep.batch_sizes, lengths, sweep.filters, sets
+            threads, sweep.batch_sizes, lengths, sweep.filters, sweep.sets
         ):
-            temperature, top_k, top_p = filters
             cell = Cell(
                 device=str(self._opened.device),
                 dtype=self._opened.dtype_name,
                 threads=count,
                 batch_size=batch_size,
                 prompt_len=length,
-                temperature=temperature,
                 category=chosen.category,
-                top_k=top_k,
-                top_p=top_p,
+                **filters._asdict(),
                 executor=self._opened.llm.description,
             )
             yield cell, fit(self._encoded(chosen, filters), length, self._opened.room)
@@ -212,25 +193,10 @@ class _OpenedBench:
         """A set's prompts: second turns hold answers, which depend on the filters."""
         key = (chosen.category, filters)
         if key not in self._prompts:
-            sampling = self._sampling(*filters)
+            sampling = replace(self._sweep.sampling, **filters._asdict())
             of = f" of {chosen.category}"
             self._prompts[key] = self._opened.prompts(chosen.questions, sampling, self._on_note, of)
         return self._prompts[key]
-
-    def _sampling(self, temperature: float, top_k: int, top_p: float) -> SamplingParams:
-        shared = self._sweep.sampling
-        return replace(shared, temperature=temperature, top_k=top_k, top_p=top_p)
-
-    def _measure(
-        self, cell: Cell, prompts: Sequence[Ids], on_round: OnRound, on_run: OnRun
-    ) -> CellRuns:
-        arms = [arm for arm in self._arms if arm.takes(cell.batch_size)]
-        for arm in self._arms:
-            if arm not in arms:
-                self._on_note(f"{arm.name} does not take batches of {cell.batch_size}")
-        sampling = self._sampling(cell.temperature, cell.top_k, cell.top_p)
-        work = batches(prompts, cell.batch_size)
-        return measure(cell, arms, work, sampling, self._sweep.rounds, on_round, on_run)
 
 
 def _describe(measured: CellRuns, hardware: Hardware, prompts: Sequence[Ids]) -> MeasuredCell:

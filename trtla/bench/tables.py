@@ -1,4 +1,4 @@
-"""Bench's rows as one JSON document, CSV rows, or Markdown tables."""
+"""Tables: bench's rows as one JSON document, CSV rows or Markdown; an ablation's rows and means."""
 
 from __future__ import annotations
 
@@ -6,16 +6,27 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
 from itertools import groupby, zip_longest
+from pathlib import Path
+from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
-from trtla.bench.arms import LLAMA_CPP
+from trtla.bench.arms import LLAMA_CPP, ArmRun
+from trtla.bench.journal import fingerprint
 from trtla.console import cell as shown
 from trtla.console import counted, markdown
-from trtla.results.bench_documents import Bench, BenchRow, BenchSettings, Cell
+from trtla.data.prompt_sets import Ids
+from trtla.results.bench_documents import (
+    AblationFigures,
+    AblationSetting,
+    Bench,
+    BenchRow,
+    BenchSettings,
+    Cell,
+)
 from trtla.results.documents import SCHEMA_VERSION, SourceRow
-from trtla.results.metrics import too_short, total
-from trtla.runtime.stats import SourceCounts
+from trtla.results.metrics import agreement, too_short, total
 from trtla.settings.sampling import filters_text
 
 if TYPE_CHECKING:
@@ -85,9 +96,11 @@ def markdown_text(results: Results, sweep: Sweep, found: dict[str, Any]) -> str:
     parts = [_head(results, sweep, found)]
     for cell, members in groupby(results.rows, key=lambda row: Cell.fill(row)):
         rows = list(members)
-        parts.append(f"{_title(cell)}\n\n{_table(rows)}")
-        parts += [sources_table(row.arm, row.sources) for row in rows if row.sources]
-        parts += [f"{row.arm}: {short}." for row in rows if (short := short_texts(row))]
+        cells = [[_shown(row, key) for key in _FIGURES] for row in rows]
+        parts.append(f"{_title(cell)}\n\n{markdown(list(_FIGURES.values()), cells)}")
+        parts += [_sources_table(row.arm, row.sources) for row in rows if row.sources]
+        short = {row.arm: too_short(row.texts, row.output_tokens) for row in rows}
+        parts += [f"{arm}: {text}." for arm, text in short.items() if text]
     return "\n\n".join(parts)
 
 
@@ -112,11 +125,6 @@ def _head(results: Results, sweep: Sweep, found: dict[str, Any]) -> str:
     )
 
 
-def short_texts(row: BenchRow) -> str | None:
-    """What is wrong with a row whose texts ended at once."""
-    return too_short(row.texts, row.output_tokens)
-
-
 def _title(cell: Cell) -> str:
     filters = filters_text(cell.temperature, cell.top_k, cell.top_p)
     length = f", prompts of {cell.prompt_len} tokens" if cell.prompt_len else ""
@@ -126,25 +134,18 @@ def _title(cell: Cell) -> str:
     )
 
 
-def _table(members: Iterable[BenchRow]) -> str:
-    cells = [[_shown(row, key) for key in _FIGURES] for row in members]
-    return markdown(list(_FIGURES.values()), cells)
-
-
-def sources_table(arm: str, sources: Mapping[str, SourceRow]) -> str:
+def _sources_table(arm: str, sources: Mapping[str, SourceRow]) -> str:
     """What came of each source's nodes, and of all."""
     counts = {name: own.counts for name, own in sources.items()}
     counts["all"] = total(counts.values())
-    cells = [[name, *_source_cells(own)] for name, own in counts.items()]
+    cells = []
+    for name, own in counts.items():
+        pairs = zip_longest(own.accepted[:_DEPTHS], own.fed[:_DEPTHS], fillvalue=0)
+        depths = " ".join(f"{accepted}/{fed}" for accepted, fed in pairs)
+        more = " ..." * (len(own.fed) > _DEPTHS)
+        sums = [str(sum(counts)) for counts in (own.proposed, own.fed, own.accepted)]
+        cells.append([name, *sums, f"{own.expected:.1f}", shown(own.calibration), depths + more])
     return markdown([f"sources of {arm}", *_SOURCE_FIGURES], cells)
-
-
-def _source_cells(own: SourceCounts) -> list[str]:
-    pairs = zip_longest(own.accepted[:_DEPTHS], own.fed[:_DEPTHS], fillvalue=0)
-    depths = " ".join(f"{accepted}/{fed}" for accepted, fed in pairs)
-    more = " ..." * (len(own.fed) > _DEPTHS)
-    sums = [sum(own.proposed), sum(own.fed), sum(own.accepted)]
-    return [*map(str, sums), f"{own.expected:.1f}", shown(own.calibration), depths + more]
 
 
 def _shown(row: BenchRow, key: str) -> str:
@@ -156,14 +157,108 @@ def _shown(row: BenchRow, key: str) -> str:
     if key == "range":
         return f"{row.tokens_per_s_min:.0f}-{row.tokens_per_s_max:.0f}"
     if key == "agreement":
-        return "-" if row.equal_texts is None else _agreement(row)
+        equal, at = f"{row.equal_texts} of {row.texts}", row.first_divergence
+        equal = equal if at is None else f"{equal} (from {at})"
+        return "-" if row.equal_texts is None else equal
     value = getattr(row, key)
     if key in _EXACT and value is not None:
         return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
     return shown(value)
 
 
-def _agreement(row: BenchRow) -> str:
-    equal = f"{row.equal_texts} of {row.texts}"
-    at = row.first_divergence
-    return equal if at is None else f"{equal} (from {at})"
+Cells = dict[str, str]
+"""An ablation's row as texts; empty: the column does not apply, or the figure cannot be had."""
+
+SETTING = tuple(AblationSetting.model_fields)
+"""The columns that identify an arm's settings."""
+_MEASURED = tuple(AblationFigures.model_fields)
+COLUMNS = ("run_id", *SETTING, "seed", "repeat", "task", "prompt_id", *_MEASURED)
+"""One row is one decoding: an arm with one setting, on one prompt, once."""
+FIGURES = tuple(name for name in _MEASURED if name not in ("finish_reason", "output_sha256"))
+"""What has a mean."""
+_SWITCHES = {"true": 1.0, "false": 0.0}
+
+
+def figures_of(
+    run: ArmRun, plain: ArmRun, prompt: Ids, rouge_l: float | None, perplexity: float | None
+) -> AblationFigures:
+    """What a decoding gave, beside the same prompt's plain decoding in this process."""
+    drafts = run.draft_model
+    return AblationFigures.fill(
+        run,
+        prompt_tokens=len(prompt),
+        new_tokens=run.output_tokens,
+        drafter_forwards=drafts.forwards if drafts else None,
+        mean_gamma=drafts.mean_gamma if drafts else None,
+        mean_h_norm=drafts.mean_entropy if drafts else None,
+        ms_per_token=1000.0 / run.tokens_per_s,
+        speedup_vs_ar=run.tokens_per_s / plain.tokens_per_s,
+        peak_mem_mib=round(run.peak_bytes / 2**20, 1),
+        finish_reason=run.reasons[0],
+        output_sha256=sha256(" ".join(map(str, run.outputs[0])).encode()).hexdigest(),
+        same_as_ar=agreement(run, plain)["equal_texts"] == 1,
+        rouge_l=rouge_l,
+        perplexity=perplexity,
+    )
+
+
+def row_of(settings: Mapping[str, object], figures: AblationFigures) -> Cells:
+    """A whole row; settings that are no columns count for its run_id alone."""
+    values = {**settings, "run_id": fingerprint(settings), **dict(figures)}
+    return {column: _cell(values.get(column)) for column in COLUMNS}
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return "" if value is None else str(value)
+
+
+def means_path(path: Path) -> Path:
+    """Where the means of a file go: results.csv -> results_means.csv."""
+    return path.with_name(f"{path.stem}_means{path.suffix}")
+
+
+def grouped(rows: Iterable[Cells]) -> list[list[Cells]]:
+    """The rows of each setting and task, in the order in which these first come."""
+    groups: dict[tuple[str, ...], list[Cells]] = {}
+    for row in rows:
+        key = tuple(row[column] for column in (*SETTING, "task"))
+        groups.setdefault(key, []).append(row)
+    return list(groups.values())
+
+
+def means(rows: Iterable[Cells]) -> list[Cells]:
+    """One row a setting and task: the mean over all its rows, and the deviation of the repeats' own
+    means, empty where there is one repeat."""
+    return [
+        {
+            **{column: members[0][column] for column in (*SETTING, "task")},
+            "rows": str(len(members)),
+            **_mean_cells(members),
+        }
+        for members in grouped(rows)
+    ]
+
+
+def _mean_cells(members: Sequence[Cells]) -> Cells:
+    cells: Cells = {}
+    for figure in FIGURES:
+        repeats: dict[str, list[float]] = {}
+        for row in members:
+            if cell := row[figure]:
+                value = float(_SWITCHES.get(cell, cell))
+                repeats.setdefault(row["repeat"], []).append(value)
+        found = [value for values in repeats.values() for value in values]
+        own = [mean(values) for values in repeats.values()]
+        cells[f"{figure}_mean"] = f"{mean(found):.6g}" if found else ""
+        cells[f"{figure}_std"] = f"{stdev(own):.6g}" if len(own) > 1 else ""
+    return cells
+
+
+def means_text(rows: Iterable[Cells]) -> str:
+    """The second file."""
+    found = means(rows)
+    return csv_lines(list(found[0]), found, header=True)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 from operator import attrgetter
@@ -25,6 +26,7 @@ from trtla.console import Progress, duration
 from trtla.data.prompt_sets import Ids
 from trtla.results.bench_documents import BenchRow, Cell
 from trtla.results.metrics import add, agreement
+from trtla.runtime.device import resolve_device
 from trtla.settings.sampling import SamplingParams
 
 AnyArm = TypeVar("AnyArm", bound=Arm)
@@ -41,12 +43,6 @@ def alternate(
             reset_peak(device)
             run = arm.decode(prompts, sampling)
             yield arm, replace(run, peak_bytes=peak_bytes(device))
-
-
-def with_seeds(batches: Sequence[Sequence[Ids]], sampling: SamplingParams) -> list[Work]:
-    """The batches, request i of which is sampled with seed + i."""
-    seeds = count(sampling.seed)
-    return [(batch, [replace(sampling, seed=next(seeds)) for _ in batch]) for batch in batches]
 
 
 @dataclass(slots=True)
@@ -81,7 +77,8 @@ def measure(
 
     Request i of a cell is sampled with seed + i, in every arm and round.
     """
-    work = with_seeds(batches, sampling)
+    seeds = count(sampling.seed)
+    work = [(batch, [replace(sampling, seed=next(seeds)) for _ in batch]) for batch in batches]
     measured = CellRuns(cell, {arm.name: arm for arm in arms}, {arm.name: [] for arm in arms})
     for arm in arms:
         arm.warm_up(*work[0])
@@ -104,11 +101,8 @@ _MEDIANS = ("ttft_ms", "ms_per_token", "host_ms_per_step")
 
 
 def rows(measured: CellRuns, hardware: Hardware) -> list[BenchRow]:
-    """One row an arm: the cell, the arm, its figures.
-
-    A figure with a spread is the median over rounds; its `_min` and `_max` stand beside it. Ratios
-    to `ar` are taken round by round, so that a machine that slows down slows both.
-    """
+    """One row an arm. A figure with a spread is the median over rounds; its `_min` and `_max` stand
+    beside it. Ratios to `ar` are taken round by round, so that a slower machine slows both."""
     return [_row(measured, name, hardware) for name in measured.runs]
 
 
@@ -155,22 +149,17 @@ class Watch:
     """How far a benchmark is, and which arms take far longer than plain decoding.
 
     Args:
-        total: decodings of all arms and cells, warming up counted.
-        progress: called with (decodings done, in all).
+        decodings: of each arm in all cells, warming up counted.
     """
 
-    def __init__(self, total: int, progress: Progress, on_note: Note) -> None:
-        self._total, self._progress, self._note = total, progress, on_note
+    def __init__(self, decodings: Mapping[str, int], progress: Progress, on_note: Note) -> None:
+        self._decodings, self._progress, self._note = decodings, progress, on_note
+        self._total = sum(decodings.values())
         self._done, self._plain_s, self._known = 0, 0.0, set[str]()
-        progress(0, total)
+        progress(0, self._total)
 
-    def saw(self, arm: Arm, run: ArmRun | None, decodings: int) -> None:
-        """Count a decoding, and announce an arm the first time that it turns out slow.
-
-        Args:
-            run: None: the arm has warmed up, which takes longer.
-            decodings: of this arm in all cells.
-        """
+    def saw(self, arm: Arm, run: ArmRun | None) -> None:
+        """Count a decoding, and announce an arm the first time that it turns out slow."""
         self._done += 1
         self._progress(self._done, self._total)
         if run is None:
@@ -179,7 +168,8 @@ class Watch:
             self._plain_s = run.time_s
         elif arm.name not in self._known and self._plain_s:
             self._known.add(arm.name)
-            factor, seconds = run.time_s / self._plain_s, run.time_s * decodings
+            factor = run.time_s / self._plain_s
+            seconds = run.time_s * self._decodings[arm.name]
             if factor >= _SLOW and seconds >= _LONG_S:
                 self._note(
                     f"{arm.name} takes about {factor:.0f} times as long as {AR}: about "
@@ -203,7 +193,6 @@ class Hardware:
     """Bytes a second."""
 
     def gb_per_s(self, run: ArmRun) -> float | None:
-        """Weights read a second of forwards, in GB."""
         if not run.forward_s:
             return None
         return (run.weight_bytes or self.weight_bytes) * run.forwards / run.forward_s / 1e9
@@ -212,9 +201,7 @@ class Hardware:
 def read_bandwidth(device: torch.device, size: int = _BYTES) -> float:
     """Bytes a second, the best of some tries: a sum, on CUDA also a copy (read + write)."""
     if device.type == "cuda":
-        free = torch.cuda.mem_get_info(device)[0]
-        with torch.cuda.device(device):  # events are of the current one
-            return _device_bandwidth(device, min(_CUDA_SHARE * size, free // 4))
+        return _device_bandwidth(device, _CUDA_SHARE * size)
     data = torch.ones(size // 4, device=device)
     best = float("inf")
     for _ in range(_TRIES + 1):
@@ -226,9 +213,11 @@ def read_bandwidth(device: torch.device, size: int = _BYTES) -> float:
 
 def _device_bandwidth(device: torch.device, size: int) -> float:
     """By the device's own clock: the host's would count what a launch takes."""
-    data = torch.ones(size // 4, device=device)
-    target = torch.empty_like(data)
-    return max(2 * size / _device_s(lambda: target.copy_(data)), size / _device_s(data.sum))
+    size = min(size, torch.cuda.mem_get_info(device)[0] // 4)
+    with torch.cuda.device(device):  # events are of the current one
+        data = torch.ones(size // 4, device=device)
+        target = torch.empty_like(data)
+        return max(2 * size / _device_s(lambda: target.copy_(data)), size / _device_s(data.sum))
 
 
 def _device_s(launch: Callable[[], object]) -> float:
@@ -244,29 +233,27 @@ def _device_s(launch: Callable[[], object]) -> float:
     return best
 
 
+def torch_device(name: str) -> torch.device:
+    """Auto, cpu, cuda or cuda:N."""
+    return torch.device(str(resolve_device(name)))
+
+
 def reset_peak(device: torch.device) -> None:
     """Start counting peak memory again, where the system can."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return
-    try:
+    with suppress(OSError):
         _CLEAR.write_text("5")  # Linux: VmHWM starts again at the resident size
-    except OSError:
-        return
 
 
 def peak_bytes(device: torch.device) -> int:
     """Most memory since `reset_peak`: of the device on CUDA, else resident in this process."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
-    try:
-        match = re.search(r"^VmHWM:\s+(\d+) kB", _STATUS.read_text(), re.MULTILINE)
-    except OSError:
-        match = None
-    return int(match[1]) * 1024 if match else _max_resident()
-
-
-def _max_resident() -> int:
+    with suppress(OSError):
+        if match := re.search(r"^VmHWM:\s+(\d+) kB", _STATUS.read_text(), re.MULTILINE):
+            return int(match[1]) * 1024
     try:
         import resource
     except ImportError:  # not on every system

@@ -8,18 +8,24 @@ from __future__ import annotations
 from pathlib import Path
 
 from trtla.build.quantize import Calibration, Fp8Source, calibrate, mean_squares
-from trtla.build.rounding import INTEGERS, RoundedSource, integer_config
-from trtla.build.weight_only import ALGORITHMS, AwqSource, weight_only_config
+from trtla.build.rounding import (
+    ALGORITHMS,
+    INTEGERS,
+    AwqSource,
+    RoundedSource,
+    integer_config,
+    weight_only_config,
+)
 from trtla.errors import UsageError
 from trtla.files import write_json
 from trtla.formats.atomic import atomic_directory, check_target
+from trtla.formats.checkpoint import Progress, write_ranks
 from trtla.formats.config import CheckpointConfig, Quantization
 from trtla.formats.folder import copy_side_files
 from trtla.formats.gguf.folder import model_folder, model_inputs, weight_file
 from trtla.formats.hf import HFModel
 from trtla.formats.source import checkpoint_config, config_json, in_type
 from trtla.formats.tensors import TensorSource
-from trtla.formats.writer import Progress, write_ranks
 
 
 def convert(
@@ -116,7 +122,6 @@ def _integers(
 
 
 def _refuse_twice(source: Path, model: HFModel) -> None:
-    """Raise `UsageError` where weights are quantised already."""
     if model.quantized:
         raise UsageError(
             f"{weight_file(source)} is quantised already ({', '.join(model.quantized)}), and "

@@ -16,6 +16,7 @@ from typing import Any
 from trtla.errors import UsageError
 from trtla.files import write_json
 from trtla.formats.atomic import atomic_directory, check_target
+from trtla.formats.checkpoint import Progress, link_ranks, write_ranks
 from trtla.formats.config import DTYPE_BYTES, BuildConfig, CheckpointConfig, EngineConfig
 from trtla.formats.engine import MANIFEST, Engine, new_manifest, open_engine
 from trtla.formats.engine_limits import BuildSettings, plan_limits
@@ -23,7 +24,7 @@ from trtla.formats.folder import copy_side_files, side_files
 from trtla.formats.gguf.folder import model_inputs
 from trtla.formats.plan import single_rank, stored_plan
 from trtla.formats.source import EngineBuild, config_json, open_source, read_source
-from trtla.formats.writer import Progress, link_ranks, write_ranks
+from trtla.runtime.models.load import keep_panels
 from trtla.trtllm import library as trtllm_library
 from trtla.trtllm import rules as kernels
 from trtla.trtllm.build import asked_of_builder, check_machine, write_compiled
@@ -57,7 +58,6 @@ class BuildDescription:
     """The command lines of TensorRT-LLM that build the same engine; none for a torch engine."""
     trtllm: Mapping[str, Any] = field(default_factory=dict)
     """What TensorRT-LLM's builder is asked by its own names."""
-    timing_cache: Path | None = None
 
     @property
     def max_draft_len(self) -> int:
@@ -95,9 +95,8 @@ def build_engine(
     chosen, _ = choose_backend(backend)
     source, tensors = open_source(source_dir, dtype)
     limits = plan_limits(settings, source.config, chosen).build_config
-    fields, cache = asked_of_builder(settings, chosen), settings.timing_cache
-    origin = dict(sources or {})
-    build = EngineBuild(source, tensors, limits, settings.lookahead, origin, fields, cache)
+    fields = asked_of_builder(settings, chosen)
+    build = EngineBuild(source, tensors, limits, settings, sources or {}, fields)
     if chosen == "tensorrt-llm":
         check_trtllm(source.config, limits, gpu_capability())
         check_machine(workers, fields)
@@ -110,14 +109,13 @@ def build_engine(
 
 
 def _write_torch(build: EngineBuild, folder: Path, progress: Progress | None) -> None:
-    """Write all files of a torch engine into an existing folder."""
     config, source = single_rank(build.source.config), build.source.folder
     pretrained = config_json(config)
     # The same model gives the same digest however it was split over ranks.
     digest = hashlib.sha256(json.dumps(pretrained, sort_keys=True).encode())
     own = build.source.is_checkpoint
     linked = link_ranks(source, folder, config) if own else frozenset[int]()
-    write_ranks(folder, config, build.tensors, progress, digest, linked)
+    write_ranks(folder, config, build.tensors, progress, digest.update, linked)
     copy_side_files(source, folder)
     engine = EngineConfig(
         version=__version__, pretrained_config=config, build_config=build.limits
@@ -125,6 +123,7 @@ def _write_torch(build: EngineBuild, folder: Path, progress: Progress | None) ->
     write_json(folder / "config.json", {**engine, "pretrained_config": pretrained})
     manifest = new_manifest("torch", build, digest.hexdigest())
     write_json(folder / MANIFEST, manifest.model_dump(mode="json"))
+    keep_panels(open_engine(folder))
 
 
 def describe_build(
@@ -144,15 +143,14 @@ def describe_build(
     source = read_source(folder, dtype)
     limits = plan_limits(settings, source.config, chosen)
     notes: list[str] = list(limits.notes)
-    fields, cache = asked_of_builder(settings, chosen), settings.timing_cache
+    fields = asked_of_builder(settings, chosen)
     commands: tuple[str, ...] = ()
     if chosen == "tensorrt-llm":
         config, suffix = source.config, "engine"
         machine = gpu_capability(), installed_version()
         notes += check_trtllm(config, limits.build_config, *machine)
-        commands = command_lines(
-            source, Path(output_dir), limits.build_config, workers, fields, cache
-        )
+        asked = workers, fields, settings.timing_cache
+        commands = command_lines(source, Path(output_dir), limits.build_config, *asked)
         notes += [] if commands else [_NO_COMMAND]
     else:
         config, suffix = single_rank(source.config), "safetensors"
@@ -170,7 +168,6 @@ def describe_build(
         notes=tuple(notes),
         commands=commands,
         trtllm=fields,
-        timing_cache=cache,
     )
 
 
@@ -184,11 +181,6 @@ def choose_backend(backend: str = "auto") -> tuple[str, str]:
         return backend, f"asked for with --backend {backend}"
     if backend != "auto":
         raise UsageError(f"backend {backend!r} is unknown", "use auto, torch or tensorrt-llm")
-    return _auto()
-
-
-def _auto() -> tuple[str, str]:
-    """The cheap reasons first: importing TensorRT-LLM takes seconds."""
     if not trtllm_library.installed():
         return "torch", "TensorRT-LLM is not installed"
     capability = gpu_capability()

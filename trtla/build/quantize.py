@@ -12,14 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from numpy import ndarray
 from torch import Tensor
 
 from trtla.errors import TrtlaError, UsageError
 from trtla.formats.config import CheckpointConfig
-from trtla.formats.hf import load_model
 from trtla.formats.plan import fp8_groups, hf_shapes, kv_scale
-from trtla.formats.tensors import TensorSource, quantize, row_spans, scale_of, torch_dtype
+from trtla.formats.tensors import TensorSource, quantize, row_spans, scale_of
+from trtla.formats.tensors import largest as largest_of
+from trtla.formats.transformers_load import load_model
 
 if TYPE_CHECKING:
     from transformers import DynamicCache, PreTrainedModel
@@ -56,11 +59,8 @@ def calibrate(folder: Path, config: CheckpointConfig, calibration: Calibration) 
     """The largest absolute value by the name of the scale that follows from it.
 
     The values are the inputs of every quantised linear (`NAME.input_scale`), and of every layer the
-    keys, after their rotation, and values together (`plan.kv_scale`).
-
-    Args:
-        folder: a Hugging Face model folder that `HFModel` opens.
-        config: its config; prompts are cut to its positions too.
+    keys, after their rotation, and values together (`plan.kv_scale`). `folder` is Hugging Face's;
+    prompts are cut to the positions of its `config` too.
     """
     largest: dict[str, Tensor] = {}
 
@@ -84,10 +84,7 @@ def calibrate(folder: Path, config: CheckpointConfig, calibration: Calibration) 
 def mean_squares(
     folder: Path, config: CheckpointConfig, calibration: Calibration
 ) -> dict[str, Tensor]:
-    """The mean square of every input of a layer's linear, float32 [inputs], by weight.
-
-    Args and errors are those of `calibrate`; a mean of 0 is none.
-    """
+    """The mean square of every input of a layer's linear, float32 [inputs], by weight."""
     sums: dict[str, Tensor] = {}
 
     def see(linear: str, values: Tensor) -> None:
@@ -134,12 +131,11 @@ def _load(folder: Path, config: CheckpointConfig, device: str) -> PreTrainedMode
     """The model in its own dtype; on a CPU, which has no arithmetic for float16, in float32."""
     dtype = "float32" if device == "cpu" and config.dtype == "float16" else config.dtype
     kind, hint = "AutoModelForCausalLM", "check the folder with transformers"
-    loaded: PreTrainedModel = load_model(kind, folder, torch_dtype(dtype), hint).to(device)
+    loaded: PreTrainedModel = load_model(kind, folder, getattr(torch, dtype), hint).to(device)
     return loaded
 
 
 def _watch(model: PreTrainedModel, config: CheckpointConfig, see: _See) -> None:
-    """Show the inputs of all quantised linears from now on."""
     for layer in range(config.num_hidden_layers):
         for module, linears in _READERS.items():
             names = [f"model.layers.{layer}.{linear}" for linear in linears]
@@ -173,14 +169,6 @@ def _read(model: PreTrainedModel, prompt: Sequence[int], cache: DynamicCache | N
     model.base_model(input_ids=ids, past_key_values=cache, use_cache=cache is not None)
 
 
-def _fused(linear: str, group: tuple[str, ...]) -> tuple[str, ...]:
-    """The weights that are rounded with the scale of a linear's."""
-    block, _, name = linear.rpartition(".")
-    if name not in ("gate_proj", "up_proj"):
-        return group
-    return tuple(f"{block}.{one}.weight" for one in ("gate_proj", "up_proj"))
-
-
 class Fp8Source:
     """A model as a source of FP8 weights and of their scales.
 
@@ -188,32 +176,31 @@ class Fp8Source:
     requantising them, as TensorRT-LLM does where it fuses them, would round twice and give the same
     scale.
 
-    Args:
-        model: reads the unquantised weights.
-        config: the model's sizes.
-        ranges: the largest absolute value by name of the scale that follows from it: inputs of
-            linears, and keys and values.
+    `ranges` are those of `calibrate`.
     """
 
     def __init__(
         self, model: TensorSource, config: CheckpointConfig, ranges: Mapping[str, float]
     ) -> None:
         self._model, self._shapes = model, hf_shapes(config)
-        self._groups = fp8_groups(config)
-        self._group_of = {weight: name for name, group in self._groups.items() for weight in group}
-        self._alike = {name: _fused(name, group) for name, group in self._groups.items()}
+        groups = fp8_groups(config)
+        self._group_of = {weight: name for name, group in groups.items() for weight in group}
+        self._alike = dict(groups)
+        for layer in range(config.num_hidden_layers):
+            pair = [f"model.layers.{layer}.mlp.{name}" for name in ("gate_proj", "up_proj")]
+            self._alike |= dict.fromkeys(pair, groups[pair[0]] + groups[pair[1]])
         self._scales = {name: scale_of(largest) for name, largest in ranges.items()}
 
-    def read(self, name: str, start: int, stop: int) -> torch.Tensor:
+    def read(self, name: str, start: int, stop: int) -> ndarray:
         """Rows [start, stop): FP8 of a linear's weight, float32 of a scale, else as stored."""
         if name in self._group_of:
-            scale = torch.tensor(self._weight_scale(self._group_of[name]))
+            scale = self._weight_scale(self._group_of[name])
             return quantize(self._model.read(name, start, stop), scale)
         if name in self._shapes:
             return self._model.read(name, start, stop)
         linear = name.removesuffix(".weight_scale")
-        scale_value = self._scales[name] if linear == name else self._weight_scale(linear)
-        return torch.tensor([scale_value])[start:stop]
+        scale = self._scales[name] if linear == name else self._weight_scale(linear)
+        return np.array([scale], np.float32)[start:stop]
 
     def _weight_scale(self, linear: str) -> float:
         name = f"{linear}.weight_scale"
@@ -222,15 +209,13 @@ class Fp8Source:
         return self._scales[name]
 
     def _largest(self, weight: str) -> float:
-        """The largest absolute value of a weight, piece by piece."""
         rows, width = self._shapes[weight]
-        largest = torch.zeros(())
-        for start, stop in row_spans((0, rows), width):
-            piece = self._model.read(weight, start, stop)
-            largest = torch.maximum(largest, piece.abs().amax().float())  # which keeps a NaN
-        if not math.isfinite(largest.item()):
+        spans = row_spans((0, rows), width)
+        pieces = [largest_of(self._model.read(weight, *span)) for span in spans]
+        largest = float(np.max(pieces))  # which keeps a NaN
+        if not math.isfinite(largest):
             raise UsageError(
-                f"tensor {weight} holds {largest.item()}, which FP8 has no scale for",
+                f"tensor {weight} holds {largest}, which FP8 has no scale for",
                 "copy the weights again: the model itself cannot compute with them",
             )
-        return largest.item()
+        return largest

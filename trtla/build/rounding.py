@@ -4,26 +4,44 @@ Rounding to the nearest code leaves the scale open. Candidates around the one th
 largest value to the last code are tried, as llama.cpp's make_qx_quants does, each with the scale
 that fits its codes best. Errors may be weighed by how large the inputs are that meet a weight: the
 mean square of each channel's activations, which is what AWQ (Lin et al., 2023) protects.
+
+TensorRT-LLM's integer weights are W8A16, W4A16 and W4A16_AWQ. For the first two the library rounds
+plain weights when it loads them (modeling_utils.py, preprocess_weights): a checkpoint names the
+algorithm and no more. W4A16_AWQ is stored as NVIDIA's modelopt exports it; the library brings it
+into the order of its kernels when it builds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+import numpy as np
 import torch
+from numpy import ndarray
 from torch import Tensor
 
 from trtla.errors import UsageError
 from trtla.formats.blocks import BLOCK_TYPES, BlockType
-from trtla.formats.config import CheckpointConfig, Quantization
-from trtla.formats.plan import EMBEDDING, LM_HEAD, hf_shapes
+from trtla.formats.config import AWQ_GROUP_SIZES, CheckpointConfig, Quantization
+from trtla.formats.plan import (
+    EMBEDDING,
+    LM_HEAD,
+    awq_input_scale,
+    awq_scales,
+    fp8_groups,
+    hf_shapes,
+)
 from trtla.formats.support import check_mapping
-from trtla.formats.tensors import TensorSource
+from trtla.formats.tensors import TensorSource, pack_int4, row_spans
+from trtla.formats.torch_tensors import as_array, as_tensor
+from trtla.trtllm.rules import weight_only_sizes
 
 GROUP_SIZES = (32, 64, 128)
 """Inputs that share a scale."""
 INTEGERS = {"int8": ("Q8_0", "Q8_G64", "Q8_G128"), "int4": ("Q4_0", "Q4_G64", "Q4_G128")}
 """The types of blocks of a dtype, by group size."""
+ALGORITHMS = {"w8a16": "W8A16", "w4a16": "W4A16", "w4a16_awq": "W4A16_AWQ"}
+"""Names of --dtype, and TensorRT-LLM's."""
 
 _TRIED = {
     4: [-8 + 0.2 * step for step in range(-5, 6)],
@@ -44,9 +62,14 @@ def integer_config(config: CheckpointConfig, dtype: str, group_size: int) -> Che
     if group_size not in GROUP_SIZES:
         raise UsageError(f"group size {group_size} is unknown", "use 32, 64 or 128")
     shapes = {name: shape for name, shape in hf_shapes(config).items() if len(shape) == 2}
-    for name, (_, inputs) in shapes.items():
-        if inputs % group_size:
-            raise _indivisible(name, inputs, group_size, {width for _, width in shapes.values()})
+    widths = {name: shape[1] for name, shape in shapes.items()}
+    fits = [size for size in GROUP_SIZES if not any(w % size for w in widths.values())]
+    wrong = next((name for name, width in widths.items() if width % group_size), None)
+    if wrong is not None:
+        raise UsageError(
+            f"group size {group_size} does not divide the {widths[wrong]} inputs of {wrong}",
+            f"use --group-size {fits[-1]}" if fits else "no group size does; use another --dtype",
+        )
     index = GROUP_SIZES.index(group_size)
     ends, layers = INTEGERS["int8"][index], INTEGERS[dtype][index]
     types = {name: ends if name in (EMBEDDING, LM_HEAD) else layers for name in shapes}
@@ -55,19 +78,10 @@ def integer_config(config: CheckpointConfig, dtype: str, group_size: int) -> Che
     return result
 
 
-def _indivisible(name: str, inputs: int, group_size: int, widths: set[int]) -> UsageError:
-    fits = [size for size in GROUP_SIZES if not any(width % size for width in widths)]
-    return UsageError(
-        f"group size {group_size} does not divide the {inputs} inputs of {name}",
-        f"use --group-size {fits[-1]}" if fits else "no group size does; use another --dtype",
-    )
-
-
 class RoundedSource:
     """A model as a source of rows of blocks.
 
     Args:
-        model: reads the unquantised weights.
         types: the type of blocks of every weight that gets them.
         importance: float32 [inputs], how much an error counts, by the weight's name.
     """
@@ -77,14 +91,14 @@ class RoundedSource:
     ) -> None:
         self._model, self._types, self._importance = model, types, importance
 
-    def read(self, name: str, start: int, stop: int) -> Tensor:
+    def read(self, name: str, start: int, stop: int) -> ndarray:
         """Rows [start, stop): blocks of a weight, else as stored."""
-        rows = self._model.read(name, start, stop)
+        stored = self._model.read(name, start, stop)
         if name not in self._types:
-            return rows
-        kind = BLOCK_TYPES[self._types[name]]
+            return stored
+        kind, rows = BLOCK_TYPES[self._types[name]], as_tensor(stored)
         check_numbers(name, rows, kind)
-        return round_rows(kind, rows, self._importance.get(name))
+        return as_array(round_rows(kind, rows, self._importance.get(name)))
 
 
 def check_numbers(name: str, rows: Tensor, kind: BlockType) -> None:
@@ -115,10 +129,7 @@ def rounded(
     importance: Tensor | None = None,
     dtype: torch.dtype = torch.float16,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """The `best_codes` of rows [outputs, inputs], some rows at a time.
-
-    Args are those of `round_rows`, and the type of scales.
-    """
+    """The `best_codes` of rows as in `round_rows`, some rows at a time, for scales of a type."""
     blocks = rows.shape[1] // kind.inputs
     weights = torch.ones(blocks, kind.inputs)
     if importance is not None:
@@ -145,11 +156,8 @@ def best_codes(
     """
     codes, scales = nearest_codes(kind, values, dtype)
     least = _error(values, codes, scales, weights)
-    extreme = _extreme(values)
-    weighted = values * weights
-    best = torch.full_like(extreme, -1.0)
-    found = torch.zeros_like(extreme)
-    inverse = _inverse(extreme)
+    weighted, inverse = values * weights, _inverse(_extreme(values))
+    best, found = torch.full_like(inverse, -1.0), torch.zeros_like(inverse)
     for code in _TRIED[kind.bits]:
         tried = inverse * code
         _, gain = _fit(weighted, _codes(kind, values, tried), weights)
@@ -219,3 +227,84 @@ def _packed(kind: BlockType, codes: Tensor, scales: Tensor) -> Tensor:
         whole = low | high << 4
     head = scales.contiguous().view(torch.uint8)
     return torch.cat((head, whole), -1).flatten(1)
+
+
+def weight_only_config(
+    config: CheckpointConfig, dtype: str, group_size: int | None
+) -> CheckpointConfig:
+    """The model with an algorithm of `ALGORITHMS`; W4A16_AWQ has a group size, by default 128."""
+    quantization = Quantization(quant_algo=ALGORITHMS[dtype])
+    if dtype == "w4a16_awq":
+        quantization = _awq(128 if group_size is None else group_size)
+    result = config.model_copy(update={"quantization": quantization})
+    sizes = weight_only_sizes(result)
+    if sizes.allowed is False:
+        smaller = ["--group-size 64"] if (result.awq_group_size or 0) > 64 else []
+        fewer = ["a smaller --tp-size"] if config.mapping.tp_size > 1 else []
+        raise UsageError(sizes.reason, f"use {' or '.join([*smaller, *fewer, 'another --dtype'])}")
+    return result
+
+
+def _awq(group_size: int) -> Quantization:
+    """The keys that modelopt writes.
+
+    A list of modules replaces the default one, which spares the embedding too. That matters in
+    W8A16 and W4A16, which have none; W4A16_AWQ is for linears only (quantization/quantize.py).
+    """
+    if group_size not in AWQ_GROUP_SIZES:
+        raise UsageError(f"group size {group_size} is unknown to W4A16_AWQ", "use 64 or 128")
+    return Quantization(
+        quant_algo="W4A16_AWQ",
+        group_size=group_size,
+        has_zero_point=False,
+        pre_quant_scale=True,
+        exclude_modules=["lm_head"],
+    )
+
+
+class AwqSource:
+    """A model as a source of W4A16_AWQ: int4 weights, their scales, and input scales of one.
+
+    The scales that a search found are kept, less than 2 % of the model. They have the numbers of
+    the activations' type, to which TensorRT-LLM casts them, so that codes fit what is multiplied.
+
+    `importance` is that of `RoundedSource`.
+    """
+
+    def __init__(
+        self, model: TensorSource, config: CheckpointConfig, importance: Mapping[str, Tensor]
+    ) -> None:
+        groups = fp8_groups(config)
+        self._model, self._importance, self._shapes = model, importance, hf_shapes(config)
+        self._kind = BLOCK_TYPES[f"Q4_G{config.awq_group_size}"]
+        self._dtype = getattr(torch, config.dtype)
+        self._weights = {weight for group in groups.values() for weight in group}
+        self._weight_of = {awq_scales(weight): weight for weight in self._weights}
+        self._vectors = {awq_input_scale(linear) for linear in groups}
+        self._found: dict[str, Tensor] = {}
+
+    def read(self, name: str, start: int, stop: int) -> ndarray:
+        """Rows [start, stop), for a weight pairs of outputs."""
+        if name in self._weights:
+            rows = as_tensor(self._model.read(name, 2 * start, 2 * stop))
+            scales = self._scales(name)[2 * start : 2 * stop, :, None]
+            values = rows.float().view(*scales.shape[:2], -1)
+            return pack_int4(as_array(codes_of(self._kind, values, scales).flatten(1)))
+        if name in self._weight_of:
+            return as_array(self._scales(self._weight_of[name])[start:stop].float())
+        if name in self._vectors:
+            return np.ones(stop - start, np.float32)
+        return self._model.read(name, start, stop)
+
+    def _scales(self, weight: str) -> Tensor:
+        if weight not in self._found:
+            spans = row_spans((0, self._shapes[weight][0]), self._shapes[weight][1])
+            self._found[weight] = torch.cat([self._search(weight, *span) for span in spans])
+        return self._found[weight]
+
+    def _search(self, weight: str, start: int, stop: int) -> Tensor:
+        rows = as_tensor(self._model.read(weight, start, stop))
+        importance = self._importance.get(weight)
+        check_numbers(weight, rows, self._kind)
+        found = rounded(self._kind, rows, importance, self._dtype)
+        return torch.cat([scales.squeeze(-1) for _, scales in found])

@@ -18,11 +18,11 @@ from click.shell_completion import CompletionItem
 from trtla.chat import values
 from trtla.chat.settings import ChatSettings, changed, read
 from trtla.chat.values import FILE, PAIR, TOGGLE, Known, Value
+from trtla.console import starting
 from trtla.errors import TrtlaError, UsageError, closest
 from trtla.settings.drafting import LOOKAHEAD, DrafterSettings
 from trtla.settings.fields import declared
 from trtla.settings.sampling import SamplingParams
-from trtla.settings.value_types import starting
 
 _FLAG = re.compile(r"--([a-z][a-z-]*)")
 _SHOWN = 24  # columns of a value in /help
@@ -44,7 +44,7 @@ class ChatCommand:
 
     @property
     def usage(self) -> str:
-        return f"/{self.name} {self.value.usage}" if self.value else f"/{self.name}"
+        return f"/{self.name}" + (f" {self.value.usage}" if self.value else "")
 
     def shown(self, settings: ChatSettings) -> str:
         """Its present value as it would be typed; empty for commands without one."""
@@ -56,12 +56,12 @@ class ChatCommand:
 
     def parse(self, text: str) -> Any:
         """What the text behind the command means; raises UsageError when it means nothing."""
-        if self.value is None:
-            if text:
-                raise UsageError(f"/{self.name}: {text!r} follows what takes no value", "omit it")
+        if self.value is None and text:
+            raise UsageError(f"/{self.name}: {text!r} follows what takes no value", "omit it")
+        if self.value is None or (self.value is TOGGLE and not text):
             return None
         try:
-            return None if self.value is TOGGLE and not text else self.value.parse(text)
+            return self.value.parse(text)
         except UsageError as error:
             raise UsageError(f"/{self.name}: {error.message}", error.hint) from None
         except click.BadParameter as error:
@@ -102,7 +102,10 @@ TABLE = (
     ChatCommand("chat", "Messages go into the model's chat template.", TOGGLE, ("chat",)),
     *commands_of(SamplingParams, "sampling", "allotted_time_ms"),
     ChatCommand(
-        "processor", "The three filters: greedy, nucleus 0.8 0.9, ...", values.PROCESSOR, _FILTERS
+        "processor",
+        "Temperature, top-k and top-p at once: greedy, nucleus 0.8 0.9, ...",
+        values.PROCESSOR,
+        _FILTERS,
     ),
     ChatCommand("speculative", "Draft at all; off answers plainly.", TOGGLE, ("speculative",)),
     ChatCommand(
@@ -117,7 +120,9 @@ TABLE = (
     ChatCommand("target", "Answer plainly too, and report the ratio.", TOGGLE, ("target",)),
     ChatCommand("ngram", "Answer with n-grams too, and report the ratio.", TOGGLE, ("ngram",)),
     ChatCommand(
-        "compare", "The last message with two settings, side by side, sharing nothing.", PAIR
+        "compare",
+        "The last message with two settings in turns, side by side, sharing nothing.",
+        PAIR,
     ),
     ChatCommand("debug", "Every step: accepted, rejected, the model's own.", TOGGLE, ("debug",)),
     ChatCommand(
@@ -152,19 +157,13 @@ def find(name: str) -> ChatCommand:
     wanted = _plain(name)
     if wanted in BY_NAME:
         return BY_NAME[wanted]
-    guess = f"did you mean {found}? " if (found := _guesses(wanted)) else ""
-    raise UsageError(f"/{name} is not a command", f"{guess}/help lists them all")
-
-
-def _guesses(wanted: str) -> str:
-    """The commands that a wrong name begins, else the one it is most like, else of its words."""
     begun = [known for known in BY_NAME if wanted and known.startswith(wanted)]
     near = closest(f"/{wanted}", (f"/{known}" for known in BY_NAME))
     words = set(wanted.split("_"))
     alike = [known for known in BY_NAME if words.intersection(known.split("_"))]
-    names = begun or ([near[1:]] if near else alike)
-    shown = dict.fromkeys(f"/{BY_NAME[name].name}" for name in names)
-    return " or ".join(list(shown)[:_GUESSES])
+    meant = dict.fromkeys(f"/{BY_NAME[k].name}" for k in begun or ([near[1:]] if near else alike))
+    guess = f"did you mean {' or '.join(list(meant)[:_GUESSES])}? " if meant else ""
+    raise UsageError(f"/{name} is not a command", f"{guess}/help lists them all")
 
 
 def _plain(name: str) -> str:
@@ -220,18 +219,18 @@ def _complete(text: str, names: Sequence[str], known: Known) -> tuple[str, list[
         last = typed.replace(";", "|").rpartition("|")[2].lstrip()
         return _complete(last, [one.name for one in TABLE if one.paths], known)
     offered = command.value.examples(known, typed)
-    if command.value is FILE:
-        return typed, [CompletionItem(path) for path in offered]
-    return typed, starting(offered, typed, part=command.value.list)
+    if command.value is not FILE:
+        offered = starting(offered, typed, part=command.value.list)
+    return typed, list(map(CompletionItem, offered))
 
 
 def one_line(error: TrtlaError) -> str:
     """An error as the chat shows it: flags in its hint become commands, but for those of builds."""
+
+    def as_command(match: re.Match[str]) -> str:
+        name = _plain(match[1])
+        return f"/{name}" if name in BY_NAME else match[0]
+
     clauses = (error.hint or "").split(", ")
-    hint = ", ".join(c if "build" in c else _FLAG.sub(_as_command, c) for c in clauses)
+    hint = ", ".join(c if "build" in c else _FLAG.sub(as_command, c) for c in clauses)
     return " ".join(f"{error.message}{'; ' if hint else ''}{hint}".split())
-
-
-def _as_command(match: re.Match[str]) -> str:
-    name = _plain(match[1])
-    return f"/{name}" if name in BY_NAME else match[0]

@@ -58,7 +58,6 @@ class Tally:
 
     @property
     def tokens_per_step(self) -> float:
-        """S, the step compression."""
         return tokens_per_step(self.decoded, self.steps)
 
     @property
@@ -89,7 +88,6 @@ class Reply:
 
     @property
     def spoken_ids(self) -> tuple[int, ...]:
-        """Without the end token."""
         return self.ids[:-1] if self.finish_reason == "end_id" else self.ids
 
     def add(self, chunk: Chunk, time_s: float | None) -> None:
@@ -106,11 +104,11 @@ class Reply:
 class ChatModel:
     """An opened model, as a chat uses it."""
 
-    def __init__(self, llm: LLM) -> None:
+    def __init__(self, llm: LLM, name: str | None = None) -> None:
         self._llm = llm
         self.limits = llm.limits
         self.tokenizer = _tokenizer(llm)
-        self.name = llm.engine.name
+        self.name = name or llm.engine.name
         self.description = llm.description
 
     @property
@@ -141,8 +139,9 @@ class ChatModel:
             raise UsageError(
                 f"the draft model {path} is not loaded", f"start again with --draft-model {path}"
             )
-        for how in (settings, *([settings.by_ngrams] if settings.ngram else [])):
-            self._check_request((0,), how, name)
+        self._check_request((0,), settings, name)
+        if settings.ngram:
+            self._check_request((0,), settings.by_ngrams, name)
 
     def _check_template(self, settings: ChatSettings) -> None:
         if not self.tokenizer.has_chat_template:
@@ -159,15 +158,13 @@ class ChatModel:
             self.fitted((), "", settings, "the system message")
 
     def _check_request(self, ids: tuple[int, ...], how: ChatSettings, name: str) -> None:
-        request = self._llm.request(ids, how.sampling, name, how.lookahead, how.drafter)
-        self.limits.check(request)
+        from trtla.llm.prompt import PromptRequest
+
+        asked = PromptRequest(name, ids, how.sampling, how.lookahead, how.drafter)
+        self.limits.check(self._llm.request(asked))
 
     def fitted(
-        self,
-        turns: Sequence[Turn],
-        message: str,
-        settings: ChatSettings,
-        name: str = "the message",
+        self, turns: Sequence[Turn], message: str, settings: ChatSettings, name: str = "the message"
     ) -> tuple[Fitted, ChatSettings]:
         """What the model reads of a conversation, and the settings with the room for an answer.
 
@@ -231,10 +228,7 @@ def _tokenizer(llm: LLM) -> Tokenizer:
 
 
 def _rejected(recorders: Sequence[DraftRecorder], number: int, chunk: Chunk) -> tuple[int, ...]:
-    """What the best branch of the chunk's step held behind the accepted tokens.
-
-    The model may be some steps ahead of the chunk.
-    """
+    """What the best branch held behind the accepted tokens in the chunk's step, not the model's."""
     forwards = recorders[-1].forwards[number : number + 1] if recorders else []
     if not forwards or not chunk.token_ids:
         return ()

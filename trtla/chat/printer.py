@@ -8,16 +8,13 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from trtla.chat.model import Reply
 from trtla.console import Console
 from trtla.results.metrics import first_difference
 
 if TYPE_CHECKING:
-    from rich.table import Table
-    from rich.text import Text
-
     from trtla.llm.llm import Piece
 
 _WIDTH = 100
@@ -60,13 +57,11 @@ class Printer:
     def text(self, pieces: Iterable[Piece], sources: Sequence[str] = ()) -> None:
         """Print text of the model; `sources` of each piece, where these are the colours."""
         pieces = list(pieces)
-        named = zip(pieces, sources or [""] * len(pieces), strict=True)
-        shown = (self._tinted(*piece, source) for piece, source in named)
-        self._console.out("".join(shown), end="")
-
-    def _tinted(self, text: str, accepted: bool, source: str) -> str:
-        shown, color = self.clean(text), _SOURCES.get(source, _ACCEPTED)
-        return self._console.styled(shown, fg=color) if accepted else shown
+        shown = ""
+        for (text, accepted), source in zip(pieces, sources or [""] * len(pieces), strict=True):
+            own, color = self.clean(text), _SOURCES.get(source, _ACCEPTED)
+            shown += self._console.styled(own, fg=color) if accepted else own
+        self._console.out(shown, end="")
 
     def step(self, number: int, accepted: int, texts: tuple[str, str, str]) -> None:
         """Print one line of /debug: what was accepted, what was not, what the model said itself."""
@@ -77,51 +72,40 @@ class Printer:
         self._console.out(f"{number:4} {accepted:2} accepted  {' '.join(parts)}")
 
     def legend(self, sources: Mapping[str, int]) -> None:
-        """Print what the colours mean: how many accepted tokens each source proposed."""
-        names = (
-            self._console.styled(f"{name} {count}", fg=_SOURCES[name])
-            for name, count in sources.items()
-            if count
-        )
-        if shown := ", ".join(names):
+        style, counts = self._console.styled, [item for item in sources.items() if item[1]]
+        shown = ", ".join(style(f"{name} {count}", fg=_SOURCES[name]) for name, count in counts)
+        if shown:
             self._console.out(f"accepted by source: {shown}")
 
     def compare(self, sides: Sequence[str], replies: Sequence[Reply]) -> None:
-        """Print two texts of one prompt side by side, with what each took."""
-        from rich.console import Console as RichConsole
-
-        coloured = self._console.colored
-        system: Literal["standard"] | None = "standard" if coloured else None
-        console = RichConsole(
-            width=self.width, color_system=system, force_terminal=coloured, highlight=False
-        )
-        console.print(self._columns(sides, replies, plain=not coloured))
-        self._console.out(verdict(*replies))
-
-    def _columns(self, sides: Sequence[str], replies: Sequence[Reply], *, plain: bool) -> Table:
         from rich import box
+        from rich.console import Console as RichConsole
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(box=box.ASCII if plain else box.ROUNDED, width=self.width)
+        coloured = self._console.colored
+        console = RichConsole(
+            width=self.width,
+            color_system="standard" if coloured else None,
+            force_terminal=coloured,
+            highlight=False,
+        )
+        table = Table(box=box.ROUNDED if coloured else box.ASCII, width=self.width)
         table.add_column("")
         for name, side in zip("AB", sides, strict=True):
             table.add_column(Text(f"{name}: {side}"), ratio=1, overflow="fold")
-        table.add_row("text", *(self._rich(reply) for reply in replies), end_section=True)
+        texts = (
+            Text.assemble(*((self.clean(t), _ACCEPTED if own else "") for t, own in reply.pieces))
+            for reply in replies
+        )
+        table.add_row("text", *texts, end_section=True)
         tallies = [reply.tally for reply in replies]
         table.add_row("tokens", *(str(one.tokens) for one in tallies))
         table.add_row("steps", *(str(one.steps) for one in tallies))
         table.add_row("tokens per step", *(f"{one.tokens_per_step:.2f}" for one in tallies))
         table.add_row("tokens/s", *(f"{one.tokens_per_s:.0f}" for one in tallies))
-        return table
-
-    def _rich(self, reply: Reply) -> Text:
-        from rich.text import Text
-
-        shown = Text()
-        for text, accepted in reply.pieces:
-            shown.append(self.clean(text), _ACCEPTED if accepted else "")
-        return shown
+        console.print(table)
+        self._console.out(verdict(*replies))
 
 
 def verdict(left: Reply, right: Reply) -> str:

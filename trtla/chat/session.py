@@ -5,6 +5,7 @@ A line that begins with `/` is a command, `//` begins a message with a slash; al
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import shorten
@@ -18,6 +19,7 @@ from trtla.chat.settings import Chat, ChatSettings, changed, load, save
 from trtla.chat.values import TOGGLE, Known
 from trtla.console import counted
 from trtla.errors import TrtlaError, UsageError
+from trtla.settings.fields import check_text
 
 if TYPE_CHECKING:
     from trtla.llm.llm import LLM, Chunk
@@ -30,14 +32,19 @@ _GREEDY = (
     "the answer would be the same: greedy takes the most probable tokens; /temperature 0.8 draws"
 )
 
+_TURNS, _LONG_S = (0, 1, 1, 0), 20.0
+"""Order of /compare's sides, and after how long a pair of runs has no second one."""
 _SHOWN = 60  # columns of a message that is repeated
 
 
 class Session:
     """One conversation with one model."""
 
-    def __init__(self, llm: LLM, settings: ChatSettings, printer: Printer) -> None:
-        self._model, self._printer = ChatModel(llm), printer
+    def __init__(
+        self, llm: LLM, settings: ChatSettings, printer: Printer, name: str | None = None
+    ) -> None:
+        """`name` is what the model was called when it was opened; None is its folder's."""
+        self._model, self._printer = ChatModel(llm, name), printer
         settings = self._model.resolved(settings)
         self._model.check(settings, "the chat")
         self.start = self.settings = settings
@@ -70,7 +77,9 @@ class Session:
             if line.startswith("/") and not line.startswith("//"):
                 return self._command(line)
             if line.strip():
-                self._answer(_valid(line.removeprefix("/")), self.turns)
+                message = line.removeprefix("/")
+                check_text(message, "the message")
+                self._answer(message, self.turns)
         except TrtlaError as error:
             self._printer.refuse(one_line(error))
         return True
@@ -134,14 +143,13 @@ class Session:
         return ""
 
     def _answer(self, message: str, past: Sequence[Turn]) -> None:
-        """Answer a message that follows these turns."""
         found, settings = self._model.fitted(past, message, self.settings)
         if found.dropped > self._left_out:
             left_out = _left_out(found.dropped)
             self._printer.note(f"{self._model.full}: {left_out}; /undo makes room")
         self._left_out = found.dropped
-        watch = settings.debug
-        reply = self._model.decode(found.ids, settings.for_answers, self._show, watch=watch)
+        how, watch = settings.for_answers, settings.debug
+        reply = self._model.decode(found.ids, how, self._show, watch=watch)
         self.total.add(reply.tally)
         self.last = reply
         self.context = len(found.ids) + len(reply.ids)
@@ -175,11 +183,10 @@ class Session:
         self._printer.out("")
         if self.settings.colors == "source":
             self._printer.legend(reply.sources)
+        is_short = len(reply.ids) < self.settings.sampling.max_output_len
         if reply.finish_reason == "cancelled":
             self._printer.note(_STOPPED if reply.ids else "stopped before the answer began")
-        elif reply.finish_reason == "length" and (
-            len(reply.ids) < self.settings.sampling.max_output_len
-        ):
+        elif reply.finish_reason == "length" and is_short:
             self._printer.note(_CUT)
 
     def _silently(
@@ -196,12 +203,9 @@ class Session:
 
     def _baselines(self, ids: tuple[int, ...], answer: Reply, settings: ChatSettings) -> None:
         """The same prompt and seed by the methods that /target and /ngram switch on."""
-        methods = {}
-        if settings.target:
-            methods["plain decoding"] = settings.plain
-        if settings.ngram:
-            methods["n-grams"] = settings.by_ngrams
-        for name, how in methods.items():
+        methods = [("plain decoding", settings.plain)] if settings.target else []
+        methods += [("n-grams", settings.by_ngrams)] if settings.ngram else []
+        for name, how in methods:
             other = self._silently(ids, how, name)
             if other is None:
                 self._printer.note(f"{name} stopped")
@@ -209,19 +213,27 @@ class Session:
             self._printer.out(_against(name, answer, other))
 
     def _compare(self, *names: str) -> None:
-        """Both sides are private: neither copies the answer that was given, nor the other side."""
+        """Both sides are private: neither copies the answer that was given, nor the other side.
+
+        They run in turns, and the faster run of each counts: the first run after others is slow.
+        """
         sides = [read_side(name, self.settings) for name in names]
         for name, side in zip(names, sides, strict=True):
             self._model.check(side, name)
-        message, replies = self._last("compare on").message, []
-        for name, side in zip(names, sides, strict=True):
-            found, how = self._model.fitted(self.turns[:-1], message, side)
-            reply = self._silently(found.ids, how.for_answers, name, private=True)
+        message, past, start = self._last("compare on").message, self.turns[:-1], time.monotonic()
+        asked = [self._model.fitted(past, message, side) for side in sides]
+        runs: tuple[list[Reply], list[Reply]] = ([], [])
+        for number, turn in enumerate(_TURNS):
+            if number == len(sides) and time.monotonic() - start > _LONG_S:
+                break
+            found, how = asked[turn]
+            reply = self._silently(found.ids, how.for_answers, names[turn], private=True)
             if reply is None:
                 self._printer.note("comparison stopped")
                 return
-            replies.append(reply)
-        self._printer.compare(names, replies)
+            runs[turn].append(reply)
+        best = [max(own, key=lambda one: one.tally.tokens_per_s) for own in runs]
+        self._printer.compare(names, best)
 
     def _retry(self) -> None:
         turn, past = self._last("answer again"), self.turns[:-1]
@@ -254,9 +266,8 @@ class Session:
         self.context, self._left_out, self._drawn_from = len(found.ids), found.dropped, None
 
     def _save(self, path: Path) -> None:
-        vocab_size = self._model.limits.vocab_size
-        chat = Chat(self._model.name, vocab_size, self.settings, tuple(self.turns))
-        save(path, chat)
+        model, vocab_size = self._model.name, self._model.limits.vocab_size
+        save(path, Chat(model, vocab_size, self.settings, tuple(self.turns)))
         self._printer.note(f"{_turns(len(self.turns))} saved in {path}")
 
     def _load(self, path: Path) -> None:
@@ -296,11 +307,6 @@ def _against(name: str, answer: Reply, other: Reply) -> str:
     return (
         f"{name}: {other.tally.describe()}, {equal}; the answer: {answer.tally.describe()}, {ratio}"
     )
-
-
-def _valid(text: str) -> str:
-    """Without lone surrogates, which stand for bytes that are no UTF-8."""
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _turns(number: int) -> str:

@@ -53,7 +53,6 @@ class ChatSettings:
 
     @property
     def by_ngrams(self) -> ChatSettings:
-        """With n-gram drafts."""
         drafter = replace(self.drafter, drafter=("ngram",), egag=False, rejection=False)
         return replace(self, drafter=drafter)
 

@@ -80,7 +80,6 @@ class CommandCompleter(Completer):
     def get_completions(
         self, document: Document, complete_event: CompleteEvent
     ) -> Iterable[Completion]:
-        """What the line up to the cursor may become."""
         typed, items = complete(document.text_before_cursor, self._session.known)
         for item in items:
             yield Completion(item.value, -len(typed), display_meta=item.help)
@@ -109,7 +108,6 @@ def chat_at_terminal(printer: TerminalPrinter, session: Session) -> None:
 
 
 def _ask(prompt: PromptSession[str], printer: Printer) -> str | None:
-    """The next line; None to leave."""
     while True:
         try:
             return prompt.prompt(HTML("<b>&gt;</b> "))

@@ -15,9 +15,8 @@ from trtla.errors import UsageError
 from trtla.files import parse_json
 from trtla.settings.drafting import DRAFT_PREFIX, DRAFTERS, parse_drafter
 from trtla.settings.fields import Declared, check_text, shown
-from trtla.settings.lookahead import AUTOREGRESSIVE
-from trtla.settings.sampling import EXAMPLES, VALUES, Filters, parse_processor
-from trtla.settings.value_types import LookaheadType
+from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
+from trtla.settings.sampling import EXAMPLES, Filters, parse_processor
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,21 +43,16 @@ class Value:
     """Whether commas separate several values."""
 
 
-def _words(*words: str) -> Callable[[Known, str], Iterable[str]]:
-    return lambda known, typed: words
-
-
 def _of_click(kind: Any) -> Callable[[str], Any]:
     return lambda text: kind.convert(text, None, None)
 
 
 def _choice(words: tuple[str, ...]) -> Value:
     kind = click.Choice(words, case_sensitive=False)
-    return Value("|".join(words), _of_click(kind), examples=_words(*words))
+    return Value("|".join(words), _of_click(kind), examples=lambda known, typed: words)
 
 
 def _or_word(value: Value, word: str, empty: Any = None) -> Value:
-    """With a word that stands for nothing."""
     return Value(
         f"{value.usage}|{word}",
         lambda text: empty if text.lower() == word else value.parse(text),
@@ -78,17 +72,9 @@ def _parse_texts(text: str) -> Any:
         ) from None
 
 
-def _show_texts(texts: Iterable[str]) -> str:
-    return ", ".join(json.dumps(text, ensure_ascii=False) for text in texts)
-
-
 def _parse_system(text: str) -> str:
     check_text(text, "the system message")
     return text
-
-
-def _parse_filters(text: str) -> Filters:
-    return parse_processor(":".join(text.replace(":", " ").split())).filters
 
 
 def _show_filters(filters: Filters) -> str:
@@ -96,11 +82,10 @@ def _show_filters(filters: Filters) -> str:
     temperature, top_k, top_p = filters
     if temperature == 0:
         return "greedy"
-    values = {"temperature": f"{temperature:g}"}
-    values |= {"top_k": str(top_k)} if top_k else {}
-    values |= {"top_p": f"{top_p:g}"} if top_p < 1 else {}
-    sampled = {names: name for name, names in VALUES.items() if name != "greedy"}
-    return " ".join([sampled[tuple(values)], *values.values()])
+    values = [f"{temperature:g}", *([str(top_k)] if top_k else [])]
+    if top_p == 1:
+        return " ".join(["topk" if top_k else "multinomial", *values])
+    return " ".join(["topknucleus" if top_k else "nucleus", *values, f"{top_p:g}"])
 
 
 def _parse_file(text: str) -> Path:
@@ -142,12 +127,16 @@ TOGGLE = Value(
 WHOLE = Value("N", _of_click(click.INT))
 REAL = Value("X", _of_click(click.FLOAT), "{:g}".format)
 COLORS = _choice(("accepted", "source"))
-TEXTS = _or_word(Value("TEXT", _parse_texts, _show_texts), "none", ())
+TEXTS = _or_word(
+    Value("TEXT", _parse_texts, lambda texts: json.dumps(texts, ensure_ascii=False)[1:-1]),
+    "none",
+    (),
+)
 SYSTEM = _or_word(Value("TEXT", _parse_system, lambda text: " ".join(text.split())), "off", "")
 LOOKAHEAD = _or_word(
     Value(
         "W,N,G|auto",
-        lambda text: LookaheadType().convert(text.lower(), None, None),
+        lambda text: "auto" if text.lower() == "auto" else LookaheadConfig.parse(text.lower()),
         lambda value: "the default" if value is None else str(value),
         lambda known, typed: (known.triple, "auto"),
     ),
@@ -163,9 +152,9 @@ DRAFTER = Value(
 )
 PROCESSOR = Value(
     "NAME [VALUE...]",
-    _parse_filters,
+    lambda text: parse_processor(":".join(text.replace(":", " ").split())).filters,
     _show_filters,
-    _words(*(one.replace(":", " ") for one in EXAMPLES)),
+    lambda known, typed: (one.replace(":", " ") for one in EXAMPLES),
 )
 """(temperature, top_k, top_p)."""
 FILE = Value("FILE", _parse_file, examples=_files)
@@ -173,9 +162,7 @@ PAIR = Value("A | B", _parse_pair)
 """Both sides as texts, each one or more commands with `;` between."""
 BIASES = _or_word(
     Value(
-        "ID:BIAS,...",
-        str,
-        lambda pairs: ",".join(f"{token}:{number:g}" for token, number in pairs),
+        "ID:BIAS,...", str, lambda pairs: ",".join(f"{token}:{number:g}" for token, number in pairs)
     ),
     "none",
     (),

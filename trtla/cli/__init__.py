@@ -1,6 +1,6 @@
 """The entry point: Ctrl-C and exit codes are in place before anything is imported.
 
-The commands are one file each beside this one; heavy imports (torch, ...) happen inside them.
+The commands are one file each in the folders below; heavy imports (torch, ...) happen inside them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main(args: Sequence[str] | None = None) -> None:
     try:
         _open_closed_streams()
         INTERRUPTS.install()
-        from trtla.cli.failure import execute
+        from trtla.cli.app import execute
 
         code = INTERRUPTS.end(execute(list(sys.argv[1:] if args is None else args)))
     except ModuleNotFoundError as error:

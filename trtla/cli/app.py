@@ -1,12 +1,24 @@
-"""The `trtla` group: its commands, its version, the rules they share, and shell completion.
+"""The `trtla` group, its commands and completion, and how it runs: errors become exit codes.
 
 Underscores in flag names are accepted, as TensorRT-LLM spells them; environment names are
-TRTLA_<COMMAND>_<OPTION>.
+TRTLA_<COMMAND>_<OPTION>. Exit codes: 0 done; 1 failed; 2 usage or configuration; 3 a check failed.
+With --json an error is a JSON document on stdout, except for a failed check, whose document has
+been printed already.
 """
 
 from __future__ import annotations
 
+import errno
+import os
+import re
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 from click.shell_completion import get_completion_class
@@ -24,14 +36,27 @@ from trtla.cli.run.run import run
 from trtla.cli.serve.batch import batch
 from trtla.cli.serve.serve import serve
 from trtla.cli.shared.command import Command, switches, write_lines
+from trtla.cli.shared.params import origin
 from trtla.console import Console
-from trtla.errors import UsageError
+from trtla.errors import (
+    CheckFailed,
+    TrtlaError,
+    TrtlaWarning,
+    UsageError,
+    closest,
+    did_you_mean,
+    missing_package,
+    sentence,
+)
+from trtla.interrupts import INTERRUPTS
+from trtla.machine import process_rank
 from trtla.version import __version__
 
+_FAILED = 1
 _FIRST = (
-    "trtla build --checkpoint-dir llama-3-8b --output-dir engine",
-    "trtla run -m engine -p 'Once upon a time'",
-    "trtla chat -m engine",
+    "trtla run model.gguf 'Once upon a time'",
+    "trtla chat org/name",
+    "trtla serve model.gguf",
 )
 
 
@@ -39,19 +64,21 @@ class CommandGroup(click.Group):
     """Lists the commands in the order they are used, not by name."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The commands in the order they were added."""
         return list(self.commands)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command; a model in its place is what `ollama run` and llama.cpp take there."""
-        if args[0] not in self.commands and Path(args[0]).exists():
-            raise UsageError(f"{args[0]} is not a command", f"try trtla chat -m {args[0]}")
-        return super().resolve_command(ctx, args)
+        if self.get_command(ctx, args[0]) or ctx.resilient_parsing:
+            return super().resolve_command(ctx, args)
+        if Path(args[0]).exists():
+            hint = f"try trtla chat {args[0]}"
+        else:
+            hint = f"{did_you_mean(args[0], self.commands)}see trtla --help"
+        raise UsageError(f"{args[0]} is not a command", hint)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write what to start with, then the exit codes."""
         write_lines(formatter, "Start with", _FIRST)
         super().format_epilog(ctx, formatter)
 
@@ -74,7 +101,8 @@ class CommandGroup(click.Group):
 @click.version_option(__version__, message="trtla %(version)s")
 @click.pass_context
 def cli(ctx: click.Context) -> None:
-    """Lookahead decoding for Llama models: Hugging Face checkpoint -> engine -> text.
+    """Lookahead decoding for Llama models: a GGUF file, a Hugging Face model or an engine -> the
+    same text in less time.
 
     A setting is taken from its flag, else from the environment (TRTLA_<COMMAND>_<OPTION>), else
     from the YAML file of --config, else from the engine, else it has the default shown.
@@ -111,19 +139,148 @@ def completion(console: Console, shell: str) -> None:
 
 
 for _command in (
-    convert,
-    build,
-    run,
-    chat,
-    serve,
-    batch,
-    explain,
-    summarize,
-    bench,
-    tune,
-    report,
-    inspect_path,
-    doctor,
-    completion,
+    *(run, chat, serve, batch, explain, bench, tune, summarize, report, convert, build),
+    *(inspect_path, doctor, completion),
 ):
     cli.add_command(_command)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """How an error is shown."""
+
+    message: str
+    hint: str | None
+    kind: str
+    exit_code: int
+
+
+def execute(args: list[str]) -> int:
+    """Run the command line, what follows `trtla`, and return the exit code.
+
+    Raises:
+        KeyboardInterrupt: on Ctrl-C, whatever error came of it; no other but SystemExit is raised.
+    """
+    console = Console(json=_early(args, "--json"), verbose=_early(args, "--verbose", "-v"))
+    console.quiet = process_rank() > 0  # all ranks have the same notes
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # texts may hold what the terminal cannot encode
+            stream.reconfigure(errors="backslashreplace")
+    if hasattr(sys.stdin, "reconfigure"):  # what is not UTF-8 is refused where it is read
+        sys.stdin.reconfigure(errors="surrogateescape")
+    try:
+        with _warnings_as_notes(console):
+            code = cli.main(args, prog_name="trtla", obj=console, standalone_mode=False)
+        sys.stdout.flush()
+    except Exception as error:
+        if INTERRUPTS.came or isinstance(error, click.Abort):
+            raise KeyboardInterrupt from None
+        if isinstance(error, BrokenPipeError):
+            _drop_stdout()  # its reader has gone (`| head`)
+            return _FAILED
+        return _report(error, console)
+    return code if isinstance(code, int) else 0
+
+
+@contextmanager
+def _warnings_as_notes(console: Console) -> Iterator[None]:
+    """Print trtla's own warnings as notes; those of other libraries stay as they are."""
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def note(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+            if issubclass(category, TrtlaWarning):
+                console.note(f"note: {message}")
+            else:
+                show(message, category, *where, **more)
+
+        warnings.showwarning = note
+        warnings.simplefilter("always", TrtlaWarning)
+        yield
+
+
+def _early(args: list[str], *names: str) -> bool:
+    end = args.index("--") if "--" in args else len(args)
+    return any(name in args[:end] for name in names)
+
+
+def _drop_stdout() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _report(error: Exception, console: Console) -> int:
+    if console.verbose and not isinstance(error, click.ClickException):
+        traceback.print_exception(error)
+    failure = classify(error)
+    if console.json and not isinstance(error, CheckFailed):
+        body = {"message": failure.message, "hint": failure.hint, "type": failure.kind}
+        with suppress(OSError):  # stdout may be what has failed
+            console.document({"error": body})
+            return failure.exit_code
+        _drop_stdout()
+    where = f"rank {process_rank()}: " if process_rank() else ""
+    print(f"{where}error: {_printable(failure.message)}", file=sys.stderr)
+    if failure.hint:
+        print(f"{where}hint: {_printable(failure.hint)}", file=sys.stderr)
+    return failure.exit_code
+
+
+def _printable(text: str) -> str:
+    """One line without control characters: values and names of files may hold any."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+def classify(error: Exception) -> Failure:
+    """The sentence, hint, name and exit code of an error."""
+    if isinstance(error, TrtlaError):
+        return Failure(error.message, error.hint, type(error).__name__, error.exit_code)
+    if isinstance(error, click.ClickException):
+        return _usage(error)
+    if isinstance(error, OSError) and error.strerror:
+        place = f"{error.filename}: " if error.filename else ""
+        hint = "check the path, its permissions and the free space"
+        code = 2 if error.errno == errno.ENAMETOOLONG else 1
+        return Failure(f"{place}{error.strerror}", hint, "OSError", code)
+    if isinstance(error, ValueError) and "null byte" in str(error):  # Python's, of any path
+        return Failure("a path holds a NUL character", "correct the path", "UsageError", 2)
+    if isinstance(error, ModuleNotFoundError) and not (error.name or "trtla").startswith("trtla"):
+        return Failure(*missing_package(error.name or ""), "ModuleNotFoundError", 1)
+    return Failure(
+        f"{sentence(error)} (this is a bug in trtla)",
+        "run the same command with --verbose to see the traceback, and report it",
+        type(error).__name__,
+        1,
+    )
+
+
+def _usage(error: click.ClickException) -> Failure:
+    wrong_flag = isinstance(error, click.NoSuchOption)
+    text = error.message if wrong_flag else error.format_message()  # click guesses far-off names
+    message = " ".join(re.split(r"\s*\n\s*", text.rstrip(".")))
+    context = getattr(error, "ctx", None)
+    hint = f"see {context.command_path} --help" if context else "see trtla --help"
+    if isinstance(error, click.NoSuchOption):
+        hint = _meant(error) + hint
+    if message.startswith("Got unexpected extra argument") and context:
+        takes_prompt = any(param.name == "prompt" for param in context.command.params)
+        hint = "put quotes around a prompt; " * takes_prompt + hint
+    missing = error.param if isinstance(error, click.MissingParameter) else None
+    if missing and "-m" in missing.opts:
+        hint = f"give {missing.opts[0]} a model folder or a GGUF file; {hint}"
+    before, found, guess = message.partition(" Did you mean ")
+    if found:
+        message, hint = before.rstrip("."), f"did you mean {guess.rstrip('?')}? {hint}"
+    if isinstance(error, click.BadParameter) and context and error.param and error.param.name:
+        message += origin(context, error.param.name)
+    return Failure(message[0].lower() + message[1:], hint, "UsageError", 2)
+
+
+def _meant(error: click.NoSuchOption) -> str:
+    """How the hint begins: the flag that a wrong one is most like, or means elsewhere."""
+    params = error.ctx.command.params if error.ctx else []
+    names = [name for param in params if not getattr(param, "hidden", False)
+             for name in (*param.opts, *param.secondary_opts)]  # fmt: skip
+    limit = closest(error.option_name, ("--max-seq-len",))
+    if limit and limit not in names:
+        return f"a model's longest text is set by trtla build {limit}; "
+    return did_you_mean(error.option_name, names)

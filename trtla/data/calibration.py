@@ -18,7 +18,7 @@ from trtla.errors import TrtlaError, UsageError
 from trtla.files import parse_jsonl, read_text
 from trtla.formats.folder import tokenizer_dir
 from trtla.llm.text import Tokenizer
-from trtla.runtime.models.load import resolve_device
+from trtla.runtime.device import resolve_device
 
 TEXT_CHARS = 2048
 """Length of the texts that a .txt file is cut into: about calib_max_seq_length (512) tokens."""
@@ -82,7 +82,12 @@ def _prompts(model_dir: Path, data: str, size: int) -> Iterator[tuple[int, ...]]
 def texts(data: str, size: int) -> Iterator[str]:
     """The texts of a data set or file, at least the first `size` ones."""
     if data == CNN_DAILYMAIL:
-        yield from _articles(size)
+        if find_spec("datasets") is None:
+            raise TrtlaError(
+                f'calibration on {CNN_DAILYMAIL} needs the "datasets" package',
+                f"pip install 'trtla[eval]', or {_HINT}",
+            )
+        yield from (row["article"] for row in load_rows("train", size, _HINT))
         return
     suffix = Path(data).suffix.lower()
     if suffix not in (".txt", ".jsonl"):
@@ -96,13 +101,3 @@ def texts(data: str, size: int) -> Iterator[str]:
     else:
         for start in range(0, len(text), TEXT_CHARS):
             yield text[start : start + TEXT_CHARS]
-
-
-def _articles(size: int) -> Iterator[str]:
-    if find_spec("datasets") is None:
-        raise TrtlaError(
-            f'calibration on {CNN_DAILYMAIL} needs the "datasets" package',
-            f"pip install 'trtla[eval]', or {_HINT}",
-        )
-    for row in load_rows("train", size, _HINT):
-        yield row["article"]

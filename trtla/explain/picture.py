@@ -13,10 +13,9 @@ from rich.cells import cell_len
 
 from trtla.charts import BASE, COLOURS, INK, theme
 from trtla.errors import UsageError
-from trtla.explain.mask_view import HIDDEN, mask_lines
 from trtla.explain.record import RecordedRun, RecordedStep
 from trtla.explain.step_outcome import outcome_of
-from trtla.explain.text_view import StepView
+from trtla.explain.text_view import HIDDEN, StepView, mask_lines
 from trtla.explain.words import WIDTH, Style, Words, headline, summary
 
 if TYPE_CHECKING:
@@ -37,7 +36,6 @@ _INKS: dict[Style, str] = {"dim": BASE, "input": "white"}
 
 
 def _tint(colour: str, share: float) -> str:
-    """A colour mixed with white; 1 is the colour itself."""
     parts = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return "#" + "".join(f"{round(255 - (255 - part) * share):02x}" for part in parts)
 
@@ -107,7 +105,6 @@ def _width(lines: Sequence[str]) -> float:
 
 
 def _figure(name: str, title: list[str], left: list[str], right: list[str]) -> Figure:
-    """The title over two blocks of lines side by side."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -131,7 +128,6 @@ def _figure(name: str, title: list[str], left: list[str], right: list[str]) -> F
 
 
 def _draw(axes: Axes, span: _Span, x: float, y: float) -> None:
-    """Draw letters, or for the mask's squares a bar."""
     column, text, style = span
     left, width = x + column * _COLUMN, cell_len(text) * _COLUMN
     if not text.strip(HIDDEN):

@@ -78,7 +78,6 @@ class RecordedRun:
         return (*self.completion.input_ids, *self.completion.output_ids[: step.before])
 
     def position(self, step: RecordedStep) -> int:
-        """The absolute position of the step's input token."""
         return self.start + step.before - 1
 
 
@@ -105,7 +104,6 @@ class StepRecorder(DraftRecorder):
             self._window = copy.deepcopy(tree.window)
 
     def observed(self, greedy: Sequence[int], committed: Sequence[int]) -> None:
-        """The step is over."""
         super().observed(greedy, committed)
         self.steps.append(self._step(self.forwards[-1]))
         self._committed += committed
@@ -145,12 +143,8 @@ def record_run(
     lookahead: Lookahead | None = None,
     drafter: DrafterSettings | None = None,
 ) -> RecordedRun:
-    """Answer one prompt and record every step; torch engines only.
-
-    Args:
-        prompt, sampling, lookahead, drafter: as for `LLM.generate`; without a lookahead it is the
-            largest triple.
-    """
+    """Answer one prompt and record every step, on torch engines; arguments as for `LLM.generate`,
+    but without a lookahead it is the largest triple."""
     watch = RecorderWatch(StepRecorder)
     triple = lookahead or llm.limits.lookahead
     chunks = llm.stream(prompt, sampling, triple, drafter=drafter, watch=watch)

@@ -1,38 +1,129 @@
-"""What came of a step: which candidates matched, what was accepted, and why it ended there.
+"""The nodes of a step's draft: the role of each, as the paper draws them, and what came of them.
 
-Plain integers; words for them are in trtla.explain.words.
+From a draft's parents and the window's shape alone; words for it are in trtla.explain.words.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import takewhile
-from typing import Literal
+from dataclasses import dataclass, field
+from itertools import groupby, takewhile
+from typing import Literal, get_args
 
-from trtla.explain.mask import paths
-from trtla.explain.record import RecordedRun, RecordedStep
+from trtla.explain.record import RecordedRun, RecordedStep, WindowCells
 from trtla.runtime.draft import Draft, depths
+from trtla.runtime.drafters.lookahead import DraftTree
 from trtla.runtime.request import FinishReason
 
-Reason = Literal[
-    "prompt_pass",
-    "nothing_drafted",
-    "mismatch",
-    "whole_candidate",
-    "end_id",
-    "stop_words",
-    "length",
-]
+Part = Literal["input", "filler", "window", "candidate"]
+Cell = tuple[int, int]
+
+
+@dataclass(slots=True)
+class Role:
+    """What one node of a draft is; a node that several share is all of it."""
+
+    is_input: bool
+    cells: list[Cell] = field(default_factory=list)
+    """Window cells (level, column)."""
+    filler: int | None = None
+    """Which token of those before column 0, from 0 on."""
+    candidates: list[Cell] = field(default_factory=list)
+    """(candidate, place in it), both from 1 on."""
+
+    @property
+    def part(self) -> Part:
+        """What it is drawn as: a node of the window stays one where candidates share it."""
+        if self.is_input:
+            return "input"
+        if self.cells:
+            return "window"
+        return "candidate" if self.filler is None else "filler"
+
+    @property
+    def label(self) -> str:
+        """`L1.2` is level 1, column 2, `C1.2` the second token of candidate 1, `F1` a filler."""
+        if self.is_input:
+            return "input"
+        names = [f"L{level}.{column}" for level, column in self.cells]
+        if self.filler is not None:
+            names.append(f"F{self.filler + 1}")
+        names += [f"C{candidate}.{place}" for candidate, place in self.candidates]
+        return names[0] + "+" * (len(names) > 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Nodes [start, end) that stand together: level L1, candidate C2, fillers, the input."""
+
+    name: str
+    part: Part
+    start: int
+    end: int
+
+
+def paths(draft: Draft) -> list[tuple[int, ...]]:
+    """The candidates: each branch's nodes below the input, down to a node without further ones."""
+    inner = set(draft.parents[draft.first_candidate - 1 :])
+    leaves = [node for node in range(draft.first_candidate, draft.size) if node not in inner]
+    return sorted(draft.path(leaf) for leaf in leaves)
+
+
+def roles(step: RecordedStep) -> list[Role]:
+    """What every fed node is, the input first."""
+    parts = [Role(is_input=not node) for node in range(step.draft.size)]
+    if step.window is not None:
+        _place_window(parts, step.draft, step.window)
+    for number, path in enumerate(paths(step.draft), 1):
+        for place, node in enumerate(path, 1):
+            parts[node].candidates.append((number, place))
+    return parts
+
+
+def _place_window(parts: list[Role], draft: Draft, window: WindowCells) -> None:
+    if draft.first_candidate == 1:
+        return
+    nodes: Sequence[int] = range(1, draft.first_candidate)
+    if len(nodes) < len(window.tokens):  # tokens that share nodes
+        nodes = DraftTree().merge_tree(window.tokens, window.parents)[1:]
+    fillers, width = len(window.fillers), len(window.levels[0])
+    for index, node in enumerate(nodes):
+        if index < fillers:
+            parts[node].filler = index
+        else:
+            level, column = divmod(index - fillers + window.full, width)
+            parts[node].cells.append((level, column))
+
+
+def blocks(step: RecordedStep) -> list[Stretch]:
+    """The fed nodes in stretches of one level or one candidate, in order."""
+    found: list[Stretch] = []
+    for key, group in groupby(roles(step), lambda role: (_block_name(role), role.part)):
+        start = found[-1].end if found else 0
+        found.append(Stretch(*key, start, start + len(list(group))))
+    return found
+
+
+def _block_name(role: Role) -> str:
+    if role.part == "window":
+        return f"L{role.cells[0][0]}"
+    if role.part == "candidate":
+        return f"C{role.candidates[0][0]}" if role.candidates else "dr"
+    return role.part[:2]
+
+
+def positions(step: RecordedStep, start: int) -> list[int]:
+    """Absolute position of every fed node, the input at `start`."""
+    return [start + depth for depth in depths(step.draft.parents)]
+
+
+Ending = Literal["end_id", "stop_words", "length"]
+Reason = Literal["prompt_pass", "nothing_drafted", "mismatch", "whole_candidate"] | Ending
 Source = Literal["prompt", "output", "window"]
 Fate = Literal["accepted", "rejected", "not reached"]
 """The last: it stood below a rejected node, or behind the text's end."""
 
-_ENDS: dict[FinishReason, Reason] = {
-    "end_id": "end_id",
-    "stop_words": "stop_words",
-    "length": "length",
-}
+_ENDS: dict[FinishReason, Ending] = {name: name for name in get_args(Ending)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,25 +173,26 @@ class Outcome:
 
     @property
     def position(self) -> int:
-        """The absolute position of the input token."""
         return self.run.position(self.step)
 
 
 def outcome_of(run: RecordedRun, step: RecordedStep) -> Outcome:
     """The outcome of one step of a run."""
-    frontier, nodes = _follow(step.draft, step.committed)
+    draft = step.draft
+    frontier, nodes = _follow(draft, step.committed)
     ended = _ENDS.get(run.completion.finish_reason) if step is run.steps[-1] else None
     added = step.committed[-1] if len(nodes) < len(step.committed) else None
-    drafted = _children(step.draft, frontier) if added is not None else ()
+    below = _children(draft, frontier) if added is not None else []
+    drafted = tuple(dict.fromkeys(draft.tokens[node - 1] for node in below))
     return Outcome(
         run,
         step,
         ended or _natural_reason(step, drafted),
         nodes,
-        tuple(step.draft.tokens[node - 1] for node in nodes),
+        tuple(draft.tokens[node - 1] for node in nodes),
         added,
         drafted,
-        tuple(_candidate(run, step, path) for path in paths(step.draft)),
+        tuple(_candidate(run, step, path) for path in paths(draft)),
     )
 
 
@@ -116,19 +208,16 @@ def _follow(draft: Draft, committed: Sequence[int]) -> tuple[list[int], tuple[in
     """The nodes that carry the whole accepted path's last token, and one path to them."""
     frontier = [0]
     for token in committed:
-        nodes = [node for node in draft.candidates if draft.parents[node - 1] in frontier]
-        matching = [node for node in nodes if draft.tokens[node - 1] == token]
+        below = _children(draft, frontier)
+        matching = [node for node in below if draft.tokens[node - 1] == token]
         if not matching:
             break
         frontier = matching
     return frontier, draft.path(frontier[0])
 
 
-def _children(draft: Draft, frontier: Sequence[int]) -> tuple[int, ...]:
-    tokens = [
-        draft.tokens[node - 1] for node in draft.candidates if draft.parents[node - 1] in frontier
-    ]
-    return tuple(dict.fromkeys(tokens))
+def _children(draft: Draft, frontier: Sequence[int]) -> list[int]:
+    return [node for node in draft.candidates if draft.parents[node - 1] in frontier]
 
 
 def _candidate(run: RecordedRun, step: RecordedStep, path: tuple[int, ...]) -> Candidate:
@@ -139,7 +228,6 @@ def _candidate(run: RecordedRun, step: RecordedStep, path: tuple[int, ...]) -> C
 
 
 def _sources(run: RecordedRun, step: RecordedStep, tokens: tuple[int, ...]) -> tuple[Source, ...]:
-    """Where the pool had the candidate from."""
     if step.window is None:
         return ()
     text, gram = run.text_before(step), (run.text_before(step)[-1], *tokens)
@@ -188,9 +276,9 @@ def _below(draft: Draft, at: int) -> Iterator[int]:
 
 def busiest(run: RecordedRun) -> RecordedStep:
     """The step that accepted the most tokens; of several the first with a full window."""
-    return max(run.steps[1:] or run.steps, key=lambda step: _interest(run, step))
 
+    def interest(step: RecordedStep) -> tuple[int, bool]:
+        full = step.window is not None and step.window.full
+        return len(outcome_of(run, step).accepted), full
 
-def _interest(run: RecordedRun, step: RecordedStep) -> tuple[int, bool]:
-    full = step.window is not None and step.window.full
-    return len(outcome_of(run, step).accepted), full
+    return max(run.steps[1:] or run.steps, key=interest)

@@ -1,6 +1,7 @@
 """A run and one of its steps for a terminal of 100 columns.
 
-The run is a strip, a row a step; a step is its window, n-grams, candidates, mask, and why it ended.
+The run is a strip, a row a step; a step is its window, n-grams, candidates, attention mask, and why
+it ended. In the mask, rows see the filled columns, as the paper draws it.
 """
 
 from __future__ import annotations
@@ -8,14 +9,25 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from rich.cells import cell_len
 
 from trtla.console import counted
-from trtla.explain.mask import roles
-from trtla.explain.mask_view import mask_lines
 from trtla.explain.record import RecordedRun, RecordedStep, WindowCells
-from trtla.explain.step_outcome import Candidate, Fate, Outcome, TreeNode, outcome_of, tree_nodes
+from trtla.explain.step_outcome import (
+    Candidate,
+    Fate,
+    Outcome,
+    Part,
+    Stretch,
+    TreeNode,
+    blocks,
+    outcome_of,
+    positions,
+    roles,
+    tree_nodes,
+)
 from trtla.explain.words import (
     CHECK,
     CROSS,
@@ -32,6 +44,7 @@ from trtla.explain.words import (
     summary,
     why,
 )
+from trtla.runtime.models.batch import tree_bias
 
 _GUTTER = 13
 _WIDEST, _NARROWEST = 11, 4  # columns of a cell
@@ -41,10 +54,8 @@ _REASON = 17
 
 _TOKENS, _SOURCE, _LEAST = 44, 10, 4  # columns of the tree
 _FATES: dict[Fate, tuple[str, Style]] = {
-    "accepted": (CHECK, "accepted"),
-    "rejected": (CROSS, "rejected"),
-    "not reached": ("", "dim"),
-}
+    "accepted": (CHECK, "accepted"), "rejected": (CROSS, "rejected"), "not reached": ("", "dim"),
+}  # fmt: skip
 
 
 def strip_lines(run: RecordedRun, words: Words, paint: Paint) -> Iterator[str]:
@@ -64,7 +75,6 @@ def strip_lines(run: RecordedRun, words: Words, paint: Paint) -> Iterator[str]:
 
 
 def _fitted(tokens: list[tuple[str, bool]], width: int, paint: Paint) -> str:
-    """As many tokens as fit, filled up to the width."""
     line, used = "", 0
     for index, (text, accepted) in enumerate(tokens):
         room = width - used - (2 if index < len(tokens) - 1 else 0)
@@ -108,12 +118,17 @@ class StepView:
         yield from (self._fed(), "", *self._text(), "")
         if window is not None:
             yield from _wrapped(self._about(window))
-            yield from (*self._grid(window), *self._new_level(), *self._harvest(), "")
+            yield from self._grid(window)
+            yield from self._new_level() if step.observed else ()
+            yield from self._harvest() if step.harvest else ()
+            yield ""
         yield from _wrapped(candidates_line(self.outcome, self.words))
-        yield from self._tree() if self.outcome.run.is_tree else self._candidates()
+        if self.outcome.run.is_tree:
+            yield from self._tree()
+        elif self.outcome.candidates:
+            yield from self._candidates()
 
     def ending(self) -> Iterator[str]:
-        """What the step brought, and why it ended."""
         quoted, outcome = self.words.quoted, self.outcome
         if outcome.accepted:
             accepted = (self.paint(quoted(token), "accepted") for token in outcome.accepted)
@@ -134,7 +149,6 @@ class StepView:
         yield f"Input  {self.words.quoted(last)} at position {self.outcome.position}"
 
     def _start(self) -> Iterator[str]:
-        """What the prefill prepares."""
         step = self.outcome.step
         if step.window_after is None:
             tree = self.outcome.run.is_tree
@@ -175,8 +189,6 @@ class StepView:
 
     def _new_level(self) -> Iterator[str]:
         step = self.outcome.step
-        if not step.observed:
-            return
         size, shown = _cell_size(len(step.observed))
         yield _line("new level", [self._cell(one, size, "bold") for one in step.observed[:shown]])
         newest = "drawn" if step.draft.drawn else "most probable"
@@ -187,8 +199,6 @@ class StepView:
 
     def _harvest(self) -> Iterator[str]:
         harvest = self.outcome.step.harvest
-        if not harvest:
-            return
         yield ""
         yield f"Collected into the pool: {len(harvest)} n-grams, one a column"
         size, shown = _cell_size(len(harvest[0]) + 1)
@@ -198,8 +208,6 @@ class StepView:
 
     def _candidates(self) -> Iterator[str]:
         outcome = self.outcome
-        if not outcome.candidates:
-            return
         longest = max(len(candidate.tokens) for candidate in outcome.candidates)
         size, shown = _cell_size(longest + 1, _ROOM - _SOURCES)
         places = [fit(str(outcome.position + 1 + i), size) for i in range(shown)]
@@ -216,7 +224,6 @@ class StepView:
             yield _line(f"candidate {number}", [*cells, ", ".join(candidate.sources)])
 
     def _judged(self, candidate: Candidate, size: int, shown: int) -> list[str]:
-        """A candidate's cells: what matched, the first that did not, and what is below it."""
         cells = []
         for place, token in enumerate(candidate.tokens[:shown]):
             fate: Fate = "accepted" if place < candidate.matched else "not reached"
@@ -242,7 +249,7 @@ class StepView:
 
 
 def _branch(nodes: Sequence[TreeNode], place: int) -> str:
-    """The lines before a node: on each level, whether a further node follows below the same one."""
+    """The lines before a node: on each level, whether another follows below the same parent."""
     line, own = "", nodes[place].depth
     for depth in range(1, own + 1):
         after = next((one.depth for one in nodes[place + 1 :] if one.depth <= depth), 0)
@@ -263,3 +270,99 @@ def _line(label: str, cells: Sequence[str]) -> str:
 
 def _wrapped(text: str) -> list[str]:
     return textwrap.wrap(text, WIDTH)
+
+
+_LABEL = 6
+_PART_STYLES: dict[Part, Style] = {
+    "input": "input", "filler": "window", "window": "window", "candidate": "candidate",
+}  # fmt: skip
+_GLYPHS: dict[Part, str] = {"input": "█", "filler": "█", "window": "█", "candidate": "▓"}
+_KEY: dict[Part, str] = {
+    "input": "input",
+    "window": "lookahead branch, L level.column",
+    "candidate": "verification branch, C candidate.place",
+}
+_CACHED, HIDDEN = "▒", "·"
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    cell: int
+    gap: int
+    """Between blocks."""
+    position: int
+    """0: it is left out."""
+    token: int
+
+    @property
+    def gutter(self) -> int:
+        return _LABEL + self.position + self.token
+
+    def width(self, size: int, stretches: int) -> int:
+        return self.gutter + self.cell * (size + 1) + self.gap * stretches + 2
+
+
+_LAYOUTS = (
+    _Layout(2, 1, 6, 11),
+    _Layout(2, 0, 6, 11),
+    _Layout(1, 1, 6, 11),
+    _Layout(1, 1, 0, 8),
+    _Layout(1, 0, 0, 8),
+)
+
+
+def mask_lines(outcome: Outcome, words: Words, paint: Paint, width: int = WIDTH) -> Iterator[str]:
+    """The mask's lines; one that says so where it is too wide."""
+    step = outcome.step
+    size, names, stretches = step.draft.size, roles(step), blocks(step)
+    if size == 1:
+        yield "Attention: the input sees the cached text and itself."
+        return
+    fitting = (one for one in _LAYOUTS if one.width(size, len(stretches)) <= width)
+    layout = next(fitting, None)
+    if layout is None:
+        yield f"The attention mask of {size} x {size} tokens is drawn with -o step.svg."
+        return
+    yield from _legend({role.part for role in names}, paint)
+    yield (" " * (layout.gutter + layout.cell + layout.gap) + _heading(stretches, layout)).rstrip()
+    tokens = (outcome.text[-1], *step.draft.tokens)
+    places = positions(step, outcome.position)
+    seen_by = (tree_bias(step.draft.parents) == 0).tolist()  # the mask that the model uses
+    for node, seen in enumerate(seen_by):
+        label = fit(names[node].label, _LABEL) + fit(str(places[node]), layout.position)
+        label += fit(words.cell(tokens[node]), layout.token - 1) + " "
+        cached = paint(_CACHED * layout.cell, "dim")
+        mark = f" {CHECK}" if node in outcome.accepted_nodes else ""
+        cells = _cells(seen, stretches, layout, paint)
+        yield (paint(label, "accepted") if mark else label) + cached + cells + mark
+
+
+def _legend(fed: set[Part], paint: Paint) -> Iterator[str]:
+    yield "Attention mask: a row sees the columns that are filled, one for each position before it."
+    kinds = [f"{paint(_CACHED, 'dim')} cached"]
+    kinds += [
+        f"{paint(_GLYPHS[part], _PART_STYLES[part])} {_KEY[part]}" for part in _KEY if part in fed
+    ]
+    yield "  " + "  ".join(kinds)
+
+
+def _heading(stretches: Sequence[Stretch], layout: _Layout) -> str:
+    line = ""
+    for stretch in stretches:
+        name, room = stretch.name, (stretch.end - stretch.start) * layout.cell
+        line += (fit(name, room) if len(name) <= room else " " * room) + " " * layout.gap
+    return line
+
+
+def _cells(
+    seen: Sequence[bool], stretches: Sequence[Stretch], layout: _Layout, paint: Paint
+) -> str:
+    line = ""
+    for stretch in stretches:
+        line += " " * layout.gap
+        nodes = range(stretch.start, stretch.end)
+        for sees, group in groupby(nodes, lambda node: seen[node]):
+            count = len(list(group)) * layout.cell
+            style = _PART_STYLES[stretch.part] if sees else "dim"
+            line += paint((_GLYPHS[stretch.part] if sees else HIDDEN) * count, style)
+    return line

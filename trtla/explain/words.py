@@ -10,9 +10,8 @@ from typing import Any, Literal
 from rich.cells import cell_len, set_cell_size
 
 from trtla.console import counted
-from trtla.explain.mask import Role, positions, roles
 from trtla.explain.record import RecordedRun, RecordedStep, WindowCells
-from trtla.explain.step_outcome import Outcome, Reason, fates, outcome_of
+from trtla.explain.step_outcome import Outcome, Reason, Role, fates, outcome_of, positions, roles
 from trtla.llm.text_stream import Decode
 from trtla.results.documents import SCHEMA_VERSION
 from trtla.results.run import result
@@ -28,23 +27,13 @@ ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
 
 SPACE = "\N{MIDDLE DOT}"
 _MOST_TOKENS = 4  # of a letter: the bytes that UTF-8 has for one
-_ESCAPES = {"\n": "\\n", "\t": "\\t", "\r": "\\r", "\\": "\\\\"}
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
 
 SHORT: dict[Reason, str] = {
-    "prompt_pass": "prefill",
-    "nothing_drafted": "nothing drafted",
-    "mismatch": "mismatch",
+    "prompt_pass": "prefill", "nothing_drafted": "nothing drafted", "mismatch": "mismatch",
     "whole_candidate": "whole candidate",
-    "end_id": "end token",
-    "stop_words": "stop string",
-    "length": "length",
-}
-
-
-def plain(text: str, style: Style) -> str:
-    """No colours."""
-    return text
+    "end_id": "end token", "stop_words": "stop string", "length": "length",
+}  # fmt: skip
 
 
 def fit(text: str, width: int) -> str:
@@ -76,12 +65,9 @@ class Words:
     def raw(self, token: int) -> str:
         """A token's text; `#id` where it is none of its own, as for special tokens."""
         if token not in self._known:
-            self._known[token] = self._read(token)
+            text = self._after_another([token])
+            self._known[token] = f"#{token}" if not text or _BROKEN in text else text
         return self._known[token]
-
-    def _read(self, token: int) -> str:
-        text = self._after_another([token])
-        return f"#{token}" if not text or _BROKEN in text else text
 
     def cell(self, token: int) -> str:
         """A token for a cell: spaces as dots, everything that is not printed escaped."""
@@ -93,19 +79,16 @@ class Words:
     def end(self, tokens: Sequence[int], width: int) -> str:
         """The end of a text on one line, as much as fits into so many columns."""
         recent = tokens[-width * _MOST_TOKENS :]
-        units = [escaped(char) for char in self._text(recent)]
+        text = "".join(map(self.raw, recent))
+        if self._decode is not None:  # a letter that they begin within is omitted
+            text = self._after_another(recent).lstrip(_BROKEN)
+        units = [escaped(char) for char in text]
         used, start = 0, len(units)
         while start and used + cell_len(units[start - 1]) < width:
             start -= 1
             used += cell_len(units[start])
         whole = not start and len(recent) == len(tokens)
         return ("" if whole else ELLIPSIS) + "".join(units[start:])
-
-    def _text(self, tokens: Sequence[int]) -> str:
-        """Several tokens; a letter that they begin within is omitted."""
-        if self._decode is None:
-            return "".join(map(self.raw, tokens))
-        return self._after_another(tokens).lstrip(_BROKEN)
 
     def _after_another(self, tokens: Sequence[int]) -> str:
         if self._decode is None:
@@ -122,26 +105,21 @@ def _readable(decode: Decode | None, token: int) -> bool:
 
 def escaped(text: str) -> str:
     """A text on one line: control characters and unusual spaces as escapes."""
-    return "".join(_ESCAPES.get(char) or _shown(char) for char in text)
 
+    def shown(char: str) -> str:
+        unusual = unicodedata.category(char)[0] in "CZ" and char != " "
+        return char.encode("unicode_escape").decode() if unusual or char == "\\" else char
 
-def _shown(char: str) -> str:
-    if char == " " or unicodedata.category(char)[0] not in "CZ":
-        return char
-    return char.encode("unicode_escape").decode() if ord(char) > 255 else f"\\x{ord(char):02x}"
+    return "".join(map(shown, text))
 
 
 def summary(run: RecordedRun) -> str:
     """The run in a line."""
     stats, tokens = run.completion.stats, len(run.completion.output_ids)
-    triple = run.completion.lookahead
-    how = (
-        f"W,N,G = {triple}"
-        if not run.is_tree
-        else f"auto within {triple}"
-        if "lookahead" in stats.drafter.split(",")
-        else stats.drafter
-    )
+    how = f"W,N,G = {run.completion.lookahead}"
+    if run.is_tree:
+        looks_ahead = "lookahead" in stats.drafter.split(",")
+        how = f"auto within {run.completion.lookahead}" if looks_ahead else stats.drafter
     return (
         f"{counted(stats.steps, 'step')} after the prefill, {counted(tokens, 'token')}, "
         f"S = {stats.tokens_per_step:.2f} tokens a step ({how})"
@@ -191,7 +169,6 @@ def why(outcome: Outcome, words: Words) -> str:
 
 
 def _within(outcome: Outcome, words: Words) -> str:
-    """What ended the step itself; nothing where the text's end cut it."""
     if not outcome.step.number:
         return "The prefill drafts nothing: it adds the target's first token."
     if outcome.added is None:
@@ -207,8 +184,10 @@ def _within(outcome: Outcome, words: Words) -> str:
 
 def _nothing(outcome: Outcome) -> str:
     run, step = outcome.run, outcome.step
-    if step.window is None or run.is_tree:
-        return "No node was worth its cost" if run.is_tree else "Nothing was drafted"
+    if run.is_tree:
+        return "No node was worth its cost"
+    if step.window is None:
+        return "Nothing was drafted"
     if not run.completion.lookahead.verification_set_size:
         return "No candidate is verified with G = 0"
     return "Nothing was found in the pool" if not step.found else "No candidate was fed"
@@ -217,13 +196,7 @@ def _nothing(outcome: Outcome) -> str:
 def document(
     run: RecordedRun, chosen: RecordedStep, words: Words, engine: str, executor: str
 ) -> dict[str, Any]:
-    """The whole run; token ids throughout, texts beside those of the output.
-
-    Args:
-        chosen: the step that is drawn.
-        engine: the folder.
-        executor: what ran it.
-    """
+    """The whole run; token ids throughout, texts beside those of the output; `chosen` is drawn."""
     return {
         "schema_version": SCHEMA_VERSION,
         "command": "explain",

@@ -100,7 +100,8 @@ def atomic_directory(
     created: list[Path] = []
     folder: Path | None = None
     try:
-        created = _make_parents(resolved.parent)
+        created = [path for path in resolved.parents if not path.exists()]
+        resolved.parent.mkdir(parents=True, exist_ok=True)
         _sweep(resolved)
         folder = _sibling(resolved, _NEW)
         folder.mkdir()
@@ -124,19 +125,9 @@ def os_failure(error: OSError, target: Path) -> TrtlaError:
     return TrtlaError(f"cannot write {target}: {reason}", hint)
 
 
-def _make_parents(folder: Path) -> list[Path]:
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    return missing
-
-
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold a lock that ends with the process: what is left without one is abandoned.
-
-    Raises:
-        BlockingIOError: another process holds it.
-    """
+    """Hold a lock that ends with the process: what is left without one is abandoned."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -145,23 +136,19 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _prefix(target: Path, kind: str) -> str:
-    return f".{target.name}.{kind}-"
-
-
 def _sibling(target: Path, kind: str) -> Path:
-    return target.with_name(f"{_prefix(target, kind)}{secrets.token_hex(8)}")
+    return target.with_name(f".{target.name}.{kind}-{secrets.token_hex(8)}")
 
 
 def _siblings(target: Path, kind: str) -> list[Path]:
-    names = _prefix(target, kind)
-    return [path for path in target.parent.iterdir() if path.name.startswith(names)]
+    start = f".{target.name}.{kind}-"
+    return [path for path in target.parent.iterdir() if path.name.startswith(start)]
 
 
 def restore(target: Path) -> None:
     """Bring a folder back that a killed process had renamed in order to replace it.
 
-    Nothing happens where the target is there, or where the process is still at work.
+    Nothing happens where the target is there, or where the process is still running.
     """
     with suppress(OSError, ValueError):  # the caller reports what is wrong
         resolved = _real(target)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy import ndarray
 
 from trtla.formats.config import BLOCK_SIZES
 
@@ -24,15 +24,15 @@ class Codes:
     where there are none.
     """
 
-    codes: Tensor
+    codes: ndarray
     """int8 [rows, inputs]: from 0 on, but of 8 bits signed."""
-    scales: Tensor
+    scales: ndarray
     """float16 [rows, blocks]."""
-    minimums: Tensor | None = None
+    minimums: ndarray | None = None
     """float16 [rows, blocks]."""
-    factors: Tensor | None = None
+    factors: ndarray | None = None
     """int8 or uint8 [rows, groups], several groups a block."""
-    min_factors: Tensor | None = None
+    min_factors: ndarray | None = None
     """uint8 [rows, groups]."""
 
 
@@ -49,58 +49,69 @@ class BlockType:
     """Of a code."""
     zero: int
     """The code of 0 where there is no minimum."""
-    _unpack: Callable[[BlockType, Tensor], Codes]
+    _unpack: Callable[[BlockType, ndarray], Codes]
     """From uint8 [rows, blocks, bytes of a block]; codes come as [rows, blocks, inputs]."""
 
     def row_bytes(self, inputs: int) -> int:
         """Bytes of a row; `inputs` is a multiple of the block's."""
         return inputs // self.inputs * self.nbytes
 
-    def unpack(self, rows: Tensor) -> Codes:
+    def unpack(self, rows: ndarray) -> Codes:
         """Take rows of blocks, uint8 [rows, bytes of a row], apart."""
-        found = self._unpack(self, rows.view(len(rows), -1, self.nbytes))
+        found = self._unpack(self, rows.reshape(len(rows), -1, self.nbytes))
         parts = (found.factors, found.min_factors)
-        factors, min_factors = (None if p is None else p.flatten(1).contiguous() for p in parts)
-        codes = found.codes.flatten(1).contiguous().view(torch.int8)
+        factors, min_factors = (None if part is None else _flat(part) for part in parts)
+        codes = _flat(found.codes).view(np.int8)
         return Codes(codes, found.scales, found.minimums, factors, min_factors)
 
 
-def dequantize_blocks(kind: BlockType, rows: Tensor) -> Tensor:
+def dequantize_blocks(kind: BlockType, rows: ndarray) -> ndarray:
     """The numbers of rows of blocks, float32 [rows, inputs], as ggml computes them."""
     found = kind.unpack(rows)
     scales = _by_group(found.scales, found.factors)
-    values = found.codes.view(*scales.shape, -1).float().sub_(kind.zero).mul_(scales[..., None])
+    values = found.codes.reshape(*scales.shape, -1).astype(np.float32)
+    values -= kind.zero
+    values *= scales[..., None]
     if found.minimums is not None:
         minimums = _by_group(found.minimums, found.min_factors)
-        values = values.view(*minimums.shape, -1).add_(minimums[..., None])
-    return values.flatten(1)
+        values = values.reshape(*minimums.shape, -1)
+        values += minimums[..., None]
+    return _flat(values)
 
 
-def _by_group(of_blocks: Tensor, factors: Tensor | None) -> Tensor:
+def _flat(array: ndarray) -> ndarray:
+    """[rows, everything else]."""
+    return np.ascontiguousarray(array).reshape(len(array), -1)
+
+
+def _by_group(of_blocks: ndarray, factors: ndarray | None) -> ndarray:
     """The blocks' float16 numbers times their groups' factors, float32 [rows, groups]."""
-    wide = of_blocks.float()
+    wide = of_blocks.astype(np.float32)
     if factors is None:
         return wide
-    return (factors.view(*wide.shape, -1).float() * wide[..., None]).flatten(1)
+    return _flat(factors.reshape(*wide.shape, -1).astype(np.float32) * wide[..., None])
 
 
-def _half(blocks: Tensor, at: int) -> Tensor:
+_BITS = np.arange(8, dtype=np.uint8)
+
+
+def _half(blocks: ndarray, at: int) -> ndarray:
     """The float16 number at a byte of each block."""
-    return blocks[..., at : at + 2].contiguous().view(torch.float16).squeeze(-1)
+    return np.ascontiguousarray(blocks[..., at : at + 2]).view(np.float16)[..., 0]
 
 
-def _nibbles(packed: Tensor) -> Tensor:
+def _nibbles(packed: ndarray) -> ndarray:
     """The low halves of some bytes, and then their high halves."""
-    return torch.cat((packed & 15, packed >> 4), -1)
+    return np.concatenate((packed & 15, packed >> 4), -1)
 
 
-def _fifth_bits(blocks: Tensor, at: int) -> Tensor:
+def _fifth_bits(blocks: ndarray, at: int) -> ndarray:
     """Bit i of the four bytes at `at`, as bit 4 of code i."""
-    spread = blocks[..., at : at + 4, None] >> torch.arange(8, dtype=torch.uint8)
-    return (spread & 1).flatten(-2) << 4
+    spread = blocks[..., at : at + 4, None] >> _BITS
+    return (spread & 1).reshape(*blocks.shape[:-1], -1) << 4
 
 
-def _plain(kind: BlockType, blocks: Tensor) -> Codes:
+def _plain(kind: BlockType, blocks: ndarray) -> Codes:
     """A scale, a minimum where 0 has no code of its own, the fifth bits, and the codes."""
     minimum = kind.bits < 8 and not kind.zero
     start = 4 if minimum else 2
@@ -112,35 +123,35 @@ def _plain(kind: BlockType, blocks: Tensor) -> Codes:
     return Codes(codes, _half(blocks, 0), _half(blocks, 2) if minimum else None)
 
 
-def _pairs_of_32(packed: Tensor) -> Tensor:
+def _pairs_of_32(packed: ndarray) -> ndarray:
     """Codes in the order of ggml's k types: 32 low halves, then the 32 high halves."""
-    return _nibbles(packed.reshape(*packed.shape[:-1], 4, 32)).flatten(-2)
+    return _nibbles(packed.reshape(*packed.shape[:-1], 4, 32)).reshape(*packed.shape[:-1], -1)
 
 
-def _k(kind: BlockType, blocks: Tensor) -> Codes:
+def _k(kind: BlockType, blocks: ndarray) -> Codes:
     """Q4_K and Q5_K: eight groups with factors of 6 bits; minimums are subtracted there."""
     codes = _pairs_of_32(blocks[..., -128:])
     if kind.bits == 5:
-        high = blocks[..., None, 16:48] >> torch.arange(8, dtype=torch.uint8)[:, None]
-        codes |= ((high & 1) << 4).flatten(-2)
+        high = blocks[..., None, 16:48] >> _BITS[:, None]
+        codes |= ((high & 1) << 4).reshape(codes.shape)
     packed = blocks[..., 4:16]
     first, second, third = packed[..., :4], packed[..., 4:8], packed[..., 8:]
-    factors = torch.cat((first & 63, third & 15 | first >> 6 << 4), -1)
-    min_factors = torch.cat((second & 63, third >> 4 | second >> 6 << 4), -1)
+    factors = np.concatenate((first & 63, third & 15 | first >> 6 << 4), -1)
+    min_factors = np.concatenate((second & 63, third >> 4 | second >> 6 << 4), -1)
     return Codes(codes, _half(blocks, 0), -_half(blocks, 2), factors, min_factors)
 
 
-def _q6_k(_: BlockType, blocks: Tensor) -> Codes:
+def _q6_k(_: BlockType, blocks: ndarray) -> Codes:
     """Sixteen groups with signed factors of 8 bits."""
     low = _nibbles(blocks[..., :128].reshape(*blocks.shape[:-1], 2, 64))
-    shifts = torch.tensor([[0], [2], [4], [6]], dtype=torch.uint8)
+    shifts = np.array([[0], [2], [4], [6]], np.uint8)
     high = blocks[..., 128:192].reshape(*blocks.shape[:-1], 2, 1, 32) >> shifts & 3
-    codes = (low | high.flatten(-2) << 4).flatten(-2)
-    factors = blocks[..., 192:208].contiguous().view(torch.int8)
+    codes = (low | high.reshape(low.shape) << 4).reshape(*blocks.shape[:-1], -1)
+    factors = np.ascontiguousarray(blocks[..., 192:208]).view(np.int8)
     return Codes(codes, _half(blocks, 208), factors=factors)
 
 
-_TYPES: tuple[tuple[str, int, int, Callable[[BlockType, Tensor], Codes]], ...] = (
+_TYPES: tuple[tuple[str, int, int, Callable[[BlockType, ndarray], Codes]], ...] = (
     ("Q8_0", 8, 0, _plain),
     ("Q8_G64", 8, 0, _plain),
     ("Q8_G128", 8, 0, _plain),
@@ -166,7 +177,7 @@ class BlockTensor:
     """A weight in blocks, as a model gets it."""
 
     kind: BlockType
-    rows: Tensor
+    rows: ndarray
     """uint8 [outputs, bytes of a row]."""
 
     @property
@@ -175,6 +186,6 @@ class BlockTensor:
         outputs, size = self.rows.shape
         return outputs, size // self.kind.nbytes * self.kind.inputs
 
-    def dequantize(self) -> Tensor:
+    def dequantize(self) -> ndarray:
         """Its numbers, float32 [outputs, inputs]."""
         return dequantize_blocks(self.kind, self.rows)

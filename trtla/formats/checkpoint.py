@@ -1,18 +1,26 @@
-"""A TensorRT-LLM checkpoint folder: config.json and rank files, checked and read lazily.
+"""A TensorRT-LLM checkpoint folder: config.json and rank files, checked, read lazily, and written.
 
 A checkpoint of any tp and pp reads as the model before the split: fused q, k and v come apart,
 copies of K/V heads and vocabulary padding vanish, layers have their global numbers again.
+
+Rank files are written piece by piece: memory holds one, however large the model is. A checkpoint's
+file that is to be the same in an engine is linked, and compared with what would have been written.
 """
 
 from __future__ import annotations
 
+import errno
 import math
-from collections.abc import Iterable, Iterator, Sequence
+import os
+import shutil
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import BinaryIO
 
-import torch
+import numpy as np
+from numpy import ndarray
 
 from trtla.errors import UsageError
 from trtla.files import read_json, validate
@@ -23,13 +31,31 @@ from trtla.formats.plan import (
     Block,
     Target,
     rank_plan,
+    single_rank,
     source_shapes,
+    stored_plan,
     untied,
 )
 from trtla.formats.support import check_mapping, check_supported
-from trtla.formats.tensors import E4M3, Weight, equal_ends, full_tensors
-from trtla.formats.weight_files import SafetensorsFile, raise_first, tensor_problems
+from trtla.formats.tensors import (
+    E4M3,
+    TensorSource,
+    Weight,
+    equal_ends,
+    numpy_dtype,
+    rank_tensors,
+    stream,
+)
+from trtla.formats.weight_files import (
+    SafetensorsFile,
+    array_bytes,
+    header_bytes,
+    raise_first,
+    tensor_problems,
+)
 
+Progress = Callable[[int, int], None]
+"""Called with (bytes done, bytes in total)."""
 _REMAKE = "make it again with trtla convert"
 _Rank = tuple[SafetensorsFile, Sequence[Target]]
 """A rank's file and what it holds."""
@@ -45,7 +71,7 @@ class _Placement:
     block: Block
     fp8: bool
 
-    def read(self, start: int, stop: int) -> torch.Tensor:
+    def read(self, start: int, stop: int) -> ndarray:
         """Rows [start, stop) of the Hugging Face tensor, in the columns of the block."""
         offset = self.row - self.block.rows[0]
         rows = self.file.read(self.name, start + offset, stop + offset)
@@ -53,12 +79,7 @@ class _Placement:
 
 
 class Checkpoint:
-    """The rank files of a checkpoint or torch engine, a source of Hugging Face named tensors.
-
-    Args:
-        folder: holds the files.
-        config: its config.json, which trtla supports.
-    """
+    """The rank files of a checkpoint or torch engine, a source of Hugging Face named tensors."""
 
     def __init__(self, folder: Path, config: CheckpointConfig) -> None:
         self._stored = config
@@ -90,22 +111,27 @@ class Checkpoint:
         check_config(folder, config)
         return cls(folder, config)
 
-    def read(self, name: str, start: int, stop: int) -> torch.Tensor:
+    def read(self, name: str, start: int, stop: int) -> ndarray:
         """Rows [start, stop) of a Hugging Face tensor, put together from the ranks."""
         width = self._shapes[name][1:]
-        places = [at for at in self._where[name] if _overlaps(at.block.rows, (start, stop))]
+        places = [
+            at
+            for at in self._where[name]
+            if max(start, at.block.rows[0]) < min(stop, at.block.rows[1])
+        ]
         if len(places) == 1 and places[0].block.cols in (None, (0, *width)):
             return places[0].read(start, stop)
         spans = [(max(start, at.block.rows[0]), min(stop, at.block.rows[1])) for at in places]
         parts = [at.read(*span) for at, span in zip(places, spans, strict=True)]
-        out = torch.empty((stop - start, *width), dtype=parts[0].dtype)
+        out = np.empty((stop - start, *width), parts[0].dtype)
         for at, (first, last), part in zip(places, spans, parts, strict=True):
             view = out[first - start : last - start]
-            (view[:, slice(*at.block.cols)] if at.block.cols else view).copy_(part)
+            view[(slice(None), slice(*at.block.cols)) if at.block.cols else ...] = part
         return out
 
     def full_tensors(self) -> Iterator[tuple[str, Weight]]:
-        return full_tensors(self, self.config)
+        """What one rank would compute with, see `rank_tensors`."""
+        return rank_tensors(self, single_rank(self.config), 0)
 
     def _add(self, file: SafetensorsFile, plan: Iterable[Target]) -> None:
         for target in plan:
@@ -119,7 +145,6 @@ class Checkpoint:
 
 
 def _check_shared(folder: Path, config: CheckpointConfig) -> None:
-    """Raise `UsageError` where one stored tensor would be of two types."""
     embedding, head = (config.block_types.get(name, config.dtype) for name in (EMBEDDING, LM_HEAD))
     if embedding != head:
         raise UsageError(
@@ -127,10 +152,6 @@ def _check_shared(folder: Path, config: CheckpointConfig) -> None:
             f"embedding, which is {embedding}",
             _REMAKE,
         )
-
-
-def _overlaps(one: tuple[int, int], other: tuple[int, int]) -> bool:
-    return max(one[0], other[0]) < min(one[1], other[1])
 
 
 def read_checkpoint_config(folder: Path) -> CheckpointConfig:
@@ -151,7 +172,6 @@ def rank_problems(folder: Path, config: CheckpointConfig) -> list[UsageError]:
 
 
 def _open_ranks(folder: Path, config: CheckpointConfig) -> tuple[list[_Rank], list[UsageError]]:
-    """The files that can be opened, and everything that is wrong."""
     problems: list[UsageError] = []
     ranks: list[_Rank] = []
     for rank in range(config.mapping.world_size):
@@ -192,3 +212,111 @@ def _scale_problems(ranks: Iterable[_Rank]) -> list[UsageError]:
                 problem = f"{file.path}: tensor {target.name} is {value}, {wrong}"
                 problems.append(UsageError(problem, _REMAKE))
     return problems
+
+
+def weight_bytes(config: CheckpointConfig, without: Collection[int] = ()) -> int:
+    """Bytes of all tensors of all ranks, or of all but some."""
+    ranks = [rank for rank in range(config.mapping.world_size) if rank not in without]
+    return sum(target.nbytes for rank in ranks for target in stored_plan(config, rank))
+
+
+def link_ranks(checkpoint: Path, folder: Path, config: CheckpointConfig) -> frozenset[int]:
+    """Link a checkpoint's rank files into a folder; returns the ranks for which that was possible.
+
+    Only files that `write_ranks` laid out are linked, of the owner and the mode that new ones have.
+    What replaces either folder makes new files, so the other one stays as it is.
+    """
+    linked = (
+        rank
+        for rank in range(config.mapping.world_size)
+        if _link(checkpoint, folder, f"rank{rank}.safetensors", stored_plan(config, rank))
+    )
+    return frozenset(linked)
+
+
+def _link(checkpoint: Path, folder: Path, name: str, plan: Sequence[Target]) -> bool:
+    source, target, header = checkpoint / name, folder / name, _header(plan)
+    try:
+        target.touch()
+        if _access(target) != _access(source):
+            return False
+        target.unlink()
+        os.link(source, target)
+    except OSError:  # another file system, or one without links
+        return False
+    size = len(header) + sum(tensor.nbytes for tensor in plan)
+    with target.open("rb") as file:
+        if target.stat().st_size == size and file.read(len(header)) == header:
+            return True
+    target.unlink()
+    return False
+
+
+def _access(path: Path) -> tuple[int, int, int]:
+    """Whose it is and who may read it; of a symbolic link its own."""
+    found = path.lstat()
+    return found.st_mode, found.st_uid, found.st_gid
+
+
+def _header(plan: Sequence[Target]) -> bytes:
+    return header_bytes((target.name, target.shape, numpy_dtype(target.dtype)) for target in plan)
+
+
+def write_ranks(
+    folder: Path,
+    config: CheckpointConfig,
+    source: TensorSource,
+    progress: Progress | None = None,
+    digest: Callable[[bytes | memoryview], object] | None = None,
+    linked: Collection[int] = (),
+) -> None:
+    """Write every rank file of a checkpoint into a folder.
+
+    Args:
+        folder: an existing folder.
+        config: dtype and mapping of what is written.
+        source: gives the rows of the tensors.
+        progress: called after every piece.
+        digest: called with names and bytes in file order.
+        linked: ranks whose file is there, of `link_ranks`; it is compared and not written.
+
+    Raises:
+        OSError: the disk is full, at the start if that is known then.
+        UsageError: a source file ends early or is replaced, or a value does not fit the dtype.
+    """
+    done, total = 0, weight_bytes(config)
+    if shutil.disk_usage(folder).free < weight_bytes(config, without=linked):
+        raise OSError(errno.ENOSPC, "no space left")
+    for rank in range(config.mapping.world_size):
+        plan, path = stored_plan(config, rank), folder / f"rank{rank}.safetensors"
+        put = _compare if rank in linked else _write_all
+        with path.open("rb") if rank in linked else path.open("wb", buffering=0) as file:
+            put(file, memoryview(_header(plan)))
+            for target in plan:
+                if digest is not None:
+                    digest(target.name.encode())
+                for piece in stream(target, source):
+                    data = array_bytes(piece)
+                    if digest is not None:
+                        digest(data)
+                    put(file, data)
+                    done += len(data)
+                    if progress is not None:
+                        progress(done, total)
+
+
+def _write_all(file: BinaryIO, data: memoryview) -> None:
+    """Write every byte; an unbuffered file may take a part at a time."""
+    size = len(data)
+    while data:
+        data = data[file.write(data) :]
+    if hasattr(os, "posix_fadvise"):  # start the disk now, so that the flush at the end is short
+        os.posix_fadvise(file.fileno(), file.tell() - size, size, os.POSIX_FADV_DONTNEED)
+
+
+def _compare(file: BinaryIO, data: memoryview) -> None:
+    if file.read(len(data)) != data.tobytes():
+        raise UsageError(
+            f"the checkpoint's {Path(file.name).name} was replaced while it was read",
+            "build again when nothing writes to the checkpoint",
+        )

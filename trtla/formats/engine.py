@@ -9,16 +9,22 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from trtla.errors import UsageError
 from trtla.files import read_json, validate
-from trtla.formats.compiled import check_compiled, is_compiled, unknown_triple
 from trtla.formats.config import CheckpointConfig, EngineConfig, EngineManifest
-from trtla.formats.engine_limits import BuildSettings, plan_limits
+from trtla.formats.engine_limits import (
+    BuildSettings,
+    check_compiled,
+    is_compiled,
+    plan_limits,
+    unknown_triple,
+)
 from trtla.formats.folder import end_ids, folder_kind, tokenizer_dir
-from trtla.formats.t5_config import T5Config, decoder_config, read_t5_config, refuse_to_convert
+from trtla.formats.hf_config import T5Config, decoder_config, read_t5_config, refuse_to_convert
 from trtla.settings.fields import whole
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig, check_default
 from trtla.version import __version__
@@ -149,10 +155,23 @@ def open_engine(path: str | Path) -> Engine:
 
     An engine that trtllm-build made is opened too, without a manifest.
     """
+    from trtla.formats.checkpoint import Checkpoint, check_config
+
     folder = Path(path)
     check_is_engine(folder)
     engine = read_engine(folder)
-    _check(engine)
+    check_manifest(engine)
+    config = engine.config.pretrained_config
+    if engine.backend == "tensorrt-llm":
+        check_compiled(folder, engine.config)
+        return engine
+    check_config(folder, config)
+    if config.mapping.world_size != 1:
+        raise UsageError(
+            f"{folder} is a torch engine of {config.mapping.world_size} ranks",
+            "build it again from the checkpoint; torch engines have one rank",
+        )
+    Checkpoint(folder, config)
     return engine
 
 
@@ -187,47 +206,23 @@ def _manifest(folder: Path) -> EngineManifest | None:
     return validate(EngineManifest, data, str(path))
 
 
-def _check(engine: Engine) -> None:
-    from trtla.formats.checkpoint import Checkpoint, check_config
-
-    check_manifest(engine)
-    if engine.backend == "tensorrt-llm":
-        check_compiled(engine.path, engine.config)
-        return
-    config = engine.config.pretrained_config
-    check_config(engine.path, config)
-    if config.mapping.world_size != 1:
-        raise UsageError(
-            f"{engine.name} is a torch engine of {config.mapping.world_size} ranks",
-            "build it again from the checkpoint; torch engines have one rank",
-        )
-    Checkpoint(engine.path, config)
-
-
 def new_manifest(
     backend: Literal["torch", "tensorrt-llm"],
     build: EngineBuild,
     sha256: str,
-    *,
     tensorrt_llm_version: str | None = None,
     compute_capability: str | None = None,
 ) -> EngineManifest:
-    """The trtla.json of an engine that is built here; keys are those of `EngineManifest`.
-
-    Args:
-        sha256: of the weights and config.json that it is built from.
-    """
-    import torch
-
+    """The trtla.json of an engine that is built here, of weights and config.json of a digest."""
     return EngineManifest(
         backend=backend,
-        lookahead=build.lookahead.as_tuple(),
+        lookahead=build.settings.lookahead.as_tuple(),
         dtype=build.source.config.dtype,
         trtla_version=__version__,
-        torch_version=torch.__version__,
+        torch_version=version("torch"),
         source=build.source.folder.name or str(build.source.folder),
         source_sha256=sha256,
-        settings=build.settings,
+        settings=build.origin,
         trtllm=build.trtllm,
         tensorrt_llm_version=tensorrt_llm_version,
         compute_capability=compute_capability,
@@ -288,17 +283,14 @@ class EncoderDecoder(Engine):
 
     @property
     def max_encoder_len(self) -> int:
-        """Most tokens of a prompt."""
         return max(_LONGEST_SOURCE, self.t5.n_positions)
 
     def request_ids(
         self, prompt: tuple[int, ...]
     ) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
-        """The decoder's start token, and the prompt for the encoder."""
         return (self.t5.decoder_start_token_id,), prompt
 
     def weights(self, rank: int = 0, tp_size: int = 1) -> Iterator[tuple[str, Weight]]:
-        """None in TensorRT-LLM's layout; raises `UsageError`."""
         raise refuse_to_convert(self.path, self.config.pretrained_config.architecture)
 
 
@@ -321,14 +313,12 @@ def model_digest(engine: Engine) -> str:
     """
     if isinstance(engine, EncoderDecoder):
         return ""
-    import torch
-
     from trtla.formats.plan import source_shapes
 
     source, config = engine.tensor_source()
     found = hashlib.sha256()
     for name, shape in source_shapes(config).items():
         row = source.read(name, shape[0] // 2, shape[0] // 2 + 1)
-        found.update(f"{name} {shape} {row.dtype}\n".encode())
-        found.update(row.contiguous().view(torch.uint8).numpy().tobytes())
+        found.update(f"{name} {shape} torch.{row.dtype}\n".encode())
+        found.update(row.tobytes())
     return found.hexdigest()[:16]

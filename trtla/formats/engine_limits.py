@@ -1,12 +1,15 @@
-"""What the user asks of an engine, and the build limits that follow from it.
+"""The limits of engines: those that a build plans, and those that a compiled engine must have.
 
 The rules are those of TensorRT-LLM's `build()` (builder.py, _common.py): max_seq_len grows by
 max_draft_len, and max_num_tokens covers one generation step of a full batch, but no more than a
 full batch can hold. Every correction is described in one sentence.
+
+Of a compiled engine, of trtla or trtllm-build, only config.json and file names are read.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,12 +22,13 @@ from trtla.formats.config import (
     TOKENS_PER_BLOCK,
     BuildConfig,
     CheckpointConfig,
+    EngineConfig,
 )
 from trtla.settings.fields import wrong
-from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
+from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig, triples_for
 
-DEFAULT_INPUT_LEN = 1024
-DEFAULT_SEQ_LEN = 2048
+_REBUILD = "build it again with trtla build, or with the command of trtla build --dry-run"
+DEFAULT_INPUT_LEN, DEFAULT_SEQ_LEN = 1024, 2048
 DEFAULT_NUM_TOKENS = 8192
 """TensorRT-LLM's BuildConfig default."""
 RECOMMENDED_NUM_TOKENS = 16384
@@ -110,11 +114,7 @@ def plan_limits(
 def _num_tokens(
     settings: BuildSettings, input_len: int, seq_len: int, *, compiled: bool
 ) -> tuple[int, list[str]]:
-    """max_num_tokens after all corrections; every limit's corrections, in the order of `build()`.
-
-    Args:
-        compiled: whether TensorRT-LLM's own rules hold as well.
-    """
+    """max_num_tokens after all corrections, and a sentence for each, in the order of `build()`."""
     batch_size, draft_len = settings.max_batch_size, settings.lookahead.max_draft_len
     notes: list[str] = []
     if draft_len:
@@ -171,15 +171,112 @@ def _seq_len(requested: int | None, config: CheckpointConfig) -> int:
     longest = min(positions, window or positions)
     if requested is None:
         return min(DEFAULT_SEQ_LEN, longest)
+    if requested <= longest:
+        return requested
+    above = f"the model's sliding window {longest}, which trtla does not apply"
     if requested > positions:
-        raise UsageError(
-            f"max_seq_len {requested} is above the {positions} positions of the model",
-            f"use --max-seq-len {longest} or less",
+        above = f"the {positions} positions of the model"
+    raise UsageError(
+        f"max_seq_len {requested} is above {above}", f"use --max-seq-len {longest} or less"
+    )
+
+
+def is_compiled(folder: Path) -> bool:
+    """Whether a folder holds an engine of TensorRT-LLM, if only one rank of it."""
+    return any(folder.glob("rank*.engine"))
+
+
+def check_compiled(folder: Path, config: EngineConfig) -> None:
+    """Refuse an engine that the executor cannot run."""
+    for problem in compiled_problems(folder, config):
+        raise problem
+
+
+def compiled_problems(folder: Path, config: EngineConfig) -> Iterator[UsageError]:
+    """Everything that keeps the executor from running an engine; the key at fault is named."""
+    ranks = config.pretrained_config.mapping.world_size
+    for rank in range(ranks):
+        if not (folder / f"rank{rank}.engine").is_file():
+            of = f", one of {ranks} ranks" if ranks > 1 else ""
+            yield UsageError(f"{folder} lacks rank{rank}.engine{of}", "copy the engine again")
+    where = folder / "config.json"
+    for sentence in _wrong_settings(config.build_config):
+        yield UsageError(f"{where}: {sentence}", _REBUILD)
+    lookahead = config.build_config.max_draft_len > 0
+    for problem in stage_problems(config.pretrained_config, lookahead=lookahead):
+        yield UsageError(f"{where}: {problem.message}", problem.hint)
+
+
+def stage_problems(config: CheckpointConfig, *, lookahead: bool) -> Iterator[UsageError]:
+    """What TensorRT-LLM gets wrong in pipeline stages, in generation steps.
+
+    Only the last stage has drafts, positions and masks (decoderBuffers.cpp), and C++ pads the
+    vocabulary to a multiple of all ranks (gptJsonConfig.cpp), the model to one of tp_size.
+    """
+    tp, ranks, vocab = config.mapping.tp_size, config.mapping.world_size, config.vocab_size
+    if ranks == tp:
+        return
+    split = "convert with --tp-size instead of --pp-size"
+    if lookahead:
+        yield UsageError(
+            f"lookahead does not go with pp_size {config.mapping.pp_size}: TensorRT-LLM's drafts "
+            "and masks never leave the last pipeline stage",
+            f"{split}, build a plain engine with --lookahead 1,1,0, or use --backend torch",
         )
-    if requested > longest:
-        raise UsageError(
-            f"max_seq_len {requested} is above the model's sliding window {longest}, "
-            "which trtla does not apply",
-            f"use --max-seq-len {longest} or less",
+    ours, theirs = (-(-vocab // parts) * parts for parts in (tp, ranks))
+    if ours != theirs:
+        yield UsageError(
+            f"vocab_size {vocab} is padded to {ours} for tp_size {tp} and to {theirs} for all "
+            f"{ranks} ranks: TensorRT-LLM's C++ reads rows of logits of the second width",
+            f"{split}, or use --backend torch",
         )
-    return requested
+
+
+def unknown_triple(name: str, max_draft_len: int) -> UsageError:
+    """The error of a lookahead engine without trtla.json: its files name no triple."""
+    return UsageError(
+        f"{name} does not say its lookahead triple, only max_draft_len {max_draft_len}",
+        f"give the triple it was built for with --lookahead, such as {some_triples(max_draft_len)}",
+    )
+
+
+def some_triples(max_draft_len: int) -> str:
+    """The most useful triples that need this max_draft_len, for a hint."""
+    return " or ".join(str(triple) for triple in triples_for(max_draft_len)[:3])
+
+
+def _wrong_settings(limits: BuildConfig) -> Iterator[str]:
+    yield from _wrong_speculation(limits)
+    if limits.kv_cache_type is None:
+        yield (
+            "build_config.kv_cache_type is missing, which stands for a continuous K/V cache; "
+            "the executor needs PAGED"
+        )
+    elif limits.kv_cache_type.upper() != "PAGED":
+        yield f"build_config.kv_cache_type is {limits.kv_cache_type}, the executor needs PAGED"
+    plugins = limits.plugin_config
+    needed = ("gpt_attention_plugin", "remove_input_padding")
+    off = [name for name in needed if not plugins.get(name)]
+    off += ["paged_kv_cache"] if plugins.get("paged_kv_cache") is False else []
+    for name in off:
+        yield f"build_config.plugin_config.{name} is off, the executor needs it"
+
+
+def _wrong_speculation(limits: BuildConfig) -> Iterator[str]:
+    mode = limits.speculative_decoding_mode
+    if mode not in (NO_SPECULATION, LOOKAHEAD_DECODING):
+        yield (
+            f"build_config.speculative_decoding_mode is {mode}, neither lookahead "
+            f"({LOOKAHEAD_DECODING}) nor none ({NO_SPECULATION})"
+        )
+    elif limits.max_draft_len and mode == NO_SPECULATION:
+        yield (
+            f"build_config.max_draft_len is {limits.max_draft_len}, but speculative_decoding_mode "
+            f"is {mode}, not lookahead ({LOOKAHEAD_DECODING})"
+        )
+    if not limits.max_draft_len:
+        return
+    if limits.max_beam_width != 1:
+        yield f"build_config.max_beam_width is {limits.max_beam_width}, lookahead needs 1"
+    if limits.gather_context_logits:
+        yield "build_config.gather_context_logits is on, which lookahead does not go with"

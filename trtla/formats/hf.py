@@ -1,4 +1,4 @@
-"""Hugging Face folders: Llama tensors read lazily, and whatever transformers itself has to load.
+"""Hugging Face folders: Llama tensors read lazily.
 
 Weights are a single or sharded safetensors or `.bin` checkpoint. Names are brought to the form
 `model.layers.0...`; old checkpoints lack the prefix, and their rotary buffers are omitted.
@@ -7,26 +7,25 @@ Weights are a single or sharded safetensors or `.bin` checkpoint. Names are brou
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 from pathlib import Path
 from typing import Any
 
-import torch
+from numpy import ndarray
 
-from trtla.errors import UsageError, sentence
+from trtla.errors import UsageError
 from trtla.files import read_json
 from trtla.formats.blocks import BLOCK_TYPES
 from trtla.formats.config import CheckpointConfig, Quantization, as_dtype
-from trtla.formats.folder import TOKENIZER_FILES, folder_kind
+from trtla.formats.folder import folder_kind
 from trtla.formats.gguf.header import MADE_OF
 from trtla.formats.gguf.weights import PLAIN, GgufFile
 from trtla.formats.hf_config import read_hf_config
 from trtla.formats.plan import EMBEDDING, LM_HEAD, hf_shapes, untied
-from trtla.formats.tensors import Dequantized, equal_ends
+from trtla.formats.tensors import equal_ends
 from trtla.formats.weight_files import BinFile, SafetensorsFile, raise_first, tensor_problems
 
 WeightFile = SafetensorsFile | BinFile | GgufFile
@@ -59,27 +58,23 @@ class HFModel:
         where, problems = _weights(folder, config)
         raise_first(problems)
         file, name = where[EMBEDDING]
-        update: dict[str, Any] = {"dtype": dtype or as_dtype(str(file.entries[name].dtype))}
+        update: dict[str, Any] = {"dtype": dtype or as_dtype(file.entries[name].dtype.name)}
         types = _quantized_weights(where, config)
         if blocks := {name: kind for name, kind in types.items() if kind in BLOCK_TYPES}:
             update["quantization"] = Quantization(block_types=blocks)
-        model = cls(
-            folder, config.model_copy(update=update), where, tuple(sorted({*types.values()}))
-        )
-        if config.tie_word_embeddings and not model._is_tied():
-            return replace(model, config=untied(model.config))
-        return model
+        quantized = tuple(sorted({*types.values()}))
+        model = cls(folder, config.model_copy(update=update), where, quantized)
+        if not config.tie_word_embeddings or where[EMBEDDING] == where[LM_HEAD]:
+            return model
+        # transformers ties no stored tensors that differ, whatever the config says
+        same = equal_ends(model, config.vocab_size)
+        return model if same else replace(model, config=untied(model.config))
 
-    def _is_tied(self) -> bool:
-        """transformers ties no stored tensors that differ, whatever the config says."""
-        same = self._where[EMBEDDING] == self._where[LM_HEAD]
-        return same or equal_ends(self, self.config.vocab_size)
-
-    def read(self, name: str, start: int, stop: int) -> torch.Tensor:
+    def read(self, name: str, start: int, stop: int) -> ndarray:
         """Rows [start, stop) of a tensor, in the stored dtype, or rows of blocks."""
         file, stored = self._where[name]
         if name in self.config.block_types and isinstance(file, GgufFile):
-            return file.blocks(stored, start, stop).rows
+            return file.blocks(stored, start, stop)
         return file.read(stored, start, stop)
 
 
@@ -189,94 +184,3 @@ def _shards(index: Path) -> list[Path]:
     if missing is not None:
         raise UsageError(f"{index.parent} lacks the shard {missing}", "copy the missing file")
     return [index.parent / name for name in names]
-
-
-def load_model(kind: str, folder: str | Path, dtype: torch.dtype, hint: str) -> Any:
-    """A model in evaluation mode, on the CPU.
-
-    Args:
-        kind: transformers' class, such as AutoModelForCausalLM.
-        folder: a Hugging Face folder.
-        dtype: the type of its weights in memory.
-        hint: what to do when it cannot be loaded.
-    """
-    what = f"the weights in {folder}"
-    if Path(folder).is_dir():
-        check_layers(Path(folder))
-    if (Path(folder) / MADE_OF).is_file():
-        return _load_dequantized(kind, HFModel.open(folder), dtype)
-    with _quiet():
-        model, found = _load(kind, folder, what, hint, dtype=dtype, output_loading_info=True)
-    if found["missing_keys"]:  # transformers fills them with random numbers
-        name = min(found["missing_keys"])
-        raise UsageError(f"{what} lack the tensor {name} that config.json asks for", hint)
-    return model.eval()
-
-
-def _load_dequantized(kind: str, model: HFModel, dtype: torch.dtype) -> Any:
-    """The model of a GGUF file, which transformers cannot find in the folder."""
-    import transformers
-
-    config = transformers.AutoConfig.from_pretrained(str(model.path), local_files_only=True)
-    names = hf_shapes(model.config)
-    tied = {LM_HEAD} if model.config.tie_word_embeddings else set()
-    numbers = Dequantized(model, model.config.block_types)
-    state = {
-        name: numbers.read(name, 0, shape[0]).to(dtype)
-        for name, shape in names.items()
-        if name not in tied
-    }
-    with _quiet():
-        made = getattr(transformers, kind).from_config(config, dtype=dtype)
-        made.load_state_dict(state, strict=False, assign=True)
-        made.tie_weights()
-    return made.eval()
-
-
-def load_tokenizer(folder: str | Path) -> Any:
-    """A folder's tokenizer."""
-    names = (Path(folder) / name for name in TOKENIZER_FILES)
-    stats = [(path.name, path.stat()) for path in names if path.is_file()]
-    return _tokenizer(str(folder), tuple((n, stat.st_mtime_ns, stat.st_size) for n, stat in stats))
-
-
-@lru_cache(maxsize=1)
-def _tokenizer(folder: str, files: tuple[tuple[str, int, int], ...]) -> Any:
-    """The tokenizer of these very files: a command asks for it before and after the model opens."""
-    hint = "give a folder that holds tokenizer.json with --tokenizer-dir"
-    return _load("AutoTokenizer", folder, f"the tokenizer in {folder}", hint)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without progress bars, and without the tables that transformers logs before it raises."""
-    from transformers.utils import logging as log
-
-    log.disable_progress_bar()  # type: ignore[no-untyped-call]
-    before = log.get_verbosity()
-    log.set_verbosity_error()  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        log.set_verbosity(before)
-
-
-def _load(kind: str, folder: str | Path, what: str, hint: str, **options: Any) -> Any:
-    import transformers
-
-    if not Path(folder).is_dir():  # else transformers takes it for a name on the hub
-        raise UsageError(f"{what} cannot be loaded: {folder} is not a folder", hint)
-    try:
-        return getattr(transformers, kind).from_pretrained(
-            str(folder), local_files_only=True, trust_remote_code=False, **options
-        )
-    except Exception as error:  # transformers raises whatever its readers raise
-        if "trust_remote_code" in str(error):
-            raise UsageError(
-                f"{what} cannot be loaded without code of its own, which trtla never runs",
-                "give a folder whose model and tokenizer are among those of transformers",
-            ) from None
-        reason = sentence(error)
-        if "ignore_mismatched_sizes" in reason:  # an argument that users cannot give
-            reason = "a tensor has another shape than config.json asks for"
-        raise UsageError(f"{what} cannot be loaded: {reason}", hint) from None

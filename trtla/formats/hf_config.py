@@ -1,7 +1,8 @@
-"""A Hugging Face Llama, Mistral or Qwen2 config.json, in the spellings of transformers 4 and 5.
+"""A Hugging Face config.json: of Llama, Mistral and Qwen2, and of the T5 family.
 
-Keys have Hugging Face's names, so that errors name what is in the file; `read_hf_config` gives the
-TensorRT-LLM checkpoint's config that the model converts to.
+Keys have Hugging Face's names, in the spellings of transformers 4 and 5, so that errors name what
+is in the file. `read_hf_config` gives the TensorRT-LLM checkpoint's config that a model converts
+to; T5, Flan-T5, mT5 and UMT5 are run as they are.
 """
 
 from __future__ import annotations
@@ -13,11 +14,36 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from trtla.errors import UsageError
 from trtla.files import read_json, validate
-from trtla.formats.config import LARGEST, CheckpointConfig, Count, DType, Size, as_dtype
-from trtla.formats.folder import config_kind
+from trtla.formats.config import (
+    DTYPES,
+    LARGEST,
+    QWEN2,
+    CheckpointConfig,
+    Count,
+    DType,
+    Size,
+    as_dtype,
+)
+from trtla.formats.folder import GENERATION_CONFIG, config_kind, folder_kind
 from trtla.formats.support import ARCHITECTURES, FAMILIES, check_supported
-from trtla.formats.t5_config import ENCODER_DECODERS, architecture, refuse_to_convert
 
+ENCODER_DECODERS = (
+    "T5ForConditionalGeneration",
+    "MT5ForConditionalGeneration",
+    "UMT5ForConditionalGeneration",
+)
+_BY_MODEL_TYPE = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": QWEN2,
+    **dict(zip(("t5", "mt5", "umt5"), ENCODER_DECODERS, strict=True)),
+}
+_POSITIONS = 1024  # relative positions have no limit: what to plan with where none is named
+_SAME_KEYS = {
+    *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "mlp_bias"),
+    *("num_key_value_heads", "intermediate_size", "max_position_embeddings", "tie_word_embeddings"),
+}
+"""Keys that a checkpoint's config has too."""
 _WINDOW = 4096  # MistralConfig's and Qwen2Config's default where the key is absent
 _QWEN2_POSITIONS = 32768  # Qwen2Config's
 
@@ -150,22 +176,14 @@ def _dtype(name: str | None, path: Path) -> DType | None:
 
 def _checkpoint_keys(config: HFConfig, dtype: DType | None) -> dict[str, Any]:
     return {
+        **config.model_dump(include=_SAME_KEYS),
         "dtype": dtype or "float32",
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "num_hidden_layers": config.num_hidden_layers,
-        "num_attention_heads": config.num_attention_heads,
-        "num_key_value_heads": config.num_key_value_heads,
         "head_size": config.head_dim,
-        "intermediate_size": config.intermediate_size,
         "hidden_act": "silu" if config.hidden_act == "swish" else config.hidden_act,
         "norm_epsilon": config.rms_norm_eps,
-        "max_position_embeddings": config.max_position_embeddings,
         "rotary_base": config.rope_theta,
         "rotary_scaling": _scaling(config.rope_scaling),
         "attn_bias": config.attention_bias,
-        "mlp_bias": config.mlp_bias,
-        "tie_word_embeddings": config.tie_word_embeddings,
         "sliding_window": config.window,
     }
 
@@ -179,3 +197,120 @@ def _scaling(scaling: dict[str, Any] | None) -> dict[str, Any] | None:
     if kind == "default" and kept.get("partial_rotary_factor", 1.0) == 1.0:
         return None
     return {**kept, "type": kind, "rope_type": kind}
+
+
+class T5Config(BaseModel):
+    """What trtla reads of config.json; absent keys have transformers' defaults for T5."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+    dtype: str = "float32"
+    vocab_size: Size
+    d_model: Size = 512
+    d_kv: int = Field(default=64, ge=2, le=LARGEST)
+    d_ff: Size = 2048
+    num_layers: Count = 6
+    num_decoder_layers: Count
+    num_heads: Size = 8
+    relative_attention_num_buckets: int = Field(default=32, ge=4, le=LARGEST)
+    relative_attention_max_distance: int = Field(default=128, ge=2, le=LARGEST)
+    layer_norm_epsilon: float = Field(default=1e-6, gt=0)
+    feed_forward_proj: str = Field(default="relu", pattern="^(gated-)?[a-z_]+$")
+    n_positions: int = Field(default=_POSITIONS, ge=2, le=LARGEST)
+    decoder_start_token_id: int = Field(default=0, ge=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _spellings(cls, data: Any) -> Any:
+        """Bring nulls and absent keys to one form; the pad token starts where nothing else does."""
+        if not isinstance(data, dict):
+            return data
+        named = {key: value for key, value in data.items() if value is not None}
+        dtype = str(named.get("dtype") or named.get("torch_dtype") or "float32")
+        named["dtype"] = dtype.removeprefix("torch.")
+        named.setdefault("decoder_start_token_id", named.get("pad_token_id", 0))
+        named.setdefault("num_decoder_layers", named.get("num_layers", 6))
+        return named
+
+    @model_validator(mode="after")
+    def _fits(self) -> T5Config:
+        exact, longest = self.relative_attention_num_buckets // 2, "relative_attention_max_distance"
+        if self.relative_attention_max_distance <= exact:
+            raise ValueError(f"{longest} must be above {exact}, half of the buckets")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype {self.dtype} is not one of {', '.join(DTYPES)}")
+        if self.decoder_start_token_id >= self.vocab_size:
+            raise ValueError(
+                f"decoder_start_token_id {self.decoder_start_token_id} is outside the vocabulary"
+            )
+        return self
+
+    @property
+    def activation(self) -> str:
+        """transformers' name of it; `gated-gelu` stands for the tanh form, as T5 1.1 has it."""
+        if self.feed_forward_proj == "gated-gelu":
+            return "gelu_new"
+        return self.feed_forward_proj.removeprefix("gated-")
+
+
+def architecture(data: Any) -> Any:
+    """What a parsed config.json of Hugging Face names first, or what its model_type stands for."""
+    names, kind = data.get("architectures"), data.get("model_type")
+    return names[0] if isinstance(names, list) and names else _BY_MODEL_TYPE.get(str(kind), kind)
+
+
+def is_encoder_decoder(folder: Path) -> bool:
+    """Whether a folder holds a model of the T5 family; raises UsageError where it holds none."""
+    if folder_kind(folder) != "Hugging Face model":
+        return False
+    return architecture(read_json(folder / "config.json")) in ENCODER_DECODERS
+
+
+def check_same_kind(draft: Path, target: Path) -> None:
+    """Refuse a draft model that reads prompts in another way than the model it drafts for."""
+    ours, theirs = is_encoder_decoder(draft), is_encoder_decoder(target)
+    if ours != theirs:
+        kinds = ("an encoder-decoder", "a decoder alone")
+        names = kinds if ours else kinds[::-1]
+        raise UsageError(
+            f"the draft model {draft} is {names[0]}, the model {target} is {names[1]}",
+            "use a draft model of the same family, with the same tokenizer",
+        )
+
+
+def read_t5_config(folder: Path) -> T5Config:
+    """The config of a folder; generation_config.json comes first where it names the start token."""
+    path = folder / "config.json"
+    data, generation = read_json(path), folder / GENERATION_CONFIG
+    content = read_json(generation) if generation.is_file() else None
+    if isinstance(content, dict) and content.get("decoder_start_token_id") is not None:
+        data = {**data, "decoder_start_token_id": content["decoder_start_token_id"]}
+    return validate(T5Config, data, str(path), "copy the file again")
+
+
+def decoder_config(folder: Path, config: T5Config) -> CheckpointConfig:
+    """The decoder in terms of a checkpoint's config."""
+    data = {
+        "architecture": architecture(read_json(folder / "config.json")),
+        "dtype": config.dtype,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.d_model,
+        "num_hidden_layers": config.num_decoder_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_heads,
+        "head_size": config.d_kv,
+        "intermediate_size": config.d_ff,
+        "hidden_act": config.activation,
+        "norm_epsilon": config.layer_norm_epsilon,
+        "position_embedding_type": "relative",
+        "max_position_embeddings": config.n_positions,
+    }
+    return validate(CheckpointConfig, data, str(folder / "config.json"))
+
+
+def refuse_to_convert(folder: Path, name: str) -> UsageError:
+    """Why a model of the T5 family becomes neither checkpoint nor engine."""
+    return UsageError(
+        f"{folder} is an encoder-decoder ({name}), which is neither converted nor built",
+        f"run it as it is: trtla run --engine-dir {folder} --input-text '...'",
+    )

@@ -43,7 +43,7 @@ def hub_folder(path: str | Path) -> Path:
         raise
     except Exception as error:  # of the network, of the hub, of the cache's disk
         raise UsageError(
-            f"{path} does not exist here, and the hub does not give it: {sentence(error)}",
+            f"{path} does not exist here and could not be fetched from the hub: {sentence(error)}",
             f"check the path, or run hf download {found['repo']} where there is a network",
         ) from None
 
@@ -98,7 +98,6 @@ def _listed(repo: str, revision: str | None) -> tuple[Path | None, list[str]]:
 
 
 def _chosen(repo: str, wanted: str, names: list[str]) -> list[str]:
-    """The parts of the one file that is wanted, in their order."""
     files: dict[str, list[str]] = {}
     for name in sorted(names):
         if name.endswith(".gguf") and not Path(name).name.startswith("mmproj"):

@@ -135,13 +135,16 @@ def source_shapes(config: CheckpointConfig) -> dict[str, tuple[int, ...]]:
 
 def _awq_shapes(config: CheckpointConfig) -> dict[str, tuple[int, ...]]:
     """The weights of W4A16_AWQ as they are stored, and their scales."""
+    group_size = config.awq_group_size
+    if group_size is None:
+        return {}
     shapes: dict[str, tuple[int, ...]] = {}
-    whole, group_size = hf_shapes(config), config.awq_group_size
-    for name, weights in fp8_groups(config).items() if group_size else ():
+    whole = hf_shapes(config)
+    for name, weights in fp8_groups(config).items():
         for weight in weights:
             outputs, inputs = whole[weight]
             shapes[weight] = (outputs // 2, inputs)
-            shapes[awq_scales(weight)] = (outputs, inputs // (group_size or 1))
+            shapes[awq_scales(weight)] = (outputs, inputs // group_size)
         if config.quantization.pre_quant_scale:
             shapes[awq_input_scale(name)] = (whole[weights[0]][1],)
     return shapes

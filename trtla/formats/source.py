@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trtla.errors import UsageError
 from trtla.files import validate
 from trtla.formats.checkpoint import Checkpoint, read_checkpoint_config
-from trtla.formats.config import (
-    DTYPES,
-    QWEN2,
-    BuildConfig,
-    CheckpointConfig,
-    Mapping,
-)
+from trtla.formats.config import DTYPES, QWEN2, BuildConfig, CheckpointConfig, Mapping
+from trtla.formats.engine_limits import BuildSettings
 from trtla.formats.folder import FolderKind, folder_kind
 from trtla.formats.gguf.folder import model_folder, weight_file
 from trtla.formats.hf import HFModel
 from trtla.formats.hf_config import read_hf_config
 from trtla.formats.support import check_mapping
 from trtla.formats.tensors import Dequantized, TensorSource
-from trtla.settings.lookahead import LookaheadConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,33 +42,28 @@ class EngineBuild:
     source: BuildSource
     tensors: TensorSource
     limits: BuildConfig
-    lookahead: LookaheadConfig
-    settings: dict[str, str]
+    settings: BuildSettings
+    origin: dict[str, str]
     """Where each setting came from."""
-    trtllm: dict[str, Any] = field(default_factory=dict)
+    trtllm: dict[str, Any]
     """Fields of TensorRT-LLM's BuildConfig and, behind `plugin_config.`, of its PluginConfig."""
-    timing_cache: Path | None = None
 
 
 def read_source(folder: Path, dtype: str | None) -> BuildSource:
     """Read config.json only; without a dtype there or here, a Hugging Face folder is float16."""
-    folder = model_folder(folder)
-    kind = _kind(folder)
+    folder, kind = _local(folder)
     if kind == "checkpoint":
         return _checkpoint_source(folder, read_checkpoint_config(folder), dtype)
     if weight_file(folder) is not None:  # the types of its blocks are in the header
         return open_source(folder, dtype)[0]
     config, named = read_hf_config(folder / "config.json")
-    wanted = dtype or "auto"
-    if wanted == "auto" and not named:
-        wanted = "float16"
+    wanted = "float16" if dtype in (None, "auto") and not named else dtype or "auto"
     return BuildSource(folder, kind, checkpoint_config(config, wanted), config)
 
 
 def open_source(folder: Path, dtype: str | None) -> tuple[BuildSource, TensorSource]:
     """Read config.json and the headers of the weight files."""
-    folder = model_folder(folder)
-    kind = _kind(folder)
+    folder, kind = _local(folder)
     if kind == "checkpoint":
         checkpoint = Checkpoint.open(folder)
         found = _checkpoint_source(folder, checkpoint.config, dtype)
@@ -113,14 +102,15 @@ def _in_dtype(config: CheckpointConfig, dtype: str) -> CheckpointConfig:
     return config.model_copy(update=update)
 
 
-def _kind(folder: Path) -> FolderKind:
+def _local(path: Path) -> tuple[Path, FolderKind]:
+    folder = model_folder(path)
     kind = folder_kind(folder)
     if kind == "engine":
         raise UsageError(
             f"{folder} is an engine already",
             "give its checkpoint or Hugging Face folder as --checkpoint-dir",
         )
-    return kind
+    return folder, kind
 
 
 def checkpoint_config(
@@ -148,11 +138,11 @@ def config_json(config: CheckpointConfig) -> dict[str, Any]:
     data = config.model_dump(mode="json")
     if data["sliding_window"] is None:
         del data["sliding_window"]
-    constants = {
+    return {
         "rotary_pct": 1.0,
         "rotary_embedding_dim": config.head_size,
         "qk_layernorm": False,
         "disable_weight_only_quant_plugin": False,
+        **(_QWEN2 if config.architecture == QWEN2 else _LLAMA),
+        **data,
     }
-    own = _QWEN2 if config.architecture == QWEN2 else _LLAMA
-    return {**constants, **own, **data}

@@ -28,24 +28,12 @@ FAMILIES = f"{', '.join(ARCHITECTURES[:-1])} and {ARCHITECTURES[-1]}"
 _ONE_KIND = {"hidden_act": "silu", "position_embedding_type": "rope_gpt_neox"}
 _SPLIT_BY_INPUTS = ("o_proj.weight", "down_proj.weight")
 _SCALING_KEYS = {
-    "linear": ("factor",),
-    "dynamic": ("factor",),
-    "yarn": ("factor",),
-    "llama3": (
-        "factor",
-        "low_freq_factor",
-        "high_freq_factor",
-        "original_max_position_embeddings",
-    ),
+    **dict.fromkeys(("linear", "dynamic", "yarn"), ("factor",)),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
 }
-
 _YARN_KEYS = (
-    "original_max_position_embeddings",
-    "attention_factor",
-    "beta_fast",
-    "beta_slow",
-    "mscale",
-    "mscale_all_dim",
+    *("original_max_position_embeddings", "attention_factor"),
+    *("beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
 )
 """They have defaults."""
 
@@ -86,14 +74,11 @@ def check_mapping(config: CheckpointConfig) -> None:
 def check_tp_size(config: CheckpointConfig) -> None:
     """Refuse a tp_size that does not divide heads and intermediate size."""
     tp, kv = config.mapping.tp_size, config.num_key_value_heads
-    sizes = {
-        "num_attention_heads": config.num_attention_heads,
-        "intermediate_size": config.intermediate_size,
-    }
+    sizes = ["num_attention_heads", "intermediate_size"]
     if config.use_parallel_embedding and config.embedding_sharding_dim == 1:
-        sizes["hidden_size"] = config.hidden_size
-    for key, value in sizes.items():
-        if value % tp:
+        sizes.append("hidden_size")
+    for key in sizes:
+        if (value := getattr(config, key)) % tp:
             raise UsageError(
                 f"tp_size {tp} does not divide {key} {value}",
                 f"use a --tp-size that divides {value}",
@@ -107,25 +92,21 @@ def check_tp_size(config: CheckpointConfig) -> None:
 
 def _check_quantization(config: CheckpointConfig, where: str) -> None:
     quantization = config.quantization
-    for key in ("quant_algo", "kv_cache_quant_algo"):
-        value = getattr(quantization, key)
-        known = (None, "FP8", *WEIGHT_ONLY) if key == "quant_algo" else (None, "FP8")
-        if value not in known:
-            raise _unsupported(
-                f"{where}: {key} {value}",
-                f"trtla runs {', '.join(filter(None, known))} and unquantised models; convert the "
-                "unquantised one",
-            )
+    kinds = {"quant_algo": ("FP8", *WEIGHT_ONLY), "kv_cache_quant_algo": ("FP8",)}
+    for key, known in kinds.items():
+        if (value := getattr(quantization, key)) not in (None, *known):
+            hint = f"trtla runs {', '.join(known)} and unquantised models"
+            raise _unsupported(f"{where}: {key} {value}", f"{hint}; convert the unquantised one")
     if config.awq_group_size:
         _check_awq(config, config.awq_group_size, where)
-    if (config.fp8 or config.awq_group_size) and quantization.exclude_modules is not None:
-        _check_excluded(quantization.exclude_modules, config, where)
+    if config.fp8 or config.awq_group_size:
+        _check_excluded(quantization.exclude_modules or (), config, where)
     if config.block_types:
         _check_blocks(config, where)
 
 
 def _check_awq(config: CheckpointConfig, group_size: int, where: str) -> None:
-    """Refuse W4A16_AWQ as only other programs make it, and groups that do not divide."""
+    """Refuse W4A16_AWQ as only other programs make it."""
     if config.quantization.has_zero_point:
         raise _unsupported(
             f"{where}: W4A16_AWQ with has_zero_point",

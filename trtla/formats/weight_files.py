@@ -15,31 +15,35 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-import torch
+import ml_dtypes
+import numpy as np
+from numpy import ndarray
 
 from trtla.errors import UsageError
 from trtla.files import parse_json
 from trtla.formats.config import DTYPES, FP8, INT4
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 _DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "I64": np.dtype(np.int64),
+    "I32": np.dtype(np.int32),
+    "I16": np.dtype(np.int16),
+    "I8": np.dtype(np.int8),
+    "U8": np.dtype(np.uint8),
+    "BOOL": np.dtype(np.bool_),
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-_FLOATS = tuple(getattr(torch, name) for name in DTYPES)
-_DROP_AFTER = 128 * 2**20  # bytes read of a mapped .bin file before it is mapped anew
+_DROP_AFTER = 128 * 2**20  # bytes read of a mapped .bin file before it is mapped again
 _MAX_HEADER = 100 * 2**20  # the format's own limit
 _COPY_AGAIN = "copy the file again, or make it again"
 
@@ -48,7 +52,7 @@ _COPY_AGAIN = "copy the file again, or make it again"
 class Entry:
     """One tensor of a file: its dtype, its shape, and where its bytes start in the file."""
 
-    dtype: torch.dtype
+    dtype: np.dtype[Any]
     shape: tuple[int, ...]
     offset: int
 
@@ -66,19 +70,18 @@ class SafetensorsFile:
         self.entries = _read_header(path)
         self._file: BinaryIO | None = None
 
-    def read(self, name: str, start: int, stop: int) -> torch.Tensor:
+    def read(self, name: str, start: int, stop: int) -> ndarray:
         """Rows [start, stop) of a tensor with at least one dimension, in memory of their own."""
         entry = self.entries[name]
-        size = (stop - start) * entry.row_bytes
-        raw = torch.empty(size, dtype=torch.uint8)
+        raw = np.empty((stop - start) * entry.row_bytes, np.uint8)
         if self._file is None:
             self._file = self.path.open("rb", buffering=0)
         self._file.seek(entry.offset + start * entry.row_bytes)
-        fill(self._file, tensor_bytes(raw), self.path, name)
-        return raw.view(entry.dtype).view(stop - start, *entry.shape[1:])
+        fill(self._file, raw.data, self.path, name)
+        return raw.view(entry.dtype).reshape(stop - start, *entry.shape[1:])
 
 
-def header_bytes(tensors: Iterable[tuple[str, tuple[int, ...], torch.dtype]]) -> bytes:
+def header_bytes(tensors: Iterable[tuple[str, tuple[int, ...], np.dtype[Any]]]) -> bytes:
     """The header of a file that will hold these tensors, in this order, without gaps."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -90,9 +93,9 @@ def header_bytes(tensors: Iterable[tuple[str, tuple[int, ...], torch.dtype]]) ->
     return len(text).to_bytes(8, "little") + text
 
 
-def tensor_bytes(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a contiguous CPU tensor, not copied."""
-    return tensor.reshape(-1).view(torch.uint8).numpy().data
+def array_bytes(array: ndarray) -> memoryview:
+    """The bytes of a contiguous array, not copied."""
+    return array.reshape(-1).view(np.uint8).data
 
 
 def fill(file: BinaryIO, view: memoryview, path: Path, name: str) -> None:
@@ -156,23 +159,31 @@ class BinFile:
     """A state dict in a `.bin` file."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        from trtla.formats.torch_tensors import as_array
+
+        self.path, self._array = path, as_array
         self._touched, self._state = 0, self._load()
         self.entries = {
-            name: Entry(tensor.dtype, tuple(tensor.shape), 0)
+            name: Entry(as_array(tensor.reshape(-1)[:0]).dtype, tuple(tensor.shape), 0)
             for name, tensor in self._state.items()
         }
 
-    def read(self, name: str, start: int, stop: int) -> torch.Tensor:
+    def read(self, name: str, start: int, stop: int) -> ndarray:
         """Rows [start, stop) of a tensor with at least one dimension, in memory of their own."""
-        if self._touched > _DROP_AFTER:  # mapped anew, which gives the memory back
+        if self._touched > _DROP_AFTER:  # mapped again, which gives the memory back
             self._touched, self._state = 0, self._load()
-        rows = self._state[name][start:stop].clone(memory_format=torch.contiguous_format)
-        self._touched += rows.numel() * rows.element_size()
+        rows: ndarray = self._array(self._state[name][start:stop]).copy()
+        self._touched += rows.nbytes
         return rows
 
-    def _load(self) -> dict[str, torch.Tensor]:
-        state = _load(self.path)
+    def _load(self) -> dict[str, Tensor]:
+        import torch
+
+        with _refusing(self.path, "is truncated or no PyTorch file"):
+            # Files older than PyTorch 1.6 are no zip archives and cannot be mapped.
+            with self.path.open("rb") as file:
+                mapped = file.read(2) == b"PK"
+            state = torch.load(self.path, map_location="cpu", weights_only=True, mmap=mapped)
         if not isinstance(state, dict):
             raise UsageError(f"{self.path} holds no state dict", "save the model again")
         for name, value in state.items():
@@ -184,14 +195,6 @@ class BinFile:
             if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
                 raise UsageError(f"{self.path}: {name} is no plain tensor", "save the model again")
         return state
-
-
-def _load(path: Path) -> object:
-    with _refusing(path, "is truncated or no PyTorch file"):
-        # Files older than PyTorch 1.6 are no zip archives and cannot be mapped.
-        with path.open("rb") as file:
-            mapped = file.read(2) == b"PK"
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
 
 
 @contextmanager
@@ -225,9 +228,7 @@ def tensor_problems(
 
     Args:
         where: the file or folder, for the messages.
-        found: what is there.
         expected: name and shape of what config.json asks for.
-        hint: what to do about it.
         quantized: types of the tensors that are FP8, int4 or in blocks; all others are float16,
             bfloat16 or float32.
     """
@@ -238,34 +239,32 @@ def tensor_problems(
         if name not in expected
     ]
     for name, shape in expected.items():
-        entry = found.get(name)
-        if entry is not None and entry.shape != shape:
+        if (entry := found.get(name)) is None:
+            continue
+        if entry.shape != shape:
             problems.append(
                 f"{where}: tensor {name} has shape {list(entry.shape)}, "
                 f"config.json asks for {list(shape)}"
             )
         wanted, reads = _stored_as(quantized.get(name))
-        if entry is not None and entry.dtype not in wanted:
-            dtype = str(entry.dtype).removeprefix("torch.")
-            problems.append(f"{where}: tensor {name} is {dtype}, trtla reads {reads}")
+        if entry.dtype.name not in wanted:
+            problems.append(f"{where}: tensor {name} is {entry.dtype}, trtla reads {reads}")
     return [UsageError(problem, hint) for problem in problems]
 
 
-def _stored_as(kind: str | None) -> tuple[tuple[torch.dtype, ...], str]:
+def _stored_as(kind: str | None) -> tuple[tuple[str, ...], str]:
     """The types that a tensor may have in a file, and their names."""
     if kind is None:
-        return _FLOATS, "float16, bfloat16 and float32"
+        return DTYPES, "float16, bfloat16 and float32"
     if kind == FP8:
-        return (torch.float8_e4m3fn, torch.int8), "FP8"  # TensorRT-LLM re-views int8 as FP8
+        return (FP8, "int8"), "FP8"  # TensorRT-LLM re-views int8 as FP8
     if kind == INT4:
-        return (torch.int8,), "int8, two int4 numbers a byte"
-    return (torch.uint8,), f"uint8, the blocks of {kind}"
+        return ("int8",), "int8, two int4 numbers a byte"
+    return ("uint8",), f"uint8, the blocks of {kind}"
 
 
 def raise_first(problems: Sequence[UsageError]) -> None:
     """Raise the first problem, if any, and say how many more there are."""
-    if not problems:
-        return
-    first, more = problems[0], len(problems) - 1
-    counted = f" (and {more} more of the kind)" if more else ""
-    raise UsageError(first.message + counted, first.hint)
+    if problems:
+        more = f" (and {len(problems) - 1} more of the kind)" if len(problems) > 1 else ""
+        raise UsageError(problems[0].message + more, problems[0].hint)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from itertools import groupby
 
 from trtla.console import counted
-from trtla.errors import TrtlaError, UsageError
-from trtla.llm.prompt import Prompt, prompt_text
 from trtla.llm.text import Tokenizer
-from trtla.llm.text_stream import StopStrings, TextStream
+from trtla.llm.text_stream import TextStream
 from trtla.runtime.request import FinishReason, Hypothesis, Output, Request, TokenLogProb
 from trtla.runtime.stats import RequestStats
 from trtla.settings.lookahead import LookaheadConfig
@@ -21,8 +18,18 @@ Piece = tuple[str, bool]
 """A stretch of output text, and whether it came from accepted drafts."""
 
 
+class _Ids:
+    __slots__ = ()
+    token_ids: tuple[int, ...]
+
+    @property
+    def output_ids(self) -> tuple[int, ...]:
+        """Another name of `token_ids`."""
+        return self.token_ids
+
+
 @dataclass(frozen=True, slots=True, repr=False)
-class Completion:
+class Completion(_Ids):
     """The finished answer to one prompt.
 
     `token_ids` hold the end token or the tokens of a stop string when one ended the text; `text`
@@ -47,17 +54,12 @@ class Completion:
     choice: int = 0
     """Which of the prompt's `n` texts."""
 
-    @property
-    def output_ids(self) -> tuple[int, ...]:
-        """Another name of `token_ids`."""
-        return self.token_ids
-
     def __repr__(self) -> str:
         return _shown(self, f"finish_reason={self.finish_reason!r}")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Chunk:
+class Chunk(_Ids):
     """What one step added to an answer. Texts of an index and choice join to its whole text."""
 
     index: int
@@ -83,11 +85,6 @@ class Chunk:
         """The text that this step made certain; empty for a model without tokenizer files."""
         return _join(self.pieces or ())
 
-    @property
-    def output_ids(self) -> tuple[int, ...]:
-        """Another name of `token_ids`."""
-        return self.token_ids
-
     def __repr__(self) -> str:
         return _shown(self, f"last={self.completion is not None}")
 
@@ -96,7 +93,6 @@ _SHOWN_TEXT = 60  # characters of a text in a record's repr
 
 
 def _shown(record: Completion | Chunk, end: str) -> str:
-    """A record in a line: what identifies it, the beginning of its text, and how many tokens."""
     text = repr(record.text[:_SHOWN_TEXT]) + ("..." if len(record.text) > _SHOWN_TEXT else "")
     choice = f", choice={record.choice}" if record.choice else ""
     name, tokens = type(record).__name__, counted(len(record.token_ids), "token")
@@ -123,11 +119,9 @@ class Answer:
 
     @property
     def length(self) -> int:
-        """Output tokens so far."""
         return len(self._ids)
 
     def add(self, output: Output) -> Chunk:
-        """Take the next output of the executor."""
         self._ids += output.new_tokens
         self._margins += output.margins
         self._logprobs += output.logprobs
@@ -135,7 +129,8 @@ class Answer:
         sources: tuple[str, ...] = ()
         if self._stream is not None:
             pieces, sources = self._read(self._stream, output)
-        completion = self._complete(output) if output.finish_reason is not None else None
+        reason = output.finish_reason
+        completion = None if reason is None else self._complete(output.stats, reason)
         return Chunk(
             self.index,
             pieces,
@@ -165,18 +160,16 @@ class Answer:
         self._pieces += pieces
         return pieces, tuple(source for text, _, source in new if text)
 
-    def _complete(self, output: Output) -> Completion:
-        if output.finish_reason is None:
-            raise TrtlaError(f"{self.request.label} is not finished")
+    def _complete(self, stats: RequestStats, reason: FinishReason) -> Completion:
         return Completion(
             self.index,
             self._input_text,
             self.request.given_ids,
             tuple(self._ids),
             _join(self._pieces),
-            output.finish_reason,
-            output.stats.lookahead,
-            output.stats,
+            reason,
+            stats.lookahead,
+            stats,
             tuple(self._margins),
             tuple(self._pieces),
             tuple(self._logprobs),
@@ -184,27 +177,16 @@ class Answer:
         )
 
 
-def new_answer(
-    index: int, request: Request, prompt: Prompt, tokenizer: Tokenizer | None, choice: int = 0
-) -> Answer:
-    """The answer to a prompt at its beginning; its request knows the stop strings.
-
-    Raises:
-        UsageError: there is a stop string, and no tokenizer.
-    """
-    stop = request.sampling.stop
-    if tokenizer is None:
-        if stop:
-            raise UsageError(
-                f"{request.name} has a stop string, but the model has no tokenizer",
-                "omit stop, or give --tokenizer-dir",
-            )
-        return Answer(index, request, None, None, choice)
-    new_stream = partial(tokenizer.stream, request.input_ids, stop)
-    if stop:
-        request = replace(request, stop_check=StopStrings(new_stream))
-    text = prompt_text(prompt, request.given_ids, tokenizer)
-    return Answer(index, request, text, new_stream(), choice)
+def chunk_of(answers: dict[int, Answer], request_id: int, event: Output | BaseException) -> Chunk:
+    """What an event adds to its answer, which is taken out at its end."""
+    if isinstance(event, BaseException):
+        raise event
+    answer = answers[request_id]
+    if event.finish_reason is not None:
+        del answers[request_id]
+    if event.error is not None:
+        raise event.error
+    return answer.add(event)
 
 
 def _join(pieces: Sequence[Piece]) -> str:
@@ -212,7 +194,7 @@ def _join(pieces: Sequence[Piece]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class BeamText:
+class BeamText(_Ids):
     """A hypothesis in words; `token_ids` hold the end token, the text does not."""
 
     token_ids: tuple[int, ...]
@@ -225,11 +207,6 @@ class BeamText:
     finished: bool
     """It ends with an end token."""
 
-    @property
-    def output_ids(self) -> tuple[int, ...]:
-        """Another name of `token_ids`."""
-        return self.token_ids
-
 
 def beam_text(
     beam: Hypothesis, settings: BeamSettings, prompt: Sequence[int], tokenizer: Tokenizer | None
@@ -237,10 +214,5 @@ def beam_text(
     """A hypothesis that continues a prompt, as text where there is a tokenizer."""
     shown = beam.tokens[:-1] if beam.finished else beam.tokens
     text = "" if tokenizer is None else tokenizer.stream(prompt).push(shown, last=True)
-    return BeamText(
-        beam.tokens,
-        text,
-        beam.log_prob,
-        settings.score(beam),
-        beam.finished,
-    )
+    score = settings.score(beam.log_prob, len(beam.tokens))
+    return BeamText(beam.tokens, text, beam.log_prob, score, beam.finished)

@@ -49,12 +49,7 @@ class _Text(BaseModel):
 
 
 class Corpus:
-    """Reads and writes texts in a model's vocabulary.
-
-    Args:
-        engine: the model.
-        tokenizer: its tokenizer; None: it reads token files only.
-    """
+    """Reads and writes texts in a model's vocabulary."""
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer | None) -> None:
         self._engine, self._tokenizer = engine, tokenizer
@@ -67,10 +62,6 @@ class Corpus:
 
         Of more than a million tokens the last million are returned, with a `TrtlaWarning`; `write`
         puts the others before them.
-
-        Raises:
-            UsageError: a file cannot be read, holds no text, or is of another vocabulary; or
-                TensorRT-LLM runs the model.
         """
         several = [paths] if isinstance(paths, (str, Path)) else paths
         named = texts("corpus", [str(path) for path in several], "paths")
@@ -100,10 +91,6 @@ class Corpus:
     def write(self, path: Path, kept: Sequence[Ids]) -> None:
         """Write a token file, whole: what was read and not returned, then `kept`. Another such
         file may be replaced, other files are not.
-
-        Raises:
-            UsageError: the file is something else.
-            TrtlaError: it cannot be written.
         """
         check_replaced(path)
         head = _Head(
@@ -173,11 +160,7 @@ class Corpus:
 
 
 def check_replaced(path: Path) -> None:
-    """Refuse a path where something else is than a token file or an empty one.
-
-    Raises:
-        UsageError: it is a folder, or another file.
-    """
+    """Refuse a path where something else is than a token file or an empty one."""
     try:
         with path.open("rb") as file:
             begins = file.read(len(_MARK))

@@ -92,7 +92,8 @@ class EngineThread:
             )
 
     def submit(self, requests: Iterable[Request], receive: Receive) -> None:
-        """Decode requests; one that the executor refuses gets an output with the error."""
+        """Decode requests that fit the executor's limits; one that it refuses gets an output with
+        the error."""
         new = tuple(requests)
         self._put(lambda: self._submit(new, receive))
 
@@ -103,13 +104,11 @@ class EngineThread:
             self._put(lambda: self._cancel(ids))
 
     def ask(self, work: Callable[[Executor], T]) -> _Call[T]:
-        """Do something with the executor between two steps."""
         future: _Call[T] = _Call()
         self._put(lambda: self._answer(work, future))
         return future
 
     def call(self, work: Callable[[Executor], T]) -> T:
-        """`ask`, and wait for the answer."""
         self.check()
         future = self.ask(work)
         try:
@@ -207,10 +206,10 @@ class EngineThread:
                 receive([(request.request_id, _closed())])
                 continue
             try:
-                self._executor.submit(request)
+                self._executor.enqueue(request)
             except BaseException as error:  # whatever it is, nobody may wait indefinitely
                 self._drop(request.request_id)
-                receive([(request.request_id, _refusal(request, error))])
+                receive([(request.request_id, refusal(request, error))])
             else:
                 self._texts[request.request_id] = _Text(receive, len(request.begun))
 
@@ -286,7 +285,8 @@ class EngineThread:
             receive(events)
 
 
-def _refusal(request: Request, error: BaseException) -> Output:
+def refusal(request: Request, error: BaseException) -> Output:
+    """The only output of a request that is refused."""
     why = as_trtla_error(error)
     if why is not error:
         why.__cause__ = error

@@ -10,21 +10,14 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, overload
 
-from trtla.llm.answer import Answer, BeamText, Chunk, Completion, Piece, beam_text
+from trtla.llm.answer import Answer, BeamText, Chunk, Completion, Piece, beam_text, chunk_of
+from trtla.llm.arguments import conversations, prompt_requests, warn_unread
 from trtla.llm.corpus import Corpus
 from trtla.llm.engine_thread import EngineThread, Event
-from trtla.llm.open import DEFAULT_LOOKAHEAD, open_drafting
-from trtla.llm.prompt import (
-    ExpectedOutput,
-    Prompt,
-    PromptRequest,
-    conversations,
-    prompt_requests,
-    warn_unread,
-)
-from trtla.llm.request_maker import RequestMaker
+from trtla.llm.open import DEFAULT_LOOKAHEAD, open_executor
+from trtla.llm.prompt import ExpectedOutput, Prompt, PromptRequest, RequestMaker
 from trtla.runtime.limits import ExecutorLimits
-from trtla.runtime.request import DrafterWatch, Output
+from trtla.runtime.request import DrafterWatch
 from trtla.runtime.stats import ExecutorStats
 from trtla.settings.arguments import (
     arguments_of,
@@ -83,7 +76,7 @@ class LLM(RequestMaker):
         self, model: str | Path, options: ExecutorOptions | None = None, **settings: Any
     ) -> None:
         options = replace(options or ENGINE_OPTIONS, **settings)
-        from trtla.runtime.models.load import set_threads
+        from trtla.runtime.threads import set_threads
 
         set_threads(options.threads)
         super().__init__(model, options)
@@ -92,7 +85,10 @@ class LLM(RequestMaker):
             unread = [f"lookahead_{name}" for name in changed if name in ("nodes", "sources")]
             warn_unread(["corpus", *unread] if options.corpus else unread)
         self._corpus = Corpus(self.engine, self.tokenizer)
-        self._executor = open_drafting(self.engine, options, self._corpus.read(options.corpus))
+        texts = self._corpus.read(options.corpus)
+        self._executor = open_executor(self.engine, options)
+        if texts:
+            self._executor.add_texts(texts)
         self.executor = EngineThread(self._executor)
         weakref.finalize(self, self.executor.stop).atexit = False
 
@@ -172,9 +168,9 @@ class LLM(RequestMaker):
         """
         requests = prompt_requests(
             prompts, sampling, lookahead, drafter=drafter, expected_output=expected_output,
-            logprobs=logprobs, private=private, names=names,
+            logprobs=logprobs, private=private, names=names, margins=margins, watch=watch,
         )  # fmt: skip
-        return self.decode(requests, margins=margins, watch=watch)
+        return self.decode(requests)
 
     @arguments_of(stream, SamplingParams, DrafterSettings)
     def generate(self, *prompts: Any, **how: Any) -> list[Completion]:
@@ -194,27 +190,13 @@ class LLM(RequestMaker):
         """`generate` for one conversation or several, and for nothing else."""
         return self.generate(conversations(messages), *more, **how)
 
-    def decode(
-        self,
-        requests: Sequence[PromptRequest],
-        *,
-        margins: bool = False,
-        watch: DrafterWatch | None = None,
-    ) -> Iterator[Chunk]:
+    def decode(self, requests: Sequence[PromptRequest]) -> Iterator[Chunk]:
         """`stream` for prompts that have their settings with them."""
-        answers = self.answers_to(requests, margins=margins, watch=watch)
-        return self._run({answer.request.request_id: answer for answer in answers})
+        return self._run({one.request.request_id: one for one in self.answers_to(requests)})
 
-    def answers_to(
-        self,
-        requests: Sequence[PromptRequest],
-        *,
-        margins: bool = False,
-        watch: DrafterWatch | None = None,
-    ) -> list[Answer]:
+    def answers_to(self, requests: Sequence[PromptRequest]) -> list[Answer]:
         """The answers that `decode` begins with, checked."""
-        each = enumerate(requests)
-        answers = [new for index, one in each for new in self.answers(index, one, margins, watch)]
+        answers = [new for index, one in enumerate(requests) for new in self.answers(index, one)]
         made = [answer.request for answer in answers]
         if any(one.expected_ids and not one.adaptive for one in made):
             warn_unread(["expected_output"])
@@ -235,7 +217,8 @@ class LLM(RequestMaker):
             TrtlaError: the K/V cache has no room for the beams, or the logits are not finite.
         """
         sampling = SamplingParams(max_output_len=max_output_len)
-        request, chosen = self.request(prompt, sampling, name), settings or BeamSettings()
+        request = self.request(PromptRequest(name, prompt, sampling))
+        chosen = settings or BeamSettings()
         found = self.executor.call(lambda executor: executor.beam_search(request, chosen))
         return [beam_text(beam, chosen, request.input_ids, self.tokenizer) for beam in found]
 
@@ -251,7 +234,7 @@ class LLM(RequestMaker):
         if not output_ids:
             return []
         sampling = SamplingParams(max_output_len=len(output_ids))
-        request = self.request(prompt, sampling, "the prompt")
+        request = self.request(PromptRequest("the prompt", prompt, sampling))
         return self.executor.call(lambda executor: executor.log_probs(request, output_ids))
 
     def encode(
@@ -286,15 +269,3 @@ class LLM(RequestMaker):
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         interrupted = kind is not None and issubclass(kind, KeyboardInterrupt)
         self.executor.close(_INTERRUPTED_S if interrupted else None)
-
-
-def chunk_of(answers: dict[int, Answer], request_id: int, event: Output | BaseException) -> Chunk:
-    """What an event adds to its answer, which is taken out at its end."""
-    if isinstance(event, BaseException):
-        raise event
-    answer = answers[request_id]
-    if event.finish_reason is not None:
-        del answers[request_id]
-    if event.error is not None:
-        raise event.error
-    return answer.add(event)

@@ -1,17 +1,29 @@
-"""Opens what `LLM` runs: engines, Hugging Face folders, tokenizers, draft models, executors."""
+"""Opens what `LLM` runs: engines, Hugging Face folders, tokenizers, draft models, executors.
+
+The torch executor runs on as many ranks as are asked for, or as torchrun has started.
+`python -m trtla.llm.open` is a rank that another process has started: it opens its part and serves.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
-from trtla.errors import UsageError
-from trtla.formats.engine import Engine, open_engine
+from trtla.errors import RankLost, TrtlaError, UsageError
+from trtla.formats.engine import EncoderDecoder, Engine, open_engine
 from trtla.formats.folder import folder_kind
 from trtla.formats.gguf.folder import model_folder
-from trtla.formats.t5_config import check_same_kind, is_encoder_decoder
+from trtla.formats.hf_config import check_same_kind, is_encoder_decoder
+from trtla.formats.support import split_config
 from trtla.llm.text import Tokenizer
+from trtla.machine import usable_cores
+from trtla.runtime.device import resolve_device
 from trtla.runtime.executor import Executor
+from trtla.runtime.ranks.opening import give_back_cores, share_cores
+from trtla.runtime.ranks.place import Place, torchrun_place
 from trtla.settings.drafting import check_draft_place, check_drafts_itself
 from trtla.settings.executor import ENGINE_OPTIONS, TRTLLM_DEFAULTS, ExecutorOptions, TrtllmSettings
 from trtla.settings.fields import texts
@@ -22,7 +34,7 @@ DEFAULT_LOOKAHEAD = LookaheadConfig(7, 7, 7)
 """The default triple for a Hugging Face folder when none is given."""
 
 
-def draft_engines(target: Engine, options: ExecutorOptions) -> dict[str, Engine]:
+def _draft_engines(target: Engine, options: ExecutorOptions) -> dict[str, Engine]:
     """The draft models' folders, opened but not loaded; none for what TensorRT-LLM runs."""
     named = texts("draft_models", options.draft_models, "paths")
     if target.backend == "tensorrt-llm":
@@ -67,49 +79,23 @@ def is_adaptive(engine: Engine, lookahead: Lookahead | None) -> bool:
     return lookahead in (None, "auto") and torch_engine
 
 
-def open_executor(
-    engine: Engine,
-    options: ExecutorOptions = ENGINE_OPTIONS,
-    draft_engines: Mapping[str, Engine] | None = None,
-) -> Executor:
-    """Open the executor that the engine was built for.
+def open_executor(engine: Engine, options: ExecutorOptions = ENGINE_OPTIONS) -> Executor:
+    """Open the executor that the engine was built for, and its draft models.
 
     Args:
         engine: an engine directory, or one made in memory from a Hugging Face folder.
         options: what differs from the engine's own.
-        draft_engines: draft models by the path that `draft:PATH` names, for the torch executor.
-
-    Raises:
-        UsageError: an option does not fit the engine.
-        TrtlaError: the engine's backend cannot run here.
     """
+    draft_engines = _draft_engines(engine, options)
     trtllm_engine = engine.name if engine.backend == "tensorrt-llm" else None
     place = (options.draft_device, options.draft_dtype)
     check_draft_place(*place, bool(draft_engines), trtllm_engine)
     if trtllm_engine is not None:
         from trtla.trtllm.start import open_trtllm_executor
 
-        check_drafts_itself(options.drafter, engine.name)
         return open_trtllm_executor(engine, options)
     _check_torch(engine, options.trtllm)
-    from trtla.llm.ranks import open_on_ranks
-
-    return open_on_ranks(engine, options, draft_engines or {})
-
-
-def open_drafting(
-    engine: Engine, options: ExecutorOptions, drafted_from: Sequence[Sequence[int]]
-) -> Executor:
-    """The executor, with draft models that requests name and a corpus to draft from.
-
-    Raises:
-        UsageError: a file or an option does not fit the engine.
-        TrtlaError: the engine's backend cannot run here.
-    """
-    executor = open_executor(engine, options, draft_engines(engine, options))
-    if drafted_from:
-        executor.add_texts(drafted_from)
-    return executor
+    return _open_on_ranks(engine, options, draft_engines)
 
 
 def _check_torch(engine: Engine, trtllm: TrtllmSettings) -> None:
@@ -125,3 +111,101 @@ def _check_torch(engine: Engine, trtllm: TrtllmSettings) -> None:
             f"{mpi.world_size()} processes do",
             "start it without mpirun: --tp-size starts the ranks itself, and torchrun can",
         )
+
+
+def _open_on_ranks(
+    engine: Engine, options: ExecutorOptions, draft_engines: Mapping[str, Engine]
+) -> Executor:
+    """This process's executor: of the only rank, of rank 0, or of another that torchrun started."""
+    from trtla.runtime.loop.start import open_torch_executor
+
+    place, name, ranks = torchrun_place(), *_rank_setting(options)
+    if place is None and ranks in (None, 1):
+        return open_torch_executor(engine, options, draft_engines)
+    size = ranks or (place.size if place else 1)
+    if place is not None and place.size != size:
+        raise UsageError(
+            f"{name} is {size}, and torchrun has started {place.size} ranks",
+            f"omit {_flag(name)}, or use torchrun --nproc-per-node {size}",
+        )
+    _check_split(engine, name, size)
+    from trtla.runtime.ranks.launch import start_ranks
+    from trtla.runtime.ranks.world import World, torchrun_store
+
+    threads = share_cores(usable_cores() // (size if place is None else place.on_machine))
+    with ExitStack() as undo:
+        undo.callback(give_back_cores)
+        started = None
+        if place is None:
+            arguments = (str(engine.path), engine.in_memory_lookahead, options)
+            started = start_ranks("trtla.llm.open", arguments, size, threads)
+            undo.callback(started.end)
+            place = Place(0, size, size)
+        options = _on_rank(options, place.local_rank)
+        store = torchrun_store() if started is None else started.store
+        world = World(store, place, resolve_device(options.device), started)
+        undo.callback(world.close)
+        own = draft_engines if world.leads else {}
+        executor = open_torch_executor(engine, options, own, world)
+        undo.pop_all()
+        return executor
+
+
+def _rank_setting(options: ExecutorOptions) -> tuple[str, int | None]:
+    if options.lookahead_parallel is None:
+        return "tp_size", options.tp_size
+    if options.tp_size is not None:
+        raise UsageError(
+            f"--tp-size {options.tp_size} and --lookahead-parallel {options.lookahead_parallel} "
+            "exclude each other",
+            "give --tp-size to split the model, or --lookahead-parallel to share out the drafts",
+        )
+    return "lookahead_parallel", options.lookahead_parallel
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _check_split(engine: Engine, name: str, size: int) -> None:
+    """Refuse a model that cannot run on so many ranks, before they are started."""
+    if isinstance(engine, EncoderDecoder):
+        raise UsageError(
+            f"{engine.name} is an encoder-decoder, which one process runs, and {name} is {size}",
+            f"omit {_flag(name)}, and start it without torchrun",
+        )
+    if name == "tp_size":
+        split_config(engine.config.pretrained_config, size)
+
+
+def _on_rank(options: ExecutorOptions, rank: int) -> ExecutorOptions:
+    """The options of one of the ranks on a machine: each has a GPU of its own."""
+    device = resolve_device(options.device)
+    if device.type != "cuda":
+        return options
+    return replace(options, device=f"cuda:{(device.index or 0) + rank}")
+
+
+def main() -> int:
+    """Serve in a process that another rank has started, until that closes; the exit code."""
+    from trtla.runtime.loop.start import open_torch_executor
+    from trtla.runtime.ranks.launch import rank_input
+    from trtla.runtime.ranks.world import World
+
+    (path, lookahead, options), place, store = rank_input()
+    try:
+        options = _on_rank(options, place.rank)
+        world = World(store, place, resolve_device(options.device))
+        engine = open_model(Path(path), lookahead)
+        with open_torch_executor(engine, options, {}, world):
+            pass  # leaving serves to the end
+    except RankLost:
+        return 1  # rank 0 has ended, and says why
+    except TrtlaError as error:
+        sys.stderr.write(f"rank {place.rank}: {error}\n")
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Fills chat templates in, in a process of its own: they are programs, which come with a model.
+"""Chat templates, filled in here or in a process of its own: they are programs, of a model.
 
 The process that is started reads the template and forks one that renders. That one ends itself when
 a template takes too long or too much memory, and is forked anew: nobody waits for imports again.
@@ -12,15 +12,18 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
 from threading import Lock, Timer
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trtla.errors import RendererLost
 
-Template = tuple[Any, dict[str, Any]]
-"""What transformers calls `chat_template`, and its `special_tokens_map`."""
+if TYPE_CHECKING:
+    from jinja2 import Template
+
 _MOST_BYTES = 1 << 30  # of memory, for one conversation
 _MOST_TEXT = 1 << 25  # characters; more is longer than any context
 _LENGTH = 8  # bytes of the number in front of what is sent
@@ -29,16 +32,42 @@ _LATE_S = 1.0  # beyond a conversation's time, which the process ends itself
 _AGAIN = 3  # the exit code of a renderer that wants a successor
 
 
+@dataclass(frozen=True)
+class ChatTemplate:
+    """A model's template, and the special tokens that it may name."""
+
+    template: Any
+    """Its text, or texts by name, of which `default` is used."""
+    tokens: dict[str, str]
+    """Such as `bos_token`."""
+
+    def render(self, messages: list[Any]) -> str:
+        """Messages as text, up to where the next answer begins; raises whatever the template does.
+
+        Keys whose value is None are left out, as in transformers.
+        """
+        shown = [{k: v for k, v in one.items() if v is not None} for one in messages]
+        return self._compiled.render(
+            messages=shown, tools=None, documents=None, add_generation_prompt=True, **self.tokens
+        )
+
+    @cached_property
+    def _compiled(self) -> Template:
+        from trtla.llm.jinja_environment import environment
+
+        text = self.template
+        if isinstance(text, dict):
+            if "default" not in text:
+                raise ValueError(
+                    "it has several templates and none is called default, but "
+                    + ", ".join(sorted(text))
+                )
+            text = text["default"]
+        return environment().from_string(text)
+
+
 class TemplateFailed(Exception):
     """A template raised something, or did not end in its time; the text says which."""
-
-
-def is_usual(tokenizer: Any) -> bool:
-    """Whether a tokenizer of transformers fills templates in as most do, by Jinja."""
-    from transformers import PreTrainedTokenizerBase
-
-    usual = PreTrainedTokenizerBase.apply_chat_template
-    return getattr(type(tokenizer), "apply_chat_template", None) is usual
 
 
 class TemplateProcess:
@@ -49,24 +78,18 @@ class TemplateProcess:
         most_s: seconds after which a conversation is given up.
     """
 
-    def __init__(self, template: Callable[[], Template], most_s: float) -> None:
+    def __init__(self, template: Callable[[], ChatTemplate], most_s: float) -> None:
         self._template, self._most_s = template, most_s
         self._lock = Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._is_closed = False
 
     def start(self) -> None:
-        """Have the process ready before it is needed."""
         with self._lock, suppress(EOFError, OSError):  # whoever needs it starts another
             self._started()
 
     def render(self, messages: list[Any]) -> str:
-        """A conversation as text; where the process is lost meanwhile, a new one gets it once more.
-
-        Raises:
-            TemplateFailed: the template fails, or takes too long.
-            RendererLost: the process was lost both times.
-        """
+        """A conversation as text; where the process is lost meanwhile, a new one gets it again."""
         with self._lock:
             answer = self._answer(messages) or self._answer(messages)
         if answer is None:
@@ -95,13 +118,18 @@ class TemplateProcess:
     def _exchange(
         self, process: subprocess.Popen[bytes], data: list[Any], most_s: float
     ) -> dict[str, Any]:
-        """Say something and read the answer; a process that takes longer is killed."""
         assert process.stdin is not None
         assert process.stdout is not None
-        with _killed_after(most_s, process):
+        timer = Timer(most_s, _kill, [process])
+        timer.daemon = True
+        timer.start()
+        try:
             _write(process.stdin.fileno(), data)
             answer: dict[str, Any] = _read(process.stdout.fileno())
             return answer
+        finally:
+            timer.cancel()
+            timer.join()
 
     def _started(self) -> subprocess.Popen[bytes]:
         if self._is_closed:
@@ -120,7 +148,9 @@ class TemplateProcess:
             )
             self._process = process
             try:
-                self._exchange(process, [*self._template(), self._most_s], _STARTING_S)
+                made = self._template()
+                first = [made.template, made.tokens, self._most_s]
+                self._exchange(process, first, _STARTING_S)
             except BaseException:
                 self._end()
                 raise
@@ -142,31 +172,18 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)  # the one that renders, too
 
 
-@contextmanager
-def _killed_after(seconds: float, process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """What is written to it and read from it ends then, at the latest."""
-    timer = Timer(seconds, _kill, [process])
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-        timer.join()
-
-
 def main() -> None:
     """Fork renderers until nobody asks any more."""
-    from transformers import PreTrainedTokenizerBase
+    text, tokens, seconds = _read(0)
+    template = ChatTemplate(text, tokens)
+    from trtla.llm.jinja_environment import environment
 
-    template, names, seconds = _read(0)
-    base: Any = PreTrainedTokenizerBase
-    tokenizer = base(**names, chat_template=template)
+    environment()  # a template is compiled where time and memory are bounded, by each renderer
     _write(1, {})  # it is ready
     while True:
         child = os.fork()
         if not child:
-            _render_all(tokenizer, seconds)
+            _render_all(template, seconds)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if status == -signal.SIGALRM:  # that is armed while it renders only
             _write(1, {"error": f"it took more than {seconds:g} s"})
@@ -174,7 +191,7 @@ def main() -> None:
             return
 
 
-def _render_all(tokenizer: Any, seconds: float) -> None:
+def _render_all(template: ChatTemplate, seconds: float) -> None:
     """Answer conversations until there are no more; ends this process."""
     code = 1
     try:
@@ -183,7 +200,7 @@ def _render_all(tokenizer: Any, seconds: float) -> None:
         while code != _AGAIN:
             messages = _read(0)
             signal.setitimer(signal.ITIMER_REAL, seconds)
-            answer = _rendered(tokenizer, messages)
+            answer = _rendered(template, messages)
             signal.setitimer(signal.ITIMER_REAL, 0)
             code = _AGAIN if answer.pop("full", False) else code
             _write(1, answer)
@@ -193,9 +210,9 @@ def _render_all(tokenizer: Any, seconds: float) -> None:
         os._exit(code)
 
 
-def _rendered(tokenizer: Any, messages: list[Any]) -> dict[str, Any]:
+def _rendered(template: ChatTemplate, messages: list[Any]) -> dict[str, Any]:
     try:
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        text = template.render(messages)
         text.encode()
         if len(text) > _MOST_TEXT:
             return {"error": f"it makes a text of {len(text)} characters"}
@@ -207,7 +224,6 @@ def _rendered(tokenizer: Any, messages: list[Any]) -> dict[str, Any]:
 
 
 def _limit_memory() -> None:
-    """Let this process take so much more than it has."""
     with suppress(FileNotFoundError), open("/proc/self/statm") as file:
         taken = int(file.read().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (taken + _MOST_BYTES,) * 2)

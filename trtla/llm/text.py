@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from trtla.errors import PromptTooLong, TrtlaError, UsageError, first_line
-from trtla.files import parse_json
 from trtla.formats.folder import may_have_chat_template, no_chat_template
-from trtla.formats.hf import load_tokenizer
-from trtla.llm.chat_text import ChatText, chat_text
-from trtla.llm.control_tokens import ControlTokens
-from trtla.llm.templates import TemplateProcess, is_usual
+from trtla.formats.transformers_load import fills_in_by_jinja, load_tokenizer
+from trtla.llm.chat_text import ChatText, ControlTokens, chat_text
+from trtla.llm.templates import ChatTemplate, TemplateProcess
 from trtla.llm.text_stream import TextStream
-from trtla.llm.token_lengths import TokenLengths, token_lengths
+from trtla.llm.tokenizer_files import (
+    TokenLengths,
+    open_tokenizer_json,
+    read_chat_template,
+    read_tokenizer_config,
+    token_lengths,
+)
 from trtla.settings.fields import check_text
 from trtla.settings.messages import Messages
 
@@ -44,11 +48,7 @@ class Tokenizer:
         return load_tokenizer(self._folder)
 
     def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
-        """Ids of a text; `special`: with the special tokens that the model wants in front.
-
-        Raises:
-            UsageError: the text cannot be encoded in UTF-8.
-        """
+        """Ids of a text; `special`: with the special tokens that the model wants in front."""
         check_text(text, "the text")
         if self._plain is not None:
             # A batch of one releases the GIL, which `encode` holds for a second a megabyte.
@@ -130,20 +130,27 @@ class Tokenizer:
 
     @cached_property
     def has_chat_template(self) -> bool:
-        """Whether the model comes with a chat template; transformers is loaded if one is likely."""
-        return may_have_chat_template(self._folder) and bool(self.inner.chat_template)
+        return self._template is not None
+
+    @cached_property
+    def _template(self) -> ChatTemplate | None:
+        if not may_have_chat_template(self._folder):
+            return None
+        if self._plain is not None:
+            return read_chat_template(self._folder, read_tokenizer_config(self._folder))
+        inner = self.inner
+        if not inner.chat_template:
+            return None
+        return ChatTemplate(inner.chat_template, inner.special_tokens_map)
 
     def chat_text(self, messages: Messages) -> str:
-        """Messages in the chat template, up to where the next answer begins.
-
-        Raises:
-            UsageError: there is no template, or it cannot be filled in with them.
-            RendererLost: as `TemplateProcess.render`.
-        """
-        if not self.has_chat_template:
-            raise no_chat_template(self._folder)
+        """Messages in the chat template, up to where the next answer begins."""
         try:
-            text = self._rendered(list(messages))
+            template = self._known_template()
+            if self._plain is not None or fills_in_by_jinja(self.inner):
+                return str((self._apart or template).render(list(messages)))
+            options = {"tokenize": False, "add_generation_prompt": True}
+            return str(self.inner.apply_chat_template(list(messages), **options))
         except TrtlaError:
             raise
         except Exception as error:  # jinja2's, and whatever a template raises
@@ -151,12 +158,11 @@ class Tokenizer:
                 f"the model's chat template fails: {first_line(error)}",
                 "give messages that it takes, or go on without it: --no-chat, in a chat /chat off",
             ) from None
-        return str(text)
 
-    def _rendered(self, messages: list[Any]) -> Any:
-        if self._apart is not None and is_usual(self.inner):
-            return self._apart.render(messages)
-        return self.inner.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    def _known_template(self) -> ChatTemplate:
+        if self._template is None:
+            raise no_chat_template(self._folder)
+        return self._template
 
     def render_apart(self, most_s: float) -> TemplateProcess:
         """Have a process of its own fill the chat template in from now on; the caller closes it.
@@ -164,21 +170,11 @@ class Tokenizer:
         Args:
             most_s: seconds after which a conversation is given up.
         """
-        self._apart = TemplateProcess(
-            lambda: (self.inner.chat_template, self.inner.special_tokens_map), most_s
-        )
+        self._apart = TemplateProcess(self._known_template, most_s)
         return self._apart
 
     def chat(self, messages: Messages, most: int | None = None) -> ChatText:
-        """Messages in the chat template, with the control tokens that are the template's own.
-
-        Args:
-            most: as of `prompt_ids`.
-
-        Raises:
-            UsageError: as `chat_text`.
-            PromptTooLong: it has more than `most` tokens for certain.
-        """
+        """Messages in the chat template, with the control tokens that are the template's own."""
         text = self.chat_text(messages)
         self._check_length(text, most)
         if self._parse_special:
@@ -188,11 +184,7 @@ class Tokenizer:
         return chat_text(self.chat_text, self._control, messages, text)
 
     def encode_chat(self, chat: ChatText) -> tuple[int, ...]:
-        """Ids of a conversation, or of a part of it.
-
-        Raises:
-            UsageError: it has no ids without control tokens of its messages.
-        """
+        """Ids of a conversation, or of a part of it."""
         text, controls = chat.text, chat.controls
         if controls is None:
             ids = self.encode(text, special=False)
@@ -210,10 +202,6 @@ class Tokenizer:
 
         Args:
             most: a text that cannot be so few tokens is not encoded.
-
-        Raises:
-            UsageError: as `encode` and `encode_chat`.
-            PromptTooLong: it has more than `most` tokens for certain.
         """
         if not isinstance(prompt, str):
             return self.encode_chat(self.chat(prompt, most))
@@ -230,7 +218,6 @@ class Tokenizer:
 
     @cached_property
     def lengths(self) -> TokenLengths:
-        """How many characters the tokens stand for."""
         return token_lengths(self._fast)
 
 
@@ -244,58 +231,3 @@ def _byte_letters() -> dict[str, int]:
 
 _BYTE_LETTERS = _byte_letters()
 """The byte of each letter in the tokens of byte-level BPE."""
-
-_GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
-"""Classes in transformers that add nothing to tokenizer.json."""
-
-_CHANGING = ("add_bos_token", "add_eos_token", "add_prefix_space", "auto_map", "fix_mistral_regex")
-"""Settings with which transformers changes what tokenizer.json says."""
-
-
-def open_tokenizer_json(folder: Path) -> Any | None:
-    """The `tokenizers.Tokenizer` of a folder, or None when transformers has to make it."""
-    try:
-        config = parse_json((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-        if config.get("tokenizer_class") not in _GENERIC or any(map(config.get, _CHANGING)):
-            return None
-        tokenizer = _load(folder / "tokenizer.json")
-        return tokenizer if tokenizer is not None and _says_it_all(config, tokenizer) else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
-
-
-def _says_it_all(config: dict[str, Any], tokenizer: Any) -> bool:
-    if "add_bos_token" in config and _frames_texts(tokenizer.post_processor):
-        return False
-    added = tokenizer.get_added_tokens_decoder().values()
-    special = {token.content for token in added if token.special}
-    return special.issuperset(_special_tokens(config))
-
-
-def _frames_texts(post_processor: Any) -> bool:
-    from tokenizers.processors import ByteLevel
-
-    return post_processor is not None and not isinstance(post_processor, ByteLevel)
-
-
-def _special_tokens(config: dict[str, Any]) -> Iterator[str]:
-    extra = [*config.get("additional_special_tokens", ()), *config.get("extra_special_tokens", ())]
-    named = [value for name, value in config.items() if name.endswith("_token")]
-    added = [t for t in config.get("added_tokens_decoder", {}).values() if t.get("special")]
-    for token in (*extra, *named, *added):
-        if token is not None and not isinstance(token, bool):
-            yield token if isinstance(token, str) else token["content"]
-
-
-def _load(path: Path) -> Any | None:
-    """Read the file once: it is parsed in Rust, many times faster than by Python's json."""
-    from tokenizers import Tokenizer
-
-    try:
-        tokenizer = Tokenizer.from_buffer(path.read_bytes())
-    except Exception:  # tokenizers raises nothing narrower; transformers will say what is wrong
-        return None
-    # As in transformers: a whole text, whatever the file was saved with.
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer

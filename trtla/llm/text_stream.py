@@ -160,9 +160,6 @@ class StopStrings:
 
     The answer depends on the ids alone. Consecutive calls are cheap when each one's ids continue
     those of the call before.
-
-    Args:
-        new_stream: makes the output's stream, with its stop strings, before any id.
     """
 
     def __init__(self, new_stream: Callable[[], TextStream]) -> None:

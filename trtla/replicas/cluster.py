@@ -14,7 +14,6 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import Any
 
 from trtla.errors import TrtlaError, UsageError, first_line
 from trtla.machine import cpu
@@ -110,17 +109,17 @@ class Cluster:
     def __init__(self, address: str | None, cores: int) -> None:
         self.address = address or os.environ.get(_ADDRESS) or None
         self.is_own = self.address in (None, "local")
+        with quiet(), kept_signals():
+            self._connect(cores)
+
+    def _connect(self, cores: int) -> None:
+        import ray
+
         own = {
             "num_cpus": max(cores, cpu().cores),
             "include_dashboard": False,
             "object_store_memory": _STORE,
         }
-        with quiet(), kept_signals():
-            self._connect(own if self.is_own else {})
-
-    def _connect(self, more: dict[str, Any]) -> None:
-        import ray
-
         if ray.is_initialized():
             raise TrtlaError("this process uses Ray already", "start a process of its own")
         try:
@@ -131,7 +130,7 @@ class Cluster:
                 namespace="trtla",
                 log_to_driver=False,
                 logging_level=logging.ERROR,
-                **more,
+                **(own if self.is_own else {}),
             )
         except (OSError, ValueError, RuntimeError) as error:
             if self.is_own:
@@ -157,7 +156,6 @@ class Cluster:
 
     @property
     def has_gpus(self) -> bool:
-        """Whether any of its machines has one."""
         import ray
 
         return bool(ray.cluster_resources().get("GPU"))

@@ -54,18 +54,9 @@ class Plan:
     gpus: int
     """Of each: one for each of its ranks."""
 
-    @property
-    def most(self) -> int:
-        """Replicas that there may be."""
-        return self.range[1]
-
 
 class Deployment:
-    """A plan that is carried out.
-
-    Raises:
-        TrtlaError: the replicas do not start, or cannot open the model.
-    """
+    """A plan that is carried out."""
 
     def __init__(
         self, plan: Plan, cluster: Cluster, log: Callable[[str], None], ending: Callable[[], bool]

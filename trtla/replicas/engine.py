@@ -15,12 +15,11 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 from trtla.errors import TrtlaError, sentence
-from trtla.llm.background import ReplicaCounts, State
+from trtla.llm.async_llm import ReplicaCounts, State
 from trtla.llm.engine_thread import Event
-from trtla.llm.request_maker import RequestMaker
+from trtla.llm.prompt import RequestMaker
 from trtla.replicas.cluster import Cluster
 from trtla.replicas.deployment import Deployment, Plan, check_room
 from trtla.replicas.replica import NotOpen, Opened, ReplicaReport, packed
@@ -45,12 +44,10 @@ class Maker(RequestMaker):
 
     @property
     def limits(self) -> ExecutorLimits:
-        """Those of the replicas."""
         return replace(self.opened.limits, max_batch_size=self.batch_size)
 
     @property
     def description(self) -> str:
-        """What runs the model there."""
         return self.opened.description
 
 
@@ -106,16 +103,11 @@ class ReplicaEngine:
         self._thread = threading.Thread(target=self._run, name="trtla-replicas", daemon=True)
 
     def start(self) -> None:
-        """Begin to start the replicas."""
         self._thread.start()
 
     @property
     def llm(self) -> RequestMaker:
-        """What makes requests.
-
-        Raises:
-            TrtlaError: the replicas have not opened the model.
-        """
+        """What makes requests."""
         if self._maker is None or self.state != "ready":
             raise TrtlaError(f"the model is {self.state}", "see its log")
         return self._maker
@@ -128,13 +120,12 @@ class ReplicaEngine:
             plan = self._new_plan(maker, cluster)
             check_room(plan.range[0], plan.threads, plan.gpus)
             self._deployment = Deployment(plan, cluster, self._log, self._ending.is_set)
-            maker.opened, maker.batch_size = (
-                self._deployment.opened,
-                plan.most * plan.batch_size,
-            )
+            maker.opened = self._deployment.opened
+            maker.batch_size = plan.range[1] * plan.batch_size
             self._maker = maker
             self._change("ready")
-            self._stay()
+            while not self._ending.wait(1.0):  # replicas do not outlive a server that is silent
+                self._deployment.touch()
             self._deployment.close()
             self._change("stopped")
         except BaseException as error:  # whatever it is, nobody may wait indefinitely
@@ -147,11 +138,6 @@ class ReplicaEngine:
     def _change(self, state: State) -> None:
         self.state = state
         self._post([])
-
-    def _stay(self) -> None:
-        """Let the replicas hear of this server, which they do not outlive."""
-        while not self._ending.wait(1.0):
-            self._deployment.touch()
 
     def submit(self, requests: Iterable[Request], whole: bool = False) -> None:
         """Have requests answered; each ends with an output or an error.
@@ -209,7 +195,8 @@ class ReplicaEngine:
 
     async def _go_on(self, text: _Text) -> str | None:
         """What one replica does for a text; why it was lost, None where the text has ended."""
-        known, stream = len(text.ids), self._ask(text)
+        known = len(text.ids)
+        stream = self._deployment.handle.stream.remote(text.packed(), text.whole)
         try:
             async for outputs in stream:
                 if self._pass_on(text, outputs):
@@ -227,9 +214,6 @@ class ReplicaEngine:
         text.losses = 1 if len(text.ids) > known else text.losses + 1
         return why
 
-    def _ask(self, text: _Text) -> Any:
-        return self._deployment.handle.stream.remote(text.packed(), text.whole)
-
     def _pass_on(self, text: _Text, outputs: Sequence[Output]) -> bool:
         """Post what a replica brings, under the request's own id; whether that was the last."""
         request_id = text.request.request_id
@@ -244,16 +228,14 @@ class ReplicaEngine:
         return self._asking.submit(self._stats)
 
     def reports(self) -> list[ReplicaReport]:
-        """What every replica says of itself, now."""
         return self._deployment.reports()
 
     def _stats(self) -> ExecutorStats:
+        each: list[ExecutorStats] = []
         try:
-            each = [report.stats for report in self.reports()]
-        except Exception:
-            self.replicas = ReplicaCounts(0, self._reruns)
-            raise
-        self.replicas = ReplicaCounts(len(each), self._reruns)
+            each += [report.stats for report in self.reports()]
+        finally:
+            self.replicas = ReplicaCounts(len(each), self._reruns)
         running = sum(one.running or 0 for one in each)
         used = [one.kv_cache_usage for one in each if one.kv_cache_usage is not None]
         return ExecutorStats(

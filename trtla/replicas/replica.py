@@ -14,8 +14,8 @@ from threading import Thread
 
 from trtla.errors import TrtlaError, UsageError, sentence
 from trtla.formats.engine import model_digest
-from trtla.llm.background import BackgroundLLM
-from trtla.llm.engine_thread import Event
+from trtla.llm.async_llm import BackgroundLLM
+from trtla.llm.engine_thread import Event, refusal
 from trtla.llm.llm import LLM
 from trtla.llm.text import Tokenizer
 from trtla.llm.text_stream import StopStrings
@@ -142,13 +142,9 @@ class Replica:
         self._app, self._ids = app, count()
         self._inboxes: dict[int, _Inbox] = {}
         self._changed = asyncio.Event()
-        self._loop: asyncio.AbstractEventLoop
+        self._loop = asyncio.get_event_loop()
         self._heard: float | None = None  # from the opening on
         self._engine = BackgroundLLM(open_model, self._post, print)
-        self._start()
-
-    def _start(self) -> None:
-        self._loop = asyncio.get_event_loop()
         self._engine.start()
 
     def _post(self, events: Sequence[Event]) -> None:
@@ -182,6 +178,11 @@ class Replica:
         if self._engine.state != "ready":
             raise NotOpen(self._why())
         own = unpacked(request, next(self._ids), self._engine.llm.tokenizer)
+        try:
+            self._engine.llm.limits.check(own)  # it comes from another process
+        except UsageError as error:
+            yield [light(refusal(own, error))]
+            return
         inbox = self._inboxes[own.request_id] = _Inbox()
         ended = False
         self._engine.submit([own])

@@ -26,14 +26,12 @@ class PrefixRouter(FIFOMixin, RequestRouter):  # type: ignore[misc]
     """Prefers who has the beginning, else who has least to do."""
 
     def initialize_state(self, **_: Any) -> None:
-        """Begin; called by Ray Serve."""
         self._beginnings = Beginnings()
         self._busy: dict[Any, set[str]] = {}
 
     async def choose_replicas(
         self, candidate_replicas: list[Any], pending_request: PendingRequest | None = None
     ) -> list[list[Any]]:
-        """The replicas, the best first."""
         load = {one.replica_id: self._load(one.replica_id) for one in candidate_replicas}
         mixed = random.sample(candidate_replicas, len(candidate_replicas))
         ordered = sorted(mixed, key=lambda one: load[one.replica_id])
@@ -45,19 +43,16 @@ class PrefixRouter(FIFOMixin, RequestRouter):  # type: ignore[misc]
     def on_request_routed(
         self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any
     ) -> None:
-        """A replica has taken a request."""
         self._busy.setdefault(replica_id, set()).add(pending_request.metadata.internal_request_id)
         self._beginnings.add(_ids(pending_request), replica_id)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        """A request has ended, whatever its end."""
         self._busy.get(replica_id, set()).discard(internal_request_id)
 
     def _load(self, replica_id: ReplicaID) -> int:
         return len(self._busy.get(replica_id, ()))
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
-        """A replica is gone."""
         super().on_replica_actor_died(replica_id)
         self._busy.pop(replica_id, None)
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import exp, log
 from pathlib import Path
-from statistics import mean
+from statistics import geometric_mean, mean
 from typing import TypeVar
 
 from trtla.console import counted
@@ -51,7 +50,6 @@ class ArmRow:
 
     @property
     def name(self) -> str:
-        """The arm with its setting."""
         return f"{self.arm} ({self.figures.setting})" if self.figures.setting else self.arm
 
     @property
@@ -61,17 +59,14 @@ class ArmRow:
 
     @property
     def speedup(self) -> float | None:
-        """Over plain decoding."""
         return self.figures.speedup_vs_ar
 
     @cached_property
     def method(self) -> Method:
-        """What the arm is."""
         return method(self.arm)
 
     @property
     def plain(self) -> bool:
-        """Whether it is what all others are compared with."""
         return self.method is PLAIN
 
     @cached_property
@@ -93,26 +88,21 @@ def measured(source: Source) -> list[ArmRow]:
     """The rows of a document that compare arms; summarize and run have tables of their own."""
     match source.document:
         case Bench(settings=settings, rows=rows):
-            model = _model(settings.model)
-            return [ArmRow(source.number, model, row, _sampling(row)) for row in rows]
+            return [_row(source, settings.model, row) for row in rows]
         case Ablation(means=means):
-            pairs = [(_model(row.model), _of_ablation(row)) for row in means]
-            return [ArmRow(source.number, model, row, _sampling(row)) for model, row in pairs]
+            return [_row(source, row.model, _of_ablation(row)) for row in means]
         case Tune() as tune:
             ran = (*tune.verified, *tune.alternatives)
-            model, tuned = _model(tune.engine), [_of_tune(tune, one) for one in ran]
-            return [ArmRow(source.number, model, row, "the prompts of tune") for row in tuned]
+            how = "the prompts of tune"
+            return [_row(source, tune.engine, _of_tune(tune, one), how) for one in ran]
         case _:
             return []
 
 
-def _model(path: str | None) -> str:
-    return Path(path or "model not recorded").name
-
-
-def _sampling(row: BenchRow) -> str:
+def _row(source: Source, model: str | None, row: BenchRow, how: str | None = None) -> ArmRow:
     filters = filters_text(row.temperature, row.top_k, row.top_p)
-    return GREEDY if row.temperature == 0 else filters
+    sampling = how or (GREEDY if row.temperature == 0 else filters)
+    return ArmRow(source.number, Path(model or "model not recorded").name, row, sampling)
 
 
 def _of_ablation(row: AblationRow) -> BenchRow:
@@ -198,7 +188,6 @@ class Comparison:
 
     @property
     def conditions(self) -> str:
-        """Those of the rows."""
         return self.rows[0].conditions
 
     @property
@@ -236,8 +225,9 @@ def _compare(source: int, measures: Sequence[ArmRow]) -> Comparison:
 def over_tasks(members: Sequence[ArmRow]) -> float | None:
     """An arm's speed-up over all tasks: as the document has it, else their geometric mean."""
     whole = [one.speedup for one in members if one.task is None and one.speedup is not None]
-    ratios = [one.speedup for one in members if one.speedup is not None]
-    return geometric_mean(whole or ratios)
+    ratios = whole or [one.speedup for one in members if one.speedup is not None]
+    positive = [ratio for ratio in ratios if ratio > 0]
+    return geometric_mean(positive) if positive else None
 
 
 def _over_tasks(members: Sequence[ArmRow], plain_mb: float | None) -> ArmRow:
@@ -258,12 +248,6 @@ def _over_tasks(members: Sequence[ArmRow], plain_mb: float | None) -> ArmRow:
     row = first.figures.model_copy(update=summed)
     more = None if first.plain or peak is None or plain_mb is None else peak - plain_mb
     return ArmRow(first.source, first.model, row, first.sampling, len(ratios), more)
-
-
-def geometric_mean(ratios: Sequence[float]) -> float | None:
-    """Of ratios: halving one and doubling another leaves it as it is."""
-    positive = [ratio for ratio in ratios if ratio > 0]
-    return exp(mean(map(log, positive))) if positive else None
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
@@ -293,22 +277,16 @@ class Equality:
 def equality(sources: Sequence[Source], measures: Iterable[ArmRow]) -> list[Equality]:
     """Of every arm that was compared, in the order of the documents."""
     compared = (one for one in measures if one.figures.equal_texts is not None and not one.plain)
-    groups = grouped(compared, lambda one: (one.source, one.name))
-    found = [_of_arm(source, name, members) for (source, name), members in groups.items()]
-    found += [one for source in sources for one in _of_run(source)]
+    found = [one for source in sources for one in _of_run(source)]
+    for (source, name), members in grouped(compared, lambda one: (one.source, one.name)).items():
+        rows = [one.figures for one in members]
+        texts, equal = (
+            sum(row.texts or 0 for row in rows),
+            sum(row.equal_texts or 0 for row in rows),
+        )
+        places = [row.first_divergence for row in rows if row.first_divergence is not None]
+        found.append(Equality(source, name, texts, equal, min(places, default=None)))
     return sorted(found, key=lambda one: one.source)
-
-
-def _of_arm(source: int, name: str, members: Sequence[ArmRow]) -> Equality:
-    rows = [one.figures for one in members]
-    places = (row.first_divergence for row in rows)
-    return Equality(
-        source,
-        name,
-        sum(row.texts or 0 for row in rows),
-        sum(row.equal_texts or 0 for row in rows),
-        min((place for place in places if place is not None), default=None),
-    )
 
 
 def _of_run(source: Source) -> Iterator[Equality]:
@@ -317,11 +295,8 @@ def _of_run(source: Source) -> Iterator[Equality]:
     compared = [one for one in source.document.results if one.lossless is not None]
     if not compared:
         return
-    first = min(
-        (one.divergence for one in compared if one.divergence is not None),
-        key=lambda found: found.position,
-        default=None,
-    )
+    places = [one.divergence for one in compared if one.divergence is not None]
+    first = min(places, key=lambda found: found.position, default=None)
     yield Equality(
         source.number,
         compared[0].drafter or "run",

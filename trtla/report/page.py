@@ -24,7 +24,7 @@ from trtla.report.figures import (
 )
 from trtla.report.reading import Source, read_all
 from trtla.results.bench_documents import Bench
-from trtla.results.documents import Run, Summarize, Tune, Verified
+from trtla.results.documents import Run, Summarize, Tune
 from trtla.settings.lookahead import AUTOREGRESSIVE
 from trtla.version import __version__
 
@@ -41,17 +41,6 @@ _LABELS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Tuned:
-    """What the page shows of a tune document."""
-
-    source: Source
-    document: Tune
-    ran: Sequence[Verified]
-    """What tune ran at that batch size; `ran_more` at the others."""
-    ran_more: Sequence[Verified]
-
-
 def report(paths: Sequence[Path], title: str) -> str:
     """The page that the files make."""
     return page(read_all(paths), title)
@@ -61,6 +50,7 @@ def page(sources: Sequence[Source], title: str) -> str:
     """The page of documents that are read."""
     every = [one for source in sources for one in measured(source)]
     found = comparisons(every)
+    many = len(sources) > 1
     return _fill(
         title=title,
         version=__version__,
@@ -68,26 +58,22 @@ def page(sources: Sequence[Source], title: str) -> str:
         best=sentences.best_of(found),
         comparisons=found,
         pictures=[
-            picture for one in found for picture in speed_pictures(one, _mark(sources, one.source))
+            picture
+            for one in found
+            for picture in speed_pictures(one, f" (document {one.source})" if many else "")
         ],
-        tuned=[_tuned(source) for source in sources if isinstance(source.document, Tune)],
+        tuned=[_tuned(one, one.document) for one in sources if isinstance(one.document, Tune)],
         equality=equality(sources, every),
         thin=list(sentences.thin(sources)),
         caveats=list(sentences.caveats(sources, every)),
         measures=every,
         sources=sources,
-        many=len(sources) > 1,
+        many=many,
     )
 
 
-def _mark(sources: Sequence[Source], number: int) -> str:
-    """Names a chart's document where there are several."""
-    return f" (document {number})" if len(sources) > 1 else ""
-
-
-def _tuned(source: Source) -> Tuned:
-    document = source.document
-    assert isinstance(document, Tune)
+def _tuned(source: Source, document: Tune) -> dict[str, Any]:
+    """What tune ran at the batch size of its recommendation, and at others."""
     ran = [
         one
         for one in (*document.verified, *document.alternatives)
@@ -95,12 +81,12 @@ def _tuned(source: Source) -> Tuned:
     ]
     least = min((point.batch_size for point in document.grid), default=1)
     batch = document.recommendation.batch_size or least
-    return Tuned(
-        source,
-        document,
-        [one for one in ran if one.batch_size == batch],
-        [one for one in ran if one.batch_size != batch],
-    )
+    return {
+        "source": source,
+        "document": document,
+        "ran": [one for one in ran if one.batch_size == batch],
+        "ran_more": [one for one in ran if one.batch_size != batch],
+    }
 
 
 def _fill(**values: Any) -> str:
@@ -150,25 +136,18 @@ def facts_of(source: Source) -> list[tuple[str, str]]:
 
 def _machine(made_on: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for key, value in made_on.items():
-        if key == "command" or value in (None, "", []):
-            continue
-        yield _LABELS.get(key, key), _shown(key, value)
-
-
-def _shown(key: str, value: Any) -> str:
-    if key == "memory_bytes" and isinstance(value, int | float):
-        return f"{value / 2**30:.1f} GiB"
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+        shown = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+        if key == "memory_bytes" and isinstance(value, int | float):
+            shown = f"{value / 2**30:.1f} GiB"
+        if key != "command" and value not in (None, "", []):
+            yield _LABELS.get(key, key), shown
 
 
 def _settings(source: Source) -> Iterator[tuple[str, str]]:
     match source.document:
         case Bench(settings=own):
-            facts = {
-                "model": own.model,
-                "rounds": own.rounds,
-                "tokens a prompt": own.max_output_len,
-            }
+            facts = {"model": own.model, "rounds": own.rounds}
+            facts["tokens a prompt"] = own.max_output_len
         case Tune() as tune:
             facts = {"engine": tune.engine, "executor": tune.executor}
             facts["tuning took"] = None if tune.time_s is None else f"{tune.time_s:.0f} s"
@@ -203,7 +182,6 @@ class Picture:
 
     @property
     def colours(self) -> dict[str, str]:
-        """Of each arm."""
         arms = dict.fromkeys(name for members in self.groups.values() for name in members)
         return dict(zip(arms, COLOURS, strict=False))
 
@@ -226,14 +204,12 @@ def _groups(
     comparison: Comparison, measures: Sequence[ArmRow], key: Callable[[ArmRow], str | None]
 ) -> dict[str, dict[str, float]]:
     """{group: {arm: mean speed-up}}, the fastest arms only, plain decoding left to the line."""
-    kept = chart_names(comparison)
-    labels = dict.fromkeys(label for one in measures if (label := key(one)) is not None)
     found: dict[str, dict[str, float]] = {}
-    for label in labels:
-        drafted = [one for one in measures if key(one) == label and not one.plain]
-        arms = grouped(drafted, lambda one: one.name)
-        for name, shown in ((name, kept[name]) for name in kept if name in arms):
-            if (ratio := over_tasks(arms[name])) is not None:
+    for label, members in grouped(measures, key).items():
+        arms = grouped([one for one in members if not one.plain], lambda one: one.name)
+        for name, shown in chart_names(comparison).items():
+            ratio = over_tasks(arms[name]) if name in arms else None
+            if label is not None and ratio is not None:
                 found.setdefault(label, {})[shown] = ratio
     return found
 

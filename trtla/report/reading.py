@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from trtla.bench.ablation_table import COLUMNS, means
+from trtla.bench.tables import COLUMNS, means
 from trtla.errors import UsageError, sentence
 from trtla.files import JsonError, parse_json, read_text
 from trtla.results.bench_documents import Ablation, Bench
@@ -23,16 +23,17 @@ from trtla.results.documents import Run, Summarize, Tune
 Document = Bench | Ablation | Tune | Summarize | Run
 Kind = Literal["bench", "ablation", "tune", "summarize", "run"]
 
-_JSON_KINDS: tuple[tuple[Kind, type[Document], tuple[str, ...]], ...] = (
-    ("bench", Bench, ("rows", "cells")),
-    ("ablation", Ablation, ("means",)),
-    ("tune", Tune, ("recommendation", "grid")),
-    ("summarize", Summarize, ("sides",)),
-    ("run", Run, ("results", "stats")),
-)
+_KINDS: dict[Kind, tuple[type[Document], tuple[str, ...]]] = {
+    "bench": (Bench, ("rows", "cells")),
+    "ablation": (Ablation, ("means",)),
+    "tune": (Tune, ("recommendation", "grid")),
+    "summarize": (Summarize, ("sides",)),
+    "run": (Run, ("results", "stats")),
+}
+"""The keys that a JSON document has; the first are its results."""
 _ENVIRONMENT = ("cpu", "cores", "torch", "transformers", "trtla", "commit")
 _HINT = (
-    "give what trtla bench -o json, bench --ablation, tune --json, summarize --json or run --json "
+    "give what trtla bench --json, bench --ablation, tune --json, summarize --json or run --json "
     "printed, or a CSV file of bench"
 )
 
@@ -55,16 +56,21 @@ def read_all(paths: Sequence[Path]) -> list[Source]:
 
 
 def _read(number: int, path: Path) -> Source:
+    kind, values = _recognise(path, read_text(path))
+    model, (part, *_) = _KINDS[kind]
     try:
-        kind, document = _recognise(path, read_text(path))
+        document = model.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         raise UsageError(f"{path} has {place or 'a value'} wrong: {first['msg']}", _HINT) from None
+    if not getattr(document, part):
+        raise UsageError(f"{path} holds no results: its {part} are empty", _HINT)
     return Source(number, path.name, kind, document)
 
 
-def _recognise(path: Path, text: str) -> tuple[Kind, Document]:
+def _recognise(path: Path, text: str) -> tuple[Kind, Any]:
+    """What kind of document it is, and its values, unchecked."""
     if not text.strip():
         raise UsageError(f"{path} is empty", _HINT)
     if not text.lstrip().startswith(("{", "[")):
@@ -73,48 +79,33 @@ def _recognise(path: Path, text: str) -> tuple[Kind, Document]:
         value = parse_json(text)
     except JsonError as error:
         raise UsageError(f"{path} is not a JSON document: {error}", _HINT) from None
-    return _object(path, value)
-
-
-def _object(path: Path, value: Any) -> tuple[Kind, Document]:
     keys = set(value) if isinstance(value, dict) else set()
     if keys == {"error"}:
         raise UsageError(f"{path} reports an error, not results", "run that command again")
-    for kind, model, needed in _JSON_KINDS:
+    for kind, (_, needed) in _KINDS.items():
         if keys.issuperset(needed):
-            return kind, _checked(path, model.model_validate(value), needed[0])
+            return kind, value
     raise UsageError(f"{path} is no document of trtla that a report is made of", _HINT)
 
 
-def _table(path: Path, text: str) -> tuple[Kind, Document]:
+def _table(path: Path, text: str) -> tuple[Kind, Any]:
     try:
         reader = csv.DictReader(io.StringIO(text))
         columns = set(reader.fieldnames or ())
         rows = [row for row in reader if None not in row and None not in row.values()]
         is_raw = columns.issuperset(COLUMNS)
-        found = _with_none(means(rows) if is_raw else rows)
+        found = [
+            {key: cell or None for key, cell in row.items()}
+            for row in (means(rows) if is_raw else rows)
+        ]
     except (csv.Error, ValueError) as error:
         raise UsageError(f"{path} has a wrong cell: {sentence(error)}", _HINT) from None
     if not is_raw and columns.issuperset(("arm", "category", "speedup_vs_ar")):
-        return "bench", _checked(path, _bench_table(found), "rows")
+        first = found[0] if found else {}
+        return "bench", {
+            "environment": {key: first.get(key) for key in _ENVIRONMENT},
+            "rows": found,
+        }
     if not is_raw and not columns.issuperset(("method", "speedup_vs_ar_mean")):
         raise UsageError(f"{path} is neither a JSON document nor a table of trtla bench", _HINT)
-    means_of = Ablation.model_validate({"means": found})
-    return "ablation", _checked(path, means_of, "means")
-
-
-def _with_none(rows: Sequence[dict[str, str]]) -> list[dict[str, str | None]]:
-    """Empty cells as None."""
-    return [{key: cell or None for key, cell in row.items()} for row in rows]
-
-
-def _bench_table(rows: Sequence[dict[str, str | None]]) -> Bench:
-    first = rows[0] if rows else {}
-    environment = {key: first.get(key) for key in _ENVIRONMENT}
-    return Bench.model_validate({"environment": environment, "rows": rows})
-
-
-def _checked(path: Path, document: Document, part: str) -> Document:
-    if not getattr(document, part):
-        raise UsageError(f"{path} holds no results: its {part} are empty", _HINT)
-    return document
+    return "ablation", {"means": found}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from trtla.console import counted
 from trtla.report.figures import ArmRow, Comparison
 from trtla.report.reading import Document, Source
 from trtla.results.bench_documents import Ablation, Bench
@@ -23,24 +24,16 @@ def times(ratio: float) -> str:
 
 def headline(found: Sequence[Comparison], sources: Sequence[Source]) -> str:
     """The one sentence that a reader takes away."""
-    best = best_of(found)
-    if best is not None:
+    if (best := best_of(found)) is not None:
         return _measured(*best)
-    for source in sources:
-        sentence = _without_arms(source)
-        if sentence:
-            return sentence
-    return "Nothing in these documents compares a method with plain decoding."
+    others = (text for source in sources if (text := _without_arms(source)))
+    return next(others, "Nothing in these documents compares a method with plain decoding.")
 
 
 def best_of(found: Sequence[Comparison]) -> tuple[Comparison, ArmRow] | None:
     """The fastest arm of all comparisons."""
-    pairs = [(one, one.best) for one in found]
-    known = [(one, row, row.speedup) for one, row in pairs if row and row.speedup is not None]
-    if not known:
-        return None
-    comparison, row, _ = max(known, key=lambda entry: entry[2])
-    return comparison, row
+    known = [(one, row) for one in found if (row := one.best) is not None]
+    return max(known, key=lambda pair: pair[1].speedup or 0.0, default=None)
 
 
 def _measured(comparison: Comparison, row: ArmRow) -> str:
@@ -144,7 +137,7 @@ def thin(sources: Sequence[Source]) -> Iterator[str]:
     """Documents that rest on too little to be relied on, each in a sentence."""
     for source in sources:
         found = [
-            f"{count} {name}{'s' * (count != 1)}"
+            counted(count, name)
             for name, count, least in _basis(source.document)
             if count is not None and 0 < count < least
         ]

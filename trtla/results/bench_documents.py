@@ -105,7 +105,7 @@ class BenchSettings(Part):
 
 
 class Bench(Part):
-    """`trtla bench -o json` or `-o csv`."""
+    """`trtla bench --json`, and a row of its CSV."""
 
     schema_version: int | None = None
     environment: dict[str, Any] = Field(default_factory=dict)
@@ -292,7 +292,7 @@ class LoadCheck(Part):
 
 
 class LoadDocument(Part):
-    """`trtla bench --serve URL -o json`."""
+    """`trtla bench --serve URL --json`."""
 
     schema_version: int
     environment: dict[str, Any]

@@ -57,7 +57,6 @@ class Divergence(Part):
     """What differs. With the same ids, another text or reason is a bug."""
 
     def describe(self) -> str:
-        """The difference in a few words."""
         if self.of != "ids":
             what = self.of.replace("_", " ")
             return f"the {self.position} output tokens are the same, the {what} is another"
@@ -81,7 +80,6 @@ class SourceRow(Part):
 
     @property
     def counts(self) -> SourceCounts:
-        """As they were counted."""
         return SourceCounts(self.proposed, self.fed, self.accepted, self.expected)
 
 

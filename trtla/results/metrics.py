@@ -49,11 +49,7 @@ class Metrics(RequestCounters):
     def of(
         cls: type[MetricsT], completions: Sequence[Completion], time_s: float, **more: Any
     ) -> MetricsT:
-        """Add the counters of completions up.
-
-        Args:
-            more: fields of a subclass.
-        """
+        """Add the counters of completions up."""
         stats = [one.stats for one in completions]
         names = (one.name for one in fields(RequestCounters) if one.name != "fed")
         counted = {name: total(getattr(one, name) for one in stats) for name in names}
@@ -69,17 +65,14 @@ class Metrics(RequestCounters):
 
     @property
     def prompts(self) -> int:
-        """How many requests these are."""
         return len(self.outputs)
 
     @property
     def output_tokens(self) -> int:
-        """All tokens written."""
         return sum(map(len, self.outputs))
 
     @property
     def tokens_per_s(self) -> float:
-        """Output tokens over the whole time."""
         return self.output_tokens / self.time_s if self.time_s else 0.0
 
     @property
@@ -105,7 +98,6 @@ class Metrics(RequestCounters):
 
     @property
     def distinct_4grams(self) -> float | None:
-        """Share of distinct 4-grams of the outputs."""
         return distinct_4grams(self.outputs)
 
 
@@ -177,23 +169,16 @@ def agreement(ours: Metrics, reference: Metrics) -> dict[str, int | None]:
     Ids and finish reasons are compared, on which alone the text depends. Where only the reason
     differs, that is at the output's length.
     """
-    pairs = zip_longest(ours.outputs, reference.outputs, ours.reasons, reference.reasons)
-    at = [_difference(*pair) for pair in pairs]
+    at: list[int | None] = []
+    for own, other, reason, others in zip_longest(
+        ours.outputs, reference.outputs, ours.reasons, reference.reasons
+    ):
+        first = first_difference(own, other)
+        only_reason = first is None and None not in (reason, others) and reason != others
+        at.append(len(own) if only_reason else first)
     different = [index for index in at if index is not None]
     return {
         "texts": len(at),
         "equal_texts": len(at) - len(different),
         "first_divergence": min(different, default=None),
     }
-
-
-def _difference(
-    ours: tuple[int, ...],
-    theirs: tuple[int, ...],
-    reason: FinishReason | None,
-    other: FinishReason | None,
-) -> int | None:
-    at = first_difference(ours, theirs)
-    if at is None and None not in (reason, other) and reason != other:
-        return len(ours)
-    return at

@@ -65,7 +65,7 @@ def decode(
             prompt = follow_up(before, answer, question)
             requests[index] = replace(requests[index], prompt=prompt)
         together = [_undrafted(requests[i]) if plain else requests[i] for i in wave]
-        for chunk in llm.decode(together, margins=plain):
+        for chunk in llm.decode(together):
             own = _renumbered(chunk, wave[chunk.index]) if len(wave) < len(requests) else chunk
             if own.completion is not None:
                 done[own.index] = own.completion
@@ -77,7 +77,9 @@ def decode(
 
 
 def _undrafted(request: PromptRequest) -> PromptRequest:
-    return replace(request, lookahead=AUTOREGRESSIVE, drafter=NO_DRAFTER, expected_output=None)
+    return replace(
+        request, lookahead=AUTOREGRESSIVE, drafter=NO_DRAFTER, expected_output=None, margins=True
+    )
 
 
 def _renumbered(chunk: Chunk, index: int) -> Chunk:
@@ -202,22 +204,23 @@ def search(
     settings: BeamSettings,
     num_return_sequences: int | None = None,
 ) -> BeamSearch:
-    """Search the prompts one after another.
+    """Search the prompts one after another; all are checked before.
 
     Args:
         requests: prompts; of their settings `max_output_len` counts.
         num_return_sequences: most beams of a prompt; None is all.
-
-    Raises:
-        UsageError: a prompt does not fit; nothing has been searched then.
-        TrtlaError: the K/V cache has no room for the beams.
     """
-    prompts = [_checked(llm, request) for request in requests]
-    start = time.perf_counter()
-    found = [
-        _beams(llm, index, wanted, ids, settings, num_return_sequences)
-        for index, (wanted, ids) in enumerate(zip(requests, prompts, strict=True))
-    ]
+    prompts = [llm.request(one) for one in requests]
+    for request in prompts:
+        llm.limits.check(request)
+    start, found = time.perf_counter(), []
+    spelled = {} if llm.tokenizer is not None else {"text": None}
+    for index, (one, request) in enumerate(zip(requests, prompts, strict=True)):
+        ids, length = request.given_ids, one.sampling.max_output_len
+        beams = llm.beam_search(ids, settings, length, name=one.name)[:num_return_sequences]
+        text = prompt_text(one.prompt, ids, llm.tokenizer)
+        own = tuple(Beam.fill(beam, **spelled) for beam in beams)
+        found.append(PromptBeams(index=index, input_text=text, input_ids=ids, beams=own))
     time_s = time.perf_counter() - start
     return BeamSearch(
         schema_version=SCHEMA_VERSION,
@@ -226,25 +229,3 @@ def search(
         results=tuple(found),
         stats={"prompts": len(found), "time_s": time_s},
     )
-
-
-def _checked(llm: LLM, wanted: PromptRequest) -> tuple[int, ...]:
-    request = llm.request(wanted.prompt, wanted.sampling, wanted.name)
-    llm.limits.check(request)
-    return request.given_ids
-
-
-def _beams(
-    llm: LLM,
-    index: int,
-    wanted: PromptRequest,
-    prompt: tuple[int, ...],
-    settings: BeamSettings,
-    most: int | None,
-) -> PromptBeams:
-    length = wanted.sampling.max_output_len
-    beams = llm.beam_search(prompt, settings, length, name=wanted.name)
-    text = prompt_text(wanted.prompt, prompt, llm.tokenizer)
-    spelled = {} if llm.tokenizer is not None else {"text": None}
-    own = tuple(Beam.fill(beam, **spelled) for beam in beams[:most])
-    return PromptBeams(index=index, input_text=text, input_ids=prompt, beams=own)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from trtla.settings.drafting import PROPOSERS
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from numpy import ndarray
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +23,9 @@ class TopRows:
     """The most probable tokens after some nodes of a draft, best first."""
 
     nodes: tuple[int, ...]
-    ids: Tensor
-    """int32 [nodes, count], on the CPU; -1 where there are fewer."""
-    logs: Tensor
+    ids: ndarray
+    """int32 [nodes, count]; -1 where there are fewer."""
+    logs: ndarray
     """Logarithms of their probabilities at temperature 1, float32."""
     last: int = -1
     """The row after the last accepted node; -1: it is not among them."""
@@ -52,7 +52,7 @@ class Draft:
     """Nodes before `first_candidate` that may be accepted as well."""
     drawn: bool = False
     """What of the nodes to read is observed: the target's own draw; its argmax if False."""
-    draft_probs: Tensor | None = field(default=None, compare=False)
+    draft_probs: ndarray | None = field(default=None, compare=False)
     """What a chain's tokens were drawn from, [tokens, vocab]: it is verified by rejection sampling
     then (Rule B), else by the target's own draws (Rule A)."""
     values: tuple[float, ...] = field(default=(), compare=False)
@@ -181,7 +181,7 @@ class Drafter(ABC):
             rows: after node 0, the path, and maybe others.
         """
 
-    def saw_hidden(self, states: Tensor) -> None:  # noqa: B027
+    def saw_hidden(self, states: ndarray) -> None:  # noqa: B027
         """Learn from `Model.taps`, if any, at the input and each accepted node; before `observe`.
 
         Args:

@@ -30,7 +30,8 @@ def check_process(opened_in: int) -> None:
 class Executor(ABC):
     """Continuous batching behind a few verbs. No threads: work happens inside `poll`.
 
-    `submit` checks the request and raises `UsageError` without changing anything. `poll` works
+    `submit` checks the request and raises `UsageError` without changing anything; `enqueue` is for
+    requests that `limits.check` has let pass already. `poll` works
     until there is something to report; an empty list means that nothing is in flight, or that
     `interrupted` asked for it. `cancel` ends a request; its last output, with reason `cancelled`,
     comes with the next `poll`. `close` frees everything. One thread at a time may be inside.
@@ -55,9 +56,14 @@ class Executor(ABC):
         """What requests must fit into."""
         return self._limits
 
-    @abstractmethod
     def submit(self, request: Request) -> None:
         """Queue a request; raises `UsageError` when it does not fit or its id is in use."""
+        self._check(request)
+        self.enqueue(request)
+
+    @abstractmethod
+    def enqueue(self, request: Request) -> None:
+        """Queue a request that fits the limits; raises `UsageError` when its id is in use."""
 
     @abstractmethod
     def poll(self, timeout: float | None = None) -> list[Output]:

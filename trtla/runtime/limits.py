@@ -166,13 +166,14 @@ class ExecutorLimits:
                 "shorten the prompt",
             )
 
-    def check_ids(self, ids: Sequence[int], name: str) -> None:
+    def check_ids(self, ids: Sequence[int], name: str, setting: str | None = None) -> None:
         """Refuse ids of another vocabulary."""
         bad = next((i for i in ids if not 0 <= i < self.vocab_size), None)
         if bad is not None:
             raise UsageError(
                 f"{name} holds token id {bad}, outside the vocabulary of {self.vocab_size}",
                 f"use ids from 0 to {self.vocab_size - 1}; a tokenizer belongs to its own model",
+                setting,
             )
 
     def _check_drafter(self, request: Request) -> None:
@@ -200,7 +201,8 @@ class ExecutorLimits:
     def _check_sampling(self, request: Request) -> None:
         """The C++ lookahead layer takes the argmax whatever is asked, also for (1,1,0) requests."""
         sampling = request.sampling
-        self.check_ids([token for token, _ in sampling.biases], f"logit_bias of {request.label}")
+        biased = [token for token, _ in sampling.biases]
+        self.check_ids(biased, f"logit_bias of {request.label}", "logit_bias")
         for name in sampling.beyond if self.fixed_triples else ():
             raise UsageError(
                 f"{request.label} has {name}, which engines of TensorRT-LLM do not apply here",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -120,9 +121,8 @@ def _answer_health(app: FastAPI, served: Served) -> None:
         stats = None
         if model.ready:
             pending = asyncio.wrap_future(model.engine.stats())
-            pending.add_done_callback(_take_error)  # also where nobody waits for it any more
-            done, _ = await asyncio.wait({pending}, timeout=_SCRAPE_S)
-            stats = pending.result() if done and pending.exception() is None else None
+            with suppress(Exception):
+                stats = await asyncio.wait_for(pending, _SCRAPE_S)
             if model.engine.replicas is not None:
                 served.metrics.spread(model.engine.replicas)
         text = served.metrics.text(stats)
@@ -136,11 +136,6 @@ def _answer_health(app: FastAPI, served: Served) -> None:
     async def one_model(name: str) -> dict[str, Any]:
         check_name(name, served.name, _WHO)
         return _model_card(served)
-
-
-def _take_error(pending: asyncio.Future[Any]) -> None:
-    if not pending.cancelled():
-        pending.exception()
 
 
 def _model_card(served: Served) -> dict[str, Any]:

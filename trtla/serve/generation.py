@@ -5,43 +5,31 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from trtla.api.errors import ApiError, refused, too_busy, too_late, unavailable
 from trtla.api.generation import Generation
 from trtla.console import counted
 from trtla.errors import as_trtla_error
 from trtla.llm.answer import Answer, Chunk
-from trtla.llm.background import ReplicaCounts, State
+from trtla.llm.async_llm import BackgroundLLM
 from trtla.llm.engine_thread import Event
-from trtla.llm.request_maker import RequestMaker
+from trtla.llm.prompt import RequestMaker
 from trtla.llm.templates import TemplateProcess
-from trtla.runtime.request import Output, Request
-from trtla.runtime.stats import ExecutorStats
+from trtla.runtime.request import Output
 from trtla.serve.metrics import ServerMetrics
+from trtla.settings.serving import ServeSettings
+
+if TYPE_CHECKING:
+    from trtla.replicas.engine import ReplicaEngine
 
 
-class ServedEngine(Protocol):
-    """As `llm.background.BackgroundLLM` describes it."""
-
-    state: State
-    failure: BaseException | None
-    replicas: ReplicaCounts | None
-
-    @property
-    def llm(self) -> RequestMaker: ...
-    def start(self) -> None: ...
-    def submit(self, requests: Iterable[Request], whole: bool = False) -> None: ...
-    def cancel(self, request_ids: Iterable[int]) -> None: ...
-    def stats(self) -> Future[ExecutorStats]: ...
-    def stop(self, timeout: float | None = None) -> bool: ...
-
-
+ServedEngine: TypeAlias = "BackgroundLLM | ReplicaEngine"
 NewEngine = Callable[[Callable[[Sequence[Event]], None], Callable[[str], None]], ServedEngine]
 """Makes an engine from two callbacks: one takes its events, the other sentences for the log."""
 
@@ -67,7 +55,6 @@ class Live(Generation):
         return now - self.started, None if before is None else now - before
 
     def put(self, request_id: int, what: Output | ApiError) -> None:
-        """Take what came for a choice."""
         self._new.append((request_id, what))
         self._news.set()
 
@@ -76,11 +63,7 @@ class Live(Generation):
         self._news.set()
 
     async def next(self) -> list[Chunk]:
-        """What came since the last call, waiting for it; empty after a nudge, and at the end.
-
-        Raises:
-            ApiError: a choice failed or took too long.
-        """
+        """What came since the last call, waiting for it; empty after a nudge, and at the end."""
         if self.ended:
             return []
         await self._news.wait()
@@ -101,10 +84,9 @@ class ServedModel:
     """A model that is served, from its loading to its end.
 
     Args:
-        open_model: opens it; called in the thread that decodes.
+        new_engine: makes what opens it and decodes.
         loop: the event loop on which all else here is called.
-        max_queue: most texts that wait for a place in the batch.
-        timeout_s: after which a request is given up.
+        settings: most texts that wait for a place, and how long a request may take.
         metrics: counts.
         log: takes sentences about what goes wrong.
     """
@@ -113,13 +95,12 @@ class ServedModel:
         self,
         new_engine: NewEngine,
         loop: asyncio.AbstractEventLoop,
-        max_queue: int,
-        timeout_s: float,
+        settings: ServeSettings,
         metrics: ServerMetrics,
         log: Callable[[str], None],
     ) -> None:
         self._loop, self._metrics = loop, metrics
-        self._max_queue, self.timeout_s = max_queue, timeout_s
+        self._max_queue, self.timeout_s = settings.max_queue, settings.request_timeout
         self.engine = new_engine(self._post, log)
         self.draining = False
         self.changed = asyncio.Event()
@@ -167,14 +148,12 @@ class ServedModel:
             self._preparing.submit(CHAT, start)
 
     def _release_all(self) -> None:
-        """Where the model has ended, nobody may wait for it."""
         if self.engine.state in ("failed", "stopped"):
             for request_id, generation in self._waiting.items():
                 generation.put(request_id, self.absence())
             self._waiting.clear()
 
     def absence(self) -> ApiError:
-        """Why there is no model now."""
         if self.engine.state == "loading":
             return unavailable("the model is loading; ask again later", "loading")
         if self.engine.state in ("ready", "stopped"):
@@ -183,19 +162,16 @@ class ServedModel:
 
     @property
     def ready(self) -> bool:
-        """Whether requests are taken."""
         return self.engine.state == "ready" and not self.draining
 
     @property
     def llm(self) -> RequestMaker:
-        """What makes requests for the open model."""
         if not self.ready:
             raise self.absence()
         return self.engine.llm
 
     @property
     def num_in_flight(self) -> int:
-        """Texts that were taken and have not ended."""
         return len(self._waiting)
 
     async def generate(
@@ -212,9 +188,6 @@ class ServedModel:
             count: how many answers that are.
             lane: requests of one lane are made ready one after another.
             whole: nobody reads them before their ends.
-
-        Raises:
-            ApiError: the request does not fit, the queue is full or the model is not ready.
         """
         llm = self.llm
         room = llm.limits.max_batch_size + self._max_queue

@@ -20,10 +20,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from trtla.api.errors import ApiError, gone
 from trtla.errors import UsageError
 from trtla.files import read_text
-from trtla.serve.connection import remember
 from trtla.serve.log import STATUS, RequestLog, note_error
 from trtla.serve.metrics import ServerMetrics
-from trtla.serve.responses import error_response
+from trtla.serve.responses import error_response, remember
+from trtla.settings.serving import ServeSettings
 
 KEY = "trtla.key"
 """In a request's scope: which key it was sent with, counted from 1."""
@@ -39,11 +39,7 @@ _OPEN = (*_HEALTH, "/", "/page/", "/favicon.ico")
 
 
 def read_keys(path: Path) -> tuple[bytes, ...]:
-    """The keys of a file, one a line; empty lines and lines that begin with # are comments.
-
-    Raises:
-        UsageError: the file cannot be read, or has no key.
-    """
+    """The keys of a file, one a line; empty lines and lines that begin with # are comments."""
     lines = (line.strip() for line in read_text(path).splitlines())
     keys = tuple(line.encode() for line in lines if line and not line.startswith("#"))
     if not all(key.isascii() for key in keys):
@@ -90,9 +86,8 @@ class Guard:
     Args:
         app: the application.
         keys: that clients may use; none: no key is needed.
-        origins: of web pages that may use it beside its own.
-        address: it listens on; where that is a loopback one, only loopback names are its own.
-        max_body: bytes.
+        settings: the address it listens on, where only loopback names are its own if that is a
+            loopback one; origins of web pages that may use it beside its own; most bytes of a body.
         log: of requests.
         metrics: counts answers.
     """
@@ -101,19 +96,17 @@ class Guard:
         self,
         app: ASGIApp,
         keys: Sequence[bytes],
-        origins: Sequence[str],
-        address: str,
-        max_body: int,
+        settings: ServeSettings,
         log: RequestLog,
         metrics: ServerMetrics,
     ) -> None:
+        address, origins = settings.host, settings.allow_origin
         self._app, self._keys, self._origins = app, keys, frozenset(origins)
         self._hosts = {address.lower(), *(_place(origin)[0] for origin in origins)}
-        self._local, self._max_body = is_loopback(address), max_body
+        self._local, self._max_body = is_loopback(address), settings.max_body
         self._log, self._metrics = log, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or let the application do it."""
         if scope["type"] != "http":
             return
         started, status = time.monotonic(), 0

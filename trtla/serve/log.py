@@ -29,12 +29,7 @@ def note_error(scope: Scope, error: ApiError) -> None:
 
 
 class RequestLog:
-    """Writes lines for people, or JSON lines.
-
-    Args:
-        as_json: JSON lines.
-        quiet: errors only.
-    """
+    """Writes lines for people, or JSON lines."""
 
     def __init__(self, as_json: bool, quiet: bool = False) -> None:
         self._json, self._quiet = as_json, quiet
@@ -56,7 +51,6 @@ class RequestLog:
         )
 
     def problem(self, text: str) -> None:
-        """Something went wrong."""
         self._write("error", message=text)
 
     def note(self, text: str, *, always: bool = False) -> None:
@@ -71,15 +65,12 @@ class RequestLog:
             known = [fields.pop(name) for name in ("client", "method", "path", "status", "ms")]
             more = "".join(f" {name}={value}" for name, value in fields.items())
             who, method, path, status, ms = known
-            line = f"{_clock()} {who} {method} {_printable(path)} {status} {ms:g} ms{more}"
+            clock, path = time.strftime("%H:%M:%S"), _printable(path)
+            line = f"{clock} {who} {method} {path} {status} {ms:g} ms{more}"
         else:
             line = f"{kind}: {_printable(fields['message'])}"
         with suppress(OSError, RuntimeError):  # whoever read the log is gone, or a signal is inside
             print(line, file=sys.stderr, flush=True)
-
-
-def _clock() -> str:
-    return time.strftime("%H:%M:%S")
 
 
 def _printable(text: str) -> str:

@@ -6,14 +6,13 @@ Each application has a registry of its own, so several can live in one process.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from trtla.api.protocol import FINISH_REASONS
-from trtla.llm.background import ReplicaCounts
+from trtla.llm.async_llm import ReplicaCounts
 from trtla.runtime.request import Output
-from trtla.runtime.stats import COUNTERS, ExecutorStats, RequestStats, SourceCounts
+from trtla.runtime.stats import COUNTERS, ExecutorStats, RequestStats
 
 _TTFT_S = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
@@ -22,9 +21,6 @@ _ITL_S = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 
 _E2E_S = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0)
 _PER_STEP = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
 _POSITIONS = 16  # deeper drafts count at the last one
-
-
-_Kind = TypeVar("_Kind", Gauge, Counter)
 
 
 def _gauge(name: str, about: str) -> Gauge:
@@ -40,18 +36,19 @@ class ServerMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self._shown: set[Gauge | Counter] = set()
         self._running = _gauge("num_requests_running", "Texts in the running batch.")
         self._waiting = _gauge("num_requests_waiting", "Texts that wait for a place in it.")
         self._cache = _gauge("kv_cache_usage_perc", "Share of K/V blocks in use; 1 is full.")
-        self._prompt = self._counter("prompt_tokens", "Prompt tokens of answered requests.")
-        self._generated = self._counter("generation_tokens", "Output tokens.")
+        self._prompt = _counter("prompt_tokens", "Prompt tokens of answered requests.")
+        self._generated = _counter("generation_tokens", "Output tokens.")
         self._queries = _counter("prefix_cache_queries", "Prompt tokens looked for.")
         self._counters = {
-            name: (self._counter if one.everywhere else _counter)(one.prometheus, one.help)
+            name: _counter(one.prometheus, one.help)
             for name, one in COUNTERS.items()
             if one.prometheus
         }
-        self._by_position = self._counter(
+        self._by_position = _counter(
             "spec_decode_num_accepted_tokens_per_pos",
             "Accepted, by place in the draft.",
             "position",
@@ -62,8 +59,11 @@ class ServerMetrics:
         self._accepted_by_source = _counter(
             "spec_decode_num_accepted_tokens_per_source", "Nodes of the tree accepted.", "source"
         )
-        self._ended = self._counter("request_success", "Texts that ended.", "finished_reason")
-        self._answers = self._counter("http_requests", "HTTP requests answered.", "status")
+        self._ended = _counter("request_success", "Texts that ended.", "finished_reason")
+        self._answers = _counter("http_requests", "HTTP requests answered.", "status")
+        own = (one for name, one in self._counters.items() if COUNTERS[name].everywhere)
+        self._show(self._prompt, self._generated, *own)
+        self._show(self._by_position, self._ended, self._answers)
         self._first = self._histogram(
             "time_to_first_token_seconds", "From a request to a text's first token.", _TTFT_S
         )
@@ -80,17 +80,9 @@ class ServerMetrics:
         self._replicas: Gauge | None = None
         self._reruns: Counter
         self._counted = 0  # of them
-        self._shown: set[Gauge | Counter] = set()
 
-    def _counter(self, name: str, about: str, *labels: str) -> Counter:
-        return self._show(_counter(name, about, *labels))
-
-    def _show(self, one: _Kind) -> _Kind:
-        self.registry.register(one)
-        return one
-
-    def _know(self, *ones: Gauge | Counter) -> None:
-        """Show what this executor tells; what is not known is absent, and no zero."""
+    def _show(self, *ones: Gauge | Counter) -> None:
+        """Have them in the text from now on: what is not known is absent, and no zero."""
         for one in ones:
             if one not in self._shown:
                 self._shown.add(one)
@@ -99,7 +91,7 @@ class ServerMetrics:
     def _know_drafts(self) -> None:
         """Where it is known what was fed, it is known what was not."""
         own = (one for name, one in self._counters.items() if not COUNTERS[name].everywhere)
-        self._know(*own, self._fed_by_source, self._accepted_by_source, self._queries)
+        self._show(*own, self._fed_by_source, self._accepted_by_source, self._queries)
 
     def _histogram(self, name: str, about: str, buckets: Iterable[float]) -> Histogram:
         return Histogram(f"trtla_{name}", about, registry=self.registry, buckets=tuple(buckets))
@@ -132,31 +124,26 @@ class ServerMetrics:
             for position in range(min(length, _POSITIONS)):
                 self._by_position.labels(position).inc()
         for source, counts in (stats.sources or {}).items():
-            self._source(source, counts)
-
-    def _source(self, source: str, counts: SourceCounts) -> None:
-        self._fed_by_source.labels(source).inc(sum(counts.fed))
-        self._accepted_by_source.labels(source).inc(sum(counts.accepted))
+            self._fed_by_source.labels(source).inc(sum(counts.fed))
+            self._accepted_by_source.labels(source).inc(sum(counts.accepted))
 
     def cancelled(self, count: int) -> None:
-        """Texts that nobody waited for any more."""
         self._ended.labels("abort").inc(count)
 
     def prompts(self, tokens: int) -> None:
-        """Prompts that began to be answered."""
         self._prompt.inc(tokens)
         self._queries.inc(tokens)
 
     def answered(self, status: int) -> None:
-        """An HTTP request."""
         self._answers.labels(status).inc()
 
     def spread(self, counts: ReplicaCounts) -> None:
         """How many replicas there are, and what became of their texts."""
         if self._replicas is None:
             about = "Texts that went on in another replica, since theirs was lost."
-            self._replicas = self._show(_gauge("replicas", "Replicas of the model that run."))
-            self._reruns = self._counter("replica_reruns", about)
+            self._replicas = _gauge("replicas", "Replicas of the model that run.")
+            self._reruns = _counter("replica_reruns", about)
+            self._show(self._replicas, self._reruns)
         self._replicas.set(counts.running)
         self._reruns.inc(counts.reruns - self._counted)
         self._counted = counts.reruns
@@ -172,6 +159,6 @@ class ServerMetrics:
                 (self._cache, stats.kv_cache_usage),
             ):
                 if value is not None:
-                    self._know(gauge)
+                    self._show(gauge)
                     gauge.set(value)
         return generate_latest(self.registry)

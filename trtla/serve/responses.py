@@ -1,4 +1,8 @@
-"""Sends answers while the client stays: its place in the batch is free when it goes away."""
+"""Sends answers while the client stays: its place in the batch is free when it goes away.
+
+Connections are uvicorn's, with an end for clients that neither send nor read. h11 parses: it limits
+heads, and answers HTTP/1.0 and upgrades as it should.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +12,22 @@ from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any, TypeVar, get_type_hints
 
+import h11
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from trtla.api.answers import Writer, dumps, event
-from trtla.api.bodies import read_body
 from trtla.api.errors import ApiError, gone, too_late
-from trtla.serve.connection import abort
+from trtla.api.protocol import read_body
 from trtla.serve.generation import Live
 from trtla.serve.log import note_error
 
+HEAD_TIMEOUT_S = 30.0
+"""For a request's head to arrive: the first from when the connection was made, others from their
+first byte."""
+_ABORT = "trtla.abort"
 KEEP_ALIVE_S = 15.0
 """A stream that says nothing for so long gets a comment, so that no proxy gives it up."""
 _KEEP_ALIVE = b": keep-alive\n\n"
@@ -28,6 +37,57 @@ _GRACE_S = 10.0  # to send what is written when the request's time is over
 
 
 T = TypeVar("T")
+
+
+class Connection(H11Protocol):
+    """One client's connection; uvicorn itself limits how long it may stay idle between requests."""
+
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin; a client that sends no request is not waited for without end."""
+        super().connection_made(transport)
+        self._await_head()
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes; the rest of a head, or of a body that nobody reads, has a limited time."""
+        super().data_received(data)
+        answered = self.conn.our_state is h11.DONE  # before all of the body was here
+        if self.conn.their_state is not h11.IDLE and not answered:
+            self._cancel_timer()
+        elif self._head_timer is None:
+            self._await_head()
+
+    def on_response_complete(self) -> None:
+        """Go on to the next request; the rest of a body that was answered before has its time."""
+        super().on_response_complete()
+        if self.conn.their_state is h11.SEND_BODY and self._head_timer is None:
+            self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._cancel_timer()
+        super().connection_lost(exc)
+
+    def _await_head(self) -> None:
+        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.close)
+
+    def _cancel_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+
+def remember(scope: Scope, receive: Receive) -> None:
+    """Keep how a request's connection is broken off; `receive` is uvicorn's own."""
+    transport = getattr(getattr(receive, "__self__", None), "transport", None)
+    if transport is not None:
+        scope[_ABORT] = transport.abort
+
+
+def abort(scope: Scope) -> None:
+    """Break a request's connection off, whatever is still to be sent; closing waits for that."""
+    if _ABORT in scope:
+        scope[_ABORT]()
 
 
 async def while_there(receive: Receive, work: Awaitable[T]) -> T:
@@ -84,7 +144,6 @@ class Answering(Response):
         """When something was sent last; 0: nothing yet."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, unless the client goes away before."""
         work = self._stream(scope, send) if self._is_stream else self._whole(scope, receive, send)
         answer_task = asyncio.ensure_future(work)
         leave_task = asyncio.ensure_future(_until_gone(receive))
@@ -94,7 +153,8 @@ class Answering(Response):
                 both = {answer_task, leave_task}
                 if (await asyncio.wait(both, timeout=_LOOK_EVERY_S, return_when=_FIRST))[0]:
                     break
-                self._keep_alive()
+                if self._is_stream and 0 < self._sent < time.monotonic() - KEEP_ALIVE_S:
+                    self._generation.nudge()  # the stream sends a comment, once it can
         finally:
             self._close(self._generation)
             leave_task.cancel()
@@ -108,11 +168,6 @@ class Answering(Response):
             abort(scope)
         elif not answer_task.cancelled():
             answer_task.result()
-
-    def _keep_alive(self) -> None:
-        """Where nothing was sent for long, let the stream send a comment, once it can."""
-        if self._is_stream and 0 < self._sent < time.monotonic() - KEEP_ALIVE_S:
-            self._generation.nudge()
 
     async def _send(self, send: Send, data: bytes, more: bool = True) -> None:
         self._sent = time.monotonic()

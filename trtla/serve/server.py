@@ -17,7 +17,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -30,13 +31,13 @@ from trtla.api.errors import ApiError
 from trtla.console import counted
 from trtla.errors import RankLost, ReplicasLost, UsageError
 from trtla.interrupts import INTERRUPTS
-from trtla.llm.request_maker import RequestMaker
+from trtla.llm.prompt import RequestMaker
 from trtla.serve.app import Served, new_app
-from trtla.serve.connection import Connection
 from trtla.serve.generation import NewEngine, ServedModel
 from trtla.serve.guard import Guard, is_loopback, read_keys
 from trtla.serve.log import RequestLog
 from trtla.serve.metrics import ServerMetrics
+from trtla.serve.responses import Connection
 from trtla.settings.serving import ServeSettings
 
 _BACKLOG = 2048
@@ -47,11 +48,7 @@ _KEEP_ALIVE_S = 75  # idle connections; longer than the usual 60 s of proxies in
 
 
 def bind(settings: ServeSettings) -> socket.socket:
-    """The socket to listen on.
-
-    Raises:
-        UsageError: the address is not this machine's, or the port is taken.
-    """
+    """The socket to listen on."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -74,11 +71,7 @@ def is_open_to_all(settings: ServeSettings) -> bool:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn with our signals: the first drains, the second stops at once.
-
-    Args:
-        on_drain: called at each signal; whether there is nothing to wait for.
-    """
+    """uvicorn with our signals: the first drains, the second stops at once."""
 
     def __init__(self, config: uvicorn.Config, on_drain: Callable[[], bool]) -> None:
         super().__init__(config)
@@ -118,10 +111,6 @@ def serve(
 
     Returns:
         The exit code: 0 after SIGTERM and a drain, 128 + the signal after a second one.
-
-    Raises:
-        UsageError: the address or the key file cannot be used, or the model.
-        TrtlaError: the model cannot be opened here.
     """
     keys = read_keys(Path(settings.api_key_file)) if settings.api_key_file else ()
 
@@ -138,33 +127,30 @@ def serve(
     return code
 
 
+@dataclass
 class Service:
-    """One server in one event loop; arguments as in `serve`, the keys read."""
+    """One server in one event loop; fields are the arguments of `serve`, the keys read."""
 
-    def __init__(
-        self,
-        settings: ServeSettings,
-        keys: tuple[bytes, ...],
-        new_engine: NewEngine,
-        name: str,
-        log: RequestLog,
-        ready: Callable[[RequestMaker, str], None],
-        deaf: bool = False,
-    ) -> None:
-        self._deaf = deaf
-        self._settings, self._keys, self._name = settings, keys, name
-        self._new_engine, self._log, self._ready = new_engine, log, ready
-        self.model: ServedModel
-        self.server: _Server
+    settings: ServeSettings
+    keys: tuple[bytes, ...]
+    new_engine: NewEngine
+    name: str
+    log: RequestLog
+    ready: Callable[[RequestMaker, str], None]
+    deaf: bool = False
+    model: ServedModel = field(init=False)
+    server: _Server = field(init=False)
 
     async def run(self, listening: socket.socket) -> None:
         """Answer on this socket until `end`, or a signal in the main thread; then drain."""
-        settings, metrics, loop = self._settings, ServerMetrics(), asyncio.get_running_loop()
-        sizes = (settings.max_queue, settings.request_timeout)
-        self.model = ServedModel(self._new_engine, loop, *sizes, metrics, self._log.problem)
-        created, isolated = int(time.time()), settings.isolate_keys
-        served = Served(self.model, self._name, metrics, self._log, created, isolated)
-        app = self._app(served)
+        metrics, loop = ServerMetrics(), asyncio.get_running_loop()
+        model = ServedModel(self.new_engine, loop, self.settings, metrics, self.log.problem)
+        self.model = model
+        created, isolated = int(time.time()), self.settings.isolate_keys
+        app: ASGIApp = new_app(Served(model, self.name, metrics, self.log, created, isolated))
+        app = Guard(app, self.keys, self.settings, self.log, metrics)
+        if origins := self.settings.allow_origin:
+            app = CORSMiddleware(app, origins, allow_methods=("GET", "POST"), allow_headers=("*",))
         config = uvicorn.Config(
             app,
             http=Connection,
@@ -178,12 +164,10 @@ class Service:
         )
         logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # what it says is said here
         self.server = _Server(config, self._drain)
-        if self._deaf:
-            with waiting_room(listening, self.model.absence()):
-                self.model.engine.start()
-                await self.model.changed.wait()
-        else:
-            self.model.engine.start()
+        with waiting_room(listening, model.absence()) if self.deaf else nullcontext():
+            model.engine.start()
+            if self.deaf:
+                await model.changed.wait()
         watching = asyncio.create_task(self._watch(_address(listening)))
         ending = asyncio.create_task(self._cut_off())
         try:
@@ -194,19 +178,11 @@ class Service:
             if not self.server.at_once:
                 await asyncio.to_thread(self.model.stop)
 
-    def _app(self, served: Served) -> ASGIApp:
-        settings, origins = self._settings, self._settings.allow_origin
-        guard = (self._keys, origins, settings.host, settings.max_body)
-        app: ASGIApp = Guard(new_app(served), *guard, self._log, served.metrics)
-        if origins:
-            app = CORSMiddleware(app, origins, allow_methods=("GET", "POST"), allow_headers=("*",))
-        return app
-
     async def _watch(self, address: str) -> None:
         """Say when the model is open; where it cannot be, or has lost its processes, end."""
         await self.model.changed.wait()
         if self.model.engine.state == "ready":
-            self._ready(self.model.engine.llm, address)
+            self.ready(self.model.engine.llm, address)
             while not isinstance(self.model.engine.failure, RankLost | ReplicasLost):
                 self.model.changed.clear()
                 await self.model.changed.wait()
@@ -231,7 +207,7 @@ class Service:
             self.model.draining, left = True, self.model.num_in_flight
             if left:
                 what = counted(left, "text")
-                self._log.note(f"ending when {what} have ended; a second signal stops at once")
+                self.log.note(f"ending when {what} have ended; a second signal stops at once")
         return self.model.engine.state == "loading"
 
     @property

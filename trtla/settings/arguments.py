@@ -5,7 +5,7 @@ Flags have the same: `Option.former` in `trtla.settings.fields`, and the command
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import fields, is_dataclass
 from functools import wraps
 from inspect import Signature, signature
@@ -19,25 +19,10 @@ S = TypeVar("S")
 T = TypeVar("T")
 Kind = TypeVar("Kind")
 
-_ELSEWHERE = {
-    "max_new_tokens": "max_output_len",
-    "max_length": "max_output_len",
-    "n_predict": "max_output_len",
-    "repeat_penalty": "repetition_penalty",
-    "tensor_parallel_size": "tp_size",
-    "max_num_seqs": "max_batch_size",
-    "num_threads": "threads",
-    "n_threads": "threads",
-    "tokenizer": "tokenizer_dir",
-}
-"""What other libraries call our arguments."""
-
 
 def named_arguments(*settings: type) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Have a function refuse a keyword argument that it has not with the one that was meant.
-
-    Args:
-        settings: classes whose settings may be taken for arguments of the function.
+    """Have a function refuse a keyword argument that it has not with the one that was meant, which
+    may be a setting of these classes.
     """
 
     def decorate(work: Callable[P, T]) -> Callable[P, T]:
@@ -57,11 +42,8 @@ def named_arguments(*settings: type) -> Callable[[Callable[P, T]], Callable[P, T
 
 
 def keywords_of(kind: type, *settings: type) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Give a function the fields of a dataclass as its keyword arguments, in place of `**name`.
-
-    Args:
-        settings: as in `named_arguments`, which comes with it.
-    """
+    """Give a function the fields of a dataclass as its keyword arguments, in place of `**name`;
+    `named_arguments` comes with it."""
 
     def decorate(work: Callable[P, T]) -> Callable[P, T]:
         own = [one for one in signature(work).parameters.values() if one.kind != one.VAR_KEYWORD]
@@ -87,10 +69,8 @@ def typed_as(
 def arguments_of(
     method: Callable[Concatenate[Any, P], object], *settings: type
 ) -> Callable[[Callable[..., T]], Callable[Concatenate[Any, P], T]]:
-    """Give a method the arguments of another one in place of `*args, **kwargs`.
-
-    Args:
-        settings: as in `named_arguments`, which comes with it.
+    """Give a method the arguments of another one in place of `*args, **kwargs`; `named_arguments`
+    comes with it.
     """
     return lambda own: _with_arguments(own, method, settings)
 
@@ -125,46 +105,32 @@ def named_settings(kind: type[Kind]) -> type[Kind]:
         for argument in kwargs:
             if argument not in order and argument not in others:
                 raise _unknown(kind.__name__, argument, (*order, *others), ())
+        given = dict(zip(order, args, strict=False)) | kwargs
         for other in others.keys() & kwargs.keys():
-            before = dict(zip(order, args, strict=False)) | kwargs
-            if _one(before, others[other], other):
-                kwargs[others[other]] = kwargs[other]
-            del kwargs[other]
+            name, value = others[other], kwargs.pop(other)
+            if name not in given:
+                kwargs[name] = value
+            elif given[name] != value:
+                both = f"{name} is {shown(given[name])} and {other} is {shown(value)}"
+                raise UsageError(f"{both}, and both are names of one setting", "give one of them")
         make(self, *args, **kwargs)
 
     kind.__init__ = checked  # type: ignore[assignment]
     return kind
 
 
-def _one(taken: Mapping[str, Any], name: str, other: str) -> bool:
-    """Whether a setting is given by its other name alone; raises `UsageError` where both differ."""
-    if name in taken and taken[name] != taken[other]:
-        raise UsageError(
-            f"{name} is {shown(taken[name])} and {other} is {shown(taken[other])}, and both are "
-            "names of one setting",
-            "give one of them",
-        )
-    return name not in taken
-
-
 def _unknown(where: str, word: str, known: Iterable[str], settings: Iterable[type]) -> UsageError:
     names = sorted({*known} - {"self"})
-    meant = _meant(word, names)
+    meant = closest(word, names)
     if meant:
         hint = f"did you mean {meant}? there are {', '.join(names)}"
     else:
-        found = ((kind.__name__, _meant(word, _names(kind))) for kind in settings)
+        found = ((kind.__name__, closest(word, _names(kind))) for kind in settings)
         other = next((f"it is a setting: {kind}({name}=...); " for kind, name in found if name), "")
         hint = f"{other}there are {', '.join(names)}"
     return UsageError(f"{where} has no argument {word}", hint)
 
 
-def _meant(word: str, names: Collection[str]) -> str | None:
-    same = _ELSEWHERE.get(word)
-    return same if same in names else closest(word, names)
-
-
 def _names(kind: type) -> list[str]:
-    """Of a class's settings, other names included."""
     options = declared(kind).values()
     return [one.name for one in options] + [o.option.former for o in options if o.option.former]

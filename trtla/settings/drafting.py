@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
+from itertools import product
 from typing import ClassVar, Literal, get_args
 
 from trtla.errors import UsageError, did_you_mean, trtllm_cannot
-from trtla.settings.fields import check, option, wrong
+from trtla.settings.fields import check, flag_name, option, wrong
 from trtla.settings.lookahead import LookaheadConfig
 
 NgramKind = Literal["basic", "onelevel"]
@@ -40,10 +41,10 @@ class DrafterSettings:
 
     drafter: tuple[str, ...] = option(
         ("lookahead",),
-        "What drafts. Several with commas between are sources of one tree: each proposes where "
-        "those before it have fewer than --gamma tokens. PATH is a small model with the same "
-        "tokenizer.",
-        metavar="|".join((*DRAFTERS, "draft:PATH")),
+        "What drafts: none, lookahead, ngram, prompt-lookup, or draft:PATH, a small model with the "
+        "same tokenizer. Several with commas between are sources of one tree: each proposes where "
+        "those before it have fewer than --gamma tokens.",
+        metavar="NAME,...",
         rule=_NAMES,
         commas=True,
     )
@@ -107,7 +108,11 @@ class DrafterSettings:
                 f"gamma_min {self.gamma_min} is above gamma_max {self.largest_gamma}",
                 "use --gamma-min at most --gamma-max (--gamma, where that is not given)",
             )
-        self._check_rejection()
+        if self.rejection and self.draft_model is not None and len(self.drafter) > 1:
+            raise UsageError(
+                f"rejection sampling verifies one drafter, and there are {self.name}",
+                "use --drafter draft:PATH alone, or omit --rejection",
+            )
 
     def _check_names(self) -> None:
         if not self.drafter:
@@ -121,22 +126,13 @@ class DrafterSettings:
             if name not in DRAFTERS and not name.startswith(DRAFT_PREFIX):
                 guess = did_you_mean(name, (*DRAFTERS, DRAFT_PREFIX))
                 raise UsageError(f"drafter {name!r} is not known", f"{guess}use {_NAMES}")
-        self._check_kinds([name.partition(":")[0] for name in self.drafter])
-
-    def _check_kinds(self, kinds: list[str]) -> None:
+        kinds = [name.partition(":")[0] for name in self.drafter]
         for kind in kinds:
             if kinds.count(kind) > 1:
                 raise UsageError(f"drafter {kind} is named twice", "name each drafter once")
         if "none" in kinds and len(kinds) > 1:
             raise UsageError(
                 "drafter none cannot be combined with others", "use none alone, or omit it"
-            )
-
-    def _check_rejection(self) -> None:
-        if self.rejection and self.draft_model is not None and len(self.drafter) > 1:
-            raise UsageError(
-                f"rejection sampling verifies one drafter, and there are {self.name}",
-                "use --drafter draft:PATH alone, or omit --rejection",
             )
 
     @property
@@ -156,10 +152,8 @@ class DrafterSettings:
 
     @property
     def draft_model(self) -> str | None:
-        for name in self.drafter:
-            if name.startswith(DRAFT_PREFIX):
-                return name[len(DRAFT_PREFIX) :]
-        return None
+        names = (name for name in self.drafter if name.startswith(DRAFT_PREFIX))
+        return next((name.removeprefix(DRAFT_PREFIX) for name in names), None)
 
     @property
     def uses_lookahead(self) -> bool:
@@ -187,29 +181,24 @@ def check_used(settings: Iterable[DrafterSettings]) -> None:
     every = list(settings)
     if any(one.draft_model is not None for one in every):
         return
-    for one in every:
-        for name in ("egag", "rejection"):
-            if getattr(one, name):
-                raise UsageError(
-                    f"{name} needs a draft model, and the drafter is {one.name}",
-                    f"use --drafter draft:PATH, or omit --{name}",
-                )
+    for one, name in product(every, ("egag", "rejection")):
+        if getattr(one, name):
+            raise UsageError(
+                f"{name} needs a draft model, and the drafter is {one.name}",
+                f"use --drafter draft:PATH, or omit --{name}",
+            )
 
 
 def check_draft_place(
     device: str | None, dtype: str | None, has_draft_model: bool, trtllm: str | None = None
 ) -> None:
-    """Refuse a device or a type of draft models where no draft model can use it.
-
-    Args:
-        device: draft_device, or None; likewise dtype.
-        has_draft_model: whether any request can be drafted for by one.
-        trtllm: the engine's name, if TensorRT-LLM runs it.
+    """Refuse a device or a type of draft models where no draft model can use it; `trtllm` is the
+    engine's name, if TensorRT-LLM runs it.
     """
     for name, value in (("draft_device", device), ("draft_dtype", dtype)):
         if value is None:
             continue
-        flag = f"--{name.replace('_', '-')}"
+        flag = flag_name(name)
         if trtllm is not None:
             raise trtllm_cannot(
                 trtllm,

@@ -17,11 +17,7 @@ _LEAST_SHARE = 5e-324  # the smallest number above 0
 
 @dataclass(frozen=True, slots=True)
 class TrtllmSettings:
-    """Settings of TensorRT-LLM's executor.
-
-    Raises:
-        UsageError: a value is out of its range.
-    """
+    """Settings of TensorRT-LLM's executor."""
 
     kv_cache_free_gpu_memory_fraction: float = option(
         0.9,
@@ -63,9 +59,6 @@ class ExecutorOptions:
     """What a model is opened with; each field is a keyword argument of `LLM` as well.
 
     What only one of the executors has is refused by the other when it differs from its default.
-
-    Raises:
-        UsageError: a value is of another type or out of its range.
     """
 
     device: str = option("auto", "Where to run; auto takes CUDA where it is.")
@@ -84,6 +77,12 @@ class ExecutorOptions:
     )
     """Of all models that this process has open: the number that was given last holds for all. None
     leaves it as it is."""
+    packed_cache_gb: float = option(
+        20.0,
+        "Most gigabytes of weights kept in the user's cache as CPUs read them, so that a model "
+        "opens faster the next time; 0 keeps none (torch engines).",
+        least=0.0,
+    )
     tp_size: int | None = option(
         None,
         "Processes that share the model out among them, each with its part of the weights: tensor "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from numbers import Integral, Real
@@ -80,19 +80,19 @@ class Declared:
 
     @property
     def is_texts(self) -> bool:
-        """Whether it is several texts."""
         return self.type is tuple
 
     @property
     def is_biases(self) -> bool:
-        """Whether it is a number for each of some token ids."""
         return self.type is dict
 
     def checked(self, value: Any) -> Any:
         """A value in the type that trtla works with; raises UsageError."""
         rule, least = self._rule, self.option.least
         if self.type is bool:
-            return _boolean(self.flag, value)
+            if not isinstance(value, bool):
+                raise wrong(self.flag, value, "true or false")
+            return value
         if self.type is int:
             most = _LARGEST if self.option.most is None else self.option.most
             return whole(self.flag, value, rule, least, most)
@@ -166,44 +166,44 @@ def check(settings: Any) -> None:
             object.__setattr__(settings, one.name, one.checked(value))
 
 
-def settings_from(kind: type[Kind], flags: Mapping[str, Any]) -> Kind:
-    """Settings from a command's flags; what the command has no flag for keeps its default."""
-    settings, groups = declared(kind), _groups(kind)
-    names = {one.name: one.name for one in fields(kind)}  # type: ignore[arg-type]
-    names |= {one.name: one.flag for one in settings.values()}
-    values = {name: flags[flag] for name, flag in names.items() if flag in flags}
-    for one in settings.values():
+def parsed(kind: type[Kind], flags: Mapping[str, Any]) -> Kind:
+    """A command's flags as a dataclass; a field that is a class of settings is made of theirs.
+
+    What there is no flag for keeps its default. A field of the dataclass itself comes before a
+    setting of the same flag. A flag that no field takes is a TypeError, as of any call.
+    """
+    if unread := sorted(flags.keys() - _flags(kind)):
+        raise TypeError(f"{kind.__name__} has no field for {', '.join(unread)}")
+    return _made(kind, flags)
+
+
+def _made(kind: type[Kind], flags: Mapping[str, Any]) -> Kind:
+    own, groups = _own_flags(kind), _groups(kind)
+    values = {name: flags[flag] for name, flag in own.items() if flag in flags}
+    for one in declared(kind).values():
         if one.choices and isinstance(values.get(one.name), str):  # flags have hyphens
             values[one.name] = values[one.name].replace("-", "_")
-    return kind(**values | {name: settings_from(part, flags) for name, part in groups.items()})
-
-
-def parsed(kind: type[Kind], flags: Mapping[str, Any]) -> Kind:
-    """A command's flags as a dataclass; a field that is a class of settings takes their flags.
-
-    A field of the dataclass itself comes before a setting of the same flag.
-    """
-    groups, own = _groups(kind), {one.name for one in fields(kind)}  # type: ignore[arg-type]
-    read = {flag for part in groups.values() for flag in _flags(part)}
-    values = {name: flags[name] for name in flags if name not in read or name in own - {*groups}}
-    left = {name: value for name, value in flags.items() if name not in values}
-    return kind(**values, **{name: settings_from(part, left) for name, part in groups.items()})
-
-
-def _flags(kind: Any) -> Iterator[str]:
-    """What `settings_from` reads, nested classes of settings included."""
-    settings = declared(kind)
-    yield from (one.name for one in fields(kind) if one.name not in settings)
-    yield from (one.flag for one in settings.values())
-    for part in _groups(kind).values():
-        yield from _flags(part)
+    left = {flag: value for flag, value in flags.items() if flag not in own.values()}
+    return kind(**values, **{name: _made(part, left) for name, part in groups.items()})
 
 
 def _groups(kind: Any) -> dict[str, Any]:
-    """The fields of a class that are classes of settings."""
+    """The fields that are classes of settings."""
     hints = get_type_hints(kind)
-    found = {one.name: hints[one.name] for one in fields(kind)}
-    return {name: hint for name, hint in found.items() if is_dataclass(hint) and declared(hint)}
+    parts = {one.name: hints[one.name] for one in fields(kind)}
+    return {name: part for name, part in parts.items() if is_dataclass(part) and declared(part)}
+
+
+def _own_flags(kind: Any) -> dict[str, str]:
+    """The flags of all other fields, by name."""
+    groups = _groups(kind)
+    names = {one.name: one.name for one in fields(kind) if one.name not in groups}
+    return names | {one.name: one.flag for one in declared(kind).values()}
+
+
+def _flags(kind: Any) -> set[str]:
+    """All that is read, nested classes of settings included."""
+    return {*_own_flags(kind).values()}.union(*map(_flags, _groups(kind).values()))
 
 
 _SHOWN = 60  # characters of a wrong value that an error repeats
@@ -221,10 +221,11 @@ def shown(value: object) -> str:
 
 def wrong(name: str, value: object, rule: str) -> UsageError:
     """The refusal of a value: NAME is VALUE, --NAME must be RULE."""
-    return UsageError(f"{name} is {shown(value)}", f"{_flag(name)} must be {rule}")
+    return UsageError(f"{name} is {shown(value)}", f"{flag_name(name)} must be {rule}")
 
 
-def _flag(name: str) -> str:
+def flag_name(name: str) -> str:
+    """A setting's flag: `--max-batch-size` for `max_batch_size`."""
     return "--" + name.replace("_", "-")
 
 
@@ -253,16 +254,10 @@ def real(
     raise wrong(name, value, rule)
 
 
-def _boolean(name: str, value: object) -> bool:
-    if not isinstance(value, bool):
-        raise wrong(name, value, "true or false")
-    return value
-
-
 def texts(name: str, value: object, rule: str) -> tuple[str, ...]:
     """Non-empty texts; a text alone stands for a list of one."""
     if value in ("", ("",), [""]):
-        raise UsageError(f"{name} is empty", f"{_flag(name)} must be {rule}")
+        raise UsageError(f"{name} is empty", f"{flag_name(name)} must be {rule}")
     items = (value,) if isinstance(value, str) else value
     if not isinstance(items, (tuple, list)):
         raise wrong(name, value, rule)
@@ -300,7 +295,7 @@ def _pairs(value: Any) -> Iterable[Any]:
 
 
 def check_text(text: str, name: str) -> None:
-    """Refuse what no file and no tokenizer can hold."""
+    """Refuse a text that is not Unicode, which no file and no tokenizer can hold."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -25,9 +25,6 @@ class LookaheadConfig:
 
     Legality is TensorRT-LLM's (executor/decodingConfig.cpp): W >= 1, N >= 1, G >= 0, and N == 1
     forces W == 1 and G == 0. (1,1,0) is plain autoregressive decoding.
-
-    Raises:
-        UsageError: the triple is not legal.
     """
 
     window_size: int
@@ -97,7 +94,6 @@ class LookaheadConfig:
         return all(a <= b for a, b in zip(self.as_tuple(), limit.as_tuple(), strict=True))
 
     def as_tuple(self) -> tuple[int, int, int]:
-        """(W, N, G), for formats that want the bare triple."""
         return (self.window_size, self.ngram_size, self.verification_set_size)
 
     def __str__(self) -> str:
@@ -160,12 +156,12 @@ def triples_for(max_draft_len: int) -> list[LookaheadConfig]:
         both, left = divmod(tokens, steps)
         if not left and (both + 1) // 2 <= _MAX_COMPONENT:
             found.append(LookaheadConfig((both + 1) // 2, steps + 1, both // 2))
-    return sorted(found, key=_usefulness)
 
+    def usefulness(triple: LookaheadConfig) -> tuple[bool, int, int]:
+        w, n, g = triple.as_tuple()
+        return (w != g, abs(n - w), n)
 
-def _usefulness(triple: LookaheadConfig) -> tuple[bool, int, int]:
-    w, n, g = triple.as_tuple()
-    return (w != g, abs(n - w), n)
+    return sorted(found, key=usefulness)
 
 
 def check_default(triple: LookaheadConfig, engine_max_draft_len: int, engine_name: str) -> None:

@@ -33,12 +33,7 @@ def is_conversation(prompt: object) -> TypeGuard[Messages]:
 
 
 def check_messages(messages: object, name: str) -> tuple[dict[str, str], ...]:
-    """The messages with their contents as texts; parts of a content are joined by newlines.
-
-    Args:
-        messages: anything.
-        name: what errors call the conversation.
-    """
+    """The messages with their contents as texts, parts joined by newlines; errors say `name`."""
     if isinstance(messages, (str, bytes)) or not isinstance(messages, Sequence):
         raise UsageError(f"{name}: messages is {shown(messages)}, not a list", _FORM)
     if not messages:
@@ -59,7 +54,9 @@ def _message(message: object, name: str) -> dict[str, str]:
             raise UsageError(f"{name} ({role}) has the unknown key {shown(key)}", "remove the key")
     if "content" not in message:
         raise UsageError(f"{name} ({role}) has no content", _FORM)
-    found = {"role": str(role), "content": _content(message["content"], role, f"{name} ({role})")}
+    content = message["content"]
+    text = "" if content is None and role == "assistant" else _text(content, f"{name} ({role})")
+    found = {"role": str(role), "content": text}
     speaker = message.get("name")
     if speaker is None:
         return found
@@ -69,20 +66,13 @@ def _message(message: object, name: str) -> dict[str, str]:
     return {**found, "name": speaker}
 
 
-def _content(content: object, role: object, name: str) -> str:
-    if content is None and role == "assistant":
-        return ""
-    text = _text(content, name)
-    check_text(text, name)
-    return text
-
-
 def _text(content: object, name: str) -> str:
-    if isinstance(content, str):
-        return content
     if isinstance(content, bytes) or not isinstance(content, Sequence):
         raise UsageError(f"{name} has the content {shown(content)}, which is not text", _FORM)
-    return "\n".join(_part(part, name) for part in content)
+    parts = [content] if isinstance(content, str) else [_part(part, name) for part in content]
+    text = "\n".join(parts)
+    check_text(text, name)
+    return text
 
 
 def _part(part: object, name: str) -> str:
@@ -108,11 +98,7 @@ def follow_up(prompt: str | Messages, answer: str, question: str | Messages) -> 
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """How texts are asked: as they are, or each as a user's message in the chat template.
-
-    Raises:
-        UsageError: there is a system message, and no template to put it into.
-    """
+    """How texts are asked: as they are, or each as a user's message in the chat template."""
 
     chat: bool | None = option(
         None,

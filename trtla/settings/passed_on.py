@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +21,6 @@ Kinds = Mapping[str, Kind]
 
 _ON, _OFF = ("true", "enable", "on", "yes", "1"), ("false", "disable", "off", "no", "0")
 _NOTHING = ("none", "null", "disable")
-_FP8 = ("fp8", "none")
-_GEMM = ("auto", "float16", "bfloat16", "float32", "fp8", "nvfp4", "none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +36,7 @@ class Group:
 
 
 def read(group: Group, pairs: Sequence[str], more: Callable[[], Kinds] = dict) -> dict[str, Any]:
-    """The values by their whole names.
-
-    Args:
-        more: names that the installed library has beside those known here; asked when needed.
-    """
+    """The values by their whole names; `more`: those that the library has beside these."""
     found: dict[str, Any] = {}
     for pair in pairs:
         key, mark, text = pair.partition("=")
@@ -101,21 +96,13 @@ def _value(flag: str, name: str, kind: Kind, text: str) -> Any:
     elif kind == "any":
         return _any(text)
     else:
-        number = _number(kind, text)
-        if number is not None:
-            return number
+        with suppress(ValueError):
+            if kind == "ints":
+                return [int(part) for part in text.split(",")]
+            return int(text) if kind == "int" else float(text)
     words = {"bool": "true or false", "int": "a whole number", "number": "a number"}
     must = words.get(kind, "whole numbers with commas between")
     raise UsageError(f"{flag} {name}={text} is not {must}", None)
-
-
-def _number(kind: str, text: str) -> Any:
-    try:
-        if kind == "ints":
-            return [int(part) for part in text.split(",")]
-        return int(text) if kind == "int" else float(text)
-    except ValueError:
-        return None
 
 
 def _any(text: str) -> Any:
@@ -125,44 +112,38 @@ def _any(text: str) -> Any:
         return text
 
 
+def _kinds(names: Mapping[Kind, str], prefix: str = "") -> dict[str, Kind]:
+    return {f"{prefix}{name}": kind for kind, listed in names.items() for name in listed.split()}
+
+
+_FLOATS = ("auto", "float16", "bfloat16", "float32")
 BUILD = Group(
     "--trtllm",
     "BuildConfig",
-    {
-        "opt_batch_size": "int",
-        "opt_num_tokens": "int",
-        "max_prompt_embedding_table_size": "int",
-        "max_encoder_input_len": "int",
-        "gather_generation_logits": "bool",
-        "strongly_typed": "bool",
-        "force_num_profiles": "int",
-        "profiling_verbosity": ("layer_names_only", "detailed", "none"),
-        "enable_debug_output": "bool",
-        "use_refit": "bool",
-        "weight_sparsity": "bool",
-        "weight_streaming": "bool",
-        "use_strip_plan": "bool",
-        "visualize_network": "text",
-        "monitor_memory": "bool",
-        "use_mrope": "bool",
-        "plugin_config.gemm_plugin": _GEMM,
-        "plugin_config.gemm_swiglu_plugin": _FP8,
-        "plugin_config.low_latency_gemm_plugin": _FP8,
-        "plugin_config.low_latency_gemm_swiglu_plugin": _FP8,
-        "plugin_config.gemm_allreduce_plugin": ("float16", "bfloat16", "none"),
-        "plugin_config.nccl_plugin": ("auto", "float16", "bfloat16", "float32", "none"),
-        "plugin_config.fp8_rowwise_gemm_plugin": ("auto", "float16", "bfloat16", "none"),
-        "plugin_config.context_fmha": "bool",
-        "plugin_config.use_paged_context_fmha": "bool",
-        "plugin_config.use_fp8_context_fmha": "bool",
-        "plugin_config.tokens_per_block": "int",
-        "plugin_config.norm_quant_fusion": "bool",
-        "plugin_config.reduce_fusion": "bool",
-        "plugin_config.user_buffer": "bool",
-        "plugin_config.multiple_profiles": "bool",
-        "plugin_config.manage_weights": "bool",
-        "plugin_config.use_fused_mlp": "bool",
-    },
+    _kinds(
+        {
+            "int": "opt_batch_size opt_num_tokens max_prompt_embedding_table_size "
+            "max_encoder_input_len force_num_profiles",
+            "bool": "gather_generation_logits strongly_typed enable_debug_output use_refit "
+            "weight_sparsity weight_streaming use_strip_plan monitor_memory use_mrope",
+            "text": "visualize_network",
+            ("layer_names_only", "detailed", "none"): "profiling_verbosity",
+        }
+    )
+    | _kinds(
+        {
+            "int": "tokens_per_block",
+            "bool": "context_fmha use_paged_context_fmha use_fp8_context_fmha norm_quant_fusion "
+            "reduce_fusion user_buffer multiple_profiles manage_weights use_fused_mlp",
+            (*_FLOATS, "fp8", "nvfp4", "none"): "gemm_plugin",
+            (*_FLOATS, "none"): "nccl_plugin",
+            ("auto", "float16", "bfloat16", "none"): "fp8_rowwise_gemm_plugin",
+            ("float16", "bfloat16", "none"): "gemm_allreduce_plugin",
+            ("fp8", "none"): "gemm_swiglu_plugin low_latency_gemm_plugin "
+            "low_latency_gemm_swiglu_plugin",
+        },
+        "plugin_config.",
+    ),
     {
         "max_batch_size": "use --max-batch-size",
         "max_input_len": "use --max-input-len",
@@ -186,46 +167,47 @@ BUILD = Group(
 )
 """Fields of BuildConfig and PluginConfig, releases 0.20 to 1.2."""
 
-_KNOBS, _CACHE = "extended_runtime_perf_knob_config", "kv_cache_config"
-_TUNING = "scheduler_config.dynamic_batch_config"
+_CACHE = "kv_cache_config"
 EXECUTOR = Group(
     "--trtllm-executor",
     "ExecutorConfig",
-    {
-        f"{_CACHE}.max_tokens": "int",
-        f"{_CACHE}.max_attention_window": "ints",
-        f"{_CACHE}.sink_token_length": "int",
-        f"{_CACHE}.host_cache_size": "int",
-        f"{_CACHE}.onboard_blocks": "bool",
-        f"{_CACHE}.secondary_offload_min_priority": "int",
-        f"{_CACHE}.event_buffer_max_size": "int",
-        f"{_CACHE}.enable_partial_reuse": "bool",
-        f"{_CACHE}.copy_on_partial_reuse": "bool",
-        f"{_CACHE}.use_uvm": "bool",
-        f"{_KNOBS}.multi_block_mode": "bool",
-        f"{_KNOBS}.enable_context_fmha_fp32_acc": "bool",
-        f"{_KNOBS}.cuda_graph_mode": "bool",
-        f"{_KNOBS}.cuda_graph_cache_size": "int",
-        "scheduler_config.context_chunking_policy": (
-            "EQUAL_PROGRESS",
-            "FIRST_COME_FIRST_SERVED",
-        ),
-        f"{_TUNING}.enable_batch_size_tuning": "bool",
-        f"{_TUNING}.enable_max_num_tokens_tuning": "bool",
-        f"{_TUNING}.dynamic_batch_moving_average_window": "int",
-        "parallel_config.device_ids": "ints",
-        "max_num_tokens": "int",
-        "max_queue_size": "int",
-        "gpu_weights_percent": "number",
-        "use_gpu_direct_storage": "bool",
-        "recv_poll_period_ms": "int",
-        "max_seq_idle_microseconds": "int",
-        "request_stats_max_iterations": "int",
-        "normalize_log_probs": "bool",
-        "gather_generation_logits": "bool",
-        "mm_embedding_offloading": "bool",
-        "enable_trt_overlap": "bool",
-    },
+    _kinds(
+        {
+            "int": "max_tokens sink_token_length host_cache_size secondary_offload_min_priority "
+            "event_buffer_max_size",
+            "ints": "max_attention_window",
+            "bool": "onboard_blocks enable_partial_reuse copy_on_partial_reuse use_uvm",
+        },
+        f"{_CACHE}.",
+    )
+    | _kinds(
+        {
+            "bool": "multi_block_mode enable_context_fmha_fp32_acc cuda_graph_mode",
+            "int": "cuda_graph_cache_size",
+        },
+        "extended_runtime_perf_knob_config.",
+    )
+    | _kinds(
+        {
+            "bool": "enable_batch_size_tuning enable_max_num_tokens_tuning",
+            "int": "dynamic_batch_moving_average_window",
+        },
+        "scheduler_config.dynamic_batch_config.",
+    )
+    | _kinds(
+        {
+            "int": "max_num_tokens max_queue_size recv_poll_period_ms max_seq_idle_microseconds "
+            "request_stats_max_iterations",
+            "ints": "parallel_config.device_ids",
+            "number": "gpu_weights_percent",
+            "bool": "use_gpu_direct_storage normalize_log_probs gather_generation_logits "
+            "mm_embedding_offloading enable_trt_overlap",
+            (
+                "EQUAL_PROGRESS",
+                "FIRST_COME_FIRST_SERVED",
+            ): "scheduler_config.context_chunking_policy",
+        }
+    ),
     {
         f"{_CACHE}.enable_block_reuse": "use --kv-cache-enable-block-reuse",
         f"{_CACHE}.free_gpu_memory_fraction": "use --kv-cache-free-gpu-memory-fraction",

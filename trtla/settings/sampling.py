@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from trtla.errors import UsageError, did_you_mean
 from trtla.settings.arguments import named_settings
@@ -27,8 +27,14 @@ VALUES = {
 EXAMPLES = ("greedy", "multinomial:0.8", "topk:0.8:40", "nucleus:0.8:0.9", "topknucleus:0.8:40:0.9")
 """Every processor with usual values, for completion."""
 
-Filters = tuple[float, int, float]
-"""(temperature, top_k, top_p)."""
+
+class Filters(NamedTuple):
+    """What is drawn from."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+
 
 _ALL = "greedy, multinomial[:T], topk:T:K, nucleus:T:P, topknucleus:T:K:P"
 
@@ -44,8 +50,8 @@ class Processor:
 
     @property
     def filters(self) -> Filters:
-        """(temperature, top_k, top_p)."""
-        return self.temperature, self.top_k, self.top_p
+        """Without the name."""
+        return Filters(self.temperature, self.top_k, self.top_p)
 
 
 def parse_processor(text: str) -> Processor:
@@ -59,19 +65,6 @@ def parse_processor(text: str) -> Processor:
         values = tuple(float(part) for part in parts)
     except ValueError:
         raise UsageError(f"processor {text} has a value that is no number", f"use {_ALL}") from None
-    return _processor(name, values, text)
-
-
-def filters_text(temperature: float, top_k: int, top_p: float) -> str:
-    """The filters that do something, such as `temperature 0.8, top-p 0.9`."""
-    parts = [f"temperature {temperature:g}"]
-    if temperature:
-        parts += [f"top-k {top_k}"] if top_k else []
-        parts += [f"top-p {top_p:g}"] if top_p < 1.0 else []
-    return ", ".join(parts)
-
-
-def _processor(name: str, values: tuple[float, ...], text: str) -> Processor:
     if name not in VALUES:
         raise UsageError(
             f"processor {text} is not known", f"{did_you_mean(name, VALUES)}use {_ALL}"
@@ -83,34 +76,33 @@ def _processor(name: str, values: tuple[float, ...], text: str) -> Processor:
             f"use {_ALL}",
         )
     named = dict(zip(wanted, values, strict=False))
-    top_k = float(named.get("top_k", 0.0))
+    top_k = named.get("top_k", 0.0)
     if not top_k.is_integer() or ("top_k" in named and top_k < 1):
         raise UsageError(f"processor {text} has top_k {top_k:g}", "top_k must be 1, 2, 3, ...")
-    found = Processor(
-        name, float(named.get("temperature", 1.0)), int(top_k), float(named.get("top_p", 1.0))
-    )
-    _check_ranges(found, text)
-    return Processor(name, 0.0, 0, 1.0) if name == "greedy" else found
-
-
-def _check_ranges(found: Processor, text: str) -> None:
+    filters = named.get("temperature", 1.0), int(top_k), named.get("top_p", 1.0)
     try:
-        SamplingParams(temperature=found.temperature, top_k=found.top_k, top_p=found.top_p)
+        SamplingParams(temperature=filters[0], top_k=filters[1], top_p=filters[2])
     except UsageError as error:
-        raise UsageError(
-            f"processor {text}: {error.message}", (error.hint or "").lstrip("-")
-        ) from None
+        hint = (error.hint or "").lstrip("-")
+        raise UsageError(f"processor {text}: {error.message}", hint) from None
+    return Processor(name, *((0.0, 0, 1.0) if name == "greedy" else filters))
 
 
-_MOST_TOP_K = 2**31 - 1
-"""No vocabulary is larger, and executors take C ints."""
+def filters_text(temperature: float, top_k: int, top_p: float) -> str:
+    """The filters that do something, such as `temperature 0.8, top-p 0.9`."""
+    parts = [f"temperature {temperature:g}"]
+    if temperature:
+        parts += [f"top-k {top_k}"] if top_k else []
+        parts += [f"top-p {top_p:g}"] if top_p < 1.0 else []
+    return ", ".join(parts)
+
+
+_MOST_TOP_K = 2**31 - 1  # no vocabulary is larger, and executors take C ints
 _LEAST_TOP_P = 5e-324  # the smallest number above 0
-_MOST_TIME_MS = 2**53
-"""Exact as a float, and some 285 000 years."""
+_MOST_TIME_MS = 2**53  # exact as a float, and some 285 000 years
 
 DrawSettings = tuple[float, int, float, float]
 """(temperature, top_k, top_p, min_p)."""
-
 
 _SEEDS = 2**63
 _MOST_CHOICES = 2**16
@@ -239,7 +231,6 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """True when every token is the argmax."""
         return self.temperature == 0.0 or self.top_k == 1
 
 
@@ -249,23 +240,10 @@ _USUAL = SamplingParams()
 _LARGEST_PENALTY = 20  # far above any useful one; keeps penalties of long texts finite
 
 
-class Scored(Protocol):
-    """New tokens, and the sum of their log probabilities."""
-
-    @property
-    def tokens(self) -> Sequence[int]: ...
-    @property
-    def log_prob(self) -> float: ...
-
-
 @named_settings
 @dataclass(frozen=True, slots=True)
 class BeamSettings:
-    """How beams are expanded and compared.
-
-    Raises:
-        UsageError: a value is out of its range.
-    """
+    """How beams are expanded and compared."""
 
     num_beams: int = option(
         4,
@@ -290,6 +268,6 @@ class BeamSettings:
         offset = self.length_penalty_offset
         return float(((offset + length) / (offset + 1.0)) ** self.length_penalty)
 
-    def score(self, beam: Scored) -> float:
-        """What hypotheses are ordered by, the largest first."""
-        return beam.log_prob / self.penalty(len(beam.tokens))
+    def score(self, log_prob: float, length: int) -> float:
+        """What texts of `length` new tokens are ordered by, the largest first."""
+        return log_prob / self.penalty(length)

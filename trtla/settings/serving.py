@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from trtla.errors import UsageError
-from trtla.settings.fields import check, option
+from trtla.settings.fields import check, flag_name, option
 
 _ORIGIN = re.compile(r"https?://[^/\s]+")
 _MOST_SECONDS = 10_000_000
@@ -15,11 +15,7 @@ _MOST_BYTES = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class ServeSettings:
-    """What `trtla serve` is started with beside a model.
-
-    Raises:
-        UsageError: a value is out of its range.
-    """
+    """What `trtla serve` is started with beside a model."""
 
     host: str = option(
         "127.0.0.1", "Address to listen on; 0.0.0.0 is every one of this machine: give a key then."
@@ -78,11 +74,7 @@ _MOST = 1000
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSettings:
-    """What a command is given with `--ray`.
-
-    Raises:
-        UsageError: a value is out of its range, or does not fit the others.
-    """
+    """What a command is given with `--ray`."""
 
     ray: bool = option(False, "Run the model in replicas, processes of their own, with Ray.")
     replicas: int | None = option(
@@ -105,26 +97,20 @@ class ReplicaSettings:
         check(self)
         for name in ("replicas", "autoscale", "ray_address"):
             if getattr(self, name) is not None and not self.ray:
-                raise UsageError(f"--{name.replace('_', '-')} is for --ray", "add --ray")
+                raise UsageError(f"{flag_name(name)} is for --ray", "add --ray")
         if self.replicas is not None and self.autoscale is not None:
             raise UsageError("--replicas and --autoscale exclude each other", "give one of them")
-        least, most = self.range
-        if least > most:
-            raise self._no_range()
+        _ = self.range  # which refuses what is none
 
     @property
     def range(self) -> tuple[int, int]:
-        """Fewest and most replicas."""
         if self.autoscale is None:
             number = self.replicas or _USUAL
             return number, number
         found = _RANGE.fullmatch(self.autoscale)
-        if found is None:
-            raise self._no_range()
+        if found is None or int(found[1]) > int(found[2]):
+            raise UsageError(
+                f"autoscale is {self.autoscale!r}",
+                '--autoscale must be MIN:MAX, such as 1:4, and in quotes in YAML: "1:4"',
+            )
         return int(found[1]), int(found[2])
-
-    def _no_range(self) -> UsageError:
-        return UsageError(
-            f"autoscale is {self.autoscale!r}",
-            '--autoscale must be MIN:MAX, such as 1:4, and in quotes in YAML: "1:4"',
-        )

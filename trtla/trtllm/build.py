@@ -17,10 +17,10 @@ import torch
 
 from trtla.console import counted
 from trtla.errors import TrtlaError, UsageError
-from trtla.files import json_text, read_json, validate, write_json, write_whole
+from trtla.files import json_text, write_json, write_whole
 from trtla.formats.atomic import os_failure
-from trtla.formats.compiled import check_compiled, some_triples, unknown_triple
-from trtla.formats.config import BuildConfig, CheckpointConfig, EngineConfig, EngineManifest
+from trtla.formats.checkpoint import Progress, write_ranks
+from trtla.formats.config import BuildConfig, CheckpointConfig, EngineManifest
 from trtla.formats.engine import (
     MANIFEST,
     Engine,
@@ -29,15 +29,20 @@ from trtla.formats.engine import (
     open_engine,
     read_engine,
 )
-from trtla.formats.engine_limits import BuildSettings
+from trtla.formats.engine_limits import BuildSettings, check_compiled, some_triples, unknown_triple
 from trtla.formats.folder import copy_side_files, tokenizer_dir
 from trtla.formats.source import EngineBuild, config_json
-from trtla.formats.writer import Progress, write_ranks
 from trtla.settings.lookahead import LookaheadConfig
-from trtla.settings.passed_on import BUILD, read
-from trtla.trtllm.library import installed_version, require_backend
-from trtla.trtllm.passed_on import build_kinds, check_extra
-from trtla.trtllm.ranks import TIMING_CACHE, RankBuild, build_ranks
+from trtla.settings.passed_on import BUILD, Kinds, read
+from trtla.trtllm.library import (
+    installed,
+    installed_version,
+    load,
+    plain_fields,
+    put,
+    require_backend,
+)
+from trtla.trtllm.ranks import PLUGINS, TIMING_CACHE, RankBuild, build_ranks
 from trtla.trtllm.rules import gpu_capability, show
 from trtla.version import __version__
 
@@ -51,7 +56,6 @@ _PLANNED = (
     "speculative_decoding_mode",
     "gather_context_logits",
 )
-_PIECE = 2**22
 
 
 def asked_of_builder(settings: BuildSettings, backend: str) -> dict[str, Any]:
@@ -63,7 +67,7 @@ def asked_of_builder(settings: BuildSettings, backend: str) -> dict[str, Any]:
             f"{flags} is for TensorRT-LLM, and the backend is {backend}",
             f"omit {flags}, or use --backend tensorrt-llm",
         )
-    return read(BUILD, settings.trtllm, build_kinds)
+    return read(BUILD, settings.trtllm, _build_kinds)
 
 
 def check_machine(workers: int, extra: Mapping[str, Any]) -> None:
@@ -79,7 +83,7 @@ def check_machine(workers: int, extra: Mapping[str, Any]) -> None:
             f"workers {workers} are more than the {counted(gpus, 'GPU')} here",
             f"use --workers {gpus}: every worker has a GPU of its own",
         )
-    check_extra(extra)
+    _check_extra(extra)
 
 
 def write_compiled(
@@ -89,21 +93,17 @@ def write_compiled(
     config = build.source.config
     ranks = config.mapping.world_size
     with _checkpoint(build, folder, progress) as checkpoint:
-        extra, cache = build.trtllm, build.timing_cache
-        ours = RankBuild(checkpoint, folder, build.limits, config.dtype, extra, cache)
-        build_ranks(ours, ranks, workers)
+        asked = build.trtllm, build.settings.timing_cache
+        build_ranks(
+            RankBuild(checkpoint, folder, build.limits, config.dtype, *asked), ranks, workers
+        )
         sha256 = folder_digest(checkpoint, ranks, "safetensors")
     (folder / TIMING_CACHE).unlink(missing_ok=True)
     check_written(folder, build.limits, config, build.trtllm)
     copy_side_files(build.source.folder, folder)
     capability = gpu_capability()
-    manifest = new_manifest(
-        "tensorrt-llm",
-        build,
-        sha256,
-        tensorrt_llm_version=installed_version(),
-        compute_capability=show(capability) if capability else None,
-    )
+    machine = installed_version(), show(capability) if capability else None
+    manifest = new_manifest("tensorrt-llm", build, sha256, *machine)
     write_json(folder / MANIFEST, manifest.model_dump(mode="json"))
 
 
@@ -128,7 +128,7 @@ def folder_digest(folder: Path, ranks: int, suffix: str) -> str:
     digest = hashlib.sha256()
     for name in ("config.json", *(f"rank{rank}.{suffix}" for rank in range(ranks))):
         with (folder / name).open("rb") as file:
-            while piece := file.read(_PIECE):
+            while piece := file.read(2**22):
                 digest.update(piece)
     return digest.hexdigest()
 
@@ -140,8 +140,7 @@ def check_written(
     extra: Mapping[str, Any] | None = None,
 ) -> None:
     """Compare what TensorRT-LLM wrote with what was planned, but for what it was asked."""
-    path = folder / "config.json"
-    written = validate(EngineConfig, read_json(path), str(path)).build_config
+    written = read_engine(folder, manifest=False).config.build_config
     wanted = {name: getattr(planned, name) for name in _PLANNED}
     found = {name: getattr(written, name) for name in _PLANNED}
     wanted["kv_cache_type"], found["kv_cache_type"] = "PAGED", str(written.kv_cache_type).upper()
@@ -157,8 +156,9 @@ def check_written(
             )
     for rank in range(config.mapping.world_size):
         if not (folder / f"rank{rank}.engine").is_file():
-            message = f"TensorRT-LLM wrote no rank{rank}.engine"
-            raise TrtlaError(message, "its log above may say why")
+            raise TrtlaError(
+                f"TensorRT-LLM wrote no rank{rank}.engine", "its log above may say why"
+            )
 
 
 def adopt_engine(
@@ -188,7 +188,18 @@ def adopt_engine(
         )
     if tokenizer is not None and tokenizer_dir(Path(tokenizer)) is None:
         raise UsageError(f"{tokenizer} has no tokenizer files", "give the folder of the model")
-    manifest = _manifest(engine, triple, dict(sources or {}))
+    config, ranks = engine.config, engine.config.pretrained_config.mapping.world_size
+    manifest = EngineManifest(
+        backend="tensorrt-llm",
+        lookahead=triple.as_tuple(),
+        dtype=config.pretrained_config.dtype,
+        trtla_version=__version__,
+        torch_version=torch.__version__,
+        tensorrt_llm_version=config.version,
+        source="trtllm-build",
+        source_sha256=folder_digest(folder, ranks, "engine"),
+        settings=sources or {},
+    )
     try:
         if tokenizer is not None:
             copy_side_files(Path(tokenizer), folder)
@@ -216,16 +227,22 @@ def _foreign_engine(folder: Path, force: bool) -> Engine:
     return engine
 
 
-def _manifest(engine: Engine, triple: LookaheadConfig, settings: dict[str, str]) -> EngineManifest:
-    ranks = engine.config.pretrained_config.mapping.world_size
-    return EngineManifest(
-        backend="tensorrt-llm",
-        lookahead=triple.as_tuple(),
-        dtype=engine.config.pretrained_config.dtype,
-        trtla_version=__version__,
-        torch_version=torch.__version__,
-        tensorrt_llm_version=engine.config.version,
-        source="trtllm-build",
-        source_sha256=folder_digest(engine.path, ranks, "engine"),
-        settings=settings,
-    )
+def _build_kinds() -> Kinds:
+    """Fields of BuildConfig and PluginConfig; nothing where there is no library."""
+    if not installed():
+        return {}
+    config, plugins = load("builder").BuildConfig(), load("plugin").PluginConfig()
+    return {**dict(plain_fields(config)), **dict(plain_fields(plugins, PLUGINS))}
+
+
+def _check_extra(extra: Mapping[str, Any]) -> None:
+    """Whether this release's builder has what it is asked.
+
+    A pydantic BuildConfig would drop what it does not know in silence.
+    """
+    if not extra:
+        return
+    config, plugins = load("builder").BuildConfig(), load("plugin").PluginConfig()
+    for name, value in extra.items():
+        inside = name.startswith(PLUGINS)
+        put(plugins if inside else config, name.removeprefix(PLUGINS), value, name, BUILD.flag)

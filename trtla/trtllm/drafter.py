@@ -22,7 +22,7 @@ from typing import Any
 from trtla.errors import TrtlaError, UsageError, sentence
 from trtla.runtime.costs import NodePrices
 from trtla.runtime.draft import Draft, alike
-from trtla.runtime.models.cpu.compiler import NotCompiled
+from trtla.runtime.models.cpu.native_code import NotCompiled
 from trtla.runtime.tree.library import Planner, SharedTrees, Tree
 from trtla.settings.sampling import SamplingParams
 from trtla.trtllm.library import HOW_TO_INSTALL, installed_version, load

@@ -11,6 +11,7 @@ cancelled here. After an interrupt the state is rebuilt from each request's reco
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections import deque
@@ -20,18 +21,118 @@ from functools import partial
 from itertools import chain, islice
 from typing import Any
 
-from trtla.errors import TrtlaError, first_line
+from trtla.errors import TrtlaError, first_line, sentence
 from trtla.runtime.executor import Executor, RequestRecord
 from trtla.runtime.limits import ExecutorLimits
-from trtla.runtime.request import FinishReason, Output, Request
-from trtla.runtime.stats import ExecutorStats
+from trtla.runtime.request import FinishReason, Output, Request, committed_prefix
+from trtla.runtime.stats import ExecutorStats, RequestStats
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
 from trtla.settings.sampling import SamplingParams
-from trtla.trtllm.answer import TrtllmAnswer
-from trtla.trtllm.passed_on import lookahead_config
 
 _WAIT = timedelta(milliseconds=100)
 """Longest time inside the library at a stretch: Ctrl-C is only seen between the calls."""
+_ALL_ENDED = "Encountered an error in forward"
+
+
+class TrtllmAnswer:
+    """A request in flight: its recorded outputs, and what its responses mean.
+
+    `theirs` is the C++ executor's id of it, `end_id` the end token that that one was given.
+    """
+
+    def __init__(
+        self, request: Request, theirs: int, lookahead: LookaheadConfig, end_id: int | None
+    ) -> None:
+        self.request, self.theirs, self._end_id = request, theirs, end_id
+        allotted = request.sampling.allotted_time_ms
+        self.deadline = math.inf if allotted is None else time.monotonic() + allotted / 1000
+        """C++ would not count the time in its queue (llmRequest.h)."""
+        self.record: list[tuple[Output, Any]] = []
+        """Outputs, each with the response that it comes from; None: it was ended here. An output is
+        committed by the one `append` to it: tokens and counters can be rebuilt from the record."""
+        self.output_ids: list[int] = []
+        self.stats = RequestStats(lookahead, fed=None, drafted=None)
+        self._was_interrupted = False
+
+    @property
+    def has_ended(self) -> bool:
+        return bool(self.record) and self.record[-1][0].finish_reason is not None
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether it has ended here and not there."""
+        if not self.has_ended:
+            return False
+        response = self.record[-1][1]
+        return response is None or not (response.has_error() or response.result.is_final)
+
+    def read(self, response: Any) -> Output:
+        """What a response brings; nothing is changed. The output may end before it ends there.
+
+        What the request's own stop check raises ends it as `failed`.
+        """
+        if response.has_error():
+            return self.ending("failed", _failure(self.request, response.error_msg))
+        try:
+            return self._output(response.result)
+        except Exception as cause:
+            hint = "the other requests go on; decode this one without stop strings"
+            error = TrtlaError(f"{self.request.label} failed: {sentence(cause)}", hint)
+            error.__cause__ = cause
+            return self.ending("failed", error)
+
+    def _output(self, result: Any) -> Output:
+        ended = _finish_reason(result)
+        tokens = list(result.output_token_ids[0])
+        if ended == "end_id" and self._end_id is not None and tokens[-1:] != [self._end_id]:
+            tokens.append(self._end_id)  # C++ drops the end token, outputs here have it
+        start = len(self.output_ids)
+        count, reason = committed_prefix(self.request, self.output_ids, tokens)
+        reason, error = reason or ended, None
+        if reason == "length" and start + count < self.request.sampling.max_output_len:
+            reason, error = "failed", self._shortened(start + count)
+        output = (self.request.request_id, tuple(tokens[:count]), reason, self.stats, (), error)
+        # Iterations whose tokens were cut off make no earlier token a drawn one.
+        accepted = max(0, start + count - result.decoding_iter - self.stats.accepted)
+        return Output(*output, start=start, accepted=accepted if count else 0)
+
+    def ending(self, reason: FinishReason, error: TrtlaError | None = None) -> Output:
+        last = self.record[-1][0] if self.record else None
+        start = last.start + len(last.new_tokens) if last else 0
+        return Output(self.request.request_id, (), reason, self.stats, error=error, start=start)
+
+    def commit(self, output: Output, response: Any) -> None:
+        self.record.append((output, response))
+        self._count(output, response)
+
+    def _count(self, output: Output, response: Any) -> None:
+        """`decoding_iter` includes the prefill, as in TensorRT-LLM's own average."""
+        if output.new_tokens:
+            self.output_ids += output.new_tokens
+            self.stats.step_lengths.append(len(output.new_tokens))
+            self.stats.steps = response.result.decoding_iter - 1
+            self.stats.accepted += output.accepted
+
+    def rewind(self) -> None:
+        self._was_interrupted = True
+        self.output_ids = []
+        self.stats.step_lengths.clear()
+        self.stats.steps = self.stats.accepted = 0
+        for output, response in self.record:
+            self._count(output, response)
+
+    def _shortened(self, count: int) -> TrtlaError:
+        """The error on releases before 1.0; later ones fail at their start instead."""
+        label, length = self.request.label, self.request.sampling.max_output_len
+        if self._was_interrupted:
+            text = f"{label} has {count} of {length} tokens, and was interrupted meanwhile"
+            return TrtlaError(f"{text}: the others may be lost", "ask again")
+        return TrtlaError(
+            f"{label} was ended by TensorRT-LLM after {count} of {length} tokens: its K/V "
+            "cache has no room for max_seq_len",
+            "free GPU memory, raise --kv-cache-free-gpu-memory-fraction, or rebuild with a smaller "
+            "--max-seq-len",
+        )
 
 
 class TrtllmExecutor(Executor):
@@ -59,12 +160,13 @@ class TrtllmExecutor(Executor):
             self._read_iterations()
         return replace(self._stats, **self._record.counts()._asdict())
 
-    def submit(self, request: Request) -> None:
-        """Check a request completely, then queue it; raises `UsageError` when it does not fit."""
-        self._check(request)
+    def enqueue(self, request: Request) -> None:
+        self._check_open()
         self._record.check_id(request)
         lookahead = effective_lookahead(request, self._limits.lookahead)
-        end_id = _end_id(request.end_ids, self._limits.vocab_size)
+        # Chat models list the token that ends a turn after the one that ends a text. C++ takes one;
+        # the others are found in what it streams.
+        end_id = max((i for i in request.end_ids if i < self._limits.vocab_size), default=None)
         try:
             theirs = self._executor.enqueue_request(self._translate(request, lookahead, end_id))
         except RuntimeError as error:
@@ -77,7 +179,7 @@ class TrtllmExecutor(Executor):
         self._running[theirs] = answer
 
     def _translate(self, request: Request, lookahead: LookaheadConfig, end_id: int | None) -> Any:
-        """The request in the library's terms; names that all releases from 0.20 to 1.2 have."""
+        """In the library's terms; names that all releases from 0.20 to 1.2 have."""
         arguments: dict[str, Any] = {
             "streaming": True,
             "sampling_config": self._sampling_config(request.sampling),
@@ -85,11 +187,13 @@ class TrtllmExecutor(Executor):
         }
         if end_id is not None:
             arguments["end_id"] = end_id
-        salt = _salt(request)
-        if salt is not None and has_salt(self._bindings):
-            arguments["cache_salt_id"] = salt
+        if has_salt(self._bindings):
+            # Blocks are shared by requests of one salt: a private one has its own.
+            salt = 2**63 + secrets.randbits(63) if request.private else -request.space
+            arguments |= {"cache_salt_id": salt} if salt else {}
         if lookahead != self._limits.lookahead and self._limits.lookahead.max_draft_len:
-            arguments["lookahead_config"] = lookahead_config(self._bindings, lookahead)
+            triple = self._bindings.LookaheadDecodingConfig(*lookahead.as_tuple())
+            arguments["lookahead_config"] = triple
         length = request.sampling.max_output_len
         return self._bindings.Request(list(request.input_ids), length, **arguments)
 
@@ -122,7 +226,6 @@ class TrtllmExecutor(Executor):
         return self._record.report()
 
     def _recover(self) -> None:
-        """Rebuild everything from the records, and report all outputs again."""
         answers = self._record.requests.values()
         for answer in answers:
             answer.rewind()
@@ -151,7 +254,7 @@ class TrtllmExecutor(Executor):
     def _end_late_ones(self) -> None:
         now = time.monotonic()
         for answer in [a for a in self._running.values() if a.deadline <= now]:
-            self._end(answer, "timed_out")
+            self._add(answer, answer.ending("timed_out"))
 
     def _take(self) -> None:
         """Record what has arrived; a response is dropped when its output is recorded."""
@@ -160,7 +263,7 @@ class TrtllmExecutor(Executor):
             response = self._arrived[0]
             answer = self._running.get(response.request_id)
             # None: ended here already, cancelled or cut at a stop string
-            if answer is not None and not answer.has_recorded(response):
+            if answer is not None and not (answer.record and answer.record[-1][1] is response):
                 self._add(answer, answer.read(response), response)
             self._arrived.popleft()
 
@@ -179,33 +282,26 @@ class TrtllmExecutor(Executor):
         answer = self._record.requests.get(request_id)
         if answer is not None and not answer.has_ended:
             before, self._record.unfinished = self._record.unfinished, True
-            self._end(answer, "cancelled")
+            self._add(answer, answer.ending("cancelled"))
             self._record.unfinished = before
-
-    def _end(self, answer: TrtllmAnswer, reason: FinishReason) -> None:
-        self._add(answer, answer.ending(reason))
 
     def _read_iterations(self) -> None:
         """Drain the iteration statistics; the library keeps the last 1000 only.
 
-        One record more, with nothing scheduled, comes whenever the executor runs empty. Latencies
-        are of no use: they come a step late, and include the time that the executor was idle.
+        One record more, with nothing scheduled, comes whenever the executor runs empty: it counts
+        for what runs and waits. Latencies are of no use: they come a step late, and include the
+        time that the executor was idle.
         """
         for iteration in self._executor.get_latest_iteration_stats():
-            self._read_load(iteration)
+            self._stats.running = iteration.num_active_requests
+            self._stats.waiting = iteration.num_queued_requests
+            cache = iteration.kv_cache_stats
+            if cache is not None and cache.max_num_blocks > 0:
+                self._stats.kv_cache_usage = cache.used_num_blocks / cache.max_num_blocks
             if not iteration.inflight_batching_stats.num_scheduled_requests:
                 continue
             self._stats.steps += 1
-            running = iteration.num_active_requests
-            self._stats.max_in_flight = max(self._stats.max_in_flight, running)
-
-    def _read_load(self, iteration: Any) -> None:
-        """What runs and waits after a pass; all records count, the one without work too."""
-        self._stats.running = iteration.num_active_requests
-        self._stats.waiting = iteration.num_queued_requests
-        cache = iteration.kv_cache_stats
-        if cache is not None and cache.max_num_blocks > 0:
-            self._stats.kv_cache_usage = cache.used_num_blocks / cache.max_num_blocks
+            self._stats.max_in_flight = max(self._stats.max_in_flight, self._stats.running)
 
     def _release(self) -> None:
         """Destroy the C++ executor; in a serving rank this returns when the leader has closed.
@@ -234,7 +330,7 @@ def effective_lookahead(request: Request, default: LookaheadConfig) -> Lookahead
     longest = len(request.input_ids) + 1
     if triple.ngram_size <= longest:
         return triple
-    return LookaheadConfig(triple.window_size, longest, triple.verification_set_size)
+    return replace(triple, ngram_size=longest)
 
 
 def has_salt(bindings: Any) -> bool:
@@ -242,16 +338,17 @@ def has_salt(bindings: Any) -> bool:
     return "cache_salt_id" in dir(bindings.Request)
 
 
-def _salt(request: Request) -> int | None:
-    """Blocks are shared by requests of one salt: a private one has its own."""
-    if request.private:
-        return 2**63 + secrets.randbits(63)
-    return -request.space or None
+def _finish_reason(result: Any) -> FinishReason | None:
+    if not result.is_final:
+        return None
+    name = result.finish_reasons[0].name.lower() if result.finish_reasons else "not_finished"
+    reasons: tuple[FinishReason, ...] = ("end_id", "stop_words", "length")
+    return next((reason for reason in reasons if reason == name), "cancelled")
 
 
-def _end_id(end_ids: frozenset[int], vocab_size: int) -> int | None:
-    """The one end id the C++ executor is given; the others are found in what it streams.
-
-    The largest: chat models list the token that ends a turn after the one that ends a text.
-    """
-    return max((i for i in end_ids if i < vocab_size), default=None)
+def _failure(request: Request, message: str) -> TrtlaError:
+    first = first_line(message)
+    hint = "the other requests go on; correct this one"
+    if first.startswith(_ALL_ENDED):
+        hint = "TensorRT-LLM ended all active requests with it; run trtla doctor, report the text"
+    return TrtlaError(f"{request.label} failed in TensorRT-LLM: {first}", hint)

@@ -14,13 +14,14 @@ import os
 import shutil
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from trtla.errors import TrtlaError, sentence
+from trtla.errors import TrtlaError, UsageError, did_you_mean, first_line, sentence
+from trtla.settings.passed_on import Kind
 
 PACKAGE = "tensorrt_llm"
 _OLDEST, _REMOVED_IN = (0, 20), (1, 3)
@@ -34,6 +35,7 @@ REMOVED = (
 
 HOW_TO_INSTALL = "how to install it: docs/install.md, With TensorRT-LLM"
 
+_KINDS: dict[type, Kind] = {bool: "bool", int: "int", float: "number", str: "text"}
 PROGRAM = "the program trtllm-build"
 
 
@@ -97,9 +99,11 @@ def probe() -> Library:
 
 
 def _parts() -> Iterator[tuple[str, bool]]:
-    """Every part that trtla asks for, and whether it is there."""
     load()
-    yield "the module tensorrt_llm.builder", _has_module("builder")
+    try:
+        load("builder")
+    except ImportError:
+        yield "the module tensorrt_llm.builder", False
     executor = load("bindings.executor")
     path = f"{PACKAGE}.bindings.executor"
     for name in ("Executor", "LookaheadDecodingConfig"):
@@ -109,14 +113,6 @@ def _parts() -> Iterator[tuple[str, bool]]:
     yield PROGRAM, found is not None
     request = getattr(executor, "Request", None)
     yield f"lookahead_config of {path}.Request", "lookahead_config" in dir(request)
-
-
-def _has_module(name: str) -> bool:
-    try:
-        load(name)
-    except ImportError:
-        return False
-    return True
 
 
 def load(name: str = "") -> ModuleType:
@@ -197,3 +193,42 @@ def world_size() -> int:
 def _first(names: tuple[str, ...], default: int) -> int:
     values = (os.environ.get(name, "") for name in names)
     return next((int(value) for value in values if value.isdigit()), default)
+
+
+def put(config: Any, name: str, value: Any, whole: str, flag: str) -> None:
+    """Set a field of the library's object."""
+    if not hasattr(config, name):
+        raise UsageError(
+            f"{flag} {whole}: TensorRT-LLM {installed_version()} has no such setting in "
+            f"{type(config).__name__}",
+            did_you_mean(name, _names(config)).strip() or None,
+        )
+    try:
+        setattr(config, name, value)
+    except (TypeError, ValueError, RuntimeError, AssertionError, AttributeError) as error:
+        raise refused(flag, {whole: value}, error) from error
+
+
+def refused(flag: str, arguments: dict[str, Any], error: Exception) -> UsageError:
+    """The library's own words for a setting that it does not take."""
+    shown = " ".join(f"{name}={value}" for name, value in arguments.items())
+    return UsageError(f"{flag} {shown}: TensorRT-LLM refuses it: {first_line(error)}", None)
+
+
+def plain_fields(config: Any, prefix: str = "") -> Iterator[tuple[str, Kind]]:
+    """Names whose default says their type; None may become anything."""
+    for name in _names(config):
+        value = getattr(config, name, ())
+        kind = "any" if value is None else _KINDS.get(type(value))
+        if kind is not None:
+            yield prefix + name, kind
+
+
+def _names(config: Any) -> Iterable[str]:
+    """Of a pydantic model, a dataclass, or a class that C++ binds."""
+    fields = getattr(type(config), "model_fields", None)
+    fields = fields or getattr(config, "__dataclass_fields__", None)
+    if fields is None and hasattr(config, "to_dict"):
+        fields = config.to_dict()
+    names = dir(config) if fields is None else fields
+    return [name for name in names if not name.startswith("_")]

@@ -14,7 +14,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -28,13 +28,11 @@ from trtla.formats.gguf.folder import weight_file
 from trtla.formats.source import BuildSource
 from trtla.interrupts import INTERRUPTS
 from trtla.settings.passed_on import BUILD
-from trtla.trtllm.library import deprecations_once, load
-from trtla.trtllm.passed_on import PLUGINS, put
+from trtla.trtllm.library import deprecations_once, load, put
 
+PLUGINS = "plugin_config."
 TIMING_CACHE = "model.cache"
 """What `build()` of rank 0 leaves beside the engine; TensorRT-LLM's name for it."""
-CONVERT_SCRIPT = "examples/models/core/{}/convert_checkpoint.py"
-"""In TensorRT-LLM's repository, by the folder of the family."""
 _NO_FLAGS = ("opt_batch_size", "strongly_typed", "force_num_profiles", "use_refit", "use_mrope")
 """Fields of BuildConfig that trtllm-build has no flag for."""
 _OTHER_FLAGS = {"use_strip_plan": "strip_plan"}
@@ -49,9 +47,9 @@ class RankBuild:
     engine_dir: Path
     limits: BuildConfig
     dtype: str
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    extra: Mapping[str, Any]
     """What is handed on by the library's own names."""
-    timing_cache: Path | None = None
+    timing_cache: Path | None
 
     def build(self, rank: int, gpu: int) -> None:
         """Build `rank{rank}.engine` on a GPU; rank 0 also writes config.json."""
@@ -144,7 +142,6 @@ def _attempt(build: RankBuild, rank: int, gpu: int) -> RankFailure | None:
 
 
 def _run(build: RankBuild, ranks: int, workers: int) -> None:
-    """Start the workers and wait until all have ended, or one has failed."""
     context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
     processes: dict[Connection, BaseProcess] = {}
 
@@ -189,7 +186,13 @@ def _wait(processes: dict[Connection, BaseProcess], current: dict[Connection, in
             try:
                 report = end.recv()
             except EOFError:  # killed, or crashed inside the library
-                raise _died(processes[end], current[end]) from None
+                processes[end].join()
+                raise TrtlaError(
+                    f"TensorRT-LLM cannot build rank {current[end]}: its process ended with exit "
+                    f"code {processes[end].exitcode}",
+                    "see its log above; a killed process (-9) often ran out of memory: use fewer "
+                    "--workers",
+                ) from None
             if report is None:
                 open_ends.remove(end)
             elif isinstance(report, RankFailure):
@@ -198,18 +201,9 @@ def _wait(processes: dict[Connection, BaseProcess], current: dict[Connection, in
                 current[end] = report
 
 
-def _died(process: BaseProcess, rank: int) -> TrtlaError:
-    process.join()
-    return TrtlaError(
-        f"TensorRT-LLM cannot build rank {rank}: its process ended with exit code "
-        f"{process.exitcode}",
-        "see its log above; a killed process (-9) often ran out of memory: use fewer --workers",
-    )
-
-
 def build_limits(limits: BuildConfig, extra: Mapping[str, Any]) -> dict[str, object]:
     """Limits under the names that flags and BuildConfig share."""
-    found = {
+    found: dict[str, object] = {
         "max_batch_size": limits.max_batch_size,
         "max_input_len": limits.max_input_len,
         "max_seq_len": limits.max_text_len,  # build() adds max_draft_len itself
@@ -220,7 +214,7 @@ def build_limits(limits: BuildConfig, extra: Mapping[str, Any]) -> dict[str, obj
     # several profiles it tunes for several sizes, and refuses this one.
     if not extra.get(f"{PLUGINS}multiple_profiles"):
         found["opt_num_tokens"] = limits.max_batch_size * (limits.max_draft_len + 1)
-    return dict(found)
+    return found
 
 
 def plugin_settings(dtype: str) -> dict[str, str | bool]:
@@ -242,16 +236,15 @@ def command_lines(
     source: BuildSource,
     output_dir: Path,
     limits: BuildConfig,
-    workers: int = 1,
-    extra: Mapping[str, Any] | None = None,
-    timing_cache: Path | None = None,
+    workers: int,
+    extra: Mapping[str, Any],
+    timing_cache: Path | None,
 ) -> tuple[str, ...]:
     """The commands of TensorRT-LLM that build the same engine, quoted for a shell.
 
     Its own converter reads no GGUF: there the first command is trtla's. Empty where it cannot be
     done: it has no program that changes a checkpoint's dtype, and not every field has a flag.
     """
-    extra = extra or {}
     if any(name in extra for name in _NO_FLAGS):
         return ()
     checkpoint, commands = source.folder, []
@@ -286,8 +279,9 @@ def command_lines(
 
 def _convert(source: BuildSource, checkpoint: Path) -> str:
     file = weight_file(source.folder)
-    script = CONVERT_SCRIPT.format("qwen" if source.config.architecture == QWEN2 else "llama")
-    program, dash = ("trtla convert", "-") if file is not None else (f"python {script}", "_")
+    family = "qwen" if source.config.architecture == QWEN2 else "llama"
+    script = f"python examples/models/core/{family}/convert_checkpoint.py"
+    program, dash = (script, "_") if file is None else ("trtla convert", "-")
     paths = {"model_dir": file or source.folder, "output_dir": checkpoint}
     flags = {name.replace("_", dash): value for name, value in paths.items()}
     return _line(program, {**flags, "dtype": source.config.dtype})

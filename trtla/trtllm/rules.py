@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 
 from trtla.errors import UsageError
-from trtla.formats.compiled import stage_problems
 from trtla.formats.config import WEIGHT_ONLY, BuildConfig, CheckpointConfig
+from trtla.formats.engine_limits import stage_problems
 from trtla.formats.plan import block_names, linear_sizes
 from trtla.machine import Capability
 from trtla.trtllm.library import installed, known_trouble, load
@@ -27,6 +27,7 @@ MAX_QUERY_GROUP = 32
 """Query heads for one K/V head."""
 DTYPES = ("float16", "bfloat16")
 
+_NO_GPU = "there is no GPU here: whether one can build and run this is not checked"
 _NEWEST_SEEN = (9, 0)
 _XQA = '"No available XQA kernels are found for speculative decoding mode"'
 _TORCH = "use --backend torch"
@@ -34,13 +35,15 @@ _PLAIN = (
     "convert the unquantised model with --dtype w4a16_awq, w4a16 or w8a16, dequantise with --dtype "
     "bfloat16 or float16"
 )
+_ROPE = {
+    "yarn": "rope scaling yarn is not built with TensorRT-LLM: how long its table is there, and by "
+    "what it is multiplied, is not verified",
+    "dynamic": "rope scaling dynamic cannot be built with TensorRT-LLM: from 1.1 on it is another "
+    "formula there, which reads a key alpha",
+}
 _JIT = (
     "TensorRT-LLM compiles kernels for it only on Hopper with an FP8 K/V cache, or in late releases"
 )
-
-_INT4_ORDER = 80
-_INT4_SIZES = (128, 64)
-"""Inputs, and bytes of outputs: whole tiles of every order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +75,8 @@ def lookahead_on(capability: Capability | None) -> Verdict:
     if capability < MIN_CAPABILITY:
         return _no(f"compute capability {shown} is below {show(MIN_CAPABILITY)}")
     if capability[0] == 10:
-        missing = "which has no kernels for speculative decoding"
-        return _no(f"compute capability {shown} is Blackwell, {missing}")
+        blackwell = "Blackwell, which has no kernels for speculative decoding"
+        return _no(f"compute capability {shown} is {blackwell}")
     if capability > _NEWEST_SEEN:
         return Verdict(None, f"compute capability {shown}: NVIDIA skips its lookahead test there")
     return _YES
@@ -112,17 +115,8 @@ def activations(dtype: str) -> Verdict:
 
 def rope_scaling(kind: str) -> Verdict:
     """A model's rotary scaling, also for plain engines (functional.py)."""
-    if kind == "yarn":
-        return _no(
-            "rope scaling yarn is not built with TensorRT-LLM: how long its table is there, and by "
-            "what it is multiplied, is not verified",
-        )
-    if kind != "dynamic":
-        return _YES
-    return _no(
-        "rope scaling dynamic cannot be built with TensorRT-LLM: from 1.1 on it is another formula "
-        "there, which reads a key alpha",
-    )
+    reason = _ROPE.get(kind)
+    return _no(reason) if reason else _YES
 
 
 def weight_types(config: CheckpointConfig) -> Verdict:
@@ -157,15 +151,10 @@ def weight_only_on(config: CheckpointConfig, capability: Capability | None) -> V
         return _YES
     if capability[0] in (10, 11):
         return _no(f"compute capability {show(capability)} has no kernels for {algorithm} weights")
-    if algorithm == "W4A16_AWQ" and capability[0] == 12:
-        return _awq_order(capability)
-    return _YES
-
-
-def _awq_order(capability: Capability) -> Verdict:
-    right, shown = order_is_right(capability), f"compute capability {show(capability)}"
+    right = algorithm != "W4A16_AWQ" or capability[0] != 12 or order_is_right(capability)
     if right:
         return _YES
+    shown = f"compute capability {show(capability)}"
     if right is None:
         return Verdict(None, f"whether W4A16_AWQ weights are ordered rightly for {shown}")
     return _no(
@@ -187,13 +176,14 @@ def order_is_right(capability: Capability) -> bool | None:
     import torch
 
     generator = torch.Generator().manual_seed(0)
-    weights = torch.randint(-128, 128, _INT4_SIZES, dtype=torch.int8, generator=generator)
+    sizes = (128, 64)  # inputs, and bytes of outputs: whole tiles of every order
+    weights = torch.randint(-128, 128, sizes, dtype=torch.int8, generator=generator)
     major, minor = capability
     try:
         ordered = load("quantization.functional").preprocess_weights_for_mixed_gemm
         here, read = (
             ordered(weights.clone(), torch.quint4x2, torch.float16, sm_=sm)
-            for sm in (10 * major + minor, _INT4_ORDER)
+            for sm in (10 * major + minor, 80)
         )
     except Exception:  # releases before the function or its argument, or a library that is broken
         return None
@@ -226,16 +216,11 @@ def check_trtllm(
     `config` has the dtype of the engine; without GPU (a dry run) or library there is no
     `capability` or `release`.
     """
-    unknown = "there is no GPU here: whether one can build and run this is not checked"
-    notes = [] if capability else [unknown]
+    notes = [] if capability else [_NO_GPU]
     _check_gpu(config, capability)
-    blocks = weight_types(config)
-    if blocks.allowed is False:
-        raise UsageError(blocks.reason, f"{_PLAIN}, or {_TORCH}")
+    _allow(weight_types(config), f"{_PLAIN}, or {_TORCH}")
     notes += _check_weight_only(config, capability)
-    rope = rope_scaling(config.rope_type)
-    if rope.allowed is False:
-        raise UsageError(rope.reason, _TORCH)
+    _allow(rope_scaling(config.rope_type), _TORCH)
     for problem in stage_problems(config, lookahead=limits.max_draft_len > 0):
         raise problem
     if limits.max_draft_len:
@@ -262,36 +247,34 @@ def _check_gpu(config: CheckpointConfig, capability: Capability | None) -> None:
 
 
 def _check_weight_only(config: CheckpointConfig, capability: Capability | None) -> Iterator[str]:
-    """Integer weights: sizes, activations and the GPU."""
-    algorithm, half = config.quantization.quant_algo, activations(config.dtype)
+    algorithm = config.quantization.quant_algo
     if algorithm not in WEIGHT_ONLY:
         return
-    if half.allowed is False:
-        raise UsageError(f"{algorithm}: {half.reason}", "add --dtype float16 or bfloat16")
+    _allow(activations(config.dtype), "add --dtype float16 or bfloat16", f"{algorithm}: ")
     for verdict in (weight_only_sizes(config), weight_only_on(config, capability)):
-        if verdict.allowed is False:
-            raise UsageError(verdict.reason, f"convert the model with another --dtype, or {_TORCH}")
+        _allow(verdict, f"convert the model with another --dtype, or {_TORCH}")
         if verdict.allowed is None:
             yield f"not verified: {verdict.reason}"
 
 
 def _check_lookahead(config: CheckpointConfig, capability: Capability | None) -> Iterator[str]:
-    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-    _allow(activations(config.dtype), f"add --dtype float16 or bfloat16, or {_TORCH}")
-    _allow(query_group(heads, kv_heads), f"build a plain engine, or {_TORCH}")
+    start, plain = "TensorRT-LLM cannot run lookahead here: ", f"build a plain engine, or {_TORCH}"
+    group = query_group(config.num_attention_heads, config.num_key_value_heads)
     size = head_size(config.head_size)
-    _allow(size, f"build a plain engine, or {_TORCH}")
+    _allow(activations(config.dtype), f"add --dtype float16 or bfloat16, or {_TORCH}", start)
+    _allow(group, plain, start)
+    _allow(size, plain, start)
     if size.allowed is None:
         yield f"{size.reason}; where they are missing it ends with {_XQA}"
-    gpu = Verdict(True) if capability is None else lookahead_on(capability)
-    _allow(gpu, f"build on an Ampere, Ada or Hopper GPU, or {_TORCH}")
+    gpu = _YES if capability is None else lookahead_on(capability)
+    _allow(gpu, f"build on an Ampere, Ada or Hopper GPU, or {_TORCH}", start)
     if gpu.allowed is None:
         yield f"lookahead is not verified on this GPU: {gpu.reason}"
 
 
-def _allow(verdict: Verdict, hint: str) -> None:
+def _allow(verdict: Verdict, hint: str, start: str = "") -> None:
     if verdict.allowed is False:
-        raise UsageError(f"TensorRT-LLM cannot run lookahead here: {verdict.reason}", hint)
+        raise UsageError(f"{start}{verdict.reason}", hint)
 
 
 def _quantisation_notes(config: CheckpointConfig) -> Iterator[str]:

@@ -1,23 +1,37 @@
-"""Starts TensorRT-LLM's executor on an engine, after checking that both fit the options."""
+"""Starts TensorRT-LLM's executor on an engine: checks that both fit the options, and its config."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trtla.console import counted
 from trtla.errors import TrtlaError, UsageError, first_line, trtllm_cannot
 from trtla.runtime.limits import REBUILD_INPUT, REBUILD_LONGER, ExecutorLimits
 from trtla.settings.executor import ExecutorOptions, TrtllmSettings
 from trtla.settings.lookahead import LookaheadConfig
-from trtla.trtllm import library as trtllm_library
+from trtla.settings.passed_on import EXECUTOR, Kinds, read
 from trtla.trtllm.executor import TrtllmExecutor, has_salt
-from trtla.trtllm.passed_on import executor_config, executor_extra
+from trtla.trtllm.library import (
+    installed,
+    load,
+    plain_fields,
+    put,
+    refused,
+    require_backend,
+    same_release,
+)
 from trtla.trtllm.rules import gpu_capability, show
 
 if TYPE_CHECKING:
     from trtla.formats.config import BuildConfig
     from trtla.formats.engine import Engine
+
+_NESTED = ("kv_cache_config", "extended_runtime_perf_knob_config", "peft_cache_config")
+_CACHE, _SCHEDULER, _PARALLEL = "kv_cache_config", "scheduler_config", "parallel_config"
+_TUNING, _CHUNKS = "dynamic_batch_config", "context_chunking_policy"
+_FAIL_FAST = "fail_fast_on_attention_window_too_large"
 
 
 def open_trtllm_executor(engine: Engine, options: ExecutorOptions) -> TrtllmExecutor:
@@ -26,15 +40,16 @@ def open_trtllm_executor(engine: Engine, options: ExecutorOptions) -> TrtllmExec
     settings, triple = options.trtllm, engine.default_triple(options.triple)
     _check_chunks(engine, settings)
     batch_size = engine.batch_size(options.max_batch_size)
-    library = trtllm_library.require_backend()
-    _check_release(engine, str(library.version))
-    _check_gpu(engine)
+    library = require_backend()
+    _check_machine(engine, str(library.version))
     _check_ranks(engine)
-    bindings = trtllm_library.load("bindings.executor")
+    bindings = load("bindings.executor")
     limits = _limits(engine, triple, batch_size, settings)
     if has_salt(bindings):
         limits = replace(limits, shares_blocks=False)
-    description = _describe(engine, str(library.version))
+    own = engine.config.pretrained_config
+    ranks = f", {own.mapping.world_size} ranks" if own.mapping.world_size > 1 else ""
+    description = f"TensorRT-LLM {library.version}, {own.dtype}{ranks}"
     config = executor_config(bindings, triple, batch_size, settings)
     try:
         executor = bindings.Executor(engine.path, bindings.ModelType.DECODER_ONLY, config)
@@ -94,29 +109,25 @@ def _check_chunks(engine: Engine, settings: TrtllmSettings) -> None:
         )
 
 
-def _check_release(engine: Engine, installed: str) -> None:
+def _check_machine(engine: Engine, installed: str) -> None:
+    """Compiled engines run only on the release and the GPU architecture that built them."""
     built = engine.config.version
-    if not trtllm_library.same_release(built, installed):
+    if not same_release(built, installed):
         raise TrtlaError(
             f"{engine.name} was built with TensorRT-LLM {built}, and {installed} is installed",
             "build the engine again here, or install the release that built it",
         )
-
-
-def _check_gpu(engine: Engine) -> None:
-    """Compiled engines run only on the GPU architecture that built them."""
-    built, here = engine.manifest and engine.manifest.compute_capability, gpu_capability()
-    if built and here and built != show(here):
+    gpu, here = engine.manifest and engine.manifest.compute_capability, gpu_capability()
+    if gpu and here and gpu != show(here):
         raise TrtlaError(
-            f"{engine.name} was built for compute capability {built}, and this GPU has "
-            f"{show(here)}",
+            f"{engine.name} was built for compute capability {gpu}, and this GPU has {show(here)}",
             "build the engine again on this machine",
         )
 
 
 def _check_ranks(engine: Engine) -> None:
     ranks = engine.config.pretrained_config.mapping.world_size
-    processes = int(trtllm_library.load().mpi_world_size())
+    processes = int(load().mpi_world_size())
     if processes != ranks:
         run = f"{processes} process{'es run' if processes > 1 else ' runs'}"
         with_it = f"with mpirun -n {ranks} trtla ..." if ranks > 1 else "without mpirun"
@@ -181,8 +192,89 @@ def _or_chunks(build: BuildConfig) -> str:
     return ", or --enable-chunked-context" if _can_chunk(build) else ""
 
 
-def _describe(engine: Engine, version: str) -> str:
-    config = engine.config.pretrained_config
-    ranks = config.mapping.world_size
-    shown = f", {ranks} ranks" if ranks > 1 else ""
-    return f"TensorRT-LLM {version}, {config.dtype}{shown}"
+def executor_extra(settings: TrtllmSettings) -> dict[str, Any]:
+    """What --trtllm-executor names, checked."""
+    return read(EXECUTOR, settings.trtllm_executor, _executor_kinds)
+
+
+def _executor_kinds() -> Kinds:
+    """Fields of ExecutorConfig and of what it holds; nothing where there is no library."""
+    if not installed():
+        return {}
+    config = load("bindings.executor").ExecutorConfig()
+    found = dict(plain_fields(config))
+    for name in _NESTED:
+        found |= dict(plain_fields(getattr(config, name, None), f"{name}."))
+    return found
+
+
+def executor_config(
+    bindings: Any, triple: LookaheadConfig, max_batch_size: int, settings: TrtllmSettings
+) -> Any:
+    """The library's ExecutorConfig; every default that changed between releases is given."""
+    extra = executor_extra(settings)
+    config = bindings.ExecutorConfig(
+        max_beam_width=1,
+        max_batch_size=max_batch_size,
+        scheduler_config=_scheduler(bindings, settings, extra),
+        kv_cache_config=_with(
+            bindings.KvCacheConfig(
+                enable_block_reuse=settings.kv_cache_enable_block_reuse,
+                free_gpu_memory_fraction=settings.kv_cache_free_gpu_memory_fraction,
+            ),
+            _CACHE,
+            extra,
+        ),
+        enable_chunked_context=settings.enable_chunked_context,
+    )
+    if hasattr(config, _FAIL_FAST):  # from 1.0 on
+        # A K/V cache without room for max_seq_len would shorten prompts and texts with a warning.
+        setattr(config, _FAIL_FAST, True)
+    if triple.max_draft_len:  # a plain engine does not start with any triple, e.g. (1,2,0)
+        decoding = bindings.DecodingConfig()
+        # The setter also sets the mode; setting the mode itself throws (decodingConfig.cpp).
+        decoding.lookahead_decoding_config = bindings.LookaheadDecodingConfig(*triple.as_tuple())
+        config.decoding_config = decoding
+    parallel = bindings.ParallelConfig(
+        bindings.CommunicationType.MPI, bindings.CommunicationMode.LEADER
+    )
+    config.parallel_config = _with(parallel, _PARALLEL, extra)
+    return _others(config, extra)
+
+
+def _inside(name: str, extra: Mapping[str, Any]) -> dict[str, Any]:
+    """What is asked of one of the objects inside, by the rest of the name."""
+    start = f"{name}."
+    return {key[len(start) :]: value for key, value in extra.items() if key.startswith(start)}
+
+
+def _with(config: Any, name: str, extra: Mapping[str, Any]) -> Any:
+    for key, value in _inside(name, extra).items():
+        put(config, key, value, f"{name}.{key}", EXECUTOR.flag)
+    return config
+
+
+def _scheduler(bindings: Any, settings: TrtllmSettings, extra: Mapping[str, Any]) -> Any:
+    """Its properties are read-only: everything goes through the constructor."""
+    policies, arguments = bindings.CapacitySchedulerPolicy, _inside(_SCHEDULER, extra)
+    more: dict[str, Any] = {}
+    try:
+        if _CHUNKS in arguments:
+            more[_CHUNKS] = getattr(bindings.ContextChunkingPolicy, arguments[_CHUNKS])
+        if tuning := _inside(_TUNING, arguments):
+            more[_TUNING] = bindings.DynamicBatchConfig(**tuning)
+    except TypeError as error:  # it has no defaults
+        raise refused(EXECUTOR.flag, arguments, error) from error
+    return bindings.SchedulerConfig(getattr(policies, settings.scheduler_policy.upper()), **more)
+
+
+def _others(config: Any, extra: Mapping[str, Any]) -> Any:
+    """The settings of the configuration itself, and of objects inside that trtla leaves alone."""
+    for name, value in extra.items():
+        inside, dot, _ = name.partition(".")
+        if not dot:
+            put(config, name, value, name, EXECUTOR.flag)
+        elif inside not in (_CACHE, _SCHEDULER, _PARALLEL):
+            # C++ gives copies of what is inside: it is changed, and put back.
+            setattr(config, inside, _with(getattr(config, inside), inside, {name: value}))
+    return config

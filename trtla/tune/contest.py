@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import product
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trtla.bench.arms import EngineArm
+from trtla.bench.arms import Way
 from trtla.bench.journal import Measurements
 from trtla.bench.turns import alternate
 from trtla.results.documents import GridPoint, Verified
-from trtla.settings.drafting import LOOKAHEAD, DrafterSettings
-from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead, LookaheadConfig
-from trtla.tune.plan import Groups, Sample
-from trtla.tune.prediction import ALL, best, nearness, together
+from trtla.settings.drafting import DrafterSettings
+from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
+from trtla.tune.prediction import ALL, best, together
+from trtla.tune.search import Groups, Sample, nearness
 
 if TYPE_CHECKING:
     from trtla.llm.llm import LLM
@@ -38,32 +39,19 @@ _WARM_UP, _SHORT = 2, 8
 """Tokens that a contender writes before it is timed, and prompt tokens that it reads for that."""
 
 
-@dataclass(frozen=True, slots=True)
-class Contender:
-    """One way of decoding whole requests."""
-
-    name: str
-    """A triple as W,N,G, `auto` or `prompt-lookup`."""
-    lookahead: Lookahead
-    drafter: DrafterSettings = LOOKAHEAD
-
-
-PLAIN = Contender(str(AUTOREGRESSIVE), AUTOREGRESSIVE)
-OTHERS = (
-    Contender("auto", "auto"),
-    Contender("prompt-lookup", "auto", DrafterSettings(("prompt-lookup",))),
-)
+PLAIN = Way(str(AUTOREGRESSIVE), AUTOREGRESSIVE)
+OTHERS = (Way("auto", "auto"), Way("prompt-lookup", "auto", DrafterSettings(("prompt-lookup",))))
 """What needs no triple; prompt lookup proposes 4 tokens a draft."""
 
 
-def contenders(rows: Sequence[GridPoint], size: int) -> list[Contender]:
+def contenders(rows: Sequence[GridPoint], size: int) -> list[Way]:
     """Plain decoding and the best triple, what needs none, then further good triples."""
     drafting = [row for row in rows if LookaheadConfig(*row.lookahead) != AUTOREGRESSIVE]
     names = dict.fromkeys(row.category for row in drafting)
     found = best(drafting, together(drafting), size)[:_BEST]
     found += [row for name in names for row in best(drafting, name, size)[:1]]
     first, *others = (
-        Contender(str(triple), triple)
+        Way(str(triple), triple)
         for triple in dict.fromkeys(LookaheadConfig(*row.lookahead) for row in found)
     )
     return [PLAIN, first, *OTHERS, *others]
@@ -73,41 +61,30 @@ class Contest:
     """Contenders in batches of one size, and the seconds of their turns so far."""
 
     def __init__(
-        self,
-        llm: LLM,
-        groups: Groups,
-        field: Sequence[Contender],
-        size: int,
-        journal: Measurements,
+        self, llm: LLM, groups: Groups, field: Sequence[Way], size: int, journal: Measurements
     ) -> None:
         self._groups, self.size, self._journal = groups, size, journal
-        self._arms = {
-            one: EngineArm(llm, one.lookahead, one.drafter, one.name)
-            for one in dict.fromkeys(field)
-        }
+        self._arms = {one: one.arm(llm) for one in dict.fromkeys(field)}
         self._turns: list[dict[str, dict[str, float]]] = []
         """By category and contender."""
 
     @property
-    def field(self) -> list[Contender]:
+    def field(self) -> list[Way]:
         """Those that are left, plain decoding first."""
         return list(self._arms)
 
     @property
     def turns(self) -> int:
-        """Whole turns so far."""
         return len(self._turns)
 
     @property
     def is_least(self) -> bool:
-        """Whether nobody more can be left out."""
         return len(self._arms) == _LEAST
 
     @property
     def last_s(self) -> float:
-        """Seconds of the latest turn, of those that are left."""
-        names = {one.name for one in self._arms}
-        return sum(s for own in self._turns[-1].values() for n, s in own.items() if n in names)
+        latest = [own for turn in self._turns[-1:] for own in turn.values()]
+        return sum(own[one.name] for own in latest for one in self._arms)
 
     def go(self, deadline: float, most: int, on_turn: Callable[[], None], *, needed: bool) -> bool:
         """Take turns until a deadline of time.monotonic; False: there was no time for enough.
@@ -121,10 +98,9 @@ class Contest:
         while self.turns < most:
             left = deadline - time.monotonic()
             wanted = max(1, least - self.turns)
-            if self.turns < least:
-                self._fit(left, wanted)
-            short = left < (self.last_s if self._turns else 0.0)
-            if short and (self.turns >= least or not needed):
+            while self.turns < least and len(self._arms) > _LEAST and wanted * self.last_s >= left:
+                self._arms.popitem()  # there is no time for the last one
+            if left < self.last_s and (self.turns >= least or not needed):
                 return self.turns >= least
             self._turn()
             on_turn()
@@ -132,32 +108,21 @@ class Contest:
                 self._halve()
         return True
 
-    def _fit(self, left: float, turns: int) -> None:
-        """Leave contenders out, the last ones first, that there is no time for."""
-        expected = turns * self.last_s if self._turns else 0.0
-        while len(self._arms) > _LEAST and expected >= left:
-            self._arms.popitem()
-            expected = turns * self.last_s if self._turns else 0.0
-
     def _halve(self) -> None:
         """Leave the slower half of the triples out, by how near they come to the best anywhere."""
         triples = [one for one in self._arms if one not in (PLAIN, *OTHERS)]
         if len(triples) <= _FEW_TRIPLES:
             return
-        speeds = {
-            (one.name, name): median(self._ratios(one, name))
-            for one in triples
-            for name in self._categories
-        }
-        score = nearness(speeds)
+        places = product(triples, self._categories)
+        score = nearness({(one.name, at): median(self._ratios(one, at)) for one, at in places})
         triples.sort(key=lambda one: score[one.name], reverse=True)
         for one in triples[max(_FEW_TRIPLES, len(triples) // 2) :]:
             del self._arms[one]
 
     def _turn(self) -> None:
         """One more turn. What was cut off is taken again, since its times belong together."""
-        number = len(self._turns)
-        name, names = f"turn {self.size} {number}", {one.name for one in self._arms}
+        number, names = len(self._turns), {one.name for one in self._arms}
+        name = f"turn {self.size} {number}"
         taken = self._journal.get(name)
         if taken is None or any(not names <= own.keys() for own in taken.values()):
             taken = {name: self._decode(own, number) for name, own in self._groups.items()}
@@ -176,7 +141,6 @@ class Contest:
         return {arm.name: run.time_s for arm, run in runs}
 
     def _warm_up(self) -> None:
-        """Let every contender write a few tokens in a batch of the contest's size."""
         first = next(iter(self._groups.values()))[0]
         wanted = min(_WARM_UP, first.sampling.max_output_len)
         sampling = replace(first.sampling, max_output_len=wanted)
@@ -194,29 +158,25 @@ class Contest:
             for row in rows
             if row.batch_size == self.size
         }
-        return [
-            self._verified(one, category, predicted.get((one.name, category)))
-            for category in self._categories
-            for one in self._arms
-        ]
-
-    def _verified(self, one: Contender, category: str, predicted: float | None) -> Verified:
-        measured = median(self._ratios(one, category))
-        error = None if predicted is None else round(100.0 * (predicted / measured - 1.0), 4)
-        triple = one.lookahead
-        own: dict[str, Any] = (
-            {"lookahead": triple.as_tuple()}
-            if isinstance(triple, LookaheadConfig)
-            else {"drafter": one.name}
-        )
-        return Verified(
-            **own,
-            category=category,
-            batch_size=self.size,
-            predicted_speedup=predicted,
-            measured_speedup=round(measured, 4),
-            error_percent=error,
-        )
+        found = []
+        for category, one in product(self._categories, self._arms):
+            measured = median(self._ratios(one, category))
+            expected = predicted.get((one.name, category))
+            own: dict[str, Any] = {"drafter": one.name}
+            if isinstance(one.lookahead, LookaheadConfig):
+                own = {"lookahead": one.lookahead.as_tuple()}
+            error = None if expected is None else round(100.0 * (expected / measured - 1.0), 4)
+            found.append(
+                Verified(
+                    **own,
+                    category=category,
+                    batch_size=self.size,
+                    predicted_speedup=expected,
+                    measured_speedup=round(measured, 4),
+                    error_percent=error,
+                )
+            )
+        return found
 
     def scatter(self) -> float:
         """How far a speed-up on the same samples differs from turn to turn at most, as a ratio."""
@@ -229,7 +189,7 @@ class Contest:
                 found += [max(own) / min(own) for own in same]
         return max(found)
 
-    def _ratios(self, one: Contender, category: str) -> list[float]:
+    def _ratios(self, one: Way, category: str) -> list[float]:
         names = self._groups if category == ALL else (category,)
         return [
             sum(taken[name][PLAIN.name] for name in names)

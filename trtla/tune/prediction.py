@@ -6,14 +6,16 @@ For a GPU that is not here, a step costs at least bytes over bandwidth, or opera
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypedDict, TypeVar
+from itertools import product
+from typing import TYPE_CHECKING, Any
 
-from trtla.results.documents import Choice, GridPoint, Recommendation, Triple, Verified
+from trtla.errors import UsageError, did_you_mean
+from trtla.results.documents import Choice, GridPoint, Recommendation, Verified
 from trtla.runtime.costs import CostTable
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
-from trtla.tune.plan import GpuPeaks, Groups, Sample
+from trtla.tune.search import Found, Groups, Sample, Steps
 
 if TYPE_CHECKING:
     from trtla.formats.config import CheckpointConfig
@@ -27,31 +29,6 @@ KNEE = 1.25
 """Steps of up to this many plain steps' time count as cheap."""
 
 
-One = TypeVar("One", bound=Hashable)
-Place = TypeVar("Place", bound=Hashable)
-
-
-class _Speeds(TypedDict):
-    lookahead: Triple
-    predicted_speedup: float | None
-    measured_speedup: float | None
-    auto_speedup: float | None
-    keep_auto: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Steps:
-    """The steps of a request behind its prompt."""
-
-    tokens: int
-    steps: int
-    fed: int
-
-
-Found = Mapping[LookaheadConfig, Mapping[Sample, Steps]]
-"""Finished requests by triple and sample."""
-
-
 def plain_steps(sample: Sample) -> Steps:
     """Plain decoding's, which need not run: all texts are of full length."""
     count = sample.sampling.max_output_len - 1
@@ -59,11 +36,7 @@ def plain_steps(sample: Sample) -> Steps:
 
 
 class Predictor:
-    """Predicts from what has been found so far, which may grow.
-
-    Args:
-        table: what forwards cost.
-    """
+    """Predicts from what has been found so far, which may grow, and what forwards cost."""
 
     def __init__(self, groups: Groups, found: Found, table: CostTable) -> None:
         self._groups, self._found, self._table = groups, found, table
@@ -71,24 +44,17 @@ class Predictor:
     def rows(self, batch_sizes: Sequence[int]) -> list[GridPoint]:
         """Every triple that ran, for each category that it ran on, and for all of them together."""
         plain = {one: plain_steps(one) for own in self._groups.values() for one in own}
-        ran = {AUTOREGRESSIVE: plain, **self._found}
-        return [
-            point
-            for size in batch_sizes
-            for triple, done in ran.items()
-            for point in self._points(triple, done, size)
-        ]
-
-    def _points(
-        self, triple: LookaheadConfig, done: Mapping[Sample, Steps], size: int
-    ) -> list[GridPoint]:
-        ran = {
-            name: {one: done[one] for one in own if one in done}
-            for name, own in self._groups.items()
-        }
-        if len(ran) > 1 and all(ran.values()):
-            ran[ALL] = dict(done)
-        return [self._point(triple, name, own, size) for name, own in ran.items() if own]
+        found = []
+        for size, triple in product(batch_sizes, (AUTOREGRESSIVE, *self._found)):
+            done = self._found.get(triple, plain)
+            ran = {
+                name: {one: done[one] for one in own if one in done}
+                for name, own in self._groups.items()
+            }
+            if len(ran) > 1 and all(ran.values()):
+                ran[ALL] = dict(done)
+            found += [self._point(triple, name, own, size) for name, own in ran.items() if own]
+        return found
 
     def _point(
         self, triple: LookaheadConfig, category: str, done: Mapping[Sample, Steps], size: int
@@ -120,17 +86,6 @@ def best(rows: Sequence[GridPoint], category: str, batch_size: int) -> list[Grid
     return sorted(
         own, key=lambda row: (-row.predicted_speedup, LookaheadConfig(*row.lookahead).max_draft_len)
     )
-
-
-def nearness(speeds: Mapping[tuple[One, Place], float]) -> dict[One, float]:
-    """How near each comes to the fastest of a place, where it comes nearest: at most 1."""
-    fastest: dict[Place, float] = {}
-    for (_, place), speed in speeds.items():
-        fastest[place] = max(speed, fastest.get(place, 0.0))
-    found: dict[One, float] = {}
-    for (one, place), speed in speeds.items():
-        found[one] = max(speed / fastest[place], found.get(one, 0.0))
-    return found
 
 
 def together(rows: Sequence[GridPoint]) -> str:
@@ -174,7 +129,7 @@ def recommend(rows: Sequence[GridPoint], verified: Sequence[Verified]) -> Recomm
 
 def _chosen(
     rows: Sequence[GridPoint], verified: Sequence[Verified], category: str, size: int
-) -> _Speeds:
+) -> dict[str, Any]:
     own = best(rows, category, size)
     predicted = {row.lookahead: row.predicted_speedup for row in own}
     idle = {row.lookahead for row in own if row.tokens_per_step == 1.0}  # it saved no step
@@ -192,6 +147,46 @@ def _chosen(
         "auto_speedup": auto,
         "keep_auto": auto is not None and measured.get(chosen, 1.0) < WORTH * auto,
     }
+
+
+@dataclass(frozen=True, slots=True)
+class GpuPeaks:
+    """A GPU's published peaks, without sparsity."""
+
+    name: str
+    terabytes_per_s: float
+    """Memory bandwidth."""
+    teraflops: float
+    """Dense float16 and bfloat16 products with float32 sums."""
+    fp8_teraflops: float | None
+    """Dense; None: it has no FP8 products."""
+    source: str
+
+
+GPUS = {
+    gpu.name: gpu
+    for gpu in (
+        GpuPeaks("h200", 4.8, 989.0, 1979.0, "NVIDIA H200 data sheet, SXM"),
+        GpuPeaks("h100", 3.35, 989.0, 1979.0, "NVIDIA H100 data sheet, SXM"),
+        GpuPeaks("h100-pcie", 2.0, 756.0, 1513.0, "NVIDIA H100 data sheet, PCIe"),
+        GpuPeaks("a100", 2.039, 312.0, None, "NVIDIA A100 data sheet, SXM 80GB"),
+        GpuPeaks("a100-40gb", 1.555, 312.0, None, "NVIDIA A100 data sheet, 40GB"),
+        GpuPeaks("l40s", 0.864, 362.05, 733.0, "NVIDIA L40S data sheet"),
+        GpuPeaks("l4", 0.3, 121.0, 242.5, "NVIDIA L4 data sheet"),
+        GpuPeaks("a10", 0.6, 125.0, None, "NVIDIA A10 data sheet"),
+        GpuPeaks("rtx4090", 1.008, 165.2, 330.3, "NVIDIA Ada GPU architecture white paper"),
+    )
+}
+"""By the name that --gpu takes."""
+
+
+def find_gpu(name: str) -> GpuPeaks:
+    """A GPU of the table."""
+    found = GPUS.get(name.lower())
+    if found is None:
+        hint = f"{did_you_mean(name.lower(), GPUS)}use {', '.join(GPUS)}"
+        raise UsageError(f"--gpu {name} is not known", hint)
+    return found
 
 
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
@@ -227,20 +222,14 @@ class Roofline:
         return max(read / (self.gpu.terabytes_per_s * 1e12), busy)
 
     def table(self, batch_sizes: Sequence[int]) -> CostTable:
-        """The bound as a curve."""
-        return CostTable(
-            tuple(
-                (
-                    count,
-                    tuple((count * size, self.seconds(count, size)) for size in _SIZES),
-                )
-                for count in sorted(set(batch_sizes))
-            )
+        rows = (
+            (count, tuple((count * size, self.seconds(count, size)) for size in _SIZES))
+            for count in sorted(set(batch_sizes))
         )
+        return CostTable(tuple(rows))
 
     @property
     def note(self) -> str:
-        """What it rests on."""
         gpu = self.gpu
         peak = f"{gpu.teraflops:g} TFLOPS dense in 16 bits"
         return (

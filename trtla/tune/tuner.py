@@ -14,6 +14,7 @@ import torch
 from trtla.bench.arms import Note
 from trtla.bench.journal import Measurements, engine_facts, fingerprint
 from trtla.bench.opened import OpenedModel
+from trtla.bench.turns import torch_device
 from trtla.console import Stages, command_line, counted, silent
 from trtla.llm.llm import LLM
 from trtla.results.documents import (
@@ -26,11 +27,9 @@ from trtla.results.documents import (
     environment,
 )
 from trtla.runtime.costs import CostPlan, CostTable
-from trtla.runtime.models.load import resolve_device
 from trtla.tune.contest import LEAST_TURNS, Contest, contenders
-from trtla.tune.plan import Groups, Sample, TuneSettings, by_category, make_samples
-from trtla.tune.prediction import Predictor, Roofline, knee, recommend
-from trtla.tune.search import Search
+from trtla.tune.prediction import GPUS, Predictor, Roofline, knee, recommend
+from trtla.tune.search import Sample, Search, TuneSettings, make_groups
 from trtla.version import __version__
 
 FILE = "measurements.jsonl"
@@ -57,15 +56,13 @@ def tune(settings: TuneSettings, on_note: Note, stages: Stages = silent) -> Tune
 
 
 class _Tuning:
-    """The opened model, and what is known of it."""
-
     def __init__(self, settings: TuneSettings, llm: LLM, on_note: Note, stages: Stages) -> None:
         self._settings, self._llm, self._note, self._stages = settings, llm, on_note, stages
         self._begin = time.monotonic()
         options = settings.options
-        model = OpenedModel(llm, settings, resolve_device(options.device), options.dtype)
-        samples = make_samples(settings.sets, model, settings.sampling, on_note)
-        self._groups: Groups = by_category(samples)
+        model = OpenedModel(llm, settings, torch_device(options.device), options.dtype)
+        self._groups = make_groups(settings.sets, model, settings.sampling, on_note)
+        samples = [one for own in self._groups.values() for one in own]
         if (tokens := sum(one.sampling.max_output_len for one in samples)) < _FEW_TOKENS:
             on_note(
                 f"{counted(len(samples), 'prompt')} and {tokens} tokens say little: raise "
@@ -80,7 +77,6 @@ class _Tuning:
         self._predictor = Predictor(self._groups, self._search.found, table)
 
     def _facts(self, samples: list[Sample]) -> dict[str, object]:
-        """All that a measurement depends on."""
         settings = self._settings
         return {
             "engine": engine_facts(self._llm.engine),
@@ -88,7 +84,7 @@ class _Tuning:
             "limits": str(self._llm.limits),
             "threads": torch.get_num_threads(),
             "samples": [str(sample) for sample in samples],
-            "planned": [settings.planned, settings.gpu and settings.gpu.name],
+            "planned": [settings.planned, settings.gpu],
             "versions": [torch.__version__, __version__],
         }
 
@@ -99,7 +95,7 @@ class _Tuning:
         context = cached + settings.sampling.max_output_len // 2
         if settings.gpu is not None:
             config = self._llm.engine.config.pretrained_config
-            bound = Roofline(config, settings.gpu, context)
+            bound = Roofline(config, GPUS[settings.gpu], context)
             table, source, note = bound.table(sizes), "roofline", bound.note
         else:
             table, source = self._measured_table(sizes, context), "measured"
@@ -121,7 +117,6 @@ class _Tuning:
         return CostTable(tuple((count, tuple((n, s) for n, s in points)) for count, points in rows))
 
     def go(self) -> Tune:
-        """Search, let the best compete, recommend."""
         settings = self._settings
         end = self._begin + settings.budget_s
         share = 1.0 if settings.planned else _SEARCH_SHARE
@@ -171,7 +166,6 @@ class _Tuning:
             return contest.go(until, most, lambda: progress(contest.turns, most), needed=first)
 
     def _note_times(self, contests: Sequence[Contest], end: float) -> None:
-        """Budgets that were too small, and machines that were busy."""
         now, first = time.monotonic(), contests[0]
         if now > end and first.turns <= LEAST_TURNS and first.is_least:
             self._note(

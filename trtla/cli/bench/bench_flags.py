@@ -1,89 +1,28 @@
-"""What `trtla bench` was asked for, as click parsed it."""
+"""The flags of `trtla bench` and its two modes, and what is refused of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import partial
 from typing import Any, Literal
 
 import click
 
-from trtla.bench.arms import BATCHING, HUGGING_FACE, LLAMA_CPP, check_installed, gguf_of
-from trtla.cli.shared.model import check_triples
+from trtla.bench.ablation_arms import METHODS, SOURCE_METHODS
+from trtla.bench.arms import PEERS
+from trtla.cli.shared.options import MODEL, PATH, flag
 from trtla.cli.shared.params import source
+from trtla.cli.shared.values import DEVICES, NAMES, TOKEN_COUNTS
+from trtla.cli.shared.values import LOOKAHEAD as TRIPLES
 from trtla.console import Console
 from trtla.errors import UsageError, did_you_mean
+from trtla.files import ASSETS
 from trtla.settings.drafting import LOOKAHEAD, DrafterSettings, NgramKind
 from trtla.settings.executor import ExecutorOptions
-from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead, LookaheadConfig
+from trtla.settings.lookahead import Lookahead, LookaheadConfig
 from trtla.settings.messages import Asking
-from trtla.settings.sampling import BEYOND, Filters, parse_processor
-
-
-@dataclass(frozen=True)
-class BenchFlags:
-    """The command's flags, each under its own name."""
-
-    engine_dir: str
-    """Not there with `serve`."""
-    options: ExecutorOptions
-    lookahead: tuple[Lookahead, ...]
-    compare: tuple[str, ...]
-    hf_model_dir: str | None
-    assistant_dir: str | None
-    prompts: tuple[str, ...]
-    categories: tuple[str, ...]
-    num_prompts: int
-    asking: Asking
-    device: tuple[str, ...]
-    dtype: tuple[str, ...]
-    threads: tuple[int, ...]
-    batch_size: tuple[int, ...]
-    prompt_len: tuple[int, ...]
-    temperature: tuple[float, ...]
-    processor: tuple[str, ...]
-    """Empty: not given."""
-    top_k: int
-    top_p: float
-    max_output_len: int
-    seed: int
-    min_p: float
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    logit_bias: object
-    ignore_eos: bool
-    rounds: int
-    output_format: str
-    drafters: tuple[str, ...]
-    """Those of --drafter; `options.drafter` has what they have in common."""
-    serve: str | None
-    concurrency: tuple[int, ...] | None
-    request_rate: tuple[float, ...] | None
-    arrivals_seed: int
-    endpoint: Literal["chat", "completions"] | None
-    served_model_name: str | None
-    api_key_file: str | None
-    extra_body: str | None
-    check_texts: bool
-    ablation: bool
-    prompt: str | None
-    prompts_per_task: int | None
-    repeats: int | None
-    full: bool
-    arms: tuple[str, ...]
-    draft_model: str
-    output: str
-    sources: bool
-    grid_gamma: tuple[int, ...]
-    grid_nodes: tuple[int, ...]
-    grid_gamma_max: tuple[int, ...]
-    grid_ema: tuple[float, ...]
-    grid_ngram_kind: tuple[NgramKind, ...]
-    """Anything, until `DrafterSettings` has checked it."""
-    grid_ngram_order: tuple[int, ...]
-    grid_top_k_filler: tuple[int, ...]
+from trtla.settings.sampling import Filters, parse_processor
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,18 +41,233 @@ def flag_of(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def check_read(chosen: Mode | None, modes: Iterable[Mode]) -> None:
-    """Refuse flags of the running command that would change nothing.
+LOAD = Mode(
+    "--serve",
+    "Load on a server: a run each of --concurrency or --request-rate",
+    ("prompts", "categories", "num_prompts", "system", "temperature", "processor", "top_k", "top_p",
+     "max_output_len", "seed", "ignore_eos", "output_format", "json"),
+)  # fmt: skip
+ABLATION = Mode(
+    "--ablation",
+    "Ablation: drafters against plain decoding, a CSV row a decoding",
+    ("engine_dir", "tokenizer_dir", "lookahead", "categories", "chat", "system", "device", "dtype",
+     "kv_cache_dtype", "draft_device", "draft_dtype", "threads", "processor", "max_output_len",
+     "seed", "ignore_eos", "output_format", "json"),
+)  # fmt: skip
+_ABLATION_READS = ", ".join(map(flag_of, ABLATION.read[:-1])) + f" and {flag_of(ABLATION.read[-1])}"
+TASK_PROMPTS, FULL_REPEATS = 2, 3
+"""Prompts of a task without --full, and repeats with it."""
+DTYPES = ("auto", "float16", "bfloat16", "float32")
+FORMATS = click.Choice(["md", "csv", "json"])
 
-    Args:
-        chosen: None: the tables.
-        modes: all that there are.
-    """
+_load, _ablation = (partial(flag, section=mode.section) for mode in (LOAD, ABLATION))
+_arms, _prompts, _output = (partial(flag, section=name) for name in ("Arms", "Prompts", "Output"))
+_axis = partial(flag, section="Lists: every combination is measured")
+
+
+def remember_format(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    """With --output-format json and --json errors are JSON as well."""
+    console = ctx.find_object(Console)
+    if console is not None:
+        console.json = console.json or value in ("json", True)
+    return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadFlags:
+    """What load is put on a server."""
+
+    serve: str | None = _load(
+        "Measure this server, in place of arms in this process: trtla serve, vLLM, SGLang, "
+        "llama.cpp's, trtllm-serve or another one with OpenAI's routes. Figures are those of "
+        "vllm bench serve.",
+        basic=True,
+        metavar="URL",
+    )
+    concurrency: tuple[int, ...] | None = _load(
+        "Requests at a time: the next one is sent when one is over.", show_default="1"
+    )
+    request_rate: tuple[float, ...] | None = _load(
+        "Requests a second in place of that, at random times (a Poisson process); inf sends "
+        "all at once."
+    )
+    arrivals_seed: int = _load("Fixes the times of --request-rate.", type=int, default=0)
+    endpoint: Literal["chat", "completions"] | None = _load(
+        "/v1/chat/completions, where each prompt is a user's message, or /v1/completions.",
+        type=click.Choice(["chat", "completions"]),
+        show_default="chat; completions where trtla serve has no template",
+    )
+    served_model_name: str | None = _load("A model of the server.", show_default="the first")
+    api_key_file: str | None = _load("Its first line is the server's key.", type=PATH)
+    extra_body: str | None = _load(
+        """More fields of every request, such as '{"drafter": "none"}'.""", metavar="JSON"
+    )
+    check_texts: bool = _load(
+        "Ask every different request alone afterwards: a text that differs from one under "
+        "load is a failed check (exit code 3)."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AblationFlags:
+    """Arms, prompts and grids of an ablation; lists are grids."""
+
+    ablation: bool = _ablation(
+        "In place of the tables: plain decoding, a draft model with fixed gamma and with "
+        "EGAG, n-grams, prompt lookup, lookahead and a chain, on some of the shipped prompts. Rows "
+        "are kept: the same command goes on where it was interrupted. Of the other flags it reads "
+        f"{_ABLATION_READS}; --categories are tasks.",
+        basic=True,
+    )
+    input_text: str | None = _ablation("Decode this text, not the tasks.", "-p", former="prompt")
+    full: bool = _ablation(
+        "All prompts of every task and 3 repeats, 420 decodings an arm. What is in "
+        "--output already is kept."
+    )
+    prompts_per_task: int | None = _ablation(
+        "Most prompts of a task.", show_default=f"{TASK_PROMPTS}; with --full all"
+    )
+    repeats: int | None = _ablation(
+        "Decodings of every setting; repeat i has seed + i.",
+        show_default=f"1; with --full {FULL_REPEATS}",
+    )
+    arms: tuple[str, ...] = _ablation(
+        f"What to measure; ar always comes first. Beside these: {', '.join(SOURCE_METHODS[1:])}.",
+        default=",".join(METHODS),
+    )
+    sources: bool = _ablation(
+        "Measure what the sources of auto's drafts are worth, in place of --arms: "
+        f"{', '.join(SOURCE_METHODS)}."
+    )
+    draft_model: str = _ablation(
+        "What drafts in sd, egag and the chain; it has the model's vocabulary. Without one "
+        "that has, these arms are skipped.",
+        type=PATH,
+        default=str(ASSETS / "tiny-llama-draft"),
+        show_default="the shipped tiny-llama-draft",
+    )
+    output: str = _ablation(
+        "Rows go here, their means and deviations to FILE_means.csv; what was measured is "
+        "kept in FILE.jsonl.",
+        type=PATH,
+        default="ablation_results.csv",
+    )
+    grid_gamma: tuple[int, ...] = _ablation(
+        "Most drafted tokens, of sd, nasd, prompt-lookup and the chain.", default="4"
+    )
+    grid_nodes: tuple[int, ...] = _ablation(
+        "Drafted tokens of every step, of auto-nodes; the triple is the limit.", default="4,8,16,64"
+    )
+    grid_gamma_max: tuple[int, ...] = _ablation("Of egag.", default="6")
+    grid_ema: tuple[float, ...] = _ablation("Of egag.", default="0.9")
+    grid_ngram_kind: tuple[NgramKind, ...] = _ablation(
+        "basic or onelevel, of nasd; the chain has the first.", type=NAMES, default="basic"
+    )
+    """Anything, until `DrafterSettings` has checked it."""
+    grid_ngram_order: tuple[int, ...] = _ablation("Of nasd and the chain.", default="3")
+    grid_top_k_filler: tuple[int, ...] = _ablation("Of nasd and the chain.", default="3")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchFlags(LoadFlags, AblationFlags):
+    """The command's flags, each under its own name."""
+
+    engine_dir: str
+    """Not there with `serve`."""
+    options: ExecutorOptions
+    asking: Asking
+    drafters: tuple[str, ...]
+    """Those of --drafter; `options.drafter` has what they have in common."""
+    processor: tuple[str, ...]
+    """Empty: not given."""
+    top_k: int
+    top_p: float
+    max_output_len: int
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: object
+    lookahead: tuple[Lookahead, ...] = _arms(
+        "Triples or auto, several after one flag, each an arm beside plain decoding (ar); at most "
+        "the engine's. A Hugging Face folder takes any.",
+        type=TRIPLES,
+        metavar="W,N,G|auto",
+        show_default="auto; of a TensorRT-LLM engine its own",
+        several=True,
+    )
+    compare: tuple[str, ...] = _arms(
+        f"Peers on the same weights: {', '.join(PEERS)}. hf is transformers' generate, with prompt "
+        "lookup as the fastest of some settings, or with an assistant model; llama.cpp needs "
+        "trtla[bench] and runs a GGUF file as it is, in llama.cpp-converted dequantised.",
+        basic=True,
+        metavar="NAME,...",
+    )
+    hf_model_dir: str | None = _arms(
+        "The Hugging Face folder that peers load, or the GGUF file that llama.cpp does.",
+        type=MODEL,
+        show_default="--engine-dir where that is one",
+    )
+    assistant_dir: str | None = _arms("The small model of hf-assisted.", type=MODEL)
+    prompts: tuple[str, ...] = _prompts(
+        "Shipped sets, .txt files with a prompt a line, or .jsonl files with {text} or "
+        "{category, text} lines or in Spec-Bench's format, whose second turns continue plain "
+        "decoding's answers to the first.",
+        basic=True,
+        default="code,chat,summarization",
+    )
+    categories: tuple[str, ...] = _prompts("Keep these categories only.")
+    num_prompts: int = _prompts(
+        "Most prompts of a category; with --serve requests of a run, where prompts may recur.",
+        default=12,
+        show_default="12; with --serve every prompt once, in one run or another",
+    )
+    prompt_len: tuple[int, ...] = _axis(
+        "Tokens of every prompt: longer ones lose their beginning, shorter ones get others in "
+        "front.",
+        type=TOKEN_COUNTS,
+        show_default="the prompts' own",
+    )
+    batch_size: tuple[int, ...] = _axis("Prompts decoded together.", default="1")
+    dtype: tuple[str, ...] = _axis(
+        "Types to compute in; auto is the engine's.", metavar="|".join(DTYPES), default="auto"
+    )
+    device: tuple[str, ...] = _axis(
+        "Where to run; auto takes CUDA where it is.",
+        type=DEVICES,
+        metavar="auto|cpu|cuda",
+        default="auto",
+    )
+    threads: tuple[int, ...] = _axis("Threads of PyTorch, for all arms.", show_default="PyTorch's")
+    temperature: tuple[float, ...] = _axis(
+        "0 takes the most probable token.", default="0,0.5", show_default="0,0.5; with --serve 0"
+    )
+    seed: int = flag("Prompt i samples with seed + i.", section="Sampling", type=int, default=0)
+    ignore_eos: bool = flag(
+        "Whether to continue after an end token, so that all arms write the same number.",
+        "--ignore-eos/--respect-eos",
+        section="Sampling",
+        default=True,
+        show_default="ignore; with --serve respect",
+    )
+    rounds: int = _output("Runs of every arm.", default=5)
+    output_format: str = _output(
+        "What to print on stdout.",
+        basic=True,
+        type=FORMATS,
+        default="md",
+        is_eager=True,
+        callback=remember_format,
+    )
+
+
+def check_read(chosen: Mode | None, modes: Iterable[Mode]) -> None:
+    """Refuse flags that change nothing in the chosen mode; None is that of the tables."""
     context, owners = click.get_current_context(), {mode.section: mode for mode in modes}
     unread: list[str] = []
     for param in context.command.params:
         name, owner = str(param.name), owners.get(getattr(param, "section", ""))
-        if not param.expose_value or source(context, name) != "flag":
+        if name not in context.params or source(context, name) != "flag":
             continue
         if chosen is not None and owner is not chosen and name not in chosen.read:
             unread.append(flag_of(name))
@@ -126,28 +280,13 @@ def check_read(chosen: Mode | None, modes: Iterable[Mode]) -> None:
         raise UsageError(f"{chosen.flag} does not read {', '.join(unread)}", hint)
 
 
-def check_lookahead(flags: BenchFlags) -> LookaheadConfig | None:
-    """The triple to open the model with; None is the engine's own."""
-    # An engine of trtllm-build does not say its triple, and a Hugging Face folder has none.
-    own = (Path(flags.engine_dir) / "trtla.json").is_file()
-    lookahead = None if own else _covering(flags.lookahead)
-    check_triples(
-        flags.engine_dir, lookahead, (("--lookahead", triple) for triple in flags.lookahead)
-    )
-    return lookahead
-
-
 def shared_setup(
     flags: BenchFlags,
     lookahead: LookaheadConfig | None,
     drafters: Iterable[DrafterSettings],
     draft_models: Iterable[str],
 ) -> dict[str, Any]:
-    """What opens the models, of bench and of its ablation: fields of `trtla.bench.opened.Setup`.
-
-    Args:
-        drafters: all that draft; the model gets memory for the longest draft.
-    """
+    """Fields of `trtla.bench.opened.Setup`; models get memory for the drafters' longest draft."""
     return {
         "model": flags.engine_dir,
         "options": replace(
@@ -172,47 +311,12 @@ def check_choices(flag: str, names: tuple[str, ...], known: tuple[str, ...]) -> 
             raise UsageError(f"{flag} has the unknown {name}", f"{guess}use {', '.join(known)}")
 
 
-def check_peers(flags: BenchFlags, is_engine: bool) -> None:
-    """Refuse peers that cannot load the model, cannot take the batches or are not installed."""
-    loaded = [name for name in flags.compare if name in HUGGING_FACE]
-    if loaded and is_engine and not flags.hf_model_dir:
-        raise UsageError(
-            f"--compare needs a Hugging Face model, and {flags.engine_dir} is an engine",
-            "give the folder that it was made from with --hf-model-dir",
-        )
-    if "hf-assisted" in flags.compare and not flags.assistant_dir:
-        raise UsageError("hf-assisted needs a small model", "give --assistant-dir MODEL")
-    context = click.get_current_context()
-    for name in (name for name in BEYOND if flags.compare and source(context, name) != "default"):
-        raise UsageError(
-            f"{flag_of(name)} and --compare exclude each other: peers decode without", "omit one"
-        )
-    single = [name for name in flags.compare if name not in BATCHING]
-    if single and 1 not in flags.batch_size:
-        raise UsageError(
-            f"{single[0]} decodes one prompt at a time, and --batch-size has no 1",
-            "add 1 to --batch-size, or omit the peer",
-        )
-    check_installed(flags.compare)
-    if any(name in LLAMA_CPP for name in flags.compare):
-        gguf_of(flags.engine_dir, flags.hf_model_dir)
-
-
-def _covering(triples: tuple[Lookahead, ...]) -> LookaheadConfig | None:
-    """The smallest triple that all fit into; None where there are none."""
-    fixed = [triple for triple in triples if triple != "auto"]
-    if not fixed:
-        return None
-    sizes = [triple.as_tuple() for triple in (*fixed, AUTOREGRESSIVE)]
-    return LookaheadConfig(*(max(column) for column in zip(*sizes, strict=True)))
-
-
 def filters_of(flags: BenchFlags) -> tuple[Filters, ...]:
     """Those of --processor, or every temperature with the same top-k and top-p."""
     if flags.processor:
         named = (parse_processor(text).filters for text in flags.processor)
         return tuple(dict.fromkeys(named))
-    return tuple((temperature, flags.top_k, flags.top_p) for temperature in flags.temperature)
+    return tuple(Filters(heat, flags.top_k, flags.top_p) for heat in flags.temperature)
 
 
 def print_as(

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import click
 
-from trtla.cli.bench.bench_flags import BenchFlags, Mode, filters_of, print_as
-from trtla.cli.shared.options import PATH, setting, stack, switch
+from trtla.cli.bench.bench_flags import BenchFlags, filters_of, print_as
 from trtla.cli.shared.params import source
-from trtla.cli.shared.values import COUNTS, NUMBERS, TEXT
 from trtla.console import Console, command_line, counted
 from trtla.errors import CheckFailed, TrtlaError, UsageError
 from trtla.files import read_text
@@ -24,85 +22,41 @@ if TYPE_CHECKING:
     from trtla.bench.load_client import Endpoint
     from trtla.bench.load_runs import Load, LoadResult, LoadRun, LoadTest
 
-_SECTION = "Load on a server: a run each of --concurrency or --request-rate"
-_READ = (
-    "prompts", "categories", "num_prompts", "system", "temperature", "processor", "top_k", "top_p",
-    "max_output_len", "seed", "ignore_eos", "output_format", "json",
-)  # fmt: skip
-LOAD = Mode("--serve", _SECTION, _READ)
-_ENDPOINTS = ("chat", "completions")
-
-_own = partial(setting, section=_SECTION)
-
-load_flags = stack(
-    _own(
-        "--serve",
-        basic=True,
-        type=TEXT,
-        metavar="URL",
-        help="Measure this server, in place of arms in this process: trtla serve, vLLM, SGLang, "
-        "llama.cpp's, trtllm-serve or another one with OpenAI's routes. Figures are those of "
-        "vllm bench serve.",
-    ),
-    _own(
-        "--concurrency",
-        type=COUNTS,
-        show_default="1",
-        help="Requests at a time: the next one is sent when one is over.",
-    ),
-    _own(
-        "--request-rate",
-        type=NUMBERS,
-        help="Requests a second in place of that, at random times (a Poisson process); inf sends "
-        "all at once.",
-    ),
-    _own("--arrivals-seed", type=int, default=0, help="Fixes the times of --request-rate."),
-    _own(
-        "--endpoint",
-        type=click.Choice(_ENDPOINTS),
-        show_default="chat; completions where trtla serve has no template",
-        help="/v1/chat/completions, where each prompt is a user's message, or /v1/completions.",
-    ),
-    _own("--served-model-name", type=TEXT, show_default="the first", help="A model of the server."),
-    _own("--api-key-file", type=PATH, help="Its first line is the server's key."),
-    _own(
-        "--extra-body",
-        type=TEXT,
-        metavar="JSON",
-        help="""More fields of every request, such as '{"drafter": "none"}'.""",
-    ),
-    switch(
-        "--check-texts",
-        section=_SECTION,
-        help="Ask every different request alone afterwards: a text that differs from one under "
-        "load is a failed check (exit code 3).",
-    ),
-)
-"""The flags of --serve."""
-
 
 def run_load_command(console: Console, flags: BenchFlags) -> None:
     """Check, measure with a note a run, and print the figures."""
     test = _check(console, flags)
+    from trtla.bench.load_report import csv_text, document, markdown_text
     from trtla.bench.load_runs import measure
+    from trtla.results.documents import host
 
-    def on_run(run: LoadRun) -> None:
-        console.note(_described(run))
-
-    measured = measure(test, lambda text: console.note(f"note: {text}"), on_run, console.progress)
-    _print(console, test, measured, flags.output_format)
+    measured = measure(
+        test,
+        lambda text: console.note(f"note: {text}"),
+        lambda run: console.note(_described(run)),
+        console.progress,
+    )
+    found = host(command_line())
+    print_as(
+        console,
+        flags.output_format,
+        lambda: document(test, measured, found),
+        lambda: csv_text(measured, found),
+        lambda: console.out(markdown_text(test, measured, found)),
+    )
     if measured.interrupted:
         raise KeyboardInterrupt
     _check_answers(measured)
 
 
 def _check(console: Console, flags: BenchFlags) -> LoadTest:
-    """What can be refused before the server is asked."""
-    from trtla.bench.load_client import Server, server_url
+    from trtla.bench.load_client import Server
     from trtla.bench.load_runs import LoadTest
     from trtla.data.prompt_sets import load_sets, mixed
 
-    filters = _filters(flags)
+    filters: tuple[Filters, ...] = (Filters(0.0, flags.top_k, flags.top_p),)
+    if flags.processor or _is_set("temperature"):  # else one: a load has runs enough
+        filters = filters_of(flags)
     sampling = [SamplingParams(flags.max_output_len, *one, seed=flags.seed) for one in filters]
     system = flags.asking.system
     endpoint: Endpoint | None = flags.endpoint or (None if system is None else "chat")
@@ -139,13 +93,6 @@ def _is_set(name: str) -> bool:
     return source(click.get_current_context(), name) != "default"
 
 
-def _filters(flags: BenchFlags) -> tuple[Filters, ...]:
-    """One unless lists are given: a load has runs enough."""
-    if flags.processor or _is_set("temperature"):
-        return filters_of(flags)
-    return ((0.0, flags.top_k, flags.top_p),)
-
-
 def _loads(flags: BenchFlags) -> tuple[Load, ...]:
     from trtla.bench.load_runs import Load
 
@@ -159,6 +106,20 @@ def _loads(flags: BenchFlags) -> tuple[Load, ...]:
     return tuple(Load(concurrency=number) for number in flags.concurrency or (1,))
 
 
+def server_url(text: str) -> str:
+    """The address of a server, without a `/v1` at its end."""
+    try:
+        parts = urlsplit(text)
+        known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # the port is no number
+        known = False
+    if not known or parts.query or parts.fragment:
+        raise UsageError(
+            f"--serve {text} is not the address of a server", "give one like http://127.0.0.1:8000"
+        )
+    return text.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
 def _key(file: str | None) -> str | None:
     if file is None:
         return None
@@ -169,7 +130,6 @@ def _key(file: str | None) -> str | None:
 
 
 def _extra(flags: BenchFlags) -> dict[str, Any]:
-    """The fields of every request beside OpenAI's."""
     own = {"ignore_eos": flags.ignore_eos} if _is_set("ignore_eos") else {}
     if flags.extra_body is None:
         return own
@@ -192,20 +152,6 @@ def _described(run: LoadRun) -> str:
     return (
         f"{run.load}: {counted(done.completed, 'request')} in {done.duration_s:.1f} s{failed}, "
         f"{done.output_throughput or 0.0:.1f} output tokens/s"
-    )
-
-
-def _print(console: Console, test: LoadTest, measured: LoadResult, output_format: str) -> None:
-    from trtla.bench.load_report import csv_text, document, markdown_text
-    from trtla.results.documents import host
-
-    found = host(command_line())
-    print_as(
-        console,
-        output_format,
-        lambda: document(test, measured, found),
-        lambda: csv_text(measured, found),
-        lambda: console.out(markdown_text(test, measured, found)),
     )
 
 

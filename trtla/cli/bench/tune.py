@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-import re
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from trtla.cli.shared import options as opt
 from trtla.cli.shared.command import Command
 from trtla.cli.shared.model import check_batch_size, check_texts, engine_limits, is_trtllm, loading
-from trtla.cli.shared.options import (
-    ENDS,
-    MODEL,
-    PATH,
-    chat_flags,
-    json_flag,
-    length_flag,
-    model_flag,
-    options_of,
-    place_flags,
-    setting,
-    stack,
-    switch,
-    tokenizer_flag,
-)
 from trtla.cli.shared.params import check_new_file
-from trtla.cli.shared.values import COUNT, COUNTS, NAMES, TEXT, TOKENS
+from trtla.cli.shared.values import DURATION, TOKENS
 from trtla.console import Console
 from trtla.errors import UsageError
 from trtla.files import temporary_folder
@@ -38,154 +23,86 @@ from trtla.settings.fields import parsed
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.settings.messages import Asking
 from trtla.settings.sampling import SamplingParams
-from trtla.settings.value_types import ValueType
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from trtla.results.documents import Tune
-    from trtla.tune.plan import GpuPeaks, TuneSettings
+    from trtla.tune.search import TuneSettings
 
 
-_DURATION = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)\s*(s|m|h)?")
-_FACTOR = {None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
-
-
-class DurationType(ValueType):
-    """A time such as `90s`, `2m` or `1h`, in seconds; a bare number is seconds."""
-
-    name = "time"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Parse the time."""
-        match = _DURATION.fullmatch(str(value).strip())
-        seconds = float(match[1]) * _FACTOR[match[2]] if match else 0.0
-        if seconds < 1.0:
-            self.fail(f"{value!r} is not a time of at least 1s, such as 90s, 2m or 1h.", param, ctx)
-        return seconds
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class TuneFlags:
     """The command's flags as click parsed them."""
 
-    engine_dir: str | None
-    model_dir: str | None
-    options: ExecutorOptions
-    backend: str
-    gpu: str | None
-    prompts: tuple[str, ...]
-    num_prompts: int
-    asking: Asking
-    batch_sizes: tuple[int, ...] | None
-    sampling: SamplingParams
-    budget: float
-    rounds: int
-    output_dir: str
-    write: str | None
-    force: bool
-    dry_run: bool
-
-
-tune_flags = stack(
-    model_flag(
-        "Model",
-        required=False,
-        help="What to tune: an engine made by trtla build, whose triple is the limit, or a Hugging "
-        "Face Llama folder, which takes any.",
-    ),
-    tokenizer_flag("Model"),
-    place_flags,
-    setting(
-        "--backend",
+    backend: str = opt.flag(
+        "tensorrt-llm: which triple to build an engine of TensorRT-LLM with; auto: the engine's.",
         section="TensorRT-LLM engines",
         type=click.Choice(["auto", "torch", "tensorrt-llm"]),
         default="auto",
-        help="tensorrt-llm: which triple to build an engine of TensorRT-LLM with; auto: the "
-        "engine's.",
-    ),
-    setting(
-        "--model-dir",
-        section="TensorRT-LLM engines",
-        type=MODEL,
-        help="The model itself, whose texts show the acceptance: a Hugging Face folder, a "
+    )
+    model_dir: str | None = opt.flag(
+        "The model itself, whose texts show the acceptance: a Hugging Face folder, a "
         "checkpoint, or a torch engine.",
-    ),
-    setting(
-        "--gpu",
         section="TensorRT-LLM engines",
-        type=TEXT,
+        type=opt.MODEL,
+    )
+    gpu: str | None = opt.flag(
+        "Take the costs from this GPU's published peaks: a bound, not a measurement.",
+        section="TensorRT-LLM engines",
         metavar="h200|h100|a100|l40s|...",
         show_default="the one that is here",
-        help="Take the costs from this GPU's published peaks: a bound, not a measurement.",
-    ),
-    setting(
-        "--prompts",
-        basic=True,
-        section="Prompts",
-        type=NAMES,
-        default="code,chat,summarization",
-        help="Shipped sets, .jsonl files with {text} or {category, text} lines or in Spec-Bench's "
+    )
+    prompts: tuple[str, ...] = opt.flag(
+        "Shipped sets, .jsonl files with {text} or {category, text} lines or in Spec-Bench's "
         "format, or .txt files with a prompt a line.",
-    ),
-    setting(
-        "--num-prompts",
         section="Prompts",
-        type=COUNT,
-        default=4,
-        help="Most prompts of a category.",
-    ),
-    chat_flags,
-    length_flag(type=TOKENS, default=96, help="Tokens to write."),
-    options_of(
-        SamplingParams, "Sampling", but=ENDS, seed={"help": "Prompt i samples with seed + i."}
-    ),
-    setting(
-        "--batch-sizes",
+        basic=True,
+        default="code,chat,summarization",
+    )
+    num_prompts: int = opt.flag("Most prompts of a category.", section="Prompts", default=4)
+    batch_size: tuple[int, ...] | None = opt.flag(
+        "Prompts decoded together; the first is what the recommendation is for.",
         section="Search",
-        type=COUNTS,
         show_default="those of 1,4,16 that the engine takes",
-        help="Prompts decoded together; the first is what the recommendation is for.",
-    ),
-    setting(
-        "--budget",
-        basic=True,
-        section="Search",
-        type=DurationType(),
-        default="2m",
-        help="Time to measure for, such as 90s, 2m or 1h; what was measured is kept, and the same "
+        former="batch_sizes",
+    )
+    budget: float = opt.flag(
+        "Time to measure for, such as 90s, 2m or 1h; what was measured is kept, and the same "
         "command goes on from there.",
-    ),
-    setting(
-        "--rounds",
         section="Search",
-        type=COUNT,
-        default=15,
-        help="Turns of every verified triple, at most; three in any case, more within the budget.",
-    ),
-    setting(
-        "--output-dir",
-        section="Output",
-        type=PATH,
-        default="tune-results",
-        help="Folder for measurements and tune.json.",
-    ),
-    setting(
-        "--write",
         basic=True,
+        type=DURATION,
+        default="2m",
+    )
+    rounds: int = opt.flag(
+        "Turns of every verified triple, at most; three in any case, more within the budget.",
+        section="Search",
+        default=15,
+    )
+    output_dir: str = opt.flag(
+        "Folder for measurements and tune.json.",
+        "-o",
         section="Output",
-        type=PATH,
+        type=opt.PATH,
+        default="tune-results",
+    )
+    write: str | None = opt.flag(
+        "Write the recommendation as a preset for --config.",
+        section="Output",
+        basic=True,
+        type=opt.PATH,
         metavar="PRESET.yaml",
-        help="Write the recommendation as a preset for --config.",
-    ),
-    switch("--force", section="Output", help="Replace the file of --write."),
-    switch(
-        "--dry-run", section="Output", help="Check everything and show the plan; measure nothing."
-    ),
-    json_flag("Print the JSON document, which is also written to tune.json.", section="Output"),
-)
+    )
+    force: bool = opt.flag("Replace the file of --write.", section="Output")
+    dry_run: bool = opt.flag(
+        "Check everything and show the plan; measure nothing.", section="Output"
+    )
+
+    engine_dir: str | None
+    options: ExecutorOptions
+    asking: Asking
+    sampling: SamplingParams
 
 
 _BATCH_SIZES = (1, 4, 16)
@@ -196,13 +113,27 @@ DOCUMENT = "tune.json"
     cls=Command,
     short_help="The best lookahead triple for a model, a machine and a kind of text.",
     examples=[
-        "trtla tune --engine-dir engine",
-        "trtla tune --engine-dir llama-3-8b --prompts mine.jsonl --budget 10m --write mine.yaml",
-        "trtla tune --engine-dir engine --batch-sizes 1,8 --temperature 0.7 --json",
+        "trtla tune engine",
+        "trtla tune llama-3-8b --prompts mine.jsonl --budget 10m --write mine.yaml",
+        "trtla tune engine --batch-size 1,8 --temperature 0.7 --json",
         "trtla tune --backend tensorrt-llm --model-dir llama-3-8b --gpu h100 --budget 30m",
     ],
 )
-@tune_flags
+@opt.model_flag(
+    "Model",
+    required=False,
+    help="What to tune: an engine made by trtla build, whose triple is the limit, or a Hugging "
+    "Face Llama folder, which takes any.",
+)
+@opt.tokenizer_flag("Model")
+@opt.place_flags
+@opt.flags_of(TuneFlags)
+@opt.chat_flags
+@opt.length_flag(type=TOKENS, default=96, help="Tokens to write.")
+@opt.options_of(
+    SamplingParams, "Sampling", but=opt.ENDS, seed={"help": "Prompt i samples with seed + i."}
+)
+@opt.json_flag("Print the JSON document, which is also written to tune.json.", section="Output")
 @click.pass_obj
 def tune(console: Console, /, **values: Any) -> None:
     """Find the window, n-gram and verification set sizes that are fastest here.
@@ -220,16 +151,19 @@ def tune(console: Console, /, **values: Any) -> None:
         show_plan(console, plan)
         return
     with _as_torch_model(plan) as settings:
-        tuned = _run(console, settings, flags.options.threads)
+        with loading():
+            from trtla.runtime.threads import set_threads
+            from trtla.tune.tuner import tune as run_tune
+        set_threads(flags.options.threads)
+        tuned = run_tune(settings, lambda text: console.note(f"note: {text}"), console.progress)
     _finish(console, tuned, plan, flags)
 
 
 def _check(flags: TuneFlags, console: Console) -> TuneSettings:
-    """What can be refused before a model is loaded."""
     from trtla.cli.bench.tune_output import check_folder, check_preset
     from trtla.data.prompt_sets import load_sets
-    from trtla.formats.t5_config import is_encoder_decoder
-    from trtla.tune.plan import TuneSettings
+    from trtla.formats.hf_config import is_encoder_decoder
+    from trtla.tune.search import TuneSettings
 
     planned = _is_planned(flags)
     model, limit, lookahead = _model(flags, planned=planned)
@@ -278,10 +212,9 @@ def _check(flags: TuneFlags, console: Console) -> TuneSettings:
 
 
 def _is_planned(flags: TuneFlags) -> bool:
-    """Whether the answer is for an engine of TensorRT-LLM."""
-    if flags.backend != "auto":
-        return flags.backend == "tensorrt-llm"
-    return _is_trtllm_engine(flags.engine_dir)
+    if flags.backend == "auto":
+        return _is_trtllm_engine(flags.engine_dir)
+    return flags.backend == "tensorrt-llm"
 
 
 def _is_trtllm_engine(folder: str | None) -> bool:
@@ -292,7 +225,7 @@ def _model(
     flags: TuneFlags, *, planned: bool
 ) -> tuple[str, LookaheadConfig, LookaheadConfig | None]:
     """The model that is decoded, the limit of the answer, and the triple to open the model with."""
-    from trtla.tune.plan import FREE, coarse
+    from trtla.tune.search import FREE, coarse
 
     model = (flags.model_dir if planned else None) or flags.engine_dir
     if planned and (model is None or _is_trtllm_engine(model)):
@@ -323,30 +256,27 @@ def _model(
 
 
 def _batch_sizes(flags: TuneFlags, model: str) -> tuple[int, ...]:
-    if flags.batch_sizes is not None:
-        check_batch_size(model, max(flags.batch_sizes))
-        return tuple(dict.fromkeys(flags.batch_sizes))
+    if flags.batch_size is not None:
+        check_batch_size(model, max(flags.batch_size))
+        return tuple(dict.fromkeys(flags.batch_size))
     fitting = []
-    for size in _BATCH_SIZES:
-        try:
+    with suppress(UsageError):
+        for size in _BATCH_SIZES:
             check_batch_size(model, size)
-        except UsageError:
-            break
-        fitting.append(size)
+            fitting.append(size)
     return tuple(fitting) or (1,)
 
 
-def _gpu(flags: TuneFlags, planned: bool) -> GpuPeaks | None:
-    """The GPU to plan for; None: costs are measured here."""
+def _gpu(flags: TuneFlags, planned: bool) -> str | None:
     if flags.gpu is not None:
         if not planned:
             raise UsageError(
                 f"--gpu {flags.gpu} plans for TensorRT-LLM, and costs are measured here",
                 "omit --gpu, or add --backend tensorrt-llm",
             )
-        from trtla.tune.plan import find_gpu
+        from trtla.tune.prediction import find_gpu
 
-        return find_gpu(flags.gpu)
+        return find_gpu(flags.gpu).name
     if planned:
         import torch
 
@@ -372,16 +302,7 @@ def _as_torch_model(plan: TuneSettings) -> Iterator[TuneSettings]:
         yield replace(plan, model=str(engine), options=replace(plan.options, lookahead=None))
 
 
-def _run(console: Console, settings: TuneSettings, threads: int | None) -> Tune:
-    with loading():
-        from trtla.runtime.models.load import set_threads
-        from trtla.tune.tuner import tune as run_tune
-    set_threads(threads)
-    return run_tune(settings, lambda text: console.note(f"note: {text}"), console.progress)
-
-
 def _finish(console: Console, tuned: Tune, plan: TuneSettings, flags: TuneFlags) -> None:
-    """Write what there is to write, then print."""
     from trtla.cli.bench.tune_output import show, write_document, write_preset
 
     write_document(tuned, plan.output_dir / DOCUMENT)

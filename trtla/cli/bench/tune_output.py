@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING
 from trtla.console import Console
 from trtla.errors import UsageError
 from trtla.files import write_whole, written
-from trtla.results.documents import Choice, GridPoint, Recommendation, Triple, Tune, Verified
+from trtla.results.documents import Choice, Recommendation, Triple, Tune, Verified
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
-from trtla.tune.plan import coarse
 from trtla.tune.prediction import WORTH, best, together
+from trtla.tune.search import coarse
 
 if TYPE_CHECKING:
-    from trtla.tune.plan import TuneSettings
+    from trtla.tune.search import TuneSettings
 
 
+_PLAIN = AUTOREGRESSIVE.as_tuple()
 _PREDICTED = 8
 """Triples of the table that are predicted only."""
 
@@ -35,20 +36,15 @@ def show_plan(console: Console, plan: TuneSettings) -> None:
         "temperature": plan.sampling.temperature,
         "max_output_len": plan.sampling.max_output_len,
         "budget_s": plan.budget_s,
-        "costs": f"roofline of {plan.gpu.name}" if plan.gpu else "measured",
+        "costs": f"roofline of {plan.gpu}" if plan.gpu else "measured",
         "output_dir": str(plan.output_dir),
     }
     if console.json:
         console.document({"schema_version": 1, "command": "tune", "dry_run": True, **facts})
         return
-    shown = {key: _listed(value) for key, value in facts.items()}
-    console.table(["setting", "value"], [[key, value] for key, value in shown.items()])
-
-
-def _listed(value: object) -> object:
-    if isinstance(value, dict):
-        return ", ".join(f"{name} {count}" for name, count in value.items())
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    facts["prompts"] = ", ".join(f"{one.category} {len(one.texts)}" for one in plan.sets)
+    facts["batch_sizes"] = ", ".join(map(str, plan.batch_sizes))
+    console.table(["setting", "value"], [[key, str(value)] for key, value in facts.items()])
 
 
 def show(console: Console, tuned: Tune, plan: TuneSettings) -> None:
@@ -110,23 +106,17 @@ def _show_speeds(console: Console, tuned: Tune, found: Recommendation) -> None:
     points = {row.lookahead: row for row in best(tuned.grid, whole, found.batch_size or 1)}
     ran = _ran((*tuned.verified, *tuned.alternatives), whole, found.batch_size)
     ran.sort(key=lambda one: one.measured_speedup or 0.0, reverse=True)
-    measured = {one.lookahead for one in ran}
-    others = [row for triple, row in points.items() if triple not in measured]
-    rows = [_row(one, points.get(one.lookahead or (0, 0, 0))) for one in ran]
-    rows += [[_name(row.lookahead), row.predicted_speedup, None, None, *_steps(row)]
-             for row in others[:_PREDICTED]]  # fmt: skip
+    rows: list[list[object]] = []
+    for one in ran:
+        point = points.pop(one.lookahead, None) if one.lookahead else None
+        steps = [None, None] if point is None else [point.tokens_per_step, point.fed_per_step]
+        speeds = [one.predicted_speedup, one.measured_speedup, one.error_percent]
+        rows.append([one.drafter or _name(one.lookahead), *speeds, *steps])
+    for point in list(points.values())[:_PREDICTED]:
+        speeds = [point.predicted_speedup, None, None]
+        rows.append([_name(point.lookahead), *speeds, point.tokens_per_step, point.fed_per_step])
     heads = ["lookahead", "predicted speed-up", "measured", "error %", "S", "fed/step"]
     console.table(heads, rows)
-
-
-def _row(one: Verified, point: GridPoint | None) -> list[object]:
-    name = one.drafter or _name(one.lookahead)
-    speeds = [one.predicted_speedup, one.measured_speedup, one.error_percent]
-    return [name, *speeds, *_steps(point)]
-
-
-def _steps(point: GridPoint | None) -> list[object]:
-    return [None, None] if point is None else [point.tokens_per_step, point.fed_per_step]
 
 
 def _name(triple: Triple | None) -> str:
@@ -164,7 +154,8 @@ def _curve(tuned: Tune) -> str:
 
 def write_document(tuned: Tune, path: Path) -> None:
     """Write the JSON document, which `trtla report` reads."""
-    _write(path, json.dumps(tuned.document(), indent=1) + "\n", "--output-dir")
+    with written(path, "give another path to --output-dir"):
+        write_whole(path, json.dumps(tuned.document(), indent=1) + "\n")
 
 
 def check_folder(folder: Path) -> None:
@@ -192,9 +183,10 @@ def write_preset(tuned: Tune, path: Path) -> bool:
     """
     chosen = tuned.recommendation
     unmeasured = chosen.measured_speedup is None and not _by_roofline(tuned)
-    if not chosen.keep_auto and (unmeasured or _is_plain(chosen)):
+    if not chosen.keep_auto and (unmeasured or chosen.lookahead == _PLAIN):
         return False
-    _write(path, preset_text(tuned), "--write")
+    with written(path, "give another path to --write"):
+        write_whole(path, preset_text(tuned))
     return True
 
 
@@ -234,19 +226,14 @@ def _setting(found: Recommendation) -> str:
     if not found.keep_auto:
         return f"\n# {note}\n{fixed}\n"
     return "\nlookahead: auto\n" + (
-        "" if _is_plain(found) else f"\n# The best fixed triple:\n# {fixed}\n"
+        "" if found.lookahead == _PLAIN else f"\n# The best fixed triple:\n# {fixed}\n"
     )
-
-
-def _is_plain(one: Choice) -> bool:
-    return one.lookahead == AUTOREGRESSIVE.as_tuple()
 
 
 def speed(one: Choice, kind: str = "predicted") -> str:
     """A choice's speed-up in words."""
-    parts = [] if one.predicted_speedup is None else [f"{one.predicted_speedup:.2f}x {kind}"]
-    parts += [] if one.measured_speedup is None else [f"{one.measured_speedup:.2f}x measured"]
-    return ", ".join(parts)
+    speeds = {kind: one.predicted_speedup, "measured": one.measured_speedup}
+    return ", ".join(f"{value:.2f}x {how}" for how, value in speeds.items() if value is not None)
 
 
 def _described(one: Choice, kind: str) -> str:
@@ -256,8 +243,3 @@ def _described(one: Choice, kind: str) -> str:
 
 def _by_roofline(tuned: Tune) -> bool:
     return tuned.cost.source == "roofline"
-
-
-def _write(path: Path, text: str, flag: str) -> None:
-    with written(path, f"give another path to {flag}"):
-        write_whole(path, text)

@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trtla.cli.shared.command import Command
-from trtla.cli.shared.options import DTYPES, MODEL, PATH, json_flag, setting, several, switch
+from trtla.cli.shared.options import (
+    DTYPES,
+    MODEL,
+    PATH,
+    json_flag,
+    model_flag,
+    setting,
+    several,
+    switch,
+)
 from trtla.cli.shared.params import source, sources
 from trtla.cli.shared.values import COUNT, TEXT, TOKENS, TRIPLE
 from trtla.console import Console, size
@@ -24,7 +33,9 @@ from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
 if TYPE_CHECKING:
     from trtla.build.engine import BuildDescription
 
-
+SCHEMA_VERSION = 1
+_SHOWN = ("backend", "reason", "source_kind", "lookahead", "max_draft_len")
+"""Fields of a plan that are keys of its JSON document."""
 _LIMITS = ("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens", "max_draft_len")
 _BUILD_ONLY = (
     *("checkpoint_dir", "output_dir", *_LIMITS, "gather_context_logits"),
@@ -37,21 +48,19 @@ _SETTINGS = (*_LIMITS, "lookahead", "gather_context_logits", "backend", "dtype",
     cls=Command,
     short_help="Checkpoint or Hugging Face folder -> engine.",
     examples=[
-        "trtla build --checkpoint-dir ckpt --output-dir engine --lookahead 7,7,7",
-        "trtla build --checkpoint-dir ckpt --output-dir engine --config configs/llama-8b.yaml",
-        "trtla build --checkpoint-dir ckpt --output-dir engine --lookahead 5,5,5 --dry-run",
+        "trtla build ckpt -o engine --lookahead 7,7,7",
+        "trtla build ckpt -o engine --config configs/llama-8b.yaml",
+        "trtla build ckpt -o engine --lookahead 5,5,5 --dry-run",
         "trtla build --from-existing trtllm-engine --lookahead 7,7,7 --tokenizer-dir llama-3-8b",
     ],
 )
-@setting(
-    "checkpoint_dir",
-    *("-m", "--model", "--checkpoint-dir"),
-    basic=True,
-    type=MODEL,
+@model_flag(
+    name="checkpoint_dir",
+    required=False,
     help="Checkpoint made by trtla convert; a Hugging Face folder or a GGUF file is converted "
     "on the way.",
 )
-@setting("--output-dir", basic=True, type=PATH, help="Engine folder to write.")
+@setting("-o", "--output-dir", basic=True, type=PATH, help="Engine folder to write.")
 @setting(
     "--from-existing",
     type=PATH,
@@ -179,28 +188,29 @@ def _build(ctx: click.Context, console: Console, flags: dict[str, Any]) -> None:
     if flags["max_num_tokens"] not in (None, plan.build_config.max_num_tokens):
         origin["max_num_tokens"] += ", corrected"
     if flags["dry_run"]:
-        show_plan(console, plan, origin, output)
+        _show_plan(console, plan, origin, output)
         return
-    show_start(console, plan)
+    if not console.json:
+        _show_kind(console, plan)
+    for note in plan.notes:
+        console.note(f"note: {note}")
     with console.progress("build") as progress:
-        build_engine(
-            checkpoint,
-            output,
-            settings,
-            **choice,
-            force=flags["force"],
-            sources=origin,
-            progress=progress,
-        )
+        more = {"force": flags["force"], "sources": origin, "progress": progress}
+        build_engine(checkpoint, output, settings, **choice, **more)
     if plan.backend == "torch":
         _compile_forward()
-    show_written(console, output, plan.backend, plan.lookahead, plan.notes)
+    _show_written(console, output, plan.backend, plan.lookahead, plan.notes)
 
 
 def _compile_forward() -> None:
     """Have the CPU's forward and the candidate trees ready for the first run."""
-    from trtla.runtime.models.cpu.compiler import NotCompiled
-    from trtla.runtime.models.cpu.native_code import FORWARD, SLOWER, TREES, tell_slower
+    from trtla.runtime.models.cpu.native_code import (
+        FORWARD,
+        SLOWER,
+        TREES,
+        NotCompiled,
+        tell_slower,
+    )
 
     try:
         FORWARD.load()
@@ -238,35 +248,31 @@ def _adopt(ctx: click.Context, console: Console, flags: dict[str, Any]) -> None:
         sources=sources(ctx, "lookahead"),
     )
     triple = engine.lookahead or AUTOREGRESSIVE
-    show_written(console, engine.path, engine.backend, triple.as_tuple())
+    _show_written(console, engine.path, engine.backend, triple.as_tuple())
 
 
-SCHEMA_VERSION = 1
-_SHOWN = ("backend", "reason", "source_kind", "lookahead", "max_draft_len")
-"""Fields of a plan that are keys of its JSON document."""
-
-
-def show_start(console: Console, plan: BuildDescription) -> None:
-    """Print what is going to be built, and what is corrected or not verified."""
-    if not console.json:
-        _show_kind(console, plan)
-    for note in plan.notes:
-        console.note(f"note: {note}")
-
-
-def show_plan(
+def _show_plan(
     console: Console, plan: BuildDescription, origin: dict[str, str], output: Path
 ) -> None:
     """Print what would be built; the values are the resolved ones, not only those given."""
     settings = _settings(plan, origin)
     if console.json:
-        console.document(_plan_document(plan, settings, output))
+        document = {
+            "schema_version": SCHEMA_VERSION,
+            "path": str(output),
+            **{name: getattr(plan, name) for name in _SHOWN},
+            "engine_max_seq_len": plan.build_config.max_seq_len,
+            "settings": settings,
+            "notes": plan.notes,
+            "memory": asdict(plan.memory),
+            "files": plan.files,
+            "commands": plan.commands,
+        }
+        console.document(document)
         return
     _show_kind(console, plan)
-    console.table(
-        ("setting", "value", "from"),
-        [(name, item["value"], item["from"]) for name, item in settings.items()],
-    )
+    rows = [(name, item["value"], item["from"]) for name, item in settings.items()]
+    console.table(("setting", "value", "from"), rows)
     for note in plan.notes:
         console.out(f"note: {note}")
     _show_memory(console, plan)
@@ -278,29 +284,27 @@ def show_plan(
         console.out(command)
 
 
-def show_written(
+def _show_written(
     console: Console,
     folder: Path,
     backend: str,
     lookahead: tuple[int, int, int],
     notes: Sequence[str] = (),
 ) -> None:
-    """Print where the engine is."""
     if not console.json:
         console.out(f"wrote {folder}")
         how = "chat" if may_have_chat_template(folder) else "run -p 'Once upon'"
         console.note(f"next: trtla {how} -m {folder}")
         return
-    console.document(
-        {
-            "schema_version": SCHEMA_VERSION,
-            "path": str(folder),
-            "backend": backend,
-            "lookahead": lookahead,
-            "max_draft_len": LookaheadConfig(*lookahead).max_draft_len,
-            "notes": notes,
-        }
-    )
+    document = {
+        "schema_version": SCHEMA_VERSION,
+        "path": str(folder),
+        "backend": backend,
+        "lookahead": lookahead,
+        "max_draft_len": LookaheadConfig(*lookahead).max_draft_len,
+        "notes": notes,
+    }
+    console.document(document)
 
 
 def _show_kind(console: Console, plan: BuildDescription) -> None:
@@ -310,25 +314,7 @@ def _show_kind(console: Console, plan: BuildDescription) -> None:
     console.out(f"backend {plan.backend}: {plan.reason}")
 
 
-def _plan_document(
-    plan: BuildDescription, settings: dict[str, dict[str, Any]], output: Path
-) -> dict[str, Any]:
-    """The JSON document of a dry run; memory is in bytes."""
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "path": str(output),
-        **{name: getattr(plan, name) for name in _SHOWN},
-        "engine_max_seq_len": plan.build_config.max_seq_len,
-        "settings": settings,
-        "notes": plan.notes,
-        "memory": asdict(plan.memory),
-        "files": plan.files,
-        "commands": plan.commands,
-    }
-
-
 def _settings(plan: BuildDescription, origin: dict[str, str]) -> dict[str, dict[str, Any]]:
-    """Every setting with its resolved value and where it came from."""
     limits = plan.build_config
     values: dict[str, object] = {
         "lookahead": ",".join(map(str, plan.lookahead)),
@@ -355,22 +341,14 @@ def _show_memory(console: Console, plan: BuildDescription) -> None:
         split = f" on the largest of {memory.ranks} ranks, {size(total)} in all" if every else ""
         console.out(f"{what} {size(rank)}{split}{of}")
 
+    batch = limits.max_batch_size
     line("weights", memory.weight_bytes_per_rank, memory.weight_bytes)
-    line(
-        "KV cache",
-        memory.kv_cache_bytes_per_rank,
-        memory.kv_cache_bytes,
-        f" for a full batch: {limits.max_batch_size} x {limits.max_seq_len} tokens",
-    )
+    whole = f" for a full batch: {batch} x {limits.max_seq_len} tokens"
+    line("KV cache", memory.kv_cache_bytes_per_rank, memory.kv_cache_bytes, whole)
     if plan.max_draft_len:
-        line(
-            "draft tokens",
-            memory.draft_kv_cache_bytes_per_rank,
-            memory.draft_kv_cache_bytes,
-            f" of the KV cache: {limits.max_batch_size} x {plan.max_draft_len} tokens",
-        )
-    console.out(
-        f"logits {size(memory.logits_bytes)} for a step of a full batch: {memory.step_tokens} "
-        "tokens"
-    )
+        part = f" of the KV cache: {batch} x {plan.max_draft_len} tokens"
+        drafts = memory.draft_kv_cache_bytes_per_rank, memory.draft_kv_cache_bytes
+        line("draft tokens", *drafts, part)
+    step = f"{memory.step_tokens} tokens"
+    console.out(f"logits {size(memory.logits_bytes)} for a step of a full batch: {step}")
     console.out("activations are not estimated")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trtla.cli.shared.command import Command
-from trtla.cli.shared.options import DTYPES, MODEL, PATH, setting, switch
+from trtla.cli.shared.options import DTYPES, PATH, model_flag, setting, switch
 from trtla.cli.shared.params import source
 from trtla.cli.shared.values import COUNT, DEVICE
 from trtla.console import Console, Progress, counted
@@ -35,24 +35,22 @@ _quantised = partial(setting, section="Quantisation")
     cls=Command,
     short_help="Hugging Face folder -> TensorRT-LLM checkpoint.",
     examples=[
-        "trtla convert --model-dir llama-3-8b --output-dir ckpt",
-        "trtla convert --model-dir llama-3-70b --output-dir ckpt --dtype bfloat16 --tp-size 8",
-        "trtla convert --model-dir llama-3-8b --output-dir ckpt --dtype fp8 --kv-cache-dtype fp8",
-        "trtla convert --model-dir llama-3-8b --output-dir ckpt --dtype fp8 --calib-data texts.txt",
-        "trtla convert --model-dir llama-3-8b --output-dir ckpt --dtype int4",
-        "trtla convert --model-dir llama-3-8b --output-dir ckpt --dtype w4a16_awq --tp-size 2",
+        "trtla convert llama-3-8b -o ckpt",
+        "trtla convert llama-3-70b -o ckpt --dtype bfloat16 --tp-size 8",
+        "trtla convert llama-3-8b -o ckpt --dtype fp8 --kv-cache-dtype fp8",
+        "trtla convert llama-3-8b -o ckpt --dtype fp8 --calib-data texts.txt",
+        "trtla convert llama-3-8b -o ckpt --dtype int4",
+        "trtla convert llama-3-8b -o ckpt --dtype w4a16_awq --tp-size 2",
     ],
 )
-@_conversion(
+@model_flag(
+    "Conversion",
     "model_dir",
-    *("-m", "--model", "--model-dir"),
-    basic=True,
-    type=MODEL,
-    required=True,
     help="Hugging Face folder of a LlamaForCausalLM, MistralForCausalLM or Qwen2ForCausalLM, "
     "its name on the hub such as org/name, or a GGUF file.",
 )
 @_conversion(
+    "-o",
     "--output-dir",
     basic=True,
     type=PATH,
@@ -130,7 +128,7 @@ def convert(ctx: click.Context, /, **flags: Any) -> None:
         )
     ranks, output = flags["tp_size"] * flags["pp_size"], flags["output_dir"]
     console.out(f"wrote {output}: {counted(ranks, 'rank')}")
-    console.note(f"next: trtla build --checkpoint-dir {output} --output-dir ENGINE")
+    console.note(f"next: trtla build {output} -o ENGINE")
 
 
 def _refuse_flags(ctx: click.Context) -> None:

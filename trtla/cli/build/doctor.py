@@ -9,19 +9,22 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trtla.cli.shared.command import Command
-from trtla.cli.shared.options import PATH, json_flag, model_argument, model_flag
+from trtla.cli.shared.options import PATH, json_flag, model_flag
 from trtla.console import Console, counted, size
 from trtla.errors import CheckFailed
 from trtla.version import __version__
 
 if TYPE_CHECKING:
-    from trtla.doctor.model import ModelCheck
-    from trtla.doctor.report import Report
-    from trtla.machine import Cpu, Driver, Gpu, Torch
+    from trtla.doctor.report import ModelCheck, Report
+    from trtla.machine import Gpu, Torch
     from trtla.trtllm.library import Library
 
-
+Row = tuple[str, object]
 SCHEMA_VERSION = 1
+_FOLDER = (
+    "A folder: a Hugging Face model, a checkpoint made by trtla convert or an engine; a GGUF file; "
+    "or a name on the hub."
+)
 
 
 @click.command(
@@ -30,8 +33,7 @@ SCHEMA_VERSION = 1
     config=False,
     examples=["trtla doctor", "trtla doctor engine", "trtla doctor --json > machine.json"],
 )
-@model_argument()
-@model_flag(type=PATH, required=False)
+@model_flag(type=PATH, required=False, help=_FOLDER)
 @json_flag("Print one JSON document.")
 @click.pass_obj
 def doctor(console: Console, engine_dir: str | None) -> None:
@@ -50,7 +52,7 @@ def doctor(console: Console, engine_dir: str | None) -> None:
 
     report = examine()
     if model is not None:
-        from trtla.doctor.model import check_model
+        from trtla.doctor.report import check_model
 
         check = check_model(model, report)
     _show(console, report, check)
@@ -94,8 +96,7 @@ def _way_out(check: ModelCheck) -> str:
     config=False,
     examples=["trtla inspect engine", "trtla inspect llama-3-8b --json"],
 )
-@model_argument(required=True)
-@model_flag(type=PATH, required=False)
+@model_flag(type=PATH, help=_FOLDER)
 @json_flag("Print one JSON document.")
 @click.pass_obj
 def inspect_path(console: Console, engine_dir: str) -> None:
@@ -138,37 +139,34 @@ def _readable(found: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _flat(value: dict[str, Any], prefix: str = "") -> list[tuple[str, object]]:
+def _flat(value: dict[str, Any], prefix: str = "") -> list[Row]:
     """Nested dictionaries as rows of dotted names; what there is none of is omitted."""
-    rows: list[tuple[str, object]] = []
+    rows: list[Row] = []
     for key, item in value.items():
         if isinstance(item, dict):
             rows += _flat(item, f"{prefix}{key}.")
         elif isinstance(item, bool):
-            rows.append((f"{prefix}{key}", "yes" if item else "no"))
+            rows.append((f"{prefix}{key}", _yes(item)))
         elif item is not None:
             shown = ", ".join(map(str, item)) if isinstance(item, list | tuple) else item
             rows.append((f"{prefix}{key}", shown))
     return rows
 
 
-Row = tuple[str, object]
-_GIB = 2**30
-
-
 def _machine_rows(report: Report) -> Iterator[Row]:
-    """The machine and what can run on it."""
+    from trtla.trtllm import rules
     from trtla.trtllm.library import SUPPORTED
 
     absent = f"not installed; the extra trtla[tensorrt-llm] brings {SUPPORTED}"
-    machine = report.machine
+    machine, cpu, driver = report.machine, report.machine.cpu, report.machine.driver
     yield "trtla", __version__
     yield "Python", f"{machine.python} on {machine.platform}"
     yield "PyTorch", _torch(machine.torch)
     yield "transformers", machine.transformers
-    yield "CPU", _cpu(machine.cpu)
-    yield "CPU instruction sets", " ".join(machine.cpu.instruction_sets) or None
-    yield "CUDA driver", _driver(machine.driver)
+    yield "CPU", f"{cpu.model}, {cpu.cores} cores, {_memory(cpu.memory_bytes, cpu.free_bytes)}"
+    yield "CPU instruction sets", " ".join(cpu.instruction_sets) or None
+    parts = (driver.version, driver.cuda and f"CUDA {driver.cuda}")
+    yield "CUDA driver", ", ".join(filter(None, parts)) or None
     for gpu in machine.gpus:
         yield from _gpu_rows(gpu)
     if not machine.gpus:
@@ -181,22 +179,18 @@ def _machine_rows(report: Report) -> Iterator[Row]:
     yield "candidate trees", report.candidate_trees
     if report.cuda_forward is not None:
         yield "CUDA forward", report.cuda_forward
-    yield "lookahead kernels", _kernels()
+    yield (
+        "lookahead kernels",
+        f"head sizes {' and '.join(map(str, rules.HEAD_SIZES))}; other multiples of "
+        f"{rules.JIT_MULTIPLE} up to {rules.JIT_LARGEST} in some releases; at most "
+        f"{rules.MAX_QUERY_GROUP} query heads for a K/V head",
+    )
 
 
 def _torch(torch: Torch) -> str | None:
     if torch.version is None:
         return None
     return f"{torch.version}, {f'CUDA {torch.cuda}' if torch.cuda else 'built without CUDA'}"
-
-
-def _cpu(cpu: Cpu) -> str:
-    return f"{cpu.model}, {cpu.cores} cores, {_memory(cpu.memory_bytes, cpu.free_bytes)}"
-
-
-def _driver(driver: Driver) -> str | None:
-    parts = (driver.version, driver.cuda and f"CUDA {driver.cuda}")
-    return ", ".join(part for part in parts if part) or None
 
 
 def _gpu_rows(gpu: Gpu) -> Iterator[Row]:
@@ -226,25 +220,14 @@ def _backend(library: Library) -> str | None:
     return lacks
 
 
-def _kernels() -> str:
-    from trtla.trtllm import rules
-
-    sizes = " and ".join(map(str, rules.HEAD_SIZES))
-    return (
-        f"head sizes {sizes}; other multiples of {rules.JIT_MULTIPLE} up to "
-        f"{rules.JIT_LARGEST} in some releases; at most {rules.MAX_QUERY_GROUP} query heads "
-        "for a K/V head"
-    )
-
-
 def _memory(total: int | None, free: int | None) -> str:
     if total is None:
         return "memory unknown"
-    return f"{total / _GIB:.1f} GiB" + (f" ({free / _GIB:.1f} free)" if free is not None else "")
+    gib = 2**30
+    return f"{total / gib:.1f} GiB" + (f" ({free / gib:.1f} free)" if free is not None else "")
 
 
 def _model_rows(check: ModelCheck) -> Iterator[Row]:
-    """A model against the machine."""
     yield "path", check.path
     yield "kind", check.kind
     for name, value in check.model.items():

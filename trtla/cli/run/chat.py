@@ -16,69 +16,63 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from trtla.cli.shared import options as opt
 from trtla.cli.shared.command import Command
 from trtla.cli.shared.model import (
     SHIPPED,
     CorpusFlags,
+    block_reuse,
     check_model,
-    is_trtllm,
     loading,
     open_llm,
     sample_model,
     save_corpus,
 )
-from trtla.cli.shared.options import (
-    DRAFTERS,
-    PATH,
-    color_flag,
-    corpus_flags,
-    draft_flags,
-    drafter_flags,
-    engine_flags,
-    length_flag,
-    model_argument,
-    opening_flags,
-    processor_flag,
-    sampling_flags,
-    setting,
-    several,
-    stop_flag,
-    trtllm_flags,
-    with_processor,
-)
-from trtla.cli.shared.params import source
-from trtla.cli.shared.values import TEXT
+from trtla.cli.shared.params import source, with_processor
 from trtla.console import Console
 from trtla.errors import UsageError
 from trtla.files import user_cache, write_whole
 from trtla.settings.drafting import DRAFT_PREFIX, DrafterSettings
 from trtla.settings.fields import parsed
-from trtla.settings.sampling import USUAL_LEN, SamplingParams
+from trtla.settings.messages import Asking
+from trtla.settings.sampling import USUAL_LEN
 
 if TYPE_CHECKING:
     from trtla.chat.printer import Printer
     from trtla.chat.session import Session
     from trtla.llm.llm import LLM
-    from trtla.runtime.limits import ExecutorLimits
 
-_LENGTH = {
-    "show_default": f"{USUAL_LEN}, half the context where that is less",
-    "help": "Most tokens of an answer.",
-}
-
+_LENGTH = f"{USUAL_LEN}, half the context where that is less"
 _LAST = "chat_model"
 """The file in the user's cache with the name of the last chat's model."""
-_NAMING = "trtla chat --engine-dir MODEL"
+_NAMING = "trtla chat MODEL"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ChatFlags(CorpusFlags):
     """The command's flags as click parsed them."""
 
-    chat: bool
-    system: str
+    draft_model: tuple[str, ...] = opt.flag(
+        "Draft models to load, so that /drafter draft:PATH can choose them.",
+        section=opt.DRAFTERS,
+        metavar="PATH",
+        several=True,
+    )
+    chat: bool = opt.flag(
+        "Whether messages are put into the model's chat template; without one, or with --no-chat, "
+        "they are continued as plain text.",
+        "--chat/--no-chat",
+        section="Conversation",
+        default=True,
+    )
+    system: str = opt.flag(
+        "A system message, which the chat template has before the first message.",
+        section="Conversation",
+        default="",
+        show_default=False,
+    )
+
     color: str
-    draft_model: tuple[str, ...]
 
 
 @click.command(
@@ -86,48 +80,26 @@ class ChatFlags(CorpusFlags):
     short_help="A conversation at the terminal, or from a script.",
     examples=[
         "trtla chat model.gguf",
-        "trtla chat --engine-dir engine",
-        "trtla chat --engine-dir engine --system 'Answer in one sentence.'",
-        "trtla chat --engine-dir engine --drafter ngram,lookahead --processor nucleus:0.8:0.9",
-        "trtla chat --engine-dir engine --draft-model small-engine",
+        "trtla chat engine",
+        "trtla chat engine --system 'Answer in one sentence.'",
+        "trtla chat engine --drafter ngram,lookahead --processor nucleus:0.8:0.9",
+        "trtla chat engine --draft-model small-engine",
         "printf '/max_output_len 64\\nOnce upon\\n/compare lookahead 7,7,7 | drafter ngram\\n' | "
-        "trtla chat --engine-dir engine",
+        "trtla chat engine",
     ],
 )
-@model_argument()
-@engine_flags("Model", type=PATH, required=False, show_default="that of the last chat")
-@opening_flags
-@length_flag(**_LENGTH)
-@sampling_flags
-@processor_flag
-@stop_flag
-@drafter_flags
-@several(
-    "--draft-model",
-    section=DRAFTERS,
-    type=TEXT,
-    metavar="PATH",
-    help="Draft models to load, so that /drafter draft:PATH can choose them.",
-)
-@corpus_flags
-@draft_flags
-@trtllm_flags
-@setting(
-    "--chat/--no-chat",
-    section="Conversation",
-    default=True,
-    help="Whether messages are put into the model's chat template; without one, or with --no-chat, "
-    "they are continued as plain text.",
-)
-@setting(
-    "--system",
-    section="Conversation",
-    type=TEXT,
-    default="",
-    show_default=False,
-    help="A system message, which the chat template has before the first message.",
-)
-@color_flag("Colour the tokens that were accepted in parallel.", "Conversation")
+@opt.engine_flags("Model", type=opt.PATH, required=False, show_default="that of the last chat")
+@opt.opening_flags()
+@opt.flags_of(ChatFlags)
+@opt.length_flag(show_default=_LENGTH, help="Most tokens of an answer.")
+@opt.sampling_flags
+@opt.processor_flag
+@opt.stop_flag
+@opt.drafter_flags
+@opt.corpus_flags
+@opt.draft_flags
+@opt.trtllm_flags
+@opt.color_flag("Colour the tokens that were accepted in parallel.", "Conversation")
 @click.pass_obj
 def chat(console: Console, /, **flags: Any) -> None:
     """Talk with a model, without --engine-dir that of the last chat, or else a small one to try
@@ -137,23 +109,23 @@ def chat(console: Console, /, **flags: Any) -> None:
     stdin is no terminal every line is a message or a command: answers go to stdout, all else to
     stderr.
     """
+    from trtla.formats.gguf.folder import model_folder
+
     model = _model(flags["engine_dir"], console)
-    flags["engine_dir"] = _folder(model)
+    flags["engine_dir"] = str(model_folder(model))
     settings = parsed(ChatFlags, with_processor(flags))
-    _check_system(settings)
+    Asking(settings.chat, settings.system or None)  # which refuses --system with --no-chat
     console.color = settings.color
-    by_default = source(click.get_current_context(), "max_output_len") == "default"
     named = [
         (f"--draft-model {path}", DrafterSettings((f"{DRAFT_PREFIX}{path}",)))
         for path in settings.draft_model
     ]
     settings = check_model(settings, drafters=named)
-    with _open(settings) as llm:
+    with open_llm(settings, max_batch_size=1, **block_reuse(settings, on=True)) as llm:
         if not llm.is_leader:  # a serving rank of mpirun: leaving the block serves to the end
             return
-        sampling = _sized(settings.sampling, llm.limits) if by_default else settings.sampling
         printer, converse = _front_end(console)
-        session = _session(llm, printer, sampling, settings)
+        session = _session(llm, printer, settings, model)
         _remember(model)
         console.note(f"note: runs on {llm.description}")
         converse(session)
@@ -162,22 +134,13 @@ def chat(console: Console, /, **flags: Any) -> None:
 
 def _model(named: str | None, console: Console) -> str:
     """The model that is named, else that of the last chat, else one to try trtla with."""
-    if named is not None:
-        return named
-    last = _last_model()
+    last = _last_model() if named is None else None
     if last is None:
-        return sample_model(console.note, _NAMING)
+        return sample_model(console.note, _NAMING, named)
     if os.path.isabs(last) and not os.path.exists(last):
         raise UsageError(f"{last}, the model of the last chat, is gone", f"name one: {_NAMING}")
     console.note(f"note: the model is {last}, as in the last chat")
     return last
-
-
-def _folder(model: str) -> str:
-    """As for other commands' models, here after the name has been taken."""
-    from trtla.formats.gguf.folder import model_folder
-
-    return str(model_folder(model))
 
 
 def _last_model() -> str | None:
@@ -188,7 +151,6 @@ def _last_model() -> str | None:
 
 
 def _remember(model: str) -> None:
-    """Keep the model's name for a chat that names none; where that cannot be written, go on."""
     if model == str(SHIPPED):
         return
     place = Path(model).absolute() if Path(model).exists() else model
@@ -197,44 +159,22 @@ def _remember(model: str) -> None:
         write_whole(user_cache() / _LAST, os.fsencode(place))
 
 
-def _check_system(flags: ChatFlags) -> None:
-    if flags.system and not flags.chat:
-        raise UsageError(
-            "--system is a message of the chat template, which --no-chat omits", "omit one of them"
-        )
-
-
-def _open(flags: ChatFlags) -> LLM:
-    """The model, its cache kept between turns."""
-    if is_trtllm(Path(flags.engine_dir)):  # shares blocks by a setting of its own
-        trtllm = replace(flags.options.trtllm, kv_cache_enable_block_reuse=True)
-        return open_llm(flags, max_batch_size=1, trtllm=trtllm)
-    return open_llm(flags, max_batch_size=1, block_reuse=True)
-
-
-def _sized(sampling: SamplingParams, limits: ExecutorLimits) -> SamplingParams:
-    """Answers that leave half of a small context to the conversation."""
-    length = min(sampling.max_output_len, max(limits.max_text_len // 2, 1))
-    return replace(sampling, max_output_len=length)
-
-
-def _session(llm: LLM, printer: Printer, sampling: SamplingParams, flags: ChatFlags) -> Session:
+def _session(llm: LLM, printer: Printer, flags: ChatFlags, model: str) -> Session:
     from trtla.chat.session import Session
     from trtla.chat.settings import ChatSettings
 
-    settings = ChatSettings(
-        sampling,
-        flags.options.drafter,
-        flags.options.lookahead,
-        chat=flags.chat,
-        system=flags.system,
+    sampling, options = flags.sampling, flags.options
+    if source(click.get_current_context(), "max_output_len") == "default":
+        half = max(llm.limits.max_text_len // 2, 1)  # of a small context is the conversation's
+        sampling = replace(sampling, max_output_len=min(sampling.max_output_len, half))
+    chosen = ChatSettings(
+        sampling, options.drafter, options.lookahead, chat=flags.chat, system=flags.system
     )
     with loading():
-        return Session(llm, settings, printer)
+        return Session(llm, chosen, printer, model)
 
 
 def _front_end(console: Console) -> tuple[Printer, Callable[[Session], None]]:
-    """Where a session prints, and what reads its lines: a terminal where both ends are one."""
     if sys.stdin.isatty() and sys.stdout.isatty():
         from trtla.chat.terminal import TerminalPrinter, chat_at_terminal
 

@@ -9,35 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from trtla.cli.shared import options as opt
 from trtla.cli.shared.command import Command
-from trtla.cli.shared.model import (
-    ModelFlags,
-    check_model,
-    check_template,
-    is_trtllm,
-    open_llm,
-)
-from trtla.cli.shared.options import (
-    chat_flags,
-    color_flag,
-    draft_flags,
-    drafter_flags,
-    engine_flags,
-    json_flag,
-    length_flag,
-    lookahead_flag,
-    parse_flag,
-    place_flags,
-    processor_flag,
-    ranks_flag,
-    sampling_flags,
-    setting,
-    stop_flag,
-    switch,
-    with_processor,
-)
-from trtla.cli.shared.params import check_new_file
-from trtla.cli.shared.values import LOOKAHEAD, TEXT
+from trtla.cli.shared.model import ModelFlags, check_model, check_template, is_trtllm, open_llm
+from trtla.cli.shared.params import check_new_file, with_processor
+from trtla.cli.shared.values import LOOKAHEAD
 from trtla.console import Console
 from trtla.errors import UsageError
 from trtla.settings.fields import parsed
@@ -51,27 +27,45 @@ if TYPE_CHECKING:
     from trtla.llm.prompt import PromptRequest
 
 _STYLES: dict[Style, dict[str, Any]] = {
-    "plain": {},
-    "bold": {"bold": True},
-    "dim": {"dim": True},
-    "accepted": {"fg": "green"},
-    "rejected": {"fg": "red"},
-    "input": {"bold": True},
-    "window": {"fg": "cyan"},
-    "candidate": {"fg": "yellow"},
-}
+    "plain": {}, "bold": {"bold": True}, "dim": {"dim": True}, "input": {"bold": True},
+    "accepted": {"fg": "green"}, "rejected": {"fg": "red"},
+    "window": {"fg": "cyan"}, "candidate": {"fg": "yellow"},
+}  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ExplainFlags(ModelFlags):
     """The command's flags as click parsed them."""
 
-    request_lookahead: Lookahead | None
-    input_text: str
+    input_text: str = opt.flag(
+        "The prompt; - reads it from stdin.", "-p", section="Prompts", basic=True, required=True
+    )
+    request_lookahead: Lookahead | None = opt.flag(
+        "The request's own triple, at most the default one, or auto.",
+        section="Model",
+        type=LOOKAHEAD,
+        metavar="W,N,G|auto",
+        show_default="the default triple",
+    )
+    step: int | None = opt.flag(
+        "Which step to describe; 0 is the prefill.",
+        section="Output",
+        basic=True,
+        type=click.IntRange(0),
+        metavar="K",
+        show_default="the step that accepted the most",
+    )
+    output: str | None = opt.flag(
+        "Draw the step as well: step.svg or step.png.",
+        "-o",
+        section="Output",
+        basic=True,
+        type=click.Path(dir_okay=False),
+        metavar="FILE",
+    )
+    force: bool = opt.flag("Replace a picture that is there already.", section="Output")
+
     asking: Asking
-    step: int | None
-    output: str | None
-    force: bool
     color: str
 
 
@@ -79,63 +73,25 @@ class ExplainFlags(ModelFlags):
     cls=Command,
     short_help="One decoding step, described and drawn.",
     examples=[
-        "trtla explain --engine-dir engine --input-text 'def f('",
-        "trtla explain --engine-dir model --lookahead 4,4,4 --input-text 'def f(' -o step.svg",
-        "trtla explain --engine-dir engine --input-text 'def f(' --step 3 -o step.png",
-        "trtla explain --engine-dir model --lookahead auto --input-text 'def f('",
-        "trtla explain --engine-dir engine --input-text 'def f(' --drafter ngram --json > run.json",
+        "trtla explain engine --input-text 'def f('",
+        "trtla explain model --lookahead 4,4,4 --input-text 'def f(' -o step.svg",
+        "trtla explain engine --input-text 'def f(' --step 3 -o step.png",
+        "trtla explain model --lookahead auto --input-text 'def f('",
+        "trtla explain engine --input-text 'def f(' --drafter ngram --json > run.json",
     ],
 )
-@setting(
-    "-p",
-    "--input-text",
-    basic=True,
-    section="Prompts",
-    type=TEXT,
-    required=True,
-    help="The prompt; - reads it from stdin.",
-)
-@chat_flags
-@engine_flags("Model")
-@place_flags
-@ranks_flag
-@lookahead_flag("the engine's triple; 7,7,7 of a model folder")
-@parse_flag
-@setting(
-    "--request-lookahead",
-    section="Model",
-    type=LOOKAHEAD,
-    metavar="W,N,G|auto",
-    show_default="the default triple",
-    help="The request's own triple, at most the default one, or auto.",
-)
-@length_flag(default=32)
-@sampling_flags
-@processor_flag
-@stop_flag
-@drafter_flags
-@draft_flags
-@setting(
-    "--step",
-    basic=True,
-    section="Output",
-    type=click.IntRange(0),
-    metavar="K",
-    show_default="the step that accepted the most",
-    help="Which step to describe; 0 is the prefill.",
-)
-@setting(
-    "-o",
-    "--output",
-    basic=True,
-    section="Output",
-    type=click.Path(dir_okay=False),
-    metavar="FILE",
-    help="Draw the step as well: step.svg or step.png.",
-)
-@switch("--force", section="Output", help="Replace a picture that is there already.")
-@json_flag("Print every step as one JSON document.", "Output")
-@color_flag("Colour what was accepted and the parts of the mask.")
+@opt.engine_flags("Model")
+@opt.flags_of(ExplainFlags)
+@opt.chat_flags
+@opt.opening_flags("the engine's triple; 7,7,7 of a model folder")
+@opt.length_flag(default=32)
+@opt.sampling_flags
+@opt.processor_flag
+@opt.stop_flag
+@opt.drafter_flags
+@opt.draft_flags
+@opt.json_flag("Print every step as one JSON document.", "Output")
+@opt.color_flag("Colour what was accepted and the parts of the mask.")
 @click.pass_obj
 def explain(console: Console, /, **flags: Any) -> None:
     """Decode one prompt and show what a step did: what W, N and G are, and what they bring.
@@ -145,10 +101,13 @@ def explain(console: Console, /, **flags: Any) -> None:
     accepted, what the target added and why the step ended there. With --lookahead auto it prints
     the candidate tree: each node's source, its chance and whether it was accepted.
     """
+    from trtla.data.prompts import gather
+
     settings = parsed(ExplainFlags, with_processor(flags))
     console.color = settings.color
     settings = _check(settings)
-    request = _request(settings)
+    how = (settings.sampling, (), settings.options.drafter, settings.asking)
+    [request] = gather([settings.input_text], None, *how)
     folders = (settings.engine_dir, settings.options.tokenizer_dir)
     check_template(console, settings.asking, folders, [(request.name, request.prompt)])
     with open_llm(settings, max_batch_size=1) as llm:
@@ -157,30 +116,18 @@ def explain(console: Console, /, **flags: Any) -> None:
 
 def _check(flags: ExplainFlags) -> ExplainFlags:
     """Refuse what can be before torch is imported; the flags with their draft model."""
+    from trtla.charts import check_path, theme
     from trtla.runtime.limits import refuse_watch
 
     if is_trtllm(Path(flags.engine_dir)):
         raise refuse_watch(flags.engine_dir)
     checked = check_model(flags, [("--request-lookahead", flags.request_lookahead)])
     if flags.output is not None:
-        _check_picture(Path(flags.output), force=flags.force)
+        path = Path(flags.output)
+        check_path(path)
+        check_new_file(path, "--output", force=flags.force)
+        theme()  # a missing matplotlib is reported before the run, not after it
     return checked
-
-
-def _check_picture(path: Path, *, force: bool) -> None:
-    from trtla.charts import check_path, theme
-
-    check_path(path)
-    check_new_file(path, "--output", force=force)
-    theme()  # a missing matplotlib is reported before the run, not after it
-
-
-def _request(flags: ExplainFlags) -> PromptRequest:
-    from trtla.data.prompts import gather
-
-    texts, sampling = [flags.input_text], flags.sampling
-    drafter = flags.options.drafter
-    return gather(texts, None, sampling, drafter=drafter, asking=flags.asking)[0]
 
 
 def _record_and_report(
@@ -193,9 +140,8 @@ def _record_and_report(
     if lookahead is None and flags.options.lookahead == "auto":
         lookahead = "auto"
     run = record_run(llm, request.prompt, request.sampling, lookahead)
-    completion = run.completion
     decode = llm.tokenizer.decode if llm.tokenizer else None
-    words = Words(decode, (*completion.input_ids, *completion.output_ids))
+    words = Words(decode, (*run.completion.input_ids, *run.completion.output_ids))
     step = _chosen(run, flags.step)
     if console.json:
         console.document(document(run, step, words, flags.engine_dir, llm.description))
@@ -232,10 +178,8 @@ def _print(
         console.out(line)
     console.out()
     if flags.step is None:
-        any_accepted = run.completion.stats.accepted
-        chosen = (
-            f"step {step.number} accepted the most" if any_accepted else "no draft was accepted"
-        )
+        most = f"step {step.number} accepted the most"
+        chosen = most if run.completion.stats.accepted else "no draft was accepted"
         console.note(f"note: {chosen}; another step with --step K")
     for line in step_lines(run, step, words, paint):
         console.out(line)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import select
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import takewhile
@@ -15,12 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trtla.cli.run.beam_options import (
-    beam_flags,
-    beams_wanted,
-    check_beams,
-    search_and_report,
-)
+from trtla.cli.shared import options as opt
 from trtla.cli.shared.command import Command
 from trtla.cli.shared.model import (
     CorpusFlags,
@@ -31,33 +26,13 @@ from trtla.cli.shared.model import (
     open_llm,
     save_corpus,
 )
-from trtla.cli.shared.options import (
-    chat_flags,
-    color_flag,
-    corpus_flags,
-    draft_flags,
-    drafter_flags,
-    json_flag,
-    length_flag,
-    model_argument,
-    model_flags,
-    options_of,
-    processor_flag,
-    sampling_flags,
-    setting,
-    several,
-    stop_flag,
-    switch,
-    trtllm_flags,
-    with_processor,
-)
-from trtla.cli.shared.params import Positional, source
+from trtla.cli.shared.params import Positional, source, with_processor
 from trtla.cli.shared.values import COUNT, LOOKAHEAD, TEXT
 from trtla.console import Console
-from trtla.errors import CheckFailed, UsageError
+from trtla.errors import UsageError, trtllm_cannot
 from trtla.machine import process_rank
-from trtla.settings.drafting import refuse_texts
-from trtla.settings.fields import parsed
+from trtla.settings.drafting import NO_DRAFTER, refuse_texts
+from trtla.settings.fields import declared, flag_name, parsed
 from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead
 from trtla.settings.messages import Asking
 from trtla.settings.sampling import USUAL_LEN, BeamSettings, SamplingParams, UsualLength
@@ -65,24 +40,55 @@ from trtla.settings.sampling import USUAL_LEN, BeamSettings, SamplingParams, Usu
 if TYPE_CHECKING:
     from trtla.llm.llm import LLM
     from trtla.llm.prompt import PromptRequest
-    from trtla.results.run import Decoded
 
 
+_BEAMS = "Beam search on torch engines: the most probable texts, with nothing drawn or drafted"
 _LENGTH = f"{USUAL_LEN}, or what the prompt leaves of the engine's room"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunFlags(CorpusFlags):
     """The command's flags as click parsed them."""
 
-    request_lookahead: tuple[Lookahead, ...]
-    no_lookahead: bool
-    input_text: tuple[str, ...]
-    input_file: str | None
-    expected_output: tuple[str, ...]
+    input_text: tuple[str, ...] = opt.flag(
+        "Prompts, several after one flag; - reads one from stdin, as a pipe does without this.",
+        "-p",
+        section="Prompts",
+        basic=True,
+        several=True,
+    )
+    input_file: str | None = opt.flag(
+        "A .txt file with one prompt a line, a .jsonl file with text, messages or input_ids and "
+        "settings of their own, or with Spec-Bench's turns, or - for either on stdin.",
+        section="Prompts",
+        basic=True,
+        type=click.Path(allow_dash=True),
+    )
+    expected_output: tuple[str, ...] = opt.flag(
+        "What the outputs are expected to be like, such as a text that a prompt asks to edit: auto "
+        "takes drafts from it, no text changes. One for all prompts, or one a prompt; - is stdin.",
+        section="Prompts",
+        metavar="TEXT|@FILE",
+        several=True,
+    )
+    request_lookahead: tuple[Lookahead, ...] = opt.flag(
+        "The requests' own triples, at most that of --lookahead, or auto: one for all prompts, or "
+        "one a prompt.",
+        section="Model",
+        type=LOOKAHEAD,
+        metavar="W,N,G|auto",
+        show_default="that of --lookahead",
+        several=True,
+    )
+    no_lookahead: bool = opt.flag("Decode every request with 1,1,0.", section="Model")
+    stream: bool = opt.flag("Print text as it comes.", section="Output", basic=True)
+    check_lossless: bool = opt.flag(
+        "Decode again with 1,1,0 and compare; exit code 3 when a text differs.",
+        section="Output",
+        basic=True,
+    )
+
     asking: Asking
-    stream: bool
-    check_lossless: bool
     color: str
     beams: BeamSettings
     num_return_sequences: int | None
@@ -93,79 +99,48 @@ class RunFlags(CorpusFlags):
     short_help="Prompts -> text, with lookahead decoding.",
     examples=[
         "trtla run model.gguf 'Once upon a time'",
-        "trtla run --engine-dir engine --input-text 'Once upon' 'To be, or not'",
-        "trtla run --engine-dir engine --input-file prompts.jsonl --json > results.json",
-        "trtla run --engine-dir engine --input-text 'def f(' --request-lookahead 3,3,3 --stream",
-        "cat prompt.txt | trtla run -m engine -q > answer.txt",
-        "trtla run --engine-dir engine --input-text 'Once upon' --num-beams 4 --json",
-        "trtla run --engine-dir engine --chat --input-text 'Why is the sky blue?'",
+        "trtla run model.gguf -p 'Why is the sky blue?' 'What is a tree?' --chat --check-lossless",
+        "trtla run engine --input-file prompts.jsonl --json > results.json",
+        "trtla run engine --input-text 'def f(' --request-lookahead 3,3,3 --stream",
+        "cat prompt.txt | trtla run engine -q > answer.txt",
+        "trtla run engine --input-text 'Once upon' --num-beams 4 --json",
+        "trtla run engine --input-text 'Once upon' 'To be, or not'",
     ],
 )
-@model_argument(required=True)
+@opt.model_flags()
 @click.argument("prompt", cls=Positional, type=TEXT, required=False)
-@several(
-    "-p",
-    "--input-text",
-    basic=True,
-    section="Prompts",
-    type=TEXT,
-    help="Prompts, several after one flag; - reads one from stdin, as a pipe does without this.",
-)
-@setting(
-    "--input-file",
-    basic=True,
-    section="Prompts",
-    type=click.Path(allow_dash=True),
-    help="A .txt file with one prompt a line, a .jsonl file with text, messages or input_ids and "
-    "settings of their own, or with Spec-Bench's turns, or - for either on stdin.",
-)
-@several(
-    "--expected-output",
-    section="Prompts",
-    type=TEXT,
-    metavar="TEXT|@FILE",
-    help="What the outputs are expected to be like, such as a text that a prompt asks to edit: "
-    "auto takes drafts from it, no text changes. One for all prompts, or one a prompt; - is stdin.",
-)
-@chat_flags
-@model_flags(required=False)
-@several(
-    "--request-lookahead",
-    section="Model",
-    type=LOOKAHEAD,
-    metavar="W,N,G|auto",
-    show_default="that of --lookahead",
-    help="The requests' own triples, at most that of --lookahead, or auto: one for all prompts, or "
-    "one a prompt.",
-)
-@switch("--no-lookahead", section="Model", help="Decode every request with 1,1,0.")
-@setting(
+@opt.flags_of(RunFlags)
+@opt.chat_flags
+@opt.setting(
     "--max-batch-size",
     section="Model",
     type=COUNT,
     show_default="the engine's",
     help="Requests in flight at a time, at most the engine's.",
 )
-@length_flag(show_default=_LENGTH)
-@sampling_flags
-@processor_flag
-@stop_flag
-@options_of(
+@opt.length_flag(show_default=_LENGTH)
+@opt.sampling_flags
+@opt.processor_flag
+@opt.stop_flag
+@opt.options_of(
     SamplingParams, "Sampling", only=("allotted_time_ms",), allotted_time_ms={"type": COUNT}
 )
-@beam_flags
-@drafter_flags
-@corpus_flags
-@draft_flags
-@trtllm_flags
-@switch("--stream", basic=True, section="Output", help="Print text as it comes.")
-@switch(
-    "--check-lossless",
-    section="Output",
-    help="Decode again with 1,1,0 and compare; exit code 3 when a text differs.",
+@opt.options_of(BeamSettings, _BEAMS, num_beams={"default": 1})
+@opt.setting(
+    "--num-return-sequences",
+    section=_BEAMS,
+    type=COUNT,
+    show_default="--num-beams",
+    help="Most beams of a prompt to print.",
 )
-@json_flag("Print one JSON document; with --stream a line a chunk, then the document.", "Output")
-@color_flag("Colour the tokens that were accepted in parallel.")
+@opt.drafter_flags
+@opt.corpus_flags
+@opt.draft_flags
+@opt.trtllm_flags
+@opt.json_flag(
+    "Print one JSON document; with --stream a line a chunk, then the document.", "Output"
+)
+@opt.color_flag("Colour the tokens that were accepted in parallel.")
 @click.pass_obj
 def run(console: Console, /, **params: Any) -> None:
     """Decode prompts, all in one in-flight batch.
@@ -180,25 +155,27 @@ def run(console: Console, /, **params: Any) -> None:
         params["max_output_len"] = USUAL_LEN  # shrinks to fit, which a 256 that is given does not
     flags = parsed(RunFlags, with_processor(params))
     console.color = flags.color
-    by_beams = beams_wanted(flags.beams, flags.num_return_sequences)
+    by_beams = _beams_wanted(flags.beams, flags.num_return_sequences)
     # mpirun gives stdin to rank 0 only; the others have no prompts of their own.
     requests = _requests(console, flags) if not process_rank() else []
     if by_beams:
-        check_beams(flags, requests)
+        _check_beams(flags, requests)
     flags = _check(console, flags, requests)
     with open_llm(flags) as llm:
         if not llm.is_leader:  # a serving rank of mpirun: leaving the block serves to the end
             return
+        from trtla.cli.run.transcript import decode_and_report, search_and_report
+
         requests = _sized(llm, _as_messages(llm, requests))
         if by_beams:
             search_and_report(console, llm, requests, flags.beams, flags.num_return_sequences)
         else:
-            _decode_and_report(console, llm, requests, flags)
+            how = {"stream": flags.stream, "check_lossless": flags.check_lossless}
+            decode_and_report(console, llm, requests, **how)
         save_corpus(console, llm, flags.save_corpus)
 
 
 def _requests(console: Console, flags: RunFlags) -> list[PromptRequest]:
-    """The prompts with their settings, checked before torch is imported."""
     from trtla.data.prompts import gather
 
     if flags.no_lookahead and flags.request_lookahead:
@@ -210,9 +187,9 @@ def _requests(console: Console, flags: RunFlags) -> list[PromptRequest]:
     texts, file, triples = flags.input_text, flags.input_file, flags.request_lookahead
     how = (flags.sampling, triples, flags.options.drafter, flags.asking, flags.expected_output)
     requests = gather(texts, file, *how)
-    if flags.no_lookahead:
-        requests = [replace(request, lookahead=AUTOREGRESSIVE) for request in requests]
-    return requests
+    if not flags.no_lookahead:
+        return requests
+    return [replace(request, lookahead=AUTOREGRESSIVE) for request in requests]
 
 
 _WAIT_S = 1.0
@@ -220,7 +197,7 @@ _WAIT_S = 1.0
 
 
 def _announce_stdin(console: Console) -> None:
-    """Note that stdin is read: a pipe that nobody writes to would look like a hang."""
+    """A pipe that nobody writes to would look like a hang."""
     from trtla.data.prompts import piped
 
     if not piped():
@@ -253,14 +230,12 @@ def _as_messages(llm: LLM, requests: list[PromptRequest]) -> list[PromptRequest]
 
 
 def _sized(llm: LLM, requests: Sequence[PromptRequest]) -> list[PromptRequest]:
-    """Conversations' turns of the usual length with their shares of the engine's room, of which a
-    turn leaves enough to the later ones.
-    """
+    """Conversations' turns of the usual length leave room to the later ones."""
     sized = []
     for i, request in enumerate(requests):
         later = tuple(takewhile(lambda one: one.turn > request.turn, requests[i + 1 :]))  # noqa: B023
         if later and isinstance(request.sampling.max_output_len, UsualLength):
-            lengths = [_prompt_len(llm, one) for one in (request, *later)]
+            lengths = [len(llm.request(one).input_ids) for one in (request, *later)]
             room = (llm.limits.max_text_len - sum(lengths)) // len(lengths)
             length = UsualLength(max(1, min(request.sampling.max_output_len, room)))
             request = replace(request, sampling=replace(request.sampling, max_output_len=length))
@@ -268,51 +243,84 @@ def _sized(llm: LLM, requests: Sequence[PromptRequest]) -> list[PromptRequest]:
     return sized
 
 
-def _prompt_len(llm: LLM, request: PromptRequest) -> int:
-    return len(llm.request(request.prompt, request.sampling, request.name).input_ids)
+_DRAWN = "beams are the most probable texts, nothing is drawn"
+_OWN_ROWS = "beams are compared by the model's own probabilities"
+_UNDRAFTED = "beams are searched without drafts"
 
 
-def _decode_and_report(
-    console: Console, llm: LLM, requests: list[PromptRequest], flags: RunFlags
-) -> None:
-    from trtla.cli.run.transcript import Transcript
-    from trtla.results.run import decode, document, lookahead_loss, warm_up
-
-    if flags.check_lossless:
-        warm_up(llm, requests[0])  # so that the first of the two runs is not the slow one
-    transcript = Transcript(console, requests, stream=flags.stream)
-    on_chunk = transcript.chunk if flags.stream else None
-    decoded = decode(llm, requests, on_chunk=on_chunk)
-    plain = decode(llm, requests, plain=True) if flags.check_lossless else None
-    console.note(f"note: ran on {llm.description}")
-    if console.json:
-        console.document(document(decoded, plain, llm.description), line=flags.stream)
-    else:
-        transcript.finish(decoded, plain)
-        _note_empty(console, decoded)
-    if plain is None and not console.quiet and (loss := lookahead_loss(llm, requests, decoded)):
-        console.note(f"note: {loss}")
-    if plain is not None:
-        _require_lossless(decoded, plain)
-
-
-def _note_empty(console: Console, decoded: Decoded) -> None:
-    """Say why there is nothing to read."""
-    for done in decoded.completions:
-        if done.text == "" and done.finish_reason == "end_id" and len(done.output_ids) == 1:
-            index = done.index
-            console.note(f"note: text {index} is empty: the model ended it at once")
-
-
-def _require_lossless(decoded: Decoded, plain: Decoded) -> None:
-    from trtla.results.run import divergence
-
-    pairs = zip(decoded.completions, plain.completions, strict=True)
-    different = [str(ours.index) for ours, theirs in pairs if divergence(ours, theirs)]
-    if different:
-        raise CheckFailed(
-            f"{len(different)} of {len(plain.completions)} texts differ from plain decoding: "
-            f"{', '.join(different[:8])}",
-            "a margin near zero is rounding of a low-precision type, try --dtype float32; "
-            "a large one is a bug",
+def _beams_wanted(settings: BeamSettings, most: int | None) -> bool:
+    """Whether the flags ask for beams; `most` is --num-return-sequences."""
+    context = click.get_current_context()
+    given = [name for name in declared(BeamSettings) if source(context, name) != "default"]
+    others = [name for name in given if name != "num_beams"]
+    if others and "num_beams" not in given:
+        flag = flag_name(others[0])
+        raise UsageError(f"{flag} needs beams", f"give --num-beams 4, or omit {flag}")
+    if (most or 1) > settings.num_beams:
+        raise UsageError(
+            f"num_return_sequences {most} is above num_beams {settings.num_beams}",
+            "use --num-return-sequences at most --num-beams",
         )
+    return bool(others) or settings.num_beams > 1
+
+
+def _check_beams(flags: RunFlags, requests: Sequence[PromptRequest]) -> None:
+    if is_trtllm(flags.engine_dir):
+        raise trtllm_cannot(
+            flags.engine_dir,
+            "and trtla builds none with beams",
+            "omit --num-beams, or build with --backend torch",
+        )
+    for what, reason in (*_excluded(flags), *_excluded_in(requests)):
+        raise UsageError(
+            f"{what} does not go with --num-beams: {reason}", "omit it, or --num-beams"
+        )
+
+
+def _excluded(flags: RunFlags) -> Iterator[tuple[str, str]]:
+    context, options = click.get_current_context(), flags.options
+    by_name = source(context, "processor") != "default"
+    for name, reason in _excluded_sampling(flags.sampling):
+        flag = "processor" if by_name and name == "temperature" else name
+        shown = f" (temperature {flags.sampling.temperature:g})" if name == "temperature" else ""
+        yield flag_name(flag) + shown, reason
+    if flags.stream:
+        yield "--stream", "beams are known when all have ended"
+    if flags.check_lossless:
+        yield "--check-lossless", "no draft could change them"
+    if flags.request_lookahead:
+        yield "--request-lookahead", _UNDRAFTED
+    if options.lookahead == "auto":
+        yield "--lookahead auto", _UNDRAFTED
+    for name in ("corpus", "save_corpus"):
+        if source(context, name) == "flag":
+            yield flag_name(name), _UNDRAFTED
+    # Presets and the environment name a drafter for whatever can be drafted for.
+    if source(context, "drafter") == "flag" and options.drafter.name != NO_DRAFTER.name:
+        yield "--drafter", _UNDRAFTED
+
+
+def _excluded_in(requests: Sequence[PromptRequest]) -> Iterator[tuple[str, str]]:
+    for request in requests:
+        drafter = request.drafter or NO_DRAFTER
+        if request.turn:
+            yield request.name, "a later turn waits for the answer to the first one"
+        for name, reason in _excluded_sampling(request.sampling):
+            shown = f" {request.sampling.temperature:g}" if name == "temperature" else ""
+            yield f"{name}{shown} of {request.name}", reason
+        if request.lookahead not in (None, AUTOREGRESSIVE):
+            yield f"lookahead {request.lookahead} of {request.name}", _UNDRAFTED
+        if request.expected_output:
+            yield f"expected_output of {request.name}", _UNDRAFTED
+        if drafter.drafter != NO_DRAFTER.drafter:
+            yield f"drafter {drafter.name} of {request.name}", _UNDRAFTED
+
+
+def _excluded_sampling(sampling: SamplingParams) -> Iterator[tuple[str, str]]:
+    if not sampling.greedy:
+        yield "temperature", _DRAWN
+    yield from ((name, _OWN_ROWS) for name in sampling.beyond)
+    if sampling.stop:
+        yield "stop", "a beam ends with an end token or --max-output-len"
+    if sampling.allotted_time_ms is not None:
+        yield "allotted_time_ms", "a search is not cut short"

@@ -1,4 +1,6 @@
-"""What `trtla run` prints for people: the texts as TensorRT-LLM's run.py does, then one table.
+"""`trtla run` with a model that is open: decodes or searches, and prints what comes of it.
+
+People get the texts as TensorRT-LLM's run.py prints them, then one table.
 
 With --quiet it is the bare texts, each ended by a newline.
 
@@ -8,21 +10,33 @@ are when their time comes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from trtla.console import Console
+from trtla.errors import CheckFailed
 from trtla.results.metrics import Metrics
-from trtla.results.run import Decoded, divergence
+from trtla.results.run import (
+    Decoded,
+    decode,
+    divergence,
+    document,
+    lookahead_loss,
+    search,
+    warm_up,
+)
 from trtla.runtime.stats import COUNTERS
 from trtla.settings.messages import is_conversation
 
 if TYPE_CHECKING:
-    from trtla.llm.llm import Chunk, Completion, Piece
+    from trtla.llm.llm import LLM, Chunk, Completion, Piece
     from trtla.llm.prompt import Prompt, PromptRequest
+    from trtla.results.documents import Beam, BeamSearch, PromptBeams
+    from trtla.settings.sampling import BeamSettings
 
 _COUNTED = [name for name, one in COUNTERS.items() if "run" in one.documents and name != "steps"]
 COLUMNS = ("text", "tokens", "steps", "tokens/step", *_COUNTED, "distinct 4-grams", "tokens/s")
+BEAM_COLUMNS = ("text", "beam", "tokens", "score", "log prob", "finished")
 
 
 class Transcript:
@@ -66,7 +80,6 @@ class Transcript:
             self.begun, self.shown = False, self.shown + 1
 
     def _open(self, index: int) -> None:
-        """Print what stands before an output."""
         if not self.console.quiet:
             self.console.out(input_line(index, self.requests[index].prompt))
             self.console.out(f'Output [Text {index}]: "', end="")
@@ -124,13 +137,47 @@ class Transcript:
             self.console.out(f"speed-up over plain decoding: {gain:.2f}x")
 
 
+def decode_and_report(
+    console: Console, llm: LLM, requests: list[PromptRequest], *, stream: bool, check_lossless: bool
+) -> None:
+    """Decode and print; raises `CheckFailed` where a text differs from plain decoding."""
+    if check_lossless:
+        warm_up(llm, requests[0])  # so that the first of the two runs is not the slow one
+    transcript = Transcript(console, requests, stream=stream)
+    decoded = decode(llm, requests, on_chunk=transcript.chunk if stream else None)
+    plain = decode(llm, requests, plain=True) if check_lossless else None
+    console.note(f"note: ran on {llm.description}")
+    if console.json:
+        console.document(document(decoded, plain, llm.description), line=stream)
+    else:
+        transcript.finish(decoded, plain)
+        for done in decoded.completions:
+            if done.text == "" and done.finish_reason == "end_id" and len(done.output_ids) == 1:
+                console.note(f"note: text {done.index} is empty: the model ended it at once")
+    if plain is not None:
+        _require_lossless(decoded, plain)
+    elif not console.quiet and (loss := lookahead_loss(llm, requests, decoded)):
+        console.note(f"note: {loss}")
+
+
+def _require_lossless(decoded: Decoded, plain: Decoded) -> None:
+    pairs = zip(decoded.completions, plain.completions, strict=True)
+    different = [str(ours.index) for ours, theirs in pairs if divergence(ours, theirs)]
+    if different:
+        raise CheckFailed(
+            f"{len(different)} of {len(plain.completions)} texts differ from plain decoding: "
+            f"{', '.join(different[:8])}",
+            "a margin near zero is rounding of a low-precision type, try --dtype float32; "
+            "a large one is a bug",
+        )
+
+
 def input_line(index: int, prompt: Prompt) -> str:
     """The line that stands above a prompt's outputs."""
     return f'Input [Text {index}]: "{_shown(prompt)}"'
 
 
 def _shown(prompt: Prompt) -> str:
-    """A text, ids, or messages: one as its content, several with their roles."""
     if isinstance(prompt, str):
         return prompt
     if not is_conversation(prompt):
@@ -151,3 +198,41 @@ def table_row(name: object, totals: Metrics) -> list[object]:
         totals.distinct_4grams,
         totals.tokens_per_s,
     ]
+
+
+def search_and_report(
+    console: Console, llm: LLM, requests: list[PromptRequest], beams: BeamSettings, most: int | None
+) -> None:
+    """Search and print at most so many beams of every prompt."""
+    searched = search(llm, requests, beams, most)
+    console.note(f"note: ran on {llm.description}")
+    if console.json:
+        console.document(searched.document())
+    else:
+        _print_beams(console, requests, searched)
+
+
+def _print_beams(console: Console, requests: Sequence[PromptRequest], searched: BeamSearch) -> None:
+    """The texts as TensorRT-LLM's run.py prints beams, then one table; bare texts when quiet."""
+    if console.quiet:
+        for prompt in searched.results:
+            for beam in prompt.beams:
+                console.out(_text(beam))
+        return
+    for request, prompt in zip(requests, searched.results, strict=True):
+        console.out(input_line(prompt.index, request.prompt))
+        for place, beam in enumerate(prompt.beams):
+            console.out(f'Output [Text {prompt.index} Beam {place}]: "{_text(beam)}"')
+    console.out()
+    console.table(BEAM_COLUMNS, [row for prompt in searched.results for row in _beam_rows(prompt)])
+
+
+def _text(beam: Beam) -> str:
+    return " ".join(map(str, beam.output_ids)) if beam.text is None else beam.text
+
+
+def _beam_rows(prompt: PromptBeams) -> Iterator[list[object]]:
+    for place, beam in enumerate(prompt.beams):
+        figures = [f"{value:.4f}" for value in (beam.score, beam.log_prob)]
+        ended = "yes" if beam.finished else "no"
+        yield [prompt.index, place, len(beam.output_ids), *figures, ended]

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from trtla.cli.shared import options as opt
 from trtla.cli.shared.model import (
     CorpusFlags,
+    block_reuse,
     check_model,
     is_trtllm,
     open_llm,
-)
-from trtla.cli.shared.options import (
-    corpus_flags,
-    draft_flags,
-    drafter_flags,
-    opening_flags,
-    options_of,
-    setting,
-    stack,
-    switch,
+    sample_model,
 )
 from trtla.cli.shared.values import COUNT
 from trtla.console import counted
@@ -52,26 +45,27 @@ class AnsweringFlags(CorpusFlags):
     force_greedy: bool
     reuse: bool
     """Share K/V blocks between requests with the same beginning."""
+    spread: ReplicaSettings
 
 
 Flags = TypeVar("Flags", bound=AnsweringFlags)
 
-answering_model_flags = stack(
-    opening_flags,
-    setting(
+answering_model_flags = opt.stack(
+    opt.opening_flags(),
+    opt.setting(
         "--max-batch-size",
         section="Model",
         type=COUNT,
         show_default="the engine's",
         help="Texts that are written at the same time, at most the engine's.",
     ),
-    switch(
+    opt.switch(
         "--force-greedy",
         section="Model",
         help="Answer greedily whatever temperature, top_p and top_k requests have, for clients "
         "that always send them.",
     ),
-    setting(
+    opt.setting(
         "--kv-cache-enable-block-reuse/--no-kv-cache-enable-block-reuse",
         section="Model",
         default=True,
@@ -80,27 +74,26 @@ answering_model_flags = stack(
 )
 """How the model is opened; block reuse is in place of the one among TensorRT-LLM's settings."""
 
-answering_draft_flags = stack(
-    drafter_flags,
-    corpus_flags,
-    draft_flags,
-    options_of(TrtllmSettings, "TensorRT-LLM engines", but=(_REUSE,)),
+answering_draft_flags = opt.stack(
+    opt.drafter_flags,
+    opt.corpus_flags,
+    opt.draft_flags,
+    opt.options_of(TrtllmSettings, "TensorRT-LLM engines", but=(_REUSE,)),
 )
 """What drafts for the requests, and TensorRT-LLM's settings."""
 
 
-def answering_folder(note: Callable[[str], None], naming: str, named: str | None) -> str:
-    """The folder of the named model; without a name as in `sample_model`."""
-    from trtla.cli.shared.model import sample_model
+def checked(
+    kind: type[Flags], params: dict[str, Any], note: Callable[[str], None], naming: str
+) -> Flags:
+    """A command's flags, their draft models among the options; `note` and `naming` as in
+    `sample_model`."""
     from trtla.formats.gguf.folder import model_folder
 
-    return str(model_folder(sample_model(note, naming, named)))
-
-
-def checked(kind: type[Flags], params: Mapping[str, Any]) -> Flags:
-    """A command's flags, their draft models among the options."""
-    others = {name: value for name, value in params.items() if name != _REUSE}
-    return check_model(parsed(kind, {**others, "reuse": params[_REUSE]}))
+    folder = str(model_folder(sample_model(note, naming, params["engine_dir"])))
+    given = params | {"engine_dir": folder, "reuse": params[_REUSE]}
+    del given[_REUSE]
+    return check_model(parsed(kind, given))
 
 
 def answering_name(served: str | None, named: str | None, flags: AnsweringFlags) -> str:
@@ -115,10 +108,8 @@ def open_answering(flags: AnsweringFlags, who: str, **more: Any) -> LLM:
         who: what speaks text, for the refusal of a model without a tokenizer.
         more: arguments of `LLM` for the torch executor alone.
     """
-    more |= {"block_reuse": flags.reuse}
-    if is_trtllm(flags.engine_dir):
-        more = {"trtllm": replace(flags.options.trtllm, kv_cache_enable_block_reuse=flags.reuse)}
-    llm = open_llm(flags, **more)
+    torch_only = {} if is_trtllm(flags.engine_dir) else more
+    llm = open_llm(flags, **torch_only, **block_reuse(flags, on=flags.reuse))
     llm.force_greedy = flags.force_greedy
     if llm.tokenizer is None:
         llm.close()
@@ -130,11 +121,7 @@ def open_answering(flags: AnsweringFlags, who: str, **more: Any) -> LLM:
 
 
 def check_spread(flags: AnsweringFlags, *modules: str) -> None:
-    """Refuse what cannot be spread over replicas here.
-
-    Args:
-        modules: parts of Ray that are used.
-    """
+    """Refuse what cannot be spread over replicas here; `modules` of Ray are used."""
     if is_trtllm(flags.engine_dir):
         raise UsageError(
             f"{flags.engine_dir} is a TensorRT-LLM engine, which --ray does not spread",
@@ -149,36 +136,31 @@ def spread_out(flags: Flags, replicas: int) -> Flags:
     """A command's flags as a replica has them: its share of the threads, paths from anywhere."""
     from trtla.replicas.cluster import threads_each
 
-    own = flags.options.tokenizer_dir
+    def absolute(path: str | Path) -> str:  # names on the hub stay
+        return str(Path(path).resolve() if Path(path).exists() else path)
+
+    own = flags.options
     options = replace(
-        flags.options,
-        threads=threads_each(replicas, flags.options.threads),
-        tokenizer_dir=own and _absolute(own),
-        corpus=[_absolute(path) for path in flags.options.corpus],
+        own,
+        threads=threads_each(replicas, own.threads),
+        tokenizer_dir=own.tokenizer_dir and absolute(own.tokenizer_dir),
+        corpus=[absolute(path) for path in own.corpus],
     )
-    return replace(flags, engine_dir=_absolute(flags.engine_dir), options=options)
-
-
-def _absolute(path: str | Path) -> str:
-    """A path from anywhere; names on the hub stay."""
-    return str(Path(path).resolve() if Path(path).exists() else path)
-
-
-_USES_GPU = {"cuda": True, "cpu": False}
+    return replace(flags, engine_dir=absolute(flags.engine_dir), options=options)
 
 
 def gpus_each(flags: AnsweringFlags, cluster: Cluster) -> int:
     """GPUs of each replica: one for each of its ranks, none on CPUs."""
-    found = _USES_GPU.get(flags.options.device.partition(":")[0])
-    uses = cluster.has_gpus if found is None else found
-    return (flags.options.tp_size or flags.options.lookahead_parallel or 1) if uses else 0
+    device, options = flags.options.device.partition(":")[0], flags.options
+    if device == "cpu" or (device == "auto" and not cluster.has_gpus):
+        return 0
+    return options.tp_size or options.lookahead_parallel or 1
 
 
 @contextmanager
 def spread_records(
     note: Callable[[str], None],
     flags: AnsweringFlags,
-    settings: ReplicaSettings,
     task: Task,
     who: str,
 ) -> Iterator[Iterator[Record]]:
@@ -189,13 +171,13 @@ def spread_records(
     from trtla.replicas.cluster import Cluster, quiet
     from trtla.replicas.deployment import check_room
 
-    number = settings.range[0]
+    number = flags.spread.range[0]
     each = spread_out(flags, number)
     threads = each.options.threads or 1
     batch_size = open_model(Path(flags.engine_dir), None).batch_size(flags.options.max_batch_size)
     opening = partial(open_answering, each, who)
     share = Share(opening, task.source.resolve(), task.labelling)
-    cluster = Cluster(settings.ray_address, threads * number)
+    cluster = Cluster(flags.spread.ray_address, threads * number)
     try:
         gpus = gpus_each(flags, cluster)
         check_room(number, threads, gpus)
@@ -207,9 +189,7 @@ def spread_records(
         cluster.close()
 
 
-def new_replica_engine(
-    flags: Flags, spread: ReplicaSettings, open_model: Callable[[Flags], LLM]
-) -> NewEngine:
+def new_replica_engine(flags: Flags, open_model: Callable[[Flags], LLM]) -> NewEngine:
     """What decodes for the server on replicas, each of which opens the model of these flags."""
     check_spread(flags, "ray.serve")
     from trtla.formats.engine import model_digest
@@ -218,6 +198,7 @@ def new_replica_engine(
     from trtla.replicas.engine import Maker, ReplicaEngine
     from trtla.replicas.replica import open_same
 
+    spread = flags.spread
     each = spread_out(flags, spread.range[1])
     threads = each.options.threads or 1
 

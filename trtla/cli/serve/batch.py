@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,16 +13,16 @@ import click
 from trtla.cli.serve.answering import (
     AnsweringFlags,
     answering_draft_flags,
-    answering_folder,
     answering_model_flags,
     answering_name,
+    check_spread,
     checked,
     open_answering,
+    spread_records,
 )
+from trtla.cli.shared import options as opt
 from trtla.cli.shared.command import Command
 from trtla.cli.shared.model import save_corpus
-from trtla.cli.shared.options import PATH, engine_flags, json_flag, options_of, setting, switch
-from trtla.cli.shared.values import TEXT
 from trtla.console import Console, counted
 from trtla.errors import UsageError
 from trtla.interrupts import INTERRUPTS
@@ -39,15 +39,28 @@ _CHANGING = ("device", "dtype", "kv_cache_dtype")
 """Settings of the model that may change an answer's last bits."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BatchFlags(AnsweringFlags):
     """The command's flags as click parsed them."""
 
+    output_dir: str = opt.flag(
+        "Folder of the job: output.jsonl and errors.jsonl at its end, what is done until then.",
+        "-o",
+        section="Output",
+        basic=True,
+        type=opt.PATH,
+        required=True,
+    )
+    force: bool = opt.flag("Drop what the folder has of a job, and begin anew.", section="Output")
+    served_model_name: str | None = opt.flag(
+        "The model's name in answers, and the only one that requests may name.",
+        section="Model",
+        basic=True,
+        metavar="NAME",
+        show_default="that of its folder or file",
+    )
+
     requests: str
-    output_dir: str
-    force: bool
-    spread: ReplicaSettings
-    served_model_name: str | None
 
 
 @click.command(
@@ -58,30 +71,14 @@ class BatchFlags(AnsweringFlags):
         "trtla batch requests.jsonl -o out -m model.gguf --served-model-name gpt-4o-mini --json",
     ],
 )
-@click.argument("requests", type=PATH)
-@setting(
-    "-o",
-    "--output-dir",
-    basic=True,
-    section="Output",
-    type=PATH,
-    required=True,
-    help="Folder of the job: output.jsonl and errors.jsonl at its end, what is done until then.",
-)
-@switch("--force", section="Output", help="Drop what the folder has of a job, and begin anew.")
-@json_flag("Print the summary as a JSON document.", "Output")
-@engine_flags("Model", type=PATH, required=False, show_default="the small one that trtla chat has")
-@setting(
-    "--served-model-name",
-    basic=True,
-    section="Model",
-    type=TEXT,
-    metavar="NAME",
-    show_default="that of its folder or file",
-    help="The model's name in answers, and the only one that requests may name.",
+@click.argument("requests", type=opt.PATH)
+@opt.json_flag("Print the summary as a JSON document.", "Output")
+@opt.flags_of(BatchFlags)
+@opt.engine_flags(
+    "Model", type=opt.PATH, required=False, show_default="the small one that trtla chat has"
 )
 @answering_model_flags
-@options_of(ReplicaSettings, "Replicas", but=("autoscale",))
+@opt.options_of(ReplicaSettings, "Replicas", but=("autoscale",))
 @answering_draft_flags
 @click.pass_obj
 def batch(console: Console, /, **params: Any) -> int:
@@ -94,11 +91,8 @@ def batch(console: Console, /, **params: Any) -> int:
     that line (exit code 1).
     """
     named = params["engine_dir"]
-    params["engine_dir"] = answering_folder(console.note, "trtla batch -m MODEL", named)
-    flags = checked(BatchFlags, params)
+    flags = checked(BatchFlags, params, console.note, "trtla batch REQUESTS MODEL")
     if flags.spread.ray:
-        from trtla.cli.serve.answering import check_spread
-
         if flags.save_corpus is not None:
             raise UsageError(
                 "--save-corpus needs one process: each replica learns texts of its own",
@@ -113,7 +107,6 @@ def batch(console: Console, /, **params: Any) -> int:
 
 
 def _go_on(console: Console, flags: BatchFlags, name: str) -> int:
-    """All of a job that is left to do; the exit code."""
     from trtla.batch.job import check_place, locked, open_job
     from trtla.batch.lines import survey
     from trtla.batch.work import Task
@@ -135,15 +128,15 @@ def _identity(flags: BatchFlags, digest: str, name: str) -> Identity:
     from trtla.batch.job import Identity, fingerprint
 
     folders = [Path(one) for one in (flags.engine_dir, flags.options.tokenizer_dir) if one]
-    settings = {one: getattr(flags.options, one) for one in _CHANGING} | {"served_model_name": name}
-    if flags.options.tp_size not in (None, 1):  # the last bits of sums over ranks are others
-        settings["tp_size"] = flags.options.tp_size
-    if flags.options.parse_special:
-        settings["parse_special"] = True
-    if flags.force_greedy:
-        settings["force_greedy"] = True
-    if flags.options.drafter.rejection:  # else no drafter changes a text
-        settings["drafter"] = repr(flags.options.drafter)
+    options = flags.options
+    settings = {one: getattr(options, one) for one in _CHANGING} | {"served_model_name": name}
+    changes = {
+        "tp_size": None if options.tp_size == 1 else options.tp_size,  # last bits of sums
+        "parse_special": options.parse_special,
+        "force_greedy": flags.force_greedy,
+        "drafter": options.drafter.rejection and repr(options.drafter),  # others change no text
+    }
+    settings |= {name: value for name, value in changes.items() if value}
     return Identity(digest, fingerprint(tuple(folders)), settings)
 
 
@@ -153,26 +146,22 @@ def _finish(console: Console, flags: BatchFlags, task: Task) -> int:
     if counts.done:
         console.note(f"note: {counts.done} of {lines} are done already")
 
-    def word() -> str:
-        kept = f"{counts.done} of {lines} are done and kept in {task.job.folder}"
-        return f"note: {kept}; the same command goes on"
+    def kept() -> str:
+        done = f"{counts.done} of {lines} are done and kept in {task.job.folder}"
+        return f"note: {done}; the same command goes on"
 
-    with INTERRUPTS.saying(word):
+    with INTERRUPTS.saying(kept):
         figures = _decode(console, flags, task)
         done = task.job.finish(task.journal)
     return _report(console, done, figures)
 
 
 def _decode(console: Console, flags: BatchFlags, task: Task) -> Figures | None:
-    """Do the lines that are left; None where there are none."""
     counts, total = task.journal.counts, task.survey.count
     if counts.done == total:
         return None
     if flags.spread.ray:
-        from trtla.cli.serve.answering import spread_records
-
-        spread = spread_records(console.note, flags, flags.spread, task, _WHO)
-        with spread as records:
+        with spread_records(console.note, flags, task, _WHO) as records:
             return _keep(console, records, task)
     with open_answering(flags, _WHO) as llm:
         console.note(f"note: runs on {llm.description}")
@@ -184,21 +173,21 @@ def _decode(console: Console, flags: BatchFlags, task: Task) -> Figures | None:
 
 def _keep(console: Console, records: Iterator[Record], task: Task) -> Figures:
     """Take the records as they come, and say how far the job is."""
-    from trtla.batch.work import Pace
+    from trtla.batch.work import Figures
 
     counts, total = task.journal.counts, task.survey.count
-    pace = Pace(counts.done)
+    pace = Figures(counts.done)
     more = partial(pace.described, counts)
     with console.progress("batch", "lines", more, pace.before) as progress:
         progress(counts.done, total)
         for record in records:
             pace.tokens += record.output_tokens
             progress(counts.done, total)
-    return pace.figures()
+    pace.end()
+    return pace
 
 
 def _report(console: Console, job: Job, figures: Figures | None) -> int:
-    """Print the summary; the exit code."""
     from trtla.batch.job import failure
 
     failed = failure(job)
@@ -218,8 +207,6 @@ def _report(console: Console, job: Job, figures: Figures | None) -> int:
 
 
 def _document(job: Job, figures: Figures | None) -> dict[str, Any]:
-    from dataclasses import asdict
-
     from trtla.results.documents import SCHEMA_VERSION
 
     assert job.finished is not None
@@ -232,5 +219,5 @@ def _document(job: Job, figures: Figures | None) -> dict[str, Any]:
         "created": job.created,
         "output": str(job.output),
         "errors": str(job.errors),
-        "this_run": None if figures is None else asdict(figures),
+        "this_run": None if figures is None else figures.document(),
     }

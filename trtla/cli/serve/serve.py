@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,6 @@ import click
 from trtla.cli.serve.answering import (
     AnsweringFlags,
     answering_draft_flags,
-    answering_folder,
     answering_model_flags,
     answering_name,
     checked,
@@ -21,7 +21,7 @@ from trtla.cli.serve.answering import (
 )
 from trtla.cli.shared.command import Command
 from trtla.cli.shared.model import is_trtllm
-from trtla.cli.shared.options import PATH, engine_flags, model_argument, options_of
+from trtla.cli.shared.options import PATH, engine_flags, options_of
 from trtla.cli.shared.values import SIZE
 from trtla.console import Console, counted
 from trtla.errors import TrtlaError, UsageError
@@ -30,9 +30,8 @@ from trtla.settings.serving import ReplicaSettings, ServeSettings
 
 if TYPE_CHECKING:
     from trtla.llm.llm import LLM
-    from trtla.llm.request_maker import RequestMaker
+    from trtla.llm.prompt import RequestMaker
     from trtla.serve.generation import NewEngine
-    from trtla.serve.log import RequestLog
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,6 @@ class ServeFlags(AnsweringFlags):
     """The command's flags as click parsed them."""
 
     serving: ServeSettings
-    spread: ReplicaSettings
 
 
 @click.command(
@@ -48,13 +46,12 @@ class ServeFlags(AnsweringFlags):
     short_help="An OpenAI-compatible server with a web page.",
     examples=[
         "trtla serve model.gguf",
-        "trtla serve --engine-dir engine",
-        "trtla serve --engine-dir model.gguf --port 8080 --api-key-file keys.txt --json-logs",
+        "trtla serve engine",
+        "trtla serve model.gguf --port 8080 --api-key-file keys.txt --json-logs",
         "curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' \\\n"
         '    -d \'{"messages": [{"role": "user", "content": "Why is the sky blue?"}]}\'',
     ],
 )
-@model_argument()
 @engine_flags("Model", type=PATH, required=False, show_default="the small one that trtla chat has")
 @answering_model_flags
 @options_of(
@@ -72,23 +69,29 @@ def serve(console: Console, /, **params: Any) -> int:
     """Answer OpenAI's API: /v1/chat/completions, /v1/completions and /v1/models, streamed too.
 
     All requests share one running batch. Beside OpenAI's fields, requests may bring lookahead,
-    drafter, top_k, cache, metrics and pieces; a field that is not supported is refused by name.
+    drafter, top_k, min_p, repetition_penalty, ignore_eos, cache, metrics and pieces; a field that
+    is not supported is refused by name.
     The page at / shows a chat; /metrics is for Prometheus. SIGTERM lets the texts in flight end
     first, a second one does not.
     """
     named = params["engine_dir"]
     _check_packages()
+    from trtla.llm.async_llm import BackgroundLLM
     from trtla.serve.guard import is_loopback
     from trtla.serve.log import RequestLog
     from trtla.serve.server import is_open_to_all
     from trtla.serve.server import serve as run_server
 
     log = RequestLog(params["json_logs"], console.quiet)
-    params["engine_dir"] = _folder(named, log)
-    flags = checked(ServeFlags, params)
 
+    def note(text: str) -> None:
+        log.note(text.removeprefix("note: "))
+
+    flags = checked(ServeFlags, params, note, "trtla serve MODEL")
     _check_isolation(flags)
-    new_engine = _new_engine(flags)
+    new_engine: NewEngine = partial(BackgroundLLM, partial(_open, flags))
+    if flags.spread.ray:
+        new_engine = new_replica_engine(flags, _open)
 
     def ready(maker: RequestMaker, address: str) -> None:
         log.note(f"{name} on {_place(flags.spread)}{maker.description}")
@@ -111,23 +114,13 @@ def serve(console: Console, /, **params: Any) -> int:
     return run_server(flags.serving, new_engine, name, log, ready, deaf)
 
 
-def _folder(named: str | None, log: RequestLog) -> str:
-    def note(text: str) -> None:
-        log.note(text.removeprefix("note: "))
-
-    return answering_folder(note, "trtla serve --engine-dir MODEL", named)
-
-
 def _check_packages() -> None:
     try:
-        import fastapi
-        import prometheus_client
-        import uvicorn
+        for name in ("fastapi", "prometheus_client", "uvicorn"):
+            import_module(name)
     except ImportError as error:
-        raise TrtlaError(
-            f"serve needs the package {error.name}", "pip install 'trtla[serve]'"
-        ) from None
-    del fastapi, prometheus_client, uvicorn
+        hint = "pip install 'trtla[serve]'"
+        raise TrtlaError(f"serve needs the package {error.name}", hint) from None
 
 
 def _check_isolation(flags: ServeFlags) -> None:
@@ -151,14 +144,6 @@ def _check_isolation(flags: ServeFlags) -> None:
             "keeps apart what each drafts from",
             "omit one of them",
         )
-
-
-def _new_engine(flags: ServeFlags) -> NewEngine:
-    if flags.spread.ray:
-        return new_replica_engine(flags, flags.spread, _open)
-    from trtla.llm.background import BackgroundLLM
-
-    return partial(BackgroundLLM, partial(_open, flags))
 
 
 def _place(spread: ReplicaSettings) -> str:

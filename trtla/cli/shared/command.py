@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +43,7 @@ class Command(click.Command):
         self.examples, self.has_settings = examples, config
         self.params += [*([_config_flag()] if config else []), *switches()]
         if self._basic():
-            self.params.append(_help_all_flag())
+            self.params.append(_switch("Show all options.", _show_all, "--help-all"))
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Repeat the flags that were given once for several values, then parse."""
@@ -83,7 +83,6 @@ class Command(click.Command):
     def _awaited(
         self, ctx: click.Context, args: Sequence[str], several: dict[str, str]
     ) -> click.Option | None:
-        """The flag that a value behind these arguments would belong to."""
         args = args[:-1] if args and args[-1] == "=" else args  # bash cuts `--flag=value` in three
         last = [*_repeat_flags(ctx, [*args, "value"], several)][-1]
         flag, behind, _ = last.partition("=value")
@@ -93,7 +92,6 @@ class Command(click.Command):
         return next((one for one in options if flag in one.opts and not one.is_flag), None)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """What the shell is offered where click expects nothing but flags."""
         awaited = ctx.meta.get(AWAITED)
         if awaited is None or incomplete.startswith("-"):
             return super().shell_complete(ctx, incomplete)
@@ -114,6 +112,7 @@ class Command(click.Command):
         formatter.write_paragraph()
         formatter.write_text(self.get_short_help_str(limit=formatter.width))
         with formatter.section("Options"):
+            basic = [one for section in by_section(basic).values() for one in section]
             records = [one.get_help_record(ctx) for one in basic]
             specs = [record[0] for record in records if record]
             room = formatter.width - min(max(map(len, specs)), _SPEC) - 4
@@ -125,34 +124,35 @@ class Command(click.Command):
         formatter.write_text(f"--help-all shows all {count} options.")
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options by section, in the order they were declared."""
-        sections: dict[str, list[tuple[str, str]]] = {}
-        for param in self.get_params(ctx):
-            if isinstance(param, click.Option) and (record := param.get_help_record(ctx)):
-                sections.setdefault(getattr(param, "section", "Options"), []).append(record)
-        sections["Options"] = sections.pop("Options")  # the common ones come last
-        for section, records in sections.items():
+        for section, options in by_section(self.get_params(ctx)).items():
+            records = [record for one in options if (record := one.get_help_record(ctx))]
             with formatter.section(section):
                 formatter.write_dl(records)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the examples, and how settings are given in the environment."""
         write_lines(formatter, "Examples", self.examples)
-        if self.has_settings and ctx.auto_envvar_prefix:
+        if self.has_settings and (prefix := ctx.auto_envvar_prefix):
+            first = next(str(p.name) for p in self.params if isinstance(p, click.Option))
             formatter.write_paragraph()
-            prefix = ctx.auto_envvar_prefix
             formatter.write_text(
                 f"Every option can be set as {prefix}_<OPTION> in the environment, such as "
-                f"{prefix}_{self._named()}."
+                f"{prefix}_{first.upper()}."
             )
 
-    def _named(self) -> str:
-        """An option as the environment has it: the first."""
-        return next(str(p.name).upper() for p in self.params if isinstance(p, click.Option))
+
+def by_section(params: Iterable[click.Parameter]) -> dict[str, list[click.Option]]:
+    """Options by section, in the order of the first ones; what is printed comes last."""
+    sections: dict[str, list[click.Option]] = {}
+    for one in params:
+        if isinstance(one, click.Option) and not one.hidden:
+            sections.setdefault(getattr(one, "section", "Options"), []).append(one)
+    for name in ("Output", "Options"):
+        if name in sections:
+            sections[name] = sections.pop(name)
+    return sections
 
 
 def _sentence(text: str | None) -> str:
-    """The first one of a help."""
     first, stop, _ = (text or "").partition(". ")
     return first + stop.strip()
 
@@ -209,46 +209,29 @@ def _config_flag() -> Setting:
     )
 
 
-def _help_all_flag() -> Setting:
-    def show(ctx: click.Context, param: click.Parameter, value: bool) -> None:
-        if value and not ctx.resilient_parsing:
-            ctx.meta[ALL] = True
-            click.echo(ctx.get_help())
-            ctx.exit()
-
-    return Setting(
-        ["--help-all"],
-        is_flag=True,
-        is_eager=True,
-        expose_value=False,
-        callback=show,
-        show_default=False,
-        help="Show all options.",
-    )
-
-
 def switches() -> list[click.Parameter]:
     """--verbose and --quiet, which the group and every command take."""
     return [
-        _switch("-v", "--verbose", "Show tracebacks and details on stderr."),
-        _switch("-q", "--quiet", "Print results and errors only."),
+        _switch("Show tracebacks and details on stderr.", _remember, "-v", "--verbose"),
+        _switch("Print results and errors only.", _remember, "-q", "--quiet"),
     ]
 
 
-def _switch(short: str, long: str, help_text: str) -> Setting:
-    def remember(ctx: click.Context, param: click.Parameter, value: bool) -> None:
-        console = ctx.find_object(Console)
-        if value and console is not None and param.name:
-            setattr(console, param.name, True)
-        if value and param.name == "quiet":
-            logging.getLogger("trtla").setLevel(logging.ERROR)
+def _switch(about: str, callback: Callable[..., None], *names: str) -> Setting:
+    eager: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False}
+    return Setting(names, help=about, callback=callback, show_default=False, **eager)
 
-    return Setting(
-        [short, long],
-        is_flag=True,
-        is_eager=True,
-        expose_value=False,
-        callback=remember,
-        show_default=False,
-        help=help_text,
-    )
+
+def _remember(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    console = ctx.find_object(Console)
+    if value and console is not None and param.name:
+        setattr(console, param.name, True)
+    if value and param.name == "quiet":
+        logging.getLogger("trtla").setLevel(logging.ERROR)
+
+
+def _show_all(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        ctx.meta[ALL] = True
+        click.echo(ctx.get_help())
+        ctx.exit()

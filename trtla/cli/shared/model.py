@@ -91,10 +91,7 @@ def is_trtllm(folder: str | Path) -> bool:
 
 
 def _engine(folder: str | Path) -> Engine | None:
-    """The engine in a folder, its limits unchecked; None where the folder is no engine.
-
-    It is read once a command.
-    """
+    """The engine in a folder, its limits unchecked and read once a command; None: it is none."""
     from trtla.formats.engine import read_engine
     from trtla.formats.folder import folder_kind
 
@@ -107,9 +104,8 @@ def _engine(folder: str | Path) -> Engine | None:
 
 
 def _triple(engine: Engine, wanted: LookaheadConfig | None) -> LookaheadConfig:
-    """The engine's triple, or the wanted one if the engine takes it."""
     if engine.backend == "tensorrt-llm":
-        from trtla.formats.compiled import check_compiled
+        from trtla.formats.engine_limits import check_compiled
 
         check_compiled(engine.path, engine.config)
     return engine.default_triple(wanted)
@@ -140,7 +136,6 @@ def check_batch_size(engine_dir: str, batch_size: int) -> None:
 Named = Iterable[tuple[str, Kind]]
 """Settings with the names of those who bring them, as errors call them."""
 
-
 Flags = TypeVar("Flags", bound=ModelFlags)
 
 
@@ -149,13 +144,7 @@ def check_model(
 ) -> Flags:
     """Check what a model is to be opened with against its folder, without loading it.
 
-    Args:
-        triples: those of requests; the flags have the default.
-        drafters: likewise.
-
-    Returns:
-        The flags, with the draft models of all drafters among the options.
-    """
+    Triples and drafters are those of requests. The flags come back with all draft models."""
     options = flags.options
     check_triples(flags.engine_dir, options.lookahead, triples)
     named = [("--drafter", options.drafter), *drafters]
@@ -176,15 +165,12 @@ def check_triples(
 ) -> None:
     """Check the default triple against the engine, and the requests' triples against the default.
 
-    Args:
-        engine_dir: an engine; a Hugging Face folder takes any triple.
-        default: of requests that name none; None is the engine's own, and so is auto.
-    """
+    A Hugging Face folder takes any; a default of None is the engine's own, and so is auto."""
     engine, wanted = _engine(engine_dir), None if default == "auto" else default
     limit = _triple(engine, wanted) if engine else wanted
     for name, triple in ((engine_dir, default), *triples):
         if triple == "auto":
-            if engine is not None and engine.backend == "tensorrt-llm":
+            if is_trtllm(engine_dir):
                 raise refuse_auto(name)
         elif triple is not None and limit is not None:
             check_request(triple, limit, name)
@@ -193,11 +179,7 @@ def check_triples(
 def check_drafters(
     engine_dir: str, drafters: Named[DrafterSettings], options: ExecutorOptions | None = None
 ) -> list[str]:
-    """Check drafters against the model that they draft for; the draft models' folders.
-
-    Args:
-        options: the command's, for the device and the type of draft models.
-    """
+    """Check drafters against the model that they draft for; the draft models' folders."""
     named = list(drafters)
     check_used(one for _, one in named)
     models = list(dict.fromkeys(one.draft_model for _, one in named if one.draft_model))
@@ -226,7 +208,7 @@ def check_comparable(drafters: Named[DrafterSettings]) -> None:
 def check_vocabulary(path: str, target: Path) -> None:
     """Raise `UsageError` where a draft model is not there, or has another vocabulary."""
     from trtla.formats.gguf.folder import model_folder
-    from trtla.formats.t5_config import check_same_kind
+    from trtla.formats.hf_config import check_same_kind
 
     draft = model_folder(path)
     check_same_kind(draft, target)
@@ -239,42 +221,34 @@ def check_vocabulary(path: str, target: Path) -> None:
 
 
 def _vocab_size(folder: Path) -> int:
-    from trtla.files import read_json, validate
-    from trtla.formats.config import EngineConfig
+    from trtla.formats.engine import read_engine
     from trtla.formats.folder import folder_kind
-    from trtla.formats.hf_config import read_hf_config
-    from trtla.formats.t5_config import is_encoder_decoder, read_t5_config
+    from trtla.formats.hf_config import is_encoder_decoder, read_hf_config, read_t5_config
 
-    config = folder / "config.json"
     if folder_kind(folder) == "engine":
-        engine = validate(EngineConfig, read_json(config), str(config))
-        return engine.pretrained_config.vocab_size
+        return read_engine(folder, manifest=False).config.pretrained_config.vocab_size
     if is_encoder_decoder(folder):
         return read_t5_config(folder).vocab_size
-    return read_hf_config(config)[0].vocab_size
+    return read_hf_config(folder / "config.json")[0].vocab_size
 
 
+Folders = tuple[str, str | Path | None]
+"""The model's, and the tokenizer's where it has another."""
 ADVICE = "note: this model has a chat template; use --chat to ask it as a chat"
 
 
 def check_template(
-    console: Console,
-    asking: Asking,
-    folders: tuple[str, str | Path | None],
-    prompts: Named[object],
+    console: Console, asking: Asking, folders: Folders, prompts: Named[object]
 ) -> None:
-    """Fill in the chat template with every conversation; advise --chat where texts go without.
-
-    Args:
-        folders: the model's, and the tokenizer's where it has another.
-    """
+    """Fill in the chat template with every conversation; advise --chat where texts go without."""
     named = list(prompts)
     chats = [(name, prompt) for name, prompt in named if is_conversation(prompt)]
     folder = tokenizer_dir(Path(folders[1] or folders[0]))
     if folder is None:
         return
     if may_have_chat_template(folder):
-        _fill_in(folder, chats)
+        if chats:
+            _fill_in(folder, chats)
         if asking.chat is None and not process_rank() and any(isinstance(p, str) for _, p in named):
             console.note(ADVICE)
     elif chats:
@@ -282,11 +256,7 @@ def check_template(
 
 
 def check_texts(
-    console: Console,
-    asking: Asking,
-    folders: tuple[str, str | Path | None],
-    *,
-    any_texts: bool = True,
+    console: Console, asking: Asking, folders: Folders, *, any_texts: bool = True
 ) -> None:
     """`check_template` for texts that all become the same messages, if there are any."""
     prompts = [("--chat", asking.prompt("text"))] if any_texts or asking.chat else []
@@ -294,8 +264,6 @@ def check_texts(
 
 
 def _fill_in(folder: Path, chats: list[tuple[str, Messages]]) -> None:
-    if not chats:
-        return
     with loading():
         from trtla.llm.text import Tokenizer
 
@@ -327,6 +295,13 @@ def save_corpus(console: Console, llm: LLM, path: str | None) -> None:
     if path is not None:
         llm.save_corpus(path)
         console.note(f"note: wrote {path}")
+
+
+def block_reuse(flags: ModelFlags, *, on: bool) -> dict[str, Any]:
+    """The options that share K/V blocks between requests; each executor has its own."""
+    if is_trtllm(flags.engine_dir):
+        return {"trtllm": replace(flags.options.trtllm, kv_cache_enable_block_reuse=on)}
+    return {"block_reuse": on}
 
 
 def open_llm(flags: ModelFlags, **more: Any) -> LLM:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field, fields
 from typing import Any
 
 import click
 
-from trtla.cli.shared.params import Former, ModelArgument, ModelPath, Setting, Several, source
-from trtla.cli.shared.values import COUNT, DEVICE, LOOKAHEAD, NAMES, TEXT
+from trtla.cli.shared import values
+from trtla.cli.shared.params import Former, ModelArgument, ModelPath, Setting, Several
 from trtla.console import Console
 from trtla.errors import UsageError
 from trtla.settings.drafting import DrafterSettings, DraftOptions
 from trtla.settings.executor import DTYPE_NAMES, ExecutorOptions, TrtllmSettings
-from trtla.settings.fields import Declared, declared
+from trtla.settings.fields import Declared, declared, flag_name
 from trtla.settings.messages import Asking
-from trtla.settings.sampling import BEYOND, SamplingParams, parse_processor
-from trtla.settings.value_types import BiasesType
+from trtla.settings.sampling import BEYOND, SamplingParams
 
 Function = Callable[..., Any]
 Decorator = Callable[[Function], Function]
@@ -37,27 +37,73 @@ def several(*names: str, section: str = "Options", **kwargs: Any) -> Decorator:
     return click.option(*names, cls=Several, section=section, **kwargs)
 
 
+def former(name: str, **kwargs: Any) -> Decorator:
+    """A flag's former name, or its short form; `kwargs`: of `Former` and of `click.option`."""
+    return click.option(flag_name(name), cls=Former, **kwargs)
+
+
 def switch(*names: str, section: str = "Options", **kwargs: Any) -> Decorator:
     """`click.option` for a flag without a value."""
     return click.option(*names, cls=Setting, section=section, is_flag=True, **kwargs)
 
 
-def _remember_json(ctx: click.Context, param: click.Parameter, value: bool) -> None:
-    """From here on errors are JSON as well."""
-    console = ctx.find_object(Console)
-    if console is not None:
-        console.json = value
+def flag(about: str, *names: str, **arguments: Any) -> Any:
+    """A field of a command's class that is a flag as well: `flags_of` makes it.
+
+    Args:
+        about: its help.
+        names: others than the field's, if they are long ones in place of it.
+        arguments: `section`, `several`, a `former` name, and those of `click.option`.
+    """
+    return field(metadata={_FLAG: (names, {"help": about, **arguments})})
+
+
+_FLAG = "flag"
+_OF_ANNOTATION: dict[str, Any] = {
+    "int": values.COUNT, "float": values.NUMBER, "str": values.TEXT,
+    "tuple[int, ...]": values.COUNTS, "tuple[float, ...]": values.NUMBERS,
+    "tuple[str, ...]": values.NAMES,
+}  # fmt: skip
+
+
+def flags_of(kind: Any) -> Decorator:
+    """The flags that a command's class declares itself, in its order."""
+    own = (one for one in fields(kind) if one.name in kind.__annotations__)
+    return stack(*(_own_flag(one) for one in own if _FLAG in one.metadata))
+
+
+def _own_flag(one: Any) -> Decorator:
+    names, arguments = one.metadata[_FLAG]
+    annotation, arguments = one.type.removesuffix(" | None"), {**arguments}
+    before = arguments.pop("former", None)
+    if not any(name.startswith("--") for name in names):
+        names = (*names, flag_name(one.name))
+    if annotation == "bool":
+        return setting(*names, is_flag=True, **arguments)
+    if arguments.pop("several", False):
+        return several(*names, **{"type": values.TEXT, **arguments})
+    if one.type.startswith("tuple") and annotation == one.type:
+        arguments = {"callback": lambda ctx, param, value: value or (), **arguments}
+    arguments = {"type": _OF_ANNOTATION.get(annotation), **arguments}
+    made = setting(*names, **arguments)
+    return stack(made, former(before, now=one.name, type=arguments["type"])) if before else made
 
 
 def json_flag(help_text: str, section: str = "Options") -> Decorator:
-    """--json; the command reads it from the console."""
+    """--json; the command reads it from the console. From here on errors are JSON as well."""
+
+    def remember(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+        console = ctx.find_object(Console)
+        if console is not None:
+            console.json = value
+
     return switch(
         "--json",
         basic=True,
         section=section,
         is_eager=True,
         expose_value=False,
-        callback=_remember_json,
+        callback=remember,
         help=help_text,
     )
 
@@ -74,7 +120,7 @@ def stack(*decorators: Decorator) -> Decorator:
 
 
 def tokenizer_flag(section: str) -> Decorator:
-    """--tokenizer-dir."""
+    """--tokenizer-dir, in this section of the help."""
     return setting(
         "--tokenizer-dir",
         section=section,
@@ -83,26 +129,23 @@ def tokenizer_flag(section: str) -> Decorator:
     )
 
 
-def model_flag(section: str = "Options", **other: Any) -> Decorator:
-    """--engine-dir by all its names; `other`: arguments in place of the usual."""
-    return setting(
-        "engine_dir",
-        *("-m", "--model", "--engine-dir"),
-        section=section,
-        basic=True,
-        **{"type": MODEL, "required": True, "metavar": "MODEL", "help": _MODEL, **other},
-    )
+_MODEL = {
+    "type": MODEL,
+    "metavar": "MODEL",
+    "help": "A GGUF file, a Hugging Face folder, a name on the hub such as org/name or, for a GGUF "
+    "file, org/name:Q4_K_M, or an engine made by trtla build.",
+}
 
 
-_MODEL = (
-    "Engine made by trtla build; a Hugging Face folder, its name on the hub such as org/name, "
-    "or a GGUF file, on the hub org/name:Q4_K_M, works too, and is converted in memory."
-)
+def model_flag(
+    section: str = "Options", name: str = "engine_dir", *, required: bool = True, **other: Any
+) -> Decorator:
+    """A command's model: by --engine-dir, whose other names are the same everywhere, or without.
 
-
-def model_argument(required: bool = False) -> Decorator:
-    """MODEL without a flag: another way to give --engine-dir; one of both is there."""
-    return click.argument("model", cls=ModelArgument, needed=required)
+    `required`: in one of both ways; `other`: arguments in place of the usual."""
+    names, arguments = (name, "-m", "--model", flag_name(name)), {**_MODEL, **other}
+    flag = setting(*names, section=section, basic=True, **arguments)
+    return stack(click.argument("model", cls=ModelArgument, needed=required), flag)
 
 
 def engine_flags(section: str, **other: Any) -> Decorator:
@@ -120,18 +163,16 @@ def options_of(
         but: not these.
         other: by setting, arguments of `click.option` in place of what its declaration says.
     """
-    chosen = [
-        one
-        for one in declared(kind).values()
-        if one.name not in but and (not only or one.name in only)
-    ]
+    names = [name for name in only or declared(kind) if name not in but]
+    chosen = [one for name, one in declared(kind).items() if name in names]
     flags = (_flag(one, section, other.get(one.name, {})) for one in chosen)
-    return stack(*flags, *map(_former, chosen))
+    renamed = (one for one in chosen if one.option.former)
+    formers = (former(one.option.former, now=one.flag, **_type(one)) for one in renamed)
+    return stack(*flags, *formers)
 
 
 def _flag(one: Declared, section: str, other: Mapping[str, Any]) -> Decorator:
-    """The flag of one setting."""
-    flag, about = _spelled(one.flag), one.option
+    flag, about = flag_name(one.flag), one.option
     arguments = {"section": section, "help": about.help, **_type(one), **other}
     if one.type is bool:
         both = one.default or one.optional
@@ -147,80 +188,51 @@ def _flag(one: Declared, section: str, other: Mapping[str, Any]) -> Decorator:
 
 
 def _type(one: Declared) -> dict[str, Any]:
-    """What a flag takes, and its default."""
     if one.option.commas:
-        return {"default": ",".join(one.default)}
+        return {"type": values.NAMES, "default": ",".join(one.default)}
     if one.is_texts:
-        return {"type": TEXT}
+        return {"type": values.TEXT}
     if one.is_biases:
-        return {"type": BiasesType(), "default": "none"}
-    if one.type is str and not one.choices:
-        return {"type": TEXT, "default": one.default}
+        return {"type": values.BiasesType(), "default": "none"}
     if one.choices:
         names = [name.replace("_", "-") for name in one.choices]
         return {"type": click.Choice(names), "default": one.default.replace("_", "-")}
-    return {"type": None if one.type is bool else one.type, "default": one.default}
+    types: dict[type, Any] = {bool: None, float: values.NUMBER, str: values.TEXT}
+    return {"type": types.get(one.type, one.type), "default": one.default}
 
-
-def _former(one: Declared) -> Decorator:
-    """The former name of a setting's flag, if it has one."""
-    name = one.option.former
-    return _hidden(name, now=one.flag, **_type(one)) if name else stack()
-
-
-def _hidden(name: str, **kwargs: Any) -> Decorator:
-    return click.option(_spelled(name), cls=Former, **kwargs)
-
-
-def _spelled(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-RANKS = ("tp_size", "lookahead_parallel")
-"""Settings of how many processes run a model."""
 
 _PLACE: dict[str, Any] = {
-    "device": {"basic": True, "type": DEVICE, "metavar": "auto|cpu|cuda"},
+    "device": {"basic": True, "type": values.DEVICE, "metavar": "auto|cpu|cuda"},
     "dtype": {"type": DTYPES},
     "kv_cache_dtype": {},
-    "threads": {"basic": True, "type": COUNT},
+    "packed_cache_gb": {"metavar": "GB"},
+    "threads": {"type": values.COUNT},
 }
 place_flags = options_of(ExecutorOptions, "Model", only=tuple(_PLACE), **_PLACE)
 """Where a model runs, and in which type."""
 
 
-def lookahead_flag(default: str) -> Decorator:
-    """--lookahead of commands that open one model; `default` is shown for it."""
-    return setting(
+def opening_flags(lookahead: str = "auto; of a TensorRT-LLM engine its own") -> Decorator:
+    """How a model is opened; `lookahead` is shown for that flag's default."""
+    triple = setting(
         "--lookahead",
         basic=True,
         section="Model",
-        type=LOOKAHEAD,
+        type=values.LOOKAHEAD,
         metavar="W,N,G|auto",
-        show_default=default,
+        show_default=lookahead,
         help="window,ngram,verification of all requests; must give the same max_draft_len as the "
         "engine's. auto: each step feeds only as many draft tokens as are worth their cost, at "
         "most those of the engine's triple; whatever drafts (torch engines).",
     )
-
-
-ranks_flag = options_of(ExecutorOptions, "Model", only=RANKS)
-"""Processes that run it together."""
-
-parse_flag = options_of(ExecutorOptions, "Model", only=("parse_special",))
-
-opening_flags = stack(
-    place_flags,
-    ranks_flag,
-    lookahead_flag("auto; of a TensorRT-LLM engine its own"),
-    parse_flag,
-)
-"""How a model is opened."""
+    own = ("tp_size", "lookahead_parallel"), ("parse_special",)
+    ranks, parsing = (options_of(ExecutorOptions, "Model", only=names) for names in own)
+    return stack(place_flags, ranks, triple, parsing)
 
 
 def model_flags(**other: Any) -> Decorator:
     """What opens a model; `other` as in `engine_flags`."""
-    return stack(engine_flags("Model", **other), opening_flags)
+    return stack(engine_flags("Model", **other), opening_flags())
 
 
 def color_flag(help_text: str, section: str = "Output") -> Decorator:
@@ -248,22 +260,25 @@ def _refuse_context(ctx: click.Context, param: click.Parameter, value: object) -
 
 draft_flags = stack(
     options_of(DraftOptions, "Lookahead drafting"),
-    _hidden("draft_merge", is_flag=True),
-    _hidden("draft_accept_window", is_flag=True),
-    _hidden("draft_context", callback=_refuse_context),
+    former("draft_merge", is_flag=True),
+    former("draft_accept_window", is_flag=True),
+    former("draft_context", callback=_refuse_context),
 )
 """How lookahead drafts, and flags that there were: what the first two ask for is the default."""
 
 
 def length_flag(**other: Any) -> Decorator:
     """--max-output-len; `other`: arguments of `click.option` in place of the declared ones."""
-    length = {"basic": True, **other}
+    length = _BASIC | other
     return options_of(SamplingParams, "Sampling", only=("max_output_len",), max_output_len=length)
 
 
 ENDS = ("max_output_len", "stop", "allotted_time_ms")
 """Settings that say where a text ends."""
-sampling_flags = options_of(SamplingParams, "Sampling", but=ENDS, temperature={"basic": True})
+_BASIC: dict[str, Any] = {"basic": True}
+sampling_flags = options_of(
+    SamplingParams, "Sampling", but=ENDS, temperature=_BASIC, top_p=_BASIC, seed=_BASIC
+)
 """How tokens are chosen."""
 filter_flags = options_of(SamplingParams, "Sampling", only=("top_k", "top_p"))
 """Which tokens may be drawn."""
@@ -271,51 +286,28 @@ beyond_flags = options_of(SamplingParams, "Sampling", only=BEYOND)
 """min_p, penalties and biases."""
 stop_flag = options_of(SamplingParams, "Sampling", only=("stop",))
 
-chat_flags = options_of(Asking, "Prompts", chat={"basic": True}, system={"basic": True})
+chat_flags = options_of(Asking, "Prompts", chat=_BASIC)
 """Whether texts are asked in the chat template."""
 
-_FILTERS = ("temperature", "top_k", "top_p")
 _NAMES = "greedy, multinomial:T, topk:T:K, nucleus:T:P or topknucleus:T:K:P."
 
 processor_flag = setting(
     "--processor",
     section="Sampling",
-    type=TEXT,
+    type=values.TEXT,
     metavar="NAME[:VALUE...]",
     help=f"In place of temperature, top-k and top-p: {_NAMES}",
 )
-"""One."""
 
 processors_flag = setting(
     "--processor",
     section="Lists: every combination is measured",
-    type=NAMES,
+    type=values.NAMES,
     metavar="NAME[:VALUE...],...",
     show_default="with --ablation greedy,nucleus:0.8:0.9",
     callback=lambda ctx, param, value: value or (),
     help=f"In place of --temperature, --top-k and --top-p: {_NAMES}",
 )
-"""A list."""
-
-
-def with_processor(flags: dict[str, Any]) -> dict[str, Any]:
-    """The running command's flags, its processor turned into temperature, top_k and top_p."""
-    others = {name: value for name, value in flags.items() if name != "processor"}
-    if flags["processor"] is None:
-        return others
-    chosen = parse_processor(flags["processor"])
-    refuse_filters(flags["processor"])
-    return {**others, **dict(zip(_FILTERS, chosen.filters, strict=True))}
-
-
-def refuse_filters(processor: object) -> None:
-    """Refuse what a processor of the running command stands for beside it."""
-    context = click.get_current_context()
-    for name in _FILTERS if processor else ():
-        if source(context, name) == "flag":
-            flag = f"--{name.replace('_', '-')}"
-            raise UsageError(f"--processor and {flag} exclude each other", f"omit {flag}")
-
 
 _DRAFTER = declared(DrafterSettings)["drafter"].option
 
@@ -323,18 +315,18 @@ _place_flags = options_of(
     ExecutorOptions,
     DRAFTERS,
     only=("draft_device", "draft_dtype"),
-    draft_device={"type": DEVICE, "metavar": "auto|cpu|cuda"},
+    draft_device={"type": values.DEVICE, "metavar": "auto|cpu|cuda"},
     draft_dtype={"type": DTYPES},
 )
 
-drafter_flags = stack(options_of(DrafterSettings, DRAFTERS), _place_flags)
+drafter_flags = stack(options_of(DrafterSettings, DRAFTERS, drafter=_BASIC), _place_flags)
 """One drafter or chain."""
 
 drafter_arms = stack(
     several(
         "--drafter",
         section=DRAFTERS,
-        type=TEXT,
+        type=values.TEXT,
         metavar=_DRAFTER.metavar,
         help=f"{_DRAFTER.help} Several after one flag are an arm each.",
     ),
@@ -342,7 +334,6 @@ drafter_arms = stack(
     _place_flags,
 )
 """Several, to compare."""
-
 
 corpus_flag = several(
     "--corpus",

@@ -11,24 +11,20 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from trtla.cli.shared.values import ListType
+from trtla.cli.shared.values import ListType, TripleType
 from trtla.errors import UsageError, closest, did_you_mean
-from trtla.settings.value_types import TripleType
+from trtla.settings.fields import flag_name, shown
+from trtla.settings.sampling import Filters, parse_processor
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 
 AWAITED = "trtla.awaited"  # ctx.meta's key of the flag that a shell is completing
-_ENGINE = "engine_dir"
 
 
 class Setting(click.Option):
-    """An option with its section in the help; its default is shown.
-
-    Args:
-        basic: whether --help has it too, and not --help-all alone.
-    """
+    """An option with its section in the help, and its default; `basic`: --help has it too."""
 
     def __init__(
         self, *args: Any, section: str = "Options", basic: bool = False, **kwargs: Any
@@ -38,7 +34,6 @@ class Setting(click.Option):
         self.section, self.basic = section, basic
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """What the shell is offered for the value."""
         from trtla.cli.shared.values import choices
 
         found = choices(self, ctx, incomplete)
@@ -49,20 +44,17 @@ class Setting(click.Option):
         try:
             return super().type_cast_value(ctx, value)
         except click.BadParameter as error:
-            if isinstance(self.type, click.Choice) and isinstance(value, str):
-                guess = closest(value, map(str, self.type.choices))
-                if guess:
-                    text = f"{error.message} Did you mean {guess!r}?"
-                    raise click.BadParameter(text, ctx, self) from None
-            raise
+            known = self.type.choices if isinstance(self.type, click.Choice) else ()
+            guess = closest(value, map(str, known)) if isinstance(value, str) else None
+            if guess is None:
+                raise
+            text = f"{error.message} Did you mean {guess!r}?"
+            raise click.BadParameter(text, ctx, self) from None
 
 
 class Former(Setting):
-    """Another name of a setting, such as a former one: hidden, taken where the setting is.
-
-    Args:
-        now: the setting that it sets where that is not given itself; None: it sets nothing.
-    """
+    """Another name of a setting, such as a former one: hidden, taken where the setting is not
+    given itself. Without `now` it sets nothing."""
 
     def __init__(self, *args: Any, now: str | None = None, **kwargs: Any) -> None:
         super().__init__(*args, hidden=True, **kwargs)
@@ -105,7 +97,6 @@ class Positional(click.Argument):
     """A value without a flag; a shell that completes a flag's value is not offered this one's."""
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """What the shell is offered."""
         awaited: click.Option | None = ctx.meta.get(AWAITED)
         if awaited is not None:
             return awaited.shell_complete(ctx, incomplete)
@@ -113,11 +104,7 @@ class Positional(click.Argument):
 
 
 class ModelArgument(Positional):
-    """A model named without a flag: it becomes the value of --engine-dir.
-
-    Args:
-        needed: whether it must be given in one of both ways.
-    """
+    """A model named without a flag becomes the value of -m; `needed`: one of both must be given."""
 
     def __init__(self, *args: Any, needed: bool = False, **kwargs: Any) -> None:
         kwargs |= {"type": click.Path(), "required": False}
@@ -126,8 +113,10 @@ class ModelArgument(Positional):
 
     def hand_over(self, ctx: click.Context) -> None:
         """Give the value that was parsed to the flag."""
-        value, flag = ctx.params.pop(str(self.name)), ctx.params[_ENGINE]
-        by_flag = ctx.get_parameter_source(_ENGINE) is ParameterSource.COMMANDLINE
+        option = next(param for param in ctx.command.params if "-m" in param.opts)
+        name = str(option.name)
+        value, flag = ctx.params.pop(str(self.name)), ctx.params[name]
+        by_flag = ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
         if value is not None and by_flag and value != flag:
             prompts = any("-p" in param.opts for param in ctx.command.params)
             raise UsageError(
@@ -135,14 +124,13 @@ class ModelArgument(Positional):
                 "name one, without a flag or with -m" + prompts * "; a prompt is given with -p",
             )
         if value is not None:
-            ctx.params[_ENGINE] = value
-            ctx.set_parameter_source(_ENGINE, ParameterSource.COMMANDLINE)
+            ctx.params[name] = value
+            ctx.set_parameter_source(name, ParameterSource.COMMANDLINE)
         elif flag is None and self.needed and not ctx.resilient_parsing:
-            option = next(param for param in ctx.command.params if param.name == _ENGINE)
             raise click.MissingParameter(ctx=ctx, param=option)
 
 
-_CONFIG = "trtla.formats.config"  # click's ctx.meta key of the preset's path
+_CONFIG = "trtla.config"  # click's ctx.meta key of the preset's path
 _NOT_IN_PRESETS = {"config", "help", "help_all", "verbose", "quiet", "version"}
 
 
@@ -151,14 +139,14 @@ def load_config(ctx: click.Context, param: click.Parameter, value: str | None) -
     if value is None:
         return
     params = {p.name: p for p in ctx.command.params if p.name and p.name not in _NOT_IN_PRESETS}
-    shown = [name for name, param in params.items() if not getattr(param, "hidden", False)]
+    visible = [name for name, param in params.items() if not getattr(param, "hidden", False)]
     settings = _read(Path(value))
     for key in settings:
         if key not in params:
             raise UsageError(
                 f'{value} has the unknown key "{key}"',
-                f"{did_you_mean(key, shown)}the keys of {ctx.command_path} are "
-                f"{', '.join(sorted(shown))}",
+                f"{did_you_mean(key, visible)}the keys of {ctx.command_path} are "
+                f"{', '.join(sorted(visible))}",
             )
     own = {key: item for key, item in settings.items() if item is not None}
     ctx.default_map = {key: _as_flag(params[key], item, value) for key, item in own.items()}
@@ -192,21 +180,20 @@ def _as_flag(param: click.Parameter, value: Any, where: str) -> Any:
             return [",".join(map(str, i)) if isinstance(i, list) else str(i) for i in value]
     if isinstance(value, list | dict):
         raise UsageError(
-            f'{where}: "{param.name}" is {value!r}, not a single value', "see configs/"
+            f'{where}: "{param.name}" is {shown(value)}, not a single value',
+            f"write one, as behind {param.opts[-1]}",
         )
     return [str(value)] if param.multiple else str(value)
 
 
 def source(ctx: click.Context, name: str) -> str:
     """Where a parameter's value came from: flag, environment NAME, config FILE or default."""
-    kind = ctx.get_parameter_source(name)
-    if kind is ParameterSource.COMMANDLINE:
-        return "flag"
-    if kind is ParameterSource.ENVIRONMENT:
-        return f"environment {ctx.auto_envvar_prefix}_{name.upper()}"
-    if kind is ParameterSource.DEFAULT_MAP:
-        return f"config {ctx.meta.get(_CONFIG, '')}".rstrip()
-    return "default"
+    named: dict[ParameterSource | None, str] = {
+        ParameterSource.COMMANDLINE: "flag",
+        ParameterSource.ENVIRONMENT: f"environment {ctx.auto_envvar_prefix}_{name.upper()}",
+        ParameterSource.DEFAULT_MAP: f"config {ctx.meta.get(_CONFIG, '')}".rstrip(),
+    }
+    return named.get(ctx.get_parameter_source(name), "default")
 
 
 def origin(ctx: click.Context, name: str) -> str:
@@ -233,3 +220,22 @@ def check_new_file(path: Path, flag: str, *, force: bool) -> None:
         raise UsageError(
             f"{path} exists already", f"add --force to replace it, or choose another {flag}"
         )
+
+
+def with_processor(flags: dict[str, Any]) -> dict[str, Any]:
+    """The running command's flags, its processor turned into temperature, top_k and top_p."""
+    others = {name: value for name, value in flags.items() if name != "processor"}
+    if flags["processor"] is None:
+        return others
+    chosen = parse_processor(flags["processor"])
+    refuse_filters(flags["processor"])
+    return {**others, **chosen.filters._asdict()}
+
+
+def refuse_filters(processor: object) -> None:
+    """Refuse what a processor of the running command stands for beside it."""
+    context = click.get_current_context()
+    for name in Filters._fields if processor else ():
+        if source(context, name) == "flag":
+            flag = flag_name(name)
+            raise UsageError(f"--processor and {flag} exclude each other", f"omit {flag}")

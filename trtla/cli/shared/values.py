@@ -1,68 +1,98 @@
-"""Types of flag values: counts such as 8k, devices, texts, lists. Imports no torch."""
+"""Types of flag values: triples, counts such as 8k, devices, texts, lists; and their completion."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
-from trtla.errors import TrtlaError
-from trtla.settings.value_types import LookaheadType, TripleType, ValueType, starting
+from trtla.console import starting
+from trtla.errors import TrtlaError, UsageError
+from trtla.settings.lookahead import LookaheadConfig
 
-_COUNT = re.compile(r"(\d{1,12})([kK]?)")
-_SIZE = re.compile(r"(\d{1,12}) ?([kKmMgG]?)(i?)[bB]?")
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,4})?")
-_FACTOR = {"": 1, "k": 1000, "K": 1024}
 
 
-class CountType(ValueType):
-    """A whole number of at least 1; `8k` is 8000 and `8K` is 8192."""
-
-    name = "count"
-
-    def __init__(self, example: str = "") -> None:
-        self.example = example
-        """What an error ends with."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Parse the number."""
-        match = _COUNT.fullmatch(str(value))
-        number = int(match[1]) * _FACTOR[match[2]] if match else 0
-        if number < 1:
-            self.fail(f"{value!r} is not a whole number of at least 1{self.example}.", param, ctx)
-        return number
+class ValueType(click.ParamType):  # type: ignore[type-arg]  # generic in new releases of click only
+    """The base of all types of trtla's own."""
 
 
-class SizeType(ValueType):
-    """A number of bytes; `64KiB` is 65536 and `1MB` is 1000000."""
+class TripleType(ValueType):
+    """A lookahead triple `7,7,7` or `[7,7,7]`, its errors in the flag's name."""
 
-    name = "size"
+    name = "W,N,G"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Parse the number and its unit."""
-        match = _SIZE.fullmatch(str(value).strip())
-        if match is None:
-            self.fail(f"{value!r} is not a size such as 64KiB, 1MiB or 500000.", param, ctx)
-        base = 1024 if match[3] else 1000
-        return int(match[1]) * int(base ** " KMG".index(match[2].upper() or " "))
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> LookaheadConfig:
+        try:
+            return LookaheadConfig.parse(value)
+        except UsageError as error:
+            flag = "lookahead" if param is None else max(param.opts, key=len)
+            raise UsageError(error.message.replace("lookahead", flag, 1), error.hint) from None
+
+
+class LookaheadType(TripleType):
+    """A triple, or `auto`."""
+
+    name = "W,N,G|auto"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if value == "auto" else super().convert(value, param, ctx)
+
+
+class BiasesType(ValueType):
+    """Numbers of token ids, `17:-5,42:2.5`; `none` is no number. The settings check them."""
+
+    name = "ID:BIAS,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return () if value == "none" else value  # for a preset it may be a mapping
+
+
+class UnitType(ValueType):
+    """A number of at least `least` with a unit behind it, in its own spelling or in small letters;
+    errors say `what` it must be."""
+
+    def __init__(
+        self, name: str, units: Mapping[str, int], what: str, least: int = 1, *, whole: bool = True
+    ) -> None:
+        self.name, self._units, self._what, self._least = name, units, what, least
+        self._number = re.compile(r"(\d{1,12})" if whole else r"(\d{1,6}(?:\.\d{1,3})?)")
+        self._kind = int if whole else float
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        text = str(value).strip()
+        match = self._number.match(text)
+        unit = text[match.end() :].lstrip() if match else ""
+        factor = self._units.get(unit, self._units.get(unit.lower()))
+        found = self._kind(match[1]) * factor if match and factor else None
+        if found is None or found < self._least:
+            self.fail(f"{value!r} is not {self._what}.", param, ctx)
+        return found
 
 
 class DeviceType(ValueType):
-    """auto, cpu, cuda or cuda:N."""
+    """auto, cpu, cuda or cuda:N; whether it is there is seen when the engine is opened."""
 
     name = "auto|cpu|cuda"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Check the name; whether the device is there is seen when the engine is opened."""
         if not _DEVICE.fullmatch(str(value)):
             self.fail(f"{value!r} is none of auto, cpu, cuda, cuda:N.", param, ctx)
         return str(value)
+
+
+class NumberType(click.types.FloatParamType):
+    """A number, by this name in the help and in errors."""
+
+    name = "number"
 
 
 class TextType(ValueType):
@@ -72,12 +102,11 @@ class TextType(ValueType):
     envvar_list_splitter = "\n"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Take it as it is."""
         return str(value)
 
 
 class ListType(ValueType):
-    """A comma list `1,4,8`, every part of one type."""
+    """A comma list `1,4,8`, every part of one type; spaces around commas are dropped."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -86,7 +115,6 @@ class ListType(ValueType):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[Any, ...]:
-        """Convert every part; spaces around commas are dropped."""
         if isinstance(value, tuple):
             return value
         parts = [part.strip() for part in str(value).split(",")]
@@ -97,22 +125,36 @@ class ListType(ValueType):
 
 TRIPLE = TripleType()
 LOOKAHEAD = LookaheadType()
-COUNT = CountType()
-TOKENS = CountType(", such as 512 or 8k")
-SIZE = SizeType()
+_WHOLE, _THOUSANDS = "a whole number of at least 1", {"": 1, "k": 1000, "K": 1024}
+COUNT = UnitType("count", _THOUSANDS, _WHOLE)
+TOKENS = UnitType("count", _THOUSANDS, f"{_WHOLE}, such as 512 or 8k")
+_BYTES = {
+    f"{prefix}{binary}{byte}": (1024 if binary else 1000) ** power
+    for power, prefix in enumerate(("", "k", "m", "g"))
+    for binary in ("", "i")
+    for byte in ("", "b")
+}
+SIZE = UnitType("size", _BYTES, "a size such as 64KiB, 1MiB or 500000", 0)
+"""Bytes."""
+DURATION = UnitType(
+    "time",
+    {"": 1, "s": 1, "m": 60, "h": 3600},
+    "a time of at least 1s, such as 90s, 2m or 1h",
+    whole=False,
+)
+"""Seconds."""
 DEVICE = DeviceType()
 TEXT = TextType()
 NAMES = ListType(TEXT)
 COUNTS = ListType(COUNT)
 TOKEN_COUNTS = ListType(TOKENS)
 DEVICES = ListType(DEVICE)
-NUMBERS = ListType(click.FLOAT)
+NUMBER = NumberType()
+NUMBERS = ListType(NUMBER)
 
 
 _TRIPLES = ("3,3,3", "5,5,5", "7,7,7")
-_FOLDERS = ("draft_model",)  # beside all names that end with _dir
-
-
+_OR_A_FILE = ("prompts", "dataset")
 _NAMES = {
     "compare": ("trtla.bench.arms:PEERS",),
     "prompts": ("trtla.data.prompt_sets:SHIPPED",),
@@ -121,7 +163,7 @@ _NAMES = {
     "drafter": ("trtla.settings.drafting:DRAFTERS", "trtla.settings.drafting:DRAFT_PREFIX"),
     "processor": ("trtla.settings.sampling:EXAMPLES",),
     "dataset": ("trtla.data.prompt_sets:CNN_DAILYMAIL",),
-    "gpu": ("trtla.tune.plan:GPUS",),
+    "gpu": ("trtla.tune.prediction:GPUS",),
     "grid_ngram_kind": ("trtla.settings.drafting:NGRAM_KINDS",),
     "dtype": ("trtla.settings.executor:DTYPE_NAMES",),
 }
@@ -130,13 +172,8 @@ _NAMES = {
 
 def _names(places: Iterable[str]) -> Iterator[str]:
     for place in places:
-        module, _, name = place.partition(":")
-        found = getattr(import_module(module), name)
+        found = resolve_name(place)
         yield from [found] if isinstance(found, str) else found
-
-
-_OR_A_FILE = ("prompts", "dataset")
-_CHAINS = ("drafter",)  # texts with commas between
 
 
 def choices(
@@ -144,34 +181,25 @@ def choices(
 ) -> list[CompletionItem] | None:
     """What the shell is offered for a flag's value; None leaves that to the flag's type."""
     name = param.name or ""
-    if name.endswith("_dir") or name in _FOLDERS:
+    if name.endswith("_dir") or name == "draft_model":
         return [CompletionItem(incomplete, type="dir")]
     if isinstance(param.type, click.Choice):
         return None
-    if isinstance(param.type, TripleType):
-        return starting(_triples(param.type, ctx), incomplete)
-    known = _known(param)
-    if known is None:
+    part = isinstance(param.type, ListType)
+    inner: Any = param.type.inner if isinstance(param.type, ListType) else param.type
+    if isinstance(inner, TripleType) and not part:
+        auto = ("auto",) if isinstance(inner, LookaheadType) else ()
+        known = (*_engines_own(ctx.params.get("engine_dir")), *auto, *_TRIPLES)
+    elif isinstance(inner, DeviceType):
+        known = ("auto", "cpu", "cuda")
+    elif name in _NAMES:
+        known = tuple(_names(_NAMES[name]))
+    else:
         return None
-    found = starting(known, incomplete, part=isinstance(param.type, ListType) or name in _CHAINS)
+    found = starting(dict.fromkeys(known), incomplete, part=part)
     if not found and name in _OR_A_FILE:
         return [CompletionItem(incomplete, type="file")]
-    return found
-
-
-def _known(param: click.Parameter) -> Iterable[str] | None:
-    inner: Any = param.type.inner if isinstance(param.type, ListType) else param.type
-    if isinstance(inner, DeviceType):
-        return ("auto", "cpu", "cuda")
-    places = _NAMES.get(param.name or "")
-    return None if places is None else dict.fromkeys(_names(places))
-
-
-def _triples(kind: TripleType, ctx: click.Context) -> Sequence[str]:
-    """The engine's own first, and auto where it may stand."""
-    own = _engines_own(ctx.params.get("engine_dir"))
-    auto = ("auto",) if isinstance(kind, LookaheadType) else ()
-    return list(dict.fromkeys((*own, *auto, *_TRIPLES)))
+    return list(map(CompletionItem, found))
 
 
 def _engines_own(engine_dir: object) -> tuple[str, ...]:

@@ -1,43 +1,61 @@
 """A GGUF file as a Hugging Face folder, which everything else reads as it reads any other.
 
 The folder has config.json, the tokenizer and the chat template; its weights stay in the GGUF file.
-It lies in the user's cache, made anew when the file has changed, and may be deleted at any time.
+It lies in the user's cache, made again when the file has changed, and may be deleted at any time.
+
+Keys of the metadata are those of ggml's docs/gguf.md. The types of the model are llama (which files
+of Mistral, SmolLM2 and TinyLlama call themselves too) and qwen2.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
+import math
+from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from trtla.errors import UsageError, first_line
-from trtla.files import CACHE_HINT, read_json, temporary_folder, user_cache, written
+from trtla.files import CACHE_HINT, read_json, temporary_folder, written
 from trtla.formats.folder import GENERATION_CONFIG
-from trtla.formats.gguf.header import MADE_OF, Header, is_gguf, read_header, shards, stamps
+from trtla.formats.gguf.header import (
+    HEADER,
+    MADE_OF,
+    Header,
+    cached_folder,
+    header_text,
+    is_gguf,
+    read_header,
+    shards,
+    stamps,
+)
+from trtla.formats.gguf.tokenizer import Vocabulary
+from trtla.formats.gguf.weights import PLAIN, ROPE_FACTORS, GgufFile, gguf_name
 from trtla.formats.hf_config import parse_hf_config
 from trtla.formats.hub import hub_folder
-from trtla.formats.plan import LM_HEAD, hf_shapes
+from trtla.formats.plan import EMBEDDING, LM_HEAD, hf_shapes
+from trtla.formats.rope_scaling import llama3_frequencies
+from trtla.formats.weight_files import raise_first, tensor_problems
 
-if TYPE_CHECKING:
-    from trtla.formats.gguf.weights import GgufFile
-
-_FORMAT = 1
-"""Counted up when the content of the folders changes."""
-_LONGEST = 200
-"""Bytes of a file's name in that of its folder."""
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}
+_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+"""What every Llama 3 has; the file holds only what follows from it."""
+_LLAMA3_LENGTHS = (8192, *(2**power for power in range(4, 21)))
+"""Trained lengths that are tried, the most likely one first."""
 
 
 def model_folder(path: str | Path) -> Path:
     """The folder of a model: a GGUF file's, that of a name on the hub, or the path itself."""
     local = hub_folder(path)
-    return gguf_folder(local.absolute()) if is_gguf(local) else local
+    return _gguf_folder(local.absolute()) if is_gguf(local) else local
 
 
-def gguf_folder(path: Path) -> Path:
-    """The folder of a GGUF file, made if it is not there; errors as `model_folder`."""
+def _gguf_folder(path: Path) -> Path:
+    """The folder of a GGUF file, made if it is not there."""
     found = stamps(shards(path))
-    folder = user_cache() / "gguf" / f"{_short(path.stem)}-{_key(found)}"
+    folder = cached_folder(path, found)
     if _is_whole(folder):
         return folder
     files = _files(path, read_header(path))
@@ -62,16 +80,6 @@ def model_inputs(path: str | Path) -> tuple[Path, ...]:
     return (local, *(shards(file) if is_gguf(file) else ()))
 
 
-def _key(found: list[list[str | int]]) -> str:
-    """Changes when the file does, or what trtla makes of it."""
-    return hashlib.sha256(repr((_FORMAT, found)).encode()).hexdigest()[:12]
-
-
-def _short(name: str) -> str:
-    """So much of it that a key behind it makes no name that is too long."""
-    return name.encode(errors="replace")[:_LONGEST].decode(errors="ignore")
-
-
 def _is_whole(folder: Path) -> bool:
     """Whether all files are there that were written; a cache may be cleared file by file."""
     try:
@@ -83,15 +91,15 @@ def _is_whole(folder: Path) -> bool:
 
 def _files(path: Path, header: Header) -> dict[str, dict[str, Any] | str]:
     """Every file's content, a text or JSON, after everything has been checked."""
-    from trtla.formats.gguf.config import hf_config
-    from trtla.formats.gguf.tokenizer import Vocabulary
-    from trtla.formats.gguf.weights import GgufFile
-
     weights = GgufFile(path, header)
-    config = hf_config(path, header, weights)
-    checked, _ = parse_hf_config(config, path)
-    _check_weights(path, weights, hf_shapes(checked), config["tie_word_embeddings"])
-    files: dict[str, dict[str, Any] | str] = {"config.json": config}
+    config = _hf_config(path, header, weights)
+    shapes = hf_shapes(parse_hf_config(config, path)[0])
+    if config["tie_word_embeddings"]:
+        del shapes[LM_HEAD]
+    expected = {gguf_name(name): shape for name, shape in shapes.items()}
+    found = {gguf_name(name): entry for name, entry in weights.entries.items()}
+    raise_first(tensor_problems(str(path), found, expected, "copy the file again"))
+    files: dict[str, dict[str, Any] | str] = {"config.json": config, HEADER: header_text(header)}
     if header.metadata.get("tokenizer.ggml.model") not in (None, "none", "no_vocab"):
         vocabulary = Vocabulary(path, header.metadata)
         files |= vocabulary.files()
@@ -101,18 +109,6 @@ def _files(path: Path, header: Header) -> dict[str, dict[str, Any] | str]:
     if isinstance(template, str):
         files["chat_template.jinja"] = template
     return files
-
-
-def _check_weights(
-    path: Path, weights: GgufFile, shapes: dict[str, tuple[int, ...]], tied: bool
-) -> None:
-    """Errors have the names of the file."""
-    from trtla.formats.gguf.weights import gguf_name
-    from trtla.formats.weight_files import raise_first, tensor_problems
-
-    expected = {gguf_name(n): shape for n, shape in shapes.items() if n != LM_HEAD or not tied}
-    found = {gguf_name(name): entry for name, entry in weights.entries.items()}
-    raise_first(tensor_problems(str(path), found, expected, "copy the file again"))
 
 
 def _check_tokenizer(path: Path, data: dict[str, Any] | str) -> None:
@@ -145,3 +141,126 @@ def _publish(made: Path, folder: Path) -> None:
     except OSError:
         if not _is_whole(folder):
             raise
+
+
+def _hf_config(path: Path, header: Header, weights: GgufFile) -> dict[str, Any]:
+    """The config.json that the file's model would have at Hugging Face."""
+    name = header.metadata.get("general.architecture")
+    if not isinstance(name, str) or name not in ARCHITECTURES:
+        raise UsageError(
+            f"{path}: architecture {name} is not supported",
+            f"trtla reads GGUF files of {' and '.join(ARCHITECTURES)}",
+        )
+    if EMBEDDING not in weights.entries:
+        raise UsageError(f"{path} lacks tensor token_embd.weight", "give a file with weights")
+    keys = _Keys(path, header.metadata, name)
+    if keys.get("expert_count", 0):
+        raise UsageError(
+            f"{path}: a mixture of {keys.get('expert_count')} experts is not supported",
+            "trtla runs dense models",
+        )
+    heads, hidden = keys.size("attention.head_count"), keys.size("embedding_length")
+    head = keys.size("attention.key_length", hidden // max(heads, 1))
+    return {
+        "architectures": [ARCHITECTURES[name]],
+        "model_type": name,
+        "torch_dtype": _stored_dtype(header),
+        "vocab_size": weights.entries[EMBEDDING].shape[0],
+        "hidden_size": hidden,
+        "intermediate_size": keys.size("feed_forward_length"),
+        "num_hidden_layers": keys.size("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": keys.size("attention.head_count_kv", heads),
+        "head_dim": head,
+        "hidden_act": "silu",
+        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
+        "max_position_embeddings": keys.size("context_length"),
+        "rope_theta": keys.number("rope.freq_base", 10000.0),
+        "rope_scaling": _rope_scaling(keys, header, head),
+        "attention_bias": "model.layers.0.self_attn.q_proj.bias" in weights.entries,
+        "mlp_bias": "model.layers.0.mlp.gate_proj.bias" in weights.entries,
+        "tie_word_embeddings": LM_HEAD not in weights.entries,
+    }
+
+
+def _stored_dtype(header: Header) -> str:
+    """The type of most weights; bfloat16 stands for quantised ones.
+
+    What a 4 to 8 bit weight loses in bfloat16 is far below what it lost when it was quantised.
+    """
+    sizes: Counter[str] = Counter()
+    for info in header.tensors.values():
+        sizes[info.type] += math.prod(info.shape)
+    most, _ = sizes.most_common(1)[0]
+    return PLAIN[most].name if most in PLAIN else "bfloat16"
+
+
+class _Keys:
+    def __init__(self, path: Path, metadata: dict[str, Any], name: str) -> None:
+        self.path, self._metadata, self._name = path, metadata, name
+
+    def get(self, key: str, default: Any = None) -> Any:
+        value = self._metadata.get(f"{self._name}.{key}", default)
+        if isinstance(value, list):
+            raise UsageError(
+                f"{self.path}: {self._name}.{key} differs from layer to layer",
+                "trtla runs models whose layers are alike",
+            )
+        return value
+
+    def size(self, key: str, default: int | None = None) -> int:
+        """A whole number; without a default it has to be there."""
+        return int(self._there(key, self.get(key, default), int, "a whole number"))
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A number; it is stored in single precision, and was written with fewer digits."""
+        value = self._there(key, self.get(key, default), (int, float), "a number")
+        return float(f"{value:.7g}")
+
+    def _there(self, key: str, value: Any, kinds: type | tuple[type, ...], what: str) -> Any:
+        if isinstance(value, bool) or not isinstance(value, kinds):
+            raise UsageError(
+                f"{self.path}: {self._name}.{key} is {value!r}, and must be {what}",
+                "convert the model again with a current llama.cpp",
+            )
+        return value
+
+
+def _rope_scaling(keys: _Keys, header: Header, head: int) -> dict[str, Any] | None:
+    turned = keys.size("rope.dimension_count", head)
+    if turned != head:
+        raise UsageError(
+            f"{keys.path}: rotary embedding turns {turned} of the {head} numbers of a head",
+            "trtla runs models that rotate whole heads",
+        )
+    if ROPE_FACTORS in header.tensors:
+        return _llama3_scaling(keys, header, head)
+    kind = keys.get("rope.scaling.type", "linear")  # as in llama.cpp: a factor alone scales
+    factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 1.0))
+    if kind == "yarn":
+        raise UsageError(
+            f"{keys.path}: rope scaling yarn is not supported in GGUF files",
+            "use the model's Hugging Face folder",
+        )
+    if kind == "none" or (kind == "linear" and factor in (0, 1)):
+        return None
+    return {"rope_type": kind, "factor": factor}
+
+
+def _llama3_scaling(keys: _Keys, header: Header, head: int) -> dict[str, Any]:
+    """The settings whose factors are those of the file."""
+    info = header.tensors[ROPE_FACTORS]
+    stored = GgufFile(keys.path, Header(header.paths, {}, {"rope.factors": info}))
+    factors = stored.read("rope.factors", 0, info.shape[0]).astype(np.float64)
+    exponents = np.arange(0, head, 2, dtype=np.float64) / max(head, 1)
+    frequencies = keys.number("rope.freq_base", 10000.0) ** -exponents
+    for length in _LLAMA3_LENGTHS if factors.size else ():
+        largest = float(factors.max())
+        scaling = {"factor": largest, **_LLAMA3, "original_max_position_embeddings": length}
+        wanted = frequencies / llama3_frequencies(frequencies, scaling, length)
+        if wanted.shape == factors.shape and np.all(np.abs(wanted / factors - 1) < 1e-4):
+            return {"rope_type": "llama3", **scaling}
+    raise UsageError(
+        f"{keys.path}: {ROPE_FACTORS} holds factors that are not those of a Llama 3",
+        "trtla runs the rotary scalings default, linear, dynamic and llama3",
+    )

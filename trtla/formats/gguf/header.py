@@ -3,10 +3,15 @@
 The layout is that of ggml's docs/gguf.md, versions 2 and 3: keys with typed values, then the
 tensors' names, shapes and types, then their bytes. Every length is checked against the file's, so
 that a truncated file is named before any work. A model may be split over several files.
+
+The header is kept in the model folder too, so that a second start does not read the files'. What is
+kept is checked by its digest; where it is absent or damaged, the files are read.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import mmap
 import re
 import struct
@@ -19,7 +24,13 @@ from pathlib import Path
 from typing import Any
 
 from trtla.errors import UsageError
+from trtla.files import user_cache
 
+HEADER = "header.json"
+_FORMAT = 2
+"""Counted up when the content of the folders changes."""
+_LONGEST = 200
+"""Bytes of a file's name in that of its folder."""
 MADE_OF = "gguf.json"
 """In a model folder: the GGUF files that it was made of, which hold its weights."""
 _MAGIC = b"GGUF"
@@ -141,7 +152,6 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
 
 @contextmanager
 def _refusing(path: Path) -> Iterator[None]:
-    """Every way in which a header cannot be read as a sentence."""
     try:
         yield
     except FileNotFoundError:
@@ -263,11 +273,7 @@ class _Reader:
 
 
 def _row_bytes(kind: int, shape: tuple[int, ...]) -> tuple[str, int]:
-    """The name of a ggml type, and the bytes of a row of it.
-
-    Raises:
-        ValueError: ggml has no such type, or its blocks do not divide the row.
-    """
+    """The name of a ggml type, and the bytes of a row of it; raises `ValueError`."""
     import gguf
 
     found = gguf.GGMLQuantizationType(kind)
@@ -277,3 +283,54 @@ def _row_bytes(kind: int, shape: tuple[int, ...]) -> tuple[str, int]:
         raise ValueError(shape)
     row_bytes: int = row // block * size
     return found.name, row_bytes
+
+
+def cached_folder(path: Path, found: list[list[str | int]]) -> Path:
+    """Where the model folder of a file lies, be it there or not; of the `stamps` of its files."""
+    short = path.stem.encode(errors="replace")[:_LONGEST].decode(errors="ignore")
+    return user_cache() / "gguf" / f"{short}-{_digest(repr((_FORMAT, found)))[:12]}"
+
+
+def quick_header(path: Path) -> Header:
+    """As `read_header`, but without the tokenizer's arrays in its metadata."""
+    paths = shards(path)
+    kept = cached_folder(path, stamps(paths)) / HEADER
+    try:
+        return _parsed(paths, kept.read_text(encoding="utf-8"))
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError):
+        header = read_header(path)
+        return Header(header.paths, _small(header.metadata), header.tensors)
+
+
+def header_text(header: Header) -> str:
+    """What `HEADER` holds: the header as JSON, and its digest."""
+    tensors = {
+        name: [header.paths.index(one.path), one.type, one.shape, one.offset, one.row_bytes]
+        for name, one in header.tensors.items()
+    }
+    text = json.dumps({"metadata": _small(header.metadata), "tensors": tensors})
+    return json.dumps({"sha256": _digest(text), "header": text})
+
+
+def _parsed(paths: tuple[Path, ...], content: str) -> Header:
+    kept = json.loads(content)
+    if _digest(kept["header"]) != kept["sha256"]:
+        raise ValueError(kept["sha256"])
+    found = json.loads(kept["header"])
+    tensors = {
+        name: TensorInfo(paths[part], kind, tuple(shape), offset, row_bytes)
+        for name, (part, kind, shape, offset, row_bytes) in found["tensors"].items()
+    }
+    return Header(paths, found["metadata"], tensors)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _small(metadata: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: value
+        for key, value in metadata.items()
+        if not (key.startswith("tokenizer.ggml.") and isinstance(value, list))
+    }

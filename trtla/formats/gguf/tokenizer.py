@@ -8,7 +8,6 @@ no token is spelt in bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -91,7 +90,9 @@ class Vocabulary:
                 f"{self.path}: tokenizer {kind!r} is not supported",
                 "trtla reads tokenizers of the types gpt2 and llama",
             )
-        added = [self._added(index) for index in self._found_first()]
+        first = (_UNKNOWN, _CONTROL, _USER_DEFINED)
+        kinds = enumerate(self.types or [1] * len(self.tokens))
+        added = [self._added(i) for i, kind in kinds if kind in first or i in self.end_ids]
         frame = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added}
         return {**frame, **parts, "post_processor": self._post_processor()}
 
@@ -132,12 +133,6 @@ class Vocabulary:
             return None
         return value if 0 <= value < len(self.tokens) else None
 
-    def _found_first(self) -> Iterator[int]:
-        """Tokens that are found in a text before anything else."""
-        first = (_UNKNOWN, _CONTROL, _USER_DEFINED)
-        kinds = self.types or [1] * len(self.tokens)
-        return (index for index, kind in enumerate(kinds) if kind in first or index in self.end_ids)
-
     def _added(self, index: int) -> dict[str, Any]:
         plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
         shown = bool(self.types) and self.types[index] == _USER_DEFINED
@@ -149,22 +144,22 @@ class Vocabulary:
         wanted = self.get("model") == "llama" or self.get("pre") in _WITH_BOS
         bos = self._id("bos") if self.get("add_bos_token", wanted) else None
         eos = self._id("eos") if self.get("add_eos_token", False) else None
-        first, last = ([] if i is None else [self._special(i)] for i in (bos, eos))
-        a, b = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
         frames = {
             self.tokens[i]: {"id": self.tokens[i], "ids": [i], "tokens": [self.tokens[i]]}
             for i in (bos, eos)
             if i is not None
         }
+        first, last = (
+            [] if i is None else [{"SpecialToken": {"id": self.tokens[i], "type_id": 0}}]
+            for i in (bos, eos)
+        )
+        a, b = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
         return {
             "type": "TemplateProcessing",
             "single": [*first, a, *last],
             "pair": [*first, a, *last, *first, b, *last],
             "special_tokens": frames,
         }
-
-    def _special(self, index: int) -> dict[str, Any]:
-        return {"SpecialToken": {"id": self.tokens[index], "type_id": 0}}
 
     def _byte_level(self) -> dict[str, Any]:
         vocab = {token: index for index, token in enumerate(self.tokens)}

@@ -7,18 +7,19 @@ so quantised blocks stay as they are.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import torch
-from torch import Tensor
+import ml_dtypes
+import numpy as np
+from numpy import ndarray
 
 from trtla.errors import UsageError
 from trtla.files import read_json
-from trtla.formats.gguf.header import MADE_OF, Header, TensorInfo, check_names, read_header, stamps
-from trtla.formats.weight_files import Entry, fill, tensor_bytes
+from trtla.formats.blocks import BLOCK_TYPES, dequantize_blocks
+from trtla.formats.gguf.header import MADE_OF, Header, TensorInfo, check_names, quick_header, stamps
+from trtla.formats.weight_files import Entry, array_bytes, fill
 
 _MODEL = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -38,32 +39,24 @@ _LAYER = {
 }
 ROPE_FACTORS = "rope_freqs.weight"
 """By what each rotary frequency is divided: llama3's scaling. No weight."""
-PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+PLAIN = {
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
 """ggml's types that are not quantised."""
-
-
-@dataclass(frozen=True, slots=True)
-class Blocks:
-    """Rows of a tensor as they lie in the file."""
-
-    type: str
-    """ggml's name, such as Q4_1."""
-    rows: Tensor
-    """uint8, [rows, bytes of a row]."""
 
 
 class GgufFile:
     """An open model; `entries` have Hugging Face's names, quantised ones read as float32.
 
-    Args:
-        path: the first of its files, or the `gguf.json` of a model folder.
-        header: the file's, where it has been read.
+    `path` is the first of its files, or the `gguf.json` of a model folder.
     """
 
     def __init__(self, path: Path, header: Header | None = None) -> None:
         made = read_json(path) if path.name == MADE_OF else None
         self.path = Path(made["path"]) if made else path
-        header = header or read_header(self.path)
+        header = header or quick_header(self.path)
         self._files: dict[Path, BinaryIO] = {}
         self._stamps = stamps(header.paths)
         if made and self._stamps != made["stamps"]:
@@ -75,38 +68,36 @@ class GgufFile:
         self._heads = _turned_heads(header.metadata)
         self.entries = {name: _entry(name, info) for name, info in self._infos.items()}
 
-    def read(self, name: str, start: int, stop: int) -> Tensor:
+    def read(self, name: str, start: int, stop: int) -> ndarray:
         """Rows [start, stop) of a tensor: as stored, or dequantised to float32."""
-        blocks = self.blocks(name, start, stop)
-        shape = (stop - start, *self.entries[name].shape[1:])
-        if blocks.type in PLAIN:
-            return blocks.rows.view(PLAIN[blocks.type]).reshape(shape)
-        return _dequantized(blocks).reshape(shape)
+        rows, kind = self.blocks(name, start, stop), self.type_of(name)
+        values = rows.view(PLAIN[kind]) if kind in PLAIN else _dequantized(kind, rows)
+        return values.reshape(stop - start, *self.entries[name].shape[1:])
 
     def type_of(self, name: str) -> str:
+        """ggml's name of a tensor's type, such as Q4_1."""
         return self._infos[name].type
 
-    def blocks(self, name: str, start: int, stop: int) -> Blocks:
-        """Rows [start, stop) as they lie in the file, in Hugging Face's order."""
+    def blocks(self, name: str, start: int, stop: int) -> ndarray:
+        """Rows [start, stop) as bytes, uint8 [rows, bytes of a row], in Hugging Face's order."""
         info, heads = self._infos[name], self._heads.get(name.split(".")[-2], 0)
         if not heads:
-            return Blocks(info.type, self._rows(info, name, start, stop))
+            return self._rows(info, name, start, stop)
         size = info.shape[0] // heads
         first, last = start // size * size, -(-stop // size) * size
-        rows = self._rows(info, name, first, last).view(-1, size // 2, 2, info.row_bytes)
-        whole = rows.transpose(1, 2).reshape(-1, info.row_bytes)
-        return Blocks(info.type, whole[start - first : stop - first].clone())
+        rows = self._rows(info, name, first, last).reshape(-1, size // 2, 2, info.row_bytes)
+        whole: ndarray = rows.transpose(0, 2, 1, 3).reshape(-1, info.row_bytes)
+        return whole[start - first : stop - first]
 
-    def _rows(self, info: TensorInfo, name: str, start: int, stop: int) -> Tensor:
-        """Rows of a tensor as in the file, in memory of their own."""
-        raw = torch.empty((stop - start, info.row_bytes), dtype=torch.uint8)
+    def _rows(self, info: TensorInfo, name: str, start: int, stop: int) -> ndarray:
+        raw = np.empty((stop - start, info.row_bytes), np.uint8)
         file = self._files.get(info.path)
         if file is None:
             file = self._files[info.path] = info.path.open("rb", buffering=0)
             if stamps([info.path])[0] not in self._stamps:
                 raise _changed(info.path)
         file.seek(info.offset + start * info.row_bytes)
-        fill(file, tensor_bytes(raw), info.path, name)
+        fill(file, array_bytes(raw), info.path, name)
         return raw
 
 
@@ -116,13 +107,9 @@ def _changed(path: Path) -> UsageError:
 
 def hf_name(name: str) -> str:
     """Hugging Face's name of a tensor; one that has none there keeps its own."""
-    if name in _MODEL:
-        return _MODEL[name]
-    kind, _, tail = name.partition(".")
-    layer, _, tail = tail.partition(".")
-    stem, _, last = tail.partition(".")
+    kind, layer, stem, last = [*name.split(".", 3), "", "", ""][:4]
     if kind != "blk" or stem not in _LAYER:
-        return name
+        return _MODEL.get(name, name)
     return f"model.layers.{layer}.{_LAYER[stem]}.{last}"
 
 
@@ -151,24 +138,28 @@ def _entry(name: str, info: TensorInfo) -> Entry:
             f"{info.path}: tensor {name} is {info.type}, which trtla cannot read",
             "use a file of another type, such as Q8_0 or Q4_K_M",
         )
-    return Entry(PLAIN.get(info.type, torch.float32), info.shape, info.offset)
+    return Entry(PLAIN.get(info.type, np.dtype(np.float32)), info.shape, info.offset)
 
 
 @lru_cache
 def _readable(kind: str) -> bool:
     """Whether it is a plain type, or one that the library dequantises."""
+    if kind in PLAIN or kind in BLOCK_TYPES:
+        return True
     import gguf
 
     size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][1]
     try:
-        return kind in PLAIN or bool(len(_dequantized(Blocks(kind, torch.zeros(1, size).byte()))))
+        return bool(len(_dequantized(kind, np.zeros((1, size), np.uint8))))
     except NotImplementedError:
         return False
 
 
-def _dequantized(blocks: Blocks) -> Tensor:
+def _dequantized(kind: str, rows: ndarray) -> ndarray:
+    if kind in BLOCK_TYPES:
+        return dequantize_blocks(BLOCK_TYPES[kind], rows)
     import gguf
 
-    kind = gguf.GGMLQuantizationType[blocks.type]
     # As one long row: the library works on groups of 16 rows otherwise, slowly.
-    return torch.from_numpy(gguf.dequantize(blocks.rows.view(1, -1).numpy(), kind))
+    found: ndarray = gguf.dequantize(rows.reshape(1, -1), gguf.GGMLQuantizationType[kind])
+    return found

@@ -15,17 +15,19 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from trtla.files import user_cache
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.costs import CostPlan, CostTable, Point, get, load, rising
+from trtla.runtime.device import Device
 from trtla.runtime.draft import Draft, NoDrafter
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.models.forward import StepForward
 from trtla.runtime.models.kv_cache import KVCache
 from trtla.runtime.request import Request
+from trtla.runtime.sampling.draw import argmax
+from trtla.runtime.sampling.logits import on_host
 from trtla.runtime.sequence import Feed, Sequence
+from trtla.runtime.threads import num_threads
 from trtla.settings.lookahead import AUTOREGRESSIVE
 from trtla.version import __version__
 
@@ -115,7 +117,7 @@ def _forward(
         for blocks in owned[:sequences]:
             sequence = Sequence(request, AUTOREGRESSIVE, NoDrafter(), [0], context, blocks)
             feeds.append(Feed.step(sequence, draft))
-        run(feeds).logits.argmax(dim=-1).tolist()
+        argmax(on_host(run(feeds).logits))
 
     return forward
 
@@ -125,23 +127,31 @@ def shape_of(engine: Engine) -> dict[str, Any]:
     return engine.config.pretrained_config.model_dump(mode="json")
 
 
-def cost_key(shape: dict[str, Any], arithmetic: str, device: torch.device) -> str:
+def cost_key(shape: dict[str, Any], arithmetic: str, device: Device) -> str:
     """What a forward's time depends on: the model's shape, arithmetic, device, threads, library."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    name, versions = "cpu", [__version__]
+    if device.type == "cuda":
+        import torch
+
+        name, versions = torch.cuda.get_device_name(str(device)), [torch.__version__, __version__]
     facts = {
         "shape": shape,
         "arithmetic": arithmetic,
         "device": [device.type, name],
-        "threads": torch.get_num_threads(),
-        "versions": [torch.__version__, __version__],
+        "threads": num_threads(),
+        "versions": versions,
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def cost_source(
-    engine: Engine, arithmetic: Callable[[], str], device: torch.device
+    engine: Engine,
+    arithmetic: Callable[[], str],
+    device: Device,
+    shipped: CostTable | None = None,
 ) -> Callable[[StepForward, KVCache, ExecutorLimits, int], CostTable | None]:
-    """An engine's table, from a file in the engine's folder or the user's, or measured now.
+    """An engine's table: the one that is shipped, else from a file in the engine's folder or the
+    user's, or measured now.
 
     Only what the number of sequences asked for needs is measured: others may never come, and for 0
     there is nothing to measure. A Hugging Face folder is never written to. None: it is not known,
@@ -149,7 +159,10 @@ def cost_source(
 
     Args:
         arithmetic: says how forwards run, which is known when the first has.
+        shipped: of the compiled forward, for which nothing is measured.
     """
+    if shipped is not None:
+        return lambda run, cache, limits, sequences: shipped
     folders: list[Path] = [engine.path] if engine.manifest is not None else []
     folders.append(user_cache())
     shape = shape_of(engine)  # now: pydantic gives another exception for Ctrl-C within it

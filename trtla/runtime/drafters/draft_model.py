@@ -10,19 +10,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy import ndarray
 
 from trtla.errors import UsageError, trtllm_cannot
+from trtla.runtime.device import resolve_device
 from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, NoDrafter, alike
 from trtla.runtime.limits import MAX_CHUNK, ExecutorLimits
 from trtla.runtime.models.forward import SPARE_BLOCKS, Model
 from trtla.runtime.models.kv_cache import CacheNeed, KVCache, block_bytes
-from trtla.runtime.models.load import load_engine, model_dtype, resolve_device
+from trtla.runtime.models.load import load_engine, model_dtype
 from trtla.runtime.request import NO_TOKEN, Request
-from trtla.runtime.sampling.draw import probabilities
+from trtla.runtime.sampling.draw import log_softmax, probabilities
+from trtla.runtime.sampling.logits import Logits, host_rows, on_host
 from trtla.runtime.sampling.predict import predict
 from trtla.runtime.sequence import Feed
 from trtla.runtime.sequence import Sequence as Sequence_
@@ -88,7 +90,7 @@ class DraftModelDrafter(Drafter):
         self.steps: list[DraftStep] = []
         """The steps that were drafted for."""
         self.drafted: list[int] = []
-        self.draft_probs: list[Tensor] = []
+        self.draft_probs: list[ndarray] = []
         """What each of them was drawn from, where they are verified by rejection sampling."""
         self.choice: GammaChoice | None = None
         """The policy's, for this step; None: not yet."""
@@ -114,7 +116,7 @@ class DraftModelDrafter(Drafter):
         """A chain of at most gamma tokens; the first one drafts for all in the batch."""
         if self in self._group.due:
             self._group.draft()
-        draft_probs = torch.stack(self.draft_probs) if self.draft_probs else None
+        draft_probs = np.stack(self.draft_probs) if self.draft_probs else None
         return replace(Draft.chain(self.drafted), draft_probs=draft_probs)
 
     def skip(self) -> None:
@@ -145,7 +147,7 @@ class DraftModelDrafter(Drafter):
         draft = Draft(tokens[1:], (0,)) if len(tokens) > 1 else NO_DRAFT
         return Feed(self.sequence, tokens, (len(tokens) - 1,), draft)
 
-    def take(self, token: int, logits: Tensor) -> None:
+    def take(self, token: int, logits: ndarray) -> None:
         """Draft a token that was drawn from logits [1, vocab]; NO_TOKEN ends the draft."""
         if token == NO_TOKEN:
             self.choice = None
@@ -171,7 +173,7 @@ class DraftModelDrafters:
 
     def __init__(
         self,
-        model: Model,
+        model: Model[Any],
         cache: KVCache,
         settings: DrafterSettings,
         limits: ExecutorLimits,
@@ -233,33 +235,33 @@ class DraftModelDrafters:
                 feed.sequence.num_cached += feed.length
 
     def _take(
-        self, drafting: Sequence[DraftModelDrafter], feeds: Sequence[Feed], logits: Tensor
+        self, drafting: Sequence[DraftModelDrafter], feeds: Sequence[Feed], logits: Logits
     ) -> None:
         predictions = predict(feeds, logits, self._row_sampler)
         for drafter, feed, prediction in zip(drafting, feeds, predictions, strict=True):
             if drafter.gamma:
-                row = logits[prediction.start : prediction.start + 1]
+                row = host_rows(logits, [prediction.start])
                 drafter.take(prediction.draws[feed.rows[0]], row)
             feed.sequence.num_cached += feed.length
 
 
-def _choose_gammas(drafting: Sequence[DraftModelDrafter], logits: Tensor) -> None:
+def _choose_gammas(drafting: Sequence[DraftModelDrafter], logits: Logits) -> None:
     """Ask each policy, with the entropy of its first draft's distribution where it wants it."""
     nats = [0.0] * len(drafting)
     if any(drafter.policy.reads_entropy for drafter in drafting):
-        nats = entropies(logits, [d.sequence.request.sampling.temperature for d in drafting])
+        nats = entropies(
+            on_host(logits), [d.sequence.request.sampling.temperature for d in drafting]
+        )
     for drafter, own in zip(drafting, nats, strict=True):
         drafter.choice = drafter.policy.choose(own)
 
 
-def entropies(logits: Tensor, temperatures: Sequence[float]) -> list[float]:
+def entropies(logits: ndarray, temperatures: Sequence[float]) -> list[float]:
     """Entropy in nats of each row at its temperature, without top-k and top-p; 0 counts as 1."""
-    heat = torch.tensor([t or 1.0 for t in temperatures], dtype=torch.float64)
-    wide = logits.double()
-    relative = wide - wide.max(dim=-1, keepdim=True).values
-    probs = (relative / heat.to(logits.device)[:, None]).softmax(dim=-1)
-    found = -(probs * (probs + 1e-8).log()).sum(dim=-1)
-    nats: list[float] = found.nan_to_num_(0.0).tolist()  # of broken logits, which draft nothing
+    heat = np.array([t or 1.0 for t in temperatures])
+    probs = np.exp(log_softmax(logits.astype(np.float64) / heat[:, None]))
+    found = -(probs * np.log(probs + 1e-8)).sum(axis=-1)
+    nats: list[float] = np.nan_to_num(found).tolist()  # of broken logits, which draft nothing
     return nats
 
 
@@ -276,7 +278,7 @@ def _stretches(behind: Sequence[DraftModelDrafter], budget: int) -> Iterator[Fee
 class LoadedDraft:
     """A draft model without a cache."""
 
-    model: Model
+    model: Model[Any]
     need: CacheNeed
 
     def with_cache(
@@ -313,7 +315,11 @@ def check_draft_engines(engines: Mapping[str, Engine], vocab_size: int) -> None:
 
 
 def load_draft_model(
-    engine: Engine, limits: ExecutorLimits, *, device: str = "auto", dtype: str = "auto"
+    engine: Engine,
+    limits: ExecutorLimits,
+    device: str = "auto",
+    dtype: str = "auto",
+    packed_cache_gb: float = 0.0,
 ) -> LoadedDraft:
     """Load a draft model's weights.
 
@@ -327,7 +333,8 @@ def load_draft_model(
         UsageError: the device or the type is not there.
     """
     checkpoint, on = engine.config.pretrained_config, resolve_device(device, "--draft-device")
-    model = load_engine(engine, model_dtype(dtype, checkpoint, on), on)
-    block = block_bytes(checkpoint, model.cache_dtype)
+    arithmetic = model_dtype(dtype, checkpoint, on)
+    model = load_engine(engine, arithmetic, on, packed_cache_gb=packed_cache_gb)
+    block = block_bytes(checkpoint, model.cache_type)
     scratch = model.scratch_bytes(draft_limits(limits), STEP_SIZES)
     return LoadedDraft(model, CacheNeed(on, block, limits.max_text_len, scratch))

@@ -20,8 +20,7 @@ from trtla.runtime.drafters.lookahead import (
 from trtla.runtime.drafters.lookup import NgramDrafter, NgramStorage, PromptLookupDrafter
 from trtla.runtime.drafters.tree import TreeDrafter
 from trtla.runtime.limits import ExecutorLimits
-from trtla.runtime.models.cpu.compiler import NotCompiled
-from trtla.runtime.models.cpu.native_code import tell_slower
+from trtla.runtime.models.cpu.native_code import NotCompiled, tell_slower
 from trtla.runtime.request import DrafterFactory, Request
 from trtla.runtime.tree.library import SharedTrees, Tree
 from trtla.settings.drafting import DRAFT_PREFIX, DrafterSettings, DraftOptions

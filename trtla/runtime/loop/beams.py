@@ -9,14 +9,13 @@ from itertools import islice
 from types import TracebackType
 from typing import Protocol
 
-from torch import Tensor
-
 from trtla.errors import TrtlaError
 from trtla.runtime.draft import NO_DRAFT, NoDrafter
 from trtla.runtime.loop.scores import log_prob_rows, prompt_logits
 from trtla.runtime.models.forward import StepForward
 from trtla.runtime.models.kv_cache import KVCache
 from trtla.runtime.request import Hypothesis, Request
+from trtla.runtime.sampling.logits import Logits
 from trtla.runtime.sequence import Feed
 from trtla.runtime.sequence import Sequence as Beam
 from trtla.settings.lookahead import AUTOREGRESSIVE
@@ -75,7 +74,7 @@ def _continued(
 
 def _best(found: Sequence[Hypothesis], settings: BeamSettings) -> list[Hypothesis]:
     def order(beam: Hypothesis) -> tuple[float, tuple[int, ...]]:
-        return -settings.score(beam), beam.tokens
+        return -settings.score(beam.log_prob, len(beam.tokens)), beam.tokens
 
     distinct = {beam.tokens: beam for beam in found}
     return sorted(distinct.values(), key=order)[: settings.num_beams]
@@ -139,7 +138,7 @@ class CachedBeams:
             beam.num_cached += 1
         return self._log_probs(logits, self._live[0].num_cached - len(self._request.input_ids))
 
-    def _log_probs(self, logits: Tensor, place: int) -> list[list[float]]:
+    def _log_probs(self, logits: Logits, place: int) -> list[list[float]]:
         places = [place] * len(logits)
         rows: list[list[float]] = log_prob_rows(logits, self._request.label, places).tolist()
         return rows

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Tokens
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from trtla.errors import TrtlaError, UsageError
 from trtla.runtime.auto.probe import measure_costs, measured_costs
@@ -26,8 +26,7 @@ from trtla.runtime.loop.drafting import CostSource, Drafting
 from trtla.runtime.loop.scheduler import Scheduler
 from trtla.runtime.loop.scores import text_log_probs
 from trtla.runtime.loop.step import Step, Stepper
-from trtla.runtime.models.batch import Forwarded
-from trtla.runtime.models.forward import Model
+from trtla.runtime.models.forward import Forwarded, Model
 from trtla.runtime.models.kv_cache import KVCache
 from trtla.runtime.ranks.opening import Ranks
 from trtla.runtime.request import (
@@ -62,7 +61,7 @@ class TorchExecutor(Executor):
 
     def __init__(
         self,
-        model: Model,
+        model: Model[Any],
         cache: KVCache,
         limits: ExecutorLimits,
         drafters: DrafterFactory | None = None,
@@ -118,8 +117,8 @@ class TorchExecutor(Executor):
             kv_cache_usage=1.0 - pool.num_free / pool.num_blocks,
         )
 
-    def submit(self, request: Request) -> None:
-        self._check(request)
+    def enqueue(self, request: Request) -> None:
+        self._check_open()
         self._record.check_id(request)
         lookahead, drafting = self._limits.triple_of(request), self._limits.drafter_of(request)
         stats = RequestStats(lookahead, drafting.name)
@@ -273,7 +272,6 @@ class TorchExecutor(Executor):
 
     def warm_up(self) -> None:
         self._check_open()
-        self._cache.claim()
         self._between_steps(lambda: self._drafting.costs(self._limits.max_batch_size))
 
     def use_memory(self, memory: DraftMemory) -> None:

@@ -11,8 +11,7 @@ from trtla.errors import RankLost, TrtlaError
 from trtla.runtime.executor import Executor
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.loop.replica import LookaheadRank
-from trtla.runtime.models.batch import Forwarded
-from trtla.runtime.models.forward import Model, StepForward
+from trtla.runtime.models.forward import Forwarded, Model, StepForward
 from trtla.runtime.models.kv_cache import KVCache
 from trtla.runtime.ranks.opening import Ranks, give_back_cores
 from trtla.runtime.ranks.steps import Move, read_step, step_message
@@ -46,7 +45,7 @@ class SplitSteps:
         return self._step(feeds)
 
 
-def rank_steps(ranks: Ranks, model: Model, step: StepForward, cache: KVCache) -> RankSteps:
+def rank_steps(ranks: Ranks, model: Model[Any], step: StepForward, cache: KVCache) -> RankSteps:
     """How this rank takes part, whose own forward is `step`."""
     if ranks.whole:
         return LookaheadRank(ranks.world, model, step, cache)
@@ -100,7 +99,9 @@ class Leader:
 class Follower(Executor):
     """Another rank's executor: it may be closed, and runs rank 0's steps until that one closes."""
 
-    def __init__(self, ranks: Ranks, model: Model, cache: KVCache, limits: ExecutorLimits) -> None:
+    def __init__(
+        self, ranks: Ranks, model: Model[Any], cache: KVCache, limits: ExecutorLimits
+    ) -> None:
         description = f"torch on {cache.device}, {model.arithmetic}{ranks.description}"
         super().__init__(limits, description, is_leader=False)
         self._ranks = ranks
@@ -115,7 +116,7 @@ class Follower(Executor):
             self._ranks.leave()
             give_back_cores()
 
-    def submit(self, request: Request) -> None:
+    def enqueue(self, request: Request) -> None:
         raise self._refusal()
 
     def poll(self, timeout: float | None = None) -> list[Output]:

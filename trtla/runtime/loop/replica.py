@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy import ndarray
 
-from trtla.runtime.models.batch import Forwarded
-from trtla.runtime.models.forward import Model, StepForward
+from trtla.runtime.models.forward import Forwarded, Model, StepForward
 from trtla.runtime.models.kv_cache import KVCache
 from trtla.runtime.ranks.steps import Move, Shares, read_step, step_message
-from trtla.runtime.ranks.world import World
 from trtla.runtime.request import NO_TOKEN
 from trtla.runtime.sampling.draw import argmax
+from trtla.runtime.sampling.logits import Logits, on_device, on_host
 from trtla.runtime.sampling.predict import (
     Draw,
     RowSampler,
@@ -27,6 +26,9 @@ from trtla.runtime.sampling.predict import (
 )
 from trtla.runtime.sequence import Feed
 from trtla.settings.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from trtla.runtime.ranks.world import World
 
 _GREEDY = SamplingParams()
 
@@ -88,24 +90,23 @@ def width(queries: Sequence[RowQuery]) -> int:
 
 
 def answer_rows(
-    logits: Tensor, queries: Sequence[RowQuery], size: int, sampler: RowSampler | StepSampler | None
-) -> Tensor:
+    logits: Logits, queries: Sequence[RowQuery], size: int, sampler: RowSampler | StepSampler | None
+) -> ndarray:
     """Of rows of logits [rows, vocab], int64 [rows, size]."""
-    found = torch.full((len(queries), size), NO_TOKEN, dtype=torch.int64)
+    found = np.full((len(queries), size), NO_TOKEN, np.int64)
     draws = [
         Draw(row, one.params, one.noise) for row, one in enumerate(queries) if not one.params.greedy
     ]
     read = [row for row, one in enumerate(queries) if one.greedy]
     if sampler is None:
-        greedy = argmax(logits).tolist() if read else []
-        tokens = drawn(draws, logits)
+        greedy = argmax(on_host(logits)) if read else []
+        tokens = drawn(draws, on_host(logits))
     elif isinstance(sampler, StepSampler):
-        greedy, tokens = sampler.choose(logits, draws)
+        greedy, tokens = sampler.choose(on_device(logits), draws)
     else:
-        greedy = [
-            sampler.most_probable(logits, r) if q.greedy else 0 for r, q in enumerate(queries)
-        ]
-        tokens = [sampler.draw(logits, d.row, d.params, d.noise) for d in draws]
+        own = on_host(logits)
+        greedy = [sampler.most_probable(own, r) if q.greedy else 0 for r, q in enumerate(queries)]
+        tokens = [sampler.draw(own, d.row, d.params, d.noise) for d in draws]
     for row in read:
         found[row, 0] = greedy[row]
     for draw, token in zip(draws, tokens, strict=True):
@@ -113,7 +114,7 @@ def answer_rows(
     top = [row for row, one in enumerate(queries) if one.top]
     if top:
         ids, logs = ranked_rows(logits, top, queries[top[0]].top, sampler)
-        found[top, 2:] = torch.cat((ids, logs.contiguous().view(torch.int32)), dim=1).long()
+        found[top, 2:] = np.concatenate((ids, logs.view(np.int32)), axis=1)
     return found
 
 
@@ -124,31 +125,31 @@ class RowAnswers:
         rows: int64 [rows, size].
     """
 
-    def __init__(self, rows: Tensor) -> None:
+    def __init__(self, rows: ndarray) -> None:
         self._rows, self._chosen = rows, rows[:, :2].tolist()
 
-    def most_probable(self, logits: Tensor, row: int) -> int:
+    def most_probable(self, logits: ndarray, row: int) -> int:
         token: int = self._chosen[row][0]
         return token
 
-    def draw(self, logits: Tensor, row: int, params: SamplingParams, noise: float) -> int:
+    def draw(self, logits: ndarray, row: int, params: SamplingParams, noise: float) -> int:
         token: int = self._chosen[row][1]
         return token
 
-    def top_rows(self, logits: Tensor, rows: Sequence[int], count: int) -> tuple[Tensor, Tensor]:
-        found = self._rows[list(rows), 2:].int()
-        ids, logs = found[:, :count], found[:, count:]
-        return ids.contiguous(), logs.contiguous().view(torch.float32)
+    def top_rows(self, logits: ndarray, rows: Sequence[int], count: int) -> tuple[ndarray, ndarray]:
+        found = self._rows[list(rows), 2:].astype(np.int32)
+        ids, logs = map(np.ascontiguousarray, (found[:, :count], found[:, count:]))
+        return ids, logs.view(np.float32)
 
 
 class LookaheadRank:
     """Runs this rank's share of steps."""
 
-    def __init__(self, world: World, model: Model, step: StepForward, cache: KVCache) -> None:
+    def __init__(self, world: World, model: Model[Any], step: StepForward, cache: KVCache) -> None:
         self._world, self._model, self._step, self._cache = world, model, step, cache
         place = world.place
         self._shares = Shares(
-            place.rank, place.size, cache.data.shape[2], lambda blocks: cache.table(blocks).order
+            place.rank, place.size, cache.num_slots, lambda blocks: cache.table(blocks).order
         )
 
     def message(self, feeds: Sequence[Feed], moves: Sequence[Move]) -> list[Any]:
@@ -176,9 +177,9 @@ class LookaheadRank:
         rows = [[row for row, owner in enumerate(owners) if owner == r] for r in range(place.size)]
         mine, size = [queries[row] for row in rows[place.rank]], width(queries)
         own = answer_rows(done.logits[: len(mine)], mine, size, self._model.row_sampler)
-        room = torch.zeros((max(map(len, rows)), size), dtype=torch.int64)
+        room = np.zeros((max(map(len, rows)), size), np.int64)
         room[: len(own)] = own
-        answers = torch.empty((len(owners), size), dtype=torch.int64)
+        answers = np.empty((len(owners), size), np.int64)
         for part, places in zip(self._world.exchange(room), rows, strict=True):
             answers[places] = part[: len(places)]
         return Forwarded(done.logits[:0], sampler=RowAnswers(answers))

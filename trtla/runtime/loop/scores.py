@@ -10,14 +10,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy import ndarray
 
 from trtla.errors import TrtlaError
 from trtla.runtime.draft import Draft, NoDrafter
 from trtla.runtime.models.forward import StepForward
 from trtla.runtime.models.kv_cache import KVCache
 from trtla.runtime.request import Request, TokenLogProb, no_answer
+from trtla.runtime.sampling.draw import largest, log_softmax
+from trtla.runtime.sampling.logits import Logits, on_host
 from trtla.runtime.sequence import Feed
 from trtla.runtime.sequence import Sequence as Text
 from trtla.settings.lookahead import AUTOREGRESSIVE
@@ -60,18 +62,18 @@ def text_log_probs(
         cache.pool.release(blocks)
 
 
-def prompt_logits(forward: StepForward, text: Text, max_num_tokens: int) -> Tensor:
+def prompt_logits(forward: StepForward, text: Text, max_num_tokens: int) -> Logits:
     """Cache a prompt in chunks; the logits [1, vocab] after its last token."""
-    left, logits = len(text.prompt), torch.empty(0)
+    left, logits = len(text.prompt), np.empty(0)
     while left:
         length = min(left, max_num_tokens)
-        logits = forward([Feed.prompt(text, length, length == left)]).logits
+        logits = on_host(forward([Feed.prompt(text, length, length == left)]).logits)
         text.num_cached += length
         left -= length
     return logits
 
 
-def log_prob_rows(logits: Tensor, label: str, places: Sequence[int]) -> Tensor:
+def log_prob_rows(logits: Logits, label: str, places: Sequence[int]) -> ndarray:
     """Log probabilities of every token, float64 [rows, vocab]; -inf is legal for single tokens.
 
     Args:
@@ -79,37 +81,38 @@ def log_prob_rows(logits: Tensor, label: str, places: Sequence[int]) -> Tensor:
         label: what errors call the text.
         places: the output token that each row is for, counted from 0.
     """
-    rows = logits.double().log_softmax(dim=-1)
-    broken: list[bool] = rows.isnan().any(dim=-1).tolist()  # any such logit makes its row NaN
+    rows = log_softmax(on_host(logits).astype(np.float64))
+    broken: list[bool] = np.isnan(rows).any(axis=-1).tolist()  # any such logit makes its row NaN
     if True in broken:
         raise no_answer(label, places[broken.index(True)])
     return rows
 
 
-def _of_targets(rows: Tensor, tokens: Sequence[int]) -> list[float]:
-    places = torch.tensor([tokens], device=rows.device).T
-    found: list[float] = rows.gather(1, places)[:, 0].tolist()
+def _of_targets(rows: ndarray, tokens: Sequence[int]) -> list[float]:
+    found: list[float] = rows[range(len(tokens)), tokens].tolist()
     return found
 
 
-def token_log_probs(logits: Tensor, tokens: Sequence[int], count: int) -> tuple[TokenLogProb, ...]:
+def token_log_probs(logits: ndarray, tokens: Sequence[int], count: int) -> tuple[TokenLogProb, ...]:
     """How probable each row's token is, and the `count` most probable ones beside it.
 
     Args:
         logits: [rows, vocab], none of them NaN or +inf; in float32 the logarithms are exact enough.
         tokens: one of each row.
     """
-    logs = logits.log_softmax(dim=-1, dtype=torch.float32)
+    logs = log_softmax(logits)
     tops = _most_probable(logits, logs, count)
     return tuple(map(TokenLogProb, tokens, _of_targets(logs, tokens), tops))
 
 
-def _most_probable(logits: Tensor, logs: Tensor, count: int) -> list[tuple[tuple[int, float], ...]]:
-    """Of each row; `topk` alone would choose among equal ones as it likes."""
+def _most_probable(
+    logits: ndarray, logs: ndarray, count: int
+) -> list[tuple[tuple[int, float], ...]]:
+    """Of each row, equal ones by their ids."""
     if not count:
         return [()] * len(logits)
-    least = logits.topk(min(count, logits.shape[-1]), dim=-1).values[:, -1:]
-    rows, ids = ((logits >= least) & (logs > -math.inf)).nonzero(as_tuple=True)
+    least = largest(logits, count)[:, -1:]
+    rows, ids = ((logits >= least) & (logs > -math.inf)).nonzero()
     columns = (rows, ids, logs[rows, ids], logits[rows, ids])
     found = zip(*(column.tolist() for column in columns), strict=True)
     tops: list[list[tuple[int, float]]] = [[] for _ in logits]

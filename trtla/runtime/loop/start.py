@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from trtla.formats.engine import model_digest, text_digest
 from trtla.formats.support import shard_config
 from trtla.runtime.auto.probe import cost_source
+from trtla.runtime.auto.shipped import shipped_costs
+from trtla.runtime.costs import CostTable
+from trtla.runtime.device import Device, resolve_device
 from trtla.runtime.drafters.draft_model import check_draft_engines, load_draft_model
 from trtla.runtime.drafters.factory import Drafters
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.loop.executor import TorchExecutor
 from trtla.runtime.loop.ranks import Follower
+from trtla.runtime.models.cpu.llama import NativeLlama
 from trtla.runtime.models.forward import SPARE_BLOCKS, Model
 from trtla.runtime.models.kv_cache import CacheNeed, block_bytes, cache_blocks
 from trtla.runtime.models.load import (
@@ -22,17 +24,15 @@ from trtla.runtime.models.load import (
     load_engine,
     model_dtype,
     not_compiled,
-    resolve_device,
 )
-from trtla.runtime.ranks.opening import Ranks, check_same, joined
-from trtla.runtime.ranks.shared_memory import SharedRoom
-from trtla.runtime.ranks.world import World
+from trtla.runtime.ranks.opening import Ranks, SharedRoom, check_same, joined
 from trtla.runtime.stats import DraftTotals
 from trtla.settings.executor import ExecutorOptions
 
 if TYPE_CHECKING:
     from trtla.formats.config import CheckpointConfig
     from trtla.formats.engine import Engine
+    from trtla.runtime.ranks.world import World
 
 
 def open_torch_executor(
@@ -51,24 +51,26 @@ def open_torch_executor(
     limits, on = _limits(engine, options, draft_engines), resolve_device(options.device)
     arithmetic = model_dtype(options.dtype, checkpoint, on)
     check_cache_dtype(options.kv_cache_dtype, engine, arithmetic, on)
-    place = {
-        "device": options.draft_device or options.device,
-        "dtype": options.draft_dtype or options.dtype,
-    }
+    draft_device = options.draft_device or options.device
+    draft_dtype = options.draft_dtype or options.dtype
     if draft_engines:
-        resolve_device(place["device"], "--draft-device")  # what is wrong is said before it loads
+        resolve_device(draft_device, "--draft-device")  # what is wrong is said before it loads
     check_draft_engines(draft_engines, checkpoint.vocab_size)
     ranks = None if world is None else _ranks(world, engine, options, limits, arithmetic, on)
     split = None if ranks is None else ranks.split
-    model = load_engine(engine, arithmetic, on, options.kv_cache_dtype, split)
+    room = options.packed_cache_gb
+    model = load_engine(engine, arithmetic, on, options.kv_cache_dtype, split, room)
     together = "" if ranks is None else ranks.description
     if ranks is not None:
         check_same(ranks.world, {"forward": model.arithmetic})
-    drafts = {name: load_draft_model(one, limits, **place) for name, one in draft_engines.items()}
+    drafts = {
+        name: load_draft_model(one, limits, draft_device, draft_dtype, room)
+        for name, one in draft_engines.items()
+    }
     triple = limits.lookahead
     longest = max(build.max_seq_len, build.max_text_len + options.drafter.max_draft_len(triple))
     shard = checkpoint if split is None else shard_config(checkpoint, split.world.place.size)
-    block = block_bytes(shard, model.cache_dtype)
+    block = block_bytes(shard, model.cache_type)
     needs = [CacheNeed(on, block, longest, model.scratch_bytes(limits))]
     needs += (one.need for one in drafts.values())
     blocks, *draft_blocks = cache_blocks(
@@ -81,7 +83,7 @@ def open_torch_executor(
         return Follower(ranks, model, cache, limits)
     totals, sizes = DraftTotals(), dict(zip(drafts, draft_blocks, strict=True))
     models = {name: one.with_cache(sizes[name], limits, totals) for name, one in drafts.items()}
-    costs = cost_source(engine, lambda: _arithmetic(model) + together, on)
+    costs = cost_source(engine, lambda: _arithmetic(model) + together, on, _shipped(model))
     drafters = Drafters(limits, options.draft_options, models)
     reused = _max_reused_len(checkpoint, limits) if options.block_reuse else 0
     made = (model, cache, limits, drafters, costs, reused, totals, options.draft_options.nodes)
@@ -110,8 +112,8 @@ def _ranks(
     engine: Engine,
     options: ExecutorOptions,
     limits: ExecutorLimits,
-    arithmetic: torch.dtype,
-    device: torch.device,
+    arithmetic: str,
+    device: Device,
 ) -> Ranks:
     """The ranks, where all open the same model in the same way."""
     config, whole = engine.config.pretrained_config, options.lookahead_parallel is not None
@@ -119,7 +121,7 @@ def _ranks(
         "parallelism": "lookahead" if whole else "tensor",
         "model": model_digest(engine),
         "configuration": text_digest(config.model_dump_json()),
-        "arithmetic": str(arithmetic),
+        "arithmetic": arithmetic,
         "type of the K/V cache": options.kv_cache_dtype,
         "kind of device": device.type,
         "largest batch": limits.max_batch_size,
@@ -135,9 +137,16 @@ def _ranks(
     return joined(world, room, device.type == "cpu" and not_compiled(shard, arithmetic) is None)
 
 
-def _arithmetic(model: Model) -> str:
+def _arithmetic(model: Model[Any]) -> str:
     """What forwards' times depend on; whether there are graphs is known when a first has run."""
     return f"{model.arithmetic}{', ' if model.graphs else ''}{model.graphs}"
+
+
+def _shipped(model: Model[Any]) -> CostTable | None:
+    """What steps cost before any was seen, where the forward is compiled."""
+    if not isinstance(model, NativeLlama):
+        return None
+    return shipped_costs(model.weight_bytes, model.compute_type)
 
 
 def _max_reused_len(checkpoint: CheckpointConfig, limits: ExecutorLimits) -> int:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+from numpy import ndarray
 
+from trtla.runtime.device import Device
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.loop.drafting import AdaptiveSteps
 from trtla.runtime.loop.ranks import Leader, rank_steps
 from trtla.runtime.loop.scheduler import StepPlan
 from trtla.runtime.loop.scores import token_log_probs
-from trtla.runtime.models.batch import Forwarded
-from trtla.runtime.models.forward import Model
+from trtla.runtime.models.forward import Forwarded, Model
 from trtla.runtime.models.kv_cache import KVCache
 from trtla.runtime.ranks.opening import Ranks
 from trtla.runtime.request import Output, TokenLogProb, committed_prefix, no_answer
@@ -31,6 +31,9 @@ from trtla.runtime.sampling.predict import (
 from trtla.runtime.sequence import Feed, RequestFailed, Sequence
 from trtla.runtime.stats import DraftTotals, ExecutorStats
 
+if TYPE_CHECKING:
+    import torch
+
 
 class ForwardClock:
     """Times a forward that begins now, and the choice of its tokens.
@@ -39,9 +42,9 @@ class ForwardClock:
     how long that took.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: Device) -> None:
         self.started = time.perf_counter()
-        self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        self._stream = _cuda_stream(device) if device.type == "cuda" else None
         self._begin = self._event()
         self._end = self._begin
         self._resumed: float | None = None
@@ -64,9 +67,17 @@ class ForwardClock:
     def _event(self) -> torch.cuda.Event | None:
         if self._stream is None:
             return None
+        import torch
+
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(self._stream)
         return event
+
+
+def _cuda_stream(device: Device) -> torch.cuda.Stream:
+    import torch
+
+    return torch.cuda.current_stream(str(device))
 
 
 _Move = tuple[Sequence, int, tuple[int, ...]]
@@ -90,7 +101,7 @@ class Stepper:
 
     def __init__(
         self,
-        model: Model,
+        model: Model[Any],
         cache: KVCache,
         limits: ExecutorLimits,
         draft_totals: DraftTotals,
@@ -166,7 +177,7 @@ class Stepper:
         prediction: Prediction,
         moves: list[_Move],
         new: list[Output],
-        hidden: Tensor | None,
+        hidden: ndarray | None,
     ) -> None:
         """Decide what joins the output; cache, drafter and counters see exactly that."""
         sequence = feed.sequence
@@ -242,7 +253,7 @@ def _reported(
     if not tokens or (not request.margins and request.logprobs is None):
         return (), ()
     logits = logits_after(feed, nodes, prediction)
-    margins = tuple(top2_margin(logits).tolist()) if request.margins else ()
+    margins = tuple(top2_margin(logits)) if request.margins else ()
     if request.logprobs is None:
         return margins, ()
     return margins, token_log_probs(logits, tokens, request.logprobs)

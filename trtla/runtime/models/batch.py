@@ -1,4 +1,4 @@
-"""A step's feeds as the tensors of one forward over packed tokens, and what the forward gives."""
+"""A step's feeds as the tensors of one forward over packed tokens."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trtla.formats.tensors import E4M3, dequantize
-from trtla.runtime.models.kv_cache import KVCache, SlotTable
+from trtla.formats.torch_tensors import E4M3, dequantize
+from trtla.runtime.models.kv_cache import SlotTable
+from trtla.runtime.models.tensor_cache import TensorCache
 from trtla.runtime.sequence import Feed
-
-if TYPE_CHECKING:
-    from trtla.runtime.sampling.predict import RowSampler
 
 
 class StepGroup(Protocol):
@@ -123,26 +121,23 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Forwarded:
-    """What a forward gives."""
+class BatchOutput:
+    """What a forward over a batch gives."""
 
     logits: Tensor
-    """Float [wanted rows, vocab], feed by feed; the next forward may overwrite them."""
+    """Float [batch.rows, vocab]; the next forward may overwrite them."""
     hidden: Tensor | None = None
-    """Float [taps, fed tokens, hidden size], the output of each tapped layer; None without taps."""
-    sampler: RowSampler | None = None
-    """What chooses tokens where other ranks have the logits, which are empty then; None: the
-    model's."""
+    """Float [taps, tokens, hidden size]; None without taps."""
 
 
-def make_batch(feeds: Seq[Feed], cache: KVCache, group_size: int, dtype: torch.dtype) -> Batch:
+def make_batch(feeds: Seq[Feed], cache: TensorCache, group_size: int, dtype: torch.dtype) -> Batch:
     """Pack feeds, prompts first, into the tensors of one forward.
 
     Args:
         group_size: query heads per K/V head.
         dtype: type of the attention bias, the model's.
     """
-    device = cache.device
+    device = cache.data.device
     positions = [feed.positions() for feed in feeds]
     lengths = [feed.lengths(row) for feed, row in zip(feeds, positions, strict=True)]
     starts = [0]
@@ -157,11 +152,12 @@ def make_batch(feeds: Seq[Feed], cache: KVCache, group_size: int, dtype: torch.d
     ]
     prompts = sum(feed.draft is None for feed in feeds)
     groups = [
-        _group([feed], [table], start, group_size, dtype)
+        _group([feed], [table], start, group_size, dtype, device)
         for feed, table, start in zip(feeds[:prompts], tables, starts, strict=False)
     ]
     if prompts < len(feeds):
-        groups.append(_group(feeds[prompts:], tables[prompts:], starts[prompts], group_size, dtype))
+        rest = (feeds[prompts:], tables[prompts:], starts[prompts])
+        groups.append(_group(*rest, group_size, dtype, device))
     tokens = [token for feed in feeds for token in feed.tokens]
     flat = ([*chain.from_iterable(positions)], [*chain.from_iterable(lengths)])
     parts = (tokens, *flat, slots, rows)
@@ -175,19 +171,23 @@ def _integers(values: list[int], device: torch.device) -> Tensor:
 
 
 def _group(
-    feeds: Seq[Feed], tables: Seq[SlotTable], start: int, group_size: int, dtype: torch.dtype
+    feeds: Seq[Feed],
+    tables: Seq[SlotTable],
+    start: int,
+    group_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> AttentionGroup:
     counts = [len(feed.tokens) for feed in feeds]
     totals = [feed.total for feed in feeds]
     count, length = max(counts), max(totals)
     rows = slice(start, start + sum(counts))
     shape = (len(feeds), count, length)
-    keys = _keys(feeds, tables, totals)
+    keys = _keys(feeds, tables, totals, device)
     if feeds[0].draft is None and feeds[0].sequence.num_cached == 0:
         return AttentionGroup(rows, shape, keys, None, causal=True)
     bias = None
     if count > 1 or min(totals) < length:
-        device = tables[0].device
         # On a GPU PyTorch copies a mask of any other width, in every layer.
         width = length if device.type == "cpu" else -(-length // _MASK_WIDTH) * _MASK_WIDTH
         if feeds[0].draft is None:
@@ -197,28 +197,31 @@ def _group(
         bias = wide[..., :length]
     if min(counts) == count:
         return AttentionGroup(rows, shape, keys, bias)
-    pad, unpad = _padding(counts, tables[0].device)
+    pad, unpad = _padding(counts, device)
     return AttentionGroup(rows, shape, keys, bias, pad=pad, unpad=unpad)
 
 
-def _keys(feeds: Seq[Feed], tables: Seq[SlotTable], totals: list[int]) -> slice | Tensor:
+def _keys(
+    feeds: Seq[Feed], tables: Seq[SlotTable], totals: list[int], device: torch.device
+) -> slice | Tensor:
     """Slots of all keys; shorter sequences are padded with a slot that the bias hides."""
     firsts = [table.first for table in tables if table.first is not None]
     if len(firsts) < len(feeds):
-        return _scattered_keys(feeds, tables, max(totals))
+        return _scattered_keys(feeds, tables, max(totals)).to(device)
     if len(feeds) == 1:
         return slice(firsts[0], firsts[0] + totals[0])
     places = _places(max(totals))
     start, total = torch.tensor((firsts, totals)).unsqueeze(-1)
     slots = torch.where(places < total, places + start, start)
-    return slots.flatten().to(tables[0].device)
+    return slots.flatten().to(device)
 
 
 def _scattered_keys(feeds: Seq[Feed], tables: Seq[SlotTable], length: int) -> Tensor:
     stretches = []
     for feed, table in zip(feeds, tables, strict=True):
-        stretches += [table.slots[: feed.total], table.slots[:1].expand(length - feed.total)]
-    return torch.cat(stretches)
+        hidden = np.full(length - feed.total, table.slots[0])
+        stretches += [table.slots[: feed.total], hidden]
+    return torch.from_numpy(np.concatenate(stretches))
 
 
 def _chunk_bias(
@@ -237,7 +240,7 @@ def _bias(
     batch, count, length = shape
     if batch == 1:
         bias = torch.zeros((1, 1, group_size, count, length), dtype=dtype)
-        bias[..., feeds[0].sequence.num_cached : feeds[0].total] = _tree_bias(feeds[0])
+        bias[..., feeds[0].sequence.num_cached : feeds[0].total] = tree_bias(feeds[0].tree.parents)
         return bias.flatten(2, 3)
     # Padded queries see what is cached: a row of -inf alone would give NaN.
     alone = [len(feed.tokens) == 1 for feed in feeds]
@@ -252,18 +255,13 @@ def _bias(
     for index, feed in enumerate(feeds):
         if not alone[index]:
             cached = feed.sequence.num_cached
-            by_query[index, :, : feed.length, cached : feed.total] = _tree_bias(feed)
+            by_query[index, :, : feed.length, cached : feed.total] = tree_bias(feed.tree.parents)
     return bias
 
 
 @lru_cache(maxsize=8)
 def _places(length: int) -> Tensor:
     return torch.arange(length)
-
-
-def _tree_bias(feed: Feed) -> Tensor:
-    assert feed.draft is not None
-    return tree_bias(feed.draft.parents)
 
 
 @lru_cache(maxsize=4096)

@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,25 +22,26 @@ from torch import Tensor
 
 from trtla.errors import UsageError, first_line
 from trtla.files import user_cache, write_whole
-from trtla.formats import tensors
+from trtla.formats import tensors, torch_tensors
 from trtla.formats.config import FP8, CheckpointConfig, Quantization
 from trtla.formats.plan import stored_plan
-from trtla.formats.tensors import quantize, scale_of
+from trtla.formats.tensors import scale_of
+from trtla.formats.torch_tensors import E4M3, as_array, quantize
 from trtla.machine import loaded_driver
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.draft import Draft, NoDrafter
-from trtla.runtime.models.cuda.fused import fused_problem
 from trtla.runtime.models.cuda.graphs import Capture, CudaCapture, GraphRunner
-from trtla.runtime.models.cuda.small_test import largest_difference
-from trtla.runtime.models.kv_cache import KVCache
-from trtla.runtime.models.layers import fp8_products
+from trtla.runtime.models.cuda.paged_attention import kernels_problem
+from trtla.runtime.models.layers import PlainOperations, Rotary, fp8_products
 from trtla.runtime.models.llama import LlamaModel
+from trtla.runtime.models.tensor_cache import TensorCache
 from trtla.runtime.request import Request
 from trtla.runtime.sequence import Feed
 from trtla.runtime.sequence import Sequence as Decoded
 from trtla.settings.lookahead import AUTOREGRESSIVE
 from trtla.version import __version__
 
+VARIABLE = "TRTLA_CUDA_PATH"
 CaptureOn = Callable[[torch.device], Capture]
 """How graphs are made on a device."""
 _MODELS = Path(__file__).parent
@@ -48,6 +49,7 @@ _SOURCES = (
     *sorted(_MODELS.glob("*.py")),
     *sorted(_MODELS.glob("cuda/*.py")),
     Path(tensors.__file__),
+    Path(torch_tensors.__file__),
 )
 """What the fast path and what it is compared with are made of."""
 _KV_HEADS, _LAYERS, _VOCABULARY = 2, 2, 320
@@ -66,10 +68,45 @@ _ROUNDING = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 0.03}
 """The same of the results of single operations: some units in the last place."""
 _SCALES = (0.02, 0.03)
 """Of FP8 inputs, which then reach 9 and more."""
+_TOKENS, _SCALE = 3, 0.05
+"""In tests of single operations; the scale is of FP8 numbers, which then reach 22."""
+_HALF_STEP, _LEAST_NORMAL = 2.0**-4, 2.0**-6 * _SCALE
+"""What rounding to FP8 may change a number by, as a share of it; smaller ones change by as much as
+the least normal one."""
+_Results = Iterator[tuple[Tensor, Tensor]]
+"""Numbers of the fused operations, which may be FP8 over `_SCALE`, and PyTorch's unrounded ones."""
 
 
-def remembered_problem(
-    config: CheckpointConfig, dtype: torch.dtype, device: torch.device, capture_on: CaptureOn | None
+@dataclass(frozen=True, slots=True)
+class CudaPath:
+    """The choice for one model."""
+
+    problem: str | None
+    """Why not the fast path; None: that is it."""
+
+    @property
+    def fast(self) -> bool:
+        return self.problem is None
+
+    def __str__(self) -> str:
+        if self.problem is None:
+            return "CUDA graphs, and Triton kernels over pages"
+        return f"PyTorch's operations: {self.problem}"
+
+
+def choose_path(config: CheckpointConfig, dtype: torch.dtype, device: torch.device) -> CudaPath:
+    """The fast path where it can run and has passed its test."""
+    choice = os.environ.get(VARIABLE) or "auto"
+    if choice not in ("auto", "plain"):
+        raise UsageError(f"{VARIABLE} is {choice!r}", "use auto or plain")
+    if choice == "plain":
+        return CudaPath(f"{VARIABLE}=plain says so")
+    found = kernels_problem(config, dtype, device)
+    return CudaPath(found or _remembered_problem(config, dtype, device))
+
+
+def _remembered_problem(
+    config: CheckpointConfig, dtype: torch.dtype, device: torch.device
 ) -> str | None:
     """As `problem`, but where it has passed on such a GPU with these versions nothing is run."""
     try:
@@ -79,7 +116,7 @@ def remembered_problem(
     with suppress(OSError, ValueError):
         if json.loads(path.read_text(encoding="utf-8")) == {"passed": True}:
             return None
-    found = problem(config, dtype, device, capture_on)
+    found = problem(config, dtype, device, CudaCapture)
     if found is None:
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -185,18 +222,21 @@ def _difference(
     config: CheckpointConfig, dtype: torch.dtype, device: torch.device, capture_on: CaptureOn | None
 ) -> float:
     """Largest difference of logits over prompts and steps, as a share of the largest logit."""
+    from trtla.runtime.models.cuda.fused import FusedOperations
+
     capture = None if capture_on is None else capture_on(device)
-    model = LlamaModel(config, _weights(config), dtype, device, products=config.fp8)
+    weights = ((name, as_array(tensor)) for name, tensor in _weights(config))
+    model = LlamaModel(config, weights, dtype, device, products=config.fp8)
     plain, fast = model.new_cache(_BLOCKS + 1), model.new_cache(_BLOCKS + 1)
     sizes, texts = (1 + len(_TREE),), _texts(fast)
     runner = GraphRunner(model.forward_batch, fast, 2, sizes, _CACHED + 64, capture)
     found: list[Tensor] = []
     for feeds in _steps(texts, (plain, fast)):
         plain.move_now()
-        expected = model.forward(feeds, plain).logits
-        model.fused = True
+        expected = model.run(feeds, plain).logits
+        model.operations = FusedOperations()
         got = runner(feeds).logits
-        model.fused = False
+        model.operations = PlainOperations()
         if runner.problem is not None:
             raise RuntimeError(runner.problem)
         found.append((got - expected).abs().max() / expected.abs().max())
@@ -205,7 +245,7 @@ def _difference(
     return torch.stack(found).max().item()  # NaN where any is
 
 
-def _texts(cache: KVCache) -> list[Decoded]:
+def _texts(cache: TensorCache) -> list[Decoded]:
     texts = []
     for which, length in enumerate((_CACHED, _SHORT)):
         prompt = tuple((7 * i + 3 * which) % _VOCABULARY for i in range(length))
@@ -216,7 +256,7 @@ def _texts(cache: KVCache) -> list[Decoded]:
     return texts
 
 
-def _steps(texts: Sequence[Decoded], caches: Sequence[KVCache]) -> Iterator[Sequence[Feed]]:
+def _steps(texts: Sequence[Decoded], caches: Sequence[TensorCache]) -> Iterator[Sequence[Feed]]:
     """The prompts, then one token each, then a tree beside one token, then the same tree behind
     what was accepted of it."""
     yield [Feed.prompt(text, len(text.prompt), True) for text in texts]
@@ -231,7 +271,7 @@ def _steps(texts: Sequence[Decoded], caches: Sequence[KVCache]) -> Iterator[Sequ
     yield [Feed.step(texts[0], tree)]
 
 
-def _accept(text: Decoded, tree: Draft, caches: Sequence[KVCache]) -> None:
+def _accept(text: Decoded, tree: Draft, caches: Sequence[TensorCache]) -> None:
     """Let a chain of a tree's nodes join the text, whose rows the next forward moves."""
     for cache in caches:
         slots = cache.table(text.blocks).order[text.num_cached :]
@@ -241,34 +281,74 @@ def _accept(text: Decoded, tree: Draft, caches: Sequence[KVCache]) -> None:
     text.output_ids += [*(tree.tokens[node - 1] for node in _ACCEPTED), 5]
 
 
-VARIABLE = "TRTLA_CUDA_PATH"
+@torch.inference_mode()
+def largest_difference(
+    config: CheckpointConfig, dtype: torch.dtype, device: torch.device, products: bool
+) -> float:
+    """Of fused operations at a model's own sizes, as a share of the largest number, beside what FP8
+    rounds off."""
+    case = _Case(config, dtype, device, products)
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        results = (*case.norms(), *case.activations(), *case.rotations())
+        return torch.stack([_error(*pair) for pair in results]).max().item()
 
 
-@dataclass(frozen=True, slots=True)
-class CudaPath:
-    """The choice for one model."""
+class _Case:
+    def __init__(
+        self, config: CheckpointConfig, dtype: torch.dtype, device: torch.device, products: bool
+    ) -> None:
+        from trtla.runtime.models.cuda.fused import FusedOperations
 
-    problem: str | None
-    """Why not the fast path; None: that is it."""
+        self._config, self._dtype, self._device = config, dtype, device
+        self._fused, self._plain = FusedOperations(), PlainOperations()
+        self._generator = torch.Generator().manual_seed(0)
+        self._products = products
+        self._scale = torch.tensor([_SCALE], device=device) if products else None
 
-    @property
-    def fast(self) -> bool:
-        return self.problem is None
+    def norms(self) -> _Results:
+        """The first of a model, a layer's, and the last, which no FP8 product follows."""
+        size, epsilon = self._config.hidden_size, self._config.norm_epsilon
+        states, delta = self._numbers(_TOKENS, size), self._numbers(_TOKENS, size)
+        weight = self._numbers(size)
+        for added, scale in ((None, self._scale), (delta, self._scale), (delta, None)):
+            found = self._fused.add_norm(states, added, weight, epsilon, scale)
+            yield from zip(found, self._plain.add_norm(states, added, weight, epsilon), strict=True)
 
-    def __str__(self) -> str:
-        if self.problem is None:
-            return "CUDA graphs, and Triton kernels over pages"
-        return f"PyTorch's operations: {self.problem}"
+    def activations(self) -> _Results:
+        """Of gate and up, stacked where one product makes both; and attention's, rounded."""
+        gate, up = self._numbers(_TOKENS, 2 * self._config.intermediate_size).chunk(2, dim=-1)
+        if self._products:
+            gate, up = gate.contiguous(), up.contiguous()
+        yield self._fused.silu_mul(gate, up, self._scale), self._plain.silu_mul(gate, up)
+        attended = self._numbers(_TOKENS, self._config.num_attention_heads * self._config.head_size)
+        yield self._fused.rounded(attended, self._scale), attended
+
+    def rotations(self) -> _Results:
+        config, device = self._config, self._device
+        shape = (1, config.num_key_value_heads, config.head_size, 1)
+        plain = TensorCache(*shape, self._dtype, device)
+        scales = [_SCALE] if config.fp8_kv_cache else []
+        fused = TensorCache(*shape, self._dtype, device, scales)
+        heads = config.num_attention_heads + 2 * config.num_key_value_heads
+        qkv = self._numbers(_TOKENS, heads * config.head_size)
+        slots = torch.tensor([TOKENS_PER_BLOCK - 1, 0, 5], device=device)
+        rotary = Rotary(config, self._dtype, device)(slots * 7, None)
+        found = self._fused.rotate_write(qkv, rotary, slots, fused, 0)
+        yield found, self._plain.rotate_write(qkv, rotary, slots, plain, 0)
+        for part, wanted in zip(fused.layer(0), plain.layer(0), strict=True):
+            stored = part[slots]
+            yield stored.view(E4M3) if config.fp8_kv_cache else stored, wanted[slots]
+
+    def _numbers(self, *shape: int) -> Tensor:
+        drawn = torch.randn(shape, generator=self._generator)
+        return drawn.to(self._device, self._dtype)
 
 
-def choose_path(config: CheckpointConfig, dtype: torch.dtype, device: torch.device) -> CudaPath:
-    """The fast path where it can run and has passed its test."""
-    choice = os.environ.get(VARIABLE) or "auto"
-    if choice not in ("auto", "plain"):
-        raise UsageError(f"{VARIABLE} is {choice!r}", "use auto or plain")
-    if choice == "plain":
-        return CudaPath(f"{VARIABLE}=plain says so")
-    found = fused_problem(config, dtype, device)
-    if found is None:
-        found = remembered_problem(config, dtype, device, CudaCapture)
-    return CudaPath(found)
+def _error(found: Tensor, wanted: Tensor) -> Tensor:
+    wanted = wanted.float()
+    if found.dtype == E4M3:
+        rounding = _HALF_STEP * wanted.abs().clamp(min=_LEAST_NORMAL)
+        error = (found.float() * _SCALE - wanted).abs() - rounding
+    else:
+        error = (found.float() - wanted).abs()
+    return error.max() / wanted.abs().max()  # NaN where any is

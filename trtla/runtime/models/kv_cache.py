@@ -1,26 +1,27 @@
-"""The paged K/V cache: the blocks that sequences own (integers), and the keys and values (tensors).
+"""The paged K/V cache: the blocks that sequences own, and how many of them there is memory for.
 
 A sequence reserves all the blocks it can ever need when it is admitted (TensorRT-LLM's
 GUARANTEED_NO_EVICT), so a running sequence is never evicted and a draft always finds its slots.
+Keys and values themselves are in `cpu.cache` or, for PyTorch's operations, in `tensor_cache`.
 """
 
 from __future__ import annotations
 
-import mmap
 import os
-from array import array
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from trtla.errors import TrtlaError
 from trtla.formats.config import CheckpointConfig
-from trtla.formats.tensors import quantize
+from trtla.formats.tensors import numpy_dtype
 from trtla.machine import available_memory
+from trtla.runtime.arrays import address
 from trtla.runtime.blocks import TOKENS_PER_BLOCK, BlockPool
+from trtla.runtime.device import Device
 
 
 @dataclass(frozen=True)
@@ -30,91 +31,58 @@ class SlotTable:
     order: Sequence[int]
     first: int | None
     """The first slot when all are consecutive, else None."""
-    device: torch.device
 
     @cached_property
-    def slots(self) -> Tensor:
-        """The same as `order`, int64 [capacity] on the cache's device; paged forwards need none."""
-        return torch.tensor(self.order, dtype=torch.int64).to(self.device)
+    def slots(self) -> np.ndarray:
+        """The same as `order`, int64 [capacity]; paged forwards need none."""
+        return np.array(self.order, np.int64)
+
+    @cached_property
+    def address(self) -> int:
+        return address(self.slots)
 
     @classmethod
-    def of(cls, blocks: tuple[int, ...], device: torch.device) -> SlotTable:
+    def of(cls, blocks: tuple[int, ...]) -> SlotTable:
         consecutive = list(blocks) == list(range(blocks[0], blocks[0] + len(blocks)))
         first, size = blocks[0] * TOKENS_PER_BLOCK, TOKENS_PER_BLOCK
         order: Sequence[int] = range(first, first + len(blocks) * size)
         if not consecutive:
             order = [slot for b in blocks for slot in range(b * size, (b + 1) * size)]
-        return cls(order, first if consecutive else None, device)
+        return cls(order, first if consecutive else None)
 
 
 SCALE_BYTES = 4
 """Of a row of int8 numbers: the float32 that they are multiplied with."""
 
 
-def row_size(head_size: int, dtype: torch.dtype) -> int:
-    """Elements of a token's keys or values of one head: of int8 also the bytes of their scale."""
-    return head_size + (SCALE_BYTES if dtype == torch.int8 else 0)
+def row_bytes(head_size: int, cache_type: str) -> int:
+    """Bytes of a token's keys or values of one head; of int8 also those of their scale."""
+    scale = SCALE_BYTES if cache_type == "int8" else 0
+    return head_size * numpy_dtype(cache_type).itemsize + scale
 
 
-class KVCache:
-    """Keys and values of all layers, [layers, 2, slots, kv_heads, row_size].
+class KVCache(ABC):
+    """Keys and values of all layers in slots, of which sequences own blocks.
 
-    Those of int8 are rounded by the compiled forward alone: each row holds its own scale behind its
-    numbers, and is moved as a whole.
+    Args:
+        num_blocks: of `TOKENS_PER_BLOCK` slots.
+        device: that has them.
     """
 
-    def __init__(
-        self,
-        num_layers: int,
-        num_kv_heads: int,
-        head_size: int,
-        num_blocks: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        self.pool = BlockPool(num_blocks)
-        slots = num_blocks * TOKENS_PER_BLOCK
-        shape = (num_layers, 2, slots, num_kv_heads, row_size(head_size, dtype))
-        self.data = torch.empty(shape, dtype=dtype, device=device)
-        self._layers = [(layer[0], layer[1]) for layer in self.data]
-        self.addresses = array("Q", (part.data_ptr() for pair in self._layers for part in pair))
-        """Where each layer's keys and values begin, as a C function takes them."""
-        self.table = lru_cache(maxsize=1024)(lambda blocks: SlotTable.of(blocks, device))
+    def __init__(self, num_blocks: int, device: Device) -> None:
+        self.pool, self.device = BlockPool(num_blocks), device
+        self.num_slots = num_blocks * TOKENS_PER_BLOCK
+        self.table = lru_cache(maxsize=1024)(SlotTable.of)
         """The slot table of a sequence's blocks."""
         self._moves: list[tuple[int, int]] = []
         """Slots from which and to which the next forward moves rows before it reads any."""
 
-    @property
-    def device(self) -> torch.device:
-        return self.data.device
-
-    def synchronize(self) -> None:
+    def synchronize(self) -> None:  # noqa: B027
         """Wait until the device has done what it was given, so that timings include the kernels."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
 
-    def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Store fed tokens' keys and values [tokens, kv_heads, head_size] at slots [tokens]."""
-        cached_keys, cached_values = self._layers[layer]
-        cached_keys.index_copy_(0, slots, keys)
-        cached_values.index_copy_(0, slots, values)
-
-    def layer(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of a layer, each [slots, kv_heads, head_size]."""
-        return self._layers[layer]
-
-    def scale(self, layer: int) -> Tensor | None:
-        """What stored keys and values of a layer are to be multiplied with; None: nothing."""
-        return None
-
-    def claim(self) -> None:
-        """Take all of the memory now, not block by block as they are first used."""
-        if self.device.type == "cpu":
-            self.data.view(torch.uint8).view(-1)[:: mmap.PAGESIZE].bitwise_or_(0)
-
-    def move(self, source: Tensor, target: Tensor) -> None:
-        """Copy keys and values to other slots, now; the two may overlap."""
-        self.data.index_copy_(2, target, self.data.index_select(2, source))
+    @abstractmethod
+    def move_now(self) -> None:
+        """Do what `move_later` was told; the slots may overlap."""
 
     def move_later(self, moves: Iterable[tuple[int, int]]) -> None:
         """Have accepted drafts' keys and values copied by the next forward, before it reads any."""
@@ -124,40 +92,6 @@ class KVCache:
         moves, self._moves = self._moves, []
         return moves
 
-    def move_now(self) -> None:
-        if self._moves:
-            slots = torch.tensor(self.take_moves())
-            if self.device.type == "cuda":  # from pinned memory nobody waits for the copy
-                slots = slots.pin_memory()
-            self.move(*slots.to(self.device, non_blocking=True).unbind(1))
-
-
-class Fp8KVCache(KVCache):
-    """Keys and values in FP8, rounded when they are written, with one scale a layer.
-
-    The bytes are kept as integers: PyTorch's index operations know no float8. `layer` gives these.
-    """
-
-    def __init__(
-        self,
-        num_layers: int,
-        num_kv_heads: int,
-        head_size: int,
-        num_blocks: int,
-        scales: Sequence[float],
-        device: torch.device,
-    ) -> None:
-        super().__init__(num_layers, num_kv_heads, head_size, num_blocks, torch.uint8, device)
-        self._scales = torch.tensor(scales, dtype=torch.float32, device=device)
-
-    def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        scale = self._scales[layer]
-        numbers = (quantize(part, scale).view(torch.uint8) for part in (keys, values))
-        super().write(layer, slots, *numbers)
-
-    def scale(self, layer: int) -> Tensor | None:
-        return self._scales[layer]
-
 
 _CUDA_SHARE, _CPU_SHARE = 0.9, 0.5  # of the memory that is free once the weights are loaded
 
@@ -166,7 +100,7 @@ _CUDA_SHARE, _CPU_SHARE = 0.9, 0.5  # of the memory that is free once the weight
 class CacheNeed:
     """What a loaded model needs of its device, beside its weights."""
 
-    device: torch.device
+    device: Device
     block_bytes: int
     """Of a block of its cache."""
     max_seq_len: int
@@ -187,10 +121,10 @@ class CacheNeed:
         return self.device.type, self.device.index or 0
 
 
-def block_bytes(config: CheckpointConfig, dtype: torch.dtype) -> int:
+def block_bytes(config: CheckpointConfig, cache_type: str) -> int:
     """Bytes of a cache's block."""
     rows = 2 * config.num_hidden_layers * config.num_key_value_heads * TOKENS_PER_BLOCK
-    return rows * row_size(config.head_size, dtype) * dtype.itemsize
+    return rows * row_bytes(config.head_size, cache_type)
 
 
 def cache_blocks(needs: Sequence[CacheNeed], max_batch_size: int, ranks: int = 1) -> list[int]:
@@ -237,10 +171,12 @@ def _too_small(
     )
 
 
-def _free_bytes(device: torch.device) -> int:
+def _free_bytes(device: Device) -> int:
     if device.type == "cuda":
+        import torch
+
         torch.cuda.empty_cache()  # what loading has freed is PyTorch's own until then
-        return int(torch.cuda.mem_get_info(device)[0] * _CUDA_SHARE)
+        return int(torch.cuda.mem_get_info(str(device))[0] * _CUDA_SHARE)
     try:
         pages = os.sysconf("SC_AVPHYS_PAGES")
         free = pages * os.sysconf("SC_PAGE_SIZE")

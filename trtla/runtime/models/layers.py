@@ -1,5 +1,5 @@
-"""A model's layers: matrix products with plain and FP8 weights, and the small operations between
-products.
+"""A model's layers: matrix products with plain and FP8 weights, rotary embedding, and the small
+operations between products.
 
 On CPUs a weight is kept in oneDNN's own block layout, made once at load; on CUDA as it comes.
 """
@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trtla.formats.config import CheckpointConfig
-from trtla.formats.tensors import E4M3, quantize
-from trtla.runtime.models.kv_cache import KVCache
-from trtla.runtime.models.rotary import rotate
+from trtla.formats.torch_tensors import E4M3, quantize
+from trtla.runtime.models.rotary import exponents, frequencies, magnitude
+from trtla.runtime.models.tensor_cache import TensorCache
 
 _STEP_TOKENS = 16
 """Tokens that oneDNN shall expect: a layout for one token is slow for all other counts."""
@@ -63,7 +63,9 @@ class Linear:
     def __call__(self, states: Tensor) -> Tensor:
         if self.packed is None or (self.transposed is not None and len(states) == 1):
             assert self.transposed is not None
-            return _product(states, self.transposed, self.bias)
+            if self.bias is None:
+                return states @ self.transposed
+            return torch.addmm(self.bias, states, self.transposed)
         if 0 < len(states) < _FEW_TOKENS and self.packed.numel() >= _LARGE_ELEMENTS:
             padded = F.pad(states, (0, 0, 0, _FEW_TOKENS - len(states)))
             return _packed_product(padded, self.packed, self.bias)[: len(states)]
@@ -88,10 +90,6 @@ def _can_pack(weight: Tensor) -> bool:
     if weight.dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     return weight.dtype == torch.float32
-
-
-def _product(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return states @ weight if bias is None else torch.addmm(bias, states, weight)
 
 
 def _packed_product(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -181,14 +179,59 @@ def fp8_products(config: CheckpointConfig, dtype: torch.dtype, device: torch.dev
     """
     if device.type != "cuda" or dtype == torch.float32:
         return False
-    return torch.cuda.get_device_capability(device) >= _CAPABILITY and _sizes_fit(config)
-
-
-def _sizes_fit(config: CheckpointConfig) -> bool:
     queries = config.num_attention_heads * config.head_size
     keys = config.num_key_value_heads * config.head_size
     sizes = (config.hidden_size, queries, queries + 2 * keys, config.intermediate_size)
-    return all(size % _MULTIPLE == 0 for size in sizes)
+    fits = all(size % _MULTIPLE == 0 for size in sizes)
+    return fits and torch.cuda.get_device_capability(device) >= _CAPABILITY
+
+
+class Rotary:
+    """Cosines and sines for packed tokens, in the half-rotation layout of Hugging Face's Llama."""
+
+    def __init__(self, config: CheckpointConfig, dtype: torch.dtype, device: torch.device) -> None:
+        self._config, self._dtype, self._magnitude = config, dtype, magnitude(config)
+        self._dynamic = config.rope_type == "dynamic"
+        self._frequencies = torch.from_numpy(frequencies(config)).to(device)
+        self._exponents = torch.from_numpy(exponents(config.head_size)).to(device)
+
+    def __call__(self, positions: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Cosine and sine [tokens, 1, head_size / 2].
+
+        Args:
+            positions: absolute position of each token, int64 [tokens].
+            lengths: length of the text when the token was first seen (its prompt's, else position +
+                1), int64 [tokens]; only dynamic scaling depends on it. None: none is longer than
+                the trained length.
+        """
+        inverse = self._frequencies
+        if self._dynamic and lengths is not None:
+            inverse = self._dynamic_frequencies(lengths)
+        angles = positions[:, None].float() * inverse
+        cosine, sine = angles.cos(), angles.sin()
+        if self._magnitude != 1.0:
+            cosine, sine = cosine * self._magnitude, sine * self._magnitude
+        return cosine.to(self._dtype)[:, None], sine.to(self._dtype)[:, None]
+
+    def _dynamic_frequencies(self, lengths: Tensor) -> Tensor:
+        """NTK frequencies, a row per token: the base grows beyond the trained length."""
+        config = self._config
+        limit, size = config.max_position_embeddings, config.head_size
+        factor = float((config.rotary_scaling or {})["factor"])
+        growth = factor * lengths.clamp(min=limit).float() / limit - (factor - 1)
+        base = config.rotary_base * growth ** (size / (size - 2))
+        return 1.0 / base[:, None] ** self._exponents
+
+
+def rotate(states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Apply the rotation to [tokens, heads, head_size]."""
+    halves = states.view(*states.shape[:-1], 2, -1)
+    rotated = (halves * cosine.unsqueeze(-2)).flatten(-2)
+    first, second = states.chunk(2, dim=-1)
+    rotated_first, rotated_second = rotated.chunk(2, dim=-1)
+    rotated_first.addcmul_(second, sine, value=-1)
+    rotated_second.addcmul_(first, sine)
+    return rotated
 
 
 class PlainOperations:
@@ -210,7 +253,12 @@ class PlainOperations:
         return total, F.rms_norm(total, weight.shape, weight, epsilon)
 
     def rotate_write(
-        self, qkv: Tensor, rotary: tuple[Tensor, Tensor], slots: Tensor, cache: KVCache, layer: int
+        self,
+        qkv: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        slots: Tensor,
+        cache: TensorCache,
+        layer: int,
     ) -> Tensor:
         """Rotate queries and keys of qkv [tokens, (heads + 2 kv_heads) * head_size], write keys and
         values to a layer's slots; the queries, [tokens, heads, head_size]."""
@@ -228,6 +276,6 @@ class PlainOperations:
         """The states [tokens, size] themselves, or quantised."""
         return states
 
-    def move(self, cache: KVCache, moves: Tensor) -> None:
+    def move(self, cache: TensorCache, moves: Tensor) -> None:
         """Copy keys and values of all layers: int64 [2, moves], from which slots and to which."""
         cache.move(*moves)

@@ -13,29 +13,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trtla.formats.config import CheckpointConfig
+from trtla.formats.config import FP8, CheckpointConfig
 from trtla.formats.plan import block_names
-from trtla.formats.tensors import E4M3, Weight, without_blocks
+from trtla.formats.tensors import Weight, numpy_dtype, without_blocks
+from trtla.formats.torch_tensors import E4M3, as_tensor, dequantize
 from trtla.runtime.limits import ExecutorLimits
-from trtla.runtime.models.batch import Batch, Forwarded
-from trtla.runtime.models.cuda.fused import FusedOperations
+from trtla.runtime.models.batch import Batch, BatchOutput
 from trtla.runtime.models.cuda.memory import ForwardMemory
-from trtla.runtime.models.forward import PackedModel
-from trtla.runtime.models.kv_cache import Fp8KVCache, KVCache
 from trtla.runtime.models.layers import (
     Fp8Linear,
     Fp8Pair,
     Linear,
     LinearPair,
     PlainOperations,
+    Rotary,
     fp8_products,
 )
-from trtla.runtime.models.rotary import Rotary
-from trtla.runtime.models.tensors import LayerTensors, ModelTensors, numbers
+from trtla.runtime.models.tensor_cache import TensorCache
+from trtla.runtime.models.tensor_model import PackedModel
+from trtla.runtime.models.tensors import ModelTensors
 from trtla.runtime.ranks.world import World
-from trtla.runtime.sampling.device import DeviceSampler, device_sampler
-
-_PLAIN, _FUSED = PlainOperations(), FusedOperations()
+from trtla.runtime.sampling.device import device_sampler
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +60,8 @@ class LlamaModel(PackedModel):
         world: of a rank of tensor parallelism, whose part of a model config and weights are.
     """
 
-    fused: bool = False
-    """Whether fused kernels run in place of PyTorch's small operations; see `fused_problem`."""
+    operations = PlainOperations()
+    """What runs between matrix products: PyTorch's operations, or `FusedOperations`."""
 
     def __init__(
         self,
@@ -76,37 +74,30 @@ class LlamaModel(PackedModel):
     ) -> None:
         self.config, self.dtype, self._device, self._world = config, dtype, device, world
         self._products = fp8_products(config, dtype, device) if products is None else products
-        plain = without_blocks(weights, dtype)
-        moved = ((name, tensor.to(device)) for name, tensor in plain)  # FP8 and scales too
-        tensors = ModelTensors(moved, lambda weight: numbers(weight).to(dtype), dtype)
-        self._kv_scales = tensors.kv_scales(config)
+        plain = without_blocks(weights, numpy_dtype(self.compute_type))
+        moved = ((name, as_tensor(array).to(device)) for name, array in plain)  # FP8 too
+        tensors = ModelTensors(moved, DeviceTensors(dtype))
+        self._kv_scales = _kv_scales(tensors, config)
         self._layers = [
-            _layer(tensors.layer(index), self._products)
+            _layer(tensors.layer(index), dtype if self._products else None)
             for index in range(config.num_hidden_layers)
         ]
-        self._embedding, head = map(numbers, tensors.ends(config))
+        self._embedding, head = tensors.ends(config)
         self._norm = tensors.vector("ln_f.weight")
         self._lm_head = Linear.of(head, shared=head is self._embedding)
         self._rotary = Rotary(config, dtype, device)
         self._heads = (config.num_attention_heads, config.num_key_value_heads)
-        self._sampler: DeviceSampler | None = None
 
     def use_fast_path(self) -> None:
         """Run by graphs and fused kernels, and choose tokens on the device; see `cuda_check`."""
-        self.fast = self.fused = True
+        from trtla.runtime.models.cuda.fused import FusedOperations
+
+        self.fast, self.operations = True, FusedOperations()
         self._sampler = device_sampler(self._device)
 
     def use_plain_path(self) -> None:
         super().use_plain_path()
-        self.fused = False
-        self.use_plain_sampler()
-
-    def use_plain_sampler(self) -> None:
-        self._sampler = None
-
-    @property
-    def row_sampler(self) -> DeviceSampler | None:
-        return self._sampler
+        self.operations = PlainOperations()
 
     @property
     def group_size(self) -> int:
@@ -119,7 +110,7 @@ class LlamaModel(PackedModel):
 
     @property
     def _products_in(self) -> str:
-        dtype = str(self.dtype).removeprefix("torch.")
+        dtype = self.compute_type
         if self.config.block_types:
             return f"{dtype}, {block_names(self.config)} weights dequantised at load"
         if not self.config.fp8:
@@ -137,8 +128,8 @@ class LlamaModel(PackedModel):
         return "FP8" if self.config.fp8 and self._products else super().weight_type
 
     @property
-    def cache_dtype(self) -> torch.dtype:
-        return E4M3 if self.config.fp8_kv_cache else self.dtype
+    def cache_type(self) -> str:
+        return FP8 if self.config.fp8_kv_cache else super().cache_type
 
     def scratch_bytes(self, limits: ExecutorLimits, step_sizes: Sequence[int] = ()) -> int:
         if self._device.type == "cpu":
@@ -150,21 +141,19 @@ class LlamaModel(PackedModel):
             return memory.scratch_bytes(limits, sizes)
         return memory.plain_scratch_bytes(limits, sizes)
 
-    def new_cache(self, num_blocks: int) -> KVCache:
+    def new_cache(self, num_blocks: int) -> TensorCache:
         config = self.config
         sizes = (config.num_hidden_layers, config.num_key_value_heads, config.head_size)
-        if config.fp8_kv_cache:
-            return Fp8KVCache(*sizes, num_blocks, self._kv_scales, self._device)
-        return KVCache(*sizes, num_blocks, self.dtype, self._device)
+        return TensorCache(*sizes, num_blocks, self.dtype, self._device, self._kv_scales)
 
     @torch.inference_mode()
-    def forward_batch(self, batch: Batch, cache: KVCache) -> Forwarded:
+    def forward_batch(self, batch: Batch, cache: TensorCache) -> BatchOutput:
         # Triton launches on the current device, and not every caller is a `GraphRunner`, which
         # sets it itself because replays and copies go to its current stream.
         with torch.cuda.device_of(batch.tokens):  # type: ignore[no-untyped-call]
-            return self._forward(batch, cache, _FUSED if self.fused else _PLAIN)
+            return self._forward(batch, cache, self.operations)
 
-    def _forward(self, batch: Batch, cache: KVCache, small: PlainOperations) -> Forwarded:
+    def _forward(self, batch: Batch, cache: TensorCache, small: PlainOperations) -> BatchOutput:
         """A product's result is added to the states by the norm that follows, in one operation."""
         hidden: dict[int, Tensor] = {}
         epsilon = self.config.norm_epsilon
@@ -190,51 +179,78 @@ class LlamaModel(PackedModel):
         if self._world is not None:
             logits = self._world.join_columns(logits, self.config.vocab_size)
         tapped = torch.stack([hidden[tap] for tap in self.taps]).float() if self.taps else None
-        return Forwarded(logits, tapped)
+        return BatchOutput(logits, tapped)
 
     def _sum(self, part: Tensor) -> Tensor:
         return part if self._world is None else self._world.sum(part)
 
 
-def _attend(queries: Tensor, batch: Batch, cache: KVCache, index: int) -> Tensor:
+def _attend(queries: Tensor, batch: Batch, cache: TensorCache, index: int) -> Tensor:
     keys, values = cache.layer(index)
     scale = cache.scale(index)
     parts = [group.attend(queries[group.rows], keys, values, scale) for group in batch.groups]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _layer(tensors: LayerTensors, products: bool) -> Layer:
+@dataclass(frozen=True, slots=True)
+class DeviceTensors:
+    """Tensors of a type on a device; those of FP8 keep it until they are taken."""
+
+    dtype: torch.dtype
+
+    def placed(self, weight: Tensor) -> Tensor:
+        return weight.to(self.dtype)
+
+    def is_fp8(self, weight: Tensor) -> bool:
+        return weight.dtype == E4M3
+
+    def dequantized(self, weight: Tensor, scale: Tensor) -> Tensor:
+        return dequantize(weight, scale, self.dtype)
+
+    def equal(self, one: Tensor, other: Tensor) -> bool:
+        return torch.equal(one, other)
+
+
+def _kv_scales(tensors: ModelTensors[Tensor], config: CheckpointConfig) -> list[float]:
+    """Every layer's scale of keys and values; none where the cache is not FP8."""
+    layers = range(config.num_hidden_layers) if config.fp8_kv_cache else ()
+    names = (f"layers.{layer}.attention.kv_cache_scaling_factor" for layer in layers)
+    return [tensors.vector(name).item() for name in names]
+
+
+def _layer(tensors: ModelTensors[Tensor], fp8: torch.dtype | None) -> Layer:
+    """A layer; `fp8` is the type that products in FP8 have, None: FP8 weights are dequantised."""
     return Layer(
-        tensors["input_layernorm.weight"],
-        _linear(tensors, "attention.qkv", products),
-        _linear(tensors, "attention.dense", products),
-        tensors["post_layernorm.weight"],
-        _pair(tensors, ("mlp.fc", "mlp.gate"), products),
-        _linear(tensors, "mlp.proj", products),
+        tensors.vector("input_layernorm.weight"),
+        _linear(tensors, "attention.qkv", fp8),
+        _linear(tensors, "attention.dense", fp8),
+        tensors.vector("post_layernorm.weight"),
+        _gate_up(tensors, fp8),
+        _linear(tensors, "mlp.proj", fp8),
     )
 
 
-def _linear(tensors: LayerTensors, name: str, products: bool) -> Linear | Fp8Linear:
-    if products and tensors.is_fp8(name):
-        return _fp8_linear(tensors, name)
-    weight, bias = tensors.take_plain(name)
-    return Linear.of(numbers(weight), bias)
+def _linear(
+    tensors: ModelTensors[Tensor], name: str, fp8: torch.dtype | None
+) -> Linear | Fp8Linear:
+    if fp8 is not None and tensors.is_fp8(name):
+        return _fp8_linear(tensors, name, fp8)
+    return Linear.of(*tensors.take_plain(name))
 
 
-def _pair(tensors: LayerTensors, names: tuple[str, str], products: bool) -> LinearPair | Fp8Pair:
-    if products and tensors.is_fp8(names[0]):
-        first, second = (_fp8_linear(tensors, name) for name in names)
-        return Fp8Pair.of(first, second)
+def _gate_up(tensors: ModelTensors[Tensor], fp8: torch.dtype | None) -> LinearPair | Fp8Pair:
+    names = ("mlp.fc", "mlp.gate")
+    if fp8 is not None and tensors.is_fp8(names[0]):
+        return Fp8Pair.of(*(_fp8_linear(tensors, name, fp8) for name in names))
     weights, biases = zip(*map(tensors.take_plain, names), strict=True)
-    return LinearPair.of([numbers(weight) for weight in weights], biases)
+    return LinearPair.of(weights, biases)
 
 
-def _fp8_linear(tensors: LayerTensors, name: str) -> Fp8Linear:
+def _fp8_linear(tensors: ModelTensors[Tensor], name: str, dtype: torch.dtype) -> Fp8Linear:
     weight, bias = tensors.take(name)
-    assert isinstance(weight, Tensor)
-    scale = tensors[f"{name}.weights_scaling_factor"]
-    input_scale = tensors[f"{name}.activation_scaling_factor"]
-    return Fp8Linear(weight, scale, input_scale, bias, tensors.dtype)
+    scale = tensors.vector(f"{name}.weights_scaling_factor")
+    input_scale = tensors.vector(f"{name}.activation_scaling_factor")
+    return Fp8Linear(weight, scale, input_scale, bias, dtype)
 
 
 def weight_bytes(config: CheckpointConfig, dtype: torch.dtype, *, fp8: bool = False) -> int:

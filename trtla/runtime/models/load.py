@@ -1,92 +1,107 @@
-"""Loads a model: its device, its type, and the class that runs it."""
+"""Loads a model: its type, and the class that runs it. Torch is imported only where it computes."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from trtla.errors import UsageError
 from trtla.formats.config import CheckpointConfig
-from trtla.formats.engine import EncoderDecoder
+from trtla.formats.engine import EncoderDecoder, Engine
 from trtla.formats.support import shard_config
-from trtla.runtime.models.cpu.compiler import NotCompiled
+from trtla.machine import cpu
+from trtla.runtime.device import Device, resolve_device
+from trtla.runtime.models.cpu.kept import kept_panels, panels_name, write_panels
 from trtla.runtime.models.cpu.llama import NativeLlama, native_problem
-from trtla.runtime.models.cpu.native_code import SLOWER, tell_slower
-from trtla.runtime.models.cuda_check import choose_path
-from trtla.runtime.models.llama import LlamaModel
+from trtla.runtime.models.cpu.native_code import FORWARD, SLOWER, NotCompiled, tell_slower
+from trtla.runtime.models.cpu.packing import ModelPanels, Panels, pack_model
+from trtla.runtime.models.forward import Model
 from trtla.runtime.ranks.opening import Ranks
-from trtla.settings.fields import is_whole, shown
+from trtla.runtime.threads import tell_torch
 
 if TYPE_CHECKING:
-    from trtla.formats.engine import Engine
-    from trtla.formats.tensors import Weight
-    from trtla.runtime.models.t5.model import T5Model
+    from trtla.runtime.ranks.world import World
 
-
-def load_model(
-    config: CheckpointConfig,
-    weights: Iterable[tuple[str, Weight]],
-    dtype: torch.dtype,
-    device: torch.device,
-    kv_cache_dtype: str = "auto",
-    ranks: Ranks | None = None,
-) -> LlamaModel | NativeLlama:
-    """The model that is fastest here; what keeps it from being compiled is no error."""
-    _prepare(device)
-    world, shared = (None, None) if ranks is None else (ranks.world, ranks.shared)
-    compiled = device.type == "cpu" and not_compiled(config, dtype) is None
-    if compiled and (world is None or shared is not None):
-        int8 = kv_cache_dtype == "int8"
-        return NativeLlama(config, weights, dtype, int8_cache=int8, shared=shared)
-    fast = device.type == "cuda" and _fast_path(config, dtype, device)
-    model = LlamaModel(config, weights, dtype, device, world=world)
-    if fast:
-        model.use_fast_path()
-    return model
-
-
-def _prepare(device: torch.device) -> None:
-    if device.type == "cuda":
-        # cuDNN's attention is compiled anew for every length: on Hopper 30 ms for each token.
-        torch.backends.cuda.enable_cudnn_sdp(False)
-
-
-def _fast_path(config: CheckpointConfig, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether it is taken on a GPU; a warning says why it is not."""
-    path = choose_path(config, dtype, device)
-    if not path.fast:
-        _log.warning("decoding on %s is slower than it could be: %s", device, path)
-    return path.fast
+_log = logging.getLogger(__name__)
 
 
 def load_engine(
     engine: Engine,
-    dtype: torch.dtype,
-    device: torch.device,
+    dtype: str,
+    device: Device,
     kv_cache_dtype: str = "auto",
     ranks: Ranks | None = None,
-) -> LlamaModel | NativeLlama | T5Model:
-    """The model of an opened engine or folder, or one rank's part of it."""
+    packed_cache_gb: float = 0.0,
+) -> Model[Any]:
+    """The model that is fastest here, of an opened engine or folder, or one rank's part of it.
+
+    What keeps it from being compiled is no error.
+    """
+    config, part = engine.config.pretrained_config, (0, 1)
+    world, shared = (None, None) if ranks is None else (ranks.world, ranks.shared)
+    if world is not None:
+        part = world.place.rank, world.place.size
+        config = shard_config(config, world.place.size)
+    encodes = isinstance(engine, EncoderDecoder)
+    compiled = not encodes and device.type == "cpu" and not_compiled(config, dtype) is None
+    if not compiled or (world is not None and shared is None):
+        return _load_tensors(engine, config, part, dtype, device, world)
+
+    def panels() -> Panels:
+        return pack_model(config, engine.weights(*part), dtype)
+
+    if world is None and packed_cache_gb:
+        kept = kept_panels(engine, dtype, packed_cache_gb, panels)
+    else:
+        kept = ModelPanels.of(panels())
+    return NativeLlama(config, kept, dtype, int8_cache=kv_cache_dtype == "int8", shared=shared)
+
+
+def _load_tensors(
+    engine: Engine,
+    config: CheckpointConfig,
+    part: tuple[int, int],
+    dtype: str,
+    device: Device,
+    world: World | None,
+) -> Model[Any]:
+    """A model that computes in PyTorch: a Llama on any device, or an encoder-decoder."""
+    import torch
+
+    from trtla.runtime.models.cuda_check import choose_path
+    from trtla.runtime.models.llama import LlamaModel
+    from trtla.runtime.models.t5 import load_t5
+
+    kind, place = getattr(torch, dtype), torch.device(str(device))
+    if place.type == "cuda":
+        # cuDNN's attention is compiled again for every length: on Hopper 30 ms for each token.
+        torch.backends.cuda.enable_cudnn_sdp(False)
+    else:
+        tell_torch()
     if isinstance(engine, EncoderDecoder):
-        from trtla.runtime.models.t5.load import load_t5
-
-        _prepare(device)
-        return load_t5(engine, dtype, device)
-    config, rank, size = engine.config.pretrained_config, 0, 1
-    if ranks is not None:
-        rank, size = ranks.world.place.rank, ranks.world.place.size
-        config = shard_config(config, size)
-    weights = engine.weights(rank, size)
-    return load_model(config, weights, dtype, device, kv_cache_dtype, ranks)
+        return load_t5(engine, kind, place)
+    path = choose_path(config, kind, place) if place.type == "cuda" else None
+    if path is not None and not path.fast:
+        _log.warning("decoding on %s is slower than it could be: %s", place, path)
+    model = LlamaModel(config, engine.weights(*part), kind, place, world=world)
+    if path is not None and path.fast:
+        model.use_fast_path()
+    return model
 
 
-def check_cache_dtype(
-    kv_cache_dtype: str, engine: Engine, dtype: torch.dtype, device: torch.device
-) -> None:
+def keep_panels(engine: Engine) -> None:
+    """Write the packed weights of an engine into its folder, where CPUs of this kind run it."""
+    config, device = engine.config.pretrained_config, resolve_device("auto")
+    if device.type != "cpu" or not FORWARD.is_there():
+        return
+    dtype = model_dtype("auto", config, device)
+    if not_compiled(config, dtype) is None:
+        panels = pack_model(config, engine.weights(), dtype)
+        write_panels(engine.path / panels_name(engine, dtype), panels)
+
+
+def check_cache_dtype(kv_cache_dtype: str, engine: Engine, dtype: str, device: Device) -> None:
     """Raise `UsageError` where a model cannot have its K/V cache in this type."""
     if kv_cache_dtype == "auto":
         return
@@ -97,7 +112,7 @@ def check_cache_dtype(
         problem, instead = f"the device is {device}", ", or use --device cpu"
     else:
         problem = not_compiled(config, dtype)
-        if problem and not_compiled(config, torch.float32) is None:
+        if problem and not_compiled(config, "float32") is None:
             instead = ", or use --dtype float32"
     if problem:
         raise UsageError(
@@ -106,7 +121,7 @@ def check_cache_dtype(
         )
 
 
-def not_compiled(config: CheckpointConfig, dtype: torch.dtype) -> str | None:
+def not_compiled(config: CheckpointConfig, dtype: str) -> str | None:
     """Why a model on the CPU runs through PyTorch's operations; None: it does not."""
     if os.environ.get("TRTLA_COMPILED") == "0":
         return "TRTLA_COMPILED=0 says so"
@@ -117,81 +132,36 @@ def not_compiled(config: CheckpointConfig, dtype: torch.dtype) -> str | None:
         return str(error)
 
 
-_log = logging.getLogger(__name__)
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_MOST_THREADS = 1024
+_DTYPES = ("float32", "bfloat16", "float16")
 
 
-def resolve_device(device: str, flag: str = "--device") -> torch.device:
-    """auto, cpu, cuda or cuda:N; auto takes CUDA where there is one.
-
-    Of CUDA always with its number: without one, a tensor goes where the thread that makes it is.
-
-    Args:
-        flag: what the hint of an error asks to change.
-    """
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        chosen = torch.device(device)
-    except RuntimeError:
-        chosen = torch.device("meta")
-    if chosen.type not in ("cpu", "cuda"):
-        raise UsageError(f"device {device!r} is not known", "use auto, cpu, cuda or cuda:N")
-    count = torch.cuda.device_count() if chosen.type == "cuda" else 0
-    if chosen.type == "cuda" and (chosen.index or 0) >= count:
-        others = "cpu, or install a PyTorch build for your GPU's driver"
-        if count:
-            others = "cuda:0" if count == 1 else f"cuda:0 to cuda:{count - 1}"
-        raise UsageError(
-            f"device {device!r} is not there: PyTorch sees {count} of its kind",
-            f"use {flag} {others}",
-        )
-    if chosen.type == "cuda" and chosen.index is None:
-        return torch.device("cuda", torch.cuda.current_device())
-    return chosen
-
-
-def model_dtype(dtype: str, checkpoint: CheckpointConfig, device: torch.device) -> torch.dtype:
+def model_dtype(dtype: str, checkpoint: CheckpointConfig, device: Device) -> str:
     """As `resolve_dtype`; weights in blocks on a CPU leave only the K/V cache to choose for.
 
     A cache of bfloat16 needs no arithmetic of that type.
     """
     free = checkpoint.block_types and device.type == "cpu" and dtype == "auto"
     narrow = free and checkpoint.dtype != "float32"
-    if narrow and not_compiled(checkpoint, torch.bfloat16) is None:
-        return torch.bfloat16
-    return resolve_dtype(dtype, checkpoint.dtype, device)
+    if narrow and not_compiled(checkpoint, "bfloat16") is None:
+        return "bfloat16"
+    return resolve_dtype(dtype, checkpoint.dtype, device.type)
 
 
-def resolve_dtype(dtype: str, engine_dtype: str, device: torch.device) -> torch.dtype:
-    """The type of weights and activations.
+def resolve_dtype(dtype: str, engine_dtype: str, device_type: str) -> str:
+    """The type of weights and activations, on cpu or cuda.
 
     auto takes the engine's, but float32 on a CPU that has no arithmetic for that type: emulated
     half precision is slower there than float32.
     """
     if dtype == "auto":
-        chosen = _DTYPES[engine_dtype]
-        return torch.float32 if device.type == "cpu" and not _cpu_computes(chosen) else chosen
+        slow = device_type == "cpu" and not _cpu_computes(engine_dtype)
+        return "float32" if slow else engine_dtype
     if dtype not in _DTYPES:
         raise UsageError(f"dtype {dtype!r} is not known", f"use auto, {', '.join(_DTYPES)}")
-    return _DTYPES[dtype]
+    return dtype
 
 
-def _cpu_computes(dtype: torch.dtype) -> bool:
-    capabilities = torch.backends.cpu.get_cpu_capability()
-    if dtype == torch.float32:
-        return True
-    if dtype == torch.bfloat16:
-        return bool(torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported())
-    return bool("AVX512" in capabilities and torch.cpu._is_amx_fp16_supported())
-
-
-def set_threads(count: int | None) -> None:
-    """Compute with so many threads on a CPU from now on; None changes nothing."""
-    if count is None:
-        return
-    if not is_whole(count) or not 1 <= count <= _MOST_THREADS:
-        hint = f"use 1 to {_MOST_THREADS}; one a core is best"
-        raise UsageError(f"threads is {shown(count)}", hint)
-    torch.set_num_threads(count)
+def _cpu_computes(dtype: str) -> bool:
+    has = cpu().instruction_sets
+    needs = {"bfloat16": {"amx_tile", "avx512_bf16"}, "float16": {"amx_fp16"}}
+    return dtype == "float32" or not needs[dtype].isdisjoint(has)

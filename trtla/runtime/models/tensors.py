@@ -2,131 +2,147 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
-import torch
-from torch import Tensor
+import ml_dtypes
+import numpy as np
+from numpy import ndarray
 
 from trtla.errors import TrtlaError
 from trtla.formats.blocks import BlockTensor
 from trtla.formats.config import CheckpointConfig
 from trtla.formats.tensors import E4M3, Weight, dequantize
 
-
-def numbers(weight: Weight) -> Tensor:
-    """A weight's numbers; float32 where it is in blocks."""
-    return weight.dequantize() if isinstance(weight, BlockTensor) else weight
+W = TypeVar("W")
 
 
-class ModelTensors:
-    """The tensors of a complete model."""
+class TensorKind(Protocol[W]):
+    """What a model keeps its weights as: arrays, or tensors on a device."""
+
+    def placed(self, weight: W) -> W:
+        """In the type that it is kept in."""
+
+    def is_fp8(self, weight: W) -> bool:
+        """Whether it is in FP8, which stays until its scale is known."""
+
+    def dequantized(self, weight: W, scale: W) -> W:
+        """The numbers of an FP8 weight, in the arithmetic's type."""
+
+    def equal(self, one: W, other: W) -> bool:
+        """Whether both hold the same numbers."""
+
+
+class ModelTensors(Generic[W]):
+    """The tensors of a complete model, or of one of its layers, which are taken one by one.
+
+    Args:
+        weights: (checkpoint name, tensor).
+        kind: what is kept.
+        prefix: of the names, for errors.
+
+    All methods raise `TrtlaError` for a tensor that is not there.
+    """
 
     def __init__(
-        self,
-        weights: Iterable[tuple[str, Weight]],
-        place: Callable[[Weight], Weight],
-        dtype: torch.dtype,
+        self, weights: Iterable[tuple[str, W]], kind: TensorKind[W], prefix: str = ""
     ) -> None:
-        self._dtype = dtype
+        self._kind, self._prefix = kind, prefix
         self._tensors = {
-            name.removeprefix("transformer."): tensor if _is_fp8(name, tensor) else place(tensor)
-            for name, tensor in weights
+            name.removeprefix("transformer."): one if self._stays(name, one) else kind.placed(one)
+            for name, one in weights
         }
 
-    def vector(self, name: str) -> Tensor:
-        """Remove a tensor that is never in blocks; raises `TrtlaError` where there is none."""
-        return numbers(self._take(name))
+    def _stays(self, name: str, weight: W) -> bool:
+        return bool(self._prefix) or name.endswith("_scaling_factor") or self._kind.is_fp8(weight)
 
-    def _take(self, name: str) -> Weight:
-        try:
-            return self._tensors.pop(name)
-        except KeyError:
-            raise _missing(name) from None
-
-    def ends(self, config: CheckpointConfig) -> tuple[Weight, Weight]:
-        """Remove the embedding and lm_head; they are one object where the model ties them."""
-        embedding = self._take("vocab_embedding.weight")
-        if not config.tie_word_embeddings:
-            return embedding, self._take("lm_head.weight")
-        head = self._tensors.pop("lm_head.weight", embedding)
-        return embedding, embedding if _equal(head, embedding) else head
-
-    def layer(self, index: int) -> LayerTensors:
+    def layer(self, index: int) -> ModelTensors[W]:
+        """Remove a layer's."""
         prefix = f"layers.{index}."
         names = [name for name in self._tensors if name.startswith(prefix)]
-        own = {name.removeprefix(prefix): self._tensors.pop(name) for name in names}
-        return LayerTensors(prefix, own, self._dtype)
+        own = [(name.removeprefix(prefix), self._tensors.pop(name)) for name in names]
+        return ModelTensors(own, self._kind, prefix)
 
-    def kv_scales(self, config: CheckpointConfig) -> list[float]:
-        """Every layer's scale of keys and values; none where the cache is not FP8."""
-        layers = range(config.num_hidden_layers) if config.fp8_kv_cache else ()
-        names = [f"layers.{layer}.attention.kv_cache_scaling_factor" for layer in layers]
-        return [self.vector(name).item() for name in names]
-
-
-def _equal(one: Weight, other: Weight) -> bool:
-    if isinstance(one, BlockTensor) and isinstance(other, BlockTensor):
-        return one.kind == other.kind and torch.equal(one.rows, other.rows)
-    return one is other or torch.equal(numbers(one), numbers(other))
-
-
-def _is_fp8(name: str, tensor: Weight) -> bool:
-    return (isinstance(tensor, Tensor) and tensor.dtype == E4M3) or name.endswith("_scaling_factor")
-
-
-def _missing(name: str) -> TrtlaError:
-    return TrtlaError(f"the weights lack transformer.{name}", "build the engine again")
-
-
-@dataclass(frozen=True, slots=True)
-class LayerTensors:
-    """One layer's tensors by their names within it; raises `TrtlaError` for those it lacks."""
-
-    prefix: str
-    tensors: dict[str, Weight]
-    dtype: torch.dtype
-
-    def __getitem__(self, name: str) -> Tensor:
-        """A tensor that stays, and is never in blocks."""
-        return numbers(self._weight(name))
-
-    def _weight(self, name: str) -> Weight:
+    def vector(self, name: str) -> W:
+        """A tensor that stays, and is never in blocks: a norm's weight, or a scale."""
         try:
-            return self.tensors[name]
+            return self._tensors[name]
         except KeyError:
-            raise _missing(f"{self.prefix}{name}") from None
+            what = f"transformer.{self._prefix}{name}"
+            raise TrtlaError(f"the weights lack {what}", "build the engine again") from None
 
-    @property
-    def is_fused(self) -> bool:
-        return "attention.qkv.weight" in self.tensors
+    def ends(self, config: CheckpointConfig) -> tuple[W, W]:
+        """Remove the embedding and lm_head; they are one object where the model ties them."""
+        embedding = self._pop("vocab_embedding.weight")
+        if not config.tie_word_embeddings:
+            return embedding, self._pop("lm_head.weight")
+        head = self._tensors.pop("lm_head.weight", embedding)
+        same = head is embedding or self._kind.equal(head, embedding)
+        return embedding, embedding if same else head
+
+    def _pop(self, name: str) -> W:
+        weight = self.vector(name)
+        del self._tensors[name]
+        return weight
 
     def is_fp8(self, name: str) -> bool:
-        return _is_fp8(name, self._weight(f"{name}.weight"))
+        return self._kind.is_fp8(self.vector(f"{name}.weight"))
 
-    def take(self, name: str) -> tuple[Weight, Tensor | None]:
+    def take(self, name: str) -> tuple[W, W | None]:
         """Remove a weight [out, in] as it is, and its bias."""
-        weight = self._weight(f"{name}.weight")
-        del self.tensors[f"{name}.weight"]
-        return weight, self._bias(name)
+        return self._pop(f"{name}.weight"), self._tensors.pop(f"{name}.bias", None)
 
-    def _bias(self, name: str) -> Tensor | None:
-        bias = self.tensors.pop(f"{name}.bias", None)
-        return None if bias is None else numbers(bias)
-
-    def take_plain(self, name: str) -> tuple[Weight, Tensor | None]:
+    def take_plain(self, name: str) -> tuple[W, W | None]:
         """Remove a weight [out, in], dequantised where it is FP8, and its bias."""
         fp8 = self.is_fp8(name)
         weight, bias = self.take(name)
         if not fp8:
             return weight, bias
-        scale = self[f"{name}.weights_scaling_factor"]
-        return dequantize(numbers(weight), scale, self.dtype), bias
+        return self._kind.dequantized(weight, self.vector(f"{name}.weights_scaling_factor")), bias
 
-    def take_qkv(self) -> tuple[list[Weight], Tensor | None]:
+    def take_qkv(self) -> tuple[list[W], W | None]:
         """Remove the weights of q, k and v, one or three, and the bias of all."""
-        if self.is_fused:
+        if "attention.qkv.weight" in self._tensors:
             weight, bias = self.take_plain("attention.qkv")
             return [weight], bias
         parts = [self.take(f"attention.{name}")[0] for name in "qkv"]
-        return parts, self._bias("attention.qkv")
+        return parts, self._tensors.pop("attention.qkv.bias", None)
+
+
+def numbers(weight: Weight) -> ndarray:
+    """A weight's numbers; float32 where it is in blocks."""
+    return weight.dequantize() if isinstance(weight, BlockTensor) else weight
+
+
+_STORED = tuple(map(np.dtype, (np.float32, np.float16, ml_dtypes.bfloat16)))
+"""Types that plain weights can be kept in."""
+
+
+def placed(weight: ndarray, arithmetic: str) -> ndarray:
+    """In the arithmetic's type, or in fewer bits where that is exact."""
+    if arithmetic == "bfloat16":
+        return weight.astype(ml_dtypes.bfloat16, copy=False)
+    return weight if weight.dtype in _STORED else weight.astype(np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayTensors:
+    """Arrays, and weights in blocks as they are."""
+
+    arithmetic: str
+    """float32 or bfloat16."""
+
+    def placed(self, weight: Weight) -> Weight:
+        return weight if isinstance(weight, BlockTensor) else placed(weight, self.arithmetic)
+
+    def is_fp8(self, weight: Weight) -> bool:
+        return not isinstance(weight, BlockTensor) and weight.dtype == E4M3
+
+    def dequantized(self, weight: Weight, scale: Weight) -> Weight:
+        return dequantize(numbers(weight), numbers(scale), np.dtype(self.arithmetic))
+
+    def equal(self, one: Weight, other: Weight) -> bool:
+        if isinstance(one, BlockTensor) and isinstance(other, BlockTensor):
+            return one.kind == other.kind and np.array_equal(one.rows, other.rows)
+        return np.array_equal(numbers(one), numbers(other))

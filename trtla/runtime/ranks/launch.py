@@ -15,7 +15,7 @@ from typing import Any
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import TCPStore  # type: ignore[attr-defined]
 
-from trtla.runtime.ranks.world import OPENING, Place
+from trtla.runtime.ranks.place import OPENING, Place
 
 _ENDS_WITHIN_S = 10.0
 _HOST = "127.0.0.1"
@@ -30,6 +30,7 @@ class Started:
     """In this process; only this machine reaches it."""
 
     def problem(self) -> str | None:
+        """Which of them has ended, and how; None: none has."""
         for rank, process in enumerate(self.processes, 1):
             if process.poll() is not None:
                 hint = ", as it often does out of memory" if process.returncode == -9 else ""
@@ -37,11 +38,13 @@ class Started:
         return None
 
     def let_go(self) -> None:
+        """Keep none of them alive: also in a forked process, which did not start them."""
         for process in self.processes:
             if process.stdin is not None:
                 process.stdin.close()
 
     def end(self) -> None:
+        """See to it that all end."""
         self.let_go()
         for process in self.processes:
             try:

@@ -1,16 +1,134 @@
-"""Bringing the ranks together: which one this process is, and that all open the same model."""
+"""Bringing the ranks together: that all open the same model, the memory they share, their cores.
+
+The memory is that of the ranks of one machine, for the parts of their sums, and the logits. gloo
+takes over a millisecond for a sum between two processes, and a step has two a layer; here a sum
+costs what reading its parts costs. The memory has no name in any folder: it is gone when the last
+rank has ended.
+"""
 
 from __future__ import annotations
 
+import fcntl
+import mmap
+import os
+import secrets
 import threading
+import weakref
 from dataclasses import dataclass
+from importlib.metadata import version
+from typing import TYPE_CHECKING
 
-import torch
+import numpy as np
 
-from trtla.errors import UsageError
-from trtla.runtime.ranks.shared_memory import SharedMemory, SharedRoom, shared_memory
-from trtla.runtime.ranks.world import World
+from trtla.errors import TrtlaError, UsageError
+from trtla.runtime.arrays import address
+from trtla.runtime.threads import num_threads, set_threads
 from trtla.version import __version__
+
+if TYPE_CHECKING:
+    from trtla.runtime.ranks.world import World
+
+_LINE = 64
+"""Bytes of a rank's count of meetings: a line of the processor's cache."""
+_TOKEN_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class SharedRoom:
+    """How large the memory is; pages that are never written take none."""
+
+    tokens: int
+    hidden: int
+    rows: int
+    vocabulary: int
+
+    def check(self, tokens: int, rows: int) -> None:
+        if tokens > self.tokens or rows > self.rows:
+            raise TrtlaError(
+                f"a step of {tokens} tokens and {rows} rows of logits is larger than the ranks "
+                f"share memory for, which is {self.tokens} and {self.rows}",
+                "lower --max-batch-size, or rebuild with a larger --max-num-tokens",
+            )
+
+
+class SharedMemory:
+    """One rank's view of the memory; `shared_memory` makes it."""
+
+    def __init__(self, file: int, world: World, room: SharedRoom) -> None:
+        self.file, self.room, self.place = file, room, world.place
+        ranks = world.place.size
+        self.part_size = room.tokens * room.hidden
+        _, arrivals, parts, logits, end = _starts(ranks, room)
+        self._map = mmap.mmap(file, end)
+        whole = np.frombuffer(self._map, np.uint8)
+        self.arrivals, self.parts = address(whole) + arrivals, address(whole) + parts
+        size = room.rows * room.vocabulary * 4
+        numbers = whole[logits : logits + size].view(np.float32)
+        self.logits: np.ndarray = numbers.reshape(room.rows, room.vocabulary)
+        """Of a step's rows; every rank writes its columns."""
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, world.place.rank)
+        self._close = weakref.finalize(self, os.close, file)
+
+    def leave(self) -> None:
+        """Let go of what says that this rank is there: with the descriptor goes its lock."""
+        self._close()
+
+
+def _starts(ranks: int, room: SharedRoom) -> tuple[int, ...]:
+    arrivals = mmap.PAGESIZE
+    parts = arrivals + _pages(ranks * _LINE)
+    logits = parts + _pages(2 * ranks * room.tokens * room.hidden * 4)
+    return 0, arrivals, parts, logits, logits + _pages(room.rows * room.vocabulary * 4)
+
+
+def _pages(size: int) -> int:
+    return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def shared_memory(world: World, room: SharedRoom) -> SharedMemory | None:
+    """The same memory on every rank; None on all of them where one cannot have it."""
+    token, path, own = secrets.token_hex(_TOKEN_BYTES // 2).encode(), "", None
+    if world.leads and hasattr(os, "memfd_create"):
+        own = _made(world, room, token)
+        path = "" if own is None else f"/proc/{os.getpid()}/fd/{own.file}"
+    path, known = world.gather([path, token.decode()])[0]
+    if not world.leads:
+        own = _opened(world, room, path, known.encode())
+    if all(world.gather(own is not None)):
+        return own
+    if own is not None:
+        own.leave()
+    return None
+
+
+def _made(world: World, room: SharedRoom, token: bytes) -> SharedMemory | None:
+    try:
+        file = os.memfd_create("trtla")
+    except OSError:
+        return None
+    try:
+        os.truncate(file, _starts(world.place.size, room)[-1])
+        os.pwrite(file, token, 0)
+        return SharedMemory(file, world, room)
+    except OSError:
+        os.close(file)
+        return None
+
+
+def _opened(world: World, room: SharedRoom, path: str, token: bytes) -> SharedMemory | None:
+    """Of rank 0's process; on another machine or in another container its path is somebody else's
+    or nobody's."""
+    try:
+        file = os.open(path, os.O_RDWR)
+    except OSError:
+        return None
+    try:
+        if os.pread(file, _TOKEN_BYTES, 0) == token:
+            return SharedMemory(file, world, room)
+    except OSError:
+        pass
+    os.close(file)
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +153,6 @@ class Ranks:
 
     @property
     def on_machine(self) -> int:
-        """How many of them share this machine's memory."""
         return self.world.place.on_machine
 
     def leave(self) -> None:
@@ -46,7 +163,7 @@ class Ranks:
 
 def check_same(world: World, what: dict[str, object]) -> None:
     """Compare what all ranks must have in common."""
-    mine = {**what, "version of trtla": __version__, "version of PyTorch": torch.__version__}
+    mine = {**what, "version of trtla": __version__, "version of PyTorch": version("torch")}
     for rank, theirs in enumerate(world.gather(mine)):
         for name, value in mine.items():
             if theirs.get(name) != value:
@@ -67,7 +184,7 @@ def joined(world: World, room: SharedRoom, compiled: bool) -> Ranks:
 class _Sharing:
     models: int = 0
     before: int = 0
-    """Threads of PyTorch when there was none."""
+    """Threads when there was none."""
 
 
 _sharing, _lock = _Sharing(), threading.Lock()
@@ -77,10 +194,10 @@ def share_cores(most: int) -> int:
     """Compute with so many threads at most, until `give_back_cores`; their number."""
     with _lock:
         if not _sharing.models:
-            _sharing.before = torch.get_num_threads()
+            _sharing.before = num_threads()
         _sharing.models += 1
-        torch.set_num_threads(max(1, min(torch.get_num_threads(), most)))
-        return torch.get_num_threads()
+        set_threads(max(1, min(num_threads(), most)))
+        return num_threads()
 
 
 def give_back_cores() -> None:
@@ -90,4 +207,4 @@ def give_back_cores() -> None:
             return
         _sharing.models -= 1
         if not _sharing.models:
-            torch.set_num_threads(_sharing.before)
+            set_threads(_sharing.before)

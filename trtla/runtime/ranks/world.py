@@ -15,21 +15,24 @@ import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from itertools import count
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from numpy import ndarray
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from trtla.errors import RankLost, TrtlaError, UsageError, first_line, sentence
+from trtla.errors import RankLost, TrtlaError, first_line, sentence
+from trtla.runtime.device import Device
+from trtla.runtime.ranks.place import OPENING, Place
 
-OPENING = timedelta(minutes=15)
-"""How long a rank waits for the others while the model is opened."""
+if TYPE_CHECKING:
+    from trtla.runtime.ranks.launch import Started
+
 _SERVING = timedelta(days=365)
 _FRAME, _HEAD = 8192, 8
 """Bytes of a message that one broadcast brings, and of its length; a longer one takes a second."""
@@ -37,48 +40,6 @@ _LOOK_EVERY_S, _LOOKS = 0.1, 10
 _LOOPBACK = "127.0.0.1"
 _models = count()
 """Of those that this process opens on the ranks of torchrun."""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Which rank this process is."""
-
-    rank: int
-    size: int
-    on_machine: int
-    local_rank: int = 0
-
-    @property
-    def is_local(self) -> bool:
-        return self.on_machine == self.size
-
-
-def torchrun_place() -> Place | None:
-    """What torchrun says of this process; None: it did not start it."""
-    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    if not all(name in os.environ for name in names):
-        return None
-    size, on_machine = _number("WORLD_SIZE"), _number("LOCAL_WORLD_SIZE", 1)
-    if size < 2:
-        return None
-    _check_between("RANK", 0, _number("RANK"), size - 1)
-    _check_between("LOCAL_WORLD_SIZE", 1, on_machine, size)
-    return Place(_number("RANK"), size, on_machine, _number("LOCAL_RANK", 0))
-
-
-def _check_between(name: str, least: int, value: int, most: int) -> None:
-    if not least <= value <= most:
-        raise UsageError(
-            f"{name} is {value}, and WORLD_SIZE is {most + 1 - least}",
-            f"start the ranks with torchrun, which sets {name}",
-        )
-
-
-def _number(name: str, otherwise: int | None = None) -> int:
-    value = os.environ[name] if otherwise is None else os.environ.get(name, str(otherwise))
-    if not value.isdecimal():
-        raise UsageError(f"{name} is {value!r}, not a number", "start the ranks with torchrun")
-    return int(value)
 
 
 def torchrun_store() -> Store:
@@ -97,28 +58,11 @@ def torchrun_store() -> Store:
     return PrefixStore(f"trtla-{next(_models)}", store)
 
 
-class Processes(Protocol):
-    """The other ranks, where this process has started them."""
-
-    def problem(self) -> str | None:
-        """Which of them has ended, and how; None: none has."""
-
-    def let_go(self) -> None:
-        """Keep none of them alive: of a forked process, which did not start them."""
-
-    def end(self) -> None:
-        """See to it that all end."""
-
-
 T = TypeVar("T")
 
 
-def _watching(act: Callable[[], T], others: Processes | None) -> T:
-    """Wait for what other ranks may never do: until Ctrl-C, or one of them has ended.
-
-    Raises:
-        RankLost: it has.
-    """
+def _watching(act: Callable[[], T], others: Started | None) -> T:
+    """Wait for what other ranks may never do: until Ctrl-C, or one of them has ended."""
     answer: Future[T] = Future()
 
     def run() -> None:
@@ -139,7 +83,7 @@ def _watching(act: Callable[[], T], others: Processes | None) -> T:
         raise _explained(error, others) from error
 
 
-def _explained(error: RankLost, others: Processes | None) -> RankLost:
+def _explained(error: RankLost, others: Started | None) -> RankLost:
     """With the exit code of a rank that has ended: it is known a little after its connections."""
     for _ in range(_LOOKS if others is not None else 0):
         problem = others.problem() if others is not None else None
@@ -153,11 +97,7 @@ class World:
     """All ranks, as one of them sees them. One thread at a time may be inside."""
 
     def __init__(
-        self,
-        store: Store,
-        place: Place,
-        device: torch.device,
-        others: Processes | None = None,
+        self, store: Store, place: Place, device: Device, others: Started | None = None
     ) -> None:
         self.place, self._others = place, others
         self._opening: Any = None
@@ -166,7 +106,7 @@ class World:
         _worlds.add(self)
         _watching(lambda: self._meet(store, device), others)
 
-    def _meet(self, store: Store, device: torch.device) -> None:
+    def _meet(self, store: Store, device: Device) -> None:
         place = self.place
         with _lost():
             self._opening = _gloo(PrefixStore("opening", store), place, OPENING)
@@ -174,9 +114,9 @@ class World:
             if device.type == "cuda":
                 nccl = PrefixStore("sums", store)
                 options = dist.ProcessGroupNCCL.Options()
-                with torch.cuda.device(device):
+                with torch.cuda.device(str(device)):
                     group: Any = dist.ProcessGroupNCCL(nccl, place.rank, place.size, options)
-                    group.allreduce([torch.zeros(1, device=device)]).wait()  # it meets here
+                    group.allreduce([torch.zeros(1, device=str(device))]).wait()  # it meets here
                 self._device_group = group
             self._opening.barrier().wait()  # from here on nobody needs the store
 
@@ -243,8 +183,8 @@ class World:
             total = total + other.float()
         return total.to(part.dtype)
 
-    def exchange(self, part: Tensor) -> list[Tensor]:
-        return self._all(part, self._serving)
+    def exchange(self, part: ndarray) -> list[ndarray]:
+        return [one.numpy() for one in self._all(torch.from_numpy(part), self._serving)]
 
     def join_columns(self, part: Tensor, width: int) -> Tensor:
         """The ranks' columns side by side: [rows, width] of parts [rows, equally many]."""
@@ -301,8 +241,9 @@ def _bytes(data: bytes) -> Tensor:
 def _gloo(store: Store, place: Place, timeout: timedelta) -> Any:
     gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options()
+    local = place.on_machine == place.size
     options._devices = [
-        gloo.create_device(hostname=_LOOPBACK) if place.is_local else gloo.create_default_device()
+        gloo.create_device(hostname=_LOOPBACK) if local else gloo.create_default_device()
     ]
     options._timeout = timeout
     return gloo(store, place.rank, place.size, options)

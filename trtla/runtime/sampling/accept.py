@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from torch import Tensor
+from numpy import ndarray
 
 from trtla.runtime.draft import Draft
 from trtla.runtime.sampling.draw import draw_weighted, probabilities
+from trtla.runtime.sampling.logits import on_host
 from trtla.runtime.sampling.noise import uniform
 from trtla.runtime.sampling.penalties import changed, changed_rows
 from trtla.runtime.sampling.predict import Prediction
@@ -43,7 +44,7 @@ _OWN_SEEDS = 1 << 63  # above every request's seed: drafts are drawn with the no
 _RESIDUAL = 1 << 40  # above every position
 
 
-def accept_by_rejection(feed: Feed, prediction: Prediction, draft_probs: Tensor) -> Path:
+def accept_by_rejection(feed: Feed, prediction: Prediction, draft_probs: ndarray) -> Path:
     """Keep drafted tokens, first to last, then add one token of the target.
 
     Args:
@@ -53,16 +54,14 @@ def accept_by_rejection(feed: Feed, prediction: Prediction, draft_probs: Tensor)
     """
     params, places = feed.sequence.request.sampling, feed.positions()
     drafted = feed.tree.tokens
-    own = prediction.logits[prediction.start :]
+    own = on_host(prediction.logits[prediction.start :])
     with changed(own, changed_rows([feed])):
         probs = probabilities(own[: len(drafted)], params)
-    for place, (token, p, q) in enumerate(
-        zip(drafted, probs, draft_probs.to(own.device), strict=True)
-    ):
+    for place, (token, p, q) in enumerate(zip(drafted, probs, draft_probs, strict=True)):
         seed, position = params.seed + _OWN_SEEDS, places[place] + 1
         if not keeps(uniform(seed, position), p[token].item(), q[token].item()):
             noise = uniform(seed, position + _RESIDUAL)
-            other = int(draw_weighted(residual(p, q)[None], [noise]))
+            other = draw_weighted(residual(p, q), noise)
             return (*drafted[:place], other), tuple(range(1, place + 1))
     last = prediction.draws[len(drafted)]
     return (*drafted, last), tuple(range(1, len(drafted) + 1))
@@ -76,10 +75,10 @@ def keeps(noise: float, p: float, q: float) -> bool:
     return noise * q < p
 
 
-def residual(p: Tensor, q: Tensor) -> Tensor:
+def residual(p: ndarray, q: ndarray) -> ndarray:
     """Weights of the token in place of one that was not kept: max(0, p - q), or p where that is 0.
 
     It is all 0 only where p and q are equal but for rounding.
     """
-    weights = (p - q).clamp_(min=0.0)
+    weights: ndarray = (p - q).clip(0.0)
     return weights if weights.any() else p

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from trtla.errors import first_line
 from trtla.runtime.sampling.draw import argmax, draw_at
+from trtla.runtime.sampling.logits import on_host
 from trtla.runtime.sampling.noise import uniform
 from trtla.runtime.sampling.predict import Draw, StepSampler, drawn
 from trtla.settings.sampling import SamplingParams
@@ -78,7 +79,8 @@ class DeviceSampler(StepSampler):
         tokens = [found[draw.row][1] for draw in draws]
         cut = [place for place, draw in enumerate(draws) if draw.params.min_p > 0.0]
         if cut:  # the kernels know no min_p
-            for place, token in zip(cut, drawn([draws[i] for i in cut], logits), strict=True):
+            exact = drawn([draws[i] for i in cut], on_host(logits))
+            for place, token in zip(cut, exact, strict=True):
                 tokens[place] = token
         return [first for first, _ in found], tokens
 
@@ -140,7 +142,7 @@ def device_sampler(device: torch.device) -> DeviceSampler | None:
         return None
     found = self_test(device)
     if found is not None:
-        _log.warning("PyTorch's operations choose tokens, which is slower: %s", found)
+        _log.warning("tokens are chosen on the host, which is slower: %s", found)
         return None
     return DeviceSampler()
 
@@ -164,8 +166,9 @@ def difference(device: torch.device, sampler: StepSampler, size: int = 5008) -> 
     """Where a small step's choices are not those of `draw`: the first such row."""
     example, draws = _example(device, size)
     for logits in (example, example.flip(1)):  # what the first call leaves behind, the second finds
-        greedy: list[int] = argmax(logits).tolist()
-        drawn = [int(draw_at(logits[d.row : d.row + 1], d.params, [d.noise])) for d in draws]
+        numbers = on_host(logits)
+        greedy = argmax(numbers)
+        drawn = [draw_at(numbers[d.row : d.row + 1], d.params, [d.noise])[0] for d in draws]
         for right, got in zip((greedy, drawn), sampler.choose(logits, draws), strict=True):
             for row, (token, other) in enumerate(zip(right, got, strict=True)):
                 if token != other:

@@ -10,9 +10,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from trtla.runtime.sampling.logits import Logits, on_host, write
 from trtla.runtime.sequence import Feed, Written
 from trtla.settings.sampling import SamplingParams
 
@@ -32,27 +31,25 @@ def changed_rows(feeds: Sequence[Feed]) -> list[Row]:
 
 
 @contextmanager
-def changed(logits: Tensor, rows: Sequence[Row]) -> Iterator[None]:
+def changed(logits: Logits, rows: Sequence[Row]) -> Iterator[None]:
     """Have these rows of [rows, vocab] as tokens are chosen from them, and then as they were."""
     if not rows:
         yield
         return
-    places, numbers = _columns(rows, logits.device)
-    with torch.inference_mode():
-        before = logits[places]
-        logits[places] = _changed(before, numbers).to(logits.dtype)
+    places, numbers = _columns(rows)
+    before = on_host(logits[places])
+    write(logits, places, _changed(before, numbers))
     try:
         yield
     finally:
-        with torch.inference_mode():
-            logits[places] = before
+        write(logits, places, before)
 
 
-def _columns(rows: Sequence[Row], device: torch.device) -> tuple[tuple[Tensor, Tensor], Tensor]:
+def _columns(rows: Sequence[Row]) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
     """(rows, tokens) of all changes, and what changes them."""
     parts, wide = zip(*(_of_row(*row) for row in rows), strict=True)
-    places = torch.from_numpy(np.concatenate(parts, axis=1)).to(device)
-    return (places[0], places[1]), torch.from_numpy(np.concatenate(wide, axis=1)).to(device)
+    places = np.concatenate(parts, axis=1)
+    return (places[0], places[1]), np.concatenate(wide, axis=1)
 
 
 def _of_row(row: int, feed: Feed, node: int) -> tuple[np.ndarray, np.ndarray]:
@@ -76,11 +73,9 @@ def _numbers(sampling: SamplingParams, written: Written) -> np.ndarray:
     return numbers
 
 
-def _changed(logits: Tensor, numbers: Tensor) -> Tensor:
-    """In float32, or as precisely as the logits are."""
-    wide = torch.promote_types(logits.dtype, torch.float32)
-    bias, divisor, frequency, presence = numbers.to(wide)
-    biased = logits.to(wide) + bias
-    penalised = torch.where(biased < 0, biased * divisor, biased / divisor)
-    result: Tensor = penalised - frequency - presence
+def _changed(logits: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    bias, divisor, frequency, presence = numbers.astype(logits.dtype)
+    biased = logits + bias
+    penalised = np.where(biased < 0, biased * divisor, biased / divisor)
+    result: np.ndarray = penalised - frequency - presence
     return result

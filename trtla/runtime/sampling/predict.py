@@ -5,22 +5,25 @@ All feeds in few calls, or row by row where single rows are cheap and most are n
 
 from __future__ import annotations
 
-import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy import ndarray
 
 from trtla.runtime.draft import TopRows
-from trtla.runtime.sampling.draw import argmax, draw_at
+from trtla.runtime.sampling.draw import argmax, draw_at, largest, log_softmax
+from trtla.runtime.sampling.logits import Logits, host_rows, on_device, on_host
 from trtla.runtime.sampling.noise import uniform
 from trtla.runtime.sampling.penalties import changed, changed_rows
 from trtla.runtime.sequence import Feed
 from trtla.settings.sampling import DrawSettings, SamplingParams
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Draw(NamedTuple):
@@ -40,7 +43,7 @@ class Prediction:
     greedy: Mapping[int, int]
     """The argmax; of a sampled request only where its drafter reads it."""
     draws: Mapping[int, int]
-    logits: Tensor
+    logits: Logits
     """Of all feeds' rows; valid until the next forward."""
     start: int
     """The first of this feed's rows in them; the others follow in their order."""
@@ -54,13 +57,13 @@ _FILTERED = SamplingParams(temperature=1.0, top_k=2, top_p=0.5)
 class RowSampler(Protocol):
     """Chooses for one row at a time, where that costs no more than for all of them at once."""
 
-    def most_probable(self, logits: Tensor, row: int) -> int:
+    def most_probable(self, logits: ndarray, row: int) -> int:
         """The argmax of a row of [rows, vocab]; NO_TOKEN where its logits are not finite."""
 
-    def draw(self, logits: Tensor, row: int, params: SamplingParams, noise: float) -> int:
+    def draw(self, logits: ndarray, row: int, params: SamplingParams, noise: float) -> int:
         """A row's token for its noise in [0, 1), as `draw_at`."""
 
-    def top_rows(self, logits: Tensor, rows: Sequence[int], count: int) -> tuple[Tensor, Tensor]:
+    def top_rows(self, logits: ndarray, rows: Sequence[int], count: int) -> tuple[ndarray, ndarray]:
         """The most probable tokens of these rows of [rows, vocab], best first, int32, and the
         logarithms of their probabilities; the first is the argmax, or -1 where that is not sure.
         """
@@ -78,7 +81,7 @@ class StepSampler(ABC):
 
     def warm_up(self, logits: Tensor) -> None:
         """Choose from rows like these with and without draws and filters, as compilers see it."""
-        row = torch.zeros_like(logits[:1])
+        row = logits[:1].clone().zero_()
         for draws in ((), (Draw(0, _FILTERED, 0.5),)):
             self.choose(row, draws)
 
@@ -96,7 +99,7 @@ class _LazyTokens(dict[int, int]):
 
 def predict(
     feeds: Sequence[Feed],
-    logits: Tensor,
+    logits: Logits,
     sampler: RowSampler | StepSampler | None = None,
     tops: Sequence[TopRows | None] = (),
 ) -> list[Prediction]:
@@ -104,7 +107,7 @@ def predict(
 
     Args:
         sampler: a `RowSampler` chooses when asked, and the logits must stay until then. None: all
-            rows at once, by PyTorch's operations.
+            rows at once, by `draw`.
         tops: `top_rows` of each feed, where a drafter wants to see them.
     """
     tops = tops or [None] * len(feeds)
@@ -112,9 +115,9 @@ def predict(
         with changed(logits, changed_rows(feeds)):
             found = _predict_all(feeds, logits, sampler)
     else:
-        found, start = [], 0
+        found, start, numbers = [], 0, on_host(logits)
         for feed, top in zip(feeds, tops, strict=True):
-            found.append(_predict_lazily(feed, logits, start, sampler, top))
+            found.append(_predict_lazily(feed, numbers, start, sampler, top))
             start += len(feed.rows)
     for prediction, top in zip(found, tops, strict=True):
         prediction.tops = top
@@ -122,7 +125,7 @@ def predict(
 
 
 def _predict_lazily(
-    feed: Feed, logits: Tensor, start: int, by_row: RowSampler, tops: TopRows | None
+    feed: Feed, logits: ndarray, start: int, by_row: RowSampler, tops: TopRows | None
 ) -> Prediction:
     rows = dict(zip(feed.rows, range(start, start + len(feed.rows)), strict=True))
     params = feed.sequence.request.sampling
@@ -150,15 +153,16 @@ def _predict_lazily(
 
 
 def _predict_all(
-    feeds: Sequence[Feed], logits: Tensor, sampler: StepSampler | None
+    feeds: Sequence[Feed], logits: Logits, sampler: StepSampler | None
 ) -> list[Prediction]:
     draws = row_draws(feeds)
     if sampler is not None:
-        greedy, tokens = sampler.choose(logits, draws)
+        greedy, tokens = sampler.choose(on_device(logits), draws)
     else:
         wanted = any(f.sequence.request.sampling.greedy or f.tree.read for f in feeds)
-        greedy = argmax(logits).tolist() if wanted and len(logits) else [0] * len(logits)
-        tokens = drawn(draws, logits)
+        numbers = on_host(logits)
+        greedy = argmax(numbers) if wanted and len(numbers) else [0] * len(numbers)
+        tokens = drawn(draws, numbers)
     chosen = list(greedy)
     for draw, token in zip(draws, tokens, strict=True):
         chosen[draw.row] = token
@@ -187,7 +191,7 @@ def row_draws(feeds: Sequence[Feed]) -> list[Draw]:
     return draws
 
 
-def drawn(draws: Sequence[Draw], logits: Tensor) -> list[int]:
+def drawn(draws: Sequence[Draw], logits: ndarray) -> list[int]:
     """Their tokens; those with the same filters together: one call costs less than many."""
     alike: dict[DrawSettings, list[int]] = {}
     for place, draw in enumerate(draws):
@@ -196,7 +200,7 @@ def drawn(draws: Sequence[Draw], logits: Tensor) -> list[int]:
     for places in alike.values():
         rows, noise = [draws[i].row for i in places], [draws[i].noise for i in places]
         chosen = logits if len(rows) == len(logits) else logits[rows]
-        found = draw_at(chosen, draws[places[0]].params, noise).tolist()
+        found = draw_at(chosen, draws[places[0]].params, noise)
         for place, token in zip(places, found, strict=True):
             tokens[place] = token
     return tokens
@@ -209,9 +213,10 @@ def _drawn_nodes(feed: Feed) -> Sequence[int]:
     return feed.rows[: 1 + len(feed.draft.candidates)]
 
 
-def logits_after(feed: Feed, nodes: Sequence[int], prediction: Prediction) -> Tensor:
+def logits_after(feed: Feed, nodes: Sequence[int], prediction: Prediction) -> ndarray:
     """A copy of the rows after some of a feed's nodes, [nodes, vocab]."""
-    return prediction.logits[[prediction.start + feed.rows.index(node) for node in nodes]]
+    rows = [prediction.start + feed.rows.index(node) for node in nodes]
+    return host_rows(prediction.logits, rows)
 
 
 def most_probable(feed: Feed, nodes: Sequence[int], prediction: Prediction) -> list[list[int]]:
@@ -221,7 +226,7 @@ def most_probable(feed: Feed, nodes: Sequence[int], prediction: Prediction) -> l
 
 
 def top_rows(
-    feeds: Sequence[Feed], logits: Tensor, sampler: RowSampler | StepSampler | None
+    feeds: Sequence[Feed], logits: Logits, sampler: RowSampler | StepSampler | None
 ) -> list[TopRows | None]:
     """What the target holds for likely after every node whose logits there are.
 
@@ -248,46 +253,58 @@ def top_rows(
 
 
 def ranked_rows(
-    logits: Tensor, rows: Sequence[int], count: int, sampler: RowSampler | StepSampler | None
-) -> tuple[Tensor, Tensor]:
+    logits: Logits, rows: Sequence[int], count: int, sampler: RowSampler | StepSampler | None
+) -> tuple[ndarray, ndarray]:
     """As `RowSampler.top_rows`, with any sampler."""
     if sampler is None or isinstance(sampler, StepSampler):
-        return _top_rows(logits[rows], count)
-    return sampler.top_rows(logits, rows, count)
+        return _top_rows(host_rows(logits, rows), count)
+    return sampler.top_rows(on_host(logits), rows, count)
 
 
-def _top_rows(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    logits = logits.float()
-    values, tokens = logits.topk(min(count, logits.shape[-1]), dim=-1)
-    values -= logits.logsumexp(dim=-1, keepdim=True)
-    tokens.masked_fill_(~values.isfinite(), -1)
-    pad = functools.partial(torch.nn.functional.pad, pad=(0, count - values.shape[-1]))
-    return pad(tokens, value=-1).int().cpu(), pad(values, value=-100.0).cpu()
+def _top_rows(logits: ndarray, count: int) -> tuple[ndarray, ndarray]:
+    ids, logs = np.full((len(logits), count), -1, np.int32), np.full((len(logits), count), -100.0)
+    found, width = _ranked(logits, count), min(count, logits.shape[-1])
+    ids[:, :width] = found
+    logs[:, :width] = np.take_along_axis(log_softmax(logits), found, axis=-1)
+    ids[~np.isfinite(logs)] = -1
+    return ids, logs.astype(np.float32)
 
 
-def top_tokens(logits: Tensor, count: int, params: SamplingParams) -> list[list[int]]:
+def _ranked(logits: ndarray, count: int) -> ndarray:
+    """The most probable tokens of each row, int64 [rows, count], equal ones by their ids."""
+    count = min(count, logits.shape[-1])
+    found = [_first_of(row, count) for row in logits]
+    return np.stack(found) if found else np.empty((0, count), np.int64)
+
+
+def _first_of(row: ndarray, count: int) -> ndarray:
+    ids = (row >= largest(row, count)[-1]).nonzero()[0]
+    found: ndarray = ids[np.argsort(-row[ids], kind="stable")][:count]
+    return found if len(found) == count else np.argsort(-row, kind="stable")[:count]  # NaN
+
+
+def top_tokens(logits: ndarray, count: int, params: SamplingParams) -> list[list[int]]:
     """The most probable tokens of each row of [rows, vocab], those of probability 0 left out.
 
     Temperature 0 has no probabilities but 1: there, tokens are ranked by their logits alone.
     """
-    most = min(count, params.top_k or count, logits.shape[-1])
-    values, tokens = logits.topk(most, dim=-1)
+    tokens = _ranked(logits, min(count, params.top_k or count))
     ranked: list[list[int]] = tokens.tolist()
     if params.temperature == 0.0:
         return ranked
-    shares = _shares(values, logits, params)
-    kept = (shares > 0.0) & (shares.cumsum(dim=-1) - shares < params.top_p)
+    shares = _shares(np.take_along_axis(logits, tokens, axis=-1), logits, params)
+    kept = (shares > 0.0) & (shares.cumsum(axis=-1) - shares < params.top_p)
     kept &= shares >= params.min_p * shares[:, :1]
-    return [row[:size] for row, size in zip(ranked, kept.sum(dim=-1).tolist(), strict=True)]
+    return [row[:size] for row, size in zip(ranked, kept.sum(axis=-1).tolist(), strict=True)]
 
 
-def _shares(values: Tensor, logits: Tensor, params: SamplingParams) -> Tensor:
+def _shares(values: ndarray, logits: ndarray, params: SamplingParams) -> ndarray:
     """Probabilities after temperature and top-k; `values` are the rows' largest logits.
 
     Not `sampling.probabilities`, which sorts whole rows: no draw depends on these.
     """
-    if 0 < params.top_k < logits.shape[-1]:
-        logits = logits.topk(params.top_k, dim=-1).values
-    largest = values[:, :1]
-    total = ((logits - largest) / params.temperature).logsumexp(dim=-1, keepdim=True)
-    return ((values - largest) / params.temperature - total).double().exp()
+    kept = largest(logits, params.top_k or logits.shape[-1]).astype(np.float64)
+    weights = np.exp((kept - values[:, :1]) / params.temperature)
+    shares = np.exp((values.astype(np.float64) - values[:, :1]) / params.temperature)
+    found: ndarray = shares / weights.sum(axis=-1, keepdims=True)
+    return found

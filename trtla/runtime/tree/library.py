@@ -19,6 +19,7 @@ from ctypes import (
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from trtla.runtime.arrays import address
 from trtla.runtime.costs import FREE, NodePrices
 from trtla.runtime.draft import NO_DRAFT, Draft, TopRows
 from trtla.runtime.models.cpu.native_code import TREES, Calls, declare
@@ -181,7 +182,7 @@ class SharedTrees:
     def learn(self, pairs: Sequence[int], rows: TopRows) -> None:
         """Take rows that stand after pairs of tokens: two numbers for each row."""
         self._library.tree_learn_pairs(
-            self._handle, _ids(pairs), len(rows.nodes), rows.ids.data_ptr(), rows.logs.data_ptr()
+            self._handle, _ids(pairs), len(rows.nodes), address(rows.ids), address(rows.logs)
         )
 
 
@@ -234,7 +235,7 @@ class Tree:
         own = _ids(tokens)
         nodes: tuple[Any, ...] = (None, 0, -1, None, None)
         if rows is not None:
-            out = (rows.ids.data_ptr(), rows.logs.data_ptr())
+            out = (address(rows.ids), address(rows.logs))
             nodes = (_ids(rows.nodes), len(rows.nodes), rows.last, *out)
         self._library.tree_commit(self.handle, own, len(tokens), accepted, *nodes)
 

@@ -7,14 +7,14 @@ import math
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_void_p
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy import ndarray
+
+from trtla.runtime.arrays import address
 from trtla.runtime.models.cpu.native_code import FORWARD, Calls, declare
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from trtla.settings.sampling import SamplingParams
+from trtla.runtime.threads import num_threads
+from trtla.settings.sampling import SamplingParams
 
 
 class Matrix(Structure):
@@ -130,26 +130,18 @@ class NativeLibrary:
         self.has_bfloat16_products = bool(library.trtla_has_bfloat16_products())
         """Whether the processor multiplies bfloat16."""
 
-    def most_probable(self, logits: Tensor, row: int) -> int:
+    def most_probable(self, logits: ndarray, row: int) -> int:
         token: int = self._most_probable(*_row(logits, row))
         return token
 
-    def top_rows(self, logits: Tensor, rows: Sequence[int], count: int) -> tuple[Tensor, Tensor]:
-        import torch
-
+    def top_rows(self, logits: ndarray, rows: Sequence[int], count: int) -> tuple[ndarray, ndarray]:
         shape, places = (len(rows), count), (c_int64 * len(rows))(*rows)
-        ids, logs = torch.empty(shape, dtype=torch.int32), torch.empty(shape)
-        self._top_rows(
-            *_row(logits, 0),
-            places,
-            *shape,
-            ids.data_ptr(),
-            logs.data_ptr(),
-            torch.get_num_threads(),
-        )
+        ids, logs = np.empty(shape, np.int32), np.empty(shape, np.float32)
+        out = (address(ids), address(logs))
+        self._top_rows(*_row(logits, 0), places, *shape, *out, num_threads())
         return ids, logs
 
-    def draw(self, logits: Tensor, row: int, params: SamplingParams, noise: float) -> int:
+    def draw(self, logits: ndarray, row: int, params: SamplingParams, noise: float) -> int:
         top_k = min(params.top_k, logits.shape[1])
         least = math.log(params.min_p) if params.min_p > 0.0 else -math.inf
         filters = Filters(params.temperature, top_k, params.top_p, least)
@@ -157,9 +149,9 @@ class NativeLibrary:
         return token
 
 
-def _row(logits: Tensor, row: int) -> tuple[int, int]:
+def _row(logits: ndarray, row: int) -> tuple[int, int]:
     size = logits.shape[1]
-    return logits.data_ptr() + row * size * logits.itemsize, size
+    return address(logits) + row * size * logits.itemsize, size
 
 
 @lru_cache(maxsize=1)

@@ -10,38 +10,35 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy import ndarray
 
-from trtla.formats.blocks import BlockTensor
 from trtla.formats.config import CheckpointConfig
-from trtla.formats.tensors import Weight
-from trtla.runtime.models.batch import Forwarded
+from trtla.runtime.arrays import address, aligned, paged
+from trtla.runtime.device import CPU
 from trtla.runtime.models.cpu import library as native
-from trtla.runtime.models.cpu.packing import Packed, Packing
-from trtla.runtime.models.forward import Model
-from trtla.runtime.models.kv_cache import KVCache, SlotTable
+from trtla.runtime.models.cpu.packing import EMBEDDING, LM_HEAD, NORM, ModelPanels
+from trtla.runtime.models.forward import Forwarded, Model
+from trtla.runtime.models.kv_cache import KVCache, SlotTable, row_bytes
 from trtla.runtime.models.rotary import RotaryTable
-from trtla.runtime.models.tensors import LayerTensors, ModelTensors, numbers
-from trtla.runtime.ranks.shared_memory import SharedMemory
-from trtla.runtime.ranks.world import lost_in_step
 from trtla.runtime.sampling.predict import RowSampler
 from trtla.runtime.sequence import Feed
+from trtla.runtime.threads import num_threads
+
+if TYPE_CHECKING:
+    from trtla.runtime.ranks.opening import SharedMemory
 
 
-def native_problem(config: CheckpointConfig, dtype: torch.dtype) -> str | None:
-    """Why a model cannot run here in this arithmetic; None: it can.
-
-    Raises:
-        NotCompiled: there is no compiled forward on this machine.
-    """
+def native_problem(config: CheckpointConfig, dtype: str) -> str | None:
+    """Why a model cannot run here in this arithmetic; None: it can."""
     library = native.library()
     quantised = bool(config.block_types)
-    if dtype == torch.bfloat16 and not (quantised or library.has_bfloat16_products):
+    if dtype == "bfloat16" and not (quantised or library.has_bfloat16_products):
         return "the processor does not multiply bfloat16"
-    if dtype not in (torch.float32, torch.bfloat16):
+    if dtype not in ("float32", "bfloat16"):
         return f"there is no arithmetic for {dtype}"
     if config.fp8_kv_cache:
         return "the K/V cache is FP8"
@@ -51,11 +48,35 @@ def native_problem(config: CheckpointConfig, dtype: torch.dtype) -> str | None:
     return None
 
 
-class NativeLlama(Model):
+class HostCache(KVCache):
+    """Keys and values of all heads, uint8 [heads, 2, slots, bytes of a row].
+
+    Those of int8 are rounded by the forward: each row holds its own scale behind its numbers.
+
+    Args:
+        heads: K/V heads of all layers; the tokens of each lie in a row.
+        cache_type: float32, bfloat16 or int8.
+    """
+
+    def __init__(self, heads: int, head_size: int, num_blocks: int, cache_type: str) -> None:
+        super().__init__(num_blocks, CPU)
+        shape = (heads, 2, self.num_slots, row_bytes(head_size, cache_type))
+        self.data = paged(shape)
+        parts = self.data.reshape(-1, *shape[2:])
+        self.addresses = array("Q", map(address, parts))
+        """Where each head's keys and values begin, as a C function takes them."""
+
+    def move_now(self) -> None:
+        if self._moves:
+            source, target = np.array(self.take_moves()).T
+            self.data[:, :, target] = self.data[:, :, source]
+
+
+class NativeLlama(Model[HostCache]):
     """A dense Llama for which `native_problem` knows no problem.
 
     Args:
-        weights: (checkpoint name, tensor) of the complete model.
+        panels: its weights, for this processor and arithmetic.
         dtype: type of activations and cache, float32 or bfloat16.
         int8_cache: round cached keys and values to 8 bits, of each token and head on their own.
         shared: of a rank of tensor parallelism, whose part of a model config and weights are.
@@ -64,92 +85,47 @@ class NativeLlama(Model):
     def __init__(
         self,
         config: CheckpointConfig,
-        weights: Iterable[tuple[str, Weight]],
-        dtype: torch.dtype,
+        panels: ModelPanels,
+        dtype: str,
         *,
         int8_cache: bool = False,
         shared: SharedMemory | None = None,
     ) -> None:
-        self.config, self.dtype, self._shared = config, dtype, shared
-        self._cache_dtype = torch.int8 if int8_cache else dtype
+        self.config, self.dtype, self._shared, self._panels = config, dtype, shared, panels
+        self._cache_type = "int8" if int8_cache else dtype
         self._library = native.library()
-        paired = dtype == torch.bfloat16 and self._library.has_bfloat16_products
-        self._packing = Packing(self._library.lanes, paired)
         self._rotary = RotaryTable(config)
-        self._logits = torch.empty((0, config.vocab_size))
-        self._vectors: list[Tensor] = []
-        self._matrices: list[Packed] = []
-        tensors = ModelTensors(weights, self._placed, dtype)
-        layers = [self._layer(tensors.layer(i)) for i in range(config.num_hidden_layers)]
-        embedding, head = tensors.ends(config)
-        lm_head = self._matrix(head)
-        self._embedding_bytes = 0
-        rows = lm_head
-        if embedding is not head:
-            rows = self._matrix(embedding)
-            self._embedding_bytes = self._matrices[-1].weight.nbytes
+        self._logits = np.empty((0, config.vocab_size), np.float32)
+        layers = [self._layer(str(index)) for index in range(config.num_hidden_layers)]
+        lm_head = panels.matrices[LM_HEAD]
         self._model = native.NativeModel(
             layers=(native.NativeLayer * len(layers))(*layers),
             num_layers=len(layers),
-            embedding=rows,
-            norm=self._vector(tensors.vector("ln_f.weight")),
-            lm_head=lm_head,
+            embedding=panels.matrices.get(EMBEDDING, lm_head).matrix,
+            norm=address(panels.vectors[NORM]),
+            lm_head=lm_head.matrix,
             hidden=config.hidden_size,
             intermediate=config.intermediate_size,
             heads=config.num_attention_heads,
             kv_heads=config.num_key_value_heads,
             head_size=config.head_size,
             epsilon=config.norm_epsilon,
-            cache_type=_CACHE_TYPES.index(self.cache_dtype),
+            cache_type=_CACHE_TYPES.index(self._cache_type),
         )
         self._exchange = None if shared is None else _exchange(shared, lm_head.outputs)
         if self._exchange is not None:
             self._model.exchange = ctypes.addressof(self._exchange)
 
-    def _placed(self, weight: Weight) -> Weight:
-        """In the type that it is kept in: the arithmetic's, or fewer bits where that is exact."""
-        if isinstance(weight, BlockTensor):
-            return weight
-        if self.dtype == torch.bfloat16:
-            return weight.to(torch.bfloat16)
-        return weight if weight.dtype in _STORED else weight.float()
-
-    def _layer(self, tensors: LayerTensors) -> native.NativeLayer:
-        (gate, gate_bias), (up, up_bias) = map(tensors.take_plain, ("mlp.fc", "mlp.gate"))
-        bias = None
-        if gate_bias is not None and up_bias is not None:
-            bias = numbers(self._packing.interleave(gate_bias, up_bias))
+    def _layer(self, name: str) -> native.NativeLayer:
+        matrices, vectors = self._panels.matrices, self._panels.vectors
         return native.NativeLayer(
-            input_norm=self._vector(tensors["input_layernorm.weight"]),
-            qkv=(native.Matrix * 3)(*self._qkv(*tensors.take_qkv())),
-            dense=self._matrix(*tensors.take_plain("attention.dense")),
-            post_norm=self._vector(tensors["post_layernorm.weight"]),
-            gate_up=self._matrix(self._packing.interleave(*self._alike(gate, up)), bias),
-            down=self._matrix(*tensors.take_plain("mlp.proj")),
+            input_norm=address(vectors[f"{name}.input_norm"]),
+            qkv=(native.Matrix * 3)(*(part.matrix for part in self._panels.qkv(name))),
+            dense=matrices[f"{name}.dense"].matrix,
+            post_norm=address(vectors[f"{name}.post_norm"]),
+            gate_up=matrices[f"{name}.gate_up"].matrix,
+            down=matrices[f"{name}.down"].matrix,
         )
-
-    def _qkv(self, parts: list[Weight], bias: Tensor | None) -> Iterator[native.Matrix]:
-        parts = merged(self._alike(*parts, mixed_blocks=True))
-        sizes = [part.shape[0] for part in parts]
-        biases = [None] * len(parts) if bias is None else torch.split(bias, sizes)
-        return map(self._matrix, parts, biases)
-
-    def _alike(self, *weights: Weight, mixed_blocks: bool = False) -> list[Weight]:
-        """As they are where they can be multiplied with the same inputs, else all dequantised."""
-        kinds = {w.kind.name if isinstance(w, BlockTensor) else None for w in weights}
-        if len(kinds) == 1 or (mixed_blocks and None not in kinds):
-            return list(weights)
-        return [self._placed(numbers(weight).to(self.dtype)) for weight in weights]
-
-    def _matrix(self, weight: Weight, bias: Tensor | None = None) -> native.Matrix:
-        packed = self._packing.pack(weight, bias)
-        self._matrices.append(packed)
-        return packed.matrix
-
-    def _vector(self, weight: Tensor) -> int:
-        kept = weight.float().contiguous()
-        self._vectors.append(kept)
-        return kept.data_ptr()
 
     @property
     def arithmetic(self) -> str:
@@ -158,7 +134,7 @@ class NativeLlama(Model):
 
     @property
     def _own_arithmetic(self) -> str:
-        dtype, cache = (str(t).removeprefix("torch.") for t in (self.dtype, self.cache_dtype))
+        dtype, cache = self.dtype, self._cache_type
         if self._in_blocks:
             return f"int8 on {', '.join(self._stored_types)} weights, {cache} K/V cache"
         stored = "" if self.weight_type == dtype else f" on {self.weight_type} weights"
@@ -169,13 +145,14 @@ class NativeLlama(Model):
 
     @property
     def _in_blocks(self) -> bool:
-        return any(matrix.in_blocks for matrix in self._matrices)
+        return any(matrix.in_blocks for matrix in self._panels.matrices.values())
 
     @property
     def weight_bytes(self) -> int:
         """As they are held, all but the embedding's; biases do not count."""
-        held = [*(matrix.weight for matrix in self._matrices), *self._vectors]
-        return sum(weight.nbytes for weight in held) - self._embedding_bytes
+        matrices = self._panels.matrices.items()
+        held = [matrix.weight for name, matrix in matrices if name != EMBEDDING]
+        return sum(weight.nbytes for weight in (*held, *self._panels.vectors.values()))
 
     @property
     def weight_type(self) -> str:
@@ -184,32 +161,29 @@ class NativeLlama(Model):
     @property
     def _stored_types(self) -> list[str]:
         sizes: Counter[str] = Counter()
-        for matrix in self._matrices:
+        for matrix in self._panels.matrices.values():
             sizes[matrix.stored] += matrix.weight.nbytes
         return [kind for kind, _ in sizes.most_common()]
 
     @property
-    def cache_dtype(self) -> torch.dtype:
-        return self._cache_dtype
+    def cache_type(self) -> str:
+        return self._cache_type
 
     @property
     def compute_type(self) -> str:
-        return "int8" if self._in_blocks else super().compute_type
+        return "int8" if self._in_blocks else self.dtype
 
     @property
     def row_sampler(self) -> RowSampler:
         """In C++, row by row: most rows are never asked for."""
         return self._library
 
-    def new_cache(self, num_blocks: int) -> KVCache:
-        """A K/V cache for this model, a layer for every head: its tokens are read in a row."""
+    def new_cache(self, num_blocks: int) -> HostCache:
         config = self.config
         heads = config.num_hidden_layers * config.num_key_value_heads
-        return KVCache(
-            heads, 1, config.head_size, num_blocks, self.cache_dtype, torch.device("cpu")
-        )
+        return HostCache(heads, config.head_size, num_blocks, self._cache_type)
 
-    def forward(self, feeds: Sequence[Feed], cache: KVCache) -> Forwarded:
+    def forward(self, feeds: Sequence[Feed], cache: HostCache) -> Forwarded:
         positions = [feed.positions() for feed in feeds]
         cosine, sine, rope_rows = self._rotary.of(feeds, positions)
         tables = [cache.table(feed.sequence.blocks) for feed in feeds]  # alive during the call
@@ -218,40 +192,41 @@ class NativeLlama(Model):
         logits = self._room(len(rope_rows), rows)
         if self.taps and max(self.taps) >= self.config.num_hidden_layers:
             raise ValueError(f"there is no layer {max(self.taps)} to tap")
-        hidden = torch.empty((len(self.taps), len(rope_rows), self.config.hidden_size))
+        shape = (len(self.taps), len(rope_rows), self.config.hidden_size)
+        hidden = np.empty(shape, np.float32)
         taps = array("q", self.taps)
         step = native.NativeStep(
             tokens=len(rope_rows),
             num_rows=rows,
             num_sequences=len(feeds),
             integers=integers.buffer_info()[0],
-            cosine=cosine.data_ptr(),
-            sine=sine.data_ptr(),
+            cosine=address(cosine),
+            sine=address(sine),
             cache=cache.addresses.buffer_info()[0],
-            logits=logits.data_ptr(),
+            logits=address(logits),
             taps=taps.buffer_info()[0],
             num_taps=len(taps),
-            hidden=hidden.data_ptr(),
-            threads=torch.get_num_threads(),
+            hidden=address(hidden),
+            threads=num_threads(),
             vocabulary=self.config.vocab_size,
         )
         self._library.forward(self._model, step)
         if self._exchange is not None and self._exchange.lost:
+            from trtla.runtime.ranks.world import lost_in_step
+
             raise lost_in_step()
         return Forwarded(logits[:rows], hidden if self.taps else None)
 
-    def _room(self, tokens: int, rows: int) -> Tensor:
+    def _room(self, tokens: int, rows: int) -> ndarray:
         if self._shared is not None:
             self._shared.room.check(tokens, rows)
             return self._shared.logits
         if rows > len(self._logits):  # kept: the system clears the pages of a new one
-            self._logits = torch.empty((rows, self.config.vocab_size))
+            self._logits = aligned((rows, self.config.vocab_size), np.float32)
         return self._logits
 
 
-_STORED = (torch.float32, torch.float16, torch.bfloat16)
-"""Types that plain weights can be kept in."""
-_CACHE_TYPES = (torch.float32, torch.bfloat16, torch.int8)
+_CACHE_TYPES = ("float32", "bfloat16", "int8")
 """As in the C++'s `CacheType`."""
 
 
@@ -268,16 +243,6 @@ def _exchange(shared: SharedMemory, outputs: int) -> native.Exchange:
     )
 
 
-def merged(parts: list[Weight]) -> list[Weight]:
-    """One weight of the parts' outputs where they are of one type, else the parts."""
-    blocks = [part for part in parts if isinstance(part, BlockTensor)]
-    if len(blocks) < len(parts):
-        return [torch.cat([numbers(part) for part in parts])]
-    if any(part.kind != blocks[0].kind for part in blocks):
-        return parts
-    return [BlockTensor(blocks[0].kind, torch.cat([part.rows for part in blocks]))]
-
-
 def step_integers(
     feeds: Sequence[Feed], rope_rows: Sequence[int], tables: Sequence[SlotTable]
 ) -> array[int]:
@@ -290,7 +255,7 @@ def step_integers(
     for feed, table in zip(feeds, tables, strict=True):
         rows += [first + row for row in feed.rows]
         tree = -1 if feed.draft is None else len(parents)
-        cached, slots = feed.sequence.num_cached, table.slots.data_ptr()
+        cached, slots = feed.sequence.num_cached, table.address
         sequences += (first, feed.length, cached, slots, tree)
         parents += feed.tree.parents
         first += feed.length

@@ -6,16 +6,21 @@ import ctypes
 import hashlib
 import logging
 import os
+import shutil
+import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from struct import Struct
 from typing import Any
 
-from trtla.console import Console
-from trtla.files import user_cache
-from trtla.runtime.models.cpu.compiler import Build, NotCompiled, find_compiler, make
+from trtla.console import Console, Progress
+from trtla.errors import first_line
+from trtla.files import temporary_folder, user_cache
+from trtla.machine import usable_cores
 from trtla.runtime.models.cpu.levels import NATIVE, Level, UnknownLevel, chosen_level, processor
 
 SLOWER = "decoding is at least 3 times slower"
@@ -26,8 +31,27 @@ PREBUILT = Path(__file__).parent / "prebuilt"
 _NATIVE = Path(__file__).parent / "native"
 _ELF = Struct("=4s36xQ10xHH2x")
 """A file's header: its first bytes, the place of its sections' table, and what that holds."""
+_TIMEOUT_S = 300
+"""Of a compiler, for one file."""
 _log = logging.getLogger(__name__)
 _noted: set[str] = set()
+
+
+class NotCompiled(Exception):
+    """Why there is no compiled library, in one line."""
+
+    def __init__(self, cause: str, hint: str = "name another compiler with CXX") -> None:
+        super().__init__(cause)
+        self.hint = hint
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """A library to make: its place, the compiler with its flags, and the files to compile."""
+
+    library: Path
+    command: tuple[str, ...]
+    files: tuple[Path, ...]
 
 
 def tell_slower(error: NotCompiled, cost: str) -> None:
@@ -37,42 +61,85 @@ def tell_slower(error: NotCompiled, cost: str) -> None:
         _log.warning("note: %s: %s; %s", error, cost, error.hint)
 
 
+def find_compiler() -> str:
+    """The path of `CXX`, or else of g++ or clang++."""
+    names = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++", "c++"]
+    found = next(filter(None, map(shutil.which, names)), None)
+    if found is None:
+        raise NotCompiled(
+            f"no C++ compiler was found ({', '.join(names)})",
+            "install g++, or trtla from a wheel for this platform",
+        )
+    return found
+
+
+def make(builds: Sequence[Build], progress: Progress) -> None:
+    """Make libraries beside their places and move them there, so no one ever finds half of one."""
+    for build in builds:
+        build.library.parent.mkdir(parents=True, exist_ok=True)
+    with temporary_folder(builds[0].library.parent, ".compile-") as folder:
+        objects = {
+            (build, file): folder / f"{build.library.stem}-{file.stem}.o"
+            for build in builds
+            for file in build.files
+        }
+        pool = ThreadPoolExecutor(usable_cores())
+        try:
+            running = [
+                pool.submit(_run, build.command, "-c", "-o", made, file)
+                for (build, file), made in objects.items()
+            ]
+            progress(0, len(running))
+            for done, one in enumerate(as_completed(running), 1):
+                one.result()
+                progress(done, len(running))
+        finally:  # after an error nothing more is begun
+            pool.shutdown(cancel_futures=True)
+        for build in builds:
+            made = folder / build.library.name
+            own = [objects[build, file] for file in build.files]
+            _run(build.command, "-shared", "-o", made, *own)
+            made.replace(build.library)
+
+
+def _run(command: Sequence[str], *arguments: str | Path) -> None:
+    try:
+        done = subprocess.run(
+            [*command, *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise NotCompiled(f"{command[0]} took more than {_TIMEOUT_S} s") from None
+    if done.returncode:
+        raise NotCompiled(f"{command[0]} failed: {first_line(done.stderr)}")
+
+
+@dataclass(frozen=True, eq=False)
 class NativeCode:
-    """C++ sources that make one shared library for each level of processors.
+    """C++ sources that make one shared library for each level of processors."""
 
-    Args:
-        name: of the library.
-        instead: what runs without it.
-        folder: its C++ files; each is compiled on its own.
-        includes: folders that they include files of.
-        flags: for the compiler, beside those of all sources.
-        also: what is compiled at the same time, since it is needed soon.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        instead: str,
-        folder: Path,
-        includes: Iterable[Path] = (),
-        flags: Iterable[str] = (),
-        also: Iterable[NativeCode] = (),
-    ) -> None:
-        self.folder, self.flags = folder, (*FLAGS, *flags)
-        self._name, self._instead = name, instead
-        self._folders, self._also = (folder, *includes), tuple(also)
-        self._failed: dict[Path, NotCompiled] = {}
+    name: str
+    instead: str
+    """What runs without it."""
+    folder: Path
+    """Of its C++ files; each is compiled on its own."""
+    includes: Sequence[Path] = ()
+    """Folders that they include files of."""
+    flags: Sequence[str] = ()
+    """For the compiler, beside `FLAGS`."""
+    also: Sequence[NativeCode] = ()
+    """What is compiled at the same time, since it is needed soon."""
+    _failed: dict[Path, NotCompiled] = field(default_factory=dict)
 
     @property
     def files(self) -> tuple[Path, ...]:
         return tuple(sorted(self.folder.glob("*.cpp")))
 
     def load(self) -> ctypes.CDLL:
-        """The library for this processor: the prebuilt one, else one that is compiled here.
-
-        Raises:
-            NotCompiled: neither can be had.
-        """
+        """The library for this processor: the prebuilt one, else one that is compiled here."""
         prebuilt = PREBUILT / self.file_name(_level())
         if _is_whole(prebuilt):
             with suppress(OSError):  # it is for another libc, or in a folder without programs
@@ -98,7 +165,7 @@ class NativeCode:
 
     def _compile(self, level: Level) -> None:
         compiler = find_compiler()
-        missing = [code for code in (self, *self._also) if not _is_whole(code._place(level))]
+        missing = [code for code in (self, *self.also) if not _is_whole(code._place(level))]
         builds = [code.build(level, compiler, code._place(level)) for code in missing]
         console = Console(quiet=not _log.isEnabledFor(logging.WARNING))
         label = f"note: compiling for {level.name}, once"
@@ -113,7 +180,7 @@ class NativeCode:
 
     def build(self, level: Level, compiler: str, library: Path, *flags: str) -> Build:
         """How a library is made for a level; `flags` change nothing that it computes."""
-        return Build(library, (compiler, *level.flags, *self.flags, *flags), self.files)
+        return Build(library, (compiler, *level.flags, *FLAGS, *self.flags, *flags), self.files)
 
     def is_prebuilt(self) -> bool:
         return _is_whole(PREBUILT / self.file_name(_level()))
@@ -139,7 +206,7 @@ class NativeCode:
         """What runs, or what `load` would do, for people."""
         problem = self.problem()
         if problem:
-            return f"{self._instead}: {problem}"
+            return f"{self.instead}: {problem}"
         if not self.is_there():
             return f"{Path(find_compiler()).name} compiles it when it is first needed"
         made = "prebuilt" if self.is_prebuilt() else "compiled here"
@@ -147,18 +214,18 @@ class NativeCode:
 
     def file_name(self, level: Level) -> str:
         """That of its library: another one for other sources, flags or levels."""
-        return f"{self._name}-{level.name}-{self._digest(level)}.so"
+        return f"{self.name}-{level.name}-{self._digest(level)}.so"
 
     def _place(self, level: Level) -> Path:
         """In the user's cache; a compiler that is named has libraries of its own."""
         return user_cache() / os.environ.get("CXX", "").replace("/", "_") / self.file_name(level)
 
     def _digest(self, level: Level) -> str:
-        digest = hashlib.sha256(" ".join((*self.flags, *level.flags)).encode())
+        digest = hashlib.sha256(" ".join((*FLAGS, *self.flags, *level.flags)).encode())
         if level is NATIVE:
             digest.update(" ".join(processor()).encode())
         try:
-            for folder in self._folders:
+            for folder in (self.folder, *self.includes):
                 for source in sorted(folder.iterdir()):
                     digest.update(source.name.encode() + source.read_bytes())
         except OSError as error:
@@ -212,6 +279,12 @@ TREES = NativeCode(
     includes=(_NATIVE,),
     flags=("-ffp-contract=off",),  # chances are those of the tests' oracle, to the last bit
 )
+# GCC's expression replacement moves additions behind all multiplications, whose products then leave
+# the registers: integer products take up to 1.6 times as long.
 FORWARD = NativeCode(
-    "forward", "PyTorch's operations", _NATIVE, flags=("-ffp-contract=fast",), also=(TREES,)
+    "forward",
+    "PyTorch's operations",
+    _NATIVE,
+    flags=("-ffp-contract=fast", "-fno-tree-ter"),
+    also=(TREES,),
 )

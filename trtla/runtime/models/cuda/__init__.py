@@ -1,4 +1,4 @@
-"""What makes a step fast on CUDA: attention over pages, fused operations, CUDA graphs, a self-test.
+"""What makes a step fast on CUDA: attention over pages, fused operations, CUDA graphs.
 
-Triton is imported by `kernels` and `fused_kernels` alone, when a kernel is first called.
+Triton is imported by `kernels` and `fused` alone, which are imported where kernels run.
 """

@@ -12,7 +12,7 @@ rows are drawn and filtered: other sizes of a step are not specialised.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 
@@ -21,51 +21,13 @@ from torch import Tensor
 
 from trtla.errors import first_line
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
-from trtla.runtime.models.batch import Batch, Forwarded
+from trtla.runtime.models.batch import Batch, BatchOutput
 from trtla.runtime.models.cuda.inputs import Room, StepInputs
 from trtla.runtime.models.cuda.paged_attention import LARGEST_TILE
-from trtla.runtime.models.kv_cache import KVCache
+from trtla.runtime.models.tensor_cache import TensorCache
 from trtla.runtime.sequence import Feed
 
-
-def like_graph(exact: Room, bucket: Room) -> Room:
-    """The room of a step, whose trees are attended by what a graph of this room launches."""
-    return replace(
-        exact, trees=bucket.trees, longest_tree=bucket.longest_tree, context=bucket.context
-    )
-
-
-def unsplit(exact: Room, step_tokens: int) -> Room:
-    """The room of a step that no bucket holds: one split, and a tile above those of buckets.
-
-    Args:
-        step_tokens: most tokens of a tree in a bucket.
-    """
-    return replace(exact, longest_tree=max(exact.longest_tree, step_tokens + 1), context=0)
-
-
-def rooms_to_try(
-    plain: Iterable[Room], one: Room, step_tokens: int, longest: int
-) -> Iterator[Room]:
-    """Small steps that together launch whatever steps without a graph launch.
-
-    Args:
-        plain: rooms of buckets that there are no graphs of.
-        one: of a bucket of one token.
-        step_tokens: as of `unsplit`.
-        longest: most tokens of a prompt.
-    """
-    for room in plain:
-        yield replace(room, tokens=1, rows=1, moves=0)
-    lengths = {min(1 << bit, longest) for bit in range(LARGEST_TILE.bit_length())}
-    for length in sorted(lengths):
-        prompt = replace(
-            one, tokens=1 + length, prompt_tokens=length, prompts=1, longest_prompt=length
-        )
-        yield unsplit(replace(prompt, longest_tree=length, moves=0), step_tokens)
-
-
-Forward = Callable[[Batch, KVCache], Forwarded]
+Forward = Callable[[Batch, TensorCache], BatchOutput]
 """Writes the fed tokens' keys and values, computes logits [batch.rows, vocab]."""
 Capture = Callable[[Callable[[], None]], Callable[[], None]]
 """Runs a function and records it; gives what repeats it."""
@@ -112,7 +74,7 @@ class GraphRunner:
     def __init__(
         self,
         forward: Forward,
-        cache: KVCache,
+        cache: TensorCache,
         max_batch_size: int,
         step_sizes: Sequence[int],
         max_cached: int,
@@ -160,31 +122,45 @@ class GraphRunner:
         """
         if self.problem is not None:
             return None
-        plain = [self._room(bucket) for bucket in self._buckets if bucket not in self._graphs]
-        one = self._room(Bucket(1, 1))
-        rooms = rooms_to_try(plain, one, self._step_tokens, self._max_cached)
         try:
             with self._on_device():
-                return [self._run(room).logits for room in rooms][-1]
+                return [self._run(room).logits for room in self._rooms_to_try()][-1]
         except Exception as error:  # as of a capture
             self._give_up(error)
             return None
 
-    def __call__(self, feeds: Sequence[Feed]) -> Forwarded:
+    def _rooms_to_try(self) -> Iterator[Room]:
+        """Small steps that together launch whatever steps without a graph launch."""
+        for bucket in self._buckets:
+            if bucket not in self._graphs:
+                yield replace(self._room(bucket), tokens=1, rows=1, moves=0)
+        one = replace(self._room(Bucket(1, 1)), prompts=1, moves=0)
+        lengths = {min(1 << bit, self._max_cached) for bit in range(LARGEST_TILE.bit_length())}
+        for length in sorted(lengths):
+            prompt = replace(one, tokens=1 + length, prompt_tokens=length, longest_prompt=length)
+            yield self._unsplit(replace(prompt, longest_tree=length))
+
+    def _unsplit(self, exact: Room) -> Room:
+        """The room of a step that no bucket holds: one split, and a tile above those of buckets."""
+        longest = max(exact.longest_tree, self._step_tokens + 1)
+        return replace(exact, longest_tree=longest, context=0)
+
+    def __call__(self, feeds: Sequence[Feed]) -> BatchOutput:
         """Float logits [wanted rows, vocab], feed by feed; the next call may overwrite them."""
         with self._on_device():
             bucket = self._bucket(feeds)
             graph = None if bucket is None else self._graph(bucket)
             if graph is None:
-                return self._plain(feeds)
+                self._cache.move_now()
+                return self._run(self._plain_room(feeds), feeds)
             graph.inputs.fill(feeds, self._moves(graph.inputs.room.moves))
             graph.replay()
             assert self._logits is not None
-            return Forwarded(self._logits[: sum(len(feed.rows) for feed in feeds)])
+            return BatchOutput(self._logits[: sum(len(feed.rows) for feed in feeds)])
 
     def _on_device(self) -> AbstractContextManager[object]:
         """Launches and streams follow the current device, not the tensors."""
-        device = self._cache.device
+        device = self._cache.data.device
         return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
     def _bucket(self, feeds: Sequence[Feed]) -> Bucket | None:
@@ -195,12 +171,8 @@ class GraphRunner:
         fits = (one for one in self._buckets if one.holds(tokens, len(feeds)))
         return next(fits, None)
 
-    def _plain(self, feeds: Sequence[Feed]) -> Forwarded:
-        self._cache.move_now()
-        return self._run(self._plain_room(feeds), feeds)
-
-    def _run(self, room: Room, feeds: Sequence[Feed] = ()) -> Forwarded:
-        inputs = StepInputs(room, self._scratch, self._cache.device)
+    def _run(self, room: Room, feeds: Sequence[Feed] = ()) -> BatchOutput:
+        inputs = StepInputs(room, self._scratch, self._cache.data.device)
         return self._forward(inputs.fill(feeds), self._cache)
 
     def _plain_room(self, feeds: Sequence[Feed]) -> Room:
@@ -210,8 +182,11 @@ class GraphRunner:
             return exact
         bucket = self._bucket(trees)
         if bucket is None:
-            return unsplit(exact, self._step_tokens)
-        return like_graph(exact, self._room(bucket))
+            return self._unsplit(exact)
+        room = self._room(bucket)
+        return replace(
+            exact, trees=room.trees, longest_tree=room.longest_tree, context=room.context
+        )
 
     def _moves(self, most: int) -> list[tuple[int, int]]:
         """What a graph has to move; where it has no room for all, that is done now."""
@@ -255,20 +230,16 @@ class GraphRunner:
 
     def _captured(self, bucket: Bucket, capture: Capture) -> _Graph:
         """A graph over inputs without a feed: what it is run for writes to the scratch block."""
-        inputs = StepInputs(self._room(bucket), self._scratch, self._cache.device)
+        inputs = StepInputs(self._room(bucket), self._scratch, self._cache.data.device)
         batch = inputs.fill(())
 
         def run() -> None:
             logits = self._forward(batch, self._cache).logits
-            self._kept(logits)[: len(logits)].copy_(logits)
+            if self._logits is None:  # in the first run, which is not recorded
+                self._logits = logits.new_empty((self.most_tokens, logits.shape[1]))
+            self._logits[: len(logits)].copy_(logits)
 
         return _Graph(inputs, capture(run))
-
-    def _kept(self, logits: Tensor) -> Tensor:
-        """Where graphs leave their logits, made in the first run, which is not recorded."""
-        if self._logits is None:
-            self._logits = logits.new_empty((self.most_tokens, logits.shape[1]))
-        return self._logits
 
     def _room(self, bucket: Bucket) -> Room:
         return Room(

@@ -187,15 +187,8 @@ def _batch(parts: _Parts, room: Room) -> Batch:
         trees, masks = parts.sequences[room.prompts :], parts.masks[middle:]
         rows = slice(middle, room.tokens)
         groups.append(PagedGroup(rows, trees, masks, room.longest_tree, room.context))
-    return Batch(
-        parts.tokens,
-        parts.positions,
-        parts.lengths,
-        parts.slots,
-        tuple(groups),
-        parts.rows,
-        parts.moves if room.moves else None,
-    )
+    moves = parts.moves if room.moves else None
+    return Batch(*parts[:4], tuple(groups), parts.rows, moves)
 
 
 @lru_cache(maxsize=4096)

@@ -14,13 +14,15 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from trtla.formats.tensors import E4M3
+from trtla.formats.config import CheckpointConfig
+from trtla.formats.torch_tensors import E4M3
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 
 HEADER = 3
 """Integers of a sequence before its blocks: cached tokens, fed tokens, first row."""
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _HEAD_SIZES = (16, 32, 64, 128)
+_LARGEST_HIDDEN = 16384  # what a program's registers hold
 _FP8_CAPABILITY = (8, 9)  # Triton converts e4m3 from Ada on
 _LEAST_TILE = 16
 LARGEST_TILE = 128
@@ -55,18 +57,20 @@ class PagedGroup:
         return paged_attend(queries, keys, values, self, scale)
 
 
-def paged_problem(
-    head_size: int, dtype: torch.dtype, device: torch.device, fp8: bool
+def kernels_problem(
+    config: CheckpointConfig, dtype: torch.dtype, device: torch.device
 ) -> str | None:
-    """Why the kernels cannot run for a model; None: they can."""
+    """Why a model cannot run on Triton kernels, these and the fused ones; None: it may."""
+    if config.hidden_size > _LARGEST_HIDDEN:
+        return f"the hidden size {config.hidden_size} is above {_LARGEST_HIDDEN}"
     if device.type != "cuda":
         return f"the device is {device}"
     if find_spec("triton") is None:
         return "Triton is not installed"
-    if fp8 and torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
+    if config.fp8_kv_cache and torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
         return "Triton has no FP8 on this GPU"
-    if head_size not in _HEAD_SIZES:
-        return f"head_size is {head_size}, none of {', '.join(map(str, _HEAD_SIZES))}"
+    if config.head_size not in _HEAD_SIZES:
+        return f"head_size is {config.head_size}, none of {', '.join(map(str, _HEAD_SIZES))}"
     return None if dtype in _DTYPES else f"there is no kernel for {dtype}"
 
 
@@ -83,91 +87,64 @@ def paged_attend(
     Args:
         splits: into how many parts a context is cut, a power of 2; None: by the size of the grid.
     """
-    launch = _Launch.of(queries, keys, group, splits)
-    rows, heads, size = queries.shape
-    out = queries.new_empty(rows, heads * size)
-    if launch.splits == 1:
-        launch.attend(queries, keys, values, group, scale, out, out)
-        return out
-    parts = queries.new_empty((launch.splits, rows, heads, size), dtype=torch.float32)
-    logs = queries.new_empty((launch.splits, rows, heads), dtype=torch.float32)
-    launch.attend(queries, keys, values, group, scale, parts, logs)
-    launch.combine(parts, logs, out)
+    from trtla.runtime.models.cuda import kernels
+
+    (rows, heads, size), kv_heads = queries.shape, keys.shape[1]
+    tile, tiles = _tiles(group.longest * heads // kv_heads, queries.dtype)
+    if splits is None:
+        splits = _splits(group, tile, tiles * kv_heads, queries.device)
+    parts = logs = out = queries.new_empty(rows, heads * size)
+    if splits > 1:
+        parts = queries.new_empty((splits, rows, heads, size), dtype=torch.float32)
+        logs = queries.new_empty((splits, rows, heads), dtype=torch.float32)
+    unused = group.sequences
+    kernels.attend_pages[(tiles, kv_heads * splits, len(group.sequences))](
+        queries,
+        keys if scale is None else keys.view(E4M3),
+        values if scale is None else values.view(E4M3),
+        group.sequences,
+        unused if group.masks is None else group.masks,
+        unused if scale is None else scale,
+        parts,
+        logs,
+        math.log2(math.e) / math.sqrt(size),
+        rows,
+        queries.stride(0),
+        keys.stride(0),
+        group.sequences.stride(0),
+        1 if group.masks is None else group.masks.shape[1],
+        KV_HEADS=kv_heads,
+        GROUP_SIZE=heads // kv_heads,
+        HEAD_SIZE=size,
+        PAGE=TOKENS_PER_BLOCK,
+        BLOCK_M=tile,
+        BLOCK_N=32 if queries.dtype == torch.float32 else 64,
+        SPLITS=splits,
+        CAUSAL=group.masks is None,
+        SCALED=scale is not None,
+        num_warps=8 if tile == LARGEST_TILE else 4,
+    )
+    if splits > 1:
+        stride = rows * heads
+        kernels.combine[(stride,)](
+            parts, logs, out, stride, HEAD_SIZE=size, SPLITS=splits, num_warps=4
+        )
     return out
 
 
-@dataclass(frozen=True, slots=True)
-class _Launch:
-    group_size: int
-    kv_heads: int
-    head_size: int
-    tile: int
-    tiles: int
-    splits: int
+def _tiles(longest: int, dtype: torch.dtype) -> tuple[int, int]:
+    """Rows of a program, and programs of a sequence, whose queries times heads are the longest."""
+    needed = max(1, longest)
+    largest = _LARGEST_WIDE_TILE if dtype == torch.float32 else LARGEST_TILE
+    tile = min(largest, max(_LEAST_TILE, 1 << (needed - 1).bit_length()))
+    return tile, -(-needed // tile)
 
-    @classmethod
-    def of(cls, queries: Tensor, keys: Tensor, group: PagedGroup, splits: int | None) -> _Launch:
-        kv_heads, size = keys.shape[1:]
-        group_size = queries.shape[1] // kv_heads
-        needed = max(1, group.longest * group_size)
-        largest = _LARGEST_WIDE_TILE if queries.dtype == torch.float32 else LARGEST_TILE
-        tile = min(largest, max(_LEAST_TILE, 1 << (needed - 1).bit_length()))
-        tiles = -(-needed // tile)
-        if splits is None:
-            programs = tiles * kv_heads * len(group.sequences)
-            room = (1 if tile == LARGEST_TILE else 2) * _processors(queries.device)
-            splits = 1 if group.masks is None else choose_splits(programs, group.context, room)
-        return cls(group_size, kv_heads, size, tile, tiles, splits)
 
-    def attend(
-        self,
-        queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        group: PagedGroup,
-        scale: Tensor | None,
-        out: Tensor,
-        logs: Tensor,
-    ) -> None:
-        from trtla.runtime.models.cuda import kernels
-
-        if scale is not None:
-            keys, values = keys.view(E4M3), values.view(E4M3)
-        grid = (self.tiles, self.kv_heads * self.splits, len(group.sequences))
-        kernels.attend_pages[grid](
-            queries,
-            keys,
-            values,
-            group.sequences,
-            group.sequences if group.masks is None else group.masks,
-            group.sequences if scale is None else scale,
-            out,
-            logs,
-            math.log2(math.e) / math.sqrt(self.head_size),
-            len(queries),
-            queries.stride(0),
-            keys.stride(0),
-            group.sequences.stride(0),
-            1 if group.masks is None else group.masks.shape[1],
-            KV_HEADS=self.kv_heads,
-            GROUP_SIZE=self.group_size,
-            HEAD_SIZE=self.head_size,
-            PAGE=TOKENS_PER_BLOCK,
-            BLOCK_M=self.tile,
-            BLOCK_N=32 if queries.dtype == torch.float32 else 64,
-            SPLITS=self.splits,
-            CAUSAL=group.masks is None,
-            SCALED=scale is not None,
-            num_warps=8 if self.tile == LARGEST_TILE else 4,
-        )
-
-    def combine(self, parts: Tensor, logs: Tensor, out: Tensor) -> None:
-        from trtla.runtime.models.cuda import kernels
-
-        stride = logs[0].numel()
-        kernels.combine[(stride,)](
-            parts, logs, out, stride, HEAD_SIZE=self.head_size, SPLITS=self.splits, num_warps=4
-        )
+def _splits(group: PagedGroup, tile: int, programs: int, device: torch.device) -> int:
+    if group.masks is None:
+        return 1
+    room = (1 if tile == LARGEST_TILE else 2) * _processors(device)
+    return choose_splits(programs * len(group.sequences), group.context, room)
 
 
 def choose_splits(programs: int, context: int, room: int) -> int:

@@ -1,29 +1,43 @@
-"""The decoder of the T5 family over packed tokens: every fed token of every sequence in one pass.
+"""The T5 family: the decoder over packed tokens, every fed token of every sequence in one pass.
 
 Raffel et al. (arXiv 1910.10683): relative position bias, no scaling of attention, RMS norm, a
-feed-forward net with ReLU or a gate. Knows nothing of files; prompts come through the encoder.
+feed-forward net with ReLU or a gate. transformers reads the weights, and is the encoder.
 """
 
 from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trtla.errors import TrtlaError
-from trtla.formats.t5_config import T5Config
-from trtla.runtime.models.batch import AttentionGroup, Batch, Forwarded, StepGroup, make_batch
-from trtla.runtime.models.forward import Model
-from trtla.runtime.models.kv_cache import KVCache
+from trtla.errors import TrtlaError, UsageError
+from trtla.formats.engine import EncoderDecoder
+from trtla.formats.hf_config import T5Config
+from trtla.formats.transformers_load import load_model
+from trtla.runtime.models.batch import AttentionGroup, Batch, StepGroup, make_batch
+from trtla.runtime.models.forward import Forwarded
 from trtla.runtime.models.layers import Linear, LinearPair
+from trtla.runtime.models.tensor_cache import TensorCache
+from trtla.runtime.models.tensor_model import TensorModel
 from trtla.runtime.request import Request
+from trtla.runtime.sampling.logits import on_host
 from trtla.runtime.sequence import Feed
+
+Encode = Callable[[tuple[int, ...]], Tensor]
+"""A prompt's ids -> the encoder's output [tokens, d_model]."""
+Activation = Callable[[Tensor], Tensor]
+LayerStates = tuple[Tensor, Tensor]
+"""A layer's keys and values of a prompt, each [1, heads, prompt tokens, head_size]."""
+PromptStates = tuple[LayerStates, ...]
+"""Those of all layers."""
+RelativeGroups = list[tuple[AttentionGroup, Tensor]]
+"""A step's attention groups, and how far each of their queries stands behind each key."""
 
 
 def distance_buckets(num_buckets: int, max_distance: int) -> Tensor:
@@ -57,31 +71,27 @@ class RelativeBias:
         return self._by_distance[:, distances.clamp(0, self._most)].transpose(0, 1)
 
 
-class RelativeGroups:
-    """The attention groups of a step, and how far each of their queries stands behind each key."""
-
-    def __init__(
-        self, feeds: Sequence[Feed], groups: Sequence[StepGroup], device: torch.device
-    ) -> None:
-        self._groups = cast("Sequence[AttentionGroup]", groups)  # `make_batch` makes no others
-        self._distances = [
-            _distances(members, group).to(device)
-            for members, group in zip(_members(feeds), self._groups, strict=True)
-        ]
-
-    def biased(self, bias: RelativeBias) -> list[AttentionGroup]:
-        """The groups with this bias beside their masks."""
-        return [
-            replace(group, bias=_masked(bias(distances), group), causal=False)
-            for group, distances in zip(self._groups, self._distances, strict=True)
-        ]
-
-
-def _members(feeds: Sequence[Feed]) -> list[list[Feed]]:
-    """The feeds of each group, as `make_batch` groups them."""
-    alone = [[feed] for feed in feeds if feed.draft is None]
+def relative_groups(
+    feeds: Sequence[Feed], groups: Sequence[StepGroup], device: torch.device
+) -> RelativeGroups:
+    """Of the groups that `make_batch` has made of these feeds."""
+    members = [[feed] for feed in feeds if feed.draft is None]
     steps = [feed for feed in feeds if feed.draft is not None]
-    return [*alone, steps] if steps else alone
+    if steps:
+        members.append(steps)
+    own = cast("Sequence[AttentionGroup]", groups)  # `make_batch` makes no others
+    return [
+        (group, _distances(part, group).to(device))
+        for part, group in zip(members, own, strict=True)
+    ]
+
+
+def _biased(relative: RelativeGroups, bias: RelativeBias) -> list[AttentionGroup]:
+    """The groups with this bias beside their masks."""
+    return [
+        replace(group, bias=_masked(bias(distances), group), causal=False)
+        for group, distances in relative
+    ]
 
 
 def _distances(feeds: Sequence[Feed], group: AttentionGroup) -> Tensor:
@@ -103,11 +113,6 @@ def _masked(scores: Tensor, group: AttentionGroup) -> Tensor:
     return scores if group.bias is None else scores + group.bias
 
 
-Encode = Callable[[tuple[int, ...]], Tensor]
-"""A prompt's ids -> the encoder's output [tokens, d_model]."""
-Activation = Callable[[Tensor], Tensor]
-
-
 @dataclass(frozen=True, slots=True)
 class FeedForward:
     """Two projections with an activation between them, gated by a third where `gate` is there."""
@@ -126,19 +131,23 @@ class FeedForward:
 
 
 @dataclass(frozen=True, slots=True)
-class T5Layer:
-    """One decoder layer's weights."""
+class Attention:
+    """Weights of attention over the text itself, or over the prompt."""
 
     norm: Tensor
     query: Linear
     key_value: LinearPair
     out: Linear
+
+
+@dataclass(frozen=True, slots=True)
+class T5Layer:
+    """One decoder layer's weights."""
+
+    text: Attention
     bias: RelativeBias | None
     """None: that of the layer before."""
-    cross_norm: Tensor
-    cross_query: Linear
-    cross_key_value: LinearPair
-    cross_out: Linear
+    prompt: Attention
     mlp_norm: Tensor
     mlp: FeedForward
 
@@ -157,7 +166,7 @@ class T5Weights:
     """Of what a step reads."""
 
 
-class T5Model(Model):
+class T5Model(TensorModel):
     """A decoder whose requests bring `encoder_ids`."""
 
     def __init__(
@@ -178,18 +187,18 @@ class T5Model(Model):
 
     @property
     def arithmetic(self) -> str:
-        return f"{str(self.dtype).removeprefix('torch.')}, encoder of transformers"
+        return f"{self.compute_type}, encoder of transformers"
 
     @property
     def weight_bytes(self) -> int:
         return self._weights.nbytes
 
-    def new_cache(self, num_blocks: int) -> KVCache:
+    def new_cache(self, num_blocks: int) -> TensorCache:
         layers = len(self._weights.layers)
-        return KVCache(layers, *self._shape, num_blocks, self.dtype, self._device)
+        return TensorCache(layers, *self._shape, num_blocks, self.dtype, self._device)
 
     @torch.inference_mode()
-    def forward(self, feeds: Sequence[Feed], cache: KVCache) -> Forwarded:
+    def forward(self, feeds: Sequence[Feed], cache: TensorCache) -> Forwarded:
         """Write the fed tokens' keys and values, return logits [wanted rows, vocab].
 
         They are float32, or float64 for a float64 decoder. Prompts that are new are encoded first.
@@ -197,54 +206,46 @@ class T5Model(Model):
         prompts = [self.prompts.of(feed.sequence.request) for feed in feeds]
         counts = [feed.length for feed in feeds]
         batch = make_batch(feeds, cache, 1, self.dtype)
-        relative = RelativeGroups(feeds, batch.groups, self._device)
+        relative = relative_groups(feeds, batch.groups, self._device)
         groups: list[AttentionGroup] = []
         states = F.embedding(batch.tokens, self._weights.embedding)
         for index, layer in enumerate(self._weights.layers):
             if layer.bias is not None:
-                groups = relative.biased(layer.bias)
-            states = states + self._attention(index, layer, states, batch, groups, cache)
+                groups = _biased(relative, layer.bias)
+            states = states + self._attention(index, layer.text, states, batch, groups, cache)
+            normed = self._normalise(states, layer.prompt.norm)
+            queries = self._heads(layer.prompt.query(normed))
             ours = [prompt[index] for prompt in prompts]
-            states = states + self._cross_attention(layer, states, ours, counts)
+            states = states + layer.prompt.out(attend_prompts(queries, ours, counts))
             states = states + layer.mlp(self._normalise(states, layer.mlp_norm))
         states = self._normalise(states.index_select(0, batch.rows), self._weights.norm)
         logits = self._weights.lm_head(states * self._weights.logit_scale)
-        return Forwarded(logits.to(torch.promote_types(self.dtype, torch.float32)))
+        return Forwarded(on_host(logits.to(torch.promote_types(self.dtype, torch.float32))))
 
     def _attention(
         self,
         index: int,
-        layer: T5Layer,
+        text: Attention,
         states: Tensor,
         batch: Batch,
         groups: Sequence[AttentionGroup],
-        cache: KVCache,
+        cache: TensorCache,
     ) -> Tensor:
-        normed = self._normalise(states, layer.norm)
+        normed = self._normalise(states, text.norm)
         # `attend` divides by this root, which T5 does not.
-        queries = self._heads(layer.query(normed)) * self._shape[1] ** 0.5
-        cache.write(index, batch.slots, *map(self._heads, layer.key_value(normed)))
+        queries = self._heads(text.query(normed)) * self._shape[1] ** 0.5
+        cache.write(index, batch.slots, *map(self._heads, text.key_value(normed)))
         keys, values = cache.layer(index)
         parts = [group.attend(queries[group.rows], keys, values) for group in groups]
-        return layer.out(torch.cat(parts))
-
-    def _cross_attention(
-        self,
-        layer: T5Layer,
-        states: Tensor,
-        prompts: Sequence[LayerStates],
-        counts: Sequence[int],
-    ) -> Tensor:
-        queries = self._heads(layer.cross_query(self._normalise(states, layer.cross_norm)))
-        return layer.cross_out(attend_prompts(queries, prompts, counts))
+        return text.out(torch.cat(parts))
 
     def _prompt_states(self, prompt: tuple[int, ...]) -> PromptStates:
-        read = self._encode(prompt)
-        return tuple(self._layer_states(layer, read) for layer in self._weights.layers)
-
-    def _layer_states(self, layer: T5Layer, read: Tensor) -> LayerStates:
-        keys, values = map(self._heads, layer.cross_key_value(read))
-        return keys.transpose(0, 1)[None].contiguous(), values.transpose(0, 1)[None].contiguous()
+        read, found = self._encode(prompt), []
+        for layer in self._weights.layers:
+            parts = map(self._heads, layer.prompt.key_value(read))
+            keys, values = (part.transpose(0, 1)[None].contiguous() for part in parts)
+            found.append((keys, values))
+        return tuple(found)
 
     def _heads(self, states: Tensor) -> Tensor:
         return states.view(len(states), *self._shape)
@@ -254,12 +255,6 @@ class T5Model(Model):
         wide = states.to(torch.promote_types(states.dtype, torch.float32))
         root = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self._epsilon)
         return (states * root).to(weight.dtype) * weight
-
-
-LayerStates = tuple[Tensor, Tensor]
-"""A layer's keys and values of a prompt, each [1, heads, prompt tokens, head_size]."""
-PromptStates = tuple[LayerStates, ...]
-"""Those of all layers."""
 
 
 class EncodedPrompts:
@@ -273,7 +268,6 @@ class EncodedPrompts:
         return len(self._by_request)
 
     def of(self, request: Request) -> PromptStates:
-        """Those of a request's prompt."""
         key = id(request)  # not used anew while the request lives, and forgotten when it ends
         found = self._by_request.get(key)
         if found is None:
@@ -289,18 +283,104 @@ class EncodedPrompts:
 def attend_prompts(
     queries: Tensor, prompts: Sequence[LayerStates], counts: Sequence[int]
 ) -> Tensor:
-    """Attention of packed tokens over their prompts, without scaling.
+    """Attention over prompts, without scaling: of [tokens, heads, head_size], feed by feed, to
+    [tokens, heads * head_size].
 
     Args:
-        queries: [tokens, heads, head_size], feed by feed.
         prompts: a layer's keys and values for each feed.
         counts: tokens of each feed.
-
-    Returns:
-        [tokens, heads * head_size].
     """
     parts = [
         F.scaled_dot_product_attention(rows.transpose(0, 1)[None], keys, values, scale=1.0)[0]
         for rows, (keys, values) in zip(torch.split(queries, list(counts)), prompts, strict=True)
     ]
     return torch.cat(parts, dim=1).transpose(0, 1).flatten(1)
+
+
+def load_t5(engine: EncoderDecoder, dtype: torch.dtype, device: torch.device) -> T5Model:
+    """Load a model of the T5 family from a Hugging Face folder."""
+    kind, hint = "AutoModelForSeq2SeqLM", "copy the folder again"
+    theirs = load_model(kind, engine.path, dtype, hint).requires_grad_(False).to(device)
+    encoder, tensors = theirs.get_encoder(), dict(theirs.state_dict())
+    tensors["lm_head.weight"] = theirs.get_output_embeddings().weight
+    weights = _weights(tensors, engine.t5, _scales_logits(theirs.config))
+
+    def encode(prompt: tuple[int, ...]) -> Tensor:
+        read: Tensor = encoder(input_ids=torch.tensor([prompt], device=device)).last_hidden_state
+        return read[0]
+
+    return T5Model(weights, engine.t5, encode, dtype, device)
+
+
+def _scales_logits(config: Any) -> bool:
+    """What transformers does: T5 by a key of its own (by the tie before 5.0), UMT5 by the tie."""
+    if config.model_type == "mt5":
+        return False
+    return bool(getattr(config, "scale_decoder_outputs", config.tie_word_embeddings))
+
+
+def _activation(name: str) -> Activation:
+    from transformers.activations import ACT2FN
+
+    if name not in ACT2FN:
+        raise UsageError(
+            f"the activation {name} is not known", "check feed_forward_proj in config.json"
+        )
+    found: Activation = ACT2FN[name]
+    return found
+
+
+def _weights(tensors: Mapping[str, Tensor], config: T5Config, scales_logits: bool) -> T5Weights:
+    activation = _activation(config.activation)
+    layers = tuple(
+        _layer(_part(tensors, f"decoder.block.{index}.layer."), config, activation)
+        for index in range(config.num_decoder_layers)
+    )
+    head = tensors["lm_head.weight"]
+    read = [tensor for name, tensor in tensors.items() if name.startswith("decoder.block.")]
+    return T5Weights(
+        layers,
+        tensors["shared.weight"],
+        tensors["decoder.final_layer_norm.weight"],
+        Linear.of(head),
+        config.d_model**-0.5 if scales_logits else 1.0,
+        sum(tensor.nbytes for tensor in (*read, head)),
+    )
+
+
+def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors under a prefix, without it and without `.weight`."""
+    return {
+        name.removeprefix(prefix).removesuffix(".weight"): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
+    }
+
+
+def _layer(tensors: Mapping[str, Tensor], config: T5Config, activation: Activation) -> T5Layer:
+    table = tensors.get("0.SelfAttention.relative_attention_bias")
+    distance = config.relative_attention_max_distance
+    return T5Layer(
+        _attention(tensors["0.layer_norm"], _part(tensors, "0.SelfAttention.")),
+        None if table is None else RelativeBias(table, distance),
+        _attention(tensors["1.layer_norm"], _part(tensors, "1.EncDecAttention.")),
+        tensors["2.layer_norm"],
+        _feed_forward(_part(tensors, "2.DenseReluDense."), activation),
+    )
+
+
+def _attention(norm: Tensor, tensors: Mapping[str, Tensor]) -> Attention:
+    pair = LinearPair.of((tensors["k"], tensors["v"]), (None, None))
+    return Attention(norm, Linear.of(tensors["q"]), pair, Linear.of(tensors["o"]))
+
+
+def _feed_forward(tensors: Mapping[str, Tensor], activation: Activation) -> FeedForward:
+    """`wi` alone, or `wi_0` with the gate `wi_1`."""
+    gate, down = tensors.get("wi_1"), tensors["wo"]
+    return FeedForward(
+        Linear.of(tensors["wi_0" if gate is not None else "wi"]),
+        None if gate is None else Linear.of(gate),
+        Linear.of(down),
+        down.dtype,
+        activation,
+    )

@@ -1,0 +1,139 @@
+"""Who only decodes on CPUs needs neither PyTorch nor transformers: every command runs without."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.command import ROOT
+from tests.support.compiled import needs_compiler
+from tests.support.gguf_models import BYTE_LEVEL, byte_vocabulary, write_gguf
+from tests.support.models import Variant, make_model
+from tests.support.served import SHIPPED
+
+pytestmark = needs_compiler
+_BLOCKED = "import sys\nfor name in ('torch', 'transformers', 'safetensors'):\n"
+_BLOCKED += "    sys.modules[name] = None\n"
+_COMMAND = _BLOCKED + "from trtla.__main__ import main\nmain()\n"
+
+
+@pytest.fixture(scope="module")
+def gguf_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    vocabulary = byte_vocabulary()
+    keys = {"hidden_size": 64, "intermediate_size": 112, "vocab_size": len(vocabulary)}
+    model = make_model(Variant("small", {**keys, "head_dim": 32, "max_position_embeddings": 256}))
+    tokenizer = {
+        **BYTE_LEVEL,
+        "tokens": vocabulary,
+        "merges": ["a b"],
+        "eos_token_id": 257,
+        "chat_template": "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}",
+    }
+    path = tmp_path_factory.mktemp("gguf") / "small.gguf"
+    return write_gguf(model, path, "Q8_0", tokenizer=tokenizer)
+
+
+def environment(tmp_path: Path) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "TRTLA_COMPILED": "1"}
+
+
+def ran(tmp_path: Path, *args: str | Path, stdin: str = "") -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", _COMMAND, *map(str, args)],
+        capture_output=True,
+        text=True,
+        input=stdin,
+        env=environment(tmp_path),
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def models(gguf_file: Path) -> tuple[Path, Path]:
+    return gguf_file, SHIPPED
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["gguf", "folder"])
+def test_run(which: int, gguf_file: Path, tmp_path: Path) -> None:
+    own = ("run", "-m", models(gguf_file)[which], "-p", "def f(a):", "-n", "12", "--json")
+    drafted = json.loads(ran(tmp_path, *own))
+    plain = json.loads(ran(tmp_path, *own, "--lookahead", "1,1,0"))
+    texts = [one["results"][0]["output_ids"] for one in (drafted, plain)]
+    assert texts[0] == texts[1] != []
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--temperature", "0.8", "--top-p", "0.9", "--seed", "3"),
+        ("--repetition-penalty", "1.3"),
+        ("--drafter", "prompt-lookup"),
+        ("--num-beams", "2"),
+        ("--check-lossless",),
+        ("--kv-cache-dtype", "int8"),
+    ],
+    ids=lambda flags: flags[0],
+)
+def test_run_with_everything_that_chooses_tokens(flags, gguf_file: Path, tmp_path: Path) -> None:
+    ran(tmp_path, "run", "-m", gguf_file, "-p", "a b a b a b", "-n", "12", "--json", *flags)
+
+
+def test_chat(gguf_file: Path, tmp_path: Path) -> None:
+    out = ran(tmp_path, "chat", "-m", gguf_file, "-n", "8", stdin="hello\n/stats\n")
+    assert out.strip()
+
+
+def test_batch(gguf_file: Path, tmp_path: Path) -> None:
+    body = {"model": "small", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 6}
+    line = {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": body}
+    (tmp_path / "in.jsonl").write_text(json.dumps(line) + "\n")
+    ran(tmp_path, "batch", tmp_path / "in.jsonl", "-m", gguf_file, "-o", tmp_path / "out")
+    answer = json.loads((tmp_path / "out" / "output.jsonl").read_text())
+    assert answer["response"]["status_code"] == 200
+
+
+def test_serve(gguf_file: Path, tmp_path: Path) -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-c", _COMMAND, "serve", "-m", str(gguf_file), "--port", "0"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(tmp_path),
+    )
+    try:
+        assert child.stderr is not None
+        lines = iter(child.stderr.readline, "")
+        address = next(
+            word.rstrip("/.,") for line in lines for word in line.split() if "http://" in word
+        )
+        address = address.removesuffix("/v1")
+        until = time.monotonic() + 60
+        while httpx.get(f"{address}/health").status_code != 200:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 6}
+        answer = httpx.post(f"{address}/v1/chat/completions", json=body, timeout=60)
+        assert answer.status_code == 200, answer.text
+    finally:
+        child.send_signal(signal.SIGTERM)
+        child.communicate(timeout=30)
+
+
+def test_llm(gguf_file: Path, tmp_path: Path) -> None:
+    program = _BLOCKED + (
+        "from trtla import LLM, SamplingParams\n"
+        f"with LLM({str(gguf_file)!r}) as llm:\n"
+        "    first = llm.generate(['a b a b'], SamplingParams(max_output_len=8))[0].text\n"
+        "    streamed = ''.join(p.text for p in llm.stream('a b a b', SamplingParams(8)))\n"
+        "    assert first == streamed\n"
+        "    llm.chat([{'role': 'user', 'content': 'hi'}], SamplingParams(8))\n"
+        "    assert len(llm.log_probs('a b', [3, 4])) == 2\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, env=environment(tmp_path))

@@ -1,0 +1,78 @@
+"""How rotary scalings change the frequencies: llama3's and yarn's, in the arithmetic of the
+frequencies that are given, float32 in a model.
+
+`1 / x * y` stands where `y / x` would do: it is what PyTorch computes, to the last bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Frequencies = NDArray[np.floating[Any]]
+"""Inverse frequencies, [head_size / 2]."""
+
+
+def llama3_frequencies(
+    inverse: Frequencies, scaling: Mapping[str, Any], trained: int
+) -> Frequencies:
+    """Rotary frequencies in llama3's scaling: long wavelengths are divided by the factor, short
+    ones kept, those between interpolated.
+
+    Args:
+        inverse: the frequencies without scaling.
+        trained: positions of the training, where the scaling does not say them.
+    """
+    factor = float(scaling["factor"])
+    low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
+    length = float(scaling.get("original_max_position_embeddings", trained))
+    wavelengths = 1 / inverse * (2 * math.pi)
+    smooth = np.clip((1 / wavelengths * length - low) / (high - low), 0.0, 1.0)
+    return (1 - smooth) * inverse / factor + smooth * inverse
+
+
+def yarn_frequencies(
+    inverse: Frequencies, scaling: Mapping[str, Any], base: float, trained: int
+) -> Frequencies:
+    """Rotary frequencies in yarn's scaling: those that turn seldom within the trained length are
+    divided by the factor, fast ones kept, those between interpolated by their index.
+
+    Args:
+        inverse: the frequencies without scaling.
+        trained: positions of the training, where the scaling does not say them.
+    """
+    size, factor = 2 * len(inverse), float(scaling["factor"])
+    length = float(scaling.get("original_max_position_embeddings") or trained)
+
+    def index(turns: float) -> float:
+        """Of the frequency that turns so often."""
+        return size * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+    first = index(float(scaling.get("beta_fast") or 32))
+    last = index(float(scaling.get("beta_slow") or 1))
+    if scaling.get("truncate", True):
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, size - 1)
+    last += 0.001 if first == last else 0
+    indices = np.arange(len(inverse), dtype=inverse.dtype)
+    kept = 1 - np.clip((indices - first) / (last - first), 0, 1)
+    divided = 1.0 / (factor * (1.0 / inverse))
+    mixed: Frequencies = divided * (1 - kept) + inverse * kept
+    return mixed
+
+
+def yarn_magnitude(scaling: Mapping[str, Any]) -> float:
+    """What yarn multiplies cosines and sines by: attention to longer texts is flatter."""
+    factor, explicit = float(scaling["factor"]), scaling.get("attention_factor")
+    if explicit is not None:
+        return float(explicit)
+
+    def grown(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    own, all_ = scaling.get("mscale"), scaling.get("mscale_all_dim")
+    return grown(own) / grown(all_) if own and all_ else grown(1.0)

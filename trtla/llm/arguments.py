@@ -1,0 +1,178 @@
+"""The arguments of `LLM.generate`: one for all prompts or one each, checked, as requests."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from trtla.console import counted
+from trtla.errors import TrtlaWarning, UsageError
+from trtla.llm.prompt import PromptRequest
+from trtla.settings.drafting import DrafterSettings
+from trtla.settings.fields import is_whole, shown
+from trtla.settings.lookahead import TRIPLES, as_lookahead, is_lookahead
+from trtla.settings.messages import is_conversation
+from trtla.settings.sampling import SamplingParams
+
+
+def as_prompts(prompts: object) -> list[Any]:
+    """The prompts of an argument that may be one of them: a list of messages is one."""
+    if isinstance(prompts, (str, bytes)) or not isinstance(prompts, Sequence):
+        return [prompts]
+    if not prompts:
+        raise UsageError("there is no prompt", "give at least one")
+    alone = all(map(is_whole, prompts)) or all(isinstance(one, Mapping) for one in prompts)
+    return [prompts] if alone else list(prompts)
+
+
+def conversations(messages: object) -> list[Any]:
+    """The conversations of an argument that may be one of them."""
+    many = as_prompts(messages)
+    for one in many:
+        if not is_conversation(one):
+            raise UsageError(
+                f"chat is asked {shown(one)}, which is no list of messages",
+                'give messages such as [{"role": "user", "content": "..."}], or use generate',
+            )
+    return many
+
+
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    name: str
+    plural: str
+    kind: str
+    fits: Callable[[object], bool]
+    hint: str
+    instead: Callable[[object], str | None] = lambda _: None
+    """What to pass for a value of another type that is as clear."""
+
+    def refusal(self, one: object, value: object) -> UsageError:
+        whole = self.instead(value)
+        if whole or one is value:
+            message = f"{self.name} is {shown(value)}, not {self.kind}"
+        else:
+            message = f"{self.plural} hold {shown(one)} in {shown(value)}"
+        found = whole or self.instead(one)
+        return UsageError(message, f"give {found}" if found else self.hint)
+
+
+def _as_sampling(value: object) -> str | None:
+    if isinstance(value, dict):
+        with suppress(UsageError, TypeError):
+            SamplingParams(**value)
+            return f"SamplingParams({', '.join(f'{k}={shown(v)}' for k, v in value.items())})"
+    return None
+
+
+_SAMPLING = _Setting(
+    "sampling",
+    "sampling settings",
+    "SamplingParams",
+    lambda value: isinstance(value, SamplingParams),
+    "give SamplingParams, such as SamplingParams(max_tokens=32)",
+    _as_sampling,
+)
+_LOOKAHEADS = _Setting(
+    "lookahead", "lookahead triples", "a LookaheadConfig", is_lookahead, TRIPLES, as_lookahead
+)
+_DRAFTERS = _Setting(
+    "drafter",
+    "drafters",
+    "DrafterSettings",
+    lambda value: value is None or isinstance(value, DrafterSettings),
+    "give DrafterSettings, such as DrafterSettings(('ngram',))",
+)
+_EXPECTED = _Setting(
+    "expected_output",
+    "expected outputs",
+    "a text or token ids",
+    lambda value: value is None or isinstance(value, str) or _is_ids(value),
+    "give a text or a list of token ids",
+)
+_LOGPROBS = _Setting(
+    "logprobs",
+    "logprobs",
+    "a whole number",
+    lambda value: value is None or is_whole(value),
+    "give how many most probable tokens to list beside each output token, such as 5; or None",
+)
+_PRIVATE = _Setting(
+    "private",
+    "private settings",
+    "True or False",
+    lambda value: isinstance(value, bool),
+    "give True for prompts of which nothing may be kept for others, else False",
+)
+_NAMES = _Setting("names", "names", "texts", lambda value: isinstance(value, str), "give texts")
+
+
+def _is_ids(value: object) -> bool:
+    return isinstance(value, (list, tuple)) and all(map(is_whole, value))
+
+
+def prompt_requests(
+    prompts: object,
+    sampling: object = None,
+    lookahead: object = None,
+    drafter: object = None,
+    expected_output: object = None,
+    names: object = None,
+    logprobs: object = None,
+    private: object = False,
+    **shared: Any,
+) -> list[PromptRequest]:
+    """Every prompt with its own settings; the arguments are those of `LLM.generate`, `shared` what
+    is one for all prompts.
+    """
+    many = as_prompts(prompts)
+    number = len(many)
+    expected = expected_output
+    labels = [f"prompt {index}" for index in range(number)] if names is None else names
+    each = zip(
+        _one_each(labels, number, _NAMES),
+        many,
+        _one_each(SamplingParams() if sampling is None else sampling, number, _SAMPLING),
+        _one_each(lookahead, number, _LOOKAHEADS),
+        _one_each(drafter, number, _DRAFTERS),
+        _one_each([expected] * number if _is_ids(expected) else expected, number, _EXPECTED),
+        _one_each(logprobs, number, _LOGPROBS),
+        _one_each(private, number, _PRIVATE),
+        strict=True,
+    )
+    return [PromptRequest(*one, **shared) for one in each]
+
+
+def _one_each(value: object, number: int, setting: _Setting) -> list[Any]:
+    each = list(value) if isinstance(value, (list, tuple)) else [value] * number
+    for one in each:
+        if not setting.fits(one):
+            raise setting.refusal(one, value)
+    if len(each) != number:
+        raise UsageError(
+            f"{len(each)} {setting.plural} for {counted(number, 'prompt')}",
+            "give one for all prompts, or one for each",
+        )
+    return each
+
+
+def warn_unread(ids: Iterable[str]) -> None:
+    """Warn of settings that only the candidate tree reads, where it does not draft."""
+    for name in ids:
+        warnings.warn(
+            f"{name} changes nothing here: only lookahead auto drafts from the candidate tree",
+            TrtlaWarning,
+            stacklevel=_level(),
+        )
+
+
+def _level() -> int:
+    """How far from who calls this the first caller outside of trtla is, as warnings count."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("trtla."):
+        level, frame = level + 1, frame.f_back
+    return level

@@ -1,0 +1,55 @@
+"""How many threads a forward on the CPU computes with: one number, for our C++ and for PyTorch."""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import lru_cache
+from pathlib import Path
+
+from trtla.errors import UsageError
+from trtla.machine import usable_cores
+from trtla.settings.fields import is_whole, shown
+
+_MOST = 1024
+_chosen: list[int] = []
+"""What `set_threads` was told last, if anything."""
+
+
+def num_threads() -> int:
+    """As `set_threads` says, else OMP_NUM_THREADS, else one for each physical core."""
+    return _chosen[-1] if _chosen else _default()
+
+
+def set_threads(count: int | None) -> None:
+    """Compute with so many threads on a CPU from now on; None changes nothing."""
+    if count is None:
+        return
+    if not is_whole(count) or not 1 <= count <= _MOST:
+        raise UsageError(f"threads is {shown(count)}", f"use 1 to {_MOST}; one a core is best")
+    _chosen[:] = [count]
+    if "torch" in sys.modules:
+        tell_torch()
+
+
+def tell_torch() -> None:
+    """Have PyTorch's operations, in this thread, compute with as many."""
+    import torch
+
+    torch.set_num_threads(num_threads())
+
+
+@lru_cache(maxsize=1)
+def _default() -> int:
+    named = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    return int(named) if named.isdecimal() and int(named) else _physical_cores()
+
+
+def _physical_cores() -> int:
+    """Of those that this process may use; hyper-threads of a core count once."""
+    try:
+        ours = os.sched_getaffinity(0)
+        files = (f"/sys/devices/system/cpu/cpu{one}/topology/thread_siblings_list" for one in ours)
+        return len({Path(file).read_text() for file in files}) or usable_cores()
+    except (AttributeError, OSError):
+        return usable_cores()
