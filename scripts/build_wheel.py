@@ -1,11 +1,13 @@
 """Builds a wheel for each kind of Linux machine that a compiler is there for; see `build_wheel.sh`.
 
 It contains the C++ parts, compiled for every instruction set level exactly as an installation from
-source would compile them, and runs where glibc is 2.28 or newer.
+source would compile them, and runs where glibc is 2.28 or newer. Libraries are kept in the user's
+cache, in `wheel-libraries`, and compiled again when the sources, the flags or the compiler change.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import shutil
@@ -21,6 +23,7 @@ from setuptools.command.bdist_wheel import bdist_wheel
 import trtla
 from trtla.console import Console
 from trtla.errors import TrtlaError
+from trtla.files import user_cache
 from trtla.runtime.models.cpu.levels import LEVELS
 from trtla.runtime.models.cpu.native_code import (
     FORWARD,
@@ -28,6 +31,7 @@ from trtla.runtime.models.cpu.native_code import (
     TREES,
     NotCompiled,
     find_compiler,
+    is_whole,
     make,
 )
 
@@ -55,15 +59,28 @@ def export(folder: Path) -> None:
 
 
 def compile_libraries(machine: str, compiler: str, folder: Path) -> None:
-    """Compile both parts for every level."""
-    place = folder / PREBUILT.relative_to(ROOT)
+    """Put both parts there for every level: kept ones, or compiled now."""
+    place, kept = folder / PREBUILT.relative_to(ROOT), kept_libraries(machine, compiler)
     builds = [
-        code.build(level, compiler, place / code.file_name(level), *FLAGS)
+        code.build(level, compiler, kept / code.file_name(level), *FLAGS)
         for level in LEVELS[machine]
         for code in (FORWARD, TREES)
     ]
-    with Console().progress(f"compiling for {machine}", "files") as progress:
-        make(builds, progress)
+    if missing := [build for build in builds if not is_whole(build.library)]:
+        with Console().progress(f"compiling for {machine}", "files") as progress:
+            make(missing, progress)
+    place.mkdir(parents=True, exist_ok=True)
+    for build in builds:
+        shutil.copy(build.library, place)
+    for old in set(kept.iterdir()) - {build.library for build in builds}:
+        old.unlink()
+
+
+def kept_libraries(machine: str, compiler: str) -> Path:
+    """The folder of those that this compiler has made with these flags."""
+    version = subprocess.check_output([compiler, "--version"])
+    key = hashlib.sha256(version + OLD_SYSTEMS.read_bytes() + " ".join(FLAGS[2:]).encode())
+    return user_cache() / "wheel-libraries" / f"{machine}-{key.hexdigest()[:16]}"
 
 
 class PlatformDistribution(Distribution):

@@ -141,7 +141,7 @@ class NativeCode:
     def load(self) -> ctypes.CDLL:
         """The library for this processor: the prebuilt one, else one that is compiled here."""
         prebuilt = PREBUILT / self.file_name(_level())
-        if _is_whole(prebuilt):
+        if is_whole(prebuilt):
             with suppress(OSError):  # it is for another libc, or in a folder without programs
                 return ctypes.CDLL(str(prebuilt))
         try:
@@ -156,7 +156,7 @@ class NativeCode:
         if library in self._failed:
             raise self._failed[library]
         try:
-            if not _is_whole(library):
+            if not is_whole(library):
                 self._compile(level)
         except NotCompiled as error:
             self._failed[library] = error
@@ -165,7 +165,7 @@ class NativeCode:
 
     def _compile(self, level: Level) -> None:
         compiler = find_compiler()
-        missing = [code for code in (self, *self.also) if not _is_whole(code._place(level))]
+        missing = [code for code in (self, *self.also) if not is_whole(code._place(level))]
         builds = [code.build(level, compiler, code._place(level)) for code in missing]
         console = Console(quiet=not _log.isEnabledFor(logging.WARNING))
         label = f"note: compiling for {level.name}, once"
@@ -183,12 +183,12 @@ class NativeCode:
         return Build(library, (compiler, *level.flags, *FLAGS, *self.flags, *flags), self.files)
 
     def is_prebuilt(self) -> bool:
-        return _is_whole(PREBUILT / self.file_name(_level()))
+        return is_whole(PREBUILT / self.file_name(_level()))
 
     def is_there(self) -> bool:
         """Whether `load` has nothing to compile."""
         try:
-            return self.is_prebuilt() or _is_whole(self._place(_level()))
+            return self.is_prebuilt() or is_whole(self._place(_level()))
         except NotCompiled:
             return False
 
@@ -247,7 +247,7 @@ def declare(library: ctypes.CDLL, calls: Calls) -> ctypes.CDLL:
     return library
 
 
-def _is_whole(library: Path) -> bool:
+def is_whole(library: Path) -> bool:
     """Whether it is there to its end, where compilers put the table of an ELF file's sections.
 
     A process that reads what the file of a loaded library lacks is killed by SIGBUS.
