@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import signal
 
-KEPT = {"TRTLA_MARCH", "TRTLA_WHEELS"}
-"""Names that a caller sets for the suite: the level of instructions, and wheels to test."""
+KEPT = {"TRTLA_MARCH", "TRTLA_WHEELS", "TRTLA_UPDATE_DOCS"}
+"""Names that a caller sets for the suite: level of instructions, wheels to test, docs to renew."""
 _PREFIXES = ("TRTLA_", "LC_", "HF_", "TRANSFORMERS_", "OMP_", "MKL_", "SLURM_", "OMPI_", "XDG_")
 _NAMES = (
     *("LANGUAGE", "COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE"),
