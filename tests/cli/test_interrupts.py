@@ -16,10 +16,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import indent
+from types import SimpleNamespace
 
 import pytest
 
 from tests.support.command import ROOT
+from trtla.interrupts import Interrupts
 
 SHIPPED = ROOT / "trtla" / "assets" / "tiny-llama"
 _WITHIN_S = 120.0
@@ -183,6 +185,45 @@ def test_nothing_holds_it_up(what: str, tmp_path: Path) -> None:
     done = killed(child)
     assert done.code == 130, done.err
     assert done.err == "error: interrupted\n"
+
+
+def test_python_prints_none_that_comes_while_a_lost_error_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    interrupts, came = Interrupts(), []
+
+    def interrupted(lost: object) -> None:
+        came.append(lost)
+        interrupts(signal.SIGINT, sys._getframe())
+
+    monkeypatch.setattr(sys, "__unraisablehook__", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        interrupts(signal.SIGINT, sys._getframe())
+    lost = SimpleNamespace(exc_type=ValueError)
+    sys.unraisablehook(lost)
+    assert came == [lost]
+
+
+def test_the_process_ends_after_the_other_thread_has_said_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    interrupts, said = Interrupts(), []
+    printing = threading.Event()
+
+    def slow(lines: list[str]) -> None:
+        printing.set()
+        time.sleep(0.2)  # a caller that does not wait is back before
+        said.append(lines)
+
+    monkeypatch.setattr("trtla.interrupts._print", slow)
+    monkeypatch.setattr("trtla.interrupts._SAID_WITHIN_S", 120.0)
+    thread = threading.Thread(target=interrupts.say)
+    thread.start()
+    printing.wait()
+    assert interrupts.say() == 130
+    assert said == [["error: interrupted"]]
+    thread.join()
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
