@@ -72,19 +72,24 @@ def test_verified_triples_stand_beside_their_predictions(tuned):
     for row in found["verified"]:
         place = (*row["lookahead"], row["category"], row["batch_size"])
         assert row["predicted_speedup"] == predicted[place]
-        wanted = 100 * (row["predicted_speedup"] / row["measured_speedup"] - 1)
-        assert row["error_percent"] == pytest.approx(wanted, rel=0.01, abs=0.1)
+        expected, measured = row["predicted_speedup"], row["measured_speedup"]
+        ratio = expected / measured
+        rounding = 1 + 1e-4 / expected + 1e-4 / measured
+        least, most = (100 * (one - 1) for one in (ratio / rounding, ratio * rounding))
+        assert least - 1e-3 <= row["error_percent"] <= most + 1e-3
     assert {row["drafter"] for row in found["alternatives"]} <= {"auto", "prompt-lookup"}
 
 
 def test_the_recommendation_is_the_fastest_that_was_verified_or_plain(tuned):
     found = tuned[0].json
     chosen = found["recommendation"]
-    real = {
-        tuple(row["lookahead"]): row["measured_speedup"]
-        for row in found["verified"]
-        if (row["category"], row["batch_size"]) == ("all", 1)
-    }
+    whole = [
+        [row for row in found[name] if (row["category"], row["batch_size"]) == ("all", 1)]
+        for name in ("grid", "verified")
+    ]
+    idle = {tuple(row["lookahead"]) for row in whole[0] if row["tokens_per_step"] == 1.0}
+    real = {tuple(row["lookahead"]): row["measured_speedup"] for row in whole[1]}
+    real = {one: real[one] for one in real if one == (1, 1, 0) or one not in idle}
     fastest = max(real, key=lambda triple: real[triple])
     expected = fastest if real[fastest] >= 1.02 else (1, 1, 0)
     assert tuple(chosen["lookahead"]) == expected
@@ -223,7 +228,7 @@ def test_a_killed_run_goes_on_where_it_was(engine, prompts, tmp_path):
         [sys.executable, "-m", "trtla", *map(str, args)],
         stdout=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
-    while going.poll() is None and not path.exists():
+    while going.poll() is None and not (path.exists() and "\n" in path.read_text()):
         time.sleep(0.01)
     going.kill()
     going.wait()

@@ -63,6 +63,33 @@ def imports(args: list[str], *heavy: str, code: int = 0) -> subprocess.Completed
     return done
 
 
+def holding(method: str, calls: int) -> list[str]:
+    """The start of a command line, trtla's arguments follow: it stays in a method's next call.
+
+    So it can be stopped on its way however busy the machine is.
+
+    Args:
+        method: as in "trtla.batch.journal:Journal.add".
+        calls: those that return.
+    """
+    owner, _, name = method.rpartition(".")
+    program = f"""
+import time
+from itertools import count
+from pkgutil import resolve_name
+from trtla.cli import main
+owner, calls = resolve_name({owner!r}), count()
+real = owner.{name}
+def held(*args, **kwargs):
+    if next(calls) >= {calls}:
+        time.sleep(600)
+    return real(*args, **kwargs)
+owner.{name} = held
+main()
+"""
+    return [sys.executable, "-c", program]
+
+
 def refused(ran: Ran, code: int, *parts: str) -> None:
     """Assert a refusal in trtla's form: exit code, one sentence, one hint, no traceback."""
     assert ran.code == code, ran
