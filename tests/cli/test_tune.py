@@ -341,18 +341,19 @@ def test_without_a_model_there_is_nothing_to_tune(checkpoint):
     refused(planned, 2, "needs the model itself", "--model-dir")
 
 
-def test_texts_that_would_end_at_once_are_of_full_length(tiny_llama: Path, tmp_path: Path) -> None:
+def test_texts_that_would_end_at_once_are_of_full_length(engine: Path, tmp_path: Path) -> None:
     """Decoding goes on behind the end token: a verdict never rests on texts of no token."""
-    model, prompt = tmp_path / "model", tmp_path / "mine.txt"
-    shutil.copytree(tiny_llama, model)
+    ending, prompt = tmp_path / "model", tmp_path / "mine.txt"
+    shutil.copytree(engine, ending)
     prompt.write_text("def add(a, b):\n")
-    run = ("run", "--engine-dir", model, "--input-file", prompt, "--json")
+    run = ("run", "--engine-dir", ending, "--input-file", prompt, "--json")
     first = trtla(*run, "--max-output-len", "1").json["results"][0]["output_ids"][0]
-    (model / "generation_config.json").write_text(json.dumps({"eos_token_id": first}))
+    (ending / "generation_config.json").write_text(json.dumps({"eos_token_id": first}))
     ended = trtla(*run, "--max-output-len", "16").json["results"][0]
     assert (ended["output_ids"], ended["finish_reason"]) == ([first], "end_id")
     out = tmp_path / "out"
-    ran = trtla("tune", "--engine-dir", model, "--prompts", prompt, *FAST, "--output-dir", out)
+    small = ("--batch-size", "1", *FAST, "--output-dir", out)
+    ran = trtla("tune", "--engine-dir", ending, "--prompts", prompt, *small)
     assert ran.code == 0, ran
     assert "1 prompt and 16 tokens say little" in ran.err
     kept = [json.loads(line) for line in (out / "measurements.jsonl").read_text().splitlines()]
