@@ -47,7 +47,7 @@ def interrupted(child: subprocess.Popen[str]) -> None:
 def endless(engine: Path, tmp_path: Path) -> tuple[str | Path, ...]:
     """A command that no machine is done with before its test interrupts it."""
     prompts = tmp_path / "prompts.txt"
-    prompts.write_text("ab\n" * 5000)
+    prompts.write_text("ab\n" * 1000)
     return ("run", "-m", engine, "--input-file", prompts, "-n", "250", "--no-lookahead")
 
 
