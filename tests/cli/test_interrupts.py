@@ -95,7 +95,7 @@ def commands(folder: Path, engine: Path) -> Iterator[tuple[Path | None, list[str
     for number in range(1000):
         out, built, batch = (folder / f"{name}{number}" for name in ("out", "built", "batch"))
         yield out, ["run", "-m", engine, "-p", "ab", "-n", "250", "--no-lookahead"]
-        build = ["build", "--checkpoint-dir", SHIPPED, "--output-dir", built]
+        build: list[str | Path] = ["build", "--checkpoint-dir", SHIPPED, "--output-dir", built]
         yield built / "config.json", build
         yield None, ["serve", "-m", SHIPPED, "--port", "0"]
         yield None, ["chat", "-m", SHIPPED]
