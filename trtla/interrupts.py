@@ -15,8 +15,8 @@ import time
 TYPE_CHECKING = False  # the import of typing takes as long as all the others here
 if TYPE_CHECKING:
     import signal
-    from collections.abc import Callable
-    from types import FrameType
+    from collections.abc import Callable, Iterator
+    from types import CodeType, FrameType
     from typing import Any, NoReturn
 else:
     import _signal as signal  # without the enumerations of `signal`, whose import takes as long
@@ -25,6 +25,7 @@ _EVERY_S = 0.1
 _NOTICED_WITHIN_S = 0.6
 """How long the main thread may stay in one call into C."""
 _UNWOUND_WITHIN_S = 3.0
+_SAID_WITHIN_S = 1.0
 _IMPORTS = "<frozen importlib._bootstrap>"
 _NAMES: dict[int, str] = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 
@@ -44,6 +45,8 @@ class Interrupts:
         self._again = False
         self._code: int | None = None
         self._mouth = _thread.allocate_lock()
+        self._silent = _thread.allocate_lock()
+        self._silent.acquire()
 
     def install(self) -> None:
         """Handle SIGINT, unless the caller ignores it (nohup) or this is not the main thread."""
@@ -77,6 +80,9 @@ class Interrupts:
         if self._mouth.acquire(blocking=False):
             last = f"error: {_NAMES[number]}"
             _print([*filter(None, map(_tried, self._words)), last])
+            self._silent.release()
+        elif self._silent.acquire(timeout=_SAID_WITHIN_S):  # another thread is at it
+            self._silent.release()
         return 128 + number
 
     def end(self, code: int) -> int:
@@ -94,8 +100,8 @@ class Interrupts:
         again, self._again, self.came = self._again, False, number
         if self._code is not None:
             os._exit(self._code)
-        if self._mouth.locked() or (again and _unwinding()):
-            return
+        if self._mouth.locked() or (again and _unwinding()) or _reporting(frame):
+            return  # the other thread raises it again
         if _importing(frame):
             self._end_by(number)
         sys.unraisablehook = _unless_interrupted
@@ -163,11 +169,18 @@ def _print(lines: list[str]) -> None:
 
 
 def _importing(frame: FrameType | None) -> bool:
+    return any(code.co_filename == _IMPORTS for code in _running(frame))
+
+
+def _reporting(frame: FrameType | None) -> bool:
+    """Whether a lost error is being looked at: Python would print one that is raised there."""
+    return any(code is _unless_interrupted.__code__ for code in _running(frame))
+
+
+def _running(frame: FrameType | None) -> Iterator[CodeType]:
     while frame is not None:
-        if frame.f_code.co_filename == _IMPORTS:
-            return True
+        yield frame.f_code
         frame = frame.f_back
-    return False
 
 
 def _unwinding() -> bool:

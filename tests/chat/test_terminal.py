@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from prompt_toolkit.completion import CompleteEvent
@@ -97,6 +98,7 @@ def test_the_status_row_keeps_to_the_last_row(
 ) -> None:
     monkeypatch.setenv("LINES", "20")
     monkeypatch.setenv("COLUMNS", "30")
+    monkeypatch.setattr("trtla.chat.terminal.time", SimpleNamespace(monotonic=lambda: 1.0))
     with StatusRow() as row:
         row.show("a text that is longer than thirty columns")
         row.show("too early for the next one")

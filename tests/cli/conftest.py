@@ -10,6 +10,14 @@ import pytest
 
 from tests.support.command import trtla
 from tests.support.models import byte_model
+from trtla.bench import sweep
+from trtla.bench.turns import read_bandwidth
+
+
+@pytest.fixture(autouse=True)
+def _small_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What bench reads to know the memory's speed is small."""
+    monkeypatch.setattr(sweep, "read_bandwidth", lambda device: read_bandwidth(device, 2**22))
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,6 @@ import math
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -18,7 +17,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.support.command import ROOT, Ran, refused, trtla
+from tests.support.command import ROOT, Ran, holding, refused, trtla
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.bench.ablation_arms import METHODS, load_tasks
 from trtla.bench.tables import COLUMNS, FIGURES
@@ -211,7 +210,7 @@ def test_a_killed_run_keeps_its_rows_and_goes_on(model: Path, tmp_path: Path) ->
     path, at = tmp_path / "results.csv", 7
     args = command(model, path, "--categories", "dialogue,code")
     started = subprocess.Popen(
-        [sys.executable, "-m", "trtla", *args],
+        [*holding("trtla.bench.ablation:_Rows.append", 40), *args],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stderr=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

@@ -340,7 +340,7 @@ def test_a_signal_that_something_swallows_is_raised_again(
     )
     done = subprocess.run(
         [sys.executable, "-c", program, "batch", source, "-o", out, "-m", SHIPPED],
-        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=60,
+        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=120,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     assert done.returncode == code, done.stderr

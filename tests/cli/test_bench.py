@@ -31,14 +31,6 @@ AXES = {
 }  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def _small_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
-    from trtla.bench import sweep
-    from trtla.bench.turns import read_bandwidth
-
-    monkeypatch.setattr(sweep, "read_bandwidth", lambda device: read_bandwidth(device, 2**22))
-
-
 def bench(model: Path, *args: str | Path) -> Ran:
     small = ("--num-prompts", "2", "--rounds", "2", "--max-output-len", "8", "--threads", "1")
     return trtla("bench", "--engine-dir", model, "--prompts", "code", *small, *args)

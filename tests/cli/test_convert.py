@@ -175,6 +175,7 @@ def test_no_hub_names_the_other_way(model: Path, tmp_path: Path) -> None:
     """A process of its own: the hub's client remembers what it knew when it was imported."""
     pytest.importorskip("datasets")
     env = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path / "no-cache")}
+    env |= {"HF_HUB_OFFLINE": "0", "HF_DATASETS_OFFLINE": "0"}
     flags = ("--model-dir", model, "--output-dir", tmp_path / "out", "--dtype", "fp8")
     done = process("convert", *flags, env=env)
     assert done.returncode == 2, done.stderr

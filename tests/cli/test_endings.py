@@ -22,11 +22,11 @@ from trtla.runtime.stats import RequestStats
 from trtla.settings.lookahead import LookaheadConfig
 
 
-def start(*args: str | Path, **env: str) -> subprocess.Popen[str]:
+def start(*args: str | Path, stdout: int = subprocess.PIPE, **env: str) -> subprocess.Popen[str]:
     """Start trtla with SIGINT as on a terminal, also when the tests run in background."""
     return subprocess.Popen(
         [sys.executable, "-m", "trtla", *map(str, args)],
-        stdout=subprocess.PIPE,
+        stdout=stdout,
         stderr=subprocess.PIPE,
         text=True,
         cwd=ROOT,
@@ -37,25 +37,29 @@ def start(*args: str | Path, **env: str) -> subprocess.Popen[str]:
 
 def interrupted(child: subprocess.Popen[str]) -> None:
     child.send_signal(signal.SIGINT)
-    _, err = child.communicate()
+    _, err = child.communicate(timeout=120)
     assert child.returncode == 130, err
     assert "Traceback" not in err
     assert "interrupted" in err
 
 
-def test_ctrl_c_while_decoding(engine: Path) -> None:
-    child = start(
-        "run", "--engine-dir", engine, "--input-text", "ab", "--max-output-len", "250",
-        "--stream", "--no-lookahead",
-    )  # fmt: skip
+@pytest.fixture
+def endless(engine: Path, tmp_path: Path) -> tuple[str | Path, ...]:
+    """A command that no machine is done with before its test interrupts it."""
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("ab\n" * 1000)
+    return ("run", "-m", engine, "--input-file", prompts, "-n", "250", "--no-lookahead")
+
+
+def test_ctrl_c_while_decoding(endless: tuple[str | Path, ...]) -> None:
+    child = start(*endless, "--stream")
     assert child.stdout is not None
-    child.stdout.readline()
+    assert child.stdout.readline()
     interrupted(child)
 
 
-def test_ctrl_c_while_torch_is_imported(engine: Path) -> None:
-    flags = ("-v", "run", "--engine-dir", engine, "--input-text", "ab")
-    child = start(*flags, TRTLA_COMPILED="0")
+def test_ctrl_c_while_torch_is_imported(endless: tuple[str | Path, ...]) -> None:
+    child = start("-v", *endless, TRTLA_COMPILED="0")
     maps = Path(f"/proc/{child.pid}/maps")
     if not maps.exists():
         child.kill()
@@ -67,13 +71,12 @@ def test_ctrl_c_while_torch_is_imported(engine: Path) -> None:
 
 
 def test_a_closed_pipe_is_silent(engine: Path) -> None:
-    child = start("inspect", engine)
-    assert child.stdout is not None
-    assert child.stderr is not None
-    child.stdout.close()
-    err = child.stderr.read()
-    assert child.wait() == 1
-    assert err == ""
+    reading, writing = os.pipe()
+    os.close(reading)
+    child = start("inspect", engine, stdout=writing)
+    os.close(writing)
+    _, err = child.communicate()
+    assert (child.returncode, err) == (1, "")
 
 
 def completion(ids: tuple[int, ...], margins: tuple[float, ...] = ()) -> Completion:

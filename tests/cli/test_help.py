@@ -46,25 +46,23 @@ def test_docs_are_the_help() -> None:
 _TEXT = ["--engine-dir", "e", "--input-text", "a"]
 
 
-@pytest.mark.parametrize(
-    ("args", "code"),
-    [
-        (["--help"], 0),
-        (["--version"], 0),
-        (["run", "--help"], 0),
-        (["build", "-h"], 0),
-        (["chat", "--help-all"], 0),
-        (["run", *_TEXT, "--request-lookahead", "1,2"], 2),
-        (["run", *_TEXT, "--temperature", "-1"], 2),
-        (["run", *_TEXT], 2),
-        (["summarize", "--engine-dir", "absent", "--dataset", "absent.jsonl"], 2),
-        (["bench", "--engine-dir", "absent"], 2),
-        (["build", "--checkpoint-dir", "c", "--output-dir", "o", "--lookahead", "0,7,7"], 2),
-        (["convert", "--model-dir", "m", "--output-dir", "o", "--calib-size", "3"], 2),
-    ],
-)
-def test_what_needs_no_model_imports_nothing_heavy(args: list[str], code: int) -> None:
-    imports(args, *(_HEAVY if not code else _HEAVY[:1]), code=code)
+def test_help_imports_nothing_heavy() -> None:
+    helps = ["--help"], ["--version"], ["run", "--help"], ["build", "-h"], ["chat", "--help-all"]
+    imports(*helps, heavy=_HEAVY)
+
+
+def test_what_is_refused_without_a_model_never_loads_torch() -> None:
+    imports(
+        ["run", *_TEXT, "--request-lookahead", "1,2"],
+        ["run", *_TEXT, "--temperature", "-1"],
+        ["run", *_TEXT],
+        ["summarize", "--engine-dir", "absent", "--dataset", "absent.jsonl"],
+        ["bench", "--engine-dir", "absent"],
+        ["build", "--checkpoint-dir", "c", "--output-dir", "o", "--lookahead", "0,7,7"],
+        ["convert", "--model-dir", "m", "--output-dir", "o", "--calib-size", "3"],
+        heavy=("torch",),
+        code=2,
+    )
 
 
 def test_help_shows_defaults_and_says_once_how_the_environment_is_read() -> None:

@@ -149,6 +149,7 @@ def test_an_unreachable_hub_names_the_way_out(
 def test_no_hub_means_no_waiting(engine: Path) -> None:
     """Port 9 refuses at once; with the client's own retries this would take a minute."""
     env = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(engine.parent / "no-cache")}
+    env |= {"HF_HUB_OFFLINE": "0", "HF_DATASETS_OFFLINE": "0"}
     done = process("summarize", "--engine-dir", engine, env=env)
     assert done.returncode == 2, done.stderr
     assert "error: cnn_dailymail cannot be loaded" in done.stderr

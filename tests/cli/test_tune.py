@@ -72,19 +72,24 @@ def test_verified_triples_stand_beside_their_predictions(tuned):
     for row in found["verified"]:
         place = (*row["lookahead"], row["category"], row["batch_size"])
         assert row["predicted_speedup"] == predicted[place]
-        wanted = 100 * (row["predicted_speedup"] / row["measured_speedup"] - 1)
-        assert row["error_percent"] == pytest.approx(wanted, rel=0.01, abs=0.1)
+        expected, measured = row["predicted_speedup"], row["measured_speedup"]
+        ratio = expected / measured
+        rounding = 1 + 1e-4 / expected + 1e-4 / measured
+        least, most = (100 * (one - 1) for one in (ratio / rounding, ratio * rounding))
+        assert least - 1e-3 <= row["error_percent"] <= most + 1e-3
     assert {row["drafter"] for row in found["alternatives"]} <= {"auto", "prompt-lookup"}
 
 
 def test_the_recommendation_is_the_fastest_that_was_verified_or_plain(tuned):
     found = tuned[0].json
     chosen = found["recommendation"]
-    real = {
-        tuple(row["lookahead"]): row["measured_speedup"]
-        for row in found["verified"]
-        if (row["category"], row["batch_size"]) == ("all", 1)
-    }
+    whole = [
+        [row for row in found[name] if (row["category"], row["batch_size"]) == ("all", 1)]
+        for name in ("grid", "verified")
+    ]
+    idle = {tuple(row["lookahead"]) for row in whole[0] if row["tokens_per_step"] == 1.0}
+    real = {tuple(row["lookahead"]): row["measured_speedup"] for row in whole[1]}
+    real = {one: real[one] for one in real if one == (1, 1, 0) or one not in idle}
     fastest = max(real, key=lambda triple: real[triple])
     expected = fastest if real[fastest] >= 1.02 else (1, 1, 0)
     assert tuple(chosen["lookahead"]) == expected
@@ -223,7 +228,7 @@ def test_a_killed_run_goes_on_where_it_was(engine, prompts, tmp_path):
         [sys.executable, "-m", "trtla", *map(str, args)],
         stdout=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
-    while going.poll() is None and not path.exists():
+    while going.poll() is None and not (path.exists() and "\n" in path.read_text()):
         time.sleep(0.01)
     going.kill()
     going.wait()
@@ -336,18 +341,19 @@ def test_without_a_model_there_is_nothing_to_tune(checkpoint):
     refused(planned, 2, "needs the model itself", "--model-dir")
 
 
-def test_texts_that_would_end_at_once_are_of_full_length(tiny_llama: Path, tmp_path: Path) -> None:
+def test_texts_that_would_end_at_once_are_of_full_length(engine: Path, tmp_path: Path) -> None:
     """Decoding goes on behind the end token: a verdict never rests on texts of no token."""
-    model, prompt = tmp_path / "model", tmp_path / "mine.txt"
-    shutil.copytree(tiny_llama, model)
+    ending, prompt = tmp_path / "model", tmp_path / "mine.txt"
+    shutil.copytree(engine, ending)
     prompt.write_text("def add(a, b):\n")
-    run = ("run", "--engine-dir", model, "--input-file", prompt, "--json")
+    run = ("run", "--engine-dir", ending, "--input-file", prompt, "--json")
     first = trtla(*run, "--max-output-len", "1").json["results"][0]["output_ids"][0]
-    (model / "generation_config.json").write_text(json.dumps({"eos_token_id": first}))
+    (ending / "generation_config.json").write_text(json.dumps({"eos_token_id": first}))
     ended = trtla(*run, "--max-output-len", "16").json["results"][0]
     assert (ended["output_ids"], ended["finish_reason"]) == ([first], "end_id")
     out = tmp_path / "out"
-    ran = trtla("tune", "--engine-dir", model, "--prompts", prompt, *FAST, "--output-dir", out)
+    small = ("--batch-size", "1", *FAST, "--output-dir", out)
+    ran = trtla("tune", "--engine-dir", ending, "--prompts", prompt, *small)
     assert ran.code == 0, ran
     assert "1 prompt and 16 tokens say little" in ran.err
     kept = [json.loads(line) for line in (out / "measurements.jsonl").read_text().splitlines()]

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -51,16 +52,49 @@ def process(*args: str | Path, **kwargs: Any) -> subprocess.CompletedProcess[str
     return subprocess.run(command, capture_output=True, text=True, env=env, **kwargs)
 
 
-def imports(args: list[str], *heavy: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    """Run a command line in a process of its own; assert its exit code and what it never loads."""
-    program = (
-        "import sys\nfrom trtla.cli import main\ntry:\n"
-        f"    main({args!r})\nexcept SystemExit as end:\n    assert end.code == {code}, end.code\n"
-        f"found = [name for name in {heavy!r} if name in sys.modules]\nassert not found, found\n"
-    )
+def imports(*lines: list[str], heavy: Sequence[str], code: int = 0) -> Ran:
+    """Run command lines in one process; assert their exit code and what they never load."""
+    program = f"""
+import sys
+from trtla.cli import main
+for line in {lines!r}:
+    try:
+        main(line)
+    except SystemExit as end:
+        assert end.code == {code}, (line, end.code)
+    found = [name for name in {heavy!r} if name in sys.modules]
+    assert not found, (line, found)
+"""
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    return done
+    return Ran(done.returncode, done.stdout, done.stderr)
+
+
+def holding(method: str, calls: int) -> list[str]:
+    """The start of a command line, trtla's arguments follow: it stays in a method's next call.
+
+    So it can be stopped on its way however busy the machine is.
+
+    Args:
+        method: as in "trtla.batch.journal:Journal.add".
+        calls: those that return.
+    """
+    owner, _, name = method.rpartition(".")
+    program = f"""
+import time
+from itertools import count
+from pkgutil import resolve_name
+from trtla.cli import main
+owner, calls = resolve_name({owner!r}), count()
+real = owner.{name}
+def held(*args, **kwargs):
+    if next(calls) >= {calls}:
+        time.sleep(600)
+    return real(*args, **kwargs)
+owner.{name} = held
+main()
+"""
+    return [sys.executable, "-c", program]
 
 
 def refused(ran: Ran, code: int, *parts: str) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import trtla as package
-from tests.support.command import ROOT, Ran, trtla
+from tests.support.command import ROOT, Ran, holding, trtla
 
 SHIPPED = Path(package.__file__).parent / "assets" / "tiny-llama"
 CHAT, TEXTS = "/v1/chat/completions", "/v1/completions"
@@ -72,17 +72,28 @@ def texts(out: Path) -> dict[str, list[str]]:
 
 
 def start(
-    source: Path, out: Path, *args: Any, limit: Callable[[], None] = lambda: None
+    source: Path,
+    out: Path,
+    *args: Any,
+    limit: Callable[[], None] = lambda: None,
+    most: int | None = None,
 ) -> subprocess.Popen[str]:
-    """The command as a process, SIGINT as on a terminal; `limit` is called in it first."""
+    """The command as a process, SIGINT as on a terminal.
+
+    Args:
+        limit: is called in it first.
+        most: lines that it keeps; then it waits to be ended.
+    """
 
     def begin() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         limit()
 
     command = ["batch", source, "-o", out, "-m", SHIPPED, *args]
+    plain = [sys.executable, "-m", "trtla"]
+    entry = plain if most is None else holding("trtla.batch.journal:Journal.add", most)
     return subprocess.Popen(
-        [sys.executable, "-m", "trtla", *map(str, command)],
+        [*entry, *map(str, command)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

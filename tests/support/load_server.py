@@ -109,7 +109,7 @@ class LoadServer:
             writer.transport.abort()
             return
         if "hangs" in prompt:
-            await asyncio.sleep(60)
+            await asyncio.sleep(600)
         await self._write(writer, "".join(events))
         writer.write(b"0\r\n\r\n")
 
@@ -166,7 +166,7 @@ def running(server: LoadServer) -> Iterator[LoadServer]:
 
     thread = threading.Thread(target=loop.run_until_complete, args=(work(),))
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(120)
     try:
         yield server
     finally:

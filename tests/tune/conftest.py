@@ -27,7 +27,7 @@ def make_groups(llm: LLM, count: int, length: int = 16, temperature: float = 0.0
     sampling = SamplingParams(length, temperature)
     return {
         one.category: [
-            Sample(one.category, number, llm.encode(text)[:64], sampling)
+            Sample(one.category, number, llm.encode(text)[:32], sampling)
             for number, text in enumerate(one.texts)
         ]
         for one in load_sets(("code", "chat"), (), count)

@@ -65,7 +65,7 @@ def test_the_best_of_all_and_of_each_category_compete():
 
 
 def test_real_turns_are_kept_whole_and_a_broken_one_is_taken_again(llm, tmp_path):
-    field, groups = [PLAIN, TRIPLE, *OTHERS], make_groups(llm, 1)
+    field, groups = [PLAIN, TRIPLE, *OTHERS], make_groups(llm, 1, length=6)
     first = Contest(llm, groups, field, 2, journal(tmp_path))
     assert first.go(FOREVER, 2, lambda: None, needed=True)
     assert (first.turns, first.last_s > 0) == (2, True)

@@ -46,7 +46,7 @@ def test_steps_in_a_shared_batch_are_those_of_a_request_alone(llm, tmp_path, tem
 
 
 def test_the_better_triples_run_on_all_samples_and_others_on_one(llm, tmp_path):
-    groups = make_groups(llm, 3)
+    groups = make_groups(llm, 3, length=8)
     search, _, _ = searched(llm, groups, tmp_path, FOREVER)
     counts = [len(ran) for ran in search.found.values()]
     assert set(coarse(LIMIT)) <= set(search.found)
@@ -65,7 +65,7 @@ def test_after_the_deadline_only_the_smallest_triple_runs(llm, tmp_path):
 
 
 def test_a_search_goes_on_from_what_is_kept(llm, tmp_path):
-    groups = make_groups(llm, 1)
+    groups = make_groups(llm, 1, length=6)
     searched(llm, groups, tmp_path, deadline=0.0)
     first, _, _ = searched(llm, groups, tmp_path, FOREVER)
     again, finished, notes = searched(llm, groups, tmp_path, deadline=0.0)
