@@ -1,5 +1,7 @@
 """Settings that all tests share: one thread a process, no network, one cache for a run."""
 
+# ruff: noqa: E402 - the surroundings are settled before anything reads them
+
 from __future__ import annotations
 
 import contextlib
@@ -10,10 +12,13 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # subprocesses inherit it
-os.environ["HF_HUB_OFFLINE"] = "1"
-
 import pytest
+
+pytest.register_assert_rewrite("tests.support")
+from tests.support.surroundings import settle
+
+settle()
+
 import torch
 from hypothesis import settings
 
@@ -22,7 +27,6 @@ from trtla.runtime.models.cpu.native_code import FORWARD, TREES, NotCompiled
 from trtla.runtime.threads import set_threads
 from trtla.trtllm.library import installed
 
-pytest.register_assert_rewrite("tests.support")
 set_threads(1)
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported
@@ -51,6 +55,9 @@ def pytest_configure(config: pytest.Config) -> None:
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.symlink_to(library.resolve())
     os.environ["XDG_CACHE_HOME"] = folder.name
+    home = Path(folder.name, "home")
+    home.mkdir()
+    os.environ["HOME"] = str(home)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -87,6 +94,12 @@ def _not_deep(items: list[pytest.Item]) -> Iterator[pytest.Item]:
 def tiny_llama() -> Path:
     """The folder of the shipped model."""
     return Path(trtla.__file__).parent / "assets" / "tiny-llama"
+
+
+@pytest.fixture
+def measured_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What steps cost is measured and learnt in this test, as it is for users."""
+    monkeypatch.delenv("TRTLA_FIXED_COSTS")
 
 
 @pytest.fixture(autouse=True)

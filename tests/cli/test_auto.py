@@ -23,6 +23,7 @@ def copied(engine: Path, tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.usefixtures("measured_costs")
 def test_auto_is_the_default_says_what_plain_decoding_says_and_keeps_its_costs(
     copied: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,6 +78,7 @@ def test_compiled_engines_refuse_it(tmp_path: Path, flag: str) -> None:
     refused(ran, 2, "lookahead auto, but TensorRT-LLM feeds", "--backend torch")
 
 
+@pytest.mark.usefixtures("measured_costs")
 @pytest.mark.parametrize(("seconds", "said"), [(40.0, True), (1.0, False)])
 def test_run_reports_a_triple_that_costs_more_than_it_brings(
     copied: Path, seconds: float, said: bool, monkeypatch: pytest.MonkeyPatch

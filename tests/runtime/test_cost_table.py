@@ -178,6 +178,7 @@ def test_the_key_tells_threads_and_arithmetic_apart(tiny_llama):
     assert len(keys) == 3
 
 
+@pytest.mark.usefixtures("measured_costs")
 def test_only_what_is_in_flight_is_measured(tiny_llama, monkeypatch, tmp_path):
     """One request waits for forwards of one sequence; a batch measures what is missing."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -31,6 +31,7 @@ def tables(monkeypatch, tmp_path):
     return lambda: list(tmp_path.rglob("trtla-cost-*"))
 
 
+@pytest.mark.usefixtures("measured_costs")
 def test_costs_are_measured_as_soon_as_there_is_room(tiny_llama, tables):
     with LLM(tiny_llama, dtype="float32", max_batch_size=2) as llm:
         sampling = SamplingParams(max_output_len=120)

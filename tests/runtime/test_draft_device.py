@@ -6,8 +6,6 @@ do the same with CUDA.
 
 from __future__ import annotations
 
-from math import prod
-
 import pytest
 import torch
 
@@ -107,8 +105,9 @@ def test_the_draft_model_has_a_type_of_its_own(tiny_llama):
         with LLM(tiny_llama, dtype="float32", device="cpu", drafter=drafter, **given) as llm:
             assert llm.description.startswith("torch on cpu, float32")
             [group] = llm._executor._drafting.drafters._models.values()
-            size = llm.engine.config.pretrained_config.head_size
-            assert group.cache.data.nbytes == prod(group.cache.data.shape[:3]) * size * expected
+            config = llm.engine.config.pretrained_config
+            width = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_size
+            assert group.cache.data.nbytes == group.cache.num_slots * width * expected
 
 
 def test_unknown_types_and_missing_devices_are_refused_by_name(tiny_llama):

@@ -122,6 +122,7 @@ def opened(folder):
     return LLM(folder, dtype="float32", device="cpu", lookahead=PLAIN, max_batch_size=1)
 
 
+@pytest.mark.usefixtures("measured_costs")
 def test_costs_of_other_graphs_are_others(tiny_llama, graphs, monkeypatch, tmp_path):
     """A table is found by what the forwards run by, not by what was hoped for."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -43,6 +43,8 @@ class TreePolicy:
 
     Args:
         most_nodes: feed up to so many nodes of each sequence, whatever they cost; None: what pays.
+        clock: seconds of this thread's work, by which planning is timed.
+        wall: seconds that pass, by which other drafters are timed.
     """
 
     def __init__(
@@ -50,8 +52,9 @@ class TreePolicy:
         table: CostTable,
         most_nodes: int | None = None,
         clock: Callable[[], float] = time.thread_time,
+        wall: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._costs, self._clock = StepCosts(table), clock
+        self._costs, self._clock, self._wall = StepCosts(table), clock, wall
         self._fixed = most_nodes
         self._planner: Planner | None = None
         self._speed_up = 1.0
@@ -201,11 +204,11 @@ class TreePolicy:
         cost = self._chain_s
         pays = self._fixed is not None or self._others.pays(cost, token_s)
         wanted = pays or self._others.tries(cost * len(having), plain)
-        started = time.perf_counter()
+        started = self._wall()
         for one in having:
             one.draft_chains(wanted)
         if wanted:
-            each = (time.perf_counter() - started) / len(having)
+            each = (self._wall() - started) / len(having)
             self._chain_s += (each - self._chain_s) / 8.0
 
     def _rate(self, base: int, sequences: int) -> float:

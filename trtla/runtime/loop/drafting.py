@@ -9,6 +9,7 @@ from collections.abc import Sequence as Seq
 from contextlib import suppress
 
 from trtla.errors import UsageError
+from trtla.runtime.auto.fixed import new_policy
 from trtla.runtime.auto.policy import TreePolicy
 from trtla.runtime.costs import CostTable
 from trtla.runtime.draft import Draft, fit
@@ -150,7 +151,7 @@ class AdaptiveSteps:
             if table is not None and self._policy is not None:
                 self._policy.use(table)
             elif table is not None:
-                self._policy = TreePolicy(table, self._most_nodes)
+                self._policy = new_policy(table, self._most_nodes)
         return self._policy
 
     def leave(self, sequence: Sequence) -> None:

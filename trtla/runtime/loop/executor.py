@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from trtla.errors import TrtlaError, UsageError
+from trtla.runtime.auto.fixed import costs_are_fixed, fixed_costs
 from trtla.runtime.auto.probe import measure_costs, measured_costs
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.costs import CostPlan, CostTable
@@ -82,7 +83,8 @@ class TorchExecutor(Executor):
             )
         together = "" if ranks is None else ranks.description
         super().__init__(limits, f"torch on {cache.device}, {model.arithmetic}{together}")
-        self._cache, self._cost_source = cache, costs
+        self._cache = cache
+        self._cost_source = fixed_costs if costs_are_fixed() else costs
         self._stepper = Stepper(model, cache, limits, draft_totals or DraftTotals(), ranks)
         self._stats = self._stepper.stats
         self._drafting = Drafting(drafters or Drafters(limits), most_nodes, self._ask_costs)

@@ -1,0 +1,47 @@
+"""Step costs that no clock changes: with TRTLA_FIXED_COSTS=1, `auto` drafts alike in every run.
+
+Requests that come one after another then take the same steps on any machine, however busy it is.
+Texts never depend on costs; numbers of steps and drafts do.
+"""
+
+from __future__ import annotations
+
+import os
+from itertools import count
+from typing import Any
+
+from trtla.runtime.auto.policy import TreePolicy
+from trtla.runtime.costs import CostTable
+
+VARIABLE = "TRTLA_FIXED_COSTS"
+FIXED_COSTS = CostTable.of(
+    [(1, 0.004), (2, 0.0041), (4, 0.0044), (8, 0.0072), (16, 0.0124), (32, 0.023), (128, 0.09)]
+)
+"""Seconds by fed tokens: about those of a small quantised model on two cores."""
+_PLANNED_S = 2.0**-13
+"""What planning takes by the fixed clock; sums of it are exact."""
+
+
+def costs_are_fixed() -> bool:
+    return os.environ.get(VARIABLE) == "1"
+
+
+def fixed_costs(*_: Any) -> CostTable:
+    """The table, as a `CostSource` that measures nothing."""
+    return FIXED_COSTS
+
+
+def new_policy(table: CostTable, most_nodes: int | None) -> TreePolicy:
+    """The policy that learns from steps, or the one that does not."""
+    return FixedPolicy(table, most_nodes) if costs_are_fixed() else TreePolicy(table, most_nodes)
+
+
+class FixedPolicy(TreePolicy):
+    """A policy whose steps take what its table says, and whose planning takes the same time."""
+
+    def __init__(self, table: CostTable, most_nodes: int | None = None) -> None:
+        clock = count(0.0, _PLANNED_S).__next__
+        super().__init__(table, most_nodes, clock, clock)
+
+    def record(self, fed: int, base: int, sequences: int, committed: int, seconds: float) -> None:
+        super().record(fed, base, sequences, committed, self._costs.seconds(fed, sequences))
