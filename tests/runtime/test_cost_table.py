@@ -50,7 +50,6 @@ class Clock:
 
     def __init__(self, monkeypatch):
         self.now = 0.0
-        monkeypatch.delenv("TRTLA_FIXED_COSTS", raising=False)
         monkeypatch.setattr("trtla.runtime.auto.probe.thread_clock", self.read)
 
     def read(self):

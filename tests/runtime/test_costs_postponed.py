@@ -25,7 +25,6 @@ def tables(monkeypatch, tmp_path):
     seconds = count(1.0)
     clock = lambda: (next(seconds),) * 2  # noqa: E731
     monkeypatch.setattr("trtla.runtime.auto.probe.thread_clock", clock)
-    monkeypatch.delenv("TRTLA_FIXED_COSTS", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("TRTLA_COMPILED", "0")
     return lambda: list(tmp_path.rglob("trtla-cost-*"))
