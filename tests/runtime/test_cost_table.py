@@ -46,14 +46,14 @@ def test_tables_out_of_order_are_refused(rows):
 
 
 class Clock:
-    """A thread's clock that goes on by a millisecond for each token fed, and for each reading."""
+    """A thread's clock that goes on by a millisecond for each token fed, and at each reading."""
 
-    def __init__(self, monkeypatch):
-        self.now = 0.0
+    def __init__(self, monkeypatch, reading=1e-3):
+        self.now, self._reading = 0.0, reading
         monkeypatch.setattr("trtla.runtime.auto.probe.thread_clock", self.read)
 
     def read(self):
-        self.now += 1e-3
+        self.now += self._reading
         return self.now, self.now
 
     def timed(self, forward):
@@ -182,7 +182,7 @@ def test_only_what_is_in_flight_is_measured(tiny_llama, monkeypatch, tmp_path):
     """One request waits for forwards of one sequence; a batch measures what is missing."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("TRTLA_COMPILED", "0")
-    clock, rows = Clock(monkeypatch), []
+    clock, rows = Clock(monkeypatch, reading=1.0), []  # so slow that little is measured twice
     with LLM(tiny_llama, dtype="float32", max_batch_size=16) as llm:
         stepper = llm._executor._stepper
         stepper.forward = clock.timed(stepper.forward)
