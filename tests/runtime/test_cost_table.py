@@ -178,9 +178,8 @@ def test_the_key_tells_threads_and_arithmetic_apart(tiny_llama):
 
 
 @pytest.mark.usefixtures("measured_costs")
-def test_only_what_is_in_flight_is_measured(tiny_llama, monkeypatch, tmp_path):
+def test_only_what_is_in_flight_is_measured(tiny_llama, monkeypatch, own_cache):
     """One request waits for forwards of one sequence; a batch measures what is missing."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("TRTLA_COMPILED", "0")
     clock, rows = Clock(monkeypatch, reading=1.0), []  # so slow that little is measured twice
     with LLM(tiny_llama, dtype="float32", max_batch_size=16) as llm:
@@ -188,6 +187,6 @@ def test_only_what_is_in_flight_is_measured(tiny_llama, monkeypatch, tmp_path):
         stepper.forward = clock.timed(stepper.forward)
         for prompts in (["def f("], ["a", "b", "c"]):
             llm.generate(prompts, SamplingParams(max_output_len=4), "auto")
-            (file,) = tmp_path.rglob("trtla-cost-*")
+            (file,) = own_cache.rglob("trtla-cost-*")
             rows.append([row["sequences"] for row in json.loads(file.read_text())["rows"]])
     assert rows == [[1], [1, 4]]

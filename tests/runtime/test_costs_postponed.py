@@ -17,17 +17,16 @@ PLAIN = LookaheadConfig(1, 1, 0)
 
 
 @pytest.fixture
-def tables(monkeypatch, tmp_path):
-    """Where cost tables are kept, which is empty; so is the cache of compiled code.
+def tables(monkeypatch, own_cache):
+    """Where cost tables are kept, of which there are none.
 
     Every forward takes a second by the clock, so that few are measured.
     """
     seconds = count(1.0)
     clock = lambda: (next(seconds),) * 2  # noqa: E731
     monkeypatch.setattr("trtla.runtime.auto.probe.thread_clock", clock)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("TRTLA_COMPILED", "0")
-    return lambda: list(tmp_path.rglob("trtla-cost-*"))
+    return lambda: list(own_cache.rglob("trtla-cost-*"))
 
 
 @pytest.mark.usefixtures("measured_costs")

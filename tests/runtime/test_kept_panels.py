@@ -20,7 +20,6 @@ from tests.support.models import make_model
 from tests.support.ranks import WIDE
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.build.engine import build_engine
-from trtla.files import user_cache
 from trtla.formats.engine_limits import BuildSettings
 from trtla.llm.open import open_model
 from trtla.runtime.models.cpu import kept
@@ -33,13 +32,8 @@ PROMPT, SHORT = [[1, 2, 3, 4, 5]], SamplingParams(max_output_len=24)
 
 
 @pytest.fixture
-def model(tmp_path, monkeypatch):
-    """A GGUF file, and a user's cache that holds the compiled libraries alone."""
-    own = tmp_path / "cache" / "trtla"
-    own.mkdir(parents=True)
-    for library in user_cache().glob("*.so"):
-        (own / library.name).symlink_to(library.resolve())
-    monkeypatch.setenv("XDG_CACHE_HOME", str(own.parent))
+def model(own_cache, tmp_path, monkeypatch):
+    """A GGUF file, and no panels yet."""
     monkeypatch.setattr(kept, "_SPARE", 0.0)  # however full this machine's disk is
     return write_gguf(make_model(LONGER), tmp_path / "model.gguf", "Q4_1")
 
