@@ -8,7 +8,7 @@ import os
 import random
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import trtla
+from tests.support.torn import Gate, wait_for
 from trtla import (
     LLM,
     AsyncLLM,
@@ -66,8 +67,19 @@ async def idle(llm: AsyncLLM) -> None:
     pool = llm.llm._executor._cache.pool
     assert pool.num_free == pool.num_blocks
     steps = (await llm.stats()).steps
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0.01)
     assert (await llm.stats()).steps == steps
+
+
+async def until(happened: Callable[[], object]) -> None:
+    """As `wait_for`, while the loop goes on."""
+    await asyncio.get_running_loop().run_in_executor(None, wait_for, happened)
+
+
+def asked_of(llm: AsyncLLM) -> int:
+    """How much the model's thread has still to do or is doing."""
+    engine = llm.llm.executor
+    return len(engine._texts) + engine._commands.qsize()
 
 
 def asked(index: int) -> tuple[str, SamplingParams]:
@@ -86,6 +98,7 @@ async def read(llm: AsyncLLM, index: int) -> str:
 
 def test_fifty_streams_are_the_texts_of_each_alone(alone: LLM) -> None:
     async def work(llm: AsyncLLM) -> None:
+        gate = Gate(llm.llm, 0, lambda: gate.free < 0 or asked_of(llm) >= 50)
         texts = await asyncio.gather(*(read(llm, index) for index in range(50)))
         stats = await llm.stats()
         assert texts == [alone.generate(*asked(index))[0].text for index in range(50)]
@@ -134,31 +147,41 @@ def told(done: list[Completion]) -> list[tuple[object, ...]]:
 
 def test_a_closed_stream_ends_its_text() -> None:
     async def work(llm: AsyncLLM) -> None:
+        engine = llm.llm.executor
+        gate = Gate(llm.llm, 1, lambda: not engine._commands.empty())
         async for _ in llm.stream(TEXTS, LONG):
             break
-        await asyncio.sleep(0.01)
+        await until(lambda: not engine._texts)
         await idle(llm)
+        gate.free = 1
         async with aclosing(llm.stream(TEXTS, LONG)) as stream:
             await anext(stream)
         await idle(llm)
+        gate.free = 1
         held = llm.stream(TEXTS, LONG)
         await anext(held)
         del held
-        await asyncio.sleep(0.01)
+        await until(lambda: not engine._texts)
         await idle(llm)
         await llm.stream(TEXTS, LONG).aclose()  # before its first chunk
-        assert (await llm.stats()).new_tokens < 1000
+        assert (await llm.stats()).steps <= 6
 
     ran(work)
 
 
-@pytest.mark.parametrize("after", [0, 0.001, 0.005, 0.02])
-def test_a_cancel_in_the_prefill_ends_it(after: float) -> None:
+@pytest.mark.parametrize("forwards", [None, 0, 1, 2])
+def test_a_cancel_in_the_prefill_ends_it(forwards: int | None) -> None:
+    """After so many of its forwards, or before anything was asked."""
+
     async def work(llm: AsyncLLM) -> None:
-        prompt = [token % 200 + 5 for token in range(llm.llm.limits.max_text_len - 200)]
+        prompt = [token % 200 + 5 for token in range(300)]
         tasks = [asyncio.ensure_future(llm.generate([prompt], SamplingParams(150, seed=i)))
                  for i in range(8)]  # fmt: skip
-        await asyncio.sleep(after)
+        gate = Gate(llm.llm, forwards or 0, lambda: not llm.llm.executor._commands.empty())
+        if forwards is None:
+            await asyncio.sleep(0)
+        else:
+            await until(gate.reached.is_set)
         for task in tasks:
             task.cancel()
         done = await asyncio.gather(*tasks, return_exceptions=True)
@@ -212,15 +235,17 @@ def test_steps_that_fail_are_raised_in_all_who_wait(caplog: pytest.LogCaptureFix
     async def main() -> None:
         async with opened() as llm:
             tasks = [asyncio.ensure_future(llm.generate(text, LONG)) for text in TEXTS]
-            await asyncio.sleep(0.05)
+            go = threading.Event()
+            await until(Gate(llm.llm, 3, go.is_set).reached.is_set)
             llm.llm._executor._stepper.forward = broken
+            go.set()
             for one in await asyncio.gather(*tasks, return_exceptions=True):
                 assert isinstance(one, TrtlaError)
                 assert "no memory left" in str(one)
             with pytest.raises(TrtlaError, match="no memory left"):
                 await llm.generate("a")
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    asyncio.run(asyncio.wait_for(main(), 120))
     assert "a step failed" in caplog.text
 
 
@@ -228,7 +253,7 @@ def test_closing_ends_what_runs_and_all_use() -> None:
     async def main() -> None:
         async with opened() as llm:
             tasks = [asyncio.ensure_future(llm.generate(text, LONG)) for text in TEXTS]
-            await asyncio.sleep(0.05)
+            await until(Gate(llm.llm, 3, lambda: llm.llm.executor._ending).reached.is_set)
         for one in await asyncio.gather(*tasks, return_exceptions=True):
             assert isinstance(one, TrtlaError)
             assert "closed" in str(one)
@@ -237,45 +262,48 @@ def test_closing_ends_what_runs_and_all_use() -> None:
         await llm.close()
         assert not llm.llm.executor._thread.is_alive()
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    asyncio.run(asyncio.wait_for(main(), 120))
 
 
 @pytest.mark.parametrize("turns", [0, 1, 5])
 def test_closing_while_the_model_is_opened_ends_all_use(turns: int) -> None:
     async def main() -> None:
-        llm = opened()
+        llm, go = opened(), threading.Event()
+        new, llm._new = llm._new, lambda: (go.wait(120), new())[1]
         tasks = [asyncio.ensure_future(llm.generate(text)) for text in TEXTS]
         tasks.append(asyncio.ensure_future(llm.stats()))
         for _ in range(turns):
             await asyncio.sleep(0)
+        asyncio.get_running_loop().call_soon(go.set)  # while it is being closed
         await llm.close()
         for one in await asyncio.gather(*tasks, return_exceptions=True):
             assert isinstance(one, TrtlaError), one
             assert "the model is closed" in str(one)
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    asyncio.run(asyncio.wait_for(main(), 120))
 
 
 def test_closing_while_texts_are_asked_for_is_quiet(caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        for wait in (0, 0.002, 0.01):
-            llm = opened()
-            await llm.open()
-            tasks = [asyncio.ensure_future(llm.generate("abc " * 20, LONG)) for _ in range(50)]
-            await asyncio.sleep(wait)
-            await llm.close()
-            for one in await asyncio.gather(*tasks, return_exceptions=True):
-                assert isinstance(one, TrtlaError), one
-                assert "the model is closed" in str(one)
+    async def closed_after(submitted: int) -> None:
+        llm = opened()
+        await llm.open()
+        Gate(llm.llm, 3, lambda: llm.llm.executor._ending)
+        tasks = [asyncio.ensure_future(llm.generate("abc " * 20, LONG)) for _ in range(50)]
+        await until(lambda: asked_of(llm) >= submitted)
+        await llm.close()
+        for one in await asyncio.gather(*tasks, return_exceptions=True):
+            assert isinstance(one, TrtlaError), one
+            assert "the model is closed" in str(one)
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    for submitted in (0, 1, 20):
+        asyncio.run(asyncio.wait_for(closed_after(submitted), 120))
     assert caplog.text == ""
 
 
 def test_it_is_closed_from_any_event_loop() -> None:
     llm = opened()
     asyncio.run(llm.open())
-    asyncio.run(asyncio.wait_for(llm.close(), 60))
+    asyncio.run(asyncio.wait_for(llm.close(), 120))
     assert not llm.llm.executor._thread.is_alive()
 
 
@@ -301,15 +329,13 @@ def test_a_loop_that_is_closed_early_ends_the_texts() -> None:
     stream = llm.stream(TEXTS, LONG)
     loop.run_until_complete(anext(stream))
     loop.close()
-    engine, end = llm.llm.executor, time.monotonic() + 30
-    while engine._texts and time.monotonic() < end:
-        time.sleep(0.01)
-    assert not engine._texts
+    engine = llm.llm.executor
+    wait_for(lambda: not engine._texts)
     pool = llm.llm._executor._cache.pool
     assert pool.num_free == pool.num_blocks
     del stream, llm
     gc.collect()
-    engine._thread.join(30)
+    engine._thread.join(120)
     assert not engine._thread.is_alive()
 
 
@@ -347,7 +373,7 @@ asyncio.run(main())
 """
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "2\n", "")
 
@@ -359,16 +385,14 @@ import asyncio
 from trtla import AsyncLLM
 
 async def main():
-    llm = AsyncLLM({str(MODEL)!r})
-    await asyncio.wait_for(llm.open(), 0.001)
-
-try:
-    asyncio.run(main())
-except asyncio.TimeoutError:
+    asyncio.ensure_future(AsyncLLM({str(MODEL)!r}).open())
+    await asyncio.sleep(0)
     print("left")
+
+asyncio.run(main())
 """
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "left\n", "")

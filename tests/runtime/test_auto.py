@@ -158,7 +158,7 @@ def windowed(output_len=400):
 
 
 def test_a_window_that_costs_nothing_is_fed_and_a_costly_one_tried_rarely():
-    free, drafter = TreePolicy(FLAT), windowed()
+    free, drafter = TreePolicy(FLAT, clock=lambda: 0.0), windowed()
     drafter.observe((), [1])
     free.plan([drafter], 1, 1000)
     assert drafter.fed_window
@@ -234,7 +234,7 @@ def test_a_sequence_that_backs_off_learns_what_it_missed():
     plain = drafter_of([1], 1000)
     for token in (list(range(90)) * 3)[:200]:
         plain.observe((), [token])
-    free, drafter.backoff = TreePolicy(FLAT, 8), None
+    free, drafter.backoff = TreePolicy(FLAT, 8, lambda: 0.0), None
     free.plan([drafter, plain], 2, 1000)
     assert drafter.propose().tokens == plain.propose().tokens != ()
 

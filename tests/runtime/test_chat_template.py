@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from tests.support.chat_templates import CHATML, LLAMA_3, NO_SYSTEM
+from tests.support.examples import examples
 from trtla.formats.gguf.folder import model_folder
 from trtla.llm.templates import ChatTemplate
 from trtla.llm.text import Tokenizer
@@ -114,14 +115,18 @@ def outcome(render):
 
 
 @pytest.mark.parametrize("template", FORMS)
+@examples(100)
 @given(messages=MESSAGES | ALTERNATING)
 def test_texts_and_errors_are_those_of_transformers(template, messages):
-    expected = outcome(
-        lambda: theirs(template).apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True
+    def expected():
+        return outcome(
+            lambda: theirs(template).apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True
+            )
         )
-    )
-    assert outcome(lambda: ChatTemplate(template, TOKENS).render(messages)) == expected
+
+    first, found = expected(), outcome(lambda: ChatTemplate(template, TOKENS).render(messages))
+    assert found == first or found == expected()  # a template that shows the date, at midnight
 
 
 def _one(**config):

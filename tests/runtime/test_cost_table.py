@@ -45,20 +45,40 @@ def test_tables_out_of_order_are_refused(rows):
         CostTable(rows)
 
 
-def test_the_real_model_is_measured_and_its_blocks_come_back(tiny_llama):
-    from trtla import LLM
+class Clock:
+    """A thread's clock that goes on by a millisecond for each token fed, and at each reading."""
 
+    def __init__(self, monkeypatch, reading=1e-3):
+        self.now, self._reading = 0.0, reading
+        monkeypatch.setattr("trtla.runtime.auto.probe.thread_clock", self.read)
+
+    def read(self):
+        self.now += self._reading
+        return self.now, self.now
+
+    def timed(self, forward):
+        def run(feeds):
+            self.now += 1e-3 * sum(feed.length for feed in feeds)
+            return forward(feeds)
+
+        return run
+
+
+def test_the_real_model_is_measured_and_its_blocks_come_back(tiny_llama, monkeypatch):
+    clock = Clock(monkeypatch)
     triple = LookaheadConfig(7, 7, 7)
     with LLM(tiny_llama, lookahead=triple, dtype="float32", max_batch_size=4) as llm:
         executor = llm._executor
         free = len(executor._cache.pool._free)
         plan = CostPlan(row_budget_s=0.0)  # what an adaptive step can feed is timed all the same
-        table = measure_costs(executor._stepper.forward, executor._cache, executor.limits, plan)
+        run = clock.timed(executor._stepper.forward)
+        table = measure_costs(run, executor._cache, executor.limits, plan)
         assert len(executor._cache.pool._free) == free
     points = {count: [tokens for tokens, _ in row] for count, row in table.rows}
     assert points[1] == [1, 2, 4, 8, 16, 32, 64, triple.max_decoding_tokens]
     assert points[4] == [4 * tokens for tokens in points[1]]
-    assert table.seconds(64) > table.seconds(1) > 0
+    for tokens in (1, 8, 64):
+        assert table.seconds(tokens) == pytest.approx(1e-3 * (1 + tokens))
 
 
 def test_a_table_survives_its_file(tmp_path):
@@ -158,14 +178,15 @@ def test_the_key_tells_threads_and_arithmetic_apart(tiny_llama):
 
 
 @pytest.mark.usefixtures("measured_costs")
-def test_only_what_is_in_flight_is_measured(tiny_llama, monkeypatch, tmp_path):
+def test_only_what_is_in_flight_is_measured(tiny_llama, monkeypatch, own_cache):
     """One request waits for forwards of one sequence; a batch measures what is missing."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("TRTLA_COMPILED", "0")
-    rows = []
+    clock, rows = Clock(monkeypatch, reading=1.0), []  # so slow that little is measured twice
     with LLM(tiny_llama, dtype="float32", max_batch_size=16) as llm:
+        stepper = llm._executor._stepper
+        stepper.forward = clock.timed(stepper.forward)
         for prompts in (["def f("], ["a", "b", "c"]):
             llm.generate(prompts, SamplingParams(max_output_len=4), "auto")
-            (file,) = tmp_path.rglob("trtla-cost-*")
+            (file,) = own_cache.rglob("trtla-cost-*")
             rows.append([row["sequences"] for row in json.loads(file.read_text())["rows"]])
     assert rows == [[1], [1, 4]]

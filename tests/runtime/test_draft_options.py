@@ -68,7 +68,7 @@ def test_the_text_is_plain_decodings_within_budget_and_counters_add_up(
     assert count - 1 - stats.steps <= stats.accepted <= count - stats.steps
 
 
-@examples(60)
+@examples(40)
 @given(
     triples,
     st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=8), min_size=1, max_size=4),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +20,6 @@ from tests.support.models import make_model
 from tests.support.ranks import WIDE
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.build.engine import build_engine
-from trtla.files import user_cache
 from trtla.formats.engine_limits import BuildSettings
 from trtla.llm.open import open_model
 from trtla.runtime.models.cpu import kept
@@ -31,13 +32,9 @@ PROMPT, SHORT = [[1, 2, 3, 4, 5]], SamplingParams(max_output_len=24)
 
 
 @pytest.fixture
-def model(tmp_path, monkeypatch):
-    """A GGUF file, and a user's cache that holds the compiled libraries alone."""
-    own = tmp_path / "cache" / "trtla"
-    own.mkdir(parents=True)
-    for library in user_cache().glob("*.so"):
-        (own / library.name).symlink_to(library.resolve())
-    monkeypatch.setenv("XDG_CACHE_HOME", str(own.parent))
+def model(own_cache, tmp_path, monkeypatch):
+    """A GGUF file, and no panels yet."""
+    monkeypatch.setattr(kept, "_SPARE", 0.0)  # however full this machine's disk is
     return write_gguf(make_model(LONGER), tmp_path / "model.gguf", "Q4_1")
 
 
@@ -136,6 +133,15 @@ def test_a_new_model_in_the_place_of_another_is_never_read_from_its_file(model):
     assert second == text_of(model, packed_cache_gb=0.0) != first
 
 
+@pytest.fixture
+def clock(monkeypatch):
+    """The time of day, which is a minute later whenever it is asked for."""
+    minutes = itertools.count(time.time_ns() + 10**13, 60 * 10**9)
+    monkeypatch.setattr(kept, "time", SimpleNamespace(time_ns=minutes.__next__))
+    return minutes
+
+
+@pytest.mark.usefixtures("clock")
 def test_the_files_read_longest_ago_go_first(model, tmp_path):
     models = [
         write_gguf(make_model(LONGER, seed), tmp_path / f"{seed}", "Q4_1") for seed in range(4)
@@ -169,20 +175,21 @@ def raises(*_, **__):
 
 def test_a_killed_writer_leaves_nothing_that_is_read(model, tmp_path):
     program = (
-        "import os, sys\nfrom trtla.runtime.models.cpu import kept\nfrom trtla import LLM\n"
-        "def slow(panels, most, own=kept._pieces):\n"
-        "    for piece in own(panels, most):\n"
-        "        print('piece', flush=True)\n        yield piece\n"
-        f"kept._pieces = slow\nLLM({str(model)!r})\n"
+        "import os, signal\nfrom trtla.runtime.models.cpu import kept\nfrom trtla import LLM\n"
+        "def killed_at(place, panels, most, own=kept._pieces):\n"
+        "    for number, piece in enumerate(own(panels, most)):\n"
+        "        if number == place:\n            os.kill(os.getpid(), signal.SIGKILL)\n"
+        "        yield piece\n"
+        "for place in (0, 4, 8):\n"
+        "    child = os.fork()\n"
+        "    if not child:\n"
+        "        kept._pieces = lambda *given: killed_at(place, *given)\n"
+        f"        LLM({str(model)!r})\n"
+        "    print(os.WTERMSIG(os.waitpid(child, 0)[1]))\n"
     )
-    for pieces in (1, 5, 9):
-        child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
-        assert child.stdout is not None
-        for _ in range(pieces):
-            child.stdout.readline()
-        child.kill()
-        child.wait()
-        assert not any(mapped(file) for file in files())
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ran.stdout.split() == ["9"] * 3, ran.stderr
+    assert not any(mapped(file) for file in files())
     assert text_of(model) == text_of(model, packed_cache_gb=0.0)
 
 
@@ -196,13 +203,13 @@ def test_two_processes_that_pack_at_the_same_time_leave_one_whole_file(model):
     assert [mapped(file) is not None for file in files()] == [True]
 
 
-def test_reading_counts_as_use(model):
+def test_reading_counts_as_use(model, clock):
     text_of(model)
     (file,) = files()
     os.utime(file, ns=(1, kept._WRITTEN_NS))
-    before = time.time_ns()
+    before = next(clock)
     text_of(model)
-    assert file.stat().st_atime_ns >= before - 10**9
+    assert file.stat().st_atime_ns > before
     assert file.stat().st_mtime_ns == kept._WRITTEN_NS
 
 

@@ -168,7 +168,8 @@ def test_a_prebuilt_library_that_cannot_be_loaded_or_is_of_other_sources_is_left
 def prebuilt_in_a_package(folder: Path) -> tuple[dict[str, str], Path]:
     """A copy of the package that has prebuilt libraries, and no compiler."""
     package = folder / "trtla"
-    shutil.copytree(Path(trtla.__file__).parent, package)
+    unfinished = shutil.ignore_patterns("*.pyc.*")  # what other processes are just writing
+    shutil.copytree(Path(trtla.__file__).parent, package, ignore=unfinished)
     return {**NO_COMPILER, "PYTHONPATH": str(folder)}, package / "runtime/models/cpu/prebuilt"
 
 

@@ -141,13 +141,11 @@ def test_a_memory_is_not_changed_under_requests_in_flight():
 
 
 @pytest.fixture(scope="module")
-def llm(tiny_llama, tmp_path_factory):
+def llm(tiny_llama):
     options = DraftOptions(nodes=4, sources=("others",))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        with LLM(tiny_llama, lookahead="auto", dtype="float32", draft_options=options) as opened:
-            opened.end_ids = frozenset()
-            yield opened
+    with LLM(tiny_llama, lookahead="auto", dtype="float32", draft_options=options) as opened:
+        opened.end_ids = frozenset()
+        yield opened
 
 
 def test_rounds_and_arms_of_bench_do_not_profit_from_earlier_ones(llm):

@@ -122,10 +122,9 @@ def opened(folder):
     return LLM(folder, dtype="float32", device="cpu", lookahead=PLAIN, max_batch_size=1)
 
 
-@pytest.mark.usefixtures("measured_costs")
-def test_costs_of_other_graphs_are_others(tiny_llama, graphs, monkeypatch, tmp_path):
+@pytest.mark.usefixtures("measured_costs", "own_cache")
+def test_costs_of_other_graphs_are_others(tiny_llama, graphs, monkeypatch):
     """A table is found by what the forwards run by, not by what was hoped for."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     table = partial(CostTable, (((1, ((1, 1.0), (2, 1.5))),)))
     monkeypatch.setattr("trtla.runtime.auto.probe.measure_costs", lambda *_: table())
     for capture in (fake_capture, short(8), refused):

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tests.support.tokenizers
+from tests.support.examples import examples
 from trtla.llm.text import Tokenizer
 from trtla.llm.text_stream import StopStrings, TextStream
 
@@ -76,6 +77,7 @@ def token_ids(draw, kind, most=40):
     return ids[:most]
 
 
+@examples(100)
 @given(st.data())
 def test_any_steps_give_the_text_of_all_ids_at_once(kind, data):
     prompt = data.draw(token_ids(kind, 30), "prompt")
@@ -94,6 +96,7 @@ def test_any_steps_give_the_text_of_all_ids_at_once(kind, data):
     assert sent + stream.push([], last=True) == wanted
 
 
+@examples(100)
 @given(st.data())
 def test_a_stop_check_may_begin_again_with_other_ids(kind, data):
     check = StopStrings(partial(TextStream, kind.decode, [], ["b", "\n"], kind.byte_tokens))
@@ -102,6 +105,7 @@ def test_a_stop_check_may_begin_again_with_other_ids(kind, data):
         assert check(ids) == ("b" in text or "\n" in text)
 
 
+@examples(100)
 @given(st.data())
 def test_whole_characters_come_at_once(kind, data):
     """Text of words and whole characters is not held back to the end."""

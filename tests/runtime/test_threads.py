@@ -12,11 +12,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import trtla
+from tests.support.examples import some
 from tests.support.interrupts import Lines, once_each
 from tests.support.torn import (
     PROMPTS,
@@ -26,6 +28,7 @@ from tests.support.torn import (
     interrupt,
     on_alarm,
     rest,
+    wait_for,
 )
 from trtla import LLM, LookaheadConfig, SamplingParams, TrtlaError
 from trtla.llm import answer, engine_thread, llm
@@ -55,10 +58,10 @@ def test_threads_that_share_a_model_each_get_their_own_text(monkeypatch, compile
     monkeypatch.setenv("TRTLA_COMPILED", compiled)
     triple = LookaheadConfig(3, 3, 3)
     with LLM(SHIPPED, lookahead=triple, dtype="float32", max_batch_size=5) as llm:
-        jobs = [(TEXTS[i % len(TEXTS)], sampling(i), DRAFTERS[i // 3 % 4]) for i in range(16)]
+        jobs = [(TEXTS[i % len(TEXTS)], sampling(i), DRAFTERS[i // 3]) for i in range(12)]
         want = [llm.generate(text, own, PLAIN)[0].output_ids for text, own, _ in jobs]
         scores = [llm.log_probs(text, ids) for (text, _, _), ids in zip(jobs, want, strict=True)]
-        beams = llm.beam_search(TEXTS[0], max_output_len=5)
+        beams = llm.beam_search(TEXTS[0], max_output_len=3)
 
         def work(first: int) -> None:
             for index in range(first, len(jobs), 8):
@@ -67,7 +70,7 @@ def test_threads_that_share_a_model_each_get_their_own_text(monkeypatch, compile
                 assert done.output_ids == want[index]
                 assert sum(done.stats.step_lengths) == len(done.output_ids)
                 assert llm.log_probs(text, done.output_ids) == scores[index]
-                assert llm.beam_search(TEXTS[0], max_output_len=5) == beams
+                assert llm.beam_search(TEXTS[0], max_output_len=3) == beams
                 assert llm.stats().steps > 0
                 next(llm.stream(text, own))  # and no more of it
 
@@ -102,7 +105,7 @@ def test_a_stream_that_dies_within_a_step_changes_nothing_there(monkeypatch, exp
     opened = Opened(monkeypatch)
     left = []
     opened.before_forwards(lambda: left and (left.clear(), gc.collect()))
-    for _ in range(6):
+    for _ in range(3):
         dying = [opened.stream("broken", NO_DRAFTER)]
         next(dying[0])
         dying.append(dying)  # type: ignore[arg-type]  # a cycle, for the collector
@@ -163,7 +166,8 @@ def cut_off(opened: Opened, use: str, before: Callable[[], object]) -> Threads:
 def test_closing_does_not_wait_for_the_end_of_what_runs(monkeypatch, use) -> None:
     """The forward it is in is the last one."""
     opened, forwards = Opened(monkeypatch), list[None]()
-    threads = cut_off(opened, use, lambda: forwards.append(time.sleep(0.1)))
+    ending = partial(wait_for, lambda: opened.llm.executor._ending)
+    threads = cut_off(opened, use, lambda: forwards.append(ending()))
     opened.llm.close()
     threads.join()
     assert len(forwards) == 1
@@ -338,6 +342,7 @@ def test_counters_are_there_while_another_thread_closes(monkeypatch) -> None:
 def test_calls_and_steps_alternate_while_both_are_wanted(monkeypatch, expected) -> None:
     """Threads that call without a pause starve no stream, and a stream starves no call."""
     opened, threads, ended, calls = Opened(monkeypatch), Threads(), threading.Event(), [0]
+    engine = opened.llm.executor
 
     def call() -> None:
         while not ended.is_set():
@@ -346,6 +351,7 @@ def test_calls_and_steps_alternate_while_both_are_wanted(monkeypatch, expected) 
 
     for _ in range(3):
         threads.start(call)
+    opened.before_forwards(lambda: wait_for(lambda: ended.is_set() or engine._commands.qsize()))
     for _ in range(4):
         got: list[int] = []
         assert rest(opened.stream("other", NO_DRAFTER), got).output_ids == expected["other"]
@@ -379,7 +385,7 @@ def test_an_interrupt_at_any_line_harms_no_other_stream(monkeypatch, expected, f
     one_end(Opened(monkeypatch), expected, finish, whole)
     places = once_each(whole.seen)
     assert len(places) > 30
-    for place in places:
+    for place in some(places):
         one_end(Opened(monkeypatch), expected, finish, Lines(modules, place))
 
 
@@ -437,11 +443,11 @@ def test_a_model_that_is_dropped_or_left_open_ends_its_thread() -> None:
     thread = opened.executor._thread
     del opened
     gc.collect()
-    thread.join(30)
+    thread.join(120)
     assert not thread.is_alive()
     code = (
         f"from trtla import LLM, SamplingParams; llm = LLM({str(SHIPPED)!r}); "
         "stream = llm.stream('a', SamplingParams(1500)); print(bool(next(stream)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")

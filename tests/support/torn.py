@@ -48,6 +48,7 @@ class Opened:
             LookaheadConfig(3, 3, 2), batch=3, budget=24, max_reused_len=160, ahead=ahead
         )
         patch.setattr("trtla.llm.llm.open_executor", lambda *_: executor)
+        patch.setattr("trtla.llm.engine_thread._LOOK_EVERY_S", None)  # its lines are counted
         self.llm = LLM(SHIPPED, tokenizer_dir=None)
         self.llm.end_ids, self.executor = frozenset(), executor
 
@@ -80,16 +81,43 @@ class Opened:
 
     def settled(self, count=0):
         """Nothing is left of any request, and the next one is served."""
-        end = time.monotonic() + 60
-        while self.llm.executor._texts:
-            assert time.monotonic() < end
-            time.sleep(0.001)
+        wait_for(lambda: not self.llm.executor._texts)
         (done,) = self.llm.generate([[4, 4]], SamplingParams(2), drafter=NO_DRAFTER)
         assert len(done.output_ids) == 2
         for pool in (self.executor._cache.pool, self.group.cache.pool):
             assert pool.num_free == pool.num_blocks
         assert self.executor._scheduler.num_running == 0
         assert self.llm.stats().new_tokens >= count + 2
+
+
+def wait_for(happened: Callable[[], object], seconds: float = 120.0) -> None:
+    """Until something is so, however busy the machine is."""
+    end = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.001)
+
+
+class Gate:
+    """Lets some forwards of an open model run; each further one first waits until something is so.
+
+    Args:
+        free: how many do not wait.
+        until: what the others wait for.
+    """
+
+    def __init__(self, llm: LLM, free: int, until: Callable[[], object]) -> None:
+        self.free, self._until, self.reached = free, until, threading.Event()
+        """The last one is set when a forward waits."""
+        stepper = llm._executor._stepper
+        self._forward, stepper.forward = stepper.forward, self
+
+    def __call__(self, feeds):
+        if self.free <= 0:
+            self.reached.set()
+            wait_for(self._until)
+        self.free -= 1
+        return self._forward(feeds)
 
 
 @contextmanager
@@ -135,7 +163,7 @@ class Threads:
 
     def join(self) -> None:
         for thread in self._threads:
-            thread.join(60)
+            thread.join(120)
         assert not any(thread.is_alive() for thread in self._threads), "a thread hangs"
         if self.errors:
             raise self.errors[0]

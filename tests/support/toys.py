@@ -181,7 +181,10 @@ def toy_executor(
         drafters = Drafters(limits, options, {})
     table, nodes = costs or CostTable.of([(1, 1.0)]), options.nodes if options else None
     made = (model, cache, limits, drafters, lambda *_: table, max_reused_len)
-    return TorchExecutor(*made, most_nodes=nodes, ahead=ahead), model
+    executor = TorchExecutor(*made, most_nodes=nodes, ahead=ahead)
+    if costs is not None:  # whatever costs are fixed for all tests
+        executor._cost_source = lambda *_: costs
+    return executor, model
 
 
 def ruled(
