@@ -65,7 +65,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, list[st
 
 def asked_of(hub: str, home: Path, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Run trtla with that hub and a home of its own."""
-    settings = {"HF_ENDPOINT": hub, "HF_HOME": str(home / "hf"), "XDG_CACHE_HOME": str(home)}
+    settings = {"HF_ENDPOINT": hub, "HF_HOME": str(home / "hf")}
     return subprocess.run(
         [sys.executable, "-m", "trtla", *args], capture_output=True, text=True, cwd=home,
         env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "0", **settings, **env},

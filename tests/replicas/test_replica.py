@@ -83,7 +83,7 @@ def test_nothing_is_sent_to_a_replica_before_its_model_is_open(monkeypatch):
     monkeypatch.setattr(module, "_end", ended.append)
 
     def slowly() -> LLM:
-        open_now.wait(30)
+        open_now.wait(120)
         return open_shipped()
 
     async def work() -> None:
