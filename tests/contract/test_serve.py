@@ -140,7 +140,11 @@ def standing_still(served: Served, monkeypatch: pytest.MonkeyPatch) -> threading
     poll = executor.poll
 
     def held(timeout: float | None = None) -> list[Output]:
-        return [] if next(steps) > 3 and not goes_on.wait(0.01) else poll(timeout)
+        stands = next(steps) > 3
+        while stands and not goes_on.wait(0.01):
+            if executor.interrupted():
+                return []
+        return poll(timeout)
 
     monkeypatch.setattr(executor, "poll", held)
     return goes_on

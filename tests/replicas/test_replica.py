@@ -70,8 +70,9 @@ def test_a_stream_that_is_closed_leaves_the_batch(monkeypatch):
         poll = llm._executor.poll
 
         def slowly(timeout: float | None = None) -> list[Output]:
+            said = poll(timeout)
             time.sleep(0.05)  # or all might have been written before the stream is closed
-            return poll(timeout)
+            return said
 
         async def read() -> None:
             async for _ in replica.stream(packed(request(llm, 900), (), None)):

@@ -113,13 +113,15 @@ def slow_down(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     poll = executor.poll
 
     def late(timeout=None):
-        time.sleep(0.05)
-        return poll(timeout)
+        outputs = poll(timeout)
+        time.sleep(0.05)  # not before it: a step is put off while others ask for something
+        return outputs
 
     monkeypatch.setattr(executor, "poll", late)
 
 
-LONG = {"prompt": "def f(", "max_tokens": 1500, "temperature": 0, "seed": 1, "lookahead": [1, 1, 0]}
+LONG = {"prompt": "def f(", "max_tokens": 1500, "ignore_eos": True, "temperature": 0, "seed": 1,
+        "lookahead": [1, 1, 0]}  # fmt: skip
 SHORT = {"prompt": "class A:", "max_tokens": 4, "temperature": 0}
 
 
