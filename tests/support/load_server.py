@@ -166,7 +166,7 @@ def running(server: LoadServer) -> Iterator[LoadServer]:
 
     thread = threading.Thread(target=loop.run_until_complete, args=(work(),))
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(120)
     try:
         yield server
     finally:
