@@ -39,7 +39,7 @@ def check(
     command = ["bash", str(cwd / "scripts" / "gpu_check.sh"), *args]
     with tempfile.TemporaryFile("w+") as file:  # as most people do who keep what is printed
         done = subprocess.run(
-            command, cwd=cwd, env=environment, stdout=file, stderr=subprocess.STDOUT, timeout=240
+            command, cwd=cwd, env=environment, stdout=file, stderr=subprocess.STDOUT, timeout=800
         )
         file.seek(0)
         return done.returncode, file.read()
@@ -54,6 +54,10 @@ def dry_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, di
     return printed, {name: json.loads((out / f"{name}.json").read_text()) for name in stages.STAGES}
 
 
+DRY_RUN = pytest.mark.timeout(900)  # whichever test comes first waits for it
+
+
+@DRY_RUN
 @pytest.mark.deep
 def test_no_section_of_a_dry_run_fails_and_nothing_is_wrong(dry_run):
     printed, documents = dry_run
@@ -67,6 +71,7 @@ def test_no_section_of_a_dry_run_fails_and_nothing_is_wrong(dry_run):
     assert ran == {one for one in wanted - set(stages.NOT_DRY) if stages.base(one) not in lacking}
 
 
+@DRY_RUN
 @pytest.mark.deep
 def test_what_a_cpu_can_tell_is_judged(dry_run):
     _, documents = dry_run
@@ -89,6 +94,7 @@ def test_what_a_cpu_can_tell_is_judged(dry_run):
     }
 
 
+@DRY_RUN
 @pytest.mark.deep
 def test_a_table_shows_value_expectation_and_verdict(dry_run):
     printed, _ = dry_run

@@ -48,6 +48,7 @@ def test_what_a_program_prints_is_printed_before_its_end(models, capsys, tmp_pat
     assert capsys.readouterr().out == "2\n"
 
 
+@pytest.mark.deep
 def test_a_model_whose_making_was_interrupted_is_made_anew(models, tmp_path):
     folder, part = tmp_path / "2x", tmp_path / "2x.part"
     part.mkdir()

@@ -103,8 +103,7 @@ def imports(path: Path, inside: bool = True) -> tuple[str, ...]:
 
 
 def _imports(path: Path, inside: bool) -> Iterator[str]:
-    tree = ast.parse(path.read_text())
-    for node in ast.walk(tree) if inside else run_at_import(tree):
+    for node in statements(parsed(path)) if inside else run_at_import(parsed(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -115,10 +114,29 @@ def _imports(path: Path, inside: bool) -> Iterator[str]:
                 yield node.module
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """All of them, at any depth; in an expression there is none."""
+    for child in within(node):
+        yield child
+        yield from statements(child)
+
+
+def within(node: ast.AST) -> Iterator[ast.AST]:
+    """The statements of a statement, and what they stand in."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, (ast.stmt, ast.ExceptHandler, ast.match_case)):
+            yield child
+
+
 def run_at_import(node: ast.AST) -> Iterator[ast.AST]:
     """What runs when a module is imported: all but functions and what is for type checkers."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+    for child in within(node):
+        if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
             continue
         if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
             continue

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.command import refused, trtla
+from tests.support.models import Variant, make_model, save_model
 from trtla import LLM, LookaheadConfig, SamplingParams, UsageError
 from trtla.runtime.threads import num_threads, set_threads
 from trtla.settings.sampling import USUAL_LEN
@@ -60,16 +61,20 @@ def test_an_unknown_argument_is_answered_with_the_one_that_was_meant(
     assert says in (caught.value.hint or "")
 
 
-def test_the_usual_length_is_one_and_shrinks_to_what_the_context_leaves(llm: LLM) -> None:
+def test_the_usual_length_is_one_and_shrinks_to_what_the_context_leaves(tmp_path: Path) -> None:
     assert SamplingParams().max_output_len == USUAL_LEN == 256
-    for kept in (copy.deepcopy, replace):
-        ids = list(range(5, 100)) * 30
-        prompt = ids[: llm.limits.max_text_len - 10]
-        for sampling in (None, kept(SamplingParams(seed=1))):
+    short = Variant("short", {"max_position_embeddings": 300})
+    with LLM(save_model(make_model(short), short, tmp_path), dtype="float32") as llm:
+        llm.end_ids = frozenset()
+        prompt = [5 + index % 90 for index in range(llm.limits.max_text_len - 10)]
+        for sampling in (
+            None,
+            *(kept(SamplingParams(seed=1)) for kept in (copy.deepcopy, replace)),
+        ):
             assert len(llm.generate([prompt], sampling)[0].output_ids) == 10
-    with pytest.raises(UsageError, match="256 output tokens"):
-        llm.generate([prompt], SamplingParams(256))
-    assert len(llm.beam_search(prompt)[0].output_ids) == 10
+        with pytest.raises(UsageError, match="256 output tokens"):
+            llm.generate([prompt], SamplingParams(256))
+        assert len(llm.beam_search(prompt)[0].output_ids) == 10
 
 
 @pytest.mark.parametrize("command", ["run", "chat", "explain", "bench", "tune"])

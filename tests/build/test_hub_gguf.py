@@ -63,11 +63,26 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, list[st
     server.server_close()
 
 
+SEVERAL = """
+import json, sys
+from trtla.cli.app import execute
+sys.exit(max(execute(args) for args in json.loads(sys.argv[1])))
+"""
+
+
 def asked_of(hub: str, home: Path, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Run trtla with that hub and a home of its own."""
-    settings = {"HF_ENDPOINT": hub, "HF_HOME": str(home / "hf"), "XDG_CACHE_HOME": str(home)}
+    return all_asked_of(hub, home, [list(args)], **env)
+
+
+def all_asked_of(
+    hub: str, home: Path, commands: list[list[str]], **env: str
+) -> subprocess.CompletedProcess[str]:
+    """Run trtla several times, one after another in one process, until it ends."""
+    settings = {"HF_ENDPOINT": hub, "HF_HOME": str(home / "hf")}
     return subprocess.run(
-        [sys.executable, "-m", "trtla", *args], capture_output=True, text=True, cwd=home,
+        [sys.executable, "-c", SEVERAL, json.dumps(commands)],
+        capture_output=True, text=True, cwd=home,
         env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "0", **settings, **env},
     )  # fmt: skip
 
@@ -76,10 +91,11 @@ def test_a_file_is_fetched_once_and_read_offline(
     hub: tuple[str, list[str]], tmp_path: Path
 ) -> None:
     address, asked = hub
-    for name in (f"{REPO}:q4_k_m", f"{REPO}:Tiny-3.2-Q4_K_M.gguf", f"{REPO}@main:Q4_K_M"):
-        done = asked_of(address, tmp_path, "inspect", "-m", name, "--json")
-        assert done.returncode == 0, done.stderr
-        assert json.loads(done.stdout)["kind"] == "GGUF file"
+    names = (f"{REPO}:q4_k_m", f"{REPO}:Tiny-3.2-Q4_K_M.gguf", f"{REPO}@main:Q4_K_M")
+    commands = [["inspect", "-m", name, "--json"] for name in names]
+    done = all_asked_of(address, tmp_path, commands)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count('"kind": "GGUF file"') == 3
     assert sum(one.startswith("GET") and one.endswith(".gguf") for one in asked) == 1
     before = len(asked)
     done = asked_of(address, tmp_path, "inspect", f"{REPO}:Q4_K_M", HF_HUB_OFFLINE="1")
@@ -102,11 +118,21 @@ def test_the_same_tokens_as_from_the_file(hub: tuple[str, list[str]], tmp_path: 
     [file] = (tmp_path / "hf").glob("hub/*/snapshots/*/Tiny-3.2-Q8_0.gguf")
     (tmp_path / "some-org").mkdir()
     (tmp_path / f"{REPO}:here").symlink_to(file)  # what exists here is no name of the hub
-    for path in (str(file), f"{REPO}:here"):
-        other = asked_of(hub[0], tmp_path, "run", "-m", path, *flags)
-        assert other.returncode == 0, other.stderr
-        ids = [json.loads(one.stdout)["results"][0]["output_ids"] for one in (done, other)]
-        assert ids[0] == ids[1]
+    others = [["run", "-m", path, *flags] for path in (str(file), f"{REPO}:here")]
+    again = all_asked_of(hub[0], tmp_path, others)
+    assert again.returncode == 0, again.stderr
+    (ids,), several = output_ids(done.stdout), output_ids(again.stdout)
+    assert several == [ids, ids]
+
+
+def output_ids(said: str) -> list[list[int]]:
+    """Of each of the documents that were printed one after another."""
+    found, decoder = [], json.JSONDecoder()
+    while said := said.lstrip():
+        document, end = decoder.raw_decode(said)
+        found.append(document["results"][0]["output_ids"])
+        said = said[end:]
+    return found
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import save_file
 
@@ -54,6 +55,7 @@ CONFIG = {
 }
 
 
+@pytest.mark.deep
 def test_peak_memory_is_far_below_the_models_size(tmp_path: Path) -> None:
     """Two models of about 300 MB of ones, as safetensors and as `.bin`."""
     for kind in ("safetensors", "bin"):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import multiprocessing
 import os
 import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -37,6 +39,15 @@ class FakeBuild:
         (self.folder / f"rank{rank}.engine").write_text(f"{gpu} {os.getpid()}")
 
 
+@pytest.fixture
+def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers from a process that has imported PyTorch once, in the place of fresh ones."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, "trtla.trtllm.ranks"])
+    source = SimpleNamespace(get_context=lambda method: context)
+    monkeypatch.setattr("trtla.trtllm.ranks.multiprocessing", source)
+
+
 def test_one_worker_builds_in_this_process(tmp_path: Path) -> None:
     build_ranks(FakeBuild(tmp_path), 3, 1)  # type: ignore[arg-type]
     found = {path.name: path.read_text() for path in tmp_path.iterdir()}
@@ -53,6 +64,7 @@ def test_workers_take_every_nth_rank_on_a_gpu_of_their_own(tmp_path: Path) -> No
     assert str(os.getpid()) not in pids
 
 
+@pytest.mark.usefixtures("cheap")
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_failing_rank_is_named(workers: int, tmp_path: Path) -> None:
     with pytest.raises(TrtlaError) as caught:
@@ -64,6 +76,7 @@ def test_a_failing_rank_is_named(workers: int, tmp_path: Path) -> None:
     assert "Traceback" in str(caught.value.__cause__)
 
 
+@pytest.mark.usefixtures("cheap")
 @pytest.mark.parametrize("fault", ["raise", "die"])
 def test_a_failing_rank_ends_the_others(fault: str, tmp_path: Path) -> None:
     build = FakeBuild(tmp_path, ((0, "hang"), (1, fault)))
@@ -71,11 +84,13 @@ def test_a_failing_rank_ends_the_others(fault: str, tmp_path: Path) -> None:
         build_ranks(build, 2, 2)  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures("cheap")
 def test_a_killed_worker_tells_its_exit_code(tmp_path: Path) -> None:
     with pytest.raises(TrtlaError, match=r"rank 1: its process ended with exit code -9"):
         build_ranks(FakeBuild(tmp_path, ((1, "die"),)), 2, 2)  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures("cheap")
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_full_disk_stays_the_operating_systems_error(workers: int, tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No space left") as caught:

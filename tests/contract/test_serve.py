@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
-import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,12 @@ import httpx
 import pytest
 
 from tests.support.command import trtla
+from tests.support.ranks import free_port
 from tests.support.served import Served, serving
 from tests.support.standin import Standin
 from tests.support.standin_engines import build
 from trtla import LLM, LookaheadConfig, SamplingParams
+from trtla.runtime.request import Output
 
 pytestmark = pytest.mark.usefixtures("fake_gpu")
 PROMPTS = ["def read(path):\n    ", "To be, or not to be, that is "]
@@ -130,22 +134,41 @@ def gauges(served: Served) -> dict[str, float]:
     return {name.removeprefix("trtla_"): float(value) for name, value in pairs}
 
 
+def standing_still(served: Served, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Let texts stand still after a few steps, until the event is set."""
+    executor, goes_on, steps = served.service.model.llm._executor, threading.Event(), count(1)
+    poll = executor.poll
+
+    def held(timeout: float | None = None) -> list[Output]:
+        stands = next(steps) > 3
+        while stands and not goes_on.wait(0.01):
+            if executor.interrupted():
+                return []
+        return poll(timeout)
+
+    monkeypatch.setattr(executor, "poll", held)
+    return goes_on
+
+
 UNKNOWN = ("spec_decode_num_draft_tokens_total", "prefix_cache_hits_total")
 
 
-def test_figures_are_the_librarys_and_what_it_does_not_tell_is_absent(served: Served) -> None:
+def test_figures_are_the_librarys_and_what_it_does_not_tell_is_absent(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A zero would be a fact: drafts accepted over drafts fed would divide by it."""
     before = gauges(served)
     assert not {"num_requests_running", *UNKNOWN} & before.keys(), "nothing has run"
     body = {"prompt": PROMPTS[0], "max_tokens": 100, "stream": True}
-    most = dict.fromkeys(("num_requests_running", "kv_cache_usage_perc"), 0.0)
+    goes_on = standing_still(served, monkeypatch)
     with served.http.stream("POST", "/v1/completions", json=body) as answer:
-        for line in answer.iter_lines():
-            if line.startswith("data: {"):
-                now = gauges(served)
-                most = {name: max(most[name], now.get(name, 0.0)) for name in most}
-    assert most["num_requests_running"] == 1
-    assert 0 < most["kv_cache_usage_perc"] <= 1
+        lines = answer.iter_lines()
+        next(lines)
+        now = gauges(served)
+        goes_on.set()
+        list(lines)
+    assert now["num_requests_running"] == 1
+    assert 0 < now["kv_cache_usage_perc"] <= 1
     after = gauges(served)
     assert (after["num_requests_running"], after["num_requests_waiting"]) == (0, 0)
     assert after["kv_cache_usage_perc"] == 0
@@ -157,22 +180,25 @@ def test_figures_are_the_librarys_and_what_it_does_not_tell_is_absent(served: Se
 def loading(
     engine: Path, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
-    """A server, as a program, whose engine loads for 3 seconds without letting Python run."""
-    monkeypatch.setenv("TENSORRT_LLM_STANDIN_LOAD_S", "3")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    """A server, as a program, whose engine loads without letting Python run.
+
+    It does so until the pipe `loading` is opened for writing.
+    """
+    os.mkfifo(tmp_path / "loading")
+    monkeypatch.setenv("TENSORRT_LLM_STANDIN_LOADING", str(tmp_path / "loading"))
+    port = free_port()
     asked = ("serve", "-m", engine, "--tokenizer-dir", tiny_model, "--lookahead", "4,4,4")
     command = [sys.executable, "-m", "trtla", *map(str, asked), "--port", str(port)]
-    server = subprocess.Popen(command, stderr=(tmp_path / "log").open("w"), text=True)
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=1) as http:
+    with (tmp_path / "log").open("w") as log:
+        server = subprocess.Popen(command, stderr=log, text=True)
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as http:
         yield server, http
     server.kill()
     server.wait()
 
 
 def health(http: httpx.Client) -> int:
-    """0: nothing listens yet; an answer that takes longer than a second raises."""
+    """0: nothing listens yet; an answer that waits for the engine never comes, and raises."""
     try:
         return http.get("/health").status_code
     except httpx.ConnectError:
@@ -190,7 +216,7 @@ def polled(http: httpx.Client, until: Callable[[list[int]], bool]) -> list[int]:
 
 @pytest.mark.deep
 def test_a_server_answers_while_its_engine_loads(
-    loading: tuple[subprocess.Popen[str], httpx.Client],
+    loading: tuple[subprocess.Popen[str], httpx.Client], tmp_path: Path
 ) -> None:
     server, http = loading
     found = polled(http, lambda found: found.count(503) == 10)
@@ -199,12 +225,12 @@ def test_a_server_answers_while_its_engine_loads(
     assert asked.status_code == 503
     assert asked.json()["error"]["code"] == "loading"
     assert asked.headers["retry-after"]
-    found = polled(http, lambda found: found[-1:] == [200])
-    assert found.count(503) > 5, "it loads for 3 seconds"
-    done = http.post("/v1/completions", json={"prompt": "abcdefgh", "max_tokens": 4}, timeout=30)
+    (tmp_path / "loading").write_text("")
+    polled(http, lambda found: found[-1:] == [200])
+    done = http.post("/v1/completions", json={"prompt": "abcdefgh", "max_tokens": 4})
     assert done.status_code == 200, done.text
     server.terminate()
-    assert server.wait(20) == 0, "a signal drains now"
+    assert server.wait(120) == 0, "a signal drains now"
 
 
 @pytest.mark.deep
@@ -215,5 +241,5 @@ def test_a_signal_ends_a_server_that_loads(
     server, http = loading
     polled(http, lambda found: found.count(503) == 8)
     server.send_signal(name)
-    assert server.wait(1) == -name
+    assert server.wait(120) == -name, "at once: the engine loads for ever"
     polled(http, lambda found: found[-1:] == [0])

@@ -258,7 +258,7 @@ def test_ranks_serve_until_the_leader_shuts_down(
     waiting.join(0.05)
     assert waiting.is_alive()
     leader.shutdown()
-    waiting.join(5)
+    waiting.join(120)
     assert not waiting.is_alive()
 
 

@@ -93,10 +93,10 @@ def _serve(environment: Environment, engine: Path) -> str:
             json.dumps(QUESTION).encode(),
             {"Content-Type": "application/json"},
         )
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=120) as answer:
             said = json.load(answer)["choices"][0]["text"]
         server.send_signal(signal.SIGTERM)
-        assert server.wait(30) == 0, server.stderr.read()
+        assert server.wait(120) == 0, server.stderr.read()
         return said
     finally:
         server.kill()

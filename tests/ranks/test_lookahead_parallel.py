@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 
 import pytest
 import torch
@@ -177,9 +176,11 @@ def test_who_stops_listening_leaves_all_ranks_in_step(tiny_llama):
 def test_a_rank_that_is_killed_ends_the_text_with_an_error(tiny_llama):
     with LLM(tiny_llama, dtype="float32", lookahead_parallel=2) as llm:
         (other,) = children(os.getpid())
-        threading.Timer(0.5, os.kill, (other, signal.SIGKILL)).start()
+        stream = llm.stream([PROMPTS[0]] * 100, LONG, LookaheadConfig(7, 7, 7))
+        next(stream)
+        os.kill(other, signal.SIGKILL)
         with pytest.raises(RankLost, match="rank 1 has ended with exit code -9"):
-            llm.generate([PROMPTS[0]] * 100, LONG, LookaheadConfig(7, 7, 7))
+            list(stream)
 
 
 def test_ranks_split_the_model_or_have_it_whole(tiny_llama):
@@ -193,7 +194,7 @@ def test_ranks_split_the_model_or_have_it_whole(tiny_llama):
 def test_torchrun_starts_the_ranks(tiny_llama):
     run = ("run", "-m", str(tiny_llama), "--dtype", "float32", "--input-text", PROMPTS[1])
     flags = ("--max-output-len", "24")
-    wanted = subprocess.run([*TRTLA, *run, *flags], capture_output=True, text=True, timeout=100)
+    wanted = subprocess.run([*TRTLA, *run, *flags], capture_output=True, text=True, timeout=200)
     assert wanted.returncode == 0, wanted.stderr
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone")
     command = (*torchrun, "--nproc-per-node", "2", "-m", "trtla", *run, *flags)

@@ -9,13 +9,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 import trtla
-from tests.support.ranks import PROMPT, alive, children, launched, run, soon
+from tests.support.ranks import PROMPT, SOON_S, alive, children, launched, run, soon
 from trtla import LLM, SamplingParams
 from trtla.errors import UsageError
 from trtla.runtime.ranks.place import torchrun_place
@@ -52,29 +52,37 @@ def descriptors():
     return len(os.listdir("/proc/self/fd"))
 
 
+@pytest.fixture
+def four_cores(monkeypatch):
+    """Two for each of two ranks, however many there are."""
+    monkeypatch.setattr("trtla.llm.open.usable_cores", lambda: 4)
+
+
+@pytest.mark.usefixtures("four_cores")
 def test_opening_again_and_again_holds_no_more_and_gives_the_threads_back(tiny_llama):
     held = []
     set_threads(3)
     try:
         for _ in range(3):
             with LLM(tiny_llama, dtype="float32", tp_size=2) as llm:
-                assert num_threads() < 3
+                assert num_threads() == 2
                 llm.generate([PROMPT], SHORT)
             assert num_threads() == 3
             del llm
             held.append(descriptors())
+            assert soon(lambda: descriptors() <= held[0])  # threads of PyTorch close some
     finally:
         set_threads(1)
-    assert held == held[:1] * 3
 
 
+@pytest.mark.usefixtures("four_cores")
 def test_threads_come_back_when_the_last_has_closed_or_has_not_opened(tiny_llama):
     set_threads(3)
     try:
         first = LLM(tiny_llama, dtype="float32", tp_size=2)
         second = LLM(tiny_llama, dtype="float32", tp_size=2)
         first.close()
-        assert num_threads() < 3
+        assert num_threads() == 2
         second.close()
         assert num_threads() == 3
     finally:
@@ -97,7 +105,7 @@ print(status)
 llm.close()"""
     process = forked(tiny_llama, here)
     try:
-        said, _ = process.communicate(timeout=90)
+        said, _ = process.communicate(timeout=SOON_S)
     finally:
         process.kill()
     assert said == b"0\n"
@@ -105,7 +113,7 @@ llm.close()"""
 
 def test_a_forked_process_keeps_no_rank_alive(tiny_llama):
     here = """    import time
-    time.sleep(60)
+    time.sleep(600)
     os._exit(0)
 print(other, child, flush=True)
 os.kill(os.getpid(), 9)"""
@@ -116,29 +124,44 @@ os.kill(os.getpid(), 9)"""
         assert soon(lambda: not alive(other))
     finally:
         os.kill(child, signal.SIGKILL)
+        process.communicate(timeout=SOON_S)
 
 
-@pytest.mark.parametrize("seconds", [0.0, 0.5, 1.5, 2.5])
-def test_who_is_killed_while_opening_leaves_no_folder(tiny_llama, tmp_path, seconds):
-    process = run(tiny_llama, env={**os.environ, "TMPDIR": str(tmp_path)})
+MAPPED = ("", "libtorch_cpu", "memfd:trtla")
+"""What a rank has mapped: nothing yet, the library that it imports, the memory it shares."""
+
+
+def opening(process, mapped):
+    """The other rank of a process, when it has come so far."""
     assert soon(lambda: children(process.pid))
     (other,) = children(process.pid)
-    time.sleep(seconds)
+    assert soon(lambda: mapped in maps(other))
+    return other
+
+
+def maps(process):
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{process}/maps").read_text()
+    return ""
+
+
+@pytest.mark.parametrize("mapped", MAPPED)
+def test_who_is_killed_while_opening_leaves_no_folder(tiny_llama, tmp_path, mapped):
+    process = run(tiny_llama, env={**os.environ, "TMPDIR": str(tmp_path)})
+    other = opening(process, mapped)
     process.kill()
-    _, said = process.communicate(timeout=90)
+    _, said = process.communicate(timeout=SOON_S)
     assert "Traceback" not in said
     assert soon(lambda: not alive(other))
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("seconds", [0.1, 0.6, 1.2])
-def test_an_interrupt_while_opening_is_the_command_s_alone(tiny_llama, seconds):
+@pytest.mark.parametrize("mapped", MAPPED)
+def test_an_interrupt_while_opening_is_the_command_s_alone(tiny_llama, mapped):
     process = run(tiny_llama, start_new_session=True)
-    assert soon(lambda: children(process.pid))
-    (other,) = children(process.pid)
-    time.sleep(seconds)
+    other = opening(process, mapped)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-    _, said = process.communicate(timeout=90)
+    _, said = process.communicate(timeout=SOON_S)
     assert process.returncode == 130
     assert "Traceback" not in said
     assert soon(lambda: not alive(other))

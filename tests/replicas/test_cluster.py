@@ -83,5 +83,5 @@ def test_replicas_do_not_outlive_a_killed_server(cluster, tmp_path):
         ours = set(server.replicas())
         assert ours
         os.kill(server.process.pid, signal.SIGKILL)
-        server.process.wait(30)
+        server.process.wait(120)
         wait_until(lambda: not alive(ours), 150)

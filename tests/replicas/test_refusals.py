@@ -66,7 +66,7 @@ def test_a_port_in_use_starts_nothing(tmp_path):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         process = start(log, "--ray", "--port", taken.getsockname()[1])
-        assert process.wait(60) == 2
+        assert process.wait(120) == 2
     assert "cannot be listened on" in last_lines(log)[0]
 
 

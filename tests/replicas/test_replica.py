@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from dataclasses import replace
+from queue import Queue
+from types import SimpleNamespace
 
 import pytest
 
@@ -32,7 +35,7 @@ async def outputs(replica: Replica, asked: Request) -> list[Output]:
 
 
 async def stopped(replica: Replica) -> None:
-    await asyncio.to_thread(replica._engine.stop, 30)
+    await asyncio.to_thread(replica._engine.stop, 120)
 
 
 def test_texts_from_the_middle_and_errors():
@@ -51,7 +54,7 @@ def test_texts_from_the_middle_and_errors():
         ((output,),) = [one async for one in refused]
         assert output.finish_reason == "failed"
         assert isinstance(output.error, UsageError)
-        late = await outputs(replica, packed(request(llm, 900), (), 50))
+        late = await outputs(replica, packed(request(llm, 900), (), 1))
         assert late[-1].finish_reason == "timed_out"
         assert not replica._inboxes
         await stopped(replica)
@@ -59,13 +62,25 @@ def test_texts_from_the_middle_and_errors():
     asyncio.run(work())
 
 
-def test_a_stream_that_is_closed_leaves_the_batch():
+def test_a_stream_that_is_closed_leaves_the_batch(monkeypatch):
     async def work() -> None:
         replica = Replica(open_shipped, "app")
         await replica.opened()
-        llm = replica._engine.llm
-        task = asyncio.create_task(outputs(replica, packed(request(llm, 900), (), None)))
-        await asyncio.sleep(0.3)
+        llm, arrived = replica._engine.llm, asyncio.Event()
+        poll = llm._executor.poll
+
+        def slowly(timeout: float | None = None) -> list[Output]:
+            said = poll(timeout)
+            time.sleep(0.05)  # or all might have been written before the stream is closed
+            return said
+
+        async def read() -> None:
+            async for _ in replica.stream(packed(request(llm, 900), (), None)):
+                arrived.set()
+
+        monkeypatch.setattr(llm._executor, "poll", slowly)
+        task = asyncio.create_task(read())
+        await arrived.wait()
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
@@ -78,27 +93,31 @@ def test_a_stream_that_is_closed_leaves_the_batch():
 
 
 def test_nothing_is_sent_to_a_replica_before_its_model_is_open(monkeypatch):
-    ended, open_now = [], threading.Event()
-    monkeypatch.setattr(module, "LEASE_S", 0.2)
-    monkeypatch.setattr(module, "_end", ended.append)
+    ended: Queue[str] = Queue()
+    open_now, clock = threading.Event(), SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(module, "_end", ended.put)
 
     def slowly() -> LLM:
-        open_now.wait(30)
+        open_now.wait(120)
         return open_shipped()
 
     async def work() -> None:
         replica = Replica(slowly, "app")
         healthy = asyncio.create_task(replica.check_health())
-        await asyncio.sleep(0.5)  # longer than the lease, which does not run yet
+        await asyncio.sleep(0.05)
+        clock.now += 2 * module.LEASE_S  # which does not run yet
         assert not healthy.done()
         open_now.set()
         await healthy
         assert replica._engine.state == "ready"
         await replica.check_health()
-        assert not ended
-        await asyncio.sleep(0.3)
+        clock.now += module.LEASE_S
         await replica.check_health()
-        assert ended == ["app"]
+        assert ended.empty()
+        clock.now += 1
+        await replica.check_health()
+        assert await asyncio.to_thread(ended.get, timeout=120) == "app"
         await stopped(replica)
 
     asyncio.run(work())
@@ -120,7 +139,7 @@ def test_a_model_that_does_not_open_is_said(monkeypatch):
         with pytest.raises(NotOpen, match="the disk is gone"):
             await outputs(replica, Request(1, (5,), SamplingParams(4)))
         with pytest.raises(TrtlaError, match="the model is failed"):
-            await asyncio.wait_for(asyncio.wrap_future(replica._engine.stats()), 5)
+            await asyncio.wait_for(asyncio.wrap_future(replica._engine.stats()), 120)
 
         late = Replica(fails, "app")  # in the place of one that was lost
         monkeypatch.setattr(module, "_comes_up", lambda app: False)

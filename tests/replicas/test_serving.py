@@ -17,7 +17,7 @@ pytestmark = pytest.mark.deep
 pytest.importorskip("ray.serve", reason="needs Ray: pip install 'trtla[ray]'")
 
 PROMPT = "def read_file(path"
-LONG = {"prompt": PROMPT, "max_tokens": 400, "ignore_eos": True, "seed": 3, "temperature": 0.7}
+LONG = {"prompt": PROMPT, "max_tokens": 1500, "ignore_eos": True, "seed": 3, "temperature": 0.7}
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_a_client_that_leaves_frees_its_place(served):
     body = {**LONG, "stream": True, "max_tokens": 900}
     with served.http.stream("POST", "/v1/completions", json=body) as stream:
         next(stream.iter_lines())
-    wait_until(lambda: served.metric("num_requests_running") == 0, 20)
+    wait_until(lambda: served.metric("num_requests_running") == 0)
 
 
 def test_a_common_beginning_goes_where_it_is(served):
@@ -103,8 +103,8 @@ def test_sigterm_lets_texts_end_and_leaves_no_process(tmp_path):
             next(lines)
             server.process.send_signal(signal.SIGTERM)
             assert list(lines)[-2:] == ["data: [DONE]", ""]
-        assert server.process.wait(60) == 0
-        wait_until(lambda: not alive(below), 30)
+        assert server.process.wait(120) == 0
+        wait_until(lambda: not alive(below))
         assert "Traceback" not in server.log
 
 
@@ -113,5 +113,5 @@ def test_a_killed_server_leaves_no_process(tmp_path):
         below = descendants(server.process.pid) | set(server.replicas())
         model = set(server.replicas())
         server.end(signal.SIGKILL)
-        wait_until(lambda: not alive(model), 30)
+        wait_until(lambda: not alive(model))
         wait_until(lambda: not alive(below), 150)  # Ray's own agents wait a minute for its head

@@ -148,6 +148,7 @@ def test_langchain_streams(served, plain):
     assert "".join(chunk.content for chunk in chat.stream(CHAT)) == expected
 
 
+@pytest.mark.deep
 def test_the_llm_tool_answers(served, plain, tmp_path):
     models = f"- model_id: here\n  model_name: tiny\n  api_base: {served.api}\n"
     (tmp_path / "extra-openai-models.yaml").write_text(models)

@@ -91,4 +91,4 @@ preparing.submit("chat", lambda: (begun.set(), threading.Event().wait(600)))
 assert begun.wait(60)
 preparing.stop()
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import socket
+from contextlib import contextmanager
+from functools import partial
 from socket import gethostname
 
 import pytest
 
-from tests.support.served import ASK, JSON, refused, serving
+from tests.support.served import ASK, JSON, LONG, refused, serving, slow_down, until
 from trtla.api.protocol import NEUTRAL
 
 HOST = "host_not_allowed"
@@ -227,7 +229,7 @@ def test_an_origin_can_be_allowed():
         assert served.http.post("/v1/completions", json=ASK, headers=other).status_code == 403
 
 
-def test_keys_bodies_and_queues_have_limits():
+def test_keys_bodies_and_queues_have_limits(monkeypatch):
     limits = {"max_body": 2000, "max_queue": 0}
     with serving(keys=(b"one", b"two"), **limits) as served:
         for key, status in ((None, 401), ("three", 401), ("one", 200), ("two", 200)):
@@ -242,7 +244,8 @@ def test_keys_bodies_and_queues_have_limits():
         refused(many, 413, code="body_too_large")
         refused(served.complete(prompt=["a"] * 40, max_tokens=1), 400, "n")
         slots = served.service.model.llm.limits.max_batch_size
-        long = {"prompt": ["def f("] * slots, "max_tokens": 400, "stream": True, "temperature": 0}
+        slow_down(served, monkeypatch)
+        long = {**LONG, "prompt": ["def f("] * slots, "stream": True}
         with served.http.stream("POST", "/v1/completions", json=long) as streamed:
             lines = streamed.iter_lines()  # the connection ends with it
             next(lines)
@@ -277,27 +280,41 @@ def read_until(connection, end):
         got += part
 
 
+HEAD_TIMEOUT_S = "trtla.serve.responses.HEAD_TIMEOUT_S"
+
+
+@contextmanager
+def hurried_from_now(served, monkeypatch, sent):
+    """A connection that has time to send this, and little time for what follows."""
+    connections = served.service.server.server_state.connections
+    until(lambda: not connections)
+    monkeypatch.setattr(HEAD_TIMEOUT_S, 600.0)
+    with served.connect() as one:
+        until(lambda: any(known._head_timer for known in tuple(connections)))
+        monkeypatch.setattr(HEAD_TIMEOUT_S, 0.1)
+        one.sendall(sent)
+        yield one
+
+
 def test_a_connection_that_asks_nothing_is_closed(monkeypatch):
-    monkeypatch.setattr("trtla.serve.responses.HEAD_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(HEAD_TIMEOUT_S, 0.1)
     with serving() as served:
+        hurried = partial(hurried_from_now, served, monkeypatch)
         for sent in (b"", b"POST /v1/comple", b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX: "):
             with served.connect(sent) as one:
                 assert one.recv(100) == b""
-        with served.connect(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n") as one:
+        with hurried(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n") as one:
             read_until(one, b"ok")
             one.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX: ")  # timed too
             assert one.recv(100) == b""
-        with served.connect(
-            b"POST /x HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 10\r\n\r\n"
-        ) as one:
+        with hurried(b"POST /x HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 10\r\n\r\n") as one:
             read_until(one, b"}")  # it is answered before its body is there
             one.sendall(b"{")
             while one.recv(100):
                 pass
-        with served.connect(
-            b"POST /x HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 10\r\n\r\n{"
-        ) as one:
+        with hurried(b"POST /x HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 10\r\n\r\n{") as one:
             read_until(one, b"}")
             while one.recv(100):  # nothing more comes of the body
                 pass
+        monkeypatch.setattr(HEAD_TIMEOUT_S, 600.0)
         assert served.complete(**ASK).status_code == 200

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import random
+import signal
 import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from tests.support.models import Variant
@@ -16,7 +19,7 @@ from trtla.settings.sampling import BeamSettings
 
 PROMPT = "for i in range(10):\n    print(i)\nfor j in range(10):"
 LONG = SamplingParams(max_output_len=1000)
-SOON_S = 60.0
+SOON_S = 120.0
 TRTLA = (sys.executable, "-m", "trtla")
 
 
@@ -61,29 +64,47 @@ def soon(happens) -> bool:
 
 
 def run(model, *flags, **keys):
-    """`trtla run` with a long text, on two ranks unless the flags say otherwise."""
+    """`trtla run` with these flags, SIGINT as on a terminal.
+
+    Without any: on two ranks, and with texts that no machine writes before it is killed.
+    """
+    prompts = [PROMPT] if flags else [PROMPT] * 2000
     flags = flags or ("--tp-size", "2", "--max-output-len", "1500", "--no-lookahead")
-    command = (*TRTLA, "run", "-m", str(model), "--dtype", "float32", "--input-text", PROMPT)
+    command = (*TRTLA, "run", "-m", str(model), "--dtype", "float32", "--input-text", *prompts)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen((*command, *flags), **pipes, **keys)
+    return subprocess.Popen((*command, *flags), preexec_fn=_as_on_a_terminal, **pipes, **keys)
+
+
+def _as_on_a_terminal() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+    """A port that nobody has, and nobody is given who asks for any: those are higher."""
+    for port in random.Random().sample(range(20_000, 32_000), 1000):
+        with socket.socket() as sock, suppress(OSError):
+            sock.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("all ports are taken")
 
 
 def launched(models, *flags):
     """What ranks that a launcher has started end with: (exit code, output, errors) of each."""
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    meeting |= {"WORLD_SIZE": str(len(models)), "LOCAL_WORLD_SIZE": str(len(models))}
-    started = [
-        run(model, *flags, env={**os.environ, **meeting, "RANK": str(rank)})
-        for rank, model in enumerate(models)
-    ]
-    ended = [process.communicate(timeout=90) for process in started]
-    return [(one.returncode, *said) for one, said in zip(started, ended, strict=True)]
+    while True:
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        meeting |= {"WORLD_SIZE": str(len(models)), "LOCAL_WORLD_SIZE": str(len(models))}
+        started = [
+            run(model, *flags, env={**os.environ, **meeting, "RANK": str(rank)})
+            for rank, model in enumerate(models)
+        ]
+        ended = [started[0].communicate(timeout=SOON_S)]
+        if "the ranks cannot meet at" in ended[0][1]:  # somebody has taken the port meanwhile
+            for process in started[1:]:
+                process.kill()
+                process.wait()
+            continue
+        ended += [process.communicate(timeout=SOON_S) for process in started[1:]]
+        return [(one.returncode, *said) for one, said in zip(started, ended, strict=True)]
 
 
 WIDE = Variant("wide", {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32})

@@ -22,7 +22,7 @@ from stress.replicas import replicas_of
 SHIPPED = Path(trtla.__file__).parent / "assets" / "tiny-llama"
 
 
-def wait_until(true: Callable[[], object], seconds: float = 60.0) -> None:
+def wait_until(true: Callable[[], object], seconds: float = 120.0) -> None:
     ends = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < ends, "it did not come"
@@ -88,7 +88,7 @@ class Server:
 
     def end(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)
-        return self.process.wait(90)
+        return self.process.wait(120)
 
 
 def start(log: Path, *flags: object, model: Path = SHIPPED) -> subprocess.Popen[str]:
@@ -118,4 +118,4 @@ def serving(log: Path, *flags: object) -> Iterator[Server]:
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
-            process.wait(90)
+            process.wait(120)

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 import httpx
+import pytest
 
 import trtla
 from trtla import LLM
@@ -32,7 +33,7 @@ class Served:
 
     def __init__(self, service: Service, address: str) -> None:
         self.service, self.address = service, address
-        self.http = httpx.Client(base_url=address, timeout=60)
+        self.http = httpx.Client(base_url=address, timeout=120)
 
     @property
     def api(self) -> str:
@@ -50,7 +51,7 @@ class Served:
         one = socket.socket()
         if receive_buffer is not None:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-        one.settimeout(20)
+        one.settimeout(120)
         host, port = self.address.removeprefix("http://").split(":")
         one.connect((host, int(port)))
         one.sendall(sent)
@@ -65,7 +66,7 @@ class Served:
 
     def stats(self):
         """The executor's, now."""
-        return self.service.model.engine.stats().result(30)
+        return self.service.model.engine.stats().result(120)
 
 
 def open_shipped(**more) -> LLM:
@@ -101,15 +102,30 @@ def serving(
         finally:
             served.http.close()
             loop.call_soon_threadsafe(service.end)
-            work.join(60)
+            work.join(120)
             assert not work.is_alive()
             loop.close()
 
 
+def slow_down(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each step take 50 ms: LONG texts without drafts take over a minute on any machine."""
+    executor = served.service.model.llm._executor
+    poll = executor.poll
+
+    def late(timeout=None):
+        outputs = poll(timeout)
+        time.sleep(0.05)  # not before it: a step is put off while others ask for something
+        return outputs
+
+    monkeypatch.setattr(executor, "poll", late)
+
+
+LONG = {"prompt": "def f(", "max_tokens": 1500, "ignore_eos": True, "temperature": 0, "seed": 1,
+        "lookahead": [1, 1, 0]}  # fmt: skip
 SHORT = {"prompt": "class A:", "max_tokens": 4, "temperature": 0}
 
 
-def until(condition, seconds=30.0):
+def until(condition, seconds=120.0):
     ends = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < ends

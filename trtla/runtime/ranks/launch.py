@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +42,8 @@ class Started:
         """Keep none of them alive: also in a forked process, which did not start them."""
         for process in self.processes:
             if process.stdin is not None:
-                process.stdin.close()
+                with suppress(BrokenPipeError):  # it has ended before it has read all
+                    process.stdin.close()
 
     def end(self) -> None:
         """See to it that all end."""
@@ -74,8 +76,9 @@ def start_ranks(module: str, opening: Any, size: int, threads: int) -> Started:
             )
             started.processes.append(process)
             assert process.stdin is not None
-            pickle.dump((opening, Place(rank, size, size), port), process.stdin)
-            process.stdin.flush()
+            with suppress(BrokenPipeError):  # it has ended already, which `problem` tells
+                pickle.dump((opening, Place(rank, size, size), port), process.stdin)
+                process.stdin.flush()
     except BaseException:
         started.end()
         raise

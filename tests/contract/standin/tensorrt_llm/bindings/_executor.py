@@ -45,8 +45,9 @@ class Executor:
         engine = files.read_config(files.read_text(folder))
         check_ranks(engine, config, self._ranks.world_size)
         tensors = files.read_ranks(folder, engine.world_size)
-        if seconds := int(os.environ.get("TENSORRT_LLM_STANDIN_LOAD_S", "0")):
-            ctypes.PyDLL(None).sleep(seconds)  # the GIL is held, as by the binding's constructor
+        if pipe := os.environ.get("TENSORRT_LLM_STANDIN_LOADING"):
+            # The GIL is held, as by the binding's constructor, until somebody writes to the pipe.
+            ctypes.PyDLL(None).open(os.fsencode(pipe), os.O_RDONLY)
         pool = take(config.kv_cache_config)
         self._destroy = weakref.finalize(self, pool.free)
         try:
