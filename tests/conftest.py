@@ -16,6 +16,7 @@ import pytest
 
 pytest.register_assert_rewrite("tests.support")
 from tests.support.surroundings import settle
+from tests.support.unchanged import leave_out_unchanged, note_passed
 
 settle()
 
@@ -72,11 +73,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
         if item.get_closest_marker("trtllm") and not (cuda and installed()):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device and TensorRT-LLM"))
+    leave_out_unchanged(items)
     named = config.option.markexpr or any("::" in argument for argument in config.args)
     if not (config.option.deep or named):
         kept = set(_not_deep(items))
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = [item for item in items if item in kept]
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Note what has passed, in the process that has seen all of it."""
+    if not hasattr(session.config, "workerinput"):
+        note_passed(exitstatus == 0)
 
 
 def _not_deep(items: list[pytest.Item]) -> Iterator[pytest.Item]:

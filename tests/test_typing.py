@@ -97,14 +97,17 @@ LLM("engine").chat("Hello")
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """What mypy says of both programs, a line for each error."""
+    """What mypy says of both programs, a line for each error.
+
+    With trtla's own settings, so that what MYPY_CACHE_DIR keeps of trtla serves here as well.
+    """
     folder = tmp_path_factory.mktemp("programs")
     (folder / "right.py").write_text(PROGRAM)
     (folder / "wrong.py").write_text(WRONG)
-    command = [sys.executable, "-m", "mypy", "--strict", "--python-version", "3.10"]
-    command += ["--follow-imports", "silent", "--config-file", os.devnull]
+    command = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml")]
+    command += ["--cache-dir", os.environ.get("MYPY_CACHE_DIR", "mypy-cache")]
     done = subprocess.run(
-        [*command, "--cache-dir", "mypy-cache", "right.py", "wrong.py"],
+        [*command, "right.py", "wrong.py"],
         env={**os.environ, "MYPYPATH": str(ROOT)},
         cwd=folder,
         capture_output=True,

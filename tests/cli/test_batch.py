@@ -298,6 +298,7 @@ def test_an_input_that_changes_meanwhile_is_not_mixed(
     assert texts(tmp_path / "out") == texts(tmp_path / "undisturbed")
 
 
+@pytest.mark.usefixtures("measured_costs")
 def test_costs_kept_in_an_engine_do_not_make_it_another_model(
     engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

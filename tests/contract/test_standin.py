@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from tests.support.standin import Standin
+from tests.support.unchanged import STAND_IN_SOURCES
 
-pytestmark = pytest.mark.deep
+pytestmark = [pytest.mark.deep, STAND_IN_SOURCES]
 
 EVERY = ["0.20.0", "0.21.0", "1.0.0", "1.1.0", "1.2.1", "1.3.0rc15"]
 WRONG = "incompatible .* arguments"

@@ -16,10 +16,12 @@ from safetensors.torch import load_file, save_file
 
 from tests.support import standin_engines
 from tests.support.standin import Standin
+from tests.support.unchanged import STAND_IN_SOURCES
 from trtla.build.convert import convert
 from trtla.build.quantize import Calibration
 
 pytestmark = [
+    STAND_IN_SOURCES,
     pytest.mark.deep,
     pytest.mark.usefixtures("fake_gpu"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),

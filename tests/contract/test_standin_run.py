@@ -28,8 +28,13 @@ from tests.support.standin_engines import (
     reference,
     tokens,
 )
+from tests.support.unchanged import STAND_IN_SOURCES
 
-pytestmark = [pytest.mark.deep, pytest.mark.usefixtures("fake_gpu")]
+pytestmark = [
+    STAND_IN_SOURCES,
+    pytest.mark.deep,
+    pytest.mark.usefixtures("fake_gpu"),
+]
 NOW = timedelta(0)
 FAIL_FAST = {"fail_fast_on_attention_window_too_large": True}
 Open = Callable[..., Any]

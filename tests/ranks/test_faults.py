@@ -14,9 +14,12 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from tests.support.ranks import LONG, PROMPT, SOON_S, TRTLA, alive, children, launched, run, soon
+from tests.support.unchanged import RANK_SOURCES
 from trtla import LLM, SamplingParams
 from trtla.errors import RankLost
 from trtla.settings.lookahead import AUTOREGRESSIVE
+
+pytestmark = RANK_SOURCES
 
 
 @pytest.fixture

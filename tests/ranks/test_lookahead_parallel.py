@@ -28,6 +28,7 @@ from tests.support.ranks import (
     samplings,
 )
 from tests.support.tensors import argmax, draw_at, ranked_rows
+from tests.support.unchanged import RANK_SOURCES
 from trtla import LLM, SamplingParams
 from trtla.errors import RankLost, UsageError
 from trtla.runtime.loop.replica import (
@@ -41,6 +42,8 @@ from trtla.runtime.loop.replica import (
 from trtla.runtime.models.cpu.library import library
 from trtla.settings.drafting import DrafterSettings
 from trtla.settings.lookahead import LookaheadConfig
+
+pytestmark = RANK_SOURCES
 
 TRIPLE = LookaheadConfig(5, 4, 5)
 MODELS = (

@@ -16,18 +16,23 @@ import pytest
 
 import trtla
 from tests.support.ranks import PROMPT, SOON_S, alive, children, launched, run, soon
+from tests.support.unchanged import RANK_SOURCES
 from trtla import LLM, SamplingParams
 from trtla.errors import UsageError
 from trtla.runtime.ranks.place import torchrun_place
 from trtla.runtime.threads import num_threads, set_threads
 
-pytestmark = pytest.mark.deep
+pytestmark = [
+    pytest.mark.deep,
+    RANK_SOURCES,
+]
 
 PACKAGE = Path(trtla.__file__).parents[1]
 SHORT = SamplingParams(max_output_len=4)
 FORKED = """
 import gc, os, sys
 from tests.support.ranks import children
+from tests.support.unchanged import RANK_SOURCES
 from trtla import LLM
 llm = LLM(sys.argv[1], dtype="float32", tp_size=2)
 (other,) = children(os.getpid())

@@ -7,7 +7,10 @@ import pytest
 from tests.support.gguf_models import write_gguf
 from tests.support.models import Variant, make_model, save_model
 from tests.support.ranks import PROMPTS, WIDE, drafted, everything, samplings
+from tests.support.unchanged import RANK_SOURCES
 from trtla import LLM
+
+pytestmark = RANK_SOURCES
 
 BIASES = {"attention_bias": True, "mlp_bias": True}
 LONG = {"max_position_embeddings": 256}

@@ -10,6 +10,7 @@ import torch
 
 from tests.support.paged import CPU, fake_capture, llama, reference_attention
 from tests.support.real_models import product_works
+from tests.support.unchanged import CUDA_SOURCES
 from trtla.errors import UsageError
 from trtla.formats.config import Quantization
 from trtla.formats.torch_tensors import E4M3
@@ -20,6 +21,8 @@ from trtla.runtime.models.cuda.graphs import CudaCapture
 from trtla.runtime.models.cuda.paged_attention import kernels_problem
 from trtla.runtime.models.cuda_check import choose_path, largest_difference
 from trtla.runtime.models.layers import Fp8Linear, PlainOperations
+
+pytestmark = CUDA_SOURCES
 
 CUDA = torch.device("cuda")
 

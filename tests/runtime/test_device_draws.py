@@ -16,6 +16,7 @@ from tests.support.examples import examples
 from tests.support.paged import compiled_in_a_process
 from tests.support.tensors import argmax, draw_at
 from tests.support.toys import hash_scores, request, run, tokens_of, toy_executor
+from tests.support.unchanged import CUDA_SOURCES
 
 pytest.importorskip("triton")
 
@@ -33,7 +34,10 @@ from trtla.runtime.sampling.predict import Draw, StepSampler
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.settings.sampling import SamplingParams
 
-pytestmark = pytest.mark.deep
+pytestmark = [
+    pytest.mark.deep,
+    CUDA_SOURCES,
+]
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 NAN, INF = float("nan"), float("inf")

@@ -30,6 +30,7 @@ from tests.support.fused import (
 )
 from tests.support.paged import CPU, NUM_BLOCKS, filled_cache, llama, sequence_of
 from tests.support.real_models import load_model, needs_products
+from tests.support.unchanged import CUDA_SOURCES
 from trtla.formats.config import Quantization
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.models.cuda import fused
@@ -38,7 +39,10 @@ from trtla.runtime.models.cuda.paged_attention import kernels_problem
 from trtla.runtime.models.layers import PlainOperations
 from trtla.runtime.sequence import Feed
 
-pytestmark = pytest.mark.deep
+pytestmark = [
+    pytest.mark.deep,
+    CUDA_SOURCES,
+]
 
 interpreted = pytest.mark.skipif(
     not type(fused.add_norm).__name__.startswith("Interpreted"),

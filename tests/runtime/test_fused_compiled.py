@@ -22,8 +22,12 @@ from tests.support.fused import (
     small_steps,
 )
 from tests.support.paged import compiled_in_a_process, filled_cache, llama
+from tests.support.unchanged import CUDA_SOURCES
 
-pytestmark = pytest.mark.deep
+pytestmark = [
+    pytest.mark.deep,
+    CUDA_SOURCES,
+]
 
 COMPILE = """
 import subprocess, sys

@@ -27,6 +27,7 @@ from tests.support.paged import (
 from tests.support.toys import request as toy_request
 from tests.support.toys import run as run_requests
 from tests.support.toys import tokens_of
+from tests.support.unchanged import CUDA_SOURCES
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.costs import CostTable
 from trtla.runtime.drafters.factory import Drafters
@@ -38,6 +39,8 @@ from trtla.runtime.models.tensor_cache import TensorCache
 from trtla.runtime.sequence import Feed
 from trtla.settings.drafting import DrafterSettings, DraftOptions
 from trtla.settings.lookahead import LookaheadConfig
+
+pytestmark = CUDA_SOURCES
 
 TRIPLE = LookaheadConfig(7, 5, 7)
 MOST, OUTPUT = 9000, 12  # contexts of the limits are split, those of the requests are not

@@ -29,6 +29,7 @@ from tests.support.paged import (
     tree_feed,
     wide_room,
 )
+from tests.support.unchanged import CUDA_SOURCES
 from trtla.formats.config import Quantization
 from trtla.formats.torch_tensors import quantize
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
@@ -39,7 +40,10 @@ from trtla.runtime.models.cuda.inputs import Room, StepInputs
 from trtla.runtime.models.cuda.paged_attention import kernels_problem, paged_attend
 from trtla.runtime.models.tensor_cache import TensorCache
 
-pytestmark = pytest.mark.deep
+pytestmark = [
+    pytest.mark.deep,
+    CUDA_SOURCES,
+]
 
 CUDA = torch.device("cuda")
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}

@@ -10,9 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.unchanged import NATIVE_SOURCES
 from trtla.runtime.models.cpu.native_code import FLAGS, FORWARD, TREES
 
-pytestmark = [pytest.mark.deep, pytest.mark.sanitizer]
+pytestmark = [
+    NATIVE_SOURCES,
+    pytest.mark.deep,
+    pytest.mark.sanitizer,
+]
 COMPILER = shutil.which("g++")
 SANITIZED = ("-O0", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 

@@ -208,6 +208,14 @@ def _drop_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def _clear_stdout() -> None:
+    """Write what is left for stdout, or drop it: Python would fail on it when it ends."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _drop_stdout()
+
+
 def _report(error: Exception, console: Console) -> int:
     if console.verbose and not isinstance(error, click.ClickException):
         traceback.print_exception(error)
@@ -218,6 +226,7 @@ def _report(error: Exception, console: Console) -> int:
             console.document({"error": body})
             return failure.exit_code
         _drop_stdout()
+    _clear_stdout()
     where = f"rank {process_rank()}: " if process_rank() else ""
     print(f"{where}error: {_printable(failure.message)}", file=sys.stderr)
     if failure.hint:

@@ -165,7 +165,7 @@ def load_rows(split: str, count: int, hint: str, seed: int | None = None) -> lis
     Rows have `article` and `highlights`. The package `datasets` must be installed.
     """
     if not _hub_answers():
-        os.environ["HF_HUB_OFFLINE"] = "1"  # then the cache is looked at, without retries
+        _stay_offline()
     import datasets
 
     problem: Exception | None = None
@@ -185,6 +185,14 @@ def load_rows(split: str, count: int, hint: str, seed: int | None = None) -> lis
         return [dict(row) for row in rows.select(range(min(count, len(rows))))]
     reason = first_line(problem)
     raise UsageError(f"{CNN_DAILYMAIL} cannot be loaded from the Hugging Face hub: {reason}", hint)
+
+
+def _stay_offline() -> None:
+    """Have the hub's client look at its cache, without retries, also if it is imported already."""
+    from huggingface_hub import constants
+
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    constants.HF_HUB_OFFLINE = True
 
 
 def _hub_answers() -> bool:
