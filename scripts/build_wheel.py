@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import warnings
 from pathlib import Path
 
@@ -39,6 +40,8 @@ ROOT = Path(trtla.__file__).parents[1]
 OLD_SYSTEMS = Path(__file__).with_name("manylinux_2_28.h")
 FLAGS = ("-include", str(OLD_SYSTEMS), "-s", "-Wl,-z,defs")
 """What only wheels are compiled with: it changes no instruction."""
+KEPT_S = 30 * 24 * 3600
+"""How long libraries are kept."""
 
 
 def compiler_for(machine: str) -> str | None:
@@ -72,8 +75,9 @@ def compile_libraries(machine: str, compiler: str, folder: Path) -> None:
     place.mkdir(parents=True, exist_ok=True)
     for build in builds:
         shutil.copy(build.library, place)
-    for old in set(kept.iterdir()) - {build.library for build in builds}:
-        old.unlink()
+    for library in kept.glob("*.so"):
+        if library.stat().st_mtime < time.time() - KEPT_S:
+            library.unlink(missing_ok=True)
 
 
 def kept_libraries(machine: str, compiler: str) -> Path:
