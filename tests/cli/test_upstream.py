@@ -153,7 +153,10 @@ def by_length(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
     assert ran.code == 0, ran.err
     assert "gemm_plugin: for TensorRT-LLM, no effect on torch engines" in ran.err
-    assert "max_draft_len 83 is that of lookahead 7,7,7" in ran.err
+    assert (
+        "max_draft_len 83 without a triple: lookahead is 7,7,7; trtla run --lookahead 6,8,6 "
+        in ran.err
+    )
     assert "lookahead window=7 ngram=7 verification=7, max_draft_len 83" in ran.out
     return folder / "en"
 
@@ -218,6 +221,18 @@ def test_settings_for_tensorrt_llm_are_in_its_command(model: Path, tmp_path: Pat
     assert settings["trtllm plugin_config.gemm_plugin"]["value"] == "float16"
     assert settings["trtllm plugin_config.reduce_fusion"]["value"] is True
     assert settings["trtllm weight_streaming"]["value"] is True
+
+
+def test_the_attention_plugin_has_the_type_of_the_model(checkpoint: Path, tmp_path: Path) -> None:
+    ran = build(checkpoint, tmp_path / "e", "--gpt_attention_plugin=float16", "--dry-run")
+    assert "note: gpt_attention_plugin is float32, the model's type, not float16" in ran.err
+    ran = build(checkpoint, tmp_path / "e", "--gpt_attention_plugin=float32", "--dry-run")
+    assert "gpt_attention_plugin" not in ran.err
+
+
+def test_an_engine_that_is_there_is_not_built_otherwise(tmp_path: Path) -> None:
+    ran = trtla("build", "--from-existing", tmp_path, "--gemm_plugin=float16")
+    refused(ran, 2, "--gemm-plugin does not go with --from-existing")
 
 
 _TEXT = ("abcdefgh", "-n", "4", "-q")

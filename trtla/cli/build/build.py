@@ -194,6 +194,7 @@ def _build(ctx: click.Context, console: Console, flags: dict[str, Any]) -> None:
     plan = describe_build(checkpoint, settings, output_dir=output, **choice)
     if flags["max_num_tokens"] not in (None, plan.build_config.max_num_tokens):
         origin["max_num_tokens"] += ", corrected"
+    _tell_plugin_type(ctx, console, plan.dtype)
     if flags["dry_run"]:
         _show_plan(console, plan, origin, output)
         return
@@ -207,6 +208,12 @@ def _build(ctx: click.Context, console: Console, flags: dict[str, Any]) -> None:
     if plan.backend == "torch":
         _compile_forward()
     _show_written(console, output, plan.backend, plan.lookahead, plan.notes)
+
+
+def _tell_plugin_type(ctx: click.Context, console: Console, dtype: str) -> None:
+    asked = taken(ctx).get("gpt_attention_plugin", "auto").lower()
+    if asked not in ("auto", dtype):
+        console.note(f"note: gpt_attention_plugin is {dtype}, the model's type, not {asked}")
 
 
 def _triple(ctx: click.Context, console: Console, flags: dict[str, Any]) -> LookaheadConfig:
@@ -224,8 +231,8 @@ def _triple(ctx: click.Context, console: Console, flags: dict[str, Any]) -> Look
         return triple or AUTOREGRESSIVE
     first, *others = triples_for(draft_len)
     some = " or ".join(map(str, others[:2]))
-    also = f"; --lookahead {some} when it is opened fits too" if others else ""
-    console.note(f"note: max_draft_len {draft_len} is that of lookahead {first}{also}")
+    also = f"; trtla run --lookahead {some} fits it too" if others else ""
+    console.note(f"note: max_draft_len {draft_len} without a triple: lookahead is {first}{also}")
     return first
 
 
@@ -260,6 +267,7 @@ def _check_required(ctx: click.Context, flags: dict[str, Any]) -> None:
 
 def _adopt(ctx: click.Context, console: Console, flags: dict[str, Any]) -> None:
     unused = [name for name in _BUILD_ONLY if source(ctx, name) == "flag"]
+    unused += [name for name in taken(ctx) if name != "log_level"]
     if unused:
         raise UsageError(
             f"--{unused[0].replace('_', '-')} does not go with --from-existing: nothing is built",

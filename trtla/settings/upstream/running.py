@@ -87,7 +87,7 @@ MODEL = (
     switch("no_prompt_template", Needless("texts go as they are without `--chat`")),
     switch(
         "use_py_session",
-        Refused("asks for the Python session, which releases since 0.20 drop", "omit it"),
+        Refused("asks for the Python session, and lookahead runs in the C++ one", "omit it"),
     ),
     switch("debug_mode", Refused("needs the Python session", "omit it; --verbose shows more")),
     Theirs("log_level", LOG_LEVEL, "info"),
