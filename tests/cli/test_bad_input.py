@@ -67,7 +67,7 @@ TEXT, THREE = ["--input-text", "a"], ["--input-text", "a", "b", "c"]
             for flag, value in (
                 ("--max-output-len", "0"), ("--max-output-len", "many"), ("--device", "tpu"),
                 ("--temperature", "-0.5"), ("--temperature", "nan"), ("--top-k", "-1"),
-                ("--top-p", "0"), ("--top-p", "1.5"), ("--dtype", "int4"),
+                ("--top-p", "-0.1"), ("--top-p", "1.5"), ("--dtype", "int4"),
             )
         ),
         ([*TEXT, "--seed", "-3"], ["seed"]),

@@ -15,13 +15,23 @@ import click
 
 from trtla.cli.shared import options as opt
 from trtla.cli.shared.command import Command
-from trtla.cli.shared.model import CorpusFlags, check_model, check_texts, open_llm, save_corpus
+from trtla.cli.shared.model import (
+    CorpusFlags,
+    check_end_id,
+    check_model,
+    check_texts,
+    open_llm,
+    save_corpus,
+    with_own_type,
+    with_passed_on,
+)
 from trtla.cli.shared.params import check_folder
 from trtla.cli.shared.values import TOKENS
 from trtla.console import Console, command_line
 from trtla.errors import UsageError
 from trtla.settings.fields import parsed
 from trtla.settings.messages import Asking
+from trtla.settings.upstream.run import SUMMARIZE
 
 if TYPE_CHECKING:
     from trtla.bench.arms import Arm
@@ -70,6 +80,7 @@ class SummarizeFlags(CorpusFlags):
 
 @click.command(
     cls=Command,
+    instead_of=SUMMARIZE,
     short_help="Articles -> latency, tokens per step, ROUGE.",
     examples=[
         "trtla summarize engine --hf-model-dir llama-3-8b --test-trtla --test-hf",
@@ -96,7 +107,7 @@ def summarize(console: Console, /, **values: Any) -> None:
     """
     from trtla.bench import summarize as work
 
-    flags = parsed(SummarizeFlags, values)
+    flags = parsed(SummarizeFlags, with_own_type(with_passed_on(values)))
     _check(flags)
     check_model(flags)
     work.require_extras(flags.dataset)
@@ -141,6 +152,7 @@ def _measure(
     with open_llm(flags, tokenizer_dir=folder, max_batch_size=size) as llm:
         if not llm.is_leader:
             return [], []
+        check_end_id(llm)
         tokenizer, longest = take_tokenizer(llm), _cap(console, flags, llm.limits)
         prompts = work.encode(tokenizer, articles, longest, flags.asking)
         by_engine = flags.test_trtla or not flags.test_hf

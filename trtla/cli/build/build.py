@@ -24,11 +24,13 @@ from trtla.cli.shared.options import (
     switch,
 )
 from trtla.cli.shared.params import source, sources
+from trtla.cli.shared.upstream import passed_on, taken
 from trtla.cli.shared.values import COUNT, TEXT, TOKENS, TRIPLE
 from trtla.console import Console, size
 from trtla.errors import UsageError
 from trtla.formats.folder import may_have_chat_template
-from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
+from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig, triples_for
+from trtla.settings.upstream.build import BUILD
 
 if TYPE_CHECKING:
     from trtla.build.engine import BuildDescription
@@ -46,6 +48,7 @@ _SETTINGS = (*_LIMITS, "lookahead", "gather_context_logits", "backend", "dtype",
 
 @click.command(
     cls=Command,
+    instead_of=BUILD,
     short_help="Checkpoint or Hugging Face folder -> engine.",
     examples=[
         "trtla build ckpt -o engine --lookahead 7,7,7",
@@ -104,7 +107,8 @@ _SETTINGS = (*_LIMITS, "lookahead", "gather_context_logits", "backend", "dtype",
     "--max-draft-len",
     type=click.IntRange(0),
     show_default="computed",
-    help="For pasted TensorRT-LLM commands; must agree with --lookahead.",
+    help="As trtllm-build has it. Must agree with --lookahead; alone it makes an engine that holds "
+    "every triple that needs exactly so many draft tokens: --lookahead of trtla run chooses one.",
 )
 @setting(
     "--dtype",
@@ -169,13 +173,14 @@ def build(ctx: click.Context, /, **flags: Any) -> None:
 
 def _build(ctx: click.Context, console: Console, flags: dict[str, Any]) -> None:
     _check_required(ctx, flags)
-    from trtla.build.engine import build_engine, describe_build
+    from trtla.build.engine import build_engine, choose_backend, describe_build
     from trtla.formats.engine_limits import BuildSettings
 
+    fields = passed_on(ctx, trtllm=lambda: choose_backend(flags["backend"])[0] != "torch")
     settings = BuildSettings(
-        lookahead=flags["lookahead"] or AUTOREGRESSIVE,
+        lookahead=_triple(ctx, console, flags),
         gather_context_logits=flags["gather_context_logits"],
-        trtllm=flags["trtllm"],
+        trtllm=(*flags["trtllm"], *fields),
         timing_cache=Path(flags["timing_cache"]) if flags["timing_cache"] else None,
         **{name: flags[name] for name in _LIMITS},
     )
@@ -184,9 +189,12 @@ def _build(ctx: click.Context, console: Console, flags: dict[str, Any]) -> None:
     origin = sources(ctx, *_SETTINGS)
     if flags["max_draft_len"] is None:
         origin["max_draft_len"] = "computed"
+    elif flags["lookahead"] is None and flags["max_draft_len"]:
+        origin["lookahead"] = "max_draft_len"
     plan = describe_build(checkpoint, settings, output_dir=output, **choice)
     if flags["max_num_tokens"] not in (None, plan.build_config.max_num_tokens):
         origin["max_num_tokens"] += ", corrected"
+    _tell_plugin_type(ctx, console, plan.dtype)
     if flags["dry_run"]:
         _show_plan(console, plan, origin, output)
         return
@@ -200,6 +208,32 @@ def _build(ctx: click.Context, console: Console, flags: dict[str, Any]) -> None:
     if plan.backend == "torch":
         _compile_forward()
     _show_written(console, output, plan.backend, plan.lookahead, plan.notes)
+
+
+def _tell_plugin_type(ctx: click.Context, console: Console, dtype: str) -> None:
+    asked = taken(ctx).get("gpt_attention_plugin", "auto").lower()
+    if asked not in ("auto", dtype):
+        console.note(f"note: gpt_attention_plugin is {dtype}, the model's type, not {asked}")
+
+
+def _triple(ctx: click.Context, console: Console, flags: dict[str, Any]) -> LookaheadConfig:
+    """The triple that is asked for, or the most useful one of those that max_draft_len stands for.
+
+    The engine is the same for all of them: each can be named where it is opened."""
+    triple, draft_len = flags["lookahead"], flags["max_draft_len"]
+    mode = taken(ctx).get("speculative_decoding_mode", "")
+    if mode.lower() == "lookahead_decoding" and not (triple or draft_len):
+        raise UsageError(
+            "--speculative-decoding-mode lookahead_decoding needs the size of a draft",
+            "give --lookahead 7,7,7, or --max-draft-len 83",
+        )
+    if triple is not None or not draft_len:
+        return triple or AUTOREGRESSIVE
+    first, *others = triples_for(draft_len)
+    some = " or ".join(map(str, others[:2]))
+    also = f"; trtla run --lookahead {some} fits it too" if others else ""
+    console.note(f"note: max_draft_len {draft_len} without a triple: lookahead is {first}{also}")
+    return first
 
 
 def _compile_forward() -> None:
@@ -233,6 +267,7 @@ def _check_required(ctx: click.Context, flags: dict[str, Any]) -> None:
 
 def _adopt(ctx: click.Context, console: Console, flags: dict[str, Any]) -> None:
     unused = [name for name in _BUILD_ONLY if source(ctx, name) == "flag"]
+    unused += [name for name in taken(ctx) if name != "log_level"]
     if unused:
         raise UsageError(
             f"--{unused[0].replace('_', '-')} does not go with --from-existing: nothing is built",

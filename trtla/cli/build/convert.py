@@ -14,6 +14,7 @@ from trtla.cli.shared.params import source
 from trtla.cli.shared.values import COUNT, DEVICE
 from trtla.console import Console, Progress, counted
 from trtla.errors import UsageError
+from trtla.settings.upstream.convert import CONVERT
 
 if TYPE_CHECKING:
     from trtla.build.quantize import Calibration
@@ -33,6 +34,7 @@ _quantised = partial(setting, section="Quantisation")
 
 @click.command(
     cls=Command,
+    instead_of=CONVERT,
     short_help="Hugging Face folder -> TensorRT-LLM checkpoint.",
     examples=[
         "trtla convert llama-3-8b -o ckpt",

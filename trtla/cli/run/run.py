@@ -20,11 +20,13 @@ from trtla.cli.shared.command import Command
 from trtla.cli.shared.model import (
     CorpusFlags,
     check_comparable,
+    check_end_id,
     check_model,
     check_template,
     is_trtllm,
     open_llm,
     save_corpus,
+    with_passed_on,
 )
 from trtla.cli.shared.params import Positional, source, with_processor
 from trtla.cli.shared.values import COUNT, LOOKAHEAD, TEXT
@@ -36,6 +38,7 @@ from trtla.settings.fields import declared, flag_name, parsed
 from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead
 from trtla.settings.messages import Asking
 from trtla.settings.sampling import USUAL_LEN, BeamSettings, SamplingParams, UsualLength
+from trtla.settings.upstream.run import RUN
 
 if TYPE_CHECKING:
     from trtla.llm.llm import LLM
@@ -96,6 +99,7 @@ class RunFlags(CorpusFlags):
 
 @click.command(
     cls=Command,
+    instead_of=RUN,
     short_help="Prompts -> text, with lookahead decoding.",
     examples=[
         "trtla run model.gguf 'Once upon a time'",
@@ -153,7 +157,7 @@ def run(console: Console, /, **params: Any) -> None:
         params["input_text"] = (prompt, *params["input_text"])
     if source(click.get_current_context(), "max_output_len") == "default":
         params["max_output_len"] = USUAL_LEN  # shrinks to fit, which a 256 that is given does not
-    flags = parsed(RunFlags, with_processor(params))
+    flags = parsed(RunFlags, with_passed_on(with_processor(params)))
     console.color = flags.color
     by_beams = _beams_wanted(flags.beams, flags.num_return_sequences)
     # mpirun gives stdin to rank 0 only; the others have no prompts of their own.
@@ -164,6 +168,7 @@ def run(console: Console, /, **params: Any) -> None:
     with open_llm(flags) as llm:
         if not llm.is_leader:  # a serving rank of mpirun: leaving the block serves to the end
             return
+        check_end_id(llm)
         from trtla.cli.run.transcript import decode_and_report, search_and_report
 
         requests = _sized(llm, _as_messages(llm, requests))

@@ -22,8 +22,10 @@ from trtla.cli.shared.params import (
     load_config,
     origin,
 )
+from trtla.cli.shared.upstream import TheirOption, their_options, their_values, with_values
 from trtla.console import Console
 from trtla.errors import UsageError
+from trtla.settings.upstream.option import Program
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -34,25 +36,42 @@ _SPEC = 34
 
 
 class Command(click.Command):
-    """A command with sections, examples, --config, --verbose and --quiet."""
+    """A command with sections, examples, --config, --verbose and --quiet.
+
+    `instead_of` is the program of TensorRT-LLM's whose options it takes as well."""
 
     def __init__(
-        self, *args: Any, examples: Sequence[str] = (), config: bool = True, **kwargs: Any
+        self,
+        *args: Any,
+        examples: Sequence[str] = (),
+        config: bool = True,
+        instead_of: Program | None = None,
+        **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self.examples, self.has_settings = examples, config
+        self.examples, self.has_settings, self.instead_of = examples, config, instead_of
         self.params += [*([_config_flag()] if config else []), *switches()]
         if self._basic():
             self.params.append(_switch("Show all options.", _show_all, "--help-all"))
+        if instead_of is not None:
+            known = [name for param in self.params for name in param.opts]
+            self.params += their_options(instead_of, known)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Repeat the flags that were given once for several values, then parse."""
         several = {
             _spelling(ctx, name): param.opts[-1]
             for param in self.params
-            if isinstance(param, Several)
+            if isinstance(param, Several | TheirOption) and param.multiple
             for name in param.opts
         }  # by every spelling of a flag, its last one, which is the long one
+        switches = [
+            name
+            for param in self.params
+            if isinstance(param, TheirOption) and param.is_switch
+            for name in param.opts
+        ]
+        args = list(with_values(args, switches, lambda flag: _spelling(ctx, flag)))
         if ctx.resilient_parsing:  # a shell asks what may come next
             ctx.meta[AWAITED] = self._awaited(ctx, args, several)
         try:
@@ -61,8 +80,10 @@ class Command(click.Command):
             error.ctx = error.ctx or ctx
             raise
         for param in self.params:
-            if isinstance(param, Former | ModelArgument):
+            if isinstance(param, Former | ModelArgument | TheirOption):
                 param.hand_over(ctx)
+        if self.instead_of is not None:
+            their_values(self.instead_of, ctx)
         return left
 
     def invoke(self, ctx: click.Context) -> Any:

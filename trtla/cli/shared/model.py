@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from trtla.cli.shared.params import check_folder
+from trtla.cli.shared.upstream import passed_on, taken
 from trtla.console import Console
 from trtla.errors import UsageError
 from trtla.files import ASSETS
@@ -120,6 +121,36 @@ def engine_limits(engine_dir: str) -> LookaheadConfig | None:
         check_is_engine(Path(engine_dir))
     engine = _engine(engine_dir)
     return _triple(engine, None) if engine else None
+
+
+def with_passed_on(values: dict[str, Any]) -> dict[str, Any]:
+    """The running command's values, and what TensorRT-LLM's names beside them ask its executor."""
+    folder = values["engine_dir"]
+    fields = passed_on(click.get_current_context(), trtllm=lambda: is_trtllm(folder))
+    return {**values, "trtllm_executor": (*values["trtllm_executor"], *fields)}
+
+
+def with_own_type(values: dict[str, Any]) -> dict[str, Any]:
+    """The running command's values, dtype auto where --data_type names the engine's own type: so
+    CPUs compute in float32 where they have no arithmetic for it."""
+    engine = _engine(values["engine_dir"])
+    by_theirs = "hf_data_type" in taken(click.get_current_context())
+    if engine is None or not by_theirs:
+        return values
+    own = engine.config.pretrained_config.dtype
+    return {**values, "dtype": "auto" if values["dtype"] == own else values["dtype"]}
+
+
+def check_end_id(llm: LLM) -> None:
+    """Refuse an end id of TensorRT-LLM's --end_id that does not end the model's texts."""
+    asked = taken(click.get_current_context()).get("end_id")
+    known = sorted(llm.end_ids)
+    if asked is not None and asked not in map(str, known):
+        raise UsageError(
+            f"end_id {asked} is none of the ids that end this model's texts: "
+            f"{', '.join(map(str, known)) or 'it has none'}",
+            "omit it, or write it into eos_token_id of the model's generation_config.json",
+        )
 
 
 def check_batch_size(engine_dir: str, batch_size: int) -> None:

@@ -63,16 +63,31 @@ class Former(Setting):
     def hand_over(self, ctx: click.Context) -> None:
         """Give the value that was parsed to the setting; refuse two values from one place."""
         name = str(self.name)
-        value, own = ctx.params.pop(name), _precedence(ctx.get_parameter_source(name))
-        if not self.now or own == len(_SOURCES):
-            return
-        other = _precedence(ctx.get_parameter_source(self.now))
-        if own == other and value != ctx.params[self.now]:
-            both = f"{name} is {value} and {self.now} is {ctx.params[self.now]}"
-            raise UsageError(f"{both}, and both are names of one setting", "give one of them")
-        if own < other:
-            ctx.params[self.now] = value
-            ctx.set_parameter_source(self.now, _SOURCES[own])
+        value = ctx.params.pop(name)
+        if self.now:
+            hand_over(ctx, name, self.now, value, ctx.get_parameter_source(name))
+
+
+def hand_over(
+    ctx: click.Context,
+    name: str,
+    now: str,
+    value: Any,
+    where: ParameterSource | None,
+    *,
+    weak: bool = False,
+) -> None:
+    """Give a setting the value that it has by another name; refuse two values from one place,
+    unless the other name is the weak one."""
+    own, other = _precedence(where), _precedence(ctx.get_parameter_source(now))
+    if own == len(_SOURCES):
+        return
+    if own == other and value != ctx.params[now] and not weak:
+        both = f"{name} is {value} and {now} is {ctx.params[now]}"
+        raise UsageError(f"{both}, and both are names of one setting", "give one of them")
+    if own < other:
+        ctx.params[now] = value
+        ctx.set_parameter_source(now, _SOURCES[own])
 
 
 _SOURCES = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP)

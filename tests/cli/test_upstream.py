@@ -1,0 +1,342 @@
+"""TensorRT-LLM's own command lines, unchanged but for the program's name, and the table of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import Counter
+from pathlib import Path
+
+import click
+import pytest
+
+from tests.support.command import ROOT, Ran, refused, trtla
+from trtla.cli.app import cli
+from trtla.cli.shared.command import Command
+from trtla.cli.shared.upstream import passed_on
+from trtla.errors import UsageError
+from trtla.settings.fields import flag_name
+from trtla.settings.upstream.option import (
+    Accepted,
+    Needless,
+    PassedOn,
+    Program,
+    Refused,
+    Theirs,
+)
+from trtla.settings.upstream.programs import PROGRAMS
+
+PAGE = ROOT / "docs" / "migrate-from-tensorrt-llm.md"
+ROWS = [(program, one) for program in PROGRAMS.values() for one in program.options]
+NAMES = [f"{program.name} --{one.name}" for program, one in ROWS]
+NEEDED = {
+    "convert": ("--model-dir", "m", "--output-dir", "o"),
+    "build": ("--checkpoint-dir", "c", "--output-dir", "o"),
+    "run": ("--engine-dir", "e"),
+    "summarize": ("--engine-dir", "e"),
+}
+EXAMPLES = {
+    "speculative_decoding_mode": "lookahead_decoding",
+    "max_draft_len": "83",
+    "lookahead_config": "[7,7,7]",
+    "hf_data_type": "fp16",
+    "calib_dataset": "ccdv/cnn_dailymail",
+    "group_size": "128",
+    "dtype": "float16",
+    "kv_cache_type": "paged",
+    "gpt_attention_plugin": "float16",
+    "weight_only_precision": "int4",
+    "gemm_plugin": "float16",
+}
+"""Values of options whose type has no usual one."""
+
+
+def parsed(program: Program, *args: str) -> click.Context:
+    """A command line as the command gets it; nothing is run."""
+    parent = click.Context(cli, info_name="trtla", **cli.context_settings)
+    command = cli.commands[program.command]
+    return command.make_context(program.command, [*NEEDED[program.command], *args], parent=parent)
+
+
+def value_of(one: Theirs) -> str:
+    return EXAMPLES.get(one.name) or one.default or "1"
+
+
+def given(name: str, one: Theirs) -> list[str]:
+    return [f"--{name}"] if one.takes == "switch" else [f"--{name}={value_of(one)}"]
+
+
+@pytest.mark.parametrize(("program", "one"), ROWS, ids=NAMES)
+def test_every_option_does_what_the_table_says(program: Program, one: Theirs) -> None:
+    for name in one.names:
+        outcome = refusal = None
+        try:
+            outcome = parsed(program, *given(name, one))
+        except UsageError as error:
+            refusal = error
+        if isinstance(one.fate, Refused) and not one.is_default(value_of(one)):
+            assert refusal is not None
+            assert refusal.message.startswith(flag_name(name) + " ")
+            assert refusal.hint
+            continue
+        assert refusal is None, refusal
+        assert outcome is not None
+        if isinstance(one.fate, Accepted):
+            setting = one.fate.setting or one.name
+            assert outcome.params[setting] not in (None, ()), setting
+            assert outcome.get_parameter_source(setting) is click.core.ParameterSource.COMMANDLINE
+        if isinstance(one.fate, PassedOn):
+            (pair,) = passed_on(outcome, trtllm=lambda: True)
+            assert pair.partition("=")[0] == one.fate.setting
+        own = {param.name for param in outcome.command.params} - set(one.names)
+        assert set(outcome.params) <= own | set(one.names)
+
+
+@pytest.mark.parametrize(("program", "one"), ROWS, ids=NAMES)
+def test_the_table_is_of_one_piece(program: Program, one: Theirs) -> None:
+    command = cli.commands[program.command]
+    fate = one.fate
+    if isinstance(fate, Accepted):
+        name = fate.setting or one.name
+        (setting,) = [param for param in command.params if param.name == name]
+        assert not getattr(setting, "hidden", False)
+        if one.takes == "switch":
+            assert getattr(setting, "is_flag", False) or fate.gives
+    if isinstance(fate, PassedOn):
+        group = program.passing
+        assert group is not None
+        assert fate.setting not in group.held
+        assert fate.setting in group.kinds or one.name == "fuse_fp4_quant"  # of late releases
+    for text in (getattr(fate, "why", ""), getattr(fate, "hint", "")):
+        assert not text.endswith(".")
+    if isinstance(fate, Refused) or (isinstance(fate, Needless) and fate.values):
+        assert fate.why
+        assert fate.hint
+
+
+def test_no_option_is_there_twice() -> None:
+    for program in PROGRAMS.values():
+        names = [name for one in program.options for name in one.names]
+        assert [name for name, count in Counter(names).items() if count > 1] == []
+        assert isinstance(cli.commands[program.command], Command)
+
+
+def test_the_options_are_hidden_from_the_help() -> None:
+    for program in PROGRAMS.values():
+        text = trtla(program.command, "--help-all").out
+        assert "--log-level" not in text
+        assert "--medusa-choices" not in text
+
+
+def build(model: Path, folder: Path, *args: str) -> Ran:
+    asked = (f"--checkpoint_dir={model}", f"--output_dir={folder}")
+    return trtla("build", *asked, "--max_seq_len=256", *args)
+
+
+LOOKAHEAD = ("--max_draft_len=83", "--speculative_decoding_mode=lookahead_decoding")
+
+
+@pytest.fixture(scope="module")
+def by_length(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An engine of TensorRT-LLM's own example: only max_draft_len is said."""
+    folder = tmp_path_factory.mktemp("by_length")
+    ran = trtla(
+        "convert", f"--model_dir={model}", f"--output_dir={folder / 'ck'}", "--dtype=float16",
+        "--tp_size=1", "--pp_size=1",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    ran = build(
+        folder / "ck", folder / "en", "--gpt_attention_plugin=float16", "--gemm_plugin=float16",
+        "--max_batch_size=32", "--max_input_len=128", "--max_beam_width=1", "--log_level=error",
+        *LOOKAHEAD,
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    assert "gemm_plugin: for TensorRT-LLM, no effect on torch engines" in ran.err
+    assert (
+        "max_draft_len 83 without a triple: lookahead is 7,7,7; trtla run --lookahead 6,8,6 "
+        in ran.err
+    )
+    assert "lookahead window=7 ngram=7 verification=7, max_draft_len 83" in ran.out
+    return folder / "en"
+
+
+PROMPTS = ("Once upon", "To be, or not", "Be not afraid of greatness")
+
+
+def test_the_example_runs_when_only_the_name_changes(by_length: Path, model: Path) -> None:
+    asked = (f"--tokenizer_dir={model}", f"--engine_dir={by_length}", "--max_output_len=8")
+    ran = trtla(
+        "run", *asked, "--lookahead_config=[7,7,7]", "--log_level=verbose", "--input_text", *PROMPTS
+    )
+    assert ran.code == 0, ran.err
+    assert all(f'Input [Text {index}]: "{text}"' in ran.out for index, text in enumerate(PROMPTS))
+
+
+@pytest.mark.parametrize("triple", ["[7,7,7]", "[3,15,3]", "[6,8,6]", "14,4,14"])
+def test_the_server_chooses_among_the_triples_of_that_length(by_length: Path, triple: str) -> None:
+    plain = trtla("run", by_length, "abcdefgh", "-n", "8", "--no-lookahead", "--json").json
+    ran = trtla("run", by_length, "abcdefgh", "-n", "8", "--lookahead_config", triple, "--json")
+    assert ran.code == 0, ran.err
+    (ours,), (theirs,) = ran.json["results"], plain["results"]
+    assert ours["lookahead"] == json.loads(f"[{triple.strip('[]')}]")
+    assert ours["output_ids"] == theirs["output_ids"]
+
+
+def test_a_triple_of_another_length_is_refused(by_length: Path) -> None:
+    ran = trtla("run", by_length, "ab", "--lookahead_config=[5,5,5]")
+    refused(ran, 2, "lookahead 5,5,5 needs max_draft_len 39", "built with max_draft_len 83")
+
+
+def test_summaries_as_in_the_example(by_length: Path, model: Path, articles: Path) -> None:
+    ran = trtla(
+        "summarize", "--test_hf", "--test_trt_llm", f"--hf_model_dir={model}",
+        f"--engine_dir={by_length}", "--data_type=fp16", "--lookahead_config=[7,7,7]",
+        "--output_len=8", "--max_ite=1",
+        env={"TRTLA_SUMMARIZE_DATASET": str(articles)},
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    assert "hugging_face (total latency" in ran.out
+    assert "summaries equal to plain decoding's: 1 of 1" in ran.out
+
+
+def test_a_lookahead_engine_needs_a_size(model: Path, tmp_path: Path) -> None:
+    asked = ("--speculative_decoding_mode", "lookahead_decoding")
+    refused(build(model, tmp_path / "e", *asked), 2, "size of a draft", "--lookahead 7,7,7")
+    ran = build(model, tmp_path / "e", *asked, "--max_draft_len=83", "--lookahead=4,3,4")
+    refused(ran, 2, "max_draft_len 83 disagrees with lookahead 4,3,4")
+    ran = build(model, tmp_path / "e", "--speculative_decoding_mode=medusa")
+    refused(ran, 2, "--speculative-decoding-mode medusa is not built here", "--lookahead 7,7,7")
+    ran = build(model, tmp_path / "e", "--max_draft_len=83", "--dry-run", "--json")
+    assert ran.json["settings"]["lookahead"] == {"value": "7,7,7", "from": "max_draft_len"}
+
+
+def test_settings_for_tensorrt_llm_are_in_its_command(model: Path, tmp_path: Path) -> None:
+    ran = build(
+        model, tmp_path / "e", "--gemm_plugin=float16", "--reduce_fusion=enable",
+        "--weight_streaming", "--backend", "tensorrt-llm", "--dtype=float16", "--dry_run", "--json",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    settings = ran.json["settings"]
+    assert settings["trtllm plugin_config.gemm_plugin"]["value"] == "float16"
+    assert settings["trtllm plugin_config.reduce_fusion"]["value"] is True
+    assert settings["trtllm weight_streaming"]["value"] is True
+
+
+def test_the_attention_plugin_has_the_type_of_the_model(checkpoint: Path, tmp_path: Path) -> None:
+    ran = build(checkpoint, tmp_path / "e", "--gpt_attention_plugin=float16", "--dry-run")
+    assert "note: gpt_attention_plugin is float32, the model's type, not float16" in ran.err
+    ran = build(checkpoint, tmp_path / "e", "--gpt_attention_plugin=float32", "--dry-run")
+    assert "gpt_attention_plugin" not in ran.err
+
+
+def test_an_engine_that_is_there_is_not_built_otherwise(tmp_path: Path) -> None:
+    ran = trtla("build", "--from-existing", tmp_path, "--gemm_plugin=float16")
+    refused(ran, 2, "--gemm-plugin does not go with --from-existing")
+
+
+_TEXT = ("abcdefgh", "-n", "4", "-q")
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ("--use_py_session", "false"), ("--use_py_session=false",), ("--top_p", "0.0"),
+        ("--temperature=1.0", "--top_k=1", "--top_p=0.0"), ("--random_seed=3",), ("--streaming",),
+        ("--num_beams=1",), ("--end_id", "257"), ("--multi_block_mode", "false"),
+        ("--lora_ckpt_source=hf",),
+    ],
+)  # fmt: skip
+def test_what_asks_for_nothing_here_changes_no_text(engine: Path, asked: tuple[str, ...]) -> None:
+    said = trtla("run", engine, *_TEXT).out
+    ran = trtla("run", *asked, engine, *_TEXT)
+    assert (ran.code, ran.out) == (0, said), ran.err
+
+
+@pytest.mark.parametrize(
+    ("asked", "parts"),
+    [
+        (("--use_py_session",), ("--use-py-session asks for the Python session", "omit it")),
+        (("--end_id=77",), ("end_id 77 is none of the ids", "generation_config.json")),
+        (("--lookahead_config=[7,7]",), ("lookahead-config '[7,7]' is not a triple", "7,7,7")),
+        (("--lookahead_config=[4,3,4]", "--lookahead", "2,5,2"), ("names of one setting",)),
+        (("--log_level=loud",), ("--log-level loud is no level", "--verbose")),
+        (("--gpu_weights_percent=many",), ("--gpu-weights-percent many is not a number", "omit")),
+        (("--streaming=maybe",), ("--streaming maybe is not true or false",)),
+        (("--bad_words", "a", "b"), ("--bad-words cannot be had", "--logit-bias")),
+    ],
+)
+def test_refusals_say_why(engine: Path, asked: tuple[str, ...], parts: tuple[str, ...]) -> None:
+    refused(trtla("run", engine, *_TEXT, *asked), 2, *parts)
+
+
+def test_texts_that_end_an_output(engine: Path) -> None:
+    whole = trtla("run", engine, *_TEXT).out.rstrip("\n")
+    ran = trtla("run", engine, *_TEXT, "--stop_words", whole[1], whole[2])
+    assert ran.out == whole[0] + "\n"
+
+
+def test_what_has_no_effect_though_it_would_there_is_said(engine: Path) -> None:
+    ran = trtla("run", engine, "ab", "-n", "4", "--max_input_length=100")
+    assert ran.code == 0, ran.err
+    assert "note: --max-input-length has no effect: prompts are not cut" in ran.err
+
+
+def test_a_tokenizer_is_found_by_both_names(bare_engine: Path, model: Path) -> None:
+    for asked in (("--hf_model_dir", model), ("--hf_model_dir=nowhere", "--tokenizer_dir", model)):
+        ran = trtla("run", bare_engine, *_TEXT, *asked)
+        assert ran.code == 0, ran.err
+
+
+def cell(program: Program, one: Theirs) -> str:
+    """What the option is here."""
+    fate = one.fate
+    if isinstance(fate, Accepted):
+        name = fate.setting or one.name
+        setting = next(p for p in cli.commands[program.command].params if p.name == name)
+        flag = flag_name(name) if flag_name(name) in setting.opts else setting.opts[-1]
+        return f"`{flag} {fate.gives}`" if fate.gives else f"`{flag}`"
+    if isinstance(fate, PassedOn):
+        assert program.passing is not None
+        return f"`{program.passing.flag}`"
+    return "no effect" if isinstance(fate, Needless) else "refused"
+
+
+def note(one: Theirs) -> str:
+    fate = one.fate
+    if isinstance(fate, Refused):
+        return f"{fate.why}; {fate.hint}"
+    if isinstance(fate, PassedOn):
+        own = fate.setting.rpartition(".")[2]
+        return "; ".join(filter(None, (f"`{own}`" if own != one.name else "", fate.note)))
+    only = fate.values if isinstance(fate, Needless) and len(fate.values) < 5 else ()
+    values = f"; {', '.join(f'`{value}`' for value in only)} only" if only else ""
+    return fate.note + values
+
+
+def table(program: Program) -> str:
+    """The program's table on the migration page; options that share the rest share a row."""
+    lines = [f"| `{program.name}` | `trtla {program.command}` | note |", "|---|---|---|"]
+    rows: dict[tuple[str, str], list[str]] = {}
+    for one in program.options:
+        names = " or ".join(f"`--{name}`" for name in one.names)
+        key = (cell(program, one), note(one))
+        rows.setdefault(key, []).append(f"{names} ({one.default})" if one.default else names)
+    lines += [f"| {', '.join(names)} | {here} | {about} |" for (here, about), names in rows.items()]
+    return "\n".join(lines)
+
+
+def with_tables(text: str) -> str:
+    for program in PROGRAMS.values():
+        head = re.escape(table(program).partition("\n")[0])
+        new = table(program).replace("\\", r"\\") + "\n"
+        text = re.sub(rf"^{head}\n(\|.*\n)+", new, text, flags=re.MULTILINE)
+    return text
+
+
+def test_the_migration_page_has_the_table() -> None:
+    if os.environ.get("TRTLA_UPDATE_DOCS"):
+        PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    text = PAGE.read_text(encoding="utf-8")
+    assert with_tables(text) == text, "set TRTLA_UPDATE_DOCS=1 to regenerate"
+    assert all(table(program) in text for program in PROGRAMS.values())

@@ -1,0 +1,1 @@
+"""Every option of TensorRT-LLM's four programs, releases 0.20 to 1.2, and what it is here."""

@@ -1,0 +1,164 @@
+"""The options of `run.py` and `summarize.py`."""
+
+from __future__ import annotations
+
+from trtla.settings.passed_on import EXECUTOR as EXECUTOR_FIELDS
+from trtla.settings.upstream.option import (
+    Accepted,
+    Needless,
+    Program,
+    Refused,
+    Theirs,
+    each,
+    several,
+    switch,
+)
+from trtla.settings.upstream.running import EXECUTOR, MODEL, SAMPLING
+
+_DOCUMENT = Refused(
+    "is not written", "use --json: ids, text, counters and times are in one document"
+)
+_NOT_KEPT = Refused("is not written: numbers of single tokens are not kept", "omit it")
+_OTHER_INPUT = Refused("is for models that read more than text", "give prompts as text")
+_ONE_BEAM = Refused("asks for beams, and summaries are decoded with one", "use trtla run --num-"
+                    "beams")  # fmt: skip
+_DTYPES = {"fp16": "float16", "fp32": "float32", "bf16": "bfloat16"}
+
+RUN = Program(
+    "run.py",
+    "run",
+    (
+        several("input_text", Accepted(note="several after one flag, as there; no default")),
+        Theirs(
+            "input_file",
+            Accepted(
+                note="txt, or jsonl with `text`, `messages` or `input_ids` and settings a line"
+            ),
+        ),
+        Theirs("max_output_len", Accepted(note="256 by default, or the room that is left")),
+        Theirs(
+            "max_input_length",
+            Needless(
+                "prompts are not cut: one that is longer than the engine's limit is refused",
+                aloud=True,
+            ),
+            "923",
+        ),
+        *MODEL,
+        Theirs(
+            "hf_model_dir",
+            Accepted("tokenizer_dir", "where that is not given", weak=True),
+            also=("model_dir",),
+        ),
+        Theirs(
+            "hf_data_type",
+            Needless("no Hugging Face model runs beside the engine"),
+            "fp16",
+            also=("data_type",),
+        ),
+        switch("streaming", Accepted("stream")),
+        *SAMPLING,
+        several("stop_words", Accepted("stop", "for all prompts")),
+        Theirs("num_beams", Accepted(note="torch engines, without drafts"), "1"),
+        Theirs("num_return_sequences", Accepted(note="with `--num-beams`")),
+        Theirs("length_penalty", Accepted(note="with `--num-beams`; 1.2 by default"), "1.0"),
+        *EXECUTOR,
+        *each("output_csv output_npy", _DOCUMENT),
+        *each("output_logits_npy output_log_probs_npy output_cum_log_probs_npy", _NOT_KEPT),
+        switch("output_generation_logits", _NOT_KEPT),
+        *each(
+            "multimodal_input_file input_token_extra_ids_file",
+            _OTHER_INPUT,
+        ),
+        several("input_token_extra_ids", _OTHER_INPUT),
+        Theirs(
+            "draft_engine_dir",
+            Refused(
+                "is for two engines of TensorRT-LLM", "use --drafter draft:MODEL, torch engines"
+            ),
+        ),
+        switch("run_profiling", Refused("is a measurement, which run is not", "use trtla bench")),
+    ),
+    EXECUTOR_FIELDS,
+)
+
+SUMMARIZE = Program(
+    "summarize.py",
+    "summarize",
+    (
+        switch("test_hf", Accepted(note="greedy here")),
+        switch("test_trt_llm", Accepted("test_trtla", "with lookahead and without, in one run")),
+        Theirs("hf_model_dir", Accepted(), also=("model_dir",)),
+        Theirs(
+            "hf_data_type",
+            Accepted("dtype", "of both sides; the engine's own is `auto`", _DTYPES),
+            "fp16",
+            also=("data_type",),
+        ),
+        *MODEL,
+        Theirs(
+            "dataset_dir",
+            Accepted(
+                "dataset",
+                "CNN/DailyMail from the hub, or a file of `{article, highlights}` lines",
+                {"ccdv/cnn_dailymail": "cnn_dailymail"},
+            ),
+        ),
+        Theirs(
+            "dataset_cache_dir",
+            Refused("is not read", "set HF_DATASETS_CACHE in the environment"),
+        ),
+        Theirs("batch_size", Accepted(), "1"),
+        Theirs("max_ite", Accepted(), "20"),
+        Theirs("output_len", Accepted("max_output_len"), "100"),
+        Theirs("max_input_length", Accepted("max_input_len"), "923"),
+        Theirs(
+            "min_input_length",
+            Refused("is not read: all articles are summarized", "leave short ones out of the file"),
+            "0",
+        ),
+        Theirs(
+            "tensorrt_llm_rouge1_threshold",
+            Accepted("rouge1_threshold", "exit code 3 below it; also without `--check_accuracy`"),
+            "15.0",
+        ),
+        switch(
+            "check_accuracy",
+            Accepted("rouge1_threshold", "15 where no other is given", gives="15.0", weak=True),
+        ),
+        switch(
+            "estimate_accuracy_std_dev",
+            Refused("is not printed", "use --output FILE.jsonl, which has every summary's figures"),
+        ),
+        Theirs(
+            "eval_task",
+            Refused(
+                "is another task, and summarize knows one",
+                "use trtla bench --prompts code for code",
+            ),
+            "summarize",
+        ),
+        switch("eval_ppl", Refused("needs logits, which are not kept", "omit it")),
+        Theirs(
+            "tensorrt_llm_ppl_threshold",
+            Refused("is for perplexities, which are not computed", "omit it"),
+            "15.0",
+        ),
+        Theirs(
+            "output_dir",
+            Refused("names a folder, and all sides go to one file", "use --output FILE.jsonl"),
+        ),
+        Theirs("rouge_dir", Needless("the package rouge-score computes the same")),
+        switch("streaming", Needless("summaries are measured, and printed at the end")),
+        *SAMPLING,
+        several(
+            "stop_words",
+            Refused("is not read: a summary ends with an end token", "use --max-output-len"),
+        ),
+        Theirs("num_beams", _ONE_BEAM, "1"),
+        Theirs("num_return_sequences", _ONE_BEAM, "1"),
+        Theirs("length_penalty", _ONE_BEAM, "1.0"),
+        *EXECUTOR,
+    ),
+    EXECUTOR_FIELDS,
+)
