@@ -145,7 +145,7 @@ class JsonError(ValueError):
 
 
 def parse_json(text: str | bytes, *, unique: bool = False) -> Any:
-    """Parse a JSON text; of keys that are there twice the last one counts.
+    """Parse a JSON text; of keys that are there twice the last one counts. Bytes are UTF-8.
 
     Args:
         unique: refuse such keys.
@@ -159,6 +159,7 @@ def parse_json(text: str | bytes, *, unique: bool = False) -> Any:
         raise JsonError(f"it holds {constant}, which is not a number")
 
     try:
+        text = _utf8(text) if isinstance(text, bytes) else text
         value = json.loads(
             text, parse_constant=refuse, object_pairs_hook=_unique if unique else None
         )
@@ -174,6 +175,13 @@ def parse_json(text: str | bytes, *, unique: bool = False) -> Any:
         raise JsonError("it holds a number with thousands of digits") from None
     _check_depth(value)
     return value
+
+
+def _utf8(data: bytes) -> str:
+    """Bytes as text, where `json` would guess their encoding."""
+    if b"\0" in data:
+        raise JsonError("it holds a NUL, as UTF-16 and UTF-32 do, and must be UTF-8")
+    return data.decode("utf-8-sig")
 
 
 def parse_texts(text: str) -> Any:
