@@ -5,6 +5,7 @@ The keys of config.json are those of TensorRT-LLM's PretrainedConfig (models/mod
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 from trtla.build.quantize import Calibration, Fp8Source, calibrate, mean_squares
@@ -83,7 +84,7 @@ def convert(
     elif calibration is not None:
         config = _with_fp8(config, cache=fp8_kv_cache)
         weights = Fp8Source(model, config, calibrate(source, model.config, calibration))
-    with atomic_directory(target, force=force, sources=inputs) as folder:
+    with closing(model), atomic_directory(target, force=force, sources=inputs) as folder:
         write_ranks(folder, config, weights, progress)
         copy_side_files(source, folder)
         write_json(folder / "config.json", config_json(config))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,9 +54,11 @@ def _load_dequantized(kind: str, model: HFModel, dtype: torch.dtype) -> Any:
     if model.config.tie_word_embeddings:
         del names[LM_HEAD]
     numbers = Dequantized(model, model.config.block_types)
-    state = {
-        name: as_tensor(numbers.read(name, 0, shape[0])).to(dtype) for name, shape in names.items()
-    }
+    with closing(model):
+        state = {
+            name: as_tensor(numbers.read(name, 0, shape[0])).to(dtype)
+            for name, shape in names.items()
+        }
     with _quiet():
         made = getattr(transformers, kind).from_config(config, dtype=dtype)
         made.load_state_dict(state, strict=False, assign=True)

@@ -80,6 +80,12 @@ class SafetensorsFile:
         fill(self._file, raw.data, self.path, name)
         return raw.view(entry.dtype).reshape(stop - start, *entry.shape[1:])
 
+    def close(self) -> None:
+        """Close the file; whoever reads on opens it again."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
 
 def header_bytes(tensors: Iterable[tuple[str, tuple[int, ...], np.dtype[Any]]]) -> bytes:
     """The header of a file that will hold these tensors, in this order, without gaps."""
@@ -175,6 +181,9 @@ class BinFile:
         rows: ndarray = self._array(self._state[name][start:stop]).copy()
         self._touched += rows.nbytes
         return rows
+
+    def close(self) -> None:
+        """Nothing: PyTorch has closed the file, and what it mapped goes with the tensors."""
 
     def _load(self) -> dict[str, Tensor]:
         import torch
