@@ -76,7 +76,7 @@ def convert(
     if integer or calibration is not None:
         _refuse_twice(source, model)
     config = checkpoint_config(model.config, "auto" if integer else dtype, tp_size, pp_size)
-    weights = in_type(model, model.config, config)
+    weights: TensorSource = in_type(model, model.config, config)
     if fp8_kv_cache and (integer or calibration is None):
         raise UsageError("an FP8 K/V cache needs scales", "convert with --dtype fp8")
     if integer:

@@ -98,7 +98,7 @@ class AttentionGroup:
             return keys.any(-1)[..., None, None]
         visible = self.bias > float("-inf")
         seen = (visible & keys.unsqueeze(2)).any(-1)
-        return seen.unflatten(2, (-1, self.shape[1]))
+        return seen.view(*seen.shape[:2], -1, self.shape[1])
 
 
 def _read(
