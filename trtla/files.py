@@ -44,6 +44,32 @@ _DISK = {*FULL, errno.EIO, errno.EFBIG}
 _OWN_FILE = "correct the value, or make the file again with trtla"
 
 
+_STAND_INS = {
+    b"version https://git-lfs.github.com/": (
+        "is git-lfs's pointer to a file, not the file",
+        "run git lfs pull in its folder, or download the file itself",
+    ),
+    **dict.fromkeys(
+        (b"<!doctype html", b"<html"),
+        (
+            "is a web page, not the file",
+            "download the file itself: its address at the hub has /resolve/ in place of /blob/",
+        ),
+    ),
+}
+"""How a file begins that stands for another one: what it is, and how to get the other."""
+
+
+def refuse_stand_in(path: Path) -> None:
+    """Raise `UsageError` where a file is a pointer of git-lfs or a web page."""
+    with suppress(OSError, ValueError):
+        with path.open("rb") as file:
+            head = file.read(100).lstrip().lower()
+        for start, (what, hint) in _STAND_INS.items():
+            if head.startswith(start):
+                raise UsageError(f"{path} {what}", hint)
+
+
 def read_text(path: Path) -> str:
     """A UTF-8 text file, without the byte order mark that it may begin with."""
     try:
@@ -271,6 +297,7 @@ def read_json(path: Path) -> Any:
     try:
         return parse_json(read_text(path))
     except JsonError as error:
+        refuse_stand_in(path)
         place = f" in line {error.line}" if error.line else ""
         raise UsageError(f"{path} is not JSON: {error}{place}", "copy the file again") from None
 

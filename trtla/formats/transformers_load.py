@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtla.errors import UsageError, sentence
+from trtla.files import refuse_stand_in
 from trtla.formats.folder import TOKENIZER_FILES
 from trtla.formats.gguf.header import MADE_OF
 
@@ -68,8 +69,10 @@ def _load_dequantized(kind: str, model: HFModel, dtype: torch.dtype) -> Any:
 
 def load_tokenizer(folder: str | Path) -> Any:
     """A folder's tokenizer."""
-    names = (Path(folder) / name for name in TOKENIZER_FILES)
-    stats = [(path.name, path.stat()) for path in names if path.is_file()]
+    paths = [Path(folder) / name for name in TOKENIZER_FILES if (Path(folder) / name).is_file()]
+    for path in paths:
+        refuse_stand_in(path)
+    stats = [(path.name, path.stat()) for path in paths]
     return _tokenizer(str(folder), tuple((n, stat.st_mtime_ns, stat.st_size) for n, stat in stats))
 
 
