@@ -10,18 +10,23 @@ import json
 import math
 import os
 import re
-import secrets
 import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from trtla.errors import TrtlaError, UsageError, did_you_mean, first_line
 from trtla.interrupts import INTERRUPTS
+from trtla.leftovers import (
+    is_temporary,
+    lock,
+    locked_where_possible,
+    remove_temporary,
+    temporary_name,
+)
 
 if TYPE_CHECKING:
     import pydantic
@@ -33,8 +38,36 @@ _MAX_DEPTH = 100  # far above any real file; what walks the values later must no
 _NO_HOME = Path("/nonexistent")  # what Debian calls it in /etc/passwd
 CACHE_HINT = "free some space, or set XDG_CACHE_HOME to a folder that can be written"
 _HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
-_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG}
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Errors of a disk, or a user's part of one, that has no room."""
+_DISK = {*FULL, errno.EIO, errno.EFBIG}
 _OWN_FILE = "correct the value, or make the file again with trtla"
+
+
+_STAND_INS = {
+    b"version https://git-lfs.github.com/": (
+        "is git-lfs's pointer to a file, not the file",
+        "run git lfs pull in its folder, or download the file itself",
+    ),
+    **dict.fromkeys(
+        (b"<!doctype html", b"<html"),
+        (
+            "is a web page, not the file",
+            "download the file itself: its address at the hub has /resolve/ in place of /blob/",
+        ),
+    ),
+}
+"""How a file begins that stands for another one: what it is, and how to get the other."""
+
+
+def refuse_stand_in(path: Path) -> None:
+    """Raise `UsageError` where a file is a pointer of git-lfs or a web page."""
+    with suppress(OSError, ValueError):
+        with path.open("rb") as file:
+            head = file.read(100).lstrip().lower()
+        for start, (what, hint) in _STAND_INS.items():
+            if head.startswith(start):
+                raise UsageError(f"{path} {what}", hint)
 
 
 def read_text(path: Path) -> str:
@@ -74,10 +107,13 @@ def write_whole(path: Path, data: str | bytes | Iterable[bytes], *, durable: boo
         OSError: the disk is full, or permission is missing.
     """
     data = data.encode("utf-8") if isinstance(data, str) else data
-    part = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+    _sweep_cache(path.parent)
+    part = path.with_name(temporary_name(path.name))
     file = part.open("xb")
     try:
         with file, INTERRUPTS.undone(part.unlink):
+            with suppress(OSError):  # of a disk without locks
+                lock(file.fileno())
             with suppress(FileNotFoundError):
                 os.fchmod(file.fileno(), part.stat().st_mode & path.stat().st_mode & 0o777)
             file.writelines((data,) if isinstance(data, bytes) else data)
@@ -105,15 +141,33 @@ def written(path: Path, hint: str) -> Iterator[None]:
 
 
 @contextmanager
-def temporary_folder(parent: Path | None = None, prefix: str = ".") -> Iterator[Path]:
-    """A folder that is gone when the block ends, however it does; None: in the system's."""
-    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+def temporary_folder(parent: Path, name: str = "new") -> Iterator[Path]:
+    """A folder in another one, that is gone when the block ends, however it does."""
+    _sweep_cache(parent)
+    folder = parent / temporary_name(name)
+    folder.mkdir(0o700)
     remove = partial(shutil.rmtree, folder, ignore_errors=True)
     try:
-        with INTERRUPTS.undone(remove):
+        with INTERRUPTS.undone(remove), locked_where_possible(folder):
             yield folder
     finally:
         remove()
+
+
+def _sweep_cache(folder: Path) -> None:
+    """Before something is written to a folder: where that is in the user's cache, remove what
+    killed processes have left there."""
+    cache = user_cache()
+    if folder == cache or cache in folder.parents:
+        _swept(cache, folder)
+
+
+@lru_cache  # once in a process
+def _swept(cache: Path, folder: Path) -> None:
+    with suppress(OSError):
+        inner = {path for path in cache.iterdir() if path.is_dir() and not is_temporary(path.name)}
+        for each in {cache, folder, *inner}:
+            remove_temporary(each)
 
 
 def flush(path: Path) -> None:
@@ -145,7 +199,7 @@ class JsonError(ValueError):
 
 
 def parse_json(text: str | bytes, *, unique: bool = False) -> Any:
-    """Parse a JSON text; of keys that are there twice the last one counts.
+    """Parse a JSON text; of keys that are there twice the last one counts. Bytes are UTF-8.
 
     Args:
         unique: refuse such keys.
@@ -159,6 +213,7 @@ def parse_json(text: str | bytes, *, unique: bool = False) -> Any:
         raise JsonError(f"it holds {constant}, which is not a number")
 
     try:
+        text = _utf8(text) if isinstance(text, bytes) else text
         value = json.loads(
             text, parse_constant=refuse, object_pairs_hook=_unique if unique else None
         )
@@ -174,6 +229,13 @@ def parse_json(text: str | bytes, *, unique: bool = False) -> Any:
         raise JsonError("it holds a number with thousands of digits") from None
     _check_depth(value)
     return value
+
+
+def _utf8(data: bytes) -> str:
+    """Bytes as text, where `json` would guess their encoding."""
+    if b"\0" in data:
+        raise JsonError("it holds a NUL, as UTF-16 and UTF-32 do, and must be UTF-8")
+    return data.decode("utf-8-sig")
 
 
 def parse_texts(text: str) -> Any:
@@ -235,6 +297,7 @@ def read_json(path: Path) -> Any:
     try:
         return parse_json(read_text(path))
     except JsonError as error:
+        refuse_stand_in(path)
         place = f" in line {error.line}" if error.line else ""
         raise UsageError(f"{path} is not JSON: {error}{place}", "copy the file again") from None
 

@@ -133,6 +133,25 @@ def test_fused_kernels_run_on_pages_with_padding_tokens(feeds):
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 
+@interpreted
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@examples(8)
+@given(small_steps(), st.data())
+def test_a_token_that_overflows_reaches_only_who_sees_it(feeds, data):
+    model = llama()
+    ill = data.draw(st.sampled_from([token for feed in feeds for token in feed.tokens]))
+    cache, other = filled_cache(model), filled_cache(model)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model, "_embedding", model._embedding.clone())
+        model._embedding[ill] = float("inf")
+        expected = model.run(feeds, other).logits
+        with fused_model(model):
+            batch = StepInputs(Room.of(feeds), NUM_BLOCKS, CPU).fill(feeds)
+            found = model.forward_batch(batch, cache).logits
+    assert torch.equal(found.isfinite(), expected.isfinite())
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
 def prompt_feed(length):
     """A prompt in the first blocks, all of its logits wanted."""
     sequence = sequence_of(0, length, list(range(NUM_BLOCKS)), range(length), ())

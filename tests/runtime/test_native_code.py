@@ -18,7 +18,14 @@ from tests.support.compiled import needs_compiler
 from trtla.runtime.models.cpu import native_code
 from trtla.runtime.models.cpu.levels import LEVELS, chosen_level, levels_of
 from trtla.runtime.models.cpu.library import library
-from trtla.runtime.models.cpu.native_code import FORWARD, TREES, NativeCode, NotCompiled
+from trtla.runtime.models.cpu.native_code import (
+    FORWARD,
+    TREES,
+    NativeCode,
+    NotCompiled,
+    is_whole,
+    write_sealed,
+)
 
 NO_COMPILER = {"CXX": "no-such-compiler"}
 COST = (
@@ -159,7 +166,7 @@ def test_a_prebuilt_library_that_cannot_be_loaded_or_is_of_other_sources_is_left
         FORWARD.load()
     whole = bytearray(library_file.read_bytes())
     whole[18] ^= 0xFF  # the machine that it is for
-    (wheel / library_file.name).write_bytes(whole)
+    write_sealed(wheel / library_file.name, bytes(whole))
     monkeypatch.delenv("CXX")
     monkeypatch.setenv("XDG_CACHE_HOME", str(library_file.parents[1]))
     assert FORWARD.load()._name == str(library_file)
@@ -219,7 +226,8 @@ def test_a_library_that_was_cut_off_is_not_loaded(tmp_path, tiny_llama, where, s
         assert "compiling" in ran.stderr
         assert "slower" not in ran.stderr
         for code in (FORWARD, TREES):
-            assert (libraries / code.compiled().name).read_bytes() == code.compiled().read_bytes()
+            made = (libraries / code.compiled().name).read_bytes()
+            assert made.startswith(code.compiled().read_bytes())  # which the compiler has copied
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(monkeypatch, tmp_path):
@@ -227,6 +235,66 @@ def test_a_cache_that_cannot_be_written_is_no_error(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(NotCompiled, match="cannot be written"):
         FORWARD.compiled()
+
+
+def zeroed(whole: bytes) -> bytes:
+    """As a power loss leaves a file whose pages were not yet written."""
+    return whole[:4096] + bytes(len(whole) // 2) + whole[4096 + len(whole) // 2 :]
+
+
+def changed(whole: bytes) -> bytes:
+    return whole[:-200] + bytes([whole[-200] ^ 1]) + whole[-199:]
+
+
+@needs_compiler
+@pytest.mark.parametrize("damage", [zeroed, changed])
+def test_a_library_that_is_not_as_it_was_written_is_made_again(monkeypatch, tmp_path, damage):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    environment, libraries = compiled_in_a_cache(tmp_path)
+    whole = TREES.compiled().read_bytes()
+    libraries.mkdir(parents=True)
+    (libraries / TREES.compiled().name).write_bytes(damage(whole))
+    monkeypatch.setenv("CXX", environment["CXX"])
+    assert not TREES.is_there()
+    assert is_whole(TREES.compiled())
+    assert TREES.compiled().read_bytes().startswith(whole)
+
+
+@needs_compiler
+def test_a_library_is_on_the_disk_before_it_has_its_name(monkeypatch, tmp_path):
+    environment, libraries = compiled_in_a_cache(tmp_path)
+    name, done = TREES.compiled().name, list[str]()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", environment["CXX"])
+
+    def flush(descriptor):
+        done.append(f"{os.readlink(f'/proc/self/fd/{descriptor}').rpartition('/')[2]} is flushed")
+
+    def rename(path, target):
+        done.append(f"{path.name} is renamed")
+        return os.replace(path, target)
+
+    monkeypatch.setattr(os, "fsync", flush)
+    monkeypatch.setattr(Path, "replace", rename)
+    assert TREES.compiled().parent == libraries
+    assert done == [f"{name} is flushed", f"{name} is renamed"]
+
+
+def test_a_full_disk_is_not_the_compilers_fault(monkeypatch, tmp_path):
+    """Its temporary files are in the cache too, not on a disk that the user does not know of."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    compiler = tmp_path / "c++"
+    says = 'echo "as: messages:\n$TMPDIR/x.s: Fatal error: x.o: No space left on device" >&2'
+    compiler.write_text(f'#!/bin/sh\necho "$TMPDIR" >>"{tmp_path}/folders"\n{says}\nexit 1\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    with pytest.raises(NotCompiled) as refused:
+        TREES.compiled()
+    assert str(refused.value) == f"{tmp_path}/trtla cannot be written: No space left on device"
+    assert refused.value.hint.startswith("free some space, or set XDG_CACHE_HOME")
+    folders = (tmp_path / "folders").read_text().split()
+    assert all(folder.startswith(f"{tmp_path}/trtla/") for folder in folders)
+    assert not any(Path(folder).exists() for folder in folders)
 
 
 SLOW = """
@@ -251,14 +319,14 @@ def test_processes_that_compile_at_once_or_are_killed_leave_a_whole_library(tmp_
         )
 
     killed = start()
-    while not list(cache.rglob(".compile-*/*.so")):
+    while not list(cache.rglob(".compile.*/*.so")):
         assert killed.poll() is None
         time.sleep(0.01)
     os.killpg(killed.pid, signal.SIGKILL)
     killed.communicate()
     assert list(cache.glob("*/*.so")) == []
     both = [start(), start()]
-    while len(list(cache.rglob(".compile-*/*.so"))) < 3:  # the killed one's and theirs
+    while len(list(cache.rglob(".compile.*/*.so"))) < 3:  # the killed one's and theirs
         assert both[0].poll() is both[1].poll() is None
         time.sleep(0.01)
     sign.touch()

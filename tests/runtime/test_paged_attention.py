@@ -24,6 +24,7 @@ from tests.support.paged import (
     fake_capture,
     filled_cache,
     llama,
+    paged_reference,
     sequence_of,
     steps,
     tree_feed,
@@ -133,6 +134,27 @@ def test_a_model_on_pages_gives_the_logits_of_the_packed_one(feeds):
     runner = GraphRunner(model.forward_batch, cache, 4, (84, 90), 400, fake_capture)
     for _ in range(2):
         torch.testing.assert_close(runner(feeds).logits, expected, rtol=1e-4, atol=1e-4)
+
+
+@interpreted
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, where Triton has NaN
+@examples(12)
+@given(small_steps, sizes, split_counts, st.data())
+def test_keys_that_are_not_finite_reach_only_who_sees_them(feeds, size, splits, data):
+    """As `rotate_write` leaves a token whose numbers overflow: its key NaN, its value zeros."""
+    cache = empty_cache(2, size)
+    batch = StepInputs(Room.of(feeds), NUM_BLOCKS, CPU).fill(feeds)
+    row = data.draw(st.integers(0, len(batch.tokens) - 1))
+    ill = batch.slots[row]
+    keys, values = cache.layer(0)
+    keys[ill, 1], values[ill, 1] = float("nan"), 0.0
+    queries = torch.randn(len(batch.tokens), 4, size, generator=torch.Generator().manual_seed(1))
+    for group in batch.groups:
+        own = queries[group.rows]
+        found = paged_attend(own, keys, values, group, None, splits).view(len(own), 4, size)
+        wanted = paged_reference(own, keys, values, group).view(len(own), 4, size)
+        assert torch.equal(found.isnan(), wanted.isnan())
+        torch.testing.assert_close(found, wanted, rtol=2e-5, atol=2e-5, equal_nan=True)
 
 
 COMPILE = """

@@ -76,6 +76,18 @@ def test_a_key_that_is_there_twice_is_refused(served, body):
     assert "'max_tokens' twice" in refused(answer, 400, code="invalid_json")
 
 
+@pytest.mark.parametrize("coding", ["utf-16", "utf-16-le", "utf-32", "utf-32-be"])
+def test_a_body_in_another_encoding_is_refused(served, coding):
+    body = '{"prompt": "a", "max_tokens": 1}'.encode(coding)
+    answer = served.http.post("/v1/completions", content=body, headers=JSON)
+    assert "must be UTF-8" in refused(answer, 400, code="invalid_json")
+
+
+def test_a_byte_order_mark_before_utf_8_is_taken(served):
+    body = '{"prompt": "a", "max_tokens": 1}'.encode("utf-8-sig")
+    assert served.http.post("/v1/completions", content=body, headers=JSON).status_code == 200
+
+
 def test_half_a_surrogate_pair_in_a_prediction_is_refused(served):
     body = b'{"prompt": "a", "prediction": {"type": "content", "content": "\\udfff"}}'
     answer = served.http.post("/v1/completions", content=body, headers=JSON)

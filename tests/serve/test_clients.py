@@ -10,7 +10,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from tests.support.served import serving
+from tests.support.served import refused, serving
 
 PROMPT = "def read_file(path"
 CHAT = [{"role": "user", "content": "def add(a, b):"}]
@@ -52,6 +52,13 @@ def test_penalties_and_biases_are_those_of_plain_decoding(client, plain):
     (choice,) = done.choices
     more = {"logit_bias": {17: -100, 30: 1.5}, **ours, **own}
     assert choice.text == plain(PROMPT, 24, 0.8, 5, **more) != plain(PROMPT, 24, 0.8, 5)
+
+
+def test_the_usual_length_of_a_completion_is_no_more_than_the_context_leaves(served):
+    room = served.http.get("/v1/models").json()["data"][0]["max_model_len"]
+    ask = {"prompt": [5] * (room - 3), "temperature": 0, "ignore_eos": True}
+    assert served.complete(**ask).json()["usage"]["completion_tokens"] == 3
+    refused(served.complete(**ask, max_tokens=16), 400, "prompt", "context_length_exceeded")
 
 
 def test_a_stream_brings_the_same_text_and_then_the_usage(client, plain):

@@ -24,7 +24,7 @@ from trtla.settings.sampling import BEYOND, SamplingParams, UsualLength
 
 _SEEDS = 2**63
 _LONGEST_TOKEN = 16  # characters, but for few
-_COMPLETION_LEN = 16
+_COMPLETION_LEN = UsualLength(16)
 """Most tokens of /v1/completions where a request does not say; OpenAI's default."""
 
 
@@ -144,7 +144,7 @@ def check_name(wanted: str | None, name: str, who: str) -> None:
 def _sampling(
     llm: RequestMaker, body: ChatBody | CompletionBody, timeout_s: float | None, seed: int
 ) -> SamplingParams:
-    """The settings of a body's choices; a chat's answer may take all that the context leaves."""
+    """The settings of a body's choices; a length that it does not name is cut to the context's."""
     if isinstance(body, ChatBody):
         length = body.length or UsualLength(llm.limits.max_text_len)
     else:

@@ -5,6 +5,7 @@ The keys of config.json are those of TensorRT-LLM's PretrainedConfig (models/mod
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 from trtla.build.quantize import Calibration, Fp8Source, calibrate, mean_squares
@@ -75,7 +76,7 @@ def convert(
     if integer or calibration is not None:
         _refuse_twice(source, model)
     config = checkpoint_config(model.config, "auto" if integer else dtype, tp_size, pp_size)
-    weights = in_type(model, model.config, config)
+    weights: TensorSource = in_type(model, model.config, config)
     if fp8_kv_cache and (integer or calibration is None):
         raise UsageError("an FP8 K/V cache needs scales", "convert with --dtype fp8")
     if integer:
@@ -83,7 +84,7 @@ def convert(
     elif calibration is not None:
         config = _with_fp8(config, cache=fp8_kv_cache)
         weights = Fp8Source(model, config, calibrate(source, model.config, calibration))
-    with atomic_directory(target, force=force, sources=inputs) as folder:
+    with closing(model), atomic_directory(target, force=force, sources=inputs) as folder:
         write_ranks(folder, config, weights, progress)
         copy_side_files(source, folder)
         write_json(folder / "config.json", config_json(config))

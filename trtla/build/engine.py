@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,7 @@ def build_engine(
     if chosen == "tensorrt-llm":
         check_trtllm(source.config, limits, gpu_capability())
         check_machine(workers, fields)
-    with atomic_directory(target, force=force, sources=inputs) as folder:
+    with closing(tensors), atomic_directory(target, force=force, sources=inputs) as folder:
         if chosen == "tensorrt-llm":
             write_compiled(build, folder, workers, progress)
         else:

@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import fcntl
 import os
 import secrets
 import shutil
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -24,10 +22,10 @@ from pathlib import Path
 from trtla.errors import TrtlaError, UsageError
 from trtla.files import flush, read_json
 from trtla.interrupts import INTERRUPTS
+from trtla.leftovers import locked, remove_abandoned
 
 _NEW, _OLD = "tmp", "old"  # what siblings are: .NAME.tmp-RANDOM, .NAME.old-RANDOM
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of Linux, fcntl.h and fs.h
-_STALE_SECONDS = 60.0  # a sibling this old and not locked belongs to a killed process
 _REASONS = {
     errno.ENOSPC: ("the disk is full", "free some space, or choose an --output-dir elsewhere"),
     errno.ENOTEMPTY: ("another process filled it meanwhile", "choose another --output-dir"),
@@ -102,10 +100,10 @@ def atomic_directory(
     try:
         created = [path for path in resolved.parents if not path.exists()]
         resolved.parent.mkdir(parents=True, exist_ok=True)
-        _sweep(resolved)
+        remove_abandoned([*_siblings(resolved, _NEW), *_siblings(resolved, _OLD)])
         folder = _sibling(resolved, _NEW)
         folder.mkdir()
-        with INTERRUPTS.undone(partial(_clean_up, folder, created)), _locked(folder):
+        with INTERRUPTS.undone(partial(_clean_up, folder, created)), locked(folder):
             yield folder
             for path in (*folder.iterdir(), folder):
                 flush(path)
@@ -123,17 +121,6 @@ def os_failure(error: OSError, target: Path) -> TrtlaError:
         error.errno or 0, (error.strerror or str(error), "choose another --output-dir")
     )
     return TrtlaError(f"cannot write {target}: {reason}", hint)
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold a lock that ends with the process: what is left without one is abandoned."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _sibling(target: Path, kind: str) -> Path:
@@ -155,17 +142,9 @@ def restore(target: Path) -> None:
         if os.path.lexists(resolved):
             return
         for left in _siblings(resolved, _OLD):
-            with _locked(left):
+            with locked(left):
                 left.rename(resolved)
             return
-
-
-def _sweep(target: Path) -> None:
-    for left in (*_siblings(target, _NEW), *_siblings(target, _OLD)):
-        with suppress(OSError):
-            if time.time() - left.stat().st_mtime > _STALE_SECONDS:
-                with _locked(left):
-                    shutil.rmtree(left)
 
 
 def _move_into_place(folder: Path, target: Path, force: bool) -> None:
@@ -191,7 +170,7 @@ def _exchange(one: Path, other: Path) -> bool:
 def _replace(folder: Path, target: Path) -> None:
     """In two steps; while the target is locked, `restore` leaves it alone."""
     aside = _sibling(target, _OLD)
-    with _locked(target):
+    with locked(target):
         try:
             target.rename(aside)
             folder.rename(target)

@@ -14,6 +14,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -129,6 +130,12 @@ class Checkpoint:
             view[(slice(None), slice(*at.block.cols)) if at.block.cols else ...] = part
         return out
 
+    def close(self) -> None:
+        """Close the rank files; whoever reads on opens them again."""
+        for places in self._where.values():
+            for at in places:
+                at.file.close()
+
     def full_tensors(self) -> Iterator[tuple[str, Weight]]:
         """What one rank would compute with, see `rank_tensors`."""
         return rank_tensors(self, single_rank(self.config), 0)
@@ -185,7 +192,10 @@ def _open_ranks(folder: Path, config: CheckpointConfig) -> tuple[list[_Rank], li
         types = {target.name: target.dtype for target in plan if target.dtype not in DTYPES}
         problems += tensor_problems(str(file.path), file.entries, shapes, _REMAKE, types)
         ranks.append((file, plan))
-    return ranks, problems or _scale_problems(ranks)
+    with ExitStack() as read:
+        for file, _ in ranks:
+            read.callback(file.close)
+        return ranks, problems or _scale_problems(ranks)
 
 
 def _may_lack(name: str, file: SafetensorsFile, config: CheckpointConfig) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -31,7 +32,7 @@ from trtla.version import __version__
 
 if TYPE_CHECKING:
     from trtla.formats.source import EngineBuild
-    from trtla.formats.tensors import TensorSource, Weight
+    from trtla.formats.tensors import FileSource, Weight
 
 MANIFEST = "trtla.json"
 _LONGEST_SOURCE = 4096
@@ -48,7 +49,7 @@ class Engine:
     config: EngineConfig
     manifest: EngineManifest | None
     """None for engines made by TensorRT-LLM and for engines in memory."""
-    source: TensorSource | None = field(default=None, repr=False, compare=False)
+    source: FileSource | None = field(default=None, repr=False, compare=False)
     """Where the weights of an engine in memory come from; None: the folder's rank file."""
     in_memory_lookahead: LookaheadConfig | None = None
 
@@ -133,9 +134,9 @@ class Engine:
         from trtla.formats.tensors import rank_tensors
 
         source, config = self.tensor_source()
-        return rank_tensors(source, split_config(config, tp_size), rank)
+        return _closed(source, rank_tensors(source, split_config(config, tp_size), rank))
 
-    def tensor_source(self) -> tuple[TensorSource, CheckpointConfig]:
+    def tensor_source(self) -> tuple[FileSource, CheckpointConfig]:
         """Where the weights come from, by Hugging Face's names, and the config that they fit."""
         if self.backend == "tensorrt-llm":
             raise UsageError(
@@ -148,6 +149,14 @@ class Engine:
             return self.source, config
         checkpoint = Checkpoint(self.path, config)
         return checkpoint, checkpoint.config
+
+
+def _closed(
+    source: FileSource, weights: Iterator[tuple[str, Weight]]
+) -> Iterator[tuple[str, Weight]]:
+    """The weights of a source, whose files are closed behind the last one."""
+    with closing(source):
+        yield from weights
 
 
 def open_engine(path: str | Path) -> Engine:
@@ -317,8 +326,9 @@ def model_digest(engine: Engine) -> str:
 
     source, config = engine.tensor_source()
     found = hashlib.sha256()
-    for name, shape in source_shapes(config).items():
-        row = source.read(name, shape[0] // 2, shape[0] // 2 + 1)
-        found.update(f"{name} {shape} torch.{row.dtype}\n".encode())
-        found.update(row.tobytes())
+    with closing(source):
+        for name, shape in source_shapes(config).items():
+            row = source.read(name, shape[0] // 2, shape[0] // 2 + 1)
+            found.update(f"{name} {shape} torch.{row.dtype}\n".encode())
+            found.update(row.tobytes())
     return found.hexdigest()[:16]

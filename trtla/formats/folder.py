@@ -11,6 +11,7 @@ from typing import Any, Literal
 from trtla.errors import UsageError
 from trtla.files import read_json, write_json
 from trtla.formats.atomic import restore
+from trtla.formats.mistaken import no_model
 
 FolderKind = Literal["Hugging Face model", "checkpoint", "engine"]
 
@@ -67,9 +68,7 @@ def folder_kind(path: Path) -> FolderKind:
             f"{path} is not a folder", f"give {'the folder that holds it' if weights else hint}"
         )
     if not (path / "config.json").is_file():
-        raise UsageError(
-            f"{path} has no config.json", "give a Hugging Face model, checkpoint or engine folder"
-        )
+        raise no_model(path)
     kind = config_kind(read_json(path / "config.json"))
     if kind is None:
         raise UsageError(

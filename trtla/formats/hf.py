@@ -77,6 +77,11 @@ class HFModel:
             return file.blocks(stored, start, stop)
         return file.read(stored, start, stop)
 
+    def close(self) -> None:
+        """Close the weight files; whoever reads on opens them again."""
+        for file, _ in self._where.values():
+            file.close()
+
 
 def _quantized_weights(where: _Where, config: CheckpointConfig) -> dict[str, str]:
     """The types of a GGUF file's quantised weights; says which of them are not read as blocks."""

@@ -16,7 +16,7 @@ from trtla.formats.gguf.folder import model_folder, weight_file
 from trtla.formats.hf import HFModel
 from trtla.formats.hf_config import read_hf_config
 from trtla.formats.support import check_mapping
-from trtla.formats.tensors import Dequantized, TensorSource
+from trtla.formats.tensors import Dequantized, FileSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class EngineBuild:
     """Everything that goes into an engine."""
 
     source: BuildSource
-    tensors: TensorSource
+    tensors: FileSource
     limits: BuildConfig
     settings: BuildSettings
     origin: dict[str, str]
@@ -61,7 +61,7 @@ def read_source(folder: Path, dtype: str | None) -> BuildSource:
     return BuildSource(folder, kind, checkpoint_config(config, wanted), config)
 
 
-def open_source(folder: Path, dtype: str | None) -> tuple[BuildSource, TensorSource]:
+def open_source(folder: Path, dtype: str | None) -> tuple[BuildSource, FileSource]:
     """Read config.json and the headers of the weight files."""
     folder, kind = _local(folder)
     if kind == "checkpoint":
@@ -73,9 +73,7 @@ def open_source(folder: Path, dtype: str | None) -> tuple[BuildSource, TensorSou
     return BuildSource(folder, kind, config, model.config), in_type(model, model.config, config)
 
 
-def in_type(
-    source: TensorSource, stored: CheckpointConfig, wanted: CheckpointConfig
-) -> TensorSource:
+def in_type(source: FileSource, stored: CheckpointConfig, wanted: CheckpointConfig) -> FileSource:
     """The source itself, or one that dequantises its blocks where they are not wanted."""
     dequantized = stored.block_types and not wanted.block_types
     return Dequantized(source, stored.block_types) if dequantized else source

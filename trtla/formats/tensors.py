@@ -9,6 +9,7 @@ scaling factors: multipliers that undo the quantisation.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
 from typing import Any, Protocol
 
 import ml_dtypes
@@ -57,6 +58,13 @@ class TensorSource(Protocol):
         """
 
 
+class FileSource(TensorSource, Protocol):
+    """A source that reads from files, and keeps them open from the first row on."""
+
+    def close(self) -> None:
+        """Close the files; whoever reads on opens them again."""
+
+
 Weight = ndarray | BlockTensor
 """A tensor of a model."""
 
@@ -64,13 +72,16 @@ Weight = ndarray | BlockTensor
 class Dequantized:
     """A source whose weights in blocks, of some types, are read as float32 numbers."""
 
-    def __init__(self, source: TensorSource, types: Mapping[str, str]) -> None:
+    def __init__(self, source: FileSource, types: Mapping[str, str]) -> None:
         self._source, self._types = source, types
 
     def read(self, name: str, start: int, stop: int) -> ndarray:
         rows = self._source.read(name, start, stop)
         kind = self._types.get(name)
         return rows if kind is None else dequantize_blocks(BLOCK_TYPES[kind], rows)
+
+    def close(self) -> None:
+        self._source.close()
 
 
 def pack_int4(codes: ndarray) -> ndarray:
@@ -180,12 +191,14 @@ def rank_tensors(
         yield target.name, whole if kind is None else BlockTensor(kind, whole)
 
 
-def equal_ends(source: TensorSource, rows: int) -> bool:
+def equal_ends(source: FileSource, rows: int) -> bool:
     """Whether embedding and lm_head hold the same numbers."""
     spans = ((row, min(row + 1024, rows)) for row in range(0, rows, 1024))
-    return all(
-        np.array_equal(source.read(EMBEDDING, *span), source.read(LM_HEAD, *span)) for span in spans
-    )
+    with closing(source):
+        return all(
+            np.array_equal(source.read(EMBEDDING, *span), source.read(LM_HEAD, *span))
+            for span in spans
+        )
 
 
 def _materialize(target: Target, source: TensorSource) -> ndarray:

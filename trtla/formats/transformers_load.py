@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtla.errors import UsageError, sentence
+from trtla.files import refuse_stand_in
 from trtla.formats.folder import TOKENIZER_FILES
 from trtla.formats.gguf.header import MADE_OF
 
@@ -54,9 +55,11 @@ def _load_dequantized(kind: str, model: HFModel, dtype: torch.dtype) -> Any:
     if model.config.tie_word_embeddings:
         del names[LM_HEAD]
     numbers = Dequantized(model, model.config.block_types)
-    state = {
-        name: as_tensor(numbers.read(name, 0, shape[0])).to(dtype) for name, shape in names.items()
-    }
+    with closing(model):
+        state = {
+            name: as_tensor(numbers.read(name, 0, shape[0])).to(dtype)
+            for name, shape in names.items()
+        }
     with _quiet():
         made = getattr(transformers, kind).from_config(config, dtype=dtype)
         made.load_state_dict(state, strict=False, assign=True)
@@ -66,8 +69,10 @@ def _load_dequantized(kind: str, model: HFModel, dtype: torch.dtype) -> Any:
 
 def load_tokenizer(folder: str | Path) -> Any:
     """A folder's tokenizer."""
-    names = (Path(folder) / name for name in TOKENIZER_FILES)
-    stats = [(path.name, path.stat()) for path in names if path.is_file()]
+    paths = [Path(folder) / name for name in TOKENIZER_FILES if (Path(folder) / name).is_file()]
+    for path in paths:
+        refuse_stand_in(path)
+    stats = [(path.name, path.stat()) for path in paths]
     return _tokenizer(str(folder), tuple((n, stat.st_mtime_ns, stat.st_size) for n, stat in stats))
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from numpy import ndarray
 
 from trtla.errors import UsageError
-from trtla.files import parse_json
+from trtla.files import parse_json, refuse_stand_in
 from trtla.formats.config import DTYPES, FP8, INT4
 
 if TYPE_CHECKING:
@@ -80,6 +80,12 @@ class SafetensorsFile:
         fill(self._file, raw.data, self.path, name)
         return raw.view(entry.dtype).reshape(stop - start, *entry.shape[1:])
 
+    def close(self) -> None:
+        """Close the file; whoever reads on opens it again."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
 
 def header_bytes(tensors: Iterable[tuple[str, tuple[int, ...], np.dtype[Any]]]) -> bytes:
     """The header of a file that will hold these tensors, in this order, without gaps."""
@@ -112,6 +118,7 @@ def _read_header(path: Path) -> dict[str, Entry]:
         size = path.stat().st_size
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > _MAX_HEADER or 8 + length > size:
+            refuse_stand_in(path)
             raise UsageError(f"{path} is truncated or not safetensors", _COPY_AGAIN)
         entries = dict(_entries(parse_json(file.read(length)), 8 + length))
     _check_layout(path, entries, 8 + length, size)
@@ -176,6 +183,9 @@ class BinFile:
         self._touched += rows.nbytes
         return rows
 
+    def close(self) -> None:
+        """Nothing: PyTorch has closed the file, and what it mapped goes with the tensors."""
+
     def _load(self) -> dict[str, Tensor]:
         import torch
 
@@ -183,6 +193,7 @@ class BinFile:
             # Files older than PyTorch 1.6 are no zip archives and cannot be mapped.
             with self.path.open("rb") as file:
                 mapped = file.read(2) == b"PK"
+            refuse_stand_in(self.path)
             state = torch.load(self.path, map_location="cpu", weights_only=True, mmap=mapped)
         if not isinstance(state, dict):
             raise UsageError(f"{self.path} holds no state dict", "save the model again")

@@ -296,7 +296,7 @@ def _as_torch_model(plan: TuneSettings) -> Iterator[TuneSettings]:
     from trtla.build.engine import build_engine
     from trtla.formats.engine_limits import BuildSettings
 
-    with temporary_folder(plan.output_dir, ".model-") as folder:
+    with temporary_folder(plan.output_dir, "model") as folder:
         engine = folder / "engine"
         build_engine(Path(plan.model), engine, BuildSettings(plan.limit), backend="torch")
         yield replace(plan, model=str(engine), options=replace(plan.options, lookahead=None))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -251,7 +252,8 @@ def _llama3_scaling(keys: _Keys, header: Header, head: int) -> dict[str, Any]:
     """The settings whose factors are those of the file."""
     info = header.tensors[ROPE_FACTORS]
     stored = GgufFile(keys.path, Header(header.paths, {}, {"rope.factors": info}))
-    factors = stored.read("rope.factors", 0, info.shape[0]).astype(np.float64)
+    with closing(stored):
+        factors = stored.read("rope.factors", 0, info.shape[0]).astype(np.float64)
     exponents = np.arange(0, head, 2, dtype=np.float64) / max(head, 1)
     frequencies = keys.number("rope.freq_base", 10000.0) ** -exponents
     for length in _LLAMA3_LENGTHS if factors.size else ():

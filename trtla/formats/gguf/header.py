@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from trtla.errors import UsageError
-from trtla.files import user_cache
+from trtla.files import refuse_stand_in, user_cache
 
 HEADER = "header.json"
 _FORMAT = 2
@@ -145,6 +145,7 @@ def _check_count(path: Path, metadata: dict[str, Any], files: int, tensors: int)
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
     with _refusing(path), path.open("rb") as file:
         if file.read(len(_MAGIC)) != _MAGIC:
+            refuse_stand_in(path)
             raise UsageError(f"{path} is not a GGUF file", "give a file that begins with GGUF")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Reader(path, data).read()

@@ -100,6 +100,11 @@ class GgufFile:
         fill(file, array_bytes(raw), info.path, name)
         return raw
 
+    def close(self) -> None:
+        """Close the files; whoever reads on opens them again."""
+        while self._files:
+            self._files.popitem()[1].close()
+
 
 def _changed(path: Path) -> UsageError:
     return UsageError(f"{path} has changed while it was read", "run the command again")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 import torch
@@ -57,6 +57,9 @@ class AttentionGroup:
     """Row (within the group) of each padded query, int64 [B * Q]; None when nothing is padded."""
     unpad: Tensor | None = None
     """Padded query of each row, int64 [rows]; None when nothing is padded."""
+    guarded: bool = False
+    """Whether keys and values may hold numbers that are not finite, which must not reach queries
+    that do not see them: their weight is 0, and 0 times NaN is NaN."""
 
     def attend(
         self, queries: Tensor, keys: Tensor, values: Tensor, scale: Tensor | None = None
@@ -72,14 +75,30 @@ class AttentionGroup:
             for cached in (keys, values)
         )
         k, v = k.transpose(1, 2), v.transpose(1, 2)
+        broken = None
+        if self.guarded:
+            broken = ~(k.isfinite() & v.isfinite()).all(-1)
+            k, v = (part.masked_fill(broken[..., None], 0.0) for part in (k, v))
         if self.causal:
             out = _causal(q, k, v)
         else:
             q = q.reshape(batch, kv_heads, group_size * count, size)
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=self.bias)
             out = out.view(batch, kv_heads, group_size, count, size)
+        if broken is not None:
+            out = out.masked_fill(self._seen(broken)[..., None], float("nan"))
         out = out.permute(0, 3, 1, 2, 4).reshape(batch * count, -1)
         return out if self.unpad is None else out.index_select(0, self.unpad)
+
+    def _seen(self, keys: Tensor) -> Tensor:
+        """Which queries see any of the keys [B, K/V heads, L]: [B, K/V heads, 1 or heads, Q]."""
+        if self.causal:
+            return (keys.cumsum(-1) > 0).unsqueeze(2)
+        if self.bias is None:
+            return keys.any(-1)[..., None, None]
+        visible = self.bias > float("-inf")
+        seen = (visible & keys.unsqueeze(2)).any(-1)
+        return seen.view(*seen.shape[:2], -1, self.shape[1])
 
 
 def _read(
@@ -120,6 +139,12 @@ class Batch:
     to which. None: nothing is moved."""
 
 
+def guarded(batch: Batch) -> Batch:
+    """The same batch, none of whose tokens can spoil one that does not see it."""
+    groups = cast("Seq[AttentionGroup]", batch.groups)  # paged ones need no guard
+    return replace(batch, groups=tuple(replace(group, guarded=True) for group in groups))
+
+
 @dataclass(frozen=True, slots=True)
 class BatchOutput:
     """What a forward over a batch gives."""
@@ -128,6 +153,8 @@ class BatchOutput:
     """Float [batch.rows, vocab]; the next forward may overwrite them."""
     hidden: Tensor | None = None
     """Float [taps, tokens, hidden size]; None without taps."""
+    states: Tensor | None = None
+    """The last layer's output, [tokens, hidden size]; None of a graph."""
 
 
 def make_batch(feeds: Seq[Feed], cache: TensorCache, group_size: int, dtype: torch.dtype) -> Batch:

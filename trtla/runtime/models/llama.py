@@ -174,12 +174,13 @@ class LlamaModel(PackedModel):
             # No name for gate and up: the next layer's would come while these are still there.
             scale = layer.down.input_scale
             delta = self._sum(layer.down(small.silu_mul(*layer.gate_up(normed), scale)))
-        hidden[len(self._layers) - 1], normed = small.add_norm(states, delta, self._norm, epsilon)
+        states, normed = small.add_norm(states, delta, self._norm, epsilon)
+        hidden[len(self._layers) - 1] = states
         logits = self._lm_head.wide(normed.index_select(0, batch.rows))
         if self._world is not None:
             logits = self._world.join_columns(logits, self.config.vocab_size)
         tapped = torch.stack([hidden[tap] for tap in self.taps]).float() if self.taps else None
-        return BatchOutput(logits, tapped)
+        return BatchOutput(logits, tapped, states)
 
     def _sum(self, part: Tensor) -> Tensor:
         return part if self._world is None else self._world.sum(part)

@@ -20,7 +20,7 @@ from trtla.errors import TrtlaError, UsageError
 from trtla.formats.engine import EncoderDecoder
 from trtla.formats.hf_config import T5Config
 from trtla.formats.transformers_load import load_model
-from trtla.runtime.models.batch import AttentionGroup, Batch, StepGroup, make_batch
+from trtla.runtime.models.batch import AttentionGroup, Batch, StepGroup, guarded, make_batch
 from trtla.runtime.models.forward import Forwarded
 from trtla.runtime.models.layers import Linear, LinearPair
 from trtla.runtime.models.tensor_cache import TensorCache
@@ -204,8 +204,23 @@ class T5Model(TensorModel):
         They are float32, or float64 for a float64 decoder. Prompts that are new are encoded first.
         """
         prompts = [self.prompts.of(feed.sequence.request) for feed in feeds]
-        counts = [feed.length for feed in feeds]
         batch = make_batch(feeds, cache, 1, self.dtype)
+        states = self._states(feeds, batch, prompts, cache)
+        if not states.isfinite().all():  # as in `PackedModel.run`
+            states = self._states(feeds, guarded(batch), prompts, cache)
+        states = self._normalise(states.index_select(0, batch.rows), self._weights.norm)
+        logits = self._weights.lm_head(states * self._weights.logit_scale)
+        return Forwarded(on_host(logits.to(torch.promote_types(self.dtype, torch.float32))))
+
+    def _states(
+        self,
+        feeds: Sequence[Feed],
+        batch: Batch,
+        prompts: Sequence[PromptStates],
+        cache: TensorCache,
+    ) -> Tensor:
+        """The last layer's output, [tokens, d_model]."""
+        counts = [feed.length for feed in feeds]
         relative = relative_groups(feeds, batch.groups, self._device)
         groups: list[AttentionGroup] = []
         states = F.embedding(batch.tokens, self._weights.embedding)
@@ -218,9 +233,7 @@ class T5Model(TensorModel):
             ours = [prompt[index] for prompt in prompts]
             states = states + layer.prompt.out(attend_prompts(queries, ours, counts))
             states = states + layer.mlp(self._normalise(states, layer.mlp_norm))
-        states = self._normalise(states.index_select(0, batch.rows), self._weights.norm)
-        logits = self._weights.lm_head(states * self._weights.logit_scale)
-        return Forwarded(on_host(logits.to(torch.promote_types(self.dtype, torch.float32))))
+        return states
 
     def _attention(
         self,

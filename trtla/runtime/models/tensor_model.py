@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trtla.errors import first_line
 from trtla.runtime.limits import ExecutorLimits
-from trtla.runtime.models.batch import Batch, BatchOutput, make_batch
+from trtla.runtime.models.batch import Batch, BatchOutput, guarded, make_batch
 from trtla.runtime.models.cuda.graphs import CudaCapture, GraphRunner
 from trtla.runtime.models.forward import Forwarded, Model, StepForward
 from trtla.runtime.models.tensor_cache import TensorCache
@@ -56,8 +56,16 @@ class PackedModel(TensorModel):
         """Run one packed batch."""
 
     def run(self, feeds: Sequence[Feed], cache: TensorCache) -> BatchOutput:
-        """As `forward`, with tensors."""
-        return self.forward_batch(make_batch(feeds, cache, self.group_size, self.dtype), cache)
+        """As `forward`, with tensors.
+
+        Where a token's numbers overflow, PyTorch's attention lets them reach those that do not see
+        it, which then are not finite either: the forward runs again, with a guard.
+        """
+        batch = make_batch(feeds, cache, self.group_size, self.dtype)
+        done = self.forward_batch(batch, cache)
+        if done.states is None or bool(done.states.isfinite().all()):
+            return done
+        return self.forward_batch(guarded(batch), cache)
 
     def forward(self, feeds: Sequence[Feed], cache: TensorCache) -> Forwarded:
         return self._for_sampler(self.run(feeds, cache))

@@ -8,18 +8,17 @@ import logging
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
-from struct import Struct
 from typing import Any
 
 from trtla.console import Console, Progress
 from trtla.errors import first_line
-from trtla.files import temporary_folder, user_cache
+from trtla.files import CACHE_HINT, FULL, temporary_folder, user_cache
 from trtla.machine import usable_cores
 from trtla.runtime.models.cpu.levels import NATIVE, Level, UnknownLevel, chosen_level, processor
 
@@ -29,8 +28,9 @@ FLAGS = ("-O3", "-std=gnu++17", "-pthread", "-fvisibility=hidden", "-fPIC")
 PREBUILT = Path(__file__).parent / "prebuilt"
 """Where a wheel for one platform has its libraries."""
 _NATIVE = Path(__file__).parent / "native"
-_ELF = Struct("=4s36xQ10xHH2x")
-"""A file's header: its first bytes, the place of its sections' table, and what that holds."""
+_SEAL = b"trtla sha256"
+"""What stands behind the program in a library's file, before the digest of both."""
+_DIGEST_BYTES = 32
 _TIMEOUT_S = 300
 """Of a compiler, for one file."""
 _log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ def make(builds: Sequence[Build], progress: Progress) -> None:
     """Make libraries beside their places and move them there, so no one ever finds half of one."""
     for build in builds:
         build.library.parent.mkdir(parents=True, exist_ok=True)
-    with temporary_folder(builds[0].library.parent, ".compile-") as folder:
+    with temporary_folder(builds[0].library.parent, "compile") as folder:
         objects = {
             (build, file): folder / f"{build.library.stem}-{file.stem}.o"
             for build in builds
@@ -86,7 +86,7 @@ def make(builds: Sequence[Build], progress: Progress) -> None:
         pool = ThreadPoolExecutor(usable_cores())
         try:
             running = [
-                pool.submit(_run, build.command, "-c", "-o", made, file)
+                pool.submit(_run, folder, build.command, "-c", "-o", made, file)
                 for (build, file), made in objects.items()
             ]
             progress(0, len(running))
@@ -98,14 +98,26 @@ def make(builds: Sequence[Build], progress: Progress) -> None:
         for build in builds:
             made = folder / build.library.name
             own = [objects[build, file] for file in build.files]
-            _run(build.command, "-shared", "-o", made, *own)
+            _run(folder, build.command, "-shared", "-o", made, *own)
+            write_sealed(made, made.read_bytes())
             made.replace(build.library)
 
 
-def _run(command: Sequence[str], *arguments: str | Path) -> None:
+def write_sealed(path: Path, program: bytes) -> None:
+    """Write a library with the digest that `is_whole` compares, through to the disk: of a file that
+    is renamed before, a power loss may leave the name and none of the pages."""
+    with path.open("wb") as file:
+        file.write(program + _SEAL + hashlib.sha256(program + _SEAL).digest())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _run(folder: Path, command: Sequence[str], *arguments: str | Path) -> None:
+    """Run a compiler, whose own temporary files are made in the folder."""
     try:
         done = subprocess.run(
             [*command, *map(str, arguments)],
+            env={**os.environ, "TMPDIR": str(folder), "LC_ALL": "C"},
             capture_output=True,
             text=True,
             timeout=_TIMEOUT_S,
@@ -114,7 +126,13 @@ def _run(command: Sequence[str], *arguments: str | Path) -> None:
     except subprocess.TimeoutExpired:
         raise NotCompiled(f"{command[0]} took more than {_TIMEOUT_S} s") from None
     if done.returncode:
+        if full := next((text for text in map(os.strerror, FULL) if text in done.stderr), None):
+            raise _not_written(full)
         raise NotCompiled(f"{command[0]} failed: {first_line(done.stderr)}")
+
+
+def _not_written(reason: str | None) -> NotCompiled:
+    return NotCompiled(f"{user_cache()} cannot be written: {reason}", CACHE_HINT)
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,10 +191,7 @@ class NativeCode:
             with console.progress(label, "files") as progress:
                 make(builds, progress)
         except OSError as error:
-            raise NotCompiled(
-                f"{user_cache()} cannot be written: {error.strerror}",
-                "name a folder that can be with XDG_CACHE_HOME",
-            ) from None
+            raise _not_written(error.strerror) from None
 
     def build(self, level: Level, compiler: str, library: Path, *flags: str) -> Build:
         """How a library is made for a level; `flags` change nothing that it computes."""
@@ -248,21 +263,23 @@ def declare(library: ctypes.CDLL, calls: Calls) -> ctypes.CDLL:
 
 
 def is_whole(library: Path) -> bool:
-    """Whether it is there to its end, where compilers put the table of an ELF file's sections.
+    """Whether it is there, and as it was written.
 
-    A process that reads what the file of a loaded library lacks is killed by SIGBUS.
+    A process is killed by SIGBUS where the file of a loaded library lacks what is read, and by any
+    signal where it holds something else.
     """
     try:
-        with library.open("rb") as file:
-            head, size = file.read(_ELF.size), os.fstat(file.fileno()).st_size
+        stat = library.stat()
+        return _is_sealed(library, stat.st_ino, stat.st_size, stat.st_mtime_ns)
     except OSError:
         return False
-    if sys.platform != "linux":
-        return size > 0
-    if len(head) < _ELF.size:
-        return False
-    magic, start, entry, entries = _ELF.unpack(head)
-    return bool(magic == b"\x7fELF" and start + entry * entries <= size)
+
+
+@lru_cache  # a start asks several times
+def _is_sealed(library: Path, *_stamp: int) -> bool:
+    data = library.read_bytes()
+    sealed, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
+    return sealed.endswith(_SEAL) and hashlib.sha256(sealed).digest() == digest
 
 
 def _level() -> Level:

@@ -97,6 +97,15 @@ def _rotated(
     return left.to(first.dtype), right.to(first.dtype)
 
 
+@triton.jit
+def _all_finite(first: tl.tensor, second: tl.tensor, FP8: tl.constexpr) -> tl.tensor:
+    """Whether both halves of a head are finite as they are stored: FP8 has no infinity."""
+    size = tl.maximum(tl.abs(first.to(tl.float32)), tl.abs(second.to(tl.float32)))
+    ordered = (first == first) & (second == second)  # the larger of a number and NaN is the number
+    finite = ordered if FP8 else ordered & (size < float("inf"))
+    return tl.min(finite.to(tl.int32), 0) != 0
+
+
 @triton.jit(do_not_specialize_on_alignment=["slots", "scale"])
 def rotate_write(
     qkv: tl.tensor,
@@ -117,6 +126,8 @@ def rotate_write(
     """A token's K/V head and the queries that share it, grid (tokens, K/V heads).
 
     Keys and values go to the token's slot of the cache, queries to [tokens, heads, 2 * HALF].
+    Values that are not finite become zeros, and their key NaN: attention takes scores only of keys
+    that are seen, but multiplies all values, and 0 times NaN is NaN.
     """
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     lanes = tl.arange(0, HALF_BLOCK)
@@ -137,11 +148,14 @@ def rotate_write(
     key = row + (heads + head) * (2 * HALF) + lanes
     slot = (tl.load(slots + token) * KV_HEADS + head) * (2 * HALF) + lanes
     left, right = _rotated(key, cosine, sine, inside, HALF)
-    _store(keys + slot, left, scale, inside, FP8)
-    _store(keys + slot + HALF, right, scale, inside, FP8)
     value = key + KV_HEADS * (2 * HALF)
-    _store(values + slot, tl.load(value, mask=inside, other=0.0), scale, inside, FP8)
-    _store(values + slot + HALF, tl.load(value + HALF, mask=inside, other=0.0), scale, inside, FP8)
+    first = tl.load(value, mask=inside, other=0.0)
+    second = tl.load(value + HALF, mask=inside, other=0.0)
+    finite = _all_finite(first, second, FP8)
+    _store(keys + slot, tl.where(finite, left, float("nan")), scale, inside, FP8)
+    _store(keys + slot + HALF, tl.where(finite, right, float("nan")), scale, inside, FP8)
+    _store(values + slot, tl.where(finite, first, 0.0), scale, inside, FP8)
+    _store(values + slot + HALF, tl.where(finite, second, 0.0), scale, inside, FP8)
 
 
 @triton.jit(do_not_specialize_on_alignment=["scale"])

@@ -27,7 +27,11 @@ def _absorb(
     total: tl.tensor,
     sums: tl.tensor,
 ) -> tl.tensor:
-    """Online softmax: take in a block of keys, and return (peak, total, sums)."""
+    """Online softmax: take in a block of keys, and return (peak, total, sums).
+
+    All values are finite, as `fused.rotate_write` leaves them. A key that is not makes the total of
+    a row that sees it NaN, and does nothing to others.
+    """
     k = tl.load(keys + places, mask=inside[:, None], other=0.0).to(q.dtype)
     scores = tl.dot(q, tl.trans(k), input_precision="ieee") * factor
     scores = tl.where(visible, scores, float("-inf"))
@@ -153,7 +157,7 @@ def _store(
     divisor = tl.where(total == 0.0, 1.0, total)
     result = (sums / divisor[:, None]).to(out.dtype.element_ty)
     lanes = tl.arange(0, HEAD_SIZE)
-    stored = real & (total > 0.0)
+    stored = real & (total != 0.0)  # also what is NaN: it must show
     tl.store(out + places[:, None] * HEAD_SIZE + lanes[None, :], result, mask=stored[:, None])
     if SPLITS > 1:
         log = tl.where(total == 0.0, float("-inf"), peak + tl.log2(divisor))
@@ -236,7 +240,7 @@ def combine(
     place = tl.program_id(0)
     splits, lanes = tl.arange(0, SPLITS), tl.arange(0, HEAD_SIZE)
     log = tl.load(logs + splits * stride + place)
-    there = log > float("-inf")  # false for NaN, which rows of no sequence may hold
+    there = log != float("-inf")  # NaN too, of a row that sees one
     weights = tl.where(there, tl.exp2(log - tl.max(log, 0)), 0.0)
     places = (splits.to(tl.int64) * stride + place)[:, None] * HEAD_SIZE + lanes[None, :]
     part = tl.load(parts + places, mask=there[:, None], other=0.0)
