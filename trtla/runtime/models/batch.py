@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -137,6 +138,12 @@ class Batch:
     moves: Tensor | None = None
     """Slots whose keys and values are moved before any are read: int64 [2, moves], from which and
     to which. None: nothing is moved."""
+
+
+def all_finite(states: Tensor) -> bool:
+    """Whether no number is infinite or NaN; huge ones, whose sum overflows, are taken for such."""
+    exact = torch.promote_types(states.dtype, torch.float32)
+    return math.isfinite(float(states.sum(dtype=exact)))
 
 
 def guarded(batch: Batch) -> Batch:

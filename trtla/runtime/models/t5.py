@@ -20,7 +20,14 @@ from trtla.errors import TrtlaError, UsageError
 from trtla.formats.engine import EncoderDecoder
 from trtla.formats.hf_config import T5Config
 from trtla.formats.transformers_load import load_model
-from trtla.runtime.models.batch import AttentionGroup, Batch, StepGroup, guarded, make_batch
+from trtla.runtime.models.batch import (
+    AttentionGroup,
+    Batch,
+    StepGroup,
+    all_finite,
+    guarded,
+    make_batch,
+)
 from trtla.runtime.models.forward import Forwarded
 from trtla.runtime.models.layers import Linear, LinearPair
 from trtla.runtime.models.tensor_cache import TensorCache
@@ -206,7 +213,7 @@ class T5Model(TensorModel):
         prompts = [self.prompts.of(feed.sequence.request) for feed in feeds]
         batch = make_batch(feeds, cache, 1, self.dtype)
         states = self._states(feeds, batch, prompts, cache)
-        if not states.isfinite().all():  # as in `PackedModel.run`
+        if not all_finite(states):  # as in `PackedModel.run`
             states = self._states(feeds, guarded(batch), prompts, cache)
         states = self._normalise(states.index_select(0, batch.rows), self._weights.norm)
         logits = self._weights.lm_head(states * self._weights.logit_scale)

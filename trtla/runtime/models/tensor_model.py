@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trtla.errors import first_line
 from trtla.runtime.limits import ExecutorLimits
-from trtla.runtime.models.batch import Batch, BatchOutput, guarded, make_batch
+from trtla.runtime.models.batch import Batch, BatchOutput, all_finite, guarded, make_batch
 from trtla.runtime.models.cuda.graphs import CudaCapture, GraphRunner
 from trtla.runtime.models.forward import Forwarded, Model, StepForward
 from trtla.runtime.models.tensor_cache import TensorCache
@@ -63,7 +63,7 @@ class PackedModel(TensorModel):
         """
         batch = make_batch(feeds, cache, self.group_size, self.dtype)
         done = self.forward_batch(batch, cache)
-        if done.states is None or bool(done.states.isfinite().all()):
+        if done.states is None or all_finite(done.states):
             return done
         return self.forward_batch(guarded(batch), cache)
 
