@@ -30,12 +30,9 @@ pytestmark = [
 PACKAGE = Path(trtla.__file__).parents[1]
 SHORT = SamplingParams(max_output_len=4)
 FORKED = """
-import gc, os, sys
-from tests.support.ranks import children
-from tests.support.unchanged import RANK_SOURCES
+import gc, os, sys, time
 from trtla import LLM
 llm = LLM(sys.argv[1], dtype="float32", tp_size=2)
-(other,) = children(os.getpid())
 child = os.fork()
 if child == 0:
     HERE
@@ -96,9 +93,9 @@ def test_threads_come_back_when_the_last_has_closed_or_has_not_opened(tiny_llama
 
 def forked(model, here):
     """A process that opens the model on two ranks, forks, and does this."""
-    source = FORKED.replace("    HERE", here)
+    command = [sys.executable, "-c", FORKED.replace("    HERE", here), model]
     env = {**os.environ, "PYTHONPATH": str(PACKAGE)}
-    return subprocess.Popen([sys.executable, "-c", source, model], stdout=subprocess.PIPE, env=env)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, env=env)
 
 
 @pytest.mark.parametrize("ends", ["sys.exit(0)", "del llm; gc.collect(); os._exit(0)"])
@@ -117,14 +114,15 @@ llm.close()"""
 
 
 def test_a_forked_process_keeps_no_rank_alive(tiny_llama):
-    here = """    import time
-    time.sleep(600)
+    here = """    time.sleep(600)
     os._exit(0)
-print(other, child, flush=True)
-os.kill(os.getpid(), 9)"""
+print(child, flush=True)
+time.sleep(600)"""
     process = forked(tiny_llama, here)
     assert process.stdout is not None
-    other, child = map(int, process.stdout.readline().split())
+    child = int(process.stdout.readline())
+    (other,) = children(process.pid)
+    process.kill()
     try:
         assert soon(lambda: not alive(other))
     finally:

@@ -19,7 +19,7 @@ from trtla.settings.sampling import BeamSettings
 
 PROMPT = "for i in range(10):\n    print(i)\nfor j in range(10):"
 LONG = SamplingParams(max_output_len=1000)
-SOON_S = 120.0
+SOON_S = 300.0
 TRTLA = (sys.executable, "-m", "trtla")
 
 
