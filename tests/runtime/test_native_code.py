@@ -247,6 +247,7 @@ def changed(whole: bytes) -> bytes:
 
 
 @needs_compiler
+@pytest.mark.deep
 @pytest.mark.parametrize("damage", [zeroed, changed])
 def test_a_library_that_is_not_as_it_was_written_is_made_again(monkeypatch, tmp_path, damage):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
