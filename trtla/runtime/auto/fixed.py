@@ -23,6 +23,7 @@ _PLANNED_S = 2.0**-13
 
 
 def costs_are_fixed() -> bool:
+    """Whether the environment asks for costs that no clock changes."""
     return os.environ.get(VARIABLE) == "1"
 
 
