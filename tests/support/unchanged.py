@@ -19,7 +19,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 CUDA_SOURCES = pytest.mark.sources(
-    "trtla/runtime/models", "trtla/runtime/sampling", "trtla/runtime/*.py"
+    "trtla/runtime/models", "trtla/runtime/sampling", "trtla/runtime/*.py", "trtla/formats"
 )
 """Kernels for GPUs, interpreted."""
 RANK_SOURCES = pytest.mark.sources(
@@ -31,7 +31,10 @@ NATIVE_SOURCES = pytest.mark.sources(
     "trtla/runtime/models/cpu", "trtla/runtime/tree", "tests/runtime/native"
 )
 """C++ and how it is compiled."""
-STAND_IN_SOURCES = pytest.mark.sources("tests/contract/standin")
+STAND_IN_SOURCES = pytest.mark.sources(
+    *("tests/contract/standin", "trtla/trtllm", "trtla/build", "trtla/formats", "trtla/settings"),
+)
+"""The stand-in for TensorRT-LLM itself, on engines that trtla describes."""
 _ALWAYS = ("constraints.txt", "tests/support", "tests/conftest.py")
 
 
