@@ -24,8 +24,9 @@ from trtla.formats.engine_limits import (
     plan_limits,
     unknown_triple,
 )
-from trtla.formats.folder import end_ids, folder_kind, tokenizer_dir
+from trtla.formats.folder import folder_kind, tokenizer_dir
 from trtla.formats.hf_config import T5Config, decoder_config, read_t5_config, refuse_to_convert
+from trtla.formats.special_tokens import end_tokens
 from trtla.settings.fields import whole
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig, check_default
 from trtla.version import __version__
@@ -115,7 +116,7 @@ class Engine:
 
     def end_ids(self) -> frozenset[int]:
         """All token ids that end a text; empty if none is known."""
-        return end_ids(self.path)
+        return frozenset(end_tokens(self.path))
 
     def weights(self, rank: int = 0, tp_size: int = 1) -> Iterator[tuple[str, Weight]]:
         """TensorRT-LLM's checkpoint tensors of the whole model on one rank, one by one.

@@ -1,5 +1,5 @@
-"""What kind of folder holds a model, and its files beside the weights: tokenizer, end ids, and
-what generation_config.json asks for, of which trtla applies nothing by itself."""
+"""What kind of folder holds a model, and its files beside the weights: the tokenizer's, and what
+generation_config.json asks for, of which trtla applies nothing but end ids by itself."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from typing import Any, Literal
 from trtla.errors import UsageError
 from trtla.files import read_json, write_json
 from trtla.formats.atomic import restore
+from trtla.formats.chat_templates import more_templates, stored_template
 from trtla.formats.mistaken import no_model
+from trtla.formats.special_tokens import GENERATION_CONFIG, json_object, model_end_ids
 
 FolderKind = Literal["Hugging Face model", "checkpoint", "engine"]
 
-GENERATION_CONFIG = "generation_config.json"
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer.model",
@@ -98,10 +99,8 @@ def tokenizer_dir(folder: Path) -> Path | None:
 
 
 def may_have_chat_template(folder: Path) -> bool:
-    """Whether a tokenizer's files look like it."""
-    if any(folder.glob("chat_template*")):
-        return True
-    return bool(json_object(folder / "tokenizer_config.json").get("chat_template"))
+    """Whether a tokenizer's files hold a template, be it sound or not."""
+    return stored_template(folder) is not None
 
 
 def no_chat_template(folder: Path) -> UsageError:
@@ -115,7 +114,8 @@ def no_chat_template(folder: Path) -> UsageError:
 def side_files(source: Path) -> list[str]:
     """Names of the files that `copy_side_files` makes."""
     names = [name for name in TOKENIZER_FILES if (source / name).is_file()]
-    if (source / GENERATION_CONFIG).is_file() or end_ids(source):
+    names += [str(path.relative_to(source)) for path in more_templates(source)]
+    if (source / GENERATION_CONFIG).is_file() or model_end_ids(source):
         names.append(GENERATION_CONFIG)
     return names
 
@@ -129,56 +129,13 @@ def copy_side_files(source: Path, target: Path) -> None:
     names = side_files(source)
     for name in names:
         if name != GENERATION_CONFIG:
+            (target / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(source / name, target / name)
     if GENERATION_CONFIG in names:
-        generation = json_object(source / GENERATION_CONFIG)
-        if not _ids(generation.get("eos_token_id")):
-            found = sorted(end_ids(source))
-            generation["eos_token_id"] = found[0] if len(found) == 1 else (found or None)
+        generation, found = json_object(source / GENERATION_CONFIG), model_end_ids(source)
+        if found and not generation.get("eos_token_id"):
+            generation["eos_token_id"] = found[0] if len(found) == 1 else found
         write_json(target / GENERATION_CONFIG, generation)
-
-
-def end_ids(folder: Path) -> frozenset[int]:
-    """All token ids that end a text: generation config, else config.json, else the tokenizer's eos.
-
-    Broken or absent files count as saying nothing; an empty set means that no end id is known.
-    """
-    for name in (GENERATION_CONFIG, "config.json"):
-        found = _ids(json_object(folder / name).get("eos_token_id"))
-        if found:
-            return found
-    return _tokenizer_eos(folder)
-
-
-def _ids(value: Any) -> frozenset[int]:
-    values = value if isinstance(value, list) else [value]
-    return frozenset(v for v in values if isinstance(v, int) and not isinstance(v, bool) and v >= 0)
-
-
-def _tokenizer_eos(folder: Path) -> frozenset[int]:
-    config = json_object(folder / "tokenizer_config.json")
-    eos = config.get("eos_token")
-    text = eos.get("content") if isinstance(eos, dict) else eos
-    added = config.get("added_tokens_decoder")
-    tokens = [
-        {**token, "id": int(key)}
-        for key, token in (added.items() if isinstance(added, dict) else ())
-        if isinstance(token, dict) and str(key).isdigit()
-    ]
-    more = json_object(folder / "tokenizer.json").get("added_tokens")
-    tokens += [token for token in more if isinstance(token, dict)] if isinstance(more, list) else []
-    if not text:
-        return frozenset()
-    return _ids([token.get("id") for token in tokens if token.get("content") == text])
-
-
-def json_object(path: Path) -> dict[str, Any]:
-    """A file's object; an empty one where it is broken or absent."""
-    try:
-        data = read_json(path)
-    except UsageError:
-        return {}
-    return data if isinstance(data, dict) else {}
 
 
 def unapplied(folder: Path) -> str | None:

@@ -7,7 +7,7 @@ Weights are a single or sharded safetensors or `.bin` checkpoint. Names are brou
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
@@ -16,6 +16,7 @@ from typing import Any
 
 from numpy import ndarray
 
+from trtla.console import counted
 from trtla.errors import UsageError
 from trtla.files import read_json
 from trtla.formats.blocks import BLOCK_TYPES
@@ -32,6 +33,7 @@ WeightFile = SafetensorsFile | BinFile | GgufFile
 _Where = dict[str, tuple[WeightFile, str]]
 """Canonical name -> the file and the tensor's name in it."""
 _log = logging.getLogger(__name__)
+_SHOWN = 3  # kinds of tensors that a note names
 _HINT = "copy the weights again, or check that config.json belongs to them (biases, layers)"
 
 
@@ -57,6 +59,8 @@ class HFModel:
         config, dtype = read_hf_config(folder / "config.json")
         where, problems = _weights(folder, config)
         raise_first(problems)
+        if note := unused_note(folder):
+            _note_once(folder, note)
         file, name = where[EMBEDDING]
         update: dict[str, Any] = {"dtype": dtype or as_dtype(file.entries[name].dtype.name)}
         types = _quantized_weights(where, config)
@@ -89,15 +93,16 @@ def _quantized_weights(where: _Where, config: CheckpointConfig) -> dict[str, str
     files = ((name, *where[name]) for name in names)
     found = {n: file.type_of(own) for n, file, own in files if isinstance(file, GgufFile)}
     types = {name: kind for name, kind in found.items() if kind not in PLAIN}
-    if others := sorted({*types.values()} - {*BLOCK_TYPES}):
-        _note_others(where[EMBEDDING][0].path, ", ".join(others))
+    if others := ", ".join(sorted({*types.values()} - {*BLOCK_TYPES})):
+        path = where[EMBEDDING][0].path
+        _note_once(path, f"{path.name}: weights of type {others} are dequantised")
     return types
 
 
 @lru_cache
-def _note_others(path: Path, types: str) -> None:
-    """Once for a file, however often it is opened."""
-    _log.warning("note: %s: weights of type %s are dequantised", path.name, types)
+def _note_once(path: Path, note: str) -> None:
+    """Once for a file or folder, however often it is opened."""
+    _log.warning("note: %s", note)
 
 
 def model_problems(folder: Path, config: CheckpointConfig) -> list[UsageError]:
@@ -113,7 +118,7 @@ def _weights(folder: Path, config: CheckpointConfig) -> tuple[_Where, list[Usage
 
     If the config ties embedding and lm_head, the one that is there stands for both.
     """
-    where = _locate(folder)
+    where = {name: at for name, at in _locate(folder).items() if _is_used(name)}
     _check_layers(folder, "num_hidden_layers", config.num_hidden_layers, len(where))
     if config.tie_word_embeddings and (stored := where.get(EMBEDDING) or where.get(LM_HEAD)):
         where = {EMBEDDING: stored, LM_HEAD: stored, **where}
@@ -121,10 +126,26 @@ def _weights(folder: Path, config: CheckpointConfig) -> tuple[_Where, list[Usage
     return where, tensor_problems(str(folder), found, hf_shapes(config), _HINT)
 
 
+def unused_note(folder: Path) -> str | None:
+    """Which tensors lie beside a model and are no part of it, in a sentence; None: there are none.
+
+    What is beside `model` and `lm_head`, such as a value head, takes no part in texts.
+    """
+    names = [name for name in _locate(folder) if not _is_used(name)]
+    if not names:
+        return None
+    tops = sorted({name.partition(".")[0] for name in names})
+    shown = ", ".join(f"{top}.*" for top in tops[:_SHOWN]) + (", ..." if tops[_SHOWN:] else "")
+    return f"{folder.name} holds {counted(len(names), 'tensor')} that texts do not need: {shown}"
+
+
+def _is_used(name: str) -> bool:
+    return name.partition(".")[0] in ("model", "lm_head")
+
+
 def stored_parameters(folder: Path) -> int:
     """Numbers in the weight files of a folder, whatever model they are of."""
-    entries = (entry for file in _open_files(folder) for entry in file.entries.values())
-    return sum(prod(entry.shape) for entry in entries)
+    return sum(prod(file.entries[name].shape) for name, file in _stored(folder).items())
 
 
 def check_layers(folder: Path) -> None:
@@ -133,7 +154,7 @@ def check_layers(folder: Path) -> None:
     transformers makes all layers before it looks at the weights, however long that takes.
     """
     config = read_json(folder / "config.json")
-    tensors = sum(len(file.entries) for file in _open_files(folder))
+    tensors = len(_stored(folder))
     for key, value in config.items() if isinstance(config, dict) else ():
         counts = key.endswith("layers") and key != "max_window_layers"  # a bound, which makes none
         if counts and isinstance(value, int):
@@ -148,44 +169,67 @@ def _check_layers(folder: Path, key: str, layers: int, tensors: int) -> None:
 
 
 def _locate(folder: Path) -> _Where:
-    files = _open_files(folder)
-    found: _Where = {name: (file, name) for file in files for name in file.entries}
+    found: _Where = {name: (file, name) for name, file in _stored(folder).items()}
     found = {name: at for name, at in found.items() if not name.endswith("rotary_emb.inv_freq")}
     if any(name.startswith("model.") for name in found):
         return found
-    return {name if name == LM_HEAD else f"model.{name}": at for name, at in found.items()}
+    return {_prefixed(name): at for name, at in found.items()}
 
 
-def _open_files(folder: Path) -> Iterable[WeightFile]:
+def _prefixed(name: str) -> str:
+    own = name.partition(".")[0] in ("embed_tokens", "layers", "norm")
+    return f"model.{name}" if own else name
+
+
+def _stored(folder: Path) -> Mapping[str, WeightFile]:
+    """The file of each tensor: by the index of several, whatever else is in the folder."""
     kinds: dict[str, type[WeightFile]] = {
         "model.safetensors": SafetensorsFile,
         "pytorch_model.bin": BinFile,
         MADE_OF: GgufFile,
     }
     for name, kind in kinds.items():
-        index = folder / f"{name}.index.json"
-        if (folder / name).is_file():
-            return [kind(folder / name)]
-        if index.is_file():
-            return [kind(path) for path in _shards(index)]
+        path, index = folder / name, folder / f"{name}.index.json"
+        if index.is_file() and not (path.is_file() and _missing(_shards(index))):
+            return _indexed(index, kind)
+        if path.is_file():
+            file = kind(path)
+            return dict.fromkeys(file.entries, file)
     raise UsageError(
         f"{folder} has no weights",
         "it must hold model.safetensors or pytorch_model.bin, or their .index.json with the shards",
     )
 
 
-def _shards(index: Path) -> list[Path]:
+def _indexed(index: Path, kind: type[WeightFile]) -> Mapping[str, WeightFile]:
+    shards = _shards(index)
+    if missing := _missing(shards):
+        raise UsageError(f"{index.parent} lacks the shard {missing.name}", "copy the missing file")
+    files = {path: kind(path) for path in sorted({*shards.values()})}
+    found = {name: files[path] for name, path in shards.items()}
+    for name, file in found.items():
+        if name not in file.entries:
+            raise UsageError(
+                f"{file.path} lacks tensor {name}, which {index.name} has there",
+                "copy the index and its shards again",
+            )
+    return found
+
+
+def _missing(shards: Mapping[str, Path]) -> Path | None:
+    return next((path for path in sorted({*shards.values()}) if not path.is_file()), None)
+
+
+def _shards(index: Path) -> dict[str, Path]:
+    """The file of each tensor that an index names."""
     data = read_json(index)
     weight_map = data.get("weight_map") if isinstance(data, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
         raise UsageError(f"{index} has no weight_map", "copy the file again")
-    names = sorted({str(name) for name in weight_map.values()})
-    outside = next((name for name in names if Path(name).name != name), None)
+    names = {name: str(file) for name, file in weight_map.items()}
+    outside = next((name for name in names.values() if Path(name).name != name), None)
     if outside is not None:
         raise UsageError(
             f"{index} names {outside}, which is outside the folder", "correct the index"
         )
-    missing = next((name for name in names if not (index.parent / name).is_file()), None)
-    if missing is not None:
-        raise UsageError(f"{index.parent} lacks the shard {missing}", "copy the missing file")
-    return [index.parent / name for name in names]
+    return {name: index.parent / file for name, file in names.items()}

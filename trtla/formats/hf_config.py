@@ -259,6 +259,16 @@ def architecture(data: Any) -> Any:
     return names[0] if isinstance(names, list) and names else _BY_MODEL_TYPE.get(str(kind), kind)
 
 
+def built_of(folder: Path) -> str | None:
+    """The model_type that the source of a checkpoint or engine had; None: a folder is neither."""
+    path = folder / "config.json"
+    data = read_json(path) if path.is_file() else None
+    if config_kind(data) not in ("checkpoint", "engine"):
+        return None
+    name = data.get("pretrained_config", data).get("architecture")
+    return next((kind for kind, own in _BY_MODEL_TYPE.items() if own == name), None)
+
+
 def is_encoder_decoder(folder: Path) -> bool:
     """Whether a folder holds a model of the T5 family; raises UsageError where it holds none."""
     if folder_kind(folder) != "Hugging Face model":

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import re
+import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +17,16 @@ from trtla.errors import UsageError, sentence
 from trtla.files import refuse_stand_in
 from trtla.formats.folder import TOKENIZER_FILES
 from trtla.formats.gguf.header import MADE_OF
+from trtla.formats.hf_config import built_of
 
 if TYPE_CHECKING:
     import torch
 
     from trtla.formats.hf import HFModel
+
+_TIKTOKEN = re.compile(rb"[A-Za-z0-9+/=]+ \d+\r?\n")
+"""How a file of tiktoken begins: a token in base64 and its rank."""
+_VERBOSITY = "TRANSFORMERS_VERBOSITY"
 
 
 def load_model(kind: str, folder: str | Path, dtype: torch.dtype, hint: str) -> Any:
@@ -68,7 +78,7 @@ def _load_dequantized(kind: str, model: HFModel, dtype: torch.dtype) -> Any:
 
 
 def load_tokenizer(folder: str | Path) -> Any:
-    """A folder's tokenizer."""
+    """A folder's tokenizer as transformers reads it."""
     paths = [Path(folder) / name for name in TOKENIZER_FILES if (Path(folder) / name).is_file()]
     for path in paths:
         refuse_stand_in(path)
@@ -79,8 +89,55 @@ def load_tokenizer(folder: str | Path) -> Any:
 @lru_cache(maxsize=1)
 def _tokenizer(folder: str, files: tuple[tuple[str, int, int], ...]) -> Any:
     """The tokenizer of these very files: a command asks for it before and after the model opens."""
+    _check_packages(Path(folder))
     hint = "give a folder that holds tokenizer.json with --tokenizer-dir"
-    return _load("AutoTokenizer", folder, f"the tokenizer in {folder}", hint)
+    what, options = f"the tokenizer in {folder}", {}
+    with _quiet():
+        if (kind := built_of(Path(folder))) is not None:
+            from transformers import AutoConfig
+
+            options["config"] = AutoConfig.for_model(kind)
+        return _load("AutoTokenizer", folder, what, hint, **options)
+
+
+def _check_packages(folder: Path) -> None:
+    """Refuse a tokenizer that takes a package which is not there, before transformers guesses."""
+    path = folder / "tokenizer.model"
+    if (folder / "tokenizer.json").is_file() or not path.is_file():
+        return
+    with path.open("rb") as file:
+        ranks = _TIKTOKEN.match(file.read(200)) is not None
+    needed = ("tiktoken",) if ranks else ("sentencepiece", "google.protobuf")
+    missing = [name for name in needed if not _is_installed(name)]
+    if missing:
+        names = " and ".join(name.rpartition(".")[2] for name in missing)
+        raise UsageError(
+            f"the tokenizer in {folder} is its tokenizer.model, which {names} has to read, and "
+            "is not installed",
+            f"pip install {names}, or give a folder that holds tokenizer.json with --tokenizer-dir",
+        )
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except (ImportError, ValueError):  # its parent is missing, or it has been blocked
+        return False
+
+
+def wrapped_tokenizer(tokenizer: Any, tokens: dict[str, str], template: Any) -> Any:
+    """A `tokenizers.Tokenizer` as one of transformers, which reads and writes as that does."""
+    with _quiet():
+        from transformers import PreTrainedTokenizerFast
+
+        find = tokenizer.token_to_id
+        known = {role: name for role, name in tokens.items() if find(name) is not None}
+        return PreTrainedTokenizerFast(
+            tokenizer_object=tokenizer,
+            clean_up_tokenization_spaces=False,
+            chat_template=template,
+            **known,
+        )
 
 
 def fills_in_by_jinja(tokenizer: Any) -> bool:
@@ -93,16 +150,31 @@ def fills_in_by_jinja(tokenizer: Any) -> bool:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without progress bars, and without the tables that transformers logs before it raises."""
-    from transformers.utils import logging as log
+    """Without what transformers prints: progress bars, warnings, tables before it raises."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        log = _its_logging()
+        log.disable_progress_bar()
+        before = log.get_verbosity()
+        log.set_verbosity_error()
+        try:
+            yield
+        finally:
+            log.set_verbosity(before)
 
-    log.disable_progress_bar()  # type: ignore[no-untyped-call]
-    before = log.get_verbosity()
-    log.set_verbosity_error()  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        log.set_verbosity(before)
+
+def _its_logging() -> Any:
+    """transformers' own; it warns of what it does not find when it is imported, too."""
+    if "transformers" in sys.modules or _VERBOSITY in os.environ:
+        from transformers.utils import logging
+    else:
+        os.environ[_VERBOSITY] = "error"
+        try:
+            from transformers.utils import logging
+        finally:
+            del os.environ[_VERBOSITY]
+        logging.set_verbosity_warning()  # type: ignore[no-untyped-call]
+    return logging
 
 
 def _load(kind: str, folder: str | Path, what: str, hint: str, **options: Any) -> Any:

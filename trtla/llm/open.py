@@ -17,6 +17,7 @@ from trtla.formats.engine import EncoderDecoder, Engine, open_engine
 from trtla.formats.folder import folder_kind
 from trtla.formats.gguf.folder import model_folder
 from trtla.formats.hf_config import check_same_kind, is_encoder_decoder
+from trtla.formats.special_tokens import end_tokens
 from trtla.formats.support import split_config
 from trtla.llm.text import Tokenizer
 from trtla.machine import usable_cores
@@ -69,6 +70,13 @@ def open_tokenizer(engine: Engine, options: ExecutorOptions) -> Tokenizer | None
     folder = options.tokenizer_dir
     place = engine.tokenizer_dir if folder is None else model_folder(folder)
     return None if place is None else Tokenizer(place, parse_special=options.parse_special)
+
+
+def end_ids(engine: Engine, tokenizer: Tokenizer | None) -> frozenset[int]:
+    """All token ids that end a text: the model's, and the end token of its tokenizer."""
+    if tokenizer is None:
+        return engine.end_ids()
+    return frozenset(end_tokens(engine.path, tokenizer.folder, tokenizer.token_id))
 
 
 def is_adaptive(engine: Engine, lookahead: Lookahead | None) -> bool:

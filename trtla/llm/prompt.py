@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -13,7 +13,8 @@ from pathlib import Path
 from trtla.errors import UsageError
 from trtla.formats.folder import unapplied
 from trtla.llm.answer import Answer
-from trtla.llm.open import is_adaptive, open_model, open_tokenizer
+from trtla.llm.open import end_ids, is_adaptive, open_model, open_tokenizer
+from trtla.llm.reading import reading_notes
 from trtla.llm.text import Tokenizer
 from trtla.llm.text_stream import StopStrings
 from trtla.machine import process_rank
@@ -75,13 +76,19 @@ class RequestMaker:
             )
         self._drafter, self._auto = options.drafter, options.lookahead == "auto"
         self.engine = open_model(Path(model), options.triple)
-        note = None if process_rank() else unapplied(self.engine.path)
-        if note:
-            _log.warning("note: %s", note)
         self._adaptive = is_adaptive(self.engine, options.lookahead)
         self.tokenizer = open_tokenizer(self.engine, options)
-        self.end_ids = self.engine.end_ids()  # empty: no token ends a text
+        self.end_ids = end_ids(self.engine, self.tokenizer)  # empty: no token ends a text
+        notes = () if process_rank() else self._notes()
+        for note in filter(None, notes):
+            _log.warning("note: %s", note)
         self._ids = count()
+
+    def _notes(self) -> Iterator[str | None]:
+        """What is to be known of the model's files."""
+        yield unapplied(self.engine.path)
+        if self.tokenizer is not None:
+            yield from reading_notes(self.tokenizer)
 
     @property
     def limits(self) -> ExecutorLimits:

@@ -29,6 +29,8 @@ _MOST_TEXT = 1 << 25  # characters; more is longer than any context
 _LENGTH = 8  # bytes of the number in front of what is sent
 _STARTING_S = 60.0  # at most, until a process is ready for conversations
 _LATE_S = 1.0  # beyond a conversation's time, which the process ends itself
+_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
+"""Tokens that stand for nothing where the model has none."""
 _AGAIN = 3  # the exit code of a renderer that wants a successor
 
 
@@ -48,22 +50,23 @@ class ChatTemplate:
         """
         shown = [{k: v for k, v in one.items() if v is not None} for one in messages]
         return self._compiled.render(
-            messages=shown, tools=None, documents=None, add_generation_prompt=True, **self.tokens
+            messages=shown,
+            tools=None,
+            documents=None,
+            add_generation_prompt=True,
+            **{**dict.fromkeys(_ROLES, ""), **self.tokens},
         )
+
+    def compile(self) -> None:
+        """Parse it; raises what jinja2 does of a text that is no template."""
+        _ = self._compiled
 
     @cached_property
     def _compiled(self) -> Template:
         from trtla.llm.jinja_environment import environment
 
         text = self.template
-        if isinstance(text, dict):
-            if "default" not in text:
-                raise ValueError(
-                    "it has several templates and none is called default, but "
-                    + ", ".join(sorted(text))
-                )
-            text = text["default"]
-        return environment().from_string(text)
+        return environment().from_string(text["default"] if isinstance(text, dict) else text)
 
 
 class TemplateFailed(Exception):

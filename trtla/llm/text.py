@@ -4,27 +4,34 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from trtla.errors import PromptTooLong, TrtlaError, UsageError, first_line
-from trtla.formats.folder import may_have_chat_template, no_chat_template
-from trtla.formats.transformers_load import fills_in_by_jinja, load_tokenizer
+from trtla.files import read_json
+from trtla.formats.chat_templates import no_default
+from trtla.formats.folder import no_chat_template
+from trtla.formats.special_tokens import TOKENIZER_CONFIG, read_tokenizer_config
+from trtla.formats.transformers_load import fills_in_by_jinja, load_tokenizer, wrapped_tokenizer
 from trtla.llm.chat_text import ChatText, ControlTokens, chat_text
 from trtla.llm.templates import ChatTemplate, TemplateProcess
 from trtla.llm.text_stream import TextStream
 from trtla.llm.tokenizer_files import (
     TokenLengths,
-    open_tokenizer_json,
+    named_tokens,
     read_chat_template,
-    read_tokenizer_config,
     token_lengths,
 )
+from trtla.llm.tokenizer_json import Frame, frame, open_tokenizer_json
 from trtla.settings.fields import check_text
 from trtla.settings.messages import Messages
+
+_log = logging.getLogger(__name__)
 
 
 class Tokenizer:
@@ -38,14 +45,53 @@ class Tokenizer:
         """
         self._folder, self._parse_special = folder, parse_special
         self._apart: TemplateProcess | None = None
-        self._plain = open_tokenizer_json(folder)
+        if (folder / TOKENIZER_CONFIG).is_file():
+            read_json(folder / TOKENIZER_CONFIG)  # a broken one is reported, not read as empty
+        self.config = read_tokenizer_config(folder)
+        """What its config files say."""
+        if runs_own_code(self.config):
+            _ = load_tokenizer(folder)  # which knows its class without that code, or refuses it
+        self._plain = open_tokenizer_json(folder, self.config)
+        self._noted = False
         if self._plain is None:
             _ = self.inner  # a folder that cannot be used is reported now
 
     @cached_property
     def inner(self) -> Any:
-        """The tokenizer in transformers, loaded when it is asked for."""
-        return load_tokenizer(self._folder)
+        """The tokenizer as one of transformers, loaded when it is asked for."""
+        if self._plain is None:
+            return load_tokenizer(self._folder)
+        template = self._template and self._template.template
+        return wrapped_tokenizer(self._plain, dict(named_tokens(self.config)), template)
+
+    @property
+    def folder(self) -> Path:
+        """Where its files are."""
+        return self._folder
+
+    @property
+    def is_of_file(self) -> bool:
+        """Whether tokenizer.json says it all; else transformers has it in Python."""
+        return self._plain is not None
+
+    @property
+    def special_names(self) -> list[str]:
+        """The names of its control tokens."""
+        return [self._added[token].content for token in sorted(self._special & self._added.keys())]
+
+    def token_id(self, name: str) -> int | None:
+        """The id of a token's name; None: it has none."""
+        if self._plain is None:
+            found = self.inner.get_vocab().get(name)
+            return found if found is None else int(found)
+        token = self._plain.token_to_id(name)
+        return None if token is None else int(token)
+
+    @cached_property
+    def frame(self) -> Frame:
+        """The tokens around every text that is no conversation."""
+        fast = self._fast
+        return Frame() if fast is None else frame(fast, self.config, self._folder)
 
     def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
         """Ids of a text; `special`: with the special tokens that the model wants in front."""
@@ -134,14 +180,26 @@ class Tokenizer:
 
     @cached_property
     def _template(self) -> ChatTemplate | None:
-        if not may_have_chat_template(self._folder):
+        """With the tokens that there are: a name without an id would be spelt in letters."""
+        if self._plain is None:
+            return read_chat_template(self._folder, self.inner.special_tokens_map)
+        found = read_chat_template(self._folder, self.config)
+        if found is None:
             return None
-        if self._plain is not None:
-            return read_chat_template(self._folder, read_tokenizer_config(self._folder))
-        inner = self.inner
-        if not inner.chat_template:
+        known = {role: one for role, one in found.tokens.items() if self.token_id(one) is not None}
+        return replace(found, tokens=known)
+
+    def template_problem(self) -> UsageError | None:
+        """Why the chat template takes no messages at all; None: it is sound, or there is none."""
+        if self._template is None:
             return None
-        return ChatTemplate(inner.chat_template, inner.special_tokens_map)
+        try:
+            self._known_template().compile()
+        except UsageError as error:
+            return error
+        except Exception as error:  # jinja2's
+            return _failing(error)
+        return None
 
     def chat_text(self, messages: Messages) -> str:
         """Messages in the chat template, up to where the next answer begins."""
@@ -154,15 +212,15 @@ class Tokenizer:
         except TrtlaError:
             raise
         except Exception as error:  # jinja2's, and whatever a template raises
-            raise UsageError(
-                f"the model's chat template fails: {first_line(error)}",
-                "give messages that it takes, or go on without it: --no-chat, in a chat /chat off",
-            ) from None
+            raise _failing(error) from None
 
     def _known_template(self) -> ChatTemplate:
-        if self._template is None:
+        template = self._template
+        if template is None:
             raise no_chat_template(self._folder)
-        return self._template
+        if isinstance(template.template, dict) and "default" not in template.template:
+            raise no_default(sorted(template.template))
+        return template
 
     def render_apart(self, most_s: float) -> TemplateProcess:
         """Have a process of its own fill the chat template in from now on; the caller closes it.
@@ -206,7 +264,24 @@ class Tokenizer:
         if not isinstance(prompt, str):
             return self.encode_chat(self.chat(prompt, most))
         self._check_length(prompt, most)
-        return self.encode(prompt)
+        ids = self.encode(prompt)
+        self._note_two_beginnings(ids)
+        return ids
+
+    def _note_two_beginnings(self, ids: tuple[int, ...]) -> None:
+        """Say once that a text brings the beginning that the tokenizer adds."""
+        before = [self.token_id(name) for name in self.frame.before]
+        count = len(before)
+        if not count or self._noted or list(ids[:count]) != list(ids[count : 2 * count]):
+            return
+        self._noted = True
+        name = "".join(self.frame.before)
+        _log.warning(
+            "note: a text begins with %s twice: once in the text, once by %s; leave it out of the "
+            "text",
+            name,
+            self.frame.source,
+        )
 
     def _check_length(self, text: str, most: int | None) -> None:
         least = 0 if most is None else self.lengths.least(text)
@@ -219,6 +294,20 @@ class Tokenizer:
     @cached_property
     def lengths(self) -> TokenLengths:
         return token_lengths(self._fast)
+
+
+def runs_own_code(config: Mapping[str, Any]) -> bool:
+    """Whether a tokenizer's config names code of the folder's own for it."""
+    names = config.get("auto_map")
+    return bool(names.get("AutoTokenizer") if isinstance(names, dict) else names)
+
+
+def _failing(error: Exception) -> UsageError:
+    """What to say where a template raises something, or is none."""
+    return UsageError(
+        f"the model's chat template fails: {first_line(error)}",
+        "give messages that it takes, or go on without it: --no-chat, in a chat /chat off",
+    )
 
 
 def _byte_letters() -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""A folder's tokenizer and chat template without transformers, and how long its tokens are.
+"""A folder's chat template without transformers, and how long its tokenizer's tokens are.
 
 How many characters one token can stand for says which texts are too long to be encoded at all.
 """
@@ -12,101 +12,24 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from trtla.files import parse_json
+from trtla.formats.chat_templates import stored_template
+from trtla.formats.special_tokens import token_name
 from trtla.llm.templates import ChatTemplate
-
-_GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
-"""Classes in transformers that add nothing to tokenizer.json."""
-
-_CHANGING = ("add_bos_token", "add_eos_token", "add_prefix_space", "auto_map", "fix_mistral_regex",
-             "fast_tokenizer_files", "split_special_tokens")  # fmt: skip
-"""Settings with which transformers changes what tokenizer.json says."""
-
-
-def open_tokenizer_json(folder: Path) -> Any | None:
-    """The `tokenizers.Tokenizer` of a folder, or None when transformers has to make it."""
-    try:
-        config = read_tokenizer_config(folder)
-        read_chat_template(folder, config)
-        if config.get("tokenizer_class") not in _GENERIC or any(map(config.get, _CHANGING)):
-            return None
-        tokenizer = _load(folder / "tokenizer.json")
-        return tokenizer if tokenizer is not None and _says_it_all(config, tokenizer) else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
-
-
-def _says_it_all(config: dict[str, Any], tokenizer: Any) -> bool:
-    from tokenizers.processors import ByteLevel
-
-    frames = tokenizer.post_processor
-    if "add_bos_token" in config and not isinstance(frames, ByteLevel | None):
-        return False
-    added = tokenizer.get_added_tokens_decoder().values()
-    special = {token.content for token in added if token.special}
-    return special.issuperset(_special_tokens(config))
-
-
-def _special_tokens(config: dict[str, Any]) -> Iterator[str]:
-    extra = [*config.get("additional_special_tokens", ()), *config.get("extra_special_tokens", ())]
-    named = [value for name, value in config.items() if name.endswith("_token")]
-    added = [t for t in config.get("added_tokens_decoder", {}).values() if t.get("special")]
-    for token in (*extra, *named, *added):
-        if token is not None and not isinstance(token, bool):
-            yield token if isinstance(token, str) else token["content"]
-
-
-def _load(path: Path) -> Any | None:
-    """Read the file once: it is parsed in Rust, many times faster than by Python's json."""
-    from tokenizers import Tokenizer
-
-    try:
-        tokenizer = Tokenizer.from_buffer(path.read_bytes())
-    except Exception:  # tokenizers raises nothing narrower; transformers will say what is wrong
-        return None
-    # As in transformers: a whole text, whatever the file was saved with.
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
 
 
 def read_chat_template(folder: Path, config: dict[str, Any]) -> ChatTemplate | None:
-    """The template that transformers takes from a folder; None: there is none."""
-    template = config.get("chat_template")
-    if isinstance(template, list):
-        template = {one["name"]: one["template"] for one in template}
-    files = dict(_template_files(folder))
-    if files:
-        template = files["default"] if files.keys() == {"default"} else files
-    return ChatTemplate(template, dict(_named_tokens(config))) if template else None
+    """The template that transformers takes from a folder, with the tokens that its tokenizer's
+    config names; None: there is none."""
+    found = stored_template(folder)
+    return found and ChatTemplate(found[0], dict(named_tokens(config)))
 
 
-def _template_files(folder: Path) -> Iterator[tuple[str, str]]:
-    """Templates in files of their own, which go before those in the config."""
-    default = folder / "chat_template.jinja"
-    if default.is_file():
-        yield "default", default.read_text(encoding="utf-8")
-    for path in (folder / "additional_chat_templates").glob("*.jinja"):
-        yield path.stem, path.read_text(encoding="utf-8")
-
-
-def read_tokenizer_config(folder: Path) -> dict[str, Any]:
-    """tokenizer_config.json, with the older special_tokens_map.json where transformers reads it."""
-    config: dict[str, Any] = parse_json(
-        (folder / "tokenizer_config.json").read_text(encoding="utf-8")
-    )
-    older = folder / "special_tokens_map.json"
-    if "added_tokens_decoder" not in config and older.is_file():
-        config |= parse_json(older.read_text(encoding="utf-8"))
-    return config
-
-
-def _named_tokens(config: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def named_tokens(config: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The tokens of a tokenizer's config that chat templates may name, such as `bos_token`."""
     extra = config.get("extra_special_tokens")
     own = {name: token for name, token in config.items() if name.endswith("_token")}
     for name, token in {**own, **(extra if isinstance(extra, dict) else {})}.items():
-        text = token.get("content") if isinstance(token, dict) else token
-        if isinstance(text, str):
+        if (text := token_name(token)) is not None:
             yield name, text
 
 

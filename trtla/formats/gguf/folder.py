@@ -20,7 +20,6 @@ import numpy as np
 
 from trtla.errors import UsageError, first_line
 from trtla.files import CACHE_HINT, read_json, temporary_folder, written
-from trtla.formats.folder import GENERATION_CONFIG
 from trtla.formats.gguf.header import (
     HEADER,
     MADE_OF,
@@ -38,6 +37,7 @@ from trtla.formats.hf_config import parse_hf_config
 from trtla.formats.hub import hub_folder
 from trtla.formats.plan import EMBEDDING, LM_HEAD, hf_shapes
 from trtla.formats.rope_scaling import llama3_frequencies
+from trtla.formats.special_tokens import GENERATION_CONFIG, json_object
 from trtla.formats.weight_files import raise_first, tensor_problems
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}
@@ -59,11 +59,12 @@ def _gguf_folder(path: Path) -> Path:
     folder = cached_folder(path, found)
     if _is_whole(folder):
         return folder
-    files = _files(path, read_header(path))
+    header = read_header(path)
+    files, said = _files(path, header), _said(path, header)
     with written(folder, CACHE_HINT):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with temporary_folder(folder.parent) as made:
-            _write(made / "new", files, {"path": str(path), "stamps": found})
+            _write(made / "new", files, {"path": str(path), "stamps": found, **said})
             _publish(made, folder)
     return folder
 
@@ -101,7 +102,7 @@ def _files(path: Path, header: Header) -> dict[str, dict[str, Any] | str]:
     found = {gguf_name(name): entry for name, entry in weights.entries.items()}
     raise_first(tensor_problems(str(path), found, expected, "copy the file again"))
     files: dict[str, dict[str, Any] | str] = {"config.json": config, HEADER: header_text(header)}
-    if header.metadata.get("tokenizer.ggml.model") not in (None, "none", "no_vocab"):
+    if _has_vocabulary(header):
         vocabulary = Vocabulary(path, header.metadata)
         files |= vocabulary.files()
         _check_tokenizer(path, files["tokenizer.json"])
@@ -110,6 +111,24 @@ def _files(path: Path, header: Header) -> dict[str, dict[str, Any] | str]:
     if isinstance(template, str):
         files["chat_template.jinja"] = template
     return files
+
+
+def _has_vocabulary(header: Header) -> bool:
+    return header.metadata.get("tokenizer.ggml.model") not in (None, "none", "no_vocab")
+
+
+def _said(path: Path, header: Header) -> dict[str, Any]:
+    """Where special tokens come from, and what is to be said of the vocabulary."""
+    if not _has_vocabulary(header):
+        return {}
+    vocabulary = Vocabulary(path, header.metadata)
+    return {"sources": vocabulary.sources(), "note": vocabulary.note()}
+
+
+def vocabulary_note(folder: Path) -> str | None:
+    """What is to be said of the vocabulary of the GGUF file that a folder was made of."""
+    note = json_object(folder / MADE_OF).get("note")
+    return note if isinstance(note, str) else None
 
 
 def _check_tokenizer(path: Path, data: dict[str, Any] | str) -> None:

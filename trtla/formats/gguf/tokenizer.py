@@ -117,14 +117,47 @@ class Vocabulary:
     def get(self, key: str, default: Any = None) -> Any:
         return self.metadata.get(f"tokenizer.ggml.{key}", default)
 
-    @cached_property
+    @property
     def end_ids(self) -> list[int]:
         """All tokens that end a text: those that the file names, and those that always do."""
-        named = {self._id(key) for key in ("eos", "eot", "eom")} - {None}
+        return sorted(self.ends)
+
+    @cached_property
+    def ends(self) -> dict[int, str]:
+        """The tokens that end a text, with what says so."""
         texts = {index for index, token in enumerate(self.tokens) if token in _END_TEXTS}
         if {"<|return|>", "<|call|>"} <= {self.tokens[index] for index in texts}:
             texts = {index for index in texts if self.tokens[index] != "<|end|>"}
-        return sorted(texts | {index for index in named if index is not None})
+        found = dict.fromkeys(texts, "a token of this name ends every answer")
+        named = {key: self._id(key) for key in ("eom", "eot", "eos")}
+        return found | {i: self._source(key) for key, i in named.items() if i is not None}
+
+    def sources(self) -> dict[str, Any]:
+        """What says which tokens are special, in the words of `inspect`."""
+        return {
+            "ends": self.ends,
+            "bos_token": self._source("bos"),
+            "eos_token": self._source("eos"),
+            "tokenizer.json": self._stored("add_bos_token"),
+            "chat_template": "tokenizer.chat_template",
+        }
+
+    def _source(self, role: str) -> str:
+        return self._stored(f"{role}_token_id")
+
+    def _stored(self, key: str) -> str:
+        found = f"tokenizer.ggml.{key}"
+        return found if found in self.metadata else f"llama.cpp's default for {found}"
+
+    def note(self) -> str | None:
+        """What is missing that decides how texts are split; None: nothing is."""
+        if self.get("model") != "gpt2" or self.get("pre"):
+            return None
+        return (
+            f"{self.path.name} has no tokenizer.ggml.pre: its texts are split by the pre-tokenizer "
+            "'default', hardly ever the model's own; convert the model again with a current "
+            "llama.cpp, or give its tokenizer with --tokenizer-dir"
+        )
 
     def _id(self, key: str) -> int | None:
         default = {"bos": 1, "eos": 2, "unknown": 0} if self.get("model") == "llama" else {}

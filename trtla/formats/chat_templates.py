@@ -1,0 +1,51 @@
+"""The text of a folder's chat template, from whichever of the files that may have it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from trtla.errors import UsageError
+from trtla.files import read_text
+from trtla.formats.special_tokens import TOKENIZER_CONFIG, gguf_sources, read_tokenizer_config
+
+TEMPLATE = "chat_template.jinja"
+MORE_TEMPLATES = "additional_chat_templates"
+"""A folder of templates with other names."""
+
+Stored = str | dict[str, str]
+"""A template's text, or several by name, of which `default` is used."""
+
+
+def stored_template(folder: Path) -> tuple[Stored, str] | None:
+    """A folder's template, found as transformers does, and what holds it; None: there is none."""
+    files = {path.stem: path for path in more_templates(folder)}
+    if (folder / TEMPLATE).is_file():
+        files = {"default": folder / TEMPLATE, **files}
+    if files:
+        texts = {name: read_text(path) for name, path in files.items()}
+        only = texts["default"] if texts.keys() == {"default"} else texts
+        source = TEMPLATE if "default" in texts else MORE_TEMPLATES
+        return only, str(gguf_sources(folder).get("chat_template", source))
+    stored = _by_name(read_tokenizer_config(folder).get("chat_template"))
+    return (stored, f"{TOKENIZER_CONFIG}, chat_template") if stored else None
+
+
+def more_templates(folder: Path) -> list[Path]:
+    """The files of the templates that have names."""
+    return sorted((folder / MORE_TEMPLATES).glob("*.jinja"))
+
+
+def _by_name(stored: Any) -> Stored | None:
+    if isinstance(stored, list):
+        pairs = [one for one in stored if isinstance(one, dict)]
+        return {str(one.get("name")): str(one.get("template")) for one in pairs}
+    return stored if isinstance(stored, str) else None
+
+
+def no_default(names: list[str]) -> UsageError:
+    """The refusal of messages where several templates have other names."""
+    return UsageError(
+        f"the model has several chat templates and none is called default, but {', '.join(names)}",
+        f"copy one of them to {TEMPLATE} in the model's folder, or give texts: --no-chat",
+    )

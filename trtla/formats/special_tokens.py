@@ -1,0 +1,133 @@
+"""Special tokens that files beside a model name: each by one rule, with the file that says so.
+
+Names are those of tokenizer_config.json and of the older special_tokens_map.json. Texts end at the
+tokenizer's end token and at the ids of generation_config.json, or where that names none, of
+config.json. GGUF files have keys of their own for all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from trtla.errors import UsageError
+from trtla.files import read_json
+from trtla.formats.gguf.header import MADE_OF
+
+GENERATION_CONFIG = "generation_config.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+_OLDER = "special_tokens_map.json"
+FindToken = Callable[[str], int | None]
+"""The id of a token's name, if there is one."""
+
+
+def json_object(path: Path) -> dict[str, Any]:
+    """A file's object; an empty one where it is broken or absent."""
+    try:
+        data = read_json(path)
+    except UsageError:
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def read_tokenizer_config(folder: Path) -> dict[str, Any]:
+    """tokenizer_config.json and special_tokens_map.json as one object.
+
+    As in transformers, the newer file goes first where it lists its added tokens.
+    """
+    first, second = _tokenizer_configs(folder)
+    return {**json_object(folder / second), **json_object(folder / first)}
+
+
+def _tokenizer_configs(folder: Path) -> tuple[str, str]:
+    """The names of both files, the one that goes first in front."""
+    newer = "added_tokens_decoder" in json_object(folder / TOKENIZER_CONFIG)
+    return (TOKENIZER_CONFIG, _OLDER) if newer else (_OLDER, TOKENIZER_CONFIG)
+
+
+def token_name(token: object) -> str | None:
+    """The name of a token that a file has as a text or as an object."""
+    name = token.get("content") if isinstance(token, dict) else token
+    return name if isinstance(name, str) else None
+
+
+def said_by(folder: Path, key: str) -> str | None:
+    """What names a token in the tokenizer's files, a file and its key; None: nothing does."""
+    made = gguf_sources(folder)
+    if key in made:
+        return str(made[key])
+    files = _tokenizer_configs(folder)
+    name = next((one for one in files if key in json_object(folder / one)), None)
+    return name and f"{name}, {key}"
+
+
+def gguf_sources(folder: Path) -> dict[str, Any]:
+    """The keys of a GGUF file that the tokens of its folder come from; empty for other folders."""
+    sources = json_object(folder / MADE_OF).get("sources")
+    return sources if isinstance(sources, dict) else {}
+
+
+def end_tokens(
+    folder: Path, tokenizer: Path | None = None, find: FindToken | None = None
+) -> dict[int, str]:
+    """All ids that end a text, with what says so; empty: no end id is known.
+
+    Broken or absent files count as saying nothing.
+
+    Args:
+        folder: the model's.
+        tokenizer: the folder of its tokenizer, where that is another.
+        find: the ids of the tokenizer's tokens; else they are looked up in its files.
+    """
+    made = gguf_sources(folder).get("ends")
+    found = _named_ids(folder) if made is None else {int(key): str(made[key]) for key in made}
+    place = tokenizer or folder
+    name = token_name(read_tokenizer_config(place).get("eos_token"))
+    token = None if name is None else (find or _finder(place))(name)
+    if token is not None:
+        own = said_by(place, "eos_token") or ""
+        found[token] = "; ".join(dict.fromkeys(filter(None, (found.get(token), own))))
+    return found
+
+
+def model_end_ids(folder: Path) -> list[int]:
+    """The end ids of generation_config.json, else of config.json."""
+    return sorted(_named_ids(folder))
+
+
+def _named_ids(folder: Path) -> dict[int, str]:
+    for name in (GENERATION_CONFIG, "config.json"):
+        found = _ids(json_object(folder / name).get("eos_token_id"))
+        if found:
+            return dict.fromkeys(found, f"{name}, eos_token_id")
+    return {}
+
+
+def _ids(value: Any) -> list[int]:
+    values = value if isinstance(value, list) else [value]
+    return [v for v in values if isinstance(v, int) and not isinstance(v, bool) and v >= 0]
+
+
+def _finder(folder: Path) -> FindToken:
+    """Looks tokens up as JSON; the long file is read where the short one has not the token."""
+
+    def find(name: str) -> int | None:
+        listed = json_object(folder / TOKENIZER_CONFIG).get("added_tokens_decoder")
+        tokens = listed.items() if isinstance(listed, dict) else ()
+        named = (int(key) for key, one in tokens if token_name(one) == name and key.isdigit())
+        found = next(named, None)
+        return found if found is not None else next(_in_vocabulary(folder, name), None)
+
+    return find
+
+
+def _in_vocabulary(folder: Path, name: str) -> Iterator[int]:
+    data = json_object(folder / "tokenizer.json")
+    added, model = data.get("added_tokens"), data.get("model")
+    for one in added if isinstance(added, list) else ():
+        if isinstance(one, dict) and one.get("content") == name:
+            yield from _ids(one.get("id"))
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    if isinstance(vocabulary, dict):
+        yield from _ids(vocabulary.get(name))

@@ -1,0 +1,151 @@
+"""A folder's tokenizer.json, which alone says how texts are split.
+
+tokenizer_config.json names a class of transformers, which may split texts otherwise; no class is
+read here. Of the config counts what tokenizer.json has no place for: which tokens are special, and
+add_bos_token and add_eos_token, which go before the file's own beginning and end.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trtla.errors import UsageError, first_line
+from trtla.files import refuse_stand_in
+from trtla.formats.special_tokens import said_by, token_name
+
+FILE = "tokenizer.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The tokens around every text that is no conversation, with what says so."""
+
+    before: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+    source: str = FILE
+
+
+def open_tokenizer_json(folder: Path, config: dict[str, Any]) -> Any | None:
+    """The `tokenizers.Tokenizer` of a folder, with the special tokens that its config names.
+
+    None: there is no tokenizer.json. The file is parsed in Rust, many times faster than by Python's
+    json.
+    """
+    from tokenizers import Tokenizer
+
+    path = folder / FILE
+    if not path.is_file():
+        return None
+    refuse_stand_in(path)
+    try:
+        tokenizer = Tokenizer.from_buffer(path.read_bytes())
+        tokenizer.no_truncation()  # a whole text, whatever the file was saved with
+        tokenizer.no_padding()
+        tokenizer.encode_special_tokens = config.get("split_special_tokens") is True
+        _add_special_tokens(tokenizer, config)
+        _set_frame(tokenizer, frame(tokenizer, config))
+    except Exception as error:  # tokenizers raises nothing narrower
+        raise UsageError(
+            f"{path} cannot be read: {first_line(error)}",
+            "copy the file again, or give a folder with another tokenizer: --tokenizer-dir",
+        ) from None
+    return tokenizer
+
+
+def _add_special_tokens(tokenizer: Any, config: dict[str, Any]) -> None:
+    """Make the tokens special that the config says are.
+
+    Names that the vocabulary has not get no id, unless the config lists the next one for them.
+    """
+    from tokenizers import AddedToken
+
+    for number, token in sorted(_listed(config).items()):
+        if number == tokenizer.get_vocab_size(with_added_tokens=True):
+            how = {name: value for name, value in token.items() if not name.startswith("__")}
+            tokenizer.add_tokens([AddedToken(**how)])
+    added = {one.content: one for one in tokenizer.get_added_tokens_decoder().values()}
+    for name in dict.fromkeys(_special_tokens(config)):
+        known = added.get(name)
+        if tokenizer.token_to_id(name) is None or (known is not None and known.special):
+            continue
+        made = known or AddedToken(name, normalized=False)
+        made.special = True
+        tokenizer.add_special_tokens([made])
+
+
+def _listed(config: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    """The added tokens of a config, by id."""
+    listed = config.get("added_tokens_decoder")
+    items = listed.items() if isinstance(listed, dict) else ()
+    return {int(key): one for key, one in items if key.isdigit() and isinstance(one, dict)}
+
+
+def _special_tokens(config: dict[str, Any]) -> Iterator[str]:
+    """All names that the config has for special tokens."""
+    listed = (one for one in _listed(config).values() if one.get("special"))
+    yield from filter(None, map(token_name, listed))
+    extra = [config.get("additional_special_tokens"), config.get("extra_special_tokens")]
+    for more in extra:
+        tokens = more.values() if isinstance(more, dict) else more or ()
+        yield from filter(None, map(token_name, tokens))
+    named = (value for name, value in config.items() if name.endswith("_token"))
+    yield from filter(None, map(token_name, named))
+
+
+def frame(tokenizer: Any, config: dict[str, Any], folder: Path | None = None) -> Frame:
+    """What stands around a text: by the config's flags, else as tokenizer.json has it.
+
+    Args:
+        folder: where the config is, for the source.
+    """
+    before, after = _frame_of_file(tokenizer)
+    own = [_by_flag(config, role, tokens) for role, tokens in (("bos", before), ("eos", after))]
+    source = FILE
+    if own[0] != before and folder is not None:
+        source = said_by(folder, "add_bos_token") or FILE
+    return Frame(*own, source)
+
+
+def _by_flag(config: dict[str, Any], role: str, tokens: tuple[str, ...]) -> tuple[str, ...]:
+    flag, name = config.get(f"add_{role}_token"), token_name(config.get(f"{role}_token"))
+    if flag is False:
+        return ()
+    return (name,) if flag is True and name and name not in tokens else tokens
+
+
+def _frame_of_file(tokenizer: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The special tokens that the file's post-processor puts in front of a text and behind it."""
+    step = tokenizer.post_processor
+    state = {} if step is None else json.loads(step.__getstate__())
+    before: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+    for one in state.get("processors", [state]):
+        if one.get("type") == "TemplateProcessing":
+            ids = {key: tuple(each["tokens"]) for key, each in one["special_tokens"].items()}
+            parts = [ids.get(part.get("SpecialToken", {}).get("id")) for part in one["single"]]
+            at = parts.index(None)
+            before, after = (sum(filter(None, side), ()) for side in (parts[:at], parts[at:]))
+        elif one.get("type") in ("RobertaProcessing", "BertProcessing"):
+            before, after = (one["cls"][0],), (one["sep"][0],)
+    return before, after
+
+
+def _set_frame(tokenizer: Any, wanted: Frame) -> None:
+    """Put these tokens around texts, where the file does otherwise."""
+    from tokenizers.processors import TemplateProcessing
+
+    sides = (wanted.before, wanted.after)
+    if sides == _frame_of_file(tokenizer):
+        return
+    ids = {name: tokenizer.token_to_id(name) for name in (*sides[0], *sides[1])}
+    known = {name: token for name, token in ids.items() if token is not None}
+    before, after = ([str(known[name]) for name in side if name in known] for side in sides)
+    tokenizer.post_processor = TemplateProcessing(
+        single=[*before, "$A", *after],
+        pair=[*before, "$A", *after, *before, "$B", *after],
+        special_tokens=[{"id": str(n), "ids": [n], "tokens": [name]} for name, n in known.items()],
+    )
