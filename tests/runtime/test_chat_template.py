@@ -17,9 +17,10 @@ from transformers import PreTrainedTokenizerFast
 from tests.support.chat_templates import CHATML, LLAMA_3, NO_SYSTEM
 from tests.support.examples import examples
 from trtla.formats.gguf.folder import model_folder
+from trtla.formats.special_tokens import read_tokenizer_config
 from trtla.llm.templates import ChatTemplate
 from trtla.llm.text import Tokenizer
-from trtla.llm.tokenizer_files import read_chat_template, read_tokenizer_config
+from trtla.llm.tokenizer_files import read_chat_template
 
 LLAMA_2 = (
     "{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}"

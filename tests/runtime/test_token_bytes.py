@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import pytest
@@ -25,9 +26,15 @@ def byte_level(request, tiny_llama, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     if request.param == "byte_level":
         return saved(tests.support.tokenizers.byte_level, folder)
-    shutil.copy(tiny_llama / "tokenizer.json", folder)
-    if request.param == "shipped":
-        shutil.copy(tiny_llama / "tokenizer_config.json", folder)
+    if request.param == "transformers":  # which makes one of a vocabulary and its merges
+        model = json.loads((tiny_llama / "tokenizer.json").read_text())["model"]
+        merges = (" ".join(one) if isinstance(one, list) else one for one in model["merges"])
+        (folder / "vocab.json").write_text(json.dumps(model["vocab"]))
+        (folder / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges))
+        (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+    else:
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(tiny_llama / name, folder)
     tokenizer = Tokenizer(folder)
     assert (tokenizer._plain is None) == (request.param == "transformers")
     return tokenizer

@@ -1,19 +1,30 @@
-"""Tokenising without transformers: the same ids and texts, and only where that is certain."""
+"""What splits a text is tokenizer.json: the same ids, whatever the files beside it say."""
 
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import sys
 import threading
 from functools import partial
+from itertools import cycle
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Fast
+from transformers import AutoTokenizer
 
+from tests.support.gguf_models import vocabulary
+from tests.support.models import Variant, make_model, save_model
+from tests.support.tokenizer_kinds import KINDS, PRE, TEXTS, gguf_keys, save_kind
+from trtla.errors import UsageError
+from trtla.formats.folder import copy_side_files
+from trtla.llm.reading import reading_notes
 from trtla.llm.text import Tokenizer
-from trtla.llm.tokenizer_files import open_tokenizer_json
+
+CONFIG = "tokenizer_config.json"
 
 
 @pytest.fixture(scope="module")
@@ -21,56 +32,192 @@ def shipped(tiny_llama):
     return Tokenizer(tiny_llama)
 
 
+@pytest.fixture(scope="module")
+def theirs(tiny_llama):
+    return AutoTokenizer.from_pretrained(tiny_llama)
+
+
 @pytest.fixture
 def folder(tiny_llama, tmp_path):
-    for name in ("tokenizer.json", "tokenizer_config.json"):
+    for name in ("tokenizer.json", CONFIG):
         shutil.copy(tiny_llama / name, tmp_path / name)
     return tmp_path
 
 
 def change(path, **changes):
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-
-
-def test_the_shipped_tokenizer_needs_no_transformers(folder):
-    assert open_tokenizer_json(folder) is not None
+    old = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**old, **changes}))
 
 
 @given(text=st.text())
-def test_texts_become_the_same_ids_as_in_transformers(shipped, text):
-    assert shipped.encode(text) == tuple(shipped.inner.encode(text))
+def test_texts_become_the_same_ids_as_in_transformers(shipped, theirs, text):
+    assert shipped.encode(text) == tuple(theirs.encode(text)) == tuple(shipped.inner.encode(text))
 
 
 @given(ids=st.lists(st.integers(0, 2047)))
-def test_ids_become_the_same_text_as_in_transformers(shipped, ids):
-    expected = shipped.inner.decode(
-        ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
-    )
-    assert shipped.decode(ids) == expected
+def test_ids_become_the_same_text_as_in_transformers(shipped, theirs, ids):
+    expected = theirs.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    assert shipped.decode(ids) == expected == shipped.inner.decode(ids, skip_special_tokens=True)
 
 
-CONFIG = "tokenizer_config.json"
+def ids_of_file(folder, text):
+    return tuple(Fast.from_file(str(folder / "tokenizer.json")).encode(text).ids)
+
+
+CLASSES = (None, "GPT2Tokenizer", "Qwen2Tokenizer", "LlamaTokenizer", "LlamaTokenizerFast",
+           "CodeGenTokenizer", "CohereTokenizer", "NoSuchTokenizer")  # fmt: skip
+TYPES = ("llama", "mistral", "qwen2", None)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_class_and_no_model_type_changes_an_id(kind, tmp_path):
+    save_kind(kind, tmp_path)
+    expected = [ids_of_file(tmp_path, text) for text in TEXTS]
+    others = zip(CLASSES, cycle(TYPES), cycle((None, False, True)))
+    for name, model, flag in others:
+        config = {"tokenizer_class": name, "legacy": flag, "add_prefix_space": flag}
+        (tmp_path / CONFIG).write_text(
+            json.dumps({k: v for k, v in config.items() if v is not None})
+        )
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": model} if model else {}))
+        assert [Tokenizer(tmp_path).encode(text) for text in TEXTS] == expected
+
+
+@pytest.mark.parametrize("kind", [*PRE, "sentencepiece"])
+def test_folder_engine_and_gguf_file_have_the_same_ids(kind, tmp_path):
+    """The file's vocabulary is what llama.cpp's converter makes of the folder."""
+    for name in ("model", "engine"):
+        (tmp_path / name).mkdir()
+    save_kind(kind, tmp_path / "model", tokenizer_class="GPT2Tokenizer")
+    copy_side_files(tmp_path / "model", tmp_path / "engine")
+    folder, engine = Tokenizer(tmp_path / "model"), Tokenizer(tmp_path / "engine")
+    keys = gguf_keys(kind, tmp_path / "model")
+    made = Fast.from_str(json.dumps(vocabulary(keys).tokenizer()))
+    for text in TEXTS:
+        assert folder.encode(text) == engine.encode(text) == tuple(made.encode(text).ids), text
+
+
+def test_a_sentencepiece_tokenizer_keeps_the_word_mark_behind_a_special_token(tmp_path):
+    save_kind("sentencepiece", tmp_path, tokenizer_class="LlamaTokenizer", legacy=False)
+    names = [
+        Tokenizer(tmp_path).token_name(token) for token in Tokenizer(tmp_path).encode("a</s>a")
+    ]
+    assert names == ["<s>", "▁a", "</s>", "▁a"]
 
 
 @pytest.mark.parametrize(
-    ("file", "changes"),
+    ("flags", "before", "after"),
     [
-        (CONFIG, {"tokenizer_class": "LlamaTokenizer"}),
-        (CONFIG, {"add_bos_token": True}),
-        (CONFIG, {"eos_token": "<|elsewhere|>"}),
-        (CONFIG, {"eos_token": {"content": "<|elsewhere|>"}}),
-        (CONFIG, {"additional_special_tokens": ["<|elsewhere|>"]}),
-        (CONFIG, {"added_tokens_decoder": {"7": {"content": "x", "special": True}}}),
-        (CONFIG, None),
-        ("tokenizer.json", {"post_processor": {"type": "TemplateProcessing"}}),
+        ({}, ("<s>",), ()),
+        ({"add_bos_token": True}, ("<s>",), ()),
+        ({"add_bos_token": False}, (), ()),
+        ({"add_eos_token": True}, ("<s>",), ("</s>",)),
+        ({"add_bos_token": False, "add_eos_token": True}, (), ("</s>",)),
+        ({"add_bos_token": None}, ("<s>",), ()),
     ],
 )
-def test_what_is_not_all_of_it_in_tokenizer_json_is_left_to_transformers(folder, file, changes):
-    if changes is None:
-        (folder / file).unlink()
-    else:
-        change(folder / file, **changes)
-    assert open_tokenizer_json(folder) is None
+def test_flags_of_the_config_go_before_the_frame_of_the_file(flags, before, after, tmp_path):
+    save_kind("sentencepiece", tmp_path, tokenizer_class="LlamaTokenizer", **flags)
+    tokenizer = Tokenizer(tmp_path)
+    assert (tokenizer.frame.before, tokenizer.frame.after) == (before, after)
+    inside = tokenizer.encode("ab", special=False)
+    ids = [tuple(map(tokenizer.token_id, side)) for side in (before, after)]
+    assert tokenizer.encode("ab") == (*ids[0], *inside, *ids[1])
+
+
+@pytest.mark.parametrize(
+    ("file", "keys"),
+    [
+        (CONFIG, {"eos_token": "def"}),
+        (CONFIG, {"eos_token": {"content": "def"}}),
+        (CONFIG, {"additional_special_tokens": ["def"]}),
+        (CONFIG, {"extra_special_tokens": {"own_token": "def"}}),
+        ("special_tokens_map.json", {"eos_token": "def"}),
+    ],
+)
+def test_tokens_that_a_config_names_are_special(file, keys, folder, tiny_llama):
+    (token,) = Tokenizer(tiny_llama).encode("def")
+    change(folder / file, **keys)
+    tokenizer = Tokenizer(folder)
+    assert tokenizer.encode("xdefx")[1] == token
+    assert tokenizer.decode([token]) == ""
+
+
+def test_a_name_that_the_vocabulary_has_not_gets_no_id(folder):
+    change(folder / CONFIG, pad_token="[PAD]", added_tokens_decoder={"9": {"content": "[PAD]"}})
+    tokenizer = Tokenizer(folder)
+    assert tokenizer.token_id("[PAD]") is None
+    assert max(tokenizer.encode("[PAD]")) < 2048
+    change(folder / CONFIG, added_tokens_decoder={"2048": {"content": "[PAD]", "special": True}})
+    assert Tokenizer(folder).encode("a[PAD]")[-1] == 2048
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", CONFIG])
+def test_a_broken_file_is_named(name, folder):
+    (folder / name).write_text('{"model"')
+    with pytest.raises(UsageError, match=name):
+        Tokenizer(folder)
+
+
+def test_one_note_says_that_transformers_reads_a_folder_otherwise(folder, tmp_path):
+    def notes():
+        return [note for note in reading_notes(Tokenizer(folder)) if note]
+
+    assert notes() == []
+    change(folder / CONFIG, tokenizer_class="LlamaTokenizer")
+    change(folder / "config.json", model_type="llama")
+    first = notes()
+    save_kind("digits", folder, tokenizer_class="GPT2Tokenizer")
+    assert [note for note in first if "transformers" in note] == []  # it follows this file, too
+    (note,) = notes()
+    assert "as tokenizer.json in" in note
+    assert "GPT2Tokenizer" in note
+    change(folder / CONFIG, tokenizer_class="PreTrainedTokenizerFast")
+    assert notes() == []
+
+
+def test_a_text_that_brings_its_beginning_gives_one_note(tmp_path, caplog):
+    save_kind("sentencepiece", tmp_path, bos_token="<s>")
+    tokenizer = Tokenizer(tmp_path)
+    with caplog.at_level(logging.WARNING, "trtla"):
+        tokenizer.prompt_ids("ab")
+        assert caplog.messages == []
+        assert tokenizer.prompt_ids("<s>ab")[:2] == (1, 1)
+        tokenizer.prompt_ids("<s>ab")
+    (note,) = caplog.messages
+    assert "begins with <s> twice" in note
+    assert "tokenizer.json" in note
+
+
+def test_the_engine_of_a_vocabulary_without_tokenizer_json_reads_it_alike(tmp_path):
+    """transformers chooses the class by the kind of model, which an engine has elsewhere."""
+    variant = Variant("qwen2")
+    hf = save_model(make_model(variant), variant, tmp_path / "hf")
+    change(hf / "config.json", model_type="qwen2", architectures=["Qwen2ForCausalLM"])
+    save_kind("byte level", tmp_path)
+    model = json.loads((tmp_path / "tokenizer.json").read_text())["model"]
+    (hf / "vocab.json").write_text(json.dumps(model["vocab"]))
+    merges = (" ".join(one) for one in model["merges"])
+    (hf / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges))
+    made = tmp_path / "ckpt"
+    made.mkdir()
+    copy_side_files(hf, made)
+    change(made / "config.json", architecture="Qwen2ForCausalLM", mapping={})
+    first, second = Tokenizer(hf), Tokenizer(made)
+    assert type(first.inner) is type(second.inner)
+    assert [first.encode(text) for text in TEXTS] == [second.encode(text) for text in TEXTS]
+
+
+@pytest.mark.parametrize(
+    ("content", "package"),
+    [(b"IQ== 0\nIg== 1\n", "tiktoken"), (b"\n\x0e\n\x05<unk>\x15", "sentencepiece")],
+)
+def test_a_package_that_a_tokenizer_takes_is_named(content, package, tmp_path, monkeypatch):
+    (tmp_path / "tokenizer.model").write_bytes(content)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(UsageError, match=f"tokenizer.model, which {package}") as found:
+        Tokenizer(tmp_path)
+    assert f"pip install {package}" in (found.value.hint or "")
 
 
 def test_saved_truncation_does_not_shorten_a_text(folder, shipped):

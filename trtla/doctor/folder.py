@@ -14,15 +14,16 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from trtla.doctor.texts import describe_texts
 from trtla.errors import UsageError
 from trtla.formats.checkpoint import check_config, rank_problems, read_checkpoint_config
 from trtla.formats.config import BLOCK_SIZES, INT4, WEIGHT_ONLY, CheckpointConfig
 from trtla.formats.engine import Engine, check_manifest, read_engine
 from trtla.formats.engine_limits import compiled_problems
-from trtla.formats.folder import end_ids, folder_kind, may_have_chat_template, tokenizer_dir
+from trtla.formats.folder import folder_kind, may_have_chat_template, tokenizer_dir
 from trtla.formats.gguf.folder import model_folder, weight_file
 from trtla.formats.gguf.header import is_gguf, read_header, shards
-from trtla.formats.hf import HFModel, model_problems, stored_parameters
+from trtla.formats.hf import HFModel, model_problems, stored_parameters, unused_note
 from trtla.formats.hf_config import (
     decoder_config,
     is_encoder_decoder,
@@ -81,7 +82,8 @@ def inspect(path: str | Path) -> dict[str, Any]:
     """Describe a folder or a GGUF file with JSON types only.
 
     Keys of every folder: path, kind, bytes (on disk), tokenizer and chat_template (present or not),
-    end_ids and problems; of a GGUF file also tensor_types, the number of tensors of each. Where
+    end_ids, how texts begin and end and what fills the template, with what says so (ends, begins,
+    template), notes and problems; of a GGUF file also tensor_types, the number of each. Where
     config.json is sound also architecture, dtype, quant_algo, kv_cache_quant_algo, parameters (a
     tied lm_head counts once), shape and mapping; for engines also version, backend, limits,
     lookahead (None if not known), max_draft_len and max_text_len (prompt + output tokens of one
@@ -103,8 +105,9 @@ def inspected(path: str | Path) -> tuple[dict[str, Any], Contents | None]:
         "bytes": sum(file.stat().st_size for file in files if file.is_file()),
         "tokenizer": tokenizer_dir(folder) is not None,
         "chat_template": may_have_chat_template(folder),
-        "end_ids": sorted(end_ids(folder)),
     }
+    texts = describe_texts(folder)
+    result |= {"end_ids": sorted(map(int, texts["ends"])), **texts}
     if is_gguf(local):
         infos = read_header(local).tensors.values()
         result["tensor_types"] = dict(Counter(info.type for info in infos).most_common())
@@ -117,9 +120,19 @@ def inspected(path: str | Path) -> tuple[dict[str, Any], Contents | None]:
         result |= _describe(folder, contents)
         for problem in _problems(folder, contents):
             problems.append(problem.message)
+        texts["notes"] += filter(None, [_beside(folder, contents)])
     except UsageError as error:
         problems.append(error.message)
     return {**result, "problems": problems}, contents
+
+
+def _beside(folder: Path, contents: Contents) -> str | None:
+    """What lies beside the weights of a model folder."""
+    own = contents.engine is None and not contents.checkpoint and not contents.encoder_decoder
+    try:
+        return unused_note(folder) if own else None
+    except UsageError:  # among the problems
+        return None
 
 
 def _problems(folder: Path, contents: Contents) -> Iterator[UsageError]:

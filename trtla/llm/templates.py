@@ -57,16 +57,21 @@ class ChatTemplate:
             **{**dict.fromkeys(_ROLES, ""), **self.tokens},
         )
 
-    def compile(self) -> None:
-        """Parse it; raises what jinja2 does of a text that is no template."""
-        _ = self._compiled
+    def parse(self) -> None:
+        """Raises what jinja2 does of a text that is no template; nothing in it is computed yet."""
+        from trtla.llm.jinja_environment import environment
+
+        environment().parse(self._text)
+
+    @property
+    def _text(self) -> str:
+        return str(self.template["default"] if isinstance(self.template, dict) else self.template)
 
     @cached_property
     def _compiled(self) -> Template:
         from trtla.llm.jinja_environment import environment
 
-        text = self.template
-        return environment().from_string(text["default"] if isinstance(text, dict) else text)
+        return environment().from_string(self._text)
 
 
 class TemplateFailed(Exception):

@@ -32,6 +32,7 @@ from trtla.settings.fields import check_text
 from trtla.settings.messages import Messages
 
 _log = logging.getLogger(__name__)
+_TAKES = "give messages that it takes, or go on without it: --no-chat, in a chat /chat off"
 
 
 class Tokenizer:
@@ -87,6 +88,12 @@ class Tokenizer:
         token = self._plain.token_to_id(name)
         return None if token is None else int(token)
 
+    def token_name(self, token: int) -> str | None:
+        """The name of an id; None: no token has it."""
+        fast = self._fast
+        found = fast.id_to_token(token) if fast else self.inner.convert_ids_to_tokens(token)
+        return None if found is None else str(found)
+
     @cached_property
     def frame(self) -> Frame:
         """The tokens around every text that is no conversation."""
@@ -125,9 +132,7 @@ class Tokenizer:
         A character may take several tokens. The tokens of a text join to its bytes, but for a space
         in front that SentencePiece adds.
         """
-        fast = self._fast
-        found = fast.id_to_token(token) if fast else self.inner.convert_ids_to_tokens(token)
-        name = found or ""
+        name = self.token_name(token) or ""
         if token in self._special:
             return name.encode()
         if self._is_byte_level:  # as its decoder, which knows added tokens by other letters
@@ -189,16 +194,23 @@ class Tokenizer:
         known = {role: one for role, one in found.tokens.items() if self.token_id(one) is not None}
         return replace(found, tokens=known)
 
+    @property
+    def template_tokens(self) -> dict[str, str]:
+        """The tokens that the chat template may name; empty without a template."""
+        return {} if self._template is None else self._template.tokens
+
     def template_problem(self) -> UsageError | None:
         """Why the chat template takes no messages at all; None: it is sound, or there is none."""
         if self._template is None:
             return None
         try:
-            self._known_template().compile()
+            self._known_template().parse()
         except UsageError as error:
             return error
         except Exception as error:  # jinja2's
-            return _failing(error)
+            return _failing(
+                error, "correct it, or go on without it: --no-chat, in a chat /chat off"
+            )
         return None
 
     def chat_text(self, messages: Messages) -> str:
@@ -212,7 +224,7 @@ class Tokenizer:
         except TrtlaError:
             raise
         except Exception as error:  # jinja2's, and whatever a template raises
-            raise _failing(error) from None
+            raise self.template_problem() or _failing(error, _TAKES) from None
 
     def _known_template(self) -> ChatTemplate:
         template = self._template
@@ -302,12 +314,9 @@ def runs_own_code(config: Mapping[str, Any]) -> bool:
     return bool(names.get("AutoTokenizer") if isinstance(names, dict) else names)
 
 
-def _failing(error: Exception) -> UsageError:
+def _failing(error: Exception, hint: str) -> UsageError:
     """What to say where a template raises something, or is none."""
-    return UsageError(
-        f"the model's chat template fails: {first_line(error)}",
-        "give messages that it takes, or go on without it: --no-chat, in a chat /chat off",
-    )
+    return UsageError(f"the model's chat template fails: {first_line(error)}", hint)
 
 
 def _byte_letters() -> dict[str, int]:

@@ -113,6 +113,8 @@ def inspect_path(console: Console, engine_dir: str) -> None:
         console.document({"schema_version": SCHEMA_VERSION, **found})
     else:
         console.table(("what", "value"), _flat(_readable(found)))
+        for note in found["notes"]:
+            console.out(f"note: {note}")
         for problem in problems:
             console.out(f"problem: {problem}")
     if problems:
@@ -129,14 +131,26 @@ def _readable(found: dict[str, Any]) -> dict[str, Any]:
         f"{each['bits_per_weight']:g} bits per weight"
         for kind, each in found.get("weight_types", {}).items()
     }
-    omitted = ("bytes", "problems", "tensor_types")
+    omitted = ("bytes", "end_ids", "notes", "problems", "tensor_types")
+    template = found["template"] or {}
     return {
         **{key: value for key, value in found.items() if key not in omitted},
+        "ends": {f"id {key}": _sourced(one) for key, one in found["ends"].items()},
+        "begins": found["begins"] and _sourced(found["begins"]),
+        "template": {
+            "source": template.get("source"),
+            **{role: _sourced(one) for role, one in template.get("tokens", {}).items()},
+        },
         **({"weight_types": types} if types else {}),
         "size": size(found["bytes"]),
         **({"parameters": f"{found['parameters'] / 1e6:,.1f} M"} if "parameters" in found else {}),
         **({"problems": len(found["problems"])} if found["problems"] else {}),
     }
+
+
+def _sourced(one: dict[str, str | None]) -> str:
+    """A token, and what says it."""
+    return ": ".join(filter(None, (one["token"], one["source"])))
 
 
 def _flat(value: dict[str, Any], prefix: str = "") -> list[Row]:
