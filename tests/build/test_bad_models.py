@@ -250,3 +250,24 @@ def test_a_checkpoint_is_not_converted_again(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="ckpt is not a Hugging Face model but a trtla checkpoint"):
         convert(tmp_path / "ckpt", tmp_path / "again")
     assert not (tmp_path / "again").exists()
+
+
+def test_an_index_says_where_tensors_are(tmp_path: Path) -> None:
+    """Other files in the folder, and other tensors in its files, are none of the model's."""
+    variant = Variant("sharded", weights="sharded")
+    folder = save_model(make_model(variant), variant, tmp_path / "model")
+    before = convert(folder, tmp_path / "before")
+    first, second = sorted(folder.glob("model-*.safetensors"))[:2]
+    shutil.copy(first, folder / "model.safetensors")  # and one of another form
+    name, tensor = next(iter(load_file(first).items()))
+    save_file({**load_file(second), name: tensor + 1}, second)
+    after = convert(folder, tmp_path / "after")
+    rank = "rank0.safetensors"
+    assert (before / rank).read_bytes() == (after / rank).read_bytes()
+    index = folder / "model.safetensors.index.json"
+    data = json.loads(index.read_text())
+    data["weight_map"][name.replace("layers.0", "layers.1")] = first.name
+    data["weight_map"]["model.odd"] = first.name
+    index.write_text(json.dumps(data))
+    with pytest.raises(UsageError, match=f"{first.name} lacks tensor model"):
+        convert(folder, tmp_path / "out")

@@ -40,6 +40,7 @@ def main(args: Sequence[str] | None = None) -> None:
     try:
         _open_closed_streams()
         INTERRUPTS.install()
+        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # its warnings are for programs
         from trtla.cli.app import execute
 
         code = INTERRUPTS.end(execute(list(sys.argv[1:] if args is None else args)))

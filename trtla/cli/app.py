@@ -184,7 +184,8 @@ def execute(args: list[str]) -> int:
 
 @contextmanager
 def _warnings_as_notes(console: Console) -> Iterator[None]:
-    """Print trtla's own warnings as notes; those of other libraries stay as they are."""
+    """Print trtla's own warnings as notes; those of other libraries stay as they are, but for those
+    of transformers, which are for who writes programs with it."""
     with warnings.catch_warnings():
         show = warnings.showwarning
 
@@ -196,6 +197,7 @@ def _warnings_as_notes(console: Console) -> Iterator[None]:
 
         warnings.showwarning = note
         warnings.simplefilter("always", TrtlaWarning)
+        warnings.filterwarnings("ignore", module="transformers")
         yield
 
 

@@ -80,13 +80,14 @@ class RequestMaker:
         self.tokenizer = open_tokenizer(self.engine, options)
         self.end_ids = end_ids(self.engine, self.tokenizer)  # empty: no token ends a text
         notes = () if process_rank() else self._notes()
-        for note in filter(None, notes):
+        for note in notes:
             _log.warning("note: %s", note)
         self._ids = count()
 
-    def _notes(self) -> Iterator[str | None]:
+    def _notes(self) -> Iterator[str]:
         """What is to be known of the model's files."""
-        yield unapplied(self.engine.path)
+        if note := unapplied(self.engine.path):
+            yield note
         if self.tokenizer is not None:
             yield from reading_notes(self.tokenizer)
 

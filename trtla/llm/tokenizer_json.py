@@ -50,7 +50,7 @@ def open_tokenizer_json(folder: Path, config: dict[str, Any]) -> Any | None:
         _set_frame(tokenizer, frame(tokenizer, config))
     except Exception as error:  # tokenizers raises nothing narrower
         raise UsageError(
-            f"{path} cannot be read: {first_line(error)}",
+            f"the tokenizer in {folder} cannot be loaded: {FILE}: {first_line(error)}",
             "copy the file again, or give a folder with another tokenizer: --tokenizer-dir",
         ) from None
     return tokenizer
@@ -102,12 +102,11 @@ def frame(tokenizer: Any, config: dict[str, Any], folder: Path | None = None) ->
     Args:
         folder: where the config is, for the source.
     """
-    before, after = _frame_of_file(tokenizer)
-    own = [_by_flag(config, role, tokens) for role, tokens in (("bos", before), ("eos", after))]
-    source = FILE
-    if own[0] != before and folder is not None:
-        source = said_by(folder, "add_bos_token") or FILE
-    return Frame(*own, source)
+    sides = zip(("bos", "eos"), _frame_of_file(tokenizer), strict=True)
+    before, after = (_by_flag(config, role, tokens) for role, tokens in sides)
+    flag = config.get("add_bos_token") is True
+    source = said_by(folder, "add_bos_token" if flag else FILE) if folder is not None else None
+    return Frame(before, after, source or FILE)
 
 
 def _by_flag(config: dict[str, Any], role: str, tokens: tuple[str, ...]) -> tuple[str, ...]:
