@@ -26,7 +26,7 @@ def describe_texts(folder: Path) -> dict[str, Any]:
         notes += reading_notes(tokenizer) if tokenizer else ()
     except UsageError as error:
         notes.append(error.message)
-    find = tokenizer and tokenizer.token_id
+    find = None if tokenizer is None else tokenizer.token_id
     return {
         "ends": {
             str(token): {"token": tokenizer and tokenizer.token_name(token), "source": source}

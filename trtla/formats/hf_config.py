@@ -24,7 +24,8 @@ from trtla.formats.config import (
     Size,
     as_dtype,
 )
-from trtla.formats.folder import GENERATION_CONFIG, config_kind, folder_kind
+from trtla.formats.folder import config_kind, folder_kind
+from trtla.formats.special_tokens import GENERATION_CONFIG, json_object
 from trtla.formats.support import ARCHITECTURES, FAMILIES, check_supported
 
 ENCODER_DECODERS = (
@@ -261,8 +262,7 @@ def architecture(data: Any) -> Any:
 
 def built_of(folder: Path) -> str | None:
     """The model_type that the source of a checkpoint or engine had; None: a folder is neither."""
-    path = folder / "config.json"
-    data = read_json(path) if path.is_file() else None
+    data = json_object(folder / "config.json")
     if config_kind(data) not in ("checkpoint", "engine"):
         return None
     name = data.get("pretrained_config", data).get("architecture")

@@ -11,7 +11,8 @@ import re
 from pathlib import Path
 
 from trtla.errors import UsageError, sentence
-from trtla.formats.folder import GENERATION_CONFIG, TOKENIZER_FILES
+from trtla.formats.folder import TOKENIZER_FILES
+from trtla.formats.special_tokens import GENERATION_CONFIG
 
 _NAME = re.compile(
     r"(?P<repo>\w[\w.-]{0,95}/\w[\w.-]{0,95})(@(?P<revision>\w[\w./-]{0,95}))?"

@@ -132,7 +132,7 @@ def wrapped_tokenizer(tokenizer: Any, tokens: dict[str, str], template: Any) -> 
 
         find = tokenizer.token_to_id
         known = {role: name for role, name in tokens.items() if find(name) is not None}
-        return PreTrainedTokenizerFast(
+        return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
             tokenizer_object=tokenizer,
             clean_up_tokenization_spaces=False,
             chat_template=template,
