@@ -219,7 +219,7 @@ def test_the_engine_of_a_vocabulary_without_tokenizer_json_reads_it_alike(tmp_pa
 def test_a_package_that_a_tokenizer_takes_is_named(content, package, tmp_path, monkeypatch):
     (tmp_path / "tokenizer.model").write_bytes(content)
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(UsageError, match=f"tokenizer.model, which {package}") as found:
+    with pytest.raises(UsageError, match=f"tokenizer.model takes {package}") as found:
         Tokenizer(tmp_path)
     assert f"pip install {package}" in (found.value.hint or "")
 

@@ -110,11 +110,10 @@ def _check_packages(folder: Path) -> None:
     needed = ("tiktoken",) if ranks else ("sentencepiece", "google.protobuf")
     missing = [name for name in needed if not _is_installed(name)]
     if missing:
-        names = " and ".join(name.rpartition(".")[2] for name in missing)
+        names = [name.rpartition(".")[2] for name in missing]
         raise UsageError(
-            f"the tokenizer in {folder} is its tokenizer.model, which {names} has to read, and "
-            "is not installed",
-            f"pip install {names}, or give a folder that holds tokenizer.json with --tokenizer-dir",
+            f"{path} takes {' and '.join(names)} to be read, not installed here",
+            f"pip install {' '.join(names)}, or give a folder with tokenizer.json: --tokenizer-dir",
         )
 
 
