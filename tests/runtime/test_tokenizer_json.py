@@ -163,19 +163,20 @@ def test_a_broken_file_is_named(name, folder):
 def test_one_note_says_that_transformers_reads_a_folder_otherwise(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
-    def notes():
-        return [*reading_notes(Tokenizer(folder))]
+    def notes(ask=True):
+        return [*reading_notes(Tokenizer(folder), ask=ask)]
 
     assert notes() == []
     change(folder / CONFIG, tokenizer_class="LlamaTokenizer")
     change(folder / "config.json", model_type="llama")
     assert notes() == []  # it follows this file, too
     save_kind("digits", folder, tokenizer_class="GPT2Tokenizer")
+    assert notes(ask=False) == []  # it is known to who asks
     first = notes()
     assert "as tokenizer.json in" in first[0]
     assert "GPT2Tokenizer" in first[0]
     monkeypatch.setattr(other_reading, "load_tokenizer", None)  # it is asked once
-    assert notes() == first
+    assert notes() == notes(ask=False) == first
     change(folder / CONFIG, tokenizer_class="PreTrainedTokenizerFast")
     assert notes() == []
 

@@ -23,7 +23,7 @@ def describe_texts(folder: Path) -> dict[str, Any]:
     tokenizer = None
     try:
         tokenizer = Tokenizer(folder) if tokenizer_dir(folder) is not None else None
-        notes += reading_notes(tokenizer) if tokenizer else ()
+        notes += reading_notes(tokenizer, ask=True) if tokenizer else ()
     except UsageError as error:
         notes.append(error.message)
     find = None if tokenizer is None else tokenizer.token_id

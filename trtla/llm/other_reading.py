@@ -1,7 +1,7 @@
 """Whether transformers splits texts otherwise than a folder's tokenizer.json.
 
-It does where it makes a tokenizer of the class that the folder names. Asking it takes seconds, so
-what it has answered for the same files is kept in the user's cache.
+It does where it makes a tokenizer of the class that the folder names. Asking it takes seconds and
+PyTorch, so only who looks into a model asks; the answer is kept in the user's cache.
 """
 
 from __future__ import annotations
@@ -48,10 +48,12 @@ class OtherReading:
     text: str
 
 
-def other_reading(tokenizer: Tokenizer) -> OtherReading | None:
-    """How transformers reads the folder otherwise; None: alike, or not at all, or it is not there.
+def other_reading(tokenizer: Tokenizer, ask: bool) -> OtherReading | None:
+    """How transformers reads the folder otherwise; None: alike, or not at all, or it is not known.
 
-    It is asked where the folder names anything but its class for what is in the file.
+    Args:
+        ask: load transformers where the folder names anything but its class for what is in the
+            file, unless it has answered for these files; else only that answer counts.
     """
     config = tokenizer.config
     plain = config.get("tokenizer_class") in _GENERIC and not any(map(config.get, _CHANGING))
@@ -61,6 +63,8 @@ def other_reading(tokenizer: Tokenizer) -> OtherReading | None:
         kept = _kept(tokenizer.folder)
         known = json_object(kept)
         if not known:
+            if not ask:
+                return None
             known = _asked(tokenizer)
             with suppress(OSError):
                 kept.parent.mkdir(parents=True, exist_ok=True)

@@ -9,11 +9,15 @@ from trtla.llm.other_reading import other_reading
 from trtla.llm.text import Tokenizer
 
 
-def reading_notes(tokenizer: Tokenizer) -> Iterator[str]:
-    """Notes of an open tokenizer: what its files lack, and who reads them otherwise."""
+def reading_notes(tokenizer: Tokenizer, *, ask: bool = False) -> Iterator[str]:
+    """Notes of an open tokenizer: what its files lack, and who reads them otherwise.
+
+    Args:
+        ask: as of `other_reading`.
+    """
     if note := vocabulary_note(tokenizer.folder):
         yield note
-    if other := other_reading(tokenizer):
+    if other := other_reading(tokenizer, ask):
         yield (
             f"texts are split as tokenizer.json in {tokenizer.folder} says; transformers splits "
             f"some otherwise, as {other.reader}, such as {other.text!r}"
