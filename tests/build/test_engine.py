@@ -117,7 +117,7 @@ def test_an_engine_tells_all_about_itself(engine_dir: Path) -> None:
     names = [name for name, _ in engine.weights()]
     assert names[0] == "transformer.vocab_embedding.weight"
     assert names[-1] == "lm_head.weight"
-    assert {path.name for path in engine_dir.iterdir() if path.suffix != ".panels"} == {
+    assert {path.name for path in engine_dir.iterdir()} == {
         "config.json",
         "trtla.json",
         "rank0.safetensors",
@@ -263,7 +263,7 @@ def test_a_dry_run_tells_what_a_build_writes(split: bool, hf: Path, tmp_path: Pa
     engine = build_engine(source, tmp_path / "engine", BuildSettings(LOOKAHEAD, max_batch_size=3))
     assert plan.build_config == engine.config.build_config
     assert plan.dtype == engine.config.pretrained_config.dtype
-    written = {path.name for path in engine.path.iterdir() if path.suffix != ".panels"}
+    written = {path.name for path in engine.path.iterdir()}
     assert set(plan.files) == written  # and weights as this processor reads them
     assert plan.memory.weight_bytes == sum(t.size * 2 for _, t in engine.weights())
     # keys and values, 2 layers, 2 heads of 16, 2 bytes

@@ -15,7 +15,7 @@ from trtla.formats.torch_tensors import as_array
 from trtla.runtime.draft import Draft, NoDrafter
 from trtla.runtime.models.cpu.library import library
 from trtla.runtime.models.cpu.llama import NativeLlama
-from trtla.runtime.models.cpu.packing import ModelPanels, pack_model
+from trtla.runtime.models.cpu.packing import pack_model
 from trtla.runtime.models.llama import LlamaModel
 from trtla.runtime.request import Request
 from trtla.runtime.sequence import Feed, Sequence
@@ -64,7 +64,7 @@ def name_of(dtype):
 def native_of(config, weights, dtype=torch.float32, **more):
     """The compiled model of weights that are tensors."""
     name = name_of(dtype)
-    panels = ModelPanels.of(pack_model(config, arrays(weights), name))
+    panels = pack_model(config, arrays(weights), name)
     return NativeLlama(config, panels, name, **more)
 
 

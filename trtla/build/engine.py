@@ -25,7 +25,6 @@ from trtla.formats.folder import copy_side_files, side_files
 from trtla.formats.gguf.folder import model_inputs
 from trtla.formats.plan import single_rank, stored_plan
 from trtla.formats.source import EngineBuild, config_json, open_source, read_source
-from trtla.runtime.models.load import keep_panels
 from trtla.trtllm import library as trtllm_library
 from trtla.trtllm import rules as kernels
 from trtla.trtllm.build import asked_of_builder, check_machine, write_compiled
@@ -124,7 +123,6 @@ def _write_torch(build: EngineBuild, folder: Path, progress: Progress | None) ->
     write_json(folder / "config.json", {**engine, "pretrained_config": pretrained})
     manifest = new_manifest("torch", build, digest.hexdigest())
     write_json(folder / MANIFEST, manifest.model_dump(mode="json"))
-    keep_panels(open_engine(folder))
 
 
 def describe_build(

@@ -138,7 +138,8 @@ class Checkpoint:
 
     def full_tensors(self) -> Iterator[tuple[str, Weight]]:
         """What one rank would compute with, see `rank_tensors`."""
-        return rank_tensors(self, single_rank(self.config), 0)
+        tensors = rank_tensors(self, single_rank(self.config), 0)
+        return ((name, tensor.load()) for name, tensor in tensors)
 
     def _add(self, file: SafetensorsFile, plan: Iterable[Target]) -> None:
         for target in plan:

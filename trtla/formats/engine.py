@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -33,7 +33,7 @@ from trtla.version import __version__
 
 if TYPE_CHECKING:
     from trtla.formats.source import EngineBuild
-    from trtla.formats.tensors import FileSource, Weight
+    from trtla.formats.tensors import FileSource, StoredTensor, Weight
 
 MANIFEST = "trtla.json"
 _LONGEST_SOURCE = 4096
@@ -131,11 +131,26 @@ class Engine:
             rank: of `tp_size` ranks of tensor parallelism, each of which has its part of lm_head
                 and the whole embedding.
         """
+        source, tensors = self._stored(rank, tp_size)
+        return _loaded(source, tensors)
+
+    @contextmanager
+    def stored_weights(
+        self, rank: int = 0, tp_size: int = 1
+    ) -> Iterator[Iterator[tuple[str, StoredTensor]]]:
+        """As `weights`, each read when it is needed; the files are open until the context ends."""
+        source, tensors = self._stored(rank, tp_size)
+        with closing(source):
+            yield tensors
+
+    def _stored(
+        self, rank: int, tp_size: int
+    ) -> tuple[FileSource, Iterator[tuple[str, StoredTensor]]]:
         from trtla.formats.support import split_config
         from trtla.formats.tensors import rank_tensors
 
         source, config = self.tensor_source()
-        return _closed(source, rank_tensors(source, split_config(config, tp_size), rank))
+        return source, rank_tensors(source, split_config(config, tp_size), rank)
 
     def tensor_source(self) -> tuple[FileSource, CheckpointConfig]:
         """Where the weights come from, by Hugging Face's names, and the config that they fit."""
@@ -150,14 +165,6 @@ class Engine:
             return self.source, config
         checkpoint = Checkpoint(self.path, config)
         return checkpoint, checkpoint.config
-
-
-def _closed(
-    source: FileSource, weights: Iterator[tuple[str, Weight]]
-) -> Iterator[tuple[str, Weight]]:
-    """The weights of a source, whose files are closed behind the last one."""
-    with closing(source):
-        yield from weights
 
 
 def open_engine(path: str | Path) -> Engine:
@@ -279,6 +286,15 @@ def engine_from_hugging_face(
 def _in_memory(config: CheckpointConfig, settings: BuildSettings) -> EngineConfig:
     limits, _ = plan_limits(settings, config)
     return EngineConfig(version=__version__, pretrained_config=config, build_config=limits)
+
+
+def _loaded(
+    source: FileSource, tensors: Iterator[tuple[str, StoredTensor]]
+) -> Iterator[tuple[str, Weight]]:
+    """The weights of a source, whose files are closed behind the last one."""
+    with closing(source):
+        for name, tensor in tensors:
+            yield name, tensor.load()
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import ml_dtypes
@@ -17,7 +18,7 @@ import numpy as np
 from numpy import ndarray
 
 from trtla.errors import UsageError
-from trtla.formats.blocks import BLOCK_TYPES, BlockTensor, dequantize_blocks
+from trtla.formats.blocks import BLOCK_TYPES, BlockTensor, BlockType, dequantize_blocks
 from trtla.formats.config import INT4, CheckpointConfig
 from trtla.formats.plan import (
     EMBEDDING,
@@ -172,10 +173,53 @@ def dequantize(numbers: ndarray, scale: ndarray, dtype: np.dtype[Any]) -> ndarra
     return cast(numbers.astype(np.float32) * scale, dtype)
 
 
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor of a model that is still in its files; threads may read at the same time."""
+
+    target: Target
+    source: TensorSource
+
+    @property
+    def kind(self) -> BlockType | None:
+        """The type of its blocks; None: it holds plain numbers."""
+        return BLOCK_TYPES.get(self.target.dtype)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of what is read; uint8 of blocks."""
+        return numpy_dtype(self.target.dtype)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Outputs and inputs of a matrix."""
+        rows, *width = self.target.shape
+        if self.kind is not None:
+            width = [width[0] // self.kind.nbytes * self.kind.inputs]
+        return (rows, *width)
+
+    def read(self, start: int, stop: int) -> ndarray:
+        """Rows [start, stop), of numbers or of blocks, in memory of their own."""
+        pieces, first = [], 0
+        for block in self.target.blocks:
+            last = first + block.height
+            if max(start, first) < min(stop, last):
+                move = block.rows[0] - first
+                rows = max(start, first) + move, min(stop, last) + move
+                pieces.append(_piece(block, *rows, self.source, self.dtype))
+            first = last
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+    def load(self) -> Weight:
+        """All of it."""
+        kind, whole = self.kind, _materialize(self.target, self.source)
+        return whole if kind is None else BlockTensor(kind, whole)
+
+
 def rank_tensors(
     source: TensorSource, config: CheckpointConfig, rank: int
-) -> Iterator[tuple[str, Weight]]:
-    """What a rank of the config's mapping computes with, one by one; no tied lm_head.
+) -> Iterator[tuple[str, StoredTensor]]:
+    """What a rank of the config's mapping computes with, in the order of its file; no tied lm_head.
 
     Weights of W4A16_AWQ come as numbers. Of several ranks each has its part of lm_head, and the
     first the biases of linears that are split by inputs: sums over the ranks have them once.
@@ -187,8 +231,7 @@ def rank_tensors(
     for target in stored_plan(config, rank):
         if rank and target.name.endswith(_SUMMED_BIASES):
             continue
-        kind, whole = BLOCK_TYPES.get(target.dtype), _materialize(target, source)
-        yield target.name, whole if kind is None else BlockTensor(kind, whole)
+        yield target.name, StoredTensor(target, source)
 
 
 def equal_ends(source: FileSource, rows: int) -> bool:

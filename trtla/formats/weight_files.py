@@ -8,6 +8,7 @@ is asked for and no more.
 from __future__ import annotations
 
 import json
+import os
 import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -74,10 +75,8 @@ class SafetensorsFile:
         """Rows [start, stop) of a tensor with at least one dimension, in memory of their own."""
         entry = self.entries[name]
         raw = np.empty((stop - start) * entry.row_bytes, np.uint8)
-        if self._file is None:
-            self._file = self.path.open("rb", buffering=0)
-        self._file.seek(entry.offset + start * entry.row_bytes)
-        fill(self._file, raw.data, self.path, name)
+        self._file = file = self._file or self.path.open("rb", buffering=0)
+        fill(file, raw.data, entry.offset + start * entry.row_bytes, name)
         return raw.view(entry.dtype).reshape(stop - start, *entry.shape[1:])
 
     def close(self) -> None:
@@ -104,13 +103,16 @@ def array_bytes(array: ndarray) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
 
 
-def fill(file: BinaryIO, view: memoryview, path: Path, name: str) -> None:
-    """Read on until the memory is full; raises `UsageError` where the file ends before."""
+def fill(file: BinaryIO, view: memoryview, offset: int, name: str) -> None:
+    """Read from an offset on until the memory is full; several threads may do so at a time.
+
+    Raises `UsageError` where the file ends before.
+    """
     while view:
-        count = file.readinto(view)  # type: ignore[attr-defined]
+        count = os.preadv(file.fileno(), [view], offset)
         if not count:
-            raise UsageError(f"{path} ends inside tensor {name}", _COPY_AGAIN)
-        view = view[count:]
+            raise UsageError(f"{file.name} ends inside tensor {name}", _COPY_AGAIN)
+        view, offset = view[count:], offset + count
 
 
 def _read_header(path: Path) -> dict[str, Entry]:

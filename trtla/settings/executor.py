@@ -77,12 +77,6 @@ class ExecutorOptions:
     )
     """Of all models that this process has open: the number that was given last holds for all. None
     leaves it as it is."""
-    packed_cache_gb: float = option(
-        20.0,
-        "Most gigabytes of weights kept in the user's cache as CPUs read them, so that a model "
-        "opens faster the next time; 0 keeps none (torch engines).",
-        least=0.0,
-    )
     tp_size: int | None = option(
         None,
         "Processes that share the model out among them, each with its part of the weights: tensor "

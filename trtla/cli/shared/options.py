@@ -205,7 +205,6 @@ _PLACE: dict[str, Any] = {
     "device": {"basic": True, "type": values.DEVICE, "metavar": "auto|cpu|cuda"},
     "dtype": {"type": DTYPES},
     "kv_cache_dtype": {},
-    "packed_cache_gb": {"metavar": "GB"},
     "threads": {"type": values.COUNT},
 }
 place_flags = options_of(ExecutorOptions, "Model", only=tuple(_PLACE), **_PLACE)

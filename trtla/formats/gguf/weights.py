@@ -96,8 +96,7 @@ class GgufFile:
             file = self._files[info.path] = info.path.open("rb", buffering=0)
             if stamps([info.path])[0] not in self._stamps:
                 raise _changed(info.path)
-        file.seek(info.offset + start * info.row_bytes)
-        fill(file, array_bytes(raw), info.path, name)
+        fill(file, array_bytes(raw), info.offset + start * info.row_bytes, name)
         return raw
 
     def close(self) -> None:

@@ -319,7 +319,6 @@ def load_draft_model(
     limits: ExecutorLimits,
     device: str = "auto",
     dtype: str = "auto",
-    packed_cache_gb: float = 0.0,
 ) -> LoadedDraft:
     """Load a draft model's weights.
 
@@ -334,7 +333,7 @@ def load_draft_model(
     """
     checkpoint, on = engine.config.pretrained_config, resolve_device(device, "--draft-device")
     arithmetic = model_dtype(dtype, checkpoint, on)
-    model = load_engine(engine, arithmetic, on, packed_cache_gb=packed_cache_gb)
+    model = load_engine(engine, arithmetic, on)
     block = block_bytes(checkpoint, model.cache_type)
     scratch = model.scratch_bytes(draft_limits(limits), STEP_SIZES)
     return LoadedDraft(model, CacheNeed(on, block, limits.max_text_len, scratch))

@@ -58,13 +58,12 @@ def open_torch_executor(
     check_draft_engines(draft_engines, checkpoint.vocab_size)
     ranks = None if world is None else _ranks(world, engine, options, limits, arithmetic, on)
     split = None if ranks is None else ranks.split
-    room = options.packed_cache_gb
-    model = load_engine(engine, arithmetic, on, options.kv_cache_dtype, split, room)
+    model = load_engine(engine, arithmetic, on, options.kv_cache_dtype, split)
     together = "" if ranks is None else ranks.description
     if ranks is not None:
         check_same(ranks.world, {"forward": model.arithmetic})
     drafts = {
-        name: load_draft_model(one, limits, draft_device, draft_dtype, room)
+        name: load_draft_model(one, limits, draft_device, draft_dtype)
         for name, one in draft_engines.items()
     }
     triple = limits.lookahead

@@ -11,11 +11,10 @@ from trtla.formats.config import CheckpointConfig
 from trtla.formats.engine import EncoderDecoder, Engine
 from trtla.formats.support import shard_config
 from trtla.machine import cpu
-from trtla.runtime.device import Device, resolve_device
-from trtla.runtime.models.cpu.kept import kept_panels, panels_name, write_panels
+from trtla.runtime.device import Device
 from trtla.runtime.models.cpu.llama import NativeLlama, native_problem
-from trtla.runtime.models.cpu.native_code import FORWARD, SLOWER, NotCompiled, tell_slower
-from trtla.runtime.models.cpu.packing import ModelPanels, Panels, pack_model
+from trtla.runtime.models.cpu.native_code import SLOWER, NotCompiled, tell_slower
+from trtla.runtime.models.cpu.packing import pack_model
 from trtla.runtime.models.forward import Model
 from trtla.runtime.ranks.opening import Ranks
 from trtla.runtime.threads import tell_torch
@@ -32,7 +31,6 @@ def load_engine(
     device: Device,
     kv_cache_dtype: str = "auto",
     ranks: Ranks | None = None,
-    packed_cache_gb: float = 0.0,
 ) -> Model[Any]:
     """The model that is fastest here, of an opened engine or folder, or one rank's part of it.
 
@@ -48,14 +46,9 @@ def load_engine(
     if not compiled or (world is not None and shared is None):
         return _load_tensors(engine, config, part, dtype, device, world)
 
-    def panels() -> Panels:
-        return pack_model(config, engine.weights(*part), dtype)
-
-    if world is None and packed_cache_gb:
-        kept = kept_panels(engine, dtype, packed_cache_gb, panels)
-    else:
-        kept = ModelPanels.of(panels())
-    return NativeLlama(config, kept, dtype, int8_cache=kv_cache_dtype == "int8", shared=shared)
+    with engine.stored_weights(*part) as weights:
+        panels = pack_model(config, weights, dtype)
+    return NativeLlama(config, panels, dtype, int8_cache=kv_cache_dtype == "int8", shared=shared)
 
 
 def _load_tensors(
@@ -88,17 +81,6 @@ def _load_tensors(
     if path is not None and path.fast:
         model.use_fast_path()
     return model
-
-
-def keep_panels(engine: Engine) -> None:
-    """Write the packed weights of an engine into its folder, where CPUs of this kind run it."""
-    config, device = engine.config.pretrained_config, resolve_device("auto")
-    if device.type != "cpu" or not FORWARD.is_there():
-        return
-    dtype = model_dtype("auto", config, device)
-    if not_compiled(config, dtype) is None:
-        panels = pack_model(config, engine.weights(), dtype)
-        write_panels(engine.path / panels_name(engine, dtype), panels)
 
 
 def check_cache_dtype(kv_cache_dtype: str, engine: Engine, dtype: str, device: Device) -> None:

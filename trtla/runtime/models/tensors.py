@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-import ml_dtypes
 import numpy as np
 from numpy import ndarray
 
 from trtla.errors import TrtlaError
 from trtla.formats.blocks import BlockTensor
 from trtla.formats.config import CheckpointConfig
-from trtla.formats.tensors import E4M3, Weight, dequantize
+from trtla.formats.tensors import (
+    BFLOAT16,
+    E4M3,
+    FLOAT16,
+    FLOAT32,
+    StoredTensor,
+    Weight,
+    dequantize,
+)
 
 W = TypeVar("W")
 
@@ -110,39 +117,47 @@ class ModelTensors(Generic[W]):
         return parts, self._tensors.pop("attention.qkv.bias", None)
 
 
-def numbers(weight: Weight) -> ndarray:
+def numbers(weight: Weight | StoredTensor) -> ndarray:
     """A weight's numbers; float32 where it is in blocks."""
-    return weight.dequantize() if isinstance(weight, BlockTensor) else weight
+    whole = weight.load() if isinstance(weight, StoredTensor) else weight
+    return whole.dequantize() if isinstance(whole, BlockTensor) else whole
 
 
-_STORED = tuple(map(np.dtype, (np.float32, np.float16, ml_dtypes.bfloat16)))
+_STORED = (FLOAT32, FLOAT16, BFLOAT16)
 """Types that plain weights can be kept in."""
 
 
+def placed_type(dtype: np.dtype[Any], arithmetic: str) -> np.dtype[Any]:
+    """The arithmetic's type, or one of fewer bits that holds the same numbers."""
+    exact = dtype if dtype in _STORED else FLOAT32
+    kept: np.dtype[Any] = BFLOAT16 if arithmetic == "bfloat16" else exact
+    return kept
+
+
 def placed(weight: ndarray, arithmetic: str) -> ndarray:
-    """In the arithmetic's type, or in fewer bits where that is exact."""
-    if arithmetic == "bfloat16":
-        return weight.astype(ml_dtypes.bfloat16, copy=False)
-    return weight if weight.dtype in _STORED else weight.astype(np.float32)
+    """A plain weight in the type that it is kept in."""
+    return weight.astype(placed_type(weight.dtype, arithmetic), copy=False)
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayTensors:
-    """Arrays, and weights in blocks as they are."""
+    """Arrays, and matrices as they are: in blocks, or not read yet."""
 
     arithmetic: str
     """float32 or bfloat16."""
 
-    def placed(self, weight: Weight) -> Weight:
-        return weight if isinstance(weight, BlockTensor) else placed(weight, self.arithmetic)
+    def placed(self, weight: Weight | StoredTensor) -> Weight | StoredTensor:
+        if isinstance(weight, StoredTensor) and len(weight.shape) == 1:
+            weight = weight.load()
+        return placed(weight, self.arithmetic) if isinstance(weight, ndarray) else weight
 
-    def is_fp8(self, weight: Weight) -> bool:
+    def is_fp8(self, weight: Weight | StoredTensor) -> bool:
         return not isinstance(weight, BlockTensor) and weight.dtype == E4M3
 
-    def dequantized(self, weight: Weight, scale: Weight) -> Weight:
+    def dequantized(self, weight: Weight | StoredTensor, scale: Weight | StoredTensor) -> Weight:
         return dequantize(numbers(weight), numbers(scale), np.dtype(self.arithmetic))
 
-    def equal(self, one: Weight, other: Weight) -> bool:
+    def equal(self, one: Weight | StoredTensor, other: Weight | StoredTensor) -> bool:
         if isinstance(one, BlockTensor) and isinstance(other, BlockTensor):
             return one.kind == other.kind and np.array_equal(one.rows, other.rows)
         return np.array_equal(numbers(one), numbers(other))

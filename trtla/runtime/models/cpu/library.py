@@ -115,6 +115,8 @@ _CALLS: Calls = {
     "trtla_most_probable": (c_int64, (c_void_p, c_int64)),
     "trtla_draw": (c_int64, (c_void_p, c_int64, POINTER(Filters), c_double)),
     "trtla_top_rows": (None, (*(c_void_p, c_int64) * 2, c_int64, c_void_p, c_void_p, c_int64)),
+    "trtla_panel_bytes": (c_int64, (c_int64, c_int64)),
+    "trtla_pack": (None, (*(c_int64,) * 3, c_void_p, c_int64, c_void_p)),
 }
 
 
@@ -125,10 +127,26 @@ class NativeLibrary:
         declare(library, _CALLS)
         self.forward, self._draw = library.trtla_forward, library.trtla_draw
         self._most_probable, self._top_rows = library.trtla_most_probable, library.trtla_top_rows
+        self._pack, self._panel_bytes = library.trtla_pack, library.trtla_panel_bytes
         self.lanes = int(library.trtla_lanes())
         """Numbers of 32 bits in a vector register."""
         self.has_bfloat16_products = bool(library.trtla_has_bfloat16_products())
         """Whether the processor multiplies bfloat16."""
+
+    def panel_bytes(self, kind: int, inputs: int) -> int:
+        """The bytes of a panel of a type; see `packing.cpp`."""
+        size: int = self._panel_bytes(kind, inputs)
+        return size
+
+    def pack(
+        self, kind: int, inputs: int, group: int, rows: ndarray, panels: int, to: ndarray
+    ) -> None:
+        """Fill panels of the rows at these addresses, uint64; other threads run meanwhile.
+
+        Args:
+            group: inputs of a block, as it is stored.
+        """
+        self._pack(kind, inputs, group, address(rows), panels, address(to))
 
     def most_probable(self, logits: ndarray, row: int) -> int:
         token: int = self._most_probable(*_row(logits, row))

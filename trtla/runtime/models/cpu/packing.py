@@ -1,23 +1,32 @@
 """A Llama's weights as the compiled forward reads them: matrices in panels, vectors in float32.
 
 A panel has some outputs, and is read from start to end. `native/matmul.h` has the layout of plain
-weights, `native/blocks.h` that of weights in blocks. Both are repacked without loss.
+weights, `native/blocks.h` that of weights in blocks. Both are repacked without loss, by
+`native/packing.cpp`, piece by piece on all threads: what a file holds is never whole in memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy import ndarray
 
 from trtla.formats.blocks import BlockTensor, BlockType
 from trtla.formats.config import CheckpointConfig
-from trtla.formats.tensors import Weight
+from trtla.formats.tensors import StoredTensor, Weight
 from trtla.runtime.arrays import address, aligned
 from trtla.runtime.models.cpu.library import Matrix, library
-from trtla.runtime.models.tensors import ArrayTensors, ModelTensors, numbers, placed
+from trtla.runtime.models.tensors import (
+    ArrayTensors,
+    ModelTensors,
+    numbers,
+    placed,
+    placed_type,
+)
+from trtla.runtime.threads import num_threads
 
 _PAIRS = "bfloat16 pairs"
 _TYPES = (
@@ -25,9 +34,10 @@ _TYPES = (
     *("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"),
 )
 """In the order of `Type` in native/operands.h."""
-_BLOCK = 32  # inputs of a block in a panel
-_FOURS = _BLOCK // 4
-_ROWS_AT_ONCE = 1024  # a multiple of a panel's outputs
+_PIECE_BYTES = 1 << 20  # what is read of a file fits into a core's cache until it is packed
+EMBEDDING, LM_HEAD, NORM = "embedding", "lm_head", "norm"
+Source = Weight | StoredTensor
+"""A weight in memory, or still in its file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,193 +68,219 @@ class Packed:
 
 
 @dataclass(frozen=True, slots=True)
-class Packing:
-    """How weights are laid out for a processor and an arithmetic."""
-
-    lanes: int
-    """Numbers of 32 bits in a vector register."""
-    paired: bool
-    """Plain weights are bfloat16 and multiplied as such: two neighbouring inputs lie together."""
-    arithmetic: str
-    """Type of activations, float32 or bfloat16."""
-
-    def pack(self, weight: Weight, biases: Weight | None = None) -> Packed:
-        """From [outputs, inputs] and [outputs]."""
-        bias = None
-        if biases is not None:
-            bias = _padded(numbers(biases).astype(np.float32), 2 * self.lanes)
-        if isinstance(weight, BlockTensor):
-            kind = weight.kind.name.split("_G")[0]
-            name = kind if kind in _TYPES else f"{kind}_0"  # larger groups: their scale repeated
-            panels = _joined(self._panels(weight.kind, rows) for rows in _pieces(weight.rows))
-            return Packed(panels, bias, *weight.shape, name, weight.kind.name)
-        dtype, (outputs, inputs) = weight.dtype.name, weight.shape
-        panels = _joined(map(self._plain_panels, _pieces(weight)))
-        return Packed(panels, bias, outputs, inputs, _PAIRS if self.paired else dtype, dtype)
-
-    def interleave(self, first: Weight, second: Weight) -> Weight:
-        """Rows of both alternately, `lanes` at a time: a panel holds the same ones of each."""
-        if isinstance(first, BlockTensor) and isinstance(second, BlockTensor):
-            return BlockTensor(first.kind, self._alternate(first.rows, second.rows))
-        return self._alternate(numbers(first), numbers(second))
-
-    def _alternate(self, *parts: ndarray) -> ndarray:
-        each = [part.reshape(-1, self.lanes, *part.shape[1:]) for part in parts]
-        return np.stack(each, axis=1).reshape(-1, *parts[0].shape[1:])
-
-    def _plain_panels(self, weight: ndarray) -> ndarray:
-        """[panels, inputs, 2 x lanes]; missing outputs are zero."""
-        width = 2 * self.lanes
-        padded = _padded(weight, width)
-        units = padded.view(f"i{4 if self.paired else padded.itemsize}")
-        panels: ndarray = units.reshape(-1, width, units.shape[1]).transpose(0, 2, 1)
-        return panels
-
-    def _panels(self, kind: BlockType, rows: ndarray) -> ndarray:
-        """uint8 [panels, bytes of a panel]; missing outputs are zero."""
-        found = kind.unpack(_padded(rows, 2 * self.lanes))
-        codes = self._packed_codes(found.codes.view(np.uint8), kind.bits)
-        halves = self._side_by_side(found.scales, found.minimums)
-        if found.factors is None:
-            parts = [np.repeat(half, kind.inputs // _BLOCK, 1) for half in halves]
-            return _flat(np.concatenate((*parts, codes), 2), 1)
-        factors = self._side_by_side(found.factors, found.min_factors)
-        parts = [part.reshape(*codes.shape[:2], -1) for part in (*factors, codes)]
-        blocks = np.concatenate(parts, 2)
-        return _flat(np.concatenate((*halves, blocks.reshape(*halves[0].shape[:2], -1)), 2), 1)
-
-    def _side_by_side(self, *parts: ndarray | None) -> list[ndarray]:
-        """A panel's outputs together: bytes [panels, columns, outputs] of those that are there."""
-        panels = (p.reshape(-1, 2 * self.lanes, p.shape[1]) for p in parts if p is not None)
-        return [np.ascontiguousarray(p.transpose(0, 2, 1)).view(np.uint8) for p in panels]
-
-    def _packed_codes(self, codes: ndarray, bits: int) -> ndarray:
-        """[panels, blocks, bytes of codes] from uint8 [outputs, inputs]: see `Blocks::unpacked`."""
-        fours = codes.reshape(-1, 2, self.lanes, codes.shape[1] // _BLOCK, _FOURS, 4)
-        ordered = fours.transpose(0, 3, 4, 1, 2, 5)  # [panels, blocks, fours, halves, lanes, 4]
-        if bits == 8:
-            return _flat(ordered, 2)
-        packed = [ordered[:, :, ::2] & 15 | ordered[:, :, 1::2] << 4]
-        more = bits - 4
-        for first in range(0, _FOURS if more else 0, 8 // max(more, 1)):
-            places = range(8 // more)
-            planes = (ordered[:, :, first + place, None] >> 4 << more * place for place in places)
-            packed.append(np.bitwise_or.reduce(list(planes)))
-        return _flat(np.concatenate(packed, 2), 2)
-
-
-def _flat(array: ndarray, kept: int) -> ndarray:
-    """The dimensions behind the first ones as one."""
-    return array.reshape(*array.shape[:kept], -1)
-
-
-def _pieces(rows: ndarray) -> Iterator[ndarray]:
-    return (rows[start : start + _ROWS_AT_ONCE] for start in range(0, len(rows), _ROWS_AT_ONCE))
-
-
-def _joined(parts: Iterator[ndarray]) -> ndarray:
-    """uint8 panels of all parts, at the beginning of a line of the cache."""
-    flat = [np.ascontiguousarray(part).reshape(-1).view(np.uint8) for part in parts]
-    return np.concatenate(flat, out=aligned((sum(map(len, flat)),), np.uint8))
-
-
-def _padded(rows: ndarray, width: int) -> ndarray:
-    """With zeros at the end, so that their number is a multiple of `width`."""
-    missing = -len(rows) % width
-    if not missing:
-        return np.ascontiguousarray(rows)
-    return np.concatenate((rows, np.zeros((missing, *rows.shape[1:]), rows.dtype)))
-
-
-Panels = Iterator[tuple[str, Packed | ndarray]]
-"""Names, and a matrix or a float32 vector of each."""
-EMBEDDING, LM_HEAD, NORM = "embedding", "lm_head", "norm"
-
-
-@dataclass(frozen=True, slots=True)
 class ModelPanels:
     """All of a model."""
 
     matrices: dict[str, Packed]
     vectors: dict[str, ndarray]
 
-    @classmethod
-    def of(cls, panels: Iterable[tuple[str, Packed | ndarray]]) -> ModelPanels:
-        found = dict(panels)
-        matrices = {name: one for name, one in found.items() if isinstance(one, Packed)}
-        return cls(matrices, {n: one for n, one in found.items() if isinstance(one, ndarray)})
-
     def qkv(self, layer: str) -> list[Packed]:
         names = (f"{layer}.qkv.{part}" for part in range(3))
         return [self.matrices[name] for name in names if name in self.matrices]
 
 
-def packing_of(arithmetic: str) -> Packing:
-    """How weights lie for this processor; raises `NotCompiled`."""
-    native = library()
-    paired = arithmetic == "bfloat16" and native.has_bfloat16_products
-    return Packing(native.lanes, paired, arithmetic)
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Some panels of a matrix, and the rows of its parts that they are made of."""
+
+    matrix: Packed
+    parts: tuple[Source, ...]
+    alternate: bool
+    first: int
+    panels: int
+
+
+@dataclass(frozen=True, slots=True)
+class Packer:
+    """Lays weights out for a processor and an arithmetic."""
+
+    arithmetic: str
+    """Type of activations, float32 or bfloat16."""
+    _pieces: list[_Piece] = field(default_factory=list)
+
+    @property
+    def lanes(self) -> int:
+        """Numbers of 32 bits in a vector register: a panel has twice as many outputs."""
+        return library().lanes
+
+    def matrix(
+        self, *parts: Source, biases: ndarray | None = None, alternate: bool = False
+    ) -> Packed:
+        """A place for the panels of parts of one type, [outputs, inputs], filled by `run`.
+
+        Args:
+            biases: of all outputs.
+            alternate: outputs of the parts take turns, `lanes` at a time; else they follow each
+                other.
+        """
+        outputs, inputs = sum(part.shape[0] for part in parts), parts[0].shape[1]
+        name, stored = self._types(parts[0])
+        panel_bytes = library().panel_bytes(_TYPES.index(name), inputs)
+        panels = -(-outputs // (2 * self.lanes))
+        bias = None if biases is None else self._padded(biases)
+        weight = aligned((panels * panel_bytes,), np.uint8)
+        packed = Packed(weight, bias, outputs, inputs, name, stored)
+        step = max(1, _PIECE_BYTES // panel_bytes)
+        for first in range(0, panels, step):
+            count = min(step, panels - first)
+            self._pieces.append(_Piece(packed, parts, alternate, first, count))
+        return packed
+
+    def run(self) -> None:
+        """Fill all panels."""
+        threads = min(num_threads(), len(self._pieces))
+        if threads < 2:
+            for piece in self._pieces:
+                self._fill(piece)
+            return
+        pool = ThreadPoolExecutor(threads)
+        try:
+            for _ in pool.map(self._fill, self._pieces):
+                pass
+        finally:  # after an error nothing more is begun
+            pool.shutdown(cancel_futures=True)
+
+    def _types(self, weight: Source) -> tuple[str, str]:
+        """The type of the panels, and of what is stored."""
+        kind = _block_type(weight)
+        if kind is not None:
+            short = kind.name.split("_G")[0]  # larger groups: their scale repeated
+            return short if short in _TYPES else f"{short}_0", kind.name
+        assert not isinstance(weight, BlockTensor)
+        name = placed_type(weight.dtype, self.arithmetic).name
+        paired = self.arithmetic == "bfloat16" and library().has_bfloat16_products
+        return _PAIRS if paired else name, name
+
+    def _padded(self, biases: ndarray) -> ndarray:
+        wide = np.zeros(-(-len(biases) // (2 * self.lanes)) * 2 * self.lanes, np.float32)
+        wide[: len(biases)] = biases
+        return wide
+
+    def _fill(self, piece: _Piece) -> None:
+        matrix, width, kind = piece.matrix, 2 * self.lanes, _TYPES.index(piece.matrix.type)
+        start, stop = piece.first * width, (piece.first + piece.panels) * width
+        rows = list(self._rows(piece, start, min(stop, matrix.outputs)))
+        addresses = np.concatenate([_addresses(part) for part in rows])
+        if piece.alternate:
+            addresses = addresses.reshape(len(rows), -1, self.lanes).swapaxes(0, 1).reshape(-1)
+        zeros = np.zeros(rows[0].strides[0], np.uint8)  # what stands for missing outputs
+        missing = np.full(stop - start - len(addresses), address(zeros), np.uint64)
+        blocks = _block_type(piece.parts[0])
+        library().pack(
+            kind,
+            matrix.inputs,
+            1 if blocks is None else blocks.inputs,
+            np.concatenate((addresses, missing)),
+            piece.panels,
+            matrix.weight[piece.first * library().panel_bytes(kind, matrix.inputs) :],
+        )
+
+    def _rows(self, piece: _Piece, start: int, stop: int) -> Iterator[ndarray]:
+        """The rows of each part that belong to outputs [start, stop)."""
+        if piece.alternate:
+            count = len(piece.parts)
+            for part in piece.parts:
+                yield self._read(part, start // count, stop // count)
+            return
+        first = 0
+        for part in piece.parts:
+            last = first + part.shape[0]
+            if max(start, first) < min(stop, last):
+                yield self._read(part, max(start, first) - first, min(stop, last) - first)
+            first = last
+
+    def _read(self, part: Source, start: int, stop: int) -> ndarray:
+        """Contiguous rows, of blocks or of numbers as they are kept."""
+        if isinstance(part, BlockTensor):
+            rows = part.rows[start:stop]
+        elif isinstance(part, StoredTensor):
+            rows = part.read(start, stop)
+        else:
+            rows = part[start:stop]
+        kept = placed(rows, self.arithmetic) if _block_type(part) is None else rows
+        contiguous: ndarray = np.ascontiguousarray(kept)
+        return contiguous
+
+
+def _block_type(weight: Source) -> BlockType | None:
+    """The type of its blocks; None: it holds plain numbers."""
+    return None if isinstance(weight, ndarray) else weight.kind
+
+
+def _addresses(rows: ndarray) -> ndarray:
+    """Where each row begins, uint64."""
+    first, step = address(rows), rows.strides[0]
+    return np.arange(first, first + step * len(rows), step, dtype=np.uint64)
 
 
 def pack_model(
-    config: CheckpointConfig, weights: Iterable[tuple[str, Weight]], arithmetic: str
-) -> Panels:
-    """A model's panels, in the order in which forwards read them.
+    config: CheckpointConfig, weights: Iterable[tuple[str, Source]], arithmetic: str
+) -> ModelPanels:
+    """A model's panels.
 
     Args:
         weights: (checkpoint name, tensor) of the complete model.
-        arithmetic: as of `Packing`.
+        arithmetic: as of `Packer`.
     """
-    packing = packing_of(arithmetic)
-    tensors: ModelTensors[Weight] = ModelTensors(weights, ArrayTensors(arithmetic))
+    packer, panels = Packer(arithmetic), ModelPanels({}, {})
+    tensors: ModelTensors[Source] = ModelTensors(weights, ArrayTensors(arithmetic))
     for index in range(config.num_hidden_layers):
-        yield from _layer(packing, str(index), tensors.layer(index))
+        _add_layer(packer, panels, str(index), tensors.layer(index))
     embedding, head = tensors.ends(config)
-    yield NORM, _wide(tensors.vector("ln_f.weight"))
-    yield LM_HEAD, packing.pack(head)
+    panels.vectors[NORM] = _wide(tensors.vector("ln_f.weight"))
+    panels.matrices[LM_HEAD] = packer.matrix(head)
     if embedding is not head:
-        yield EMBEDDING, packing.pack(embedding)
+        panels.matrices[EMBEDDING] = packer.matrix(embedding)
+    packer.run()
+    return panels
 
 
-def _wide(vector: Weight) -> ndarray:
+def _wide(vector: Source) -> ndarray:
     return np.ascontiguousarray(numbers(vector).astype(np.float32))
 
 
-def _layer(packing: Packing, name: str, tensors: ModelTensors[Weight]) -> Panels:
-    yield f"{name}.input_norm", _wide(tensors.vector("input_layernorm.weight"))
+def _add_layer(
+    packer: Packer, panels: ModelPanels, name: str, tensors: ModelTensors[Source]
+) -> None:
+    matrices, vectors = panels.matrices, panels.vectors
+    vectors[f"{name}.input_norm"] = _wide(tensors.vector("input_layernorm.weight"))
+    for place, matrix in enumerate(_qkv(packer, tensors)):
+        matrices[f"{name}.qkv.{place}"] = matrix
+    for own, theirs in (("dense", "attention.dense"), ("down", "mlp.proj")):
+        weight, bias = tensors.take_plain(theirs)
+        matrices[f"{name}.{own}"] = packer.matrix(weight, biases=_bias(bias))
+    vectors[f"{name}.post_norm"] = _wide(tensors.vector("post_layernorm.weight"))
+    matrices[f"{name}.gate_up"] = _gate_up(packer, tensors)
+
+
+def _bias(bias: Source | None) -> ndarray | None:
+    return None if bias is None else numbers(bias)
+
+
+def _qkv(packer: Packer, tensors: ModelTensors[Source]) -> Iterator[Packed]:
+    """One matrix of all outputs where the parts are of one type, else one of each."""
     weights, bias = tensors.take_qkv()
-    parts = _merged(_alike(packing, *weights, mixed_blocks=True))
-    cuts = np.cumsum([part.shape[0] for part in parts])[:-1]
-    biases = [None] * len(parts) if bias is None else np.split(numbers(bias), cuts)
-    for place, (part, own) in enumerate(zip(parts, biases, strict=True)):
-        yield f"{name}.qkv.{place}", packing.pack(part, own)
-    yield f"{name}.dense", packing.pack(*tensors.take_plain("attention.dense"))
-    yield f"{name}.post_norm", _wide(tensors.vector("post_layernorm.weight"))
-    yield f"{name}.gate_up", _gate_up(packing, tensors)
-    yield f"{name}.down", packing.pack(*tensors.take_plain("mlp.proj"))
+    parts = _alike(packer, weights, mixed_blocks=True)
+    alone = len({_block_type(part) for part in parts}) > 1
+    biases, groups = _bias(bias), [[part] for part in parts] if alone else [parts]
+    cuts = np.cumsum([sum(part.shape[0] for part in group) for group in groups])[:-1]
+    own = [None] * len(groups) if biases is None else np.split(biases, cuts)
+    for group, some in zip(groups, own, strict=True):
+        yield packer.matrix(*group, biases=some)
 
 
-def _gate_up(packing: Packing, tensors: ModelTensors[Weight]) -> Packed:
+def _gate_up(packer: Packer, tensors: ModelTensors[Source]) -> Packed:
     (gate, gate_bias), (up, up_bias) = map(tensors.take_plain, ("mlp.fc", "mlp.gate"))
     bias = None
     if gate_bias is not None and up_bias is not None:
-        bias = packing.interleave(gate_bias, up_bias)
-    return packing.pack(packing.interleave(*_alike(packing, gate, up)), bias)
+        each = [numbers(part).reshape(-1, packer.lanes) for part in (gate_bias, up_bias)]
+        bias = np.stack(each, axis=1).reshape(-1)
+    return packer.matrix(*_alike(packer, [gate, up]), biases=bias, alternate=True)
 
 
-def _alike(packing: Packing, *weights: Weight, mixed_blocks: bool = False) -> list[Weight]:
+def _alike(packer: Packer, weights: list[Source], mixed_blocks: bool = False) -> list[Source]:
     """As they are where they can be multiplied with the same inputs, else all dequantised."""
-    kinds = {w.kind.name if isinstance(w, BlockTensor) else None for w in weights}
+    kinds = {_block_type(weight) for weight in weights}
     if len(kinds) == 1 or (mixed_blocks and None not in kinds):
-        return list(weights)
-    return [placed(numbers(weight), packing.arithmetic) for weight in weights]
-
-
-def _merged(parts: list[Weight]) -> list[Weight]:
-    """One weight of the parts' outputs where they are of one type, else the parts."""
-    blocks = [part for part in parts if isinstance(part, BlockTensor)]
-    if len(blocks) < len(parts):
-        return [np.concatenate([numbers(part) for part in parts])]
-    if any(part.kind != blocks[0].kind for part in blocks):
-        return parts
-    return [BlockTensor(blocks[0].kind, np.concatenate([part.rows for part in blocks]))]
+        return weights
+    return [placed(numbers(weight), packer.arithmetic) for weight in weights]

@@ -1,0 +1,65 @@
+"""Panels of weights laid out with NumPy, as native/matmul.h and native/blocks.h describe them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+BLOCK = 32  # inputs of a block in a panel
+FOURS = BLOCK // 4
+
+
+def plain_panels(rows, lanes, paired):
+    """Bytes of [panels, inputs, 2 x lanes] of plain numbers; missing outputs are zero."""
+    padded = _padded(rows, 2 * lanes)
+    units = padded.view(f"i{4 if paired else padded.itemsize}")
+    panels = units.reshape(-1, 2 * lanes, units.shape[1]).transpose(0, 2, 1)
+    return np.ascontiguousarray(panels).view(np.uint8).reshape(-1)
+
+
+def block_panels(weight, lanes):
+    """Bytes of the panels of a `BlockTensor`; missing outputs are zero."""
+    kind, width = weight.kind, 2 * lanes
+    found = kind.unpack(_padded(weight.rows, width))
+    codes = _packed_codes(found.codes.view(np.uint8), kind.bits, lanes)
+    halves = _side_by_side(width, found.scales, found.minimums)
+    if found.factors is None:
+        parts = [np.repeat(half, kind.inputs // BLOCK, 1) for half in halves]
+        return np.concatenate((*parts, codes), 2).reshape(-1)
+    factors = _side_by_side(width, found.factors, found.min_factors)
+    parts = [part.reshape(*codes.shape[:2], -1) for part in (*factors, codes)]
+    blocks = np.concatenate(parts, 2).reshape(*halves[0].shape[:2], -1)
+    return np.concatenate((*halves, blocks), 2).reshape(-1)
+
+
+def alternate(lanes, *parts):
+    """Rows of the parts in turns, `lanes` at a time."""
+    each = [part.reshape(-1, lanes, *part.shape[1:]) for part in parts]
+    return np.stack(each, axis=1).reshape(-1, *parts[0].shape[1:])
+
+
+def _side_by_side(width, *parts):
+    """A panel's outputs together: bytes [panels, columns, outputs] of those that are there."""
+    panels = (part.reshape(-1, width, part.shape[1]) for part in parts if part is not None)
+    return [np.ascontiguousarray(panel.transpose(0, 2, 1)).view(np.uint8) for panel in panels]
+
+
+def _packed_codes(codes, bits, lanes):
+    """[panels, blocks, bytes of codes] from uint8 [outputs, inputs]: see `Blocks::unpacked`."""
+    fours = codes.reshape(-1, 2, lanes, codes.shape[1] // BLOCK, FOURS, 4)
+    ordered = fours.transpose(0, 3, 4, 1, 2, 5)  # [panels, blocks, fours, halves, lanes, 4]
+    if bits == 8:
+        return ordered.reshape(*ordered.shape[:2], -1)
+    packed = [ordered[:, :, ::2] & 15 | ordered[:, :, 1::2] << 4]
+    more = bits - 4
+    for first in range(0, FOURS if more else 0, 8 // max(more, 1)):
+        places = range(8 // more)
+        planes = (ordered[:, :, first + place, None] >> 4 << more * place for place in places)
+        packed.append(np.bitwise_or.reduce(list(planes)))
+    whole = np.concatenate(packed, 2)
+    return whole.reshape(*whole.shape[:2], -1)
+
+
+def _padded(rows, width):
+    missing = -len(rows) % width
+    zeros = np.zeros((missing, *rows.shape[1:]), rows.dtype)
+    return np.ascontiguousarray(np.concatenate((rows, zeros)))
