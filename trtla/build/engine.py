@@ -95,9 +95,10 @@ def build_engine(
     check_target(target, force=force, sources=inputs)
     chosen, _ = choose_backend(backend)
     source, tensors = open_source(source_dir, dtype)
-    limits = plan_limits(settings, source.config, chosen).build_config
-    fields = asked_of_builder(settings, chosen)
-    build = EngineBuild(source, tensors, limits, settings, sources or {}, fields)
+    planned = plan_limits(settings, source.config, chosen)
+    limits, fields = planned.build_config, asked_of_builder(settings, chosen)
+    own = (planned.lookahead, settings, sources or {}, fields)
+    build = EngineBuild(source, tensors, limits, *own)
     if chosen == "tensorrt-llm":
         check_trtllm(source.config, limits, gpu_capability())
         check_machine(workers, fields)
@@ -162,7 +163,7 @@ def describe_build(
         backend=chosen,
         reason=reason,
         dtype=config.dtype,
-        lookahead=settings.lookahead.as_tuple(),
+        lookahead=limits.lookahead.as_tuple(),
         build_config=limits.build_config,
         memory=estimate_memory(config, limits.build_config),
         files=("config.json", *ranks, MANIFEST, *side_files(folder)),

@@ -74,7 +74,7 @@ class RequestMaker:
                 "give an engine directory or a Hugging Face folder, such as LLM('engine')",
             )
         self._drafter, self._auto = options.drafter, options.lookahead == "auto"
-        self.engine = open_model(Path(model), options.triple)
+        self.engine = open_model(Path(model), options.triple, options.max_seq_len)
         note = None if process_rank() else unapplied(self.engine.path)
         if note:
             _log.warning("note: %s", note)

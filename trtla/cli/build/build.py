@@ -29,7 +29,12 @@ from trtla.cli.shared.values import COUNT, TEXT, TOKENS, TRIPLE
 from trtla.console import Console, size
 from trtla.errors import UsageError
 from trtla.formats.folder import may_have_chat_template
-from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig, triples_for
+from trtla.settings.lookahead import (
+    AUTOREGRESSIVE,
+    DEFAULT_LOOKAHEAD,
+    LookaheadConfig,
+    triples_for,
+)
 from trtla.settings.upstream.build import BUILD
 
 if TYPE_CHECKING:
@@ -41,7 +46,7 @@ _SHOWN = ("backend", "reason", "source_kind", "lookahead", "max_draft_len")
 _LIMITS = ("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens", "max_draft_len")
 _BUILD_ONLY = (
     *("checkpoint_dir", "output_dir", *_LIMITS, "gather_context_logits"),
-    *("backend", "dtype", "workers", "dry_run", "trtllm", "timing_cache"),
+    *("backend", "dtype", "workers", "dry_run", "trtllm", "timing_cache", "no_lookahead"),
 )
 _SETTINGS = (*_LIMITS, "lookahead", "gather_context_logits", "backend", "dtype", "trtllm")
 
@@ -80,9 +85,10 @@ _SETTINGS = (*_LIMITS, "lookahead", "gather_context_logits", "backend", "dtype",
     "--lookahead",
     basic=True,
     type=TRIPLE,
-    show_default="none, a plain engine",
+    show_default=f"{DEFAULT_LOOKAHEAD}, or what fits the limits; none for TensorRT-LLM",
     help="window,ngram,verification: the largest triple the engine can run.",
 )
+@switch("--no-lookahead", help="Build a plain engine, without room for drafts.")
 @setting("--max-batch-size", type=COUNT, default=32, help="Requests decoded at a time, at most.")
 @setting(
     "--max-input-len",
@@ -187,9 +193,11 @@ def _build(ctx: click.Context, console: Console, flags: dict[str, Any]) -> None:
     checkpoint, output = Path(flags["checkpoint_dir"]), Path(flags["output_dir"])
     choice = {name: flags[name] for name in ("backend", "dtype", "workers")}
     origin = sources(ctx, *_SETTINGS)
+    if settings.lookahead == AUTOREGRESSIVE and flags["no_lookahead"]:
+        origin["lookahead"] = source(ctx, "no_lookahead")
     if flags["max_draft_len"] is None:
         origin["max_draft_len"] = "computed"
-    elif flags["lookahead"] is None and flags["max_draft_len"]:
+    elif flags["lookahead"] is None and not flags["no_lookahead"]:
         origin["lookahead"] = "max_draft_len"
     plan = describe_build(checkpoint, settings, output_dir=output, **choice)
     if flags["max_num_tokens"] not in (None, plan.build_config.max_num_tokens):
@@ -216,11 +224,12 @@ def _tell_plugin_type(ctx: click.Context, console: Console, dtype: str) -> None:
         console.note(f"note: gpt_attention_plugin is {dtype}, the model's type, not {asked}")
 
 
-def _triple(ctx: click.Context, console: Console, flags: dict[str, Any]) -> LookaheadConfig:
+def _triple(ctx: click.Context, console: Console, flags: dict[str, Any]) -> LookaheadConfig | None:
     """The triple that is asked for, or the most useful one of those that max_draft_len stands for.
 
-    The engine is the same for all of them: each can be named where it is opened."""
-    triple, draft_len = flags["lookahead"], flags["max_draft_len"]
+    The engine is the same for all of them: each can be named where it is opened. None: the
+    default."""
+    triple, draft_len = _asked(ctx, flags), flags["max_draft_len"]
     mode = taken(ctx).get("speculative_decoding_mode", "")
     if mode.lower() == "lookahead_decoding" and not (triple or draft_len):
         raise UsageError(
@@ -228,12 +237,25 @@ def _triple(ctx: click.Context, console: Console, flags: dict[str, Any]) -> Look
             "give --lookahead 7,7,7, or --max-draft-len 83",
         )
     if triple is not None or not draft_len:
-        return triple or AUTOREGRESSIVE
+        return triple
     first, *others = triples_for(draft_len)
     some = " or ".join(map(str, others[:2]))
     also = f"; trtla run --lookahead {some} fits it too" if others else ""
     console.note(f"note: max_draft_len {draft_len} without a triple: lookahead is {first}{also}")
     return first
+
+
+def _asked(ctx: click.Context, flags: dict[str, Any]) -> LookaheadConfig | None:
+    """What --lookahead or --no-lookahead asks for; flags win over what presets say."""
+    triple: LookaheadConfig | None = flags["lookahead"]
+    if not flags["no_lookahead"]:
+        return triple
+    by_flag = [source(ctx, name) == "flag" for name in ("lookahead", "no_lookahead")]
+    if triple is not None and by_flag[0] == by_flag[1]:
+        raise UsageError(
+            f"--no-lookahead and --lookahead {triple} exclude each other", "omit one of them"
+        )
+    return triple if by_flag[0] else AUTOREGRESSIVE
 
 
 def _compile_forward() -> None:
