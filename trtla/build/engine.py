@@ -25,6 +25,7 @@ from trtla.formats.folder import copy_side_files, side_files
 from trtla.formats.gguf.folder import model_inputs
 from trtla.formats.plan import single_rank, stored_plan
 from trtla.formats.source import EngineBuild, config_json, open_source, read_source
+from trtla.formats.support import kv_bytes_per_token
 from trtla.runtime.models.load import keep_panels
 from trtla.trtllm import library as trtllm_library
 from trtla.trtllm import rules as kernels
@@ -239,12 +240,3 @@ def estimate_memory(config: CheckpointConfig, build_config: BuildConfig) -> Memo
         step_tokens=step_tokens,
         logits_bytes=step_tokens * config.vocab_size * DTYPE_BYTES[config.logits_dtype],
     )
-
-
-def kv_bytes_per_token(config: CheckpointConfig) -> int:
-    """Bytes of one rank's keys and values of one token."""
-    mapping = config.mapping
-    heads = max(config.num_key_value_heads // mapping.tp_size, 1)
-    layers = config.num_hidden_layers // mapping.pp_size
-    size = 1 if config.quantization.kv_cache_quant_algo else DTYPE_BYTES[config.dtype]
-    return 2 * layers * heads * config.head_size * size

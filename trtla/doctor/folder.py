@@ -14,7 +14,6 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from trtla.build.engine import kv_bytes_per_token
 from trtla.errors import UsageError
 from trtla.formats.checkpoint import check_config, rank_problems, read_checkpoint_config
 from trtla.formats.config import BLOCK_SIZES, INT4, WEIGHT_ONLY, CheckpointConfig
@@ -32,6 +31,7 @@ from trtla.formats.hf_config import (
 )
 from trtla.formats.hub import hub_folder
 from trtla.formats.plan import LM_HEAD, hf_shapes, stored_plan
+from trtla.formats.support import kv_bytes_per_token
 
 _SHAPE_KEYS = (
     "vocab_size",

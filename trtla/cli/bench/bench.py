@@ -124,8 +124,9 @@ def bench(console: Console, /, **values: Any) -> None:
         run_ablation_command(console, flags, _lookahead(flags))
         return
     sweep = _check(flags)
-    named, drafters = flags.lookahead or (None,), sweep.drafters or (LOOKAHEAD,)
-    note_without_drafts(console.note, flags.engine_dir, product(named, drafters))
+    drafters = () if flags.lookahead else sweep.drafters  # triples are arms of lookahead alone
+    asked = product(flags.lookahead or (None,), drafters or (LOOKAHEAD,))
+    note_without_drafts(console.note, flags.engine_dir, asked)
     texts = any(not one.is_chat for chosen in sweep.sets for one in chosen.questions)
     folders = (flags.engine_dir, flags.options.tokenizer_dir)
     check_texts(console, flags.asking, folders, any_texts=texts)

@@ -211,8 +211,8 @@ _PLACE: dict[str, Any] = {
 place_flags = options_of(ExecutorOptions, "Model", only=tuple(_PLACE), **_PLACE)
 """Where a model runs, and in which type."""
 
-_CONTEXT = {"basic": True, "type": values.TOKENS}
-context_flag = options_of(ExecutorOptions, "Model", only=("max_seq_len",), max_seq_len=_CONTEXT)
+_TOKENS: dict[str, Any] = {"type": values.TOKENS}
+context_flag = options_of(ExecutorOptions, "Model", only=("max_seq_len",), max_seq_len=_TOKENS)
 """How long texts may be."""
 
 
