@@ -10,6 +10,8 @@ import pytest
 
 from tests.support.command import refused, trtla
 from trtla import LLM, TrtlaError, UsageError
+from trtla.api.generation import answers_to
+from trtla.api.protocol import ChatBody
 from trtla.errors import PromptTooLong
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.models import kv_cache
@@ -19,13 +21,17 @@ LONG = 5000
 
 @pytest.fixture(scope="session")
 def long_model(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The model, trained for texts of 5,000 tokens."""
+    """The model, trained for texts of 5,000 tokens, with a chat template."""
     folder = tmp_path_factory.mktemp("long") / "model"
     shutil.copytree(model, folder)
-    config = json.loads((folder / "config.json").read_text())
-    config["max_position_embeddings"] = LONG
-    (folder / "config.json").write_text(json.dumps(config))
+    template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    edit(folder / "config.json", max_position_embeddings=LONG)
+    edit(folder / "tokenizer_config.json", chat_template=template)
     return folder
+
+
+def edit(path: Path, **keys: object) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **keys}))
 
 
 @pytest.fixture
@@ -120,6 +126,19 @@ def test_a_full_batch_of_usual_texts_has_blocks_and_one_of_full_length(
         assert whole <= blocks <= whole + batch_size
         assert llm.limits.max_text_len == llm.limits.max_input_len == LONG
         assert llm.limits.usual_output_len == max(2048, LONG // batch_size)
+
+
+@pytest.mark.parametrize(("batch_size", "most"), [(1, LONG - 5), (2, 2500), (8, 2048)])
+def test_an_answer_that_names_no_length_leaves_room_for_a_full_batch(
+    long_model: Path, batch_size: int, most: int
+) -> None:
+    body = ChatBody.model_validate({"messages": [{"role": "user", "content": "Hello"}]})
+    with LLM(long_model, max_batch_size=batch_size) as llm:
+        (answer,) = answers_to(body, llm)
+        assert answer.request.sampling.max_output_len == most
+        body = body.model_copy(update={"max_tokens": 4000})
+        (answer,) = answers_to(body, llm)
+        assert answer.request.sampling.max_output_len == 4000
 
 
 def test_memory_shortens_texts_and_says_so(
