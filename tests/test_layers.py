@@ -41,7 +41,7 @@ RUNTIME = (
     "stats draft blocks costs arrays device threads",
     "request",
     "limits sequence",
-    "executor sampling ranks",
+    "executor lengths sampling ranks",
     "models",
     "tree",
     "drafters",

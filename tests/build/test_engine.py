@@ -61,7 +61,7 @@ def edit(path: Path, **keys: Any) -> None:
 
 
 def test_limits_follow_tensorrt_llms_build(model_config: CheckpointConfig) -> None:
-    plain = plan_limits(BuildSettings(), model_config).build_config
+    plain = plan_limits(BuildSettings(AUTOREGRESSIVE), model_config).build_config
     assert (plain.max_seq_len, plain.max_input_len, plain.max_num_tokens) == (2048, 2048, 8192)
     assert (plain.max_draft_len, plain.speculative_decoding_mode) == (0, 1)
     compiled = plan_limits(BuildSettings(), model_config, "tensorrt-llm").build_config
@@ -77,9 +77,35 @@ def test_limits_follow_tensorrt_llms_build(model_config: CheckpointConfig) -> No
 def test_defaults_shrink_to_the_model(model_config: CheckpointConfig) -> None:
     short = model_config.model_copy(update={"max_position_embeddings": 512})
     build = plan_limits(BuildSettings(), short).build_config
-    assert (build.max_seq_len, build.max_input_len) == (512, 512)
+    assert (build.max_text_len, build.max_input_len) == (512, 512)
     window = model_config.model_copy(update={"sliding_window": 256})
-    assert plan_limits(BuildSettings(), window).build_config.max_seq_len == 256
+    assert plan_limits(BuildSettings(), window).build_config.max_text_len == 256
+
+
+@pytest.mark.parametrize(
+    ("keys", "triple", "note"),
+    [
+        ({}, (7, 7, 7), "lookahead 7,7,7 is the default of torch engines; --no-lookahead"),
+        ({"max_seq_len": 8}, (7, 7, 7), "is the default"),
+        ({"max_num_tokens": 768}, (4, 4, 4), "4,4,4, the largest default that fits max_num_tokens"),
+        ({"max_batch_size": 500}, (3, 3, 3), "fits max_num_tokens 8192 for max_batch_size 500"),
+        ({"max_num_tokens": 33}, (1, 1, 0), "no lookahead: max_num_tokens 33 for max_batch_size"),
+        ({"gather_context_logits": True}, (1, 1, 0), "no lookahead: gather_context_logits"),
+        ({"max_draft_len": 0}, (1, 1, 0), None),
+        ({"lookahead": AUTOREGRESSIVE}, (1, 1, 0), None),
+    ],
+)
+def test_torch_engines_have_room_for_drafts_as_far_as_limits_leave_it(
+    keys: dict[str, Any], triple: tuple[int, int, int], note: str | None, model_config: Any
+) -> None:
+    planned = plan_limits(BuildSettings(**keys), model_config)
+    assert planned.lookahead.as_tuple() == triple
+    assert planned.build_config.max_draft_len == planned.lookahead.max_draft_len
+    assert planned.build_config.max_num_tokens == keys.get("max_num_tokens", 8192)
+    assert (note in planned.notes[0]) if note else planned.notes == ()
+    compiled = plan_limits(BuildSettings(**keys), model_config, "tensorrt-llm")
+    assert compiled.lookahead == AUTOREGRESSIVE
+    assert not any("lookahead" in sentence for sentence in compiled.notes)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +154,8 @@ def test_an_engine_tells_all_about_itself(engine_dir: Path) -> None:
 
 def test_an_engine_in_memory_equals_the_built_one(hf: Path, engine_dir: Path) -> None:
     before = sorted(hf.iterdir())
-    memory = engine_from_hugging_face(hf, BuildSettings(LOOKAHEAD), dtype="float16")
+    settings = BuildSettings(LOOKAHEAD, max_seq_len=2048)
+    memory = engine_from_hugging_face(hf, settings, dtype="float16")
     built = open_engine(engine_dir)
     for (name, tensor), (other, expected) in zip(memory.weights(), built.weights(), strict=True):
         assert name == other
@@ -142,7 +169,7 @@ def test_an_engine_in_memory_equals_the_built_one(hf: Path, engine_dir: Path) ->
 
 
 def test_a_plain_engine_has_the_autoregressive_triple(hf: Path, tmp_path: Path) -> None:
-    engine = build_engine(hf, tmp_path / "engine", BuildSettings())
+    engine = build_engine(hf, tmp_path / "engine", BuildSettings(AUTOREGRESSIVE))
     assert engine.lookahead == AUTOREGRESSIVE
     (tmp_path / "engine" / "trtla.json").unlink()
     assert open_engine(tmp_path / "engine").lookahead == AUTOREGRESSIVE

@@ -148,8 +148,8 @@ def test_a_mistyped_value_is_guessed(args: list[str], wrong: str, meant: str) ->
         ("run", "--prompt", ("hint: did you mean --input-text? see trtla run",)),
         ("run", "--model-path", ("hint: did you mean --model? see trtla run",)),
         ("serve", "--n-gpu-layers", ("hint: did you mean --device?",)),
-        ("serve", "--ctx-size", ("set by trtla build --max-seq-len",)),
-        ("serve", "--max-model-len", ("set by trtla build --max-seq-len",)),
+        ("serve", "--ctx-size", ("hint: did you mean --max-seq-len?",)),
+        ("serve", "--max-model-len", ("hint: did you mean --max-seq-len?",)),
     ],
 )
 def test_a_mistyped_flag_is_guessed(command: str, wrong: str, parts: tuple[str, ...]) -> None:

@@ -39,8 +39,8 @@ def test_precedence(checkpoint: Path, tmp_path: Path) -> None:
     assert found["max_batch_size"] == ("7", "flag")
     assert found["max_input_len"] == ("50", "environment TRTLA_BUILD_MAX_INPUT_LEN")
     assert found["max_seq_len"] == ("90", f"config {config}")
-    assert found["lookahead"] == ("1,1,0", "default")
-    assert found["max_draft_len"] == ("0", "computed")
+    assert found["lookahead"] == ("7,7,7", "default")
+    assert found["max_draft_len"] == ("83", "computed")
     assert not Path("out").exists()
 
 

@@ -63,6 +63,19 @@ def test_the_configuration_says_what_changed_between_releases(standin: Standin) 
     assert policy == bindings.CapacitySchedulerPolicy.MAX_UTILIZATION
 
 
+def test_a_smaller_max_seq_len_than_the_engines_limits_requests(engine: Engines) -> None:
+    folder = engine(4, 4, 4)
+    with open_executor(open_engine(folder), ExecutorOptions(max_seq_len=40)) as executor:
+        assert (executor.limits.max_input_len, executor.limits.max_text_len) == (39, 40)
+        with pytest.raises(UsageError) as refusal:
+            executor.submit(request(0, tuple(range(40))))
+        assert "open the model with a larger --max-seq-len, at most 128" in str(refusal.value)
+        executor.submit(request(1, tuple(range(24))))
+        assert drain(executor)[1].finish_reason == "length"
+    with pytest.raises(UsageError, match="max_seq_len 129 is above the 128 that"):
+        open_executor(open_engine(folder), ExecutorOptions(max_seq_len=129))
+
+
 def test_what_max_utilization_could_not_restart_is_refused(engine: Engines) -> None:
     """A streamed request that is evicted starts again with all its text as the prompt."""
     small = {"max_batch_size": 1, "max_num_tokens": 64}

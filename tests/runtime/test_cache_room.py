@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from trtla import LLM, DrafterSettings, TrtlaError
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.models import kv_cache as cache_room
-from trtla.runtime.models.kv_cache import CacheNeed, cache_blocks
+from trtla.runtime.models.kv_cache import CacheNeed, cache_blocks, longest_fit
 
 FIRST, SECOND = torch.device("cuda"), torch.device("cuda:1")
 
@@ -73,6 +73,32 @@ def test_a_draft_model_elsewhere_takes_nothing_of_the_target(free):
     target = CacheNeed(FIRST, 1, 10 * TOKENS_PER_BLOCK)
     draft = CacheNeed(SECOND, 1, 10 * TOKENS_PER_BLOCK)
     assert cache_blocks([target, draft], 99) == [100, 50]
+
+
+@given(st.integers(0, 4000), st.integers(1, 30), st.integers(0, 3), st.booleans())
+def test_the_longest_text_is_the_longest_that_all_caches_have_room_for(room, block, rate, together):
+    def needs(length):  # forwards take more for longer texts
+        sizes = [(FIRST, block), (FIRST if together else SECOND, 7)]
+        return [CacheNeed(device, size, length + 83, rate * length) for device, size in sizes]
+
+    def fits(length):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(cache_room, "_free_bytes", lambda device: room)
+            try:
+                return bool(cache_blocks(needs(length), 1))
+            except TrtlaError:
+                return False
+
+    free = {("cuda", 0): room, ("cuda", 1): room}
+    found = longest_fit(needs, 900, free)
+    assert found == 0 or fits(found)
+    assert found == 900 or not fits(found + 1)
+
+
+def test_a_full_batch_has_room_for_usual_texts_and_for_one_of_the_longest(free):
+    free[0] = 1000
+    need = CacheNeed(FIRST, 10, 9 * TOKENS_PER_BLOCK, usual_seq_len=2 * TOKENS_PER_BLOCK)
+    assert [cache_blocks([need], batch) for batch in (1, 4, 5, 99)] == [[9], [9], [10], [100]]
 
 
 def test_where_no_sequence_fits_the_error_says_what_takes_the_memory(free):

@@ -8,6 +8,7 @@ import torch
 from tests.support.encoder_decoders import folder
 from trtla.errors import UsageError
 from trtla.formats.engine import open_encoder_decoder
+from trtla.formats.engine_limits import BuildSettings
 from trtla.runtime import device
 from trtla.runtime.device import CPU, Device, resolve_device
 from trtla.runtime.models.load import load_engine
@@ -63,7 +64,7 @@ def tried(load):
 
 @pytest.mark.parametrize("kind", ["T5", "UMT5"])
 def test_encoder_decoders_do_without_cudnns_attention(cudnn, kind):
-    engine = open_encoder_decoder(folder(kind), AUTOREGRESSIVE)
+    engine = open_encoder_decoder(folder(kind), BuildSettings(AUTOREGRESSIVE))
     load_engine(engine, "float32", CPU)
     assert cudnn()
     tried(lambda: load_engine(engine, "float32", CUDA))

@@ -85,8 +85,8 @@ def limits_of(folder, triple):
 
 def drafters(folder, limits):
     """A loaded draft model with as large a cache as there is room for."""
-    loaded = load_draft_model(engine(folder), limits, device="cpu", dtype="float32")
-    return loaded.with_cache(*cache_blocks([loaded.need], limits.max_batch_size), limits)
+    loaded = load_draft_model(engine(folder), device="cpu", dtype="float32")
+    return loaded.with_cache(*cache_blocks([loaded.need(limits)], limits.max_batch_size), limits)
 
 
 def decode(folder, requests, chosen=None, draft=None, compiled=True):

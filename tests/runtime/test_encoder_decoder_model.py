@@ -27,6 +27,7 @@ from tests.support.toys import run, tokens_of
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.errors import TrtlaError, UsageError
 from trtla.formats.engine import EncoderDecoder, open_encoder_decoder
+from trtla.formats.engine_limits import BuildSettings
 from trtla.runtime.draft import Draft
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.models.load import load_engine
@@ -240,7 +241,7 @@ def test_a_draft_model_of_another_kind_is_refused_before_anything_loads(tiny_lla
 
 
 def test_limits_follow_the_positions_that_the_config_names() -> None:
-    engine = open_encoder_decoder(folder("T5"), LookaheadConfig(3, 3, 3))
+    engine = open_encoder_decoder(folder("T5"), BuildSettings(LookaheadConfig(3, 3, 3)))
     assert engine.config.build_config.max_text_len == 1024
     assert engine.max_encoder_len == 4096
     assert engine.request_ids((4, 5)) == ((0,), (4, 5))

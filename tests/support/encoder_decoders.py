@@ -12,6 +12,7 @@ import torch
 
 from tests.support.tokenizers import save_byte_tokenizer
 from trtla.formats.engine import open_encoder_decoder
+from trtla.formats.engine_limits import BuildSettings
 from trtla.runtime.draft import NoDrafter
 from trtla.runtime.drafters.draft_model import DraftModelDrafters
 from trtla.runtime.drafters.factory import Drafters
@@ -94,7 +95,9 @@ def generate(model: Any, prompt: Sequence[int], count: int) -> tuple[int, ...]:
 
 def load(path: Path, dtype: torch.dtype = torch.float64) -> T5Model:
     """A folder's model on the CPU."""
-    return load_t5(open_encoder_decoder(path, AUTOREGRESSIVE), dtype, torch.device("cpu"))
+    return load_t5(
+        open_encoder_decoder(path, BuildSettings(AUTOREGRESSIVE)), dtype, torch.device("cpu")
+    )
 
 
 def executor(

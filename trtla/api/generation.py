@@ -146,7 +146,8 @@ def _sampling(
 ) -> SamplingParams:
     """The settings of a body's choices; a length that it does not name is cut to the context's."""
     if isinstance(body, ChatBody):
-        length = body.length or UsualLength(llm.limits.max_text_len)
+        most = llm.limits.usual_output_len or llm.limits.max_text_len
+        length = body.length or UsualLength(most)
     else:
         length = body.max_tokens or _COMPLETION_LEN
     usual = 0.0 if llm.limits.greedy_only else 1.0

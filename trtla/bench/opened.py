@@ -109,7 +109,7 @@ class OpenedModel:
             raise UsageError(
                 f"--max-output-len {length} leaves no room for a prompt: prompt and output "
                 f"together may have {limits.max_text_len} tokens",
-                "lower --max-output-len, or rebuild with a larger --max-seq-len",
+                f"lower --max-output-len, or {limits.text_len_hint}",
             )
         return room
 

@@ -114,6 +114,8 @@ class _OpenedBench:
         drafters, triples = self._sweep.drafters, self._sweep.triples
         if not triples and (not drafters or LOOKAHEAD.drafter in (d.drafter for d in drafters)):
             triples = (self._llm.lookahead,)
+        if limit.is_autoregressive:  # auto is plain decoding then, which is there already
+            triples = tuple(triple for triple in triples if triple != "auto")
         arms = engine_arms(self._llm, triples, drafters)
         peers = {arm.name: arm for arm in (*self._hugging_face_arms(), *self._llama_cpp_arms())}
         return arms + [peers[name] for name in self._sweep.peers]

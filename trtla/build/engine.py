@@ -25,6 +25,7 @@ from trtla.formats.folder import copy_side_files, side_files
 from trtla.formats.gguf.folder import model_inputs
 from trtla.formats.plan import single_rank, stored_plan
 from trtla.formats.source import EngineBuild, config_json, open_source, read_source
+from trtla.formats.support import kv_bytes_per_token
 from trtla.trtllm import library as trtllm_library
 from trtla.trtllm import rules as kernels
 from trtla.trtllm.build import asked_of_builder, check_machine, write_compiled
@@ -94,9 +95,10 @@ def build_engine(
     check_target(target, force=force, sources=inputs)
     chosen, _ = choose_backend(backend)
     source, tensors = open_source(source_dir, dtype)
-    limits = plan_limits(settings, source.config, chosen).build_config
-    fields = asked_of_builder(settings, chosen)
-    build = EngineBuild(source, tensors, limits, settings, sources or {}, fields)
+    planned = plan_limits(settings, source.config, chosen)
+    limits, fields = planned.build_config, asked_of_builder(settings, chosen)
+    own = (planned.lookahead, settings, sources or {}, fields)
+    build = EngineBuild(source, tensors, limits, *own)
     if chosen == "tensorrt-llm":
         check_trtllm(source.config, limits, gpu_capability())
         check_machine(workers, fields)
@@ -160,7 +162,7 @@ def describe_build(
         backend=chosen,
         reason=reason,
         dtype=config.dtype,
-        lookahead=settings.lookahead.as_tuple(),
+        lookahead=limits.lookahead.as_tuple(),
         build_config=limits.build_config,
         memory=estimate_memory(config, limits.build_config),
         files=("config.json", *ranks, MANIFEST, *side_files(folder)),
@@ -236,12 +238,3 @@ def estimate_memory(config: CheckpointConfig, build_config: BuildConfig) -> Memo
         step_tokens=step_tokens,
         logits_bytes=step_tokens * config.vocab_size * DTYPE_BYTES[config.logits_dtype],
     )
-
-
-def kv_bytes_per_token(config: CheckpointConfig) -> int:
-    """Bytes of one rank's keys and values of one token."""
-    mapping = config.mapping
-    heads = max(config.num_key_value_heads // mapping.tp_size, 1)
-    layers = config.num_hidden_layers // mapping.pp_size
-    size = 1 if config.quantization.kv_cache_quant_algo else DTYPE_BYTES[config.dtype]
-    return 2 * layers * heads * config.head_size * size

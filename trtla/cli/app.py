@@ -43,7 +43,6 @@ from trtla.errors import (
     TrtlaError,
     TrtlaWarning,
     UsageError,
-    closest,
     did_you_mean,
     missing_package,
     sentence,
@@ -287,11 +286,8 @@ def _usage(error: click.ClickException) -> Failure:
 
 
 def _meant(error: click.NoSuchOption) -> str:
-    """How the hint begins: the flag that a wrong one is most like, or means elsewhere."""
+    """How the hint begins: the flag that a wrong one is most like."""
     params = error.ctx.command.params if error.ctx else []
     names = [name for param in params if not getattr(param, "hidden", False)
              for name in (*param.opts, *param.secondary_opts)]  # fmt: skip
-    limit = closest(error.option_name, ("--max-seq-len",))
-    if limit and limit not in names:
-        return f"a model's longest text is set by trtla build {limit}; "
     return did_you_mean(error.option_name, names)

@@ -19,7 +19,7 @@ from trtla.errors import UsageError
 from trtla.formats.checkpoint import check_config, rank_problems, read_checkpoint_config
 from trtla.formats.config import BLOCK_SIZES, INT4, WEIGHT_ONLY, CheckpointConfig
 from trtla.formats.engine import Engine, check_manifest, read_engine
-from trtla.formats.engine_limits import compiled_problems
+from trtla.formats.engine_limits import compiled_problems, longest_text
 from trtla.formats.folder import folder_kind, may_have_chat_template, tokenizer_dir
 from trtla.formats.gguf.folder import model_folder, weight_file
 from trtla.formats.gguf.header import is_gguf, read_header, shards
@@ -32,6 +32,7 @@ from trtla.formats.hf_config import (
 )
 from trtla.formats.hub import hub_folder
 from trtla.formats.plan import LM_HEAD, hf_shapes, stored_plan
+from trtla.formats.support import kv_bytes_per_token
 
 _SHAPE_KEYS = (
     "vocab_size",
@@ -85,10 +86,10 @@ def inspect(path: str | Path) -> dict[str, Any]:
     end_ids, how texts begin and end and what fills the template, with what says so (ends, begins,
     template), notes and problems; of a GGUF file also tensor_types, the number of each. Where
     config.json is sound also architecture, dtype, quant_algo, kv_cache_quant_algo, parameters (a
-    tied lm_head counts once), shape and mapping; for engines also version, backend, limits,
-    lookahead (None if not known), max_draft_len and max_text_len (prompt + output tokens of one
-    request). Of an encoder-decoder the shape is the decoder's. Weights that only
-    TensorRT-LLM rounds have a note. All but Hugging Face folders also
+    tied lm_head counts once), shape, mapping, max_text_len (prompt + output tokens of one request)
+    and kv_cache_bytes (of such a text, in the model's dtype); for engines also version, backend,
+    limits, lookahead (None if not known) and max_draft_len. Of an encoder-decoder the shape is the
+    decoder's. Weights that only TensorRT-LLM rounds have a note. All but Hugging Face folders also
     have weight_types: tensors, bytes and bits_per_weight of each type.
     """
     return inspected(path)[0]
@@ -156,6 +157,7 @@ def _problems(folder: Path, contents: Contents) -> Iterator[UsageError]:
 
 def _describe(folder: Path, contents: Contents) -> dict[str, Any]:
     config, engine = contents.config, contents.engine
+    text_len = longest_text(config) if engine is None else engine.longest_text
     found = {
         "architecture": config.architecture,
         "dtype": config.dtype,
@@ -164,6 +166,8 @@ def _describe(folder: Path, contents: Contents) -> dict[str, Any]:
         "parameters": _parameters(folder, contents),
         "shape": _picked(config, _SHAPE_KEYS),
         "mapping": config.mapping.model_dump(),
+        "max_text_len": text_len,
+        "kv_cache_bytes": text_len * config.mapping.world_size * kv_bytes_per_token(config),
     }
     if engine is not None or contents.checkpoint:
         found["weight_types"] = _weight_types(_planned(config))
@@ -183,7 +187,6 @@ def _describe(folder: Path, contents: Contents) -> dict[str, Any]:
         "limits": _picked(limits, _LIMIT_KEYS),
         "lookahead": list(triple.as_tuple()) if triple else None,
         "max_draft_len": limits.max_draft_len,
-        "max_text_len": limits.max_text_len,
     }
 
 

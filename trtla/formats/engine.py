@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -21,6 +21,7 @@ from trtla.formats.engine_limits import (
     BuildSettings,
     check_compiled,
     is_compiled,
+    longest_text,
     plan_limits,
     unknown_triple,
 )
@@ -95,6 +96,28 @@ class Engine:
             raise UsageError(
                 f"max_batch_size {requested} is above the engine's {largest}",
                 "use a smaller --max-batch-size, or rebuild the engine",
+            )
+        return requested or largest
+
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether it was made of a model as it was opened, with limits of the model's own."""
+        return self.in_memory_lookahead is not None
+
+    @property
+    def longest_text(self) -> int:
+        """Tokens of prompt and output that it can be opened with."""
+        if self.is_in_memory:
+            return longest_text(self.config.pretrained_config)
+        return self.config.build_config.max_text_len
+
+    def text_len(self, requested: int | None) -> int:
+        """The most tokens of prompt and output: those asked for, else the engine's limit."""
+        largest = self.config.build_config.max_text_len
+        if requested is not None and requested > largest:
+            raise UsageError(
+                f"max_seq_len {requested} is above the {largest} that {self.name} was built for",
+                "build an engine with a larger --max-seq-len",
             )
         return requested or largest
 
@@ -233,7 +256,7 @@ def new_manifest(
     """The trtla.json of an engine that is built here, of weights and config.json of a digest."""
     return EngineManifest(
         backend=backend,
-        lookahead=build.settings.lookahead.as_tuple(),
+        lookahead=build.lookahead.as_tuple(),
         dtype=build.source.config.dtype,
         trtla_version=__version__,
         torch_version=version("torch"),
@@ -277,15 +300,22 @@ def engine_from_hugging_face(
     from trtla.formats.hf import HFModel
     from trtla.formats.source import checkpoint_config, in_type
 
-    limits, model = settings or BuildSettings(), HFModel.open(path)
+    model = HFModel.open(path)
     config = model.config if dtype == "auto" else checkpoint_config(model.config, dtype)
     source = in_type(model, model.config, config)
-    return Engine(Path(path), _in_memory(config, limits), None, source, limits.lookahead)
+    own, triple = _in_memory(config, settings or BuildSettings())
+    return Engine(Path(path), own, None, source, triple)
 
 
-def _in_memory(config: CheckpointConfig, settings: BuildSettings) -> EngineConfig:
-    limits, _ = plan_limits(settings, config)
-    return EngineConfig(version=__version__, pretrained_config=config, build_config=limits)
+def _in_memory(
+    config: CheckpointConfig, settings: BuildSettings
+) -> tuple[EngineConfig, LookaheadConfig]:
+    """The config with limits as long as the model's own, and the triple."""
+    own = replace(settings, max_seq_len=settings.max_seq_len or longest_text(config))
+    planned = plan_limits(own, config)
+    limits = planned.build_config
+    made = EngineConfig(version=__version__, pretrained_config=config, build_config=limits)
+    return made, planned.lookahead
 
 
 def _loaded(
@@ -320,11 +350,11 @@ class EncoderDecoder(Engine):
         raise refuse_to_convert(self.path, self.config.pretrained_config.architecture)
 
 
-def open_encoder_decoder(folder: Path, lookahead: LookaheadConfig) -> EncoderDecoder:
+def open_encoder_decoder(folder: Path, settings: BuildSettings) -> EncoderDecoder:
     """Read the folder's config; the decoder's positions are the limit of start token + output."""
     t5 = read_t5_config(folder)
-    config = _in_memory(decoder_config(folder, t5), BuildSettings(lookahead))
-    return EncoderDecoder(folder, config, None, in_memory_lookahead=lookahead, t5=t5)
+    config, triple = _in_memory(decoder_config(folder, t5), settings)
+    return EncoderDecoder(folder, config, None, in_memory_lookahead=triple, t5=t5)
 
 
 def text_digest(text: str) -> str:

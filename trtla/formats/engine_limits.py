@@ -25,9 +25,16 @@ from trtla.formats.config import (
     EngineConfig,
 )
 from trtla.settings.fields import wrong
-from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig, triples_for
+from trtla.settings.lookahead import (
+    AUTOREGRESSIVE,
+    DEFAULT_LOOKAHEAD,
+    SMALLER_DEFAULTS,
+    LookaheadConfig,
+    triples_for,
+)
 
 _REBUILD = "build it again with trtla build, or with the command of trtla build --dry-run"
+_PLAIN = "--no-lookahead builds a plain one"
 DEFAULT_INPUT_LEN, DEFAULT_SEQ_LEN = 1024, 2048
 DEFAULT_NUM_TOKENS = 8192
 """TensorRT-LLM's BuildConfig default."""
@@ -43,7 +50,9 @@ class BuildSettings:
     people who paste it from a TensorRT-LLM command: it must agree with the triple.
     """
 
-    lookahead: LookaheadConfig = AUTOREGRESSIVE
+    lookahead: LookaheadConfig | None = None
+    """None: the default of torch engines, as far as the limits have room; TensorRT-LLM's have
+    none."""
     max_batch_size: int = 32
     max_input_len: int | None = None
     """None: max_seq_len, for TensorRT-LLM at most 1024."""
@@ -65,6 +74,7 @@ class PlannedLimits(NamedTuple):
 
     build_config: BuildConfig
     notes: tuple[str, ...]
+    lookahead: LookaheadConfig
 
 
 def plan_limits(
@@ -74,7 +84,9 @@ def plan_limits(
 
     Given to TensorRT-LLM's `build()`, they are not corrected any further.
     """
-    _check(settings)
+    _check_sizes(settings)
+    triple, why = _triple(settings, backend)
+    _check_triple(settings, triple)
     seq_len = _seq_len(settings.max_seq_len, config)
     most = seq_len if backend == "torch" else DEFAULT_INPUT_LEN
     input_len = settings.max_input_len or min(most, seq_len)
@@ -83,15 +95,16 @@ def plan_limits(
             f"max_input_len {input_len} is above max_seq_len {seq_len}",
             "lower --max-input-len, or raise --max-seq-len",
         )
-    draft_len = settings.lookahead.max_draft_len
+    draft_len = triple.max_draft_len
     most_fed = max(settings.max_num_tokens or 0, DEFAULT_NUM_TOKENS)
     if backend == "torch" and draft_len >= most_fed:
         raise UsageError(
-            f"lookahead {settings.lookahead} feeds {draft_len + 1} tokens in every step of a "
+            f"lookahead {triple} feeds {draft_len + 1} tokens in every step of a "
             f"sequence, above {most_fed}",
             "use a smaller --lookahead; 7,7,7 feeds 84 tokens",
         )
-    num_tokens, notes = _num_tokens(settings, input_len, seq_len, compiled=backend != "torch")
+    lens = (input_len, seq_len, draft_len)
+    num_tokens, notes = _num_tokens(settings, *lens, compiled=backend != "torch")
     data: dict[str, Any] = {
         "max_batch_size": settings.max_batch_size,
         "max_input_len": input_len,
@@ -108,15 +121,39 @@ def plan_limits(
             "tokens_per_block": TOKENS_PER_BLOCK,
         },
     }
-    return PlannedLimits(validate(BuildConfig, data, "the build settings"), tuple(notes))
+    made = validate(BuildConfig, data, "the build settings")
+    return PlannedLimits(made, (*why, *notes), triple)
+
+
+def _triple(settings: BuildSettings, backend: str) -> tuple[LookaheadConfig, list[str]]:
+    """The triple asked for, else the default; and a sentence where nobody has asked for it."""
+    if settings.lookahead is not None:
+        return settings.lookahead, []
+    if settings.max_draft_len is not None:
+        return triples_for(settings.max_draft_len)[0], []
+    if backend != "torch":
+        return AUTOREGRESSIVE, []
+    if settings.gather_context_logits:
+        return AUTOREGRESSIVE, ["no lookahead: gather_context_logits does not go with drafts"]
+    batch_size, room = settings.max_batch_size, settings.max_num_tokens or DEFAULT_NUM_TOKENS
+    for triple in (DEFAULT_LOOKAHEAD, *SMALLER_DEFAULTS):
+        if batch_size * triple.max_decoding_tokens <= room:
+            break
+    else:
+        triple = AUTOREGRESSIVE
+    rule = f"max_num_tokens {room} for max_batch_size {batch_size}"
+    if triple == AUTOREGRESSIVE:
+        return triple, [f"no lookahead: {rule} has no room for drafts"]
+    if triple != DEFAULT_LOOKAHEAD:
+        return triple, [f"lookahead is {triple}, the largest default that fits {rule}"]
+    return triple, [f"lookahead {triple} is the default of torch engines; {_PLAIN}"]
 
 
 def _num_tokens(
-    settings: BuildSettings, input_len: int, seq_len: int, *, compiled: bool
+    settings: BuildSettings, input_len: int, seq_len: int, draft_len: int, *, compiled: bool
 ) -> tuple[int, list[str]]:
     """max_num_tokens after all corrections, and a sentence for each, in the order of `build()`."""
-    batch_size, draft_len = settings.max_batch_size, settings.lookahead.max_draft_len
-    notes: list[str] = []
+    batch_size, notes = settings.max_batch_size, list[str]()
     if draft_len:
         what = f"max_seq_len {seq_len}"
         raised = f"build() raises {what}" if compiled else f"{what} is raised"
@@ -146,29 +183,35 @@ def _num_tokens(
     return num_tokens, notes
 
 
-def _check(settings: BuildSettings) -> None:
+def _check_sizes(settings: BuildSettings) -> None:
     for name in ("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens"):
         value = getattr(settings, name)
         if value is not None and value < 1:
             raise wrong(name, value, "at least 1")
-    needed, pasted = settings.lookahead.max_draft_len, settings.max_draft_len
+
+
+def _check_triple(settings: BuildSettings, triple: LookaheadConfig) -> None:
+    needed, pasted = triple.max_draft_len, settings.max_draft_len
     if pasted is not None and pasted != needed:
         raise UsageError(
-            f"max_draft_len {pasted} disagrees with lookahead {settings.lookahead}, "
-            f"which needs {needed}",
+            f"max_draft_len {pasted} disagrees with lookahead {triple}, which needs {needed}",
             "omit --max-draft-len, it is computed, or correct --lookahead",
         )
     if settings.gather_context_logits and needed:
         raise UsageError(
-            f"gather_context_logits does not go with lookahead {settings.lookahead}: TensorRT-LLM "
+            f"gather_context_logits does not go with lookahead {triple}: TensorRT-LLM "
             "gathers no context logits in engines with draft tokens",
-            "omit --gather-context-logits, or build a plain engine without --lookahead",
+            "omit --gather-context-logits, or build a plain engine with --no-lookahead",
         )
 
 
+def longest_text(config: CheckpointConfig) -> int:
+    """Tokens that a text of the model can have: its positions, or a window that is shorter."""
+    return min(config.max_positions, config.sliding_window or config.max_positions)
+
+
 def _seq_len(requested: int | None, config: CheckpointConfig) -> int:
-    positions, window = config.max_positions, config.sliding_window
-    longest = min(positions, window or positions)
+    positions, longest = config.max_positions, longest_text(config)
     if requested is None:
         return min(DEFAULT_SEQ_LEN, longest)
     if requested <= longest:

@@ -17,6 +17,7 @@ from trtla.formats.hf import HFModel
 from trtla.formats.hf_config import read_hf_config
 from trtla.formats.support import check_mapping
 from trtla.formats.tensors import Dequantized, FileSource
+from trtla.settings.lookahead import LookaheadConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,7 @@ class EngineBuild:
     source: BuildSource
     tensors: FileSource
     limits: BuildConfig
+    lookahead: LookaheadConfig
     settings: BuildSettings
     origin: dict[str, str]
     """Where each setting came from."""

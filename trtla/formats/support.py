@@ -13,6 +13,7 @@ from trtla.errors import UsageError
 from trtla.formats.config import (
     AWQ_GROUP_SIZES,
     BLOCK_SIZES,
+    DTYPE_BYTES,
     QWEN2,
     ROPE_TYPES,
     WEIGHT_ONLY,
@@ -201,3 +202,12 @@ def shard_config(config: CheckpointConfig, tp_size: int) -> CheckpointConfig:
         "intermediate_size": config.intermediate_size // tp_size,
     }
     return single_rank(config).model_copy(update=sizes)
+
+
+def kv_bytes_per_token(config: CheckpointConfig) -> int:
+    """Bytes of one rank's keys and values of one token."""
+    mapping = config.mapping
+    heads = max(config.num_key_value_heads // mapping.tp_size, 1)
+    layers = config.num_hidden_layers // mapping.pp_size
+    size = 1 if config.quantization.kv_cache_quant_algo else DTYPE_BYTES[config.dtype]
+    return 2 * layers * heads * config.head_size * size

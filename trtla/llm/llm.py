@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -14,8 +15,9 @@ from trtla.llm.answer import Answer, BeamText, Chunk, Completion, Piece, beam_te
 from trtla.llm.arguments import conversations, prompt_requests, warn_unread
 from trtla.llm.corpus import Corpus
 from trtla.llm.engine_thread import EngineThread, Event
-from trtla.llm.open import DEFAULT_LOOKAHEAD, open_executor
+from trtla.llm.open import open_executor
 from trtla.llm.prompt import ExpectedOutput, Prompt, PromptRequest, RequestMaker
+from trtla.machine import process_rank
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.request import DrafterWatch
 from trtla.runtime.stats import ExecutorStats
@@ -28,10 +30,11 @@ from trtla.settings.arguments import (
 )
 from trtla.settings.drafting import DrafterSettings, DraftOptions
 from trtla.settings.executor import ENGINE_OPTIONS, ExecutorOptions, OpenArguments
-from trtla.settings.lookahead import Lookahead
+from trtla.settings.lookahead import DEFAULT_LOOKAHEAD, Lookahead
 from trtla.settings.messages import Messages
 from trtla.settings.sampling import USUAL_LEN, BeamSettings, SamplingParams
 
+_log = logging.getLogger(__name__)
 __all__ = ["DEFAULT_LOOKAHEAD", "LLM", "Chunk", "Completion", "Piece", "Prompt"]
 
 
@@ -87,6 +90,8 @@ class LLM(RequestMaker):
         self._corpus = Corpus(self.engine, self.tokenizer)
         texts = self._corpus.read(options.corpus)
         self._executor = open_executor(self.engine, options)
+        if self.limits.length_note and not process_rank():
+            _log.warning("note: %s", self.limits.length_note)
         if texts:
             self._executor.add_texts(texts)
         self.executor = EngineThread(self._executor)

@@ -13,7 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from trtla.errors import RankLost, TrtlaError, UsageError
-from trtla.formats.engine import EncoderDecoder, Engine, open_engine
+from trtla.formats.engine import (
+    EncoderDecoder,
+    Engine,
+    engine_from_hugging_face,
+    open_encoder_decoder,
+    open_engine,
+)
+from trtla.formats.engine_limits import BuildSettings
 from trtla.formats.folder import folder_kind
 from trtla.formats.gguf.folder import model_folder
 from trtla.formats.hf_config import check_same_kind, is_encoder_decoder
@@ -31,9 +38,6 @@ from trtla.settings.fields import texts
 from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead, LookaheadConfig, refuse_auto
 from trtla.trtllm import library as mpi
 
-DEFAULT_LOOKAHEAD = LookaheadConfig(7, 7, 7)
-"""The default triple for a Hugging Face folder when none is given."""
-
 
 def _draft_engines(target: Engine, options: ExecutorOptions) -> dict[str, Engine]:
     """The draft models' folders, opened but not loaded; none for what TensorRT-LLM runs."""
@@ -48,20 +52,18 @@ def _draft_engines(target: Engine, options: ExecutorOptions) -> dict[str, Engine
     return {path: open_model(Path(path), AUTOREGRESSIVE) for path in paths}
 
 
-def open_model(path: Path, lookahead: LookaheadConfig | None) -> Engine:
+def open_model(
+    path: Path, lookahead: LookaheadConfig | None, max_seq_len: int | None = None
+) -> Engine:
     """An engine directory, or a Hugging Face folder or GGUF file: converted in memory, or as it is
-    (T5).
+    (T5). An engine keeps the limits that it was built with.
     """
     path = model_folder(path)
+    settings = BuildSettings(lookahead, max_seq_len=max_seq_len)
     if is_encoder_decoder(path):
-        from trtla.formats.engine import open_encoder_decoder
-
-        return open_encoder_decoder(path, lookahead or DEFAULT_LOOKAHEAD)
+        return open_encoder_decoder(path, settings)
     if folder_kind(path) == "Hugging Face model":
-        from trtla.formats.engine import engine_from_hugging_face
-        from trtla.formats.engine_limits import BuildSettings
-
-        return engine_from_hugging_face(path, BuildSettings(lookahead or DEFAULT_LOOKAHEAD))
+        return engine_from_hugging_face(path, settings)
     return open_engine(path)
 
 
@@ -204,7 +206,7 @@ def main() -> int:
     try:
         options = _on_rank(options, place.rank)
         world = World(store, place, resolve_device(options.device))
-        engine = open_model(Path(path), lookahead)
+        engine = open_model(Path(path), lookahead, options.max_seq_len)
         with open_torch_executor(engine, options, {}, world):
             pass  # leaving serves to the end
     except RankLost:

@@ -75,7 +75,7 @@ class RequestMaker:
                 "give an engine directory or a Hugging Face folder, such as LLM('engine')",
             )
         self._drafter, self._auto = options.drafter, options.lookahead == "auto"
-        self.engine = open_model(Path(model), options.triple)
+        self.engine = open_model(Path(model), options.triple, options.max_seq_len)
         self._adaptive = is_adaptive(self.engine, options.lookahead)
         self.tokenizer = open_tokenizer(self.engine, options)
         self.end_ids = end_ids(self.engine, self.tokenizer)  # empty: no token ends a text

@@ -55,6 +55,10 @@ class ExecutorLimits:
     """What requests may name as draft:PATH."""
     shares_blocks: bool = False
     """True where K/V blocks are shared whatever a request asks: none can be private."""
+    usual_output_len: int | None = None
+    """Most tokens of an answer whose request names no length; None: what the context leaves."""
+    length_note: str = ""
+    """A sentence where memory has less room for a text than the model was trained for."""
     max_encoder_len: int | None = None
     """Most tokens of `encoder_ids`, which every request brings then; None: there is no encoder."""
 
@@ -95,8 +99,10 @@ class ExecutorLimits:
             raise UsageError(f"{name} has an empty prompt", "give at least one token")
         self._check_encoder(request)
         if length > self.max_input_len:
+            apart = self.max_input_len < self.max_text_len
+            which = "max_input_len" if apart else "max_seq_len"
             raise PromptTooLong(
-                f"{name} has a prompt of {length} tokens, above max_input_len {self.max_input_len}",
+                f"{name} has a prompt of {length} tokens, above {which} {self.max_input_len}",
                 f"shorten the prompt, or {self.input_len_hint}",
             )
         wanted = length + request.sampling.max_output_len

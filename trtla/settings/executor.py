@@ -77,6 +77,14 @@ class ExecutorOptions:
     )
     """Of all models that this process has open: the number that was given last holds for all. None
     leaves it as it is."""
+    max_seq_len: int | None = option(
+        None,
+        "Most tokens of a prompt and its output together; at most what the model was trained for, "
+        "or what the engine was built for.",
+        shown="all of these, as far as memory has room",
+        least=2,
+        short="c",
+    )
     tp_size: int | None = option(
         None,
         "Processes that share the model out among them, each with its part of the weights: tensor "

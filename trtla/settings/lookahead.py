@@ -109,6 +109,11 @@ class LookaheadConfig:
 AUTOREGRESSIVE = LookaheadConfig(1, 1, 0)
 """Plain autoregressive decoding."""
 
+DEFAULT_LOOKAHEAD = LookaheadConfig(7, 7, 7)
+"""The largest triple of what our own executor runs, where nobody names another."""
+SMALLER_DEFAULTS = tuple(LookaheadConfig(n, n, n) for n in range(6, 1, -1))
+"""What takes its place where limits leave no room for it, the largest first."""
+
 Lookahead = LookaheadConfig | Literal["auto"]
 """A triple that every step feeds, or `auto`: what pays of the default, chosen step by step."""
 

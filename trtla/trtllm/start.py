@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtla.console import counted
 from trtla.errors import TrtlaError, UsageError, first_line, trtllm_cannot
+from trtla.runtime.lengths import text_lengths
 from trtla.runtime.limits import REBUILD_INPUT, REBUILD_LONGER, ExecutorLimits
 from trtla.settings.executor import ExecutorOptions, TrtllmSettings
 from trtla.settings.lookahead import LookaheadConfig
@@ -44,7 +45,7 @@ def open_trtllm_executor(engine: Engine, options: ExecutorOptions) -> TrtllmExec
     _check_machine(engine, str(library.version))
     _check_ranks(engine)
     bindings = load("bindings.executor")
-    limits = _limits(engine, triple, batch_size, settings)
+    limits = _limits(engine, triple, batch_size, options)
     if has_salt(bindings):
         limits = replace(limits, shares_blocks=False)
     own = engine.config.pretrained_config
@@ -136,18 +137,21 @@ def _check_ranks(engine: Engine) -> None:
 
 
 def _limits(
-    engine: Engine, triple: LookaheadConfig, batch_size: int, settings: TrtllmSettings
+    engine: Engine, triple: LookaheadConfig, batch_size: int, options: ExecutorOptions
 ) -> ExecutorLimits:
     """The engine's limits, and those of streaming under other policies than GUARANTEED_NO_EVICT.
 
     MAX_UTILIZATION may evict and restart a request, whose prompt then is all its text but the last
     token: it must be one that can be read (executorImpl.cpp, fetchNewRequests).
     """
-    build = engine.config.build_config
+    build, settings = engine.config.build_config, options.trtllm
+    lengths = text_lengths(engine, options.max_seq_len)
     fewer = executor_extra(settings).get("max_num_tokens") or build.max_num_tokens
     build = build.model_copy(update={"max_num_tokens": min(fewer, build.max_num_tokens)})
     input_len, input_hint = _longest_prompt(build, settings)
-    text_len, text_hint = build.max_text_len, REBUILD_LONGER
+    text_len, text_hint = lengths.max_text_len, lengths.text_len_hint
+    if input_len >= text_len:
+        input_len, input_hint = text_len - 1, text_hint
     if settings.scheduler_policy != "guaranteed_no_evict" and input_len + 1 < text_len:
         text_len = input_len + 1
         text_hint = f"use --scheduler-policy guaranteed_no_evict{_or_chunks(build)}"

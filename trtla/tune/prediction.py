@@ -200,7 +200,7 @@ class Roofline:
     """
 
     def __init__(self, config: CheckpointConfig, gpu: GpuPeaks, context: int) -> None:
-        from trtla.build.engine import kv_bytes_per_token
+        from trtla.formats.support import kv_bytes_per_token
 
         self.gpu, self._context = gpu, context
         ranks = config.mapping.world_size

@@ -33,7 +33,12 @@ from trtla.cli.bench.bench_flags import (
     print_as,
     shared_setup,
 )
-from trtla.cli.shared.model import check_drafters, check_texts, check_vocabulary
+from trtla.cli.shared.model import (
+    check_drafters,
+    check_texts,
+    check_vocabulary,
+    note_without_drafts,
+)
 from trtla.cli.shared.params import check_folder, source
 from trtla.console import Console, command_line, counted, duration
 from trtla.errors import UsageError
@@ -130,6 +135,9 @@ def _check(console: Console, flags: BenchFlags, lookahead: LookaheadConfig | Non
             "run it once for each, with an --output of its own",
         )
     made = _served(console, flags, _arms(flags))
+    asked = [(arm.lookahead, arm.drafter) for arm in made]
+    if note_without_drafts(console.note, flags.engine_dir, asked):
+        made = [arm for arm in made if arm.drafter != LOOKAHEAD]
     named = [(f"--arms {arm.name}", arm.drafter) for arm in made]
     models = check_drafters(flags.engine_dir, named, flags.options)
     processors = tuple(map(parse_processor, flags.processor or _PROCESSORS))

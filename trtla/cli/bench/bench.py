@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,13 +31,20 @@ from trtla.cli.bench.bench_flags import (
 from trtla.cli.bench.bench_load import run_load_command
 from trtla.cli.shared import options as opt
 from trtla.cli.shared.command import Command
-from trtla.cli.shared.model import check_batch_size, check_drafters, check_texts, check_triples
+from trtla.cli.shared.model import (
+    check_batch_size,
+    check_drafters,
+    check_length,
+    check_texts,
+    check_triples,
+    note_without_drafts,
+)
 from trtla.cli.shared.params import Former, refuse_filters, source
 from trtla.cli.shared.values import TOKENS
 from trtla.console import Console, command_line
 from trtla.errors import TrtlaError, UsageError
 from trtla.formats.folder import folder_kind
-from trtla.settings.drafting import parse_drafter
+from trtla.settings.drafting import LOOKAHEAD, parse_drafter
 from trtla.settings.executor import ExecutorOptions
 from trtla.settings.fields import parsed
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
@@ -60,7 +68,9 @@ if TYPE_CHECKING:
 )
 @opt.engine_flags("Arms", required=False, show_default="needed without --serve")
 @opt.flags_of(BenchFlags)
-@opt.options_of(ExecutorOptions, "Arms", only=("kv_cache_dtype",))
+@opt.options_of(
+    ExecutorOptions, "Arms", only=("max_seq_len", "kv_cache_dtype"), max_seq_len={"type": TOKENS}
+)
 @opt.chat_flags
 @opt.processors_flag
 @opt.length_flag(type=TOKENS, default=128, help="Tokens to write.")
@@ -114,6 +124,9 @@ def bench(console: Console, /, **values: Any) -> None:
         run_ablation_command(console, flags, _lookahead(flags))
         return
     sweep = _check(flags)
+    drafters = () if flags.lookahead else sweep.drafters  # triples are arms of lookahead alone
+    asked = product(flags.lookahead or (None,), drafters or (LOOKAHEAD,))
+    note_without_drafts(console.note, flags.engine_dir, asked)
     texts = any(not one.is_chat for chosen in sweep.sets for one in chosen.questions)
     folders = (flags.engine_dir, flags.options.tokenizer_dir)
     check_texts(console, flags.asking, folders, any_texts=texts)
@@ -140,6 +153,7 @@ def _check(flags: BenchFlags) -> Sweep:
     sampling = [SamplingParams(flags.max_output_len, *one, **own) for one in filters]
     lookahead = _lookahead(flags)
     check_batch_size(flags.engine_dir, max(flags.batch_size))
+    check_length(flags.engine_dir, flags.options.max_seq_len)
     names = map(parse_drafter, dict.fromkeys(flags.drafters))
     drafters = [replace(flags.options.drafter, drafter=name) for name in names]
     named = [("--drafter", one) for one in drafters]

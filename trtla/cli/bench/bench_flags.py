@@ -51,8 +51,8 @@ ABLATION = Mode(
     "--ablation",
     "Ablation: drafters against plain decoding, a CSV row a decoding",
     ("engine_dir", "tokenizer_dir", "lookahead", "categories", "chat", "system", "device", "dtype",
-     "kv_cache_dtype", "draft_device", "draft_dtype", "threads", "processor", "max_output_len",
-     "seed", "ignore_eos", "output_format", "json"),
+     "max_seq_len", "kv_cache_dtype", "draft_device", "draft_dtype", "threads", "processor",
+     "max_output_len", "seed", "ignore_eos", "output_format", "json"),
 )  # fmt: skip
 _ABLATION_READS = ", ".join(map(flag_of, ABLATION.read[:-1])) + f" and {flag_of(ABLATION.read[-1])}"
 TASK_PROMPTS, FULL_REPEATS = 2, 3

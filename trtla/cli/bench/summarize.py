@@ -20,6 +20,7 @@ from trtla.cli.shared.model import (
     check_end_id,
     check_model,
     check_texts,
+    note_without_drafts,
     open_llm,
     save_corpus,
     with_own_type,
@@ -110,6 +111,7 @@ def summarize(console: Console, /, **values: Any) -> None:
     flags = parsed(SummarizeFlags, with_own_type(with_passed_on(values)))
     _check(flags)
     check_model(flags)
+    note_without_drafts(console.note, flags.engine_dir, [flags.drafting])
     work.require_extras(flags.dataset)
     folder = flags.options.tokenizer_dir or flags.hf_model_dir
     check_texts(console, flags.asking, (flags.engine_dir, folder))
@@ -179,7 +181,7 @@ def _cap(console: Console, flags: SummarizeFlags, limits: ExecutorLimits) -> int
         raise UsageError(
             f"max_output_len {length} leaves no room for a prompt: the engine takes "
             f"{limits.max_text_len} tokens in all",
-            "lower --max-output-len, or rebuild with a larger --max-seq-len",
+            f"lower --max-output-len, or {limits.text_len_hint}",
         )
     if flags.max_input_len > room:
         console.note(f"note: max_input_len {flags.max_input_len} is cut to the engine's {room}")

@@ -127,6 +127,7 @@ DOCUMENT = "tune.json"
 )
 @opt.tokenizer_flag("Model")
 @opt.place_flags
+@opt.context_flag
 @opt.flags_of(TuneFlags)
 @opt.chat_flags
 @opt.length_flag(type=TOKENS, default=96, help="Tokens to write.")
@@ -296,9 +297,10 @@ def _as_torch_model(plan: TuneSettings) -> Iterator[TuneSettings]:
     from trtla.build.engine import build_engine
     from trtla.formats.engine_limits import BuildSettings
 
+    limits = BuildSettings(plan.limit, max_seq_len=plan.options.max_seq_len)
     with temporary_folder(plan.output_dir, "model") as folder:
         engine = folder / "engine"
-        build_engine(Path(plan.model), engine, BuildSettings(plan.limit), backend="torch")
+        build_engine(Path(plan.model), engine, limits, backend="torch")
         yield replace(plan, model=str(engine), options=replace(plan.options, lookahead=None))
 
 

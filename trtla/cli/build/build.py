@@ -5,13 +5,12 @@ With --from-existing it adds the files that trtla needs to an engine that trtllm
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from trtla.cli.build.build_output import show_kind, show_plan, show_written
 from trtla.cli.shared.command import Command
 from trtla.cli.shared.options import (
     DTYPES,
@@ -26,22 +25,23 @@ from trtla.cli.shared.options import (
 from trtla.cli.shared.params import source, sources
 from trtla.cli.shared.upstream import passed_on, taken
 from trtla.cli.shared.values import COUNT, TEXT, TOKENS, TRIPLE
-from trtla.console import Console, size
+from trtla.console import Console
 from trtla.errors import UsageError
-from trtla.formats.folder import may_have_chat_template
-from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig, triples_for
+from trtla.settings.lookahead import (
+    AUTOREGRESSIVE,
+    DEFAULT_LOOKAHEAD,
+    LookaheadConfig,
+    triples_for,
+)
 from trtla.settings.upstream.build import BUILD
 
 if TYPE_CHECKING:
-    from trtla.build.engine import BuildDescription
+    pass
 
-SCHEMA_VERSION = 1
-_SHOWN = ("backend", "reason", "source_kind", "lookahead", "max_draft_len")
-"""Fields of a plan that are keys of its JSON document."""
 _LIMITS = ("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens", "max_draft_len")
 _BUILD_ONLY = (
     *("checkpoint_dir", "output_dir", *_LIMITS, "gather_context_logits"),
-    *("backend", "dtype", "workers", "dry_run", "trtllm", "timing_cache"),
+    *("backend", "dtype", "workers", "dry_run", "trtllm", "timing_cache", "no_lookahead"),
 )
 _SETTINGS = (*_LIMITS, "lookahead", "gather_context_logits", "backend", "dtype", "trtllm")
 
@@ -80,9 +80,10 @@ _SETTINGS = (*_LIMITS, "lookahead", "gather_context_logits", "backend", "dtype",
     "--lookahead",
     basic=True,
     type=TRIPLE,
-    show_default="none, a plain engine",
+    show_default=f"{DEFAULT_LOOKAHEAD}, or what fits the limits; none for TensorRT-LLM",
     help="window,ngram,verification: the largest triple the engine can run.",
 )
+@switch("--no-lookahead", help="Build a plain engine, without room for drafts.")
 @setting("--max-batch-size", type=COUNT, default=32, help="Requests decoded at a time, at most.")
 @setting(
     "--max-input-len",
@@ -187,19 +188,21 @@ def _build(ctx: click.Context, console: Console, flags: dict[str, Any]) -> None:
     checkpoint, output = Path(flags["checkpoint_dir"]), Path(flags["output_dir"])
     choice = {name: flags[name] for name in ("backend", "dtype", "workers")}
     origin = sources(ctx, *_SETTINGS)
+    if settings.lookahead == AUTOREGRESSIVE and flags["no_lookahead"]:
+        origin["lookahead"] = source(ctx, "no_lookahead")
     if flags["max_draft_len"] is None:
         origin["max_draft_len"] = "computed"
-    elif flags["lookahead"] is None and flags["max_draft_len"]:
+    elif flags["lookahead"] is None and not flags["no_lookahead"]:
         origin["lookahead"] = "max_draft_len"
     plan = describe_build(checkpoint, settings, output_dir=output, **choice)
     if flags["max_num_tokens"] not in (None, plan.build_config.max_num_tokens):
         origin["max_num_tokens"] += ", corrected"
     _tell_plugin_type(ctx, console, plan.dtype)
     if flags["dry_run"]:
-        _show_plan(console, plan, origin, output)
+        show_plan(console, plan, origin, output)
         return
     if not console.json:
-        _show_kind(console, plan)
+        show_kind(console, plan)
     for note in plan.notes:
         console.note(f"note: {note}")
     with console.progress("build") as progress:
@@ -207,7 +210,7 @@ def _build(ctx: click.Context, console: Console, flags: dict[str, Any]) -> None:
         build_engine(checkpoint, output, settings, **choice, **more)
     if plan.backend == "torch":
         _compile_forward()
-    _show_written(console, output, plan.backend, plan.lookahead, plan.notes)
+    show_written(console, output, plan.backend, plan.lookahead, plan.notes)
 
 
 def _tell_plugin_type(ctx: click.Context, console: Console, dtype: str) -> None:
@@ -216,11 +219,12 @@ def _tell_plugin_type(ctx: click.Context, console: Console, dtype: str) -> None:
         console.note(f"note: gpt_attention_plugin is {dtype}, the model's type, not {asked}")
 
 
-def _triple(ctx: click.Context, console: Console, flags: dict[str, Any]) -> LookaheadConfig:
+def _triple(ctx: click.Context, console: Console, flags: dict[str, Any]) -> LookaheadConfig | None:
     """The triple that is asked for, or the most useful one of those that max_draft_len stands for.
 
-    The engine is the same for all of them: each can be named where it is opened."""
-    triple, draft_len = flags["lookahead"], flags["max_draft_len"]
+    The engine is the same for all of them: each can be named where it is opened. None: the
+    default."""
+    triple, draft_len = _asked(ctx, flags), flags["max_draft_len"]
     mode = taken(ctx).get("speculative_decoding_mode", "")
     if mode.lower() == "lookahead_decoding" and not (triple or draft_len):
         raise UsageError(
@@ -228,12 +232,25 @@ def _triple(ctx: click.Context, console: Console, flags: dict[str, Any]) -> Look
             "give --lookahead 7,7,7, or --max-draft-len 83",
         )
     if triple is not None or not draft_len:
-        return triple or AUTOREGRESSIVE
+        return triple
     first, *others = triples_for(draft_len)
     some = " or ".join(map(str, others[:2]))
     also = f"; trtla run --lookahead {some} fits it too" if others else ""
     console.note(f"note: max_draft_len {draft_len} without a triple: lookahead is {first}{also}")
     return first
+
+
+def _asked(ctx: click.Context, flags: dict[str, Any]) -> LookaheadConfig | None:
+    """What --lookahead or --no-lookahead asks for; flags win over what presets say."""
+    triple: LookaheadConfig | None = flags["lookahead"]
+    if not flags["no_lookahead"]:
+        return triple
+    by_flag = [source(ctx, name) == "flag" for name in ("lookahead", "no_lookahead")]
+    if triple is not None and by_flag[0] == by_flag[1]:
+        raise UsageError(
+            f"--no-lookahead and --lookahead {triple} exclude each other", "omit one of them"
+        )
+    return triple if by_flag[0] else AUTOREGRESSIVE
 
 
 def _compile_forward() -> None:
@@ -283,107 +300,4 @@ def _adopt(ctx: click.Context, console: Console, flags: dict[str, Any]) -> None:
         sources=sources(ctx, "lookahead"),
     )
     triple = engine.lookahead or AUTOREGRESSIVE
-    _show_written(console, engine.path, engine.backend, triple.as_tuple())
-
-
-def _show_plan(
-    console: Console, plan: BuildDescription, origin: dict[str, str], output: Path
-) -> None:
-    """Print what would be built; the values are the resolved ones, not only those given."""
-    settings = _settings(plan, origin)
-    if console.json:
-        document = {
-            "schema_version": SCHEMA_VERSION,
-            "path": str(output),
-            **{name: getattr(plan, name) for name in _SHOWN},
-            "engine_max_seq_len": plan.build_config.max_seq_len,
-            "settings": settings,
-            "notes": plan.notes,
-            "memory": asdict(plan.memory),
-            "files": plan.files,
-            "commands": plan.commands,
-        }
-        console.document(document)
-        return
-    _show_kind(console, plan)
-    rows = [(name, item["value"], item["from"]) for name, item in settings.items()]
-    console.table(("setting", "value", "from"), rows)
-    for note in plan.notes:
-        console.out(f"note: {note}")
-    _show_memory(console, plan)
-    for name in plan.files:
-        console.out(f"would write {output / name}")
-    if plan.commands:
-        console.out("the same engine with TensorRT-LLM alone:")
-    for command in plan.commands:
-        console.out(command)
-
-
-def _show_written(
-    console: Console,
-    folder: Path,
-    backend: str,
-    lookahead: tuple[int, int, int],
-    notes: Sequence[str] = (),
-) -> None:
-    if not console.json:
-        console.out(f"wrote {folder}")
-        how = "chat" if may_have_chat_template(folder) else "run -p 'Once upon'"
-        console.note(f"next: trtla {how} -m {folder}")
-        return
-    document = {
-        "schema_version": SCHEMA_VERSION,
-        "path": str(folder),
-        "backend": backend,
-        "lookahead": lookahead,
-        "max_draft_len": LookaheadConfig(*lookahead).max_draft_len,
-        "notes": notes,
-    }
-    console.document(document)
-
-
-def _show_kind(console: Console, plan: BuildDescription) -> None:
-    triple = LookaheadConfig(*plan.lookahead)
-    kind = "plain engine" if triple.is_autoregressive else f"lookahead {triple.describe()}"
-    console.out(f"{kind}, max_draft_len {plan.max_draft_len}")
-    console.out(f"backend {plan.backend}: {plan.reason}")
-
-
-def _settings(plan: BuildDescription, origin: dict[str, str]) -> dict[str, dict[str, Any]]:
-    limits = plan.build_config
-    values: dict[str, object] = {
-        "lookahead": ",".join(map(str, plan.lookahead)),
-        "max_batch_size": limits.max_batch_size,
-        "max_input_len": limits.max_input_len,
-        "max_seq_len": limits.max_text_len,
-        "max_num_tokens": limits.max_num_tokens,
-        "max_draft_len": plan.max_draft_len,
-        "gather_context_logits": limits.gather_context_logits,
-        "backend": plan.backend,
-        "dtype": plan.dtype,
-    }
-    shown = {name: {"value": value, "from": origin[name]} for name, value in values.items()}
-    for name, value in plan.trtllm.items():
-        shown[f"trtllm {name}"] = {"value": value, "from": origin["trtllm"]}
-    return shown
-
-
-def _show_memory(console: Console, plan: BuildDescription) -> None:
-    memory, limits = plan.memory, plan.build_config
-    every = memory.ranks > 1
-
-    def line(what: str, rank: int, total: int, of: str = "") -> None:
-        split = f" on the largest of {memory.ranks} ranks, {size(total)} in all" if every else ""
-        console.out(f"{what} {size(rank)}{split}{of}")
-
-    batch = limits.max_batch_size
-    line("weights", memory.weight_bytes_per_rank, memory.weight_bytes)
-    whole = f" for a full batch: {batch} x {limits.max_seq_len} tokens"
-    line("KV cache", memory.kv_cache_bytes_per_rank, memory.kv_cache_bytes, whole)
-    if plan.max_draft_len:
-        part = f" of the KV cache: {batch} x {plan.max_draft_len} tokens"
-        drafts = memory.draft_kv_cache_bytes_per_rank, memory.draft_kv_cache_bytes
-        line("draft tokens", *drafts, part)
-    step = f"{memory.step_tokens} tokens"
-    console.out(f"logits {size(memory.logits_bytes)} for a step of a full batch: {step}")
-    console.out("activations are not estimated")
+    show_written(console, engine.path, engine.backend, triple.as_tuple())

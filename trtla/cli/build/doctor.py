@@ -131,7 +131,7 @@ def _readable(found: dict[str, Any]) -> dict[str, Any]:
         f"{each['bits_per_weight']:g} bits per weight"
         for kind, each in found.get("weight_types", {}).items()
     }
-    omitted = ("bytes", "end_ids", "notes", "problems", "tensor_types")
+    omitted = ("bytes", "end_ids", "notes", "problems", "tensor_types", "kv_cache_bytes")
     template = found["template"] or {}
     return {
         **{key: value for key, value in found.items() if key not in omitted},
@@ -144,6 +144,7 @@ def _readable(found: dict[str, Any]) -> dict[str, Any]:
         **({"weight_types": types} if types else {}),
         "size": size(found["bytes"]),
         **({"parameters": f"{found['parameters'] / 1e6:,.1f} M"} if "parameters" in found else {}),
+        **_cache(found),
         **({"problems": len(found["problems"])} if found["problems"] else {}),
     }
 
@@ -151,6 +152,13 @@ def _readable(found: dict[str, Any]) -> dict[str, Any]:
 def _sourced(one: dict[str, str | None]) -> str:
     """A token, and what says it."""
     return ": ".join(filter(None, (one["token"], one["source"])))
+
+
+def _cache(found: dict[str, Any]) -> dict[str, str]:
+    if "kv_cache_bytes" not in found:
+        return {}
+    whole = size(found["kv_cache_bytes"])
+    return {"kv_cache": f"{whole} for a text of {found['max_text_len']} tokens"}
 
 
 def _flat(value: dict[str, Any], prefix: str = "") -> list[Row]:

@@ -24,6 +24,7 @@ from trtla.cli.shared.model import (
     block_reuse,
     check_model,
     loading,
+    note_without_drafts,
     open_llm,
     sample_model,
     save_corpus,
@@ -121,6 +122,7 @@ def chat(console: Console, /, **flags: Any) -> None:
         for path in settings.draft_model
     ]
     settings = check_model(settings, drafters=named)
+    note_without_drafts(console.note, settings.engine_dir, [settings.drafting])
     with open_llm(settings, max_batch_size=1, **block_reuse(settings, on=True)) as llm:
         if not llm.is_leader:  # a serving rank of mpirun: leaving the block serves to the end
             return

@@ -11,7 +11,14 @@ import click
 
 from trtla.cli.shared import options as opt
 from trtla.cli.shared.command import Command
-from trtla.cli.shared.model import ModelFlags, check_model, check_template, is_trtllm, open_llm
+from trtla.cli.shared.model import (
+    ModelFlags,
+    check_model,
+    check_template,
+    is_trtllm,
+    note_without_drafts,
+    open_llm,
+)
 from trtla.cli.shared.params import check_new_file, with_processor
 from trtla.cli.shared.values import LOOKAHEAD
 from trtla.console import Console
@@ -106,6 +113,9 @@ def explain(console: Console, /, **flags: Any) -> None:
     settings = parsed(ExplainFlags, with_processor(flags))
     console.color = settings.color
     settings = _check(settings)
+    triple, drafter = settings.drafting
+    asked = (settings.request_lookahead or triple, drafter)
+    note_without_drafts(console.note, settings.engine_dir, [asked])
     how = (settings.sampling, (), settings.options.drafter, settings.asking)
     [request] = gather([settings.input_text], None, *how)
     folders = (settings.engine_dir, settings.options.tokenizer_dir)

@@ -24,6 +24,7 @@ from trtla.cli.shared.model import (
     check_model,
     check_template,
     is_trtllm,
+    note_without_drafts,
     open_llm,
     save_corpus,
     with_passed_on,
@@ -165,6 +166,10 @@ def run(console: Console, /, **params: Any) -> None:
     if by_beams:
         _check_beams(flags, requests)
     flags = _check(console, flags, requests)
+    if not by_beams:
+        triple, drafter = flags.drafting
+        asked = [(one.lookahead or triple, one.drafter or drafter) for one in requests]
+        note_without_drafts(console.note, flags.engine_dir, asked)
     with open_llm(flags) as llm:
         if not llm.is_leader:  # a serving rank of mpirun: leaving the block serves to the end
             return

@@ -15,6 +15,7 @@ from trtla.cli.shared.model import (
     block_reuse,
     check_model,
     is_trtllm,
+    note_without_drafts,
     open_llm,
     sample_model,
 )
@@ -93,7 +94,9 @@ def checked(
     folder = str(model_folder(sample_model(note, naming, params["engine_dir"])))
     given = params | {"engine_dir": folder, "reuse": params[_REUSE]}
     del given[_REUSE]
-    return check_model(parsed(kind, given))
+    flags = check_model(parsed(kind, given))
+    note_without_drafts(note, folder, [flags.drafting])
+    return flags
 
 
 def answering_name(served: str | None, named: str | None, flags: AnsweringFlags) -> str:

@@ -95,6 +95,7 @@ def serve(console: Console, /, **params: Any) -> int:
 
     def ready(maker: RequestMaker, address: str) -> None:
         log.note(f"{name} on {_place(flags.spread)}{maker.description}")
+        log.note(f"prompt and answer may have {maker.limits.max_text_len} tokens together")
         if flags.force_greedy:
             log.note("every answer is greedy, whatever temperature, top_p and top_k are asked for")
         text = f"listens on {address}, and shows a page there; OpenAI's API is {address}/v1"

@@ -31,7 +31,14 @@ from trtla.settings.drafting import (
     refuse_texts,
 )
 from trtla.settings.executor import ExecutorOptions
-from trtla.settings.lookahead import Lookahead, LookaheadConfig, check_request, refuse_auto
+from trtla.settings.lookahead import (
+    AUTOREGRESSIVE,
+    DEFAULT_LOOKAHEAD,
+    Lookahead,
+    LookaheadConfig,
+    check_request,
+    refuse_auto,
+)
 from trtla.settings.messages import Asking, Messages, is_conversation
 from trtla.settings.sampling import SamplingParams
 
@@ -50,6 +57,11 @@ class ModelFlags:
     engine_dir: str
     options: ExecutorOptions
     sampling: SamplingParams
+
+    @property
+    def drafting(self) -> tuple[Lookahead | None, DrafterSettings]:
+        """What requests that ask for nothing else are drafted with."""
+        return self.options.lookahead, self.options.drafter
 
 
 @dataclass(frozen=True)
@@ -164,6 +176,13 @@ def check_batch_size(engine_dir: str, batch_size: int) -> None:
         )
 
 
+def check_length(engine_dir: str, max_seq_len: int | None) -> None:
+    """Check --max-seq-len against the engine's; a model's own length is checked as it is opened."""
+    engine = _engine(engine_dir)
+    if engine is not None:
+        engine.text_len(max_seq_len)
+
+
 Named = Iterable[tuple[str, Kind]]
 """Settings with the names of those who bring them, as errors call them."""
 
@@ -177,6 +196,7 @@ def check_model(
 
     Triples and drafters are those of requests. The flags come back with all draft models."""
     options = flags.options
+    check_length(flags.engine_dir, options.max_seq_len)
     check_triples(flags.engine_dir, options.lookahead, triples)
     named = [("--drafter", options.drafter), *drafters]
     models = check_drafters(flags.engine_dir, named, options)
@@ -205,6 +225,29 @@ def check_triples(
                 raise refuse_auto(name)
         elif triple is not None and limit is not None:
             check_request(triple, limit, name)
+
+
+def note_without_drafts(
+    note: Callable[[str], None],
+    engine_dir: str,
+    asked: Iterable[tuple[Lookahead | None, DrafterSettings]],
+) -> bool:
+    """Say where an engine has no room for the drafts that lookahead is asked for; whether it is so.
+
+    Args:
+        asked: lookahead and drafter of each request; a lookahead of None is auto, the default.
+    """
+    engine = _engine(engine_dir)
+    if engine is None or engine.backend == "tensorrt-llm" or engine.lookahead != AUTOREGRESSIVE:
+        return False
+    if not any(one in (None, "auto") and drafter.uses_lookahead for one, drafter in asked):
+        return False
+    if not process_rank():
+        note(
+            f"note: {engine_dir} was built without room for drafts, so lookahead drafts nothing; "
+            f"build it with --lookahead {DEFAULT_LOOKAHEAD}, or draft with --drafter ngram"
+        )
+    return True
 
 
 def check_drafters(

@@ -210,6 +210,10 @@ _PLACE: dict[str, Any] = {
 place_flags = options_of(ExecutorOptions, "Model", only=tuple(_PLACE), **_PLACE)
 """Where a model runs, and in which type."""
 
+_TOKENS: dict[str, Any] = {"type": values.TOKENS}
+context_flag = options_of(ExecutorOptions, "Model", only=("max_seq_len",), max_seq_len=_TOKENS)
+"""How long texts may be."""
+
 
 def opening_flags(lookahead: str = "auto; of a TensorRT-LLM engine its own") -> Decorator:
     """How a model is opened; `lookahead` is shown for that flag's default."""
@@ -226,7 +230,7 @@ def opening_flags(lookahead: str = "auto; of a TensorRT-LLM engine its own") -> 
     )
     own = ("tp_size", "lookahead_parallel"), ("parse_special",)
     ranks, parsing = (options_of(ExecutorOptions, "Model", only=names) for names in own)
-    return stack(place_flags, ranks, triple, parsing)
+    return stack(place_flags, context_flag, ranks, triple, parsing)
 
 
 def model_flags(**other: Any) -> Decorator:

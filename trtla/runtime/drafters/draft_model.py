@@ -16,7 +16,7 @@ import numpy as np
 from numpy import ndarray
 
 from trtla.errors import UsageError, trtllm_cannot
-from trtla.runtime.device import resolve_device
+from trtla.runtime.device import Device, resolve_device
 from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, NoDrafter, alike
 from trtla.runtime.limits import MAX_CHUNK, ExecutorLimits
 from trtla.runtime.models.forward import SPARE_BLOCKS, Model
@@ -279,7 +279,15 @@ class LoadedDraft:
     """A draft model without a cache."""
 
     model: Model[Any]
-    need: CacheNeed
+    block_bytes: int
+    """Of a block of its cache."""
+    device: Device
+
+    def need(self, limits: ExecutorLimits, usual_seq_len: int | None = None) -> CacheNeed:
+        """What it needs to draft for a target with these limits."""
+        scratch = self.model.scratch_bytes(draft_limits(limits), STEP_SIZES)
+        sizes = (self.block_bytes, limits.max_text_len, scratch)
+        return CacheNeed(self.device, *sizes, usual_seq_len)
 
     def with_cache(
         self, num_blocks: int, limits: ExecutorLimits, totals: DraftTotals | None = None
@@ -316,7 +324,6 @@ def check_draft_engines(engines: Mapping[str, Engine], vocab_size: int) -> None:
 
 def load_draft_model(
     engine: Engine,
-    limits: ExecutorLimits,
     device: str = "auto",
     dtype: str = "auto",
 ) -> LoadedDraft:
@@ -324,7 +331,6 @@ def load_draft_model(
 
     Args:
         engine: one that `check_draft_engines` has let pass; its own limits do not count.
-        limits: those of the target's executor.
         device: auto, cpu, cuda or cuda:N; it may be another than the target's.
         dtype: auto (the engine's), float32, bfloat16 or float16.
 
@@ -334,6 +340,4 @@ def load_draft_model(
     checkpoint, on = engine.config.pretrained_config, resolve_device(device, "--draft-device")
     arithmetic = model_dtype(dtype, checkpoint, on)
     model = load_engine(engine, arithmetic, on)
-    block = block_bytes(checkpoint, model.cache_type)
-    scratch = model.scratch_bytes(draft_limits(limits), STEP_SIZES)
-    return LoadedDraft(model, CacheNeed(on, block, limits.max_text_len, scratch))
+    return LoadedDraft(model, block_bytes(checkpoint, model.cache_type), on)

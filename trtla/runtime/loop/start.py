@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trtla.formats.engine import model_digest, text_digest
 from trtla.formats.support import shard_config
 from trtla.runtime.auto.probe import cost_source
 from trtla.runtime.auto.shipped import shipped_costs
+from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.costs import CostTable
 from trtla.runtime.device import Device, resolve_device
-from trtla.runtime.drafters.draft_model import check_draft_engines, load_draft_model
+from trtla.runtime.drafters.draft_model import (
+    LoadedDraft,
+    check_draft_engines,
+    load_draft_model,
+)
 from trtla.runtime.drafters.factory import Drafters
+from trtla.runtime.lengths import shortened, text_lengths, usual_output_len, usual_text_len
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.loop.executor import TorchExecutor
 from trtla.runtime.loop.ranks import Follower
 from trtla.runtime.models.cpu.llama import NativeLlama
 from trtla.runtime.models.forward import SPARE_BLOCKS, Model
-from trtla.runtime.models.kv_cache import CacheNeed, block_bytes, cache_blocks
+from trtla.runtime.models.kv_cache import (
+    CacheNeed,
+    block_bytes,
+    cache_blocks,
+    free_bytes,
+    longest_fit,
+)
 from trtla.runtime.models.load import (
     check_cache_dtype,
     load_engine,
@@ -47,7 +61,7 @@ def open_torch_executor(
         world: the ranks that run it together, each with its part of the weights, or with all of
             them where `options.lookahead_parallel` says so.
     """
-    checkpoint, build = engine.config.pretrained_config, engine.config.build_config
+    checkpoint = engine.config.pretrained_config
     limits, on = _limits(engine, options, draft_engines), resolve_device(options.device)
     arithmetic = model_dtype(options.dtype, checkpoint, on)
     check_cache_dtype(options.kv_cache_dtype, engine, arithmetic, on)
@@ -63,18 +77,15 @@ def open_torch_executor(
     if ranks is not None:
         check_same(ranks.world, {"forward": model.arithmetic})
     drafts = {
-        name: load_draft_model(one, limits, draft_device, draft_dtype)
+        name: load_draft_model(one, draft_device, draft_dtype)
         for name, one in draft_engines.items()
     }
-    triple = limits.lookahead
-    longest = max(build.max_seq_len, build.max_text_len + options.drafter.max_draft_len(triple))
     shard = checkpoint if split is None else shard_config(checkpoint, split.world.place.size)
     block = block_bytes(shard, model.cache_type)
-    needs = [CacheNeed(on, block, longest, model.scratch_bytes(limits))]
-    needs += (one.need for one in drafts.values())
-    blocks, *draft_blocks = cache_blocks(
-        needs, limits.max_batch_size, 1 if ranks is None else ranks.on_machine
-    )
+    needs = partial(_needs, engine, _Placed(model, block, on), drafts.values())
+    if engine.is_in_memory and options.max_seq_len is None:
+        limits = _within_memory(limits, needs, ranks)
+    blocks, *draft_blocks = cache_blocks(needs(limits), limits.max_batch_size, _on_machine(ranks))
     if ranks is not None:
         blocks = min(ranks.world.gather(blocks))
     cache = model.new_cache(blocks + SPARE_BLOCKS)
@@ -93,17 +104,70 @@ def _limits(
     engine: Engine, options: ExecutorOptions, draft_engines: Mapping[str, Engine]
 ) -> ExecutorLimits:
     checkpoint, build = engine.config.pretrained_config, engine.config.build_config
+    batch_size = engine.batch_size(options.max_batch_size)
+    lengths = text_lengths(engine, options.max_seq_len)
+    answer = usual_output_len(lengths.max_text_len, batch_size) if engine.is_in_memory else None
     return ExecutorLimits(
-        engine.batch_size(options.max_batch_size),
-        build.max_input_len,
-        build.max_text_len,
+        batch_size,
+        lengths.max_input_len,
+        lengths.max_text_len,
         build.max_num_tokens,
         checkpoint.vocab_size,
         engine.default_triple(options.triple),
+        input_len_hint=lengths.input_len_hint,
+        text_len_hint=lengths.text_len_hint,
+        usual_output_len=answer,
         drafter=options.drafter,
         draft_models=tuple(draft_engines),
         max_encoder_len=engine.max_encoder_len,
     )
+
+
+class _Placed(NamedTuple):
+    """A loaded model, the bytes of a block of its cache, and where both are."""
+
+    model: Model[Any]
+    block_bytes: int
+    device: Device
+
+
+def _needs(
+    engine: Engine, placed: _Placed, drafts: Iterable[LoadedDraft], limits: ExecutorLimits
+) -> list[CacheNeed]:
+    """What the caches of the model and of those that draft for it need, with these limits."""
+    text_len, draft_len = limits.max_text_len, engine.config.build_config.max_draft_len
+    draft_len = max(draft_len, limits.drafter.max_draft_len(limits.lookahead))
+    usual = usual_text_len(text_len) if engine.is_in_memory else None
+    sizes = (placed.block_bytes, text_len + draft_len, placed.model.scratch_bytes(limits))
+    own = CacheNeed(placed.device, *sizes, None if usual is None else usual + draft_len)
+    return [own, *(one.need(limits, usual) for one in drafts)]
+
+
+def _within_memory(
+    limits: ExecutorLimits,
+    needs: Callable[[ExecutorLimits], list[CacheNeed]],
+    ranks: Ranks | None,
+) -> ExecutorLimits:
+    """The limits, with texts as long as the caches of one have memory on every rank."""
+    most = limits.max_text_len
+    target = needs(limits)[0]
+    free = free_bytes(needs(limits), _on_machine(ranks))
+    fit = longest_fit(lambda length: needs(replace(limits, max_text_len=length)), most, free)
+    if ranks is not None:
+        fit = min(ranks.world.gather(fit))
+    if fit == most or fit < _LEAST_TEXT:  # which `cache_blocks` refuses
+        return limits
+    share, token = free[target.place] / 2**30, target.block_bytes / TOKENS_PER_BLOCK / 2**10
+    why = f"{target.device} has {share:.1f} GiB for keys and values, at {token:.1f} KiB a token"
+    return shortened(limits, fit, why)
+
+
+_LEAST_TEXT = 256
+"""Tokens of a text that are worth opening a model for, where memory has no room for more."""
+
+
+def _on_machine(ranks: Ranks | None) -> int:
+    return 1 if ranks is None else ranks.on_machine
 
 
 def _ranks(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -96,6 +96,10 @@ class KVCache(ABC):
 _CUDA_SHARE, _CPU_SHARE = 0.9, 0.5  # of the memory that is free once the weights are loaded
 
 
+Place = tuple[str, int]
+"""Type and index of a device."""
+
+
 @dataclass(frozen=True, slots=True)
 class CacheNeed:
     """What a loaded model needs of its device, beside its weights."""
@@ -107,17 +111,24 @@ class CacheNeed:
     """Most tokens that a sequence has in the cache."""
     scratch_bytes: int = 0
     """Of its forwards, as `Model.scratch_bytes`."""
+    usual_seq_len: int | None = None
+    """Tokens that each sequence of a full batch has room for; None: the most."""
 
     @property
     def blocks(self) -> int:
         return -(-self.max_seq_len // TOKENS_PER_BLOCK)
+
+    def batch_blocks(self, max_batch_size: int) -> int:
+        """Of a full batch, and of the longest sequence where that needs more."""
+        usual = -(-(self.usual_seq_len or self.max_seq_len) // TOKENS_PER_BLOCK)
+        return max(self.blocks, usual * max_batch_size)
 
     @property
     def bytes(self) -> int:
         return self.blocks * self.block_bytes
 
     @property
-    def place(self) -> tuple[str, int]:
+    def place(self) -> Place:
         return self.device.type, self.device.index or 0
 
 
@@ -133,26 +144,53 @@ def cache_blocks(needs: Sequence[CacheNeed], max_batch_size: int, ranks: int = 1
     Args:
         ranks: that share this machine's memory, each with caches like these; a GPU is of one rank.
     """
+    found = []
+    for need, affordable in zip(needs, _affordable(needs, free_bytes(needs, ranks)), strict=True):
+        if affordable < need.blocks:
+            raise _too_small(need, needs, affordable, max_batch_size)
+        found.append(min(affordable, need.batch_blocks(max_batch_size)))
+    return found
+
+
+def free_bytes(needs: Sequence[CacheNeed], ranks: int = 1) -> dict[Place, int]:
+    """What caches and forwards may take of each device; `ranks` as in `cache_blocks`."""
     free = {need.place: _free_bytes(need.device) for need in needs}
     if ("cpu", 0) in free:
         free["cpu", 0] //= ranks
+    return free
+
+
+def longest_fit(
+    needs: Callable[[int], Sequence[CacheNeed]], most: int, free: Mapping[Place, int]
+) -> int:
+    """Tokens of the longest text that all caches have room for, up to so many; 0: of none.
+
+    Args:
+        needs: those of texts of so many tokens.
+    """
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        wanted = needs(middle)
+        fits = all(map(int.__le__, (one.blocks for one in wanted), _affordable(wanted, free)))
+        low, high = (middle, high) if fits else (low, middle - 1)
+    return low
+
+
+def _affordable(needs: Sequence[CacheNeed], free: Mapping[Place, int]) -> list[int]:
+    """Blocks that each cache can have beside the others on its device."""
+    left, sizes = dict(free), dict.fromkeys(free, 0)
     for need in needs:
-        free[need.place] -= need.scratch_bytes
-    return [_blocks(need, needs, max(0, free[need.place]), max_batch_size) for need in needs]
-
-
-def _blocks(need: CacheNeed, needs: Sequence[CacheNeed], free: int, max_batch_size: int) -> int:
-    neighbours = [other for other in needs if other.place == need.place]
-    share = free * need.bytes // sum(other.bytes for other in neighbours)
-    affordable = share // need.block_bytes
-    if affordable < need.blocks:
-        raise _too_small(need, neighbours, affordable, max_batch_size)
-    return min(affordable, need.blocks * max_batch_size)
+        left[need.place] -= need.scratch_bytes
+        sizes[need.place] += need.bytes
+    shares = (max(0, left[need.place]) * need.bytes // sizes[need.place] for need in needs)
+    return [share // need.block_bytes for share, need in zip(shares, needs, strict=True)]
 
 
 def _too_small(
-    need: CacheNeed, neighbours: Sequence[CacheNeed], affordable: int, max_batch_size: int
+    need: CacheNeed, needs: Sequence[CacheNeed], affordable: int, max_batch_size: int
 ) -> TrtlaError:
+    neighbours = [other for other in needs if other.place == need.place]
     scratch = sum(other.scratch_bytes for other in neighbours)
     ways, taken, build = [], "", "--max-seq-len"
     if scratch:
@@ -163,7 +201,8 @@ def _too_small(
     if len(neighbours) > 1:
         taken += ", of each of its models"
         ways.append("give draft models another --draft-device")
-    ways += [f"rebuild with a smaller {build}", "or use a device with more memory"]
+    made = "rebuild with" if need.usual_seq_len is None else "open the model with"
+    ways += [f"{made} a smaller {build}", "or use a device with more memory"]
     return TrtlaError(
         f"{need.device} has memory for {affordable * TOKENS_PER_BLOCK} cached tokens{taken}, "
         f"one sequence may need {need.max_seq_len}",
