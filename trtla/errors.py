@@ -6,7 +6,8 @@ libraries are shortened to one line here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
 
 _NEAR = 0.75
 """Similarity of a likely typing error: `nsad` for `nasd`, not `bogus` for `verbose`."""
@@ -27,8 +28,18 @@ _ELSEWHERE = {
 """What other tools call our commands, flags, arguments and values."""
 
 
+_FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9-]*)")
+_CLAUSES = re.compile(r"([,;\n] ?)")
+_OF_COMMANDS = re.compile(r"build|\btrtla ")
+"""What a clause speaks of where its flags are those of a command, whoever reads it."""
+
+
 class TrtlaError(Exception):
-    """An operation failed; the base class of everything trtla raises on purpose (exit code 1)."""
+    """An operation failed; the base class of everything trtla raises on purpose (exit code 1).
+
+    `message` and `hint` name settings by their flags, as the command line prints them; `str` names
+    them by their arguments in Python.
+    """
 
     exit_code = 1
 
@@ -36,10 +47,34 @@ class TrtlaError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.arguments: dict[str, str] = {}
+        """Arguments that are called otherwise than their flags, by the flags' names."""
 
     def __str__(self) -> str:
         """The sentence, and the hint on a line of its own: what a traceback ends with."""
-        return self.message if self.hint is None else f"{self.message}\nhint: {self.hint}"
+        text = self.message if self.hint is None else f"{self.message}\nhint: {self.hint}"
+        text = renamed(text, _argument)
+        for flag, name in self.arguments.items():
+            text = re.sub(rf"\b{flag}\b", name, text)
+        return text
+
+
+def renamed(text: str, name: Callable[[str], str]) -> str:
+    """A sentence or a hint with other names for its flags; those of commands that build stay.
+
+    Args:
+        name: what to say for a flag's name with underscores, such as `max_seq_len`.
+    """
+    return "".join(
+        clause
+        if _OF_COMMANDS.search(clause)
+        else _FLAG.sub(lambda found: name(found[1].replace("-", "_")), clause)
+        for clause in _CLAUSES.split(text)
+    )
+
+
+def _argument(flag: str) -> str:
+    return f"{flag.removeprefix('no_')}=False" if flag.startswith("no_") else flag
 
 
 class UsageError(TrtlaError):

@@ -6,7 +6,6 @@ the session implements.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from textwrap import shorten
@@ -19,12 +18,11 @@ from trtla.chat import values
 from trtla.chat.settings import ChatSettings, changed, read
 from trtla.chat.values import FILE, PAIR, TOGGLE, Known, Value
 from trtla.console import starting
-from trtla.errors import TrtlaError, UsageError, closest
+from trtla.errors import TrtlaError, UsageError, closest, renamed
 from trtla.settings.drafting import LOOKAHEAD, DrafterSettings
 from trtla.settings.fields import declared
 from trtla.settings.sampling import SamplingParams
 
-_FLAG = re.compile(r"--([a-z][a-z-]*)")
 _SHOWN = 24  # columns of a value in /help
 _GUESSES = 3  # commands that may have been meant
 
@@ -227,10 +225,8 @@ def _complete(text: str, names: Sequence[str], known: Known) -> tuple[str, list[
 def one_line(error: TrtlaError) -> str:
     """An error as the chat shows it: flags in its hint become commands, but for those of builds."""
 
-    def as_command(match: re.Match[str]) -> str:
-        name = _plain(match[1])
-        return f"/{name}" if name in BY_NAME else match[0]
+    def as_command(flag: str) -> str:
+        return f"/{flag}" if flag in BY_NAME else "--" + flag.replace("_", "-")
 
-    clauses = (error.hint or "").split(", ")
-    hint = ", ".join(c if "build" in c else _FLAG.sub(as_command, c) for c in clauses)
+    hint = renamed(error.hint or "", as_command)
     return " ".join(f"{error.message}{'; ' if hint else ''}{hint}".split())
