@@ -60,6 +60,8 @@ class Session:
         self._drawn_from: tuple[tuple[int, ...], SamplingParams] | None = None
         """What the last turn's answer was drawn from, where that is known."""
         self._stopped = False
+        self.exit_code = 0
+        """That of a script: its lines were done, or one of them was refused."""
 
     @property
     def known(self) -> Known:
@@ -81,6 +83,7 @@ class Session:
                 check_text(message, "the message")
                 self._answer(message, self.turns)
         except TrtlaError as error:
+            self.exit_code = max(self.exit_code, error.exit_code)
             self._printer.refuse(one_line(error))
         return True
 
@@ -92,7 +95,8 @@ class Session:
         value = command.parse(text)
         match command.name:
             case "help":
-                self._printer.out(help_text(self.settings, self.start))
+                width = self._printer.width
+                self._printer.out(help_text(self.settings, self.start, whole=value, width=width))
             case "quit" | "exit":
                 return False
             case "clear":

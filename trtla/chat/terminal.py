@@ -85,8 +85,8 @@ class CommandCompleter(Completer):
             yield Completion(item.value, -len(typed), display_meta=item.help)
 
 
-def chat_at_terminal(printer: TerminalPrinter, session: Session) -> None:
-    """Ask for lines until the user leaves."""
+def chat_at_terminal(printer: TerminalPrinter, session: Session) -> int:
+    """Ask for lines until the user leaves; 0, as who was refused has seen it."""
     prompt: PromptSession[str] = PromptSession(
         history=open_history(),
         completer=CommandCompleter(session),
@@ -104,7 +104,8 @@ def chat_at_terminal(printer: TerminalPrinter, session: Session) -> None:
             with printer.status:
                 goes_on = session.handle(line)
             if not goes_on:
-                return
+                break
+    return 0
 
 
 def _ask(prompt: PromptSession[str], printer: Printer) -> str | None:
