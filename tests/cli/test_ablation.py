@@ -329,7 +329,7 @@ def test_the_sources_of_auto_are_switched_off_one_by_one(model: Path, tmp_path: 
     assert all(first == second for first, second in steps.values())  # a repeat learns nothing
     again = ablation(model, path, *args, "--prompts-per-task", "2")
     assert "note: 32 of 32 rows are there already" in again.err
-    assert "auto-nodes          | nodes 5 |" in again.out
+    assert "| auto-nodes          | nodes 5 |" in again.out
     other = ablation(model, tmp_path / "others.csv", *args[:1], "--arms", "ar")
     refused(other, 2, "--sources and --arms exclude each other")
 

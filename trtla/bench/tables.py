@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from trtla.bench.arms import LLAMA_CPP, ArmRun
 from trtla.bench.journal import fingerprint
+from trtla.console import TableText, counted, markdown
 from trtla.console import cell as shown
-from trtla.console import counted, markdown
 from trtla.data.prompt_sets import Ids
 from trtla.results.bench_documents import (
     AblationFigures,
@@ -91,16 +91,18 @@ def csv_text(results: Results, found: dict[str, Any]) -> str:
     return csv_lines(list(lines[0]), lines, header=True)
 
 
-def markdown_text(results: Results, sweep: Sweep, found: dict[str, Any]) -> str:
+def results_text(
+    results: Results, sweep: Sweep, found: dict[str, Any], table: TableText = markdown
+) -> str:
     """The circumstances in a few lines, then a table for each cell."""
     parts = [_head(results, sweep, found)]
     for cell, members in groupby(results.rows, key=lambda row: Cell.fill(row)):
         rows = list(members)
         cells = [[_shown(row, key) for key in _FIGURES] for row in rows]
-        parts.append(f"{_title(cell)}\n\n{markdown(list(_FIGURES.values()), cells)}")
-        parts += [_sources_table(row.arm, row.sources) for row in rows if row.sources]
+        parts.append(f"{_title(cell)}\n\n{table(list(_FIGURES.values()), cells)}")
+        parts += [_sources_table(row.arm, row.sources, table) for row in rows if row.sources]
         short = {row.arm: too_short(row.texts, row.output_tokens) for row in rows}
-        parts += [f"{arm}: {text}." for arm, text in short.items() if text]
+        parts += [f"{arm}: {why}." for arm, why in short.items() if why]
     return "\n\n".join(parts)
 
 
@@ -134,7 +136,7 @@ def _title(cell: Cell) -> str:
     )
 
 
-def _sources_table(arm: str, sources: Mapping[str, SourceRow]) -> str:
+def _sources_table(arm: str, sources: Mapping[str, SourceRow], table: TableText) -> str:
     """What came of each source's nodes, and of all."""
     counts = {name: own.counts for name, own in sources.items()}
     counts["all"] = total(counts.values())
@@ -145,7 +147,7 @@ def _sources_table(arm: str, sources: Mapping[str, SourceRow]) -> str:
         more = " ..." * (len(own.fed) > _DEPTHS)
         sums = [str(sum(counts)) for counts in (own.proposed, own.fed, own.accepted)]
         cells.append([name, *sums, f"{own.expected:.1f}", shown(own.calibration), depths + more])
-    return markdown([f"sources of {arm}", *_SOURCE_FIGURES], cells)
+    return table([f"sources of {arm}", *_SOURCE_FIGURES], cells)
 
 
 def _shown(row: BenchRow, key: str) -> str:

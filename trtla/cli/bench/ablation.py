@@ -271,13 +271,13 @@ def _print(console: Console, means: Sequence[AblationRow]) -> None:
     own = _SOURCE_COLUMNS if any(row.sources is not None for row in means) else ()
     rows = []
     for row in means:
-        names = [getattr(row, name) for name in (*places, "processor", "method")]
+        names = [getattr(row, name) for name in (*places, "processor")]
         figures = [row.figure(key) for key in _SUMMARY.values()]
         more = [row.fed_per_step, row.calibration] if own else []
         same = round((row.figure("same_as_ar_mean") or 0.0) * row.rows)
         shown = [None if value is None else float(value) for value in figures]
-        rows.append([*names, _setting(row), *shown, *more, f"{same} of {row.rows}"])
-    columns = [*places, "processor", "arm", "setting", *_SUMMARY, *own, "texts as ar"]
+        rows.append([row.method, _setting(row), *names, *shown, *more, f"{same} of {row.rows}"])
+    columns = ["arm", "setting", *places, "processor", *_SUMMARY, *own, "texts as ar"]
     console.table(columns, rows)
 
 

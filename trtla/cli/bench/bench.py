@@ -224,7 +224,7 @@ def _run(console: Console, sweep: Sweep) -> Results | None:
 
 
 def _print(console: Console, results: Results, sweep: Sweep, output_format: str) -> None:
-    from trtla.bench.tables import csv_text, document, markdown_text
+    from trtla.bench.tables import csv_text, document, results_text
     from trtla.results.documents import environment
     from trtla.results.metrics import too_short
 
@@ -237,5 +237,5 @@ def _print(console: Console, results: Results, sweep: Sweep, output_format: str)
         output_format,
         lambda: document(results, sweep, found),
         lambda: csv_text(results, found),
-        lambda: console.out(markdown_text(results, sweep, found)),
+        lambda: console.out(results_text(results, sweep, found, console.table_text)),
     )
