@@ -161,9 +161,9 @@ def _head(test: LoadTest, measured: LoadResult, found: dict[str, Any]) -> str:
             "",
             f"- server: {server.url}, {server.model}{owner}, {server.endpoint}",
             f"- client: trtla {found['trtla']} ({found['commit'] or 'no checkout'}), Python "
-            f"{found['python']}, {found['cores']} cores of {found['cpu']}",
+            f"{found['python']}, {counted(found['cores'], 'core')} of {found['cpu']}",
             f"- a run: {counted(test.requests, 'request')}, at most "
-            f"{test.sampling.max_output_len} tokens each; times are medians (p99) in ms",
+            f"{counted(test.sampling.max_output_len, 'token')} each; times are medians (p99) in ms",
         )
     )
 

@@ -111,17 +111,18 @@ def _head(results: Results, sweep: Sweep, found: dict[str, Any]) -> str:
     ends = "ignored" if sweep.ignore_eos else "respected"
     bandwidth = {c.threads: c.read_bandwidth_gb_per_s for c in results.cells}
     speeds = ", ".join(f"{gb:.1f} GB/s with {counted(n, 'thread')}" for n, gb in bandwidth.items())
+    cores, length = counted(found["cores"], "core"), counted(sweep.sampling.max_output_len, "token")
     llama_cpp = any(name in LLAMA_CPP for name in sweep.peers)
     peer = f", llama-cpp-python {found['llama_cpp_python']}" if llama_cpp else ""
     return "\n".join(
         (
             f"`{found['command']}`",
             "",
-            f"- machine: {found['cores']} cores of {found['cpu']}{gpus}; read bandwidth {speeds}",
+            f"- machine: {cores} of {found['cpu']}{gpus}; read bandwidth {speeds}",
             f"- versions: trtla {found['trtla']} ({found['commit'] or 'no checkout'}), Python "
             f"{found['python']}, torch {found['torch']}, transformers {found['transformers']}"
             f"{peer}",
-            f"- engine: {', '.join(results.executors)}; {sweep.sampling.max_output_len} tokens a "
+            f"- engine: {', '.join(results.executors)}; {length} a "
             f"prompt, end tokens {ends}, {counted(sweep.rounds, 'round')} alternating, medians",
         )
     )
@@ -129,7 +130,7 @@ def _head(results: Results, sweep: Sweep, found: dict[str, Any]) -> str:
 
 def _title(cell: Cell) -> str:
     filters = filters_text(cell.temperature, cell.top_k, cell.top_p)
-    length = f", prompts of {cell.prompt_len} tokens" if cell.prompt_len else ""
+    length = f", prompts of {counted(cell.prompt_len, 'token')}" if cell.prompt_len else ""
     return (
         f"**{cell.category}, {filters}, batch {cell.batch_size}** "
         f"({cell.executor}, {counted(cell.threads, 'thread')}{length})"

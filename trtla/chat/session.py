@@ -179,7 +179,8 @@ class Session:
 
     def _live(self, reply: Reply, name: str = "") -> None:
         tally = reply.tally
-        self._printer.live(f"{name}{tally.describe()}, {tally.tokens} tokens; Ctrl-C stops")
+        tokens = counted(tally.tokens, "token")
+        self._printer.live(f"{name}{tally.describe()}, {tokens}; Ctrl-C stops")
 
     def _end(self, reply: Reply) -> None:
         if self.settings.debug:
@@ -296,9 +297,9 @@ class Session:
         total = self.total
         left_out = f", {self._left_out} left out" if self._left_out else ""
         return (
-            f"{counted(total.answers, 'answer')}, {total.tokens} tokens, {total.describe()}\n"
-            f"prompts: {total.prompt_tokens} tokens, {total.reused_tokens} of them still in "
-            "the K/V cache\n"
+            f"{counted(total.answers, 'answer')}, {counted(total.tokens, 'token')}, "
+            f"{total.describe()}\nprompts: {counted(total.prompt_tokens, 'token')}, "
+            f"{total.reused_tokens} of them still in the K/V cache\n"
             f"context: {self.context} of {self.max_context} tokens, {_turns(len(self.turns))}"
             f"{left_out}\nran on {self._model.description}"
         )

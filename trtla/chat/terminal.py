@@ -27,7 +27,7 @@ from prompt_toolkit.shortcuts import clear
 from trtla.chat.commands import complete
 from trtla.chat.printer import Printer, harmless
 from trtla.chat.session import Session
-from trtla.console import Console
+from trtla.console import Console, counted
 from trtla.files import user_cache
 
 HISTORY = "chat_history"
@@ -124,7 +124,7 @@ def toolbar(session: Session) -> str:
     if session.last is None:
         return f" {context}"
     tally, reason = session.last.tally, session.last.finish_reason
-    return f" {tally.describe()}, {tally.tokens} tokens ({reason}); {context}"
+    return f" {tally.describe()}, {counted(tally.tokens, 'token')} ({reason}); {context}"
 
 
 def _keys() -> KeyBindings:
