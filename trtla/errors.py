@@ -7,7 +7,8 @@ libraries are shortened to one line here.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 _NEAR = 0.75
 """Similarity of a likely typing error: `nsad` for `nasd`, not `bogus` for `verbose`."""
@@ -133,6 +134,45 @@ def sentence(error: BaseException) -> str:
     """An error of another library in one line: its type and its message."""
     reason = first_line(error)
     return f"{type(error).__name__}: {reason}" if reason else type(error).__name__
+
+
+_NEEDED = {
+    "bool_type": "true or false",
+    "dict_type": "an object",
+    "finite_number": "a finite number",
+    "float_type": "a number",
+    "greater_than": "above {gt}",
+    "greater_than_equal": "at least {ge}",
+    "int_from_float": "a whole number",
+    "int_type": "a whole number",
+    "less_than": "below {lt}",
+    "less_than_equal": "at most {le}",
+    "list_type": "a list",
+    "literal_error": "{expected}",
+    "mapping_type": "an object",
+    "model_attributes_type": "an object",
+    "model_type": "an object",
+    "string_too_long": "a text of at most {max_length} characters",
+    "string_too_short": "a text that is not empty",
+    "string_type": "a text",
+    "tuple_type": "a list",
+    "too_long": "of at most {max_length} items",
+    "too_short": "of at least {min_length} items",
+}
+"""What a value has to be, by the names of pydantic's errors; in brackets what is in their `ctx`."""
+
+
+def needed(error: Mapping[str, Any]) -> str:
+    """What a value that pydantic refused must be; continues "must be "."""
+    kind = str(error.get("type"))
+    if kind in _NEEDED:
+        found = (error.get("ctx") or {}).items()
+        context = {key: f"{one:g}" if isinstance(one, float) else one for key, one in found}
+        text = _NEEDED[kind].format(**context)
+        return text.replace(" 1 items", " 1 item").replace(" 1 characters", " 1 character")
+    if kind.startswith("int"):
+        return "a whole number"
+    return "a number" if kind.startswith(("float", "decimal")) else "a value that fits"
 
 
 def as_trtla_error(error: BaseException) -> TrtlaError:
