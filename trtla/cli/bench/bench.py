@@ -14,7 +14,6 @@ from trtla.cli.bench.ablation import run_ablation_command
 from trtla.cli.bench.bench_flags import (
     ABLATION,
     DTYPES,
-    FORMATS,
     LOAD,
     AblationFlags,
     BenchFlags,
@@ -31,7 +30,7 @@ from trtla.cli.bench.bench_load import run_load_command
 from trtla.cli.shared import options as opt
 from trtla.cli.shared.command import Command
 from trtla.cli.shared.model import check_batch_size, check_drafters, check_texts, check_triples
-from trtla.cli.shared.params import Former, refuse_filters, source
+from trtla.cli.shared.params import refuse_filters, source
 from trtla.cli.shared.values import TOKENS
 from trtla.console import Console, command_line
 from trtla.errors import TrtlaError, UsageError
@@ -72,15 +71,6 @@ if TYPE_CHECKING:
 @opt.flags_of(AblationFlags)
 @opt.flags_of(LoadFlags)
 @opt.trtllm_flags
-@click.option(
-    "o",
-    "-o",
-    cls=Former,
-    now="output_format",
-    type=FORMATS,
-    is_eager=True,
-    callback=remember_format,
-)
 @opt.switch(
     "--json",
     section="Output",
