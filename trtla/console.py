@@ -249,8 +249,12 @@ def _rich_table(
     for row in rows:
         table.add_row(*(Text(value, overflow="fold") for value in row))
     out = io.StringIO()
-    colors = "standard" if colored else None
-    screen = RichConsole(file=out, width=width, force_terminal=colored, color_system=colors)
+    screen = RichConsole(
+        file=out,
+        width=width,
+        force_terminal=colored,
+        color_system="standard" if colored else None,
+    )
     screen.print(table)
     return out.getvalue().rstrip("\n")
 

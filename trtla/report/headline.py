@@ -39,9 +39,9 @@ def headline(found: Sequence[Comparison], sources: Sequence[Source]) -> Headline
     if (few := _fastest(found)) is not None:
         return Headline(_not_enough(little[few[0].source]))
     for source in sources:
-        if text := _without_arms(source):
-            few_runs = little.get(source.number)
-            return Headline(_not_enough(few_runs) if few_runs else text)
+        if said := _without_arms(source):
+            reason = little.get(source.number)
+            return Headline(_not_enough(reason) if reason else said)
     return Headline("Nothing in these documents compares a method with plain decoding.")
 
 
