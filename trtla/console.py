@@ -1,8 +1,7 @@
 """What trtla prints: results on stdout, notes, progress and errors on stderr, JSON with --json.
 
 Tables are drawn by rich on a terminal and are Markdown elsewhere, readable in logs and files. No
-heading is cut: a table too wide for the terminal, or for COLUMNS, goes on below with its first
-column again.
+heading is cut: a table too wide for the terminal goes on below with its first column again.
 """
 
 from __future__ import annotations
@@ -72,13 +71,9 @@ class Console:
 
     def table_text(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         """A table as it is shown on stdout."""
-        width = shutil.get_terminal_size().columns
-        if sys.stdout.isatty():
-            return drawn(columns, rows, width, colored=self.colored)
-        if not os.environ.get("COLUMNS"):
+        if not sys.stdout.isatty():
             return markdown(columns, rows)
-        parts = _parts(columns, rows, width, _widest)
-        return "\n\n".join(markdown(*part) for part in parts)
+        return drawn(columns, rows, shutil.get_terminal_size().columns, colored=self.colored)
 
     @contextmanager
     def progress(
@@ -179,7 +174,7 @@ def drawn(
     columns: Sequence[str], rows: Sequence[Sequence[str]], width: int, *, colored: bool = False
 ) -> str:
     """A table for a terminal of this width; headings and texts wrap between words."""
-    parts = _parts(columns, rows, width, _least)
+    parts = _parts(columns, rows, width)
     return "\n\n".join(_rich_table(*part, width, colored=colored) for part in parts)
 
 
@@ -211,15 +206,9 @@ def _widest(columns: Sequence[str], rows: Sequence[Sequence[str]], place: int) -
 _FRAME = 3  # columns of a rule and two blanks
 
 
-def _parts(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], width: int, needed: Callable[..., int]
-) -> Iterator[Columns]:
-    """The columns that fit beside each other, each time behind the first one.
-
-    Args:
-        needed: a column's width, as `_least` and `_widest` say it.
-    """
-    least = [needed(columns, rows, place) for place in range(len(columns))]
+def _parts(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Iterator[Columns]:
+    """The columns that fit beside each other, each time behind the first one."""
+    least = [_least(columns, rows, place) for place in range(len(columns))]
     places, room = [0], width - 1 - _FRAME - least[0]
     for place in range(1, len(columns)):
         if least[place] + _FRAME > room and len(places) > 1:
