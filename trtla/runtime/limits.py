@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from trtla.console import counted
 from trtla.errors import PromptTooLong, UsageError
 from trtla.runtime.request import Request
 from trtla.settings.drafting import LOOKAHEAD, DrafterSettings, check_drafts_itself, refuse_texts
@@ -96,7 +97,8 @@ class ExecutorLimits:
         self._check_encoder(request)
         if length > self.max_input_len:
             raise PromptTooLong(
-                f"{name} has a prompt of {length} tokens, above max_input_len {self.max_input_len}",
+                f"{name} has a prompt of {counted(length, 'token')}, above max_input_len "
+                f"{self.max_input_len}",
                 f"shorten the prompt, or {self.input_len_hint}",
             )
         wanted = length + request.sampling.max_output_len
@@ -193,7 +195,8 @@ class ExecutorLimits:
             )
         if settings.most_tokens > self.max_gamma:
             raise UsageError(
-                f"{request.label} drafts {settings.most_tokens} tokens, above {self.max_gamma}",
+                f"{request.label} drafts {counted(settings.most_tokens, 'token')}, above "
+                f"{self.max_gamma}",
                 f"use a smaller --gamma, or open the model with --gamma {settings.most_tokens}",
                 "drafter",
             )
