@@ -17,11 +17,11 @@ from trtla.chat.commands import commands_of
 from trtla.cli.shared.command import Command
 from trtla.cli.shared.options import options_of
 from trtla.data.prompts import prompt_line
-from trtla.errors import UsageError
-from trtla.settings.drafting import DrafterSettings
-from trtla.settings.executor import ExecutorOptions
-from trtla.settings.fields import declared, option, parsed
-from trtla.settings.sampling import SamplingParams
+from trtla.errors import UsageError, trtllm_cannot
+from trtla.settings.drafting import DrafterSettings, DraftOptions
+from trtla.settings.executor import ExecutorOptions, TrtllmSettings
+from trtla.settings.fields import declared, flag_name, option, parsed
+from trtla.settings.sampling import BeamSettings, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,3 +150,28 @@ def test_keyword_arguments_of_a_model_are_the_fields_of_its_options(tiny_llama: 
 def test_a_flag_that_no_field_takes_is_an_error() -> None:
     with pytest.raises(TypeError, match="DraftFlags has no field for wings, zeal"):
         parsed(DraftFlags, {"wings": 2, "zeal": 1})
+
+
+@pytest.mark.parametrize("kind", [SamplingParams, DrafterSettings, DraftOptions, BeamSettings,
+                                  ExecutorOptions, TrtllmSettings])  # fmt: skip
+def test_python_reads_the_names_of_its_arguments(kind: type) -> None:
+    """The command line reads the flags of the same refusal."""
+    for one in declared(kind).values():
+        with pytest.raises(UsageError) as caught:
+            kind(**{one.name: object()})
+        said = str(caught.value)
+        assert "--" not in said
+        assert said.startswith(f"{one.name} is <object"), said
+        assert f"hint: {one.name} must be " in said
+        assert flag_name(one.flag) in (caught.value.hint or "")
+
+
+def test_flags_of_a_build_stay_for_python_too() -> None:
+    text = "lower --max-output-len, or rebuild with a larger --max-seq-len; or pass --no-stop-x"
+    said = str(UsageError("--top-k is 3", text))
+    assert said == (
+        "top_k is 3\nhint: lower max_output_len, or rebuild with a larger --max-seq-len; or pass "
+        "stop_x=False"
+    )
+    refusal = trtllm_cannot("e", "which drafts itself", "run trtla build e --backend torch")
+    assert str(refusal).endswith("hint: run trtla build e --backend torch")

@@ -1,14 +1,17 @@
 """What trtla prints: results on stdout, notes, progress and errors on stderr, JSON with --json.
 
-Tables are drawn by rich on a terminal and are Markdown elsewhere, readable in logs and files.
+Tables are drawn by rich on a terminal and are Markdown elsewhere, readable in logs and files. No
+heading is cut: a table too wide for the terminal goes on below with its first column again.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,6 +25,8 @@ Progress = Callable[[int, int], None]
 """Called with (done, in all), in bytes or in what a stage counts."""
 Stages = Callable[[str, str], AbstractContextManager[Progress]]
 """(label, unit) -> the progress of a stage, as `Console.progress`."""
+TableText = Callable[[Sequence[str], Sequence[Sequence[str]]], str]
+"""(headings, cells of each row) -> a table, as `markdown` and `Console.table_text`."""
 BYTES = "bytes"
 
 _LOG_EVERY_S = 10.0
@@ -62,11 +67,13 @@ class Console:
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         """Print a table on stdout; cells are shown with `cell`."""
-        cells = [[cell(value) for value in row] for row in rows]
-        if sys.stdout.isatty():
-            _rich_table(columns, cells)
-        else:
-            self.out(markdown(columns, cells))
+        self.out(self.table_text(columns, [[cell(value) for value in row] for row in rows]))
+
+    def table_text(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+        """A table as it is shown on stdout."""
+        if not sys.stdout.isatty():
+            return markdown(columns, rows)
+        return drawn(columns, rows, shutil.get_terminal_size().columns, colored=self.colored)
 
     @contextmanager
     def progress(
@@ -156,18 +163,89 @@ def _is_numeric(cells: Sequence[str]) -> bool:
     return all(_NUMBER.fullmatch(value) for value in cells)
 
 
-def _rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+_LONGEST_WORD = 20
+"""Columns of a cell's word that stays whole on a terminal; numbers always do."""
+
+Columns = tuple[Sequence[str], Sequence[Sequence[str]]]
+"""Headings, and the cells of each row."""
+
+
+def drawn(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], width: int, *, colored: bool = False
+) -> str:
+    """A table for a terminal of this width; headings and texts wrap between words."""
+    parts = _parts(columns, rows, width)
+    return "\n\n".join(_rich_table(*part, width, colored=colored) for part in parts)
+
+
+def _least(columns: Sequence[str], rows: Sequence[Sequence[str]], place: int) -> int:
+    """The narrowest that a column can be whose texts wrap."""
+    cells = [row[place] for row in rows]
+    heading = max(map(len, columns[place].split()), default=0)
+    longest = max((len(word) for value in cells for word in value.split()), default=0)
+    return max(heading, longest if _is_numeric(cells) else min(longest, _LONGEST_WORD))
+
+
+def _widths(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], width: int
+) -> Iterator[tuple[int, bool]]:
+    """How wide each column is, and whether it holds numbers; what is left goes to the first."""
+    least = [_least(columns, rows, place) for place in range(len(columns))]
+    spare = max(width - 1 - sum(one + _FRAME for one in least), 0)
+    for place, narrow in enumerate(least):
+        more = min(_widest(columns, rows, place) - narrow, spare)
+        spare -= more
+        yield narrow + more, _is_numeric([row[place] for row in rows])
+
+
+def _widest(columns: Sequence[str], rows: Sequence[Sequence[str]], place: int) -> int:
+    """How wide a column is whose texts do not wrap."""
+    return max(len(row[place]) for row in [columns, *rows])
+
+
+_FRAME = 3  # columns of a rule and two blanks
+
+
+def _parts(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Iterator[Columns]:
+    """The columns that fit beside each other, each time behind the first one."""
+    least = [_least(columns, rows, place) for place in range(len(columns))]
+    places, room = [0], width - 1 - _FRAME - least[0]
+    for place in range(1, len(columns)):
+        if least[place] + _FRAME > room and len(places) > 1:
+            yield _chosen(columns, rows, places)
+            places, room = [0], width - 1 - _FRAME - least[0]
+        places.append(place)
+        room -= least[place] + _FRAME
+    yield _chosen(columns, rows, places)
+
+
+def _chosen(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], places: Sequence[int]
+) -> Columns:
+    return [columns[i] for i in places], [[row[i] for i in places] for row in rows]
+
+
+def _rich_table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], width: int, *, colored: bool
+) -> str:
     from rich.console import Console as RichConsole
     from rich.table import Table
     from rich.text import Text
 
     table = Table(header_style="bold")
-    for i, column in enumerate(columns):
-        numeric = _is_numeric([row[i] for row in rows])
-        table.add_column(column, justify="right" if numeric else "left")
+    for column, (wide, numeric) in zip(columns, _widths(columns, rows, width), strict=True):
+        table.add_column(column, justify="right" if numeric else "left", width=wide)
     for row in rows:
-        table.add_row(*(Text(value) for value in row))
-    RichConsole().print(table)
+        table.add_row(*(Text(value, overflow="fold") for value in row))
+    out = io.StringIO()
+    screen = RichConsole(
+        file=out,
+        width=width,
+        force_terminal=colored,
+        color_system="standard" if colored else None,
+    )
+    screen.print(table)
+    return out.getvalue().rstrip("\n")
 
 
 class _Bar:

@@ -6,7 +6,9 @@ libraries are shortened to one line here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 _NEAR = 0.75
 """Similarity of a likely typing error: `nsad` for `nasd`, not `bogus` for `verbose`."""
@@ -27,8 +29,18 @@ _ELSEWHERE = {
 """What other tools call our commands, flags, arguments and values."""
 
 
+_FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9-]*)")
+_CLAUSES = re.compile(r"([,;\n] ?)")
+_OF_COMMANDS = re.compile(r"build|\btrtla ")
+"""What a clause speaks of where its flags are those of a command, whoever reads it."""
+
+
 class TrtlaError(Exception):
-    """An operation failed; the base class of everything trtla raises on purpose (exit code 1)."""
+    """An operation failed; the base class of everything trtla raises on purpose (exit code 1).
+
+    `message` and `hint` name settings by their flags, as the command line prints them; `str` names
+    them by their arguments in Python.
+    """
 
     exit_code = 1
 
@@ -36,10 +48,34 @@ class TrtlaError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.arguments: dict[str, str] = {}
+        """Arguments that are called otherwise than their flags, by the flags' names."""
 
     def __str__(self) -> str:
         """The sentence, and the hint on a line of its own: what a traceback ends with."""
-        return self.message if self.hint is None else f"{self.message}\nhint: {self.hint}"
+        text = self.message if self.hint is None else f"{self.message}\nhint: {self.hint}"
+        text = renamed(text, _argument)
+        for flag, name in self.arguments.items():
+            text = re.sub(rf"\b{flag}\b", name, text)
+        return text
+
+
+def renamed(text: str, name: Callable[[str], str]) -> str:
+    """A sentence or a hint with other names for its flags; those of commands that build stay.
+
+    Args:
+        name: what to say for a flag's name with underscores, such as `max_seq_len`.
+    """
+    return "".join(
+        clause
+        if _OF_COMMANDS.search(clause)
+        else _FLAG.sub(lambda found: name(found[1].replace("-", "_")), clause)
+        for clause in _CLAUSES.split(text)
+    )
+
+
+def _argument(flag: str) -> str:
+    return f"{flag.removeprefix('no_')}=False" if flag.startswith("no_") else flag
 
 
 class UsageError(TrtlaError):
@@ -98,6 +134,45 @@ def sentence(error: BaseException) -> str:
     """An error of another library in one line: its type and its message."""
     reason = first_line(error)
     return f"{type(error).__name__}: {reason}" if reason else type(error).__name__
+
+
+_NEEDED = {
+    "bool_type": "true or false",
+    "dict_type": "an object",
+    "finite_number": "a finite number",
+    "float_type": "a number",
+    "greater_than": "above {gt}",
+    "greater_than_equal": "at least {ge}",
+    "int_from_float": "a whole number",
+    "int_type": "a whole number",
+    "less_than": "below {lt}",
+    "less_than_equal": "at most {le}",
+    "list_type": "a list",
+    "literal_error": "{expected}",
+    "mapping_type": "an object",
+    "model_attributes_type": "an object",
+    "model_type": "an object",
+    "string_too_long": "a text of at most {max_length} characters",
+    "string_too_short": "a text that is not empty",
+    "string_type": "a text",
+    "tuple_type": "a list",
+    "too_long": "of at most {max_length} items",
+    "too_short": "of at least {min_length} items",
+}
+"""What a value has to be, by the names of pydantic's errors; in brackets what is in their `ctx`."""
+
+
+def needed(error: Mapping[str, Any]) -> str:
+    """What a value that pydantic refused must be; continues "must be "."""
+    kind = str(error.get("type"))
+    if kind in _NEEDED:
+        found = (error.get("ctx") or {}).items()
+        context = {key: f"{one:g}" if isinstance(one, float) else one for key, one in found}
+        text = _NEEDED[kind].format(**context)
+        return text.replace(" 1 items", " 1 item").replace(" 1 characters", " 1 character")
+    if kind.startswith("int"):
+        return "a whole number"
+    return "a number" if kind.startswith(("float", "decimal")) else "a value that fits"
 
 
 def as_trtla_error(error: BaseException) -> TrtlaError:

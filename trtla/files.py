@@ -18,7 +18,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from trtla.errors import TrtlaError, UsageError, did_you_mean, first_line
+from trtla.errors import TrtlaError, UsageError, did_you_mean, first_line, needed
 from trtla.interrupts import INTERRUPTS
 from trtla.leftovers import (
     is_temporary,
@@ -325,7 +325,7 @@ def validate(model: type[ModelT], data: Any, where: str, hint: str = _OWN_FILE) 
     try:
         return model.model_validate(data)
     except pydantic.ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
+        first = error.errors(include_url=False)[0]
         if first["type"] == "extra_forbidden":
             *outer, key = first["loc"]
             known = [field.alias or name for name, field in model.model_fields.items()]
@@ -337,13 +337,12 @@ def validate(model: type[ModelT], data: Any, where: str, hint: str = _OWN_FILE) 
 def _describe(first: Mapping[str, Any]) -> str:
     """One sentence on a problem that pydantic found: its key path, what is wrong, and the value."""
     key = ".".join(str(part) for part in first["loc"])
-    message = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "missing":
         return f'"{key}" is missing'
     if first["type"] == "extra_forbidden":
         return f'unknown key "{key}"'
     if first["type"] == "value_error":
-        return message
+        return str(first["msg"]).removeprefix("Value error, ")
     value = first["input"]
     shown = value if isinstance(value, float) and not math.isfinite(value) else repr(value)
-    return f'"{key}" is {shown}: {message[0].lower()}{message[1:]}'
+    return f'"{key}" is {shown}: it must be {needed(first)}'

@@ -23,10 +23,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="scripts/verify_trtllm.sh", description="Proves trtla on the TensorRT-LLM installed."
     )
+    # The script that starts this one takes it, before any other flag.
+    parser.add_argument("--docker", metavar="IMAGE", help="as the first flag: in a container")
     parser.add_argument("--work-dir", type=Path, default=ROOT / "verify-trtllm")
     parser.add_argument("--stand-in", action="store_true", help="against the tests' stand-in")
     parser.add_argument("--only", default="", help=f"steps of {', '.join(STEPS)}")
     given = parser.parse_args(arguments)
+    if given.docker is not None:
+        parser.error("--docker IMAGE must be the first flag")
     given.only = [name for name in given.only.split(",") if name]
     if unknown := [name for name in given.only if name not in STEPS]:
         parser.error(f"--only {unknown[0]}: the steps are {', '.join(STEPS)}")

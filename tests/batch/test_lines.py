@@ -64,6 +64,12 @@ def test_a_line_that_is_too_long_is_an_error_of_that_line(
     assert second.error.message == "line 2 has more than 1 MiB; split it"
 
 
+def test_a_line_is_refused_as_the_server_refuses_its_body(tmp_path: Path) -> None:
+    bodies = ask("a", temperature=2.5), ask("b", temperature="hot"), ask("c", temperature=2)
+    errors = [one.error and one.error.message for one in asks(write(tmp_path / "in", [*bodies]))]
+    assert errors == ["temperature must be at most 2", "temperature must be a number", None]
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [

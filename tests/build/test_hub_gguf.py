@@ -103,6 +103,9 @@ def test_a_file_is_fetched_once_and_read_offline(
     done = asked_of("http://127.0.0.1:9", tmp_path, "inspect", f"{REPO}:Q4_K_M")
     assert done.returncode == 0, done.stderr
     assert len(asked) == before
+    done = asked_of("http://127.0.0.1:9", tmp_path, "inspect", "some-org/other:Q4_K_M")
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 2), done.stderr
+    assert "could not be fetched from the hub: it does not answer ([Errno " in done.stderr
     done = asked_of(address, tmp_path, "inspect", f"{REPO}:Q8_0", HF_HUB_OFFLINE="1")
     assert done.returncode == 2
     assert f"{REPO} has no GGUF file for Q8_0\nhint: name one of these: Tiny-3.2-Q4_K_M" in (

@@ -65,22 +65,40 @@ def test_every_setting_of_an_answer_has_the_command_of_its_own_name():
             assert find(name).name == name
 
 
+def everything(now=ChatSettings(), start=ChatSettings()):  # noqa: B008
+    return help_text(now, start, whole=True, width=200)
+
+
+@pytest.mark.parametrize("now", ["", "You are a patient teacher."])
+def test_help_fits_a_screen(now):
+    """24 lines, one of which is for what is typed next; narrower screens only make it longer."""
+    settings = changed(ChatSettings(), {"system": now})
+    lines = help_text(settings, settings, whole=False, width=80).splitlines()
+    assert len(lines) <= 23
+    assert max(map(len, lines)) <= 80
+    assert [line.split()[0] for line in lines[:2]] == ["/help", "/quit"]
+    assert "/temperature X " in "\n".join(lines)
+    assert "/help all lists" in lines[-2]
+    narrow = help_text(settings, settings, whole=True, width=60).splitlines()
+    assert len(narrow) > len(TABLE)
+
+
 @pytest.mark.parametrize("name", HIDDEN)
 def test_other_names_are_understood_and_not_shown(name):
     assert find(name).name == HIDDEN[name]
-    assert f"/{name} " not in help_text(ChatSettings(), ChatSettings())
+    assert f"/{name} " not in everything()
     assert f"/{name}" not in completed(f"/{name}")
 
 
 def test_help_shortens_a_long_value():
     long = changed(ChatSettings(), {"system": "You are a patient teacher. " * 20})
-    (line,) = [one for one in help_text(long, long).splitlines() if "/system" in one]
+    (line,) = [one for one in everything(long, long).splitlines() if "/system" in one]
     assert "You are a patient..." in line
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_command_is_in_help_and_completion(name):
-    text = help_text(ChatSettings(), ChatSettings())
+    text = everything()
     assert any(line.split()[0] == f"/{name}" for line in text.splitlines() if line)
     assert f"/{name}" in completed("/")
     assert f"/{name}" in completed(f"/{name[:2]}")
@@ -95,10 +113,9 @@ def test_a_shown_value_means_itself(command, settings):
 
 
 def test_help_shows_values_now_and_at_the_start():
-    text = help_text(OTHER, ChatSettings())
+    text = everything(OTHER)
     (line,) = [line for line in text.splitlines() if line.startswith("/max_output_len")]
-    assert " 64 " in line
-    assert "at the start 256" in line
+    assert line.endswith(" Most tokens to write. [64, at the start 256]")
     (line,) = [line for line in text.splitlines() if line.startswith("/processor")]
     assert "topknucleus 0.7 40 0.9" in line
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 import os
 import signal
@@ -329,7 +330,7 @@ def test_the_sources_of_auto_are_switched_off_one_by_one(model: Path, tmp_path: 
     assert all(first == second for first, second in steps.values())  # a repeat learns nothing
     again = ablation(model, path, *args, "--prompts-per-task", "2")
     assert "note: 32 of 32 rows are there already" in again.err
-    assert "auto-nodes          | nodes 5 |" in again.out
+    assert "| auto-nodes          | nodes 5 |" in again.out
     other = ablation(model, tmp_path / "others.csv", *args[:1], "--arms", "ar")
     refused(other, 2, "--sources and --arms exclude each other")
 
@@ -375,7 +376,8 @@ def test_bad_settings_are_refused_before_a_model_is_loaded(
         (("-p", "x", "--categories", "code"), ("exclude",)),
         (("--draft-model", tiny_llama), ("258", "2048")),
         (("--draft-model", tmp_path / "none"), ("none",)),
-        (("--output", tmp_path / "results.txt"), (".csv",)),
+        (("--output", tmp_path / "results.txt"), (".csv", ".json")),
+        (("-p", "a", "--prompts", "code"), ("--input-text and --prompts exclude each other",)),
         (("--output", tmp_path / "no" / "results.csv"), ("does not exist",)),
     ):
         refused(ablation(model, path, *args), 2, *parts)
@@ -384,3 +386,21 @@ def test_bad_settings_are_refused_before_a_model_is_loaded(
     path.write_text("a,b\n1,2\n")
     refused(ablation(model, path), 2, "not an ablation's table", "--output")
     assert path.read_text() == "a,b\n1,2\n"
+
+
+def test_prompts_of_ones_own_and_a_document_where_it_is_told(model: Path, tmp_path: Path) -> None:
+    prompts, output = tmp_path / "own.jsonl", tmp_path / "found.json"
+    lines = [{"category": name, "text": name * 3} for name in ("first", "second", "second")]
+    prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    args = ("--prompts", prompts, "--arms", "nasd", "-n", "4", "-o", output)
+    ran = trtla("bench", model, "--ablation", *args, "--processor", "greedy", "--json")
+    assert ran.code == 0, ran.err
+    assert json.loads(output.read_text()) == ran.json
+    assert ran.json["output"] == str(tmp_path / "found.csv")
+    rows = read(tmp_path / "found.csv")
+    found = {(row["task"], row["prompt_id"]) for row in rows}
+    assert found == {("first", "0"), ("second", "0"), ("second", "1")}
+    assert {row["method"] for row in rows} == {"ar", "nasd"}
+    assert (tmp_path / "found_means.csv").exists()
+    output.write_text('{"mine": 1}')
+    refused(trtla("bench", model, "--ablation", *args), 2, "found.json is another file", "--output")

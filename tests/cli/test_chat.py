@@ -36,15 +36,15 @@ def test_piped_answers_are_what_run_prints(engine: Path) -> None:
     assert ran.stdout == run.json["results"][0]["text"] + "\n"
 
 
-def test_a_script_goes_on_after_wrong_lines(tiny_llama: Path) -> None:
+def test_a_script_goes_on_after_wrong_lines_and_ends_with_2(tiny_llama: Path) -> None:
     lines = "/length 4\n\n/lokahead 3,3,3\n/gamma x\n/cache off\none\ntwo\n/stats\n/quit\nthree\n"
     ran = chat(tiny_llama, "--no-chat", lines=lines)
-    assert ran.code == 0, ran.err
+    assert ran.code == 2, ran.err
     assert "2 answers, " in ran.out
     assert "\x1b" not in ran.out
     errors = [line for line in ran.err.splitlines() if line.startswith("error: ")]
     assert errors == [
-        "error: /lokahead is not a command; did you mean /lookahead? /help lists them all",
+        "error: /lokahead is not a command; did you mean /lookahead? /help all lists them",
         "error: /gamma: 'x' is not a valid integer; write /gamma N",
     ]
     assert "/cache is always on" in ran.err
@@ -54,7 +54,7 @@ def test_a_script_goes_on_after_wrong_lines(tiny_llama: Path) -> None:
 
 def test_quiet_leaves_answers_and_errors(engine: Path) -> None:
     ran = chat(engine, "--quiet", "--max-output-len", "2", lines="/gamma 5\nab\n/foo\n")
-    assert ran.err.splitlines() == ["error: /foo is not a command; /help lists them all"]
+    assert ran.err.splitlines() == ["error: /foo is not a command; /help all lists them"]
 
 
 def test_color_always_tints_accepted_tokens(tiny_llama: Path) -> None:
@@ -71,7 +71,7 @@ def test_bytes_that_are_no_text_end_nothing(engine: Path) -> None:
     ran = subprocess.run(
         [*command, "--max-output-len", "2"], input=given, capture_output=True, cwd=ROOT
     )
-    assert ran.returncode == 0, ran.stderr
+    assert ran.returncode == 2, ran.stderr
     assert b"the message is not UTF-8 text: '\\udcff' at character 1" in ran.stderr
     assert b"1 answer, " in ran.stdout
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,9 @@ def test_lines_and_table(engine: Path, articles: Path) -> None:
     for part in ("total latency: ", "total output tokens: 12", "tokens per second: "):
         assert f"trtla ({part}" in ran.out
     assert "trtla beam 0 result\n  rouge1: " in ran.out
+    figures = re.findall(r"(?:latency|second|rouge\w+): (\S+?)(?: sec)?\)?$", ran.out, re.M)
+    assert len(figures) == 12
+    assert all(re.fullmatch(r"\d+\.\d{3}", one) for one in figures), figures
     assert "speed-up over plain decoding" in ran.out
     assert "hugging_face" not in ran.out
 
@@ -141,7 +145,7 @@ def test_an_unreachable_hub_names_the_way_out(
     def unreachable(*args: object, **kwargs: object) -> None:
         raise ConnectionError("cannot reach the hub")
 
-    monkeypatch.setattr("trtla.data.prompt_sets._hub_answers", lambda: True)
+    monkeypatch.setattr("trtla.formats.hub._silence", lambda endpoint: "")
     monkeypatch.setattr("datasets.load_dataset", unreachable)
     refused(trtla("summarize", "--engine-dir", engine), 2, "cannot reach", "--dataset PATH.jsonl")
 

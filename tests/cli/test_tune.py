@@ -8,6 +8,8 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -15,8 +17,18 @@ import pytest
 from tests.support.command import ROOT, refused, trtla
 from trtla.cli.bench.tune_output import advice, speed, write_preset
 from trtla.results.documents import Tune
+from trtla.tune import clock
 
-FAST = ("--budget", "2s", "--rounds", "1", "--max-output-len", "16", "--num-prompts", "1")
+FAST = ("--budget", "10s", "--rounds", "1", "--max-output-len", "16", "--num-prompts", "1")
+"""Of a clock that goes on by 2 ms whenever it is looked at: enough for all that is searched."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _ticking() -> Iterator[None]:
+    times = count(0.0, 0.002)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clock, "now", lambda: next(times))
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -110,7 +110,7 @@ def test_the_timing_cache_is_read_and_written(tiny_checkpoint: Path, tmp_path: P
 
 def test_a_torch_engine_has_none_of_it(tiny_checkpoint: Path, tmp_path: Path) -> None:
     settings = BuildSettings(**LIMITS, trtllm=ASKED)
-    with pytest.raises(UsageError, match="--trtllm is for TensorRT-LLM"):
+    with pytest.raises(UsageError, match="trtllm is for TensorRT-LLM"):
         build_engine(tiny_checkpoint, tmp_path / "engine", settings, backend="torch")
     build_engine(tiny_checkpoint, tmp_path / "engine", BuildSettings(**LIMITS), backend="torch")
     settings_of = TrtllmSettings(trtllm_executor=("max_queue_size=5",))

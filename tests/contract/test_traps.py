@@ -91,7 +91,7 @@ def test_other_drafters_are_refused_with_the_reason(engine: Engines, triple: Any
         LLM(folder, drafter=ngram)
     assert refusal.value.hint is not None
     assert "--backend torch" in refusal.value.hint
-    with pytest.raises(UsageError, match=r"--drafter asks for .* makes its drafts itself"):
+    with pytest.raises(UsageError, match=r"drafter asks for .* makes its drafts itself"):
         check_drafters(str(folder), [("--drafter", ngram)])
     with LLM(folder) as llm:
         with pytest.raises(UsageError, match="prompt 0 asks for the drafter ngram"):

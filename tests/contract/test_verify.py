@@ -84,6 +84,14 @@ def test_the_container_runs_the_same_script(tmp_path: Path) -> None:
     assert line.endswith("some/image:1 bash scripts/verify_trtllm.sh --only machine")
 
 
+def test_the_help_names_the_container(capfd: pytest.CaptureFixture[str]) -> None:
+    subprocess.run(["bash", SCRIPT, "--help"], check=True)
+    assert "--docker IMAGE" in capfd.readouterr().out
+    done = subprocess.run(["bash", SCRIPT, "--only", "fp8", "--docker", "some/image"])
+    assert done.returncode == 2
+    assert "--docker IMAGE must be the first flag" in capfd.readouterr().err
+
+
 @pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(SCRIPT.with_suffix(""))

@@ -187,7 +187,7 @@ def test_a_rank_that_is_killed_ends_the_text_with_an_error(tiny_llama):
 
 
 def test_ranks_split_the_model_or_have_it_whole(tiny_llama):
-    with pytest.raises(UsageError, match="--tp-size 2 and --lookahead-parallel 2 exclude"):
+    with pytest.raises(UsageError, match="tp_size 2 and lookahead_parallel 2 exclude"):
         LLM(tiny_llama, tp_size=2, lookahead_parallel=2)
     with LLM(tiny_llama, lookahead_parallel=1) as llm:
         assert "ranks" not in llm.description

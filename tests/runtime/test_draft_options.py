@@ -169,7 +169,7 @@ def test_candidates_that_begin_alike_are_fed_once():
 
 
 def test_values_out_of_range_are_named():
-    with pytest.raises(UsageError, match="lookahead_cells is") as raised:
+    with pytest.raises(UsageError, match="cells is") as raised:
         DraftOptions(cells="both")
     assert "--lookahead-cells" in raised.value.hint
 

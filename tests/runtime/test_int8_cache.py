@@ -172,7 +172,7 @@ def test_what_cannot_have_it_is_refused_before_weights_are_read(tiny_llama, monk
 
     assert refused("float16") == (
         "kv_cache_dtype int8 needs the compiled forward of CPUs: there is no arithmetic for "
-        "float16\nhint: omit --kv-cache-dtype, or use --dtype float32"
+        "float16\nhint: omit kv_cache_dtype, or use dtype float32"
     )
     assert "kv_cache_dtype is 'fp8'" in refused(kv_cache_dtype="fp8")
     with pytest.raises(UsageError, match="the device is cuda:0") as error:

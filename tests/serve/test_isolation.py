@@ -40,7 +40,7 @@ def test_isolated_keys_share_nothing():
 
 
 def test_isolation_needs_keys_and_nothing_that_mixes_them(tiny_llama, tmp_path):
-    with pytest.raises(UsageError, match="--isolate-keys keeps keys apart, and there are none"):
+    with pytest.raises(UsageError, match="isolate_keys keeps keys apart, and there are none"):
         ServeSettings(isolate_keys=True)
     serve = ("serve", "--engine-dir", tiny_llama, "--isolate-keys")
     refused(trtla(*serve), 2, "--api-key-file")

@@ -1,40 +1,102 @@
-"""Only the smallest useful measurement may exceed the budget, and a note says how long it takes."""
+"""A tuning ends when its budget is over, or is refused at once where the least does not fit."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
 
-from tests.tune.conftest import LIMIT
+import pytest
+
+from tests.tune.conftest import LIMIT, make_groups
+from trtla import UsageError
 from trtla.data.prompt_sets import load_sets
+from trtla.runtime.costs import CostTable
 from trtla.settings.executor import ExecutorOptions
 from trtla.settings.sampling import SamplingParams
+from trtla.tune import clock
+from trtla.tune.budget import requests_s, turn_s
 from trtla.tune.search import TuneSettings
 from trtla.tune.tuner import FILE, tune
 
+TICK_S = 0.02
 
-def test_without_a_budget_the_least_is_measured_and_said(tiny_llama, tmp_path):
-    notes: list[str] = []
-    settings = TuneSettings(
-        model=str(tiny_llama),
+
+@pytest.fixture
+def ticks(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The times on a clock that goes on by 20 ms whenever it is looked at."""
+    times: list[float] = []
+    ticking = count(100.0, TICK_S)
+
+    def now() -> float:
+        times.append(next(ticking))
+        return times[-1]
+
+    monkeypatch.setattr(clock, "now", now)
+    return times
+
+
+def settings(model: Path, folder: Path, budget_s: float) -> TuneSettings:
+    return TuneSettings(
+        model=str(model),
         engine="tiny",
         limit=LIMIT,
         options=ExecutorOptions(lookahead=LIMIT),
-        sets=tuple(load_sets(("code", "chat"), (), 3)),
+        sets=tuple(load_sets(("code", "chat"), (), 2)),
         sampling=SamplingParams(8),
         batch_sizes=(1, 2),
-        budget_s=1e-6,
-        rounds=15,
-        output_dir=tmp_path,
+        budget_s=budget_s,
+        rounds=3,
+        output_dir=folder,
     )
-    found = tune(settings, notes.append)
-    assert any("too small: the smallest useful measurement takes about" in note for note in notes)
-    assert "batch size 2 is predicted only: the budget is small" in notes
+
+
+def kinds(folder: Path) -> dict[str, int]:
+    names = [json.loads(line)["name"] for line in (folder / FILE).read_text().splitlines()]
+    return {kind: sum(name.startswith(kind) for name in names) for kind in ("costs", "run", "turn")}
+
+
+def test_what_does_not_fit_is_refused_when_costs_are_known(tiny_llama, tmp_path, ticks):
+    with pytest.raises(UsageError, match=r"a budget of 0\.01 s is too small: the least") as caught:
+        tune(settings(tiny_llama, tmp_path, 0.01), lambda text: None)
+    assert " takes about " in caught.value.message
+    assert "--budget" in (caught.value.hint or "")
+    assert kinds(tmp_path) == {"costs": 1, "run": 0, "turn": 0}
+    assert len(ticks) < 10
+
+
+def test_nothing_begins_when_the_budget_is_over(tiny_llama, tmp_path, ticks):
+    notes: list[str] = []
+    found = tune(settings(tiny_llama, tmp_path, 10.0), notes.append)
+    assert found.time_s <= 10.0 + 20 * TICK_S
     assert not found.finished
-    assert {row.lookahead for row in found.grid} == {(1, 1, 0), (1, 2, 1)}
-    ran = [(one.lookahead, one.category, one.batch_size) for one in found.verified]
-    triples = [(1, 1, 0), (1, 2, 1)]
-    assert ran == [(triple, name, 1) for name in ("code", "chat", "all") for triple in triples]
-    assert {one.drafter for one in found.alternatives} == {"auto"}  # the default, to beat
-    names = [json.loads(line)["name"] for line in (tmp_path / FILE).read_text().splitlines()]
-    counts = {kind: sum(name.startswith(kind) for name in names) for kind in ("run", "turn")}
-    assert counts == {"run": 2, "turn": 3}  # a sample of each category; three turns of them
+    assert "the search's time is over; the same command with a larger --budget goes on" in notes
+    first = kinds(tmp_path)
+    assert first["run"] > 2
+    assert 1 <= first["turn"] <= 6
+    assert {row.batch_size for row in found.grid} <= {1, 2}
+    assert {one.drafter for one in found.alternatives} >= {"auto"}  # the default, to beat
+
+
+def test_a_batch_size_without_time_is_left_out(tiny_llama, tmp_path, ticks):
+    notes: list[str] = []
+    asked = replace(settings(tiny_llama, tmp_path, 10.0), batch_sizes=(1, 2), rounds=1)
+    slow = {"name": "costs 1", "value": [1, [[1, 1.0], [64, 1.0]]]}
+    with pytest.raises(UsageError):
+        tune(replace(asked, budget_s=0.01), notes.append)
+    lines = [json.loads(line) for line in (tmp_path / FILE).read_text().splitlines()]
+    kept = [{**line, **slow} for line in lines if line["name"] == "costs 1"]
+    (tmp_path / FILE).write_text("".join(json.dumps(line) + "\n" for line in kept))
+    with pytest.raises(UsageError, match="too small"):
+        tune(asked, notes.append)
+    assert "batch size 2 is left out: the budget is small" in notes
+
+
+def test_what_requests_take_at_most(llm):
+    costs = CostTable.of([(1, 1.0), (8, 8.0)])
+    groups = make_groups(llm, 2, length=4)
+    sample = groups["code"][0]
+    alone = requests_s(costs, [sample], LIMIT, at_a_time=1)
+    assert alone == pytest.approx(len(sample.prompt) + 4 * LIMIT.max_decoding_tokens)
+    assert turn_s(costs, groups, 2, LIMIT) > 2 * alone

@@ -68,7 +68,7 @@ def test_real_turns_are_kept_whole_and_a_broken_one_is_taken_again(llm, tmp_path
     field, groups = [PLAIN, TRIPLE, *OTHERS], make_groups(llm, 1, length=6)
     first = Contest(llm, groups, field, 2, journal(tmp_path))
     assert first.go(FOREVER, 2, lambda: None, needed=True)
-    assert (first.turns, first.last_s > 0) == (2, True)
+    assert (first.turns, first.expected_s > 0) == (2, True)
     path = tmp_path / "kept.jsonl"
     lines = path.read_text().splitlines(keepends=True)
     assert len(lines) == 2
@@ -128,5 +128,5 @@ def test_without_time_the_least_is_measured_or_nothing(tmp_path):
     needed = Played(tmp_path / "a", [PLAIN, TRIPLE, *OTHERS], seconds)
     (tmp_path / "a").mkdir()
     assert needed.go(0.0, 9, lambda: None, needed=True)
-    assert (needed.turns, [one.name for one in needed.field]) == (3, ["1,1,0", "2,3,2", "auto"])
+    assert (needed.turns, [one.name for one in needed.field]) == (1, ["1,1,0", "2,3,2", "auto"])
     assert not Played(tmp_path, [PLAIN, TRIPLE], seconds).go(0.0, 9, lambda: None, needed=False)

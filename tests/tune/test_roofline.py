@@ -58,6 +58,6 @@ def test_every_gpu_has_a_curve_that_never_falls(gpu):
 
 
 def test_an_unknown_gpu_is_refused_with_the_known_ones():
-    with pytest.raises(UsageError, match="--gpu tpu is not known") as refused:
+    with pytest.raises(UsageError, match="gpu tpu is not known") as refused:
         find_gpu("tpu")
     assert "h100" in str(refused.value.hint)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from trtla.api.errors import ApiError
-from trtla.errors import did_you_mean
+from trtla.errors import did_you_mean, needed
 from trtla.files import JsonError, parse_json
 from trtla.runtime.request import FinishReason
 
@@ -158,7 +158,7 @@ class Body(Strict):
     model: str | None = Field(None, description="The served model's name, or none.")
     max_tokens: int | None = Field(None, ge=1, le=_LARGEST)
     temperature: float | None = Field(
-        None, ge=0, le=100, description="None: 1, and 0 where the engine is greedy only."
+        None, ge=0, le=2, description="None: 1, and 0 where the engine is greedy only."
     )
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=-1, le=_LARGEST, description="trtla: 0 and -1 keep all tokens.")
@@ -274,7 +274,7 @@ def check_body(kind: type[BodyT], value: Any) -> BodyT:
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        errors = error.errors(include_url=False, include_context=False, include_input=False)
+        errors = error.errors(include_url=False, include_input=False)
     raise body_error(errors)
 
 
@@ -310,13 +310,12 @@ def body_error(errors: Iterable[Mapping[str, Any]]) -> ApiError:
     name = _field(places)
     if kind == "missing":
         return ApiError(400, f"{name or 'the body'} is missing", name, "missing_parameter")
-    text = str(first.get("msg", "it does not fit")).removeprefix("Value error, ")
     if kind == "value_error":  # a rule of several fields, the first word being one of them
+        text = str(first["msg"]).removeprefix("Value error, ")
         word = text.partition(" ")[0]
         return ApiError(400, text, word if word in _FIELDS else name, "invalid_parameter")
-    rule = _RULES.get((name or "").rpartition(".")[2])
-    problem = f"must be {rule}" if rule else text.removeprefix("Input ")
-    return ApiError(400, f"{name or 'the body'} {problem}", name, "invalid_parameter")
+    rule = _RULES.get((name or "").rpartition(".")[2]) or needed(first)
+    return ApiError(400, f"{name or 'the body'} must be {rule}", name, "invalid_parameter")
 
 
 def _unknown(name: str, last: str) -> ApiError:

@@ -147,7 +147,7 @@ class _Decoder:
     def run(self, watched: Watched, on_note: Note) -> None:
         cases = self._plan.cases
         prompts = dict.fromkeys(case.prompt for case in cases)
-        questions = [Question((prompt.text,)) for prompt in prompts]
+        questions = [Question((prompt.text,), prompt.is_chat) for prompt in prompts]
         encoded = self._model.prompts(questions, self._plan.sampling, on_note)
         ids = dict(zip(prompts, encoded, strict=True))
         work = [(case, ids[case.prompt], self._names(case, ids[case.prompt])) for case in cases]

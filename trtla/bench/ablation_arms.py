@@ -11,12 +11,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trtla.bench.arms import AR, Way
 from trtla.errors import UsageError, did_you_mean
 from trtla.files import ASSETS, parse_jsonl, read_text
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.settings.sampling import Processor, SamplingParams
+
+if TYPE_CHECKING:
+    from trtla.data.prompt_sets import PromptSet  # pydantic, which --help does without
 
 METHODS = (
     AR, "sd", "egag", "nasd", "prompt-lookup", "lookahead", "lookahead-auto", "chain"
@@ -66,6 +70,8 @@ class TaskPrompt:
     """Its place in the task's file, from 0."""
     text: str
     reference: str | None = None
+    is_chat: bool = False
+    """Whether it is asked as a chat where the model has a template."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +119,15 @@ def load_tasks(tasks: Sequence[str], limit: int | None = None) -> list[TaskPromp
             for index, (_, line) in enumerate(lines)
         ]
     return found
+
+
+def prompts_of(sets: Sequence[PromptSet]) -> list[TaskPrompt]:
+    """The first turns of prompt sets, whose categories are the tasks."""
+    return [
+        TaskPrompt(one.category, place, question.turns[0], is_chat=question.is_chat)
+        for one in sets
+        for place, question in enumerate(one.questions)
+    ]
 
 
 def cases(

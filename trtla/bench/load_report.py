@@ -14,8 +14,8 @@ import numpy
 from trtla.bench.load_client import StreamedAnswer
 from trtla.bench.load_runs import LoadResult, LoadRun, LoadTest
 from trtla.bench.tables import csv_lines
+from trtla.console import TableText, counted, markdown
 from trtla.console import cell as shown
-from trtla.console import counted, markdown
 from trtla.results.bench_documents import FailureCount, LoadDocument, LoadRow, LoadSettings
 from trtla.results.documents import SCHEMA_VERSION
 from trtla.runtime.stats import tokens_per_step
@@ -136,10 +136,12 @@ def csv_text(measured: LoadResult, found: dict[str, Any]) -> str:
     return csv_lines(list(lines[0]), lines, header=True)
 
 
-def markdown_text(test: LoadTest, measured: LoadResult, found: dict[str, Any]) -> str:
+def results_text(
+    test: LoadTest, measured: LoadResult, found: dict[str, Any], table: TableText = markdown
+) -> str:
     """The circumstances in a few lines, a table with a line a run, and what failed."""
     rows = [row(run) for run in measured.runs]
-    parts = [_head(test, measured, found), _table(measured, rows)]
+    parts = [_head(test, measured, found), _table(measured, rows, table)]
     parts += [
         f"{run.load}: {one.count} failed: {one.reason}"
         for run, figures in zip(measured.runs, rows, strict=True)
@@ -159,14 +161,14 @@ def _head(test: LoadTest, measured: LoadResult, found: dict[str, Any]) -> str:
             "",
             f"- server: {server.url}, {server.model}{owner}, {server.endpoint}",
             f"- client: trtla {found['trtla']} ({found['commit'] or 'no checkout'}), Python "
-            f"{found['python']}, {found['cores']} cores of {found['cpu']}",
+            f"{found['python']}, {counted(found['cores'], 'core')} of {found['cpu']}",
             f"- a run: {counted(test.requests, 'request')}, at most "
-            f"{test.sampling.max_output_len} tokens each; times are medians (p99) in ms",
+            f"{counted(test.sampling.max_output_len, 'token')} each; times are medians (p99) in ms",
         )
     )
 
 
-def _table(measured: LoadResult, rows: Sequence[LoadRow]) -> str:
+def _table(measured: LoadResult, rows: Sequence[LoadRow], table: TableText) -> str:
     columns = dict(_COLUMNS)
     if any(one.tokens_per_step is not None for one in rows):
         columns |= {"S": "tokens_per_step", "acceptance": "acceptance_rate"}
@@ -174,7 +176,7 @@ def _table(measured: LoadResult, rows: Sequence[LoadRow]) -> str:
         [str(run.load), filters_text(*run.filters), *(_cell(one, key) for key in columns.values())]
         for run, one in zip(measured.runs, rows, strict=True)
     ]
-    return markdown(["requests", "sampling", *columns], cells)
+    return table(["requests", "sampling", *columns], cells)
 
 
 def _cell(one: LoadRow, key: str) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from trtla.bench.arms import Note
+from trtla.console import counted
 from trtla.data.prompt_sets import Ids, Question
 from trtla.errors import UsageError
 from trtla.llm.chat_text import ChatText
@@ -97,7 +98,9 @@ class OpenedModel:
             on_note(f"plain decoding answers the first turns{of}, which the second ones continue")
         found = encoder.questions(questions, answer)
         if encoder.cut:
-            on_note(f"{encoder.cut} prompts{of} are cut to {self.room} tokens")
+            cut = counted(encoder.cut, "prompt")
+            verb = "is" if encoder.cut == 1 else "are"
+            on_note(f"{cut}{of} {verb} cut to {counted(self.room, 'token')}")
         return found
 
     @property

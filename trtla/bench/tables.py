@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from trtla.bench.arms import LLAMA_CPP, ArmRun
 from trtla.bench.journal import fingerprint
+from trtla.console import TableText, counted, markdown
 from trtla.console import cell as shown
-from trtla.console import counted, markdown
 from trtla.data.prompt_sets import Ids
 from trtla.results.bench_documents import (
     AblationFigures,
@@ -91,16 +91,18 @@ def csv_text(results: Results, found: dict[str, Any]) -> str:
     return csv_lines(list(lines[0]), lines, header=True)
 
 
-def markdown_text(results: Results, sweep: Sweep, found: dict[str, Any]) -> str:
+def results_text(
+    results: Results, sweep: Sweep, found: dict[str, Any], table: TableText = markdown
+) -> str:
     """The circumstances in a few lines, then a table for each cell."""
     parts = [_head(results, sweep, found)]
     for cell, members in groupby(results.rows, key=lambda row: Cell.fill(row)):
         rows = list(members)
         cells = [[_shown(row, key) for key in _FIGURES] for row in rows]
-        parts.append(f"{_title(cell)}\n\n{markdown(list(_FIGURES.values()), cells)}")
-        parts += [_sources_table(row.arm, row.sources) for row in rows if row.sources]
+        parts.append(f"{_title(cell)}\n\n{table(list(_FIGURES.values()), cells)}")
+        parts += [_sources_table(row.arm, row.sources, table) for row in rows if row.sources]
         short = {row.arm: too_short(row.texts, row.output_tokens) for row in rows}
-        parts += [f"{arm}: {text}." for arm, text in short.items() if text]
+        parts += [f"{arm}: {why}." for arm, why in short.items() if why]
     return "\n\n".join(parts)
 
 
@@ -109,17 +111,18 @@ def _head(results: Results, sweep: Sweep, found: dict[str, Any]) -> str:
     ends = "ignored" if sweep.ignore_eos else "respected"
     bandwidth = {c.threads: c.read_bandwidth_gb_per_s for c in results.cells}
     speeds = ", ".join(f"{gb:.1f} GB/s with {counted(n, 'thread')}" for n, gb in bandwidth.items())
+    cores, length = counted(found["cores"], "core"), counted(sweep.sampling.max_output_len, "token")
     llama_cpp = any(name in LLAMA_CPP for name in sweep.peers)
     peer = f", llama-cpp-python {found['llama_cpp_python']}" if llama_cpp else ""
     return "\n".join(
         (
             f"`{found['command']}`",
             "",
-            f"- machine: {found['cores']} cores of {found['cpu']}{gpus}; read bandwidth {speeds}",
+            f"- machine: {cores} of {found['cpu']}{gpus}; read bandwidth {speeds}",
             f"- versions: trtla {found['trtla']} ({found['commit'] or 'no checkout'}), Python "
             f"{found['python']}, torch {found['torch']}, transformers {found['transformers']}"
             f"{peer}",
-            f"- engine: {', '.join(results.executors)}; {sweep.sampling.max_output_len} tokens a "
+            f"- engine: {', '.join(results.executors)}; {length} a "
             f"prompt, end tokens {ends}, {counted(sweep.rounds, 'round')} alternating, medians",
         )
     )
@@ -127,14 +130,14 @@ def _head(results: Results, sweep: Sweep, found: dict[str, Any]) -> str:
 
 def _title(cell: Cell) -> str:
     filters = filters_text(cell.temperature, cell.top_k, cell.top_p)
-    length = f", prompts of {cell.prompt_len} tokens" if cell.prompt_len else ""
+    length = f", prompts of {counted(cell.prompt_len, 'token')}" if cell.prompt_len else ""
     return (
         f"**{cell.category}, {filters}, batch {cell.batch_size}** "
         f"({cell.executor}, {counted(cell.threads, 'thread')}{length})"
     )
 
 
-def _sources_table(arm: str, sources: Mapping[str, SourceRow]) -> str:
+def _sources_table(arm: str, sources: Mapping[str, SourceRow], table: TableText) -> str:
     """What came of each source's nodes, and of all."""
     counts = {name: own.counts for name, own in sources.items()}
     counts["all"] = total(counts.values())
@@ -145,7 +148,7 @@ def _sources_table(arm: str, sources: Mapping[str, SourceRow]) -> str:
         more = " ..." * (len(own.fed) > _DEPTHS)
         sums = [str(sum(counts)) for counts in (own.proposed, own.fed, own.accepted)]
         cells.append([name, *sums, f"{own.expected:.1f}", shown(own.calibration), depths + more])
-    return markdown([f"sources of {arm}", *_SOURCE_FIGURES], cells)
+    return table([f"sources of {arm}", *_SOURCE_FIGURES], cells)
 
 
 def _shown(row: BenchRow, key: str) -> str:

@@ -6,10 +6,9 @@ the session implements.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from textwrap import shorten
+from textwrap import fill, shorten, wrap
 from typing import Any
 
 import click
@@ -19,13 +18,13 @@ from trtla.chat import values
 from trtla.chat.settings import ChatSettings, changed, read
 from trtla.chat.values import FILE, PAIR, TOGGLE, Known, Value
 from trtla.console import starting
-from trtla.errors import TrtlaError, UsageError, closest
+from trtla.errors import TrtlaError, UsageError, closest, renamed
 from trtla.settings.drafting import LOOKAHEAD, DrafterSettings
 from trtla.settings.fields import declared
 from trtla.settings.sampling import SamplingParams
 
-_FLAG = re.compile(r"--([a-z][a-z-]*)")
 _SHOWN = 24  # columns of a value in /help
+_LEAST_TEXT = 24  # columns of what is wrapped, however narrow the screen
 _GUESSES = 3  # commands that may have been meant
 
 
@@ -89,7 +88,9 @@ def commands_of(kind: type, part: str, *others: str) -> Iterator[ChatCommand]:
 _FILTERS = tuple(f"sampling.{name}" for name in ("temperature", "top_k", "top_p"))
 
 TABLE = (
-    ChatCommand("help", "All commands and their values.", aliases=("?",)),
+    ChatCommand(
+        "help", "Everyday commands and their values; /help all has all.", values.MORE, (), ("?",)
+    ),
     ChatCommand("quit", "Leave, as Ctrl-D does.", aliases=("bye", "q")),
     ChatCommand("exit", "Leave, as /quit does."),
     ChatCommand("clear", "Clear the screen; the conversation stays."),
@@ -121,7 +122,7 @@ TABLE = (
     ChatCommand("ngram", "Answer with n-grams too, and report the ratio.", TOGGLE, ("ngram",)),
     ChatCommand(
         "compare",
-        "The last message with two settings in turns, side by side, sharing nothing.",
+        "The last message with two settings, side by side.",
         PAIR,
     ),
     ChatCommand("debug", "Every step: accepted, rejected, the model's own.", TOGGLE, ("debug",)),
@@ -132,16 +133,27 @@ TABLE = (
     ChatCommand("save", "Write conversation and settings to a JSON file.", FILE),
     ChatCommand("load", "Go on with what was saved.", FILE),
 )
-"""All commands, in the order of /help."""
+"""All commands."""
 
 BY_NAME: Mapping[str, ChatCommand] = {
     name: command for command in TABLE for name in (command.name, *command.aliases)
 }
 """Whatever is understood."""
 
+_EVERYDAY = (
+    *("help", "quit", "clear", "reset", "retry", "undo", "system", "max_output_len"),
+    *("temperature", "seed", "lookahead", "drafter", "compare", "stats", "save", "load"),
+)
+"""What /help lists: with the text below it, a screen of 24 lines has room for it."""
+_OTHERS = tuple(command.name for command in TABLE if command.name not in _EVERYDAY)
+_MORE = (
+    "/help all lists {} more: how tokens are chosen, what drafts, what is shown. All else is a "
+    "message; // begins one with a slash."
+)
 _REST = (
-    "All else is a message; // begins one with a slash. Toggles without a value toggle, other\n"
-    "settings show theirs. /compare takes several settings a side, ; between them and no slashes:\n"
+    "All else is a message; // begins one with a slash. Toggles without a value toggle, other "
+    "settings show theirs. /compare runs both sides in turns, sharing nothing, and takes several "
+    "settings a side, ; between them and no slashes: "
     "/compare lookahead 7,7,7 | drafter ngram; gamma 6"
 )
 
@@ -163,7 +175,7 @@ def find(name: str) -> ChatCommand:
     alike = [known for known in BY_NAME if words.intersection(known.split("_"))]
     meant = dict.fromkeys(f"/{BY_NAME[k].name}" for k in begun or ([near[1:]] if near else alike))
     guess = f"did you mean {' or '.join(list(meant)[:_GUESSES])}? " if meant else ""
-    raise UsageError(f"/{name} is not a command", f"{guess}/help lists them all")
+    raise UsageError(f"/{name} is not a command", f"{guess}/help all lists them")
 
 
 def _plain(name: str) -> str:
@@ -188,16 +200,26 @@ def read_side(text: str, settings: ChatSettings) -> ChatSettings:
     return settings
 
 
-def help_text(now: ChatSettings, start: ChatSettings) -> str:
-    """Every command with its present value, and the one at the start where that differs."""
-    rows = []
-    for command in TABLE:
-        value, was = (shorten(command.shown(at), _SHOWN, placeholder="...") for at in (now, start))
-        note = f" (at the start {was})" if value != was else ""
-        rows.append((command.usage, value, command.help + note))
-    first, second = (max(len(row[i]) for row in rows) for i in range(2))
-    lines = [f"{usage:{first}}  {value:{second}}  {text}" for usage, value, text in rows]
-    return "\n".join([*lines, "", _REST])
+def help_text(now: ChatSettings, start: ChatSettings, *, whole: bool, width: int) -> str:
+    """Commands with their present values in brackets; `whole`: all, and all that is said of them.
+
+    Values at the start are there too where they differ.
+    """
+    shown = [BY_NAME[name] for name in (*_EVERYDAY, *(_OTHERS if whole else ()))]
+    first = max(len(command.usage) for command in shown)
+    room, lines = max(width - first - 2, _LEAST_TEXT), list[str]()
+    for command in shown:
+        about = command.help if whole else f"{command.help.rstrip('.').partition(';')[0]}."
+        parts = wrap(about + _values(command, now, start), room)
+        lines += [f"{command.usage:{first}}  {parts[0]}"]
+        lines += [" " * (first + 2) + part for part in parts[1:]]
+    rest = _REST if whole else _MORE.format(len(_OTHERS))
+    return "\n".join([*lines, "", fill(rest, max(width, _LEAST_TEXT))])
+
+
+def _values(command: ChatCommand, now: ChatSettings, start: ChatSettings) -> str:
+    value, was = (shorten(command.shown(at), _SHOWN, placeholder="...") for at in (now, start))
+    return f" [{value}{f', at the start {was}' if value != was else ''}]" if value else ""
 
 
 def complete(line: str, known: Known) -> tuple[str, list[CompletionItem]]:
@@ -227,10 +249,8 @@ def _complete(text: str, names: Sequence[str], known: Known) -> tuple[str, list[
 def one_line(error: TrtlaError) -> str:
     """An error as the chat shows it: flags in its hint become commands, but for those of builds."""
 
-    def as_command(match: re.Match[str]) -> str:
-        name = _plain(match[1])
-        return f"/{name}" if name in BY_NAME else match[0]
+    def as_command(flag: str) -> str:
+        return f"/{flag}" if flag in BY_NAME else "--" + flag.replace("_", "-")
 
-    clauses = (error.hint or "").split(", ")
-    hint = ", ".join(c if "build" in c else _FLAG.sub(as_command, c) for c in clauses)
+    hint = renamed(error.hint or "", as_command)
     return " ".join(f"{error.message}{'; ' if hint else ''}{hint}".split())

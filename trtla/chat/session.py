@@ -60,6 +60,8 @@ class Session:
         self._drawn_from: tuple[tuple[int, ...], SamplingParams] | None = None
         """What the last turn's answer was drawn from, where that is known."""
         self._stopped = False
+        self.exit_code = 0
+        """That of a script: its lines were done, or one of them was refused."""
 
     @property
     def known(self) -> Known:
@@ -81,6 +83,7 @@ class Session:
                 check_text(message, "the message")
                 self._answer(message, self.turns)
         except TrtlaError as error:
+            self.exit_code = max(self.exit_code, error.exit_code)
             self._printer.refuse(one_line(error))
         return True
 
@@ -92,7 +95,8 @@ class Session:
         value = command.parse(text)
         match command.name:
             case "help":
-                self._printer.out(help_text(self.settings, self.start))
+                width = self._printer.width
+                self._printer.out(help_text(self.settings, self.start, whole=value, width=width))
             case "quit" | "exit":
                 return False
             case "clear":
@@ -175,7 +179,8 @@ class Session:
 
     def _live(self, reply: Reply, name: str = "") -> None:
         tally = reply.tally
-        self._printer.live(f"{name}{tally.describe()}, {tally.tokens} tokens; Ctrl-C stops")
+        tokens = counted(tally.tokens, "token")
+        self._printer.live(f"{name}{tally.describe()}, {tokens}; Ctrl-C stops")
 
     def _end(self, reply: Reply) -> None:
         if self.settings.debug:
@@ -292,9 +297,9 @@ class Session:
         total = self.total
         left_out = f", {self._left_out} left out" if self._left_out else ""
         return (
-            f"{counted(total.answers, 'answer')}, {total.tokens} tokens, {total.describe()}\n"
-            f"prompts: {total.prompt_tokens} tokens, {total.reused_tokens} of them still in "
-            "the K/V cache\n"
+            f"{counted(total.answers, 'answer')}, {counted(total.tokens, 'token')}, "
+            f"{total.describe()}\nprompts: {counted(total.prompt_tokens, 'token')}, "
+            f"{total.reused_tokens} of them still in the K/V cache\n"
             f"context: {self.context} of {self.max_context} tokens, {_turns(len(self.turns))}"
             f"{left_out}\nran on {self._model.description}"
         )

@@ -27,7 +27,7 @@ from prompt_toolkit.shortcuts import clear
 from trtla.chat.commands import complete
 from trtla.chat.printer import Printer, harmless
 from trtla.chat.session import Session
-from trtla.console import Console
+from trtla.console import Console, counted
 from trtla.files import user_cache
 
 HISTORY = "chat_history"
@@ -85,8 +85,8 @@ class CommandCompleter(Completer):
             yield Completion(item.value, -len(typed), display_meta=item.help)
 
 
-def chat_at_terminal(printer: TerminalPrinter, session: Session) -> None:
-    """Ask for lines until the user leaves."""
+def chat_at_terminal(printer: TerminalPrinter, session: Session) -> int:
+    """Ask for lines until the user leaves; 0, as who was refused has seen it."""
     prompt: PromptSession[str] = PromptSession(
         history=open_history(),
         completer=CommandCompleter(session),
@@ -104,7 +104,8 @@ def chat_at_terminal(printer: TerminalPrinter, session: Session) -> None:
             with printer.status:
                 goes_on = session.handle(line)
             if not goes_on:
-                return
+                break
+    return 0
 
 
 def _ask(prompt: PromptSession[str], printer: Printer) -> str | None:
@@ -123,7 +124,7 @@ def toolbar(session: Session) -> str:
     if session.last is None:
         return f" {context}"
     tally, reason = session.last.tally, session.last.finish_reason
-    return f" {tally.describe()}, {tally.tokens} tokens ({reason}); {context}"
+    return f" {tally.describe()}, {counted(tally.tokens, 'token')} ({reason}); {context}"
 
 
 def _keys() -> KeyBindings:

@@ -124,6 +124,9 @@ TOGGLE = Value(
     _STATE.examples,
 )
 """Nothing typed is the other state."""
+_ALL = _choice(("all",))
+MORE = Value("[all]", lambda text: bool(text and _ALL.parse(text)), examples=_ALL.examples)
+"""What /help lists."""
 WHOLE = Value("N", _of_click(click.INT))
 REAL = Value("X", _of_click(click.FLOAT), "{:g}".format)
 COLORS = _choice(("accepted", "source"))

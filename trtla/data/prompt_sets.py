@@ -6,9 +6,6 @@ Sets come from JSONL: `{"category", "text"}` lines, or Spec-Bench's `{"question_
 
 from __future__ import annotations
 
-import os
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice, zip_longest
@@ -19,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from trtla.errors import UsageError, did_you_mean, first_line
 from trtla.files import ASSETS, parse_jsonl, read_text
+from trtla.formats.hub import hub_if_it_answers
 
 Ids = tuple[int, ...]
 T = TypeVar("T")
@@ -31,8 +29,6 @@ CNN_DAILYMAIL = "cnn_dailymail"
 
 _HUB_NAMES = ("abisee/cnn_dailymail", "ccdv/cnn_dailymail")
 _HUB_VERSION = "3.0.0"
-_HUB_TIMEOUT_S = 10.0
-
 
 NO_CATEGORY = "prompts"
 """The category of lines that name none."""
@@ -164,8 +160,11 @@ def load_rows(split: str, count: int, hint: str, seed: int | None = None) -> lis
 
     Rows have `article` and `highlights`. The package `datasets` must be installed.
     """
-    if not _hub_answers():
-        _stay_offline()
+    with hub_if_it_answers():
+        return _load_rows(split, count, hint, seed)
+
+
+def _load_rows(split: str, count: int, hint: str, seed: int | None) -> list[dict[str, Any]]:
     import datasets
 
     problem: Exception | None = None
@@ -185,23 +184,3 @@ def load_rows(split: str, count: int, hint: str, seed: int | None = None) -> lis
         return [dict(row) for row in rows.select(range(min(count, len(rows))))]
     reason = first_line(problem)
     raise UsageError(f"{CNN_DAILYMAIL} cannot be loaded from the Hugging Face hub: {reason}", hint)
-
-
-def _stay_offline() -> None:
-    """Have the hub's client look at its cache, without retries, also if it is imported already."""
-    from huggingface_hub import constants
-
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    constants.HF_HUB_OFFLINE = True
-
-
-def _hub_answers() -> bool:
-    """One quick question: the hub's client itself gives up only after a minute of retries."""
-    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
-    try:
-        with urllib.request.urlopen(endpoint, timeout=_HUB_TIMEOUT_S):
-            return True
-    except urllib.error.HTTPError:
-        return True
-    except (OSError, ValueError):
-        return False

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trtla.console import counted
 from trtla.doctor.folder import Contents, inspected
 from trtla.errors import TrtlaError, sentence
 from trtla.formats.config import CheckpointConfig
@@ -117,7 +118,7 @@ def _python_findings(machine: Machine) -> Iterator[str]:
     if torch.version and machine.gpus and not machine.usable:
         built = f"for CUDA {torch.cuda}" if torch.cuda else "without CUDA"
         yield (
-            f"nvidia-smi lists {len(machine.gpus)} GPU{'s' if len(machine.gpus) > 1 else ''}, but "
+            f"nvidia-smi lists {counted(len(machine.gpus), 'GPU')}, but "
             f"PyTorch {torch.version}, built {built}, sees none: install its build for CUDA that "
             "your driver serves"
         )
@@ -284,7 +285,7 @@ def _gpu_verdicts(contents: Contents, report: Report) -> Iterator[Verdict]:
     if not gpus:
         yield Verdict(False, "there is no GPU that PyTorch can use")
     elif len(gpus) < ranks:
-        yield Verdict(None, f"split over {ranks} GPUs, and this machine has {len(gpus)}")
+        yield Verdict(None, f"split over {counted(ranks, 'GPU')}, and this machine has {len(gpus)}")
     for gpu in gpus:
         for verdict in _on_gpu(contents, gpu):
             yield Verdict(verdict.allowed, f"GPU {gpu.index}: {verdict.reason}")

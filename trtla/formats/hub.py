@@ -8,6 +8,11 @@ HF_TOKEN count as they do for transformers.
 from __future__ import annotations
 
 import re
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from trtla.errors import UsageError, sentence
@@ -19,6 +24,7 @@ _NAME = re.compile(
     r"(:(?P<file>[\w./-]{1,200}))?",
     re.A,
 )
+_TIMEOUT_S = 10.0
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
 _SMALL = ("config.json", GENERATION_CONFIG, *TOKENIZER_FILES, "*.index.json")
 _WEIGHTS = ("*.safetensors", "*.bin")
@@ -36,17 +42,52 @@ def hub_folder(path: str | Path) -> Path:
     local, found = Path(path), _NAME.fullmatch(str(path))
     if found is None or local.exists() or Path(local.parts[0]).exists():
         return local
+    with hub_if_it_answers() as silence:
+        try:
+            if found["file"]:
+                return _gguf_file(found["repo"], found["revision"], found["file"])
+            return _snapshot(found["repo"], found["revision"])
+        except UsageError:
+            raise
+        except Exception as error:  # of the network, of the hub, of the cache's disk
+            why = f"it does not answer ({silence})" if silence else sentence(error)
+            raise UsageError(
+                f"{path} does not exist here and could not be fetched from the hub: {why}",
+                f"check the path, or run hf download {found['repo']} where there is a network",
+            ) from None
+
+
+@contextmanager
+def hub_if_it_answers() -> Iterator[str]:
+    """Have the hub's client look at its cache alone where the hub does not answer one quick
+    question, within the block; the client itself gives up only after a minute of retries.
+
+    Yields why it does not, or an empty text.
+    """
+    from huggingface_hub import constants
+
+    silence = "" if constants.HF_HUB_OFFLINE else _silence(constants.ENDPOINT)
+    if not silence:
+        yield ""
+        return
+    before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
     try:
-        if found["file"]:
-            return _gguf_file(found["repo"], found["revision"], found["file"])
-        return _snapshot(found["repo"], found["revision"])
-    except UsageError:
-        raise
-    except Exception as error:  # of the network, of the hub, of the cache's disk
-        raise UsageError(
-            f"{path} does not exist here and could not be fetched from the hub: {sentence(error)}",
-            f"check the path, or run hf download {found['repo']} where there is a network",
-        ) from None
+        yield silence
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+def _silence(endpoint: str) -> str:
+    try:
+        with urllib.request.urlopen(endpoint, timeout=_TIMEOUT_S):
+            return ""
+    except urllib.error.HTTPError:
+        return ""
+    except urllib.error.URLError as error:
+        trusted = isinstance(error.reason, ssl.SSLError)  # the client may know more certificates
+        return "" if trusted else str(error.reason)
+    except (OSError, ValueError) as error:
+        return sentence(error)
 
 
 def _snapshot(repo: str, revision: str | None) -> Path:
@@ -81,20 +122,10 @@ def _gguf_file(repo: str, revision: str | None, wanted: str) -> Path:
 def _listed(repo: str, revision: str | None) -> tuple[Path | None, list[str]]:
     """The names of the model's files; where the hub is not asked, those in the cache, and where."""
     from huggingface_hub import HfApi, constants, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError
 
-    failure: Exception | None = None
     if not constants.HF_HUB_OFFLINE:
-        try:
-            return None, HfApi().list_repo_files(repo, revision=revision)
-        except HfHubHTTPError:  # it is there, and says no
-            raise
-        except Exception as error:  # of the network, of several libraries
-            failure = error
-    try:
-        folder = Path(snapshot_download(repo, revision=revision, local_files_only=True))
-    except Exception as error:
-        raise failure or error from None
+        return None, HfApi().list_repo_files(repo, revision=revision)
+    folder = Path(snapshot_download(repo, revision=revision, local_files_only=True))
     return folder, [str(file.relative_to(folder)) for file in folder.rglob("*.gguf")]
 
 

@@ -79,7 +79,7 @@ class ArmRow:
         row = self.figures
         place = [row.executor] if row.executor else [row.device, row.dtype]
         threads = counted(row.threads, "thread") if row.threads else ""
-        length = f"prompts of {row.prompt_len} tokens" if row.prompt_len else ""
+        length = f"prompts of {counted(row.prompt_len, 'token')}" if row.prompt_len else ""
         parts = (self.model, *place, threads, batch, self.sampling, length)
         return ", ".join(part for part in parts if part)
 

@@ -22,6 +22,7 @@ from trtla.report.figures import (
     measured,
     over_tasks,
 )
+from trtla.report.headline import headline
 from trtla.report.reading import Source, read_all
 from trtla.results.bench_documents import Bench
 from trtla.results.documents import Run, Summarize, Tune
@@ -50,12 +51,12 @@ def page(sources: Sequence[Source], title: str) -> str:
     """The page of documents that are read."""
     every = [one for source in sources for one in measured(source)]
     found = comparisons(every)
-    many = len(sources) > 1
+    many, said = len(sources) > 1, headline(found, sources)
     return _fill(
         title=title,
         version=__version__,
-        headline=sentences.headline(found, sources),
-        best=sentences.best_of(found),
+        headline=said.text,
+        best=said.best,
         comparisons=found,
         pictures=[
             picture

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from trtla.bench.tables import COLUMNS, means
-from trtla.errors import UsageError, sentence
+from trtla.errors import UsageError, needed, sentence
 from trtla.files import JsonError, parse_json, read_text
 from trtla.results.bench_documents import Ablation, Bench
 from trtla.results.documents import Run, Summarize, Tune
@@ -63,7 +63,8 @@ def _read(number: int, path: Path) -> Source:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
-        raise UsageError(f"{path} has {place or 'a value'} wrong: {first['msg']}", _HINT) from None
+        what = "it is missing" if first["type"] == "missing" else f"it must be {needed(first)}"
+        raise UsageError(f"{path} has {place or 'a value'} wrong: {what}", _HINT) from None
     if not getattr(document, part):
         raise UsageError(f"{path} holds no results: its {part} are empty", _HINT)
     return Source(number, path.name, kind, document)
@@ -82,8 +83,8 @@ def _recognise(path: Path, text: str) -> tuple[Kind, Any]:
     keys = set(value) if isinstance(value, dict) else set()
     if keys == {"error"}:
         raise UsageError(f"{path} reports an error, not results", "run that command again")
-    for kind, (_, needed) in _KINDS.items():
-        if keys.issuperset(needed):
+    for kind, (_, own) in _KINDS.items():
+        if keys.issuperset(own):
             return kind, value
     raise UsageError(f"{path} is no document of trtla that a report is made of", _HINT)
 

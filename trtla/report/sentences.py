@@ -1,16 +1,15 @@
-"""What the page says in sentences: the headline, and what a reader needs to judge the figures."""
+"""What the page says in sentences that a reader needs to judge the figures."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from trtla.console import counted
-from trtla.report.figures import ArmRow, Comparison
+from trtla.report.figures import ArmRow
 from trtla.report.reading import Document, Source
 from trtla.results.bench_documents import Ablation, Bench
-from trtla.results.documents import Run, Summarize, Tune
+from trtla.results.documents import Run, Summarize
 
-_SAME = 0.03  # closer to 1 than this is no difference
 _LOOPS = 0.5
 _FEW_ROUNDS = 3
 _FEW_PROMPTS = 2
@@ -20,54 +19,6 @@ _FEW_TOKENS = 128
 def times(ratio: float) -> str:
     """A speed-up in words, 1.73x."""
     return f"{ratio:.2f}x"
-
-
-def headline(found: Sequence[Comparison], sources: Sequence[Source]) -> str:
-    """The one sentence that a reader takes away."""
-    if (best := best_of(found)) is not None:
-        return _measured(*best)
-    others = (text for source in sources if (text := _without_arms(source)))
-    return next(others, "Nothing in these documents compares a method with plain decoding.")
-
-
-def best_of(found: Sequence[Comparison]) -> tuple[Comparison, ArmRow] | None:
-    """The fastest arm of all comparisons."""
-    known = [(one, row) for one in found if (row := one.best) is not None]
-    return max(known, key=lambda pair: pair[1].speedup or 0.0, default=None)
-
-
-def _measured(comparison: Comparison, row: ArmRow) -> str:
-    ratio = row.speedup or 0.0
-    if ratio >= 1.0 + _SAME:
-        arm = row.arm.replace("lookahead", "Lookahead", 1)
-        return f"{arm} decodes {times(ratio)} as fast as plain decoding."
-    if ratio > 1.0 - _SAME:
-        return f"Nothing is faster than plain decoding here; {row.arm} is as fast ({times(ratio)})."
-    return f"Nothing is faster than plain decoding here; {row.arm} comes nearest, {times(ratio)}."
-
-
-def _without_arms(source: Source) -> str | None:
-    match source.document:
-        case Tune(recommendation=chosen):
-            if chosen.keep_auto:
-                auto = times(chosen.auto_speedup or 1.0)
-                return f"tune recommends auto, the default, with {auto} (measured)."
-            w, n, g = chosen.lookahead
-            ratio = chosen.measured_speedup or chosen.predicted_speedup
-            kind = "measured" if chosen.measured_speedup else "predicted"
-            speed = f" with {times(ratio)} ({kind})" if ratio else ""
-            return f"tune recommends W {w}, N {n}, G {g}{speed}."
-        case Summarize() as summarize:
-            ratio = side_ratios(summarize).get("trtla")
-            return None if ratio is None else _as_fast("Summarizing", ratio)
-        case Run(plain_stats=plain, stats=own) if plain is not None and plain.tokens_per_s:
-            return _as_fast("The run", own.tokens_per_s / plain.tokens_per_s)
-        case _:
-            return None
-
-
-def _as_fast(what: str, ratio: float) -> str:
-    return f"{what} is {times(ratio)} as fast as with plain decoding."
 
 
 def side_ratios(summarize: Summarize) -> dict[str, float]:
@@ -136,16 +87,23 @@ def _differences(measures: Sequence[ArmRow]) -> Iterator[str]:
 def thin(sources: Sequence[Source]) -> Iterator[str]:
     """Documents that rest on too little to be relied on, each in a sentence."""
     for source in sources:
-        found = [
-            counted(count, name)
-            for name, count, least in _basis(source.document)
-            if count is not None and 0 < count < least
-        ]
-        if found:
+        if found := too_little(source.document):
             yield (
-                f"Document {source.number} rests on {' and '.join(found)} only: its figures may "
+                f"Document {source.number} rests on {found} only: its figures may "
                 "come out otherwise the next time."
             )
+
+
+def too_little(document: Document) -> str:
+    """What there is too little of in a document, such as `1 round and 24 tokens`; empty: nothing.
+
+    Enough are 2 prompts, 3 rounds and 128 tokens, of those that a document counts.
+    """
+    return " and ".join(
+        counted(count, name)
+        for name, count, least in _basis(document)
+        if count is not None and 0 < count < least
+    )
 
 
 def _basis(document: Document) -> Iterator[tuple[str, int | None, int]]:

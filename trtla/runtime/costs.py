@@ -45,6 +45,8 @@ class CostPlan:
     """Times that each row is gone through, at least: what disturbs one is not there in all."""
     repeats: int = 2
     """Times that each forward is run in a sweep, after one that warms up."""
+    bounded: bool = False
+    """Whether larger sizes are given up when a row's budget is over, even if they are needed."""
     needed: int = 1
     """Fed tokens of each sequence up to which sizes are timed, however slow the model is."""
     max_tokens: int = 8192

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from trtla.console import counted
 from trtla.errors import PromptTooLong, UsageError
 from trtla.runtime.request import Request
 from trtla.settings.drafting import LOOKAHEAD, DrafterSettings, check_drafts_itself, refuse_texts
@@ -102,7 +103,8 @@ class ExecutorLimits:
             apart = self.max_input_len < self.max_text_len
             which = "max_input_len" if apart else "max_seq_len"
             raise PromptTooLong(
-                f"{name} has a prompt of {length} tokens, above {which} {self.max_input_len}",
+                f"{name} has a prompt of {counted(length, 'token')}, above {which} "
+                f"{self.max_input_len}",
                 f"shorten the prompt, or {self.input_len_hint}",
             )
         wanted = length + request.sampling.max_output_len
@@ -199,7 +201,8 @@ class ExecutorLimits:
             )
         if settings.most_tokens > self.max_gamma:
             raise UsageError(
-                f"{request.label} drafts {settings.most_tokens} tokens, above {self.max_gamma}",
+                f"{request.label} drafts {counted(settings.most_tokens, 'token')}, above "
+                f"{self.max_gamma}",
                 f"use a smaller --gamma, or open the model with --gamma {settings.most_tokens}",
                 "drafter",
             )

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from numbers import Integral, Real
 from types import NoneType, UnionType
@@ -163,7 +163,18 @@ def check(settings: Any) -> None:
     for one in declared(type(settings)).values():
         value = getattr(settings, one.name)
         if value is not None or not one.optional:
-            object.__setattr__(settings, one.name, one.checked(value))
+            with called(one):
+                object.__setattr__(settings, one.name, one.checked(value))
+
+
+@contextmanager
+def called(one: Declared) -> Iterator[None]:
+    """Have the refusal of a setting know what it is called in Python."""
+    try:
+        yield
+    except UsageError as error:
+        error.arguments[one.flag] = one.name
+        raise
 
 
 def parsed(kind: type[Kind], flags: Mapping[str, Any]) -> Kind:

@@ -6,7 +6,6 @@ sooner where time is short.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
@@ -21,6 +20,7 @@ from trtla.bench.turns import alternate
 from trtla.results.documents import GridPoint, Verified
 from trtla.settings.drafting import DrafterSettings
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
+from trtla.tune import clock
 from trtla.tune.prediction import ALL, best, together
 from trtla.tune.search import Groups, Sample, nearness
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from trtla.llm.llm import LLM
 
 LEAST_TURNS = 3
-"""Turns that are taken in any case, if so many are wanted: a median of fewer is none."""
-_LEAST = 3
+"""Turns that are enough, if so many are wanted: a median of fewer is none."""
+LEAST_FIELD = 3
 """Contenders that stay in any case: plain decoding, the best triple and `auto`."""
 _BEST = 6
 """Triples of all categories together that begin; beside them the best of each category."""
@@ -61,8 +61,16 @@ class Contest:
     """Contenders in batches of one size, and the seconds of their turns so far."""
 
     def __init__(
-        self, llm: LLM, groups: Groups, field: Sequence[Way], size: int, journal: Measurements
+        self,
+        llm: LLM,
+        groups: Groups,
+        field: Sequence[Way],
+        size: int,
+        journal: Measurements,
+        guess_s: float = 0.0,
     ) -> None:
+        """`guess_s`: the seconds that a contender takes for a turn, at most."""
+        self._guess_s = guess_s
         self._groups, self.size, self._journal = groups, size, journal
         self._arms = {one: one.arm(llm) for one in dict.fromkeys(field)}
         self._turns: list[dict[str, dict[str, float]]] = []
@@ -78,35 +86,56 @@ class Contest:
         return len(self._turns)
 
     @property
-    def is_least(self) -> bool:
-        return len(self._arms) == _LEAST
-
-    @property
-    def last_s(self) -> float:
+    def expected_s(self) -> float:
+        """What the next turn takes: as long as the last one, or before it at most the guess."""
+        if not self._turns:
+            return self._guess_s * len(self._arms)
         latest = [own for turn in self._turns[-1:] for own in turn.values()]
         return sum(own[one.name] for own in latest for one in self._arms)
 
+    @property
+    def _name(self) -> str:
+        return f"turn {self.size} {self.turns}"
+
+    def _kept(self) -> dict[str, dict[str, float]] | None:
+        """The next turn, if it was taken before with all contenders."""
+        names, taken = {one.name for one in self._arms}, self._journal.get(self._name)
+        whole = taken is not None and all(names <= own.keys() for own in taken.values())
+        return taken if whole else None
+
     def go(self, deadline: float, most: int, on_turn: Callable[[], None], *, needed: bool) -> bool:
-        """Take turns until a deadline of time.monotonic; False: there was no time for enough.
+        """Take turns until a deadline of `tune.clock`; False: there was no time for enough.
 
         Args:
             most: turns, at most.
-            needed: whether the least is measured in any case.
+            needed: whether one turn is taken in any case, and is enough.
         """
         least = min(LEAST_TURNS, most)
-        self._warm_up()
+        is_warm = False
         while self.turns < most:
-            left = deadline - time.monotonic()
-            wanted = max(1, least - self.turns)
-            while self.turns < least and len(self._arms) > _LEAST and wanted * self.last_s >= left:
-                self._arms.popitem()  # there is no time for the last one
-            if left < self.last_s and (self.turns >= least or not needed):
-                return self.turns >= least
+            if self._kept() is None:
+                self._shorten(deadline, least)
+                late = deadline - clock.now() < self.expected_s
+                if late and (self.turns or not needed):
+                    return self.turns >= (1 if needed else least)
+                if not is_warm:
+                    self._warm_up()
+                    is_warm = True
             self._turn()
             on_turn()
             if self.turns % LEAST_TURNS == 0:
                 self._halve()
         return True
+
+    def _shorten(self, deadline: float, least: int) -> None:
+        """Have the last contenders leave while there is no time for all of them."""
+        left, wanted = deadline - clock.now(), max(1, least - self.turns)
+        while (
+            self.turns < least
+            and len(self._arms) > LEAST_FIELD
+            and (left <= 0.0 or wanted * self.expected_s >= left)
+        ):
+            self._arms.popitem()
 
     def _halve(self) -> None:
         """Leave the slower half of the triples out, by how near they come to the best anywhere."""
@@ -121,12 +150,11 @@ class Contest:
 
     def _turn(self) -> None:
         """One more turn. What was cut off is taken again, since its times belong together."""
-        number, names = len(self._turns), {one.name for one in self._arms}
-        name = f"turn {self.size} {number}"
-        taken = self._journal.get(name)
-        if taken is None or any(not names <= own.keys() for own in taken.values()):
+        taken = self._kept()
+        if taken is None:
+            number = self.turns
             taken = {name: self._decode(own, number) for name, own in self._groups.items()}
-            self._journal.put(name, taken)
+            self._journal.put(self._name, taken)
         self._turns.append(taken)
 
     def _decode(self, own: Sequence[Sample], number: int) -> dict[str, float]:

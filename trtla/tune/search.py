@@ -8,7 +8,6 @@ with it what lies near the best.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from trtla.results.metrics import Metrics
 from trtla.settings.drafting import LOOKAHEAD
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.settings.sampling import SamplingParams
+from trtla.tune import clock
 
 if TYPE_CHECKING:
     from trtla.llm.llm import LLM
@@ -165,6 +165,7 @@ _LEADERS = 2
 """Triples whose neighbours are tried."""
 
 Job = tuple[LookaheadConfig, Sample]
+"""A triple, and the sample that is decoded with it."""
 
 
 class Search:
@@ -178,7 +179,10 @@ class Search:
         journal: Measurements,
         note: Note,
         stages: Stages = silent,
+        takes: Callable[[Sequence[Job]], float] = lambda jobs: 0.0,
     ) -> None:
+        """`takes` says how many seconds jobs take at most which are decoded together."""
+        self._takes = takes
         self._llm, self._groups, self._limit, self._journal = llm, groups, limit, journal
         self._note, self._stages = note, stages
         self.found: dict[LookaheadConfig, dict[Sample, Steps]] = {}
@@ -194,7 +198,7 @@ class Search:
 
         Args:
             predict: rows of all that has been found so far.
-            deadline: on time.monotonic's clock; the smallest triple runs on a sample of each
+            deadline: on the clock of `tune.clock`; the smallest triple runs on a sample of each
                 category in any case, for otherwise nothing can be said.
         """
         most = max(map(len, self._groups.values()))
@@ -202,7 +206,7 @@ class Search:
         firsts = {own[0] for own in self._groups.values()}
         if not any(firsts <= ran.keys() for ran in self.found.values()):
             self._run(pool[:1], 1, float("inf"))
-        begin = time.monotonic()
+        begin = clock.now()
         until = begin + _COARSE_SHARE * (deadline - begin)
         for count in (1, (most + 1) // 2, most):
             finished &= self._run(pool, count, until)
@@ -218,19 +222,25 @@ class Search:
         jobs = [(triple, sample) for triple in triples for sample in firsts]
         jobs = [job for job in jobs if not self._knows(job)]
         tried = len(dict.fromkeys(triple for triple, _ in jobs))
-        if jobs and time.monotonic() < deadline:
+        if jobs and clock.now() < deadline:
             self._note(f"to run on {counted(len(firsts), 'prompt')}: {counted(tried, 'triple')}")
         with self._stages("search", "requests") as progress:
-            for start in range(0, len(jobs), _IN_FLIGHT):
-                batch = jobs[start : start + _IN_FLIGHT]
+            left = jobs
+            while batch := self._fitting(left, deadline):
+                left = left[len(batch) :]
                 self._decode(
                     batch, deadline, lambda: progress(sum(map(self._knows, jobs)), len(jobs))
                 )
         return all(map(self._knows, jobs))
 
+    def _fitting(self, jobs: Sequence[Job], deadline: float) -> Sequence[Job]:
+        """The next jobs that are decoded together, as many as there is time for."""
+        batch, left = jobs[:_IN_FLIGHT], deadline - clock.now()
+        while batch and (left <= 0.0 or self._takes(batch) > left):
+            batch = batch[: len(batch) // 2]
+        return batch
+
     def _decode(self, jobs: Sequence[Job], deadline: float, on_end: Callable[[], None]) -> None:
-        if time.monotonic() > deadline:
-            return
         chunks = self._llm.stream(
             [sample.prompt for _, sample in jobs],
             [sample.sampling for _, sample in jobs],
@@ -244,7 +254,7 @@ class Search:
                 self._journal.put(f"run {triple} {sample.name}", astuple(steps))
                 self._take((triple, sample), steps)
                 on_end()
-            if time.monotonic() > deadline:
+            if clock.now() > deadline:
                 return
 
     def _knows(self, job: Job) -> bool:

@@ -1,12 +1,12 @@
 """One tuning from the opened model to the document: costs, search, contest, recommendation.
 
 It prints nothing: `on_note` receives how far it is. What is measured goes through `Measurements`.
-The budget counts from when the model is open; only the smallest useful measurement may exceed it.
+The budget counts from before the model is opened. When the first costs are known, a budget that the
+least does not fit into is refused; all else ends in time, by what steps cost.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import torch
@@ -27,16 +27,21 @@ from trtla.results.documents import (
     environment,
 )
 from trtla.runtime.costs import CostPlan, CostTable
-from trtla.tune.contest import LEAST_TURNS, Contest, contenders
+from trtla.settings.lookahead import AUTOREGRESSIVE
+from trtla.tune import clock
+from trtla.tune.budget import Budget, requests_s, turn_s
+from trtla.tune.contest import LEAST_FIELD, LEAST_TURNS, Contest, contenders
 from trtla.tune.prediction import GPUS, Predictor, Roofline, knee, recommend
-from trtla.tune.search import Sample, Search, TuneSettings, make_groups
+from trtla.tune.search import Job, Sample, Search, TuneSettings, coarse, make_groups
 from trtla.version import __version__
 
 FILE = "measurements.jsonl"
 _SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """Fed tokens of a sequence that costs are measured for."""
-_COST_SHARE = 0.02
-"""Of the budget: for what is not needed of a row of the cost table."""
+_COST_SHARE = 0.05
+"""Of the budget: for a row of the cost table."""
+_FORWARDS = 4
+"""That a row of it takes in any case."""
 _FEW_TOKENS = 256
 """Of plain decoding of all prompts; the answer from fewer depends on what they happen to be."""
 _SEARCH_SHARE = 0.45
@@ -48,33 +53,68 @@ _BUSY = 1.3
 
 
 def tune(settings: TuneSettings, on_note: Note, stages: Stages = silent) -> Tune:
-    """Tune; the document."""
-    started = time.monotonic()
+    """Tune; the document.
+
+    Raises:
+        UsageError: the least that tells anything takes longer than the budget.
+    """
+    budget = Budget(settings.budget_s, clock.now())
     with LLM(settings.model, settings.options) as llm:
-        found = _Tuning(settings, llm, on_note, stages).go()
-    return found.model_copy(update={"time_s": round(time.monotonic() - started, 1)})
+        found = _Tuning(settings, llm, budget, on_note, stages).go()
+    return found.model_copy(update={"time_s": round(clock.now() - budget.begin, 1)})
 
 
 class _Tuning:
-    def __init__(self, settings: TuneSettings, llm: LLM, on_note: Note, stages: Stages) -> None:
+    def __init__(
+        self, settings: TuneSettings, llm: LLM, budget: Budget, on_note: Note, stages: Stages
+    ) -> None:
         self._settings, self._llm, self._note, self._stages = settings, llm, on_note, stages
-        self._begin = time.monotonic()
+        self._budget = budget
         options = settings.options
         model = OpenedModel(llm, settings, torch_device(options.device), options.dtype)
         self._groups = make_groups(settings.sets, model, settings.sampling, on_note)
         samples = [one for own in self._groups.values() for one in own]
         if (tokens := sum(one.sampling.max_output_len for one in samples)) < _FEW_TOKENS:
             on_note(
-                f"{counted(len(samples), 'prompt')} and {tokens} tokens say little: raise "
-                "--num-prompts or --max-output-len"
+                f"{counted(len(samples), 'prompt')} and {counted(tokens, 'token')} say little: "
+                "raise --num-prompts or --max-output-len"
             )
         key = fingerprint(self._facts(samples))
         self._journal = Measurements(settings.output_dir / FILE, key, "--output-dir")
         if self._journal.entries:
             on_note(f"goes on: {len(self._journal.entries)} measurements are kept from before")
-        self._search = Search(llm, self._groups, settings.limit, self._journal, on_note, stages)
-        self._cost, table = self._costs(samples)
-        self._predictor = Predictor(self._groups, self._search.found, table)
+        self._sizes = settings.batch_sizes
+        """Those that there is time for."""
+        self._cost, self._table = self._costs(samples)
+        self._search = Search(
+            llm, self._groups, settings.limit, self._journal, on_note, stages, self._takes
+        )
+        self._predictor = Predictor(self._groups, self._search.found, self._table)
+
+    @property
+    def _costs_are_ours(self) -> bool:
+        """Whether costs are those of what decodes here, so that times follow from them."""
+        return self._settings.gpu is None
+
+    def _takes(self, jobs: Sequence[Job]) -> float:
+        if not self._costs_are_ours:
+            return 0.0
+        largest = max((triple for triple, _ in jobs), key=lambda one: one.max_draft_len)
+        return requests_s(self._table, [one for _, one in jobs], largest, at_a_time=len(jobs))
+
+    def _check_budget(self) -> None:
+        """Refuse a budget that is too small for the smallest triple, and for the least contest."""
+        if not self._costs_are_ours or self._settings.planned:
+            return
+        size, groups = self._sizes[0], self._groups
+        taken = sum(name.startswith(f"turn {size} ") for name in self._journal.entries)
+        turns = max(min(LEAST_TURNS, self._settings.rounds) - taken, 0)
+        least = turns * LEAST_FIELD * turn_s(self._table, groups, size, AUTOREGRESSIVE)
+        if not self._search.found:
+            least += self._takes(
+                [(coarse(self._settings.limit)[0], own[0]) for own in groups.values()]
+            )
+        self._budget.check(least)
 
     def _facts(self, samples: list[Sample]) -> dict[str, object]:
         settings = self._settings
@@ -90,15 +130,15 @@ class _Tuning:
 
     def _costs(self, samples: list[Sample]) -> tuple[Cost, CostTable]:
         settings = self._settings
-        sizes = sorted({1, *settings.batch_sizes})
         cached = sum(len(one.prompt) for one in samples) // len(samples)
         context = cached + settings.sampling.max_output_len // 2
         if settings.gpu is not None:
             config = self._llm.engine.config.pretrained_config
             bound = Roofline(config, GPUS[settings.gpu], context)
+            sizes = sorted({1, *self._sizes})
             table, source, note = bound.table(sizes), "roofline", bound.note
         else:
-            table, source = self._measured_table(sizes, context), "measured"
+            table, source = self._measured_table(context), "measured"
             threads = counted(torch.get_num_threads(), "thread")
             note = f"forwards on {self._llm.description}, {threads}"
             if settings.planned:
@@ -106,25 +146,45 @@ class _Tuning:
         rows = tuple(CostRow(sequences=count, points=points) for count, points in table.rows)
         return Cost(source=source, note=note, rows=rows, knee=knee(table)), table
 
-    def _measured_table(self, sizes: list[int], context: int) -> CostTable:
-        rows = self._journal.get(f"costs {sizes}")
-        if rows is None:
-            self._note("the cost curve is measured")
-            share = _COST_SHARE * self._settings.budget_s
-            plan = CostPlan(tuple(sizes), _SIZES, context=context, row_budget_s=share)
-            rows = self._llm.executor.call(lambda executor: executor.measure_costs(plan)).rows
-            self._journal.put(f"costs {sizes}", rows)
-        return CostTable(tuple((count, tuple((n, s) for n, s in points)) for count, points in rows))
+    def _measured_table(self, context: int) -> CostTable:
+        """Costs of one sequence and of the first batch size, and of others if there is time."""
+        rows = list[CostRow]()
+        first = self._sizes[0]
+        for size in dict.fromkeys((1, first, *sorted(self._sizes))):
+            if size not in (1, first) and self._is_late_for(size, rows):
+                self._note(f"batch size {size} is left out: the budget is small")
+                self._sizes = tuple(one for one in self._sizes if one != size)
+            else:
+                rows.append(self._measured_row(size, context))
+        return CostTable(tuple((row.sequences, row.points) for row in sorted(rows, key=_sequences)))
+
+    def _is_late_for(self, size: int, rows: Sequence[CostRow]) -> bool:
+        """Whether a few small forwards of so many sequences take more than their share."""
+        if self._journal.get(f"costs {size}") is not None:
+            return False
+        fed, seconds = rows[0].points[0]
+        return _FORWARDS * size * seconds / fed > _COST_SHARE * self._budget.left
+
+    def _measured_row(self, size: int, context: int) -> CostRow:
+        name = f"costs {size}"
+        if self._journal.get(name) is None:
+            self._note(f"the cost curve of {counted(size, 'sequence')} is measured")
+            share = _COST_SHARE * self._budget.seconds
+            plan = CostPlan((size,), _SIZES, context=context, row_budget_s=share, bounded=True)
+            table = self._llm.executor.call(lambda executor: executor.measure_costs(plan))
+            self._journal.put(name, table.rows[0])
+        sequences, points = self._journal.get(name)
+        return CostRow(sequences=sequences, points=tuple((n, s) for n, s in points))
 
     def go(self) -> Tune:
-        settings = self._settings
-        end = self._begin + settings.budget_s
+        settings, budget = self._settings, self._budget
+        self._check_budget()
         share = 1.0 if settings.planned else _SEARCH_SHARE
-        finished = self._search.go(self._rows, self._begin + share * settings.budget_s)
+        finished = self._search.go(self._rows, clock.now() + share * budget.left)
         if not finished:
             self._note("the search's time is over; the same command with a larger --budget goes on")
         rows = self._rows()
-        verified = [] if settings.planned else self._verify(rows, end)
+        verified = [] if settings.planned else self._verify(rows, budget.end)
         return Tune(
             schema_version=SCHEMA_VERSION,
             command="tune",
@@ -141,21 +201,22 @@ class _Tuning:
         )
 
     def _rows(self) -> list[GridPoint]:
-        return self._predictor.rows(self._settings.batch_sizes)
+        return self._predictor.rows(self._sizes)
 
     def _verify(self, rows: list[GridPoint], end: float) -> list[Verified]:
         """A contest for each batch size; the first one, which counts, has most of the time."""
-        sizes, contests = self._settings.batch_sizes, list[Contest]()
+        sizes, contests = self._sizes, list[Contest]()
         for place, size in enumerate(sizes, 1):
-            now = time.monotonic()
+            now = clock.now()
             until = end if place == len(sizes) else now + (end - now) * _OWN_SHARE
             field = contenders(rows, size)
-            contest = Contest(self._llm, self._groups, field, size, self._journal)
+            guess_s = turn_s(self._table, self._groups, size, AUTOREGRESSIVE)
+            contest = Contest(self._llm, self._groups, field, size, self._journal, guess_s)
             if self._compete(contest, until, first=place == 1):
                 contests.append(contest)
             else:
                 self._note(f"batch size {size} is predicted only: the budget is small")
-        self._note_times(contests, end)
+        self._note_times(contests)
         return [one for contest in contests for one in contest.verified(rows)]
 
     def _compete(self, contest: Contest, until: float, *, first: bool) -> bool:
@@ -165,14 +226,18 @@ class _Tuning:
         with self._stages(f"batch size {contest.size}, as time allows", "turns") as progress:
             return contest.go(until, most, lambda: progress(contest.turns, most), needed=first)
 
-    def _note_times(self, contests: Sequence[Contest], end: float) -> None:
-        now, first = time.monotonic(), contests[0]
-        if now > end and first.turns <= LEAST_TURNS and first.is_least:
+    def _note_times(self, contests: Sequence[Contest]) -> None:
+        turns = contests[0].turns
+        if turns < min(LEAST_TURNS, self._settings.rounds):
             self._note(
-                f"the budget of {self._settings.budget_s:g} s is too small: the smallest useful "
-                f"measurement takes about {now - self._begin:.0f} s"
+                f"the budget of {self._budget.seconds:g} s was over after "
+                f"{counted(turns, 'turn')}: the same command with a larger --budget goes on"
             )
         if (scatter := max(one.scatter() for one in contests)) > _BUSY:
             self._note(
                 f"turns differ by up to {scatter:.1f}x: the machine is busy, so try a quiet one"
             )
+
+
+def _sequences(row: CostRow) -> int:
+    return row.sequences

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import product
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -23,6 +24,7 @@ from trtla.bench.ablation_arms import (
     TaskPrompt,
     cases,
     load_tasks,
+    prompts_of,
 )
 from trtla.bench.arms import AR, Way
 from trtla.cli.bench.bench_flags import (
@@ -42,6 +44,7 @@ from trtla.cli.shared.model import (
 from trtla.cli.shared.params import check_folder, source
 from trtla.console import Console, command_line, counted, duration
 from trtla.errors import UsageError
+from trtla.files import json_text, read_json, write_whole, written
 from trtla.interrupts import INTERRUPTS
 from trtla.settings.drafting import (
     DRAFT_PREFIX,
@@ -60,6 +63,7 @@ if TYPE_CHECKING:
     from trtla.bench.tables import Cells
     from trtla.results.bench_documents import AblationRow
 
+_DOCUMENT = ".json"
 _PROCESSORS = ("greedy", "nucleus:0.8:0.9")
 
 
@@ -79,6 +83,10 @@ def run_ablation_command(
     ):
         done = run_ablation(ablation, watched, lambda text: console.note(f"note: {text}"))
     console.note(f"note: rows are in {ablation.output}, means in {means_path(ablation.output)}")
+    if _is_document(flags):
+        with written(Path(flags.output), "give another --output"):
+            write_whole(Path(flags.output), json_text(_document(ablation, done)))
+        console.note(f"note: the document is {flags.output}")
     print_as(
         console,
         flags.output_format,
@@ -143,9 +151,13 @@ def _check(console: Console, flags: BenchFlags, lookahead: LookaheadConfig | Non
     processors = tuple(map(parse_processor, flags.processor or _PROCESSORS))
     prompts, repeats = _prompts(flags), flags.repeats or (FULL_REPEATS if flags.full else 1)
     output = Path(flags.output)
-    if output.suffix.lower() != ".csv":
-        raise UsageError(f"--output {output} is not a .csv file", "give it that ending")
+    if output.suffix.lower() not in (".csv", _DOCUMENT):
+        raise UsageError(
+            f"--output {output} is neither a .csv nor a .json file", "give it one of these endings"
+        )
     check_folder(output, "--output")
+    if _is_document(flags) and output.exists() and "means" not in read_json(output):
+        raise UsageError(f"{output} is another file, not an ablation's", "give another --output")
     from trtla.bench.ablation import AblationPlan
 
     drafting = [arm.drafter for arm in made if arm.drafter.most_tokens]
@@ -154,8 +166,12 @@ def _check(console: Console, flags: BenchFlags, lookahead: LookaheadConfig | Non
         sampling=SamplingParams(flags.max_output_len, seed=flags.seed),
         arms=tuple(made),
         cases=tuple(cases(prompts, processors, repeats, flags.seed)),
-        output=output,
+        output=output.with_suffix(".csv") if _is_document(flags) else output,
     )
+
+
+def _is_document(flags: BenchFlags) -> bool:
+    return Path(flags.output).suffix.lower() == _DOCUMENT
 
 
 def _served(console: Console, flags: BenchFlags, made: list[Way]) -> list[Way]:
@@ -239,6 +255,14 @@ def _tree_options(method: str, flags: BenchFlags) -> list[DraftOptions]:
 
 
 def _prompts(flags: BenchFlags) -> list[TaskPrompt]:
+    named = source(click.get_current_context(), "prompts") != "default"
+    if named and flags.input_text is not None:
+        raise UsageError("--input-text and --prompts exclude each other", "omit one of them")
+    if named:
+        from trtla.data.prompt_sets import load_sets
+
+        every = flags.prompts_per_task or (sys.maxsize if flags.full else TASK_PROMPTS)
+        return prompts_of(load_sets(flags.prompts, flags.categories, every))
     if flags.input_text is None:
         most = flags.prompts_per_task or (None if flags.full else TASK_PROMPTS)
         return load_tasks(flags.categories or TASKS, most)
@@ -262,7 +286,7 @@ _SUMMARY = {
 }
 
 
-def _document(ablation: AblationPlan, done: Ablated) -> dict[str, object]:
+def _document(ablation: AblationPlan, done: Ablated) -> dict[str, Any]:
     from trtla.results.bench_documents import Ablation as Document
     from trtla.results.documents import SCHEMA_VERSION, environment
 
@@ -279,13 +303,13 @@ def _print(console: Console, means: Sequence[AblationRow]) -> None:
     own = _SOURCE_COLUMNS if any(row.sources is not None for row in means) else ()
     rows = []
     for row in means:
-        names = [getattr(row, name) for name in (*places, "processor", "method")]
+        names = [getattr(row, name) for name in (*places, "processor")]
         figures = [row.figure(key) for key in _SUMMARY.values()]
         more = [row.fed_per_step, row.calibration] if own else []
         same = round((row.figure("same_as_ar_mean") or 0.0) * row.rows)
         shown = [None if value is None else float(value) for value in figures]
-        rows.append([*names, _setting(row), *shown, *more, f"{same} of {row.rows}"])
-    columns = [*places, "processor", "arm", "setting", *_SUMMARY, *own, "texts as ar"]
+        rows.append([row.method, _setting(row), *names, *shown, *more, f"{same} of {row.rows}"])
+    columns = ["arm", "setting", *places, "processor", *_SUMMARY, *own, "texts as ar"]
     console.table(columns, rows)
 
 

@@ -15,7 +15,6 @@ from trtla.cli.bench.ablation import run_ablation_command
 from trtla.cli.bench.bench_flags import (
     ABLATION,
     DTYPES,
-    FORMATS,
     LOAD,
     AblationFlags,
     BenchFlags,
@@ -39,7 +38,7 @@ from trtla.cli.shared.model import (
     check_triples,
     note_without_drafts,
 )
-from trtla.cli.shared.params import Former, refuse_filters, source
+from trtla.cli.shared.params import refuse_filters, source
 from trtla.cli.shared.values import TOKENS
 from trtla.console import Console, command_line
 from trtla.errors import TrtlaError, UsageError
@@ -82,15 +81,6 @@ if TYPE_CHECKING:
 @opt.flags_of(AblationFlags)
 @opt.flags_of(LoadFlags)
 @opt.trtllm_flags
-@click.option(
-    "o",
-    "-o",
-    cls=Former,
-    now="output_format",
-    type=FORMATS,
-    is_eager=True,
-    callback=remember_format,
-)
 @opt.switch(
     "--json",
     section="Output",
@@ -238,7 +228,7 @@ def _run(console: Console, sweep: Sweep) -> Results | None:
 
 
 def _print(console: Console, results: Results, sweep: Sweep, output_format: str) -> None:
-    from trtla.bench.tables import csv_text, document, markdown_text
+    from trtla.bench.tables import csv_text, document, results_text
     from trtla.results.documents import environment
     from trtla.results.metrics import too_short
 
@@ -251,5 +241,5 @@ def _print(console: Console, results: Results, sweep: Sweep, output_format: str)
         output_format,
         lambda: document(results, sweep, found),
         lambda: csv_text(results, found),
-        lambda: console.out(markdown_text(results, sweep, found)),
+        lambda: console.out(results_text(results, sweep, found, console.table_text)),
     )

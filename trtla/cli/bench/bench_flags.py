@@ -8,11 +8,12 @@ from functools import partial
 from typing import Any, Literal
 
 import click
+from click.core import ParameterSource
 
 from trtla.bench.ablation_arms import METHODS, SOURCE_METHODS
 from trtla.bench.arms import PEERS
 from trtla.cli.shared.options import MODEL, PATH, flag
-from trtla.cli.shared.params import source
+from trtla.cli.shared.params import hand_over, source
 from trtla.cli.shared.values import DEVICES, NAMES, TOKEN_COUNTS
 from trtla.cli.shared.values import LOOKAHEAD as TRIPLES
 from trtla.console import Console
@@ -50,8 +51,9 @@ LOAD = Mode(
 ABLATION = Mode(
     "--ablation",
     "Ablation: drafters against plain decoding, a CSV row a decoding",
-    ("engine_dir", "tokenizer_dir", "lookahead", "categories", "chat", "system", "device", "dtype",
-     "max_seq_len", "kv_cache_dtype", "draft_device", "draft_dtype", "threads", "processor",
+    ("engine_dir", "tokenizer_dir", "lookahead", "prompts", "categories", "chat", "system",
+     "device", "dtype", "max_seq_len", "kv_cache_dtype", "draft_device", "draft_dtype", "threads",
+     "processor",
      "max_output_len", "seed", "ignore_eos", "output_format", "json"),
 )  # fmt: skip
 _ABLATION_READS = ", ".join(map(flag_of, ABLATION.read[:-1])) + f" and {flag_of(ABLATION.read[-1])}"
@@ -71,6 +73,20 @@ def remember_format(ctx: click.Context, param: click.Parameter, value: Any) -> A
     if console is not None:
         console.json = console.json or value in ("json", True)
     return value
+
+
+_RESULTS = "ablation_results.csv"
+
+
+def _or_format(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    """The file of -o; a format behind it is what its former meaning, --output-format, takes."""
+    if value not in FORMATS.choices:
+        return value
+    where = ctx.get_parameter_source("output")
+    hand_over(ctx, "-o", "output_format", value, where)
+    ctx.set_parameter_source("output", ParameterSource.DEFAULT)
+    remember_format(ctx, param, value)
+    return _RESULTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +132,7 @@ class AblationFlags:
         "In place of the tables: plain decoding, a draft model with fixed gamma and with "
         "EGAG, n-grams, prompt lookup, lookahead and a chain, on some of the shipped prompts. Rows "
         "are kept: the same command goes on where it was interrupted. Of the other flags it reads "
-        f"{_ABLATION_READS}; --categories are tasks.",
+        f"{_ABLATION_READS}; the categories of --prompts are tasks.",
         basic=True,
     )
     input_text: str | None = _ablation("Decode this text, not the tasks.", "-p", former="prompt")
@@ -147,10 +163,12 @@ class AblationFlags:
         show_default="the shipped tiny-llama-draft",
     )
     output: str = _ablation(
-        "Rows go here, their means and deviations to FILE_means.csv; what was measured is "
-        "kept in FILE.jsonl.",
+        "Rows go to this FILE.csv, their means and deviations to FILE_means.csv; what was measured "
+        "is kept in FILE.jsonl. FILE.json is the JSON document, with rows beside it in FILE.csv.",
+        "-o",
         type=PATH,
-        default="ablation_results.csv",
+        default=_RESULTS,
+        callback=_or_format,
     )
     grid_gamma: tuple[int, ...] = _ablation(
         "Most drafted tokens, of sd, nasd, prompt-lookup and the chain.", default="4"

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def run_load_command(console: Console, flags: BenchFlags) -> None:
     """Check, measure with a note a run, and print the figures."""
     test = _check(console, flags)
-    from trtla.bench.load_report import csv_text, document, markdown_text
+    from trtla.bench.load_report import csv_text, document, results_text
     from trtla.bench.load_runs import measure
     from trtla.results.documents import host
 
@@ -42,7 +42,7 @@ def run_load_command(console: Console, flags: BenchFlags) -> None:
         flags.output_format,
         lambda: document(test, measured, found),
         lambda: csv_text(measured, found),
-        lambda: console.out(markdown_text(test, measured, found)),
+        lambda: console.out(results_text(test, measured, found, console.table_text)),
     )
     if measured.interrupted:
         raise KeyboardInterrupt

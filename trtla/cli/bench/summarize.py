@@ -189,7 +189,8 @@ def _cap(console: Console, flags: SummarizeFlags, limits: ExecutorLimits) -> int
 
 
 def _print(console: Console, measured: Sequence[SummarySide], flags: SummarizeFlags) -> None:
-    """TensorRT-LLM's lines for each side, then one table; or one JSON document."""
+    """TensorRT-LLM's lines for each side, which programs read, then one table;
+    or one JSON document, which has all digits."""
     from trtla.bench.summarize import ENGINE, PLAIN, ROUGE, equal_to_plain
     from trtla.results.documents import SCHEMA_VERSION, Summarize, environment
 
@@ -209,12 +210,12 @@ def _print(console: Console, measured: Sequence[SummarySide], flags: SummarizeFl
         console.document(filled.document())
         return
     for side in sides:
-        console.out(f"{side.name} (total latency: {side.latency_s} sec)")
+        console.out(f"{side.name} (total latency: {side.latency_s:.3f} sec)")
         console.out(f"{side.name} (total output tokens: {side.output_tokens})")
-        console.out(f"{side.name} (tokens per second: {side.tokens_per_s})")
+        console.out(f"{side.name} (tokens per second: {side.tokens_per_s:.3f})")
         console.out(f"{side.name} beam 0 result")
         for key in ROUGE:
-            console.out(f"  {key}: {getattr(side, key)}")
+            console.out(f"  {key}: {getattr(side, key):.3f}")
     rows = [side.document() for side in sides]
     heads = [_HEADS.get(key, key.replace("_", " ")) for key in rows[0]]
     console.table(heads, [list(row.values()) for row in rows])

@@ -76,7 +76,7 @@ class TuneFlags:
         default="2m",
     )
     rounds: int = opt.flag(
-        "Turns of every verified triple, at most; three in any case, more within the budget.",
+        "Turns of every verified triple, at most; as many as the budget has time for.",
         section="Search",
         default=15,
     )

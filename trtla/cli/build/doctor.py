@@ -185,7 +185,8 @@ def _machine_rows(report: Report) -> Iterator[Row]:
     yield "Python", f"{machine.python} on {machine.platform}"
     yield "PyTorch", _torch(machine.torch)
     yield "transformers", machine.transformers
-    yield "CPU", f"{cpu.model}, {cpu.cores} cores, {_memory(cpu.memory_bytes, cpu.free_bytes)}"
+    memory = _memory(cpu.memory_bytes, cpu.free_bytes)
+    yield "CPU", f"{cpu.model}, {counted(cpu.cores, 'core')}, {memory}"
     yield "CPU instruction sets", " ".join(cpu.instruction_sets) or None
     parts = (driver.version, driver.cuda and f"CUDA {driver.cuda}")
     yield "CUDA driver", ", ".join(filter(None, parts)) or None

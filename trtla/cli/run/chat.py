@@ -108,7 +108,7 @@ def chat(console: Console, /, **flags: Any) -> None:
 
     /help lists the commands, which change every setting while the conversation goes on. Where
     stdin is no terminal every line is a message or a command: answers go to stdout, all else to
-    stderr.
+    stderr, and the exit code is 2 where a line was refused.
     """
     from trtla.formats.gguf.folder import model_folder
 
@@ -130,8 +130,9 @@ def chat(console: Console, /, **flags: Any) -> None:
         session = _session(llm, printer, settings, model)
         _remember(model)
         console.note(f"note: runs on {llm.description}")
-        converse(session)
+        code = converse(session)
         save_corpus(console, llm, settings.save_corpus)
+    click.get_current_context().exit(code)
 
 
 def _model(named: str | None, console: Console) -> str:
@@ -176,7 +177,8 @@ def _session(llm: LLM, printer: Printer, flags: ChatFlags, model: str) -> Sessio
         return Session(llm, chosen, printer, model)
 
 
-def _front_end(console: Console) -> tuple[Printer, Callable[[Session], None]]:
+def _front_end(console: Console) -> tuple[Printer, Callable[[Session], int]]:
+    """What prints, and what asks for lines until the chat is over: its exit code."""
     if sys.stdin.isatty() and sys.stdout.isatty():
         from trtla.chat.terminal import TerminalPrinter, chat_at_terminal
 
@@ -187,7 +189,8 @@ def _front_end(console: Console) -> tuple[Printer, Callable[[Session], None]]:
     return Printer(console), _chat_piped
 
 
-def _chat_piped(session: Session) -> None:
+def _chat_piped(session: Session) -> int:
     for line in sys.stdin:
         if not session.handle(line.rstrip("\r\n")):
-            return
+            break
+    return session.exit_code

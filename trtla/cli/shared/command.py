@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -124,20 +123,19 @@ class Command(click.Command):
         return [one for one in self.params if isinstance(one, Setting) and one.basic]
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write what is needed first, in 25 lines at most; with --help-all all there is."""
+        """Write what is needed first, a sentence each; with --help-all all there is."""
         basic = [one for one in self._basic() if not one.hidden]
         if not basic or ctx.meta.get(ALL):
             super().format_help(ctx, formatter)
             return
         self.format_usage(ctx, formatter)
         formatter.write_paragraph()
-        formatter.write_text(self.get_short_help_str(limit=formatter.width))
+        formatter.write_text(self.short_help or "")
         with formatter.section("Options"):
             basic = [one for section in by_section(basic).values() for one in section]
             records = [one.get_help_record(ctx) for one in basic]
             specs = [record[0] for record in records if record]
-            room = formatter.width - min(max(map(len, specs)), _SPEC) - 4
-            shorts = [shorten(_sentence(one.help), room, placeholder=" ...") for one in basic]
+            shorts = [_sentence(one.help) for one in basic]
             formatter.write_dl(list(zip(specs, shorts, strict=True)), col_max=_SPEC)
         write_lines(formatter, "Examples", [one for one in self.examples if "\n" not in one][:2])
         formatter.write_paragraph()

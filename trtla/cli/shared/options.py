@@ -132,8 +132,8 @@ def tokenizer_flag(section: str) -> Decorator:
 _MODEL = {
     "type": MODEL,
     "metavar": "MODEL",
-    "help": "A GGUF file, a Hugging Face folder, a name on the hub such as org/name or, for a GGUF "
-    "file, org/name:Q4_K_M, or an engine made by trtla build.",
+    "help": "A GGUF file, a Hugging Face folder, an engine made by trtla build, or org/name on the "
+    "hub, org/name:Q4_K_M for a GGUF file there.",
 }
 
 

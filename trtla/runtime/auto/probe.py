@@ -229,7 +229,7 @@ class _Row:
 
         A disturbed row takes all of its budget.
         """
-        needed = self._plan.top(self.sequences)
+        needed = 1 if self._plan.bounded else self._plan.top(self.sequences)
         for each in self._plan.sizes_of(self.sequences):
             if each > needed and self._late():
                 break
@@ -286,7 +286,7 @@ class _Row:
         """Repeat what does not fit its neighbours; on a slow machine not for long."""
         for _ in range(_ROUNDS):
             doubtful = [each for each in self._runs if self._doubtful(each)]
-            if not doubtful or self._late(3.0):
+            if not doubtful or self._late(1.0 if self._plan.bounded else 3.0):
                 return
             for each in doubtful:
                 self._run(each)

@@ -1,0 +1,61 @@
+"""The time that a tuning may take, and what the least that tells anything takes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trtla.console import duration
+from trtla.errors import UsageError
+from trtla.runtime.costs import CostTable
+from trtla.settings.lookahead import LookaheadConfig
+from trtla.tune import clock
+from trtla.tune.search import Groups, Sample
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """A time that has begun."""
+
+    seconds: float
+    begin: float
+
+    @property
+    def end(self) -> float:
+        return self.begin + self.seconds
+
+    @property
+    def left(self) -> float:
+        return self.end - clock.now()
+
+    def check(self, least_s: float) -> None:
+        """Refuse to begin what will not be over in time.
+
+        Args:
+            least_s: seconds of the least that tells anything, from now on.
+        """
+        if least_s > self.left:
+            needed = duration(clock.now() - self.begin + least_s)
+            raise UsageError(
+                f"a budget of {self.seconds:g} s is too small: the least that tells anything takes "
+                f"about {needed} here",
+                "raise --budget, or lower --batch-size, --max-output-len or the number of "
+                "categories; what was measured is kept",
+            )
+
+
+def requests_s(
+    costs: CostTable, samples: Sequence[Sample], triple: LookaheadConfig, *, at_a_time: int
+) -> float:
+    """The most that requests take which are decoded so many at a time: every step gives a token."""
+    steps = max((one.sampling.max_output_len for one in samples), default=0)
+    rounds = -(-len(samples) // at_a_time)
+    prompts = costs.seconds(sum(len(one.prompt) for one in samples), 1)
+    fed = at_a_time * triple.max_decoding_tokens
+    return prompts + rounds * steps * costs.seconds(fed, at_a_time)
+
+
+def turn_s(costs: CostTable, groups: Groups, size: int, triple: LookaheadConfig) -> float:
+    """The most that a contender takes for one turn: a batch of every category."""
+    batches = ([own[place % len(own)] for place in range(size)] for own in groups.values())
+    return sum(requests_s(costs, batch, triple, at_a_time=size) for batch in batches)
