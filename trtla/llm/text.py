@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from trtla.errors import PromptTooLong, TrtlaError, UsageError, first_line
 from trtla.formats.folder import may_have_chat_template, no_chat_template
 from trtla.formats.transformers_load import fills_in_by_jinja, load_tokenizer
 from trtla.llm.chat_text import ChatText, ControlTokens, chat_text
+from trtla.llm.stops import StopText, as_stop_texts
 from trtla.llm.templates import ChatTemplate, TemplateProcess
 from trtla.llm.text_stream import TextStream
 from trtla.llm.tokenizer_files import (
@@ -82,7 +84,7 @@ class Tokenizer:
         fast = self._fast
         found = fast.id_to_token(token) if fast else self.inner.convert_ids_to_tokens(token)
         name = found or ""
-        if token in self._special:
+        if token in self.control_ids:
             return name.encode()
         if self._is_byte_level:  # as its decoder, which knows added tokens by other letters
             known = all(letter in _BYTE_LETTERS for letter in name)
@@ -96,7 +98,8 @@ class Tokenizer:
         return self._plain or getattr(self.inner, "backend_tokenizer", None)
 
     @cached_property
-    def _special(self) -> frozenset[int]:
+    def control_ids(self) -> frozenset[int]:
+        """Tokens that are left out of decoded texts."""
         special = {token for token, content in self._added.items() if content.special}
         return frozenset(special if self._fast else {*special, *self.inner.all_special_ids})
 
@@ -109,7 +112,7 @@ class Tokenizer:
     @cached_property
     def _control(self) -> ControlTokens:
         inner = None if self._fast else self.inner
-        return ControlTokens(self._special, self._added, self._fast, inner)
+        return ControlTokens(self.control_ids, self._added, self._fast, inner)
 
     @cached_property
     def _is_byte_level(self) -> bool:
@@ -117,16 +120,37 @@ class Tokenizer:
         decoder = self._fast and self._fast.decoder
         return decoder is not None and b'"ByteLevel"' in decoder.__getstate__()
 
+    @property
+    def vocabulary(self) -> dict[str, int]:
+        """The ids of all tokens by their names."""
+        known = self.inner if self._plain is None else self._plain
+        return dict(known.get_vocab())
+
+    @property
+    def added_ids(self) -> frozenset[int]:
+        """Control tokens, and words that were added to the vocabulary."""
+        return self.control_ids.union(self._added)
+
     @cached_property
     def fingerprint(self) -> str:
         """A hash that tokenizers share which give the same ids to the same tokens."""
-        vocabulary = self.inner if self._plain is None else self._plain
-        ids = sorted(vocabulary.get_vocab().items(), key=itemgetter(1, 0))
+        ids = sorted(self.vocabulary.items(), key=itemgetter(1, 0))
         return hashlib.sha256(json.dumps(ids).encode()).hexdigest()
 
     def stream(self, prompt: Sequence[int], stop: Sequence[str] = ()) -> TextStream:
-        """The text of an output that continues a prompt, up to the first stop string."""
-        return TextStream(self.decode, prompt, stop, self.byte_tokens)
+        """The text of an output that continues a prompt, up to the first stop string.
+
+        What a control token is called stops a text where it is spelt, and where the token comes.
+        """
+        named = (self._named(text) for text in stop)
+        stops = (*as_stop_texts(stop), *(one for one in named if one.tokens))
+        return TextStream(self.decode, prompt, stops, self.byte_tokens)
+
+    def _named(self, stop: str) -> StopText:
+        found = self._control.find(stop)
+        edges = [0, *(edge for one in found for edge in (one.start, one.stop)), len(stop)]
+        texts = tuple(stop[a:b] for a, b in list(pairwise(edges))[::2])
+        return StopText(texts, tuple(one.token for one in found))
 
     @cached_property
     def has_chat_template(self) -> bool:

@@ -87,7 +87,7 @@ class ExplainFlags(ModelFlags):
 @opt.length_flag(default=32)
 @opt.sampling_flags
 @opt.processor_flag
-@opt.stop_flag
+@opt.stop_flags
 @opt.drafter_flags
 @opt.draft_flags
 @opt.json_flag("Print every step as one JSON document.", "Output")

@@ -20,7 +20,6 @@ from trtla.cli.shared.command import Command
 from trtla.cli.shared.model import (
     CorpusFlags,
     check_comparable,
-    check_end_id,
     check_model,
     check_template,
     is_trtllm,
@@ -125,7 +124,7 @@ class RunFlags(CorpusFlags):
 @opt.length_flag(show_default=_LENGTH)
 @opt.sampling_flags
 @opt.processor_flag
-@opt.stop_flag
+@opt.stop_flags
 @opt.options_of(
     SamplingParams, "Sampling", only=("allotted_time_ms",), allotted_time_ms={"type": COUNT}
 )
@@ -168,7 +167,6 @@ def run(console: Console, /, **params: Any) -> None:
     with open_llm(flags) as llm:
         if not llm.is_leader:  # a serving rank of mpirun: leaving the block serves to the end
             return
-        check_end_id(llm)
         from trtla.cli.run.transcript import decode_and_report, search_and_report
 
         requests = _sized(llm, _as_messages(llm, requests))
@@ -325,7 +323,8 @@ def _excluded_sampling(sampling: SamplingParams) -> Iterator[tuple[str, str]]:
     if not sampling.greedy:
         yield "temperature", _DRAWN
     yield from ((name, _OWN_ROWS) for name in sampling.beyond)
-    if sampling.stop:
-        yield "stop", "a beam ends with an end token or --max-output-len"
+    for name in ("stop", "stop_token_ids"):
+        if getattr(sampling, name):
+            yield name, "a beam ends with an end token or --max-output-len"
     if sampling.allotted_time_ms is not None:
         yield "allotted_time_ms", "a search is not cut short"

@@ -141,18 +141,6 @@ def with_own_type(values: dict[str, Any]) -> dict[str, Any]:
     return {**values, "dtype": "auto" if values["dtype"] == own else values["dtype"]}
 
 
-def check_end_id(llm: LLM) -> None:
-    """Refuse an end id of TensorRT-LLM's --end_id that does not end the model's texts."""
-    asked = taken(click.get_current_context()).get("end_id")
-    known = sorted(llm.end_ids)
-    if asked is not None and asked not in map(str, known):
-        raise UsageError(
-            f"end_id {asked} is none of the ids that end this model's texts: "
-            f"{', '.join(map(str, known)) or 'it has none'}",
-            "omit it, or write it into eos_token_id of the model's generation_config.json",
-        )
-
-
 def check_batch_size(engine_dir: str, batch_size: int) -> None:
     """Check a batch size against the engine's; a Hugging Face folder takes any."""
     engine = _engine(engine_dir)
@@ -221,8 +209,9 @@ def check_drafters(
     if options is not None:
         place = (options.draft_device, options.draft_dtype)
         check_draft_place(*place, bool(models), engine_dir if trtllm else None)
+    tokenizer = None if options is None else options.tokenizer_dir
     for path in models:
-        check_vocabulary(path, Path(engine_dir))
+        check_vocabulary(path, Path(engine_dir), tokenizer)
     return models
 
 
@@ -236,19 +225,17 @@ def check_comparable(drafters: Named[DrafterSettings]) -> None:
             )
 
 
-def check_vocabulary(path: str, target: Path) -> None:
-    """Raise `UsageError` where a draft model is not there, or has another vocabulary."""
+def check_vocabulary(path: str, target: Path, tokenizer: str | Path | None = None) -> None:
+    """Raise `UsageError` where a draft model is not there, or has another tokenizer."""
     from trtla.formats.gguf.folder import model_folder
     from trtla.formats.hf_config import check_same_kind
+    from trtla.llm.vocabulary import Vocabulary, check_same
 
     draft = model_folder(path)
     check_same_kind(draft, target)
-    ours, theirs = _vocab_size(draft), _vocab_size(target)
-    if ours != theirs:
-        raise UsageError(
-            f"the draft model {path} has {ours} tokens, the model {target} has {theirs}",
-            "use a draft model with the same tokenizer",
-        )
+    folder = target if tokenizer is None else model_folder(tokenizer)
+    theirs = Vocabulary(str(target), _vocab_size(target), folder)
+    check_same(Vocabulary(path, _vocab_size(draft), draft), theirs)
 
 
 def _vocab_size(folder: Path) -> int:
