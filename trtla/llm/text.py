@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import pairwise
 from operator import itemgetter
@@ -15,6 +15,7 @@ from trtla.errors import PromptTooLong, TrtlaError, UsageError, first_line
 from trtla.formats.folder import may_have_chat_template, no_chat_template
 from trtla.formats.transformers_load import fills_in_by_jinja, load_tokenizer
 from trtla.llm.chat_text import ChatText, ControlTokens, chat_text
+from trtla.llm.conversations import Conversations
 from trtla.llm.stops import StopText, as_stop_texts
 from trtla.llm.templates import ChatTemplate, TemplateProcess
 from trtla.llm.text_stream import TextStream
@@ -26,7 +27,7 @@ from trtla.llm.tokenizer_files import (
     token_lengths,
 )
 from trtla.settings.fields import check_text
-from trtla.settings.messages import Messages
+from trtla.settings.messages import ANSWER, Ending, Messages, written
 
 
 class Tokenizer:
@@ -167,14 +168,30 @@ class Tokenizer:
             return None
         return ChatTemplate(inner.chat_template, inner.special_tokens_map)
 
-    def chat_text(self, messages: Messages) -> str:
-        """Messages in the chat template, up to where the next answer begins."""
+    def chat_text(self, messages: Messages, ending: Ending = ANSWER) -> str:
+        """Messages in the chat template, up to where the model goes on.
+
+        Raises:
+            UsageError: there is no template, it fails, or it leaves out what a user has said.
+        """
+        return self._by_template(self._conversations.text, messages, ending)
+
+    @cached_property
+    def _conversations(self) -> Conversations:
+        return Conversations(self._fill_in)
+
+    def _fill_in(self, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
+        template = self._known_template()
+        if self._plain is not None or fills_in_by_jinja(self.inner):
+            return str((self._apart or template).render(messages, add_generation_prompt))
+        options = {"tokenize": False, "add_generation_prompt": add_generation_prompt}
+        return str(self.inner.apply_chat_template(messages, **options))
+
+    def _by_template(
+        self, work: Callable[[Messages, Ending], str], messages: Messages, ending: Ending
+    ) -> str:
         try:
-            template = self._known_template()
-            if self._plain is not None or fills_in_by_jinja(self.inner):
-                return str((self._apart or template).render(list(messages)))
-            options = {"tokenize": False, "add_generation_prompt": True}
-            return str(self.inner.apply_chat_template(list(messages), **options))
+            return work(messages, ending)
         except TrtlaError:
             raise
         except Exception as error:  # jinja2's, and whatever a template raises
@@ -197,15 +214,20 @@ class Tokenizer:
         self._apart = TemplateProcess(self._known_template, most_s)
         return self._apart
 
-    def chat(self, messages: Messages, most: int | None = None) -> ChatText:
+    def chat(
+        self, messages: Messages, most: int | None = None, ending: Ending = ANSWER
+    ) -> ChatText:
         """Messages in the chat template, with the control tokens that are the template's own."""
-        text = self.chat_text(messages)
+        text = self.chat_text(messages, ending)
         self._check_length(text, most)
         if self._parse_special:
             return ChatText(text)
-        for message in messages:
-            check_text("".join(filter(None, message.values())), "the text")
-        return chat_text(self.chat_text, self._control, messages, text)
+        check_text("".join(written(messages)), "the text")
+
+        def render(others: Messages) -> str:
+            return self._by_template(self._conversations.filled_in, others, ending)
+
+        return chat_text(render, self._control, messages, text)
 
     def encode_chat(self, chat: ChatText) -> tuple[int, ...]:
         """Ids of a conversation, or of a part of it."""
@@ -219,7 +241,9 @@ class Tokenizer:
         check_text(text, "the text")
         return self._control.spelled(text, controls)
 
-    def prompt_ids(self, prompt: str | Messages, most: int | None = None) -> tuple[int, ...]:
+    def prompt_ids(
+        self, prompt: str | Messages, most: int | None = None, ending: Ending = ANSWER
+    ) -> tuple[int, ...]:
         """Ids of a text, or of messages in the chat template, which brings its special tokens.
 
         In a text the names of control tokens are these tokens; in messages they are text.
@@ -228,7 +252,7 @@ class Tokenizer:
             most: a text that cannot be so few tokens is not encoded.
         """
         if not isinstance(prompt, str):
-            return self.encode_chat(self.chat(prompt, most))
+            return self.encode_chat(self.chat(prompt, most, ending))
         self._check_length(prompt, most)
         return self.encode(prompt)
 

@@ -35,7 +35,7 @@ from trtla.machine import process_rank
 from trtla.settings.drafting import NO_DRAFTER, refuse_texts
 from trtla.settings.fields import declared, flag_name, parsed
 from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead
-from trtla.settings.messages import Asking
+from trtla.settings.messages import Asking, Ending
 from trtla.settings.sampling import USUAL_LEN, BeamSettings, SamplingParams, UsualLength
 from trtla.settings.upstream.run import RUN
 
@@ -72,6 +72,11 @@ class RunFlags(CorpusFlags):
         section="Prompts",
         metavar="TEXT|@FILE",
         several=True,
+    )
+    continue_final_message: bool = opt.flag(
+        "Go on with the last message of the file's conversations, an assistant's, instead of "
+        "answering it.",
+        section="Prompts",
     )
     request_lookahead: tuple[Lookahead, ...] = opt.flag(
         "The requests' own triples, at most that of --lookahead, or auto: one for all prompts, or "
@@ -189,7 +194,7 @@ def _requests(console: Console, flags: RunFlags) -> list[PromptRequest]:
         _announce_stdin(console)
     texts, file, triples = flags.input_text, flags.input_file, flags.request_lookahead
     how = (flags.sampling, triples, flags.options.drafter, flags.asking, flags.expected_output)
-    requests = gather(texts, file, *how)
+    requests = gather(texts, file, *how, Ending.of(flags.continue_final_message))
     if not flags.no_lookahead:
         return requests
     return [replace(request, lookahead=AUTOREGRESSIVE) for request in requests]
@@ -219,7 +224,7 @@ def _check(console: Console, flags: RunFlags, requests: Sequence[PromptRequest])
         raise refuse_texts(expecting[0], "an expected output")
     if flags.check_lossless:
         check_comparable([("--drafter", flags.options.drafter), *drafters])
-    prompts = [(r.name, r.prompt) for r in requests if not (r.is_chat or r.turn)]
+    prompts = [(r.name, r.prompt, r.ending) for r in requests if not (r.is_chat or r.turn)]
     check_template(console, flags.asking, (flags.engine_dir, flags.options.tokenizer_dir), prompts)
     return checked
 

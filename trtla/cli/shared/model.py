@@ -32,7 +32,7 @@ from trtla.settings.drafting import (
 )
 from trtla.settings.executor import ExecutorOptions
 from trtla.settings.lookahead import Lookahead, LookaheadConfig, check_request, refuse_auto
-from trtla.settings.messages import Asking, Messages, is_conversation
+from trtla.settings.messages import ANSWER, Asking, Ending, Messages, is_conversation
 from trtla.settings.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -256,18 +256,25 @@ ADVICE = "note: this model has a chat template; use --chat to ask it as a chat"
 
 
 def check_template(
-    console: Console, asking: Asking, folders: Folders, prompts: Named[object]
+    console: Console,
+    asking: Asking,
+    folders: Folders,
+    prompts: Iterable[tuple[str, object, Ending]],
 ) -> None:
     """Fill in the chat template with every conversation; advise --chat where texts go without."""
     named = list(prompts)
-    chats = [(name, prompt) for name, prompt in named if is_conversation(prompt)]
+    chats = [(name, prompt, end) for name, prompt, end in named if is_conversation(prompt)]
     folder = tokenizer_dir(Path(folders[1] or folders[0]))
     if folder is None:
         return
     if may_have_chat_template(folder):
         if chats:
             _fill_in(folder, chats)
-        if asking.chat is None and not process_rank() and any(isinstance(p, str) for _, p in named):
+        if (
+            asking.chat is None
+            and not process_rank()
+            and any(isinstance(p, str) for _, p, _ in named)
+        ):
             console.note(ADVICE)
     elif chats:
         raise no_chat_template(folder)
@@ -277,18 +284,18 @@ def check_texts(
     console: Console, asking: Asking, folders: Folders, *, any_texts: bool = True
 ) -> None:
     """`check_template` for texts that all become the same messages, if there are any."""
-    prompts = [("--chat", asking.prompt("text"))] if any_texts or asking.chat else []
+    prompts = [("--chat", asking.prompt("text"), ANSWER)] if any_texts or asking.chat else []
     check_template(console, asking, folders, prompts)
 
 
-def _fill_in(folder: Path, chats: list[tuple[str, Messages]]) -> None:
+def _fill_in(folder: Path, chats: list[tuple[str, Messages, Ending]]) -> None:
     with loading():
         from trtla.llm.text import Tokenizer
 
         tokenizer = Tokenizer(folder)
-        for name, messages in chats:
+        for name, messages, ending in chats:
             try:
-                tokenizer.chat_text(messages)
+                tokenizer.chat_text(messages, ending)
             except UsageError as error:
                 raise UsageError(f"{name}: {error.message}", error.hint) from None
 
