@@ -145,8 +145,8 @@ def prompt_requests(
         _one_each(private, number, _PRIVATE),
         strict=True,
     )
-    ending = Ending.of(continue_final_message)
-    return [PromptRequest(*one, ending=ending, **shared) for one in each]
+    shared["ending"] = Ending.of(continue_final_message)
+    return [PromptRequest(*one, **shared) for one in each]
 
 
 def _one_each(value: object, number: int, setting: _Setting) -> list[Any]:
