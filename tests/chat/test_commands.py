@@ -23,6 +23,7 @@ OURS = [
     *("max_output_len", "temperature", "top_k", "top_p", "seed", "stop", "gamma_min", "gamma_max"),
     *("ema", "ngram_kind", "ngram_order", "stop_if_unknown", "rejection", "lookahead", "system"),
     *("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias"),
+    "stop_token_ids",
     *("exit", "retry", "undo", "stats", "save", "load", "reset", "compare", "colors"),
 ]
 HIDDEN = {
@@ -33,7 +34,19 @@ HIDDEN = {
 NAMES = [command.name for command in TABLE]
 OTHER = ChatSettings(
     SamplingParams(
-        64, 0.7, 40, 0.9, 5, ("END", "\n\n, "), None, 0.1, 1.1, -0.5, 2.0, {17: -100, 4: 2.5}
+        64,
+        0.7,
+        40,
+        0.9,
+        5,
+        ("END", "\n\n, "),
+        None,
+        0.1,
+        1.1,
+        -0.5,
+        2.0,
+        {17: -100, 4: 2.5},
+        [9, 3],
     ),
     DrafterSettings(("ngram", "lookahead"), 6, False, 2, 8, 0.5, "onelevel", 5, 1, True, False),
     LookaheadConfig(5, 4, 3),
@@ -134,6 +147,8 @@ def test_help_shows_values_now_and_at_the_start():
         ("/stop END of it", "sampling.stop", ("END of it",)),
         ('/stop "a, b", "\\n"', "sampling.stop", ("a, b", "\n")),
         ("/stop none", "sampling.stop", ()),
+        ("/stop_token_ids 17, 4", "sampling.stop_token_ids", (17, 4)),
+        ("/stop_token_ids none", "sampling.stop_token_ids", ()),
         ("/speculative off", "speculative", False),
         ("/speculative", "speculative", False),
         ("/debug on", "debug", True),

@@ -15,7 +15,7 @@ from tests.support.examples import examples
 from trtla import LLM, SamplingParams
 from trtla.chat.commands import TABLE
 from trtla.chat.conversation import Turn
-from trtla.chat.model import ChatModel, rejected_tail
+from trtla.chat.model import ChatModel, Reply, Tally, rejected_tail
 from trtla.chat.printer import verdict
 from trtla.chat.settings import ChatSettings, changed
 from trtla.errors import UsageError
@@ -416,3 +416,12 @@ def test_names_of_control_tokens_in_a_conversation_are_text(session, llm):
         end,
         assistant,
     ]
+
+
+@pytest.mark.parametrize(
+    ("reason", "last", "kept"),
+    [("end_id", 3, 2), ("stop_words", 9, 2), ("stop_words", 3, 3), ("length", 9, 3)],
+)
+def test_what_ended_an_answer_by_itself_is_not_said(reason, last, kept):
+    reply = Reply(Tally(), (1, 2, last), finish_reason=reason, silent=frozenset({9}))
+    assert reply.spoken_ids == (1, 2, last)[:kept]

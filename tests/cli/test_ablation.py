@@ -374,7 +374,7 @@ def test_bad_settings_are_refused_before_a_model_is_loaded(
         (("--threads", "1,2"), ("--threads has 2 numbers",)),
         (("-p", ""), ("empty",)),
         (("-p", "x", "--categories", "code"), ("exclude",)),
-        (("--draft-model", tiny_llama), ("258", "2048")),
+        (("--draft-model", tiny_llama), ("in the draft model", "same tokenizer")),
         (("--draft-model", tmp_path / "none"), ("none",)),
         (("--output", tmp_path / "results.txt"), (".csv", ".json")),
         (("-p", "a", "--prompts", "code"), ("--input-text and --prompts exclude each other",)),

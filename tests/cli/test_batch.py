@@ -118,6 +118,9 @@ def test_the_form_of_an_answer(tmp_path: Path) -> None:
     assert ran.err.endswith("batch: 2 of 2 lines, 0 failed, " + ran.err.rpartition("failed, ")[2])
 
 
+BEGUN = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "def f("}]
+
+
 def test_texts_are_those_of_the_server_and_of_run(tmp_path: Path) -> None:
     lines = [
         ask("greedy", "def fib(n):", max_tokens=24),
@@ -125,12 +128,14 @@ def test_texts_are_those_of_the_server_and_of_run(tmp_path: Path) -> None:
         ask("several", ["import ", "class A"], n=2, temperature=0.8, seed=3, logprobs=2),
         ask("filters", "x = ", temperature=1.0, top_k=5, top_p=0.9, seed=1, max_tokens=16),
         ask("stop", "def f(", stop=["\n"], max_tokens=40),
+        ask("token", "def f(", stop_token_ids=[11, 27], max_tokens=40),
+        chat("begun", continue_final_message=True, messages=BEGUN),
         ask("triple", "for i in", lookahead=[3, 3, 3], max_tokens=16),
         ask("usual", "while "),
         chat("chat", "What is Python?", max_tokens=16),
         chat("probable", logprobs=True, top_logprobs=2, seed=5, temperature=1),
     ]
-    lines[6]["body"].pop("max_tokens")
+    lines[8]["body"].pop("max_tokens")
     out = tmp_path / "out"
     assert batch(write(tmp_path / "in", lines), out, "-q").code == 0
     answers = {one["custom_id"]: one["response"]["body"] for one in read(out / "output.jsonl")}

@@ -63,6 +63,39 @@ def test_run_asks_texts_and_messages_through_the_template(chat_model: Path) -> N
     assert asked(ran) == [expected_ids(chat_model, json.loads(own)["messages"])]
 
 
+def test_a_begun_answer_goes_on_where_that_is_asked_for(chat_model: Path) -> None:
+    begun = [ASK, {"role": "assistant", "content": "It "}]
+    line = json.dumps({"messages": begun})
+    ids = expected_ids(chat_model, [ASK])
+    wanted = (*ids, *Tokenizer(chat_model).encode("It ", special=False))
+    from_file = ("--input-file", "-", "--json")
+    assert asked(run(chat_model, *from_file, "--continue-final-message", stdin=line)) == [wanted]
+    own = json.dumps({"messages": begun, "continue_final_message": True})
+    answered = json.dumps({"messages": [ASK]})
+    assert asked(run(chat_model, *from_file, stdin=f"{own}\n{answered}")) == [wanted, ids]
+    ran = run(chat_model, *from_file[:2], stdin=f"{answered}\n{line}")
+    refused(ran, 2, "line 2 of stdin: the last message is the", "set continue_final_message")
+    text = ("--chat", "--input-text", "a", "--continue-final-message")
+    assert run(chat_model, *text).code == 0  # texts of the command line are no conversations
+
+
+WALKING = (
+    "{% for m in messages %}[{{ m.role }}] {% for part in m.content %}{{ part.text }}{% endfor %} "
+    "{% endfor %}"
+)
+
+
+def test_every_command_gives_a_template_its_parts(no_weights: Path, model: Path, tmp_path) -> None:
+    folder = with_template(model, tmp_path / "model", WALKING)
+    results = run(folder, "--system", "Be.", "--input-text", "Why?", "--json").json["results"]
+    assert results[0]["input_text"] == "[system] Be. [user] Why? "
+    chatted = trtla("chat", folder, "-n", "2", stdin="Why?\n/stats\n")
+    assert chatted.code == 0, chatted.err
+    lost = with_template(no_weights, tmp_path / "lost", "{% for m in messages %}x{% endfor %}")
+    for command in (("run", lost, "-p", "a", "--chat"), ("explain", lost, "-p", "a", "--chat")):
+        refused(trtla(*command), 2, "chat template leaves out messages[0] (user)", "--no-chat")
+
+
 def test_names_of_control_tokens_in_messages_are_text(tiny_llama: Path) -> None:
     tokenizer = Tokenizer(tiny_llama)
     (end,) = tokenizer.encode("<|end|>")

@@ -27,10 +27,12 @@ def plain_engine(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return folder
 
 
-def other_vocabulary(model: Path, folder: Path) -> Path:
+def other_tokenizer(model: Path, folder: Path) -> Path:
     shutil.copytree(model, folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 300}))
+    said = json.loads((folder / "tokenizer.json").read_text())
+    words = said["model"]["vocab"]
+    words["a"], words["b"] = words["b"], words["a"]
+    (folder / "tokenizer.json").write_text(json.dumps(said))
     return folder
 
 
@@ -70,11 +72,13 @@ def test_bench_and_summarize_refuse_them_as_well(no_weights: Path, articles: Pat
         refused(trtla(*asked, *flags), 2, message)
 
 
-def test_another_vocabulary_is_refused_with_both_sizes(no_weights: Path, tmp_path: Path) -> None:
-    draft = other_vocabulary(no_weights, tmp_path / "draft")
+def test_another_tokenizer_is_refused_with_a_token_of_both(
+    no_weights: Path, tmp_path: Path
+) -> None:
+    draft = other_tokenizer(no_weights, tmp_path / "draft")
     asked = ("--engine-dir", no_weights, "--drafter", f"draft:{draft}")
     for command in (("run", "--input-text", "a"), ("bench",)):
-        refused(trtla(*command, *asked), 2, "300 tokens", "258", "same tokenizer")
+        refused(trtla(*command, *asked), 2, "is 'b' in the draft", "is 'a' in", "same tokenizer")
 
 
 def test_prompt_files_refuse_bad_drafters_with_their_line(no_weights: Path, tmp_path: Path) -> None:

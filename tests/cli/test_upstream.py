@@ -257,7 +257,7 @@ def test_what_asks_for_nothing_here_changes_no_text(engine: Path, asked: tuple[s
     ("asked", "parts"),
     [
         (("--use_py_session",), ("--use-py-session asks for the Python session", "omit it")),
-        (("--end_id=77",), ("end_id 77 is none of the ids", "generation_config.json")),
+        (("--end_id=1000",), ("stop_token_ids of text 0 holds token id 1000", "from 0 to 257")),
         (("--lookahead_config=[7,7]",), ("lookahead-config '[7,7]' is not a triple", "7,7,7")),
         (("--lookahead_config=[4,3,4]", "--lookahead", "2,5,2"), ("names of one setting",)),
         (("--log_level=loud",), ("--log-level loud is no level", "--verbose")),
@@ -274,6 +274,15 @@ def test_texts_that_end_an_output(engine: Path) -> None:
     whole = trtla("run", engine, *_TEXT).out.rstrip("\n")
     ran = trtla("run", engine, *_TEXT, "--stop_words", whole[1], whole[2])
     assert ran.out == whole[0] + "\n"
+
+
+def test_any_token_ends_an_output(engine: Path, articles: Path) -> None:
+    whole = trtla("run", engine, *_TEXT, "--json").json["results"][0]
+    ids = whole["output_ids"]
+    ran = trtla("run", engine, *_TEXT, f"--end_id={ids[2]}", "--json").json["results"][0]
+    assert ran["output_ids"] == ids[: ids.index(ids[2]) + 1]
+    assert ran["finish_reason"] == "stop_words"
+    assert whole["text"].startswith(ran["text"])
 
 
 def test_what_has_no_effect_though_it_would_there_is_said(engine: Path) -> None:

@@ -193,6 +193,16 @@ def test_any_of_several_end_ids_ends_the_text(opener, reference):
         assert outputs[-1].finish_reason == "end_id"
 
 
+def test_any_of_several_stop_tokens_ends_the_text(opener, reference):
+    text = reference(PROMPTS[2], LENGTH)
+    sampling = {"stop_token_ids": [text[9], text[7]]}
+    end = min(text.index(text[9]), text.index(text[7]))
+    done = run(opener(), [ask(0, PROMPTS[2], sampling=sampling), ask(1, PROMPTS[0])])
+    assert tokens(done[0]) == text[: end + 1]
+    assert done[0][-1].finish_reason == "stop_words"
+    assert tokens(done[1]) == reference(PROMPTS[0], LENGTH)
+
+
 def test_a_stop_string_ends_the_text_at_the_token_that_completes_it(opener, reference):
     text = reference(PROMPTS[0], LENGTH)
     stop = text[9:11]

@@ -39,7 +39,7 @@ POOL = "Nothing was found in the pool: the target added "
         ((M17, [1, 4, 13], (5, 4, 5), 40, 14), -1, ("end_id", (), 14),
          f"{POOL}'14'. The text ends: '14' is an end token."),
         ((M17, T4_PROMPT, (7, 7, 7), 48, (13, 6)), -1, ("stop_words", (4, 13, 6), None),
-         "The text ends: with '6' it holds a stop string."),
+         "The text ends: with '6' it has a stop string or a stop token."),
         ((M17, T4_PROMPT, (7, 7, 7), 12), -1, ("length", (4, 13), None),
          "The text ends: it has its 12 tokens."),
         ((M17, [1, 4], (3, 3, 3), 1), 0, ("length", (), 13),

@@ -27,6 +27,7 @@ from tests.support.gguf_models import byte_vocabulary, vocabulary
 from trtla.errors import UsageError
 from trtla.llm.templates import ChatTemplate
 from trtla.llm.text import Tokenizer
+from trtla.settings.messages import Ending
 
 BEGIN, END, WORD = "<|im_start|>", "<|im_end|>", "<think>"
 TEMPLATES = {
@@ -36,7 +37,7 @@ TEMPLATES = {
     "shouts": "{% for m in messages %}B{{ m.content | upper }}E{% endfor %}",
     "whispers": "{% for m in messages %}B{{ m.content | lower }}E{% endfor %}",
     "drops x": "{% for m in messages %}B{{ m.content | replace('x', '') }}E{% endfor %}",
-    "cuts": "{% for m in messages %}B{{ m.content[1:14] }}E{% endfor %}",
+    "cuts": "{% for m in messages %}B{{ m.content[:14] }}E{% endfor %}",
     "hides thoughts": "{% for m in messages %}B{{ m.content.split('</think>')[-1] }}E{% endfor %}",
     "in brackets": "{% for m in messages %}B<{{ m.content }}>E{% endfor %}",
     "in bars": "{% for m in messages %}B<|{{ m.content }}|>E{% endfor %}",
@@ -203,9 +204,9 @@ harmless = st.text("abc .,!é日\n<>", max_size=20)
 
 
 def conversation(texts: list[str]) -> list[dict[str, str]]:
-    roles = ("system", "user", "assistant", "user")
+    roles = ("system", "user", "assistant", "user")[-len(texts) :]
     return [
-        {"role": roles[place % 4], "content": text, "name": text[:9] or "n"}
+        {"role": roles[place], "content": text, "name": text[:9] or "n"}
         for place, text in enumerate(texts)
     ]
 
@@ -273,7 +274,7 @@ def test_names_in_messages_are_spelt_and_in_texts_they_are_the_tokens(
     ids = tokenizer.prompt_ids(messages)
     assert [token for token in ids if token in (begin, end)] == [begin, end, begin]
     assert tokenizer.encode(WORD)[0] in ids
-    assert tokenizer.decode(ids) == f"system\nx{END}\n{BEGIN}assistant\n{WORD}y\n"
+    assert tokenizer.decode(ids) == f"user\nx{END}\n{BEGIN}assistant\n{WORD}y\n"
     rendered = tokenizer.chat_text(messages)
     assert ids != tokenizer.encode(rendered)
     parsed = opened("byte_level", "chatml", parse_special=True)
@@ -292,7 +293,8 @@ def test_a_text_is_spelt_as_if_its_names_were_no_tokens(opened: Callable[..., To
 
 def test_a_template_that_looks_into_messages_sees_them(opened: Callable[..., Tokenizer]) -> None:
     tokenizer = opened("byte_level", "hides thoughts")
-    ids = tokenizer.prompt_ids([{"role": "assistant", "content": f"no</think>yes{END}"}])
+    said = [{"role": "assistant", "content": f"no</think>yes{END}"}]
+    ids = tokenizer.prompt_ids(said, ending=Ending(add_generation_prompt=False))
     assert tokenizer.decode(ids) == f"yes{END}"
 
 

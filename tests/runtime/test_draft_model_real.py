@@ -17,19 +17,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import trtla
-from tests.support.models import Variant, make_model, save_model
 from tests.support.toys import Made, request, run, tokens_of
-from trtla.errors import UsageError
-from trtla.formats.engine import Engine, engine_from_hugging_face
+from trtla.formats.engine import engine_from_hugging_face
 from trtla.runtime.device import CPU
 from trtla.runtime.drafters.draft_model import load_draft_model
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.loop.executor import TorchExecutor
-from trtla.runtime.loop.start import open_torch_executor
 from trtla.runtime.models.kv_cache import cache_blocks
 from trtla.runtime.models.load import load_engine
 from trtla.settings.drafting import DrafterSettings
-from trtla.settings.executor import ENGINE_OPTIONS
 from trtla.settings.lookahead import LookaheadConfig
 
 SHIPPED = Path(trtla.__file__).parent / "assets" / "tiny-llama"
@@ -190,12 +186,3 @@ def group_logits(group, drafter):
         drafter.sequence.blocks = group.cache.pool.allocate(drafter.sequence.max_cached)
         group._catch_up([drafter])
     return torch.tensor(group._forward([drafter.feed()]).logits)
-
-
-def test_another_vocabulary_is_refused_before_any_weights_are_read(tmp_path, monkeypatch):
-    variant = Variant("another-vocabulary")
-    target = engine_from_hugging_face(save_model(make_model(variant), variant, tmp_path))
-    monkeypatch.setattr(Engine, "weights", lambda self: pytest.fail("weights were read"))
-    with pytest.raises(UsageError, match="has 2048 tokens, the model 101") as refusal:
-        open_torch_executor(target, ENGINE_OPTIONS, {"draft": engine(SHIPPED)})
-    assert "same tokenizer" in refusal.value.hint

@@ -21,7 +21,7 @@ from trtla.bench.opened import Encoder, plain_answers
 from trtla.data.prompt_sets import Question
 from trtla.llm.prompt import PromptRequest
 from trtla.llm.text import Tokenizer
-from trtla.settings.messages import Asking, check_messages
+from trtla.settings.messages import Asking, check_messages, joined
 
 USER = {"role": "user", "content": "Write a loop. "}
 ANSWERED = [
@@ -72,10 +72,13 @@ def test_a_list_of_messages_is_one_conversation_and_a_list_of_lists_several(llm:
     assert llm.beam_search([USER], max_output_len=2)
 
 
-def test_parts_of_a_content_are_lines() -> None:
+def test_parts_of_a_content_stay_parts_and_are_lines() -> None:
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     (message,) = check_messages([{"role": "user", "content": parts}], "it")
-    assert message == {"role": "user", "content": "one\ntwo"}
+    assert message == {"role": "user", "content": parts}
+    assert joined(parts) == "one\ntwo"
+    (empty,) = check_messages([{"role": "user", "content": []}], "it")
+    assert empty["content"] == ""
 
 
 @pytest.mark.parametrize(
@@ -90,6 +93,11 @@ def test_parts_of_a_content_are_lines() -> None:
         ([{"role": "user", "content": b"a"}], "content b'a'"),
         ([{"role": "user", "content": ["a"]}], "part 'a'"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], "image_url"),
+        (
+            [{"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {}}]}],
+            "a part with the unknown key 'cache_control'",
+        ),
+        ([{"role": "user", "content": [{"type": "text"}]}], "which has no text"),
         ([{"role": "user", "content": "a", "author": "b"}], "unknown key 'author'"),
         ([{"role": "user", "content": "a", "name": 3}], "the name 3"),
         ([{"role": "user", "content": None}], "content None"),

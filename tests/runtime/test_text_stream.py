@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import tests.support.tokenizers
 from tests.support.examples import examples
+from trtla.llm.stops import as_stop_texts
 from trtla.llm.text import Tokenizer
 from trtla.llm.text_stream import StopStrings, TextStream
 
@@ -83,13 +84,15 @@ def test_any_steps_give_the_text_of_all_ids_at_once(kind, data):
     prompt = data.draw(token_ids(kind, 30), "prompt")
     ids = data.draw(token_ids(kind, 60), "ids")
     stop = data.draw(st.lists(st.sampled_from(STOPS), max_size=3), "stop")
-    check = StopStrings(partial(TextStream, kind.decode, prompt, stop, kind.byte_tokens))
+    check = StopStrings(
+        partial(TextStream, kind.decode, prompt, as_stop_texts(stop), kind.byte_tokens)
+    )
     counts = range(1, len(ids) + 1)
     end = next((n for n in counts if stop and check(ids[:n])), len(ids))
     holding = (n for n in counts if any(s in output_text(kind, prompt, ids[:n]) for s in stop))
     assert end == next(holding, len(ids))
     wanted = output_text(kind, prompt, ids[:end], stop)
-    stream, sent = TextStream(kind.decode, prompt, stop, kind.byte_tokens), ""
+    stream, sent = TextStream(kind.decode, prompt, as_stop_texts(stop), kind.byte_tokens), ""
     for step in steps_of(ids[:end], data.draw(CUTS, "cuts")):
         sent += stream.push(step)
         assert wanted.startswith(sent)
@@ -99,7 +102,9 @@ def test_any_steps_give_the_text_of_all_ids_at_once(kind, data):
 @examples(100)
 @given(st.data())
 def test_a_stop_check_may_begin_again_with_other_ids(kind, data):
-    check = StopStrings(partial(TextStream, kind.decode, [], ["b", "\n"], kind.byte_tokens))
+    check = StopStrings(
+        partial(TextStream, kind.decode, [], as_stop_texts("b\n"), kind.byte_tokens)
+    )
     for ids in data.draw(st.lists(token_ids(kind, 20), max_size=4)):
         text = output_text(kind, [], ids)
         assert check(ids) == ("b" in text or "\n" in text)
@@ -135,7 +140,7 @@ def cut_texts(kind):
 def test_texts_that_are_cut_inside_of_runs_words_and_characters(tiny_llama, name, step):
     kind = codec(name, tiny_llama)
     for prompt, ids, stop, text in cut_texts(kind):
-        stream = TextStream(kind.decode, prompt, stop, kind.byte_tokens)
+        stream = TextStream(kind.decode, prompt, as_stop_texts(stop), kind.byte_tokens)
         pieces = [stream.push(ids[at : at + step]) for at in range(0, len(ids), step)]
         got = "".join([*pieces, stream.push([], last=True)])
         assert got == output_text(kind, prompt, ids, stop)
@@ -149,7 +154,7 @@ def test_a_stop_in_a_run_of_bytes_is_seen_at_its_token(tiny_llama):
     kind = codec("byte_fallback", tiny_llama)
     ids = kind.encode("🦙🦙\nab end")[1:]
     check = StopStrings(
-        partial(TextStream, kind.decode, kind.encode("a"), ["\n"], kind.byte_tokens)
+        partial(TextStream, kind.decode, kind.encode("a"), as_stop_texts(["\n"]), kind.byte_tokens)
     )
     assert [n for n in range(1, 12) if check(ids[:n])][:1] == [9]
 
@@ -158,7 +163,9 @@ def test_the_stop_check_looks_at_the_output_only(tiny_llama):
     """A stop string that began in the prompt does not end the text."""
     kind = codec("byte_fallback", tiny_llama)
     check = StopStrings(
-        partial(TextStream, kind.decode, kind.encode("a\n"), ["\n\n"], kind.byte_tokens)
+        partial(
+            TextStream, kind.decode, kind.encode("a\n"), as_stop_texts(["\n\n"]), kind.byte_tokens
+        )
     )
     newline = kind.encode("\n")[-1]
     assert not check([newline])

@@ -68,7 +68,7 @@ def test_single_tokens(byte_fallback, byte_level):
     assert pieces[-5].decode(errors="replace") == "\N{REPLACEMENT CHARACTER}"
     assert byte_fallback.token_bytes(1) == b"</s>"
     assert byte_fallback.token_bytes(10**6) == byte_level.token_bytes(10**6) == b""
-    for token in byte_level._special:
+    for token in byte_level.control_ids:
         assert byte_level.token_bytes(token).startswith(b"<|")
         assert byte_level.decode([token]) == ""
-    assert byte_level._special
+    assert byte_level.control_ids

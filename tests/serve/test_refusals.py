@@ -112,8 +112,20 @@ def test_an_answer_can_be_sent_back_as_it_is(served):
     turns = [*asked, {**said, **more}, *asked]
     assert served.chat(messages=turns, max_tokens=2, top_k=-1).status_code == 200
     parts = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
-    message = refused(served.chat(messages=parts), 400, "messages.0.content")
+    message = refused(served.chat(messages=parts), 400, "messages.0.content.0.type")
     assert "parts of type text" in message
+
+
+def test_what_a_part_has_too_much_is_named(served):
+    part = {"type": "text", "text": "a"}
+    for parts, name in (
+        ([part, {**part, "cache_control": {"type": "ephemeral"}}], "content.1.cache_control"),
+        ([{"type": "text"}], "content.0.text"),
+        (7, "content"),
+    ):
+        answer = served.chat(messages=[{"role": "user", "content": parts}])
+        assert f"messages.0.{name} " in refused(answer, 400, f"messages.0.{name}")
+    assert served.chat(messages=[{"role": "user", "content": [part]}], max_tokens=1).is_success
 
 
 def test_a_label_of_the_caller_is_taken(served):

@@ -19,7 +19,9 @@ ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% 
 HUNGRY = "{% set a = 'a' * 9999999999 %}{{ a }}"
 LONG_TEXT = "{{ 'a' * 40000000 }}"
 SAYING = "{{ raise_exception('not today') }}"
-FILLING = "{% if messages[0]['content'] == 'x' %}" + ENDLESS + "{% endif %}fine"
+FILLING = (
+    "{% if messages[0]['content'] == 'x' %}" + ENDLESS + "{% endif %}{{ messages[0]['content'] }}"
+)
 HELLO = [{"role": "user", "content": "hello"}]
 TALK = [*HELLO, {"role": "assistant", "content": "日本 \n"}, {"role": "user", "content": " b "}]
 
@@ -119,7 +121,7 @@ def test_a_renderer_that_stands_still_is_started_again(tmp_path):
             apart.start()
             first = apart._process
             os.killpg(first.pid, signal.SIGSTOP)
-            assert tokenizer.chat_text([{"role": "user", "content": text}]) == "fine"
+            assert tokenizer.chat_text([{"role": "user", "content": text}]) == text
             assert first.returncode == -signal.SIGKILL
     finally:
         apart.close()

@@ -20,6 +20,7 @@ from trtla.llm.prompt import PromptRequest, RequestMaker
 from trtla.runtime.request import Output
 from trtla.settings.drafting import DrafterSettings
 from trtla.settings.lookahead import Lookahead, LookaheadConfig
+from trtla.settings.messages import joined, text_part
 from trtla.settings.sampling import BEYOND, SamplingParams, UsualLength
 
 _SEEDS = 2**63
@@ -126,8 +127,9 @@ def _prompts(
             400, "this model has no chat template; POST texts to /v1/completions", "messages"
         )
     with _naming("messages"):
-        ids = llm.encode([_message(one) for one in body.messages], "the conversation", most)
-    yield "the conversation", ids
+        messages, name = [_message(one) for one in body.messages], "the conversation"
+        ids = llm.encode(messages, name, most, body.ending)
+    yield name, ids
 
 
 def check_name(wanted: str | None, name: str, who: str) -> None:
@@ -161,6 +163,7 @@ def _sampling(
             max_output_len=length,
             seed=seed,
             stop=body.stop or (),
+            stop_token_ids=body.stop_token_ids,
             n=body.n,
             **({} if llm.force_greedy else sampled),
             **{name: getattr(body, name) for name in BEYOND},
@@ -183,20 +186,20 @@ def _expected(llm: RequestMaker, body: Body) -> tuple[int, ...] | None:
     if body.prediction is None or llm.tokenizer is None:
         return None
     most = llm.limits.max_text_len
-    text = _text(body.prediction.content)[: _LONGEST_TOKEN * most]
+    text = joined(_plain(body.prediction.content))[: _LONGEST_TOKEN * most]
     with _naming("prediction"):
         return llm.tokenizer.encode(text, special=False)[:most] or None
 
 
-def _message(message: Message) -> dict[str, str]:
+def _message(message: Message) -> dict[str, Any]:
     """A message for the template; `name` is there for templates that use it."""
     role = "system" if message.role == "developer" else message.role
-    fields = {"role": role, "content": _text(message.content or "")}
+    fields = {"role": role, "content": _plain(message.content or "")}
     return fields if message.name is None else {**fields, "name": message.name}
 
 
-def _text(content: Content) -> str:
-    return content if isinstance(content, str) else "\n".join(part.text for part in content)
+def _plain(content: Content) -> str | list[dict[str, str]]:
+    return content if isinstance(content, str) else [text_part(part.text) for part in content]
 
 
 @contextmanager

@@ -9,12 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    model_validator,
+)
 
 from trtla.api.errors import ApiError
 from trtla.errors import did_you_mean, needed
 from trtla.files import JsonError, parse_json
 from trtla.runtime.request import FinishReason
+from trtla.settings.messages import Ending
 
 _MOST_CHOICES = 128
 _MOST_STOPS = 16
@@ -111,7 +120,12 @@ class TextPart(Strict):
     text: str
 
 
-Content = str | Annotated[list[TextPart], Field(fail_fast=True)]
+_PARTS = "parts"
+Content = Annotated[
+    Annotated[str, Tag("text")] | Annotated[list[TextPart], Field(fail_fast=True), Tag(_PARTS)],
+    Discriminator(lambda value: _PARTS if isinstance(value, list) else "text"),
+]
+"""What is wrong with a part is said of the part."""
 
 
 class Message(Strict):
@@ -173,6 +187,10 @@ class Body(Strict):
         None, ge=-_LARGEST - 1, le=_LARGEST, description="None and -1: a new one each time."
     )
     stop: Text | Annotated[list[Text], Field(max_length=_MOST_STOPS, fail_fast=True)] | None = None
+    stop_token_ids: Annotated[
+        list[Annotated[int, Field(ge=0, le=_LARGEST)]],
+        Field(max_length=_MOST_BIASES, fail_fast=True),
+    ] = Field([], description="trtla, as vLLM: tokens that end a text and are not in it.")
     n: int = Field(1, ge=1, le=_MOST_CHOICES, description="Choices; the i-th has seed + i.")
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -204,11 +222,22 @@ class ChatBody(Body):
     max_completion_tokens: int | None = Field(None, ge=1, le=_LARGEST)
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=20)
+    add_generation_prompt: bool | None = Field(
+        None, description="trtla, as vLLM: begin an answer; None: unless a message is continued."
+    )
+    continue_final_message: bool = Field(
+        False, description="trtla, as vLLM: go on with the assistant's message that comes last."
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> ChatBody:
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs to be true")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise ValueError(
+                "continue_final_message and add_generation_prompt exclude each other; set one of "
+                "them to false"
+            )
         both = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(both) > 1:
             raise ValueError("max_tokens and max_completion_tokens differ; give one of them")
@@ -218,6 +247,10 @@ class ChatBody(Body):
     def tops(self) -> int | None:
         """Rivals whose log probabilities are reported of each token; None: nothing is."""
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def ending(self) -> Ending:
+        return Ending.of(self.continue_final_message, self.add_generation_prompt)
 
     @property
     def length(self) -> int | None:
@@ -294,8 +327,10 @@ _RULES = {
     "lookahead": '[window, ngram, verification], such as [3,3,3], or "auto"',
     "prompt": "a text, token ids, or a list of several of either, none of them empty",
     "stop": "a text, or up to 16 texts, none of them empty",
+    "stop_token_ids": f"a list of at most {_MOST_BIASES} token ids",
 }
 """Of fields that take several kinds of values."""
+_PART_RULE = "text: contents are texts, or lists of parts of type text"
 _LONGEST_NAME = 100  # in an error
 
 
@@ -303,6 +338,7 @@ def body_error(errors: Iterable[Mapping[str, Any]]) -> ApiError:
     """The refusal of a body, from pydantic's errors: the outermost one."""
     first = min(errors, key=lambda one: len(one["loc"]), default={})
     kind, places = first.get("type"), [one for one in first.get("loc", ()) if one != "body"]
+    places = _without_tags(places)
     if kind == "json_invalid":
         return ApiError(400, "the body is not JSON", code="invalid_json")
     if kind == "extra_forbidden":
@@ -314,8 +350,22 @@ def body_error(errors: Iterable[Mapping[str, Any]]) -> ApiError:
         text = str(first["msg"]).removeprefix("Value error, ")
         word = text.partition(" ")[0]
         return ApiError(400, text, word if word in _FIELDS else name, "invalid_parameter")
-    rule = _RULES.get((name or "").rpartition(".")[2]) or needed(first)
+    rule = _rule(name or "") or needed(first)
     return ApiError(400, f"{name or 'the body'} must be {rule}", name, "invalid_parameter")
+
+
+def _rule(name: str) -> str | None:
+    last = name.rpartition(".")[2]
+    return _PART_RULE if last == "type" and ".content." in name else _RULES.get(last)
+
+
+def _without_tags(places: list[Any]) -> list[Any]:
+    """The path without what says which kind of content it leads through."""
+    return [
+        one
+        for before, one in zip((None, *places), places, strict=False)
+        if before != "content" or one not in ("text", _PARTS)
+    ]
 
 
 def _unknown(name: str, last: str) -> ApiError:
@@ -333,7 +383,8 @@ def _field(places: list[Any]) -> str | None:
     """The path of the field, without the names of the kinds of values that were tried."""
     path: list[str] = []
     for place in places:
-        if place not in _FIELDS and not (isinstance(place, int) and path == ["messages"]):
+        in_list = path == ["messages"] or path[-1:] == ["content"]
+        if place not in _FIELDS and not (isinstance(place, int) and in_list):
             break
         path.append(str(place))
     return ".".join(path) or None

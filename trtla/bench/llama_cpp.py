@@ -106,6 +106,7 @@ class LlamaCpp:
         import torch
 
         prompt, own, output, seen = prompts[0], sampling[0], list[int](), list[float]()
+        ends = {*self._end_ids, *own.stop_ids}
         room = len(prompt) + own.max_output_len + max(LOOKUP_TOKENS) + 1
         model = self._model(room, drafting=bool(options))
         if options:
@@ -120,7 +121,7 @@ class LlamaCpp:
             ):
                 output.append(int(token))
                 seen.append(time.perf_counter() - start)
-                if token in self._end_ids or len(output) == own.max_output_len:
+                if token in ends or len(output) == own.max_output_len:
                     break
         return meter.run(
             [tuple(output)],

@@ -19,7 +19,7 @@ from trtla.llm.chat_text import ChatText
 from trtla.settings.drafting import NO_DRAFTER
 from trtla.settings.executor import ENGINE_OPTIONS, ExecutorOptions
 from trtla.settings.lookahead import AUTOREGRESSIVE
-from trtla.settings.messages import AS_TEXT, Asking, Messages, follow_up
+from trtla.settings.messages import AS_TEXT, Asking, Messages, follow_up, joined
 from trtla.settings.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ class Encoder:
         """Contents lose their beginning, that of the first message first; system messages none."""
         kept, room = list(messages), self._room or 0
         for place, message in enumerate(messages):
-            words = "" if message["role"] == "system" else message["content"]
+            words = "" if message["role"] == "system" else joined(message["content"])
             content = self._tokenizer.encode_chat(ChatText(words, ()))
             keep = len(content)
             while keep and len(ids) > room:

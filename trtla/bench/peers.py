@@ -94,7 +94,8 @@ class HuggingFace:
     ) -> ArmRun:
         """One call of generate, padded on the left; `options` join its configuration."""
         ids, mask = _padded(prompts, self.model.device)
-        config = _generation(sampling[0], self._end_ids, options)
+        ends = [*self._end_ids, *sampling[0].stop_ids]
+        config = _generation(sampling[0], ends, options)
         self.model.generation_config = config  # what a config leaves out is filled from here
         torch.manual_seed(sampling[0].seed)
         self._meter = Meter()
@@ -110,7 +111,7 @@ class HuggingFace:
             )
         rows = found[:, ids.shape[1] :].tolist()
         time_s = time.perf_counter() - start
-        outputs = [_until_end(row, self._end_ids) for row in rows]
+        outputs = [_until_end(row, ends) for row in rows]
         return self._meter.run(
             outputs,
             self._meter.seconds if self.model.device.type == "cpu" else None,

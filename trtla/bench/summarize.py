@@ -160,10 +160,15 @@ def run_arms(
 
 
 def side(
-    name: str, run: ArmRun, tokenizer: PreTrainedTokenizerBase, articles: Sequence[Article]
+    name: str,
+    run: ArmRun,
+    tokenizer: PreTrainedTokenizerBase,
+    articles: Sequence[Article],
+    stop_ids: Sequence[int] = (),
 ) -> SummarySide:
-    """A run with its texts and their ROUGE."""
-    texts = [str(tokenizer.decode(list(ids), skip_special_tokens=True)) for ids in run.outputs]
+    """A run with its texts and their ROUGE; `stop_ids` are the tokens that are none of a text."""
+    shown = [ids[:-1] if ids and ids[-1] in stop_ids else ids for ids in run.outputs]
+    texts = [str(tokenizer.decode(list(ids), skip_special_tokens=True)) for ids in shown]
     pairs = zip(texts, articles, strict=True)
     scores = tuple(rouge(text, item.highlights) for text, item in pairs)
     return SummarySide(name, run, tuple(texts), scores)

@@ -81,6 +81,8 @@ class Reply:
     finish_reason: FinishReason = "cancelled"
     sources: dict[str, int] = field(default_factory=dict)
     """Accepted tokens by what proposed them; of whole texts of `auto` only."""
+    silent: frozenset[int] = frozenset()
+    """Tokens that are no text: one that a text stopped at is not said."""
 
     @property
     def text(self) -> str:
@@ -88,7 +90,8 @@ class Reply:
 
     @property
     def spoken_ids(self) -> tuple[int, ...]:
-        return self.ids[:-1] if self.finish_reason == "end_id" else self.ids
+        stopped = self.finish_reason == "stop_words" and self.ids[-1] in self.silent
+        return self.ids[:-1] if self.finish_reason == "end_id" or stopped else self.ids
 
     def add(self, chunk: Chunk, time_s: float | None) -> None:
         """Add what one chunk brought; `time_s` as in `Tally.count`."""
@@ -203,7 +206,9 @@ class ChatModel:
             [ids], how.sampling, how.lookahead, drafter=how.drafter, names=["the message"],
             watch=watcher, private=private and not self.limits.shares_blocks,
         )  # fmt: skip
-        reply, last = Reply(Tally(answers=1, prompt_tokens=len(ids))), None
+        silent = self.tokenizer.control_ids.union(how.sampling.stop_ids)
+        tally = Tally(answers=1, prompt_tokens=len(ids))
+        reply, last = Reply(tally, silent=silent), None
         with closing(cast("Generator[Chunk, None, None]", chunks)) as stream:
             for number, chunk in enumerate(stream):
                 now = time.perf_counter()

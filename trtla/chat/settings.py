@@ -23,6 +23,8 @@ from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead, LookaheadConfig
 from trtla.settings.sampling import BEYOND, SamplingParams
 
 _SAMPLING = SamplingParams()
+_LATER = (*BEYOND, "stop_token_ids")
+"""How to sample, as far as the first release had no such settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,7 @@ def _keys() -> dict[str, tuple[str, Any]]:
         for one in declared(kind).values():
             hint = one.json_type | None if one.optional else one.json_type
             # A file may lack settings that there were not when it was written.
-            default = None if part == "drafter" or one.name in BEYOND else ...
+            default = None if part == "drafter" or one.name in _LATER else ...
             keys[one.name] = (f"{part}.{one.name}", (hint, default))
     del keys["allotted_time_ms"]
     own = get_type_hints(ChatSettings) | {"lookahead": Literal["auto"] | list[int] | None}
@@ -170,7 +172,8 @@ def load(path: Path, now: ChatSettings) -> Chat:
 
 def _settings(chosen: ChatSettings) -> dict[str, Any]:
     """All that chats have had from the first, and of what came later what asks for something."""
-    kept = set(_KEYS) - set(BEYOND) | set(chosen.sampling.beyond)
+    unasked = (n for n in _LATER if getattr(chosen.sampling, n) == getattr(_SAMPLING, n))
+    kept = set(_KEYS).difference(unasked)
     return {key: _to_json(read(chosen, path)) for key, (path, _) in _KEYS.items() if key in kept}
 
 

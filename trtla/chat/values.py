@@ -172,10 +172,22 @@ BIASES = _or_word(
 )
 
 
+def _parse_ids(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(f"{shown(text)} is not token ids", "write 17,42") from None
+
+
+IDS = _or_word(Value("ID,...", _parse_ids, lambda ids: ",".join(map(str, ids))), "none", ())
+
+
 def value_of(one: Declared) -> Value:
     """What the chat takes for a setting, whose range the settings check."""
     if one.is_texts:
         return TEXTS
+    if one.is_ids:
+        return IDS
     if one.is_biases:
         return BIASES
     if one.choices:

@@ -23,7 +23,14 @@ from trtla.llm.prompt import PromptRequest
 from trtla.settings.drafting import LOOKAHEAD, DrafterSettings
 from trtla.settings.fields import Kind, check_text, declared, wrong
 from trtla.settings.lookahead import Lookahead, LookaheadConfig
-from trtla.settings.messages import AS_TEXT, Asking, check_messages, is_conversation
+from trtla.settings.messages import (
+    ANSWER,
+    AS_TEXT,
+    Asking,
+    Ending,
+    check_messages,
+    is_conversation,
+)
 from trtla.settings.sampling import SamplingParams
 
 STDIN = "-"
@@ -43,6 +50,7 @@ class _Line(BaseModel):
     reference: Any = None
     lookahead: Any = None
     expected_output: str | list[int] | None = None
+    continue_final_message: bool | None = None
 
 
 def prompt_line(*kinds: type) -> type[_Line]:
@@ -68,6 +76,7 @@ def gather(
     drafter: DrafterSettings = LOOKAHEAD,
     asking: Asking = AS_TEXT,
     expected: Sequence[str] = (),
+    ending: Ending = ANSWER,
 ) -> list[PromptRequest]:
     """The prompts of --input-text, then those of --input-file; without both, what is piped in.
 
@@ -80,6 +89,7 @@ def gather(
         asking: whether texts become messages.
         expected: none, one output for all prompts, or one a prompt: a text, `@FILE` for a file's,
             or `-` for all of stdin.
+        ending: what is asked for behind a file's conversations.
     """
     if [file, *texts, *expected].count(STDIN) > 1:
         raise UsageError(
@@ -92,7 +102,7 @@ def gather(
         for i, text in enumerate(texts)
     ]
     if file is not None:
-        requests += _from_file(file, sampling, drafter)
+        requests += _from_file(file, sampling, drafter, ending)
     if not requests and piped() and (text := _stdin_text()):
         requests = [PromptRequest("stdin", text, sampling)]
     if not requests:
@@ -171,7 +181,7 @@ def _stdin_text() -> str:
 
 
 def _from_file(
-    file: str, sampling: SamplingParams, drafter: DrafterSettings
+    file: str, sampling: SamplingParams, drafter: DrafterSettings, ending: Ending
 ) -> list[PromptRequest]:
     name = "stdin" if file == STDIN else file
     text = sys.stdin.read() if file == STDIN else read_text(Path(file))
@@ -181,7 +191,9 @@ def _from_file(
     if suffix == ".jsonl":
         lines = parse_jsonl(PromptLine, text, name)
         requests = [
-            one for where, line in lines for one in _from_line(where, line, sampling, drafter)
+            one
+            for where, line in lines
+            for one in _from_line(where, line, sampling, drafter, ending)
         ]
     elif suffix == ".txt":
         requests = [
@@ -199,7 +211,7 @@ def _from_file(
 
 
 def _from_line(
-    where: str, line: _Line, flags: SamplingParams, drafter: DrafterSettings
+    where: str, line: _Line, flags: SamplingParams, drafter: DrafterSettings, ending: Ending
 ) -> Iterator[PromptRequest]:
     if sum(getattr(line, name) is not None for name in _PROMPTS) != 1:
         raise UsageError(
@@ -211,12 +223,14 @@ def _from_line(
         lookahead = _lookahead(line)
     except UsageError as error:
         raise UsageError(f"{where}: {error.message}", error.hint) from None
+    asked = line.continue_final_message
+    own_ending = ending if asked is None else Ending.of(asked)
     how, expected = (sampling, lookahead, None if own is drafter else own), line.expected_output
     made = partial(
         PromptRequest, expected_output=tuple(expected) if isinstance(expected, list) else expected
     )
     if line.messages is not None:
-        yield made(where, check_messages(line.messages, where), *how)
+        yield made(where, check_messages(line.messages, where), *how, ending=own_ending)
     elif line.turns is None:
         prompt = tuple(line.input_ids or ()) if line.text is None else line.text
         yield made(where, prompt, *how)

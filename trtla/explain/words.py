@@ -32,7 +32,7 @@ _BROKEN = "\N{REPLACEMENT CHARACTER}"
 SHORT: dict[Reason, str] = {
     "prompt_pass": "prefill", "nothing_drafted": "nothing drafted", "mismatch": "mismatch",
     "whole_candidate": "whole candidate",
-    "end_id": "end token", "stop_words": "stop string", "length": "length",
+    "end_id": "end token", "stop_words": "stop", "length": "length",
 }  # fmt: skip
 
 
@@ -162,7 +162,7 @@ def why(outcome: Outcome, words: Words) -> str:
     last = words.quoted(outcome.step.committed[-1])
     end = {
         "end_id": f"The text ends: {last} is an end token.",
-        "stop_words": f"The text ends: with {last} it holds a stop string.",
+        "stop_words": f"The text ends: with {last} it has a stop string or a stop token.",
         "length": f"The text ends: it has its {counted(length, 'token')}.",
     }.get(outcome.reason)
     return f"{within} {end}".strip() if end else within

@@ -9,7 +9,14 @@ from itertools import groupby
 from trtla.console import counted
 from trtla.llm.text import Tokenizer
 from trtla.llm.text_stream import TextStream
-from trtla.runtime.request import FinishReason, Hypothesis, Output, Request, TokenLogProb
+from trtla.runtime.request import (
+    FinishReason,
+    Hypothesis,
+    Output,
+    Request,
+    TokenLogProb,
+    is_text,
+)
 from trtla.runtime.stats import RequestStats
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.settings.sampling import BeamSettings
@@ -32,8 +39,8 @@ class _Ids:
 class Completion(_Ids):
     """The finished answer to one prompt.
 
-    `token_ids` hold the end token or the tokens of a stop string when one ended the text; `text`
-    does not. For a model without tokenizer files `text` is empty and `input_text` None.
+    `token_ids` hold the end token, the stop token or the tokens of a stop string that ended the
+    text; `text` does not. For a model without tokenizer files `text` is empty, `input_text` None.
     """
 
     index: int
@@ -146,7 +153,8 @@ class Answer:
         self, stream: TextStream, output: Output
     ) -> tuple[tuple[Piece, ...], tuple[str, ...]]:
         last = output.finish_reason is not None
-        end = len(output.new_tokens) - (output.finish_reason == "end_id")
+        ids = output.new_tokens
+        end = len(ids) if is_text(self.request, ids, output.finish_reason) else len(ids) - 1
         drafted = output.new_tokens[: output.accepted][:end]
         names = output.sources or ("",) * output.accepted
         pairs = zip(drafted, names, strict=False)

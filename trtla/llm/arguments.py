@@ -15,7 +15,7 @@ from trtla.llm.prompt import PromptRequest
 from trtla.settings.drafting import DrafterSettings
 from trtla.settings.fields import is_whole, shown
 from trtla.settings.lookahead import TRIPLES, as_lookahead, is_lookahead
-from trtla.settings.messages import is_conversation
+from trtla.settings.messages import Ending, is_conversation
 from trtla.settings.sampling import SamplingParams
 
 
@@ -124,6 +124,7 @@ def prompt_requests(
     names: object = None,
     logprobs: object = None,
     private: object = False,
+    continue_final_message: object = False,
     **shared: Any,
 ) -> list[PromptRequest]:
     """Every prompt with its own settings; the arguments are those of `LLM.generate`, `shared` what
@@ -144,6 +145,7 @@ def prompt_requests(
         _one_each(private, number, _PRIVATE),
         strict=True,
     )
+    shared["ending"] = Ending.of(continue_final_message)
     return [PromptRequest(*one, **shared) for one in each]
 
 

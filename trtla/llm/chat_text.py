@@ -20,12 +20,10 @@ from itertools import islice, pairwise
 from typing import Any
 
 from trtla.errors import UsageError
-from trtla.settings.messages import Message, Messages
+from trtla.settings.messages import Messages, rewritten, written
 
 _PRIVATE = range(0x10FFFD, 0xFFFFF, -1)
 """Characters that no text means anything by."""
-_WRITTEN = ("content", "name")
-"""Keys of messages whose texts people write."""
 _MOST_CUTS = 32  # of what is left of a token
 Render = Callable[[Messages], str]
 
@@ -80,29 +78,20 @@ def chat_text(render: Render, finder: ControlTokens, messages: Messages, text: s
     found = finder.names(text)
     if not found:
         return ChatText(text)
-    (fill,) = unused("".join((text, *_texts(messages))), 1)
+    (fill,) = unused("".join((text, *written(messages))), 1)
     skeleton = _skeleton(render, messages, fill)
     own = None if skeleton is None else finder.names(re.sub(f"{fill}+", fill, skeleton))
-    inside = bool(finder.names(fill.join(_texts(messages))))
+    inside = bool(finder.names(fill.join(written(messages))))
     if found == own and not inside:
         return ChatText(text)
     if skeleton is not None and (runs := _aligned(text, skeleton, fill)) is not None:
         return ChatText(text, tuple(_placed(finder, skeleton, runs)))
-    marked = render(_changed(messages, lambda one: _spoiled(finder, one, fill))) if inside else text
+    marked = (
+        render(rewritten(messages, lambda one: _spoiled(finder, one, fill))) if inside else text
+    )
     if _aligned(text, marked, fill) is not None and own in (None, finder.names(marked)):
         return ChatText(text, finder.find(marked))
     return _broken(render, finder, messages)
-
-
-def _texts(messages: Messages) -> Iterator[str]:
-    return (message[key] for message in messages for key in _WRITTEN if message.get(key))
-
-
-def _changed(messages: Messages, change: Callable[[str], str]) -> Sequence[Message]:
-    def one(key: str, value: Any) -> Any:
-        return change(value) if key in _WRITTEN and value else value
-
-    return [{key: one(key, value) for key, value in message.items()} for message in messages]
 
 
 def _skeleton(render: Render, messages: Messages, fill: str) -> str | None:
@@ -113,7 +102,7 @@ def _skeleton(render: Render, messages: Messages, fill: str) -> str | None:
         return text.replace(core, fill * len(core), 1) if core else text
 
     try:
-        return render(_changed(messages, hidden))
+        return render(rewritten(messages, hidden))
     except UsageError:
         return None
 
@@ -153,13 +142,13 @@ def _spoiled(finder: ControlTokens, text: str, fill: str) -> str:
 
 def _broken(render: Render, finder: ControlTokens, messages: Messages) -> ChatText:
     """Contents whose characters that control tokens need are hidden from the template."""
-    written = "".join(_texts(messages))
-    hidden = sorted(finder.breaks(written))
-    marks = unused(written, len(hidden))
+    texts = "".join(written(messages))
+    hidden = sorted(finder.breaks(texts))
+    marks = unused(texts, len(hidden))
     there, back = (
         str.maketrans(dict(zip(a, b, strict=True))) for a, b in ((hidden, marks), (marks, hidden))
     )
-    marked = render(_changed(messages, lambda one: one.translate(there)))
+    marked = render(rewritten(messages, lambda one: one.translate(there)))
     shown = marked.translate(back)
     controls = finder.find(marked)
     return ChatText(shown, None if finder.find(shown) == controls else controls)

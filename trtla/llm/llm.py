@@ -31,7 +31,7 @@ from trtla.settings.arguments import (
 from trtla.settings.drafting import DrafterSettings, DraftOptions
 from trtla.settings.executor import ENGINE_OPTIONS, ExecutorOptions, OpenArguments
 from trtla.settings.lookahead import DEFAULT_LOOKAHEAD, Lookahead
-from trtla.settings.messages import Messages
+from trtla.settings.messages import ANSWER, Ending, Messages
 from trtla.settings.sampling import USUAL_LEN, BeamSettings, SamplingParams
 
 _log = logging.getLogger(__name__)
@@ -139,6 +139,7 @@ class LLM(RequestMaker):
         expected_output: ExpectedOutput | Sequence[ExpectedOutput | None] | None = None,
         logprobs: int | Sequence[int | None] | None = None,
         private: bool | Sequence[bool] = False,
+        continue_final_message: bool = False,
         margins: bool = False,
         names: Sequence[str] | None = None,
         watch: DrafterWatch | None = None,
@@ -163,6 +164,8 @@ class LLM(RequestMaker):
                 and so many most probable tokens in its place, at most 20; torch engines only.
             private: keep nothing of a prompt and its output for others, and use nothing of others
                 for it: no K/V blocks, no texts to draft from, a corpus included.
+            continue_final_message: go on with the last message of the conversations, which is the
+                beginning of an assistant's, instead of answering it.
             margins: report the target's top-2 logit margins.
             names: what errors call the prompts.
             watch: looks at every prompt's drafts; torch engines only.
@@ -174,6 +177,7 @@ class LLM(RequestMaker):
         requests = prompt_requests(
             prompts, sampling, lookahead, drafter=drafter, expected_output=expected_output,
             logprobs=logprobs, private=private, names=names, margins=margins, watch=watch,
+            continue_final_message=continue_final_message,
         )  # fmt: skip
         return self.decode(requests)
 
@@ -243,11 +247,15 @@ class LLM(RequestMaker):
         return self.executor.call(lambda executor: executor.log_probs(request, output_ids))
 
     def encode(
-        self, prompt: Prompt, name: str = "the prompt", most: int | None = None
+        self,
+        prompt: Prompt,
+        name: str = "the prompt",
+        most: int | None = None,
+        ending: Ending = ANSWER,
     ) -> tuple[int, ...]:
-        """A prompt's token ids; `name` is what errors call it, `most` as in `RequestMaker`."""
+        """A prompt's token ids; `name` is what errors call it, the rest as in `RequestMaker`."""
         self.executor.check()
-        return super().encode(prompt, name, most)
+        return super().encode(prompt, name, most, ending)
 
     def _run(self, answers: dict[int, Answer]) -> Iterator[Chunk]:
         inbox: SimpleQueue[Sequence[Event]] = SimpleQueue()

@@ -27,6 +27,7 @@ from trtla.formats.hf_config import check_same_kind, is_encoder_decoder
 from trtla.formats.special_tokens import end_tokens
 from trtla.formats.support import split_config
 from trtla.llm.text import Tokenizer
+from trtla.llm.vocabulary import Vocabulary, check_same
 from trtla.machine import usable_cores
 from trtla.runtime.device import resolve_device
 from trtla.runtime.executor import Executor
@@ -49,7 +50,16 @@ def _draft_engines(target: Engine, options: ExecutorOptions) -> dict[str, Engine
     paths = (*own, *named)
     for path in paths:
         check_same_kind(model_folder(path), target.path)
-    return {path: open_model(Path(path), AUTOREGRESSIVE) for path in paths}
+    opened = {path: open_model(Path(path), AUTOREGRESSIVE) for path in paths}
+    folder = target.path if options.tokenizer_dir is None else model_folder(options.tokenizer_dir)
+    own_vocabulary = Vocabulary(target.name, _rows(target), folder)
+    for path, one in opened.items():
+        check_same(Vocabulary(path, _rows(one), one.path), own_vocabulary)
+    return opened
+
+
+def _rows(engine: Engine) -> int:
+    return engine.config.pretrained_config.vocab_size
 
 
 def open_model(

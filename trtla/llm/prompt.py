@@ -24,7 +24,7 @@ from trtla.settings.drafting import DrafterSettings
 from trtla.settings.executor import ExecutorOptions
 from trtla.settings.fields import check_text, is_whole, shown
 from trtla.settings.lookahead import Lookahead
-from trtla.settings.messages import Messages, check_messages, is_conversation
+from trtla.settings.messages import ANSWER, Ending, Messages, check_messages, is_conversation
 from trtla.settings.sampling import SamplingParams
 
 _log = logging.getLogger(__name__)
@@ -58,6 +58,8 @@ class PromptRequest:
     watch: DrafterWatch | None = None
     turn: int = 0
     """Its place in a conversation; a later turn continues the request before, with its answer."""
+    ending: Ending = ANSWER
+    """What is asked for behind a conversation."""
     is_chat: bool = False
     """A text that is asked as a chat where the model has a template."""
 
@@ -123,7 +125,7 @@ class RequestMaker:
                 f"{one.name} has a stop string, but the model has no tokenizer",
                 "omit stop, or give --tokenizer-dir",
             )
-        text = prompt_text(one.prompt, request.given_ids, self.tokenizer)
+        text = prompt_text(one, request.given_ids, self.tokenizer)
         answers = []
         for choice, sampling in enumerate(request.sampling.choices()):
             own = replace(request, sampling=sampling)
@@ -143,7 +145,9 @@ class RequestMaker:
 
     def request(self, one: PromptRequest) -> Request:
         """A prompt as a request, without stop strings; `limits.check` says whether it fits."""
-        start, encoder_ids = self.engine.request_ids(self.encode(one.prompt, one.name))
+        start, encoder_ids = self.engine.request_ids(
+            self.encode(one.prompt, one.name, ending=one.ending)
+        )
         drafting = one.drafter or self._drafter
         by_default = one.lookahead is None and self._drafts_by_tree(drafting)
         return Request(
@@ -165,18 +169,28 @@ class RequestMaker:
         )
 
     def encode(
-        self, prompt: Prompt, name: str = "the prompt", most: int | None = None
+        self,
+        prompt: Prompt,
+        name: str = "the prompt",
+        most: int | None = None,
+        ending: Ending = ANSWER,
     ) -> tuple[int, ...]:
         """A prompt's token ids; `name` is what errors call it.
 
         Args:
             most: a text that cannot be so few tokens is refused before it is encoded.
+            ending: what is asked for behind a conversation.
 
         Raises:
             UsageError: it is no prompt or empty, there is no tokenizer for it, or no chat template,
                 or the template fails.
             PromptTooLong: it has more than `most` tokens for certain.
         """
+        if ending != ANSWER and not is_conversation(prompt):
+            raise UsageError(
+                f"{name} is no conversation, and continue_final_message is for conversations",
+                "omit it, or give messages",
+            )
         if isinstance(prompt, str):
             check_text(prompt, name)
             if not prompt:
@@ -192,7 +206,7 @@ class RequestMaker:
                 "give token ids (input_ids in JSONL), or the tokenizer with --tokenizer-dir",
             )
         try:
-            return self.tokenizer.prompt_ids(prompt, most)
+            return self.tokenizer.prompt_ids(prompt, most, ending)
         except UsageError as error:
             raise type(error)(f"{name}: {error.message}", error.hint) from None
 
@@ -211,14 +225,15 @@ class RequestMaker:
         return self.tokenizer.encode(expected, special=False)  # it continues the prompt
 
 
-def prompt_text(prompt: Prompt, ids: Sequence[int], tokenizer: Tokenizer | None) -> str | None:
+def prompt_text(one: PromptRequest, ids: Sequence[int], tokenizer: Tokenizer | None) -> str | None:
     """A prompt and its ids as text, a conversation as rendered; None without a tokenizer."""
+    prompt = one.prompt
     if isinstance(prompt, str):
         return prompt
     if tokenizer is None:
         return None
     if is_conversation(prompt):
-        return tokenizer.chat_text(check_messages(prompt, "the prompt"))
+        return tokenizer.chat_text(check_messages(prompt, "the prompt"), one.ending)
     return tokenizer.decode(ids)
 
 

@@ -43,17 +43,20 @@ class ChatTemplate:
     tokens: dict[str, str]
     """Such as `bos_token`."""
 
-    def render(self, messages: list[Any]) -> str:
-        """Messages as text, up to where the next answer begins; raises whatever the template does.
+    def render(self, messages: list[Any], add_generation_prompt: bool = True) -> str:
+        """Messages as text; raises whatever the template does.
 
         Keys whose value is None are left out, as in transformers.
+
+        Args:
+            add_generation_prompt: end where the next answer begins.
         """
         shown = [{k: v for k, v in one.items() if v is not None} for one in messages]
         return self._compiled.render(
             messages=shown,
             tools=None,
             documents=None,
-            add_generation_prompt=True,
+            add_generation_prompt=add_generation_prompt,
             **{**dict.fromkeys(_ROLES, ""), **self.tokens},
         )
 
@@ -75,7 +78,11 @@ class ChatTemplate:
 
 
 class TemplateFailed(Exception):
-    """A template raised something, or did not end in its time; the text says which."""
+    """A template raised something; the text says what."""
+
+
+class TemplateStopped(TemplateFailed):
+    """A template took too much time or memory, or made too long a text."""
 
 
 class TemplateProcess:
@@ -96,16 +103,17 @@ class TemplateProcess:
         with self._lock, suppress(EOFError, OSError):  # whoever needs it starts another
             self._started()
 
-    def render(self, messages: list[Any]) -> str:
+    def render(self, messages: list[Any], add_generation_prompt: bool = True) -> str:
         """A conversation as text; where the process is lost meanwhile, a new one gets it again."""
+        asked = [messages, add_generation_prompt]
         with self._lock:
-            answer = self._answer(messages) or self._answer(messages)
+            answer = self._answer(asked) or self._answer(asked)
         if answer is None:
             raise RendererLost(
                 "the process that fills in the chat template was lost, twice", "ask again later"
             )
         if "error" in answer:
-            raise TemplateFailed(answer["error"])
+            raise (TemplateStopped if answer["stopped"] else TemplateFailed)(answer["error"])
         return str(answer["text"])
 
     def close(self) -> None:
@@ -116,9 +124,9 @@ class TemplateProcess:
         with self._lock:
             self._end()
 
-    def _answer(self, messages: list[Any]) -> dict[str, Any] | None:
+    def _answer(self, asked: list[Any]) -> dict[str, Any] | None:
         try:
-            return self._exchange(self._started(), messages, self._most_s + _LATE_S)
+            return self._exchange(self._started(), asked, self._most_s + _LATE_S)
         except (EOFError, OSError):
             self._end()
             return None
@@ -194,7 +202,7 @@ def main() -> None:
             _render_all(template, seconds)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if status == -signal.SIGALRM:  # that is armed while it renders only
-            _write(1, {"error": f"it took more than {seconds:g} s"})
+            _write(1, {"error": f"it took more than {seconds:g} s", "stopped": True})
         elif status != _AGAIN:
             return
 
@@ -206,9 +214,9 @@ def _render_all(template: ChatTemplate, seconds: float) -> None:
         _limit_memory()
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         while code != _AGAIN:
-            messages = _read(0)
+            asked = _read(0)
             signal.setitimer(signal.ITIMER_REAL, seconds)
-            answer = _rendered(template, messages)
+            answer = _rendered(template, *asked)
             signal.setitimer(signal.ITIMER_REAL, 0)
             code = _AGAIN if answer.pop("full", False) else code
             _write(1, answer)
@@ -218,17 +226,19 @@ def _render_all(template: ChatTemplate, seconds: float) -> None:
         os._exit(code)
 
 
-def _rendered(template: ChatTemplate, messages: list[Any]) -> dict[str, Any]:
+def _rendered(
+    template: ChatTemplate, messages: list[Any], add_generation_prompt: bool
+) -> dict[str, Any]:
     try:
-        text = template.render(messages)
+        text = template.render(messages, add_generation_prompt)
         text.encode()
         if len(text) > _MOST_TEXT:
-            return {"error": f"it makes a text of {len(text)} characters"}
+            return {"error": f"it makes a text of {len(text)} characters", "stopped": True}
         return {"text": text}
     except MemoryError:
-        return {"error": "it takes too much memory", "full": True}
+        return {"error": "it takes too much memory", "stopped": True, "full": True}
     except Exception as error:  # jinja2's, and whatever a template raises
-        return {"error": str(error)}
+        return {"error": str(error), "stopped": False}
 
 
 def _limit_memory() -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from trtla.formats.folder import no_chat_template
 from trtla.formats.special_tokens import TOKENIZER_CONFIG, read_tokenizer_config
 from trtla.formats.transformers_load import fills_in_by_jinja, load_tokenizer, wrapped_tokenizer
 from trtla.llm.chat_text import ChatText, ControlTokens, chat_text
+from trtla.llm.conversations import Conversations
+from trtla.llm.stops import StopText, as_stop_texts
 from trtla.llm.templates import ChatTemplate, TemplateProcess
 from trtla.llm.text_stream import TextStream
 from trtla.llm.tokenizer_files import (
@@ -29,7 +32,7 @@ from trtla.llm.tokenizer_files import (
 )
 from trtla.llm.tokenizer_json import Frame, frame, open_tokenizer_json
 from trtla.settings.fields import check_text
-from trtla.settings.messages import Messages
+from trtla.settings.messages import ANSWER, Ending, Messages, written
 
 _log = logging.getLogger(__name__)
 _TAKES = "give messages that it takes, or go on without it: --no-chat, in a chat /chat off"
@@ -78,7 +81,9 @@ class Tokenizer:
     @property
     def special_names(self) -> list[str]:
         """The names of its control tokens."""
-        return [self._added[token].content for token in sorted(self._special & self._added.keys())]
+        return [
+            self._added[token].content for token in sorted(self.control_ids & self._added.keys())
+        ]
 
     def token_id(self, name: str) -> int | None:
         """The id of a token's name; None: it has none."""
@@ -133,7 +138,7 @@ class Tokenizer:
         in front that SentencePiece adds.
         """
         name = self.token_name(token) or ""
-        if token in self._special:
+        if token in self.control_ids:
             return name.encode()
         if self._is_byte_level:  # as its decoder, which knows added tokens by other letters
             known = all(letter in _BYTE_LETTERS for letter in name)
@@ -147,7 +152,8 @@ class Tokenizer:
         return self._plain or getattr(self.inner, "backend_tokenizer", None)
 
     @cached_property
-    def _special(self) -> frozenset[int]:
+    def control_ids(self) -> frozenset[int]:
+        """Tokens that are left out of decoded texts."""
         special = {token for token, content in self._added.items() if content.special}
         return frozenset(special if self._fast else {*special, *self.inner.all_special_ids})
 
@@ -160,7 +166,7 @@ class Tokenizer:
     @cached_property
     def _control(self) -> ControlTokens:
         inner = None if self._fast else self.inner
-        return ControlTokens(self._special, self._added, self._fast, inner)
+        return ControlTokens(self.control_ids, self._added, self._fast, inner)
 
     @cached_property
     def _is_byte_level(self) -> bool:
@@ -168,16 +174,37 @@ class Tokenizer:
         decoder = self._fast and self._fast.decoder
         return decoder is not None and b'"ByteLevel"' in decoder.__getstate__()
 
+    @property
+    def vocabulary(self) -> dict[str, int]:
+        """The ids of all tokens by their names."""
+        known = self.inner if self._plain is None else self._plain
+        return dict(known.get_vocab())
+
+    @property
+    def added_ids(self) -> frozenset[int]:
+        """Control tokens, and words that were added to the vocabulary."""
+        return self.control_ids.union(self._added)
+
     @cached_property
     def fingerprint(self) -> str:
         """A hash that tokenizers share which give the same ids to the same tokens."""
-        vocabulary = self.inner if self._plain is None else self._plain
-        ids = sorted(vocabulary.get_vocab().items(), key=itemgetter(1, 0))
+        ids = sorted(self.vocabulary.items(), key=itemgetter(1, 0))
         return hashlib.sha256(json.dumps(ids).encode()).hexdigest()
 
     def stream(self, prompt: Sequence[int], stop: Sequence[str] = ()) -> TextStream:
-        """The text of an output that continues a prompt, up to the first stop string."""
-        return TextStream(self.decode, prompt, stop, self.byte_tokens)
+        """The text of an output that continues a prompt, up to the first stop string.
+
+        What a control token is called stops a text where it is spelt, and where the token comes.
+        """
+        named = (self._named(text) for text in stop)
+        stops = (*as_stop_texts(stop), *(one for one in named if one.tokens))
+        return TextStream(self.decode, prompt, stops, self.byte_tokens)
+
+    def _named(self, stop: str) -> StopText:
+        found = self._control.find(stop)
+        edges = [0, *(edge for one in found for edge in (one.start, one.stop)), len(stop)]
+        texts = tuple(stop[a:b] for a, b in list(pairwise(edges))[::2])
+        return StopText(texts, tuple(one.token for one in found))
 
     @cached_property
     def has_chat_template(self) -> bool:
@@ -213,14 +240,30 @@ class Tokenizer:
             )
         return None
 
-    def chat_text(self, messages: Messages) -> str:
-        """Messages in the chat template, up to where the next answer begins."""
+    def chat_text(self, messages: Messages, ending: Ending = ANSWER) -> str:
+        """Messages in the chat template, up to where the model goes on.
+
+        Raises:
+            UsageError: there is no template, it fails, or it leaves out what a user has said.
+        """
+        return self._by_template(self._conversations.text, messages, ending)
+
+    @cached_property
+    def _conversations(self) -> Conversations:
+        return Conversations(self._fill_in)
+
+    def _fill_in(self, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
+        template = self._known_template()
+        if self._plain is not None or fills_in_by_jinja(self.inner):
+            return str((self._apart or template).render(messages, add_generation_prompt))
+        options = {"tokenize": False, "add_generation_prompt": add_generation_prompt}
+        return str(self.inner.apply_chat_template(messages, **options))
+
+    def _by_template(
+        self, work: Callable[[Messages, Ending], str], messages: Messages, ending: Ending
+    ) -> str:
         try:
-            template = self._known_template()
-            if self._plain is not None or fills_in_by_jinja(self.inner):
-                return str((self._apart or template).render(list(messages)))
-            options = {"tokenize": False, "add_generation_prompt": True}
-            return str(self.inner.apply_chat_template(list(messages), **options))
+            return work(messages, ending)
         except TrtlaError:
             raise
         except Exception as error:  # jinja2's, and whatever a template raises
@@ -243,15 +286,20 @@ class Tokenizer:
         self._apart = TemplateProcess(self._known_template, most_s)
         return self._apart
 
-    def chat(self, messages: Messages, most: int | None = None) -> ChatText:
+    def chat(
+        self, messages: Messages, most: int | None = None, ending: Ending = ANSWER
+    ) -> ChatText:
         """Messages in the chat template, with the control tokens that are the template's own."""
-        text = self.chat_text(messages)
+        text = self.chat_text(messages, ending)
         self._check_length(text, most)
         if self._parse_special:
             return ChatText(text)
-        for message in messages:
-            check_text("".join(filter(None, message.values())), "the text")
-        return chat_text(self.chat_text, self._control, messages, text)
+        check_text("".join(written(messages)), "the text")
+
+        def render(others: Messages) -> str:
+            return self._by_template(self._conversations.filled_in, others, ending)
+
+        return chat_text(render, self._control, messages, text)
 
     def encode_chat(self, chat: ChatText) -> tuple[int, ...]:
         """Ids of a conversation, or of a part of it."""
@@ -265,7 +313,9 @@ class Tokenizer:
         check_text(text, "the text")
         return self._control.spelled(text, controls)
 
-    def prompt_ids(self, prompt: str | Messages, most: int | None = None) -> tuple[int, ...]:
+    def prompt_ids(
+        self, prompt: str | Messages, most: int | None = None, ending: Ending = ANSWER
+    ) -> tuple[int, ...]:
         """Ids of a text, or of messages in the chat template, which brings its special tokens.
 
         In a text the names of control tokens are these tokens; in messages they are text.
@@ -274,7 +324,7 @@ class Tokenizer:
             most: a text that cannot be so few tokens is not encoded.
         """
         if not isinstance(prompt, str):
-            return self.encode_chat(self.chat(prompt, most))
+            return self.encode_chat(self.chat(prompt, most, ending))
         self._check_length(prompt, most)
         ids = self.encode(prompt)
         self._note_two_beginnings(ids)

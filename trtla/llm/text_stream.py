@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from trtla.llm.stops import Place, StopText
+
 Decode = Callable[[Sequence[int]], str]
 """Ids to text without special tokens and without any tidying of spaces."""
 
@@ -36,7 +38,7 @@ class TextStream:
         self,
         decode: Decode,
         prompt: Sequence[int],
-        stop: Sequence[str],
+        stop: Sequence[StopText],
         byte_tokens: Mapping[int, int] | None = None,
     ) -> None:
         self._decode, self._stop, self._bytes = decode, tuple(stop), byte_tokens or {}
@@ -48,6 +50,9 @@ class TextStream:
         self._final = ""
         self._pending = ""  # what follows the final text as long as no further token changes it
         self._sent = 0
+        self._named = {token for one in self._stop for token in one.tokens}
+        self._places: list[Place] = []
+        """Of the control tokens that stop texts name."""
 
     def _context(self, prompt: Sequence[int]) -> list[int]:
         """The end of the prompt, from a token on that shows whole characters of its own."""
@@ -85,6 +90,8 @@ class TextStream:
         return piece
 
     def _add(self, token: int) -> None:
+        if token in self._named:
+            self._places.append((len(self._final) + len(self._pending), token))
         self._window.append(token)
         if token in self._bytes and self._extends_run(token):
             return
@@ -134,18 +141,14 @@ class TextStream:
 
     def _stop_at(self, text: str) -> int | None:
         """Where the first stop string begins; it is not in what was sent."""
-        found = [at for stop in self._stop if (at := text.find(stop, self._sent)) >= 0]
-        return min(found, default=None)
+        found = (one.find(text, self._places, self._sent) for one in self._stop)
+        return min((at for at in found if at is not None), default=None)
 
     def _held_back(self) -> int:
         """Length of the longest end of the text that is the beginning of a stop string."""
-        text, longest = self._final, 0
-        for stop in self._stop:
-            for length in range(min(len(stop), len(text)), longest, -1):
-                if text.endswith(stop[:length]):
-                    longest = length
-                    break
-        return longest
+        text = self._final
+        begins = (one.opens(text, self._places) for one in self._stop)
+        return len(text) - min(begins, default=len(text))
 
 
 def _shared(first: str, second: str) -> int:

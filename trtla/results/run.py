@@ -218,7 +218,7 @@ def search(
     for index, (one, request) in enumerate(zip(requests, prompts, strict=True)):
         ids, length = request.given_ids, one.sampling.max_output_len
         beams = llm.beam_search(ids, settings, length, name=one.name)[:num_return_sequences]
-        text = prompt_text(one.prompt, ids, llm.tokenizer)
+        text = prompt_text(one, ids, llm.tokenizer)
         own = tuple(Beam.fill(beam, **spelled) for beam in beams)
         found.append(PromptBeams(index=index, input_text=text, input_ids=ids, beams=own))
     time_s = time.perf_counter() - start

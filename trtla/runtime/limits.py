@@ -212,6 +212,8 @@ class ExecutorLimits:
         sampling = request.sampling
         biased = [token for token, _ in sampling.biases]
         self.check_ids(biased, f"logit_bias of {request.label}", "logit_bias")
+        stops = f"stop_token_ids of {request.label}"
+        self.check_ids(sampling.stop_ids, stops, "stop_token_ids")
         for name in sampling.beyond if self.fixed_triples else ():
             raise UsageError(
                 f"{request.label} has {name}, which engines of TensorRT-LLM do not apply here",

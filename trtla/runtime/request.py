@@ -24,8 +24,8 @@ def committed_prefix(
 ) -> tuple[int, FinishReason | None]:
     """How many of `new_tokens` join the output, and why the output ends there, if it does.
 
-    The end token and the tokens that complete a stop string are part of the output. An end token or
-    stop string that is also the last allowed token counts as the reason, not the length. Where the
+    What ends a text, be it an end token, a stop token or the tokens that complete a stop string, is
+    part of the output, and the reason also where it is the last allowed token. Where the
     target has no answer the output has failed, unless it ended before.
     """
     room = request.sampling.max_output_len - len(output_ids)
@@ -34,12 +34,20 @@ def committed_prefix(
             return count - 1, "failed"
         if token in request.end_ids:
             return count, "end_id"
+        if token in request.sampling.stop_ids:
+            return count, "stop_words"
         # The ids are put together for stop strings only: the copy grows with the output.
         if request.stop_check and request.stop_check([*output_ids, *new_tokens[:count]]):
             return count, "stop_words"
     if len(new_tokens) >= room:
         return room, "length"
     return len(new_tokens), None
+
+
+def is_text(request: Request, ids: Sequence[int], reason: FinishReason | None) -> bool:
+    """Whether the last of an output's ids is text: it is none where it ended the output itself."""
+    by_stop_token = reason == "stop_words" and ids[-1] in request.sampling.stop_ids
+    return not (reason == "end_id" or by_stop_token)
 
 
 NO_TOKEN = -1

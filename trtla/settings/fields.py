@@ -65,7 +65,8 @@ class Declared:
     flag: str
     """Its name as a flag, with underscores."""
     type: type
-    """int, float, bool, str for a choice or a text, tuple for texts, dict for numbers of tokens."""
+    """int, float, bool, str for a choice or a text, tuple for texts, list for token ids, dict for
+    numbers of tokens."""
     choices: tuple[str, ...]
     optional: bool
     default: Any
@@ -76,11 +77,17 @@ class Declared:
         """Its type in JSON, without null."""
         if self.is_biases:
             return dict[str, float] | list[Any]
+        if self.is_ids:
+            return list[int]
         return Literal[self.choices] if self.choices else list[str] if self.is_texts else self.type
 
     @property
     def is_texts(self) -> bool:
         return self.type is tuple
+
+    @property
+    def is_ids(self) -> bool:
+        return self.type is list
 
     @property
     def is_biases(self) -> bool:
@@ -103,6 +110,8 @@ class Declared:
             if self.option.commas and isinstance(value, str):
                 return tuple(part.strip() for part in value.split(","))
             return texts(self.flag, value, rule)
+        if self.is_ids:
+            return token_ids(self.flag, value, rule)
         if self.is_biases:
             return biases(self.flag, value, rule, least, self.option.most or sys.float_info.max)
         if (self.choices and value not in self.choices) or not isinstance(value, str):
@@ -119,6 +128,8 @@ class Declared:
             return " or ".join(self.choices)
         if self.is_texts:
             return "made of non-empty texts"
+        if self.is_ids:
+            return "token ids, such as 17 42"
         if self.type is str:
             return "a text"
         kind = "a whole number" if self.type is int else "a number"
@@ -151,8 +162,9 @@ def _declared(flag: str, hint: Any, one: Any) -> Declared:
     members = get_args(hint) if union else (hint,)
     first = next(member for member in members if member is not NoneType)
     choices = get_args(first) if get_origin(first) is Literal else ()
-    several = any(get_origin(member) not in (None, Literal) for member in members)
+    several = [member for member in members if get_origin(member) not in (None, Literal)]
     kind = tuple if several else str if choices else first
+    kind = list if several and get_args(several[0]) == (int,) else kind
     kind = dict if get_origin(first) is Mapping else kind
     default = None if one.default is MISSING else one.default
     return Declared(one.name, flag, kind, choices, NoneType in members, default, one.metadata[_KEY])
@@ -277,6 +289,14 @@ def texts(name: str, value: object, rule: str) -> tuple[str, ...]:
             raise wrong(name, value, rule)
         check_text(item, name)
     return tuple(items)
+
+
+def token_ids(name: str, value: object, rule: str) -> tuple[int, ...]:
+    """Token ids, each once, in their order; one alone stands for a list of one."""
+    items = (value,) if is_whole(value) else value
+    if not isinstance(items, (tuple, list)):
+        raise wrong(name, value, rule)
+    return tuple(dict.fromkeys(whole(name, item, rule, 0) for item in items))
 
 
 def biases(

@@ -1,12 +1,12 @@
 """What a model is asked: texts or messages, and whether texts are put into the chat template.
 
-Messages have OpenAI's form. They are checked and joined here; the model's template renders them in
+Messages have OpenAI's form. They are checked here; the model's template renders them in
 `trtla.llm.text.Tokenizer`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -20,6 +20,8 @@ A `name` says who speaks, to chat templates that use it. None is an assistant's 
 """
 Messages = Sequence[Message]
 """A conversation; the model answers the last message."""
+Content = str | Sequence[Mapping[str, str]]
+"""A text, or parts that are texts."""
 
 ROLES = ("system", "user", "assistant")
 _FORM = 'write {"role": "user", "content": "..."} messages'
@@ -32,8 +34,103 @@ def is_conversation(prompt: object) -> TypeGuard[Messages]:
     return len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
-def check_messages(messages: object, name: str) -> tuple[dict[str, str], ...]:
-    """The messages with their contents as texts, parts joined by newlines; errors say `name`."""
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What the model is asked for behind a conversation, by vLLM's names."""
+
+    add_generation_prompt: bool = True
+    """An answer."""
+    continue_final_message: bool = False
+    """How the last message goes on, which is the beginning of an answer."""
+
+    def __post_init__(self) -> None:
+        if self.add_generation_prompt and self.continue_final_message:
+            raise UsageError(
+                "continue_final_message and add_generation_prompt exclude each other",
+                "set one of them to false",
+                "continue_final_message",
+            )
+
+    @classmethod
+    def of(
+        cls, continue_final_message: object, add_generation_prompt: bool | None = None
+    ) -> Ending:
+        """From arguments; an answer is asked for unless the last message is continued."""
+        if not isinstance(continue_final_message, bool):
+            raise UsageError(
+                f"continue_final_message is {shown(continue_final_message)}", "give True or False"
+            )
+        if add_generation_prompt is None:
+            add_generation_prompt = not continue_final_message
+        return cls(add_generation_prompt, continue_final_message)
+
+    def check(self, messages: Messages) -> None:
+        """Refuse a last message that nothing sensible can follow."""
+        last = messages[-1]["role"]
+        if self.continue_final_message and last != "assistant":
+            raise UsageError(
+                f"the last message is of {last}, and continue_final_message continues an "
+                "assistant's",
+                "end with the beginning of the answer, or omit continue_final_message",
+            )
+        if self.add_generation_prompt and last == "assistant":
+            raise UsageError(
+                "the last message is the assistant's: another answer would begin behind it",
+                "set continue_final_message to have it continued, or end with a user's message",
+            )
+
+
+ANSWER, CONTINUED = Ending(), Ending(False, True)
+_KEYS = ("role", "content", "name")
+
+
+def part_texts(content: Content) -> list[str]:
+    """The texts of a content's parts; a text is one part."""
+    return [content] if isinstance(content, str) else [part["text"] for part in content]
+
+
+def joined(content: Content) -> str:
+    """A content as one text."""
+    return "\n".join(part_texts(content))
+
+
+def text_part(text: str) -> dict[str, str]:
+    """A part as OpenAI's API has it."""
+    return {"type": "text", "text": text}
+
+
+def with_text(message: Message, part: int, text: str) -> dict[str, Any]:
+    """A message with another text in place of one of its parts."""
+    if isinstance(message["content"], str):
+        return {**message, "content": text}
+    texts = part_texts(message["content"])
+    texts[part] = text
+    return {**message, "content": [text_part(one) for one in texts]}
+
+
+def written(messages: Messages) -> Iterator[str]:
+    """All texts that people have written, names included."""
+    for message in messages:
+        yield from part_texts(message["content"])
+        if message.get("name"):
+            yield message["name"]
+
+
+def rewritten(messages: Messages, change: Callable[[str], str]) -> list[dict[str, Any]]:
+    """The messages with all that people have written changed."""
+    found = []
+    for message in messages:
+        texts, new = part_texts(message["content"]), dict(message)
+        for part, text in enumerate(texts):
+            new = with_text(new, part, change(text)) if text else new
+        if new.get("name"):
+            new["name"] = change(new["name"])
+        found.append(new)
+    return found
+
+
+def check_messages(messages: object, name: str) -> tuple[dict[str, Any], ...]:
+    """The messages with contents that are texts, or lists of parts that are; errors say `name`."""
     if isinstance(messages, (str, bytes)) or not isinstance(messages, Sequence):
         raise UsageError(f"{name}: messages is {shown(messages)}, not a list", _FORM)
     if not messages:
@@ -41,7 +138,7 @@ def check_messages(messages: object, name: str) -> tuple[dict[str, str], ...]:
     return tuple(_message(one, f"{name}: messages[{i}]") for i, one in enumerate(messages))
 
 
-def _message(message: object, name: str) -> dict[str, str]:
+def _message(message: object, name: str) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise UsageError(f"{name} is {shown(message)}, not a message", _FORM)
     role = message.get("role")
@@ -50,13 +147,13 @@ def _message(message: object, name: str) -> dict[str, str]:
         what = f"the role {shown(role)}" if "role" in message else "no role"
         raise UsageError(f"{name} has {what}", f"{guess}use {', '.join(ROLES)}")
     for key in message:
-        if key not in ("role", "content", "name"):
+        if key not in _KEYS:
             raise UsageError(f"{name} ({role}) has the unknown key {shown(key)}", "remove the key")
     if "content" not in message:
         raise UsageError(f"{name} ({role}) has no content", _FORM)
     content = message["content"]
-    text = "" if content is None and role == "assistant" else _text(content, f"{name} ({role})")
-    found = {"role": str(role), "content": text}
+    empty = content is None and role == "assistant"
+    found = {"role": str(role), "content": "" if empty else _content(content, f"{name} ({role})")}
     speaker = message.get("name")
     if speaker is None:
         return found
@@ -66,24 +163,24 @@ def _message(message: object, name: str) -> dict[str, str]:
     return {**found, "name": speaker}
 
 
-def _text(content: object, name: str) -> str:
+def _content(content: object, name: str) -> Content:
     if isinstance(content, bytes) or not isinstance(content, Sequence):
         raise UsageError(f"{name} has the content {shown(content)}, which is not text", _FORM)
-    parts = [content] if isinstance(content, str) else [_part(part, name) for part in content]
-    text = "\n".join(parts)
-    check_text(text, name)
-    return text
+    found = content if isinstance(content, str) else [_part(part, name) for part in content]
+    check_text(joined(found), name)
+    return found or ""
 
 
-def _part(part: object, name: str) -> str:
-    if isinstance(part, Mapping) and part.get("type") == "text" and len(part) == 2:
-        text = part.get("text")
-        if isinstance(text, str):
-            return text
-    raise UsageError(
-        f"{name} has the part {shown(part)}, which is not text",
-        'write {"type": "text", "text": "..."} parts',
-    )
+def _part(part: object, name: str) -> dict[str, str]:
+    form = 'write {"type": "text", "text": "..."} parts'
+    if not isinstance(part, Mapping) or part.get("type") != "text":
+        raise UsageError(f"{name} has the part {shown(part)}, which is not text", form)
+    for key in part:
+        if key not in ("type", "text"):
+            raise UsageError(f"{name} has a part with the unknown key {shown(key)}", "remove it")
+    if not isinstance(part.get("text"), str):
+        raise UsageError(f"{name} has the part {shown(part)}, which has no text", form)
+    return text_part(part["text"])
 
 
 def follow_up(prompt: str | Messages, answer: str, question: str | Messages) -> str | Messages:

@@ -179,6 +179,8 @@ class SamplingParams:
         metavar="ID:BIAS,...",
     )
     """Kept as pairs, ordered by id: `biases`."""
+    stop_token_ids: int | Sequence[int] = option((), "Ids of tokens that end an output.")
+    """Kept as a tuple; such a token is the output's last one, and not in its text."""
     n: int = field(default=1, kw_only=True)
     """Texts for each prompt; the i-th has `seed` + i."""
     if TYPE_CHECKING:
@@ -223,6 +225,11 @@ class SamplingParams:
     def biases(self) -> tuple[tuple[int, float], ...]:
         """`logit_bias` as it is kept."""
         return self.logit_bias  # type: ignore[return-value]
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """`stop_token_ids` as it is kept."""
+        return self.stop_token_ids  # type: ignore[return-value]
 
     @property
     def beyond(self) -> tuple[str, ...]:

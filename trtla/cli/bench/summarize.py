@@ -17,7 +17,6 @@ from trtla.cli.shared import options as opt
 from trtla.cli.shared.command import Command
 from trtla.cli.shared.model import (
     CorpusFlags,
-    check_end_id,
     check_model,
     check_texts,
     note_without_drafts,
@@ -94,6 +93,7 @@ class SummarizeFlags(CorpusFlags):
 @opt.former("output_len", now="max_output_len", type=TOKENS)
 @opt.chat_flags
 @opt.sampling_flags
+@opt.stop_ids_flag
 @opt.drafter_flags
 @opt.corpus_flags
 @opt.draft_flags
@@ -154,7 +154,6 @@ def _measure(
     with open_llm(flags, tokenizer_dir=folder, max_batch_size=size) as llm:
         if not llm.is_leader:
             return [], []
-        check_end_id(llm)
         tokenizer, longest = take_tokenizer(llm), _cap(console, flags, llm.limits)
         prompts = work.encode(tokenizer, articles, longest, flags.asking)
         by_engine = flags.test_trtla or not flags.test_hf
@@ -168,7 +167,8 @@ def _measure(
         if own:
             own[0].use_memory()
         save_corpus(console, llm, flags.save_corpus)
-    sides = [work.side(arm.name, run, tokenizer.inner, articles)
+    stops = flags.sampling.stop_ids
+    sides = [work.side(arm.name, run, tokenizer.inner, articles, stops)
              for arm, run in zip(arms, runs, strict=True)]  # fmt: skip
     return sides, prompts
 

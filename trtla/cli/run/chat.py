@@ -95,7 +95,7 @@ class ChatFlags(CorpusFlags):
 @opt.length_flag(show_default=_LENGTH, help="Most tokens of an answer.")
 @opt.sampling_flags
 @opt.processor_flag
-@opt.stop_flag
+@opt.stop_flags
 @opt.drafter_flags
 @opt.corpus_flags
 @opt.draft_flags

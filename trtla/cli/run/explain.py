@@ -25,7 +25,7 @@ from trtla.console import Console
 from trtla.errors import UsageError
 from trtla.settings.fields import parsed
 from trtla.settings.lookahead import Lookahead
-from trtla.settings.messages import Asking
+from trtla.settings.messages import ANSWER, Asking
 
 if TYPE_CHECKING:
     from trtla.explain.record import RecordedRun, RecordedStep
@@ -94,7 +94,7 @@ class ExplainFlags(ModelFlags):
 @opt.length_flag(default=32)
 @opt.sampling_flags
 @opt.processor_flag
-@opt.stop_flag
+@opt.stop_flags
 @opt.drafter_flags
 @opt.draft_flags
 @opt.json_flag("Print every step as one JSON document.", "Output")
@@ -119,7 +119,7 @@ def explain(console: Console, /, **flags: Any) -> None:
     how = (settings.sampling, (), settings.options.drafter, settings.asking)
     [request] = gather([settings.input_text], None, *how)
     folders = (settings.engine_dir, settings.options.tokenizer_dir)
-    check_template(console, settings.asking, folders, [(request.name, request.prompt)])
+    check_template(console, settings.asking, folders, [(request.name, request.prompt, ANSWER)])
     with open_llm(settings, max_batch_size=1) as llm:
         _record_and_report(console, llm, request, settings)
 

@@ -20,7 +20,6 @@ from trtla.cli.shared.command import Command
 from trtla.cli.shared.model import (
     CorpusFlags,
     check_comparable,
-    check_end_id,
     check_model,
     check_template,
     is_trtllm,
@@ -37,7 +36,7 @@ from trtla.machine import process_rank
 from trtla.settings.drafting import NO_DRAFTER, refuse_texts
 from trtla.settings.fields import declared, flag_name, parsed
 from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead
-from trtla.settings.messages import Asking
+from trtla.settings.messages import Asking, Ending
 from trtla.settings.sampling import USUAL_LEN, BeamSettings, SamplingParams, UsualLength
 from trtla.settings.upstream.run import RUN
 
@@ -74,6 +73,11 @@ class RunFlags(CorpusFlags):
         section="Prompts",
         metavar="TEXT|@FILE",
         several=True,
+    )
+    continue_final_message: bool = opt.flag(
+        "Go on with the last message of the file's conversations, an assistant's, instead of "
+        "answering it.",
+        section="Prompts",
     )
     request_lookahead: tuple[Lookahead, ...] = opt.flag(
         "The requests' own triples, at most that of --lookahead, or auto: one for all prompts, or "
@@ -126,7 +130,7 @@ class RunFlags(CorpusFlags):
 @opt.length_flag(show_default=_LENGTH)
 @opt.sampling_flags
 @opt.processor_flag
-@opt.stop_flag
+@opt.stop_flags
 @opt.options_of(
     SamplingParams, "Sampling", only=("allotted_time_ms",), allotted_time_ms={"type": COUNT}
 )
@@ -173,7 +177,6 @@ def run(console: Console, /, **params: Any) -> None:
     with open_llm(flags) as llm:
         if not llm.is_leader:  # a serving rank of mpirun: leaving the block serves to the end
             return
-        check_end_id(llm)
         from trtla.cli.run.transcript import decode_and_report, search_and_report
 
         requests = _sized(llm, _as_messages(llm, requests))
@@ -196,7 +199,7 @@ def _requests(console: Console, flags: RunFlags) -> list[PromptRequest]:
         _announce_stdin(console)
     texts, file, triples = flags.input_text, flags.input_file, flags.request_lookahead
     how = (flags.sampling, triples, flags.options.drafter, flags.asking, flags.expected_output)
-    requests = gather(texts, file, *how)
+    requests = gather(texts, file, *how, Ending.of(flags.continue_final_message))
     if not flags.no_lookahead:
         return requests
     return [replace(request, lookahead=AUTOREGRESSIVE) for request in requests]
@@ -226,7 +229,7 @@ def _check(console: Console, flags: RunFlags, requests: Sequence[PromptRequest])
         raise refuse_texts(expecting[0], "an expected output")
     if flags.check_lossless:
         check_comparable([("--drafter", flags.options.drafter), *drafters])
-    prompts = [(r.name, r.prompt) for r in requests if not (r.is_chat or r.turn)]
+    prompts = [(r.name, r.prompt, r.ending) for r in requests if not (r.is_chat or r.turn)]
     check_template(console, flags.asking, (flags.engine_dir, flags.options.tokenizer_dir), prompts)
     return checked
 
@@ -330,7 +333,8 @@ def _excluded_sampling(sampling: SamplingParams) -> Iterator[tuple[str, str]]:
     if not sampling.greedy:
         yield "temperature", _DRAWN
     yield from ((name, _OWN_ROWS) for name in sampling.beyond)
-    if sampling.stop:
-        yield "stop", "a beam ends with an end token or --max-output-len"
+    for name in ("stop", "stop_token_ids"):
+        if getattr(sampling, name):
+            yield name, "a beam ends with an end token or --max-output-len"
     if sampling.allotted_time_ms is not None:
         yield "allotted_time_ms", "a search is not cut short"

@@ -26,7 +26,7 @@ from trtla.results.run import (
     warm_up,
 )
 from trtla.runtime.stats import COUNTERS
-from trtla.settings.messages import is_conversation
+from trtla.settings.messages import is_conversation, joined
 
 if TYPE_CHECKING:
     from trtla.llm.llm import LLM, Chunk, Completion, Piece
@@ -183,8 +183,8 @@ def _shown(prompt: Prompt) -> str:
     if not is_conversation(prompt):
         return " ".join(map(str, prompt))
     if len(prompt) == 1:
-        return str(prompt[0]["content"])
-    return "\n".join(f"{one['role']}: {one['content']}" for one in prompt)
+        return joined(prompt[0]["content"])
+    return "\n".join(f"{one['role']}: {joined(one['content'])}" for one in prompt)
 
 
 def table_row(name: object, totals: Metrics) -> list[object]:

@@ -39,7 +39,7 @@ from trtla.settings.lookahead import (
     check_request,
     refuse_auto,
 )
-from trtla.settings.messages import Asking, Messages, is_conversation
+from trtla.settings.messages import ANSWER, Asking, Ending, Messages, is_conversation
 from trtla.settings.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -153,18 +153,6 @@ def with_own_type(values: dict[str, Any]) -> dict[str, Any]:
     return {**values, "dtype": "auto" if values["dtype"] == own else values["dtype"]}
 
 
-def check_end_id(llm: LLM) -> None:
-    """Refuse an end id of TensorRT-LLM's --end_id that does not end the model's texts."""
-    asked = taken(click.get_current_context()).get("end_id")
-    known = sorted(llm.end_ids)
-    if asked is not None and asked not in map(str, known):
-        raise UsageError(
-            f"end_id {asked} is none of the ids that end this model's texts: "
-            f"{', '.join(map(str, known)) or 'it has none'}",
-            "omit it, or write it into eos_token_id of the model's generation_config.json",
-        )
-
-
 def check_batch_size(engine_dir: str, batch_size: int) -> None:
     """Check a batch size against the engine's; a Hugging Face folder takes any."""
     engine = _engine(engine_dir)
@@ -264,8 +252,9 @@ def check_drafters(
     if options is not None:
         place = (options.draft_device, options.draft_dtype)
         check_draft_place(*place, bool(models), engine_dir if trtllm else None)
+    tokenizer = None if options is None else options.tokenizer_dir
     for path in models:
-        check_vocabulary(path, Path(engine_dir))
+        check_vocabulary(path, Path(engine_dir), tokenizer)
     return models
 
 
@@ -279,19 +268,17 @@ def check_comparable(drafters: Named[DrafterSettings]) -> None:
             )
 
 
-def check_vocabulary(path: str, target: Path) -> None:
-    """Raise `UsageError` where a draft model is not there, or has another vocabulary."""
+def check_vocabulary(path: str, target: Path, tokenizer: str | Path | None = None) -> None:
+    """Raise `UsageError` where a draft model is not there, or has another tokenizer."""
     from trtla.formats.gguf.folder import model_folder
     from trtla.formats.hf_config import check_same_kind
+    from trtla.llm.vocabulary import Vocabulary, check_same
 
     draft = model_folder(path)
     check_same_kind(draft, target)
-    ours, theirs = _vocab_size(draft), _vocab_size(target)
-    if ours != theirs:
-        raise UsageError(
-            f"the draft model {path} has {ours} tokens, the model {target} has {theirs}",
-            "use a draft model with the same tokenizer",
-        )
+    folder = target if tokenizer is None else model_folder(tokenizer)
+    theirs = Vocabulary(str(target), _vocab_size(target), folder)
+    check_same(Vocabulary(path, _vocab_size(draft), draft), theirs)
 
 
 def _vocab_size(folder: Path) -> int:
@@ -312,18 +299,25 @@ ADVICE = "note: this model has a chat template; use --chat to ask it as a chat"
 
 
 def check_template(
-    console: Console, asking: Asking, folders: Folders, prompts: Named[object]
+    console: Console,
+    asking: Asking,
+    folders: Folders,
+    prompts: Iterable[tuple[str, object, Ending]],
 ) -> None:
     """Fill in the chat template with every conversation; advise --chat where texts go without."""
     named = list(prompts)
-    chats = [(name, prompt) for name, prompt in named if is_conversation(prompt)]
+    chats = [(name, prompt, end) for name, prompt, end in named if is_conversation(prompt)]
     folder = tokenizer_dir(Path(folders[1] or folders[0]))
     if folder is None:
         return
     if may_have_chat_template(folder):
         if chats:
             _fill_in(folder, chats)
-        if asking.chat is None and not process_rank() and any(isinstance(p, str) for _, p in named):
+        if (
+            asking.chat is None
+            and not process_rank()
+            and any(isinstance(p, str) for _, p, _ in named)
+        ):
             console.note(ADVICE)
     elif chats:
         raise no_chat_template(folder)
@@ -333,18 +327,18 @@ def check_texts(
     console: Console, asking: Asking, folders: Folders, *, any_texts: bool = True
 ) -> None:
     """`check_template` for texts that all become the same messages, if there are any."""
-    prompts = [("--chat", asking.prompt("text"))] if any_texts or asking.chat else []
+    prompts = [("--chat", asking.prompt("text"), ANSWER)] if any_texts or asking.chat else []
     check_template(console, asking, folders, prompts)
 
 
-def _fill_in(folder: Path, chats: list[tuple[str, Messages]]) -> None:
+def _fill_in(folder: Path, chats: list[tuple[str, Messages, Ending]]) -> None:
     with loading():
         from trtla.llm.text import Tokenizer
 
         tokenizer = Tokenizer(folder)
-        for name, messages in chats:
+        for name, messages, ending in chats:
             try:
-                tokenizer.chat_text(messages)
+                tokenizer.chat_text(messages, ending)
             except UsageError as error:
                 raise UsageError(f"{name}: {error.message}", error.hint) from None
 

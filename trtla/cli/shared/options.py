@@ -180,7 +180,7 @@ def _flag(one: Declared, section: str, other: Mapping[str, Any]) -> Decorator:
     names = (f"-{about.short}", flag) if about.short else (flag,)
     if about.metavar is not None:
         arguments = {"metavar": about.metavar, **arguments}
-    if one.is_texts and not about.commas:
+    if one.is_ids or (one.is_texts and not about.commas):
         return several(*names, **arguments)
     if one.default is None:
         arguments = {"show_default": about.shown or False, **arguments}
@@ -192,6 +192,8 @@ def _type(one: Declared) -> dict[str, Any]:
         return {"type": values.NAMES, "default": ",".join(one.default)}
     if one.is_texts:
         return {"type": values.TEXT}
+    if one.is_ids:
+        return {"type": click.INT}
     if one.is_biases:
         return {"type": values.BiasesType(), "default": "none"}
     if one.choices:
@@ -276,7 +278,7 @@ def length_flag(**other: Any) -> Decorator:
     return options_of(SamplingParams, "Sampling", only=("max_output_len",), max_output_len=length)
 
 
-ENDS = ("max_output_len", "stop", "allotted_time_ms")
+ENDS = ("max_output_len", "stop", "stop_token_ids", "allotted_time_ms")
 """Settings that say where a text ends."""
 _BASIC: dict[str, Any] = {"basic": True}
 sampling_flags = options_of(
@@ -287,7 +289,8 @@ filter_flags = options_of(SamplingParams, "Sampling", only=("top_k", "top_p"))
 """Which tokens may be drawn."""
 beyond_flags = options_of(SamplingParams, "Sampling", only=BEYOND)
 """min_p, penalties and biases."""
-stop_flag = options_of(SamplingParams, "Sampling", only=("stop",))
+stop_ids_flag = options_of(SamplingParams, "Sampling", only=("stop_token_ids",))
+stop_flags = stack(options_of(SamplingParams, "Sampling", only=("stop",)), stop_ids_flag)
 
 chat_flags = options_of(Asking, "Prompts", chat=_BASIC)
 """Whether texts are asked in the chat template."""

@@ -8,14 +8,14 @@ token is drawn as the target draws, with the same noise, so that two equal model
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy import ndarray
 
-from trtla.errors import UsageError, trtllm_cannot
+from trtla.errors import trtllm_cannot
 from trtla.runtime.device import Device, resolve_device
 from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, NoDrafter, alike
 from trtla.runtime.limits import MAX_CHUNK, ExecutorLimits
@@ -24,7 +24,7 @@ from trtla.runtime.models.kv_cache import CacheNeed, KVCache, block_bytes
 from trtla.runtime.models.load import load_engine, model_dtype
 from trtla.runtime.request import NO_TOKEN, Request
 from trtla.runtime.sampling.draw import log_softmax, probabilities
-from trtla.runtime.sampling.logits import Logits, host_rows, on_host
+from trtla.runtime.sampling.logits import Logits, fitted, host_rows, on_host
 from trtla.runtime.sampling.predict import predict
 from trtla.runtime.sequence import Feed
 from trtla.runtime.sequence import Sequence as Sequence_
@@ -95,7 +95,7 @@ class DraftModelDrafter(Drafter):
         self.choice: GammaChoice | None = None
         """The policy's, for this step; None: not yet."""
         self._group = group
-        self._text = list(request.input_ids)
+        self._text = group.known(request.input_ids)
         self._end = len(self._text) + request.sampling.max_output_len
 
     @property
@@ -130,7 +130,7 @@ class DraftModelDrafter(Drafter):
             step = DraftStep(self.choice, len(self.drafted), accepted)
             self.steps.append(step)
             self._group.totals.add(step)
-        self._text += committed
+        self._text += self._group.known(committed)
         self.sequence.num_cached = min(kept, len(self._text) - 1)
         self.drafted, self.draft_probs, self.choice = [], [], None
         self._group.due[self] = None
@@ -167,8 +167,9 @@ class DraftModelDrafters:
         model: the draft model.
         cache: its own K/V cache; a request that finds no place in it is not drafted for.
         settings: fixed gamma or EGAG, for requests that say nothing else.
-        limits: those of the target's executor, whose vocabulary is the draft model's.
+        limits: those of the target's executor.
         totals: where its steps are counted; its own unless given.
+        vocab_size: rows of its embedding; None: as many as the target's has.
     """
 
     def __init__(
@@ -178,8 +179,10 @@ class DraftModelDrafters:
         settings: DrafterSettings,
         limits: ExecutorLimits,
         totals: DraftTotals | None = None,
+        vocab_size: int | None = None,
     ) -> None:
         self.cache = cache
+        self._vocab_size = vocab_size or limits.vocab_size
         self.totals = totals or DraftTotals()
         self._forward = model.step_forward(cache, draft_limits(limits), STEP_SIZES)
         self._row_sampler = model.row_sampler
@@ -193,6 +196,10 @@ class DraftModelDrafters:
         """The drafter of a request, which may bring its own gamma or EGAG."""
         own = settings or self._settings
         return DraftModelDrafter(self, request, own, self._limits.vocab_size)
+
+    def known(self, ids: Sequence[int]) -> list[int]:
+        """Ids as this model reads them: those of padding that it has not are its last one."""
+        return [min(token, self._vocab_size - 1) for token in ids]
 
     def forget(self, drafter: DraftModelDrafter) -> None:
         """Release a drafter's blocks; it is never drafted for again."""
@@ -213,7 +220,7 @@ class DraftModelDrafters:
         first = True
         while drafting:
             feeds = [drafter.feed() for drafter in drafting]
-            logits = self._forward(feeds).logits
+            logits = fitted(self._forward(feeds).logits, self._limits.vocab_size)
             self.totals.forwards += 1
             if first:
                 _choose_gammas(drafting, logits)
@@ -282,6 +289,7 @@ class LoadedDraft:
     block_bytes: int
     """Of a block of its cache."""
     device: Device
+    vocab_size: int
 
     def need(self, limits: ExecutorLimits, usual_seq_len: int | None = None) -> CacheNeed:
         """What it needs to draft for a target with these limits."""
@@ -294,26 +302,17 @@ class LoadedDraft:
     ) -> DraftModelDrafters:
         """What makes drafters, with a cache of its own; arguments as of `DraftModelDrafters`."""
         cache = self.model.new_cache(num_blocks + SPARE_BLOCKS)
-        return DraftModelDrafters(self.model, cache, limits.drafter, limits, totals)
+        how = (limits.drafter, limits, totals, self.vocab_size)
+        return DraftModelDrafters(self.model, cache, *how)
 
 
-def check_draft_engines(engines: Mapping[str, Engine], vocab_size: int) -> None:
-    """Refuse what cannot draft for a target, before anything is loaded.
-
-    Args:
-        engines: by the path that `draft:PATH` names.
-        vocab_size: the target's.
+def check_draft_engines(engines: Iterable[Engine]) -> None:
+    """Refuse what cannot draft, before anything is loaded.
 
     Raises:
-        UsageError: the vocabularies differ, or an engine is TensorRT-LLM's.
+        UsageError: an engine is TensorRT-LLM's.
     """
-    for engine in engines.values():
-        own = engine.config.pretrained_config.vocab_size
-        if own != vocab_size:
-            raise UsageError(
-                f"the draft model has {own} tokens, the model {vocab_size}",
-                "use a draft model with the same tokenizer",
-            )
+    for engine in engines:
         if engine.backend == "tensorrt-llm":
             raise trtllm_cannot(
                 engine.name,
@@ -340,4 +339,5 @@ def load_draft_model(
     checkpoint, on = engine.config.pretrained_config, resolve_device(device, "--draft-device")
     arithmetic = model_dtype(dtype, checkpoint, on)
     model = load_engine(engine, arithmetic, on)
-    return LoadedDraft(model, block_bytes(checkpoint, model.cache_type), on)
+    block = block_bytes(checkpoint, model.cache_type)
+    return LoadedDraft(model, block, on, checkpoint.vocab_size)

@@ -69,7 +69,7 @@ def open_torch_executor(
     draft_dtype = options.draft_dtype or options.dtype
     if draft_engines:
         resolve_device(draft_device, "--draft-device")  # what is wrong is said before it loads
-    check_draft_engines(draft_engines, checkpoint.vocab_size)
+    check_draft_engines(draft_engines.values())
     ranks = None if world is None else _ranks(world, engine, options, limits, arithmetic, on)
     split = None if ranks is None else ranks.split
     model = load_engine(engine, arithmetic, on, options.kv_cache_dtype, split)

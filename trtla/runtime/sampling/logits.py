@@ -6,9 +6,11 @@ arrays. Nothing here imports torch: what is given decides.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Union
 
+import numpy as np
 from numpy import ndarray
 
 if TYPE_CHECKING:
@@ -36,6 +38,21 @@ def on_device(logits: Logits) -> Tensor:
 def host_rows(logits: Logits, rows: Sequence[int]) -> ndarray:
     """A copy of some rows, [rows, vocab]."""
     return on_host(logits[list(rows)])
+
+
+def fitted(logits: Logits, vocab_size: int) -> Logits:
+    """The rows for a vocabulary of another size: what they have not is improbable."""
+    rows, own = logits.shape
+    if own == vocab_size:
+        return logits
+    kept = min(own, vocab_size)
+    if isinstance(logits, ndarray):
+        found = np.full((rows, vocab_size), -np.inf, logits.dtype)
+        found[:, :kept] = logits[:, :kept]
+        return found
+    wide = logits.new_full((rows, vocab_size), -math.inf)
+    wide[:, :kept] = logits[:, :kept]
+    return wide
 
 
 def write(logits: Logits, places: tuple[ndarray, ndarray], numbers: ndarray) -> None:

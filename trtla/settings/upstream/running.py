@@ -65,7 +65,7 @@ SAMPLING = (
             "use --repetition-penalty on a torch engine",
         ),
     ),
-    Theirs("end_id", Needless("taken if it is one of the model's end ids, which all count")),
+    Theirs("end_id", Accepted("stop_token_ids", "beside the model's own end ids, which all count")),
 )
 MODEL = (
     Theirs(

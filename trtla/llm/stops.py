@@ -1,0 +1,68 @@
+"""Stop texts, which may name control tokens.
+
+Control tokens are in no text, but each has a place in it: `\\n<|im_start|>user` ends a text where
+that token comes behind a newline and before `user`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+Place = tuple[int, int]
+"""How many characters are before a control token, and its id."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopText:
+    """Stretches of text, a control token between each two; a text without any is one."""
+
+    texts: tuple[str, ...]
+    tokens: tuple[int, ...] = ()
+
+    def find(self, text: str, places: Sequence[Place], start: int) -> int | None:
+        """Where it is in a text, at `start` or behind it.
+
+        Args:
+            places: of the control tokens in the text, in order.
+        """
+        if not self.tokens:
+            at = text.find(self.texts[0], start)
+            return None if at < 0 else at
+        number = len(self.tokens)
+        ends = range(number, len(places) + 1)
+        found = (self._begin(text, places[end - number : end], whole=True) for end in ends)
+        return next((at for at in found if at is not None and at >= start), None)
+
+    def opens(self, text: str, places: Sequence[Place]) -> int:
+        """From where on the end of a text may become it; the text's length: from nowhere."""
+        counts = range(1, min(len(self.tokens), len(places)) + 1)
+        found = (self._begin(text, places[-count:], whole=False) for count in counts)
+        first = self.texts[0]
+        lengths = range(min(len(first), len(text)), 0, -1)
+        shared = next((one for one in lengths if text.endswith(first[:one])), 0)
+        return min((at for at in found if at is not None), default=len(text) - shared)
+
+    def _begin(self, text: str, places: Sequence[Place], *, whole: bool) -> int | None:
+        """Where it begins, if its first control tokens are at these places.
+
+        Args:
+            whole: it is there to its end, not only as far as the text goes.
+        """
+        count, begin = len(places), places[0][0] - len(self.texts[0])
+        edges = [*(at for at, _ in places), len(text)]
+        *inside, last = (text[a:b] for a, b in pairwise(edges))
+        own = self.texts[count]
+        fits = (
+            tuple(token for _, token in places) == self.tokens[:count]
+            and text.startswith(self.texts[0], max(begin, 0))
+            and tuple(inside) == self.texts[1:count]
+            and (last.startswith(own) if whole else own.startswith(last))
+        )
+        return begin if fits and begin >= 0 else None
+
+
+def as_stop_texts(stop: Sequence[str]) -> tuple[StopText, ...]:
+    """Stop texts in which nothing is a control token."""
+    return tuple(StopText((text,)) for text in stop)
