@@ -122,10 +122,12 @@ def test_templates_without_a_default_are_refused_with_what_helps(own: Path) -> N
 def test_more_templates_go_along_into_an_engine(own: Path, tmp_path: Path) -> None:
     (own / "additional_chat_templates").mkdir()
     for name in ("default", "tools"):
-        (own / "additional_chat_templates" / f"{name}.jinja").write_text(name)
+        (own / "additional_chat_templates" / f"{name}.jinja").write_text(
+            f"{name}: {{{{ messages[0].content }}}}"
+        )
     trtla("build", "--checkpoint-dir", own, "--output-dir", tmp_path / "engine")
     messages = [{"role": "user", "content": "a"}]
-    assert Tokenizer(tmp_path / "engine").chat_text(messages) == "default"
+    assert Tokenizer(tmp_path / "engine").chat_text(messages) == "default: a"
 
 
 def test_tensors_beside_the_model_are_a_note(

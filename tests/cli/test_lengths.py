@@ -155,7 +155,7 @@ def test_memory_shortens_texts_and_says_so(
         with pytest.raises(PromptTooLong, match=r"cpu has 0\.0 GiB .* at 0\.5 KiB a token"):
             llm.generate([[7] * (fit + 1)])
         assert len(llm.generate([[7] * (fit - 8)])[0].output_ids) == 8
-    with pytest.raises(TrtlaError, match="open the model with a smaller --max-seq-len"):
+    with pytest.raises(TrtlaError, match="open the model with a smaller max_seq_len"):
         LLM(long_model, dtype="float32", max_seq_len=LONG)
     monkeypatch.setattr(kv_cache, "_free_bytes", lambda device: 200 * token)
     with pytest.raises(TrtlaError, match="one sequence may need 5083"):

@@ -25,7 +25,7 @@ def test_a_chat_goes_on_with_what_the_library_has(
         "chat", "--engine-dir", engine, "--tokenizer-dir", tiny_model, "--lookahead", "4,4,4",
         stdin=lines,
     )  # fmt: skip
-    assert ran.code == 0, ran.err
+    assert ran.code == 2, ran.err  # of the refused lines
     errors = [line for line in ran.err.splitlines() if line.startswith("error: ")]
     assert len(errors) == 3
     for error, part in zip(errors, ("greedy only", "auto", "makes its drafts itself"), strict=True):

@@ -69,7 +69,7 @@ def test_a_smaller_max_seq_len_than_the_engines_limits_requests(engine: Engines)
         assert (executor.limits.max_input_len, executor.limits.max_text_len) == (39, 40)
         with pytest.raises(UsageError) as refusal:
             executor.submit(request(0, tuple(range(40))))
-        assert "open the model with a larger --max-seq-len, at most 128" in str(refusal.value)
+        assert "open the model with a larger max_seq_len, at most 128" in str(refusal.value)
         executor.submit(request(1, tuple(range(24))))
         assert drain(executor)[1].finish_reason == "length"
     with pytest.raises(UsageError, match="max_seq_len 129 is above the 128 that"):

@@ -83,7 +83,7 @@ def test_a_setting_of_another_type_is_named(name: str, value: Any) -> None:
         (lambda: DrafterSettings(ema=None), "ema"),
         (lambda: DrafterSettings(drafter=(3,)), "drafter"),
         (lambda: DrafterSettings(drafter=None), "drafter"),
-        (lambda: DraftOptions(cells=2), "lookahead_cells"),
+        (lambda: DraftOptions(cells=2), "cells"),
         (lambda: BeamSettings(num_beams="4"), "num_beams"),
         (lambda: BeamSettings(length_penalty="1"), "length_penalty"),
     ],
