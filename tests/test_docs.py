@@ -72,7 +72,7 @@ def python(page: str) -> list[str]:
 
 def arguments(line: str) -> list[str]:
     """A command's words after `trtla`, up to what the shell takes."""
-    words = shlex.split(line, comments=True)
+    words = shlex.split(os.path.expandvars(line), comments=True)
     words = words[words.index("trtla") + 1 :]
     end = next((i for i, word in enumerate(words) if word in SHELL), len(words))
     return words[:end]
@@ -179,6 +179,7 @@ def page(
         (tmp_path / name).symlink_to(tiny_llama)
     (tmp_path / "articles.jsonl").symlink_to(tiny_llama.parent / "articles.jsonl")
     (tmp_path / "model.gguf").symlink_to(gguf_file)
+    monkeypatch.setenv("M", "model.gguf")
     requests = next(text for _, text in blocks("docs/batch.md") if text.startswith("{"))
     (tmp_path / "requests.jsonl").write_text(requests)
     (user_cache() / "chat_model").unlink(missing_ok=True)  # of another page's folder

@@ -162,6 +162,14 @@ def test_memory_shortens_texts_and_says_so(
         LLM(long_model, dtype="float32")
 
 
+def test_free_memory_is_looked_at_once(long_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody else takes some of it meanwhile."""
+    token, free = 2 * 2 * 2 * 16 * 4, iter(range(3000, 0, -100))
+    monkeypatch.setattr(kv_cache, "_free_bytes", lambda device: next(free) * token)
+    with LLM(long_model, dtype="float32") as llm:
+        assert 2800 < llm.limits.max_text_len < 3000
+
+
 def test_lengths_in_python(long_model: Path, engine: Path) -> None:
     for model, most in ((long_model, LONG), (engine, 256)):
         with LLM(model, max_seq_len=100) as llm:

@@ -103,6 +103,30 @@ def test_a_question_that_is_not_in_the_prompt_is_refused(name) -> None:
         assert conversations(LOSING[name]).text(blank, ANSWER)
 
 
+def test_a_question_that_only_another_message_has_is_not_there() -> None:
+    said = "Be a friend to every cat."
+    talk = [{"role": "system", "content": said}, {"role": "user", "content": said}]
+    with pytest.raises(UsageError, match=r"leaves out messages\[1\]"):
+        conversations("{{ messages[0].content }}").text(talk, ANSWER)
+    assert conversations(CHATML).text(talk, ANSWER).count(said) == 2
+
+
+@pytest.mark.parametrize("raising", [False, True])
+def test_a_long_talk_costs_few_trials(raising) -> None:
+    """One request does not keep a server's templates busy."""
+    few = "{% if messages | length < 9 %}{{ raise_exception('short') }}{% endif %}"
+    template = ChatTemplate(few * raising + WRITING["quoting"], {})
+    trials = []
+
+    def fill(messages, add):
+        trials.append(len(messages))
+        return template.render(messages, add)
+
+    talk = [{"role": ("user", "assistant")[i % 2], "content": f"a\n{i}"} for i in range(201)]
+    assert Conversations(fill).text(talk, ANSWER).count("a") == 201
+    assert len(trials) < 12
+
+
 BEGUN = [*TALK[:2], {"role": "assistant", "content": "  The cat sat \n"}]
 
 
@@ -118,6 +142,20 @@ def test_an_answer_that_was_begun_goes_on_as_in_transformers(template) -> None:
             shown, chat_template=template, tokenize=False, continue_final_message=True
         )
         assert conversations(template).text(begun, CONTINUED) == expected
+
+
+@pytest.mark.parametrize("said", ["", " \n"])
+def test_an_answer_that_was_begun_with_nothing_begins_as_any(said) -> None:
+    for template in (LLAMA_3, LOOP + HEAD + "{{ m.content | trim }}" + END + ASKED):
+        talk = conversations(template)
+        begun = [*TALK[:2], {"role": "assistant", "content": said}]
+        assert talk.text(begun, CONTINUED) == talk.text(TALK[:2], ANSWER)
+
+
+def test_a_template_that_writes_the_last_text_twice_cannot_go_on() -> None:
+    twice = conversations(CHATML + "{{ messages[-1].content }}")
+    with pytest.raises(UsageError, match="can then not be continued"):
+        twice.text(BEGUN, CONTINUED)
 
 
 def test_a_last_text_that_the_template_changes_cannot_go_on() -> None:

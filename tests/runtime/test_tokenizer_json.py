@@ -21,6 +21,7 @@ from tests.support.models import Variant, make_model, save_model
 from tests.support.tokenizer_kinds import KINDS, PRE, TEXTS, gguf_keys, save_kind
 from trtla.errors import UsageError
 from trtla.formats.folder import copy_side_files
+from trtla.formats.special_tokens import end_tokens
 from trtla.llm import other_reading
 from trtla.llm.reading import reading_notes
 from trtla.llm.text import Tokenizer
@@ -248,3 +249,19 @@ def gives_way(work):
     finally:
         sys.setswitchinterval(before)
         working.join()
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"added_tokens_decoder": {"\u00b2": {"content": "<x>", "special": True}}},
+        {"additional_special_tokens": 5},
+        {"extra_special_tokens": True},
+        {"additional_special_tokens": "<x>"},
+    ],
+)
+def test_odd_lists_of_tokens_say_nothing(keys, folder):
+    ids = Tokenizer(folder).encode("def <x>")
+    change(folder / CONFIG, eos_token="<y>", **keys)
+    assert Tokenizer(folder).encode("def <x>") == ids
+    assert end_tokens(folder) == end_tokens(folder, find=Tokenizer(folder).token_id)

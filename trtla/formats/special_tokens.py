@@ -113,13 +113,18 @@ def _finder(folder: Path) -> FindToken:
     """Looks tokens up as JSON; the long file is read where the short one has not the token."""
 
     def find(name: str) -> int | None:
-        listed = json_object(folder / TOKENIZER_CONFIG).get("added_tokens_decoder")
-        tokens = listed.items() if isinstance(listed, dict) else ()
-        named = (int(key) for key, one in tokens if token_name(one) == name and key.isdigit())
-        found = next(named, None)
+        tokens = listed_tokens(json_object(folder / TOKENIZER_CONFIG)).items()
+        found = next((number for number, one in tokens if token_name(one) == name), None)
         return found if found is not None else next(_in_vocabulary(folder, name), None)
 
     return find
+
+
+def listed_tokens(config: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    """The added tokens of a tokenizer's config, by id; what is no such list says nothing."""
+    listed = config.get("added_tokens_decoder")
+    items = listed.items() if isinstance(listed, dict) else ()
+    return {int(key): one for key, one in items if key.isdecimal() and isinstance(one, dict)}
 
 
 def _in_vocabulary(folder: Path, name: str) -> Iterator[int]:

@@ -49,14 +49,11 @@ class Conversations:
         """
         ending.check(messages)
         text = self.filled_in(messages, ending)
-        asked = [place for place, one in enumerate(messages) if one["role"] == "user"]
-        for place in asked:
-            if not self._is_there(messages, place, ending, text, is_question=place == asked[-1]):
-                raise UsageError(
-                    f"the model's chat template leaves out messages[{place}] (user)",
-                    "give messages that it takes, or go on without it: --no-chat, in a chat "
-                    "/chat off",
-                )
+        if (place := self._left_out(messages, ending, text)) is not None:
+            raise UsageError(
+                f"the model's chat template leaves out messages[{place}] (user)",
+                "give messages that it takes, or go on without it: --no-chat, in a chat /chat off",
+            )
         return text
 
     def filled_in(self, messages: Messages, ending: Ending) -> str:
@@ -71,9 +68,9 @@ class Conversations:
         own = part_texts(messages[-1]["content"])[-1]
         marked = [*messages[:-1], with_text(messages[-1], -1, f"{own}{mark} ")]
         text, found, rest = self._fill(self._adapted(marked), False).rpartition(mark)
-        if not rest.startswith(" "):
-            text = text.rstrip()
-        if not found or not text.rstrip().endswith(own.strip()):
+        if own.strip() and not rest.startswith(" "):
+            text = text.removesuffix(own[len(own.rstrip()) :])
+        if not found or mark in text or not text.rstrip().endswith(own.strip()):
             raise UsageError(
                 "the model's chat template changes the last message, which can then not be "
                 "continued",
@@ -92,13 +89,13 @@ class Conversations:
         return joined(content)
 
     def _takes(self, role: str) -> tuple[bool, bool]:
-        """Whether a role's contents may be texts, and whether parts; tried once for each role."""
+        """Whether a role's contents may be texts, and whether parts; tried once for each role.
+
+        Neither: the template wants other messages beside this one, or none of this role.
+        """
         if role not in self._taken:
             parts = [{**text_part(_WORD), _STRAY: ""}]
-            taken = self._writes(role, _WORD), self._writes(role, parts)
-            if not any(taken):  # it wants other messages beside this one, or none of this role
-                return taken
-            self._taken[role] = taken
+            self._taken[role] = self._writes(role, _WORD), self._writes(role, parts)
         return self._taken[role]
 
     def _writes(self, role: str, content: Content) -> bool:
@@ -115,25 +112,33 @@ class Conversations:
             return False
         return _WORD in text and _STRAY not in text
 
-    def _is_there(
-        self, messages: Messages, place: int, ending: Ending, text: str, *, is_question: bool
-    ) -> bool:
-        """Whether a message is in the prompt, whatever the template does to texts.
+    def _left_out(self, messages: Messages, ending: Ending, text: str) -> int | None:
+        """The place of a user's message that is not in the prompt, whatever is done to texts there.
 
-        A text that is not found as it is counts where other letters in its place make another
-        prompt. If the trials have not shown that contents are written, either half has to count.
+        One that is not found as it is counts where other letters in its place make another prompt;
+        if the trials have not shown that contents are written, either half has to count. The last
+        question is tried on its own, earlier ones together: few trials, however long the talk.
         """
-        message, known = messages[place], any(self._takes("user"))
-        for part, own in enumerate(part_texts(message["content"])):
-            core = own.strip()
-            if core in text and (len(core) >= _SURE or not is_question):
-                continue
-            for other in filter(None, [_others(core)] if known else _halves_changed(core)):
-                changed = with_text(message, part, own.replace(core, other, 1))
-                others = [*messages[:place], changed, *messages[place + 1 :]]
-                if self._tried(others, ending) == text:
-                    return False
-        return True
+        asked = [place for place, one in enumerate(messages) if one["role"] == "user"]
+        contents = [part_texts(message["content"]) for message in messages]
+        question = [place for place in asked[-1:] if not _is_surely_there(contents, place, text)]
+        earlier = [place for place in asked[:-1] if not _is_there(contents[place], text)]
+        for places in (question, earlier):
+            for changed in self._changed(messages, places):
+                if self._tried(changed, ending) == text:
+                    return places[0]
+        return None
+
+    def _changed(self, messages: Messages, places: list[int]) -> Iterator[Messages]:
+        """The messages with other letters at some places."""
+        known = any(self._takes("user"))
+        for change in (_others,) if known else (_others_first, _others_last):
+            changed = [*messages]
+            for place in places:
+                for part, own in enumerate(part_texts(messages[place]["content"])):
+                    changed[place] = with_text(changed[place], part, _with_core(own, change))
+            if changed != [*messages]:
+                yield changed
 
     def _tried(self, messages: Messages, ending: Ending) -> str | None:
         try:
@@ -144,12 +149,38 @@ class Conversations:
             return None
 
 
-def _halves_changed(text: str) -> Iterator[str]:
-    """The text with other letters in one half of it, then in the other half."""
+def _core(text: str) -> str:
+    """What templates leave of a text that they strip."""
+    return text.strip()
+
+
+def _is_there(content: list[str], text: str) -> bool:
+    return all(_core(part) in text for part in content)
+
+
+def _is_surely_there(contents: list[list[str]], place: int, text: str) -> bool:
+    """Whether a message's texts are in the prompt as they are, and not from elsewhere."""
+    others = [one for at, texts in enumerate(contents) if at != place for one in texts]
+    cores = filter(None, map(_core, contents[place]))
+    return all(
+        len(core) >= _SURE and text.count(core) > sum(one.count(core) for one in others)
+        for core in cores
+    )
+
+
+def _with_core(text: str, change: Callable[[str], str]) -> str:
+    core = _core(text)
+    return text.replace(core, change(core), 1) if core else text
+
+
+def _others_first(text: str) -> str:
     middle = len(text) // 2
-    for first, last in ((text[:middle], ""), ("", text[middle:])):
-        if first + last:
-            yield _others(first) + text[len(first) : len(text) - len(last)] + _others(last)
+    return _others(text[:middle]) + text[middle:]
+
+
+def _others_last(text: str) -> str:
+    middle = len(text) // 2
+    return text[:middle] + _others(text[middle:])
 
 
 def _others(text: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from trtla.errors import UsageError, first_line
 from trtla.files import refuse_stand_in
-from trtla.formats.special_tokens import said_by, token_name
+from trtla.formats.special_tokens import listed_tokens, said_by, token_name
 
 FILE = "tokenizer.json"
 
@@ -63,7 +63,7 @@ def _add_special_tokens(tokenizer: Any, config: dict[str, Any]) -> None:
     """
     from tokenizers import AddedToken
 
-    for number, token in sorted(_listed(config).items()):
+    for number, token in sorted(listed_tokens(config).items()):
         if number == tokenizer.get_vocab_size(with_added_tokens=True):
             how = {name: value for name, value in token.items() if not name.startswith("__")}
             tokenizer.add_tokens([AddedToken(**how)])
@@ -77,21 +77,13 @@ def _add_special_tokens(tokenizer: Any, config: dict[str, Any]) -> None:
         tokenizer.add_special_tokens([made])
 
 
-def _listed(config: dict[str, Any]) -> dict[int, dict[str, Any]]:
-    """The added tokens of a config, by id."""
-    listed = config.get("added_tokens_decoder")
-    items = listed.items() if isinstance(listed, dict) else ()
-    return {int(key): one for key, one in items if key.isdigit() and isinstance(one, dict)}
-
-
 def _special_tokens(config: dict[str, Any]) -> Iterator[str]:
     """All names that the config has for special tokens."""
-    listed = (one for one in _listed(config).values() if one.get("special"))
+    listed = (one for one in listed_tokens(config).values() if one.get("special"))
     yield from filter(None, map(token_name, listed))
-    extra = [config.get("additional_special_tokens"), config.get("extra_special_tokens")]
-    for more in extra:
-        tokens = more.values() if isinstance(more, dict) else more or ()
-        yield from filter(None, map(token_name, tokens))
+    for more in map(config.get, ("additional_special_tokens", "extra_special_tokens")):
+        tokens = list(more.values()) if isinstance(more, dict) else more
+        yield from filter(None, map(token_name, tokens if isinstance(tokens, list) else ()))
     named = (value for name, value in config.items() if name.endswith("_token"))
     yield from filter(None, map(token_name, named))
 
@@ -126,7 +118,7 @@ def _frame_of_file(tokenizer: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
         if one.get("type") == "TemplateProcessing":
             ids = {key: tuple(each["tokens"]) for key, each in one["special_tokens"].items()}
             parts = [ids.get(part.get("SpecialToken", {}).get("id")) for part in one["single"]]
-            at = parts.index(None)
+            at = parts.index(None) if None in parts else len(parts)
             before, after = (sum(filter(None, side), ()) for side in (parts[:at], parts[at:]))
         elif one.get("type") in ("RobertaProcessing", "BertProcessing"):
             before, after = (one["cls"][0],), (one["sep"][0],)

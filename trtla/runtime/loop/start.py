@@ -28,6 +28,7 @@ from trtla.runtime.models.cpu.llama import NativeLlama
 from trtla.runtime.models.forward import SPARE_BLOCKS, Model
 from trtla.runtime.models.kv_cache import (
     CacheNeed,
+    Place,
     block_bytes,
     cache_blocks,
     free_bytes,
@@ -83,9 +84,10 @@ def open_torch_executor(
     shard = checkpoint if split is None else shard_config(checkpoint, split.world.place.size)
     block = block_bytes(shard, model.cache_type)
     needs = partial(_needs, engine, _Placed(model, block, on), drafts.values())
+    free = free_bytes(needs(limits), 1 if ranks is None else ranks.on_machine)
     if engine.is_in_memory and options.max_seq_len is None:
-        limits = _within_memory(limits, needs, ranks)
-    blocks, *draft_blocks = cache_blocks(needs(limits), limits.max_batch_size, _on_machine(ranks))
+        limits = _within_memory(limits, needs, free, ranks)
+    blocks, *draft_blocks = cache_blocks(needs(limits), limits.max_batch_size, free)
     if ranks is not None:
         blocks = min(ranks.world.gather(blocks))
     cache = model.new_cache(blocks + SPARE_BLOCKS)
@@ -146,12 +148,12 @@ def _needs(
 def _within_memory(
     limits: ExecutorLimits,
     needs: Callable[[ExecutorLimits], list[CacheNeed]],
+    free: Mapping[Place, int],
     ranks: Ranks | None,
 ) -> ExecutorLimits:
     """The limits, with texts as long as the caches of one have memory on every rank."""
     most = limits.max_text_len
     target = needs(limits)[0]
-    free = free_bytes(needs(limits), _on_machine(ranks))
     fit = longest_fit(lambda length: needs(replace(limits, max_text_len=length)), most, free)
     if ranks is not None:
         fit = min(ranks.world.gather(fit))
@@ -164,10 +166,6 @@ def _within_memory(
 
 _LEAST_TEXT = 256
 """Tokens of a text that are worth opening a model for, where memory has no room for more."""
-
-
-def _on_machine(ranks: Ranks | None) -> int:
-    return 1 if ranks is None else ranks.on_machine
 
 
 def _ranks(

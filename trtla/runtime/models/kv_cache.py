@@ -138,14 +138,17 @@ def block_bytes(config: CheckpointConfig, cache_type: str) -> int:
     return rows * row_bytes(config.head_size, cache_type)
 
 
-def cache_blocks(needs: Sequence[CacheNeed], max_batch_size: int, ranks: int = 1) -> list[int]:
+def cache_blocks(
+    needs: Sequence[CacheNeed], max_batch_size: int, free: Mapping[Place, int] | None = None
+) -> list[int]:
     """Blocks of each cache: all that the batch can need, or as many as memory allows.
 
     Args:
-        ranks: that share this machine's memory, each with caches like these; a GPU is of one rank.
+        free: what `free_bytes` has found before; None: it is asked now.
     """
     found = []
-    for need, affordable in zip(needs, _affordable(needs, free_bytes(needs, ranks)), strict=True):
+    affordables = _affordable(needs, free_bytes(needs) if free is None else free)
+    for need, affordable in zip(needs, affordables, strict=True):
         if affordable < need.blocks:
             raise _too_small(need, needs, affordable, max_batch_size)
         found.append(min(affordable, need.batch_blocks(max_batch_size)))
@@ -153,7 +156,11 @@ def cache_blocks(needs: Sequence[CacheNeed], max_batch_size: int, ranks: int = 1
 
 
 def free_bytes(needs: Sequence[CacheNeed], ranks: int = 1) -> dict[Place, int]:
-    """What caches and forwards may take of each device; `ranks` as in `cache_blocks`."""
+    """What caches and forwards may take of each device.
+
+    Args:
+        ranks: that share this machine's memory, each with caches like these; a GPU is of one rank.
+    """
     free = {need.place: _free_bytes(need.device) for need in needs}
     if ("cpu", 0) in free:
         free["cpu", 0] //= ranks
