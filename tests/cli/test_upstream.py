@@ -173,6 +173,14 @@ def test_the_example_runs_when_only_the_name_changes(by_length: Path, model: Pat
     assert all(f'Input [Text {index}]: "{text}"' in ran.out for index, text in enumerate(PROMPTS))
 
 
+def test_settings_of_its_executor_have_no_effect_on_torch_engines(by_length: Path) -> None:
+    given = ("--kv_cache_free_gpu_memory_fraction", "0.5", "--kv_cache_enable_block_reuse")
+    ran = trtla("run", by_length, "abcdefgh", "-n", "4", *given, "--length_penalty=1.0")
+    assert ran.code == 0, ran.err
+    names = "kv_cache_free_gpu_memory_fraction, kv_cache_enable_block_reuse"
+    assert f"note: {names}: for TensorRT-LLM, no effect on torch engines" in ran.err
+
+
 @pytest.mark.parametrize("triple", ["[7,7,7]", "[3,15,3]", "[6,8,6]", "14,4,14"])
 def test_the_server_chooses_among_the_triples_of_that_length(by_length: Path, triple: str) -> None:
     plain = trtla("run", by_length, "abcdefgh", "-n", "8", "--no-lookahead", "--json").json

@@ -79,6 +79,13 @@ def test_the_page_keeps_auto_where_tune_did(tmp_path: Path) -> None:
     assert "auto , the default: measured 3.10x. Best fixed triple:" in " ".join(said.split())
 
 
+def test_what_tune_says_against_its_figures_is_the_headline(tmp_path: Path) -> None:
+    found = {**documents.tune(), "doubts": ["2 prompts and 64 tokens say little", "turns differ"]}
+    said = text_of(made(tmp_path, {"tune.json": found}))
+    assert "Not enough to tell what is faster: 2 prompts and 64 tokens say little." in said
+    assert "tune said of document 1: 2 prompts and 64 tokens say little; turns differ." in said
+
+
 def test_what_tune_tells_over_all_prompts_stands_before_a_mean(tmp_path: Path) -> None:
     found = {**documents.tune(), "alternatives": []}
     (one,) = found["verified"]

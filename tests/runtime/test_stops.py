@@ -64,6 +64,22 @@ def test_texts_end_where_a_stop_text_begins_control_tokens_included(ids, stops):
     assert sent + stream.push([], last=True) == expected
 
 
+def test_many_control_tokens_do_not_make_the_next_one_dearer(monkeypatch):
+    most, find = [], StopText.find
+    monkeypatch.setattr(
+        StopText, "find", lambda self, *args: (most.append(len(args[1])), find(self, *args))[1]
+    )
+    stream = TextStream(
+        decode, [], (StopText(("", "zz"), (10,)), StopText(("", "", "b"), (10, 11)))
+    )
+    for _ in range(300):
+        stream.push([10])
+    assert max(most) <= 2
+    assert not stream.stopped
+    stream.push([11, 1])
+    assert stream.stopped
+
+
 def test_a_text_without_control_tokens_is_one_stretch():
     assert as_stop_texts(["ab", "\n"]) == (StopText(("ab",)), StopText(("\n",)))
 

@@ -51,8 +51,9 @@ class TextStream:
         self._pending = ""  # what follows the final text as long as no further token changes it
         self._sent = 0
         self._named = {token for one in self._stop for token in one.tokens}
+        self._most = max((len(one.tokens) for one in self._stop), default=0)
         self._places: list[Place] = []
-        """Of the control tokens that stop texts name."""
+        """Of the control tokens that stop texts name, as far as one may still begin there."""
 
     def _context(self, prompt: Sequence[int]) -> list[int]:
         """The end of the prompt, from a token on that shows whole characters of its own."""
@@ -87,11 +88,12 @@ class TextStream:
             end = len(text) - (0 if last else self._held_back())
         piece = text[self._sent : end]
         self._sent = max(self._sent, end)
+        self._places = [place for place in self._places if place[0] >= self._sent]
         return piece
 
     def _add(self, token: int) -> None:
         if token in self._named:
-            self._places.append((len(self._final) + len(self._pending), token))
+            self._add_place(token)
         self._window.append(token)
         if token in self._bytes and self._extends_run(token):
             return
@@ -110,6 +112,13 @@ class TextStream:
         self._final += final[_shared(self._known, final) :]
         self._known = final
         self._shorten()
+
+    def _add_place(self, token: int) -> None:
+        """Remember where a control token is; of many at one place, as many as a stop text has."""
+        at = len(self._final) + len(self._pending)
+        if [place[0] for place in self._places[-self._most :]] == [at] * self._most:
+            del self._places[-self._most]
+        self._places.append((at, token))
 
     def _extends_run(self, token: int) -> bool:
         """Add a byte to a run; decoders show each of its bytes as U+FFFD if it is no UTF-8.

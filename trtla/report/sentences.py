@@ -8,7 +8,7 @@ from trtla.console import counted
 from trtla.report.figures import ArmRow
 from trtla.report.reading import Document, Source
 from trtla.results.bench_documents import Ablation, Bench
-from trtla.results.documents import Run, Summarize
+from trtla.results.documents import Run, Summarize, Tune
 
 _LOOPS = 0.5
 _FEW_ROUNDS = 3
@@ -87,7 +87,9 @@ def _differences(measures: Sequence[ArmRow]) -> Iterator[str]:
 def thin(sources: Sequence[Source]) -> Iterator[str]:
     """Documents that rest on too little to be relied on, each in a sentence."""
     for source in sources:
-        if found := too_little(source.document):
+        if isinstance(source.document, Tune) and source.document.doubts:
+            yield f"tune said of document {source.number}: {'; '.join(source.document.doubts)}."
+        elif found := too_little(source.document):
             yield (
                 f"Document {source.number} rests on {found} only: its figures may "
                 "come out otherwise the next time."
@@ -97,8 +99,11 @@ def thin(sources: Sequence[Source]) -> Iterator[str]:
 def too_little(document: Document) -> str:
     """What there is too little of in a document, such as `1 round and 24 tokens`; empty: nothing.
 
-    Enough are 2 prompts, 3 rounds and 128 tokens, of those that a document counts.
+    Enough are 2 prompts, 3 rounds and 128 tokens, of those that a document counts. Of a document of
+    tune it is the first that tune has said against its figures.
     """
+    if isinstance(document, Tune):
+        return next(iter(document.doubts), "")
     return " and ".join(
         counted(count, name)
         for name, count, least in _basis(document)

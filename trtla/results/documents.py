@@ -298,6 +298,8 @@ class Tune(Part):
     recommendation: Recommendation
     finished: bool | None = None
     """False: the budget was over before the search was."""
+    doubts: tuple[str, ...] = ()
+    """What tune has said against its figures: too few tokens or turns, a busy machine."""
     time_s: Figure = None
 
 

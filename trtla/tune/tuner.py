@@ -48,6 +48,7 @@ _SEARCH_SHARE = 0.45
 """Of the budget: for the search, where a contest follows."""
 _OWN_SHARE = 0.6
 """Of the time that is left, for the contest of a batch size that others follow."""
+_GOES_ON = "the same command with a larger --budget goes on"
 _BUSY = 1.3
 """Turns of one speed-up that differ by more indicate a busy machine."""
 
@@ -69,16 +70,14 @@ class _Tuning:
         self, settings: TuneSettings, llm: LLM, budget: Budget, on_note: Note, stages: Stages
     ) -> None:
         self._settings, self._llm, self._note, self._stages = settings, llm, on_note, stages
-        self._budget = budget
+        self._budget, self._doubts = budget, list[str]()
         options = settings.options
         model = OpenedModel(llm, settings, torch_device(options.device), options.dtype)
         self._groups = make_groups(settings.sets, model, settings.sampling, on_note)
         samples = [one for own in self._groups.values() for one in own]
         if (tokens := sum(one.sampling.max_output_len for one in samples)) < _FEW_TOKENS:
-            on_note(
-                f"{counted(len(samples), 'prompt')} and {counted(tokens, 'token')} say little: "
-                "raise --num-prompts or --max-output-len"
-            )
+            texts = f"{counted(len(samples), 'prompt')} and {counted(tokens, 'token')}"
+            self._doubt(f"{texts} say little", "raise --num-prompts or --max-output-len")
         key = fingerprint(self._facts(samples))
         self._journal = Measurements(settings.output_dir / FILE, key, "--output-dir")
         if self._journal.entries:
@@ -182,7 +181,7 @@ class _Tuning:
         share = 1.0 if settings.planned else _SEARCH_SHARE
         finished = self._search.go(self._rows, clock.now() + share * budget.left)
         if not finished:
-            self._note("the search's time is over; the same command with a larger --budget goes on")
+            self._doubt("the search's time was over", _GOES_ON)
         rows = self._rows()
         verified = [] if settings.planned else self._verify(rows, budget.end)
         return Tune(
@@ -198,6 +197,7 @@ class _Tuning:
             alternatives=tuple(one for one in verified if one.lookahead is None),
             recommendation=recommend(rows, verified),
             finished=finished,
+            doubts=tuple(self._doubts),
         )
 
     def _rows(self) -> list[GridPoint]:
@@ -229,14 +229,15 @@ class _Tuning:
     def _note_times(self, contests: Sequence[Contest]) -> None:
         turns = contests[0].turns
         if turns < min(LEAST_TURNS, self._settings.rounds):
-            self._note(
-                f"the budget of {self._budget.seconds:g} s was over after "
-                f"{counted(turns, 'turn')}: the same command with a larger --budget goes on"
-            )
+            after = f"the budget of {self._budget.seconds:g} s was over after"
+            self._doubt(f"{after} {counted(turns, 'turn')}", _GOES_ON)
         if (scatter := max(one.scatter() for one in contests)) > _BUSY:
-            self._note(
-                f"turns differ by up to {scatter:.1f}x: the machine is busy, so try a quiet one"
-            )
+            self._doubt(f"turns differ by up to {scatter:.1f}x", "try a machine that is less busy")
+
+    def _doubt(self, what: str, hint: str) -> None:
+        """Note what speaks against the figures; it stays with them."""
+        self._doubts.append(what)
+        self._note(f"{what}: {hint}")
 
 
 def _sequences(row: CostRow) -> int:

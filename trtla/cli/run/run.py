@@ -259,6 +259,7 @@ def _sized(llm: LLM, requests: Sequence[PromptRequest]) -> list[PromptRequest]:
 _DRAWN = "beams are the most probable texts, nothing is drawn"
 _OWN_ROWS = "beams are compared by the model's own probabilities"
 _UNDRAFTED = "beams are searched without drafts"
+_NO_LENGTH_PENALTY = 1.0
 
 
 def _beams_wanted(settings: BeamSettings, most: int | None) -> bool:
@@ -266,6 +267,8 @@ def _beams_wanted(settings: BeamSettings, most: int | None) -> bool:
     context = click.get_current_context()
     given = [name for name in declared(BeamSettings) if source(context, name) != "default"]
     others = [name for name in given if name != "num_beams"]
+    if settings.length_penalty == _NO_LENGTH_PENALTY and "num_beams" not in given:
+        others = [name for name in others if name != "length_penalty"]  # run.py's default
     if others and "num_beams" not in given:
         flag = flag_name(others[0])
         raise UsageError(f"{flag} needs beams", f"give --num-beams 4, or omit {flag}")

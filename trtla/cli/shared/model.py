@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from trtla.cli.shared.params import check_folder
+from trtla.cli.shared.params import check_folder, source
 from trtla.cli.shared.upstream import passed_on, taken
 from trtla.console import Console
 from trtla.errors import UsageError
@@ -30,7 +30,7 @@ from trtla.settings.drafting import (
     check_used,
     refuse_texts,
 )
-from trtla.settings.executor import ExecutorOptions
+from trtla.settings.executor import TRTLLM_DEFAULTS, ExecutorOptions
 from trtla.settings.lookahead import (
     AUTOREGRESSIVE,
     DEFAULT_LOOKAHEAD,
@@ -41,6 +41,8 @@ from trtla.settings.lookahead import (
 )
 from trtla.settings.messages import ANSWER, Asking, Ending, Messages, is_conversation
 from trtla.settings.sampling import SamplingParams
+from trtla.settings.upstream.option import Accepted
+from trtla.settings.upstream.running import EXECUTOR
 
 if TYPE_CHECKING:
     from trtla.formats.engine import Engine
@@ -136,9 +138,16 @@ def engine_limits(engine_dir: str) -> LookaheadConfig | None:
 
 
 def with_passed_on(values: dict[str, Any]) -> dict[str, Any]:
-    """The running command's values, and what TensorRT-LLM's names beside them ask its executor."""
-    folder = values["engine_dir"]
-    fields = passed_on(click.get_current_context(), trtllm=lambda: is_trtllm(folder))
+    """The running command's values, and what TensorRT-LLM's names beside them ask its executor.
+
+    On torch engines the settings of that executor that run.py has are as if they were not given.
+    """
+    context, folder = click.get_current_context(), values["engine_dir"]
+    named = (one.name for one in EXECUTOR if isinstance(one.fate, Accepted))
+    given = [name for name in named if source(context, name) == "flag"]
+    fields = passed_on(context, trtllm=lambda: is_trtllm(folder), own=given)
+    if given and not is_trtllm(folder):
+        values = {**values, **{name: getattr(TRTLLM_DEFAULTS, name) for name in given}}
     return {**values, "trtllm_executor": (*values["trtllm_executor"], *fields)}
 
 

@@ -152,11 +152,18 @@ def taken(ctx: click.Context) -> dict[str, str]:
     return found
 
 
-def passed_on(ctx: click.Context, *, trtllm: Callable[[], bool]) -> tuple[str, ...]:
-    """The settings that go to TensorRT-LLM; on torch, as `trtllm` says, none, and a note."""
+def passed_on(
+    ctx: click.Context, *, trtllm: Callable[[], bool], own: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """The settings that go to TensorRT-LLM; on torch, as `trtllm` says, none, and a note.
+
+    Args:
+        own: settings that the command has itself, and that have no effect on torch either.
+    """
     found = tuple(ctx.meta.get(_PASSED, ()))
-    if not found or trtllm():
+    if not (found or own) or trtllm():
         return found
-    names = ", ".join(pair.partition("=")[0].rpartition(".")[2] for pair in found)
+    passed = (pair.partition("=")[0].rpartition(".")[2] for pair in found)
+    names = ", ".join((*own, *passed))
     ctx.ensure_object(Console).note(f"note: {names}: for TensorRT-LLM, no effect on torch engines")
     return ()
