@@ -379,6 +379,7 @@ def test_bad_settings_are_refused_before_a_model_is_loaded(
         (("--output", tmp_path / "results.txt"), (".csv", ".json")),
         (("-p", "a", "--prompts", "code"), ("--input-text and --prompts exclude each other",)),
         (("--output", tmp_path / "no" / "results.csv"), ("does not exist",)),
+        (("--output", "/proc/results.csv"), ("/proc/results.csv cannot be written",)),
     ):
         refused(ablation(model, path, *args), 2, *parts)
     alone = trtla("bench", "--engine-dir", model, "--repeats", "2")

@@ -75,6 +75,10 @@ def test_a_begun_answer_goes_on_where_that_is_asked_for(chat_model: Path) -> Non
     assert asked(run(chat_model, *from_file, stdin=f"{own}\n{answered}")) == [wanted, ids]
     ran = run(chat_model, *from_file[:2], stdin=f"{answered}\n{line}")
     refused(ran, 2, "line 2 of stdin: the last message is the", "set continue_final_message")
+    for prompt in ({"text": "a"}, {"input_ids": [1]}, {"turns": ["a"]}):
+        line = json.dumps({**prompt, "continue_final_message": True})
+        ran = run(chat_model, *from_file[:2], stdin=line)
+        refused(ran, 2, "continue_final_message, which is for messages", "omit it")
     text = ("--chat", "--input-text", "a", "--continue-final-message")
     assert run(chat_model, *text).code == 0  # texts of the command line are no conversations
 

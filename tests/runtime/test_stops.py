@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.support.examples import examples
 from trtla import LLM, SamplingParams, UsageError
-from trtla.llm.stops import StopText, as_stop_texts
+from trtla.llm.stops import Beginning, StopText, as_stop_texts
 from trtla.llm.text_stream import TextStream
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
 
@@ -78,6 +78,16 @@ def test_many_control_tokens_do_not_make_the_next_one_dearer(monkeypatch):
     assert not stream.stopped
     stream.push([11, 1])
     assert stream.stopped
+
+
+@given(st.text("ab", max_size=8), st.lists(st.text("abc", max_size=6), max_size=4))
+def test_a_beginning_is_found_at_the_end_of_a_text_that_grows(text, pieces):
+    beginning, read = Beginning(text), ""
+    for piece in pieces:
+        beginning.read(piece)
+        read += piece
+        shared = (n for n in range(len(text), -1, -1) if read.endswith(text[:n]))
+        assert beginning.length == next(shared)
 
 
 def test_a_text_without_control_tokens_is_one_stretch():

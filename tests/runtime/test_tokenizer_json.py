@@ -265,3 +265,20 @@ def test_odd_lists_of_tokens_say_nothing(keys, folder):
     change(folder / CONFIG, eos_token="<y>", **keys)
     assert Tokenizer(folder).encode("def <x>") == ids
     assert end_tokens(folder) == end_tokens(folder, find=Tokenizer(folder).token_id)
+
+
+def test_a_frame_without_a_place_for_the_text_is_refused(folder):
+    data = json.loads((folder / "tokenizer.json").read_text())
+    second = [{"Sequence": {"id": "B", "type_id": 0}}]
+    data["post_processor"] = {
+        "type": "TemplateProcessing", "single": second, "pair": second, "special_tokens": {},
+    }  # fmt: skip
+    (folder / "tokenizer.json").write_text(json.dumps(data))
+    with pytest.raises(UsageError, match="no place for a text alone"):
+        Tokenizer(folder)
+
+
+def test_a_template_that_makes_no_text_is_told(folder):
+    change(folder / CONFIG, chat_template="\ud800{{ messages[0].content }}")
+    with pytest.raises(UsageError, match="what the chat template makes is not UTF-8"):
+        Tokenizer(folder).prompt_ids([{"role": "user", "content": "Hi"}])

@@ -224,6 +224,11 @@ def _from_line(
     except UsageError as error:
         raise UsageError(f"{where}: {error.message}", error.hint) from None
     asked = line.continue_final_message
+    if asked is not None and line.messages is None:
+        raise UsageError(
+            f"{where} has continue_final_message, which is for messages",
+            'omit it, or give "messages"',
+        )
     own_ending = ending if asked is None else Ending.of(asked)
     how, expected = (sampling, lookahead, None if own is drafter else own), line.expected_output
     made = partial(

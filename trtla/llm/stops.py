@@ -35,13 +35,14 @@ class StopText:
         found = (self._begin(text, places[end - number : end], whole=True) for end in ends)
         return next((at for at in found if at is not None and at >= start), None)
 
-    def opens(self, text: str, places: Sequence[Place]) -> int:
-        """From where on the end of a text may become it; the text's length: from nowhere."""
+    def opens(self, text: str, places: Sequence[Place], shared: int) -> int:
+        """From where on the end of a text may become it; the text's length: from nowhere.
+
+        Args:
+            shared: characters at the end of the text that its first stretch begins with.
+        """
         counts = range(1, min(len(self.tokens), len(places)) + 1)
         found = (self._begin(text, places[-count:], whole=False) for count in counts)
-        first = self.texts[0]
-        lengths = range(min(len(first), len(text)), 0, -1)
-        shared = next((one for one in lengths if text.endswith(first[:one])), 0)
         return min((at for at in found if at is not None), default=len(text) - shared)
 
     def _begin(self, text: str, places: Sequence[Place], *, whole: bool) -> int | None:
@@ -61,6 +62,34 @@ class StopText:
             and (last.startswith(own) if whole else own.startswith(last))
         )
         return begin if fits and begin >= 0 else None
+
+
+class Beginning:
+    """How much of the beginning of a text is at the end of another that grows.
+
+    A character costs the same however long both are (Knuth, Morris and Pratt).
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._shorter = [0]
+        """Of each beginning, the longest other one that it ends with."""
+        self.length = 0
+        for char in text[1:]:
+            self._shorter.append(self._after(self._shorter[-1], char))
+
+    def read(self, more: str) -> None:
+        """Go on with the text that grows."""
+        for char in more:
+            length = self.length
+            if length == len(self._text):
+                length = self._shorter[-1] if length else 0
+            self.length = self._after(length, char)
+
+    def _after(self, length: int, char: str) -> int:
+        while length and self._text[length] != char:
+            length = self._shorter[length - 1]
+        return length + self._text.startswith(char, length)
 
 
 def as_stop_texts(stop: Sequence[str]) -> tuple[StopText, ...]:

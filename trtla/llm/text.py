@@ -263,7 +263,9 @@ class Tokenizer:
         self, work: Callable[[Messages, Ending], str], messages: Messages, ending: Ending
     ) -> str:
         try:
-            return work(messages, ending)
+            text = work(messages, ending)
+            check_text(text, "what the chat template makes")
+            return text
         except TrtlaError:
             raise
         except Exception as error:  # jinja2's, and whatever a template raises

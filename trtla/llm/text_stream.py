@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from trtla.llm.stops import Place, StopText
+from trtla.llm.stops import Beginning, Place, StopText
 
 Decode = Callable[[Sequence[int]], str]
 """Ids to text without special tokens and without any tidying of spaces."""
@@ -50,6 +50,8 @@ class TextStream:
         self._final = ""
         self._pending = ""  # what follows the final text as long as no further token changes it
         self._sent = 0
+        self._beginnings = [Beginning(one.texts[0]) for one in self._stop]
+        self._compared = 0  # of the final text: what they have read
         self._named = {token for one in self._stop for token in one.tokens}
         self._most = max((len(one.tokens) for one in self._stop), default=0)
         self._places: list[Place] = []
@@ -155,9 +157,12 @@ class TextStream:
 
     def _held_back(self) -> int:
         """Length of the longest end of the text that is the beginning of a stop string."""
-        text = self._final
-        begins = (one.opens(text, self._places) for one in self._stop)
-        return len(text) - min(begins, default=len(text))
+        text, begins = self._final, [len(self._final)]
+        for stop, beginning in zip(self._stop, self._beginnings, strict=True):
+            beginning.read(text[self._compared :])
+            begins.append(stop.opens(text, self._places, beginning.length))
+        self._compared = len(text)
+        return len(text) - min(begins)
 
 
 def _shared(first: str, second: str) -> int:

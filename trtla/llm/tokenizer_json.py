@@ -117,8 +117,11 @@ def _frame_of_file(tokenizer: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     for one in state.get("processors", [state]):
         if one.get("type") == "TemplateProcessing":
             ids = {key: tuple(each["tokens"]) for key, each in one["special_tokens"].items()}
+            texts = {part["Sequence"]["id"] for part in one["single"] if "Sequence" in part}
+            if texts != {"A"}:
+                raise ValueError("its post-processor has no place for a text alone")
             parts = [ids.get(part.get("SpecialToken", {}).get("id")) for part in one["single"]]
-            at = parts.index(None) if None in parts else len(parts)
+            at = parts.index(None)
             before, after = (sum(filter(None, side), ()) for side in (parts[:at], parts[at:]))
         elif one.get("type") in ("RobertaProcessing", "BertProcessing"):
             before, after = (one["cls"][0],), (one["sep"][0],)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -35,7 +36,7 @@ class Budget:
             least_s: seconds of the least that tells anything, from now on.
         """
         if least_s > self.left:
-            needed = duration(clock.now() - self.begin + least_s)
+            needed = duration(math.ceil(clock.now() - self.begin + least_s))
             raise UsageError(
                 f"a budget of {self.seconds:g} s is too small: the least that tells anything takes "
                 f"about {needed} here",

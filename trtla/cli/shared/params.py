@@ -6,6 +6,7 @@ Precedence: flag > environment TRTLA_<COMMAND>_<OPTION> > --config > the engine'
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,6 +14,7 @@ from click.core import ParameterSource
 
 from trtla.cli.shared.values import ListType, TripleType
 from trtla.errors import UsageError, closest, did_you_mean
+from trtla.files import written
 from trtla.settings.fields import flag_name, shown
 from trtla.settings.sampling import Filters, parse_processor
 
@@ -223,9 +225,12 @@ def sources(ctx: click.Context, *names: str) -> dict[str, str]:
 
 
 def check_folder(path: Path, flag: str) -> None:
-    """Refuse a file whose folder is missing; `flag` is what names it."""
+    """Refuse a file whose folder is missing, or takes no new file; `flag` is what names it."""
     if not path.parent.is_dir():
         raise UsageError(f"the folder {path.parent} of {flag} does not exist", "make it first")
+    if not path.exists():
+        with written(path, f"give another {flag}"), TemporaryFile(dir=path.parent):
+            pass
 
 
 def check_new_file(path: Path, flag: str, *, force: bool) -> None:

@@ -163,7 +163,7 @@ class Packer:
         addresses = np.concatenate([_addresses(part) for part in rows])
         if piece.alternate:
             addresses = addresses.reshape(len(rows), -1, self.lanes).swapaxes(0, 1).reshape(-1)
-        zeros = np.zeros(rows[0].strides[0], np.uint8)  # what stands for missing outputs
+        zeros = np.zeros(_row_bytes(rows[0]), np.uint8)  # what stands for missing outputs
         missing = np.full(stop - start - len(addresses), address(zeros), np.uint64)
         blocks = _block_type(piece.parts[0])
         library().pack(
@@ -207,9 +207,14 @@ def _block_type(weight: Source) -> BlockType | None:
     return None if isinstance(weight, ndarray) else weight.kind
 
 
+def _row_bytes(rows: ndarray) -> int:
+    """Of contiguous rows; the stride of a single one may be anything."""
+    return rows.nbytes // len(rows)
+
+
 def _addresses(rows: ndarray) -> ndarray:
     """Where each row begins, uint64."""
-    first, step = address(rows), rows.strides[0]
+    first, step = address(rows), _row_bytes(rows)
     return np.arange(first, first + step * len(rows), step, dtype=np.uint64)
 
 
