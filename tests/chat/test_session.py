@@ -259,7 +259,7 @@ def test_a_system_message_stands_before_the_conversation(session, llm):
 
 
 def test_a_system_message_that_cannot_be_read_is_refused(session, llm, monkeypatch):
-    assert "the system message has a prompt of" in refusal(session, "/system " + "word " * 2000)
+    assert "the system message is" in refusal(session, "/system " + "word " * 2000)
     now = note(session, "/system Be brief.", "/chat off")
     assert now == "/chat is now off; the system message is for /chat on only"
     lines(session, "/system off", "/chat on")

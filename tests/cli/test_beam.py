@@ -224,7 +224,7 @@ def test_engines_of_tensorrt_llm_have_no_beams(engine: Path, tmp_path: Path) -> 
 def test_a_prompt_that_does_not_fit_is_named_before_any_is_searched(engine: Path) -> None:
     lines = '{"text": "a"}\n' + json.dumps({"input_ids": [1] * 129})
     ran = run(engine, "--input-file", "-", "--num-beams", "2", stdin=lines)
-    refused(ran, 2, "line 2 of stdin has a prompt of 129 tokens", "max_input_len 128")
+    refused(ran, 2, "line 2 of stdin is 129 tokens long", "max_input_len 128")
     assert ran.out == ""
 
 

@@ -99,7 +99,7 @@ def test_prompts_and_outputs_have_limits(t5: Path) -> None:
     ran = trtla("run", "--engine-dir", t5, "--input-text", "")
     refused(ran, 2, "empty prompt")
     ran = trtla("run", "--engine-dir", t5, "--input-text", "a" * 5000)
-    refused(ran, 2, "a prompt of 5001 tokens, above the encoder's 4096", "shorten the prompt")
+    refused(ran, 2, "is 5001 tokens long, above the encoder's 4096", "shorten the prompt")
     ran = trtla("run", "--engine-dir", t5, "--input-text", "a", "--max-output-len", "64")
     refused(ran, 2, "1 prompt + 64 output tokens = 65, above max_seq_len 64", "--max-output-len")
     ran = trtla("run", "--engine-dir", t5, "--input-text", "a" * 300, "--max-output-len", "63")

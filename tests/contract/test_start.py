@@ -105,7 +105,7 @@ def test_a_prompt_is_bound_by_max_num_tokens_not_by_max_input_len(engine: Engine
     with open_executor(open_engine(engine(max_batch_size=1, max_num_tokens=100))) as executor:
         executor.submit(request(0, tuple(range(100))))
         assert drain(executor)[0].finish_reason == "length"
-        with pytest.raises(UsageError, match="101 tokens, above max_input_len 100") as refusal:
+        with pytest.raises(UsageError, match="101 tokens long, above max_input_len 100") as refusal:
             executor.submit(request(1, tuple(range(101))))
         assert "--max-num-tokens" in str(refusal.value.hint)
     with open_executor(open_engine(engine())) as executor:

@@ -220,7 +220,7 @@ def test_a_request_without_what_the_encoder_reads_is_refused() -> None:
         limits.check(Request(0, (0,), SamplingParams(8)))
     with pytest.raises(UsageError, match="has an empty prompt"):
         limits.check(asked(0, ()))
-    with pytest.raises(UsageError, match="a prompt of 65 tokens, above the encoder's 64"):
+    with pytest.raises(UsageError, match="is 65 tokens long, above the encoder's 64"):
         limits.check(asked(0, (1,) * 65))
     with pytest.raises(UsageError, match="token id 48, outside the vocabulary of 48"):
         limits.check(asked(0, (48,), max_output_len=8))

@@ -69,7 +69,8 @@ def refused(error: TrtlaError, param: str | None = None) -> ApiError:
             hint = f"omit {param}"
     code = None
     if isinstance(error, PromptTooLong):
-        code, hint = "context_length_exceeded", "shorten it, or lower max_tokens"
+        fits = (hint or "").startswith("lower")  # but for its answer
+        code, hint = "context_length_exceeded", "shorten it" + ", or lower max_tokens" * fits
     text = error.message if hint is None else f"{error.message}; {hint}"
     if isinstance(error, RendererLost):
         return unavailable(text, "renderer_lost")

@@ -103,8 +103,7 @@ class ExecutorLimits:
             apart = self.max_input_len < self.max_text_len
             which = "max_input_len" if apart else "max_seq_len"
             raise PromptTooLong(
-                f"{name} has a prompt of {counted(length, 'token')}, above {which} "
-                f"{self.max_input_len}",
+                f"{name} is {counted(length, 'token')} long, above {which} {self.max_input_len}",
                 f"shorten the prompt, or {self.input_len_hint}",
             )
         wanted = length + request.sampling.max_output_len
@@ -170,7 +169,7 @@ class ExecutorLimits:
             )
         if most is not None and length > most:
             raise PromptTooLong(
-                f"{request.label} has a prompt of {length} tokens, above the encoder's {most}",
+                f"{request.label} is {length} tokens long, above the encoder's {most}",
                 "shorten the prompt",
             )
 
