@@ -111,7 +111,7 @@ def test_a_prompt_is_bound_by_max_num_tokens_not_by_max_input_len(engine: Engine
     with open_executor(open_engine(engine())) as executor:
         executor.submit(request(0, tuple(range(112))))
         assert drain(executor)[0].finish_reason == "length"
-        with pytest.raises(UsageError, match="128 tokens, above max_input_len 127") as refusal:
+        with pytest.raises(UsageError, match="128 tokens long, above max_input_len 127") as refusal:
             executor.submit(request(1, tuple(range(128))))
         assert "--max-seq-len" in str(refusal.value.hint)
 
