@@ -30,9 +30,8 @@ class StopText:
         if not self.tokens:
             at = text.find(self.texts[0], start)
             return None if at < 0 else at
-        number = len(self.tokens)
-        ends = range(number, len(places) + 1)
-        found = (self._begin(text, places[end - number : end], whole=True) for end in ends)
+        firsts = range(len(places) - len(self.tokens) + 1)
+        found = (self._begin(text, places, first, whole=True) for first in firsts)
         return next((at for at in found if at is not None and at >= start), None)
 
     def opens(self, text: str, places: Sequence[Place], shared: int) -> int:
@@ -41,27 +40,30 @@ class StopText:
         Args:
             shared: characters at the end of the text that its first stretch begins with.
         """
-        counts = range(1, min(len(self.tokens), len(places)) + 1)
-        found = (self._begin(text, places[-count:], whole=False) for count in counts)
+        firsts = range(max(0, len(places) - len(self.tokens)), len(places))
+        found = (self._begin(text, places, first, whole=False) for first in firsts)
         return min((at for at in found if at is not None), default=len(text) - shared)
 
-    def _begin(self, text: str, places: Sequence[Place], *, whole: bool) -> int | None:
-        """Where it begins, if its first control tokens are at these places.
+    def _begin(self, text: str, places: Sequence[Place], first: int, *, whole: bool) -> int | None:
+        """Where it begins, if its control tokens are at the places from `first` on.
 
         Args:
             whole: it is there to its end, not only as far as the text goes.
         """
-        count, begin = len(places), places[0][0] - len(self.texts[0])
-        edges = [*(at for at, _ in places), len(text)]
+        own = places[first : first + len(self.tokens)]
+        begin = own[0][0] - len(self.texts[0])
+        before = places[first - 1][0] if first else 0
+        behind = places[first + len(own)][0] if first + len(own) < len(places) else len(text)
+        edges = [*(at for at, _ in own), behind]
         *inside, last = (text[a:b] for a, b in pairwise(edges))
-        own = self.texts[count]
         fits = (
-            tuple(token for _, token in places) == self.tokens[:count]
-            and text.startswith(self.texts[0], max(begin, 0))
-            and tuple(inside) == self.texts[1:count]
-            and (last.startswith(own) if whole else own.startswith(last))
+            begin >= before
+            and tuple(token for _, token in own) == self.tokens[: len(own)]
+            and text.startswith(self.texts[0], begin)
+            and tuple(inside) == self.texts[1 : len(own)]
         )
-        return begin if fits and begin >= 0 else None
+        end = self.texts[len(own)]
+        return begin if fits and (last.startswith(end) if whole else end.startswith(last)) else None
 
 
 class Beginning:

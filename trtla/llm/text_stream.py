@@ -17,6 +17,7 @@ Decode = Callable[[Sequence[int]], str]
 _BROKEN = "\N{REPLACEMENT CHARACTER}"  # what decoders show for an unfinished UTF-8 sequence
 _CONTEXT = 6  # prompt tokens decoded along, so that the first piece keeps its leading space
 _LONGEST_CHARACTER = 4  # tokens: one byte each
+_OTHERS = -1  # no token: stands for control tokens
 _WINDOW = 12  # final tokens decoded along with new ones: so many, and at most twice as many
 
 
@@ -116,10 +117,13 @@ class TextStream:
         self._shorten()
 
     def _add_place(self, token: int) -> None:
-        """Remember where a control token is; of many at one place, as many as a stop text has."""
-        at = len(self._final) + len(self._pending)
-        if [place[0] for place in self._places[-self._most :]] == [at] * self._most:
-            del self._places[-self._most]
+        """Remember where a control token is; of many at one place, the last ones.
+
+        No stop text goes across what stands for the others, and those that end there were found.
+        """
+        at, most = len(self._final) + len(self._pending), self._most + 2
+        if [place[0] for place in self._places[-most:]] == [at] * most:
+            self._places[-most:] = [(at, _OTHERS), *self._places[2 - most :]]
         self._places.append((at, token))
 
     def _extends_run(self, token: int) -> bool:
