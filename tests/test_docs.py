@@ -18,6 +18,7 @@ import torch
 from tests.support.command import ROOT, trtla
 from tests.support.gguf_models import BYTE_LEVEL, write_gguf
 from trtla.cli.app import cli
+from trtla.cli.commands import COMMANDS
 from trtla.files import user_cache
 from trtla.formats.transformers_load import load_model, load_tokenizer
 
@@ -82,7 +83,7 @@ def parse(words: list[str]) -> None:
     """Parse a command line without running it; raises what click or trtla would tell."""
     name, *rest = words
     parent = click.Context(cli, info_name="trtla", **cli.context_settings)
-    cli.commands[name].make_context(name, rest, parent=parent)
+    COMMANDS[name].make_context(name, rest, parent=parent)
 
 
 def flag_tables(page: str) -> Iterator[tuple[str, str]]:
@@ -99,7 +100,7 @@ def flag_tables(page: str) -> Iterator[tuple[str, str]]:
 
 
 def flags_of(command: str) -> set[str]:
-    return {flag for param in cli.commands[command].params for flag in param.opts}
+    return {flag for param in COMMANDS[command].params for flag in param.opts}
 
 
 @pytest.mark.parametrize(

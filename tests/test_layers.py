@@ -58,7 +58,7 @@ MODELS = (
     "cuda_check",
     "load",
 )
-CLI = ("shared", "run bench serve build", "app")
+CLI = ("shared", "commands run bench serve build", "app")
 SIDEWAYS = {("report", "bench"), ("tune", "bench")}
 """Within a layer: who may import whom."""
 TORCH_FREE = (

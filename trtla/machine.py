@@ -6,7 +6,6 @@ Nothing here fails: what is absent or broken is None, empty or a sentence.
 from __future__ import annotations
 
 import ctypes
-import importlib.metadata
 import os
 import platform
 import subprocess
@@ -91,6 +90,8 @@ class Machine:
 
 def look() -> Machine:
     """Describe this machine."""
+    import importlib.metadata
+
     torch, seen = _torch()
     listed, driver_version = _nvidia_smi()
     try:

@@ -10,7 +10,7 @@ import click
 import pytest
 
 from tests.support.command import refused, trtla
-from trtla.cli.app import cli
+from trtla.cli.commands import COMMANDS
 
 TEXTS = ("--input-text", "abcabcabcabc", "aaaa", "--json")
 
@@ -161,7 +161,7 @@ def test_the_commands_share_the_flags() -> None:
              "ngram_order", "top_k_filler", "stop_if_unknown", "reset_in_between",
              "rejection", "draft_device", "draft_dtype")  # fmt: skip
     for command in ("run", "bench", "summarize"):
-        params = {p.name: p for p in cli.commands[command].params}
+        params = {p.name: p for p in COMMANDS[command].params}
         assert {getattr(params[name], "section", None) for name in names} == {
             params["drafter"].section
         }
@@ -225,7 +225,7 @@ def test_keeping_a_pool_is_no_longer_an_option(no_weights: Path, tmp_path: Path)
 
 def test_commands_that_decode_share_the_flags() -> None:
     for name in ("run", "chat", "explain", "bench", "summarize"):
-        command = cli.commands[name]
+        command = COMMANDS[name]
         found = [p for p in command.params if getattr(p, "section", "") == "Lookahead drafting"]
         assert [p.opts[0] for p in found] == [NEW[0], "--lookahead-sources", "--lookahead-nodes"]
         assert all(isinstance(p, click.Option) and p.help for p in found)

@@ -11,10 +11,10 @@ import pytest
 
 from tests.support.command import ROOT, imports, process, refused, trtla
 from trtla.cli.app import cli
+from trtla.cli.commands import COMMANDS
 from trtla.cli.shared.command import ALL
 from trtla.cli.shared.params import ModelPath, Setting
 
-COMMANDS = tuple(cli.commands)
 SHIPPED = ROOT / "trtla" / "assets" / "tiny-llama"
 DOCS = ROOT / "docs" / "commands.md"
 _HEAVY = ("torch", "transformers", "numpy", "datasets", "rich", "safetensors", "pydantic",
@@ -31,7 +31,7 @@ def render() -> str:
     root = click.Context(cli, info_name="trtla", terminal_width=100, **cli.context_settings)
     parts.append(f"## trtla\n\n```\n{cli.get_help(root)}\n```\n")
     for name in COMMANDS:
-        command = cli.commands[name]
+        command = COMMANDS[name]
         ctx = click.Context(command, parent=root, info_name=name, terminal_width=100)
         ctx.meta[ALL] = True
         parts.append(f"## trtla {name}\n\n```\n{command.get_help(ctx)}\n```\n")
@@ -50,6 +50,17 @@ _TEXT = ["--engine-dir", "e", "--input-text", "a"]
 def test_help_imports_nothing_heavy() -> None:
     helps = ["--help"], ["--version"], ["run", "--help"], ["build", "-h"], ["chat", "--help-all"]
     imports(*helps, heavy=_HEAVY)
+
+
+def test_a_command_imports_no_other() -> None:
+    imports(["--help"], heavy=("trtla.runtime", "trtla.cli.run.run", "trtla.cli.bench.bench"))
+    imports(["run", "--help"], heavy=("trtla.cli.bench", "trtla.cli.serve", "trtla.bench"))
+
+
+def test_the_list_says_what_each_command_says() -> None:
+    listed = " ".join(trtla("--help").out.split())
+    for name, command in COMMANDS.items():
+        assert f" {name} {command.get_short_help_str(limit=200)}" in listed
 
 
 def test_what_is_refused_without_a_model_never_loads_torch() -> None:
@@ -177,14 +188,14 @@ def test_help_is_short_and_help_all_is_complete(name: str) -> None:
     assert len(short) <= 42, len(short)
     assert max(map(len, short)) <= 100
     words = " ".join(ran.out.split())
-    for one in cli.commands[name].params:
+    for one in COMMANDS[name].params:
         if isinstance(one, Setting) and one.basic and not one.hidden:
             sentence = (one.help or "").partition(". ")[0]
             assert sentence in re.sub(r"(?<=\w-) ", "", words), "it wraps, and is not cut"
     if any("--help-all shows all" in line for line in short):
         ran = trtla(name, "--help-all")
         assert ran.code == 0
-        shown = {param for param in cli.commands[name].params if isinstance(param, click.Option)}
+        shown = {param for param in COMMANDS[name].params if isinstance(param, click.Option)}
         for param in shown:
             assert param.hidden or param.opts[-1] in ran.out, param.opts
 
@@ -193,7 +204,7 @@ _SHORT = ("-p", "ab", "-n", "4", "-q")
 
 
 def test_one_flag_has_the_same_names_everywhere() -> None:
-    for name, command in cli.commands.items():
+    for name, command in COMMANDS.items():
         opts = {opt for param in command.params for opt in param.opts}
         if name not in ("report", "completion"):
             assert {"-m", "--model", "model"} <= opts, name
@@ -268,7 +279,7 @@ def test_what_is_left_over_is_explained(engine: Path) -> None:
 
 def test_every_flag_that_needs_a_model_takes_one_by_name() -> None:
     flags = {
-        opt for command in cli.commands.values() for param in command.params
+        opt for command in COMMANDS.values() for param in command.params
         if isinstance(param.type, ModelPath) for opt in param.opts
     }  # fmt: skip
     assert {"-m", "--tokenizer-dir", "--checkpoint-dir", "--model-dir"} <= flags

@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.command import ROOT, Ran, refused, trtla
 from trtla.cli.app import cli
+from trtla.cli.commands import COMMANDS
 from trtla.cli.shared.command import Command
 from trtla.cli.shared.upstream import passed_on
 from trtla.errors import UsageError
@@ -55,7 +56,7 @@ EXAMPLES = {
 def parsed(program: Program, *args: str) -> click.Context:
     """A command line as the command gets it; nothing is run."""
     parent = click.Context(cli, info_name="trtla", **cli.context_settings)
-    command = cli.commands[program.command]
+    command = COMMANDS[program.command]
     return command.make_context(program.command, [*NEEDED[program.command], *args], parent=parent)
 
 
@@ -95,7 +96,7 @@ def test_every_option_does_what_the_table_says(program: Program, one: Theirs) ->
 
 @pytest.mark.parametrize(("program", "one"), ROWS, ids=NAMES)
 def test_the_table_is_of_one_piece(program: Program, one: Theirs) -> None:
-    command = cli.commands[program.command]
+    command = COMMANDS[program.command]
     fate = one.fate
     if isinstance(fate, Accepted):
         name = fate.setting or one.name
@@ -119,7 +120,7 @@ def test_no_option_is_there_twice() -> None:
     for program in PROGRAMS.values():
         names = [name for one in program.options for name in one.names]
         assert [name for name, count in Counter(names).items() if count > 1] == []
-        assert isinstance(cli.commands[program.command], Command)
+        assert isinstance(COMMANDS[program.command], Command)
 
 
 def test_the_options_are_hidden_from_the_help() -> None:
@@ -310,7 +311,7 @@ def cell(program: Program, one: Theirs) -> str:
     fate = one.fate
     if isinstance(fate, Accepted):
         name = fate.setting or one.name
-        setting = next(p for p in cli.commands[program.command].params if p.name == name)
+        setting = next(p for p in COMMANDS[program.command].params if p.name == name)
         flag = flag_name(name) if flag_name(name) in setting.opts else setting.opts[-1]
         return f"`{flag} {fate.gives}`" if fate.gives else f"`{flag}`"
     if isinstance(fate, PassedOn):

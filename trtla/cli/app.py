@@ -17,32 +17,19 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import click
 from click.shell_completion import get_completion_class
 
-from trtla.cli.bench.bench import bench
-from trtla.cli.bench.report import report
-from trtla.cli.bench.summarize import summarize
-from trtla.cli.bench.tune import tune
-from trtla.cli.build.build import build
-from trtla.cli.build.convert import convert
-from trtla.cli.build.doctor import doctor, inspect_path
-from trtla.cli.run.chat import chat
-from trtla.cli.run.explain import explain
-from trtla.cli.run.run import run
-from trtla.cli.serve.batch import batch
-from trtla.cli.serve.serve import serve
-from trtla.cli.shared.command import Command, switches, write_lines
+from trtla.cli.commands import CommandGroup
+from trtla.cli.shared.command import Command, switches
 from trtla.cli.shared.params import origin
 from trtla.console import Console
 from trtla.errors import (
     CheckFailed,
     TrtlaError,
     TrtlaWarning,
-    UsageError,
     did_you_mean,
     missing_package,
     sentence,
@@ -52,34 +39,6 @@ from trtla.machine import process_rank
 from trtla.version import __version__
 
 _FAILED = 1
-_FIRST = (
-    "trtla run model.gguf 'Once upon a time'",
-    "trtla chat org/name",
-    "trtla serve model.gguf",
-)
-
-
-class CommandGroup(click.Group):
-    """Lists the commands in the order they are used, not by name."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command; a model in its place is what `ollama run` and llama.cpp take there."""
-        if self.get_command(ctx, args[0]) or ctx.resilient_parsing:
-            return super().resolve_command(ctx, args)
-        if Path(args[0]).exists():
-            hint = f"try trtla chat {args[0]}"
-        else:
-            hint = f"{did_you_mean(args[0], self.commands)}see trtla --help"
-        raise UsageError(f"{args[0]} is not a command", hint)
-
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        write_lines(formatter, "Start with", _FIRST)
-        super().format_epilog(ctx, formatter)
 
 
 @click.group(
@@ -135,13 +94,6 @@ def completion(console: Console, shell: str) -> None:
     if shell == "fish":  # values such as 7,7,7 have commas
         text = text.replace('string split ","', 'string split --max 1 ","')
     console.out(text)
-
-
-for _command in (
-    *(run, chat, serve, batch, explain, bench, tune, summarize, report, convert, build),
-    *(inspect_path, doctor, completion),
-):
-    cli.add_command(_command)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ Precedence: flag > environment TRTLA_<COMMAND>_<OPTION> > --config > the engine'
 from __future__ import annotations
 
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -229,6 +228,8 @@ def check_folder(path: Path, flag: str) -> None:
     if not path.parent.is_dir():
         raise UsageError(f"the folder {path.parent} of {flag} does not exist", "make it first")
     if not path.exists():
+        from tempfile import TemporaryFile
+
         with written(path, f"give another {flag}"), TemporaryFile(dir=path.parent):
             pass
 
