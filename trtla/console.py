@@ -19,8 +19,6 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import click
-
 Progress = Callable[[int, int], None]
 """Called with (done, in all), in bytes or in what a stage counts."""
 Stages = Callable[[str, str], AbstractContextManager[Progress]]
@@ -54,7 +52,11 @@ class Console:
         sys.stdout.flush()
 
     def styled(self, text: str, **style: Any) -> str:
-        return click.style(text, **style) if self.colored and text else text
+        if not self.colored or not text:
+            return text
+        import click
+
+        return click.style(text, **style)
 
     def note(self, text: str) -> None:
         if not self.quiet:

@@ -8,9 +8,6 @@ HF_TOKEN count as they do for transformers.
 from __future__ import annotations
 
 import re
-import ssl
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -78,6 +75,10 @@ def hub_if_it_answers() -> Iterator[str]:
 
 
 def _silence(endpoint: str) -> str:
+    import ssl
+    import urllib.error
+    import urllib.request
+
     try:
         with urllib.request.urlopen(endpoint, timeout=_TIMEOUT_S):
             return ""
