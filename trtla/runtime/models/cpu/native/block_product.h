@@ -4,6 +4,7 @@
 
 #include <chrono>
 
+#include "ahead.h"
 #include "block_tiles.h"
 #include "float_product.h"
 
@@ -14,7 +15,6 @@ inline int fewest_in_tiles();
 template <class B>
 struct BlockProduct {
     static constexpr int MOST = MOST_INTEGER_ROWS;
-    static constexpr int AHEAD = 4096;  // bytes that are fetched before they are wanted
     using InTheseTiles = Tiles<HAS_TILES ? B::GROUP : 0>;
     struct Ready : InTheseTiles {
         explicit Ready(int rows) : InTheseTiles((fewest_in_tiles(), rows)) {}  // measured before
@@ -33,6 +33,8 @@ struct BlockProduct {
                                           Ints (&dots)[ROWS][2]) {
         constexpr int together = std::min(COUNT, Partial<B::BITS>::MOST);
         Partial<B::BITS> partial[ROWS][2];
+        for (int row = 0; row < ROWS; ++row)
+            for (int half = 0; half < 2; ++half) partial[row][half].begin(dots[row][half]);
 #pragma GCC unroll 8
         for (int four = FIRST; four < FIRST + together; ++four) {
             const Bytes first = weights.unpacked(four, 0), second = weights.unpacked(four, 1);
@@ -45,7 +47,7 @@ struct BlockProduct {
             }
         }
         for (int row = 0; row < ROWS; ++row)
-            for (int half = 0; half < 2; ++half) dots[row][half] += partial[row][half].widened();
+            for (int half = 0; half < 2; ++half) partial[row][half].end(dots[row][half]);
         if constexpr (together < COUNT)
             add_products<ROWS, FIRST + together, COUNT - together>(weights, x, size, dots);
     }
@@ -71,17 +73,17 @@ struct BlockProduct {
     }
 
     template <int ROWS>
-    static void multiply_block(const Codes& x, int token, const uint8_t* panel, const float* bias,
-                               float (*out)[WIDTH]) {
+    static void multiply_block(const Codes& x, int token, const uint8_t* panel, const Ahead& ahead,
+                               const float* bias, float (*out)[WIDTH]) {
         Floats sums[ROWS][2];
         for (int row = 0; row < ROWS; ++row) {
             sums[row][0] = bias ? load(bias) : Floats{};
             sums[row][1] = bias ? load(bias + LANES) : Floats{};
         }
-        for (int block = 0; block < x.size / BLOCK; ++block) {
+        const int blocks = x.size / BLOCK;
+        for (int block = 0; block < blocks; ++block) {
             const B weights(panel, block);
-            for (int line = 0; line < B::BYTES; line += 64)
-                __builtin_prefetch(weights.small + line + AHEAD, 0, 2);
+            ahead.share(block, blocks).fetch();
             const Scale* of = x.scales_of(block) + token;
             add_groups<ROWS>(weights, x.row(token) + block * BLOCK, x.size, of, sums);
             if constexpr (B::MINIMUMS)
@@ -95,13 +97,13 @@ struct BlockProduct {
             store(out[row], sums[row][0]), store(out[row] + LANES, sums[row][1]);
     }
 
-    static void run(const Codes& x, int block, const uint8_t* panel, const float* bias,
-                    float (*out)[WIDTH]) {
+    static void run(const Codes& x, int block, const uint8_t* panel, const Ahead& ahead,
+                    const float* bias, float (*out)[WIDTH]) {
         const int first = x.first(block), rows = x.rows(block);
 #if defined(TRTLA_TILES)
         if (rows >= fewest_in_tiles()) return in_tiles(rows, x, first, panel, bias, out);
 #endif
-        in_vectors(rows, x, first, panel, bias, out);
+        in_vectors(rows, x, first, panel, ahead, bias, out);
     }
 
 #if defined(TRTLA_TILES)
@@ -115,12 +117,13 @@ struct BlockProduct {
 #endif
 
     static void in_vectors(int rows, const Codes& x, int first, const uint8_t* panel,
-                           const float* bias, float (*out)[WIDTH]) {
+                           const Ahead& ahead, const float* bias, float (*out)[WIDTH]) {
         const int parts = (rows + INTEGER_ROWS - 1) / INTEGER_ROWS;
         for (int part = 0; part < parts; ++part) {
             const int from = rows * part / parts, to = rows * (part + 1) / parts;
             with_rows<INTEGER_ROWS>(to - from, [&](auto count) {
-                multiply_block<count>(x, first + from, panel, bias, out + from);
+                multiply_block<count>(x, first + from, panel, ahead.share(part, parts), bias,
+                                      out + from);
             });
         }
     }
@@ -131,7 +134,7 @@ struct BlockProduct {
 inline int measured_fewest_in_tiles() {
     constexpr int INPUTS = 1024, TRIES = 40;
     typedef BlockProduct<Q4_0> Product;
-    const std::vector<uint8_t> panel(Product::panel_bytes(INPUTS) + Product::AHEAD);
+    const std::vector<uint8_t> panel(Product::panel_bytes(INPUTS));
     const std::vector<float> ones(INPUTS, 1.0f);
     Codes x;
     x.reset(TILE_ROWS, INPUTS);
@@ -140,13 +143,17 @@ inline int measured_fewest_in_tiles() {
     const Product::InTheseTiles ready(TILE_ROWS);
     const auto timed = [&](auto multiply) {
         const auto start = std::chrono::steady_clock::now();
-        multiply(TILE_ROWS, x, 0, panel.data(), nullptr, out);
+        multiply();
         return (std::chrono::steady_clock::now() - start).count();
     };
-    auto tiles = timed(Product::in_tiles), vectors = timed(Product::in_vectors);
+    const auto in_tiles = [&] { Product::in_tiles(TILE_ROWS, x, 0, panel.data(), nullptr, out); };
+    const auto in_vectors = [&] {
+        Product::in_vectors(TILE_ROWS, x, 0, panel.data(), {panel.data(), 0}, nullptr, out);
+    };
+    auto tiles = timed(in_tiles), vectors = timed(in_vectors);
     for (int i = 0; i < TRIES; ++i) {
-        tiles = std::min(tiles, timed(Product::in_tiles));
-        vectors = std::min(vectors, timed(Product::in_vectors));
+        tiles = std::min(tiles, timed(in_tiles));
+        vectors = std::min(vectors, timed(in_vectors));
     }
     return tiles < vectors ? TILE_ROWS * tiles / vectors + 1 : MOST_INTEGER_ROWS + 1;
 }

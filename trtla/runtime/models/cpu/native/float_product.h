@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "ahead.h"
 #include "blocks.h"
 #include "operands.h"
 
@@ -23,10 +24,6 @@ constexpr bool HAS_BFLOAT16_PRODUCTS = true;
 template <int ROWS>
 inline void multiply(const BFloat16* x, const BFloat16* w, int inputs, Floats (&sums)[ROWS][2]) {
     for (int k = 0; k < inputs; k += 2, x += 2 * ROWS, w += 2 * WIDTH) {
-        if (ROWS > 5) {  // with fewer rows the processor's own prefetching keeps up
-            __builtin_prefetch(w + 4096, 0, 2);
-            __builtin_prefetch(w + 4096 + WIDTH, 0, 2);
-        }
         const __m512bh first = (__m512bh)_mm512_loadu_si512(w);
         const __m512bh second = (__m512bh)_mm512_loadu_si512(w + WIDTH);
 #pragma GCC unroll 12
@@ -55,7 +52,7 @@ void with_rows(int rows, Work work) {
 // How a panel is multiplied with one block of rows: floats.
 template <class X, class W>
 struct FloatProduct {
-    static constexpr int MOST = MOST_ROWS<X>;
+    static constexpr int MOST = MOST_ROWS<X>, PIECE = 64;
     using Ready = Tiles<TILED<X> ? TILE_INPUTS * 2 : 0>;
     using Operand = Inputs<X>;
 
@@ -68,27 +65,32 @@ struct FloatProduct {
     }
 
     template <int ROWS>
-    static void multiply_block(const X* x, const W* panel, const float* bias, int inputs,
-                               float (*out)[WIDTH]) {
+    static void multiply_block(const X* x, const W* panel, const Ahead& ahead, const float* bias,
+                               int inputs, float (*out)[WIDTH]) {
         Floats sums[ROWS][2];
         for (auto& sum : sums) {
             sum[0] = bias ? load(bias) : Floats{};
             sum[1] = bias ? load(bias + LANES) : Floats{};
         }
-        multiply(x, panel, inputs, sums);
+        const int pieces = (inputs + PIECE - 1) / PIECE;
+        for (int piece = 0; piece < pieces; ++piece) {
+            const int first = piece * PIECE;
+            ahead.share(piece, pieces).fetch();
+            multiply(x + first * ROWS, panel + first * WIDTH, std::min(PIECE, inputs - first), sums);
+        }
         for (int row = 0; row < ROWS; ++row)
             store(out[row], sums[row][0]), store(out[row] + LANES, sums[row][1]);
     }
 
-    static void run(const Inputs<X>& x, int block, const uint8_t* panel, const float* bias,
-                    float (*out)[WIDTH]) {
+    static void run(const Inputs<X>& x, int block, const uint8_t* panel, const Ahead& ahead,
+                    const float* bias, float (*out)[WIDTH]) {
         const int rows = x.rows(block);
         const W* weights = (const W*)panel;
         if constexpr (TILED<X>)
             multiply_tiles(rows, x.block(block), weights, bias, x.size, out);
         else
             with_rows<MAX_ROWS>(rows, [&](auto count) {
-                multiply_block<count>(x.block(block), weights, bias, x.size, out);
+                multiply_block<count>(x.block(block), weights, ahead, bias, x.size, out);
             });
     }
 };

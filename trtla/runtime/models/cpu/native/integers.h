@@ -54,19 +54,21 @@ constexpr int SIGNED_ZERO = 0;
 #endif
 #endif
 
-// A sum of products that is wide enough for MOST additions.
+// A sum of products that is wide enough for MOST additions, added to a dot.
 template <int BITS>
 struct Partial {
 #if defined(TRTLA_DOT)
     static constexpr int MOST = 8;
-    Ints sums{};
+    Ints sums;
+    void begin(Ints dot) { sums = dot; }
     void add(Bytes codes, Bytes inputs) { sums = (Ints)TRTLA_DOT(sums, codes, inputs); }
-    Ints widened() const { return sums; }
+    void end(Ints& dot) const { dot = sums; }
 #elif defined(TRTLA_PAIRS)
     // Two products are added in 16 bits. Codes of 8 bits are multiplied without their sign, which
     // the inputs get: two such products just fit.
     static constexpr int MOST = BITS == 4 ? 8 : BITS == 5 ? 4 : BITS == 6 ? 2 : 1;
     Shorts sums{};
+    void begin(Ints) {}
     void add(Bytes codes, Bytes inputs) {
         if constexpr (BITS == 8) {
             const Bytes negative = codes < 0;
@@ -75,15 +77,16 @@ struct Partial {
         }
         sums += (Shorts)TRTLA_PAIRS(codes, inputs);
     }
-    Ints widened() const { return (Ints)TRTLA_WIDE(sums); }
+    void end(Ints& dot) const { dot += (Ints)TRTLA_WIDE(sums); }
 #else
     static constexpr int MOST = 8;
-    Ints sums{};
+    Ints sums;
+    void begin(Ints dot) { sums = dot; }
     void add(Bytes codes, Bytes inputs) {
         const Ints c = (Ints)codes, x = (Ints)inputs;
         for (int i = 24; i >= 0; i -= 8) sums += (c << i >> 24) * (x << i >> 24);
     }
-    Ints widened() const { return sums; }
+    void end(Ints& dot) const { dot = sums; }
 #endif
 };
 

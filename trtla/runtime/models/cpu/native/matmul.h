@@ -7,7 +7,9 @@
 
 #include "block_product.h"
 
-constexpr size_t PANELS_BYTES = 512 * 1024;  // panels that stay in the second-level cache
+constexpr size_t PANELS_BYTES = 256 * 1024;  // as many again are fetched meanwhile
+constexpr size_t AHEAD = 4096;  // bytes before they are wanted, where weights are read once
+constexpr int FEW_BLOCKS = 4;   // of rows, for which a panel alone stays in the second-level cache
 
 struct Matrix {
     const void* panels;  // [panels][inputs][WIDTH]; pairs: [panels][inputs / 2][WIDTH][2]; or blocks.h's
@@ -39,15 +41,21 @@ template <class Product>
 void multiply_panels(const typename Product::Operand& x, const Matrix& matrix, int from, int to,
                      const Sink& sink) {
     const size_t panel_bytes = Product::panel_bytes(matrix.inputs);
-    const int together = std::max<size_t>(1, PANELS_BYTES / panel_bytes);
+    const int blocks = x.blocks;
+    const int together = blocks > FEW_BLOCKS ? std::max<size_t>(1, PANELS_BYTES / panel_bytes) : 1;
+    const auto weights = [&](int panel) { return (const uint8_t*)matrix.panels + panel * panel_bytes; };
     float out[Product::MOST][WIDTH];
     for (int first = from; first < to; first += together) {
-        for (int block = 0; block < x.blocks; ++block) {
+        const int last = std::min(to, first + together), count = last - first;
+        const Ahead next{weights(last), last < to ? count * panel_bytes : 0};
+        for (int block = 0; block < blocks; ++block) {
             const int token = x.first(block), rows = x.rows(block);
             [[maybe_unused]] const typename Product::Ready ready(rows);
-            for (int panel = first; panel < std::min(to, first + together); ++panel) {
+            for (int panel = first; panel < last; ++panel) {
                 const float* bias = matrix.bias ? matrix.bias + panel * WIDTH : nullptr;
-                Product::run(x, block, (const uint8_t*)matrix.panels + panel * panel_bytes, bias, out);
+                const Ahead ahead = blocks == 1 ? Ahead{weights(panel) + AHEAD, panel_bytes}
+                                                : next.share(block * count + panel - first, blocks * count);
+                Product::run(x, block, weights(panel), ahead, bias, out);
                 for (int row = 0; row < rows; ++row) sink(token + row, panel, out[row]);
             }
         }

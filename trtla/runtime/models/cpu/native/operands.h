@@ -14,8 +14,8 @@ enum Type : int64_t {
     TYPE_Q8_0, TYPE_Q4_0, TYPE_Q4_1, TYPE_Q5_0, TYPE_Q5_1, TYPE_Q4_K, TYPE_Q5_K, TYPE_Q6_K
 };
 
-// As many sums as there are registers for.
-constexpr int INTEGER_ROWS = LANES == 16 ? 7 : LANES == 8 ? 5 : 4;
+// As many dots as there are registers for, beside two weights.
+constexpr int INTEGER_ROWS = LANES == 16 ? 8 : LANES == 8 ? 5 : 4;
 constexpr int MOST_INTEGER_ROWS = HAS_TILES ? 2 * TILE_ROWS : INTEGER_ROWS;
 
 // Some tokens in blocks of about the same number of rows, at most `most`.
