@@ -1,6 +1,6 @@
 """How much is drafted in a step: the nodes, over all sequences, that earn more than they cost.
 
-Costs come from a `CostTable`, chances from the candidate trees. Nothing here can change a text; the
+Costs come from `StepCosts`, chances from the candidate trees. Nothing here can change a text; the
 times that are recorded may change how many steps it takes.
 """
 
@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from trtla.runtime.costs import FREE, CostTable, NodePrices, Point, StepCosts, rising
+from trtla.runtime.auto.steps import StepCosts
+from trtla.runtime.costs import FREE, NodePrices, Point, rising
 from trtla.runtime.drafters.tree import FIRST_WORTH, Backoff, TreeDrafter
 from trtla.runtime.tree.library import Planner
 
@@ -49,12 +50,12 @@ class TreePolicy:
 
     def __init__(
         self,
-        table: CostTable,
+        costs: StepCosts,
         most_nodes: int | None = None,
         clock: Callable[[], float] = time.thread_time,
         wall: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._costs, self._clock, self._wall = StepCosts(table), clock, wall
+        self._costs, self._clock, self._wall = costs, clock, wall
         self._fixed = most_nodes
         self._planner: Planner | None = None
         self._speed_up = 1.0
@@ -68,10 +69,6 @@ class TreePolicy:
         """Of one sequence's planning."""
         self._trials_s = 0.0
         """Time saved up for steps that only show what they cost."""
-
-    def use(self, table: CostTable) -> None:
-        """Go on with a table that knows more."""
-        self._costs.use(table)
 
     def plan(
         self, drafters: Sequence[TreeDrafter], base: int, room: int, prompt_tokens: int = 0
