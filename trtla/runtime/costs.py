@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 _LEAST_S = 1e-9
 """No forward is faster; times near 0 would overflow where others are divided by them."""
@@ -89,8 +90,7 @@ class CostTable:
         return (1.0 - share) * _along(below, tokens) + share * _along(above, tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class NodePrices:
+class NodePrices(NamedTuple):
     """What the nodes of a draft cost, and what they must bring."""
 
     knots: tuple[Point, ...] = ()
@@ -104,9 +104,6 @@ class NodePrices:
     """Chance below which no node is looked at."""
     lesson: float = 0.0
     """Tokens that the row of a fed node is worth later, whether it is right or not."""
-
-    def seconds(self, nodes: int) -> float:
-        return _along(self.knots, nodes)
 
 
 FREE = NodePrices()

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from itertools import accumulate
 from typing import Any, NamedTuple
 
-from trtla.runtime.costs import CostTable
+from trtla.runtime.costs import CostTable, Point
 
 _KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256, 512, 1024)
 """Fed tokens of each sequence whose prices are learnt; those between follow them."""
@@ -25,6 +26,7 @@ _FRESH = 4  # steps for which a plain one vouches for the machine
 _FIRST_PLAIN, _PLAIN_EVERY = 2, 64  # steps without drafts: at first, and then to stay known
 _REMEMBERED = 256  # steps after which a size that was not fed is as if unknown
 _RELAX_EVERY, _RELAXED = 16, 1.0 / 12.0  # steps, and what of a price is given up in them
+_MOST_KNOTS = 4096  # kinds of steps that are remembered
 _MOST_EXTRA = 1.2  # times that of as many plain steps as there are tokens
 _LEAST_EXTRA = 0.002  # of a token: what prices are relative to where a table says none
 
@@ -48,6 +50,7 @@ class StepCosts:
         self._table = table
         self._prices: dict[int, _Prices] = {}
         self._places: dict[tuple[int, int], tuple[_Prices, _Place]] = {}
+        self._knots: dict[tuple[int, int, int], tuple[_Prices, list[tuple[int, int, float]]]] = {}
         self._learnt = dict(learnt or {})
 
     def seconds(self, tokens: int, sequences: int) -> float:
@@ -57,6 +60,24 @@ class StepCosts:
         )
         below = prices.extras[low]
         return prices.plain_s * (1.0 + below + (prices.extras[low + 1] - below) * share)
+
+    def knots(self, tokens: int, sequences: int, most: int) -> tuple[Point, ...]:
+        """(nodes, seconds) of a step with so many tokens beside up to `most` nodes."""
+        found = self._knots.get((tokens, sequences, most))
+        if found is None:
+            nodes = [0]
+            while nodes[-1] < most:
+                nodes.append(min(most, 2 * nodes[-1] + sequences))
+            places = [(n, *self._place(tokens + n, sequences)[1]) for n in nodes]
+            if len(self._knots) > _MOST_KNOTS:
+                self._knots.clear()
+            found = self._knots[tokens, sequences, most] = self._place(tokens, sequences)[0], places
+        prices, places = found
+        extras, plain = prices.extras, prices.plain_s
+        return tuple(
+            (n, plain * (1.0 + extras[low] + (extras[low + 1] - extras[low]) * share))
+            for n, low, share in places
+        )
 
     def knows(self, tokens: int, sequences: int) -> bool:
         """Whether steps of about this size were seen recently."""
@@ -105,6 +126,10 @@ class _Prices:
         """Logarithm of the machine's factor, and what steps with drafts have added to it."""
         self._last: _Place = _Place(0, 0.0)
         self._plain_seen = self._last_plain = self.steps = 0
+        self._near: list[int] = []
+        """By knot the nearest one whose price was learnt; none where none was."""
+        self._num_known = 0
+        self.plain_s = self._base_s
         self._read(learnt)
         self._refresh()
 
@@ -129,7 +154,7 @@ class _Prices:
     def saw_plain(self, ratio: float) -> None:
         """Take the logarithm of a plain step's real by its expected seconds."""
         if abs(ratio + self._moved) < abs(ratio):  # it was the size, not the machine
-            self._plain -= self._moved
+            self._shift(-self._moved)
             ratio += self._moved
             self._adjust(self._moved, self._last)
         self._moved = 0.0
@@ -153,6 +178,7 @@ class _Prices:
 
     def _shift(self, gained: float) -> None:
         self._plain = max(-_BOUND, min(self._plain + gained, _BOUND))
+        self.plain_s = self._base_s * math.exp(self._plain)
 
     def _adjust(self, gained: float, place: _Place) -> None:
         """Have a size take as much more or less."""
@@ -167,32 +193,29 @@ class _Prices:
             most = max(self._said[knot], _MOST_EXTRA * (_KNOTS[knot] - 1))
             price = 1.0 + (min(max(wanted, 0.0), most) - self._said[knot]) / self._unit[knot]
             self._price[knot], self._seen[knot] = price, self.steps
+        self._refresh()
 
     def _stepped(self) -> None:
         self.steps += 1
-        if self.steps % _RELAX_EVERY == 0:
+        if self.steps % _RELAX_EVERY == 0 and self._near:
             for knot, seen in enumerate(self._seen):
                 if seen is not None and self.steps - seen > _RELAX_EVERY:
                     self._price[knot] += (1.0 - self._price[knot]) * _RELAXED
-        self._refresh()
+            self._refresh()
 
     def _refresh(self) -> None:
-        self.plain_s = self._base_s * math.exp(self._plain)
-        self.extras = list(self._extras())
-
-    def _extras(self) -> Iterator[float]:
-        """By knot: one that was never fed has the price of the nearest that was; none falls."""
-        least = 0.0
-        for knot, price in enumerate(self._filled()):
-            least = max(least, self._said[knot] + (price - 1.0) * self._unit[knot])
-            yield least
-
-    def _filled(self) -> list[float]:
+        """Put extras together: a knot that was never fed has the price of the nearest that was."""
         known = [knot for knot, seen in enumerate(self._seen) if seen is not None]
+        if len(known) != self._num_known:
+            self._num_known = len(known)
+            places = range(len(_KNOTS))
+            self._near = [min(known, key=lambda one: abs(one - knot)) for knot in places]
         if not known:
-            return self._price
-        near = (min(known, key=lambda one: abs(one - knot)) for knot in range(len(_KNOTS)))
-        return [self._price[knot] for knot in near]
+            self.extras = list(accumulate(self._said, max))
+            return
+        prices = [self._price[knot] - 1.0 for knot in self._near]
+        own = [x + p * u for x, p, u in zip(self._said, prices, self._unit, strict=True)]
+        self.extras = list(accumulate(own, max))  # none falls
 
     def learnt(self) -> dict[str, Any]:
         prices = {

@@ -111,27 +111,33 @@ class AdaptiveSteps:
             prompt_tokens: are fed beside them.
             room: most tokens that all drafts may feed.
         """
-        trees = [s.drafter if isinstance(s.drafter, TreeDrafter) else None for s in generation]
-        pairs = list(zip(generation, trees, strict=True))
-        drafts = fit([t.base() if t else s.propose() for s, t in pairs], max(0, room))
-        self._adaptive = [(s, len(s.output_ids)) for s, tree in pairs if tree]
+        drafts: list[Draft] = []
+        trees: list[tuple[int, TreeDrafter]] = []
+        for place, sequence in enumerate(generation):
+            if isinstance(sequence.drafter, TreeDrafter):
+                trees.append((place, sequence.drafter))
+                drafts.append(sequence.drafter.base())
+            else:
+                drafts.append(sequence.propose())
+        drafts = fit(drafts, max(0, room))
+        self._adaptive = [(generation[i], len(generation[i].output_ids)) for i, _ in trees]
         self._prompt = prompt_tokens
-        self._fed = self._base = prompt_tokens + sum(draft.size for draft in drafts)
-        if not self._adaptive:
+        if not trees:
             return drafts
-        for tree, draft in zip(trees, drafts, strict=True):
-            if tree:
-                tree.begin(draft)
-        left = room - sum(len(draft.tokens) for draft in drafts)
-        own = [tree for tree in trees if tree]
-        self._policy.plan(own, self._base, max(0, left), prompt_tokens)
-        drafts = [s.propose() if t else d for (s, t), d in zip(pairs, drafts, strict=True)]
-        self._fed = prompt_tokens + sum(draft.size for draft in drafts)
+        for place, tree in trees:
+            tree.begin(drafts[place])
+        fed = sum([len(draft.tokens) for draft in drafts])
+        self._base = prompt_tokens + len(drafts) + fed
+        own = [tree for _, tree in trees]
+        self._policy.plan(own, self._base, max(0, room - fed), prompt_tokens)
+        for place, _ in trees:
+            drafts[place] = generation[place].propose()
+        self._fed = prompt_tokens + len(drafts) + sum([len(draft.tokens) for draft in drafts])
         return drafts
 
     def record(self, seconds: float) -> None:
         """Report what the planned step committed and took."""
         if not self._adaptive or self._prompt:
             return
-        committed = sum(len(s.output_ids) - before for s, before in self._adaptive)
+        committed = sum([len(s.output_ids) - before for s, before in self._adaptive])
         self._policy.record(self._fed, self._base, len(self._adaptive), committed, seconds)

@@ -178,8 +178,10 @@ class TorchExecutor(Executor):
 
     def _begin(self) -> None:
         self._record.begin(self._recover)
-        self._end_cancelled()
-        self._end_step()
+        if self._cancelled:
+            self._end_cancelled()
+        if self._begun is not None:
+            self._end_step()
 
     def _advance(self) -> bool:
         """One step, or the end of requests that are late; False where there is nothing to do."""
@@ -190,7 +192,8 @@ class TorchExecutor(Executor):
 
     def _begin_step(self) -> bool:
         """End requests that are late, and begin a step of the others; False where none can run."""
-        self._end_late_ones()
+        if self._deadlines:
+            self._end_late_ones()
         plan = self._scheduler.next()
         if plan:
             running = self._scheduler.num_running
