@@ -115,15 +115,14 @@ def lookahead_loss(llm: LLM, requests: Sequence[PromptRequest], decoded: Decoded
         return None
     together = min(len(done), llm.limits.max_batch_size)
     fed = totals.fed / totals.steps
-    sizes = (round(fed * together), together)
-    whole, plain = (
-        llm.executor.call(lambda executor, size=size: executor.step_seconds(size, together))
-        for size in sizes
+    whole, plain = llm.executor.call(
+        lambda executor: [
+            executor.step_seconds(round(tokens * together), together) for tokens in (fed, 1.0)
+        ]
     )
     if whole is None or plain is None:
         return None
-    factor = whole / plain
-    gain = factor / totals.tokens_per_step
+    gain = whole / plain / totals.tokens_per_step
     if gain < _GAIN:
         return None
     (triple,) = triples
