@@ -24,6 +24,7 @@ import torch
 from hypothesis import settings
 
 import trtla
+from trtla.files import user_cache
 from trtla.runtime.models.cpu.native_code import FORWARD, TREES, NotCompiled
 from trtla.runtime.threads import set_threads
 from trtla.trtllm.library import installed
@@ -108,6 +109,17 @@ def tiny_llama() -> Path:
 def measured_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     """What steps cost is measured and learnt in this test, as it is for users."""
     monkeypatch.delenv("TRTLA_FIXED_COSTS")
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's cache of the test's own, which holds the compiled libraries alone."""
+    folder = tmp_path / "own-cache"
+    (folder / "trtla").mkdir(parents=True)
+    for library in user_cache().glob("*.so"):
+        (folder / "trtla" / library.name).symlink_to(library.resolve())
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    return folder
 
 
 @pytest.fixture(autouse=True)

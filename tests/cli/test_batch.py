@@ -303,21 +303,6 @@ def test_an_input_that_changes_meanwhile_is_not_mixed(
     assert texts(tmp_path / "out") == texts(tmp_path / "undisturbed")
 
 
-@pytest.mark.usefixtures("measured_costs")
-def test_costs_kept_in_an_engine_do_not_make_it_another_model(
-    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TRTLA_COMPILED", "0")
-    source, model = write(tmp_path / "in", [ask("a")]), tmp_path / "engine"
-    shutil.copytree(engine, model)
-    flags = ("-m", model, "--lookahead", "auto")
-    assert trtla("batch", source, "-o", tmp_path / "out", *flags).code == 0
-    assert list(model.glob("trtla-cost-*"))
-    ran = trtla("batch", source, "-o", tmp_path / "out", *flags)
-    assert ran.code == 0, ran.err
-    assert "is finished" in ran.err
-
-
 def test_a_job_with_rejection_does_not_go_on_without(tmp_path: Path) -> None:
     source, out = write(tmp_path / "in", [ask("a", temperature=1.0)]), tmp_path / "out"
     assert batch(source, out, "--drafter", f"draft:{SHIPPED}", "--rejection").code == 0

@@ -78,28 +78,6 @@ def test_all_may_be_cancelled_and_others_come() -> None:
     assert texts[1] == alone(1)
 
 
-@pytest.mark.parametrize("when", [0, 1, 5])
-def test_costs_are_never_measured_while_a_step_computes(when) -> None:
-    """Its logits would be overwritten."""
-    executor, _ = opened(options=DraftOptions())
-    asking = []
-
-    def costs(*_):
-        asking.append(executor._begun)
-
-    executor._cost_source = costs
-    executor.submit(asked(0))
-    texts: dict[int, list[int]] = {}
-    for _ in range(when):
-        for one in executor.poll():
-            texts.setdefault(one.request_id, []).extend(one.new_tokens)
-    executor.submit(replace(asked(1), adaptive=True))
-    rest(executor, texts)
-    assert asking
-    assert not any(asking)
-    assert texts == {0: alone(0), 1: alone(1)}
-
-
 def test_work_between_two_steps_ends_the_one_that_was_begun() -> None:
     executor, _ = opened(num_blocks=40)
     want = [*map(alone, (0, 1))]

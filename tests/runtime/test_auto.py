@@ -14,6 +14,7 @@ from tests.support.examples import examples
 from tests.support.toys import hash_rule, plain, request, ruled, run, tokens_of
 from trtla import DraftOptions, LookaheadConfig, SamplingParams, UsageError
 from trtla.runtime.auto.policy import SourceBudget, TreePolicy
+from trtla.runtime.auto.steps import StepCosts
 from trtla.runtime.costs import CostTable
 from trtla.runtime.draft import Draft, Drafter
 from trtla.runtime.drafters.lookahead import new_window
@@ -74,7 +75,7 @@ def drafter_of(prompt, output_len, shared=None, window=None, **more):
 
 def drive(text, prompt, table=CPU, drafter=None):
     """(fed drafts, tokens) of each step of a known text under the policy."""
-    policy = TreePolicy(table, clock=lambda: 0.0)
+    policy = TreePolicy(StepCosts(table), clock=lambda: 0.0)
     drafter = drafter or drafter_of(prompt, len(text))
     drafter.observe((), text[:1])
     place, steps = 1, []
@@ -158,12 +159,12 @@ def windowed(output_len=400):
 
 
 def test_a_window_that_costs_nothing_is_fed_and_a_costly_one_tried_rarely():
-    free, drafter = TreePolicy(FLAT, clock=lambda: 0.0), windowed()
+    free, drafter = TreePolicy(StepCosts(FLAT), clock=lambda: 0.0), windowed()
     drafter.observe((), [1])
     free.plan([drafter], 1, 1000)
     assert drafter.fed_window
     assert len(drafter.propose().read) == 7
-    dear, fed = TreePolicy(CostTable.of([(1, 0.01), (42, 0.02)]), clock=lambda: 0.0), []
+    dear, fed = TreePolicy(StepCosts(CostTable.of([(1, 0.01), (42, 0.02)])), clock=lambda: 0.0), []
     drafter = windowed(20_000)
     rng = random.Random(5)
     for _ in range(6000):
@@ -203,12 +204,12 @@ def test_sequences_back_off_whose_drafts_bring_less_than_planning_costs():
     rng = random.Random(2)
     texts = [[rng.randrange(90) for _ in range(400)], [place % 7 for place in range(400)]]
     times = iter(range(10**9))
-    policy = TreePolicy(CPU, clock=lambda: 2e-4 * next(times))
+    policy = TreePolicy(StepCosts(CPU), clock=lambda: 2e-4 * next(times))
     drafters = [drafter_of([1], 1000) for _ in texts]
     unlikely, likely = planned_steps(policy, drafters, 400, texts)
     assert unlikely < 80
     assert likely == 400
-    quick = TreePolicy(CPU, clock=lambda: 0.0)
+    quick = TreePolicy(StepCosts(CPU), clock=lambda: 0.0)
     assert planned_steps(quick, [drafter_of([1], 1000)], 400, texts[:1]) == [400]
 
 
@@ -216,7 +217,7 @@ def test_nodes_are_not_cheaper_where_a_prompt_is_in_the_step():
     even = CostTable.of([(1, 0.01), (1001, 1.01)])
     sizes = []
     for prompt in (0, 600):
-        policy, rng = TreePolicy(even, clock=lambda: 0.0), random.Random(6)
+        policy, rng = TreePolicy(StepCosts(even), clock=lambda: 0.0), random.Random(6)
         drafter = drafter_of([1, 2, 3], 2000)
         for _ in range(300):
             drafter.observe((), [rng.randrange(3)])
@@ -228,13 +229,16 @@ def test_nodes_are_not_cheaper_where_a_prompt_is_in_the_step():
 
 
 def test_a_sequence_that_backs_off_learns_what_it_missed():
-    policy, drafter = TreePolicy(COSTLY, clock=iter(range(10**9)).__next__), drafter_of([1], 1000)
+    policy, drafter = (
+        TreePolicy(StepCosts(COSTLY), clock=iter(range(10**9)).__next__),
+        drafter_of([1], 1000),
+    )
     assert planned_steps(policy, [drafter], 200, [list(range(90)) * 3], COSTLY)[0] < 60
     assert drafter._missed
     plain = drafter_of([1], 1000)
     for token in (list(range(90)) * 3)[:200]:
         plain.observe((), [token])
-    free, drafter.backoff = TreePolicy(FLAT, 8, lambda: 0.0), None
+    free, drafter.backoff = TreePolicy(StepCosts(FLAT), 8, lambda: 0.0), None
     free.plan([drafter, plain], 2, 1000)
     assert drafter.propose().tokens == plain.propose().tokens != ()
 
@@ -264,7 +268,7 @@ def chained(other):
 
 def test_other_drafters_are_skipped_while_a_sequence_backs_off():
     other = Counting()
-    policy = TreePolicy(COSTLY, clock=iter(range(10**9)).__next__)
+    policy = TreePolicy(StepCosts(COSTLY), clock=iter(range(10**9)).__next__)
     planned = planned_steps(policy, [chained(other)], 100, [list(range(100))], COSTLY)[0]
     assert planned < 60
     assert other.skipped == 100 - planned
@@ -272,7 +276,7 @@ def test_other_drafters_are_skipped_while_a_sequence_backs_off():
 
 def test_what_other_drafters_take_is_not_planning():
     other = Counting()
-    policy = TreePolicy(COSTLY, clock=lambda: other.seconds)
+    policy = TreePolicy(StepCosts(COSTLY), clock=lambda: other.seconds)
     assert planned_steps(policy, [chained(other)], 100, [list(range(100))], COSTLY) == [100]
 
 
@@ -287,22 +291,3 @@ def test_what_a_tree_missed_is_not_held_against_the_draft_of_now():
         drafter.plan(draft, False)
         drafter.observe((), [number + 4])
     assert values[-1] > values[0]
-
-
-@pytest.mark.parametrize("how", ["cancelled", "finished"])
-def test_requests_that_end_before_costs_are_known_do_no_harm(how):
-    more = {"options": DraftOptions()}
-    executor, _ = ruled(lambda s: 0, 2, (2, 2, 1), **more)
-    known = executor._cost_source
-    executor._cost_source = lambda *_: None
-    for number in range(3):
-        executor.submit(request([0], 40 if how == "cancelled" else 2, None, number, adaptive=True))
-    executor.poll()
-    for number in range(3):
-        executor.cancel(number)
-    while executor.poll():
-        pass
-    executor._cost_source = known
-    outputs = run(executor, [request([0], 30, None, 7, adaptive=True)])
-    assert tokens_of(outputs[7]) == [0] * 30
-    assert outputs[7][-1].stats.accepted > 0

@@ -122,11 +122,3 @@ def test_steps_of_a_processor_stay_steps():
 
     table = Machine(seconds).measure(CostPlan((1,), SIZES, needed=84))
     assert table == expected(seconds, table)
-
-
-@pytest.mark.parametrize("disturbed", [lambda run: 0.03, lambda run: 0.02 * (run % 3)])
-def test_a_table_that_was_taken_on_a_busy_machine_is_to_be_taken_again(disturbed):
-    plan = CostPlan((1,), SIZES, needed=84)
-    assert Machine(linear, lambda run: 0.04 * (run % 2)).measure(plan).takes_left == 3
-    assert Machine(lambda tokens: 0.02, disturbed).measure(plan).takes_left == 3
-    assert Machine(linear).measure(plan).takes_left == 0

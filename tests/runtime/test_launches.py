@@ -28,6 +28,7 @@ from tests.support.toys import request as toy_request
 from tests.support.toys import run as run_requests
 from tests.support.toys import tokens_of
 from tests.support.unchanged import CUDA_SOURCES
+from trtla.runtime.auto.steps import StepCosts
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.costs import CostTable
 from trtla.runtime.drafters.factory import Drafters
@@ -75,7 +76,7 @@ def served(model, limits=LIMITS):
     with noted_launches(model) as found:
         cache = model.new_cache(limits.max_batch_size * 14 + 290)
         options = Drafters(limits, DraftOptions(), {})
-        yield TorchExecutor(model, cache, limits, options, lambda *_: COSTS), found
+        yield TorchExecutor(model, cache, limits, options, StepCosts(COSTS)), found
 
 
 def asked(number, length, count, drafting, settings):

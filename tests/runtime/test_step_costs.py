@@ -1,13 +1,16 @@
-"""Steps correct the cost table: a wrong one heals, in both directions, and outliers do not hurt."""
+"""Steps correct the cost table: a wrong one heals, in both directions, and outliers do no harm."""
 
 from __future__ import annotations
 
 import random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from trtla.runtime.auto.policy import TreePolicy
-from trtla.runtime.costs import CostTable, StepCosts
+from trtla.runtime.auto.steps import StepCosts
+from trtla.runtime.costs import CostTable
 from trtla.runtime.draft import Draft, NoDrafter
 from trtla.runtime.drafters.tree import TreeDrafter
 from trtla.runtime.tree.library import SharedTrees
@@ -86,7 +89,11 @@ class Foresight(NoDrafter):
 
 def decode(believed, true, right, steps):
     """(seconds, tokens) of each step, under a policy that begins with the believed table."""
-    policy, shared, text = TreePolicy(believed, clock=lambda: 0.0), SharedTrees(100), []
+    return decode_with(TreePolicy(StepCosts(believed), clock=lambda: 0.0), true, right, steps)
+
+
+def decode_with(policy, true, right, steps):
+    shared, text = SharedTrees(100), []
     tree = shared.tree([99], SamplingParams(), ("chain",), True)
     drafter = TreeDrafter(tree, shared, 64, 10**6, others=[Foresight(text, right)])
     drafter.observe((), [0])
@@ -116,3 +123,87 @@ def test_after_some_hundred_steps_a_wrong_table_is_as_good_as_a_right_one(believ
     wrong = decode(believed, true, right, 1200)[400:]
     informed = decode(true, true, right, 1200)[400:]
     assert speed(wrong) > 0.9 * speed(informed)
+
+
+def noisy(rng, seconds):
+    """A step's time beside some other work, which only adds."""
+    return seconds * (1.0 + 0.05 * rng.random()) * (3.0 if rng.random() < 0.03 else 1.0)
+
+
+@pytest.mark.parametrize("factor", [10.0, 0.1])
+@pytest.mark.parametrize("phase", [(1,), (1, 16), (16,), (4, 16, 16, 16, 16, 16, 16, 16)])
+@pytest.mark.parametrize("after", [(1,), (1, 16)])
+def test_no_phase_of_the_machine_decides_for_good(factor, phase, after):
+    """Whatever was fed in it, and whether drafts are fed behind it or one token a step."""
+    costs, rng = StepCosts(TRUE), random.Random(5)
+    for _ in range(200):
+        costs.record(1, 1, noisy(rng, TRUE.seconds(1)))
+        costs.record(16, 1, noisy(rng, TRUE.seconds(16)))
+    for step in range(300):
+        tokens = phase[step % len(phase)]
+        costs.record(tokens, 1, factor * noisy(rng, TRUE.seconds(tokens)))
+    for step in range(800):
+        tokens = after[step % len(after)]
+        costs.record(tokens, 1, noisy(rng, TRUE.seconds(tokens)))
+    for tokens in (1, 4, 16, 64):
+        assert costs.seconds(tokens, 1) == pytest.approx(TRUE.seconds(tokens), rel=0.2)
+
+
+@pytest.mark.parametrize("factor", [10.0, 0.1])
+def test_steps_of_one_token_scale_the_whole_table_within_some_dozen(factor):
+    costs = StepCosts(TRUE)
+    for _ in range(60):
+        costs.record(1, 1, factor * TRUE.seconds(1))
+    for tokens in (1, 4, 16, 64):
+        assert costs.seconds(tokens, 1) == pytest.approx(factor * TRUE.seconds(tokens), rel=0.02)
+
+
+@settings(max_examples=100)
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 200), st.sampled_from([1, 1, 3]), st.floats(1e-6, 10.0)),
+        max_size=60,
+    ),
+    st.sampled_from([TRUE, FLAT]),
+)
+def test_more_tokens_never_cost_less_whatever_steps_took(steps, table):
+    costs = StepCosts(table)
+    for tokens, sequences, seconds in steps:
+        costs.record(max(tokens, sequences), sequences, seconds)
+    again = StepCosts(table, costs.learnt())
+    for sequences in (1, 3):
+        for one in (costs, again):
+            row = [one.seconds(tokens, sequences) for tokens in range(sequences, 300)]
+            assert row == pytest.approx(sorted(row), rel=1e-12)
+        if steps:
+            sizes = (sequences, 4 * sequences, 16 * sequences)
+            kept = [again.seconds(size, sequences) for size in sizes]
+            assert kept == pytest.approx([costs.seconds(size, sequences) for size in sizes])
+
+
+@pytest.mark.parametrize(
+    "learnt",
+    [
+        {"1": 7}, {"1": {"plain": 0.1}}, {"1": {"plain": "x", "prices": {"4": True}}},
+        {"1": {"plain": float("nan"), "prices": {"4": -1.0, "8": 1e9, "5": 2.0, "16": [1]}}},
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_of_what_was_learnt_is_ignored(learnt):
+    costs = StepCosts(TRUE, learnt)
+    for tokens in (1, 4, 16):
+        assert costs.seconds(tokens, 1) == TRUE.seconds(tokens)
+
+
+@pytest.mark.parametrize("poisoned", [200.0, 8.0])
+def test_sizes_that_were_thought_too_dear_are_found_cheap_by_one_who_feeds_single_tokens(poisoned):
+    """Prices that an earlier process kept, of a machine that was busy with drafts alone."""
+    busy = StepCosts(CHEAP)
+    for tokens in (1, 2, 4, 8, 16, 32):
+        for _ in range(40):
+            busy.record(1, 1, CHEAP.seconds(1))
+            busy.record(tokens, 1, poisoned * CHEAP.seconds(tokens))
+    assert busy.seconds(8, 1) > 3.0 * CHEAP.seconds(8)
+    policy = TreePolicy(StepCosts(CHEAP, busy.learnt()), clock=lambda: 0.0)
+    wrong = decode_with(policy, CHEAP, 1, 1200)
+    informed = decode(CHEAP, CHEAP, 1, 1200)[400:]
+    assert speed(wrong[600:]) > 0.95 * speed(informed)

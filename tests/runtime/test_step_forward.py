@@ -5,8 +5,6 @@ Attention over pages is the reference's; what would be captured is run again.
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 import torch
 
@@ -15,7 +13,6 @@ from tests.support.paged import TRIPLE, fake_capture, llama, reference_attention
 from tests.support.toys import Made, run, tokens_of
 from tests.support.toys import request as toy_request
 from trtla import LLM
-from trtla.runtime.costs import CostTable
 from trtla.runtime.drafters.draft_model import DraftModelDrafters
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.loop.executor import TorchExecutor
@@ -120,23 +117,6 @@ def test_a_model_tells_which_graphs_it_has(graphs):
 
 def opened(folder):
     return LLM(folder, dtype="float32", device="cpu", lookahead=PLAIN, max_batch_size=1)
-
-
-@pytest.mark.usefixtures("measured_costs", "own_cache")
-def test_costs_of_other_graphs_are_others(tiny_llama, graphs, monkeypatch):
-    """A table is found by what the forwards run by, not by what was hoped for."""
-    table = partial(CostTable, (((1, ((1, 1.0), (2, 1.5))),)))
-    monkeypatch.setattr("trtla.runtime.auto.probe.measure_costs", lambda *_: table())
-    for capture in (fake_capture, short(8), refused):
-        graphs[0] = capture
-        with opened(tiny_llama) as llm:
-            assert llm._executor.kept_costs() is None
-            llm._executor.warm_up()
-        with opened(tiny_llama) as llm:
-            assert llm._executor.kept_costs() is not None
-    monkeypatch.setattr(LlamaModel, "fast", False)
-    with opened(tiny_llama) as llm:  # as where captures were refused
-        assert llm._executor.kept_costs() is not None
 
 
 @pytest.mark.usefixtures("graphs")

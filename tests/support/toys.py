@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from trtla.runtime.auto.steps import StepCosts
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.costs import CostTable
 from trtla.runtime.draft import Drafter, NoDrafter
@@ -179,12 +180,9 @@ def toy_executor(
     drafters = drafter if isinstance(drafter, DrafterFactory) else Made(drafter)
     if options is not None:
         drafters = Drafters(limits, options, {})
-    table, nodes = costs or CostTable.of([(1, 1.0)]), options.nodes if options else None
-    made = (model, cache, limits, drafters, lambda *_: table, max_reused_len)
-    executor = TorchExecutor(*made, most_nodes=nodes, ahead=ahead)
-    if costs is not None:  # whatever costs are fixed for all tests
-        executor._cost_source = lambda *_: costs
-    return executor, model
+    table, nodes = StepCosts(costs) if costs else None, options.nodes if options else None
+    made = (model, cache, limits, drafters, table, max_reused_len)
+    return TorchExecutor(*made, most_nodes=nodes, ahead=ahead), model
 
 
 def ruled(

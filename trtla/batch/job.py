@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from trtla.errors import TrtlaError, UsageError
 from trtla.files import JsonError, json_text, parse_json, write_whole, written
 from trtla.formats.gguf.folder import weight_file
 from trtla.formats.gguf.header import MADE_OF, shards
-from trtla.runtime.costs import COST_FILES
 
 OUTPUT, ERRORS = "output.jsonl", "errors.jsonl"
 _JOB, _JOURNAL, _LOCK = "job.json", "journal", ".lock"
@@ -243,7 +241,7 @@ def _files(folder: Path) -> Iterator[Path]:
     weights = weight_file(folder)
     yield from shards(weights) if weights else ()
     for path in sorted(folder.iterdir()):
-        made_here = path.name == MADE_OF or fnmatch(path.name, COST_FILES) or path.name[0] == "."
+        made_here = path.name == MADE_OF or path.name[0] == "."
         if path.is_file() and not made_here:
             yield path
 

@@ -50,7 +50,7 @@ _METHODS = (
         ("lookahead-auto", "lookahead auto", "auto"),
         "one candidate tree of all sources",
         memory="texts, rows of logits (20 MB at 49,152 tokens), K/V rows for the nodes of a step",
-        when="By default: each step feeds what pays by the measured costs of forwards",
+        when="By default: each step feeds what pays by what forwards cost",
     ),
     Method(
         ("nasd", "ngram"),

@@ -19,7 +19,6 @@ from trtla.results.documents import (
     RunTotals,
 )
 from trtla.results.metrics import Metrics, distinct_4grams, first_difference
-from trtla.runtime.costs import CostPlan, CostTable
 from trtla.settings.drafting import LOOKAHEAD, NO_DRAFTER
 from trtla.settings.lookahead import AUTOREGRESSIVE
 from trtla.settings.messages import follow_up
@@ -98,15 +97,12 @@ _LEAST_STEPS = 8
 """Fewer do not show what a triple accepts."""
 _GAIN = 1.1
 """Of plain decoding, from which on it is worth a word."""
-_PROBE_S = 0.5
-"""Most seconds for forwards that only show what they cost."""
 
 
 def lookahead_loss(llm: LLM, requests: Sequence[PromptRequest], decoded: Decoded) -> str | None:
     """What a triple cost that was slower than plain decoding; None: it was not, or who knows.
 
-    Costs are those that `auto` has kept. Where it has not run yet they are timed now, if the model
-    is so small that this takes a fraction of a second.
+    Costs are those that `auto` counts with.
     """
     done, totals = decoded.completions, decoded.totals
     triples = {one.lookahead for one in done}
@@ -119,13 +115,14 @@ def lookahead_loss(llm: LLM, requests: Sequence[PromptRequest], decoded: Decoded
         return None
     together = min(len(done), llm.limits.max_batch_size)
     fed = totals.fed / totals.steps
-    costs = llm.executor.call(lambda executor: executor.kept_costs()) or _few_costs(
-        llm, together, round(fed)
+    whole, plain = llm.executor.call(
+        lambda executor: [
+            executor.step_seconds(round(tokens * together), together) for tokens in (fed, 1.0)
+        ]
     )
-    if costs is None:
+    if whole is None or plain is None:
         return None
-    factor = costs.seconds(fed * together, together) / costs.seconds(together, together)
-    gain = factor / totals.tokens_per_step
+    gain = whole / plain / totals.tokens_per_step
     if gain < _GAIN:
         return None
     (triple,) = triples
@@ -133,16 +130,6 @@ def lookahead_loss(llm: LLM, requests: Sequence[PromptRequest], decoded: Decoded
         f"{triple} fed {fed:.1f} tokens a step for {totals.tokens_per_step:.1f} tokens; plain "
         f"decoding is about {gain:.1f} times as fast here; try --request-lookahead auto"
     )
-
-
-def _few_costs(llm: LLM, sequences: int, fed: int) -> CostTable | None:
-    """A table of few forwards; None where they would take long."""
-    stats = llm.stats()
-    if not stats.forward_s or 4 * stats.forward_s / stats.steps > _PROBE_S:
-        return None
-    sizes = tuple(sorted({1, fed}))
-    plan = CostPlan((sequences,), sizes, row_budget_s=_PROBE_S / 8, sweeps=1)
-    return llm.executor.call(lambda executor: executor.measure_costs(plan))
 
 
 def divergence(completion: Completion, plain: Completion) -> Divergence | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from trtla.settings.drafting import PROPOSERS
 
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from numpy import ndarray
 
 
-@dataclass(frozen=True, slots=True)
-class TopRows:
+class TopRows(NamedTuple):
     """The most probable tokens after some nodes of a draft, best first."""
 
     nodes: tuple[int, ...]
@@ -32,7 +31,8 @@ class TopRows:
 
     def after(self, path: Sequence[int]) -> TopRows:
         """The same, where these nodes were accepted."""
-        return replace(self, last=self.nodes.index(path[-1]) if path else 0)
+        last = self.nodes.index(path[-1]) if path else 0
+        return TopRows(self.nodes, self.ids, self.logs, last)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +231,7 @@ def depths(parents: Sequence[int]) -> list[int]:
 def fit(drafts: list[Draft], room: int) -> list[Draft]:
     """The drafts of a step, cut to `room` tokens in all: each has an equal share, and what short
     ones leave of theirs is for the others."""
-    if sum(len(draft.tokens) for draft in drafts) <= room:
+    if sum([len(draft.tokens) for draft in drafts]) <= room:
         return drafts
     fitting, left = list(drafts), room
     order = sorted(range(len(drafts)), key=lambda index: len(drafts[index].tokens))

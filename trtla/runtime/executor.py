@@ -109,12 +109,9 @@ class Executor(ABC):
         """
         raise self._unable("cannot time single forwards", "measure")
 
-    def kept_costs(self) -> CostTable | None:
-        """What forwards cost, where that was measured before; None: it is not known."""
+    def step_seconds(self, tokens: int, sequences: int) -> float | None:
+        """What a step that feeds so many tokens of so many sequences may take; None: unknown."""
         return None
-
-    def warm_up(self) -> None:  # noqa: B027
-        """Do now what requests would have to wait for later; by default there is nothing."""
 
     def check_ranks(self) -> None:  # noqa: B027
         """Raise `RankLost` where another process that runs the model is known to have ended."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tests.support.plain_trees.evidence import Shared, rows_of
 from tests.support.plain_trees.tree import Node, PlainTree
-from trtla.runtime.costs import FREE, NodePrices
+from trtla.runtime.costs import FREE, CostTable, NodePrices
 from trtla.runtime.draft import NO_DRAFT, Draft, TopRows
 from trtla.runtime.tree.library import MOST_TOKENS
 
@@ -113,11 +113,15 @@ class _Choice:
                 heappush(self._offers, offer)
 
 
+def _seconds(prices: NodePrices, nodes: int) -> float:
+    return CostTable.of([(n + 1, s) for n, s in prices.knots]).seconds(nodes + 1)
+
+
 def _worth_most(values: Sequence[float], prices: NodePrices) -> int:
-    kept, best, total, plain = 0, 0.0, 0.0, prices.seconds(0)
+    kept, best, total, plain = 0, 0.0, 0.0, _seconds(prices, 0)
     for count, value in enumerate(values, 1):
         total += value + prices.lesson
-        cost = prices.rate * (prices.seconds(count) - plain)
+        cost = prices.rate * (_seconds(prices, count) - plain)
         worth = total * (1.0 - prices.margin) - cost
         if worth > best:
             best, kept = worth, count

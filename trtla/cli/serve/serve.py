@@ -157,7 +157,6 @@ def _place(spread: ReplicaSettings) -> str:
 
 def _open(flags: ServeFlags) -> LLM:
     llm = open_answering(flags, "a server", bounded_steps=True)
-    # What would else hold up the first requests: transformers' import, costs that are measured.
+    # What would else hold up the first requests: transformers' import.
     _ = llm.tokenizer is not None and llm.tokenizer.has_chat_template
-    llm.executor.call(lambda executor: executor.warm_up())
     return llm

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 from itertools import count
-from typing import Any
 
 from trtla.runtime.auto.policy import TreePolicy
+from trtla.runtime.auto.steps import StepCosts
 from trtla.runtime.costs import CostTable
 
 VARIABLE = "TRTLA_FIXED_COSTS"
@@ -27,22 +27,17 @@ def costs_are_fixed() -> bool:
     return os.environ.get(VARIABLE) == "1"
 
 
-def fixed_costs(*_: Any) -> CostTable:
-    """The table, as a `CostSource` that measures nothing."""
-    return FIXED_COSTS
-
-
-def new_policy(table: CostTable, most_nodes: int | None) -> TreePolicy:
+def new_policy(costs: StepCosts, most_nodes: int | None) -> TreePolicy:
     """The policy that learns from steps, or the one that does not."""
-    return FixedPolicy(table, most_nodes) if costs_are_fixed() else TreePolicy(table, most_nodes)
+    return FixedPolicy(costs, most_nodes) if costs_are_fixed() else TreePolicy(costs, most_nodes)
 
 
 class FixedPolicy(TreePolicy):
     """A policy whose steps take what its table says, and whose planning takes the same time."""
 
-    def __init__(self, table: CostTable, most_nodes: int | None = None) -> None:
+    def __init__(self, costs: StepCosts, most_nodes: int | None = None) -> None:
         clock = count(0.0, _PLANNED_S).__next__
-        super().__init__(table, most_nodes, clock, clock)
+        super().__init__(costs, most_nodes, clock, clock)
 
     def record(self, fed: int, base: int, sequences: int, committed: int, seconds: float) -> None:
         super().record(fed, base, sequences, committed, self._costs.seconds(fed, sequences))

@@ -1,6 +1,6 @@
 """How much is drafted in a step: the nodes, over all sequences, that earn more than they cost.
 
-Costs come from a `CostTable`, chances from the candidate trees. Nothing here can change a text; the
+Costs come from `StepCosts`, chances from the candidate trees. Nothing here can change a text; the
 times that are recorded may change how many steps it takes.
 """
 
@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import NamedTuple
 
-from trtla.runtime.costs import FREE, CostTable, NodePrices, Point, StepCosts, rising
+from trtla.runtime.auto.steps import StepCosts
+from trtla.runtime.costs import FREE, NodePrices
 from trtla.runtime.drafters.tree import FIRST_WORTH, Backoff, TreeDrafter
 from trtla.runtime.tree.library import Planner
 
@@ -23,8 +24,7 @@ _MEMORY = 1.0 / 64.0  # what a step counts in the averages
 _TRIAL_SHARE = 0.01  # of the time of plain steps, for steps that only show what they cost
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
+class _Step(NamedTuple):
     """A step before its drafts: its tokens, and the sequences whose drafts are chosen."""
 
     tokens: int
@@ -49,12 +49,12 @@ class TreePolicy:
 
     def __init__(
         self,
-        table: CostTable,
+        costs: StepCosts,
         most_nodes: int | None = None,
         clock: Callable[[], float] = time.thread_time,
         wall: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._costs, self._clock, self._wall = StepCosts(table), clock, wall
+        self._costs, self._clock, self._wall = costs, clock, wall
         self._fixed = most_nodes
         self._planner: Planner | None = None
         self._speed_up = 1.0
@@ -68,10 +68,6 @@ class TreePolicy:
         """Of one sequence's planning."""
         self._trials_s = 0.0
         """Time saved up for steps that only show what they cost."""
-
-    def use(self, table: CostTable) -> None:
-        """Go on with a table that knows more."""
-        self._costs.use(table)
 
     def plan(
         self, drafters: Sequence[TreeDrafter], base: int, room: int, prompt_tokens: int = 0
@@ -89,12 +85,13 @@ class TreePolicy:
         count = len(drafters)
         step = _Step(base, count, self._rate(base - prompt_tokens, count))
         windows = self._fed_windows(due, step, room)
-        sizes = sum(one.window_tokens for one in windows)
+        sizes = sum([one.window_tokens for one in windows])
         self._draft_chains(due, step)
         started = self._clock()  # what other drafters take is not planning
         nodes = [self._most(one) - one.window_tokens * (one in windows) for one in due]
         most = max(0, min(room - sizes, sum(nodes), _MOST_NODES))
-        most, prices = self._prices(replace(step, tokens=base + sizes), most)
+        step = _Step(base + sizes, count, step.rate)
+        most, prices = self._prices(step, most)
         self._planner = self._planner or Planner()
         trees, depths = [one.tree for one in due], [one.most_depth for one in due]
         drafts = self._planner.plan(trees, nodes, depths, most, prices)
@@ -102,7 +99,8 @@ class TreePolicy:
             one.plan(draft, one in windows)
         each = (self._clock() - started) / len(due)
         self._plan_s += (each - self._plan_s) * (_HOST_MEMORY if self._plan_s else 1.0)
-        self._judge_plans(due, prices)
+        if prices.knots:
+            self._judge_plans(due, step, prices)
 
     def _is_due(self, drafter: TreeDrafter) -> bool:
         drafter.backoff = drafter.backoff or Backoff(self._worth)
@@ -111,12 +109,14 @@ class TreePolicy:
             drafter.draft_chains(False)
         return due
 
-    def _judge_plans(self, drafters: Sequence[TreeDrafter], prices: NodePrices) -> None:
+    def _judge_plans(
+        self, drafters: Sequence[TreeDrafter], step: _Step, prices: NodePrices
+    ) -> None:
         """Have sequences back off whose drafts bring less than it costs to plan them."""
-        if not prices.knots:
-            return
-        fed = sum(len(one.chosen.tokens) for one in drafters)
-        node = prices.rate * (prices.seconds(fed) - prices.seconds(0)) / max(1, fed) - _LESSON
+        fed = sum([len(one.chosen.tokens) for one in drafters])
+        node = -_LESSON
+        if fed:
+            node += prices.rate * (self._seconds(step, fed) - prices.knots[0][1]) / fed
         for one in drafters:
             # What a window or a chain brings is not known before.
             if one.backoff is None or one.fed_window or one.had_chain:
@@ -132,7 +132,9 @@ class TreePolicy:
         """How many nodes may be taken of `most`, and what they cost."""
         if self._fixed is not None:
             return most, FREE
-        prices = NodePrices(self._knots(step, most), step.rate, _MARGIN, lesson=_LESSON)
+        prices = NodePrices(
+            self._costs.knots(step.tokens, step.sequences, most), step.rate, _MARGIN, lesson=_LESSON
+        )
         if step.tokens == step.sequences:  # nothing is fed beside their input
             if self._tries_plain(step):
                 return 0, FREE
@@ -141,18 +143,10 @@ class TreePolicy:
         pairs = pairwise(prices.knots)
         slopes = [(high - low) / (b - a) for (a, low), (b, high) in pairs if a < _LOOKED_AT]
         least = max(_LEAST_CHANCE, step.rate * min(slopes, default=0.0) - _LESSON)
-        return most, replace(prices, least=least)
+        return most, NodePrices(prices.knots, step.rate, _MARGIN, least, _LESSON)
 
     def _seconds(self, step: _Step, nodes: int = 0) -> float:
         return self._costs.seconds(step.tokens + nodes, step.sequences)
-
-    def _knots(self, step: _Step, most: int) -> tuple[Point, ...]:
-        """The time of a step at numbers of nodes for which it is about known."""
-        found, knot = {0: self._seconds(step)}, 0
-        while knot < most:
-            knot = min(most, 2 * knot + step.sequences)
-            found[knot] = self._seconds(step, knot)
-        return rising(found)
 
     def _tries_plain(self, step: _Step) -> bool:
         """Whether nothing is fed, where it is not known what such a step takes now."""
@@ -161,12 +155,12 @@ class TreePolicy:
 
     def _tries_larger(self, step: _Step, prices: NodePrices, most: int) -> int:
         """Nodes to feed where nothing is known of steps of that size, now and then; 0: none."""
-        plain = prices.seconds(0)
+        plain = prices.knots[0][1]
         self._trials_s += _TRIAL_SHARE * plain
         tried = min(most, _TRIAL_NODES * step.sequences)
         if tried <= 0 or self._costs.knows(step.tokens + tried, step.sequences):
             return 0
-        return tried if self._spends(prices.seconds(tried) - plain) else 0
+        return tried if self._spends(self._seconds(step, tried) - plain) else 0
 
     def _spends(self, seconds: float) -> bool:
         """Whether so much time is saved up for a trial; then it is spent."""
@@ -179,7 +173,7 @@ class TreePolicy:
         self, drafters: Sequence[TreeDrafter], step: _Step, room: int
     ) -> Sequence[TreeDrafter]:
         """Whose windows are fed: of all where that pays, of one where it is tried."""
-        size = sum(one.window_tokens for one in drafters)
+        size = sum([one.window_tokens for one in drafters if one.window is not None])
         if not size or self._fixed is not None:
             return ()
         plain, ahead = self._seconds(step), self._seconds(step, size)
@@ -224,7 +218,8 @@ class TreePolicy:
         """
         reached = 1.0
         if fed > base:
-            plain, whole = (self._costs.seconds(tokens, sequences) for tokens in (base, fed))
+            plain = self._costs.seconds(base, sequences)
+            whole = self._costs.seconds(fed, sequences)
             reached = max(1.0, min(committed / sequences * plain / whole, 8.0))
         self._speed_up += (reached - self._speed_up) * _MEMORY
         if base == sequences:  # else prompts or others' drafts took part

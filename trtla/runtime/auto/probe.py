@@ -6,19 +6,13 @@ spread shows whether the machine was busy.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
 
-from trtla.files import user_cache
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
-from trtla.runtime.costs import CostPlan, CostTable, Point, get, load, rising
-from trtla.runtime.device import Device
+from trtla.runtime.costs import CostPlan, CostTable, Point, rising
 from trtla.runtime.draft import Draft, NoDrafter
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.models.forward import StepForward
@@ -27,19 +21,11 @@ from trtla.runtime.request import Request
 from trtla.runtime.sampling.draw import argmax
 from trtla.runtime.sampling.logits import on_host
 from trtla.runtime.sequence import Feed, Sequence
-from trtla.runtime.threads import num_threads
 from trtla.settings.lookahead import AUTOREGRESSIVE
-from trtla.version import __version__
-
-if TYPE_CHECKING:
-    from trtla.formats.engine import Engine
-
-
-_PLAN = CostPlan()
 
 
 def measure_costs(
-    run: StepForward, cache: KVCache, limits: ExecutorLimits, plan: CostPlan = _PLAN
+    run: StepForward, cache: KVCache, limits: ExecutorLimits, plan: CostPlan
 ) -> CostTable | None:
     """Time forwards as the executor runs its steps, for up to the limits' number of sequences.
 
@@ -63,22 +49,6 @@ def measure_costs(
     finally:
         for blocks in owned:
             cache.pool.release(blocks)
-
-
-def measured_costs(
-    run: StepForward, cache: KVCache, limits: ExecutorLimits, sequences: int
-) -> CostTable | None:
-    """`measure_costs` for steps of up to a number of sequences, remembered by nobody."""
-    if not sequences:
-        return None
-    plan = replace(_PLAN, batches=rows_for(sequences, _PLAN.batches))
-    return measure_costs(run, cache, limits, plan)
-
-
-def rows_for(sequences: int, batches: tuple[int, ...]) -> tuple[int, ...]:
-    """Numbers of sequences to time, up to the first that is not below the one asked for."""
-    pairs = zip(batches, (0, *batches), strict=False)
-    return tuple(count for count, before in pairs if before < sequences)
 
 
 def fitted_plan(plan: CostPlan, cache: KVCache, limits: ExecutorLimits) -> CostPlan:
@@ -122,63 +92,6 @@ def _forward(
     return forward
 
 
-def shape_of(engine: Engine) -> dict[str, Any]:
-    """A model's shape in JSON. All engines of a shape share a table: values do not matter."""
-    return engine.config.pretrained_config.model_dump(mode="json")
-
-
-def cost_key(shape: dict[str, Any], arithmetic: str, device: Device) -> str:
-    """What a forward's time depends on: the model's shape, arithmetic, device, threads, library."""
-    name, versions = "cpu", [__version__]
-    if device.type == "cuda":
-        import torch
-
-        name, versions = torch.cuda.get_device_name(str(device)), [torch.__version__, __version__]
-    facts = {
-        "shape": shape,
-        "arithmetic": arithmetic,
-        "device": [device.type, name],
-        "threads": num_threads(),
-        "versions": versions,
-    }
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def cost_source(
-    engine: Engine,
-    arithmetic: Callable[[], str],
-    device: Device,
-    shipped: CostTable | None = None,
-) -> Callable[[StepForward, KVCache, ExecutorLimits, int], CostTable | None]:
-    """An engine's table: the one that is shipped, else from a file in the engine's folder or the
-    user's, or measured now.
-
-    Only what the number of sequences asked for needs is measured: others may never come, and for 0
-    there is nothing to measure. A Hugging Face folder is never written to. None: it is not known,
-    and cannot be measured now.
-
-    Args:
-        arithmetic: says how forwards run, which is known when the first has.
-        shipped: of the compiled forward, for which nothing is measured.
-    """
-    if shipped is not None:
-        return lambda run, cache, limits, sequences: shipped
-    folders: list[Path] = [engine.path] if engine.manifest is not None else []
-    folders.append(user_cache())
-    shape = shape_of(engine)  # now: pydantic gives another exception for Ctrl-C within it
-
-    def source(
-        run: StepForward, cache: KVCache, limits: ExecutorLimits, sequences: int
-    ) -> CostTable | None:
-        key, plan = cost_key(shape, arithmetic(), device), fitted_plan(_PLAN, cache, limits)
-        if not sequences:
-            return load(key, folders)
-        wanted = replace(plan, batches=rows_for(sequences, plan.batches))
-        return get(key, folders, wanted, lambda missing: measure_costs(run, cache, limits, missing))
-
-    return source
-
-
 Forward = Callable[[int, int], None]
 """(sequences, fed tokens each): run one such forward to its end."""
 Clock = Callable[[], tuple[float, float]]
@@ -189,7 +102,6 @@ _FALLING = 1.05  # what a forward may cost, against the next larger one
 _ROUNDS = 4  # in which doubtful times are taken again
 _CALM_SPREAD = 1.3  # median against least
 _CALM_SHARE = 0.7  # of the time for which the thread was on a processor
-_TAKES = 3  # that follow a disturbed one
 
 
 def thread_clock() -> tuple[float, float]:
@@ -204,16 +116,11 @@ def device_clock() -> tuple[float, float]:
 
 
 def measure(forward: Forward, plan: CostPlan, clock: Clock = thread_clock) -> CostTable:
-    """Time forwards as planned.
-
-    Returns:
-        A table to be taken again where other work disturbed it.
-    """
+    """Time forwards as planned."""
     rows = [_Row(forward, sequences, plan, clock) for sequences in plan.batches]
     for row in rows:
         row.measure()
-    found = tuple((row.sequences, row.points()) for row in rows)
-    return CostTable(found, 0 if all(row.calm for row in rows) else _TAKES)
+    return CostTable(tuple((row.sequences, row.points()) for row in rows))
 
 
 class _Row:

@@ -1,70 +1,93 @@
-"""What steps of the compiled forward cost, before any was seen: shapes of each kind of processor.
+"""What steps cost before any was seen, by the processor's instructions and the weights' bytes.
 
-Nobody waits for a measurement: real steps correct what is said here (`costs.StepCosts`), the base
-within a few steps, and the price of each number of nodes when it is fed.
+Nobody waits for a measurement: steps correct what is said here (`steps.StepCosts`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import NamedTuple
 
+from trtla.formats.config import BLOCK_SIZES, DTYPE_BYTES
 from trtla.runtime.costs import CostTable
+from trtla.runtime.device import Device
 from trtla.runtime.models.cpu.levels import chosen_level
+from trtla.runtime.threads import num_threads
 
-_TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 16, 24, 32, 64, 128)
-_SHAPES = {
-    "x86-64-v2": (
-        *(1.0, 1.39, 1.83, 2.21, 3.08, 3.51, 3.98, 4.36, 5.15, 5.63, 6.12, 6.51),
-        *(8.72, 13.0, 17.4, 35.1, 71.6),
-    ),
-    "x86-64-v3": (
-        *(1.0, 1.04, 1.16, 1.31, 1.57, 1.97, 2.22, 2.37, 2.65, 2.91, 3.25, 3.41),
-        *(4.46, 6.5, 8.56, 17.2, 35.0),
-    ),
-    "x86-64-v4": (
-        *(1.0, 1.03, 1.05, 1.2, 1.42, 1.68, 1.93, 2.18, 2.46, 2.7, 2.91, 3.1),
-        *(4.12, 5.95, 7.8, 15.6, 31.2),
-    ),
-    "x86-64-v4-vnni": (
-        *(1.0, 1.02, 1.05, 1.09, 1.22, 1.37, 1.54, 1.78, 1.97, 2.07, 2.24, 2.37),
-        *(3.09, 4.4, 5.73, 11.2, 22.7),
-    ),
-}
-"""Seconds by fed tokens, in those of one token: integer products of a Q4_1 model of 135 M
-parameters on two cores of a Zen 4, whose instructions were limited to each level's."""
-_FLOAT_TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
-_FLOATS = {
-    "x86-64-v3": (1.0, 1.01, 1.1, 1.2, 1.66, 2.2, 2.85, 3.7, 5.1, 6.9, 13.0, 26.0),
-    "x86-64-v4-bf16": (1.0, 1.1, 1.25, 1.3, 1.38, 1.5, 1.9, 2.65, 3.6, 4.6, 8.8, 17.6),
-}
-"""The same of bfloat16 weights, in float32 and in bfloat16 products, on two cores of a Zen 5."""
-_AS = {
-    "x86-64-v3-vnni": "x86-64-v4-vnni",
-    "x86-64-v4-bf16": "x86-64-v4-vnni",
-    "x86-64-v4-amx": "x86-64-v4-vnni",
-    "armv8-a": "x86-64-v2",
-    "armv8.2-a-dotprod": "x86-64-v4-vnni",
-}
-"""Levels of whose integer products no shape was measured, or the same one: the most like them."""
-_BYTES_PER_S = 20e9
-"""At which weights are read: a guess that the first steps correct."""
+_TOKENS = (*range(1, 17), 20, 24, 28, 32, 40, 48, 64, 96, 128, 256, 512)
+_SHARPNESS = 6.0
+"""Of the bend between steps that wait for weights and those that wait for products."""
 
 
-def shipped_costs(weight_bytes: int, compute_type: str) -> CostTable:
-    """What forwards of any number of sequences cost on this processor, by their tokens.
+class _Rates(NamedTuple):
+    """What a thread, or a GPU, does in a second."""
+
+    products: float
+    """Of a weight and a token's number."""
+    unpacked: float = float("inf")
+    """Weights that are made ready for products, once for all tokens."""
+
+
+_INTEGERS = {
+    "x86-64-v2": _Rates(38e9, 300e9),
+    "x86-64-v3": _Rates(80e9, 300e9),
+    "x86-64-v3-vnni": _Rates(100e9, 50e9),
+    "x86-64-v4": _Rates(90e9, 300e9),
+    "x86-64-v4-vnni": _Rates(184e9, 50e9),
+    "armv8-a": _Rates(20e9, 40e9),
+    "armv8.2-a-dotprod": _Rates(60e9, 50e9),
+}
+"""Of weights in blocks: v3 measured on a Zen 3, v4-vnni on a Xeon, the others in proportion."""
+_WITH_MINIMUMS, _MINIMUMS_SHARE = ("Q4_1", "Q5_1", "Q4_K", "Q5_K"), 0.8
+"""Types of blocks whose minimums take a part of the products."""
+_AS_VNNI = ("x86-64-v4-bf16", "x86-64-v4-amx")
+_BFLOAT16, _FLOAT32 = _Rates(48e9), _Rates(30e9)
+_TORCH, _GPU = _Rates(25e9), _Rates(8e13)
+_THREAD_READS, _CPU_READS, _GPU_READS = 14e9, 80e9, 2e12
+"""Bytes of weights in a second: of one thread, of all of a CPU's, of a GPU."""
+_TORCH_S, _GPU_S = 3e-3, 3e-4
+"""Seconds of a step beside the weights and the products."""
+_LEAST_S = 1e-5
+
+
+def shipped_costs(
+    weight_bytes: int | None, weight_type: str, device: Device, integers: bool | None
+) -> CostTable:
+    """What forwards of any number of sequences cost here, by their tokens.
 
     Args:
-        weight_bytes: that a forward reads.
-        compute_type: of most products: int8, bfloat16 or float32.
+        weight_bytes: that a forward reads; None: unknown.
+        integers: whether products are of integers; None: the forward is not compiled.
     """
-    plain = max(weight_bytes, 1) / _BYTES_PER_S
-    points = _points(chosen_level().name, compute_type)
-    return CostTable.of([(tokens, plain * cost) for tokens, cost in points])
+    size = weight_bytes or 1
+    weights = size / _bytes_each(weight_type)
+    threads = 1 if device.type == "cuda" else num_threads()
+    rates, more_s = _rates(weight_type, device, integers)
+    fastest = _GPU_READS if device.type == "cuda" else min(threads * _THREAD_READS, _CPU_READS)
+    read = max(size / fastest, _LEAST_S)
+    unpack, each = weights / threads / rates.unpacked, weights / threads / rates.products
+    return CostTable.of([(n, more_s + _bent(read, unpack + n * each)) for n in _TOKENS])
 
 
-def _points(level: str, compute_type: str) -> Iterable[tuple[int, float]]:
-    if compute_type == "int8":
-        shape = _SHAPES.get(_AS.get(level, level), _SHAPES["x86-64-v3"])
-        return zip(_TOKENS, shape, strict=True)
-    floats = _FLOATS["x86-64-v4-bf16" if compute_type == "bfloat16" else "x86-64-v3"]
-    return zip(_FLOAT_TOKENS, floats, strict=True)
+def _bent(one: float, other: float) -> float:
+    """About the larger one."""
+    most, least = max(one, other), min(one, other)
+    return float(most * (1.0 + (least / most) ** _SHARPNESS) ** (1.0 / _SHARPNESS))
+
+
+def _rates(weight_type: str, device: Device, integers: bool | None) -> tuple[_Rates, float]:
+    if device.type == "cuda":
+        return _GPU, _GPU_S
+    if integers is None:
+        return _TORCH, _TORCH_S
+    level = chosen_level().name
+    if not integers:
+        return (_BFLOAT16 if level in _AS_VNNI and weight_type != "float32" else _FLOAT32), 0.0
+    name = "x86-64-v4-vnni" if level in _AS_VNNI else level
+    rates = _INTEGERS.get(name, _INTEGERS["x86-64-v3"])
+    share = _MINIMUMS_SHARE if weight_type in _WITH_MINIMUMS else 1.0
+    return rates._replace(products=share * rates.products), 0.0
+
+
+def _bytes_each(weight_type: str) -> float:
+    inputs, nbytes = BLOCK_SIZES.get(weight_type, (1, DTYPE_BYTES.get(weight_type, 2)))
+    return nbytes / inputs

@@ -4,76 +4,42 @@ named drafter's drafts, and what pays of the candidate trees.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from contextlib import suppress
 
 from trtla.errors import UsageError
 from trtla.runtime.auto.fixed import new_policy
-from trtla.runtime.auto.policy import TreePolicy
-from trtla.runtime.costs import CostTable
+from trtla.runtime.auto.steps import StepCosts
 from trtla.runtime.draft import Draft, fit
 from trtla.runtime.drafters.tree import TreeDrafter
-from trtla.runtime.limits import ExecutorLimits
-from trtla.runtime.models.forward import StepForward
-from trtla.runtime.models.kv_cache import KVCache
 from trtla.runtime.request import DrafterFactory, DraftMemory
 from trtla.runtime.sequence import Sequence
 from trtla.runtime.stats import SourceCounts
-
-CostSource = Callable[[StepForward, KVCache, ExecutorLimits, int], CostTable | None]
-"""Measures what forwards of up to a number of sequences cost, or remembers it. Called when the
-first adaptive request comes, when more are in flight than before, and again where it says None: not
-now. For 0 sequences it measures nothing: what is remembered.
-"""
-
-_RETRY_EVERY = 32  # steps, while costs cannot be measured
 
 
 class Drafting:
     """Drafters of requests, and what they share."""
 
-    def __init__(
-        self,
-        drafters: DrafterFactory,
-        most_nodes: int | None,
-        ask_costs: Callable[[int], CostTable | None],
-    ) -> None:
+    def __init__(self, drafters: DrafterFactory, most_nodes: int | None, costs: StepCosts) -> None:
         self.drafters, self._most_nodes = drafters, most_nodes
         self._opened_with = (drafters, most_nodes)
-        self._ask_costs = ask_costs
+        self._costs = costs
         self._memory = DraftMemory()
         """The one in use."""
         self._texts: list[tuple[int, ...]] = []
         """Texts that were added: the drafters get them again when they begin anew."""
-        self.cost_table: CostTable | None = None
-        self._costed = 0
-        """Sequences that the table is for."""
-        self.adaptive = AdaptiveSteps(self.costs, most_nodes)
-
-    def costs(self, sequences: int) -> CostTable | None:
-        """What forwards of up to so many sequences cost, asked for until it is known."""
-        if sequences > self._costed:
-            found = self._ask_costs(sequences)
-            if found is not None:
-                self.cost_table, self._costed = found, sequences
-        return self.cost_table
+        self.adaptive = AdaptiveSteps(costs, most_nodes)
 
     def reset(self) -> None:
         self.drafters.reset()
         self.drafters.add_texts(self._texts)
-        self.adaptive = AdaptiveSteps(self.costs, self._most_nodes)
+        self.adaptive = AdaptiveSteps(self._costs, self._most_nodes)
 
-    def join(self, sequence: Sequence, *, may_measure: bool) -> None:
-        """Give a sequence a drafter that knows its text so far.
-
-        Args:
-            may_measure: False while a step computes, whose logits a measurement would overwrite.
-        """
+    def join(self, sequence: Sequence) -> None:
+        """Give a sequence a drafter that knows its text so far."""
         request = sequence.request
         drafter = sequence.drafter = self.drafters(sequence.lookahead, request)
         sequence.recorder = request.watch(drafter, request) if request.watch else None
-        self.adaptive.join(sequence, may_measure=may_measure)
         if sequence.output_ids:
             sequence.observe((), sequence.output_ids)
 
@@ -101,7 +67,7 @@ class Drafting:
             drafters, nodes = self._opened_with
             if memory.options is not None:
                 nodes = memory.options.nodes
-            adaptive = AdaptiveSteps(self.costs, nodes)
+            adaptive = AdaptiveSteps(self._costs, nodes)
             memory.held = (self, drafters.fresh(memory.options), adaptive, nodes)
         self._memory.num_texts, self._memory = len(self._texts), memory
         _, self.drafters, self.adaptive, self._most_nodes = memory.held
@@ -117,42 +83,14 @@ class AdaptiveSteps:
     """Chooses drafts step by step, and learns from each what steps take.
 
     Args:
-        costs: (sequences) -> what forwards of up to so many cost; None: it cannot be measured now.
         most_nodes: feed up to so many nodes of each tree, whatever they cost; None: what pays.
     """
 
-    def __init__(
-        self, costs: Callable[[int], CostTable | None], most_nodes: int | None = None
-    ) -> None:
-        self._costs, self._most_nodes = costs, most_nodes
-        self._most = 1
-        """Sequences with trees that costs were measured for."""
-        self._policy: TreePolicy | None = None
-        self._retry = 0
-        """Steps until costs are measured again, if they are not known."""
+    def __init__(self, costs: StepCosts, most_nodes: int | None = None) -> None:
+        self._policy = new_policy(costs, most_nodes)
         self._adaptive: list[tuple[Sequence, int]] = []
         """Sequences with trees in the step, with their tokens before."""
         self._prompt = self._base = self._fed = 0
-
-    def join(self, sequence: Sequence, *, may_measure: bool = True) -> None:
-        """Take a sequence in; what steps cost is known from the first one with a tree on.
-
-        Args:
-            may_measure: False while a step computes, whose logits a measurement would overwrite.
-        """
-        if may_measure and isinstance(sequence.drafter, TreeDrafter):
-            self._ready(1)
-
-    def _ready(self, sequences: int) -> TreePolicy | None:
-        """The policy, with costs for so many sequences with trees; None: they are not known."""
-        if self._policy is None or sequences > self._most:
-            self._most, self._retry = max(sequences, self._most), _RETRY_EVERY
-            table = self._costs(self._most)
-            if table is not None and self._policy is not None:
-                self._policy.use(table)
-            elif table is not None:
-                self._policy = new_policy(table, self._most_nodes)
-        return self._policy
 
     def leave(self, sequence: Sequence) -> None:
         """A sequence has ended, or gets another drafter: note what its sources did.
@@ -173,30 +111,33 @@ class AdaptiveSteps:
             prompt_tokens: are fed beside them.
             room: most tokens that all drafts may feed.
         """
-        trees = [s.drafter if isinstance(s.drafter, TreeDrafter) else None for s in generation]
-        pairs = list(zip(generation, trees, strict=True))
-        drafts = fit([t.base() if t else s.propose() for s, t in pairs], max(0, room))
-        self._adaptive = [(s, len(s.output_ids)) for s, tree in pairs if tree]
+        drafts: list[Draft] = []
+        trees: list[tuple[int, TreeDrafter]] = []
+        for place, sequence in enumerate(generation):
+            if isinstance(sequence.drafter, TreeDrafter):
+                trees.append((place, sequence.drafter))
+                drafts.append(sequence.drafter.base())
+            else:
+                drafts.append(sequence.propose())
+        drafts = fit(drafts, max(0, room))
+        self._adaptive = [(generation[i], len(generation[i].output_ids)) for i, _ in trees]
         self._prompt = prompt_tokens
-        self._fed = self._base = prompt_tokens + sum(draft.size for draft in drafts)
-        if not self._adaptive:
+        if not trees:
             return drafts
-        for tree, draft in zip(trees, drafts, strict=True):
-            if tree:
-                tree.begin(draft)
-        self._retry -= 1
-        known = self._policy is not None or self._retry < 0
-        policy = self._ready(len(self._adaptive)) if known else None
-        if policy is not None:
-            left = room - sum(len(draft.tokens) for draft in drafts)
-            policy.plan([tree for tree in trees if tree], self._base, max(0, left), prompt_tokens)
-        drafts = [s.propose() if t else d for (s, t), d in zip(pairs, drafts, strict=True)]
-        self._fed = prompt_tokens + sum(draft.size for draft in drafts)
+        for place, tree in trees:
+            tree.begin(drafts[place])
+        fed = sum([len(draft.tokens) for draft in drafts])
+        self._base = prompt_tokens + len(drafts) + fed
+        own = [tree for _, tree in trees]
+        self._policy.plan(own, self._base, max(0, room - fed), prompt_tokens)
+        for place, _ in trees:
+            drafts[place] = generation[place].propose()
+        self._fed = prompt_tokens + len(drafts) + sum([len(draft.tokens) for draft in drafts])
         return drafts
 
     def record(self, seconds: float) -> None:
         """Report what the planned step committed and took."""
-        if not self._adaptive or self._policy is None or self._prompt:
+        if not self._adaptive or self._prompt:
             return
-        committed = sum(len(s.output_ids) - before for s, before in self._adaptive)
+        committed = sum([len(s.output_ids) - before for s, before in self._adaptive])
         self._policy.record(self._fed, self._base, len(self._adaptive), committed, seconds)

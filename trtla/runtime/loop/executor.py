@@ -14,8 +14,9 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from trtla.errors import TrtlaError, UsageError
-from trtla.runtime.auto.fixed import costs_are_fixed, fixed_costs
-from trtla.runtime.auto.probe import measure_costs, measured_costs
+from trtla.runtime.auto.fixed import FIXED_COSTS
+from trtla.runtime.auto.probe import measure_costs
+from trtla.runtime.auto.steps import StepCosts
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.costs import CostPlan, CostTable
 from trtla.runtime.draft import NoDrafter
@@ -23,7 +24,7 @@ from trtla.runtime.drafters.factory import Drafters
 from trtla.runtime.executor import Executor, RequestRecord
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.loop.beams import CachedBeams, beam_search
-from trtla.runtime.loop.drafting import CostSource, Drafting
+from trtla.runtime.loop.drafting import Drafting
 from trtla.runtime.loop.scheduler import Scheduler
 from trtla.runtime.loop.scores import text_log_probs
 from trtla.runtime.loop.step import Step, Stepper
@@ -51,7 +52,8 @@ class TorchExecutor(Executor):
     Args:
         cache: a sequence's whole need is reserved in it when it is admitted.
         drafters: makes each request's drafter.
-        costs: what forwards cost, for adaptive requests; measured by default.
+        costs: what steps are expected to take, for adaptive requests.
+        keep: gets `costs` when the executor is closed, for the next one.
         max_reused_len: longest text whose blocks are kept for those that begin like it; 0: none.
         most_nodes: of an adaptive request's step, fed whatever they cost; None: what pays.
         bounded_steps: limit the prompt tokens beside running texts; see `ExecutorOptions`.
@@ -66,7 +68,7 @@ class TorchExecutor(Executor):
         cache: KVCache,
         limits: ExecutorLimits,
         drafters: DrafterFactory | None = None,
-        costs: CostSource = measured_costs,
+        costs: StepCosts | None = None,
         max_reused_len: int = 0,
         draft_totals: DraftTotals | None = None,
         most_nodes: int | None = None,
@@ -74,6 +76,7 @@ class TorchExecutor(Executor):
         bounded_steps: bool = False,
         ahead: bool | None = None,
         ranks: Ranks | None = None,
+        keep: Callable[[StepCosts], None] | None = None,
     ) -> None:
         largest = limits.max_text_len + limits.drafter.max_draft_len(limits.lookahead)
         if cache.pool.num_blocks * TOKENS_PER_BLOCK < largest:
@@ -84,10 +87,10 @@ class TorchExecutor(Executor):
         together = "" if ranks is None else ranks.description
         super().__init__(limits, f"torch on {cache.device}, {model.arithmetic}{together}")
         self._cache = cache
-        self._cost_source = fixed_costs if costs_are_fixed() else costs
+        self._costs, self._keep = costs or StepCosts(FIXED_COSTS), keep
         self._stepper = Stepper(model, cache, limits, draft_totals or DraftTotals(), ranks)
         self._stats = self._stepper.stats
-        self._drafting = Drafting(drafters or Drafters(limits), most_nodes, self._ask_costs)
+        self._drafting = Drafting(drafters or Drafters(limits), most_nodes, self._costs)
         self._max_reused_len, self._bounded_steps = max_reused_len, bounded_steps
         self._ahead = cache.device.type == "cuda" if ahead is None else ahead
         self._record: RequestRecord[Sequence] = RequestRecord()
@@ -137,7 +140,7 @@ class TorchExecutor(Executor):
         self._record.unfinished = before
 
     def _join(self, sequence: Sequence) -> None:
-        self._drafting.join(sequence, may_measure=self._begun is None)
+        self._drafting.join(sequence)
         if sequence.deadline is not None:
             self._deadlines[sequence.request.request_id] = sequence.deadline
         self._scheduler.add(sequence)
@@ -175,8 +178,10 @@ class TorchExecutor(Executor):
 
     def _begin(self) -> None:
         self._record.begin(self._recover)
-        self._end_cancelled()
-        self._end_step()
+        if self._cancelled:
+            self._end_cancelled()
+        if self._begun is not None:
+            self._end_step()
 
     def _advance(self) -> bool:
         """One step, or the end of requests that are late; False where there is nothing to do."""
@@ -187,7 +192,8 @@ class TorchExecutor(Executor):
 
     def _begin_step(self) -> bool:
         """End requests that are late, and begin a step of the others; False where none can run."""
-        self._end_late_ones()
+        if self._deadlines:
+            self._end_late_ones()
         plan = self._scheduler.next()
         if plan:
             running = self._scheduler.num_running
@@ -272,10 +278,6 @@ class TorchExecutor(Executor):
         self._end(request.request_id, "failed", error)
         return True
 
-    def warm_up(self) -> None:
-        self._check_open()
-        self._between_steps(lambda: self._drafting.costs(self._limits.max_batch_size))
-
     def use_memory(self, memory: DraftMemory) -> None:
         self._check_open()
         self._drafting.check_memory(memory)
@@ -310,12 +312,8 @@ class TorchExecutor(Executor):
             )
         return table
 
-    def kept_costs(self) -> CostTable | None:
-        self._check_open()
-        return self._drafting.cost_table or self._ask_costs(0)
-
-    def _ask_costs(self, sequences: int) -> CostTable | None:
-        return self._cost_source(self._stepper.forward, self._cache, self._limits, sequences)
+    def step_seconds(self, tokens: int, sequences: int) -> float:
+        return self._costs.seconds(tokens, sequences)
 
     def beam_search(self, request: Request, settings: BeamSettings) -> list[Hypothesis]:
         self._check(request)
@@ -353,9 +351,11 @@ class TorchExecutor(Executor):
         return result
 
     def _release(self) -> None:
+        if self._keep is not None:
+            self._keep(self._costs)
         self._record.forget(self._record.requests)
         self._cache.synchronize()
         self._begun = None
         if self._stepper.leader is not None:
             self._stepper.leader.close()
-        del self._cache, self._stepper, self._drafting, self._scheduler, self._cost_source
+        del self._cache, self._stepper, self._drafting, self._scheduler

@@ -37,7 +37,7 @@ class StepPlan:
 
     @property
     def prompt_tokens(self) -> int:
-        return sum(feed.length for feed in self.prompts)
+        return sum([feed.length for feed in self.prompts]) if self.prompts else 0
 
 
 class Scheduler:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trtla.formats.engine import model_digest, text_digest
 from trtla.formats.support import shard_config
-from trtla.runtime.auto.probe import cost_source
+from trtla.runtime.auto.fixed import FIXED_COSTS, costs_are_fixed
+from trtla.runtime.auto.kept import KeptCosts
 from trtla.runtime.auto.shipped import shipped_costs
+from trtla.runtime.auto.steps import StepCosts
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
-from trtla.runtime.costs import CostTable
 from trtla.runtime.device import Device, resolve_device
 from trtla.runtime.drafters.draft_model import (
     LoadedDraft,
@@ -95,11 +96,23 @@ def open_torch_executor(
         return Follower(ranks, model, cache, limits)
     totals, sizes = DraftTotals(), dict(zip(drafts, draft_blocks, strict=True))
     models = {name: one.with_cache(sizes[name], limits, totals) for name, one in drafts.items()}
-    costs = cost_source(engine, lambda: _arithmetic(model) + together, on, _shipped(model))
     drafters = Drafters(limits, options.draft_options, models)
     reused = _max_reused_len(checkpoint, limits) if options.block_reuse else 0
+    costs, keep = _costs(checkpoint, model, together, on)
     made = (model, cache, limits, drafters, costs, reused, totals, options.draft_options.nodes)
-    return TorchExecutor(*made, bounded_steps=options.bounded_steps, ranks=ranks)
+    return TorchExecutor(*made, bounded_steps=options.bounded_steps, ranks=ranks, keep=keep)
+
+
+def _costs(
+    checkpoint: CheckpointConfig, model: Model[Any], together: str, device: Device
+) -> tuple[StepCosts, Callable[[StepCosts], None] | None]:
+    """What steps are expected to take, and what keeps what they have shown."""
+    if costs_are_fixed():
+        return StepCosts(FIXED_COSTS), None
+    integers = model.compute_type == "int8" if isinstance(model, NativeLlama) else None
+    table = shipped_costs(model.weight_bytes, model.weight_type, device, integers)
+    kept = KeptCosts(checkpoint.model_dump(mode="json"), model.arithmetic + together, device)
+    return StepCosts(table, kept.load()), kept.save
 
 
 def _limits(
@@ -196,18 +209,6 @@ def _ranks(
     room = SharedRoom(most, config.hidden_size, most, config.vocab_size)
     shard = shard_config(config, world.place.size)
     return joined(world, room, device.type == "cpu" and not_compiled(shard, arithmetic) is None)
-
-
-def _arithmetic(model: Model[Any]) -> str:
-    """What forwards' times depend on; whether there are graphs is known when a first has run."""
-    return f"{model.arithmetic}{', ' if model.graphs else ''}{model.graphs}"
-
-
-def _shipped(model: Model[Any]) -> CostTable | None:
-    """What steps cost before any was seen, where the forward is compiled."""
-    if not isinstance(model, NativeLlama):
-        return None
-    return shipped_costs(model.weight_bytes, model.compute_type)
 
 
 def _max_reused_len(checkpoint: CheckpointConfig, limits: ExecutorLimits) -> int:

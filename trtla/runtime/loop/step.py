@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from numpy import ndarray
 
 from trtla.runtime.device import Device
+from trtla.runtime.draft import Draft
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.loop.drafting import AdaptiveSteps
 from trtla.runtime.loop.ranks import Leader, rank_steps
@@ -45,13 +46,13 @@ class ForwardClock:
     def __init__(self, device: Device) -> None:
         self.started = time.perf_counter()
         self._stream = _cuda_stream(device) if device.type == "cuda" else None
-        self._begin = self._event()
-        self._end = self._begin
+        self._begin = self._end = None if self._stream is None else self._event()
         self._resumed: float | None = None
         """When the host came back too late to have timed the forward itself."""
 
     def launched(self) -> None:
-        self._end = self._event()
+        if self._stream is not None:
+            self._end = self._event()
 
     def resumed(self) -> None:
         if self._end is not None and self._end.query():  # type: ignore[no-untyped-call]
@@ -149,8 +150,9 @@ class Stepper:
         moves: list[_Move] = []
         start, hidden = 0, step.done.hidden
         for feed, prediction in zip(step.feeds, predictions, strict=True):
-            fed = None if hidden is None else hidden[:, start : start + feed.length]
-            start += feed.length
+            length = len(feed.tokens)
+            fed = None if hidden is None else hidden[:, start : start + length]
+            start += length
             if feed.sequence.finish_reason is not None:
                 continue
             if feed.rows:
@@ -159,7 +161,7 @@ class Stepper:
                 except Exception as error:
                     raise RequestFailed(feed.sequence) from error
             else:
-                feed.sequence.num_cached += feed.length
+                feed.sequence.num_cached += length
         self._move_accepted(moves)
         return step.draft_s + forward_s + time.perf_counter() - predicted
 
@@ -187,7 +189,11 @@ class Stepper:
         count, reason = committed_prefix(sequence.request, sequence.output_ids, tokens)
         if count < len(tokens):
             tokens, kept = tokens[:count], kept[: count - 1]
-        margins, logprobs = _reported(feed, (feed.rows[0], *kept)[:count], prediction, tokens)
+        request = sequence.request
+        margins: tuple[float, ...] = ()
+        logprobs: tuple[TokenLogProb, ...] = ()
+        if request.margins or request.logprobs is not None:
+            margins, logprobs = _reported(feed, (feed.rows[0], *kept)[:count], prediction, tokens)
         output = Output(
             sequence.request.request_id,
             tokens,
@@ -197,13 +203,16 @@ class Stepper:
             no_answer(sequence.request.label, place + count) if reason == "failed" else None,
             start=place,
             accepted=len(accepted[:count]),
-            sources=feed.tree.proposers(accepted[:count]),
+            sources=feed.tree.proposers(accepted[:count]) if accepted else (),
             logprobs=logprobs,
         )
         sequence.outputs.append(output)  # from here on the step is committed for this sequence
         new.append(output)
         sequence.output_ids += tokens
-        self._count(feed, output)
+        stats = sequence.stats
+        stats.step_lengths.append(len(tokens))
+        stats.steps += feed.draft is not None
+        stats.accepted += output.accepted
         if feed.draft is None:
             sequence.num_cached += feed.length
         else:
@@ -218,25 +227,20 @@ class Stepper:
             sequence.drafter.saw(nodes, prediction.tops.after(nodes))
         if hidden is not None:
             sequence.drafter.saw_hidden(hidden[:, (feed.rows[0], *accepted[:count])])
-        sequence.observe(_read(feed, prediction), tokens)
+        read = () if feed.draft is None or not feed.draft.read else _read(feed.draft, prediction)
+        sequence.observe(read, tokens)
 
     def _count_fed(self, feed: Feed) -> None:
         """Count what a forward was fed, also where nothing comes of it."""
-        fed, drafted = feed.length, 0
+        fed, drafted = len(feed.tokens), 0
         if feed.draft is not None:
-            drafted = len(feed.draft.candidates)
+            drafted = len(feed.draft.candidates) if feed.draft.tokens else 0
         elif feed.rows:  # A prompt that an encoder reads counts in place of the start token.
             request = feed.sequence.request
             fed += len(request.given_ids) - len(request.input_ids)
         for stats in (feed.sequence.stats, self.stats):
             stats.fed = (stats.fed or 0) + fed
             stats.drafted = (stats.drafted or 0) + drafted
-
-    def _count(self, feed: Feed, output: Output) -> None:
-        stats = feed.sequence.stats
-        stats.step_lengths.append(len(output.new_tokens))
-        stats.steps += feed.draft is not None
-        stats.accepted += output.accepted
 
     def _move_accepted(self, moves: list[_Move]) -> None:
         for sequence, base, nodes in moves:
@@ -250,7 +254,7 @@ def _reported(
 ) -> tuple[tuple[float, ...], tuple[TokenLogProb, ...]]:
     """Margins and log probabilities of committed tokens, each chosen after a node, if asked for."""
     request = feed.sequence.request
-    if not tokens or (not request.margins and request.logprobs is None):
+    if not tokens:
         return (), ()
     logits = logits_after(feed, nodes, prediction)
     margins = tuple(top2_margin(logits)) if request.margins else ()
@@ -267,8 +271,6 @@ def _accept(feed: Feed, prediction: Prediction) -> Path:
     return accept(feed.draft, prediction.draws)
 
 
-def _read(feed: Feed, prediction: Prediction) -> list[int]:
-    if feed.draft is None or not feed.draft.read:
-        return []
-    tokens = prediction.draws if feed.draft.drawn else prediction.greedy
-    return [max(0, tokens[node]) for node in feed.draft.read]  # NO_TOKEN is never drafted
+def _read(draft: Draft, prediction: Prediction) -> list[int]:
+    tokens = prediction.draws if draft.drawn else prediction.greedy
+    return [max(0, tokens[node]) for node in draft.read]  # NO_TOKEN is never drafted

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -130,24 +129,28 @@ def _predict_lazily(
     rows = dict(zip(feed.rows, range(start, start + len(feed.rows)), strict=True))
     params = feed.sequence.request.sampling
 
-    def row_of(node: int) -> AbstractContextManager[None]:
-        return changed(logits, [(rows[node], feed, node)] if params.changes_rows else ())
+    changes = params.changes_rows
 
     def best(node: int) -> int:
-        with row_of(node):
+        if not changes:
+            return by_row.most_probable(logits, rows[node])
+        with changed(logits, [(rows[node], feed, node)]):
             return by_row.most_probable(logits, rows[node])
 
     greedy = _LazyTokens(best)
-    if tops is not None and not params.changes_rows:
+    if tops is not None and not changes:
         firsts = zip(feed.rows, tops.ids[:, 0].tolist(), strict=True)
-        greedy.update((node, token) for node, token in firsts if token >= 0)
+        greedy.update([pair for pair in firsts if pair[1] >= 0])
     if params.greedy:
         return Prediction(greedy, greedy, logits, start)
     places = feed.positions()
 
     def draw(node: int) -> int:
-        with row_of(node):
-            return by_row.draw(logits, rows[node], params, uniform(params.seed, places[node] + 1))
+        noise = uniform(params.seed, places[node] + 1)
+        if not changes:
+            return by_row.draw(logits, rows[node], params, noise)
+        with changed(logits, [(rows[node], feed, node)]):
+            return by_row.draw(logits, rows[node], params, noise)
 
     return Prediction(greedy, _LazyTokens(draw), logits, start)
 
@@ -231,9 +234,11 @@ def top_rows(
     """What the target holds for likely after every node whose logits there are.
 
     Returns:
-        None for feeds whose drafters do not want to see it.
+        None for feeds whose drafters do not want to see it; nothing where none does.
     """
     wanted = [feed.sequence.drafter.top_rows for feed in feeds]
+    if not any(wanted):
+        return []
     rows: list[int] = []
     start = 0
     for feed, count in zip(feeds, wanted, strict=True):

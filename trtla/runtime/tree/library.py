@@ -272,11 +272,11 @@ class Planner:
         count = len(trees)
         self._grow(most)
         sizes = (c_int64 * count)()
-        handles = (c_void_p * count)(*(tree.handle for tree in trees))
+        handles = (c_void_p * count)(*[tree.handle for tree in trees])
         nodes, depths = (c_int64 * count)(*most_nodes), (c_int64 * count)(*most_depth)
         knots = len(prices.knots)
-        knot_nodes = (c_int64 * knots)(*(nodes for nodes, _ in prices.knots))
-        knot_seconds = (c_double * knots)(*(seconds for _, seconds in prices.knots))
+        numbers, seconds = zip(*prices.knots, strict=True) if knots else ((), ())
+        knot_nodes, knot_seconds = (c_int64 * knots)(*numbers), (c_double * knots)(*seconds)
         plan = _Plan(
             count,
             addressof(handles),

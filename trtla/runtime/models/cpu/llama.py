@@ -96,6 +96,10 @@ class NativeLlama(Model[HostCache]):
         self._library = native.library()
         self._rotary = RotaryTable(config)
         self._logits = np.empty((0, config.vocab_size), np.float32)
+        self._step = native.NativeStep(vocabulary=config.vocab_size)
+        """Of all steps: what does not change from one to the next stays."""
+        self._angles: tuple[ndarray, ndarray] | None = None
+        """Whose addresses are in it."""
         layers = [self._layer(str(index)) for index in range(config.num_hidden_layers)]
         lm_head = panels.matrices[LM_HEAD]
         self._model = native.NativeModel(
@@ -188,41 +192,41 @@ class NativeLlama(Model[HostCache]):
         cosine, sine, rope_rows = self._rotary.of(feeds, positions)
         tables = [cache.table(feed.sequence.blocks) for feed in feeds]  # alive during the call
         integers = step_integers(feeds, rope_rows, tables)
-        rows = sum(len(feed.rows) for feed in feeds)
+        rows = sum([len(feed.rows) for feed in feeds])
         logits = self._room(len(rope_rows), rows)
-        if self.taps and max(self.taps) >= self.config.num_hidden_layers:
-            raise ValueError(f"there is no layer {max(self.taps)} to tap")
-        shape = (len(self.taps), len(rope_rows), self.config.hidden_size)
-        hidden = np.empty(shape, np.float32)
-        taps = array("q", self.taps)
-        step = native.NativeStep(
-            tokens=len(rope_rows),
-            num_rows=rows,
-            num_sequences=len(feeds),
-            integers=integers.buffer_info()[0],
-            cosine=address(cosine),
-            sine=address(sine),
-            cache=cache.addresses.buffer_info()[0],
-            logits=address(logits),
-            taps=taps.buffer_info()[0],
-            num_taps=len(taps),
-            hidden=address(hidden),
-            threads=num_threads(),
-            vocabulary=self.config.vocab_size,
-        )
+        step, hidden = self._step, self._tapped(len(rope_rows)) if self.taps else None
+        if self._angles is None or cosine is not self._angles[0]:
+            self._angles = cosine, sine
+            step.cosine, step.sine = address(cosine), address(sine)
+        step.tokens, step.num_rows, step.num_sequences = len(rope_rows), rows, len(feeds)
+        step.integers = integers.buffer_info()[0]
+        step.cache = cache.addresses.buffer_info()[0]
+        step.threads = num_threads()
         self._library.forward(self._model, step)
         if self._exchange is not None and self._exchange.lost:
             from trtla.runtime.ranks.world import lost_in_step
 
             raise lost_in_step()
-        return Forwarded(logits[:rows], hidden if self.taps else None)
+        return Forwarded(logits[:rows], hidden)
+
+    def _tapped(self, tokens: int) -> ndarray:
+        """Room for what the tapped layers give."""
+        if max(self.taps) >= self.config.num_hidden_layers:
+            raise ValueError(f"there is no layer {max(self.taps)} to tap")
+        hidden = np.empty((len(self.taps), tokens, self.config.hidden_size), np.float32)
+        self._tap_layers = array("q", self.taps)
+        self._step.taps = self._tap_layers.buffer_info()[0]
+        self._step.num_taps, self._step.hidden = len(self.taps), address(hidden)
+        return hidden
 
     def _room(self, tokens: int, rows: int) -> ndarray:
         if self._shared is not None:
             self._shared.room.check(tokens, rows)
-            return self._shared.logits
-        if rows > len(self._logits):  # kept: the system clears the pages of a new one
+            self._logits = self._shared.logits
+            self._step.logits = address(self._logits)
+        elif rows > len(self._logits):  # kept: the system clears the pages of a new one
             self._logits = aligned((rows, self.config.vocab_size), np.float32)
+            self._step.logits = address(self._logits)
         return self._logits
 
 
@@ -256,7 +260,9 @@ def step_integers(
         rows += [first + row for row in feed.rows]
         tree = -1 if feed.draft is None else len(parents)
         cached, slots = feed.sequence.num_cached, table.address
-        sequences += (first, feed.length, cached, slots, tree)
-        parents += feed.tree.parents
-        first += feed.length
+        length = len(feed.tokens)
+        sequences += (first, length, cached, slots, tree)
+        if feed.draft is not None:
+            parents += feed.draft.parents
+        first += length
     return array("q", [*ids, *rope_rows, *rows, *sequences, *parents])
