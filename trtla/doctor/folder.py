@@ -20,10 +20,10 @@ from trtla.formats.checkpoint import check_config, rank_problems, read_checkpoin
 from trtla.formats.config import BLOCK_SIZES, INT4, WEIGHT_ONLY, CheckpointConfig
 from trtla.formats.engine import Engine, check_manifest, read_engine
 from trtla.formats.engine_limits import compiled_problems, longest_text
-from trtla.formats.folder import folder_kind, may_have_chat_template, tokenizer_dir
-from trtla.formats.gguf.folder import model_folder, weight_file
+from trtla.formats.folder import may_have_chat_template, tokenizer_dir
+from trtla.formats.gguf.folder import find_folder, weight_file
 from trtla.formats.gguf.header import is_gguf, read_header, shards
-from trtla.formats.hf import HFModel, model_problems, stored_parameters, unused_note
+from trtla.formats.hf import HFModel, model_problems, stored_parameters
 from trtla.formats.hf_config import (
     decoder_config,
     is_encoder_decoder,
@@ -31,6 +31,7 @@ from trtla.formats.hf_config import (
     read_t5_config,
 )
 from trtla.formats.hub import hub_folder
+from trtla.formats.model_folder import ModelFolder
 from trtla.formats.plan import LM_HEAD, hf_shapes, stored_plan
 from trtla.formats.support import kv_bytes_per_token
 
@@ -64,8 +65,8 @@ class Contents:
     checkpoint: bool = False
 
 
-def _read_contents(folder: Path) -> Contents:
-    kind = folder_kind(folder)
+def _read_contents(folder: ModelFolder) -> Contents:
+    kind = folder.kind
     if kind == "engine":
         engine = read_engine(folder)
         return Contents(engine.config.pretrained_config, engine)
@@ -74,9 +75,9 @@ def _read_contents(folder: Path) -> Contents:
     if is_encoder_decoder(folder):
         decoder = decoder_config(folder, read_t5_config(folder))
         return Contents(decoder, encoder_decoder=True)
-    if weight_file(folder) is not None:  # whose header has the types of blocks
+    if weight_file(folder.path) is not None:  # whose header has the types of blocks
         return Contents(HFModel.open(folder).config)
-    return Contents(read_hf_config(folder / "config.json")[0])
+    return Contents(read_hf_config(folder)[0])
 
 
 def inspect(path: str | Path) -> dict[str, Any]:
@@ -98,50 +99,43 @@ def inspect(path: str | Path) -> dict[str, Any]:
 def inspected(path: str | Path) -> tuple[dict[str, Any], Contents | None]:
     """What `inspect` says, and what the config files say; None: they are broken."""
     local = hub_folder(path)
-    folder = model_folder(local)
+    found = find_folder(local)
+    folder = found.path
     files = shards(local) if is_gguf(local) else folder.iterdir()
     result: dict[str, Any] = {
         "path": str(local),
-        "kind": "GGUF file" if is_gguf(local) else folder_kind(folder),
+        "kind": "GGUF file" if is_gguf(local) else found.kind,
         "bytes": sum(file.stat().st_size for file in files if file.is_file()),
         "tokenizer": tokenizer_dir(folder) is not None,
-        "chat_template": may_have_chat_template(folder),
+        "chat_template": may_have_chat_template(found),
     }
-    texts = describe_texts(folder)
+    texts = describe_texts(found)
     result |= {"end_ids": sorted(map(int, texts["ends"])), **texts}
     if is_gguf(local):
         infos = read_header(local).tensors.values()
         result["tensor_types"] = dict(Counter(info.type for info in infos).most_common())
-        found = ((i.type, prod(i.shape), i.shape[0] * i.row_bytes) for i in infos)
-        result["weight_types"] = _weight_types(found)
+        sizes = ((i.type, prod(i.shape), i.shape[0] * i.row_bytes) for i in infos)
+        result["weight_types"] = _weight_types(sizes)
     problems: list[str] = []
     contents = None
     try:
-        contents = _read_contents(folder)
+        contents = _read_contents(found)
         result |= _describe(folder, contents)
-        for problem in _problems(folder, contents):
+        for problem in _problems(folder, contents, texts["notes"]):
             problems.append(problem.message)
-        texts["notes"] += filter(None, [_beside(folder, contents)])
     except UsageError as error:
         problems.append(error.message)
     return {**result, "problems": problems}, contents
 
 
-def _beside(folder: Path, contents: Contents) -> str | None:
-    """What lies beside the weights of a model folder."""
-    own = contents.engine is None and not contents.checkpoint and not contents.encoder_decoder
-    try:
-        return unused_note(folder) if own else None
-    except UsageError:  # among the problems
-        return None
-
-
-def _problems(folder: Path, contents: Contents) -> Iterator[UsageError]:
+def _problems(folder: Path, contents: Contents, notes: list[str]) -> Iterator[UsageError]:
     config, engine = contents.config, contents.engine
     if contents.encoder_decoder:
         return
     if engine is None and not contents.checkpoint:
-        yield from model_problems(folder, config)
+        problems, beside = model_problems(folder, config)
+        notes += filter(None, [beside])
+        yield from problems
         return
     if engine is not None:
         try:

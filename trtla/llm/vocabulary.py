@@ -12,6 +12,9 @@ from pathlib import Path
 
 from trtla.errors import UsageError
 from trtla.formats.folder import tokenizer_dir
+from trtla.formats.gguf.folder import model_folder
+from trtla.formats.hf_config import check_same_kind
+from trtla.formats.model import Model
 from trtla.llm.text import Tokenizer
 
 _PADDING = re.compile(r"\[(PAD|EMPTY_)\d+\]")
@@ -29,6 +32,21 @@ class Vocabulary:
     """Rows of its embedding."""
     folder: Path
     """Of its tokenizer files, if there are any."""
+
+
+def check_draft_model(
+    path: str, draft: Model, target: Model, tokenizer: str | Path | None = None
+) -> None:
+    """Raise `UsageError` where a draft model reads prompts in another way than its target.
+
+    Args:
+        path: what names the draft model.
+        tokenizer: the folder of the target's tokenizer, where that is another.
+    """
+    check_same_kind(draft.folder, target.folder)
+    folder = target.path if tokenizer is None else model_folder(tokenizer)
+    own = Vocabulary(str(target.path), target.vocab_size, folder)
+    check_same(Vocabulary(path, draft.vocab_size, draft.path), own)
 
 
 def check_same(draft: Vocabulary, target: Vocabulary) -> None:
