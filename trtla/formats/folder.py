@@ -10,7 +10,7 @@ from typing import Any
 
 from trtla.errors import UsageError
 from trtla.files import write_json
-from trtla.formats.chat_templates import more_templates, stored_template
+from trtla.formats.chat_templates import more_templates
 from trtla.formats.model_folder import ModelFolder
 from trtla.formats.special_tokens import GENERATION_CONFIG, model_end_ids
 
@@ -57,11 +57,6 @@ def tokenizer_dir(folder: Path) -> Path | None:
     """The folder itself if it holds a tokenizer, else None."""
     found = any((folder / name).is_file() for name in _ANY_ONE_MAKES_A_TOKENIZER)
     return folder if found else None
-
-
-def may_have_chat_template(folder: ModelFolder) -> bool:
-    """Whether a tokenizer's files hold a template, be it sound or not."""
-    return stored_template(folder) is not None
 
 
 def no_chat_template(folder: Path) -> UsageError:

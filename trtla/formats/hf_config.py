@@ -270,24 +270,6 @@ def built_of(folder: Path) -> str | None:
     return next((kind for kind, own in _BY_MODEL_TYPE.items() if own == name), None)
 
 
-def is_encoder_decoder(folder: ModelFolder) -> bool:
-    """Whether a folder holds a model of the T5 family; raises UsageError where it holds none."""
-    named = folder.kind == "Hugging Face model"
-    return named and architecture(folder.read(CONFIG)) in ENCODER_DECODERS
-
-
-def check_same_kind(draft: ModelFolder, target: ModelFolder) -> None:
-    """Refuse a draft model that reads prompts in another way than the model it drafts for."""
-    ours, theirs = is_encoder_decoder(draft), is_encoder_decoder(target)
-    if ours != theirs:
-        kinds = ("an encoder-decoder", "a decoder alone")
-        names = kinds if ours else kinds[::-1]
-        raise UsageError(
-            f"the draft model {draft.path} is {names[0]}, the model {target.path} is {names[1]}",
-            "use a draft model of the same family, with the same tokenizer",
-        )
-
-
 def read_t5_config(folder: ModelFolder) -> T5Config:
     """The config of a folder; generation_config.json comes first where it names the start token."""
     data, named = folder.read(CONFIG), (folder.path / GENERATION_CONFIG).is_file()

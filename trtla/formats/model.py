@@ -7,9 +7,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trtla.formats.model_folder import FolderKind, ModelFolder
+from trtla.formats.model_folder import CONFIG, FolderKind, ModelFolder
 
 if TYPE_CHECKING:
+    from trtla.formats.config import CheckpointConfig
     from trtla.formats.engine import Engine
     from trtla.settings.lookahead import LookaheadConfig
 
@@ -53,32 +54,43 @@ class Model:
         return self.engine is not None and self.engine.backend == "tensorrt-llm"
 
     @cached_property
-    def vocab_size(self) -> int:
-        """Rows of its embedding."""
-        from trtla.formats.hf_config import is_encoder_decoder, read_hf_config, read_t5_config
+    def is_encoder_decoder(self) -> bool:
+        """Whether it is of the T5 family."""
+        from trtla.formats.hf_config import ENCODER_DECODERS, architecture
+
+        if self.kind != "Hugging Face model":
+            return False
+        return architecture(self.folder.read(CONFIG)) in ENCODER_DECODERS
+
+    @cached_property
+    def config(self) -> CheckpointConfig:
+        """Its sizes, of an encoder-decoder the decoder's."""
+        from trtla.formats.checkpoint import read_checkpoint_config
+        from trtla.formats.gguf.folder import weight_file
+        from trtla.formats.hf import HFModel
+        from trtla.formats.hf_config import decoder_config, read_hf_config, read_t5_config
 
         if self.engine is not None:
-            return self.engine.config.pretrained_config.vocab_size
-        if is_encoder_decoder(self.folder):
-            return read_t5_config(self.folder).vocab_size
-        return read_hf_config(self.folder)[0].vocab_size
+            return self.engine.config.pretrained_config
+        if self.kind == "checkpoint":
+            return read_checkpoint_config(self.folder)
+        if self.is_encoder_decoder:
+            return decoder_config(self.folder, read_t5_config(self.folder))
+        if weight_file(self.path) is not None:  # whose header has the types of blocks
+            return HFModel.open(self.folder).config
+        return read_hf_config(self.folder)[0]
 
     def open(self, lookahead: LookaheadConfig | None, max_seq_len: int | None = None) -> Engine:
         """An engine directory, or a Hugging Face folder: converted in memory, or as it is (T5).
 
         An engine keeps the limits that it was built with.
         """
-        from trtla.formats.engine import (
-            engine_from_hugging_face,
-            open_encoder_decoder,
-            open_engine,
-        )
+        from trtla.formats import engine
         from trtla.formats.engine_limits import BuildSettings
-        from trtla.formats.hf_config import is_encoder_decoder
 
         settings = BuildSettings(lookahead, max_seq_len=max_seq_len)
-        if is_encoder_decoder(self.folder):
-            return open_encoder_decoder(self.folder, settings)
+        if self.is_encoder_decoder:
+            return engine.open_encoder_decoder(self.folder, settings)
         if self.kind == "Hugging Face model":
-            return engine_from_hugging_face(self.folder, settings)
-        return open_engine(self.folder)
+            return engine.engine_from_hugging_face(self.folder, settings)
+        return engine.open_engine(self.folder)

@@ -169,12 +169,11 @@ def tune(console: Console, /, **values: Any) -> None:
 def _check(flags: TuneFlags, console: Console) -> TuneSettings:
     from trtla.cli.bench.tune_output import check_folder, check_preset
     from trtla.data.prompt_sets import load_sets
-    from trtla.formats.hf_config import is_encoder_decoder
     from trtla.tune.search import TuneSettings
 
     planned = _is_planned(flags)
     model, limit, lookahead = _model(flags, planned=planned)
-    if is_encoder_decoder(model_at(model).folder):
+    if model_at(model).is_encoder_decoder:
         raise UsageError(
             f"{model} is an encoder-decoder, and trtla tune supports decoder-only models",
             "try triples with trtla run --request-lookahead, or measure them with trtla bench",

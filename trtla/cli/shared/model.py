@@ -21,7 +21,8 @@ from trtla.cli.shared.upstream import passed_on, taken
 from trtla.console import Console
 from trtla.errors import UsageError
 from trtla.files import ASSETS
-from trtla.formats.folder import may_have_chat_template, no_chat_template, tokenizer_dir
+from trtla.formats.chat_templates import stored_template
+from trtla.formats.folder import no_chat_template, tokenizer_dir
 from trtla.formats.model import Model
 from trtla.machine import process_rank
 from trtla.settings.drafting import (
@@ -299,7 +300,7 @@ def check_template(
     folder = model_at(folders[1] or folders[0]).folder
     if tokenizer_dir(folder.path) is None:
         return
-    if may_have_chat_template(folder):
+    if stored_template(folder):
         if chats:
             _fill_in(folder, chats)
         if asking.chat is None and not process_rank() and len(others) < len(named):
