@@ -11,6 +11,8 @@ from tests.support.command import ROOT
 from tests.support.compiled import needs_compiler
 from tests.support.served import SHIPPED
 from trtla.llm.llm import LLM
+from trtla.llm.prompt import PromptRequest
+from trtla.runtime.limits import ExecutorLimits
 from trtla.settings.sampling import SamplingParams
 
 PROMPT = "def area(self"
@@ -34,3 +36,25 @@ def test_a_prompt_passes_few_files_in_few_records():
     assert {"PromptRequest", "Request", "Sequence", "Completion"} <= set(records)
     assert len(files) <= MOST_FILES, sorted(files)
     assert len(records) <= MOST_RECORDS, records
+
+
+def test_a_request_is_made_once_and_checked_once(monkeypatch):
+    checked, check = [], ExecutorLimits.check
+
+    def noted(limits, request):
+        checked.append(request)
+        check(limits, request)
+
+    monkeypatch.setattr(ExecutorLimits, "check", noted)
+    few = SamplingParams(max_output_len=2)
+    with LLM(SHIPPED) as llm:
+        uses = (
+            lambda: llm.generate(PROMPT, few),
+            lambda: llm.beam_search(PROMPT, max_output_len=2),
+            lambda: llm.log_probs(PROMPT, (1, 2)),
+        )
+        for use in uses:
+            use()
+        assert len(checked) == len(uses)
+        (answer,) = llm.answers_to([PromptRequest("it", PROMPT, few)])
+        assert answer.request is checked[-1]
