@@ -17,7 +17,7 @@ from tests.support.models import Variant, make_model, save_model
 from trtla.build.convert import convert
 from trtla.errors import TrtlaError, UsageError
 from trtla.formats.atomic import atomic_directory, check_target, restore
-from trtla.formats.folder import folder_kind
+from trtla.formats.model_folder import ModelFolder
 
 KILL = """
 import os, random, signal, sys, time
@@ -25,7 +25,7 @@ from pathlib import Path
 from trtla.build.convert import convert
 from trtla.formats import atomic
 from trtla.formats.checkpoint import Checkpoint
-from trtla.formats.folder import folder_kind
+from trtla.formats.model_folder import ModelFolder
 def kill_again_and_again(hf, target, moments):
     convert(hf, target, tp_size=2)
     for _ in range(25):
@@ -36,7 +36,7 @@ def kill_again_and_again(hf, target, moments):
         time.sleep(moments.uniform(0, 0.06))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        assert folder_kind(target) == "checkpoint"
+        assert ModelFolder(target).kind == "checkpoint"
         assert len(list(Checkpoint.open(target).full_tensors())) == 17
     for left in target.parent.iterdir():
         os.utime(left, (1, 1))
@@ -74,7 +74,7 @@ def test_a_folder_that_was_put_aside_is_found_by_readers_and_replaced_by_the_nex
     old = convert(hf, target).rename(tmp_path / f".{target.name}.old-1234")
     convert(hf, tmp_path / "new", tp_size=2).rename(tmp_path / f".{target.name}.tmp-1234")
     before = (old / "rank0.safetensors").read_bytes()
-    assert folder_kind(target) == "checkpoint"
+    assert ModelFolder(target).kind == "checkpoint"
     assert (target / "rank0.safetensors").read_bytes() == before
     assert not (target / "rank1.safetensors").exists()
     for left in tmp_path.iterdir():

@@ -23,6 +23,7 @@ from trtla.formats.config import CheckpointConfig
 from trtla.formats.engine import engine_from_hugging_face, open_engine
 from trtla.formats.engine_limits import BuildSettings, plan_limits
 from trtla.formats.hf_config import read_hf_config
+from trtla.formats.model_folder import ModelFolder
 from trtla.settings.lookahead import AUTOREGRESSIVE
 from trtla.trtllm import library as trtllm_library
 from trtla.trtllm.library import Library
@@ -52,7 +53,7 @@ def copy(engine_dir: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def model_config(hf: Path) -> CheckpointConfig:
-    return read_hf_config(hf / "config.json")[0]
+    return read_hf_config(hf)[0]
 
 
 def edit(path: Path, **keys: Any) -> None:
@@ -332,5 +333,5 @@ def test_end_ids_are_found_wherever_they_are(
 ) -> None:
     for name, data in files.items():
         (tmp_path / name).write_text(json.dumps(data))
-    engine = replace(open_engine(engine_dir), path=tmp_path)
+    engine = replace(open_engine(engine_dir), folder=ModelFolder(tmp_path))
     assert engine.end_ids() == expected

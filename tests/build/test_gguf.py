@@ -135,7 +135,7 @@ def test_the_types_of_most_weights_is_the_models(tmp_path: Path) -> None:
     for kind, dtype in (("F32", "float32"), ("F16", "float16"), ("BF16", "bfloat16"),
                         ("Q8_0", "bfloat16")):  # fmt: skip
         file = write_gguf(make_model(variant("gqa")), tmp_path / f"{kind}.gguf", kind)
-        assert read_hf_config(model_folder(file) / "config.json")[1] == dtype
+        assert read_hf_config(model_folder(file))[1] == dtype
 
 
 def test_a_model_may_be_in_parts(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_a_file_that_changes_is_read_anew(tmp_path: Path) -> None:
     write_gguf(make_model(variant("tied")), file)
     after = model_folder(file)
     assert after != before
-    assert read_hf_config(after / "config.json")[0].tie_word_embeddings
+    assert read_hf_config(after)[0].tie_word_embeddings
 
 
 def test_a_file_that_changes_while_it_is_read_is_named(file: Path, tmp_path: Path) -> None:
@@ -365,7 +365,7 @@ def test_a_factor_without_a_type_scales_linearly(tmp_path: Path) -> None:
     model = make_model(variant("gqa"))
     for key in ("rope.scaling.factor", "rope.scale_linear"):
         folder = model_folder(write_gguf(model, tmp_path / f"{key}.gguf", keys={key: 2.0}))
-        scaling = read_hf_config(folder / "config.json")[0].rotary_scaling
+        scaling = read_hf_config(folder)[0].rotary_scaling
         assert scaling is not None
         assert (scaling["rope_type"], scaling["factor"]) == ("linear", 2.0)
 

@@ -25,7 +25,7 @@ QWEN2 = {**LLAMA, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
 
 def read(folder: Path, data: dict[str, Any]) -> tuple[CheckpointConfig, str | None]:
     (folder / "config.json").write_text(json.dumps(data))
-    return read_hf_config(folder / "config.json")
+    return read_hf_config(folder)
 
 
 def test_absent_keys_have_llamas_defaults(tmp_path: Path) -> None:

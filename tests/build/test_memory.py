@@ -61,7 +61,7 @@ def test_peak_memory_is_far_below_the_models_size(tmp_path: Path) -> None:
     for kind in ("safetensors", "bin"):
         (tmp_path / kind).mkdir()
         (tmp_path / kind / "config.json").write_text(json.dumps(CONFIG))
-    shapes = hf_shapes(read_hf_config(tmp_path / "bin" / "config.json")[0])
+    shapes = hf_shapes(read_hf_config(tmp_path / "bin")[0])
     tensors = {name: torch.ones(shape, dtype=torch.bfloat16) for name, shape in shapes.items()}
     save_file(tensors, tmp_path / "safetensors" / "model.safetensors")
     torch.save(tensors, tmp_path / "bin" / "pytorch_model.bin")

@@ -15,7 +15,7 @@ from trtla.build.convert import convert
 from trtla.build.engine import build_engine
 from trtla.formats.engine import model_digest
 from trtla.formats.engine_limits import BuildSettings
-from trtla.llm.open import open_model
+from trtla.formats.model import Model
 
 OPEN = Path("/proc/self/fd")
 pytestmark = pytest.mark.skipif(not OPEN.is_dir(), reason="the system does not list open files")
@@ -40,7 +40,7 @@ def model(request, biased_hf, biased_fp8, tmp_path):
 
 
 def test_the_files_of_a_model_are_closed_while_it_is_kept(model):
-    engine = open_model(model, None)
+    engine = Model.at(model).open(None)
     weights = engine.weights()
     next(weights)
     assert open_below(model.parent)

@@ -14,6 +14,7 @@ import pytest
 from tests.support.command import trtla
 from trtla import LLM, SamplingParams
 from trtla.formats.folder import unapplied
+from trtla.formats.model_folder import ModelFolder
 
 PROMPT = ("--input-text", "abcabc", "--max-output-len", "8")
 
@@ -48,7 +49,7 @@ def folder(model: Path, tmp_path: Path) -> Path:
     ],
 )  # fmt: skip
 def test_what_is_not_applied_is_named(tmp_path: Path, more: dict[str, Any], said: str) -> None:
-    found = unapplied(asking(tmp_path, more))
+    found = unapplied(ModelFolder(asking(tmp_path, more)))
     assert found is not None
     assert f"{tmp_path.name}/generation_config.json asks for " in found
     assert said in found
@@ -63,9 +64,9 @@ def test_what_is_not_applied_is_named(tmp_path: Path, more: dict[str, Any], said
     ],
 )  # fmt: skip
 def test_what_asks_for_nothing_is_not(tmp_path: Path, more: dict[str, Any]) -> None:
-    assert unapplied(asking(tmp_path, more)) is None
+    assert unapplied(ModelFolder(asking(tmp_path, more))) is None
     (tmp_path / "generation_config.json").write_text("[")
-    assert unapplied(tmp_path) is None
+    assert unapplied(ModelFolder(tmp_path)) is None
 
 
 def command(

@@ -10,9 +10,9 @@ from tests.support.models import VARIANTS, Variant, make_model, save_model
 from tests.support.ranks import WIDE
 from trtla.errors import UsageError
 from trtla.formats.blocks import BlockTensor
+from trtla.formats.model import Model
 from trtla.formats.support import shard_config, split_config
 from trtla.formats.torch_tensors import as_tensor
-from trtla.llm.open import open_model
 
 BY_INPUTS = ("attention.dense.weight", "mlp.proj.weight")
 WHOLE = ("layernorm.weight", "ln_f.weight", "vocab_embedding.weight")
@@ -30,7 +30,7 @@ def weights(engine, rank=0, size=1):
 
 def opened(variant, folder, seed=0):
     save_model(make_model(variant, seed), variant, folder)
-    return open_model(folder, None)
+    return Model.at(folder).open(None)
 
 
 def joined(name, parts):
@@ -83,7 +83,7 @@ def test_a_rank_has_its_query_heads_and_the_key_heads_that_they_read(tp_size, tm
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_1"])
 def test_weights_in_blocks_are_split_between_blocks(kind, tmp_path):
     path = write_gguf(make_model(WIDE), tmp_path / "model.gguf", kind)
-    engine = open_model(path, None)
+    engine = Model.at(path).open(None)
     whole, ranks = weights(engine), [weights(engine, rank, 2) for rank in range(2)]
     assert all(numbers(rank["lm_head.weight"]).shape == (51, 128) for rank in ranks)  # of 101
     for name, weight in whole.items():
@@ -104,7 +104,7 @@ def test_weights_in_blocks_are_split_between_blocks(kind, tmp_path):
 )  # fmt: skip
 def test_what_cannot_be_split_is_said(tp_size, said, tmp_path):
     odd = Variant("odd", {"hidden_size": 96, "intermediate_size": 256, "head_dim": 24})
-    engine = open_model(write_gguf(make_model(odd), tmp_path / "model.gguf", "Q8_0"), None)
+    engine = Model.at(write_gguf(make_model(odd), tmp_path / "model.gguf", "Q8_0")).open(None)
     with pytest.raises(UsageError) as error:
         split_config(engine.config.pretrained_config, tp_size)
     assert error.value.message == said

@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from tests.support.chat_templates import CHATML, LLAMA_3, NO_SYSTEM
 from tests.support.examples import examples
 from trtla.formats.gguf.folder import model_folder
+from trtla.formats.model_folder import ModelFolder
 from trtla.formats.special_tokens import read_tokenizer_config
 from trtla.llm.templates import ChatTemplate
 from trtla.llm.text import Tokenizer
@@ -165,7 +166,8 @@ def test_templates_and_tokens_are_found_as_in_transformers(tmp_path, name):
     for path, text in FOLDERS[name].items():
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_bytes(text.encode())
-    found = read_chat_template(tmp_path, read_tokenizer_config(tmp_path))
+    files = ModelFolder(tmp_path)
+    found = read_chat_template(files, read_tokenizer_config(files))
     expected = Tokenizer(tmp_path).inner
     if found is None:
         assert not expected.chat_template

@@ -244,6 +244,6 @@ def test_limits_follow_the_positions_that_the_config_names() -> None:
     engine = open_encoder_decoder(folder("T5"), BuildSettings(LookaheadConfig(3, 3, 3)))
     assert engine.config.build_config.max_text_len == 1024
     assert engine.max_encoder_len == 4096
-    assert engine.request_ids((4, 5)) == ((0,), (4, 5))
+    assert engine.decoder_start == 0
     with pytest.raises(UsageError, match="neither converted nor built"):
         engine.weights()

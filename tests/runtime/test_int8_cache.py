@@ -30,7 +30,7 @@ from tests.support.examples import examples
 from tests.support.gguf_models import TIED, model_of, write_gguf
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.errors import TrtlaError, UsageError
-from trtla.llm.open import open_model
+from trtla.formats.model import Model
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.device import CPU, Device
 from trtla.runtime.draft import NO_DRAFT, Draft
@@ -162,7 +162,7 @@ def test_it_takes_half_the_memory_of_bfloat16(monkeypatch):
 
 
 def test_what_cannot_have_it_is_refused_before_weights_are_read(tiny_llama, monkeypatch):
-    engine = open_model(tiny_llama, AUTOREGRESSIVE)
+    engine = Model.at(tiny_llama).open(AUTOREGRESSIVE)
     monkeypatch.setattr(type(engine), "weights", lambda self: pytest.fail("weights were read"))
 
     def refused(dtype="float32", device="cpu", **keys):
@@ -183,11 +183,11 @@ def test_what_cannot_have_it_is_refused_before_weights_are_read(tiny_llama, monk
 
 
 def test_models_that_are_never_compiled_are_refused(tiny_llama):
-    engine = open_model(tiny_llama, AUTOREGRESSIVE)
+    engine = Model.at(tiny_llama).open(AUTOREGRESSIVE)
     config = engine.config.pretrained_config
     quantization = config.quantization.model_copy(update={"kv_cache_quant_algo": "FP8"})
     fp8 = config.model_copy(update={"quantization": quantization})
-    t5 = open_model(folder("T5"), AUTOREGRESSIVE)
+    t5 = Model.at(folder("T5")).open(AUTOREGRESSIVE)
     cached = replace(engine, config=engine.config.model_copy(update={"pretrained_config": fp8}))
     for model, reason in ((cached, "the K/V cache is FP8"), (t5, "is an encoder-decoder")):
         with pytest.raises(UsageError, match=reason) as error:

@@ -13,7 +13,7 @@ from tests.support.plain_panels import alternate, block_panels, plain_panels
 from tests.support.ranks import WIDE
 from trtla.errors import UsageError
 from trtla.formats.blocks import BLOCK_TYPES, BlockTensor
-from trtla.llm.open import open_model
+from trtla.formats.model import Model
 from trtla.runtime.models.cpu import packing
 from trtla.runtime.models.cpu.library import library
 from trtla.runtime.models.cpu.packing import Packer, pack_model
@@ -82,7 +82,7 @@ def test_plain_numbers_and_biases(dtype, arithmetic):
 @pytest.mark.parametrize("kind", ["Q4_0", "F16"])
 def test_what_is_in_a_file_is_packed_as_what_is_in_memory(kind, tmp_path):
     """Threads read rows of heads that lie in another order, and of parts that lie apart."""
-    engine = open_model(write_gguf(make_model(WIDE), tmp_path / "m.gguf", kind), None)
+    engine = Model.at(write_gguf(make_model(WIDE), tmp_path / "m.gguf", kind)).open(None)
     config = engine.config.pretrained_config
     wanted = pack_model(config, engine.weights(), "float32")
     set_threads(3)
@@ -100,7 +100,7 @@ def test_what_is_in_a_file_is_packed_as_what_is_in_memory(kind, tmp_path):
 
 def test_a_file_that_is_cut_while_it_is_read(tmp_path):
     path = write_gguf(make_model(WIDE), tmp_path / "m.gguf", "Q4_0")
-    engine = open_model(path, None)
+    engine = Model.at(path).open(None)
     with engine.stored_weights() as weights:
         tensors = list(weights)
         tensors[0][1].read(0, 1)  # it is open

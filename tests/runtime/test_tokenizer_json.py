@@ -21,6 +21,7 @@ from tests.support.models import Variant, make_model, save_model
 from tests.support.tokenizer_kinds import KINDS, PRE, TEXTS, gguf_keys, save_kind
 from trtla.errors import UsageError
 from trtla.formats.folder import copy_side_files
+from trtla.formats.model_folder import ModelFolder
 from trtla.formats.special_tokens import end_tokens
 from trtla.llm import other_reading
 from trtla.llm.reading import reading_notes
@@ -264,7 +265,8 @@ def test_odd_lists_of_tokens_say_nothing(keys, folder):
     ids = Tokenizer(folder).encode("def <x>")
     change(folder / CONFIG, eos_token="<y>", **keys)
     assert Tokenizer(folder).encode("def <x>") == ids
-    assert end_tokens(folder) == end_tokens(folder, find=Tokenizer(folder).token_id)
+    files = ModelFolder(folder)
+    assert end_tokens(files) == end_tokens(files, find=Tokenizer(folder).token_id)
 
 
 def test_a_frame_without_a_place_for_the_text_is_refused(folder):

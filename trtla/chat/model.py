@@ -164,7 +164,7 @@ class ChatModel:
         from trtla.llm.prompt import PromptRequest
 
         asked = PromptRequest(name, ids, how.sampling, how.lookahead, how.drafter)
-        self.limits.check(self._llm.request(asked))
+        self._llm.request(asked)
 
     def fitted(
         self, turns: Sequence[Turn], message: str, settings: ChatSettings, name: str = "the message"

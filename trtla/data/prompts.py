@@ -135,12 +135,14 @@ def as_chats(requests: Sequence[PromptRequest]) -> list[PromptRequest]:
 def _templated(request: PromptRequest, asking: Asking) -> PromptRequest:
     """As the flags want it; only a first turn gets a system message."""
     prompt = request.prompt
-    if is_conversation(prompt):
-        return replace(request, prompt=asking.messages(prompt))
-    if isinstance(prompt, str) and asking.chat is not None:
+    if isinstance(prompt, str):
+        if asking.chat is None:
+            return request
         own = replace(asking, system=None) if request.turn else asking
         return replace(request, prompt=own.prompt(prompt), is_chat=False)
-    if asking.chat and not isinstance(prompt, str):
+    if is_conversation(prompt):
+        return replace(request, prompt=asking.messages(prompt))
+    if asking.chat:
         raise UsageError(
             f"{request.name} has token ids, which no chat template takes",
             "give text or messages, or omit --chat and --system",

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -16,21 +15,16 @@ from pydantic import BaseModel
 
 from trtla.doctor.texts import describe_texts
 from trtla.errors import UsageError
-from trtla.formats.checkpoint import check_config, rank_problems, read_checkpoint_config
+from trtla.formats.chat_templates import stored_template
+from trtla.formats.checkpoint import check_config, rank_problems
 from trtla.formats.config import BLOCK_SIZES, INT4, WEIGHT_ONLY, CheckpointConfig
-from trtla.formats.engine import Engine, check_manifest, read_engine
+from trtla.formats.engine import check_manifest
 from trtla.formats.engine_limits import compiled_problems, longest_text
-from trtla.formats.folder import folder_kind, may_have_chat_template, tokenizer_dir
-from trtla.formats.gguf.folder import model_folder, weight_file
+from trtla.formats.folder import tokenizer_dir
 from trtla.formats.gguf.header import is_gguf, read_header, shards
-from trtla.formats.hf import HFModel, model_problems, stored_parameters, unused_note
-from trtla.formats.hf_config import (
-    decoder_config,
-    is_encoder_decoder,
-    read_hf_config,
-    read_t5_config,
-)
+from trtla.formats.hf import model_problems, stored_parameters
 from trtla.formats.hub import hub_folder
+from trtla.formats.model import Model
 from trtla.formats.plan import LM_HEAD, hf_shapes, stored_plan
 from trtla.formats.support import kv_bytes_per_token
 
@@ -53,32 +47,6 @@ _SHAPE_KEYS = (
 _LIMIT_KEYS = ("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens", "max_beam_width")
 
 
-@dataclass(frozen=True, slots=True)
-class Contents:
-    """What the config files of a folder say."""
-
-    config: CheckpointConfig
-    """Of an encoder-decoder the decoder's."""
-    engine: Engine | None = None
-    encoder_decoder: bool = False
-    checkpoint: bool = False
-
-
-def _read_contents(folder: Path) -> Contents:
-    kind = folder_kind(folder)
-    if kind == "engine":
-        engine = read_engine(folder)
-        return Contents(engine.config.pretrained_config, engine)
-    if kind == "checkpoint":
-        return Contents(read_checkpoint_config(folder), checkpoint=True)
-    if is_encoder_decoder(folder):
-        decoder = decoder_config(folder, read_t5_config(folder))
-        return Contents(decoder, encoder_decoder=True)
-    if weight_file(folder) is not None:  # whose header has the types of blocks
-        return Contents(HFModel.open(folder).config)
-    return Contents(read_hf_config(folder / "config.json")[0])
-
-
 def inspect(path: str | Path) -> dict[str, Any]:
     """Describe a folder or a GGUF file with JSON types only.
 
@@ -95,53 +63,46 @@ def inspect(path: str | Path) -> dict[str, Any]:
     return inspected(path)[0]
 
 
-def inspected(path: str | Path) -> tuple[dict[str, Any], Contents | None]:
-    """What `inspect` says, and what the config files say; None: they are broken."""
+def inspected(path: str | Path) -> tuple[dict[str, Any], Model | None]:
+    """What `inspect` says, and the model; None: its config files are broken."""
     local = hub_folder(path)
-    folder = model_folder(local)
+    model = Model.at(local)
+    folder = model.path
     files = shards(local) if is_gguf(local) else folder.iterdir()
     result: dict[str, Any] = {
         "path": str(local),
-        "kind": "GGUF file" if is_gguf(local) else folder_kind(folder),
+        "kind": "GGUF file" if is_gguf(local) else model.kind,
         "bytes": sum(file.stat().st_size for file in files if file.is_file()),
         "tokenizer": tokenizer_dir(folder) is not None,
-        "chat_template": may_have_chat_template(folder),
+        "chat_template": stored_template(model.folder) is not None,
     }
-    texts = describe_texts(folder)
+    texts = describe_texts(model.folder)
     result |= {"end_ids": sorted(map(int, texts["ends"])), **texts}
     if is_gguf(local):
         infos = read_header(local).tensors.values()
         result["tensor_types"] = dict(Counter(info.type for info in infos).most_common())
-        found = ((i.type, prod(i.shape), i.shape[0] * i.row_bytes) for i in infos)
-        result["weight_types"] = _weight_types(found)
+        sizes = ((i.type, prod(i.shape), i.shape[0] * i.row_bytes) for i in infos)
+        result["weight_types"] = _weight_types(sizes)
     problems: list[str] = []
-    contents = None
+    sound = False
     try:
-        contents = _read_contents(folder)
-        result |= _describe(folder, contents)
-        for problem in _problems(folder, contents):
+        sound = bool(model.config)
+        result |= _describe(model)
+        for problem in _problems(model, texts["notes"]):
             problems.append(problem.message)
-        texts["notes"] += filter(None, [_beside(folder, contents)])
     except UsageError as error:
         problems.append(error.message)
-    return {**result, "problems": problems}, contents
+    return {**result, "problems": problems}, model if sound else None
 
 
-def _beside(folder: Path, contents: Contents) -> str | None:
-    """What lies beside the weights of a model folder."""
-    own = contents.engine is None and not contents.checkpoint and not contents.encoder_decoder
-    try:
-        return unused_note(folder) if own else None
-    except UsageError:  # among the problems
-        return None
-
-
-def _problems(folder: Path, contents: Contents) -> Iterator[UsageError]:
-    config, engine = contents.config, contents.engine
-    if contents.encoder_decoder:
+def _problems(model: Model, notes: list[str]) -> Iterator[UsageError]:
+    config, engine = model.config, model.engine
+    if model.is_encoder_decoder:
         return
-    if engine is None and not contents.checkpoint:
-        yield from model_problems(folder, config)
+    if engine is None and model.kind != "checkpoint":
+        problems, beside = model_problems(model.path, config)
+        notes += filter(None, [beside])
+        yield from problems
         return
     if engine is not None:
         try:
@@ -149,27 +110,27 @@ def _problems(folder: Path, contents: Contents) -> Iterator[UsageError]:
         except UsageError as error:
             yield error
         if engine.backend == "tensorrt-llm":
-            yield from compiled_problems(folder, engine.config)
+            yield from compiled_problems(model.path, engine.config)
             return
-    check_config(folder, config)
-    yield from rank_problems(folder, config)
+    check_config(model.path, config)
+    yield from rank_problems(model.path, config)
 
 
-def _describe(folder: Path, contents: Contents) -> dict[str, Any]:
-    config, engine = contents.config, contents.engine
+def _describe(model: Model) -> dict[str, Any]:
+    config, engine = model.config, model.engine
     text_len = longest_text(config) if engine is None else engine.longest_text
     found = {
         "architecture": config.architecture,
         "dtype": config.dtype,
         "quant_algo": config.quantization.quant_algo,
         "kv_cache_quant_algo": config.quantization.kv_cache_quant_algo,
-        "parameters": _parameters(folder, contents),
+        "parameters": _parameters(model),
         "shape": _picked(config, _SHAPE_KEYS),
         "mapping": config.mapping.model_dump(),
         "max_text_len": text_len,
         "kv_cache_bytes": text_len * config.mapping.world_size * kv_bytes_per_token(config),
     }
-    if engine is not None or contents.checkpoint:
+    if engine is not None or model.kind == "checkpoint":
         found["weight_types"] = _weight_types(_planned(config))
     if config.rounded_when_built and (engine is None or engine.backend == "torch"):
         bits = WEIGHT_ONLY[config.quantization.quant_algo or ""]
@@ -214,11 +175,11 @@ def _weight_types(tensors: Iterable[tuple[str, int, int]]) -> dict[str, dict[str
     }
 
 
-def _parameters(folder: Path, contents: Contents) -> int:
-    if contents.encoder_decoder:
-        return stored_parameters(folder)
-    shapes = hf_shapes(contents.config)
-    if contents.config.tie_word_embeddings:
+def _parameters(model: Model) -> int:
+    if model.is_encoder_decoder:
+        return stored_parameters(model.path)
+    shapes = hf_shapes(model.config)
+    if model.config.tie_word_embeddings:
         del shapes[LM_HEAD]
     return sum(prod(shape) for shape in shapes.values())
 

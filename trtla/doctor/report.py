@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from trtla.console import counted
-from trtla.doctor.folder import Contents, inspected
+from trtla.doctor.folder import inspected
 from trtla.errors import TrtlaError, sentence
 from trtla.formats.config import CheckpointConfig
 from trtla.formats.engine_limits import stage_problems
-from trtla.formats.gguf.folder import model_folder
+from trtla.formats.model import Model
 from trtla.formats.plan import block_names
 from trtla.machine import Gpu, Machine, look
 from trtla.runtime.models.cpu.native_code import FORWARD, TREES
@@ -205,25 +205,25 @@ class ModelCheck:
 def check_model(path: str | Path, report: Report) -> ModelCheck:
     """Check a folder or a GGUF file against the machine of the report."""
     backend, reason = report.backend, report.reason
-    found, contents = inspected(path)
+    found, model = inspected(path)
     kind, problems = found["kind"], found["problems"]
-    if contents is None:
+    if model is None:
         return ModelCheck(str(path), kind, backend, reason, problems=tuple(problems))
-    if contents.engine is not None:
-        backend, reason = contents.engine.backend, f"{model_folder(path)} was built for it"
-    elif contents.encoder_decoder:
+    if model.engine is not None:
+        backend, reason = model.engine.backend, f"{model.path} was built for it"
+    elif model.is_encoder_decoder:
         backend, reason = "torch", "only the torch executor runs encoder-decoders"
     warnings: list[str] = []
-    for verdict in _verdicts(contents, report) if backend == "tensorrt-llm" else ():
+    for verdict in _verdicts(model, report) if backend == "tensorrt-llm" else ():
         if verdict.allowed is False:
             problems.append(verdict.reason)
         elif verdict.allowed is None:
             warnings.append(verdict.reason)
-    data = contents.config.model_dump()
+    data = model.config.model_dump()
     sizes = {**data, **data["quantization"], **data["mapping"]}
-    shown = {**{key: sizes[key] for key in _DECIDING}, "lookahead": _has_lookahead(contents)}
-    shown["block_types"] = block_names(contents.config) or None
-    shown["block_arithmetic"] = _block_arithmetic(contents.config, report)
+    shown = {**{key: sizes[key] for key in _DECIDING}, "lookahead": _has_lookahead(model)}
+    shown["block_types"] = block_names(model.config) or None
+    shown["block_arithmetic"] = _block_arithmetic(model.config, report)
     return ModelCheck(str(path), kind, backend, reason, shown, tuple(problems), tuple(warnings))
 
 
@@ -244,18 +244,18 @@ def _block_arithmetic(config: CheckpointConfig, report: Report) -> str | None:
     return f"dequantised at load: {problem}" if problem else "in integers, compiled"
 
 
-def _has_lookahead(contents: Contents) -> bool:
+def _has_lookahead(model: Model) -> bool:
     """False for engines without drafts, which need no lookahead kernels."""
-    engine = contents.engine
+    engine = model.engine
     return engine is None or engine.config.build_config.max_draft_len > 0
 
 
-def _verdicts(contents: Contents, report: Report) -> Iterator[Verdict]:
+def _verdicts(model: Model, report: Report) -> Iterator[Verdict]:
     """What TensorRT-LLM needs, installed or not."""
-    yield from _library_verdicts(contents, report)
-    yield from _gpu_verdicts(contents, report)
-    config, lookahead = contents.config, _has_lookahead(contents)
-    if contents.engine is None:  # an engine's are among the problems of the folder itself
+    yield from _library_verdicts(model, report)
+    yield from _gpu_verdicts(model, report)
+    config, lookahead = model.config, _has_lookahead(model)
+    if model.engine is None:  # an engine's are among the problems of the folder itself
         yield kernels.weight_types(config)
         yield kernels.weight_only_sizes(config)
         yield kernels.rope_scaling(config.rope_type)
@@ -267,34 +267,34 @@ def _verdicts(contents: Contents, report: Report) -> Iterator[Verdict]:
         yield kernels.activations(config.dtype)
 
 
-def _library_verdicts(contents: Contents, report: Report) -> Iterator[Verdict]:
+def _library_verdicts(model: Model, report: Report) -> Iterator[Verdict]:
     try:
         require_backend()
     except TrtlaError as error:
         yield Verdict(False, error.message)
         return
     installed = report.library.version
-    built = contents.engine.config.version if contents.engine else None
+    built = model.engine.config.version if model.engine else None
     if built and installed and not same_release(built, installed):
         yield Verdict(False, f"built with TensorRT-LLM {built}, and {installed} is installed")
 
 
-def _gpu_verdicts(contents: Contents, report: Report) -> Iterator[Verdict]:
-    ranks = contents.config.mapping.world_size
+def _gpu_verdicts(model: Model, report: Report) -> Iterator[Verdict]:
+    ranks = model.config.mapping.world_size
     gpus = report.machine.gpus[:ranks] if report.machine.usable else ()
     if not gpus:
         yield Verdict(False, "there is no GPU that PyTorch can use")
     elif len(gpus) < ranks:
         yield Verdict(None, f"split over {counted(ranks, 'GPU')}, and this machine has {len(gpus)}")
     for gpu in gpus:
-        for verdict in _on_gpu(contents, gpu):
+        for verdict in _on_gpu(model, gpu):
             yield Verdict(verdict.allowed, f"GPU {gpu.index}: {verdict.reason}")
 
 
-def _on_gpu(contents: Contents, gpu: Gpu) -> Iterator[Verdict]:
-    if _has_lookahead(contents):
+def _on_gpu(model: Model, gpu: Gpu) -> Iterator[Verdict]:
+    if _has_lookahead(model):
         yield kernels.lookahead_on(gpu.capability)
-    config, engine = contents.config, contents.engine
+    config, engine = model.config, model.engine
     yield kernels.weight_only_on(config, gpu.capability)
     if (config.fp8 or config.fp8_kv_cache) and not kernels.fp8_on(gpu.capability):
         yield Verdict(False, f"FP8 needs compute capability {kernels.show(kernels.FP8_CAPABILITY)}")

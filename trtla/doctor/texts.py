@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from trtla.errors import UsageError
 from trtla.formats.chat_templates import stored_template
 from trtla.formats.folder import tokenizer_dir
+from trtla.formats.model_folder import ModelFolder
 from trtla.formats.special_tokens import end_tokens, said_by
 from trtla.llm.reading import reading_notes
 from trtla.llm.text import Tokenizer
 
 
-def describe_texts(folder: Path) -> dict[str, Any]:
+def describe_texts(folder: ModelFolder) -> dict[str, Any]:
     """JSON types only; a tokenizer that cannot be opened is among the notes.
 
     Keys: ends (token and source of each id that ends a text), begins (token and source, None where
@@ -22,7 +22,7 @@ def describe_texts(folder: Path) -> dict[str, Any]:
     notes: list[str] = []
     tokenizer = None
     try:
-        tokenizer = Tokenizer(folder) if tokenizer_dir(folder) is not None else None
+        tokenizer = Tokenizer(folder) if tokenizer_dir(folder.path) is not None else None
         notes += reading_notes(tokenizer, ask=True) if tokenizer else ()
     except UsageError as error:
         notes.append(error.message)
@@ -43,7 +43,7 @@ def _beginning(tokenizer: Tokenizer) -> dict[str, str] | None:
     return {"token": "".join(frame.before), "source": frame.source} if frame.before else None
 
 
-def _template(folder: Path, tokenizer: Tokenizer) -> dict[str, Any] | None:
+def _template(folder: ModelFolder, tokenizer: Tokenizer) -> dict[str, Any] | None:
     stored = stored_template(folder)
     if stored is None:
         return None

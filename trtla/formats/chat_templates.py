@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from trtla.errors import UsageError
-from trtla.files import read_text
+from trtla.formats.model_folder import ModelFolder
 from trtla.formats.special_tokens import TOKENIZER_CONFIG, gguf_sources, read_tokenizer_config
 
 TEMPLATE = "chat_template.jinja"
@@ -17,13 +17,13 @@ Stored = str | dict[str, str]
 """A template's text, or several by name, of which `default` is used."""
 
 
-def stored_template(folder: Path) -> tuple[Stored, str] | None:
+def stored_template(folder: ModelFolder) -> tuple[Stored, str] | None:
     """A folder's template, found as transformers does, and what holds it; None: there is none."""
-    files = {path.stem: path for path in more_templates(folder)}
-    if (folder / TEMPLATE).is_file():
-        files = {"default": folder / TEMPLATE, **files}
+    files = {path.stem: f"{MORE_TEMPLATES}/{path.name}" for path in more_templates(folder.path)}
+    if (folder.path / TEMPLATE).is_file():
+        files = {"default": TEMPLATE, **files}
     if files:
-        texts = {name: read_text(path) for name, path in files.items()}
+        texts = {name: folder.text(file) for name, file in files.items()}
         only = texts["default"] if texts.keys() == {"default"} else texts
         source = TEMPLATE if "default" in texts else MORE_TEMPLATES
         return only, str(gguf_sources(folder).get("chat_template", source))

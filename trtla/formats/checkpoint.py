@@ -24,8 +24,9 @@ import numpy as np
 from numpy import ndarray
 
 from trtla.errors import UsageError
-from trtla.files import read_json, validate
+from trtla.files import validate
 from trtla.formats.config import DTYPES, FP8, CheckpointConfig
+from trtla.formats.model_folder import CONFIG, ModelFolder
 from trtla.formats.plan import (
     EMBEDDING,
     LM_HEAD,
@@ -103,14 +104,15 @@ class Checkpoint:
         return untied(stored)
 
     @classmethod
-    def open(cls, path: str | Path) -> Checkpoint:
+    def open(cls, place: str | Path | ModelFolder) -> Checkpoint:
         """Check config.json and every rank file's header; no weights are read."""
-        folder = Path(path)
-        if not folder.is_dir():
-            raise UsageError(f"{folder} is not a folder", "give the --output-dir of trtla convert")
+        folder = ModelFolder.of(place)
+        path = folder.path
+        if not path.is_dir():
+            raise UsageError(f"{path} is not a folder", "give the --output-dir of trtla convert")
         config = read_checkpoint_config(folder)
-        check_config(folder, config)
-        return cls(folder, config)
+        check_config(path, config)
+        return cls(path, config)
 
     def read(self, name: str, start: int, stop: int) -> ndarray:
         """Rows [start, stop) of a Hugging Face tensor, put together from the ranks."""
@@ -162,10 +164,9 @@ def _check_shared(folder: Path, config: CheckpointConfig) -> None:
         )
 
 
-def read_checkpoint_config(folder: Path) -> CheckpointConfig:
+def read_checkpoint_config(folder: ModelFolder) -> CheckpointConfig:
     """A checkpoint's config.json; raises `UsageError` where it is missing or broken."""
-    path = folder / "config.json"
-    return validate(CheckpointConfig, read_json(path), str(path))
+    return validate(CheckpointConfig, folder.read(CONFIG), str(folder.path / CONFIG))
 
 
 def check_config(folder: Path, config: CheckpointConfig) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from trtla.errors import UsageError
-from trtla.files import read_json, validate
+from trtla.files import validate
 from trtla.formats.config import CheckpointConfig, EngineConfig, EngineManifest
 from trtla.formats.engine_limits import (
     BuildSettings,
@@ -25,8 +25,9 @@ from trtla.formats.engine_limits import (
     plan_limits,
     unknown_triple,
 )
-from trtla.formats.folder import folder_kind, tokenizer_dir
+from trtla.formats.folder import tokenizer_dir
 from trtla.formats.hf_config import T5Config, decoder_config, read_t5_config, refuse_to_convert
+from trtla.formats.model_folder import CONFIG, ModelFolder
 from trtla.formats.special_tokens import end_tokens
 from trtla.settings.fields import whole
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig, check_default
@@ -46,14 +47,18 @@ of the length."""
 class Engine:
     """An opened engine; weights are read when asked for."""
 
-    path: Path
-    """The engine folder, or the Hugging Face folder of an engine made in memory."""
+    folder: ModelFolder
+    """The engine's, or the Hugging Face folder of an engine made in memory."""
     config: EngineConfig
     manifest: EngineManifest | None
     """None for engines made by TensorRT-LLM and for engines in memory."""
     source: FileSource | None = field(default=None, repr=False, compare=False)
-    """Where the weights of an engine in memory come from; None: the folder's rank file."""
+    """Where the weights come from; None: only its limits were read, or nobody can read them."""
     in_memory_lookahead: LookaheadConfig | None = None
+
+    @property
+    def path(self) -> Path:
+        return self.folder.path
 
     @property
     def name(self) -> str:
@@ -63,7 +68,7 @@ class Engine:
     def backend(self) -> str:
         if self.manifest is not None:
             return self.manifest.backend
-        compiled = self.source is None and is_compiled(self.path)
+        compiled = not self.is_in_memory and is_compiled(self.path)
         return "tensorrt-llm" if compiled else "torch"
 
     @property
@@ -126,11 +131,10 @@ class Engine:
         """Most tokens that its encoder reads of a prompt; None: it has no encoder."""
         return None
 
-    def request_ids(
-        self, prompt: tuple[int, ...]
-    ) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
-        """What a request for a prompt begins with, and what its encoder reads, if it has one."""
-        return prompt, None
+    @property
+    def decoder_start(self) -> int | None:
+        """What an output goes on from where an encoder reads the prompt; None: none does."""
+        return None
 
     @property
     def tokenizer_dir(self) -> Path | None:
@@ -139,7 +143,7 @@ class Engine:
 
     def end_ids(self) -> frozenset[int]:
         """All token ids that end a text; empty if none is known."""
-        return frozenset(end_tokens(self.path))
+        return frozenset(end_tokens(self.folder))
 
     def weights(self, rank: int = 0, tp_size: int = 1) -> Iterator[tuple[str, Weight]]:
         """TensorRT-LLM's checkpoint tensors of the whole model on one rank, one by one.
@@ -177,29 +181,27 @@ class Engine:
 
     def tensor_source(self) -> tuple[FileSource, CheckpointConfig]:
         """Where the weights come from, by Hugging Face's names, and the config that they fit."""
-        if self.backend == "tensorrt-llm":
+        if self.source is None:
             raise UsageError(
                 f"{self.name} has no readable weights", "build it with --backend torch"
             )
         from trtla.formats.checkpoint import Checkpoint
 
-        config = self.config.pretrained_config
-        if self.source is not None:
-            return self.source, config
-        checkpoint = Checkpoint(self.path, config)
-        return checkpoint, checkpoint.config
+        if isinstance(self.source, Checkpoint):
+            return self.source, self.source.config
+        return self.source, self.config.pretrained_config
 
 
-def open_engine(path: str | Path) -> Engine:
+def open_engine(place: str | Path | ModelFolder) -> Engine:
     """Open an engine folder and check it whole: config, manifest, and the header of the weights.
 
     An engine that trtllm-build made is opened too, without a manifest.
     """
     from trtla.formats.checkpoint import Checkpoint, check_config
 
-    folder = Path(path)
-    check_is_engine(folder)
-    engine = read_engine(folder)
+    found = ModelFolder.of(place)
+    check_is_engine(found)
+    engine, folder = read_engine(found), found.path
     check_manifest(engine)
     config = engine.config.pretrained_config
     if engine.backend == "tensorrt-llm":
@@ -211,32 +213,30 @@ def open_engine(path: str | Path) -> Engine:
             f"{folder} is a torch engine of {config.mapping.world_size} ranks",
             "build it again from the checkpoint; torch engines have one rank",
         )
-    Checkpoint(folder, config)
-    return engine
+    return replace(engine, source=Checkpoint(folder, config))
 
 
-def check_is_engine(folder: Path) -> None:
+def check_is_engine(folder: ModelFolder) -> None:
     """Raise `UsageError`, with what to run, where a folder is no engine."""
-    kind = folder_kind(folder)
-    if kind != "engine":
+    if folder.kind != "engine":
         raise UsageError(
-            f"{folder} is a {kind}, not an engine",
-            f"run trtla build --checkpoint-dir {folder} --output-dir ENGINE",
+            f"{folder.path} is a {folder.kind}, not an engine",
+            f"run trtla build --checkpoint-dir {folder.path} --output-dir ENGINE",
         )
 
 
-def read_engine(folder: Path, *, manifest: bool = True) -> Engine:
+def read_engine(place: Path | ModelFolder, *, manifest: bool = True) -> Engine:
     """Read config.json and trtla.json of an engine folder, without comparing them or weights."""
-    path = folder / "config.json"
-    config = validate(EngineConfig, read_json(path), str(path))
+    folder = ModelFolder.of(place)
+    config = validate(EngineConfig, folder.read(CONFIG), str(folder.path / CONFIG))
     return Engine(folder, config, _manifest(folder) if manifest else None)
 
 
-def _manifest(folder: Path) -> EngineManifest | None:
-    path = folder / MANIFEST
+def _manifest(folder: ModelFolder) -> EngineManifest | None:
+    path = folder.path / MANIFEST
     if not path.exists():
         return None
-    data = read_json(path)
+    data = folder.read(MANIFEST)
     version = data.get("format_version") if isinstance(data, dict) else None
     if version is not None and version != 1:
         raise UsageError(
@@ -290,7 +290,7 @@ def check_manifest(engine: Engine) -> None:
 
 
 def engine_from_hugging_face(
-    path: str | Path, settings: BuildSettings | None = None, dtype: str = "auto"
+    place: str | Path | ModelFolder, settings: BuildSettings | None = None, dtype: str = "auto"
 ) -> Engine:
     """An engine in memory: nothing is written, `weights()` converts on the fly.
 
@@ -300,11 +300,12 @@ def engine_from_hugging_face(
     from trtla.formats.hf import HFModel
     from trtla.formats.source import checkpoint_config, in_type
 
-    model = HFModel.open(path)
+    folder = ModelFolder.of(place)
+    model = HFModel.open(folder)
     config = model.config if dtype == "auto" else checkpoint_config(model.config, dtype)
     source = in_type(model, model.config, config)
     own, triple = _in_memory(config, settings or BuildSettings())
-    return Engine(Path(path), own, None, source, triple)
+    return Engine(folder, own, None, source, triple)
 
 
 def _in_memory(
@@ -341,17 +342,19 @@ class EncoderDecoder(Engine):
     def max_encoder_len(self) -> int:
         return max(_LONGEST_SOURCE, self.t5.n_positions)
 
-    def request_ids(
-        self, prompt: tuple[int, ...]
-    ) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
-        return (self.t5.decoder_start_token_id,), prompt
+    @property
+    def decoder_start(self) -> int:
+        return self.t5.decoder_start_token_id
 
     def weights(self, rank: int = 0, tp_size: int = 1) -> Iterator[tuple[str, Weight]]:
         raise refuse_to_convert(self.path, self.config.pretrained_config.architecture)
 
 
-def open_encoder_decoder(folder: Path, settings: BuildSettings) -> EncoderDecoder:
+def open_encoder_decoder(
+    place: str | Path | ModelFolder, settings: BuildSettings
+) -> EncoderDecoder:
     """Read the folder's config; the decoder's positions are the limit of start token + output."""
+    folder = ModelFolder.of(place)
     t5 = read_t5_config(folder)
     config, triple = _in_memory(decoder_config(folder, t5), settings)
     return EncoderDecoder(folder, config, None, in_memory_lookahead=triple, t5=t5)

@@ -1,21 +1,18 @@
-"""What kind of folder holds a model, and its files beside the weights: the tokenizer's, and what
-generation_config.json asks for, of which trtla applies nothing but end ids by itself."""
+"""A model's files beside the weights: the tokenizer's, and what generation_config.json asks for, of
+which trtla applies nothing but end ids by itself."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from trtla.errors import UsageError
-from trtla.files import read_json, write_json
-from trtla.formats.atomic import restore
-from trtla.formats.chat_templates import more_templates, stored_template
-from trtla.formats.mistaken import no_model
-from trtla.formats.special_tokens import GENERATION_CONFIG, json_object, model_end_ids
-
-FolderKind = Literal["Hugging Face model", "checkpoint", "engine"]
+from trtla.files import write_json
+from trtla.formats.chat_templates import more_templates
+from trtla.formats.model_folder import ModelFolder
+from trtla.formats.special_tokens import GENERATION_CONFIG, model_end_ids
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -56,51 +53,10 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 """What trtla has not, and the values that change nothing; null is one of each."""
 
 
-def folder_kind(path: Path) -> FolderKind:
-    """What the folder is."""
-    if not path.exists():
-        restore(path)
-    if not path.exists():
-        raise UsageError(f"{path} does not exist", "check the path")
-    if not path.is_dir():
-        weights = path.suffix in (".safetensors", ".bin")
-        hint = "a model, checkpoint or engine folder, or a GGUF file"
-        raise UsageError(
-            f"{path} is not a folder", f"give {'the folder that holds it' if weights else hint}"
-        )
-    if not (path / "config.json").is_file():
-        raise no_model(path)
-    kind = config_kind(read_json(path / "config.json"))
-    if kind is None:
-        raise UsageError(
-            f"{path / 'config.json'} belongs to no Hugging Face model, checkpoint or engine",
-            "give a Hugging Face model, checkpoint or engine folder",
-        )
-    return kind
-
-
-def config_kind(data: Any) -> FolderKind | None:
-    """What folder a parsed config.json belongs to; None when to none of the three."""
-    if not isinstance(data, dict):
-        return None
-    if "pretrained_config" in data or "build_config" in data:
-        return "engine"
-    if "architectures" in data or "model_type" in data:
-        return "Hugging Face model"
-    if "architecture" in data or "mapping" in data:
-        return "checkpoint"
-    return None
-
-
 def tokenizer_dir(folder: Path) -> Path | None:
     """The folder itself if it holds a tokenizer, else None."""
     found = any((folder / name).is_file() for name in _ANY_ONE_MAKES_A_TOKENIZER)
     return folder if found else None
-
-
-def may_have_chat_template(folder: Path) -> bool:
-    """Whether a tokenizer's files hold a template, be it sound or not."""
-    return stored_template(folder) is not None
 
 
 def no_chat_template(folder: Path) -> UsageError:
@@ -115,7 +71,7 @@ def side_files(source: Path) -> list[str]:
     """Names of the files that `copy_side_files` makes."""
     names = [name for name in TOKENIZER_FILES if (source / name).is_file()]
     names += [str(path.relative_to(source)) for path in more_templates(source)]
-    if (source / GENERATION_CONFIG).is_file() or model_end_ids(source):
+    if (source / GENERATION_CONFIG).is_file() or model_end_ids(ModelFolder(source)):
         names.append(GENERATION_CONFIG)
     return names
 
@@ -132,18 +88,20 @@ def copy_side_files(source: Path, target: Path) -> None:
             (target / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(source / name, target / name)
     if GENERATION_CONFIG in names:
-        generation, found = json_object(source / GENERATION_CONFIG), model_end_ids(source)
+        folder = ModelFolder(source)
+        generation, found = folder.object(GENERATION_CONFIG), model_end_ids(folder)
         if found and not generation.get("eos_token_id"):
-            generation["eos_token_id"] = found[0] if len(found) == 1 else found
+            ids = found[0] if len(found) == 1 else found
+            generation = {**generation, "eos_token_id": ids}
         write_json(target / GENERATION_CONFIG, generation)
 
 
-def unapplied(folder: Path) -> str | None:
+def unapplied(folder: ModelFolder) -> str | None:
     """What a model's generation config asks for, in a sentence; None: lengths and end tokens only.
 
     A broken or absent file counts as saying nothing.
     """
-    found = json_object(folder / GENERATION_CONFIG)
+    found = folder.object(GENERATION_CONFIG)
     known, unknown = _applicable(found), _unknown(found)
     parts = []
     if known:
@@ -154,7 +112,7 @@ def unapplied(folder: Path) -> str | None:
         )
     if unknown:
         parts.append(f"{_listed(unknown)}, which trtla has not")
-    where = f"{folder.name}/{GENERATION_CONFIG}"
+    where = f"{folder.path.name}/{GENERATION_CONFIG}"
     return f"{where} asks for {'; and for '.join(parts)}" if parts else None
 
 

@@ -21,10 +21,10 @@ from trtla.errors import UsageError
 from trtla.files import read_json
 from trtla.formats.blocks import BLOCK_TYPES
 from trtla.formats.config import CheckpointConfig, Quantization, as_dtype
-from trtla.formats.folder import folder_kind
 from trtla.formats.gguf.header import MADE_OF
 from trtla.formats.gguf.weights import PLAIN, GgufFile
 from trtla.formats.hf_config import read_hf_config
+from trtla.formats.model_folder import ModelFolder
 from trtla.formats.plan import EMBEDDING, LM_HEAD, hf_shapes, untied
 from trtla.formats.tensors import equal_ends
 from trtla.formats.weight_files import BinFile, SafetensorsFile, raise_first, tensor_problems
@@ -52,14 +52,15 @@ class HFModel:
     """GGUF's types of all its weights that are quantised."""
 
     @classmethod
-    def open(cls, path: str | Path) -> HFModel:
+    def open(cls, place: str | Path | ModelFolder) -> HFModel:
         """Read config.json and the headers of the weight files; no weights yet."""
-        folder = Path(path)
-        folder_kind(folder)
-        config, dtype = read_hf_config(folder / "config.json")
-        where, problems = _weights(folder, config)
+        found = ModelFolder.of(place)
+        _ = found.kind  # which says what else the folder is
+        config, dtype = read_hf_config(found)
+        folder, stored = found.path, _locate(found.path)
+        where, problems = _weights(folder, config, stored)
         raise_first(problems)
-        if note := unused_note(folder):
+        if note := _unused_note(folder, stored):
             _note_once(folder, note)
         file, name = where[EMBEDDING]
         update: dict[str, Any] = {"dtype": dtype or as_dtype(file.entries[name].dtype.name)}
@@ -105,20 +106,24 @@ def _note_once(path: Path, note: str) -> None:
     _log.warning("note: %s", note)
 
 
-def model_problems(folder: Path, config: CheckpointConfig) -> list[UsageError]:
-    """Everything wrong with the weights of a model folder whose config.json is sound."""
+def model_problems(folder: Path, config: CheckpointConfig) -> tuple[list[UsageError], str | None]:
+    """Everything wrong with the weights of a model folder whose config.json is sound, and a
+    sentence about the tensors beside them, if there are any."""
     try:
-        return _weights(folder, config)[1]
+        stored = _locate(folder)
+        return _weights(folder, config, stored)[1], _unused_note(folder, stored)
     except UsageError as error:
-        return [error]
+        return [error], None
 
 
-def _weights(folder: Path, config: CheckpointConfig) -> tuple[_Where, list[UsageError]]:
+def _weights(
+    folder: Path, config: CheckpointConfig, stored_at: _Where
+) -> tuple[_Where, list[UsageError]]:
     """Where the tensors are, and everything that is wrong with them.
 
     If the config ties embedding and lm_head, the one that is there stands for both.
     """
-    where = {name: at for name, at in _locate(folder).items() if _is_used(name)}
+    where = {name: at for name, at in stored_at.items() if _is_used(name)}
     _check_layers(folder, "num_hidden_layers", config.num_hidden_layers, len(where))
     if config.tie_word_embeddings and (stored := where.get(EMBEDDING) or where.get(LM_HEAD)):
         where = {EMBEDDING: stored, LM_HEAD: stored, **where}
@@ -126,12 +131,12 @@ def _weights(folder: Path, config: CheckpointConfig) -> tuple[_Where, list[Usage
     return where, tensor_problems(str(folder), found, hf_shapes(config), _HINT)
 
 
-def unused_note(folder: Path) -> str | None:
+def _unused_note(folder: Path, stored: _Where) -> str | None:
     """Which tensors lie beside a model and are no part of it, in a sentence; None: there are none.
 
     What is beside `model` and `lm_head`, such as a value head, takes no part in texts.
     """
-    names = [name for name in _locate(folder) if not _is_used(name)]
+    names = [name for name in stored if not _is_used(name)]
     if not names:
         return None
     tops = sorted({name.partition(".")[0] for name in names})

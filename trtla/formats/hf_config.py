@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from trtla.errors import UsageError
-from trtla.files import read_json, validate
+from trtla.files import validate
 from trtla.formats.config import (
     DTYPES,
     LARGEST,
@@ -24,8 +24,8 @@ from trtla.formats.config import (
     Size,
     as_dtype,
 )
-from trtla.formats.folder import config_kind, folder_kind
-from trtla.formats.special_tokens import GENERATION_CONFIG, json_object
+from trtla.formats.model_folder import CONFIG, ModelFolder, config_kind
+from trtla.formats.special_tokens import GENERATION_CONFIG
 from trtla.formats.support import ARCHITECTURES, FAMILIES, check_supported
 
 ENCODER_DECODERS = (
@@ -121,12 +121,13 @@ def _of_family(data: dict[str, Any]) -> dict[str, Any]:
     return {**kept, **window} if "mistral" in family else kept
 
 
-def read_hf_config(path: Path) -> tuple[CheckpointConfig, DType | None]:
+def read_hf_config(place: Path | ModelFolder) -> tuple[CheckpointConfig, DType | None]:
     """The checkpoint config of a model folder's config.json, and the dtype the file names, if any.
 
     The returned config's own dtype is that one, or float32 as a placeholder.
     """
-    return parse_hf_config(read_json(path), path)
+    folder = ModelFolder.of(place)
+    return parse_hf_config(folder.read(CONFIG), folder.path / CONFIG)
 
 
 def parse_hf_config(data: Any, path: Path) -> tuple[CheckpointConfig, DType | None]:
@@ -262,46 +263,26 @@ def architecture(data: Any) -> Any:
 
 def built_of(folder: Path) -> str | None:
     """The model_type that the source of a checkpoint or engine had; None: a folder is neither."""
-    data = json_object(folder / "config.json")
+    data = ModelFolder(folder).object(CONFIG)
     if config_kind(data) not in ("checkpoint", "engine"):
         return None
     name = data.get("pretrained_config", data).get("architecture")
     return next((kind for kind, own in _BY_MODEL_TYPE.items() if own == name), None)
 
 
-def is_encoder_decoder(folder: Path) -> bool:
-    """Whether a folder holds a model of the T5 family; raises UsageError where it holds none."""
-    if folder_kind(folder) != "Hugging Face model":
-        return False
-    return architecture(read_json(folder / "config.json")) in ENCODER_DECODERS
-
-
-def check_same_kind(draft: Path, target: Path) -> None:
-    """Refuse a draft model that reads prompts in another way than the model it drafts for."""
-    ours, theirs = is_encoder_decoder(draft), is_encoder_decoder(target)
-    if ours != theirs:
-        kinds = ("an encoder-decoder", "a decoder alone")
-        names = kinds if ours else kinds[::-1]
-        raise UsageError(
-            f"the draft model {draft} is {names[0]}, the model {target} is {names[1]}",
-            "use a draft model of the same family, with the same tokenizer",
-        )
-
-
-def read_t5_config(folder: Path) -> T5Config:
+def read_t5_config(folder: ModelFolder) -> T5Config:
     """The config of a folder; generation_config.json comes first where it names the start token."""
-    path = folder / "config.json"
-    data, generation = read_json(path), folder / GENERATION_CONFIG
-    content = read_json(generation) if generation.is_file() else None
+    data, named = folder.read(CONFIG), (folder.path / GENERATION_CONFIG).is_file()
+    content = folder.read(GENERATION_CONFIG) if named else None
     if isinstance(content, dict) and content.get("decoder_start_token_id") is not None:
         data = {**data, "decoder_start_token_id": content["decoder_start_token_id"]}
-    return validate(T5Config, data, str(path), "copy the file again")
+    return validate(T5Config, data, str(folder.path / CONFIG), "copy the file again")
 
 
-def decoder_config(folder: Path, config: T5Config) -> CheckpointConfig:
+def decoder_config(folder: ModelFolder, config: T5Config) -> CheckpointConfig:
     """The decoder in terms of a checkpoint's config."""
     data = {
-        "architecture": architecture(read_json(folder / "config.json")),
+        "architecture": architecture(folder.read(CONFIG)),
         "dtype": config.dtype,
         "vocab_size": config.vocab_size,
         "hidden_size": config.d_model,
@@ -315,7 +296,7 @@ def decoder_config(folder: Path, config: T5Config) -> CheckpointConfig:
         "position_embedding_type": "relative",
         "max_position_embeddings": config.n_positions,
     }
-    return validate(CheckpointConfig, data, str(folder / "config.json"))
+    return validate(CheckpointConfig, data, str(folder.path / CONFIG))
 
 
 def refuse_to_convert(folder: Path, name: str) -> UsageError:

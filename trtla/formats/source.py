@@ -11,10 +11,10 @@ from trtla.files import validate
 from trtla.formats.checkpoint import Checkpoint, read_checkpoint_config
 from trtla.formats.config import DTYPES, QWEN2, BuildConfig, CheckpointConfig, Mapping
 from trtla.formats.engine_limits import BuildSettings
-from trtla.formats.folder import FolderKind, folder_kind
-from trtla.formats.gguf.folder import model_folder, weight_file
+from trtla.formats.gguf.folder import find_folder, weight_file
 from trtla.formats.hf import HFModel
 from trtla.formats.hf_config import read_hf_config
+from trtla.formats.model_folder import FolderKind, ModelFolder
 from trtla.formats.support import check_mapping
 from trtla.formats.tensors import Dequantized, FileSource
 from trtla.settings.lookahead import LookaheadConfig
@@ -53,26 +53,28 @@ class EngineBuild:
 
 def read_source(folder: Path, dtype: str | None) -> BuildSource:
     """Read config.json only; without a dtype there or here, a Hugging Face folder is float16."""
-    folder, kind = _local(folder)
+    found = _local(folder)
+    folder, kind = found.path, found.kind
     if kind == "checkpoint":
-        return _checkpoint_source(folder, read_checkpoint_config(folder), dtype)
+        return _checkpoint_source(folder, read_checkpoint_config(found), dtype)
     if weight_file(folder) is not None:  # the types of its blocks are in the header
         return open_source(folder, dtype)[0]
-    config, named = read_hf_config(folder / "config.json")
+    config, named = read_hf_config(found)
     wanted = "float16" if dtype in (None, "auto") and not named else dtype or "auto"
     return BuildSource(folder, kind, checkpoint_config(config, wanted), config)
 
 
 def open_source(folder: Path, dtype: str | None) -> tuple[BuildSource, FileSource]:
     """Read config.json and the headers of the weight files."""
-    folder, kind = _local(folder)
-    if kind == "checkpoint":
-        checkpoint = Checkpoint.open(folder)
-        found = _checkpoint_source(folder, checkpoint.config, dtype)
-        return found, in_type(checkpoint, found.stored, found.config)
-    model = HFModel.open(folder)
+    found = _local(folder)
+    if found.kind == "checkpoint":
+        checkpoint = Checkpoint.open(found)
+        source = _checkpoint_source(found.path, checkpoint.config, dtype)
+        return source, in_type(checkpoint, source.stored, source.config)
+    model = HFModel.open(found)
     config = checkpoint_config(model.config, dtype or "auto")
-    return BuildSource(folder, kind, config, model.config), in_type(model, model.config, config)
+    source = BuildSource(found.path, found.kind, config, model.config)
+    return source, in_type(model, model.config, config)
 
 
 def in_type(source: FileSource, stored: CheckpointConfig, wanted: CheckpointConfig) -> FileSource:
@@ -102,15 +104,14 @@ def _in_dtype(config: CheckpointConfig, dtype: str) -> CheckpointConfig:
     return config.model_copy(update=update)
 
 
-def _local(path: Path) -> tuple[Path, FolderKind]:
-    folder = model_folder(path)
-    kind = folder_kind(folder)
-    if kind == "engine":
+def _local(path: Path) -> ModelFolder:
+    folder = find_folder(path)
+    if folder.kind == "engine":
         raise UsageError(
-            f"{folder} is an engine already",
+            f"{folder.path} is an engine already",
             "give its checkpoint or Hugging Face folder as --checkpoint-dir",
         )
-    return folder, kind
+    return folder
 
 
 def checkpoint_config(

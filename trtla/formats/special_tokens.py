@@ -8,12 +8,10 @@ config.json. GGUF files have keys of their own for all of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
-from trtla.errors import UsageError
-from trtla.files import read_json
 from trtla.formats.gguf.header import MADE_OF
+from trtla.formats.model_folder import CONFIG, ModelFolder
 
 GENERATION_CONFIG = "generation_config.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -22,27 +20,18 @@ FindToken = Callable[[str], int | None]
 """The id of a token's name, if there is one."""
 
 
-def json_object(path: Path) -> dict[str, Any]:
-    """A file's object; an empty one where it is broken or absent."""
-    try:
-        data = read_json(path)
-    except UsageError:
-        return {}
-    return data if isinstance(data, dict) else {}
-
-
-def read_tokenizer_config(folder: Path) -> dict[str, Any]:
+def read_tokenizer_config(folder: ModelFolder) -> dict[str, Any]:
     """tokenizer_config.json and special_tokens_map.json as one object.
 
     As in transformers, the newer file goes first where it lists its added tokens.
     """
     first, second = _tokenizer_configs(folder)
-    return {**json_object(folder / second), **json_object(folder / first)}
+    return {**folder.object(second), **folder.object(first)}
 
 
-def _tokenizer_configs(folder: Path) -> tuple[str, str]:
+def _tokenizer_configs(folder: ModelFolder) -> tuple[str, str]:
     """The names of both files, the one that goes first in front."""
-    newer = "added_tokens_decoder" in json_object(folder / TOKENIZER_CONFIG)
+    newer = "added_tokens_decoder" in folder.object(TOKENIZER_CONFIG)
     return (TOKENIZER_CONFIG, _OLDER) if newer else (_OLDER, TOKENIZER_CONFIG)
 
 
@@ -52,24 +41,24 @@ def token_name(token: object) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def said_by(folder: Path, key: str) -> str | None:
+def said_by(folder: ModelFolder, key: str) -> str | None:
     """What names a token in the tokenizer's files, a file and its key; None: nothing does."""
     made = gguf_sources(folder)
     if key in made:
         return str(made[key])
     files = _tokenizer_configs(folder)
-    name = next((one for one in files if key in json_object(folder / one)), None)
+    name = next((one for one in files if key in folder.object(one)), None)
     return name and f"{name}, {key}"
 
 
-def gguf_sources(folder: Path) -> dict[str, Any]:
+def gguf_sources(folder: ModelFolder) -> dict[str, Any]:
     """The keys of a GGUF file that the tokens of its folder come from; empty for other folders."""
-    sources = json_object(folder / MADE_OF).get("sources")
+    sources = folder.object(MADE_OF).get("sources")
     return sources if isinstance(sources, dict) else {}
 
 
 def end_tokens(
-    folder: Path, tokenizer: Path | None = None, find: FindToken | None = None
+    folder: ModelFolder, tokenizer: ModelFolder | None = None, find: FindToken | None = None
 ) -> dict[int, str]:
     """All ids that end a text, with what says so; empty: no end id is known.
 
@@ -91,14 +80,14 @@ def end_tokens(
     return found
 
 
-def model_end_ids(folder: Path) -> list[int]:
+def model_end_ids(folder: ModelFolder) -> list[int]:
     """The end ids of generation_config.json, else of config.json."""
     return sorted(_named_ids(folder))
 
 
-def _named_ids(folder: Path) -> dict[int, str]:
-    for name in (GENERATION_CONFIG, "config.json"):
-        found = _ids(json_object(folder / name).get("eos_token_id"))
+def _named_ids(folder: ModelFolder) -> dict[int, str]:
+    for name in (GENERATION_CONFIG, CONFIG):
+        found = _ids(folder.object(name).get("eos_token_id"))
         if found:
             return dict.fromkeys(found, f"{name}, eos_token_id")
     return {}
@@ -109,11 +98,11 @@ def _ids(value: Any) -> list[int]:
     return [v for v in values if isinstance(v, int) and not isinstance(v, bool) and v >= 0]
 
 
-def _finder(folder: Path) -> FindToken:
+def _finder(folder: ModelFolder) -> FindToken:
     """Looks tokens up as JSON; the long file is read where the short one has not the token."""
 
     def find(name: str) -> int | None:
-        tokens = listed_tokens(json_object(folder / TOKENIZER_CONFIG)).items()
+        tokens = listed_tokens(folder.object(TOKENIZER_CONFIG)).items()
         found = next((number for number, one in tokens if token_name(one) == name), None)
         return found if found is not None else next(_in_vocabulary(folder, name), None)
 
@@ -127,8 +116,8 @@ def listed_tokens(config: dict[str, Any]) -> dict[int, dict[str, Any]]:
     return {int(key): one for key, one in items if key.isdecimal() and isinstance(one, dict)}
 
 
-def _in_vocabulary(folder: Path, name: str) -> Iterator[int]:
-    data = json_object(folder / "tokenizer.json")
+def _in_vocabulary(folder: ModelFolder, name: str) -> Iterator[int]:
+    data = folder.object("tokenizer.json")
     added, model = data.get("added_tokens"), data.get("model")
     for one in added if isinstance(added, list) else ():
         if isinstance(one, dict) and one.get("content") == name:

@@ -11,6 +11,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, overload
 
+from trtla.formats.model import Model
 from trtla.llm.answer import Answer, BeamText, Chunk, Completion, Piece, beam_text, chunk_of
 from trtla.llm.arguments import conversations, prompt_requests, warn_unread
 from trtla.llm.corpus import Corpus
@@ -19,7 +20,7 @@ from trtla.llm.open import open_executor
 from trtla.llm.prompt import ExpectedOutput, Prompt, PromptRequest, RequestMaker
 from trtla.machine import process_rank
 from trtla.runtime.limits import ExecutorLimits
-from trtla.runtime.request import DrafterWatch
+from trtla.runtime.request import DrafterWatch, Request
 from trtla.runtime.stats import ExecutorStats
 from trtla.settings.arguments import (
     arguments_of,
@@ -41,7 +42,7 @@ __all__ = ["DEFAULT_LOOKAHEAD", "LLM", "Chunk", "Completion", "Piece", "Prompt"]
 _INSIDE = frozenset(
     (
         *("answers", "answers_to", "decode", "end_ids", "engine", "executor", "force_greedy"),
-        *("is_leader", "request", "spell"),
+        *("beams", "is_leader", "request", "spell"),
     )
 )
 """What of an `LLM` is there for the rest of the package."""
@@ -70,13 +71,13 @@ class LLM(RequestMaker):
     """
 
     @overload
-    def __init__(self, model: str | Path, options: ExecutorOptions) -> None: ...
+    def __init__(self, model: str | Path | Model, options: ExecutorOptions) -> None: ...
     @overload
     @typed_as(OpenArguments)
     def __init__(self) -> None: ...
     @keywords_of(ExecutorOptions, DraftOptions, DrafterSettings)
     def __init__(
-        self, model: str | Path, options: ExecutorOptions | None = None, **settings: Any
+        self, model: str | Path | Model, options: ExecutorOptions | None = None, **settings: Any
     ) -> None:
         options = replace(options or ENGINE_OPTIONS, **settings)
         from trtla.runtime.threads import set_threads
@@ -227,9 +228,12 @@ class LLM(RequestMaker):
         """
         sampling = SamplingParams(max_output_len=max_output_len)
         request = self.request(PromptRequest(name, prompt, sampling))
-        chosen = settings or BeamSettings()
-        found = self.executor.call(lambda executor: executor.beam_search(request, chosen))
-        return [beam_text(beam, chosen, request.input_ids, self.tokenizer) for beam in found]
+        return self.beams(request, settings or BeamSettings())
+
+    def beams(self, request: Request, settings: BeamSettings) -> list[BeamText]:
+        """`beam_search` for a request."""
+        found = self.executor.call(lambda executor: executor.beam_search(request, settings))
+        return [beam_text(beam, settings, request.input_ids, self.tokenizer) for beam in found]
 
     def log_probs(self, prompt: Prompt, output_ids: Sequence[int]) -> list[float]:
         """Natural logarithm of the target's probability of each output token; torch engines only.

@@ -10,24 +10,15 @@ import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 
 from trtla.errors import RankLost, TrtlaError, UsageError
-from trtla.formats.engine import (
-    EncoderDecoder,
-    Engine,
-    engine_from_hugging_face,
-    open_encoder_decoder,
-    open_engine,
-)
-from trtla.formats.engine_limits import BuildSettings
-from trtla.formats.folder import folder_kind
-from trtla.formats.gguf.folder import model_folder
-from trtla.formats.hf_config import check_same_kind, is_encoder_decoder
+from trtla.formats.engine import EncoderDecoder, Engine
+from trtla.formats.gguf.folder import find_folder
+from trtla.formats.model import Model
 from trtla.formats.special_tokens import end_tokens
 from trtla.formats.support import split_config
 from trtla.llm.text import Tokenizer
-from trtla.llm.vocabulary import Vocabulary, check_same
+from trtla.llm.vocabulary import check_draft_model
 from trtla.machine import usable_cores
 from trtla.runtime.device import resolve_device
 from trtla.runtime.executor import Executor
@@ -36,7 +27,7 @@ from trtla.runtime.ranks.place import Place, torchrun_place
 from trtla.settings.drafting import check_draft_place, check_drafts_itself
 from trtla.settings.executor import ENGINE_OPTIONS, TRTLLM_DEFAULTS, ExecutorOptions, TrtllmSettings
 from trtla.settings.fields import texts
-from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead, LookaheadConfig, refuse_auto
+from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead, refuse_auto
 from trtla.trtllm import library as mpi
 
 
@@ -47,48 +38,26 @@ def _draft_engines(target: Engine, options: ExecutorOptions) -> dict[str, Engine
         check_drafts_itself(options.drafter, target.name)
         return {}
     own = () if options.drafter.draft_model is None else (options.drafter.draft_model,)
-    paths = (*own, *named)
-    for path in paths:
-        check_same_kind(model_folder(path), target.path)
-    opened = {path: open_model(Path(path), AUTOREGRESSIVE) for path in paths}
-    folder = target.path if options.tokenizer_dir is None else model_folder(options.tokenizer_dir)
-    own_vocabulary = Vocabulary(target.name, _rows(target), folder)
-    for path, one in opened.items():
-        check_same(Vocabulary(path, _rows(one), one.path), own_vocabulary)
-    return opened
-
-
-def _rows(engine: Engine) -> int:
-    return engine.config.pretrained_config.vocab_size
-
-
-def open_model(
-    path: Path, lookahead: LookaheadConfig | None, max_seq_len: int | None = None
-) -> Engine:
-    """An engine directory, or a Hugging Face folder or GGUF file: converted in memory, or as it is
-    (T5). An engine keeps the limits that it was built with.
-    """
-    path = model_folder(path)
-    settings = BuildSettings(lookahead, max_seq_len=max_seq_len)
-    if is_encoder_decoder(path):
-        return open_encoder_decoder(path, settings)
-    if folder_kind(path) == "Hugging Face model":
-        return engine_from_hugging_face(path, settings)
-    return open_engine(path)
+    models = {path: Model.at(path) for path in (*own, *named)}
+    for path, model in models.items():
+        check_draft_model(path, model, Model(target.folder), options.tokenizer_dir)
+    return {path: model.open(AUTOREGRESSIVE) for path, model in models.items()}
 
 
 def open_tokenizer(engine: Engine, options: ExecutorOptions) -> Tokenizer | None:
     """That of the options' folder, else the one beside the model; None: the model has none."""
-    folder = options.tokenizer_dir
-    place = engine.tokenizer_dir if folder is None else model_folder(folder)
-    return None if place is None else Tokenizer(place, parse_special=options.parse_special)
+    place = options.tokenizer_dir
+    if place is None and engine.tokenizer_dir is None:
+        return None
+    folder = engine.folder if place is None else find_folder(place)
+    return Tokenizer(folder, parse_special=options.parse_special)
 
 
 def end_ids(engine: Engine, tokenizer: Tokenizer | None) -> frozenset[int]:
     """All token ids that end a text: the model's, and the end token of its tokenizer."""
     if tokenizer is None:
         return engine.end_ids()
-    return frozenset(end_tokens(engine.path, tokenizer.folder, tokenizer.token_id))
+    return frozenset(end_tokens(engine.folder, tokenizer.files, tokenizer.token_id))
 
 
 def is_adaptive(engine: Engine, lookahead: Lookahead | None) -> bool:
@@ -216,7 +185,7 @@ def main() -> int:
     try:
         options = _on_rank(options, place.rank)
         world = World(store, place, resolve_device(options.device))
-        engine = open_model(Path(path), lookahead, options.max_seq_len)
+        engine = Model.at(path).open(lookahead, options.max_seq_len)
         with open_torch_executor(engine, options, {}, world):
             pass  # leaving serves to the end
     except RankLost:

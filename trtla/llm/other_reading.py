@@ -16,7 +16,7 @@ from pathlib import Path
 
 from trtla.errors import TrtlaError
 from trtla.files import user_cache, write_whole
-from trtla.formats.special_tokens import json_object
+from trtla.formats.model_folder import ModelFolder
 from trtla.formats.transformers_load import load_tokenizer
 from trtla.llm.text import Tokenizer
 
@@ -61,7 +61,7 @@ def other_reading(tokenizer: Tokenizer, ask: bool) -> OtherReading | None:
         return None
     try:
         kept = _kept(tokenizer.folder)
-        known = json_object(kept)
+        known = ModelFolder(kept.parent).object(kept.name)
         if not known:
             if not ask:
                 return None

@@ -9,11 +9,13 @@ from functools import partial
 from itertools import count
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 from trtla.errors import UsageError
 from trtla.formats.folder import unapplied
+from trtla.formats.model import Model
 from trtla.llm.answer import Answer
-from trtla.llm.open import end_ids, is_adaptive, open_model, open_tokenizer
+from trtla.llm.open import end_ids, is_adaptive, open_tokenizer
 from trtla.llm.reading import reading_notes
 from trtla.llm.text import Tokenizer
 from trtla.llm.text_stream import StopStrings
@@ -70,14 +72,14 @@ class RequestMaker:
     force_greedy = False
     """Answer requests of OpenAI's API greedily, whatever temperature, top_k and top_p they have."""
 
-    def __init__(self, model: str | Path, options: ExecutorOptions) -> None:
-        if not isinstance(model, (str, PathLike)):
+    def __init__(self, model: str | Path | Model, options: ExecutorOptions) -> None:
+        if not isinstance(model, (str, PathLike, Model)):
             raise UsageError(
                 f"model is {shown(model)}, not the path of a folder",
                 "give an engine directory or a Hugging Face folder, such as LLM('engine')",
             )
         self._drafter, self._auto = options.drafter, options.lookahead == "auto"
-        self.engine = open_model(Path(model), options.triple, options.max_seq_len)
+        self.engine = Model.at(model).open(options.triple, options.max_seq_len)
         self._adaptive = is_adaptive(self.engine, options.lookahead)
         self.tokenizer = open_tokenizer(self.engine, options)
         self.end_ids = end_ids(self.engine, self.tokenizer)  # empty: no token ends a text
@@ -88,7 +90,7 @@ class RequestMaker:
 
     def _notes(self) -> Iterator[str]:
         """What is to be known of the model's files."""
-        if note := unapplied(self.engine.path):
+        if note := unapplied(self.engine.folder):
             yield note
         if self.tokenizer is not None:
             yield from reading_notes(self.tokenizer)
@@ -115,11 +117,9 @@ class RequestMaker:
     def answers(self, index: int, one: PromptRequest) -> list[Answer]:
         """One prompt's answers at their beginning, one for each of its `n` texts.
 
-        Here requests are checked, before any is queued. Whoever decodes them adds outputs.
+        Whoever decodes them adds outputs.
         """
-        request = self.request(one)
-        self.limits.check(request)
-        stop = one.sampling.stop
+        request, stop = self.request(one), one.sampling.stop
         if stop and self.tokenizer is None:
             raise UsageError(
                 f"{one.name} has a stop string, but the model has no tokenizer",
@@ -128,15 +128,16 @@ class RequestMaker:
         text = prompt_text(one, request.given_ids, self.tokenizer)
         answers = []
         for choice, sampling in enumerate(request.sampling.choices()):
-            own = replace(request, sampling=sampling)
+            own: dict[str, Any] = {} if sampling is request.sampling else {"sampling": sampling}
             if choice:
-                own = replace(own, request_id=next(self._ids))
+                own["request_id"] = next(self._ids)
             stream = None
             if self.tokenizer is not None:
                 new_stream = partial(self.tokenizer.stream, request.input_ids, stop)
                 stream = new_stream()
-                own = replace(own, stop_check=StopStrings(new_stream)) if stop else own
-            answers.append(Answer(index, own, text, stream, choice))
+                own |= {"stop_check": StopStrings(new_stream)} if stop else {}
+            asked = replace(request, **own) if own else request
+            answers.append(Answer(index, asked, text, stream, choice))
         return answers
 
     def spell(self, token: int) -> bytes:
@@ -144,16 +145,15 @@ class RequestMaker:
         return b"" if self.tokenizer is None else self.tokenizer.token_bytes(token)
 
     def request(self, one: PromptRequest) -> Request:
-        """A prompt as a request, without stop strings; `limits.check` says whether it fits."""
-        start, encoder_ids = self.engine.request_ids(
-            self.encode(one.prompt, one.name, ending=one.ending)
-        )
+        """A prompt as a request, without stop strings; here it is checked, and nowhere again."""
+        ids, start = self.encode(one.prompt, one.name, ending=one.ending), self.engine.decoder_start
+        own, read = (ids, None) if start is None else ((start,), ids)
         drafting = one.drafter or self._drafter
         by_default = one.lookahead is None and self._drafts_by_tree(drafting)
-        return Request(
+        request = Request(
             next(self._ids),
-            start,
-            one.sampling.fitted(self.limits.max_text_len - len(start)),
+            own,
+            one.sampling.fitted(self.limits.max_text_len - len(own)),
             None if one.lookahead == "auto" else one.lookahead,
             self.end_ids,
             margins=one.margins,
@@ -162,11 +162,13 @@ class RequestMaker:
             adaptive=one.lookahead == "auto" or by_default,
             drafter=drafting,
             watch=one.watch,
-            encoder_ids=encoder_ids,
+            encoder_ids=read,
             expected_ids=self._expected_ids(one),
             private=one.private,
             space=one.space,
         )
+        self.limits.check(request)
+        return request
 
     def encode(
         self,

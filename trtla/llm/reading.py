@@ -15,7 +15,7 @@ def reading_notes(tokenizer: Tokenizer, *, ask: bool = False) -> Iterator[str]:
     Args:
         ask: as of `other_reading`.
     """
-    if note := vocabulary_note(tokenizer.folder):
+    if note := vocabulary_note(tokenizer.files):
         yield note
     if other := other_reading(tokenizer, ask):
         yield (

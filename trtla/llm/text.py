@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from trtla.errors import PromptTooLong, TrtlaError, UsageError, first_line
-from trtla.files import read_json
 from trtla.formats.chat_templates import no_default
 from trtla.formats.folder import no_chat_template
+from trtla.formats.model_folder import ModelFolder
 from trtla.formats.special_tokens import TOKENIZER_CONFIG, read_tokenizer_config
 from trtla.formats.transformers_load import fills_in_by_jinja, load_tokenizer, wrapped_tokenizer
 from trtla.llm.chat_text import ChatText, ControlTokens, chat_text
@@ -41,17 +41,19 @@ _TAKES = "give messages that it takes, or go on without it: --no-chat, in a chat
 class Tokenizer:
     """A Hugging Face tokenizer, reduced to what generation needs."""
 
-    def __init__(self, folder: Path, *, parse_special: bool = False) -> None:
+    def __init__(self, place: Path | ModelFolder, *, parse_special: bool = False) -> None:
         """Load the tokenizer files of a folder; raises `UsageError` when they cannot be used.
 
         Args:
             parse_special: take the names of control tokens in messages as these tokens.
         """
-        self._folder, self._parse_special = folder, parse_special
+        self.files, self._parse_special = ModelFolder.of(place), parse_special
+        """Where they are, and what was read of them."""
+        folder = self.files.path
         self._apart: TemplateProcess | None = None
         if (folder / TOKENIZER_CONFIG).is_file():
-            read_json(folder / TOKENIZER_CONFIG)  # a broken one is reported, not read as empty
-        self.config = read_tokenizer_config(folder)
+            self.files.read(TOKENIZER_CONFIG)  # a broken one is reported, not read as empty
+        self.config = read_tokenizer_config(self.files)
         """What its config files say."""
         if runs_own_code(self.config):
             _ = load_tokenizer(folder)  # which knows its class without that code, or refuses it
@@ -64,14 +66,14 @@ class Tokenizer:
     def inner(self) -> Any:
         """The tokenizer as one of transformers, loaded when it is asked for."""
         if self._plain is None:
-            return load_tokenizer(self._folder)
+            return load_tokenizer(self.folder)
         template = self._template and self._template.template
         return wrapped_tokenizer(self._plain, dict(named_tokens(self.config)), template)
 
     @property
     def folder(self) -> Path:
         """Where its files are."""
-        return self._folder
+        return self.files.path
 
     @property
     def is_of_file(self) -> bool:
@@ -103,7 +105,7 @@ class Tokenizer:
     def frame(self) -> Frame:
         """The tokens around every text that is no conversation."""
         fast = self._fast
-        return Frame() if fast is None else frame(fast, self.config, self._folder)
+        return Frame() if fast is None else frame(fast, self.config, self.files)
 
     def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
         """Ids of a text; `special`: with the special tokens that the model wants in front."""
@@ -214,8 +216,8 @@ class Tokenizer:
     def _template(self) -> ChatTemplate | None:
         """With the tokens that there are: a name without an id would be spelt in letters."""
         if self._plain is None:
-            return read_chat_template(self._folder, self.inner.special_tokens_map)
-        found = read_chat_template(self._folder, self.config)
+            return read_chat_template(self.files, self.inner.special_tokens_map)
+        found = read_chat_template(self.files, self.config)
         if found is None:
             return None
         known = {role: one for role, one in found.tokens.items() if self.token_id(one) is not None}
@@ -274,7 +276,7 @@ class Tokenizer:
     def _known_template(self) -> ChatTemplate:
         template = self._template
         if template is None:
-            raise no_chat_template(self._folder)
+            raise no_chat_template(self.folder)
         if isinstance(template.template, dict) and "default" not in template.template:
             raise no_default(sorted(template.template))
         return template

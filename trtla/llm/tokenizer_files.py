@@ -9,15 +9,15 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 from typing import Any
 
 from trtla.formats.chat_templates import stored_template
+from trtla.formats.model_folder import ModelFolder
 from trtla.formats.special_tokens import token_name
 from trtla.llm.templates import ChatTemplate
 
 
-def read_chat_template(folder: Path, config: dict[str, Any]) -> ChatTemplate | None:
+def read_chat_template(folder: ModelFolder, config: dict[str, Any]) -> ChatTemplate | None:
     """The template that transformers takes from a folder, with the tokens that its tokenizer's
     config names; None: there is none."""
     found = stored_template(folder)

@@ -15,6 +15,7 @@ from typing import Any
 
 from trtla.errors import UsageError, first_line
 from trtla.files import refuse_stand_in
+from trtla.formats.model_folder import ModelFolder
 from trtla.formats.special_tokens import listed_tokens, said_by, token_name
 
 FILE = "tokenizer.json"
@@ -40,7 +41,6 @@ def open_tokenizer_json(folder: Path, config: dict[str, Any]) -> Any | None:
     path = folder / FILE
     if not path.is_file():
         return None
-    refuse_stand_in(path)
     try:
         tokenizer = Tokenizer.from_buffer(path.read_bytes())
         tokenizer.no_truncation()  # a whole text, whatever the file was saved with
@@ -49,6 +49,7 @@ def open_tokenizer_json(folder: Path, config: dict[str, Any]) -> Any | None:
         _add_special_tokens(tokenizer, config)
         _set_frame(tokenizer, frame(tokenizer, config))
     except Exception as error:  # tokenizers raises nothing narrower
+        refuse_stand_in(path)
         raise UsageError(
             f"the tokenizer in {folder} cannot be loaded: {FILE}: {first_line(error)}",
             "copy the file again, or give a folder with another tokenizer: --tokenizer-dir",
@@ -88,7 +89,7 @@ def _special_tokens(config: dict[str, Any]) -> Iterator[str]:
     yield from filter(None, map(token_name, named))
 
 
-def frame(tokenizer: Any, config: dict[str, Any], folder: Path | None = None) -> Frame:
+def frame(tokenizer: Any, config: dict[str, Any], folder: ModelFolder | None = None) -> Frame:
     """What stands around a text: by the config's flags, else as tokenizer.json has it.
 
     Args:

@@ -7,11 +7,12 @@ affair. Nor are added tokens compared: models of one family name them as they ne
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from trtla.errors import UsageError
 from trtla.formats.folder import tokenizer_dir
+from trtla.formats.gguf.folder import model_folder
+from trtla.formats.model import Model
 from trtla.llm.text import Tokenizer
 
 _PADDING = re.compile(r"\[(PAD|EMPTY_)\d+\]")
@@ -19,33 +20,35 @@ _PADDING = re.compile(r"\[(PAD|EMPTY_)\d+\]")
 _HINT = "use a draft model with the same tokenizer"
 
 
-@dataclass(frozen=True, slots=True)
-class Vocabulary:
-    """What the token ids of a model mean."""
+def check_draft_model(
+    path: str, draft: Model, target: Model, tokenizer: str | Path | None = None
+) -> None:
+    """Raise `UsageError` where a draft model reads prompts in another way than its target.
 
-    name: str
-    """The model's, as errors call it."""
-    size: int
-    """Rows of its embedding."""
-    folder: Path
-    """Of its tokenizer files, if there are any."""
-
-
-def check_same(draft: Vocabulary, target: Vocabulary) -> None:
-    """Raise `UsageError` where the draft model's tokens are others than the target's."""
-    folders = (tokenizer_dir(draft.folder), tokenizer_dir(target.folder))
-    if None in folders:
-        if draft.size != target.size:
-            unknown = draft if folders[0] is None else target
-            raise UsageError(
-                f"the draft model {draft.name} has {draft.size} tokens, the model {target.name} "
-                f"has {target.size}, and {unknown.name} has no tokenizer to compare",
-                f"{_HINT}, and put its files into both folders",
-            )
+    Args:
+        path: what names the draft model.
+        tokenizer: the folder of the target's tokenizer, where that is another.
+    """
+    if draft.is_encoder_decoder != target.is_encoder_decoder:
+        kinds = ["a decoder alone", "an encoder-decoder"]
+        raise UsageError(
+            f"the draft model {draft.path} is {kinds[draft.is_encoder_decoder]}, the model "
+            f"{target.path} is {kinds[target.is_encoder_decoder]}",
+            "use a draft model of the same family, with the same tokenizer",
+        )
+    rows, known = draft.config.vocab_size, target.config.vocab_size
+    folder = target.path if tokenizer is None else model_folder(tokenizer)
+    ours, theirs = tokenizer_dir(draft.path), tokenizer_dir(folder)
+    if ours is not None and theirs is not None:
+        if not _same_file(ours, theirs):
+            _check_tokens(path, Tokenizer(ours), target.path, Tokenizer(theirs))
         return
-    ours, theirs = (folder for folder in folders if folder is not None)
-    if not _same_file(ours, theirs):
-        _check_tokens(draft, Tokenizer(ours), target, Tokenizer(theirs))
+    if rows != known:
+        raise UsageError(
+            f"the draft model {path} has {rows} tokens, the model {target.path} has {known}, and "
+            f"{path if ours is None else target.path} has no tokenizer to compare",
+            f"{_HINT}, and put its files into both folders",
+        )
 
 
 def _same_file(one: Path, other: Path) -> bool:
@@ -57,9 +60,7 @@ def _same_file(one: Path, other: Path) -> bool:
     return same_size and first.read_bytes() == second.read_bytes()
 
 
-def _check_tokens(
-    draft: Vocabulary, ours: Tokenizer, target: Vocabulary, theirs: Tokenizer
-) -> None:
+def _check_tokens(draft: str, ours: Tokenizer, target: Path, theirs: Tokenizer) -> None:
     added = ours.added_ids | theirs.added_ids
     own, other = (
         {
@@ -74,7 +75,7 @@ def _check_tokens(
         token = min(unlike)
         names = [f"is {one[token]!r}" if token in one else "is none" for one in (own, other)]
         raise UsageError(
-            f"token {token} {names[0]} in the draft model {draft.name} and {names[1]} in the model "
-            f"{target.name}",
+            f"token {token} {names[0]} in the draft model {draft} and {names[1]} in the model "
+            f"{target}",
             _HINT,
         )

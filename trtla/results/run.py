@@ -198,13 +198,11 @@ def search(
         num_return_sequences: most beams of a prompt; None is all.
     """
     prompts = [llm.request(one) for one in requests]
-    for request in prompts:
-        llm.limits.check(request)
     start, found = time.perf_counter(), []
     spelled = {} if llm.tokenizer is not None else {"text": None}
     for index, (one, request) in enumerate(zip(requests, prompts, strict=True)):
-        ids, length = request.given_ids, one.sampling.max_output_len
-        beams = llm.beam_search(ids, settings, length, name=one.name)[:num_return_sequences]
+        ids = request.given_ids
+        beams = llm.beams(request, settings)[:num_return_sequences]
         text = prompt_text(one, ids, llm.tokenizer)
         own = tuple(Beam.fill(beam, **spelled) for beam in beams)
         found.append(PromptBeams(index=index, input_text=text, input_ids=ids, beams=own))

@@ -30,8 +30,8 @@ def check_process(opened_in: int) -> None:
 class Executor(ABC):
     """Continuous batching behind a few verbs. No threads: work happens inside `poll`.
 
-    `submit` checks the request and raises `UsageError` without changing anything; `enqueue` is for
-    requests that `limits.check` has let pass already. `poll` works
+    `enqueue` and whatever else takes a request trusts that `limits.check` has let it pass; `submit`
+    checks and queues. `poll` works
     until there is something to report; an empty list means that nothing is in flight, or that
     `interrupted` asked for it. `cancel` ends a request; its last output, with reason `cancelled`,
     comes with the next `poll`. `close` frees everything. One thread at a time may be inside.
@@ -57,8 +57,10 @@ class Executor(ABC):
         return self._limits
 
     def submit(self, request: Request) -> None:
-        """Queue a request; raises `UsageError` when it does not fit or its id is in use."""
-        self._check(request)
+        """Check a request and queue it; raises `UsageError` when it does not fit or its id is in
+        use."""
+        self._check_open()
+        self._limits.check(request)
         self.enqueue(request)
 
     @abstractmethod
@@ -86,7 +88,7 @@ class Executor(ABC):
         """Natural logarithms of the target's probabilities, one for each of `output_ids`.
 
         Raises:
-            UsageError: the executor gives none, or prompt and output do not fit.
+            UsageError: the executor gives none, or an id is outside the vocabulary.
             TrtlaError: the cache has no room for them, or the logits are not finite.
         """
         raise self._unable("gives no logits", "score")
@@ -95,7 +97,7 @@ class Executor(ABC):
         """The best hypotheses, the best first; the request's sampling is not looked at.
 
         Raises:
-            UsageError: the executor searches none, or the request does not fit.
+            UsageError: the executor searches none.
             TrtlaError: the cache has no room for the beams, or the logits are not finite.
         """
         raise self._unable("has no beams", "search")
@@ -162,10 +164,6 @@ class Executor(ABC):
         check_process(self._process)
         if self._closed:
             raise TrtlaError("the executor is closed", "open the engine again")
-
-    def _check(self, request: Request) -> None:
-        self._check_open()
-        self._limits.check(request)
 
     def __enter__(self: ExecutorT) -> ExecutorT:
         return self

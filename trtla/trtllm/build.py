@@ -31,6 +31,7 @@ from trtla.formats.engine import (
 )
 from trtla.formats.engine_limits import BuildSettings, check_compiled, some_triples, unknown_triple
 from trtla.formats.folder import copy_side_files, tokenizer_dir
+from trtla.formats.model_folder import ModelFolder
 from trtla.formats.source import EngineBuild, config_json
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.settings.passed_on import BUILD, Kinds, read
@@ -211,13 +212,14 @@ def adopt_engine(
 
 def _foreign_engine(folder: Path, force: bool) -> Engine:
     """The engine without its manifest, after every check."""
-    check_is_engine(folder)
+    place = ModelFolder(folder)
+    check_is_engine(place)
     if (folder / MANIFEST).exists() and not force:
         raise UsageError(
             f"{folder} has a {MANIFEST} already, which names its triple",
             "run it as it is, or add --force to write another one",
         )
-    engine = read_engine(folder, manifest=False)
+    engine = read_engine(place, manifest=False)
     if engine.backend != "tensorrt-llm":
         raise UsageError(
             f"{folder} holds no engine of TensorRT-LLM (rank0.engine)",

@@ -179,7 +179,7 @@ def _served(console: Console, flags: BenchFlags, made: list[Way]) -> list[Way]:
     if source(click.get_current_context(), "draft_model") != "default":
         return made
     try:
-        check_vocabulary(flags.draft_model, Path(flags.engine_dir), flags.options.tokenizer_dir)
+        check_vocabulary(flags.draft_model, flags.engine_dir, flags.options.tokenizer_dir)
     except UsageError:
         left = [arm for arm in made if arm.drafter.draft_model is None]
         names = ", ".join(dict.fromkeys(arm.name for arm in made if arm not in left))

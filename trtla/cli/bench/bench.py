@@ -36,13 +36,13 @@ from trtla.cli.shared.model import (
     check_length,
     check_texts,
     check_triples,
+    model_at,
     note_without_drafts,
 )
 from trtla.cli.shared.params import refuse_filters, source
 from trtla.cli.shared.values import TOKENS
 from trtla.console import Console, command_line
 from trtla.errors import TrtlaError, UsageError
-from trtla.formats.folder import folder_kind
 from trtla.settings.drafting import LOOKAHEAD, parse_drafter
 from trtla.settings.executor import ExecutorOptions
 from trtla.settings.fields import parsed
@@ -184,7 +184,7 @@ def _lookahead(flags: BenchFlags) -> LookaheadConfig | None:
 def _check_peers(flags: BenchFlags) -> None:
     """Refuse peers that cannot load the model, cannot take the batches or are not installed."""
     loaded = [name for name in flags.compare if name in HUGGING_FACE]
-    is_engine = folder_kind(Path(flags.engine_dir)) == "engine"
+    is_engine = model_at(flags.engine_dir).kind == "engine"
     if loaded and is_engine and not flags.hf_model_dir:
         raise UsageError(
             f"--compare needs a Hugging Face model, and {flags.engine_dir} is an engine",

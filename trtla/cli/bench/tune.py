@@ -11,13 +11,19 @@ import click
 
 from trtla.cli.shared import options as opt
 from trtla.cli.shared.command import Command
-from trtla.cli.shared.model import check_batch_size, check_texts, engine_limits, is_trtllm, loading
+from trtla.cli.shared.model import (
+    check_batch_size,
+    check_texts,
+    engine_limits,
+    is_trtllm,
+    loading,
+    model_at,
+)
 from trtla.cli.shared.params import check_new_file
 from trtla.cli.shared.values import DURATION, TOKENS
 from trtla.console import Console
 from trtla.errors import UsageError
 from trtla.files import temporary_folder
-from trtla.formats.folder import folder_kind
 from trtla.settings.executor import ExecutorOptions
 from trtla.settings.fields import parsed
 from trtla.settings.lookahead import LookaheadConfig
@@ -163,12 +169,11 @@ def tune(console: Console, /, **values: Any) -> None:
 def _check(flags: TuneFlags, console: Console) -> TuneSettings:
     from trtla.cli.bench.tune_output import check_folder, check_preset
     from trtla.data.prompt_sets import load_sets
-    from trtla.formats.hf_config import is_encoder_decoder
     from trtla.tune.search import TuneSettings
 
     planned = _is_planned(flags)
     model, limit, lookahead = _model(flags, planned=planned)
-    if is_encoder_decoder(Path(model)):
+    if model_at(model).is_encoder_decoder:
         raise UsageError(
             f"{model} is an encoder-decoder, and trtla tune supports decoder-only models",
             "try triples with trtla run --request-lookahead, or measure them with trtla bench",
@@ -214,12 +219,8 @@ def _check(flags: TuneFlags, console: Console) -> TuneSettings:
 
 def _is_planned(flags: TuneFlags) -> bool:
     if flags.backend == "auto":
-        return _is_trtllm_engine(flags.engine_dir)
+        return flags.engine_dir is not None and is_trtllm(flags.engine_dir)
     return flags.backend == "tensorrt-llm"
-
-
-def _is_trtllm_engine(folder: str | None) -> bool:
-    return folder is not None and folder_kind(Path(folder)) == "engine" and is_trtllm(Path(folder))
 
 
 def _model(
@@ -229,7 +230,7 @@ def _model(
     from trtla.tune.search import FREE, coarse
 
     model = (flags.model_dir if planned else None) or flags.engine_dir
-    if planned and (model is None or _is_trtllm_engine(model)):
+    if planned and (model is None or is_trtllm(model)):
         raise UsageError(
             "a triple for TensorRT-LLM needs the model itself to see what it accepts",
             "give --model-dir, the Hugging Face folder or the checkpoint",
@@ -242,11 +243,11 @@ def _model(
         raise UsageError(
             "--model-dir goes with TensorRT-LLM engines only", "give --engine-dir alone"
         )
-    is_checkpoint = folder_kind(Path(model)) == "checkpoint"
+    is_checkpoint = model_at(model).kind == "checkpoint"
     limit = None if planned and is_checkpoint else engine_limits(model)
     if limit is None:
         return model, FREE, FREE
-    if is_trtllm(Path(model)):
+    if is_trtllm(model):
         raise UsageError(f"{model} is an engine of TensorRT-LLM", "omit --backend torch")
     if not coarse(limit):
         raise UsageError(
@@ -291,7 +292,7 @@ def _gpu(flags: TuneFlags, planned: bool) -> str | None:
 @contextmanager
 def _as_torch_model(plan: TuneSettings) -> Iterator[TuneSettings]:
     """The settings with a model that runs: a checkpoint becomes an engine for the time being."""
-    if folder_kind(Path(plan.model)) != "checkpoint":
+    if model_at(plan.model).kind != "checkpoint":
         yield plan
         return
     from trtla.build.engine import build_engine

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtla.console import Console, size
-from trtla.formats.folder import may_have_chat_template
+from trtla.formats.chat_templates import stored_template
+from trtla.formats.model_folder import ModelFolder
 from trtla.settings.lookahead import LookaheadConfig
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def show_written(
     """Say what was written, and what to do with it."""
     if not console.json:
         console.out(f"wrote {folder}")
-        how = "chat" if may_have_chat_template(folder) else "run -p 'Once upon'"
+        how = "chat" if stored_template(ModelFolder(folder)) else "run -p 'Once upon'"
         console.note(f"next: trtla {how} -m {folder}")
         return
     document = {

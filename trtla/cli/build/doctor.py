@@ -44,10 +44,9 @@ def doctor(console: Console, engine_dir: str | None) -> None:
     """
     check, model = None, engine_dir
     if model is not None:
-        from trtla.formats.folder import folder_kind
-        from trtla.formats.gguf.folder import model_folder
+        from trtla.formats.model import Model
 
-        folder_kind(model_folder(model))  # refuses a wrong path before the slow imports
+        _ = Model.at(model).kind  # refuses a wrong path before the slow imports
     from trtla.doctor.report import examine
 
     report = examine()

@@ -24,6 +24,7 @@ from trtla.cli.shared.model import (
     block_reuse,
     check_model,
     loading,
+    model_at,
     note_without_drafts,
     open_llm,
     sample_model,
@@ -110,10 +111,8 @@ def chat(console: Console, /, **flags: Any) -> None:
     stdin is no terminal every line is a message or a command: answers go to stdout, all else to
     stderr, and the exit code is 2 where a line was refused.
     """
-    from trtla.formats.gguf.folder import model_folder
-
     model = _model(flags["engine_dir"], console)
-    flags["engine_dir"] = str(model_folder(model))
+    flags["engine_dir"] = str(model_at(model).path)
     settings = parsed(ChatFlags, with_processor(flags))
     Asking(settings.chat, settings.system or None)  # which refuses --system with --no-chat
     console.color = settings.color

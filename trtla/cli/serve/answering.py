@@ -15,6 +15,7 @@ from trtla.cli.shared.model import (
     block_reuse,
     check_model,
     is_trtllm,
+    model_at,
     note_without_drafts,
     open_llm,
     sample_model,
@@ -89,9 +90,7 @@ def checked(
 ) -> Flags:
     """A command's flags, their draft models among the options; `note` and `naming` as in
     `sample_model`."""
-    from trtla.formats.gguf.folder import model_folder
-
-    folder = str(model_folder(sample_model(note, naming, params["engine_dir"])))
+    folder = str(model_at(sample_model(note, naming, params["engine_dir"])).path)
     given = params | {"engine_dir": folder, "reuse": params[_REUSE]}
     del given[_REUSE]
     flags = check_model(parsed(kind, given))
@@ -170,14 +169,14 @@ def spread_records(
     """The records of a job's lines, done by replicas that end with the block; `who` as in
     `open_answering`."""
     from trtla.batch.spread import Pool, Share, spread
-    from trtla.llm.open import open_model
     from trtla.replicas.cluster import Cluster, quiet
     from trtla.replicas.deployment import check_room
 
     number = flags.spread.range[0]
     each = spread_out(flags, number)
     threads = each.options.threads or 1
-    batch_size = open_model(Path(flags.engine_dir), None).batch_size(flags.options.max_batch_size)
+    model = model_at(flags.engine_dir).open(None)
+    batch_size = model.batch_size(flags.options.max_batch_size)
     opening = partial(open_answering, each, who)
     share = Share(opening, task.source.resolve(), task.labelling)
     cluster = Cluster(flags.spread.ray_address, threads * number)

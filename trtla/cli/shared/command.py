@@ -90,9 +90,9 @@ class Command(click.Command):
         for param in self.params:
             value = ctx.params.get(str(param.name))
             if isinstance(param.type, ModelPath) and value is not None:
-                from trtla.formats.gguf.folder import model_folder
+                from trtla.cli.shared.model import model_at
 
-                ctx.params[str(param.name)] = str(model_folder(value))
+                ctx.params[str(param.name)] = str(model_at(value).path)
         try:
             return super().invoke(ctx)
         except UsageError as error:  # of a setting: NAME is VALUE

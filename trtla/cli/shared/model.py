@@ -21,7 +21,9 @@ from trtla.cli.shared.upstream import passed_on, taken
 from trtla.console import Console
 from trtla.errors import UsageError
 from trtla.files import ASSETS
-from trtla.formats.folder import may_have_chat_template, no_chat_template, tokenizer_dir
+from trtla.formats.chat_templates import stored_template
+from trtla.formats.folder import no_chat_template, tokenizer_dir
+from trtla.formats.model import Model
 from trtla.machine import process_rank
 from trtla.settings.drafting import (
     DrafterSettings,
@@ -46,6 +48,7 @@ from trtla.settings.upstream.running import EXECUTOR
 
 if TYPE_CHECKING:
     from trtla.formats.engine import Engine
+    from trtla.formats.model_folder import ModelFolder
     from trtla.llm.llm import LLM
 
 
@@ -99,23 +102,19 @@ def sample_model(note: Callable[[str], None], naming: str, named: str | None = N
     return str(path)
 
 
+def model_at(place: str | Path) -> Model:
+    """The model at a path, looked at once a command: what is checked of it is opened."""
+    context = click.get_current_context(silent=True)
+    known: dict[str, Model] = {}
+    if context is not None:
+        known = context.meta.setdefault("trtla.models", known)
+    model = known.get(str(place)) or Model.at(place)
+    return known.setdefault(str(model.path), model)
+
+
 def is_trtllm(folder: str | Path) -> bool:
     """Whether TensorRT-LLM runs what is in an engine's folder."""
-    engine = _engine(folder)
-    return engine is not None and engine.backend == "tensorrt-llm"
-
-
-def _engine(folder: str | Path) -> Engine | None:
-    """The engine in a folder, its limits unchecked and read once a command; None: it is none."""
-    from trtla.formats.engine import read_engine
-    from trtla.formats.folder import folder_kind
-
-    folder, context = Path(folder), click.get_current_context(silent=True)
-    known = {} if context is None else context.meta.setdefault("trtla.engines", {})
-    if folder not in known:
-        known[folder] = read_engine(folder) if folder_kind(folder) == "engine" else None
-    found: Engine | None = known[folder]
-    return found
+    return model_at(folder).is_trtllm
 
 
 def _triple(engine: Engine, wanted: LookaheadConfig | None) -> LookaheadConfig:
@@ -128,13 +127,12 @@ def _triple(engine: Engine, wanted: LookaheadConfig | None) -> LookaheadConfig:
 
 def engine_limits(engine_dir: str) -> LookaheadConfig | None:
     """The triple an engine was built for; None for a Hugging Face folder, which takes any."""
-    from trtla.formats.engine import check_is_engine
-    from trtla.formats.folder import folder_kind
+    model = model_at(engine_dir)
+    if model.kind == "checkpoint":
+        from trtla.formats.engine import check_is_engine
 
-    if folder_kind(Path(engine_dir)) == "checkpoint":
-        check_is_engine(Path(engine_dir))
-    engine = _engine(engine_dir)
-    return _triple(engine, None) if engine else None
+        check_is_engine(model.folder)
+    return _triple(model.engine, None) if model.engine else None
 
 
 def with_passed_on(values: dict[str, Any]) -> dict[str, Any]:
@@ -154,7 +152,7 @@ def with_passed_on(values: dict[str, Any]) -> dict[str, Any]:
 def with_own_type(values: dict[str, Any]) -> dict[str, Any]:
     """The running command's values, dtype auto where --data_type names the engine's own type: so
     CPUs compute in float32 where they have no arithmetic for it."""
-    engine = _engine(values["engine_dir"])
+    engine = model_at(values["engine_dir"]).engine
     by_theirs = "hf_data_type" in taken(click.get_current_context())
     if engine is None or not by_theirs:
         return values
@@ -164,7 +162,7 @@ def with_own_type(values: dict[str, Any]) -> dict[str, Any]:
 
 def check_batch_size(engine_dir: str, batch_size: int) -> None:
     """Check a batch size against the engine's; a Hugging Face folder takes any."""
-    engine = _engine(engine_dir)
+    engine = model_at(engine_dir).engine
     largest = batch_size if engine is None else engine.config.build_config.max_batch_size
     if batch_size > largest:
         raise UsageError(
@@ -175,7 +173,7 @@ def check_batch_size(engine_dir: str, batch_size: int) -> None:
 
 def check_length(engine_dir: str, max_seq_len: int | None) -> None:
     """Check --max-seq-len against the engine's; a model's own length is checked as it is opened."""
-    engine = _engine(engine_dir)
+    engine = model_at(engine_dir).engine
     if engine is not None:
         engine.text_len(max_seq_len)
 
@@ -214,7 +212,7 @@ def check_triples(
     """Check the default triple against the engine, and the requests' triples against the default.
 
     A Hugging Face folder takes any; a default of None is the engine's own, and so is auto."""
-    engine, wanted = _engine(engine_dir), None if default == "auto" else default
+    engine, wanted = model_at(engine_dir).engine, None if default == "auto" else default
     limit = _triple(engine, wanted) if engine else wanted
     for name, triple in ((engine_dir, default), *triples):
         if triple == "auto":
@@ -234,7 +232,7 @@ def note_without_drafts(
     Args:
         asked: lookahead and drafter of each request; a lookahead of None is auto, the default.
     """
-    engine = _engine(engine_dir)
+    engine = model_at(engine_dir).engine
     if engine is None or engine.backend == "tensorrt-llm" or engine.lookahead != AUTOREGRESSIVE:
         return False
     if not any(one in (None, "auto") and drafter.uses_lookahead for one, drafter in asked):
@@ -263,7 +261,7 @@ def check_drafters(
         check_draft_place(*place, bool(models), engine_dir if trtllm else None)
     tokenizer = None if options is None else options.tokenizer_dir
     for path in models:
-        check_vocabulary(path, Path(engine_dir), tokenizer)
+        check_vocabulary(path, engine_dir, tokenizer)
     return models
 
 
@@ -277,29 +275,11 @@ def check_comparable(drafters: Named[DrafterSettings]) -> None:
             )
 
 
-def check_vocabulary(path: str, target: Path, tokenizer: str | Path | None = None) -> None:
+def check_vocabulary(path: str, target: str, tokenizer: str | Path | None = None) -> None:
     """Raise `UsageError` where a draft model is not there, or has another tokenizer."""
-    from trtla.formats.gguf.folder import model_folder
-    from trtla.formats.hf_config import check_same_kind
-    from trtla.llm.vocabulary import Vocabulary, check_same
+    from trtla.llm.vocabulary import check_draft_model
 
-    draft = model_folder(path)
-    check_same_kind(draft, target)
-    folder = target if tokenizer is None else model_folder(tokenizer)
-    theirs = Vocabulary(str(target), _vocab_size(target), folder)
-    check_same(Vocabulary(path, _vocab_size(draft), draft), theirs)
-
-
-def _vocab_size(folder: Path) -> int:
-    from trtla.formats.engine import read_engine
-    from trtla.formats.folder import folder_kind
-    from trtla.formats.hf_config import is_encoder_decoder, read_hf_config, read_t5_config
-
-    if folder_kind(folder) == "engine":
-        return read_engine(folder, manifest=False).config.pretrained_config.vocab_size
-    if is_encoder_decoder(folder):
-        return read_t5_config(folder).vocab_size
-    return read_hf_config(folder / "config.json")[0].vocab_size
+    check_draft_model(path, model_at(path), model_at(target), tokenizer)
 
 
 Folders = tuple[str, str | Path | None]
@@ -315,21 +295,18 @@ def check_template(
 ) -> None:
     """Fill in the chat template with every conversation; advise --chat where texts go without."""
     named = list(prompts)
-    chats = [(name, prompt, end) for name, prompt, end in named if is_conversation(prompt)]
-    folder = tokenizer_dir(Path(folders[1] or folders[0]))
-    if folder is None:
+    others = [one for one in named if not isinstance(one[1], str)]
+    chats = [(name, prompt, end) for name, prompt, end in others if is_conversation(prompt)]
+    folder = model_at(folders[1] or folders[0]).folder
+    if tokenizer_dir(folder.path) is None:
         return
-    if may_have_chat_template(folder):
+    if stored_template(folder):
         if chats:
             _fill_in(folder, chats)
-        if (
-            asking.chat is None
-            and not process_rank()
-            and any(isinstance(p, str) for _, p, _ in named)
-        ):
+        if asking.chat is None and not process_rank() and len(others) < len(named):
             console.note(ADVICE)
     elif chats:
-        raise no_chat_template(folder)
+        raise no_chat_template(folder.path)
 
 
 def check_texts(
@@ -340,7 +317,7 @@ def check_texts(
     check_template(console, asking, folders, prompts)
 
 
-def _fill_in(folder: Path, chats: list[tuple[str, Messages, Ending]]) -> None:
+def _fill_in(folder: ModelFolder, chats: list[tuple[str, Messages, Ending]]) -> None:
     with loading():
         from trtla.llm.text import Tokenizer
 
@@ -386,4 +363,4 @@ def open_llm(flags: ModelFlags, **more: Any) -> LLM:
     with loading():
         from trtla.llm.llm import LLM
 
-        return LLM(flags.engine_dir, replace(flags.options, **more))
+        return LLM(model_at(flags.engine_dir), replace(flags.options, **more))

@@ -35,9 +35,10 @@ from trtla.formats.gguf.tokenizer import Vocabulary
 from trtla.formats.gguf.weights import PLAIN, ROPE_FACTORS, GgufFile, gguf_name
 from trtla.formats.hf_config import parse_hf_config
 from trtla.formats.hub import hub_folder
+from trtla.formats.model_folder import ModelFolder
 from trtla.formats.plan import EMBEDDING, LM_HEAD, hf_shapes
 from trtla.formats.rope_scaling import llama3_frequencies
-from trtla.formats.special_tokens import GENERATION_CONFIG, json_object
+from trtla.formats.special_tokens import GENERATION_CONFIG
 from trtla.formats.weight_files import raise_first, tensor_problems
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}
@@ -49,16 +50,22 @@ _LLAMA3_LENGTHS = (8192, *(2**power for power in range(4, 21)))
 
 def model_folder(path: str | Path) -> Path:
     """The folder of a model: a GGUF file's, that of a name on the hub, or the path itself."""
+    return find_folder(path).path
+
+
+def find_folder(path: str | Path) -> ModelFolder:
+    """As `model_folder`, with what was read of it."""
     local = hub_folder(path)
-    return _gguf_folder(local.absolute()) if is_gguf(local) else local
+    return _gguf_folder(local.absolute()) if is_gguf(local) else ModelFolder(local)
 
 
-def _gguf_folder(path: Path) -> Path:
+def _gguf_folder(path: Path) -> ModelFolder:
     """The folder of a GGUF file, made if it is not there."""
     found = stamps(shards(path))
     folder = cached_folder(path, found)
-    if _is_whole(folder):
-        return folder
+    known = ModelFolder(folder)
+    if _is_whole(known):
+        return known
     header = read_header(path)
     files, said = _files(path, header), _said(path, header)
     with written(folder, CACHE_HINT):
@@ -66,7 +73,7 @@ def _gguf_folder(path: Path) -> Path:
         with temporary_folder(folder.parent) as made:
             _write(made / "new", files, {"path": str(path), "stamps": found, **said})
             _publish(made, folder)
-    return folder
+    return ModelFolder(folder)
 
 
 def weight_file(folder: Path) -> Path | None:
@@ -82,11 +89,11 @@ def model_inputs(path: str | Path) -> tuple[Path, ...]:
     return (local, *(shards(file) if is_gguf(file) else ()))
 
 
-def _is_whole(folder: Path) -> bool:
+def _is_whole(folder: ModelFolder) -> bool:
     """Whether all files are there that were written; a cache may be cleared file by file."""
     try:
-        sizes = read_json(folder / MADE_OF)["sizes"]
-        return all((folder / name).stat().st_size == size for name, size in sizes.items())
+        sizes = folder.read(MADE_OF)["sizes"]
+        return all((folder.path / name).stat().st_size == size for name, size in sizes.items())
     except (OSError, UsageError, KeyError):
         return False
 
@@ -125,9 +132,9 @@ def _said(path: Path, header: Header) -> dict[str, Any]:
     return {"sources": vocabulary.sources(), "note": vocabulary.note()}
 
 
-def vocabulary_note(folder: Path) -> str | None:
+def vocabulary_note(folder: ModelFolder) -> str | None:
     """What is to be said of the vocabulary of the GGUF file that a folder was made of."""
-    note = json_object(folder / MADE_OF).get("note")
+    note = folder.object(MADE_OF).get("note")
     return note if isinstance(note, str) else None
 
 
@@ -154,12 +161,12 @@ def _write(folder: Path, files: dict[str, dict[str, Any] | str], made_of: dict[s
 
 def _publish(made: Path, folder: Path) -> None:
     """Rename what is new into place, unless another process was faster."""
-    if folder.exists() and not _is_whole(folder):
+    if folder.exists() and not _is_whole(ModelFolder(folder)):
         folder.rename(made / "damaged")
     try:
         (made / "new").rename(folder)
     except OSError:
-        if not _is_whole(folder):
+        if not _is_whole(ModelFolder(folder)):
             raise
 
 

@@ -76,8 +76,10 @@ def is_gguf(path: Path) -> bool:
     try:
         if not path.is_file():
             return False
+        if path.suffix == ".gguf":
+            return True
         with path.open("rb") as file:
-            return path.suffix == ".gguf" or file.read(len(_MAGIC)) == _MAGIC
+            return file.read(len(_MAGIC)) == _MAGIC
     except (OSError, ValueError):
         return False
 

@@ -316,7 +316,7 @@ class TorchExecutor(Executor):
         return self._costs.seconds(tokens, sequences)
 
     def beam_search(self, request: Request, settings: BeamSettings) -> list[Hypothesis]:
-        self._check(request)
+        self._check_open()
         place = (self._forward, self._cache)
         sizes = (settings.num_beams, self._limits.max_num_tokens)
 
@@ -328,7 +328,7 @@ class TorchExecutor(Executor):
         return self._between_steps(search)
 
     def log_probs(self, request: Request, output_ids: Tokens[int]) -> list[float]:
-        self._check(request)
+        self._check_open()
         self._limits.check_ids(output_ids, request.label)
         place, most = (self._forward, self._cache), self._limits.max_num_tokens
         return self._between_steps(lambda: text_log_probs(*place, request, output_ids, most))

@@ -1,0 +1,94 @@
+"""A model's folder: of which kind it is, and its JSON files, each read once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from trtla.errors import UsageError
+from trtla.files import read_json, read_text
+from trtla.formats.atomic import restore
+from trtla.formats.mistaken import no_model
+
+CONFIG = "config.json"
+FolderKind = Literal["Hugging Face model", "checkpoint", "engine"]
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """A folder with a model or with the files of a tokenizer, as it was when it was first read."""
+
+    path: Path
+    _read: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, place: str | Path | ModelFolder) -> ModelFolder:
+        """The folder at a path, or the one that is given, with what was read of it."""
+        return place if isinstance(place, ModelFolder) else cls(Path(place))
+
+    def read(self, name: str) -> Any:
+        """What a JSON file holds, not to be changed; raises `UsageError` where it is broken."""
+        return self._once(name, read_json)
+
+    def text(self, name: str) -> str:
+        """What a text file holds; raises `UsageError` where it is absent or no UTF-8."""
+        return str(self._once(name, read_text))
+
+    def _once(self, name: str, read: Callable[[Path], Any]) -> Any:
+        if name not in self._read:
+            try:
+                self._read[name] = read(self.path / name)
+            except UsageError as error:
+                self._read[name] = error
+        found = self._read[name]
+        if isinstance(found, UsageError):
+            raise UsageError(found.message, found.hint)
+        return found
+
+    def object(self, name: str) -> dict[str, Any]:
+        """A file's object; an empty one where it is broken or absent."""
+        try:
+            data = self.read(name)
+        except UsageError:
+            return {}
+        return data if isinstance(data, dict) else {}
+
+    @cached_property
+    def kind(self) -> FolderKind:
+        """What the folder is; raises `UsageError` where it holds no model."""
+        path = self.path
+        if not path.exists():
+            restore(path)
+        if not path.exists():
+            raise UsageError(f"{path} does not exist", "check the path")
+        if not path.is_dir():
+            weights = path.suffix in (".safetensors", ".bin")
+            hint = "a model, checkpoint or engine folder, or a GGUF file"
+            raise UsageError(
+                f"{path} is not a folder", f"give {'the folder that holds it' if weights else hint}"
+            )
+        if not (path / CONFIG).is_file():
+            raise no_model(path)
+        kind = config_kind(self.read(CONFIG))
+        if kind is None:
+            raise UsageError(
+                f"{path / CONFIG} belongs to no Hugging Face model, checkpoint or engine",
+                "give a Hugging Face model, checkpoint or engine folder",
+            )
+        return kind
+
+
+def config_kind(data: Any) -> FolderKind | None:
+    """What folder a parsed config.json belongs to; None when to none of the three."""
+    if not isinstance(data, dict):
+        return None
+    if "pretrained_config" in data or "build_config" in data:
+        return "engine"
+    if "architectures" in data or "model_type" in data:
+        return "Hugging Face model"
+    if "architecture" in data or "mapping" in data:
+        return "checkpoint"
+    return None
