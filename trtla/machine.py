@@ -34,8 +34,8 @@ _CGROUP_FILES = {
     "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
     "": ("memory.max", "memory.current", ""),
 }
-"""By the controllers in /proc/self/cgroup, of versions 1 and 2: the files with the limit and what is
-taken, and how memory.stat's keys begin."""
+"""By the controllers in /proc/self/cgroup, of versions 1 and 2: the files with the limit and with
+what is taken, and how memory.stat's keys begin."""
 
 
 @dataclass(frozen=True, slots=True)
