@@ -74,7 +74,7 @@ class BinFile:
         """Rows [start, stop) of a tensor with at least one dimension, in memory of their own."""
         tensor = self._tensors[name]
         if isinstance(tensor, ndarray):
-            return tensor[start:stop].copy()
+            return np.array(tensor[start:stop])
         entry, lengths = tensor.entry, (stop - start, *tensor.entry.shape[1:])
         raw = np.empty(tensor.span(lengths), np.uint8)
         self._bytes.fill(raw.data, entry.offset + start * tensor.steps[0], name)
@@ -164,8 +164,9 @@ def _load_old(path: Path) -> Any:
     state = torch.load(path, map_location="cpu", weights_only=True)
 
     def array(value: object) -> object:
-        plain = isinstance(value, torch.Tensor) and value.layout == torch.strided
-        return as_array(value) if plain else value
+        if isinstance(value, torch.Tensor) and value.layout == torch.strided:
+            return as_array(value)
+        return value
 
     return {name: array(one) for name, one in state.items()} if isinstance(state, dict) else state
 

@@ -69,7 +69,7 @@ class GgufFile:
             raise changed(self.path)
         header = header or quick_header(self.path)
         self._files = {
-            path: FileBytes(path, (size, time))
+            path: FileBytes(path, (int(size), int(time)))
             for path, (_, size, time) in zip(header.paths, found, strict=True)
         }
         check_names(self.path, map(hf_name, header.tensors))
