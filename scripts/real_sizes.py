@@ -160,7 +160,7 @@ def _row(found: dict[str, Any], cell: dict[str, Any]) -> str:
         " / ".join(_per_s(r["ttft_ms"], PROMPT_LEN) for r in plain.values()),
         " / ".join(_per_s(r["ms_per_token"]) for r in plain.values()),
         f"{cell['read_bandwidth_gb_per_s'] * 1e9 / found['read_bytes']:.1f}",
-        _rate(drafts, threads, "lookahead"),
+        _rate(drafts, threads, "lookahead auto"),
         _rate(drafts, threads, "llama.cpp-prompt-lookup"),
         _per_s(served and served["runs"][0]["mean_tpot_ms"]),
     ]
