@@ -8,8 +8,10 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import resource
 import subprocess
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +27,14 @@ _SETS = (
 """Instruction sets that decide how fast PyTorch is, as Linux names them."""
 _QUERY = ("name", "compute_cap", "memory.total", "memory.free", "driver_version")
 _TIMEOUT_S = 20.0
+CGROUPS = Path("/sys/fs/cgroup")
+"""Linux's control groups."""
+_CGROUP_FILES = {
+    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+    "": ("memory.max", "memory.current", ""),
+}
+"""By the controllers in /proc/self/cgroup, of versions 1 and 2: the files with the limit and with
+what is taken, and how memory.stat's keys begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +126,42 @@ def loaded_driver() -> tuple[str | None, str | None]:
 
 
 def available_memory() -> int | None:
-    """Bytes that programs can still get, the page cache included; None where it is unknown."""
-    return _memory("MemAvailable")
+    """Bytes that this process can still get, the page cache included; None where it is unknown.
+
+    Containers and batch systems limit it to less than the machine's.
+    """
+    known = (_memory("MemAvailable"), *_cgroup_rooms(), _address_room())
+    return min((room for room in known if room is not None), default=None)
+
+
+def _cgroup_rooms() -> Iterator[int]:
+    """What each control group of this process, and those around it, leave of their limits."""
+    for line in _lines(Path("/proc/self/cgroup")):
+        _, controllers, own = line.split(":", 2)
+        if controllers not in _CGROUP_FILES:
+            continue
+        root, files = CGROUPS / controllers, _CGROUP_FILES[controllers]
+        place = root / own.lstrip("/")  # in a container the root may be its own
+        for folder in {root, place, *place.parents}:
+            if folder.is_relative_to(root) and (room := _cgroup_room(folder, *files)) is not None:
+                yield room
+
+
+def _cgroup_room(folder: Path, limit: str, used: str, kept: str) -> int | None:
+    most, taken = (_lines(folder / name) for name in (limit, used))
+    if not most or not taken or not most[0].isdecimal():
+        return None
+    stat = dict(line.split() for line in _lines(folder / "memory.stat"))
+    cache = (int(stat.get(f"{kept}{name}_file", 0)) for name in ("active", "inactive"))
+    return max(0, int(most[0]) - int(taken[0]) + sum(cache))
+
+
+def _address_room() -> int | None:
+    """What a limit of addresses (`ulimit -v`) leaves."""
+    most, taken = resource.getrlimit(resource.RLIMIT_AS)[0], _lines(Path("/proc/self/statm"))
+    if most == resource.RLIM_INFINITY or not taken:
+        return None
+    return max(0, most - int(taken[0].split()[0]) * resource.getpagesize())
 
 
 def _memory(key: str) -> int | None:
@@ -128,12 +172,16 @@ def _memory(key: str) -> int | None:
 
 def _proc(name: str) -> dict[str, str]:
     """The first value of every `key: value` line of a file in /proc; empty where there is none."""
-    try:
-        lines = Path("/proc", name).read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return {}
+    lines = _lines(Path("/proc", name))
     pairs = [line.split(":", 1) for line in reversed(lines) if ":" in line]
     return {key.strip(): value.strip() for key, value in pairs}
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
 
 
 def process_rank() -> int:

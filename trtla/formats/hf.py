@@ -19,6 +19,7 @@ from numpy import ndarray
 from trtla.console import counted
 from trtla.errors import UsageError
 from trtla.files import read_json
+from trtla.formats.bin_files import BinFile
 from trtla.formats.blocks import BLOCK_TYPES
 from trtla.formats.config import CheckpointConfig, Quantization, as_dtype
 from trtla.formats.gguf.header import MADE_OF
@@ -27,7 +28,7 @@ from trtla.formats.hf_config import read_hf_config
 from trtla.formats.model_folder import ModelFolder
 from trtla.formats.plan import EMBEDDING, LM_HEAD, hf_shapes, untied
 from trtla.formats.tensors import equal_ends
-from trtla.formats.weight_files import BinFile, SafetensorsFile, raise_first, tensor_problems
+from trtla.formats.weight_files import SafetensorsFile, raise_first, tensor_problems
 
 WeightFile = SafetensorsFile | BinFile | GgufFile
 _Where = dict[str, tuple[WeightFile, str]]

@@ -1,12 +1,13 @@
-"""Weight files: safetensors and PyTorch's `.bin`, and how their tensors differ from a config's.
+"""Weight files: their bytes, those of safetensors, and how tensors differ from a config's.
 
 The header of a safetensors file is parsed and checked here, so that a truncated file is named
 before any work, and reading goes through the page cache without mapping it: resident memory is what
-is asked for and no more.
+is asked for and no more, and another process that cuts or replaces the file ends no process here.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -15,19 +16,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from threading import Lock
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import ml_dtypes
 import numpy as np
 from numpy import ndarray
 
-from trtla.errors import UsageError
+from trtla.errors import TrtlaError, UsageError
 from trtla.files import parse_json, refuse_stand_in
 from trtla.formats.config import DTYPES, FP8, INT4
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _DTYPES = {
     "F64": np.dtype(np.float64),
@@ -44,9 +43,8 @@ _DTYPES = {
     "BOOL": np.dtype(np.bool_),
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-_DROP_AFTER = 128 * 2**20  # bytes read of a mapped .bin file before it is mapped again
 _MAX_HEADER = 100 * 2**20  # the format's own limit
-_COPY_AGAIN = "copy the file again, or make it again"
+COPY_AGAIN = "copy the file again, or make it again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,27 +61,82 @@ class Entry:
         return prod(self.shape[1:]) * self.dtype.itemsize
 
 
-class SafetensorsFile:
-    """An open safetensors file."""
+class FileBytes:
+    """The bytes of a file while it stays as it was when its header was read."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.entries = _read_header(path)
+    def __init__(self, path: Path, stamp: tuple[int, int]) -> None:
+        self.path, self._stamp = path, stamp
         self._file: BinaryIO | None = None
+        self._lock = Lock()
 
-    def read(self, name: str, start: int, stop: int) -> ndarray:
-        """Rows [start, stop) of a tensor with at least one dimension, in memory of their own."""
-        entry = self.entries[name]
-        raw = np.empty((stop - start) * entry.row_bytes, np.uint8)
-        self._file = file = self._file or self.path.open("rb", buffering=0)
-        fill(file, raw.data, entry.offset + start * entry.row_bytes, name)
-        return raw.view(entry.dtype).reshape(stop - start, *entry.shape[1:])
+    def fill(self, view: memoryview, offset: int, name: str) -> None:
+        """Read from an offset on until the memory is full; several threads may do so at a time.
+
+        Raises `UsageError` where the file ends before, or is no longer what it was; `TrtlaError`
+        where the disk fails.
+        """
+        try:
+            file = self._opened()
+            while view and (count := os.preadv(file, [view], offset)):
+                view, offset = view[count:], offset + count
+            found = stamp(os.fstat(file))
+        except OSError as error:
+            raise _unread(self.path, error) from None
+        if found != self._stamp:
+            raise changed(self.path)
+        if view:
+            raise UsageError(f"{self.path} ends inside tensor {name}", COPY_AGAIN)
 
     def close(self) -> None:
         """Close the file; whoever reads on opens it again."""
         if self._file is not None:
             self._file.close()
             self._file = None
+
+    def _opened(self) -> int:
+        with self._lock:
+            self._file = self._file or self.path.open("rb", buffering=0)
+            return self._file.fileno()
+
+
+def stamp(found: os.stat_result) -> tuple[int, int]:
+    """Size and time of a file: they differ when another process has written to it."""
+    return found.st_size, found.st_mtime_ns
+
+
+def changed(path: Path) -> UsageError:
+    """A file that another process writes to."""
+    return UsageError(
+        f"{path} has changed while it was read", "run the command again when the file is complete"
+    )
+
+
+def _unread(path: Path, error: OSError) -> TrtlaError:
+    if isinstance(error, FileNotFoundError):
+        return UsageError(f"{path} does not exist", "copy the missing file")
+    reason = error.strerror or error
+    if error.errno == errno.EIO:
+        return TrtlaError(f"{path} cannot be read: {reason}", "copy the file to another disk")
+    return UsageError(f"{path} cannot be read: {reason}", "check its mode")
+
+
+class SafetensorsFile:
+    """An open safetensors file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.entries, self._bytes = _read_header(path)
+
+    def read(self, name: str, start: int, stop: int) -> ndarray:
+        """Rows [start, stop) of a tensor with at least one dimension, in memory of their own."""
+        entry = self.entries[name]
+        raw = np.empty((stop - start) * entry.row_bytes, np.uint8)
+        self._bytes.fill(raw.data, entry.offset + start * entry.row_bytes, name)
+        return raw.view(entry.dtype).reshape(stop - start, *entry.shape[1:])
+
+    def close(self) -> None:
+        """Close the file; whoever reads on opens it again."""
+        self._bytes.close()
 
 
 def header_bytes(tensors: Iterable[tuple[str, tuple[int, ...], np.dtype[Any]]]) -> bytes:
@@ -103,28 +156,16 @@ def array_bytes(array: ndarray) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
 
 
-def fill(file: BinaryIO, view: memoryview, offset: int, name: str) -> None:
-    """Read from an offset on until the memory is full; several threads may do so at a time.
-
-    Raises `UsageError` where the file ends before.
-    """
-    while view:
-        count = os.preadv(file.fileno(), [view], offset)
-        if not count:
-            raise UsageError(f"{file.name} ends inside tensor {name}", _COPY_AGAIN)
-        view, offset = view[count:], offset + count
-
-
-def _read_header(path: Path) -> dict[str, Entry]:
-    with _refusing(path, "has a broken safetensors header"), path.open("rb") as file:
-        size = path.stat().st_size
-        length = int.from_bytes(file.read(8), "little")
+def _read_header(path: Path) -> tuple[dict[str, Entry], FileBytes]:
+    with refusing(path, "has a broken safetensors header"), path.open("rb") as file:
+        found = stamp(os.fstat(file.fileno()))
+        size, length = found[0], int.from_bytes(file.read(8), "little")
         if size < 8 or length > _MAX_HEADER or 8 + length > size:
             refuse_stand_in(path)
-            raise UsageError(f"{path} is truncated or not safetensors", _COPY_AGAIN)
+            raise UsageError(f"{path} is truncated or not safetensors", COPY_AGAIN)
         entries = dict(_entries(parse_json(file.read(length)), 8 + length))
     _check_layout(path, entries, 8 + length, size)
-    return entries
+    return entries, FileBytes(path, found)
 
 
 def _entries(header: dict[str, Any], base: int) -> Iterator[tuple[str, Entry]]:
@@ -153,81 +194,33 @@ def _check_layout(path: Path, entries: dict[str, Entry], base: int, size: int) -
     end = base
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].offset, _end(item[1]))):
         if entry.offset != end:
-            raise UsageError(f"{path} has a gap before tensor {name}", _COPY_AGAIN)
+            raise UsageError(f"{path} has a gap before tensor {name}", COPY_AGAIN)
         end = _end(entry)
         if end > size:
             raise UsageError(
                 f"{path} is truncated: tensor {name} ends at byte {end}, the file at {size}",
-                _COPY_AGAIN,
+                COPY_AGAIN,
             )
     if end != size:
-        raise UsageError(f"{path} holds {size - end} bytes after its last tensor", _COPY_AGAIN)
-
-
-class BinFile:
-    """A state dict in a `.bin` file."""
-
-    def __init__(self, path: Path) -> None:
-        from trtla.formats.torch_tensors import as_array
-
-        self.path, self._array = path, as_array
-        self._touched, self._state = 0, self._load()
-        self.entries = {
-            name: Entry(as_array(tensor.reshape(-1)[:0]).dtype, tuple(tensor.shape), 0)
-            for name, tensor in self._state.items()
-        }
-
-    def read(self, name: str, start: int, stop: int) -> ndarray:
-        """Rows [start, stop) of a tensor with at least one dimension, in memory of their own."""
-        if self._touched > _DROP_AFTER:  # mapped again, which gives the memory back
-            self._touched, self._state = 0, self._load()
-        rows: ndarray = self._array(self._state[name][start:stop]).copy()
-        self._touched += rows.nbytes
-        return rows
-
-    def close(self) -> None:
-        """Nothing: PyTorch has closed the file, and what it mapped goes with the tensors."""
-
-    def _load(self) -> dict[str, Tensor]:
-        import torch
-
-        with _refusing(self.path, "is truncated or no PyTorch file"):
-            # Files older than PyTorch 1.6 are no zip archives and cannot be mapped.
-            with self.path.open("rb") as file:
-                mapped = file.read(2) == b"PK"
-            refuse_stand_in(self.path)
-            state = torch.load(self.path, map_location="cpu", weights_only=True, mmap=mapped)
-        if not isinstance(state, dict):
-            raise UsageError(f"{self.path} holds no state dict", "save the model again")
-        for name, value in state.items():
-            if not isinstance(name, str):
-                raise UsageError(
-                    f"{self.path}: a tensor is called {name!r}, which is no text",
-                    "save the model's state_dict() again",
-                )
-            if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
-                raise UsageError(f"{self.path}: {name} is no plain tensor", "save the model again")
-        return state
+        raise UsageError(f"{path} holds {size - end} bytes after its last tensor", COPY_AGAIN)
 
 
 @contextmanager
-def _refusing(path: Path, broken: str) -> Iterator[None]:
+def refusing(path: Path, broken: str) -> Iterator[None]:
     """Every way in which a file cannot be read as a sentence; `broken` is about its content."""
     try:
         yield
-    except UsageError:
+    except TrtlaError:
         raise
-    except FileNotFoundError:
-        raise UsageError(f"{path} does not exist", "copy the missing file") from None
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}", "check its mode") from None
+        raise _unread(path, error) from None
     except pickle.UnpicklingError:
         raise UsageError(
             f"{path} holds objects other than tensors, which trtla does not load",
             "save the model as safetensors where you trust it",
         ) from None
     except Exception:  # a broken pickle raises whatever its bytes make it raise
-        raise UsageError(f"{path} {broken}", _COPY_AGAIN) from None
+        raise UsageError(f"{path} {broken}", COPY_AGAIN) from None
 
 
 def tensor_problems(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import mmap
+import os
 import re
 import struct
 from collections import Counter
@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from trtla.errors import UsageError
 from trtla.files import refuse_stand_in, user_cache
@@ -42,6 +42,8 @@ _FORMATS = ("B", "b", "H", "h", "I", "i", "f", "?", None, None, "Q", "q", "d")
 _STRING, _ARRAY = 8, 9
 _MOST_DIMENSIONS = 4
 _SIZE = struct.Struct("<Q")
+_HEADS = (2**23, 2**25, 2**27)
+"""Bytes that are tried for a header: the first has room for a vocabulary of 128,000."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +151,19 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
         if file.read(len(_MAGIC)) != _MAGIC:
             refuse_stand_in(path)
             raise UsageError(f"{path} is not a GGUF file", "give a file that begins with GGUF")
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _Reader(path, data).read()
+        return _parse(path, file, os.fstat(file.fileno()).st_size)
+
+
+def _parse(path: Path, file: BinaryIO, size: int) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
+    """Read so much that the header is in it: what is not mapped may be cut by another process."""
+    for head in _HEADS:
+        file.seek(0)
+        try:
+            return _Reader(path, file.read(head), size).read()
+        except (struct.error, IndexError, UnicodeDecodeError):
+            if head >= size:
+                raise
+    raise ValueError(size)
 
 
 @contextmanager
@@ -168,8 +181,10 @@ def _refusing(path: Path) -> Iterator[None]:
 
 
 class _Reader:
-    def __init__(self, path: Path, data: mmap.mmap) -> None:
+    def __init__(self, path: Path, data: bytes, size: int) -> None:
         self._path, self._data, self._at = path, data, len(_MAGIC)
+        self._size = size
+        """Of the file; `data` is how it begins."""
 
     def read(self) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
         version = self._number("I")
@@ -187,6 +202,13 @@ class _Reader:
             raise ValueError(alignment)
         check_names(self._path, (name for name, *_ in described))
         start = -(-self._at // alignment) * alignment
+        for name, *_, offset in described:
+            if offset % alignment:
+                raise UsageError(
+                    f"{self._path}: tensor {name} begins at byte {offset} of the weights, which is "
+                    f"no multiple of {alignment}",
+                    _COPY_AGAIN,
+                )
         infos = {
             name: self._info(name, shape, kind, start + offset)
             for name, shape, kind, offset in described
@@ -248,10 +270,10 @@ class _Reader:
     def _info(self, name: str, shape: tuple[int, ...], kind: int, offset: int) -> TensorInfo:
         what, row_bytes = _row_bytes(kind, shape)
         info = TensorInfo(self._path, what, shape, offset, row_bytes)
-        if row_bytes * prod(shape) and info.end > len(self._data):
+        if row_bytes * prod(shape) and info.end > self._size:
             raise UsageError(
                 f"{self._path} is truncated: tensor {name} ends at byte {info.end}, the file at "
-                f"{len(self._data)}",
+                f"{self._size}",
                 _COPY_AGAIN,
             )
         return info

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -18,8 +18,16 @@ from numpy import ndarray
 from trtla.errors import UsageError
 from trtla.files import read_json
 from trtla.formats.blocks import BLOCK_TYPES, dequantize_blocks
-from trtla.formats.gguf.header import MADE_OF, Header, TensorInfo, check_names, quick_header, stamps
-from trtla.formats.weight_files import Entry, array_bytes, fill
+from trtla.formats.gguf.header import (
+    MADE_OF,
+    Header,
+    TensorInfo,
+    check_names,
+    quick_header,
+    shards,
+    stamps,
+)
+from trtla.formats.weight_files import Entry, FileBytes, array_bytes, changed
 
 _MODEL = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -56,11 +64,14 @@ class GgufFile:
     def __init__(self, path: Path, header: Header | None = None) -> None:
         made = read_json(path) if path.name == MADE_OF else None
         self.path = Path(made["path"]) if made else path
+        found = stamps(shards(self.path))  # before the header, which may be another one's by then
+        if made and found != made["stamps"]:
+            raise changed(self.path)
         header = header or quick_header(self.path)
-        self._files: dict[Path, BinaryIO] = {}
-        self._stamps = stamps(header.paths)
-        if made and self._stamps != made["stamps"]:
-            raise _changed(self.path)
+        self._files = {
+            path: FileBytes(path, (int(size), int(time)))
+            for path, (_, size, time) in zip(header.paths, found, strict=True)
+        }
         check_names(self.path, map(hf_name, header.tensors))
         self._infos = {
             hf_name(name): info for name, info in header.tensors.items() if name != ROPE_FACTORS
@@ -91,22 +102,14 @@ class GgufFile:
 
     def _rows(self, info: TensorInfo, name: str, start: int, stop: int) -> ndarray:
         raw = np.empty((stop - start, info.row_bytes), np.uint8)
-        file = self._files.get(info.path)
-        if file is None:
-            file = self._files[info.path] = info.path.open("rb", buffering=0)
-            if stamps([info.path])[0] not in self._stamps:
-                raise _changed(info.path)
-        fill(file, array_bytes(raw), info.offset + start * info.row_bytes, name)
+        offset = info.offset + start * info.row_bytes
+        self._files[info.path].fill(array_bytes(raw), offset, name)
         return raw
 
     def close(self) -> None:
         """Close the files; whoever reads on opens them again."""
-        while self._files:
-            self._files.popitem()[1].close()
-
-
-def _changed(path: Path) -> UsageError:
-    return UsageError(f"{path} has changed while it was read", "run the command again")
+        for file in self._files.values():
+            file.close()
 
 
 def hf_name(name: str) -> str:

@@ -74,7 +74,9 @@ def open_torch_executor(
     check_draft_engines(draft_engines.values())
     ranks = None if world is None else _ranks(world, engine, options, limits, arithmetic, on)
     split = None if ranks is None else ranks.split
-    model = load_engine(engine, arithmetic, on, options.kv_cache_dtype, split)
+    shortens = engine.is_in_memory and options.max_seq_len is None
+    least = min(limits.max_text_len, _LEAST_TEXT) if shortens else limits.max_text_len
+    model = load_engine(engine, arithmetic, on, options.kv_cache_dtype, split, least)
     together = "" if ranks is None else ranks.description
     if ranks is not None:
         check_same(ranks.world, {"forward": model.arithmetic})
@@ -86,7 +88,7 @@ def open_torch_executor(
     block = block_bytes(shard, model.cache_type)
     needs = partial(_needs, engine, _Placed(model, block, on), drafts.values())
     free = free_bytes(needs(limits), 1 if ranks is None else ranks.on_machine)
-    if engine.is_in_memory and options.max_seq_len is None:
+    if shortens:
         limits = _within_memory(limits, needs, free, ranks)
     blocks, *draft_blocks = cache_blocks(needs(limits), limits.max_batch_size, free)
     if ranks is not None:

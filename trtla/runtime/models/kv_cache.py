@@ -223,9 +223,37 @@ def _free_bytes(device: Device) -> int:
 
         torch.cuda.empty_cache()  # what loading has freed is PyTorch's own until then
         return int(torch.cuda.mem_get_info(str(device))[0] * _CUDA_SHARE)
+    return int(_free_memory() * _CPU_SHARE)
+
+
+def _free_memory() -> int:
+    found = available_memory()
+    if found is not None:
+        return found
     try:
-        pages = os.sysconf("SC_AVPHYS_PAGES")
-        free = pages * os.sysconf("SC_PAGE_SIZE")
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError):  # not every system counts free pages
-        free = 2**32
-    return int(max(free, available_memory() or 0) * _CPU_SHARE)
+        return 2**33
+
+
+_LEAST_RESERVE = 100 * 2**20
+
+
+def check_memory(name: str, weights: int, cache: int, ranks: int = 1) -> None:
+    """Refuse a model that memory has no room for, before its weights are read.
+
+    Args:
+        weights: bytes that they take, of this process.
+        cache: of the keys and values of one text; beside them as much is left to all else.
+        ranks: processes on this machine that load as much.
+    """
+    reserve, free = max(cache, _LEAST_RESERVE), _free_memory() // ranks
+    if (needed := weights + cache + reserve) <= free:
+        return
+    parts = [f"{one / 2**30:.2f}" for one in (needed, free, weights, cache, reserve)]
+    raise TrtlaError(
+        "{} needs {} GiB of memory and {} are free: it takes {} for weights, {} for keys and "
+        "values, {} for all else".format(name, *parts),
+        "use a smaller file or one of fewer bits, such as Q4_0, a smaller --max-seq-len, or a "
+        "machine with more memory",
+    )

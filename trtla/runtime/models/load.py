@@ -11,11 +11,13 @@ from trtla.formats.config import CheckpointConfig
 from trtla.formats.engine import EncoderDecoder, Engine
 from trtla.formats.support import shard_config
 from trtla.machine import cpu
+from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.device import Device
 from trtla.runtime.models.cpu.llama import NativeLlama, native_problem
 from trtla.runtime.models.cpu.native_code import SLOWER, NotCompiled, tell_slower
-from trtla.runtime.models.cpu.packing import pack_model
+from trtla.runtime.models.cpu.packing import Packer, pack_model
 from trtla.runtime.models.forward import Model
+from trtla.runtime.models.kv_cache import block_bytes, check_memory
 from trtla.runtime.ranks.opening import Ranks
 from trtla.runtime.threads import tell_torch
 
@@ -31,10 +33,14 @@ def load_engine(
     device: Device,
     kv_cache_dtype: str = "auto",
     ranks: Ranks | None = None,
+    least_text: int = 0,
 ) -> Model[Any]:
     """The model that is fastest here, of an opened engine or folder, or one rank's part of it.
 
     What keeps it from being compiled is no error.
+
+    Args:
+        least_text: tokens of the shortest text that memory must have room for beside the weights.
     """
     config, part = engine.config.pretrained_config, (0, 1)
     world, shared = (None, None) if ranks is None else (ranks.world, ranks.shared)
@@ -46,9 +52,14 @@ def load_engine(
     if not compiled or (world is not None and shared is None):
         return _load_tensors(engine, config, part, dtype, device, world)
 
-    with engine.stored_weights(*part) as weights:
+    cache_type = dtype if kv_cache_dtype == "auto" else kv_cache_dtype
+    cache = block_bytes(config, cache_type) * -(-least_text // TOKENS_PER_BLOCK)
+    with engine.stored_weights(*part) as stored:
+        weights, packer = list(stored), Packer(dtype)
+        size = sum(packer.nbytes(weight) for _, weight in weights if len(weight.shape) == 2)
+        check_memory(engine.name, size, cache, 1 if ranks is None else ranks.on_machine)
         panels = pack_model(config, weights, dtype)
-    return NativeLlama(config, panels, dtype, int8_cache=kv_cache_dtype == "int8", shared=shared)
+    return NativeLlama(config, panels, dtype, int8_cache=cache_type == "int8", shared=shared)
 
 
 def _load_tensors(

@@ -116,7 +116,7 @@ class Packer:
         outputs, inputs = sum(part.shape[0] for part in parts), parts[0].shape[1]
         name, stored = self._types(parts[0])
         panel_bytes = library().panel_bytes(_TYPES.index(name), inputs)
-        panels = -(-outputs // (2 * self.lanes))
+        panels = self._panels(outputs)
         bias = None if biases is None else self._padded(biases)
         weight = aligned((panels * panel_bytes,), np.uint8)
         packed = Packed(weight, bias, outputs, inputs, name, stored)
@@ -125,6 +125,14 @@ class Packer:
             count = min(step, panels - first)
             self._pieces.append(_Piece(packed, parts, alternate, first, count))
         return packed
+
+    def nbytes(self, part: Source) -> int:
+        """Of the panels of a weight, [outputs, inputs], on its own."""
+        kind = _TYPES.index(self._types(part)[0])
+        return self._panels(part.shape[0]) * library().panel_bytes(kind, part.shape[1])
+
+    def _panels(self, outputs: int) -> int:
+        return -(-outputs // (2 * self.lanes))
 
     def run(self) -> None:
         """Fill all panels."""

@@ -1,0 +1,176 @@
+"""GGUF files in the shapes of real models: random weights, or a small model enlarged.
+
+Both are Q4_0 and written tensor by tensor, with the tokenizer of the small model.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from math import prod
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from scale_llama_weights import Scaler, Shape, Source
+
+from trtla.errors import TrtlaError
+from trtla.formats.gguf.folder import model_folder
+from trtla.formats.gguf.header import read_header
+from trtla.formats.gguf.weights import GgufFile, gguf_name
+from trtla.formats.torch_tensors import as_tensor
+
+SHAPES = {
+    "tiny": Shape(0, 64, 2, 4, 2, 16, 96),
+    "1B": Shape(128256, 2048, 16, 32, 8, 64, 8192),
+    "3B": Shape(128256, 3072, 28, 24, 8, 128, 8192),
+    "8B": Shape(128256, 4096, 32, 32, 8, 128, 14336),
+}
+"""Of random weights; a vocabulary of 0 is the small model's."""
+TIMES = 4
+"""By which an enlarged model is wider: norms are exact where that is a power of four."""
+_KIND = gguf.GGMLQuantizationType.Q4_0
+_PER, _BLOCK = gguf.GGML_QUANT_SIZES[_KIND]
+Rows = Callable[[str, tuple[int, ...]], np.ndarray]
+"""A tensor in the file, by Hugging Face's name and shape."""
+
+
+def write_random(path: Path, sample: Path, size: str) -> None:
+    """Write random weights in one of `SHAPES`; 8B has an output matrix of its own."""
+    metadata, draw = read_header(sample).metadata, np.random.default_rng(0)
+    sizes = vars(SHAPES[size])
+    sizes = {**sizes, "vocab_size": sizes["vocab_size"] or len(metadata["tokenizer.ggml.tokens"])}
+    config = {"rms_norm_eps": 1e-5, "rope_theta": 5e5, "max_position_embeddings": 8192, **sizes}
+    scale = np.full(1, 0.01 / 8, np.float16).view(np.uint8)
+
+    def rows(_: str, shape: tuple[int, ...]) -> np.ndarray:
+        if len(shape) == 1:
+            return np.ones(shape, np.float32)
+        raw = np.frombuffer(bytearray(draw.bytes(_nbytes(shape))), np.uint8)
+        raw.reshape(-1, _BLOCK)[:, :2] = scale
+        return raw.reshape(shape[0], -1)
+
+    _write(path, metadata, config, dict(_shapes(Shape(**sizes), tied=size != "8B")), rows)
+
+
+def write_enlarged(path: Path, sample: Path) -> None:
+    """Write the small model, `TIMES` as wide, with the same predictions but for the rounding."""
+    with TemporaryDirectory(dir=path.parent) as name:
+        scaler = _scaler(sample, Path(name))
+        new, config = scaler.new, scaler.config()
+        heads = {"q_proj": new.num_attention_heads, "k_proj": new.num_key_value_heads}
+
+        def rows(name: str, shape: tuple[int, ...]) -> np.ndarray:
+            array = scaler.tensor(name).float().numpy()
+            if len(shape) == 1:
+                return array
+            if count := heads.get(name.split(".")[-2]):  # pairs of rotary rows, as in llama.cpp
+                array = array.reshape(count, 2, -1, shape[1]).swapaxes(1, 2).reshape(shape)
+            return gguf.quantize(array, _KIND)
+
+        shapes = dict(_shapes(new, tied=scaler.source.tied))
+        _write(path, read_header(sample).metadata, config, shapes, rows)
+
+
+def _scaler(sample: Path, folder: Path) -> Scaler:
+    """Of the enlarged model; `folder` gets the small one as safetensors."""
+    weights = GgufFile(sample)
+    whole = {name: weights.read(name, 0, one.shape[0]) for name, one in weights.entries.items()}
+    tensors = {name: as_tensor(array) for name, array in whole.items()}
+    save_file(tensors, folder / "model.safetensors")
+    shutil.copy(model_folder(sample) / "config.json", folder)
+    source = Source(folder)
+    kept = ("vocab_size", "num_hidden_layers", "head_dim")
+    sizes = {n: size if n in kept else TIMES * size for n, size in vars(source.shape).items()}
+    return Scaler(source, Shape(**sizes), torch.float32)
+
+
+def _shapes(shape: Shape, *, tied: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
+    hidden, inter = shape.hidden_size, shape.intermediate_size
+    q, kv = (n * shape.head_dim for n in (shape.num_attention_heads, shape.num_key_value_heads))
+    yield "model.embed_tokens.weight", (shape.vocab_size, hidden)
+    for layer in range(shape.num_hidden_layers):
+        own = f"model.layers.{layer}"
+        for name, rows in (("q", q), ("k", kv), ("v", kv)):
+            yield f"{own}.self_attn.{name}_proj.weight", (rows, hidden)
+        yield f"{own}.self_attn.o_proj.weight", (hidden, q)
+        yield f"{own}.mlp.gate_proj.weight", (inter, hidden)
+        yield f"{own}.mlp.up_proj.weight", (inter, hidden)
+        yield f"{own}.mlp.down_proj.weight", (hidden, inter)
+        yield f"{own}.input_layernorm.weight", (hidden,)
+        yield f"{own}.post_attention_layernorm.weight", (hidden,)
+    yield "model.norm.weight", (hidden,)
+    if not tied:
+        yield "lm_head.weight", (shape.vocab_size, hidden)
+
+
+def _nbytes(shape: tuple[int, ...]) -> int:
+    return prod(shape) // _PER * _BLOCK if len(shape) == 2 else 4 * prod(shape)
+
+
+def _write(
+    path: Path,
+    metadata: dict[str, Any],
+    config: dict[str, Any],
+    shapes: dict[str, tuple[int, ...]],
+    rows: Rows,
+) -> None:
+    size = sum(map(_nbytes, shapes.values()))
+    if (free := shutil.disk_usage(path.parent).free) < 1.1 * size:
+        raise TrtlaError(
+            f"{path} needs {size / 1e9:.1f} GB and {free / 1e9:.1f} are free",
+            "free some space, or leave the size out with --sizes",
+        )
+    part = path.with_suffix(".part")
+    writer = gguf.GGUFWriter(part, "llama")
+    for key, value in _keys(metadata, config).items():
+        _add(writer, key, value)
+    for name, shape in shapes.items():
+        kind = _KIND if len(shape) == 2 else None
+        stored = (*shape[:-1], shape[-1] // _PER * _BLOCK) if kind else shape
+        dtype = np.dtype(np.uint8 if kind else np.float32)
+        writer.add_tensor_info(gguf_name(name), stored, dtype, _nbytes(shape), kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for name, shape in shapes.items():
+        writer.write_tensor_data(rows(name, shape))
+    writer.close()
+    part.rename(path)
+
+
+def _keys(metadata: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+    """The small model's tokenizer, with tokens that stand for nothing, and the sizes."""
+    kept = {key: value for key, value in metadata.items() if key.startswith("tokenizer.")}
+    tokens, types = (kept.get(f"tokenizer.ggml.{one}", []) for one in ("tokens", "token_type"))
+    more = config["vocab_size"] - len(tokens)
+    kept["tokenizer.ggml.tokens"] = [*tokens, *(f"<|more{i}|>" for i in range(more))]
+    if types:
+        kept["tokenizer.ggml.token_type"] = [*types, *[4] * more]
+    theta = (config.get("rope_parameters") or config)["rope_theta"]
+    return {
+        **kept,
+        "general.file_type": 2,  # mostly Q4_0
+        "llama.vocab_size": config["vocab_size"],
+        "llama.context_length": config["max_position_embeddings"],
+        "llama.embedding_length": config["hidden_size"],
+        "llama.block_count": config["num_hidden_layers"],
+        "llama.feed_forward_length": config["intermediate_size"],
+        "llama.attention.head_count": config["num_attention_heads"],
+        "llama.attention.head_count_kv": config["num_key_value_heads"],
+        "llama.attention.key_length": config["head_dim"],
+        "llama.attention.value_length": config["head_dim"],
+        "llama.rope.dimension_count": config["head_dim"],
+        "llama.attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
+        "llama.rope.freq_base": float(theta),
+    }
+
+
+def _add(writer: Any, key: str, value: Any) -> None:
+    add = {str: writer.add_string, bool: writer.add_bool, list: writer.add_array}
+    add |= {int: writer.add_uint32, float: writer.add_float32}
+    add[type(value)](key, value)

@@ -1,0 +1,127 @@
+"""A model that memory has no room for is refused before its weights are read, with both figures."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.gguf_models import write_gguf
+from tests.support.models import Variant, make_model
+from trtla import LLM, TrtlaError, machine
+from trtla.llm.open import open_model
+from trtla.runtime.models import kv_cache
+from trtla.runtime.models.cpu.packing import Packer, pack_model
+from trtla.runtime.models.load import not_compiled
+
+MIB = 2**20
+WIDE = Variant("", {"hidden_size": 128, "vocab_size": 4000, "max_position_embeddings": 8192})
+"""Weights of 4.6 MiB in float32, 2 KiB of keys and values a token."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "wide.gguf"
+    no_texts = {"keys": {"vocab_size": 4000}, "tokenizer": {"model": "no_vocab"}}
+    return write_gguf(make_model(WIDE), path, **no_texts)
+
+
+@pytest.fixture
+def compiled(model: Path) -> None:
+    if reason := not_compiled(open_model(model, None).config.pretrained_config, "float32"):
+        pytest.skip(reason)
+
+
+@pytest.mark.usefixtures("compiled")
+def test_too_little_memory_is_said_before_weights_are_read(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    inner = os.preadv
+    monkeypatch.setattr(kv_cache, "available_memory", lambda: 104 * MIB)
+    monkeypatch.setattr(os, "preadv", lambda *args: read.append(1) or inner(*args))
+    with pytest.raises(TrtlaError) as raised:
+        LLM(model, dtype="float32", threads=1)
+    found = re.findall(r"\d+\.\d\d", raised.value.message)
+    needed, free, weights, cache, rest = map(float, found)
+    assert raised.value.message.startswith(f"{open_model(model, None).name} needs {needed:.2f} GiB")
+    assert free == 0.10
+    assert needed == pytest.approx(weights + cache + rest, abs=0.02)
+    assert "Q4_0" in str(raised.value.hint)
+    assert "max_seq_len" in str(raised.value)
+    assert not read
+    monkeypatch.setattr(kv_cache, "available_memory", lambda: 150 * MIB)
+    LLM(model, dtype="float32", threads=1).close()
+
+
+@pytest.mark.usefixtures("compiled")
+def test_keys_and_values_of_the_texts_that_are_asked_for_count(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_cache, "available_memory", lambda: 110 * MIB)
+    LLM(model, dtype="float32", threads=1, max_seq_len=100).close()
+    with pytest.raises(TrtlaError, match=r"it takes 0\.00 for weights, 0\.\d\d for keys"):
+        LLM(model, dtype="float32", threads=1, max_seq_len=8192)
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_0", "Q4_K"])
+def test_the_size_that_is_asked_for_is_that_of_the_panels(kind: str, tmp_path: Path) -> None:
+    variant = Variant("", {"hidden_size": 256, "intermediate_size": 512})
+    no_texts = {"keys": {"vocab_size": 101}, "tokenizer": {"model": "no_vocab"}}
+    engine = open_model(
+        write_gguf(make_model(variant), tmp_path / "m.gguf", kind, **no_texts), None
+    )
+    packer = Packer("float32")
+    with engine.stored_weights() as stored:
+        weights = list(stored)
+        asked = sum(packer.nbytes(weight) for _, weight in weights if len(weight.shape) == 2)
+        panels = pack_model(engine.config.pretrained_config, weights, "float32")
+    made = sum(matrix.weight.nbytes for matrix in panels.matrices.values())
+    assert asked == pytest.approx(made, rel=0.02)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_control_group_limits_memory(
+    version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit, used, kept, name = {
+        1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_", "memory"),
+        2: ("memory.max", "memory.current", "", ""),
+    }[version]
+    own = tmp_path / name / "job" / "step"
+    own.mkdir(parents=True)
+    lines = machine._lines
+    group = {1: "4:memory:/job/step", 2: "0::/job/step"}[version]
+    monkeypatch.setattr(
+        machine, "_lines", lambda p: [group] if str(p) == "/proc/self/cgroup" else lines(p)
+    )
+    monkeypatch.setattr(machine, "CGROUPS", tmp_path)
+    before = machine.available_memory()
+    assert before is not None
+    (own / limit).write_text("max\n")
+    (own / used).write_text("5\n")
+    assert machine.available_memory() > 70 * MIB
+    (own.parent / limit).write_text(f"{90 * MIB}\n")
+    (own.parent / used).write_text(f"{50 * MIB}\n")
+    stat = f"anon 7\n{kept}active_file {10 * MIB}\n{kept}inactive_file {20 * MIB}\n"
+    (own.parent / "memory.stat").write_text(stat)
+    assert machine.available_memory() == 70 * MIB
+
+
+def test_a_limit_of_addresses_limits_memory() -> None:
+    code = "from trtla.machine import available_memory; print(available_memory())"
+    most = 500 * MIB
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, check=True, preexec_fn=limit
+    )
+    assert 100 * MIB < int(done.stdout) < most
