@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import tempfile
@@ -15,12 +16,12 @@ from pathlib import Path
 import pytest
 
 pytest.register_assert_rewrite("tests.support")
+from tests.support.examples import share
 from tests.support.surroundings import settle
 from tests.support.unchanged import leave_out_unchanged, note_passed
 
 settle()
 
-import torch
 from hypothesis import settings
 
 import trtla
@@ -29,10 +30,7 @@ from trtla.runtime.models.cpu.native_code import FORWARD, TREES, NotCompiled
 from trtla.runtime.threads import set_threads
 from trtla.trtllm.library import installed
 
-set_threads(1)
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported
-settings.register_profile("trtla", deadline=None, print_blob=True)
+settings.register_profile("trtla", max_examples=share(100), deadline=None, print_blob=True)
 settings.load_profile("trtla")
 
 
@@ -66,8 +64,34 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--deep", action="store_true", help="run also the tests marked deep")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Iterator[object]:
+    """Nothing imported or collected is garbage: it is not looked through, then or later.
+
+    A process that only hands tests to others needs no PyTorch.
+    """
+    gc.disable()
+    try:
+        if not session.config.pluginmanager.has_plugin("dsession"):
+            _prepare_torch()
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
+
+
+def _prepare_torch() -> None:
+    import torch
+
+    set_threads(1)
+    if not torch.cuda.is_available():
+        os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave deep tests out unless they are wanted, and skip what needs a GPU or TensorRT-LLM."""
+    import torch
+
     cuda = torch.cuda.is_available()
     for item in items:
         if item.get_closest_marker("gpu") and not cuda:

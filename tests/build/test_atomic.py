@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.examples import share
 from tests.support.models import Variant, make_model, save_model
 from trtla.build.convert import convert
 from trtla.errors import TrtlaError, UsageError
@@ -26,9 +27,9 @@ from trtla.build.convert import convert
 from trtla.formats import atomic
 from trtla.formats.checkpoint import Checkpoint
 from trtla.formats.model_folder import ModelFolder
-def kill_again_and_again(hf, target, moments):
+def kill_again_and_again(hf, target, moments, times):
     convert(hf, target, tp_size=2)
-    for _ in range(25):
+    for _ in range(times):
         child = os.fork()
         if not child:
             while True:
@@ -42,10 +43,10 @@ def kill_again_and_again(hf, target, moments):
         os.utime(left, (1, 1))
     convert(hf, target, tp_size=2, force=True)
     print(*(path.name for path in target.parent.iterdir()))
-hf, folder, moments = sys.argv[1], Path(sys.argv[2]), random.Random(0)
-kill_again_and_again(hf, folder / "with" / "ckpt", moments)
+hf, folder, moments, times = sys.argv[1], Path(sys.argv[2]), random.Random(0), int(sys.argv[3])
+kill_again_and_again(hf, folder / "with" / "ckpt", moments, times)
 atomic._exchange = lambda one, other: False
-kill_again_and_again(hf, folder / "without" / "ckpt", moments)
+kill_again_and_again(hf, folder / "without" / "ckpt", moments, times)
 """
 
 
@@ -60,7 +61,7 @@ def test_a_process_killed_at_any_moment_leaves_a_whole_checkpoint(hf: Path, tmp_
 
     Both where the system exchanges two folders in one step, and where it cannot.
     """
-    command = [sys.executable, "-c", KILL, str(hf), str(tmp_path)]
+    command = [sys.executable, "-c", KILL, str(hf), str(tmp_path), str(share(25))]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert result.stdout.split() == ["ckpt", "ckpt"]

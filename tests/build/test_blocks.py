@@ -34,9 +34,10 @@ KINDS = [name for name in BLOCK_SIZES if "_G" not in name]
 OPEN = Variant("untied", SIZES)
 
 
-@pytest.fixture(params=KINDS)
-def file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    return write_gguf(model_of(TIED), tmp_path / "model.gguf", mixed(request.param))
+@pytest.fixture(scope="module", params=KINDS)
+def file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("blocks") / "model.gguf"
+    return write_gguf(model_of(TIED), path, mixed(request.param))
 
 
 @pytest.fixture

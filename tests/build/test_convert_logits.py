@@ -27,6 +27,8 @@ from trtla.formats.checkpoint import Checkpoint
 from trtla.formats.engine import engine_from_hugging_face, open_engine
 from trtla.formats.engine_limits import BuildSettings
 
+MORE_SPLITS = [(1, 1), (1, 2), (2, 2), (4, 1)]
+
 
 @lru_cache(maxsize=2)
 def reference(name: str) -> tuple[Variant, torch.Tensor]:
@@ -40,8 +42,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {v.name: save_model(make_model(v), v, root / v.name) for v in VARIANTS}
 
 
-@pytest.mark.parametrize("pp", [1, 2])
-@pytest.mark.parametrize("tp", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("tp", "pp"),
+    [(2, 1), (4, 2), *(pytest.param(*split, marks=pytest.mark.deep) for split in MORE_SPLITS)],
+)
 @pytest.mark.parametrize("name", [v.name for v in VARIANTS])
 def test_ranks_put_together_give_the_models_logits(
     name: str, tp: int, pp: int, folders: dict[str, Path], tmp_path: Path

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.support.examples import examples
 from tests.support.fp8_models import LINEARS, PROMPTS, to_fp8
-from tests.support.models import VARIANTS, assemble, configs, make_model, save_model
+from tests.support.models import VARIANTS, assemble, configs, make_model, named, save_model
 from tests.support.tensors import equal
 from trtla.build.engine import build_engine, describe_build
 from trtla.build.quantize import Calibration, calibrate
@@ -189,7 +189,7 @@ def test_values_beyond_the_range_saturate() -> None:
     assert numbers.float().tolist() == [448.0, -448.0, 448.0]
 
 
-@pytest.mark.parametrize("name", [variant.name for variant in VARIANTS])
+@pytest.mark.parametrize("name", named(VARIANTS))
 def test_weights_of_every_kind_of_model_are_half_a_step_from_the_originals(
     name: str, tmp_path: Path
 ) -> None:

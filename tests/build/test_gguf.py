@@ -11,9 +11,10 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.support.gguf_models import BYTE_LEVEL, byte_vocabulary, dequantized, scored, write_gguf
 from tests.support.models import BASE, VARIANTS, Variant, logits, make_model, save_model
 from tests.support.tensors import equal
@@ -89,7 +90,7 @@ def test_blocks_are_those_of_the_file(tmp_path: Path) -> None:
 def test_any_rows_are_those_of_the_whole(file: Path) -> None:
     weights = GgufFile(file)
 
-    @settings(max_examples=60)
+    @examples(60)
     @given(st.sampled_from(sorted(weights.entries)), st.data())
     def check(name: str, data: st.DataObject) -> None:
         rows = weights.entries[name].shape[0]
@@ -296,7 +297,7 @@ def test_a_truncated_file_is_refused_wherever_it_ends(file: Path, tmp_path: Path
     assert not list((user_cache() / "gguf").glob("cut-*"))
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(st.data())
 def test_damaged_headers_give_a_sentence_or_a_model(data: st.DataObject) -> None:
     raw = bytearray(_damaged_source())

@@ -11,10 +11,11 @@ from typing import Any
 
 import gguf
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from tests.support.examples import examples
 from tests.support.gguf_models import _CONTROL, _USER_DEFINED, byte_vocabulary, scored, vocabulary
 from trtla.formats.gguf.header import read_header
 from trtla.formats.gguf.tokenizer import _SAME_SPLITS, _SPLITS
@@ -62,7 +63,7 @@ def by_scores(text: str, keys: dict[str, Any]) -> list[int]:
     return spelled
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.text("abc 12é日\n", min_size=1), st.integers(0, 18))
 def test_scores_decide_what_is_merged(text: str, seed: int) -> None:
     keys = scored(seed)

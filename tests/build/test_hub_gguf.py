@@ -98,19 +98,20 @@ def test_a_file_is_fetched_once_and_read_offline(
     assert done.stdout.count('"kind": "GGUF file"') == 3
     assert sum(one.startswith("GET") and one.endswith(".gguf") for one in asked) == 1
     before = len(asked)
-    done = asked_of(address, tmp_path, "inspect", f"{REPO}:Q4_K_M", HF_HUB_OFFLINE="1")
-    assert done.returncode == 0, done.stderr
-    done = asked_of("http://127.0.0.1:9", tmp_path, "inspect", f"{REPO}:Q4_K_M")
-    assert done.returncode == 0, done.stderr
-    assert len(asked) == before
-    done = asked_of("http://127.0.0.1:9", tmp_path, "inspect", "some-org/other:Q4_K_M")
+    there = ["inspect", "--json", f"{REPO}:Q4_K_M"]
+    absent = ["inspect", "some-org/other:Q4_K_M"]
+    done = all_asked_of("http://127.0.0.1:9", tmp_path, [there, absent])
+    assert done.stdout.count('"kind": "GGUF file"') == 1
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 2), done.stderr
     assert "could not be fetched from the hub: it does not answer ([Errno " in done.stderr
-    done = asked_of(address, tmp_path, "inspect", f"{REPO}:Q8_0", HF_HUB_OFFLINE="1")
-    assert done.returncode == 2
+    absent = ["inspect", f"{REPO}:Q8_0"]
+    done = all_asked_of(address, tmp_path, [there, absent], HF_HUB_OFFLINE="1")
+    assert done.stdout.count('"kind": "GGUF file"') == 1
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 2), done.stderr
     assert f"{REPO} has no GGUF file for Q8_0\nhint: name one of these: Tiny-3.2-Q4_K_M" in (
         done.stderr
     )
+    assert len(asked) == before
 
 
 def test_the_same_tokens_as_from_the_file(hub: tuple[str, list[str]], tmp_path: Path) -> None:
@@ -138,19 +139,15 @@ def output_ids(said: str) -> list[list[int]]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        (f"{REPO}:Q5_K_M", f"{REPO} has no GGUF file for Q5_K_M\nhint: name one of these: Tiny-"),
-        ("some-org/none:Q4_0", "some-org/none:Q4_0 does not exist here and could not be fetched"),
-    ],
-)
-def test_what_the_hub_has_not_is_refused(
-    name: str, said: str, hub: tuple[str, list[str]], tmp_path: Path
-) -> None:
-    done = asked_of(hub[0], tmp_path, "run", name, "hi")
+def test_what_the_hub_has_not_is_refused(hub: tuple[str, list[str]], tmp_path: Path) -> None:
+    said = {
+        f"{REPO}:Q5_K_M": f"{REPO} has no GGUF file for Q5_K_M\nhint: name one of these: Tiny-",
+        "some-org/none:Q4_0": "some-org/none:Q4_0 does not exist here and could not be fetched",
+    }
+    done = all_asked_of(hub[0], tmp_path, [["run", name, "hi"] for name in said])
     assert done.returncode == 2
-    assert done.stderr.startswith(f"error: {said}"), done.stderr
+    errors = done.stderr.split("error: ")[1:]
+    assert all(error.startswith(one) for error, one in zip(errors, said.values(), strict=True))
     assert "Traceback" not in done.stderr
 
 

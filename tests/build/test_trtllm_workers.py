@@ -54,7 +54,14 @@ def test_one_worker_builds_in_this_process(tmp_path: Path) -> None:
     assert found == {f"rank{rank}.engine": f"0 {os.getpid()}" for rank in range(3)}
 
 
-def test_workers_take_every_nth_rank_on_a_gpu_of_their_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "start", [None, pytest.param("spawn", marks=pytest.mark.deep)], ids=["cheap", "spawn"]
+)
+def test_workers_take_every_nth_rank_on_a_gpu_of_their_own(
+    start: str | None, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    if start is None:
+        request.getfixturevalue("cheap")
     build_ranks(FakeBuild(tmp_path), 3, 2)  # type: ignore[arg-type]
     gpus, pids = zip(
         *((tmp_path / f"rank{r}.engine").read_text().split() for r in range(3)), strict=True

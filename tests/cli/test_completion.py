@@ -110,6 +110,7 @@ def test_names_of_a_flag_are_where_the_table_says(flag: str) -> None:
 
 
 @pytest.mark.skipif(BASH is None, reason="needs bash")
+@pytest.mark.deep(first=3)
 @pytest.mark.parametrize(
     ("words", "reply"),
     [

@@ -81,13 +81,14 @@ def test_a_picture_is_written_whole(engine: Path, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["step.svg"]
 
 
+@pytest.mark.deep(first=3)
 @pytest.mark.parametrize(
     ("flags", "drafter"),
     [
         (("--drafter", "ngram", "--gamma", "3"), "ngram"),
-        (("--drafter", "prompt-lookup"), "prompt-lookup"),
         (("--drafter", "prompt-lookup,lookahead"), "prompt-lookup,lookahead"),
         (("--drafter", "none"), "none"),
+        (("--drafter", "prompt-lookup"), "prompt-lookup"),
         (("--lookahead-cells", "drawn"), "lookahead"),
         (("--lookahead", "4,3,4"), "lookahead"),
     ],

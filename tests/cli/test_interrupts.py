@@ -173,6 +173,7 @@ Thread(target=time.sleep, args=(600,)).start(); begun(); time.sleep(600)
 }
 
 
+@pytest.mark.deep(first=3)
 @pytest.mark.parametrize("what", _HOLDS.values(), ids=_HOLDS)
 def test_nothing_holds_it_up(what: str, tmp_path: Path) -> None:
     (tmp_path / "this_module_sleeps.py").write_text(

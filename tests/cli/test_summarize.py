@@ -150,6 +150,7 @@ def test_an_unreachable_hub_names_the_way_out(
     refused(trtla("summarize", "--engine-dir", engine), 2, "cannot reach", "--dataset PATH.jsonl")
 
 
+@pytest.mark.deep
 def test_no_hub_means_no_waiting(engine: Path) -> None:
     """Port 9 refuses at once; with the client's own retries this would take a minute."""
     env = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(engine.parent / "no-cache")}

@@ -71,16 +71,14 @@ def ran(tmp_path: Path, *lines: Sequence[str | Path], stdin: str = "") -> list[s
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("which", [0, 1], ids=["gguf", "folder"])
-def test_run(which: int, gguf_file: Path, tmp_path: Path) -> None:
-    model = (gguf_file, SHIPPED)[which]
-    own = ("run", "-m", model, "-p", "def f(a):", "-n", "12", "--json")
-    found = ran(tmp_path, own, (*own, "--lookahead", "1,1,0"))
-    drafted, plain = (json.loads(one)["results"][0]["output_ids"] for one in found)
-    assert drafted == plain != []
-
-
-def test_run_with_everything_that_chooses_tokens(gguf_file: Path, tmp_path: Path) -> None:
+def test_run_and_batch(gguf_file: Path, tmp_path: Path) -> None:
+    """A file and a folder, everything that chooses tokens, and a batch; in one process."""
+    body = {"model": "small", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 6}
+    line = {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": body}
+    (tmp_path / "in.jsonl").write_text(json.dumps(line) + "\n")
+    batch = ("batch", tmp_path / "in.jsonl", "-m", gguf_file, "-o", tmp_path / "out")
+    own = ("run", "-p", "a b a b a b", "-n", "12", "--json", "-m")
+    plain = ("--lookahead", "1,1,0")
     flags = [
         ("--temperature", "0.8", "--top-p", "0.9", "--seed", "3"),
         ("--repetition-penalty", "1.3"),
@@ -89,23 +87,20 @@ def test_run_with_everything_that_chooses_tokens(gguf_file: Path, tmp_path: Path
         ("--check-lossless",),
         ("--kv-cache-dtype", "int8"),
     ]
-    own = ("run", "-m", gguf_file, "-p", "a b a b a b", "-n", "12", "--json")
-    found = [json.loads(one) for one in ran(tmp_path, *((*own, *more) for more in flags))]
-    assert len(found) == len(flags)
+    lines = [(*own, model, *more) for model in (gguf_file, SHIPPED) for more in ((), plain)]
+    lines += [(*own, gguf_file, *more) for more in flags]
+    *found, _ = ran(tmp_path, *lines, batch)
+    results = [json.loads(one)["results"][0] for one in found]
+    texts = [one["output_ids"] for one in results[:4]]
+    assert texts[0] == texts[1] != []
+    assert texts[2] == texts[3] != []
+    answer = json.loads((tmp_path / "out" / "output.jsonl").read_text())
+    assert answer["response"]["status_code"] == 200
 
 
 def test_chat(gguf_file: Path, tmp_path: Path) -> None:
     (out,) = ran(tmp_path, ("chat", "-m", gguf_file, "-n", "8"), stdin="hello\n/stats\n")
     assert out.strip()
-
-
-def test_batch(gguf_file: Path, tmp_path: Path) -> None:
-    body = {"model": "small", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 6}
-    line = {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": body}
-    (tmp_path / "in.jsonl").write_text(json.dumps(line) + "\n")
-    ran(tmp_path, ("batch", tmp_path / "in.jsonl", "-m", gguf_file, "-o", tmp_path / "out"))
-    answer = json.loads((tmp_path / "out" / "output.jsonl").read_text())
-    assert answer["response"]["status_code"] == 200
 
 
 def test_serve(gguf_file: Path, tmp_path: Path) -> None:

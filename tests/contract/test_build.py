@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from tests.support.models import Variant, by_hand, make_model, save_model
-from tests.support.standin import Standin
+from tests.support.standin import EVERY_RELEASE, Standin
 from tests.support.standin_engines import config_of, printed_command, reference, run_printed_command
 from tests.support.standin_requests import PROMPT, request
 from trtla import LookaheadConfig, TrtlaError
@@ -33,12 +33,10 @@ from trtla.settings.executor import ExecutorOptions
 from trtla.settings.lookahead import AUTOREGRESSIVE
 from trtla.trtllm.build import adopt_engine
 
-RELEASES = ("0.20.0", "0.21.0", "1.0.0", "1.1.0", "1.2.1")
 LOOKAHEAD = BuildSettings(
     LookaheadConfig(7, 7, 7), max_batch_size=4, max_input_len=64, max_seq_len=128
 )
 PLAIN = BuildSettings(max_batch_size=4, max_input_len=64, max_seq_len=128)
-EVERY_RELEASE = pytest.mark.parametrize("standin", RELEASES, indirect=True)
 
 pytestmark = pytest.mark.usefixtures("standin", "fake_gpu")
 
@@ -222,7 +220,7 @@ def test_the_timing_cache_stays_nowhere(
     assert [path.name for path in engine.path.glob("*.cache")] == []
 
 
-@pytest.mark.deep(first=1)
+@pytest.mark.deep
 @pytest.mark.parametrize("flags", [[], ["--json"]], ids=["text", "json"])
 def test_deprecations_are_shown_once_and_never_fatal(
     flags: list[str], tiny_checkpoint_tp2: Path, tmp_path: Path

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.support import standin_engines
-from tests.support.standin import Standin
+from tests.support.standin import EVERY_RELEASE, Standin
 from trtla import LLM, LookaheadConfig, TrtlaError, UsageError
 from trtla.build.convert import convert
 from trtla.build.engine import build_engine, choose_backend, describe_build
@@ -20,12 +20,10 @@ from trtla.formats.engine_limits import BuildSettings
 from trtla.trtllm.library import REMOVED
 from trtla.trtllm.rules import order_is_right, weight_only_on
 
-RELEASES = ("0.20.0", "0.21.0", "1.0.0", "1.1.0", "1.2.1")
 LOOKAHEAD = BuildSettings(
     LookaheadConfig(7, 7, 7), max_batch_size=4, max_input_len=64, max_seq_len=128
 )
 PLAIN = BuildSettings(max_batch_size=4, max_input_len=64, max_seq_len=128)
-EVERY_RELEASE = pytest.mark.parametrize("standin", RELEASES, indirect=True)
 
 pytestmark = pytest.mark.usefixtures("standin", "fake_gpu")
 

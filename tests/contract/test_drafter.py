@@ -275,6 +275,7 @@ def test_the_end_token_is_drafted_like_any_other_and_ends_the_text(standin: Stan
         assert request.get_tokens(0) == text
 
 
+@pytest.mark.deep(first=1)
 @pytest.mark.parametrize("told", [True, False])
 def test_memory_is_bounded_over_ten_thousand_requests(
     told: bool, monkeypatch: pytest.MonkeyPatch

@@ -44,7 +44,7 @@ Open = Callable[..., Executor]
     params=[
         "torch",
         "standin",
-        "rounding",
+        pytest.param("rounding", marks=pytest.mark.deep),
         pytest.param("tensorrt-llm", marks=pytest.mark.trtllm),
     ]
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.standin import Standin
+from tests.support.standin import EVERY_RELEASE, Standin
 from trtla import LLM, SamplingParams
 from trtla.build.engine import build_engine
 from trtla.formats.engine_limits import BuildSettings
@@ -14,7 +14,6 @@ from trtla.settings.lookahead import LookaheadConfig
 
 PROMPTS = ["def read(path):\n    ", "aaaaaaaaaaaa", "x"]
 TRIPLES = [None, LookaheadConfig(2, 2, 1), LookaheadConfig(1, 1, 0)]
-RELEASES = ("0.20.0", "0.21.0", "1.0.0", "1.1.0", "1.2.1")
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +26,7 @@ def expected(
         return [c.output_ids for c in llm.generate(PROMPTS, SamplingParams(max_output_len=24))]
 
 
-@pytest.mark.deep(first=2)
-@pytest.mark.parametrize("standin", RELEASES, indirect=True)
+@EVERY_RELEASE
 @pytest.mark.usefixtures("fake_gpu")
 def test_every_release_builds_and_decodes(
     standin: Standin, tiny_checkpoint: Path, tmp_path: Path, expected: list[tuple[int, ...]]

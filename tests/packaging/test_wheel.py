@@ -37,6 +37,7 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Enviro
     return Environment(tmp_path_factory.mktemp("environment"), wheel)
 
 
+@pytest.mark.deep
 def test_sdist_and_wheel_hold_every_file_of_the_package(sdist: Path, wheel: Path) -> None:
     """And every package, also those whose names are often ignored: `build`, `cli/build`."""
     expected = sorted(tracked("trtla"))

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.examples import examples
+from tests.support.examples import examples, some
 from tests.support.gguf_models import write_gguf
 from tests.support.models import Variant, make_model, save_model
 from tests.support.ranks import (
@@ -116,7 +116,7 @@ def counted(llm, sampling):
 def test_steps_are_as_many_as_those_of_one_process(tiny_llama):
     opening = {"dtype": "float32", "lookahead": TRIPLE}
     with LLM(tiny_llama, **opening) as one, LLM(tiny_llama, **opening, lookahead_parallel=2) as llm:
-        for sampling in samplings(len(PROMPTS), 48):
+        for sampling in some(samplings(len(PROMPTS), 48)[::-1]):
             assert counted(llm, sampling) == counted(one, sampling)
         assert llm.stats().steps == one.stats().steps
 

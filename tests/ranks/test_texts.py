@@ -8,7 +8,7 @@ from tests.support.gguf_models import write_gguf
 from tests.support.models import Variant, make_model, save_model
 from tests.support.ranks import PROMPTS, WIDE, drafted, everything, samplings
 from tests.support.unchanged import RANK_SOURCES
-from trtla import LLM
+from trtla import LLM, SamplingParams
 
 pytestmark = RANK_SOURCES
 
@@ -16,7 +16,21 @@ BIASES = {"attention_bias": True, "mlp_bias": True}
 LONG = {"max_position_embeddings": 256}
 
 
-@pytest.mark.deep(first=1)
+def test_two_ranks_say_what_one_process_says(tiny_llama):
+    chosen = SamplingParams(24, temperature=0.8, top_p=0.9, seed=3)
+    with (
+        LLM(tiny_llama, dtype="float32") as one,
+        LLM(tiny_llama, dtype="float32", tp_size=2) as llm,
+    ):
+        assert llm.is_leader
+        assert "2 ranks" in llm.description
+        wanted = one.generate(PROMPTS, chosen)[0].output_ids
+        assert llm.generate(PROMPTS, chosen)[0].output_ids == wanted
+        scored = one.log_probs(PROMPTS[0], wanted)
+        assert llm.log_probs(PROMPTS[0], wanted) == pytest.approx(scored, abs=1e-4)
+
+
+@pytest.mark.deep
 @pytest.mark.parametrize("tp_size", [2, 4])
 def test_the_texts_of_a_trained_model_are_those_of_one_process(tiny_llama, tp_size):
     opening = {"dtype": "float32", "draft_models": (str(tiny_llama),)}

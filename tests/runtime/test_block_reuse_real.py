@@ -46,10 +46,10 @@ def pieces_of(llm):
     return [first, [ids[240:261], ids[261:280]]]
 
 
-@pytest.mark.deep(first=4)
+@pytest.mark.deep(first=2)
+@pytest.mark.parametrize("heat", [0.8, 0.0])
+@pytest.mark.parametrize("drafter", [f"{DRAFT},ngram,prompt-lookup", DRAFT, "lookahead", "none"])
 @pytest.mark.parametrize("compiled", [pytest.param("1", marks=needs_compiler), "0"])
-@pytest.mark.parametrize("heat", [0.0, 0.8])
-@pytest.mark.parametrize("drafter", ["none", "lookahead", DRAFT, f"{DRAFT},ngram,prompt-lookup"])
 def test_every_turn_says_what_it_says_without_reuse(monkeypatch, compiled, heat, drafter):
     monkeypatch.setenv("TRTLA_COMPILED", compiled)
     found = []

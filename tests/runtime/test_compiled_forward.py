@@ -171,7 +171,7 @@ def test_a_text_beyond_the_trained_length_is_alike_for_tokens_alone_and_drafted(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.deep), 0.8])
 def test_the_text_is_the_same_for_every_triple_and_batch(tiny_llama, dtype, temperature):
     reason = not_compiled(config_of(), dtype)
     if reason:

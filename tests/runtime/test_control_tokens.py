@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -217,13 +218,13 @@ def controls(tokenizer: Tokenizer, ids: tuple[int, ...]) -> list[int]:
     return [token for token in ids if known.count([token])]
 
 
-many = examples(30, suppress_health_check=[HealthCheck.too_slow])
+names = st.sampled_from(list(TEMPLATES))
+many = partial(examples, suppress_health_check=[HealthCheck.too_slow])
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("kind", KINDS)
-@many
-@given(texts=st.lists(attacks, min_size=1, max_size=4))
+@many(30 * len(TEMPLATES))
+@given(name=names, texts=st.lists(attacks, min_size=1, max_size=4))
 def test_no_message_makes_a_control_token(
     opened: Callable[..., Tokenizer], kind: str, name: str, texts: list[str]
 ) -> None:
@@ -234,7 +235,7 @@ def test_no_message_makes_a_control_token(
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "gguf_byte_level"])
-@many
+@many(30)
 @given(texts=st.lists(attacks, min_size=1, max_size=4))
 def test_what_stands_between_control_tokens_is_what_was_written(
     opened: Callable[..., Tokenizer], kind: str, texts: list[str]
@@ -251,10 +252,9 @@ def test_what_stands_between_control_tokens_is_what_was_written(
     assert [tokenizer.inner.decode(part) for part in parts] == expected
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("kind", KINDS)
-@examples(12)
-@given(texts=st.lists(harmless, min_size=1, max_size=4))
+@many(12 * len(TEMPLATES))
+@given(name=names, texts=st.lists(harmless, min_size=1, max_size=4))
 def test_ordinary_messages_have_the_ids_of_transformers(
     opened: Callable[..., Tokenizer], kind: str, name: str, texts: list[str]
 ) -> None:

@@ -79,7 +79,9 @@ def texts_of(folder, draft=None, heat=0.0, **options):
     return [one.output_ids for one in done], totals.accepted / max(totals.drafted, 1)
 
 
-@pytest.fixture(params=[True, False], ids=["compiled", "pytorch"])
+@pytest.fixture(
+    params=[True, pytest.param(False, marks=pytest.mark.deep)], ids=["compiled", "pytorch"]
+)
 def compiled(request, monkeypatch):
     if not request.param:
         monkeypatch.setenv("TRTLA_COMPILED", "0")

@@ -124,7 +124,7 @@ def test_i7_a_step_never_drafts_beyond_the_output(count, gamma):
 
 
 @pytest.mark.parametrize("ends", [[0], [4], [0, 3], [4, 0, 2]])
-@pytest.mark.parametrize("gamma", [1, 3, 6])
+@pytest.mark.parametrize("gamma", [1, pytest.param(3, marks=pytest.mark.deep), 6])
 def test_i8_text_ends_at_the_first_end_token_wherever_it_falls(ends, gamma):
     chosen, places = DrafterSettings(DRAFT, gamma=gamma), set()
     for salt in range(12):

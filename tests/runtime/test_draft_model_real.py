@@ -110,7 +110,9 @@ def mixed():
     ]
 
 
-@pytest.fixture(params=[True, False], ids=["compiled", "pytorch"])
+@pytest.fixture(
+    params=[True, pytest.param(False, marks=pytest.mark.deep)], ids=["compiled", "pytorch"]
+)
 def compiled(request, monkeypatch):
     if not request.param:
         monkeypatch.setenv("TRTLA_COMPILED", "0")

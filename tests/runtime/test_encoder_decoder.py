@@ -96,7 +96,8 @@ def test_requests_of_all_drafters_share_their_steps() -> None:
     assert texts(done) == greedy_texts("T5", COUNT)
 
 
-@pytest.mark.parametrize("name", ["none", *NAMES])
+@pytest.mark.deep(first=2)
+@pytest.mark.parametrize("name", ["none", *reversed(NAMES)])
 def test_texts_end_at_their_first_end_token_and_at_their_length(name: str) -> None:
     full = greedy_texts("T5", COUNT)
     places = ((0, 7), (2,), (3, COUNT - 1), (5,))

@@ -11,12 +11,12 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from tests.support.examples import examples
-from tests.support.models import VARIANTS
+from tests.support.models import VARIANTS, named
 from tests.support.real_models import folder_and_model, generated, open_llm, prompts_for
 from trtla import LookaheadConfig, SamplingParams
 
 COUNT = 24
-NAMES = [v.name for v in VARIANTS if v.weights == "safetensors"]
+NAMES = named([v for v in VARIANTS if v.weights == "safetensors"])
 
 
 @functools.cache

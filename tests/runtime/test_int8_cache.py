@@ -129,7 +129,7 @@ def test_zeros_stay_zeros():
     assert (found - exact).norm() <= 0.03 * exact.norm()
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.deep), 0.8])
 @pytest.mark.parametrize("quantised", [False, True])
 def test_the_text_is_the_same_for_every_triple_and_batch(tiny_llama, q4, temperature, quantised):
     prompts = [list(text(seed, 12, 64)) for seed in range(4)]

@@ -84,7 +84,9 @@ def asked(number, length, count, drafting, settings):
     return toy_request(prompt, count, request_id=number, **drafting, **settings)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, HALF], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [pytest.param(torch.float32, marks=pytest.mark.deep), HALF], ids=str
+)
 def test_serving_launches_nothing_that_was_not_launched_at_the_start(dtype):
     with served(llama(dtype)) as (executor, found):
         known = set(found)

@@ -27,7 +27,11 @@ SAMPLINGS = {
 }
 
 
-@pytest.fixture(scope="module", params=["1", "0"], ids=["compiled", "pytorch"])
+@pytest.fixture(
+    scope="module",
+    params=["1", pytest.param("0", marks=pytest.mark.deep)],
+    ids=["compiled", "pytorch"],
+)
 def llm(request: pytest.FixtureRequest, tiny_llama: Path):
     draft = str(tiny_llama.with_name("tiny-llama-draft"))
     with pytest.MonkeyPatch.context() as patch:

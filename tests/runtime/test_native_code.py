@@ -198,7 +198,7 @@ def compiled_in_a_cache(folder: Path) -> tuple[dict[str, str], Path]:
     return {"CXX": str(compiler)}, folder / "trtla" / str(compiler).replace("/", "_")
 
 
-@pytest.mark.deep(first=1)
+@pytest.mark.deep
 @needs_compiler
 @pytest.mark.parametrize("size", [None, 4096, 0], ids=["half", "4096-bytes", "empty"])
 @pytest.mark.parametrize("where", [prebuilt_in_a_package, compiled_in_a_cache])

@@ -68,12 +68,12 @@ PRIVATE, SHARED, OWN, OTHER = (True, 0), (False, 0), (False, -1), (False, -2)
     ("before", "after", "shares"),
     [
         (PRIVATE, SHARED, False),
-        (SHARED, SHARED, True),
         (SHARED, PRIVATE, False),
-        (OWN, SHARED, False),
         (OWN, OTHER, False),
-        (OWN, (True, -1), False),
         (OWN, OWN, True),
+        pytest.param(SHARED, SHARED, True, marks=pytest.mark.deep),
+        pytest.param(OWN, SHARED, False, marks=pytest.mark.deep),
+        pytest.param(OWN, (True, -1), False, marks=pytest.mark.deep),
     ],
 )
 def test_requests_share_with_those_of_their_space_that_are_not_private(

@@ -51,7 +51,7 @@ MODELS = {
 FILTERS = {"top_k": 3, "top_p": 0.9}
 
 
-@pytest.mark.deep(first=3)
+@pytest.mark.deep(first=2)
 @pytest.mark.parametrize(
     ("name", "filters"), [*((name, {}) for name in MODELS), ("others", FILTERS), ("alike", FILTERS)]
 )

@@ -117,7 +117,7 @@ STEEP = CostTable.of([(1, 0.02), (2, 0.04), (84, 1.68)])
 CHEAP = CostTable.of([(1, 0.02), (84, 0.03)])
 
 
-@pytest.mark.parametrize("right", [0, 1, 6])
+@pytest.mark.parametrize("right", [0, pytest.param(1, marks=pytest.mark.deep), 6])
 @pytest.mark.parametrize(("believed", "true"), [(CHEAP, STEEP), (STEEP, CHEAP), (FLAT, TRUE)])
 def test_after_some_hundred_steps_a_wrong_table_is_as_good_as_a_right_one(believed, true, right):
     wrong = decode(believed, true, right, 1200)[400:]

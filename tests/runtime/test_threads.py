@@ -53,7 +53,7 @@ def sampling(index: int) -> SamplingParams:
     return SamplingParams(10 + 7 * (index % 3), 0.8 * (index % 2), top_p=0.9, seed=index)
 
 
-@pytest.mark.parametrize("compiled", ["1", "0"])
+@pytest.mark.parametrize("compiled", ["1", pytest.param("0", marks=pytest.mark.deep)])
 def test_threads_that_share_a_model_each_get_their_own_text(monkeypatch, compiled) -> None:
     monkeypatch.setenv("TRTLA_COMPILED", compiled)
     triple = LookaheadConfig(3, 3, 3)

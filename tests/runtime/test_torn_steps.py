@@ -90,7 +90,7 @@ def _torn_run(opened, expected, lines):
     opened.settled(sum(map(len, got.values())))
 
 
-@pytest.mark.deep(first=3)
+@pytest.mark.deep(first=2)
 @pytest.mark.parametrize(
     ("part", "ahead"), [*((part, False) for part in STATE), ("executor", True), ("step", True)]
 )

@@ -134,6 +134,7 @@ def test_stop_keeps_what_was_written(visit: Visit) -> None:
     assert page.locator("article").count() == 2
 
 
+@pytest.mark.deep
 def test_needs_no_mouse(visit: Visit) -> None:
     keys = visit.page.keyboard
     keys.type("Open a file.")  # the message has the focus
@@ -152,6 +153,7 @@ def test_needs_no_mouse(visit: Visit) -> None:
     assert visit.page.locator("#drafting input:checked").get_attribute("value") == '"auto"'
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("size", [(1280, 800), (380, 740)])
 def test_panels_cover_the_page_and_move_nothing(browser: Any, served: Served, size: Any) -> None:
     window = {"viewport": dict(zip(("width", "height"), size, strict=True))}
@@ -185,6 +187,7 @@ def test_what_models_and_people_write_stays_text(visit: Visit) -> None:
     assert visit.page.title() == "trtla"
 
 
+@pytest.mark.deep
 def test_asks_for_the_key_and_waits_while_the_model_loads(browser: Any) -> None:
     go = threading.Event()
 
@@ -230,6 +233,7 @@ def test_says_in_a_sentence_what_went_wrong(browser: Any, served: Served) -> Non
     visit.page.context.close()
 
 
+@pytest.mark.deep
 def test_continues_plain_text_where_there_is_no_template(browser: Any, served: Served) -> None:
     visit = Visit(browser, "about:blank")
     models = served.http.get("/v1/models").json()
@@ -245,6 +249,7 @@ def test_continues_plain_text_where_there_is_no_template(browser: Any, served: S
     visit.page.context.close()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_fits_a_phone_in_both_themes(browser: Any, served: Served, theme: str) -> None:
     phone = {"viewport": {"width": 360, "height": 740}, "color_scheme": theme}
@@ -275,7 +280,8 @@ ANSWER = (
 )
 
 
-@pytest.mark.parametrize("size", [1, 3, 7, 1000])
+@pytest.mark.deep(first=1)
+@pytest.mark.parametrize("size", [3, 1, 7, 1000])
 def test_code_stands_in_monospace_and_the_text_is_whole(visit: Visit, size: int) -> None:
     streamed(visit, ANSWER, size)
     visit.ask(ANSWER)
@@ -293,6 +299,7 @@ def test_code_stands_in_monospace_and_the_text_is_whole(visit: Visit, size: int)
     assert visit.page.locator("#log :is(img, script, b:not(.figures b))").count() == 0
 
 
+@pytest.mark.deep
 def test_a_long_line_of_backticks_holds_up_nothing(visit: Visit) -> None:
     text = "` `` ``` x" * 3000
     streamed(visit, text, 100)
@@ -300,6 +307,7 @@ def test_a_long_line_of_backticks_holds_up_nothing(visit: Visit) -> None:
     assert visit.texts() == [text]
 
 
+@pytest.mark.deep
 def test_a_key_that_is_none_is_told_and_the_right_one_connects_once(browser: Any) -> None:
     with serving(keys=(b"secret",)) as served:
         visit = Visit(browser, served.address)

@@ -12,9 +12,14 @@ T = TypeVar("T")
 _SHARE = 1 if os.environ.get("CI") == "true" else 4
 
 
+def share(count: int) -> int:
+    """Of so many repetitions all in CI, a quarter on a developer's machine."""
+    return -(-count // _SHARE)
+
+
 def examples(most: int, **more: Any) -> settings:
     """Settings of a test that makes this many examples in CI; `more` are Hypothesis's own."""
-    return settings(max_examples=-(-most // _SHARE), **more)
+    return settings(max_examples=share(most), **more)
 
 
 def some(cases: Sequence[T]) -> Sequence[T]:

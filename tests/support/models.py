@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -116,6 +117,14 @@ VARIANTS = [
     Variant("sharded-bin", weights="sharded-bin"),
     Variant("no-prefix", weights="no-prefix"),
 ]
+
+
+def named(variants: list[Variant]) -> list[Any]:
+    """Their names as parameters; what differs by an older spelling of config.json alone is deep."""
+    return [
+        pytest.param(one.name, marks=() if one.spelling == 5 else pytest.mark.deep)
+        for one in variants
+    ]
 
 
 def make_model(variant: Variant, seed: int = 0) -> LlamaForCausalLM:

@@ -7,6 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+import pytest
+
+_OLDEST, _BETWEEN, _NEWEST = "0.20.0", ("0.21.0", "1.0.0", "1.1.0"), "1.2.1"
+EVERY_RELEASE = pytest.mark.parametrize(
+    "standin",
+    [_OLDEST, _NEWEST, *(pytest.param(one, marks=pytest.mark.deep) for one in _BETWEEN)],
+    indirect=True,
+)
+"""Runs on each release that has the TensorRT backend, by default on the oldest and the newest."""
 FOLDER = Path(__file__).parents[1] / "contract" / "standin"
 
 
