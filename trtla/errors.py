@@ -15,15 +15,16 @@ _NEAR = 0.75
 _BEGUN = 3
 """Letters of a name that stand for it where no other begins so: `--temp`."""
 _ELSEWHERE = {
-    "alias": "served_model_name", "bf16": "bfloat16", "complete": "run",
-    "ctx_size": "max_seq_len", "f16": "float16", "f32": "float32", "file": "input_file",
-    "fp16": "float16", "fp32": "float32", "generate": "run", "gpu_layers": "device",
-    "half": "float16", "input_file": "prompts", "max_length": "max_output_len",
-    "max_model_len": "max_seq_len", "max_new_tokens": "max_output_len",
-    "max_num_seqs": "max_batch_size", "model_path": "model", "n_gpu_layers": "device",
-    "n_predict": "max_output_len", "n_threads": "threads", "num_threads": "threads",
-    "parallel": "max_batch_size", "prompt": "input_text", "prompts": "input_file",
-    "quantize": "convert", "repeat_penalty": "repetition_penalty",
+    "alias": "served_model_name", "bf16": "bfloat16", "cnv": "chat", "complete": "run",
+    "ctx_size": "max_seq_len", "f": "input_file", "f16": "float16", "f32": "float32",
+    "file": "input_file", "fp16": "float16", "fp32": "float32", "generate": "run",
+    "gpu_layers": "device", "half": "float16", "hf": "model", "input_file": "prompts",
+    "max_length": "max_output_len", "max_model_len": "max_seq_len",
+    "max_new_tokens": "max_output_len", "max_num_seqs": "max_batch_size", "model_path": "model",
+    "n_gpu_layers": "device", "n_predict": "max_output_len", "n_threads": "threads",
+    "ngl": "device", "num_threads": "threads", "parallel": "max_batch_size",
+    "prompt": "input_text", "prompts": "input_file", "quantize": "convert",
+    "repeat_penalty": "repetition_penalty", "s": "seed", "t": "threads",
     "tensor_parallel_size": "tp_size", "tokenizer": "tokenizer_dir",
 }  # fmt: skip
 """What other tools call our commands, flags, arguments and values."""
@@ -193,7 +194,8 @@ def closest(typed: str, known: Iterable[str]) -> str | None:
         return names[str(same)]
     alike = [name for name in names if not digits or digits.intersection(name)]
     begun = [name for name in alike if name.startswith(word)] if len(word) >= _BEGUN else []
-    found = begun if len(begun) == 1 else get_close_matches(word, alike, 1, _NEAR)
+    swapped = [name for name in alike if sorted(name) == sorted(word)]
+    found = begun if len(begun) == 1 else swapped or get_close_matches(word, alike, 1, _NEAR)
     return names[found[0]] if found else None
 
 

@@ -26,7 +26,7 @@ from trtla.formats.engine_limits import BuildSettings
 from trtla.formats.gguf import header
 from trtla.formats.gguf.folder import model_folder
 from trtla.formats.gguf.header import read_header
-from trtla.llm.open import open_model
+from trtla.formats.model import Model
 
 KINDS = {
     "gguf": "model.gguf",
@@ -125,7 +125,7 @@ def test_a_file_that_is_replaced_before_its_weights_are_read_is_named(
     model, weights, other = files
     if model.name == "engine":
         pytest.skip("the header of an engine's weights is read with them")
-    engine = open_model(model, None)
+    engine = Model.at(model).open(None)
     os.utime(other, ns=(0, 0))
     other.replace(weights)
     with pytest.raises(UsageError, match=f"^{weights} has changed while it was read"):

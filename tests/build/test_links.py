@@ -167,5 +167,5 @@ def test_a_checkpoint_replaced_meanwhile_is_refused(hf: Path, tmp_path: Path) ->
     content[-1] ^= 1
     (ckpt / WEIGHTS).unlink()
     (ckpt / WEIGHTS).write_bytes(content)
-    with pytest.raises(UsageError, match="was replaced while it was read"):
+    with pytest.raises(UsageError, match="has changed while it was read"):
         write_ranks(folder, config, source, linked=linked)

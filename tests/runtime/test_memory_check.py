@@ -14,7 +14,7 @@ import pytest
 from tests.support.gguf_models import write_gguf
 from tests.support.models import Variant, make_model
 from trtla import LLM, TrtlaError, machine
-from trtla.llm.open import open_model
+from trtla.formats.model import Model
 from trtla.runtime.models import kv_cache
 from trtla.runtime.models.cpu.packing import Packer, pack_model
 from trtla.runtime.models.load import not_compiled
@@ -33,7 +33,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def compiled(model: Path) -> None:
-    if reason := not_compiled(open_model(model, None).config.pretrained_config, "float32"):
+    if reason := not_compiled(Model.at(model).open(None).config.pretrained_config, "float32"):
         pytest.skip(reason)
 
 
@@ -49,7 +49,8 @@ def test_too_little_memory_is_said_before_weights_are_read(
         LLM(model, dtype="float32", threads=1)
     found = re.findall(r"\d+\.\d\d", raised.value.message)
     needed, free, weights, cache, rest = map(float, found)
-    assert raised.value.message.startswith(f"{open_model(model, None).name} needs {needed:.2f} GiB")
+    name = Model.at(model).open(None).name
+    assert raised.value.message.startswith(f"{name} needs {needed:.2f} GiB")
     assert free == 0.10
     assert needed == pytest.approx(weights + cache + rest, abs=0.02)
     assert "Q4_0" in str(raised.value.hint)
@@ -74,9 +75,8 @@ def test_keys_and_values_of_the_texts_that_are_asked_for_count(
 def test_the_size_that_is_asked_for_is_that_of_the_panels(kind: str, tmp_path: Path) -> None:
     variant = Variant("", {"hidden_size": 256, "intermediate_size": 512})
     no_texts = {"keys": {"vocab_size": 101}, "tokenizer": {"model": "no_vocab"}}
-    engine = open_model(
-        write_gguf(make_model(variant), tmp_path / "m.gguf", kind, **no_texts), None
-    )
+    file = write_gguf(make_model(variant), tmp_path / "m.gguf", kind, **no_texts)
+    engine = Model.at(file).open(None)
     packer = Packer("float32")
     with engine.stored_weights() as stored:
         weights = list(stored)

@@ -66,19 +66,14 @@ class CommandGroup(click.Group):
         return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return COMMANDS.get(cmd_name)
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command; a model in its place is what `ollama run` and llama.cpp take there."""
-        if args[0] in _COMMANDS or ctx.resilient_parsing:
-            return super().resolve_command(ctx, args)
-        if Path(args[0]).exists():
-            hint = f"try trtla chat {args[0]}"
+        """The command; a model in its place is what `ollama run` and llama.cpp take there."""
+        if cmd_name in _COMMANDS or ctx.resilient_parsing:
+            return COMMANDS.get(cmd_name)
+        if Path(cmd_name).exists():
+            hint = f"try trtla chat {cmd_name}"
         else:
-            hint = f"{did_you_mean(args[0], _COMMANDS)}see trtla --help"
-        raise UsageError(f"{args[0]} is not a command", hint)
+            hint = f"{did_you_mean(cmd_name, _COMMANDS)}see trtla --help"
+        raise UsageError(f"{cmd_name} is not a command", hint)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 ALL = "trtla.all"  # ctx.meta's key of whether the help has all options
+_ONE_DASH = ("-cnv", "-hf", "-ngl")
+"""Options of llama.cpp, which click takes for a letter's with a value."""
 _SPEC = 34
 """Most columns of an option's names in the short help."""
 
@@ -76,6 +78,8 @@ class Command(click.Command):
         try:
             left = super().parse_args(ctx, list(_repeat_flags(ctx, args, several)))
         except click.UsageError as error:  # click's parser does not always say of which command
+            if wrong := next((arg for arg in args if arg in _ONE_DASH), None):
+                raise click.NoSuchOption(wrong, ctx=ctx) from None
             error.ctx = error.ctx or ctx
             raise
         for param in self.params:
