@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 INK = "#1c2127"
 BASE = "#8c939d"
-"""Of what matters less."""
+"""The colour of what matters less."""
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
 """Okabe and Ito's palette, less its yellow and black, which vanish on white and on black."""
 

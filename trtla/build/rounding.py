@@ -54,7 +54,8 @@ _TINY = 1e-30
 _PIECE = 2**17
 """Numbers that are rounded at a time, so that they stay in the processor's cache."""
 _LEAST_WEIGHT = 1e-3
-"""Of the mean: channels that the calibration never saw still count a little."""
+"""The least weight of a channel, as a share of the mean: those that the calibration never saw
+count a little."""
 
 
 def integer_config(config: CheckpointConfig, dtype: str, group_size: int) -> CheckpointConfig:

@@ -213,7 +213,7 @@ class StatusRow:
 
     def __init__(self) -> None:
         self._rows = 0
-        """Of the window, when the row was set apart; 0: it is not."""
+        """The window's rows when the last one was set apart; 0: it is not set apart."""
         self._due = math.inf
 
     def __enter__(self) -> StatusRow:

@@ -146,7 +146,7 @@ class TreeNode:
     source: str
     """What proposed it, of `settings.drafting.PROPOSERS`."""
     chance: float
-    """Of being accepted, as the tree saw it."""
+    """The chance of being accepted, as the tree saw it."""
     fate: Fate
 
 

@@ -42,11 +42,11 @@ class BlockType:
 
     name: str
     inputs: int
-    """Of a block."""
+    """Numbers in a block."""
     nbytes: int
-    """Of a block."""
+    """Bytes of a block."""
     bits: int
-    """Of a code."""
+    """Bits of a code."""
     zero: int
     """The code of 0 where there is no minimum."""
     _unpack: Callable[[BlockType, ndarray], Codes]

@@ -60,13 +60,13 @@ QWEN2 = "Qwen2ForCausalLM"
 """The architecture whose `attn_bias` means q, k and v only (QWenConfig, models/qwen/model.py)."""
 
 TOKENS_PER_BLOCK = 32
-"""Of the paged K/V cache: TensorRT-LLM's default, and what the torch executor has."""
+"""Tokens in a block of the paged K/V cache: TensorRT-LLM's default, and the torch executor's."""
 
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
 """Rotary scalings that trtla converts and runs."""
 
 LARGEST = 2**31 - 1
-"""Of a dimension or a number of tokens: they are C ints in TensorRT-LLM."""
+"""The largest dimension or number of tokens: they are C ints in TensorRT-LLM."""
 Size = Annotated[int, Field(ge=1, le=LARGEST)]
 Count = Annotated[int, Field(ge=1, le=10_000)]
 """Layers or ranks, which are visited one by one: far above any model."""
@@ -115,7 +115,7 @@ class Quantization(BaseModel):
     """Names or fnmatch patterns of what stays as it is; None: TensorRT-LLM's own list, which holds
     lm_head and the embedding."""
     group_size: int | None = None
-    """Of W4A16_AWQ; TensorRT-LLM's default is 128."""
+    """Weights of a group that share a scale, for W4A16_AWQ; TensorRT-LLM's default is 128."""
     has_zero_point: bool | None = None
     pre_quant_scale: bool | None = None
     """Whether W4A16_AWQ multiplies the inputs of every linear by a vector first."""
@@ -149,7 +149,7 @@ class CheckpointConfig(BaseModel):
 
     architecture: str
     dtype: DType
-    """Of all weights that are not quantised, of activations, and of the K/V cache."""
+    """The type of activations, of the K/V cache and of all weights that are not quantised."""
     logits_dtype: Literal["float16", "float32"] = "float32"
     vocab_size: Size
     hidden_size: Size
@@ -335,8 +335,8 @@ class EngineManifest(BaseModel):
     None where it is not known, for engines that trtllm-build made."""
     source: str
     source_sha256: str = Field(pattern="^[0-9a-f]{64}$")
-    """Of the weights and config.json that the engine was built from; of its own files for an engine
-    that trtllm-build made."""
+    """The digest of the weights and config.json that the engine was built from; where trtllm-build
+    made it, of its own files."""
     settings: dict[str, str] = {}
     """Where each build setting came from (flag, environment, config, default)."""
     trtllm: dict[str, Any] = {}

@@ -61,7 +61,7 @@ class Target:
 
     @property
     def element_bytes(self) -> int:
-        """Of an element of the stored shape; blocks are stored as bytes."""
+        """The bytes of an element of the stored shape; blocks are stored as bytes."""
         return DTYPE_BYTES.get(self.dtype, 1)
 
 

@@ -49,7 +49,7 @@ def yarn_frequencies(
     length = float(scaling.get("original_max_position_embeddings") or trained)
 
     def index(turns: float) -> float:
-        """Of the frequency that turns so often."""
+        """The place of the frequency that turns so often."""
         return size * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(base))
 
     first = index(float(scaling.get("beta_fast") or 32))

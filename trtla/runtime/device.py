@@ -16,7 +16,7 @@ class Device:
     type: str
     """cpu or cuda."""
     index: int | None = None
-    """Of CUDA always: without a number, a tensor goes where the thread that makes it is."""
+    """The GPU's number, always given for CUDA: without one, a tensor goes where its thread is."""
 
     def __str__(self) -> str:
         return self.type if self.index is None else f"{self.type}:{self.index}"

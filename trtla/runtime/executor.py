@@ -229,7 +229,7 @@ class RequestRecord(Generic[RecordedT]):
         return self._kept[0]
 
     def counts(self) -> TokenCounts:
-        """Of all requests so far; safe while another thread steps."""
+        """The counts of all requests so far; safe while another thread steps."""
         requests, counts = self._kept
         for one in tuple(requests.values()):
             counts = counts.plus(one)

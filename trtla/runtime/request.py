@@ -158,7 +158,7 @@ class Output:
     """What proposed each accepted token, of `settings.drafting.PROPOSERS`; empty where no candidate
     tree drafts."""
     logprobs: tuple[TokenLogProb, ...] = ()
-    """Of each new token, when asked for."""
+    """The log probability of each new token, when asked for."""
 
 
 class DraftRecorder:

@@ -81,7 +81,7 @@ class DraftTotals:
     """Sums over steps, of one request or of many."""
 
     forwards: int = 0
-    """Of draft models, with logits: those that only catch up with a text do not count."""
+    """Forwards of draft models with logits: those that only catch up with a text do not count."""
     steps: int = 0
     drafted: int = 0
     accepted: int = 0
@@ -126,7 +126,7 @@ class SourceCounts:
     """Nodes that the tree took up for pricing."""
     fed: tuple[int, ...] = ()
     accepted: tuple[int, ...] = ()
-    """Of the fed ones."""
+    """The accepted ones of those fed."""
     expected: float = 0.0
     """Sum of the chances of the fed nodes: `sum(accepted)`, where the chances are right."""
 
@@ -153,7 +153,7 @@ class Counter:
     prometheus: str
     """Its name there, without `trtla_` and `_total`; empty: it is not there."""
     documents: tuple[str, ...] = ("run", "api")
-    """Of --json, with the tables of `trtla run`; and of the server's answers with `metrics`."""
+    """Where it is shown: in --json and the tables of `trtla run`, and in answers with `metrics`."""
     everywhere: bool = True
     """Whether all executors count it; where one does not, Prometheus has none."""
 
@@ -245,7 +245,7 @@ class ExecutorStats:
     steps: int = 0
     """Forwards of the model, over all requests in flight."""
     prompt_tokens: int = 0
-    """Of all prompts that were answered; those that block reuse spared count too."""
+    """Tokens of all prompts that were answered; those that block reuse spared count too."""
     new_tokens: int = 0
     fed: int | None = 0
     """None, as in RequestCounters, where it is not known; `drafted` likewise."""
@@ -261,10 +261,10 @@ class ExecutorStats:
     kv_cache_usage: float | None = None
     """Share of the K/V cache's blocks that running requests owned."""
     weight_bytes: int | None = None
-    """Of weights that a forward reads; None where it is not known."""
+    """Bytes of the weights that a forward reads; None where it is not known."""
     weight_type: str | None = None
     """Such as bfloat16 or FP8; None where it is not known."""
     compute_type: str | None = None
-    """Of activations; None where it is not known."""
+    """The type of activations; None where it is not known."""
     draft_models: DraftTotals = field(default_factory=DraftTotals)
     """What draft models did, summed over them."""

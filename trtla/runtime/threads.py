@@ -46,7 +46,7 @@ def _default() -> int:
 
 
 def _physical_cores() -> int:
-    """Of those that this process may use; hyper-threads of a core count once."""
+    """The cores that this process may use; hyper-threads of a core count once."""
     try:
         ours = os.sched_getaffinity(0)
         files = (f"/sys/devices/system/cpu/cpu{one}/topology/thread_siblings_list" for one in ours)

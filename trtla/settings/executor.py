@@ -75,7 +75,7 @@ class ExecutorOptions:
         least=1,
         most=MOST_THREADS,
     )
-    """Of all models that this process has open: the number that was given last holds for all. None
+    """Threads of all models that this process has open: the last number given holds for all. None
     leaves it as it is."""
     max_seq_len: int | None = option(
         None,

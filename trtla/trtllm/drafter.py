@@ -232,7 +232,7 @@ class _Drafter:
     _needs_padding_kv_extension = True
     """Late releases pad chains to max_draft_len, and then reserve the K/V blocks of the padding."""
     max_draft_len: int
-    """Of the base class, which may lower it while it runs."""
+    """The longest draft; the base class may lower it while it runs."""
 
     def __init__(self, settings: ChainSettings, requests: _Requests) -> None:
         most = settings.max_draft_len

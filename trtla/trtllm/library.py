@@ -225,7 +225,7 @@ def plain_fields(config: Any, prefix: str = "") -> Iterator[tuple[str, Kind]]:
 
 
 def _names(config: Any) -> Iterable[str]:
-    """Of a pydantic model, a dataclass, or a class that C++ binds."""
+    """The field names of a pydantic model, a dataclass, or a class that C++ binds."""
     fields = getattr(type(config), "model_fields", None)
     fields = fields or getattr(config, "__dataclass_fields__", None)
     if fields is None and hasattr(config, "to_dict"):

@@ -57,7 +57,7 @@ class TensorInfo:
     offset: int
     """From the beginning of the file."""
     row_bytes: int
-    """Of one step along dimension 0."""
+    """Bytes of one step along dimension 0."""
 
     @property
     def end(self) -> int:
@@ -184,7 +184,7 @@ class _Reader:
     def __init__(self, path: Path, data: bytes, size: int) -> None:
         self._path, self._data, self._at = path, data, len(_MAGIC)
         self._size = size
-        """Of the file; `data` is how it begins."""
+        """The file's bytes; `data` is how it begins."""
 
     def read(self) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
         version = self._number("I")

@@ -287,7 +287,7 @@ class LoadedDraft:
 
     model: Model[Any]
     block_bytes: int
-    """Of a block of its cache."""
+    """Bytes of a block of its cache."""
     device: Device
     vocab_size: int
 

@@ -120,7 +120,7 @@ class TreeDrafter(Drafter):
 
     @property
     def window_tokens(self) -> int:
-        """Of its window, beside the input token; 0: it has none."""
+        """Tokens of its window, beside the input token; 0: it has none."""
         return self.window.size if self.window and self._left > 1 else 0
 
     def base(self) -> Draft:

@@ -261,7 +261,7 @@ def _scattered_keys(feeds: Seq[Feed], tables: Seq[SlotTable], length: int) -> Te
 def _chunk_bias(
     feed: Feed, width: int, group_size: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """Of a stretch of a prompt behind cached tokens, made where it is used: it can be large."""
+    """The bias of a stretch of a prompt behind cached tokens, made where it is used."""
     last = torch.arange(feed.length, device=device).unsqueeze(1) + feed.sequence.num_cached
     hidden = torch.arange(width, device=device) > last
     bias = torch.zeros(hidden.shape, dtype=dtype, device=device)
@@ -309,7 +309,7 @@ def tree_bias(parents: tuple[int, ...]) -> Tensor:
 
 
 def seen_nodes(parents: Seq[int], size: int) -> bytes:
-    """Of each node so many bytes, little-endian: bit i is set where it sees node i.
+    """A mask of `size` bytes for each node, little-endian: bit i is set where it sees node i.
 
     A step whose shape is new must not cost what its forward does.
     """

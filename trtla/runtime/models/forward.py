@@ -61,7 +61,7 @@ class Model(ABC, Generic[CacheT]):
     @property
     @abstractmethod
     def weight_bytes(self) -> int | None:
-        """Of weights that a forward reads; None: unknown."""
+        """Bytes of the weights that a forward reads; None: unknown."""
 
     @property
     def weight_type(self) -> str:
@@ -75,7 +75,7 @@ class Model(ABC, Generic[CacheT]):
 
     @property
     def cache_type(self) -> str:
-        """Of keys and values."""
+        """The type of keys and values."""
         return self.compute_type
 
     @property
@@ -92,7 +92,7 @@ class Model(ABC, Generic[CacheT]):
         """Write the fed tokens' keys and values, and compute the wanted rows' logits."""
 
     def scratch_bytes(self, limits: ExecutorLimits, step_sizes: Sequence[int] = ()) -> int:
-        """Of the device's memory that forwards and graphs take beside weights and cache.
+        """Bytes of the device's memory that forwards and graphs take beside weights and cache.
 
         Arguments as of `step_forward`. On a CPU 0: there a share of the memory is left to them.
         """

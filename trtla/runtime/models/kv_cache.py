@@ -52,7 +52,7 @@ class SlotTable:
 
 
 SCALE_BYTES = 4
-"""Of a row of int8 numbers: the float32 that they are multiplied with."""
+"""Bytes of the scale of a row of int8 numbers, a float32."""
 
 
 def row_bytes(head_size: int, cache_type: str) -> int:
@@ -106,11 +106,11 @@ class CacheNeed:
 
     device: Device
     block_bytes: int
-    """Of a block of its cache."""
+    """Bytes of a block of its cache."""
     max_seq_len: int
     """Most tokens that a sequence has in the cache."""
     scratch_bytes: int = 0
-    """Of its forwards, as `Model.scratch_bytes`."""
+    """Bytes that its forwards take, as `Model.scratch_bytes`."""
     usual_seq_len: int | None = None
     """Tokens that each sequence of a full batch has room for; None: the most."""
 
@@ -119,7 +119,7 @@ class CacheNeed:
         return -(-self.max_seq_len // TOKENS_PER_BLOCK)
 
     def batch_blocks(self, max_batch_size: int) -> int:
-        """Of a full batch, and of the longest sequence where that needs more."""
+        """The blocks of a full batch, or of the longest sequence where that needs more."""
         usual = -(-(self.usual_seq_len or self.max_seq_len) // TOKENS_PER_BLOCK)
         return max(self.blocks, usual * max_batch_size)
 

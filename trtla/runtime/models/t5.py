@@ -81,7 +81,7 @@ class RelativeBias:
 def relative_groups(
     feeds: Sequence[Feed], groups: Sequence[StepGroup], device: torch.device
 ) -> RelativeGroups:
-    """Of the groups that `make_batch` has made of these feeds."""
+    """The relative positions of the groups that `make_batch` has made of these feeds."""
     members = [[feed] for feed in feeds if feed.draft is None]
     steps = [feed for feed in feeds if feed.draft is not None]
     if steps:
@@ -170,7 +170,7 @@ class T5Weights:
     logit_scale: float
     """d_model ** -0.5 where the embedding is the output projection (T5 1.0), else 1."""
     nbytes: int
-    """Of what a step reads."""
+    """Bytes of what a step reads."""
 
 
 class T5Model(TensorModel):

@@ -65,7 +65,7 @@ class SharedMemory:
         size = room.rows * room.vocabulary * 4
         numbers = whole[logits : logits + size].view(np.float32)
         self.logits: np.ndarray = numbers.reshape(room.rows, room.vocabulary)
-        """Of a step's rows; every rank writes its columns."""
+        """The logits of a step's rows; every rank writes its columns."""
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, world.place.rank)
         self._close = weakref.finalize(self, os.close, file)
 
@@ -116,8 +116,8 @@ def _made(world: World, room: SharedRoom, token: bytes) -> SharedMemory | None:
 
 
 def _opened(world: World, room: SharedRoom, path: str, token: bytes) -> SharedMemory | None:
-    """Of rank 0's process; on another machine or in another container its path is somebody else's
-    or nobody's."""
+    """Open the memory of rank 0's process; on another machine or in another container its path is
+    somebody else's or nobody's."""
     try:
         file = os.open(path, os.O_RDWR)
     except OSError:

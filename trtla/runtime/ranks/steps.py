@@ -202,7 +202,7 @@ class Shares:
         return Feed(own, tokens, tuple(places[row] for row in rows), draft)
 
     def _first_lacking(self, order: Sequence[int], cached: int) -> int:
-        """Of a text's cached tokens; their number where none lacks."""
+        """The place of the first cached token that lacks; their number where none does."""
         if isinstance(order, range):
             found = self._here.find(0, order.start, order.start + cached)
             return cached if found < 0 else found - order.start

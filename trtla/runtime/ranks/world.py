@@ -39,7 +39,7 @@ _FRAME, _HEAD = 8192, 8
 _LOOK_EVERY_S, _LOOKS = 0.1, 10
 _LOOPBACK = "127.0.0.1"
 _models = count()
-"""Of those that this process opens on the ranks of torchrun."""
+"""The number of models that this process has opened on the ranks of torchrun."""
 
 
 def torchrun_store() -> Store:
@@ -250,7 +250,7 @@ def _gloo(store: Store, place: Place, timeout: timedelta) -> Any:
 
 
 def lost_in_step() -> RankLost:
-    """Of a rank that does not come to add its part."""
+    """The error about a rank that does not come to add its part."""
     return _rank_lost("it has ended within a step")
 
 

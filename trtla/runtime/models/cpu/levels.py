@@ -55,7 +55,7 @@ LEVELS = {
         Level("armv8.2-a-dotprod", ("-march=armv8.2-a+dotprod",), frozenset({"asimd", "asimddp"})),
     ),
 }
-"""Of every machine, the fastest last."""
+"""The levels of every kind of machine, the fastest last."""
 NATIVE = Level("native", ("-march=native",), frozenset())
 """All instructions of the processor that compiles: for machines that have no levels."""
 

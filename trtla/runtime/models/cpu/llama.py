@@ -97,7 +97,7 @@ class NativeLlama(Model[HostCache]):
         self._rotary = RotaryTable(config)
         self._logits = np.empty((0, config.vocab_size), np.float32)
         self._step = native.NativeStep(vocabulary=config.vocab_size)
-        """Of all steps: what does not change from one to the next stays."""
+        """The record of all steps: what does not change from one to the next stays."""
         self._angles: tuple[ndarray, ndarray] | None = None
         """Whose addresses are in it."""
         layers = [self._layer(str(index)) for index in range(config.num_hidden_layers)]

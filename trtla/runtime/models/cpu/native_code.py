@@ -32,7 +32,7 @@ _SEAL = b"trtla sha256"
 """What stands behind the program in a library's file, before the digest of both."""
 _DIGEST_BYTES = 32
 _TIMEOUT_S = 300
-"""Of a compiler, for one file."""
+"""The time that a compiler has for one file."""
 _log = logging.getLogger(__name__)
 _noted: set[str] = set()
 
@@ -143,7 +143,7 @@ class NativeCode:
     instead: str
     """What runs without it."""
     folder: Path
-    """Of its C++ files; each is compiled on its own."""
+    """The folder of its C++ files; each is compiled on its own."""
     includes: Sequence[Path] = ()
     """Folders that they include files of."""
     flags: Sequence[str] = ()
@@ -251,7 +251,7 @@ class NativeCode:
 
 
 Calls = Mapping[str, tuple[Any, Sequence[Any]]]
-"""Of a library: what each function returns, and what it takes."""
+"""The functions of a library: what each returns, and what it takes."""
 
 
 def declare(library: ctypes.CDLL, calls: Calls) -> ctypes.CDLL:

@@ -127,7 +127,7 @@ class Packer:
         return packed
 
     def nbytes(self, part: Source) -> int:
-        """Of the panels of a weight, [outputs, inputs], on its own."""
+        """The bytes of the panels of a weight, [outputs, inputs], on its own."""
         kind = _TYPES.index(self._types(part)[0])
         return self._panels(part.shape[0]) * library().panel_bytes(kind, part.shape[1])
 
@@ -216,7 +216,7 @@ def _block_type(weight: Source) -> BlockType | None:
 
 
 def _row_bytes(rows: ndarray) -> int:
-    """Of contiguous rows; the stride of a single one may be anything."""
+    """The bytes of each of some contiguous rows; the stride of a single one may be anything."""
     return rows.nbytes // len(rows)
 
 
