@@ -45,9 +45,18 @@ inline V load_as(const T* from) {
 
 inline Floats load(const float* from) { return load_as<Floats>(from); }
 
-inline Floats load(const BFloat16* from) {
-    return (Floats)(__builtin_convertvector(load_as<Halves>(from), Bits) << 16);
+// LANES integers of 16 bits, without sign.
+inline Bits widened(const uint16_t* from) {
+#if defined(__AVX512F__)
+    return (Bits)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from));
+#elif defined(__AVX2__)
+    return (Bits)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)from));
+#else
+    return __builtin_convertvector(load_as<Halves>(from), Bits);
+#endif
 }
+
+inline Floats load(const BFloat16* from) { return (Floats)(widened(&from->bits) << 16); }
 
 inline Floats load(const Float16* from) {
 #if defined(__AVX512F__)
@@ -55,7 +64,7 @@ inline Floats load(const Float16* from) {
 #elif defined(__AVX2__) && defined(__F16C__)
     return (Floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from));
 #else
-    const Bits bits = __builtin_convertvector(load_as<Halves>(from), Bits);
+    const Bits bits = widened(&from->bits);
     const Bits infinite = (Bits)((bits & 0x7c00) == 0x7c00) & 0x7f800000;
     const Floats size = (Floats)((bits & 0x7fff) << 13) * 0x1p112f;  // exact, small numbers too
     return (Floats)((Bits)size | infinite | (bits & 0x8000) << 16);
