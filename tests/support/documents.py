@@ -48,16 +48,8 @@ def bench(rows: list[dict[str, Any]] | None = None) -> dict[str, Any]:
 
 
 def ablation() -> dict[str, Any]:
-    shared = {"model": "llama", "device": "cpu", "dtype": "float32", "processor": "greedy",
-              "temperature": "0", "task": None, "rows": 4.0, "same_as_ar_mean": 1.0}  # fmt: skip
-    return {
-        "schema_version": 1,
-        "output": "a.csv",
-        "means": [
-            {**shared, "method": "ar", "speedup_vs_ar_mean": 1.0},
-            {**shared, "method": "sd", "gamma": "4", "speedup_vs_ar_mean": 1.3},
-        ],
-    }
+    rows = [bench_row("ar", "all", 1.0), bench_row("sd", "all", 1.3, setting="gamma 4")]
+    return {**bench(rows), "environment": {}}
 
 
 def tune() -> dict[str, Any]:

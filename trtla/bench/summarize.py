@@ -123,8 +123,8 @@ def hf_arm(model_dir: str, device: str, dtype: str, engine_dtype: str) -> Arm:
     """transformers' greedy generate in the engine's arithmetic."""
     import torch
 
+    from trtla.bench.hardware import torch_device
     from trtla.bench.peers import HuggingFace
-    from trtla.bench.turns import torch_device
     from trtla.runtime.models.load import resolve_dtype
 
     on = torch_device(device)

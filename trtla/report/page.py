@@ -25,7 +25,7 @@ from trtla.report.figures import (
 from trtla.report.headline import headline
 from trtla.report.reading import Source, read_all
 from trtla.results.bench_documents import Bench
-from trtla.results.documents import Run, Summarize, Tune
+from trtla.results.documents import Summarize, Tune
 from trtla.settings.lookahead import AUTOREGRESSIVE
 from trtla.version import __version__
 
@@ -159,11 +159,8 @@ def _settings(source: Source) -> Iterator[tuple[str, str]]:
                 "batch size": own_summaries.batch_size,
                 "tokens a summary": own_summaries.output_len,
             }
-        case Run() as run:
+        case run:
             facts = {"executor": run.executor, "prompts": len(run.results)}
-        case ablation:
-            models = dict.fromkeys(row.model for row in ablation.means if row.model)
-            facts = {"model": ", ".join(models) or None}
     yield from ((label, str(value)) for label, value in facts.items() if value is not None)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from trtla.console import counted
 from trtla.report.figures import ArmRow
 from trtla.report.reading import Document, Source
-from trtla.results.bench_documents import Ablation, Bench
+from trtla.results.bench_documents import EVERY_CATEGORY, Bench
 from trtla.results.documents import Run, Summarize, Tune
 
 _LOOPS = 0.5
@@ -117,13 +117,11 @@ def _basis(document: Document) -> Iterator[tuple[str, int | None, int]]:
         case Bench(rows=rows):
             texts = {row.category: row.texts or 0 for row in rows}
             tokens = {row.category: row.output_tokens or 0 for row in rows}
+            for counts in (texts, tokens):
+                counts.pop(EVERY_CATEGORY, None)
             yield "prompt", sum(texts.values()), _FEW_PROMPTS
             yield "round", max((row.rounds or 0 for row in rows), default=0), _FEW_ROUNDS
             yield "token", sum(tokens.values()), _FEW_TOKENS
-        case Ablation(means=means):
-            yield "decoding", max((row.rows for row in means), default=0), _FEW_PROMPTS
-            lengths = [row.rows * (row.figure("new_tokens_mean") or 0) for row in means]
-            yield "token", round(max(lengths, default=0)), _FEW_TOKENS
         case Summarize(items=items):
             yield "article", items, _FEW_PROMPTS
         case Run(results=results, stats=stats):

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import torch
 
 from trtla.bench.arms import Note
+from trtla.bench.hardware import torch_device
 from trtla.bench.journal import Measurements, engine_facts, fingerprint
 from trtla.bench.opened import OpenedModel
-from trtla.bench.turns import torch_device
 from trtla.console import Stages, command_line, counted, silent
 from trtla.llm.llm import LLM
 from trtla.results.documents import (
