@@ -109,7 +109,8 @@ class Kept:
 
     @staticmethod
     def _name(cell: Cell, number: int, work: Work) -> str:
-        return fingerprint({"cell": str(cell), "round": number, "work": str(work)})
+        key = fingerprint({"cell": str(cell), "round": number, "work": str(work)})
+        return f"turn {cell.batch_size} {number} {key}"
 
     def get(
         self, cell: Cell, number: int, work: Work, arms: Sequence[Arm]
@@ -168,38 +169,44 @@ def measure(
     Args:
         first: what arms warm up on; None: the first batch.
     """
-    kept, work = kept or Kept(), first or rounds[0][0]
-    known = [
-        [kept.get(cell, number, own, arms) for own in works]
-        for number, works in enumerate(rounds, 1)
-    ]
+    kept = kept or Kept()
+    numbered = list(enumerate(rounds, 1))
+    is_kept = all(kept.get(cell, n, work, arms) for n, works in numbered for work in works)
     for arm in arms:
-        if not all(runs for turns in known for runs in turns):
-            arm.warm_up(*work)
+        if not is_kept:
+            arm.warm_up(*(first or rounds[0][0]))
         on_run(arm, None)
     reseeded = any(works != rounds[0] for works in rounds)
     measured = CellRuns(cell, {arm.label: arm for arm in arms}, reseeded=reseeded)
-    for number, (works, turns) in enumerate(zip(rounds, known, strict=True), 1):
+    for number, works in numbered:
         for arm in arms:
             arm.begin_round()
-        for place, (work, runs) in enumerate(zip(works, turns, strict=True)):
-            if runs is None:
-                runs = _taken(cell, arms, work, on_run)
-                kept.put(cell, number, work, runs, arms)
-            else:
-                for arm in arms:
-                    on_run(arm, None)
+        for place, work in enumerate(works):
+            runs = take(cell, number, work, arms, kept, on_run)
             measured.turns.append(Turn(number, place, work, runs))
         on_round(measured, number)
     return measured
 
 
-def _taken(cell: Cell, arms: Sequence[Arm], work: Work, on_run: OnRun) -> dict[str, ArmRun]:
-    found = {}
+def take(
+    cell: Cell,
+    number: int,
+    work: Work,
+    arms: Sequence[Arm],
+    kept: Kept,
+    on_run: OnRun = lambda *_: None,
+) -> dict[str, ArmRun]:
+    """What the arms give in a turn of a round, which is then kept."""
+    if found := kept.get(cell, number, work, arms):
+        for arm in arms:
+            on_run(arm, None)
+        return found
+    runs = {}
     for arm, run in alternate(arms, [work], torch.device(cell.device)):
-        found[arm.label] = run
+        runs[arm.label] = run
         on_run(arm, run)
-    return found
+    kept.put(cell, number, work, runs, arms)
+    return runs
 
 
 _MEDIANS = ("ttft_ms", "ms_per_token", "host_ms_per_step")
@@ -208,7 +215,9 @@ Score = Callable[[Sequence[Turn], str], Mapping[str, float | None]]
 
 
 def rows(
-    measured: CellRuns, hardware: Hardware, score: Score = lambda turns, label: {}
+    measured: CellRuns,
+    hardware: Hardware | None = None,
+    score: Score = lambda turns, label: {},
 ) -> list[Row]:
     """One row an arm. A figure with a spread is the median over rounds; its `_min` and `_max` stand
     beside it. Ratios to `ar` are taken round by round, so that a slower machine slows both."""
@@ -232,11 +241,15 @@ def decodings(measured: CellRuns, hardware: Hardware, score: Score) -> Iterator[
             )
 
 
-def _row(measured: CellRuns, label: str, hardware: Hardware, score: Score) -> Row:
+def _row(measured: CellRuns, label: str, hardware: Hardware | None, score: Score) -> Row:
     runs, arm, base = measured.runs[label], measured.arms[label], next(iter(measured.arms))
     plain = measured.runs[base]
     ratios = [a.tokens_per_s / b.tokens_per_s for a, b in zip(runs, plain, strict=True)]
-    whole, gb_per_s = measured.counted(label), _median(runs, hardware.gb_per_s)
+    whole, gb_per_s = measured.counted(label), None
+    if hardware is not None and (gb_per_s := _median(runs, hardware.gb_per_s)) is not None:
+        share = gb_per_s * 1e9 / hardware.read_bandwidth
+    else:
+        share = None
     equal = agreement(whole, measured.counted(base))
     if not arm.own and measured.cell.temperature > 0.0:  # peers draw other random numbers
         equal |= {"equal_texts": None, "first_divergence": None}
@@ -255,7 +268,7 @@ def _row(measured: CellRuns, label: str, hardware: Hardware, score: Score) -> Ro
         **_spread("speedup_vs_ar", ratios),
         efficiency=median(ratios) / whole.tokens_per_step,
         read_gb_per_s=gb_per_s,
-        share_of_bandwidth=None if gb_per_s is None else gb_per_s * 1e9 / hardware.read_bandwidth,
+        share_of_bandwidth=share,
         peak_memory_mb=max(run.peak_bytes for run in runs) / 1e6,
         **equal,
         **score(measured.turns, label),

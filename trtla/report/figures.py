@@ -1,7 +1,4 @@
-"""The rows that compare arms, as bench writes them, and the arms under equal conditions.
-
-Rows of tune are read as rows of bench.
-"""
+"""The rows that compare arms, and the arms under equal conditions."""
 
 from __future__ import annotations
 
@@ -16,7 +13,8 @@ from trtla.console import counted
 from trtla.report.methods import PLAIN, Method, method
 from trtla.report.reading import Source
 from trtla.results.bench_documents import EVERY_CATEGORY, Bench, Row
-from trtla.results.documents import Run, Tune, Verified
+from trtla.results.documents import Run
+from trtla.results.tune_documents import Tune
 from trtla.settings.sampling import filters_text
 
 Key = TypeVar("Key")
@@ -87,40 +85,16 @@ def measured(source: Source) -> list[ArmRow]:
     match source.document:
         case Bench(settings=settings, rows=rows):
             return [_row(source, settings.model, row) for row in rows]
-        case Tune() as tune:
-            ran = (*tune.verified, *tune.alternatives)
-            how = "the prompts of tune"
-            return [_row(source, tune.engine, _of_tune(tune, one), how) for one in ran]
+        case Tune(engine=engine, rows=rows):
+            return [_row(source, engine, row) for row in rows]
         case _:
             return []
 
 
-def _row(source: Source, model: str | None, row: Row, how: str | None = None) -> ArmRow:
+def _row(source: Source, model: str | None, row: Row) -> ArmRow:
     filters = filters_text(row.temperature, row.top_k, row.top_p)
-    sampling = how or (GREEDY if row.temperature == 0 else filters)
+    sampling = GREEDY if row.temperature == 0 else filters
     return ArmRow(source.number, Path(model or "model not recorded").name, row, sampling)
-
-
-def _of_tune(tune: Tune, one: Verified) -> Row:
-    triple = ",".join(map(str, one.lookahead)) if one.lookahead else ""
-    place = (one.lookahead, one.category, one.batch_size)
-    steps = (
-        point.tokens_per_step
-        for point in tune.grid
-        if (point.lookahead, point.category, point.batch_size) == place
-    )
-    return Row(
-        device="",
-        dtype="",
-        executor=tune.executor,
-        threads=0,
-        batch_size=one.batch_size,
-        temperature=0.0,
-        category=one.category,
-        arm=f"lookahead {triple}" if triple else one.drafter or "drafter not recorded",
-        speedup_vs_ar=one.measured_speedup,
-        tokens_per_step=next(steps, None),
-    )
 
 
 @dataclass(frozen=True, slots=True)

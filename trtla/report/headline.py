@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from trtla.bench.arms import PEERS
 from trtla.report.figures import ArmRow, Comparison
 from trtla.report.reading import Source
-from trtla.report.sentences import side_ratios, times, too_little
-from trtla.results.documents import Run, Summarize, Tune
+from trtla.report.sentences import choice_speed, side_ratios, times, too_little
+from trtla.results.documents import Run, Summarize
+from trtla.results.tune_documents import Tune
 
 _SAME = 0.03  # closer to 1 than this is no difference
 _ABOVE_S = 1.1  # a speed-up over tokens per step by more than this is noise
@@ -102,10 +103,7 @@ def _without_arms(source: Source) -> str | None:
                 auto = times(chosen.auto_speedup or 1.0)
                 return f"tune recommends auto, the default, with {auto} (measured)."
             w, n, g = chosen.lookahead
-            ratio = chosen.measured_speedup or chosen.predicted_speedup
-            kind = "measured" if chosen.measured_speedup else "predicted"
-            speed = f" with {times(ratio)} ({kind})" if ratio else ""
-            return f"tune recommends W {w}, N {n}, G {g}{speed}."
+            return f"tune recommends W {w}, N {n}, G {g}: {choice_speed(chosen)}."
         case Summarize() as summarize:
             ratio = side_ratios(summarize).get("trtla")
             return None if ratio is None else _as_fast("Summarizing", ratio)

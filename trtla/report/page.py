@@ -25,8 +25,8 @@ from trtla.report.figures import (
 from trtla.report.headline import headline
 from trtla.report.reading import Source, read_all
 from trtla.results.bench_documents import Bench
-from trtla.results.documents import Summarize, Tune
-from trtla.settings.lookahead import AUTOREGRESSIVE
+from trtla.results.documents import Summarize
+from trtla.results.tune_documents import Tune
 from trtla.version import __version__
 
 _MOST_ARMS = len(COLOURS)
@@ -63,7 +63,6 @@ def page(sources: Sequence[Source], title: str) -> str:
             for one in found
             for picture in speed_pictures(one, f" (document {one.source})" if many else "")
         ],
-        tuned=[_tuned(one, one.document) for one in sources if isinstance(one.document, Tune)],
         equality=equality(sources, every),
         thin=list(sentences.thin(sources)),
         caveats=list(sentences.caveats(sources, every)),
@@ -71,23 +70,6 @@ def page(sources: Sequence[Source], title: str) -> str:
         sources=sources,
         many=many,
     )
-
-
-def _tuned(source: Source, document: Tune) -> dict[str, Any]:
-    """What tune ran at the batch size of its recommendation, and at others."""
-    ran = [
-        one
-        for one in (*document.verified, *document.alternatives)
-        if one.lookahead != AUTOREGRESSIVE.as_tuple()  # plain decoding beside itself
-    ]
-    least = min((point.batch_size for point in document.grid), default=1)
-    batch = document.recommendation.batch_size or least
-    return {
-        "source": source,
-        "document": document,
-        "ran": [one for one in ran if one.batch_size == batch],
-        "ran_more": [one for one in ran if one.batch_size != batch],
-    }
 
 
 def _fill(**values: Any) -> str:
@@ -101,6 +83,7 @@ def _fill(**values: Any) -> str:
         command_of=command_of,
         facts_of=facts_of,
         range_text=sentences.range_text,
+        choice_speed=sentences.choice_speed,
         side_ratios=sentences.side_ratios,
         style=Markup(_own_file("style.css")),
     )

@@ -17,14 +17,15 @@ from pydantic import ValidationError
 from trtla.errors import UsageError, needed, sentence
 from trtla.files import JsonError, parse_json, read_text
 from trtla.results.bench_documents import Bench
-from trtla.results.documents import Run, Summarize, Tune
+from trtla.results.documents import Run, Summarize
+from trtla.results.tune_documents import Tune
 
 Document = Bench | Tune | Summarize | Run
 Kind = Literal["bench", "tune", "summarize", "run"]
 
 _KINDS: dict[Kind, tuple[type[Document], tuple[str, ...]]] = {
     "bench": (Bench, ("rows", "cells")),
-    "tune": (Tune, ("recommendation", "grid")),
+    "tune": (Tune, ("recommendation", "cost", "rows", "grid")),
     "summarize": (Summarize, ("sides",)),
     "run": (Run, ("results", "stats")),
 }

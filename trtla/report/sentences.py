@@ -8,7 +8,8 @@ from trtla.console import counted
 from trtla.report.figures import ArmRow
 from trtla.report.reading import Document, Source
 from trtla.results.bench_documents import EVERY_CATEGORY, Bench
-from trtla.results.documents import Run, Summarize, Tune
+from trtla.results.documents import Run, Summarize
+from trtla.results.tune_documents import Choice, Tune
 
 _LOOPS = 0.5
 _FEW_ROUNDS = 3
@@ -19,6 +20,13 @@ _FEW_TOKENS = 128
 def times(ratio: float) -> str:
     """A speed-up in words, 1.73x."""
     return f"{ratio:.2f}x"
+
+
+def choice_speed(one: Choice) -> str:
+    """A triple's speed-up, and whether it was measured."""
+    if one.measured_speedup is not None:
+        return f"measured {times(one.measured_speedup)}"
+    return "-" if one.predicted_speedup is None else f"predicted {times(one.predicted_speedup)}"
 
 
 def side_ratios(summarize: Summarize) -> dict[str, float]:

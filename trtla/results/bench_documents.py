@@ -7,11 +7,17 @@ by the fields' names: a counter of `Metrics` that gets a field here is in every 
 from __future__ import annotations
 
 import json
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, FiniteFloat
 
-from trtla.results.documents import Figure, Part, Sources
+from trtla.results.documents import (
+    Figure,
+    Part,
+    Sources,
+    Triple,
+)
 
 Shares = tuple[FiniteFloat, ...]
 
@@ -21,6 +27,7 @@ def _listed(value: Any) -> Any:
     return json.loads(value) if isinstance(value, str) else value
 
 
+_TRIPLE = re.compile(r"lookahead (\d+),(\d+),(\d+)")
 EVERY_CATEGORY = "all"
 """The category of all categories together."""
 
@@ -88,6 +95,12 @@ class Row(Cell):
     """F-measure x100 against the prompts' references, if available; of an ablation."""
     perplexity: Figure = None
     """The target's own of the texts, at temperature 1 without filters; of an ablation."""
+
+    @property
+    def triple(self) -> Triple | None:
+        """Of an arm of lookahead alone or of plain decoding; None: it has none."""
+        found = _TRIPLE.fullmatch("lookahead 1,1,0" if self.arm == "ar" else self.arm)
+        return None if found is None else (int(found[1]), int(found[2]), int(found[3]))
 
 
 class Decoding(Row):
