@@ -18,8 +18,8 @@ from tests.support.command import Ran, refused, trtla
 from trtla.files import read_json, write_json
 
 FIGURES = {
-    "arm", "setting", "rounds", "tokens_per_s", "tokens_per_s_min", "tokens_per_s_max", "ttft_ms",
-    "ms_per_token", "tokens_per_step", "speedup_vs_ar", "speedup_vs_ar_min", "speedup_vs_ar_max",
+    "arm", "setting", "rounds", "time_s", "tokens_per_s", "tokens_per_s_min", "tokens_per_s_max",
+    "ttft_ms", "ms_per_token", "tokens_per_step", "speedup_vs_ar", "speedup_vs_ar_min", "speedup_vs_ar_max",
     "efficiency", "fed_per_step", "host_ms_per_step", "read_gb_per_s", "share_of_bandwidth",
     "peak_memory_mb", "output_tokens", "distinct_4grams", "texts", "equal_texts",
     "first_divergence", "accepted_per_pos", "weight_type",

@@ -33,7 +33,7 @@ class TextScores:
         pairs = (zip(turn.work[0], turn.runs[label].outputs, strict=True) for turn in turns)
         texts = list(chain.from_iterable(pairs))
         found = {
-            "rouge_l": [self._rouge_l(*text) for text in texts],
+            "rougeL": [self._rouge_l(*text) for text in texts],
             "perplexity": [self._perplexity(*text) for text in texts],
         }
         known = {name: [one for one in own if one is not None] for name, own in found.items()}

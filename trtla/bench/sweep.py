@@ -28,6 +28,7 @@ from trtla.bench.turns import (
     Work,
     decodings,
     measure,
+    no_scores,
     rounds_of,
     rows,
     together,
@@ -186,6 +187,7 @@ class _OpenedBench:
     ) -> None:
         results.executors.append(self._llm.description)
         size = weight_bytes(self._opened.checkpoint, self._opened.dtype)  # peers have no FP8
+        hardware = {count: Hardware(size, speed) for count, speed in bandwidth.items()}
         cells = list(self._cells(tuple(bandwidth)))
         watch = Watch(
             {arm.label: self._decodings(arm, cells) for arm in self._arms}, progress, self._on_note
@@ -199,21 +201,19 @@ class _OpenedBench:
             for arm in self._arms:
                 if arm not in arms:
                     self._on_note(f"{arm.name} does not take batches of {cell.batch_size}")
-            work, hardware = self._work(cell, prompts), Hardware(size, bandwidth[cell.threads])
+            work = self._work(cell, prompts)
             first = self._short(work[0][0]) if self._journal is not None else None
             measured = measure(cell, arms, work, on_round, watch.saw, first=first, kept=kept)
             found.append(measured)
-            results.cells.append(_describe(measured, hardware, prompts))
-            if self._journal is None:
-                results.rows += rows(measured, hardware)
+            results.cells.append(_describe(measured, hardware[cell.threads], prompts))
+        score = no_scores
         if self._journal is not None:
-            scores = TextScores(self._opened, self._references, self._journal)
+            score = TextScores(self._opened, self._references, self._journal).of
             for measured in found:
-                hardware = Hardware(size, bandwidth[measured.cell.threads])
-                results.decodings += decodings(measured, hardware, scores.of)
-            for measured in (*found, *together(found)):
-                hardware = Hardware(size, bandwidth[measured.cell.threads])
-                results.rows += rows(measured, hardware, scores.of)
+                results.decodings += decodings(measured, hardware[measured.cell.threads], score)
+            found += together(found)
+        for measured in found:
+            results.rows += rows(measured, hardware[measured.cell.threads], score)
 
     def _work(self, cell: Cell, prompts: Sequence[Ids]) -> list[list[Work]]:
         filters = Filters(cell.temperature, cell.top_k, cell.top_p)

@@ -52,7 +52,7 @@ _FIGURES = {
     "distinct_4grams": "distinct 4-grams",
     "agreement": "texts as ar",
 }
-_SCORES = {"rouge_l": "ROUGE-L", "perplexity": "perplexity"}
+_SCORES = {"rougeL": "ROUGE-L", "perplexity": "perplexity"}
 """Shown if a row has them."""
 _SOURCE_FIGURES = (
     "proposed", "fed", "accepted", "expected", "calibration", "accepted/fed by depth"

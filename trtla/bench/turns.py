@@ -58,7 +58,7 @@ class Turn:
 
 @dataclass(slots=True)
 class CellRuns:
-    """What the arms of a cell gave, the base of all comparisons first."""
+    """What the arms of a cell gave."""
 
     cell: Cell
     arms: dict[str, Arm]
@@ -66,6 +66,8 @@ class CellRuns:
     turns: list[Turn] = field(default_factory=list)
     reseeded: bool = False
     """Whether every round has seeds of its own, and so texts of its own."""
+    plain: str = AR
+    """The arm that others are compared with; where it is not there, the first."""
 
     @property
     def runs(self) -> dict[str, list[ArmRun]]:
@@ -74,6 +76,10 @@ class CellRuns:
         return {
             name: [add(turn.runs[name] for turn in own) for own in rounds] for name in self.arms
         }
+
+    @property
+    def base(self) -> str:
+        return self.plain if self.plain in self.arms else next(iter(self.arms))
 
     @property
     def order(self) -> list[str]:
@@ -209,15 +215,20 @@ def take(
     return runs
 
 
-_MEDIANS = ("ttft_ms", "ms_per_token", "host_ms_per_step")
+_MEDIANS = ("time_s", "ttft_ms", "ms_per_token", "host_ms_per_step")
 Score = Callable[[Sequence[Turn], str], Mapping[str, float | None]]
 """Further figures of the texts that an arm wrote in turns."""
+
+
+def no_scores(turns: Sequence[Turn], label: str) -> Mapping[str, float | None]:
+    """Of texts that are not scored."""
+    return {}
 
 
 def rows(
     measured: CellRuns,
     hardware: Hardware | None = None,
-    score: Score = lambda turns, label: {},
+    score: Score = no_scores,
 ) -> list[Row]:
     """One row an arm. A figure with a spread is the median over rounds; its `_min` and `_max` stand
     beside it. Ratios to `ar` are taken round by round, so that a slower machine slows both."""
@@ -242,15 +253,14 @@ def decodings(measured: CellRuns, hardware: Hardware, score: Score) -> Iterator[
 
 
 def _row(measured: CellRuns, label: str, hardware: Hardware | None, score: Score) -> Row:
-    runs, arm, base = measured.runs[label], measured.arms[label], next(iter(measured.arms))
-    plain = measured.runs[base]
+    runs, arm, plain = measured.runs[label], measured.arms[label], measured.runs[measured.base]
     ratios = [a.tokens_per_s / b.tokens_per_s for a, b in zip(runs, plain, strict=True)]
     whole, gb_per_s = measured.counted(label), None
     if hardware is not None and (gb_per_s := _median(runs, hardware.gb_per_s)) is not None:
         share = gb_per_s * 1e9 / hardware.read_bandwidth
     else:
         share = None
-    equal = agreement(whole, measured.counted(base))
+    equal = agreement(whole, measured.counted(measured.base))
     if not arm.own and measured.cell.temperature > 0.0:  # peers draw other random numbers
         equal |= {"equal_texts": None, "first_divergence": None}
     draft = whole.draft_model

@@ -24,8 +24,7 @@ from trtla.report.figures import (
 )
 from trtla.report.headline import headline
 from trtla.report.reading import Source, read_all
-from trtla.results.bench_documents import Bench
-from trtla.results.documents import Summarize
+from trtla.results.bench_documents import Bench, Summarize
 from trtla.results.tune_documents import Tune
 from trtla.version import __version__
 
@@ -84,7 +83,6 @@ def _fill(**values: Any) -> str:
         facts_of=facts_of,
         range_text=sentences.range_text,
         choice_speed=sentences.choice_speed,
-        side_ratios=sentences.side_ratios,
         style=Markup(_own_file("style.css")),
     )
     inner.filters.update(

@@ -16,8 +16,8 @@ from pydantic import ValidationError
 
 from trtla.errors import UsageError, needed, sentence
 from trtla.files import JsonError, parse_json, read_text
-from trtla.results.bench_documents import Bench
-from trtla.results.documents import Run, Summarize
+from trtla.results.bench_documents import Bench, Summarize
+from trtla.results.documents import Run
 from trtla.results.tune_documents import Tune
 
 Document = Bench | Tune | Summarize | Run

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from trtla.console import counted
 from trtla.report.figures import ArmRow
 from trtla.report.reading import Document, Source
-from trtla.results.bench_documents import EVERY_CATEGORY, Bench
-from trtla.results.documents import Run, Summarize
+from trtla.results.bench_documents import EVERY_CATEGORY, Bench, Summarize
+from trtla.results.documents import Run
 from trtla.results.tune_documents import Choice, Tune
 
 _LOOPS = 0.5
@@ -27,13 +27,6 @@ def choice_speed(one: Choice) -> str:
     if one.measured_speedup is not None:
         return f"measured {times(one.measured_speedup)}"
     return "-" if one.predicted_speedup is None else f"predicted {times(one.predicted_speedup)}"
-
-
-def side_ratios(summarize: Summarize) -> dict[str, float]:
-    """Each side's speed over plain decoding's; empty where that was not measured."""
-    speed = {side.name: side.tokens_per_s for side in summarize.sides}
-    plain = speed.get("trtla_without_lookahead")
-    return {name: value / plain for name, value in speed.items()} if plain else {}
 
 
 def range_text(row: ArmRow) -> str | None:

@@ -1,4 +1,4 @@
-"""The row of everything that is measured, and the JSON documents of bench and its load on servers.
+"""The row of everything that is measured, and the JSON documents of bench, summarize and load.
 
 A field of a row is a key of the document and a column of the table. Rows are filled from records
 by the fields' names: a counter of `Metrics` that gets a field here is in every output.
@@ -60,6 +60,8 @@ class Row(Cell):
     compute_type: str | None = None
     """The type of the arithmetic; `dtype` is that of our engine."""
     rounds: int | None = None
+    time_s: Figure = None
+    """Of a round, prefills included."""
     tokens_per_s: Figure = None
     tokens_per_s_min: Figure = None
     tokens_per_s_max: Figure = None
@@ -91,8 +93,11 @@ class Row(Cell):
     equal_texts: int | None = None
     """None where texts are not comparable: peers draw other random numbers."""
     first_divergence: int | None = None
-    rouge_l: Figure = None
-    """F-measure x100 against the prompts' references, if available; of an ablation."""
+    rouge1: Figure = None
+    """F-measure x100 against references, if available; of summaries and of an ablation."""
+    rouge2: Figure = None
+    rougeL: Figure = None  # noqa: N815  # rouge-score's names
+    rougeLsum: Figure = None  # noqa: N815
     perplexity: Figure = None
     """The target's own of the texts, at temperature 1 without filters; of an ablation."""
 
@@ -152,6 +157,22 @@ class Bench(Part):
     settings: BenchSettings = BenchSettings()
     cells: tuple[MeasuredCell, ...] = ()
     rows: tuple[Row, ...]
+
+
+class Summarize(Part):
+    """`trtla summarize --json`."""
+
+    schema_version: int | None = None
+    environment: dict[str, Any] = Field(default_factory=dict)
+    dataset: str | None = None
+    items: int | None = None
+    batch_size: int | None = None
+    max_input_length: int | None = None
+    output_len: int | None = None
+    temperature: Figure = None
+    seed: int | None = None
+    sides: tuple[Row, ...]
+    """The engine as it drafts, decoding plainly, and transformers; of those what was measured."""
 
 
 class FailureCount(Part):

@@ -1,7 +1,7 @@
-"""The JSON documents of run and summarize: filled by the command, read by `trtla report`.
+"""The JSON documents of run: filled by the command, read by `trtla report`.
 
-Those of bench and tune are in bench_documents and tune_documents. A reader ignores unknown fields;
-optional ones have defaults.
+Those of what is measured are in bench_documents and tune_documents. A reader ignores unknown
+fields; optional ones have defaults.
 """
 
 from __future__ import annotations
@@ -179,39 +179,6 @@ class BeamSearch(Part):
     settings: dict[str, int | float]
     results: tuple[PromptBeams, ...]
     stats: dict[str, int | float]
-
-
-class Side(Part):
-    """One way of decoding in `trtla summarize`."""
-
-    name: str
-    latency_s: FiniteFloat
-    output_tokens: int | None = None
-    tokens_per_s: FiniteFloat
-    steps: int | None = None
-    tokens_per_step: Figure = None
-    distinct_4grams: Figure = None
-    rouge1: Figure = None
-    rouge2: Figure = None
-    rougeL: Figure = None  # noqa: N815  # rouge-score's names
-    rougeLsum: Figure = None  # noqa: N815
-
-
-class Summarize(Part):
-    """`trtla summarize --json`."""
-
-    schema_version: int | None = None
-    environment: dict[str, Any] = {}
-    dataset: str | None = None
-    items: int | None = None
-    batch_size: int | None = None
-    max_input_length: int | None = None
-    output_len: int | None = None
-    temperature: Figure = None
-    seed: int | None = None
-    equal_to_plain: int | None = None
-    """Summaries that equal plain decoding's; not there where that did not run."""
-    sides: tuple[Side, ...]
 
 
 def environment(command: str) -> dict[str, Any]:
