@@ -16,12 +16,13 @@ import pytest
 
 from tests.support.command import Ran, refused, trtla
 from trtla.files import read_json, write_json
+from trtla.results.bench_documents import Row
 
 FIGURES = {
     "arm", "setting", "rounds", "time_s", "tokens_per_s", "tokens_per_s_min", "tokens_per_s_max",
-    "ttft_ms", "ms_per_token", "tokens_per_step", "speedup_vs_ar", "speedup_vs_ar_min", "speedup_vs_ar_max",
-    "efficiency", "fed_per_step", "host_ms_per_step", "read_gb_per_s", "share_of_bandwidth",
-    "peak_memory_mb", "output_tokens", "distinct_4grams", "texts", "equal_texts",
+    "ttft_ms", "ms_per_token", "tokens_per_step", "speedup_vs_ar", "speedup_vs_ar_min",
+    "speedup_vs_ar_max", "efficiency", "fed_per_step", "host_ms_per_step", "read_gb_per_s",
+    "share_of_bandwidth", "peak_memory_mb", "output_tokens", "distinct_4grams", "texts", "equal_texts",
     "first_divergence", "accepted_per_pos", "weight_type",
     "compute_type", "sources", "steps", "drafted", "accepted", "acceptance_rate", "draft_forwards",
     "mean_gamma", "mean_entropy",
@@ -117,7 +118,7 @@ def test_csv_has_a_line_for_each_arm_and_cell(engine: Path) -> None:
     )
     assert ran.code == 0, ran.err
     lines = list(csv.DictReader(io.StringIO(ran.out)))
-    assert set(lines[0]) == FIGURES | AXES | {
+    assert set(lines[0]) == {*Row.model_fields} | {
         "cpu", "cores", "torch", "transformers", "trtla", "commit", "model"
     }  # fmt: skip
     shapes = [(line["batch_size"], line["prompt_len"], line["arm"]) for line in lines]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby, zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -13,24 +13,12 @@ from trtla.bench.arms import LLAMA_CPP
 from trtla.console import TableText, counted, markdown
 from trtla.console import cell as shown
 from trtla.results.bench_documents import Bench, BenchSettings, Cell, Row
-from trtla.results.documents import SCHEMA_VERSION, SourceRow
+from trtla.results.documents import SCHEMA_VERSION, Part, SourceRow
 from trtla.results.metrics import too_short, total
 from trtla.settings.sampling import filters_text
 
 if TYPE_CHECKING:
     from trtla.bench.sweep import Results, Sweep
-
-
-def csv_lines(
-    columns: Sequence[str], rows: Iterable[Mapping[str, object]], *, header: bool = False
-) -> str:
-    """Rows as CSV, below the columns' names if wanted."""
-    out = io.StringIO()
-    writer = csv.DictWriter(out, columns, lineterminator="\n")
-    if header:
-        writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue()
 
 
 _FIGURES = {
@@ -78,14 +66,17 @@ def csv_text(results: Results, sweep: Sweep, found: dict[str, Any]) -> str:
     return rows_text(results.rows, extra)
 
 
-def rows_text(rows: Sequence[Row], extra: Mapping[str, object] = {}) -> str:
-    """Rows as CSV, below the columns' names."""
-    columns = [name for name in type(rows[0]).model_fields if name in rows[0].model_fields_set]
-    lines = [{**row.document(), **extra} for row in rows]
-    for line in lines:
-        if line["sources"] is not None:
-            line["sources"] = json.dumps(line["sources"])
-    return csv_lines([*columns, *extra], lines, header=True)
+def rows_text(rows: Sequence[Part], extra: Mapping[str, object] = {}) -> str:
+    """Rows as CSV, below the columns' names; a list or a dictionary is JSON."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    columns = type(rows[0]).model_fields
+    writer.writerow([*columns, *extra])
+    for row in rows:
+        values = {**row.document(), **extra}
+        cells = (values.get(name) for name in (*columns, *extra))
+        writer.writerow(json.dumps(one) if isinstance(one, list | dict) else one for one in cells)
+    return out.getvalue()
 
 
 def results_text(

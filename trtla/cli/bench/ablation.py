@@ -135,9 +135,7 @@ def _check(console: Console, flags: BenchFlags, lookahead: LookaheadConfig | Non
         made = [arm for arm in made if arm.drafter != LOOKAHEAD]
     named = [(f"--arms {arm.name}", arm.drafter) for arm in made]
     models = check_drafters(flags.engine_dir, named, flags.options)
-    filters = dict.fromkeys(
-        parse_processor(name).filters for name in flags.processor or _PROCESSORS
-    )
+    filters = dict.fromkeys(map(parse_processor, flags.processor or _PROCESSORS))
     sets = _sets(flags)
     _check_output(flags)
     from trtla.bench.sweep import Ablation, Sweep

@@ -333,8 +333,7 @@ def check_choices(flag: str, names: tuple[str, ...], known: tuple[str, ...]) -> 
 def filters_of(flags: BenchFlags) -> tuple[Filters, ...]:
     """Those of --processor, or every temperature with the same top-k and top-p."""
     if flags.processor:
-        named = (parse_processor(text).filters for text in flags.processor)
-        return tuple(dict.fromkeys(named))
+        return tuple(dict.fromkeys(map(parse_processor, flags.processor)))
     return tuple(Filters(heat, flags.top_k, flags.top_p) for heat in flags.temperature)
 
 
