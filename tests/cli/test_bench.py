@@ -19,13 +19,13 @@ from trtla.files import read_json, write_json
 from trtla.results.bench_documents import Row
 
 FIGURES = {
-    "arm", "setting", "rounds", "time_s", "tokens_per_s", "tokens_per_s_min", "tokens_per_s_max",
-    "ttft_ms", "ms_per_token", "tokens_per_step", "speedup_vs_ar", "speedup_vs_ar_min",
-    "speedup_vs_ar_max", "efficiency", "fed_per_step", "host_ms_per_step", "read_gb_per_s",
-    "share_of_bandwidth", "peak_memory_mb", "output_tokens", "distinct_4grams", "texts", "equal_texts",
-    "first_divergence", "accepted_per_pos", "weight_type",
-    "compute_type", "sources", "steps", "drafted", "accepted", "acceptance_rate", "draft_forwards",
-    "mean_gamma", "mean_entropy",
+    "acceptance_rate", "accepted", "accepted_per_pos", "arm", "compute_type", "distinct_4grams",
+    "draft_forwards", "drafted", "efficiency", "equal_texts", "fed_per_step",
+    "first_divergence", "host_ms_per_step", "mean_entropy", "mean_gamma", "ms_per_token",
+    "output_tokens", "peak_memory_mb", "read_gb_per_s", "rounds", "setting",
+    "share_of_bandwidth", "sources", "speedup_vs_ar", "speedup_vs_ar_max", "speedup_vs_ar_min",
+    "steps", "texts", "time_s", "tokens_per_s", "tokens_per_s_max", "tokens_per_s_min",
+    "tokens_per_step", "ttft_ms", "weight_type",
 }  # fmt: skip
 AXES = {
     "device", "dtype", "threads", "batch_size", "prompt_len", "temperature", "top_k", "top_p",

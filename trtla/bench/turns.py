@@ -255,11 +255,8 @@ def decodings(measured: CellRuns, hardware: Hardware, score: Score) -> Iterator[
 def _row(measured: CellRuns, label: str, hardware: Hardware | None, score: Score) -> Row:
     runs, arm, plain = measured.runs[label], measured.arms[label], measured.runs[measured.base]
     ratios = [a.tokens_per_s / b.tokens_per_s for a, b in zip(runs, plain, strict=True)]
-    whole, gb_per_s = measured.counted(label), None
-    if hardware is not None and (gb_per_s := _median(runs, hardware.gb_per_s)) is not None:
-        share = gb_per_s * 1e9 / hardware.read_bandwidth
-    else:
-        share = None
+    whole = measured.counted(label)
+    gb_per_s = hardware and _median(runs, hardware.gb_per_s)
     equal = agreement(whole, measured.counted(measured.base))
     if not arm.own and measured.cell.temperature > 0.0:  # peers draw other random numbers
         equal |= {"equal_texts": None, "first_divergence": None}
@@ -278,7 +275,7 @@ def _row(measured: CellRuns, label: str, hardware: Hardware | None, score: Score
         **_spread("speedup_vs_ar", ratios),
         efficiency=median(ratios) / whole.tokens_per_step,
         read_gb_per_s=gb_per_s,
-        share_of_bandwidth=share,
+        share_of_bandwidth=hardware and gb_per_s and gb_per_s * 1e9 / hardware.read_bandwidth,
         peak_memory_mb=max(run.peak_bytes for run in runs) / 1e6,
         **equal,
         **score(measured.turns, label),
