@@ -55,6 +55,7 @@ from trtla.settings.sampling import SamplingParams, parse_processor
 if TYPE_CHECKING:
     from trtla.bench.sweep import Results, Sweep
     from trtla.data.prompt_sets import PromptSet
+    from trtla.results.bench_documents import Row
 
 _DOCUMENT = ".json"
 _PROCESSORS = ("greedy", "nucleus:0.8:0.9")
@@ -74,14 +75,19 @@ def run_ablation_command(
     kept = f"note: decodings so far are in {output.with_suffix('.jsonl')}; the same command goes on"
     with INTERRUPTS.saying(lambda: kept):
         results = run(console, sweep)
-    if results is not None:
-        _write(console, results, sweep, output, flags)
-        from trtla.results.bench_documents import EVERY_CATEGORY
+    if results is None:  # a serving rank of mpirun has nothing to report
+        return
+    _write(console, results, sweep, output, flags)
+    if flags.output_format == "md":
+        results.rows = _over_all(results.rows)
+    show(console, results, sweep, flags.output_format)
 
-        over_all = [row for row in results.rows if row.category == EVERY_CATEGORY]
-        if flags.output_format == "md" and over_all:
-            results.rows = over_all
-        show(console, results, sweep, flags.output_format)
+
+def _over_all(rows: list[Row]) -> list[Row]:
+    """The rows over all tasks, or those of the only one."""
+    from trtla.results.bench_documents import EVERY_CATEGORY
+
+    return [row for row in rows if row.category == EVERY_CATEGORY] or rows
 
 
 def _write(
@@ -90,7 +96,7 @@ def _write(
     from trtla.bench.tables import csv_text, document, rows_text
     from trtla.results.documents import environment
 
-    found, means = environment(command_line()), _means(output)
+    found, means = environment(command_line()), output.with_name(f"{output.stem}_means.csv")
     texts = {output: rows_text(results.decodings), means: csv_text(results, sweep, found)}
     if _is_document(flags):
         texts[Path(flags.output)] = json_text(document(results, sweep, found))
@@ -100,10 +106,6 @@ def _write(
     console.note(f"note: decodings are in {output}, rows over them in {means}")
     if _is_document(flags):
         console.note(f"note: the document is {flags.output}")
-
-
-def _means(output: Path) -> Path:
-    return output.with_name(f"{output.stem}_means.csv")
 
 
 def _extent(sweep: Sweep) -> str:
