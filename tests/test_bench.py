@@ -13,13 +13,14 @@ import torch
 from tests.support.real_models import folder_and_model
 from trtla import LLM
 from trtla.bench.arms import ArmRun, EngineArm
+from trtla.bench.hardware import Hardware, peak_bytes, read_bandwidth, reset_peak
 from trtla.bench.peers import HuggingFace, peer_arms, peer_dtypes
-from trtla.bench.turns import Hardware, measure, peak_bytes, read_bandwidth, reset_peak, rows
+from trtla.bench.turns import measure, rounds_of, rows
 from trtla.data.prompt_sets import SHIPPED, Ids, batches, fit, load_sets
 from trtla.errors import UsageError
 from trtla.formats.config import CheckpointConfig
 from trtla.formats.hf import HFModel
-from trtla.results.bench_documents import BenchRow, Cell
+from trtla.results.bench_documents import Cell, Row
 from trtla.results.metrics import add, agreement
 from trtla.runtime.models.llama import weight_bytes
 from trtla.runtime.stats import DraftTotals, SourceCounts
@@ -53,7 +54,8 @@ class FakeArm:
     setting = None
 
     def __init__(self, name: str, run: ArmRun) -> None:
-        self.name, self._run = name, run
+        self.name = self.label = self.key = name
+        self._run = run
         self.warmed_up = self.rounds = 0
         self.seeds: list[int] = []
 
@@ -73,7 +75,7 @@ class FakeArm:
 
 def test_figures_are_the_arithmetic_of_the_runs() -> None:
     arms = [FakeArm("ar", PLAIN), FakeArm("lookahead 7,7,7", FAST)]
-    measured = measure(CELL, arms, [[(1,), (2,)]], SamplingParams(max_output_len=5), 3)
+    measured = measure(CELL, arms, rounds_of([[(1,), (2,)]], SamplingParams(5), 3))
     plain, fast = rows(measured, Hardware(weight_bytes=10**9, read_bandwidth=4e9))
     assert plain.tokens_per_s == 5.0
     assert plain.tokens_per_step == plain.speedup_vs_ar == plain.efficiency == 1.0
@@ -92,19 +94,20 @@ def test_figures_are_the_arithmetic_of_the_runs() -> None:
     assert fast.rounds == 3
 
 
-def test_a_counter_that_gets_a_field_is_in_the_row() -> None:
-    class Wider(BenchRow):
-        steps: int | None = None
-        drafted: int | None = None
+def test_counters_have_fields_of_their_own_in_the_row() -> None:
+    class Wider(Row):
+        reused_tokens: int | None = None
 
-    row = Wider.fill(CELL, replace(FAST, drafted=3), arm="x").document()
-    assert list(row.items())[-2:] == [("steps", 4), ("drafted", 3)]
+    row = Wider.fill(CELL, replace(FAST, drafted=3, reused_tokens=7), arm="x").document()
+    assert [row[name] for name in ("steps", "drafted", "reused_tokens")] == [4, 3, 7]
     assert row["device"] == "cpu"
 
 
 def test_what_a_run_does_not_report_is_none() -> None:
     silent = replace(PLAIN, fed=None, forward_s=None)
-    measured = measure(CELL, [FakeArm("ar", silent)], [[(1,), (2,)]], SamplingParams(), 1)
+    measured = measure(
+        CELL, [FakeArm("ar", silent)], rounds_of([[(1,), (2,)]], SamplingParams(), 1)
+    )
     (row,) = rows(measured, Hardware(1, 1.0))
     for key in ("fed_per_step", "host_ms_per_step", "read_gb_per_s", "share_of_bandwidth"):
         assert getattr(row, key) is None
@@ -162,11 +165,10 @@ def test_a_run_has_the_sums_of_its_requests_counters() -> None:
 
 def test_speed_up_is_the_median_of_the_rounds_own_ratios() -> None:
     """Both arms slow down threefold in one round: the ratio must not."""
-    measured = measure(
-        CELL, [FakeArm("ar", PLAIN), FakeArm("x", FAST)], [[(1,)]], SamplingParams(), 2
-    )
-    for runs in measured.runs.values():
-        runs[1] = replace(runs[1], time_s=runs[1].time_s * 3)
+    arms = [FakeArm("ar", PLAIN), FakeArm("x", FAST)]
+    measured = measure(CELL, arms, rounds_of([[(1,)]], SamplingParams(), 2))
+    slow = measured.turns[1].runs
+    slow |= {name: replace(run, time_s=run.time_s * 3) for name, run in slow.items()}
     row = rows(measured, Hardware(1, 1.0))[1]
     assert row.speedup_vs_ar_min == pytest.approx(1.6)
     assert row.speedup_vs_ar_max == pytest.approx(1.6)
@@ -175,7 +177,9 @@ def test_speed_up_is_the_median_of_the_rounds_own_ratios() -> None:
 
 def test_arms_take_turns_on_the_same_seeds() -> None:
     arms = [FakeArm("ar", PLAIN), FakeArm("b", FAST), FakeArm("c", FAST)]
-    measured = measure(CELL, arms, [[(1,), (2,)], [(3,), (1,)]], SamplingParams(seed=7), 2)
+    measured = measure(
+        CELL, arms, rounds_of([[(1,), (2,)], [(3,), (1,)]], SamplingParams(seed=7), 2)
+    )
     assert measured.order == ["ar", "b", "c"] * 2 * 2  # batches, rounds
     assert [len(runs) for runs in measured.runs.values()] == [2, 2, 2]
     assert [(arm.warmed_up, arm.rounds) for arm in arms] == [(1, 2)] * 3
@@ -187,7 +191,9 @@ def test_peers_sampled_texts_are_not_compared() -> None:
     arm.own = False
     for temperature, expected in ((0.0, 2), (0.5, None)):
         cell = CELL.model_copy(update={"temperature": temperature})
-        measured = measure(cell, [FakeArm("ar", PLAIN), arm], [[(1,)]], SamplingParams(), 1)
+        measured = measure(
+            cell, [FakeArm("ar", PLAIN), arm], rounds_of([[(1,)]], SamplingParams(), 1)
+        )
         assert rows(measured, Hardware(1, 1.0))[1].equal_texts == expected
 
 

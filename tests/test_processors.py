@@ -23,12 +23,11 @@ from trtla.settings.sampling import EXAMPLES, VALUES, parse_processor
 def test_a_name_stands_for_temperature_top_k_and_top_p(
     text: str, filters: tuple[float, int, float]
 ) -> None:
-    found = parse_processor(text)
-    assert (found.name, found.filters) == (text.partition(":")[0], filters)
+    assert parse_processor(text) == filters
 
 
 def test_every_processor_has_an_example() -> None:
-    assert [parse_processor(text).name for text in EXAMPLES] == list(VALUES)
+    assert [text.partition(":")[0] for text in EXAMPLES if parse_processor(text)] == list(VALUES)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from gpu_probe.texts import cuda_path
 
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.cli.app import execute
-from trtla.results.bench_documents import Bench, BenchRow, LoadDocument, LoadRow
+from trtla.results.bench_documents import Bench, LoadDocument, LoadRow, Row
 
 TRIPLES = ["2,3,2", "3,3,2"] if DRY else ["7,7,7", "15,5,15"]
 LENGTH = "4" if DRY else "128"
@@ -121,7 +121,7 @@ def _bench(size: str, *args: str) -> Bench:
     return found
 
 
-def _shown(row: BenchRow) -> str:
+def _shown(row: Row) -> str:
     names = (
         "tokens_per_s", "ttft_ms", "ms_per_token", "tokens_per_step", "speedup_vs_ar",
         "efficiency", "fed_per_step", "host_ms_per_step", "peak_memory_mb", "equal_texts",

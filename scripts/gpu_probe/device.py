@@ -16,7 +16,7 @@ import torch
 from gpu_probe.figures import record
 from torch import Tensor
 
-from trtla.bench.turns import read_bandwidth
+from trtla.bench.hardware import read_bandwidth
 
 DRY = os.environ.get("PROBE_DRY") == "1"
 DEVICE = torch.device("cpu" if DRY else "cuda")

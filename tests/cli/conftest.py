@@ -11,7 +11,7 @@ import pytest
 from tests.support.command import trtla
 from tests.support.models import byte_model
 from trtla.bench import sweep
-from trtla.bench.turns import read_bandwidth
+from trtla.bench.hardware import read_bandwidth
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""`trtla bench --ablation` on the tiny random model: exact columns, resuming, means, refusals."""
+"""`trtla bench --ablation` on the tiny random model: decodings, resuming, rows, refusals."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import subprocess
 import time
 from collections import Counter
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean, median
 from types import SimpleNamespace
 
 import pytest
@@ -20,22 +20,17 @@ from transformers import AutoModelForCausalLM
 
 from tests.support.command import ROOT, Ran, holding, refused, trtla
 from trtla import LLM, LookaheadConfig, SamplingParams
-from trtla.bench.ablation_arms import METHODS, load_tasks
-from trtla.bench.tables import COLUMNS, FIGURES
-from trtla.data.prompt_sets import Ids
+from trtla.bench.ablation_arms import METHODS, TASK_FILES
+from trtla.data.prompt_sets import Ids, load_sets
+from trtla.results.bench_documents import Decoding
 
-HEADER = [
-    "run_id", "method", "gamma_policy", "gamma", "gamma_min", "gamma_max", "ema_beta",
-    "ngram_kind", "ngram_n", "top_k_filler", "window", "ngram", "guesses", "model", "drafter",
-    "backend", "device", "dtype", "use_cache", "processor", "temperature", "top_k", "top_p",
-    "seed", "repeat", "task", "prompt_id", "prompt_tokens", "new_tokens", "steps",
-    "drafter_forwards", "drafted", "accepted", "acceptance_rate", "tokens_per_step", "mean_gamma",
-    "mean_h_norm", "time_s", "ttft_ms", "tokens_per_s", "ms_per_token", "speedup_vs_ar",
-    "peak_mem_mib", "finish_reason", "output_sha256", "same_as_ar", "rouge_l", "perplexity",
-]  # fmt: skip
-"""Written out once more: files that exist must stay readable."""
-TIMES = ("time_s", "ttft_ms", "tokens_per_s", "ms_per_token", "speedup_vs_ar", "peak_mem_mib")
+TIMES = (
+    "time_s", "tokens_per_s", "tokens_per_s_min", "tokens_per_s_max", "ttft_ms", "ms_per_token",
+    "speedup_vs_ar", "speedup_vs_ar_min", "speedup_vs_ar_max", "efficiency", "host_ms_per_step",
+    "read_gb_per_s", "share_of_bandwidth", "peak_memory_mb",
+)  # fmt: skip
 """What differs between two runs of one command."""
+ARMS = ["lookahead 3,3,2" if name == "lookahead" else name for name in METHODS]
 
 
 def command(model: Path, output: Path, *args: str | Path) -> list[str]:
@@ -55,69 +50,92 @@ def read(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def measured(path: Path) -> list[dict[str, str]]:
+    """The table without what each run finds out about the machine."""
+    return [{**row, "share_of_bandwidth": ""} for row in read(path)]
+
+
 @pytest.fixture(scope="module")
 def table(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two prompts, one of them with a reference."""
     path = tmp_path_factory.mktemp("ablation") / "results.csv"
     ran = ablation(model, path, "--categories", "translation,code")
     assert ran.code == 0, ran.err
-    assert "ablation: 64 of 64 decodings, code 0, nucleus, repeat 1, chain: " in ran.err
-    assert ran.out.count("| chain ") == 2  # a line a processor
+    assert "bench: 96 of 96 decodings" in ran.err  # with those that warm up
+    assert ran.out.count("| chain (") == 2  # a line a processor, over both tasks
+    assert "**all, temperature 0.8, top-p 0.9, batch 1**" in ran.out
     return path
 
 
-def test_the_file_has_one_header_with_exactly_the_columns(table: Path) -> None:
-    assert list(COLUMNS) == HEADER
-    lines = table.read_text().splitlines()
-    assert lines[0] == ",".join(HEADER)
-    assert sum("run_id" in line for line in lines) == 1
-    assert all(len(row) == len(HEADER) for row in csv.reader(lines))
-
-
-def test_each_arm_has_a_row_for_each_prompt_processor_and_seed(table: Path) -> None:
+def test_each_arm_has_a_decoding_for_each_prompt_processor_and_seed(table: Path) -> None:
     rows = read(table)
-    assert Counter(row["method"] for row in rows) == dict.fromkeys(METHODS, 2 * 2 * 2)
-    assert len({row["run_id"] for row in rows}) == len(rows)
-    case = ("task", "prompt_id", "processor", "seed")
+    assert list(rows[0]) == list(Decoding.model_fields)
+    assert Counter(row["arm"] for row in rows) == dict.fromkeys(ARMS, 2 * 2 * 2)
+    case = ("category", "prompt", "temperature", "seed")
     order = list(dict.fromkeys(tuple(row[key] for key in case) for row in rows))
     grouped = [[row for row in rows if tuple(row[key] for key in case) == one] for one in order]
     assert [row for group in grouped for row in group] == rows
-    assert all([row["method"] for row in group] == list(METHODS) for group in grouped)
-    assert {(row["seed"], row["repeat"]) for row in rows} == {("0", "0"), ("1", "1")}
+    assert all([row["arm"] for row in group] == ARMS for group in grouped)
+    assert {(row["seed"], row["round"]) for row in rows} == {("0", "1"), ("1", "2")}
 
 
 def test_the_arms_have_the_settings_of_the_comparison(table: Path) -> None:
-    first = {row["method"]: row for row in reversed(read(table))}
-    names = ("gamma_policy", "gamma", "gamma_min", "gamma_max", "ema_beta", "ngram_kind", "ngram_n")
-    found = {m: [row[n] for n in (*names, "top_k_filler")] for m, row in first.items()}
-    assert found["ar"] == [""] * 8
-    assert found["sd"] == ["fixed", "4", "", "", "", "", "", ""]
-    assert found["egag"] == ["egag", "", "1", "6", "0.9", "", "", ""]
-    assert found["nasd"] == ["fixed", "4", "", "", "", "basic", "3", "3"]
-    triple = ("window", "ngram", "guesses")
-    assert [first["lookahead"][n] for n in triple] == ["3", "3", "2"]
-    nucleus = next(row for row in read(table) if row["processor"] == "nucleus")
-    assert [nucleus[n] for n in ("temperature", "top_k", "top_p")] == ["0.8", "", "0.9"]
+    found = {row["arm"]: row["setting"] for row in read(table)}
+    assert found == {
+        "ar": "",
+        "sd": "gamma 4",
+        "egag": "gamma 1 to 6, EMA 0.9",
+        "nasd": "gamma 4, basic 3, filler 3",
+        "prompt-lookup": "gamma 4",
+        "lookahead 3,3,2": "",
+        "lookahead-auto": "",
+        "chain": "gamma 4, basic 3, filler 3, 3,3,2",
+    }
+    filters = {tuple(row[n] for n in ("temperature", "top_k", "top_p")) for row in read(table)}
+    assert filters == {("0.0", "0", "1.0"), ("0.8", "0", "0.9")}
 
 
-def test_rows_agree_with_themselves_and_with_plain_decoding(table: Path) -> None:
+def test_decodings_agree_with_themselves_and_with_plain_decoding(table: Path) -> None:
     for row in read(table):
-        number = {n: float(row[n]) for n in ("new_tokens", "steps", "drafted", "accepted")}
-        assert row["same_as_ar"] == "true", row
+        number = {n: float(row[n]) for n in ("output_tokens", "steps", "drafted", "accepted")}
+        assert row["equal_texts"] == row["texts"] == "1", row
         # The last step may end within its draft, without a token of the target's own.
-        own = number["steps"] + number["accepted"] + 1 - number["new_tokens"]
-        assert own == 0 or (own == 1 and row["method"] in ("lookahead", "lookahead-auto", "chain"))
-        assert number["new_tokens"] == 8
+        own = number["steps"] + number["accepted"] + 1 - number["output_tokens"]
+        assert own == 0 or (own == 1 and row["arm"] in ARMS[-3:])
+        assert number["output_tokens"] == 8
         assert number["accepted"] <= number["drafted"]
-        assert (row["rouge_l"] == "") == (row["task"] == "code")
-        assert (row["mean_h_norm"] != "") == (row["method"] == "egag")
-        if row["method"] == "ar":
+        assert (row["rougeL"] == "") == (row["category"] == "code")
+        assert (row["mean_entropy"] != "") == (row["arm"] == "egag")
+        if row["arm"] == "ar":
             assert (row["drafted"], row["acceptance_rate"]) == ("0", "")
-            assert row["speedup_vs_ar"] == "1"
-        if row["method"] in ("sd", "egag"):  # the draft model is the model itself
-            assert row["acceptance_rate"] == "1"
-            assert row["drafter_forwards"] == row["drafted"]
-        assert 1000 / float(row["tokens_per_s"]) == pytest.approx(float(row["ms_per_token"]), 1e-4)
+            assert float(row["speedup_vs_ar"]) == 1
+        if row["arm"] in ("sd", "egag"):  # the draft model is the model itself
+            assert float(row["acceptance_rate"]) == 1
+            assert row["draft_forwards"] == row["drafted"]
+
+
+def test_rows_are_over_the_repeats_of_each_task_and_over_all_tasks(table: Path) -> None:
+    decodings, rows = read(table), read(table.with_name("results_means.csv"))
+    assert [row["arm"] for row in rows] == ARMS * 3 * 2
+    assert Counter(row["category"] for row in rows) == dict.fromkeys(
+        ("translation", "code", "all"), len(ARMS) * 2
+    )
+    for row in rows:
+        own = [
+            one for one in decodings
+            if all(one[n] == row[n] for n in ("arm", "temperature"))
+            and row["category"] in (one["category"], "all")
+        ]  # fmt: skip
+        assert (int(row["texts"]), int(row["rounds"])) == (len(own), 2)
+        for name in ("steps", "drafted", "accepted", "output_tokens", "equal_texts"):
+            assert int(row[name]) == sum(int(one[name]) for one in own)
+        assert float(row["perplexity"]) == pytest.approx(
+            mean(float(one["perplexity"]) for one in own)
+        )
+        if row["category"] != "all":  # one decoding a round
+            speeds = [float(one["tokens_per_s"]) for one in own]
+            assert float(row["tokens_per_s"]) == pytest.approx(median(speeds))
+            assert float(row["tokens_per_s_max"]) == max(speeds)
 
 
 def test_perplexity_is_the_targets_own_of_the_text(table: Path, model: Path) -> None:
@@ -125,18 +143,18 @@ def test_perplexity_is_the_targets_own_of_the_text(table: Path, model: Path) -> 
     rows = read(table)
     found: dict[tuple[str, ...], set[str]] = {}
     for row in rows:
-        found.setdefault((row["task"], row["output_sha256"]), set()).add(row["perplexity"])
+        found.setdefault((row["category"], row["output_sha256"]), set()).add(row["perplexity"])
     assert all(len(one) == 1 for one in found.values())
     assert len({cell for one in found.values() for cell in one}) == len(found) > 2
-    [prompt] = load_tasks(["code"], 1)
+    prompt = load_sets([TASK_FILES["code"]], (), 1)[0].texts[0]
     with LLM(model, lookahead=LookaheadConfig(1, 1, 0)) as llm:
         llm.end_ids = frozenset()
         drawn = SamplingParams(8, temperature=0.8, top_p=0.9, seed=1)
-        for sampling, name in ((SamplingParams(8), "greedy"), (drawn, "nucleus")):
-            [done] = llm.generate(prompt.text, sampling)
+        for sampling, heat in ((SamplingParams(8), "0.0"), (drawn, "0.8")):
+            [done] = llm.generate(prompt, sampling)
             [cell] = {
                 row["perplexity"] for row in rows
-                if (row["task"], row["processor"], row["seed"]) == ("code", name, "1")
+                if (row["category"], row["temperature"], row["seed"]) == ("code", heat, "1")
             }  # fmt: skip
             scores = transformers_log_probs(model, done.input_ids, done.output_ids)
             assert float(cell) == pytest.approx(math.exp(-mean(scores)), rel=1e-3)
@@ -170,28 +188,7 @@ def test_texts_are_scored_once_and_untimed(
     rows = read(path)
     assert len(rows) == len(METHODS) * 2 * 2
     assert len(scored) == len(set(scored)) == 3  # greedy, and two seeds
-    assert max(float(row["time_s"]) for row in rows) < 86400
-
-
-def test_the_means_file_holds_mean_and_deviation_of_each_setting_and_task(table: Path) -> None:
-    rows, found = read(table), read(table.with_name("results_means.csv"))
-    assert len(found) == len(METHODS) * 2 * 2
-    for line in found:
-        own = [
-            row for row in rows
-            if all(row[n] == line[n] for n in ("method", "processor", "task"))
-        ]  # fmt: skip
-        assert int(line["rows"]) == len(own) == 2
-        for figure in FIGURES:
-            values = [{"true": 1.0, "false": 0.0}.get(r[figure]) or r[figure] for r in own]
-            numbers = [float(value) for value in values if value != ""]
-            if not numbers:
-                assert (line[f"{figure}_mean"], line[f"{figure}_std"]) == ("", "")
-                continue
-            assert float(line[f"{figure}_mean"]) == pytest.approx(mean(numbers), rel=1e-4)
-            if len(numbers) > 1:
-                deviation = pytest.approx(stdev(numbers), rel=1e-3, abs=1e-4)
-                assert float(line[f"{figure}_std"]) == deviation
+    assert max(float(row["ttft_ms"]) for row in rows) < 86400
 
 
 def test_the_same_command_writes_the_same_bytes_but_for_times(model: Path, tmp_path: Path) -> None:
@@ -207,56 +204,58 @@ def test_the_same_command_writes_the_same_bytes_but_for_times(model: Path, tmp_p
 
 
 @pytest.mark.deep
-def test_a_killed_run_keeps_its_rows_and_goes_on(model: Path, tmp_path: Path) -> None:
-    path, at = tmp_path / "results.csv", 7
+def test_a_killed_run_keeps_its_turns_and_goes_on(model: Path, tmp_path: Path) -> None:
+    path, at = tmp_path / "results.csv", 3
+    journal = path.with_suffix(".jsonl")
     args = command(model, path, "--categories", "dialogue,code")
     started = subprocess.Popen(
-        [*holding("trtla.bench.ablation:_Rows.append", 40), *args],
+        [*holding("trtla.bench.turns:Kept.put", 40), *args],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stderr=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
     )
     while started.poll() is None:
-        if path.exists() and path.read_text().count("\n") > at:
+        if journal.exists() and journal.read_text().count("\n") >= at:
             started.send_signal(signal.SIGKILL)
             break
         time.sleep(0.005)
     assert started.wait() == -signal.SIGKILL
-    kept = path.read_text()
-    kept = kept[: kept.rfind("\n") + 1]
-    assert at <= kept.count("\n") - 1 < 64
+    kept = journal.read_text()
+    turns = kept.count("\n")
+    assert at <= turns < 8
     ran = trtla(*args)
     assert ran.code == 0, ran.err
-    assert path.read_text().startswith(kept)
+    assert journal.read_text().startswith(kept[: kept.rfind("\n") + 1])
+    assert f"note: {8 * turns} of 64 decodings are there already" in ran.err
     rows = read(path)
-    assert len(rows) == len({row["run_id"] for row in rows}) == 64
-    assert all(row["same_as_ar"] == "true" for row in rows)
-    assert f"note: {kept.count(chr(10)) - 1} of 64 rows are there already" in ran.err
-    again = path.read_bytes()
+    assert len(rows) == 64
+    assert all(row["equal_texts"] == "1" for row in rows)
+    before, lines = measured(path), journal.read_bytes()
     ran = trtla(*args)
     assert ran.code == 0
-    assert "note: 64 of 64 rows are there already" in ran.err
-    assert path.read_bytes() == again  # nothing was left to do
+    assert "note: 64 of 64 decodings are there already" in ran.err
+    assert (measured(path), journal.read_bytes()) == (before, lines)  # nothing was left to do
 
 
-def test_a_half_written_line_is_measured_again(table: Path, model: Path, tmp_path: Path) -> None:
-    path, text = tmp_path / "results.csv", table.read_text()
-    kept = table.with_suffix(".jsonl").read_text()
-    path.with_suffix(".jsonl").write_text(kept[:-40])
-    path.write_text(text[:-40])
+def test_a_half_written_turn_is_measured_again(table: Path, model: Path, tmp_path: Path) -> None:
+    path, journal = tmp_path / "results.csv", tmp_path / "results.jsonl"
+    lines = table.with_suffix(".jsonl").read_text().splitlines()
+    turns = [line for line in lines if '"outputs"' in line]
+    assert len(turns) == 8
+    journal.write_text("\n".join(turns)[:-40])
+    path.write_text(table.read_text())
     ran = ablation(model, path, "--categories", "translation,code")
     assert ran.code == 0, ran.err
-    assert "note: 63 of 64 rows are there already" in ran.err
-    assert path.read_text().splitlines()[:-1] == text.splitlines()[:-1]
-    assert len(read(path)) == 64
-    path.with_suffix(".jsonl").unlink()
-    ran = ablation(model, path, "--categories", "code")
-    refused(ran, 2, "results.jsonl", "has none", "--output")
+    assert "note: 56 of 64 decodings are there already" in ran.err
+    assert measured(path)[:-8] == measured(table)[:-8]
+    journal.unlink()
+    refused(ablation(model, path), 2, "results.jsonl", "is not there", "--output")
 
 
 def test_it_says_beforehand_how_much_it_decodes_and_keeps_its_default_small(
-    model: Path, tmp_path: Path
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("trtla.bench.turns._LONG_S", 0.0)
     base = ("bench", "--ablation", "--engine-dir", model, "--threads", "1")
     args = (*base, "--max-output-len", "1", "--arms", "ar", "--output", tmp_path / "results.csv")
     ran = trtla(*args)
@@ -264,14 +263,12 @@ def test_it_says_beforehand_how_much_it_decodes_and_keeps_its_default_small(
     said = "note: 16 decodings of up to 1 token: 1 arm, 8 prompts, 2 processors, 1 repeat\n"
     assert ran.err.startswith(said)
     assert " in all, by the first 1 decoding\n" in ran.err
-    assert "ablation: 16 of 16 decodings, code 1, nucleus, repeat 0, ar: " in ran.err
     assert len(ran.err.splitlines()) < 10  # not a line a decoding
     whole = trtla(*args, "--full", "--processor", "greedy")
     assert whole.code == 0, whole.err
     said = "note: 210 decodings of up to 1 token: 1 arm, 70 prompts, 1 processor, 3 repeats\n"
     assert whole.err.startswith(said)
-    assert "note: 8 of 210 rows are there already" in whole.err
-    assert "ablation: 210 of 210 decodings, " in whole.err
+    assert "note: 8 of 210 decodings are there already" in whole.err
     less = trtla(*args, "--full", "--processor", "greedy", "--repeats", "1")
     assert less.err.startswith("note: 70 decodings ")
     refused(trtla("bench", "--engine-dir", model, "--full"), 2, "--full is read by --ablation")
@@ -287,23 +284,19 @@ def test_a_prompt_of_ones_own_and_grids(model: Path, tmp_path: Path) -> None:
     )  # fmt: skip
     assert ran.code == 0, ran.err
     rows = read(path)
-    counts = Counter(row["method"] for row in rows)
+    counts = Counter(row["arm"] for row in rows)
     assert counts == {"ar": 1, "sd": 2, "egag": 2 * 2, "nasd": 2 * 2 * 2}
-    assert {(row["task"], row["processor"], row["top_k"]) for row in rows} == {
-        ("prompt", "topk", "5")
-    }
-    assert all(row["same_as_ar"] == "true" for row in rows)
+    assert len({(row["arm"], row["setting"]) for row in rows}) == len(rows)
+    assert {(row["category"], row["top_k"]) for row in rows} == {("prompt", "5")}
+    assert all(row["equal_texts"] == "1" for row in rows)
     assert ran.json["environment"]["command"].split()[0] == "trtla"
     assert ran.json["environment"]["torch"]
-    found = next(one for one in ran.json["means"] if one["method"] == "nasd")
-    assert (found["gamma"], found["rows"], found["same_as_ar_mean"]) == (2, 1, 1)
-    assert (found["use_cache"], found["window"], found["temperature"]) == (True, None, 1)
-    assert found["ngram_kind"] == "basic"
-    for one in ran.json["means"]:
-        share = one["accepted_mean"] / one["steps_mean"]
-        assert sum(one["accepted_per_pos"]) == pytest.approx(share)
+    found = next(one for one in ran.json["rows"] if one["arm"] == "nasd")
+    assert (found["setting"], found["rounds"]) == ("gamma 2, basic 2, filler 1", 1)
+    assert (found["equal_texts"], found["temperature"]) == (1, 1)
+    for one in ran.json["rows"]:
+        assert sum(one["accepted_per_pos"]) == pytest.approx(one["accepted"] / one["steps"])
         assert one["accepted_per_pos"] == sorted(one["accepted_per_pos"], reverse=True)
-    assert read(tmp_path / "results_means.csv")[0]["time_s_std"] == ""  # one repeat
 
 
 def test_the_sources_of_auto_are_switched_off_one_by_one(model: Path, tmp_path: Path) -> None:
@@ -311,26 +304,26 @@ def test_the_sources_of_auto_are_switched_off_one_by_one(model: Path, tmp_path: 
     args = ("--sources", "--grid-nodes", "2,5", "--categories", "code", "--processor", "greedy")
     ran = ablation(model, path, *args, "--prompts-per-task", "2", "--json")
     assert ran.code == 0, ran.err
-    assert all(row["same_as_ar"] == "true" for row in read(path))
-    means = {(one["method"], one["gamma"]): one for one in ran.json["means"]}
+    assert all(row["equal_texts"] == "1" for row in read(path))
+    rows = {(one["arm"], one["setting"]): one for one in ran.json["rows"]}
     without = [f"auto-without-{name}" for name in ("own", "others", "rows", "window")]
     named = [(name, None) for name in ("ar", "lookahead-auto", *without)]
-    assert list(means) == [*named, ("auto-nodes", 2), ("auto-nodes", 5)]
-    assert means["ar", None]["sources"] is None
-    assert means["ar", None]["fed_per_step"] == 1
+    assert list(rows) == [*named, ("auto-nodes", "nodes 2"), ("auto-nodes", "nodes 5")]
+    assert rows["ar", None]["sources"] is None
+    assert rows["ar", None]["fed_per_step"] == 1
     for name in ("own", "others", "window"):
-        assert name not in means[f"auto-without-{name}", None]["sources"]
-    assert not {"rows", "both"} & set(means["auto-without-rows", None]["sources"])
-    few, many = (means["auto-nodes", count] for count in (2, 5))
+        assert name not in rows[f"auto-without-{name}", None]["sources"]
+    assert not {"rows", "both"} & set(rows["auto-without-rows", None]["sources"])
+    few, many = (rows["auto-nodes", f"nodes {count}"] for count in (2, 5))
     assert 1 < few["fed_per_step"] <= 3 < many["fed_per_step"] <= 6
     steps: dict[tuple[str, ...], list[str]] = {}
     for row in read(path):
-        if row["method"] == "auto-nodes":
-            steps.setdefault((row["gamma"], row["prompt_id"]), []).append(row["steps"])
+        if row["arm"] == "auto-nodes":
+            steps.setdefault((row["setting"], row["prompt"]), []).append(row["steps"])
     assert all(first == second for first, second in steps.values())  # a repeat learns nothing
     again = ablation(model, path, *args, "--prompts-per-task", "2")
-    assert "note: 32 of 32 rows are there already" in again.err
-    assert "| auto-nodes          | nodes 5 |" in again.out
+    assert "note: 32 of 32 decodings are there already" in again.err
+    assert "| auto-nodes (nodes 5) |" in again.out
     other = ablation(model, tmp_path / "others.csv", *args[:1], "--arms", "ar")
     refused(other, 2, "--sources and --arms exclude each other")
 
@@ -340,12 +333,14 @@ def test_what_a_list_names_twice_counts_once_and_rows_of_before_keep_their_count
 ) -> None:
     args = ("-p", "a", "--arms", "nasd", "--processor", "greedy,greedy", "--json")
     path = tmp_path / "results.csv"
-    first, second = (ablation(model, path, "--dtype", "auto,float32", *args) for _ in range(2))
+    first, second = (ablation(model, path, *args, "--grid-gamma", "4,4") for _ in range(2))
     assert first.code == second.code == 0, first.err
     assert len(read(path)) == 2 * 2
-    assert [one["rows"] for one in first.json["means"]] == [2, 2]
-    assert all(one["accepted_per_pos"] is not None for one in first.json["means"])
-    assert first.json["means"] == second.json["means"]
+    assert [one["texts"] for one in first.json["rows"]] == [2, 2]
+    rows = [
+        [{**row, "share_of_bandwidth": 0} for row in one.json["rows"]] for one in (first, second)
+    ]
+    assert rows[0] == rows[1]
 
 
 def test_bad_settings_are_refused_before_a_model_is_loaded(
@@ -385,7 +380,7 @@ def test_bad_settings_are_refused_before_a_model_is_loaded(
     alone = trtla("bench", "--engine-dir", model, "--repeats", "2")
     refused(alone, 2, "--repeats is read by --ablation alone")
     path.write_text("a,b\n1,2\n")
-    refused(ablation(model, path), 2, "not an ablation's table", "--output")
+    refused(ablation(model, path), 2, "not an ablation's table of this version", "--output")
     assert path.read_text() == "a,b\n1,2\n"
 
 
@@ -397,11 +392,10 @@ def test_prompts_of_ones_own_and_a_document_where_it_is_told(model: Path, tmp_pa
     ran = trtla("bench", model, "--ablation", *args, "--processor", "greedy", "--json")
     assert ran.code == 0, ran.err
     assert json.loads(output.read_text()) == ran.json
-    assert ran.json["output"] == str(tmp_path / "found.csv")
     rows = read(tmp_path / "found.csv")
-    found = {(row["task"], row["prompt_id"]) for row in rows}
+    found = {(row["category"], row["prompt"]) for row in rows}
     assert found == {("first", "0"), ("second", "0"), ("second", "1")}
-    assert {row["method"] for row in rows} == {"ar", "nasd"}
+    assert {row["arm"] for row in rows} == {"ar", "nasd"}
     assert (tmp_path / "found_means.csv").exists()
     output.write_text('{"mine": 1}')
     refused(trtla("bench", model, "--ablation", *args), 2, "found.json is another file", "--output")

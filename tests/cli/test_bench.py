@@ -16,14 +16,16 @@ import pytest
 
 from tests.support.command import Ran, refused, trtla
 from trtla.files import read_json, write_json
+from trtla.results.bench_documents import Row
 
 FIGURES = {
-    "arm", "setting", "rounds", "tokens_per_s", "tokens_per_s_min", "tokens_per_s_max", "ttft_ms",
-    "ms_per_token", "tokens_per_step", "speedup_vs_ar", "speedup_vs_ar_min", "speedup_vs_ar_max",
-    "efficiency", "fed_per_step", "host_ms_per_step", "read_gb_per_s", "share_of_bandwidth",
-    "peak_memory_mb", "output_tokens", "distinct_4grams", "texts", "equal_texts",
-    "first_divergence", "accepted_per_pos", "weight_type",
-    "compute_type", "sources",
+    "acceptance_rate", "accepted", "accepted_per_pos", "arm", "compute_type", "distinct_4grams",
+    "draft_forwards", "drafted", "efficiency", "equal_texts", "fed_per_step",
+    "first_divergence", "host_ms_per_step", "mean_entropy", "mean_gamma", "ms_per_token",
+    "output_tokens", "peak_memory_mb", "read_gb_per_s", "rounds", "setting",
+    "share_of_bandwidth", "sources", "speedup_vs_ar", "speedup_vs_ar_max", "speedup_vs_ar_min",
+    "steps", "texts", "time_s", "tokens_per_s", "tokens_per_s_max", "tokens_per_s_min",
+    "tokens_per_step", "ttft_ms", "weight_type",
 }  # fmt: skip
 AXES = {
     "device", "dtype", "threads", "batch_size", "prompt_len", "temperature", "top_k", "top_p",
@@ -116,8 +118,8 @@ def test_csv_has_a_line_for_each_arm_and_cell(engine: Path) -> None:
     )
     assert ran.code == 0, ran.err
     lines = list(csv.DictReader(io.StringIO(ran.out)))
-    assert set(lines[0]) == FIGURES | AXES | {
-        "cpu", "cores", "torch", "transformers", "trtla", "commit"
+    assert set(lines[0]) == {*Row.model_fields} | {
+        "cpu", "cores", "torch", "transformers", "trtla", "commit", "model"
     }  # fmt: skip
     shapes = [(line["batch_size"], line["prompt_len"], line["arm"]) for line in lines]
     arms = ("ar", "lookahead auto")
@@ -263,7 +265,7 @@ def test_rows_of_texts_that_end_at_once_say_so(tiny_llama: Path, tmp_path: Path)
     assert "say nothing" not in bench(model, *args[:-1]).out
     ablation = ("bench", "--ablation", "--engine-dir", model, "--arms", "nasd", "-p", "a")
     ran = trtla(*ablation, "--repeats", "1", "--respect-eos", "--output", tmp_path / "a.csv")
-    assert "4 of 4 rows say nothing: their texts ended at once" in ran.err
+    assert "nasd (gamma 4, basic 3, filler 3): texts of 1 token say nothing" in ran.out
 
 
 def test_the_shipped_draft_model_is_left_out_where_it_cannot_draft(
@@ -276,5 +278,5 @@ def test_the_shipped_draft_model_is_left_out_where_it_cannot_draft(
     )  # fmt: skip
     assert ran.code == 0, ran.err
     assert "sd, egag, chain need a --draft-model of this vocabulary, and are skipped" in ran.err
-    methods = [row["method"] for row in ran.json["means"]]
-    assert methods == ["ar", "nasd", "prompt-lookup", "lookahead", "lookahead-auto"]
+    arms = [row["arm"] for row in ran.json["rows"]]
+    assert arms == ["ar", "nasd", "prompt-lookup", "lookahead 4,3,4", "lookahead-auto"]

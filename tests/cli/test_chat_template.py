@@ -287,7 +287,7 @@ def test_an_ablation_and_explain_ask_in_the_template(chat_model: Path, tmp_path:
     )  # fmt: skip
     assert ran.code == 0, ran.err
     ids = expected_ids(chat_model, [ASK])
-    assert {row["prompt_tokens_mean"] for row in ran.json["means"]} == {len(ids)}
+    assert {cell["mean_prompt_tokens"] for cell in ran.json["cells"]} == {len(ids)}
     ran = trtla("explain", "--engine-dir", chat_model, "-p", "Why?", "--chat", "-n", "4", "--json")
     assert ran.code == 0, ran.err
     assert tuple(ran.json["result"]["input_ids"]) == ids

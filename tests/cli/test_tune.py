@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.command import ROOT, refused, trtla
-from trtla.cli.bench.tune_output import advice, speed, write_preset
-from trtla.results.documents import Tune
+from trtla.cli.bench.tune_output import advice, write_preset
+from trtla.results.bench_documents import Row
+from trtla.results.tune_documents import Tune
 from trtla.tune import clock
 
 FAST = ("--budget", "10s", "--rounds", "1", "--max-output-len", "16", "--num-prompts", "1")
@@ -66,46 +67,35 @@ def test_the_document_has_what_report_reads(tuned):
     assert found["cost"]["source"] == "measured"
     assert [row["sequences"] for row in found["cost"]["rows"]] == [1, 2]
     assert found["cost"]["knee"] >= 1
-    sizes = {tuple(row["lookahead"]) for row in found["grid"]}
-    assert {(1, 1, 0), (1, 2, 1)} <= sizes
-    assert all(w <= 4 and n <= 3 and g <= 4 for w, n, g in sizes)  # the engine's, one by one
-    assert {row["category"] for row in found["grid"]} == {"letters", "prompts", "all"}
-    assert {row["batch_size"] for row in found["grid"]} == {1, 2}
-    assert {row["acceptance"] for row in found["grid"]} == {"measured"}
+    assert found["grid"] == []  # nothing is predicted where everything runs
+    assert {row["category"] for row in found["rows"]} == {"letters", "prompts", "all"}
+    assert {row["batch_size"] for row in found["rows"]} <= {1, 2}
+    arms = {row["arm"] for row in found["rows"]}
+    assert arms >= {"ar", "lookahead auto"}
+    triples = [one for one in map(triple_of, found["rows"]) if one]
+    assert all(w <= 4 and n <= 3 and g <= 4 for w, n, g in triples)  # the engine's, one by one
+    for row in found["rows"]:
+        assert row["equal_texts"] == row["texts"]
+        assert row["arm"] != "ar" or row["speedup_vs_ar"] == 1.0
 
 
-def test_verified_triples_stand_beside_their_predictions(tuned):
-    found = tuned[0].json
-    predicted = {
-        (*row["lookahead"], row["category"], row["batch_size"]): row["predicted_speedup"]
-        for row in found["grid"]
-    }
-    assert [1, 1, 0] in [row["lookahead"] for row in found["verified"]]
-    for row in found["verified"]:
-        place = (*row["lookahead"], row["category"], row["batch_size"])
-        assert row["predicted_speedup"] == predicted[place]
-        expected, measured = row["predicted_speedup"], row["measured_speedup"]
-        ratio = expected / measured
-        rounding = 1 + 1e-4 / expected + 1e-4 / measured
-        least, most = (100 * (one - 1) for one in (ratio / rounding, ratio * rounding))
-        assert least - 1e-3 <= row["error_percent"] <= most + 1e-3
-    assert {row["drafter"] for row in found["alternatives"]} <= {"auto", "prompt-lookup"}
+def triple_of(row):
+    return Row.model_validate(row).triple
 
 
-def test_the_recommendation_is_the_fastest_that_was_verified_or_plain(tuned):
+def test_the_recommendation_is_the_fastest_that_was_measured_or_plain(tuned):
     found = tuned[0].json
     chosen = found["recommendation"]
-    whole = [
-        [row for row in found[name] if (row["category"], row["batch_size"]) == ("all", 1)]
-        for name in ("grid", "verified")
-    ]
-    idle = {tuple(row["lookahead"]) for row in whole[0] if row["tokens_per_step"] == 1.0}
-    real = {tuple(row["lookahead"]): row["measured_speedup"] for row in whole[1]}
-    real = {one: real[one] for one in real if one == (1, 1, 0) or one not in idle}
+    whole = [row for row in found["rows"] if (row["category"], row["batch_size"]) == ("all", 1)]
+    real = {
+        triple_of(row): row["speedup_vs_ar"] for row in whole
+        if triple_of(row) and (row["tokens_per_step"] > 1 or row["arm"] == "ar")
+    }  # fmt: skip
     fastest = max(real, key=lambda triple: real[triple])
     expected = fastest if real[fastest] >= 1.02 else (1, 1, 0)
     assert tuple(chosen["lookahead"]) == expected
     assert chosen["measured_speedup"] == real[expected]
+    assert chosen["predicted_speedup"] is None
     assert [row["batch_size"] for row in chosen["by_batch_size"]] == [1, 2]
     assert [row["category"] for row in chosen["by_category"]] == ["letters", "prompts"]
 
@@ -129,7 +119,7 @@ def test_where_auto_was_faster_headline_and_preset_keep_it(tuned, model, tmp_pat
     )
     assert advice(found, found.recommendation, planned=False)[:2] == [
         "Keep auto, the default: 1.24x measured over plain decoding (batch size 1).",
-        f"Best fixed triple: {speed_of(found, (1, 2, 1), 1.21)}.",
+        "Best fixed triple: 1,2,1, 1.21x measured.",
     ]
     path = tmp_path / "mine.yaml"
     assert write_preset(found, path)
@@ -143,11 +133,6 @@ def test_where_auto_was_faster_headline_and_preset_keep_it(tuned, model, tmp_pat
     assert lines[1] == "No fixed triple beats plain decoding here."
     assert write_preset(plain, path)
     assert "[" not in path.read_text()
-
-
-def speed_of(found, triple, measured):
-    chosen = found.recommendation.model_copy(update={"measured_speedup": measured})
-    return f"{','.join(map(str, triple))}, {speed(chosen)}"
 
 
 def test_a_triple_that_beats_auto_says_so(tuned):
@@ -191,17 +176,16 @@ def test_a_preset_builds_the_triple_and_runs(tuned, checkpoint, model, tmp_path)
     assert ran.code == 0, ran
 
 
-def test_one_table_has_what_was_predicted_and_what_was_measured(tuned):
+def test_one_table_has_what_was_measured_the_fastest_first(tuned):
     ran = trtla(*[arg for arg in tuned[2] if arg != "--json"])
     assert ran.code == 0, ran
     head, _, *rows = next(part.splitlines() for part in ran.out.split("\n\n") if "fed/step" in part)
     names = [cell.strip() for cell in head.strip("|").split("|")]
-    assert names == ["lookahead", "predicted speed-up", "measured", "error %", "S", "fed/step"]
+    assert names == ["arm", "speed-up", "tokens/s", "S", "fed/step"]
     cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
-    measured = [float(row[2]) for row in cells if row[2] != "-"]
-    assert measured == sorted(measured, reverse=True)
-    assert [row[2] == "-" for row in cells] == sorted(row[2] == "-" for row in cells)
-    assert len({row[0] for row in cells}) == len(cells)  # no triple twice
+    speeds = [float(row[1]) for row in cells]
+    assert speeds == sorted(speeds, reverse=True)
+    assert len({row[0] for row in cells}) == len(cells)  # no arm twice
     assert ran.out.count("fed/step") == 1
 
 
@@ -264,7 +248,8 @@ def test_a_triple_for_tensorrt_llm_comes_with_a_bound(checkpoint, prompts, tmp_p
     assert "by the roofline, not measured" in preset
     assert f"lookahead: {found['recommendation']['lookahead']}" in preset
     assert "a bound of steps' times, not a measurement" in found["cost"]["note"]
-    assert found["verified"] == []
+    assert found["rows"] == []
+    assert {row["category"] for row in found["grid"]} == {"letters", "prompts", "all"}
     assert found["recommendation"]["measured_speedup"] is None
     assert found["recommendation"]["lookahead"] != [1, 1, 0]  # tokens are nearly free there
     assert sorted(path.name for path in (tmp_path / "out").glob(".*")) == []  # no engine is left

@@ -99,4 +99,4 @@ def test_an_ablation_leaves_out_what_would_draft_nothing(plain: Path, tmp_path: 
     out = ("--output", tmp_path / "rows.csv", "--processor", "greedy", "--json")
     ran = trtla("bench", "--ablation", plain, *ask, *out)
     assert ran.err.count(NOTE) == 1, ran.err
-    assert [row["method"] for row in ran.json["means"]] == ["ar", "nasd"]
+    assert [row["arm"] for row in ran.json["rows"]] == ["ar", "nasd"]

@@ -11,9 +11,8 @@ import pytest
 
 from tests.support import documents
 from tests.support.documents import put
-from trtla.bench.tables import COLUMNS, means_text
 from trtla.errors import UsageError
-from trtla.report.figures import comparisons, measured
+from trtla.report.figures import measured
 from trtla.report.reading import read_all
 
 
@@ -25,49 +24,19 @@ def as_csv(rows: list[dict[str, Any]]) -> str:
     return out.getvalue()
 
 
-def ablation_rows() -> list[dict[str, str]]:
-    empty = dict.fromkeys(COLUMNS, "")
-    return [
-        {**empty, "run_id": f"{method}{task}", "method": method, "task": task, "repeat": "0",
-         "processor": "greedy", "temperature": "0", "model": "llama", "device": "cpu",
-         "dtype": "float32", "speedup_vs_ar": ratio, "tokens_per_s": "10", "same_as_ar": same}
-        for task, ratio in (("code", "2"), ("chat", "0.5"))
-        for method, same in (("ar", "true"), ("nasd", "false"))
-    ]  # fmt: skip
-
-
 def test_every_kind_is_known_by_its_content(tmp_path: Path) -> None:
     paths = [put(tmp_path, f"{i}.txt", d) for i, d in enumerate(documents.everything().values())]
     found = [(one.number, one.kind) for one in read_all(paths)]
-    assert found == list(enumerate(("bench", "ablation", "tune", "summarize", "run"), 1))
-
-
-def test_both_tables_of_an_ablation_give_the_same_figures(tmp_path: Path) -> None:
-    rows = ablation_rows()
-    paths = [put(tmp_path, "r.csv", as_csv(rows)), put(tmp_path, "m.csv", means_text(rows))]
-    first, second = (measured(source) for source in read_all(paths))
-    assert [(m.arm, m.task, m.speedup) for m in first] == [
-        (m.arm, m.task, m.speedup) for m in second
-    ]
-    best = comparisons(first)[0].best
-    assert best is not None
-    assert best.speedup == pytest.approx(1.0)  # of 2 and 0.5
-    assert (best.figures.equal_texts, best.figures.texts) == (0, 2)
-
-
-def test_the_nodes_of_an_ablation_are_called_nodes(tmp_path: Path) -> None:
-    rows = [{**row, "method": "auto-nodes", "gamma": "8"} for row in ablation_rows()[:1]]
-    found = measured(read_all([put(tmp_path, "r.csv", as_csv(rows))])[0])
-    assert [one.figures.setting for one in found] == ["nodes 8"]
+    assert found == list(enumerate(("bench", "bench", "tune", "summarize", "run"), 1))
 
 
 def test_a_table_of_bench_gives_what_its_document_gives(tmp_path: Path) -> None:
     found = documents.bench()
-    table = [{**row, "cpu": "AMD EPYC", "cores": 2} for row in found["rows"]]
+    table = [{**row, "cpu": "AMD EPYC", "cores": 2, "model": "m"} for row in found["rows"]]
     paths = [put(tmp_path, "b.json", found), put(tmp_path, "b.csv", as_csv(table))]
     first, second = (measured(source) for source in read_all(paths))
     assert [m.speedup for m in first] == [m.speedup for m in second]
-    assert second[0].figures.device == "cpu"
+    assert (second[0].figures.device, second[0].model) == ("cpu", "m")
 
 
 @pytest.mark.parametrize(
@@ -81,12 +50,12 @@ def test_a_table_of_bench_gives_what_its_document_gives(tmp_path: Path) -> None:
         ("a,b\n1,2\n", "neither"),
         ("arm,category,speedup_vs_ar\n", "no results"),
         ('{"sides": [], "x": 1}', "no results"),
-        ('{"sides": [{"name": "trtla", "latency_s": NaN, "tokens_per_s": 1}]}', "NaN"),
-        ('{"means": {"a": 1}}', "means"),
-        ('{"means": [3]}', "means.0"),
+        ('{"sides": [{"arm": "trtla", "time_s": NaN, "tokens_per_s": 1}]}', "NaN"),
+        ('{"sides": [{"name": "trtla", "latency_s": 1, "tokens_per_s": 1}]}', "sides.0.device"),
+        ('{"means": [{"method": "ar"}]}', "no document of trtla"),
+        ("run_id,method,speedup_vs_ar\n1,ar,1\n", "neither"),
         ('{"rows": [{"arm": "ar"}], "cells": []}', "rows.0.device"),
         ("\x00\x01", "neither"),
-        (f"{','.join(COLUMNS)}\n{','.join(['None'] * len(COLUMNS))}\n", "wrong cell"),
         (f"arm,category,speedup_vs_ar\n{'x' * 140_000},b,1\n", "wrong cell"),
     ],
 )

@@ -18,7 +18,7 @@ from tests.support.toys import (
 )
 from trtla import LLM, DraftOptions, LookaheadConfig, SamplingParams, UsageError
 from trtla.bench.arms import AR, EngineArm, engine_arms
-from trtla.bench.turns import measure
+from trtla.bench.turns import measure, rounds_of
 from trtla.results.bench_documents import Cell
 from trtla.results.metrics import total
 from trtla.runtime.costs import CostTable
@@ -154,10 +154,10 @@ def test_rounds_and_arms_of_bench_do_not_profit_from_earlier_ones(llm):
         device="cpu", dtype="float32", threads=1, batch_size=1, temperature=0.0, category="code"
     )
     arms = [*engine_arms(llm, ["auto"]), EngineArm(llm, "auto", name="auto again")]
-    measured = measure(cell, arms, [[prompt]], sampling, rounds=2)
+    measured = measure(cell, arms, rounds_of([[prompt]], sampling, 2))
     accepted = {name: [one.accepted for one in runs] for name, runs in measured.runs.items()}
     assert accepted == {AR: [0, 0], "lookahead auto": [0, 0], "auto again": [0, 0]}
-    within = measure(cell, arms[:2], [[prompt], [prompt]], sampling, rounds=1)
+    within = measure(cell, arms[:2], rounds_of([[prompt], [prompt]], sampling, 1))
     assert within.runs["lookahead auto"][0].accepted > 0  # its own earlier batch of the round
 
 

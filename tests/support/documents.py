@@ -48,50 +48,38 @@ def bench(rows: list[dict[str, Any]] | None = None) -> dict[str, Any]:
 
 
 def ablation() -> dict[str, Any]:
-    shared = {"model": "llama", "device": "cpu", "dtype": "float32", "processor": "greedy",
-              "temperature": "0", "task": None, "rows": 4.0, "same_as_ar_mean": 1.0}  # fmt: skip
-    return {
-        "schema_version": 1,
-        "output": "a.csv",
-        "means": [
-            {**shared, "method": "ar", "speedup_vs_ar_mean": 1.0},
-            {**shared, "method": "sd", "gamma": "4", "speedup_vs_ar_mean": 1.3},
-        ],
-    }
+    rows = [bench_row("ar", "all", 1.0), bench_row("sd", "all", 1.3, setting="gamma 4")]
+    return {**bench(rows), "environment": {}}
 
 
 def tune() -> dict[str, Any]:
-    grid = [
-        {"lookahead": [w, n, 3], "category": "code", "batch_size": batch, "tokens_per_step": 2.0,
-         "fed_per_step": 9.0, "acceptance": "replayed", "predicted_speedup": w * n / batch / 4}
-        for w in (2, 4) for n in (2, 3) for batch in (1, 8)
-    ]  # fmt: skip
-    best = {"lookahead": [4, 3, 3], "predicted_speedup": 3.0}
+    rows = [
+        bench_row(arm, "code", speedup, batch_size=batch, executor="torch on cpu")
+        for batch in (1, 8)
+        for arm, speedup in (("ar", 1.0), ("lookahead 4,3,3", 2.9), ("prompt-lookup", 1.7))
+    ]
+    best = {"lookahead": [4, 3, 3], "measured_speedup": 2.9}
+    predicted = {"lookahead": [4, 3, 3], "predicted_speedup": 1.5}
     return {
         "schema_version": 1, "command": "tune", "argv": "trtla tune --engine-dir engine",
         "environment": ENVIRONMENT, "engine": "/models/llama", "executor": "torch on cpu",
         "cost": {"source": "measured", "note": "this machine", "knee": 8,
                  "rows": [{"sequences": 1, "points": [[1, 0.001], [8, 0.0011], [64, 0.005]]}]},
-        "grid": grid,
-        "verified": [{**best, "category": "code", "batch_size": 1, "measured_speedup": 2.9,
-                      "error_percent": 3.4}],
-        "alternatives": [{"drafter": "prompt-lookup", "category": "code", "batch_size": 1,
-                          "predicted_speedup": None, "measured_speedup": 1.7}],
-        "recommendation": {**best, "batch_size": 1, "measured_speedup": 2.9,
-                           "by_batch_size": [{**best, "batch_size": 8}],
+        "grid": [], "rows": rows,
+        "recommendation": {**best, "batch_size": 1,
+                           "by_batch_size": [{**predicted, "batch_size": 8}],
                            "by_category": [{**best, "category": "code"}]},
         "time_s": 61.0,
     }  # fmt: skip
 
 
 def summarize() -> dict[str, Any]:
-    side = {"latency_s": 2.0, "output_tokens": 200, "steps": 80, "tokens_per_step": 2.4,
-            "rouge1": 31.4, "rouge2": 12.0, "rougeL": 25.0, "rougeLsum": 26.0}  # fmt: skip
+    rouge = {"rouge1": 31.4, "rouge2": 12.0, "rougeL": 25.0, "rougeLsum": 26.0, "time_s": 2.0}
+    sides = (("trtla", 1.5), ("trtla_without_lookahead", 1.0))
     return {
         "schema_version": 1, "dataset": "cnn_dailymail", "items": 20, "batch_size": 1,
         "output_len": 100, "temperature": 0.0, "seed": 0,
-        "sides": [{**side, "name": "trtla", "tokens_per_s": 150.0},
-                  {**side, "name": "trtla_without_lookahead", "tokens_per_s": 100.0}],
+        "sides": [bench_row(name, "cnn_dailymail", ratio, **rouge) for name, ratio in sides],
     }  # fmt: skip
 
 

@@ -74,9 +74,9 @@ def test_nothing_begins_when_the_budget_is_over(tiny_llama, tmp_path, ticks):
     assert "the search's time was over: the same command with a larger --budget goes on" in notes
     first = kinds(tmp_path)
     assert first["run"] > 2
-    assert 1 <= first["turn"] <= 6
-    assert {row.batch_size for row in found.grid} <= {1, 2}
-    assert {one.drafter for one in found.alternatives} >= {"auto"}  # the default, to beat
+    assert 2 <= first["turn"] <= 2 * 6  # of both categories
+    assert {row.batch_size for row in found.rows} <= {1, 2}
+    assert {row.arm for row in found.rows} >= {"ar", "lookahead auto"}  # the default, to beat
 
 
 def test_a_batch_size_without_time_is_left_out(tiny_llama, tmp_path, ticks):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from trtla.results.documents import GridPoint, Verified
+from trtla.results.bench_documents import EVERY_CATEGORY, Row
+from trtla.results.tune_documents import GridPoint
 from trtla.runtime.costs import CostTable
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
 from trtla.settings.sampling import SamplingParams
-from trtla.tune.prediction import ALL, Predictor, best, knee, recommend
+from trtla.tune.prediction import Predictor, best, knee, recommend
 from trtla.tune.search import FREE, Sample, Steps, coarse
 
 GROUPS = {
@@ -30,6 +31,14 @@ def made(base, token, counts=(1, 2, 4, 16)):
     return CostTable(
         tuple((n, tuple((t, base + token * t) for t in (n, 2 * n, 256 * n))) for n in counts)
     )
+
+
+def measured(arm, speed, category=EVERY_CATEGORY, tokens_per_step=2.0):
+    triple = f"lookahead {','.join(map(str, arm))}" if isinstance(arm, tuple) else arm
+    return Row(
+        device="cpu", dtype="float32", threads=1, batch_size=1, temperature=0.0, category=category,
+        arm="ar" if arm == PLAIN else triple, speedup_vs_ar=speed, tokens_per_step=tokens_per_step,
+    )  # fmt: skip
 
 
 def rows(table, sizes=(1,), triples=None, groups=GROUPS):
@@ -66,10 +75,9 @@ def test_speed_ups_are_ratios_of_prompts_and_steps(size):
     plain = prompt + 640 * one
     assert own["code"].predicted_speedup == pytest.approx(plain / (prompt + code * step), abs=1e-4)
     together = 2 * plain / (2 * prompt + (code + chat) * step)
-    assert own[ALL].predicted_speedup == pytest.approx(together, abs=1e-4)
-    assert own[ALL].tokens_per_step == pytest.approx(2 * 640 / (code + chat), abs=1e-4)
-    assert own[ALL].fed_per_step == triple.max_decoding_tokens
-    assert {row.acceptance for row in table} == {"measured"}
+    assert own[EVERY_CATEGORY].predicted_speedup == pytest.approx(together, abs=1e-4)
+    assert own[EVERY_CATEGORY].tokens_per_step == pytest.approx(2 * 640 / (code + chat), abs=1e-4)
+    assert own[EVERY_CATEGORY].fed_per_step == triple.max_decoding_tokens
 
 
 def test_a_triple_is_judged_on_the_samples_that_it_ran_on():
@@ -85,10 +93,7 @@ def test_what_was_measured_wins_over_what_was_predicted():
     table = rows(made(1.0, 0.0))
 
     def found(*speeds):
-        return [
-            Verified(lookahead=triple, category=ALL, batch_size=1, measured_speedup=speed)
-            for triple, speed in zip([PLAIN, (7, 7, 7), (1, 2, 3)], speeds, strict=True)
-        ]
+        return list(map(measured, [PLAIN, (7, 7, 7), (1, 2, 3)], speeds))
 
     chosen = recommend(table, found(1.0, 1.1, 1.3))
     assert (chosen.lookahead, chosen.measured_speedup) == ((1, 2, 3), 1.3)
@@ -104,11 +109,9 @@ def test_what_was_measured_wins_over_what_was_predicted():
      (0.9, 0.8, False), (0.9, 1.3, False), (None, 1.3, False), (None, 0.9, False)],
 )  # fmt: skip
 def test_auto_is_kept_unless_something_is_measured_ahead_of_it(auto, triple, keeps):
-    whole = {"category": ALL, "batch_size": 1}
-    speeds = [(PLAIN, 1.0), ((1, 2, 3), triple)]
-    found = [Verified(lookahead=one, measured_speedup=speed, **whole) for one, speed in speeds]
-    found += [Verified(drafter="auto", measured_speedup=auto, **whole)] if auto else []
-    found += [Verified(drafter="prompt-lookup", measured_speedup=9.0, **whole)]
+    found = [measured(PLAIN, 1.0), measured((1, 2, 3), triple)]
+    found += [measured("lookahead auto", auto)] if auto else []
+    found += [measured("prompt-lookup", 9.0)]
     chosen = recommend(rows(made(1.0, 0.0)), found)
     assert (chosen.keep_auto, chosen.auto_speedup) == (keeps, auto)
     assert chosen.lookahead == ((1, 2, 3) if triple > 1.0 else PLAIN)  # the best fixed one
@@ -132,12 +135,12 @@ def test_the_knee_is_the_last_cheap_token():
 
 def test_a_triple_that_saved_no_step_is_never_recommended():
     """Timings scatter: it can be measured ahead and still cannot be."""
-    plain = {"category": "a", "batch_size": 1}
-    rows = [
-        GridPoint(lookahead=(1, 1, 0), tokens_per_step=1.0, predicted_speedup=1.0, **plain),
-        GridPoint(lookahead=(1, 2, 1), tokens_per_step=1.0, predicted_speedup=0.99, **plain),
+    points = [
+        GridPoint(
+            lookahead=triple, category="a", batch_size=1, tokens_per_step=1.0, predicted_speedup=1.0
+        )
+        for triple in (PLAIN, (1, 2, 1))
     ]
-    ahead = [Verified(lookahead=(1, 2, 1), measured_speedup=1.3, **plain)]
-    assert recommend(rows, ahead).lookahead == (1, 1, 0)
-    saved = [rows[0], rows[1].model_copy(update={"tokens_per_step": 1.1})]
-    assert recommend(saved, ahead).lookahead == (1, 2, 1)
+    for steps, chosen in ((1.0, PLAIN), (1.1, (1, 2, 1))):
+        ahead = [measured(PLAIN, 1.0, "a", 1.0), measured((1, 2, 1), 1.3, "a", steps)]
+        assert recommend(points, ahead).lookahead == chosen

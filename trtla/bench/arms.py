@@ -116,6 +116,16 @@ class Arm:
     compute_type: str | None = None
     """The type of the arithmetic; None: unknown, or chosen product by product."""
 
+    @property
+    def label(self) -> str:
+        """What it is called among others of its name."""
+        return self.name
+
+    @property
+    def key(self) -> str:
+        """All that its decodings depend on, for a journal."""
+        return self.label
+
     def takes(self, batch_size: int) -> bool:
         """Whether it can decode such a batch."""
         raise NotImplementedError
@@ -142,10 +152,14 @@ class Way:
     drafter: DrafterSettings = LOOKAHEAD
     options: DraftOptions | None = None
     """What auto drafts with; None: as the model is opened."""
+    setting: str | None = None
+    """What tells it from others of its name, in words."""
 
     def arm(self, llm: LLM) -> EngineArm:
         """The arm."""
-        return EngineArm(llm, self.lookahead, self.drafter, self.name, self.options)
+        arm = EngineArm(llm, self.lookahead, self.drafter, self.name, self.options)
+        arm.setting = self.setting
+        return arm
 
 
 class EngineArm(Arm):
@@ -176,6 +190,14 @@ class EngineArm(Arm):
         self.weight_type = stats.weight_type or ("FP8" if stored.fp8 else stored.dtype)
         self.compute_type = stats.compute_type or stored.dtype
         self.begin_round()
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} ({self.setting})" if self.setting else self.name
+
+    @property
+    def key(self) -> str:
+        return f"{self.label} {self._triple} {self._drafter} {self._options}"
 
     def takes(self, batch_size: int) -> bool:
         return batch_size <= self._llm.limits.max_batch_size

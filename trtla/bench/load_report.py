@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -13,7 +12,7 @@ import numpy
 
 from trtla.bench.load_client import StreamedAnswer
 from trtla.bench.load_runs import LoadResult, LoadRun, LoadTest
-from trtla.bench.tables import csv_lines
+from trtla.bench.tables import rows_text
 from trtla.console import TableText, counted, markdown
 from trtla.console import cell as shown
 from trtla.results.bench_documents import FailureCount, LoadDocument, LoadRow, LoadSettings
@@ -127,13 +126,7 @@ def document(test: LoadTest, measured: LoadResult, found: dict[str, Any]) -> dic
 def csv_text(measured: LoadResult, found: dict[str, Any]) -> str:
     """One line a run, with what is needed of the environment in the last columns."""
     extra = {key: found[key] for key in ("cpu", "cores", "trtla", "commit")}
-    lines = [
-        {**dict.fromkeys(LoadRow.model_fields), **row(run).document(), **extra}
-        for run in measured.runs
-    ]
-    for line in lines:
-        line["failures"] = json.dumps(line["failures"])
-    return csv_lines(list(lines[0]), lines, header=True)
+    return rows_text([row(run) for run in measured.runs], extra)
 
 
 def results_text(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -21,8 +22,7 @@ from trtla.console import Stages, silent
 from trtla.data.prompt_sets import CNN_DAILYMAIL, Ids, load_rows
 from trtla.errors import CheckFailed, TrtlaError, UsageError
 from trtla.files import parse_jsonl, read_text
-from trtla.results.documents import Side
-from trtla.results.metrics import add, agreement
+from trtla.results.bench_documents import Cell, Row
 from trtla.settings.drafting import NO_DRAFTER, DrafterSettings
 from trtla.settings.lookahead import AUTOREGRESSIVE
 from trtla.settings.messages import Asking
@@ -31,6 +31,7 @@ from trtla.settings.sampling import SamplingParams
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from trtla.bench.turns import CellRuns
     from trtla.llm.llm import LLM
     from trtla.llm.text import Tokenizer
 
@@ -106,9 +107,10 @@ class SummarySide:
     scores: tuple[dict[str, float], ...]
     """ROUGE of each text."""
 
-    def figures(self) -> Side:
-        means = {key: fmean(score[key] for score in self.scores) for key in ROUGE}
-        return Side.fill(self.run, name=self.name, latency_s=self.run.time_s, **means)
+    @property
+    def rouge(self) -> dict[str, float]:
+        """Means over the texts."""
+        return {key: fmean(score[key] for score in self.scores) for key in ROUGE}
 
 
 def engine_arms(llm: LLM, drafter: DrafterSettings) -> list[EngineArm]:
@@ -123,8 +125,8 @@ def hf_arm(model_dir: str, device: str, dtype: str, engine_dtype: str) -> Arm:
     """transformers' greedy generate in the engine's arithmetic."""
     import torch
 
+    from trtla.bench.hardware import torch_device
     from trtla.bench.peers import HuggingFace
-    from trtla.bench.turns import torch_device
     from trtla.runtime.models.load import resolve_dtype
 
     on = torch_device(device)
@@ -133,30 +135,30 @@ def hf_arm(model_dir: str, device: str, dtype: str, engine_dtype: str) -> Arm:
     return PeerArm("hugging_face", model.decode)
 
 
-def run_arms(
+def measure_sides(
+    cell: Cell,
     arms: Sequence[Arm],
     prompts: Sequence[Ids],
     sampling: SamplingParams,
-    batch_size: int,
     stages: Stages = silent,
-) -> list[ArmRun]:
+) -> CellRuns:
     """Decode all prompts in batches, the arms in turns; the first one once before, untimed."""
-    import torch
+    from trtla.bench.turns import measure
 
-    from trtla.bench.turns import alternate
-
-    batches = [prompts[at : at + batch_size] for at in range(0, len(prompts), batch_size)]
+    starts = range(0, len(prompts), cell.batch_size)
+    batches = [prompts[at : at + cell.batch_size] for at in starts]
     work = [(batch, [sampling] * len(batch)) for batch in batches]
-    runs: dict[Arm, list[ArmRun]] = {arm: [] for arm in arms}
+    done, total = count(1 - len(arms)), len(batches) * len(arms)
     with stages("summarize", "batches") as progress:
-        progress(0, len(batches) * len(arms))
-        for arm in arms:
-            arm.warm_up(prompts[:1], [sampling])
-            arm.begin_round()
-        for number, (arm, run) in enumerate(alternate(arms, work, torch.device("cpu")), 1):
-            runs[arm].append(run)
-            progress(number, len(batches) * len(arms))
-    return [add(own) for own in runs.values()]
+        found = measure(
+            cell,
+            arms,
+            [work],
+            on_run=lambda *_: progress(max(0, next(done)), total),
+            first=(prompts[:1], [sampling]),
+        )
+    found.plain = PLAIN
+    return found
 
 
 def side(
@@ -182,14 +184,6 @@ def rouge(text: str, reference: str, kinds: Sequence[str] = ROUGE) -> dict[str, 
     return {kind: 100.0 * found[kind].fmeasure for kind in kinds}
 
 
-def equal_to_plain(sides: Sequence[SummarySide]) -> int | None:
-    """How many summaries have plain decoding's ids and reason; None: it did not run."""
-    runs = {one.name: one.run for one in sides}
-    if ENGINE not in runs or PLAIN not in runs:
-        return None
-    return agreement(runs[ENGINE], runs[PLAIN])["equal_texts"]
-
-
 def items(sides: Sequence[SummarySide], prompts: Sequence[Ids]) -> Iterator[dict[str, Any]]:
     """What --output writes: one object an article, with every side's text and scores."""
     for index, prompt in enumerate(prompts):
@@ -205,11 +199,11 @@ def items(sides: Sequence[SummarySide], prompts: Sequence[Ids]) -> Iterator[dict
         yield {"index": index, "input_tokens": len(prompt), "sides": found}
 
 
-def check_rouge1(figures: Side, threshold: float) -> None:
+def check_rouge1(row: Row, threshold: float) -> None:
     """Compare a side's ROUGE-1 with a threshold."""
-    rouge1 = figures.rouge1 or 0.0
+    rouge1 = row.rouge1 or 0.0
     if rouge1 < threshold:
         raise CheckFailed(
-            f"rouge1 {rouge1:.2f} of {figures.name} is below the threshold {threshold:g}",
+            f"rouge1 {rouge1:.2f} of {row.arm} is below the threshold {threshold:g}",
             "compare with --test-hf: equal scores mean the model, not the engine",
         )

@@ -1,5 +1,7 @@
 """The cells of a benchmark one after the other: models opened, arms made, prompts cut, rounds run.
 
+An ablation is a benchmark of named arms whose turns are kept and whose texts are scored.
+
 Progress goes to `on_note` and `on_round`.
 """
 
@@ -7,34 +9,57 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 
 import torch
 
-from trtla.bench.arms import HUGGING_FACE, LLAMA_CPP, Arm, Note, engine_arms, gguf_of
+from trtla.bench.ablation_arms import resolved
+from trtla.bench.arms import HUGGING_FACE, LLAMA_CPP, Arm, Note, Way, engine_arms, gguf_of
+from trtla.bench.hardware import Hardware, read_bandwidth, torch_device
+from trtla.bench.journal import Measurements, engine_facts, fingerprint
 from trtla.bench.opened import OpenedModel, Setup
+from trtla.bench.scores import TextScores
 from trtla.bench.turns import (
     CellRuns,
-    Hardware,
+    Kept,
     OnRound,
     Watch,
+    Work,
+    decodings,
     measure,
-    read_bandwidth,
+    no_scores,
+    rounds_of,
     rows,
-    torch_device,
+    together,
 )
 from trtla.console import Progress, Stages, silent
 from trtla.data.prompt_sets import Ids, PromptSet, batches, fit
 from trtla.errors import UsageError
 from trtla.formats.gguf.header import is_gguf
 from trtla.llm.llm import LLM
-from trtla.results.bench_documents import BenchRow, Cell, MeasuredCell
+from trtla.results.bench_documents import Cell, Decoding, MeasuredCell, Row
 from trtla.runtime.models.llama import weight_bytes
 from trtla.runtime.threads import num_threads, set_threads
 from trtla.settings.drafting import LOOKAHEAD, DrafterSettings
 from trtla.settings.lookahead import Lookahead, check_request
 from trtla.settings.sampling import Filters
+
+_WARM_UP_TOKENS = 8
+_OPTIONS = ("kv_cache_dtype", "draft_device", "draft_dtype")
+"""Options of the executor that decodings depend on, beside their cell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ablation:
+    """Arms of our engine that are measured in place of triples and drafters, plain decoding first.
+
+    Round i has seed + i, and arms warm up on a few tokens.
+    """
+
+    ways: tuple[Way, ...]
+    journal: Path
+    """What it holds is not measured again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,26 +70,29 @@ class Sweep(Setup):
     where the engine has that.
     """
 
-    triples: tuple[Lookahead, ...]
+    triples: tuple[Lookahead, ...] = ()
     """Empty: what the model is opened with, where lookahead drafts."""
-    drafters: tuple[DrafterSettings, ...]
-    peers: tuple[str, ...]
-    hf_model_dir: str | None
-    assistant_dir: str | None
+    drafters: tuple[DrafterSettings, ...] = ()
+    peers: tuple[str, ...] = ()
+    hf_model_dir: str | None = None
+    assistant_dir: str | None = None
     sets: tuple[PromptSet, ...]
-    prompt_lens: tuple[int, ...]
+    prompt_lens: tuple[int, ...] = ()
     """Empty: the prompts' own lengths."""
     filters: tuple[Filters, ...]
     rounds: int
+    ablation: Ablation | None = None
 
 
 @dataclass(slots=True)
 class Results:
     """Rows for the table, and what every cell was measured with."""
 
-    rows: list[BenchRow] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
     cells: list[MeasuredCell] = field(default_factory=list)
     executors: list[str] = field(default_factory=list)
+    decodings: list[Decoding] = field(default_factory=list)
+    """Of an ablation."""
 
 
 def run_sweep(
@@ -96,6 +124,14 @@ class _OpenedBench:
         self._opened = OpenedModel(llm, sweep, device, dtype)
         self._arms = self._make_arms()
         self._prompts: dict[tuple[str, Filters], list[Ids]] = {}
+        self._references: dict[Ids, str] = {}
+        self._journal = self._open_journal(sweep.ablation) if sweep.ablation else None
+
+    def _open_journal(self, ablation: Ablation) -> Measurements:
+        options = {name: getattr(self._sweep.options, name) for name in _OPTIONS}
+        facts = {"engine": engine_facts(self._llm.engine), "options": options}
+        more = {"model": self._sweep.model, "ends": self._sweep.ignore_eos}
+        return Measurements(ablation.journal, fingerprint({**facts, **more}), "--output")
 
     def _check_temperatures(self) -> None:
         hot = max(filters.temperature for filters in self._sweep.filters)
@@ -108,6 +144,9 @@ class _OpenedBench:
 
     def _make_arms(self) -> list[Arm]:
         limit = self._llm.limits.lookahead
+        if self._sweep.ablation is not None:
+            ways = (resolved(way, limit) for way in self._sweep.ablation.ways)
+            return list({arm.key: arm for arm in (way.arm(self._llm) for way in ways)}.values())
         for triple in self._sweep.triples:
             if triple != "auto":
                 check_request(triple, limit, "--lookahead")
@@ -148,22 +187,57 @@ class _OpenedBench:
     ) -> None:
         results.executors.append(self._llm.description)
         size = weight_bytes(self._opened.checkpoint, self._opened.dtype)  # peers have no FP8
+        hardware = {count: Hardware(size, speed) for count, speed in bandwidth.items()}
         cells = list(self._cells(tuple(bandwidth)))
-        decodings = {arm.name: self._decodings(arm, cells) for arm in self._arms}
-        watch = Watch(decodings, progress, self._on_note)
+        watch = Watch(
+            {arm.label: self._decodings(arm, cells) for arm in self._arms}, progress, self._on_note
+        )
+        kept, found = Kept(self._journal), list[CellRuns]()
+        if self._journal is not None:
+            self._note_kept(kept, cells)
         for cell, prompts in cells:
             set_threads(cell.threads)
             arms = [arm for arm in self._arms if arm.takes(cell.batch_size)]
             for arm in self._arms:
                 if arm not in arms:
                     self._on_note(f"{arm.name} does not take batches of {cell.batch_size}")
-            filters = Filters(cell.temperature, cell.top_k, cell.top_p)
-            sampling = replace(self._sweep.sampling, **filters._asdict())
-            work, rounds = batches(prompts, cell.batch_size), self._sweep.rounds
-            measured = measure(cell, arms, work, sampling, rounds, on_round, watch.saw)
-            hardware = Hardware(size, bandwidth[cell.threads])
-            results.rows += rows(measured, hardware)
-            results.cells.append(_describe(measured, hardware, prompts))
+            work = self._work(cell, prompts)
+            first = self._short(work[0][0]) if self._journal is not None else None
+            measured = measure(cell, arms, work, on_round, watch.saw, first=first, kept=kept)
+            found.append(measured)
+            results.cells.append(_describe(measured, hardware[cell.threads], prompts))
+        score = no_scores
+        if self._journal is not None:
+            score = TextScores(self._opened, self._references, self._journal).of
+            for measured in found:
+                results.decodings += decodings(measured, hardware[measured.cell.threads], score)
+            found += together(found)
+        for measured in found:
+            results.rows += rows(measured, hardware[measured.cell.threads], score)
+
+    def _work(self, cell: Cell, prompts: Sequence[Ids]) -> list[list[Work]]:
+        filters = Filters(cell.temperature, cell.top_k, cell.top_p)
+        sampling = replace(self._sweep.sampling, **filters._asdict())
+        reseed = self._sweep.ablation is not None
+        work = batches(prompts, cell.batch_size)
+        return rounds_of(work, sampling, self._sweep.rounds, reseed=reseed)
+
+    @staticmethod
+    def _short(work: Work) -> Work:
+        prompts, sampling = work
+        most = min(_WARM_UP_TOKENS, sampling[0].max_output_len)
+        return prompts, [replace(one, max_output_len=most) for one in sampling]
+
+    def _note_kept(self, kept: Kept, cells: Sequence[tuple[Cell, list[Ids]]]) -> None:
+        turns = [
+            kept.get(cell, number, work, self._arms) is not None
+            for cell, prompts in cells
+            for number, works in enumerate(self._work(cell, prompts), 1)
+            for work in works
+        ]
+        if count := sum(turns) * len(self._arms):
+            all_of_them = len(turns) * len(self._arms)
+            self._on_note(f"{count} of {all_of_them} decodings are there already")
 
     def _decodings(self, arm: Arm, cells: Sequence[tuple[Cell, list[Ids]]]) -> int:
         """How often an arm decodes a batch, each cell beginning with one that warms up."""
@@ -197,7 +271,12 @@ class _OpenedBench:
         if key not in self._prompts:
             sampling = replace(self._sweep.sampling, **filters._asdict())
             of = f" of {chosen.category}"
-            self._prompts[key] = self._opened.prompts(chosen.questions, sampling, self._on_note, of)
+            found = self._opened.prompts(chosen.questions, sampling, self._on_note, of)
+            self._prompts[key], places = found, iter(found)
+            for one in chosen.questions:
+                *_, last = islice(places, len(one.turns))
+                if one.reference is not None:
+                    self._references[last] = one.reference
         return self._prompts[key]
 
 

@@ -1,48 +1,24 @@
-"""Tables: bench's rows as one JSON document, CSV rows or Markdown; an ablation's rows and means."""
+"""Views of rows: one JSON document, CSV lines, Markdown tables."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from hashlib import sha256
+from collections.abc import Mapping, Sequence
 from itertools import groupby, zip_longest
-from pathlib import Path
-from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
-from trtla.bench.arms import LLAMA_CPP, ArmRun
-from trtla.bench.journal import fingerprint
+from trtla.bench.arms import LLAMA_CPP
 from trtla.console import TableText, counted, markdown
 from trtla.console import cell as shown
-from trtla.data.prompt_sets import Ids
-from trtla.results.bench_documents import (
-    AblationFigures,
-    AblationSetting,
-    Bench,
-    BenchRow,
-    BenchSettings,
-    Cell,
-)
-from trtla.results.documents import SCHEMA_VERSION, SourceRow
-from trtla.results.metrics import agreement, too_short, total
+from trtla.results.bench_documents import Bench, BenchSettings, Cell, Row
+from trtla.results.documents import SCHEMA_VERSION, Part, SourceRow
+from trtla.results.metrics import too_short, total
 from trtla.settings.sampling import filters_text
 
 if TYPE_CHECKING:
     from trtla.bench.sweep import Results, Sweep
-
-
-def csv_lines(
-    columns: Sequence[str], rows: Iterable[Mapping[str, object]], *, header: bool = False
-) -> str:
-    """Rows as CSV, below the columns' names if wanted."""
-    out = io.StringIO()
-    writer = csv.DictWriter(out, columns, lineterminator="\n")
-    if header:
-        writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue()
 
 
 _FIGURES = {
@@ -53,6 +29,7 @@ _FIGURES = {
     "ttft_ms": "TTFT ms",
     "ms_per_token": "ms/token",
     "tokens_per_step": "S",
+    "acceptance_rate": "acceptance",
     "speedup_vs_ar": "speed-up",
     "efficiency": "efficiency",
     "fed_per_step": "fed/step",
@@ -63,10 +40,13 @@ _FIGURES = {
     "distinct_4grams": "distinct 4-grams",
     "agreement": "texts as ar",
 }
+_SCORES = {"rougeL": "ROUGE-L", "perplexity": "perplexity"}
+"""Shown if a row has them."""
 _SOURCE_FIGURES = (
     "proposed", "fed", "accepted", "expected", "calibration", "accepted/fed by depth"
 )  # fmt: skip
 _DEPTHS = 8  # that are shown
+_ENVIRONMENT = ("cpu", "cores", "torch", "transformers", "trtla", "commit")
 _EXACT = ("tokens_per_s", "peak_memory_mb", "ttft_ms")  # shown with fewer digits
 
 
@@ -79,16 +59,24 @@ def document(results: Results, sweep: Sweep, found: dict[str, Any]) -> dict[str,
     return filled.document()
 
 
-def csv_text(results: Results, found: dict[str, Any]) -> str:
-    """One line an arm and cell, with the environment in the last columns."""
-    extra = {
-        key: found[key] for key in ("cpu", "cores", "torch", "transformers", "trtla", "commit")
-    }
-    lines = [{**row.document(), **extra} for row in results.rows]
-    for line in lines:
-        if line["sources"] is not None:
-            line["sources"] = json.dumps(line["sources"])
-    return csv_lines(list(lines[0]), lines, header=True)
+def csv_text(results: Results, sweep: Sweep, found: dict[str, Any]) -> str:
+    """One line an arm and cell, with the model and the environment in the last columns."""
+    extra = {"model": sweep.model}
+    extra |= {key: found[key] for key in _ENVIRONMENT}
+    return rows_text(results.rows, extra)
+
+
+def rows_text(rows: Sequence[Part], extra: Mapping[str, object] = {}) -> str:
+    """Rows as CSV, below the columns' names; a list or a dictionary is JSON."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    columns = type(rows[0]).model_fields
+    writer.writerow([*columns, *extra])
+    for row in rows:
+        values = {**row.document(), **extra}
+        cells = (values.get(name) for name in (*columns, *extra))
+        writer.writerow(json.dumps(one) if isinstance(one, list | dict) else one for one in cells)
+    return out.getvalue()
 
 
 def results_text(
@@ -98,10 +86,18 @@ def results_text(
     parts = [_head(results, sweep, found)]
     for cell, members in groupby(results.rows, key=lambda row: Cell.fill(row)):
         rows = list(members)
-        cells = [[_shown(row, key) for key in _FIGURES] for row in rows]
-        parts.append(f"{_title(cell)}\n\n{table(list(_FIGURES.values()), cells)}")
-        parts += [_sources_table(row.arm, row.sources, table) for row in rows if row.sources]
-        short = {row.arm: too_short(row.texts, row.output_tokens) for row in rows}
+        scores = (name for name in _SCORES if any(getattr(row, name) is not None for row in rows))
+        columns = _FIGURES | {name: _SCORES[name] for name in scores}
+        cells = [[_shown(row, key) for key in columns] for row in rows]
+        parts.append(f"{_title(cell)}\n\n{table(list(columns.values()), cells)}")
+        names = [_shown(row, "arm") for row in rows]
+        parts += [
+            _sources_table(name, row.sources, table)
+            for name, row in zip(names, rows, strict=True)
+            if row.sources
+        ]
+        texts = (too_short(row.texts, row.output_tokens) for row in rows)
+        short = dict(zip(names, texts, strict=True))
         parts += [f"{arm}: {why}." for arm, why in short.items() if why]
     return "\n\n".join(parts)
 
@@ -151,7 +147,7 @@ def _sources_table(arm: str, sources: Mapping[str, SourceRow], table: TableText)
     return table([f"sources of {arm}", *_SOURCE_FIGURES], cells)
 
 
-def _shown(row: BenchRow, key: str) -> str:
+def _shown(row: Row, key: str) -> str:
     if key == "arm":
         return f"{row.arm} ({row.setting})" if row.setting else row.arm
     if key == "weight_type":
@@ -167,101 +163,3 @@ def _shown(row: BenchRow, key: str) -> str:
     if key in _EXACT and value is not None:
         return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
     return shown(value)
-
-
-Cells = dict[str, str]
-"""An ablation's row as texts; empty: the column does not apply, or the figure cannot be had."""
-
-SETTING = tuple(AblationSetting.model_fields)
-"""The columns that identify an arm's settings."""
-_MEASURED = tuple(AblationFigures.model_fields)
-COLUMNS = ("run_id", *SETTING, "seed", "repeat", "task", "prompt_id", *_MEASURED)
-"""One row is one decoding: an arm with one setting, on one prompt, once."""
-FIGURES = tuple(name for name in _MEASURED if name not in ("finish_reason", "output_sha256"))
-"""What has a mean."""
-_SWITCHES = {"true": 1.0, "false": 0.0}
-
-
-def figures_of(
-    run: ArmRun, plain: ArmRun, prompt: Ids, rouge_l: float | None, perplexity: float | None
-) -> AblationFigures:
-    """What a decoding gave, beside the same prompt's plain decoding in this process."""
-    drafts = run.draft_model
-    return AblationFigures.fill(
-        run,
-        prompt_tokens=len(prompt),
-        new_tokens=run.output_tokens,
-        drafter_forwards=drafts.forwards if drafts else None,
-        mean_gamma=drafts.mean_gamma if drafts else None,
-        mean_h_norm=drafts.mean_entropy if drafts else None,
-        ms_per_token=1000.0 / run.tokens_per_s,
-        speedup_vs_ar=run.tokens_per_s / plain.tokens_per_s,
-        peak_mem_mib=round(run.peak_bytes / 2**20, 1),
-        finish_reason=run.reasons[0],
-        output_sha256=sha256(" ".join(map(str, run.outputs[0])).encode()).hexdigest(),
-        same_as_ar=agreement(run, plain)["equal_texts"] == 1,
-        rouge_l=rouge_l,
-        perplexity=perplexity,
-    )
-
-
-def row_of(settings: Mapping[str, object], figures: AblationFigures) -> Cells:
-    """A whole row; settings that are no columns count for its run_id alone."""
-    values = {**settings, "run_id": fingerprint(settings), **dict(figures)}
-    return {column: _cell(values.get(column)) for column in COLUMNS}
-
-
-def _cell(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    return "" if value is None else str(value)
-
-
-def means_path(path: Path) -> Path:
-    """Where the means of a file go: results.csv -> results_means.csv."""
-    return path.with_name(f"{path.stem}_means{path.suffix}")
-
-
-def grouped(rows: Iterable[Cells]) -> list[list[Cells]]:
-    """The rows of each setting and task, in the order in which these first come."""
-    groups: dict[tuple[str, ...], list[Cells]] = {}
-    for row in rows:
-        key = tuple(row[column] for column in (*SETTING, "task"))
-        groups.setdefault(key, []).append(row)
-    return list(groups.values())
-
-
-def means(rows: Iterable[Cells]) -> list[Cells]:
-    """One row a setting and task: the mean over all its rows, and the deviation of the repeats' own
-    means, empty where there is one repeat."""
-    return [
-        {
-            **{column: members[0][column] for column in (*SETTING, "task")},
-            "rows": str(len(members)),
-            **_mean_cells(members),
-        }
-        for members in grouped(rows)
-    ]
-
-
-def _mean_cells(members: Sequence[Cells]) -> Cells:
-    cells: Cells = {}
-    for figure in FIGURES:
-        repeats: dict[str, list[float]] = {}
-        for row in members:
-            if cell := row[figure]:
-                value = float(_SWITCHES.get(cell, cell))
-                repeats.setdefault(row["repeat"], []).append(value)
-        found = [value for values in repeats.values() for value in values]
-        own = [mean(values) for values in repeats.values()]
-        cells[f"{figure}_mean"] = f"{mean(found):.6g}" if found else ""
-        cells[f"{figure}_std"] = f"{stdev(own):.6g}" if len(own) > 1 else ""
-    return cells
-
-
-def means_text(rows: Iterable[Cells]) -> str:
-    """The second file."""
-    found = means(rows)
-    return csv_lines(list(found[0]), found, header=True)

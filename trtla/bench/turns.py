@@ -1,32 +1,30 @@
-"""The measuring engine: arms that take turns on the same work, and the machine they run on.
+"""The measuring engine: arms that take turns on the same work, and the rows of what they gave.
 
 All arms decode a batch before the next batch begins, so that a machine that slows down slows all.
 bench, its ablation, tune and summarize differ in their arms, their work and what they make of the
-runs.
+runs. A journal keeps turns, so that what was cut off goes on from there.
 """
 
 from __future__ import annotations
 
-import re
-import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import count
+from hashlib import sha256
+from itertools import count, groupby, repeat
 from operator import attrgetter
-from pathlib import Path
 from statistics import median
 from typing import TypeVar
 
 import torch
+from pydantic import TypeAdapter
 
 from trtla.bench.arms import AR, Arm, ArmRun, Note
-from trtla.console import Progress, duration
+from trtla.bench.hardware import Hardware, peak_bytes, reset_peak
+from trtla.bench.journal import Measurements, fingerprint
+from trtla.console import Progress, counted, duration
 from trtla.data.prompt_sets import Ids
-from trtla.results.bench_documents import BenchRow, Cell
+from trtla.results.bench_documents import EVERY_CATEGORY, Cell, Decoding, Row
 from trtla.results.metrics import add, agreement
-from trtla.runtime.device import resolve_device
 from trtla.settings.sampling import SamplingParams
 
 AnyArm = TypeVar("AnyArm", bound=Arm)
@@ -45,90 +43,242 @@ def alternate(
             yield arm, replace(run, peak_bytes=peak_bytes(device))
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A batch that every arm of a cell has decoded."""
+
+    round: int
+    """From 1."""
+    place: int
+    """Of the batch in its round, from 0."""
+    work: Work
+    runs: dict[str, ArmRun]
+    """By the arms' labels, in the order in which they ran."""
+
+
 @dataclass(slots=True)
 class CellRuns:
     """What the arms of a cell gave."""
 
     cell: Cell
     arms: dict[str, Arm]
-    """By name, as `runs`."""
-    runs: dict[str, list[ArmRun]]
-    """One a round."""
-    order: list[str] = field(default_factory=list)
-    """The arms as they ran."""
+    """By label."""
+    turns: list[Turn] = field(default_factory=list)
+    reseeded: bool = False
+    """Whether every round has seeds of its own, and so texts of its own."""
+    plain: str = AR
+    """The arm that others are compared with; where it is not there, the first."""
+
+    @property
+    def runs(self) -> dict[str, list[ArmRun]]:
+        """One a round, by label."""
+        rounds = [list(own) for _, own in groupby(self.turns, key=lambda turn: turn.round)]
+        return {
+            name: [add(turn.runs[name] for turn in own) for own in rounds] for name in self.arms
+        }
+
+    @property
+    def base(self) -> str:
+        return self.plain if self.plain in self.arms else next(iter(self.arms))
+
+    @property
+    def order(self) -> list[str]:
+        """The arms as they ran."""
+        return [name for turn in self.turns for name in turn.runs]
+
+    def counted(self, label: str) -> ArmRun:
+        """The run that an arm's counters are of: the rounds together if their texts differ."""
+        runs = self.runs[label]
+        return add(runs) if self.reseeded else runs[0]
 
 
+def together(cells: Sequence[CellRuns]) -> Iterator[CellRuns]:
+    """The cells that differ in their category alone, as one."""
+    groups: dict[Cell, list[CellRuns]] = {}
+    for one in cells:
+        shared = one.cell.model_copy(update={"category": EVERY_CATEGORY})
+        groups.setdefault(shared, []).append(one)
+    for cell, members in groups.items():
+        turns = sorted((turn for own in members for turn in own.turns), key=attrgetter("round"))
+        if len(members) > 1:
+            yield replace(members[0], cell=cell, turns=turns)
+
+
+class Kept:
+    """Turns of a journal, which are not taken again; those of None are not kept.
+
+    The times of a turn belong together: if one of its arms is missing, all decode it again.
+    """
+
+    def __init__(self, journal: Measurements | None = None) -> None:
+        self._journal = journal
+
+    @staticmethod
+    def _name(cell: Cell, number: int, work: Work) -> str:
+        key = fingerprint({"cell": str(cell), "round": number, "work": str(work)})
+        return f"turn {cell.batch_size} {number} {key}"
+
+    def get(
+        self, cell: Cell, number: int, work: Work, arms: Sequence[Arm]
+    ) -> dict[str, ArmRun] | None:
+        """A turn of all the arms; None: it is to be taken."""
+        found = self._journal and self._journal.get(self._name(cell, number, work))
+        if not found or any(arm.key not in found for arm in arms):
+            return None
+        return {arm.label: _RUN.validate_python(found[arm.key]) for arm in arms}
+
+    def put(
+        self, cell: Cell, number: int, work: Work, runs: Mapping[str, ArmRun], arms: Sequence[Arm]
+    ) -> None:
+        """Keep a turn."""
+        if self._journal is not None:
+            dumped = {arm.key: _RUN.dump_python(runs[arm.label], mode="json") for arm in arms}
+            self._journal.put(self._name(cell, number, work), dumped)
+
+
+_RUN = TypeAdapter(ArmRun)
 OnRound = Callable[[CellRuns, int], None]
 """Called after a round with what is measured so far and the round's number, from 1."""
 OnRun = Callable[[Arm, ArmRun | None], None]
-"""Called after each decoding; None: an arm has warmed up."""
+"""Called after each decoding; None: an arm has warmed up, or the decoding is kept from before."""
+
+
+def rounds_of(
+    batches: Sequence[Sequence[Ids]], sampling: SamplingParams, rounds: int, *, reseed: bool = False
+) -> list[list[Work]]:
+    """The work of rounds: request i of a cell is sampled with seed + i, in every arm and round.
+
+    Args:
+        reseed: round i has seed + i instead, the same for all its requests.
+    """
+    found = list[list[Work]]()
+    for number in range(rounds):
+        seeds = repeat(sampling.seed + number) if reseed else count(sampling.seed)
+        found.append(
+            [(batch, [replace(sampling, seed=next(seeds)) for _ in batch]) for batch in batches]
+        )
+    return found
 
 
 def measure(
     cell: Cell,
     arms: Sequence[Arm],
-    batches: Sequence[Sequence[Ids]],
-    sampling: SamplingParams,
-    rounds: int,
+    rounds: Sequence[Sequence[Work]],
     on_round: OnRound = lambda *_: None,
     on_run: OnRun = lambda *_: None,
+    *,
+    first: Work | None = None,
+    kept: Kept | None = None,
 ) -> CellRuns:
-    """Warm every arm up on the first batch, then measure the rounds.
+    """Warm every arm up, then measure the rounds, of which the kept turns are not taken again.
 
-    Request i of a cell is sampled with seed + i, in every arm and round.
+    Args:
+        first: what arms warm up on; None: the first batch.
     """
-    seeds = count(sampling.seed)
-    work = [(batch, [replace(sampling, seed=next(seeds)) for _ in batch]) for batch in batches]
-    measured = CellRuns(cell, {arm.name: arm for arm in arms}, {arm.name: [] for arm in arms})
+    kept = kept or Kept()
+    numbered = list(enumerate(rounds, 1))
+    is_kept = all(kept.get(cell, n, work, arms) for n, works in numbered for work in works)
     for arm in arms:
-        arm.warm_up(*work[0])
+        if not is_kept:
+            arm.warm_up(*(first or rounds[0][0]))
         on_run(arm, None)
-    for number in range(1, rounds + 1):
-        found: dict[str, list[ArmRun]] = {arm.name: [] for arm in arms}
+    reseeded = any(works != rounds[0] for works in rounds)
+    measured = CellRuns(cell, {arm.label: arm for arm in arms}, reseeded=reseeded)
+    for number, works in numbered:
         for arm in arms:
             arm.begin_round()
-        for arm, run in alternate(arms, work, torch.device(cell.device)):
-            measured.order.append(arm.name)
-            found[arm.name].append(run)
-            on_run(arm, run)
-        for name, runs in found.items():
-            measured.runs[name].append(add(runs))
+        for place, work in enumerate(works):
+            runs = take(cell, number, work, arms, kept, on_run)
+            measured.turns.append(Turn(number, place, work, runs))
         on_round(measured, number)
     return measured
 
 
-_MEDIANS = ("ttft_ms", "ms_per_token", "host_ms_per_step")
+def take(
+    cell: Cell,
+    number: int,
+    work: Work,
+    arms: Sequence[Arm],
+    kept: Kept,
+    on_run: OnRun = lambda *_: None,
+) -> dict[str, ArmRun]:
+    """What the arms give in a turn of a round, which is then kept."""
+    if found := kept.get(cell, number, work, arms):
+        for arm in arms:
+            on_run(arm, None)
+        return found
+    runs = {}
+    for arm, run in alternate(arms, [work], torch.device(cell.device)):
+        runs[arm.label] = run
+        on_run(arm, run)
+    kept.put(cell, number, work, runs, arms)
+    return runs
 
 
-def rows(measured: CellRuns, hardware: Hardware) -> list[BenchRow]:
+_MEDIANS = ("time_s", "ttft_ms", "ms_per_token", "host_ms_per_step")
+Score = Callable[[Sequence[Turn], str], Mapping[str, float | None]]
+"""Further figures of the texts that an arm wrote in turns."""
+
+
+def no_scores(turns: Sequence[Turn], label: str) -> Mapping[str, float | None]:
+    """Of texts that are not scored."""
+    return {}
+
+
+def rows(
+    measured: CellRuns,
+    hardware: Hardware | None = None,
+    score: Score = no_scores,
+) -> list[Row]:
     """One row an arm. A figure with a spread is the median over rounds; its `_min` and `_max` stand
     beside it. Ratios to `ar` are taken round by round, so that a slower machine slows both."""
-    return [_row(measured, name, hardware) for name in measured.runs]
+    return [_row(measured, label, hardware, score) for label in measured.arms]
 
 
-def _row(measured: CellRuns, name: str, hardware: Hardware) -> BenchRow:
-    """Counters and what follows from them are those of the first round."""
-    runs, plain, arm = measured.runs[name], measured.runs[AR], measured.arms[name]
+def decodings(measured: CellRuns, hardware: Hardware, score: Score) -> Iterator[Decoding]:
+    """A row for each arm and turn."""
+    for turn in measured.turns:
+        prompts, sampling = turn.work
+        alone = replace(measured, turns=[turn])
+        for row, run in zip(rows(alone, hardware, score), turn.runs.values(), strict=True):
+            yield Decoding(
+                **dict(row),
+                round=turn.round,
+                seed=sampling[0].seed,
+                prompt=turn.place,
+                prompt_tokens=sum(map(len, prompts)),
+                finish_reason=run.reasons[0] if run.reasons else None,
+                output_sha256=sha256(str(run.outputs).encode()).hexdigest(),
+            )
+
+
+def _row(measured: CellRuns, label: str, hardware: Hardware | None, score: Score) -> Row:
+    runs, arm, plain = measured.runs[label], measured.arms[label], measured.runs[measured.base]
     ratios = [a.tokens_per_s / b.tokens_per_s for a, b in zip(runs, plain, strict=True)]
-    step, gb_per_s = runs[0].tokens_per_step, _median(runs, hardware.gb_per_s)
-    equal = agreement(runs[0], plain[0])
+    whole = measured.counted(label)
+    gb_per_s = hardware and _median(runs, hardware.gb_per_s)
+    equal = agreement(whole, measured.counted(measured.base))
     if not arm.own and measured.cell.temperature > 0.0:  # peers draw other random numbers
         equal |= {"equal_texts": None, "first_divergence": None}
-    return BenchRow.fill(
+    draft = whole.draft_model
+    return Row.fill(
         measured.cell,
         arm,
-        runs[0],
-        arm=name,
+        whole,
+        arm=arm.name,
         rounds=len(runs),
         **_spread("tokens_per_s", [run.tokens_per_s for run in runs]),
         **{figure: _median(runs, attrgetter(figure)) for figure in _MEDIANS},
-        tokens_per_step=step,
+        draft_forwards=draft and draft.forwards,
+        mean_gamma=draft and draft.mean_gamma,
+        mean_entropy=draft and draft.mean_entropy,
         **_spread("speedup_vs_ar", ratios),
-        efficiency=median(ratios) / step,
+        efficiency=median(ratios) / whole.tokens_per_step,
         read_gb_per_s=gb_per_s,
-        share_of_bandwidth=None if gb_per_s is None else gb_per_s * 1e9 / hardware.read_bandwidth,
+        share_of_bandwidth=hardware and gb_per_s and gb_per_s * 1e9 / hardware.read_bandwidth,
         peak_memory_mb=max(run.peak_bytes for run in runs) / 1e6,
         **equal,
+        **score(measured.turns, label),
     )
 
 
@@ -146,117 +296,32 @@ _SLOW, _LONG_S = 3.0, 60.0
 
 
 class Watch:
-    """How far a benchmark is, and which arms take far longer than plain decoding.
+    """How far a benchmark is, how long it takes, and which arms are far slower than plain decoding.
 
     Args:
-        decodings: of each arm in all cells, warming up counted.
+        decodings: of each arm in all cells, by label, warming up counted.
     """
 
     def __init__(self, decodings: Mapping[str, int], progress: Progress, on_note: Note) -> None:
         self._decodings, self._progress, self._note = decodings, progress, on_note
         self._total = sum(decodings.values())
-        self._done, self._plain_s, self._known = 0, 0.0, set[str]()
+        self._done, self._seconds = 0, dict[str, float]()
         progress(0, self._total)
 
     def saw(self, arm: Arm, run: ArmRun | None) -> None:
         """Count a decoding, and announce an arm the first time that it turns out slow."""
         self._done += 1
         self._progress(self._done, self._total)
-        if run is None:
+        if run is None or arm.label in self._seconds:
             return
-        if arm.name == AR:
-            self._plain_s = run.time_s
-        elif arm.name not in self._known and self._plain_s:
-            self._known.add(arm.name)
-            factor = run.time_s / self._plain_s
-            seconds = run.time_s * self._decodings[arm.name]
-            if factor >= _SLOW and seconds >= _LONG_S:
-                self._note(
-                    f"{arm.name} takes about {factor:.0f} times as long as {AR}: about "
-                    f"{duration(seconds)} in all; fewer --rounds or --num-prompts take less"
-                )
-
-
-_BYTES = 2**29
-_TRIES = 5
-_CUDA_SHARE = 8  # times the bytes of a CPU's sum, which a GPU is done with at once
-_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-
-
-@dataclass(frozen=True, slots=True)
-class Hardware:
-    """What forwards are held against."""
-
-    weight_bytes: int
-    """Read by one forward of an arm that does not report its own."""
-    read_bandwidth: float
-    """Bytes a second."""
-
-    def gb_per_s(self, run: ArmRun) -> float | None:
-        if not run.forward_s:
-            return None
-        return (run.weight_bytes or self.weight_bytes) * run.forwards / run.forward_s / 1e9
-
-
-def read_bandwidth(device: torch.device, size: int = _BYTES) -> float:
-    """Bytes a second, the best of some tries: a sum, on CUDA also a copy (read + write)."""
-    if device.type == "cuda":
-        return _device_bandwidth(device, _CUDA_SHARE * size)
-    data = torch.ones(size // 4, device=device)
-    best = float("inf")
-    for _ in range(_TRIES + 1):
-        start = time.perf_counter()
-        data.sum()
-        best = min(best, time.perf_counter() - start)
-    return size / best
-
-
-def _device_bandwidth(device: torch.device, size: int) -> float:
-    """By the device's own clock: the host's would count what a launch takes."""
-    size = min(size, torch.cuda.mem_get_info(device)[0] // 4)
-    with torch.cuda.device(device):  # events are of the current one
-        data = torch.ones(size // 4, device=device)
-        target = torch.empty_like(data)
-        return max(2 * size / _device_s(lambda: target.copy_(data)), size / _device_s(data.sum))
-
-
-def _device_s(launch: Callable[[], object]) -> float:
-    best = float("inf")
-    for _ in range(_TRIES + 1):
-        start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        start.record()
-        launch()
-        end.record()
-        end.synchronize()
-        best = min(best, start.elapsed_time(end) / 1000)
-    return best
-
-
-def torch_device(name: str) -> torch.device:
-    """Auto, cpu, cuda or cuda:N."""
-    return torch.device(str(resolve_device(name)))
-
-
-def reset_peak(device: torch.device) -> None:
-    """Start counting peak memory again, where the system can."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        return
-    with suppress(OSError):
-        _CLEAR.write_text("5")  # Linux: VmHWM starts again at the resident size
-
-
-def peak_bytes(device: torch.device) -> int:
-    """Most memory since `reset_peak`: of the device on CUDA, else resident in this process."""
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
-    with suppress(OSError):
-        if match := re.search(r"^VmHWM:\s+(\d+) kB", _STATUS.read_text(), re.MULTILINE):
-            return int(match[1]) * 1024
-    try:
-        import resource
-    except ImportError:  # not on every system
-        return 0
-    unit = 1 if sys.platform == "darwin" else 1024
-    return int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * unit
+        self._seconds[arm.label] = run.time_s
+        takes = {name: one * self._decodings[name] for name, one in self._seconds.items()}
+        factor, whole = run.time_s / next(iter(self._seconds.values())), takes[arm.label]
+        if factor >= _SLOW and whole >= _LONG_S:
+            self._note(
+                f"{arm.label} takes about {factor:.0f} times as long as {AR}: about "
+                f"{duration(whole)} in all; fewer rounds or prompts take less"
+            )
+        if len(takes) == len(self._decodings) and sum(takes.values()) >= _LONG_S:
+            times = counted(len(takes), "decoding")
+            self._note(f"about {duration(sum(takes.values()))} in all, by the first {times}")

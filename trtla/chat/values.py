@@ -155,7 +155,7 @@ DRAFTER = Value(
 )
 PROCESSOR = Value(
     "NAME [VALUE...]",
-    lambda text: parse_processor(":".join(text.replace(":", " ").split())).filters,
+    lambda text: parse_processor(":".join(text.replace(":", " ").split())),
     _show_filters,
     lambda known, typed: (one.replace(":", " ") for one in EXAMPLES),
 )

@@ -54,6 +54,8 @@ class Question:
     """What is asked one after the other; a later turn continues the answer to the one before."""
     is_chat: bool = False
     """Whether it is asked as a chat where the model has a template: Spec-Bench's are."""
+    reference: str | None = None
+    """What a good answer to the last turn is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +125,8 @@ def _question(line: SetLine, where: str) -> Question:
     turns = (line.text,) if line.text is not None else tuple(line.turns or ())
     if not turns or not all(turns):
         raise UsageError(f"{where} has an empty prompt", "give at least one character")
-    return Question(turns, is_chat=line.turns is not None)
+    reference = line.reference if isinstance(line.reference, str) else None
+    return Question(turns, is_chat=line.turns is not None, reference=reference)
 
 
 def fit(prompts: Sequence[Ids], prompt_len: int | None, room: int) -> list[Ids]:

@@ -1,7 +1,4 @@
-"""The rows that compare arms, as bench writes them, and the arms under equal conditions.
-
-Rows of an ablation and of tune are read as rows of bench.
-"""
+"""The rows that compare arms, and the arms under equal conditions."""
 
 from __future__ import annotations
 
@@ -15,14 +12,13 @@ from typing import TypeVar
 from trtla.console import counted
 from trtla.report.methods import PLAIN, Method, method
 from trtla.report.reading import Source
-from trtla.results.bench_documents import Ablation, AblationRow, Bench, BenchRow
-from trtla.results.documents import Run, Tune, Verified
+from trtla.results.bench_documents import EVERY_CATEGORY, Bench, Row
+from trtla.results.documents import Run
+from trtla.results.tune_documents import Tune
 from trtla.settings.sampling import filters_text
 
 Key = TypeVar("Key")
 GREEDY = "greedy"
-EVERY_CATEGORY = "all"
-"""What tune calls all categories together."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +27,7 @@ class ArmRow:
 
     source: int
     model: str
-    figures: BenchRow
+    figures: Row
     sampling: str
     """How tokens are chosen."""
     tasks: int = 0
@@ -89,91 +85,16 @@ def measured(source: Source) -> list[ArmRow]:
     match source.document:
         case Bench(settings=settings, rows=rows):
             return [_row(source, settings.model, row) for row in rows]
-        case Ablation(means=means):
-            return [_row(source, row.model, _of_ablation(row)) for row in means]
-        case Tune() as tune:
-            ran = (*tune.verified, *tune.alternatives)
-            how = "the prompts of tune"
-            return [_row(source, tune.engine, _of_tune(tune, one), how) for one in ran]
+        case Tune(engine=engine, rows=rows):
+            return [_row(source, engine, row) for row in rows]
         case _:
             return []
 
 
-def _row(source: Source, model: str | None, row: BenchRow, how: str | None = None) -> ArmRow:
+def _row(source: Source, model: str | None, row: Row) -> ArmRow:
     filters = filters_text(row.temperature, row.top_k, row.top_p)
-    sampling = how or (GREEDY if row.temperature == 0 else filters)
+    sampling = GREEDY if row.temperature == 0 else filters
     return ArmRow(source.number, Path(model or "model not recorded").name, row, sampling)
-
-
-def _of_ablation(row: AblationRow) -> BenchRow:
-    mean, spread = row.figure("speedup_vs_ar_mean"), row.figure("speedup_vs_ar_std")
-    known = mean is not None and spread is not None
-    peak, same = row.figure("peak_mem_mib_mean"), row.figure("same_as_ar_mean")
-    triple = _triple(row)
-    by_triple = row.method == "lookahead" and triple
-    heat = row.temperature if row.temperature is not None else float(row.processor != GREEDY)
-    return BenchRow(
-        device=row.device or "",
-        dtype=row.dtype or "",
-        threads=0,
-        batch_size=1,
-        temperature=0.0 if row.processor == GREEDY else heat,
-        top_k=int(row.top_k or 0),
-        top_p=1.0 if row.top_p is None else row.top_p,
-        category=row.task or EVERY_CATEGORY,
-        arm=f"lookahead {triple}" if by_triple else row.method,
-        setting=None if by_triple else _setting(row),
-        speedup_vs_ar=mean,
-        speedup_vs_ar_min=(mean or 0.0) - (spread or 0.0) if known else None,
-        speedup_vs_ar_max=(mean or 0.0) + (spread or 0.0) if known else None,
-        tokens_per_s=row.figure("tokens_per_s_mean"),
-        tokens_per_step=row.figure("tokens_per_step_mean"),
-        peak_memory_mb=None if peak is None else peak * 2**20 / 1e6,
-        distinct_4grams=row.figure("distinct_4grams_mean"),
-        texts=None if same is None else row.rows,
-        equal_texts=None if same is None else round(same * row.rows),
-    )
-
-
-def _setting(row: AblationRow) -> str | None:
-    """What an arm is set to, in short."""
-    parts = {
-        ("nodes {0:g}" if row.method == "auto-nodes" else "gamma {0:g}"): (row.gamma,),
-        "gamma {0:g} to {1:g}": (row.gamma_min, row.gamma_max),
-        "EMA {0:g}": (row.ema_beta,),
-        "{0} {1:g}": (row.ngram_kind, row.ngram_n),
-        "filler {0:g}": (row.top_k_filler,),
-        _triple(row): (),
-    }
-    shown = [text.format(*values) for text, values in parts.items() if text and all(values)]
-    return ", ".join(shown) or None
-
-
-def _triple(row: AblationRow) -> str:
-    sizes = (row.window, row.ngram, row.guesses)
-    return ",".join(f"{size:g}" for size in sizes if size is not None) if None not in sizes else ""
-
-
-def _of_tune(tune: Tune, one: Verified) -> BenchRow:
-    triple = ",".join(map(str, one.lookahead)) if one.lookahead else ""
-    place = (one.lookahead, one.category, one.batch_size)
-    steps = (
-        point.tokens_per_step
-        for point in tune.grid
-        if (point.lookahead, point.category, point.batch_size) == place
-    )
-    return BenchRow(
-        device="",
-        dtype="",
-        executor=tune.executor,
-        threads=0,
-        batch_size=one.batch_size,
-        temperature=0.0,
-        category=one.category,
-        arm=f"lookahead {triple}" if triple else one.drafter or "drafter not recorded",
-        speedup_vs_ar=one.measured_speedup,
-        tokens_per_step=next(steps, None),
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trtla.bench.arms import PEERS
+from trtla.bench.summarize import ENGINE, PLAIN
 from trtla.report.figures import ArmRow, Comparison
 from trtla.report.reading import Source
-from trtla.report.sentences import side_ratios, times, too_little
-from trtla.results.documents import Run, Summarize, Tune
+from trtla.report.sentences import choice_speed, times, too_little
+from trtla.results.bench_documents import Summarize
+from trtla.results.documents import Run
+from trtla.results.tune_documents import Tune
 
 _SAME = 0.03  # closer to 1 than this is no difference
 _ABOVE_S = 1.1  # a speed-up over tokens per step by more than this is noise
@@ -102,13 +105,9 @@ def _without_arms(source: Source) -> str | None:
                 auto = times(chosen.auto_speedup or 1.0)
                 return f"tune recommends auto, the default, with {auto} (measured)."
             w, n, g = chosen.lookahead
-            ratio = chosen.measured_speedup or chosen.predicted_speedup
-            kind = "measured" if chosen.measured_speedup else "predicted"
-            speed = f" with {times(ratio)} ({kind})" if ratio else ""
-            return f"tune recommends W {w}, N {n}, G {g}{speed}."
-        case Summarize() as summarize:
-            ratio = side_ratios(summarize).get("trtla")
-            return None if ratio is None else _as_fast("Summarizing", ratio)
+            return f"tune recommends W {w}, N {n}, G {g}: {choice_speed(chosen)}."
+        case Summarize(sides=(first, second, *_)) if first.arm == ENGINE and second.arm == PLAIN:
+            return _as_fast("Summarizing", first.speedup_vs_ar or 0.0)
         case Run(plain_stats=plain, stats=own) if plain is not None and plain.tokens_per_s:
             return _as_fast("The run", own.tokens_per_s / plain.tokens_per_s)
         case _:

@@ -24,9 +24,8 @@ from trtla.report.figures import (
 )
 from trtla.report.headline import headline
 from trtla.report.reading import Source, read_all
-from trtla.results.bench_documents import Bench
-from trtla.results.documents import Run, Summarize, Tune
-from trtla.settings.lookahead import AUTOREGRESSIVE
+from trtla.results.bench_documents import Bench, Summarize
+from trtla.results.tune_documents import Tune
 from trtla.version import __version__
 
 _MOST_ARMS = len(COLOURS)
@@ -63,7 +62,6 @@ def page(sources: Sequence[Source], title: str) -> str:
             for one in found
             for picture in speed_pictures(one, f" (document {one.source})" if many else "")
         ],
-        tuned=[_tuned(one, one.document) for one in sources if isinstance(one.document, Tune)],
         equality=equality(sources, every),
         thin=list(sentences.thin(sources)),
         caveats=list(sentences.caveats(sources, every)),
@@ -71,23 +69,6 @@ def page(sources: Sequence[Source], title: str) -> str:
         sources=sources,
         many=many,
     )
-
-
-def _tuned(source: Source, document: Tune) -> dict[str, Any]:
-    """What tune ran at the batch size of its recommendation, and at others."""
-    ran = [
-        one
-        for one in (*document.verified, *document.alternatives)
-        if one.lookahead != AUTOREGRESSIVE.as_tuple()  # plain decoding beside itself
-    ]
-    least = min((point.batch_size for point in document.grid), default=1)
-    batch = document.recommendation.batch_size or least
-    return {
-        "source": source,
-        "document": document,
-        "ran": [one for one in ran if one.batch_size == batch],
-        "ran_more": [one for one in ran if one.batch_size != batch],
-    }
 
 
 def _fill(**values: Any) -> str:
@@ -101,7 +82,7 @@ def _fill(**values: Any) -> str:
         command_of=command_of,
         facts_of=facts_of,
         range_text=sentences.range_text,
-        side_ratios=sentences.side_ratios,
+        choice_speed=sentences.choice_speed,
         style=Markup(_own_file("style.css")),
     )
     inner.filters.update(
@@ -159,11 +140,8 @@ def _settings(source: Source) -> Iterator[tuple[str, str]]:
                 "batch size": own_summaries.batch_size,
                 "tokens a summary": own_summaries.output_len,
             }
-        case Run() as run:
+        case run:
             facts = {"executor": run.executor, "prompts": len(run.results)}
-        case ablation:
-            models = dict.fromkeys(row.model for row in ablation.means if row.model)
-            facts = {"model": ", ".join(models) or None}
     yield from ((label, str(value)) for label, value in facts.items() if value is not None)
 
 

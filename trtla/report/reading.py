@@ -14,19 +14,18 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from trtla.bench.tables import COLUMNS, means
 from trtla.errors import UsageError, needed, sentence
 from trtla.files import JsonError, parse_json, read_text
-from trtla.results.bench_documents import Ablation, Bench
-from trtla.results.documents import Run, Summarize, Tune
+from trtla.results.bench_documents import Bench, Summarize
+from trtla.results.documents import Run
+from trtla.results.tune_documents import Tune
 
-Document = Bench | Ablation | Tune | Summarize | Run
-Kind = Literal["bench", "ablation", "tune", "summarize", "run"]
+Document = Bench | Tune | Summarize | Run
+Kind = Literal["bench", "tune", "summarize", "run"]
 
 _KINDS: dict[Kind, tuple[type[Document], tuple[str, ...]]] = {
     "bench": (Bench, ("rows", "cells")),
-    "ablation": (Ablation, ("means",)),
-    "tune": (Tune, ("recommendation", "grid")),
+    "tune": (Tune, ("recommendation", "cost", "rows", "grid")),
     "summarize": (Summarize, ("sides",)),
     "run": (Run, ("results", "stats")),
 }
@@ -94,19 +93,14 @@ def _table(path: Path, text: str) -> tuple[Kind, Any]:
         reader = csv.DictReader(io.StringIO(text))
         columns = set(reader.fieldnames or ())
         rows = [row for row in reader if None not in row and None not in row.values()]
-        is_raw = columns.issuperset(COLUMNS)
-        found = [
-            {key: cell or None for key, cell in row.items()}
-            for row in (means(rows) if is_raw else rows)
-        ]
-    except (csv.Error, ValueError) as error:
+    except csv.Error as error:
         raise UsageError(f"{path} has a wrong cell: {sentence(error)}", _HINT) from None
-    if not is_raw and columns.issuperset(("arm", "category", "speedup_vs_ar")):
-        first = found[0] if found else {}
-        return "bench", {
-            "environment": {key: first.get(key) for key in _ENVIRONMENT},
-            "rows": found,
-        }
-    if not is_raw and not columns.issuperset(("method", "speedup_vs_ar_mean")):
+    if not columns.issuperset(("arm", "category", "speedup_vs_ar")):
         raise UsageError(f"{path} is neither a JSON document nor a table of trtla bench", _HINT)
-    return "ablation", {"means": found}
+    found = [{key: cell or None for key, cell in row.items()} for row in rows]
+    first = found[0] if found else {}
+    return "bench", {
+        "environment": {key: first.get(key) for key in _ENVIRONMENT},
+        "settings": {"model": first.get("model")},
+        "rows": found,
+    }

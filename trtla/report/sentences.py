@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from trtla.console import counted
 from trtla.report.figures import ArmRow
 from trtla.report.reading import Document, Source
-from trtla.results.bench_documents import Ablation, Bench
-from trtla.results.documents import Run, Summarize, Tune
+from trtla.results.bench_documents import EVERY_CATEGORY, Bench, Summarize
+from trtla.results.documents import Run
+from trtla.results.tune_documents import Choice, Tune
 
 _LOOPS = 0.5
 _FEW_ROUNDS = 3
@@ -21,11 +22,11 @@ def times(ratio: float) -> str:
     return f"{ratio:.2f}x"
 
 
-def side_ratios(summarize: Summarize) -> dict[str, float]:
-    """Each side's speed over plain decoding's; empty where that was not measured."""
-    speed = {side.name: side.tokens_per_s for side in summarize.sides}
-    plain = speed.get("trtla_without_lookahead")
-    return {name: value / plain for name, value in speed.items()} if plain else {}
+def choice_speed(one: Choice) -> str:
+    """A triple's speed-up, and whether it was measured."""
+    if one.measured_speedup is not None:
+        return f"measured {times(one.measured_speedup)}"
+    return "-" if one.predicted_speedup is None else f"predicted {times(one.predicted_speedup)}"
 
 
 def range_text(row: ArmRow) -> str | None:
@@ -117,13 +118,11 @@ def _basis(document: Document) -> Iterator[tuple[str, int | None, int]]:
         case Bench(rows=rows):
             texts = {row.category: row.texts or 0 for row in rows}
             tokens = {row.category: row.output_tokens or 0 for row in rows}
+            for counts in (texts, tokens):
+                counts.pop(EVERY_CATEGORY, None)
             yield "prompt", sum(texts.values()), _FEW_PROMPTS
             yield "round", max((row.rounds or 0 for row in rows), default=0), _FEW_ROUNDS
             yield "token", sum(tokens.values()), _FEW_TOKENS
-        case Ablation(means=means):
-            yield "decoding", max((row.rows for row in means), default=0), _FEW_PROMPTS
-            lengths = [row.rows * (row.figure("new_tokens_mean") or 0) for row in means]
-            yield "token", round(max(lengths, default=0)), _FEW_TOKENS
         case Summarize(items=items):
             yield "article", items, _FEW_PROMPTS
         case Run(results=results, stats=stats):

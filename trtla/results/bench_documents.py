@@ -1,6 +1,4 @@
-"""The JSON documents and tables of bench, its ablation and its load on servers.
-
-They are filled there; `trtla report` reads the first two.
+"""The row of everything that is measured, and the JSON documents of bench, summarize and load.
 
 A field of a row is a key of the document and a column of the table. Rows are filled from records
 by the fields' names: a counter of `Metrics` that gets a field here is in every output.
@@ -9,20 +7,29 @@ by the fields' names: a counter of `Metrics` that gets a field here is in every 
 from __future__ import annotations
 
 import json
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, FiniteFloat
+from pydantic import BeforeValidator, Field, FiniteFloat
 
-from trtla.results.documents import Figure, Part, Sources
-from trtla.runtime.stats import SourceCounts
+from trtla.results.documents import (
+    Figure,
+    Part,
+    Sources,
+    Triple,
+)
 
-Number = int | FiniteFloat
 Shares = tuple[FiniteFloat, ...]
 
 
 def _listed(value: Any) -> Any:
     """A list or a dictionary is a text in a table."""
     return json.loads(value) if isinstance(value, str) else value
+
+
+_TRIPLE = re.compile(r"lookahead (\d+),(\d+),(\d+)")
+EVERY_CATEGORY = "all"
+"""The category of all categories together."""
 
 
 class Cell(Part):
@@ -42,22 +49,33 @@ class Cell(Part):
     """What runs our engine, in its own words: library, device, arithmetic."""
 
 
-class BenchRow(Cell):
-    """An arm in a cell; definitions in docs/algorithm.md."""
+class Row(Cell):
+    """An arm in a cell: figures and counters, whose definitions are in docs/algorithm.md."""
 
     arm: str
     setting: str | None = None
+    """What the arm is set to, or chose for itself, in words."""
     weight_type: str | None = None
     """The type of most weights in memory, such as Q4_1."""
     compute_type: str | None = None
     """The type of the arithmetic; `dtype` is that of our engine."""
     rounds: int | None = None
+    time_s: Figure = None
+    """Of a round, prefills included."""
     tokens_per_s: Figure = None
     tokens_per_s_min: Figure = None
     tokens_per_s_max: Figure = None
     ttft_ms: Figure = None
     ms_per_token: Figure = None
     tokens_per_step: Figure = None
+    steps: int | None = None
+    drafted: int | None = None
+    accepted: int | None = None
+    acceptance_rate: Figure = None
+    draft_forwards: int | None = None
+    """Forwards of a draft model; None: there is none."""
+    mean_gamma: Figure = None
+    mean_entropy: Figure = None
     accepted_per_pos: Annotated[Shares | None, BeforeValidator(_listed)] = None
     sources: Annotated[Sources, BeforeValidator(_listed)] = None
     speedup_vs_ar: Figure = None
@@ -75,6 +93,33 @@ class BenchRow(Cell):
     equal_texts: int | None = None
     """None where texts are not comparable: peers draw other random numbers."""
     first_divergence: int | None = None
+    rouge1: Figure = None
+    """F-measure x100 against references, if available; of summaries and of an ablation."""
+    rouge2: Figure = None
+    rougeL: Figure = None  # noqa: N815  # rouge-score's names
+    rougeLsum: Figure = None  # noqa: N815
+    perplexity: Figure = None
+    """The target's own of the texts, at temperature 1 without filters; of an ablation."""
+
+    @property
+    def triple(self) -> Triple | None:
+        """Of an arm of lookahead alone or of plain decoding; None: it has none."""
+        found = _TRIPLE.fullmatch("lookahead 1,1,0" if self.arm == "ar" else self.arm)
+        return None if found is None else (int(found[1]), int(found[2]), int(found[3]))
+
+
+class Decoding(Row):
+    """A row of one batch in one round."""
+
+    round: int
+    seed: int
+    """Of its first prompt."""
+    prompt: int
+    """Place of the batch in its category, from 0."""
+    prompt_tokens: int
+    finish_reason: str | None = None
+    """Of its first text."""
+    output_sha256: str
 
 
 class MeasuredCell(Cell):
@@ -111,98 +156,23 @@ class Bench(Part):
     environment: dict[str, Any] = Field(default_factory=dict)
     settings: BenchSettings = BenchSettings()
     cells: tuple[MeasuredCell, ...] = ()
-    rows: tuple[BenchRow, ...]
+    rows: tuple[Row, ...]
 
 
-class AblationSetting(Part):
-    """An arm's settings; None where a setting does not apply."""
-
-    method: str
-    gamma_policy: str | None = None
-    gamma: Number | None = None
-    gamma_min: Number | None = None
-    gamma_max: Number | None = None
-    ema_beta: Number | None = None
-    ngram_kind: str | None = None
-    ngram_n: Number | None = None
-    top_k_filler: Number | None = None
-    window: Number | None = None
-    ngram: Number | None = None
-    guesses: Number | None = None
-    model: str | None = None
-    drafter: str | None = None
-    backend: str | None = None
-    device: str | None = None
-    dtype: str | None = None
-    use_cache: bool | None = None
-    processor: str | None = None
-    temperature: Number | None = None
-    top_k: Number | None = None
-    top_p: Number | None = None
-
-
-class AblationFigures(Part):
-    """What one decoding of an ablation gave; None where a figure cannot be had."""
-
-    prompt_tokens: int
-    new_tokens: int
-    steps: int
-    drafter_forwards: int | None = None
-    drafted: int | None
-    accepted: int | None
-    acceptance_rate: Figure
-    tokens_per_step: float
-    mean_gamma: Figure = None
-    mean_h_norm: Figure = None
-    time_s: float
-    ttft_ms: float
-    tokens_per_s: float
-    ms_per_token: float
-    speedup_vs_ar: float
-    peak_mem_mib: float
-    finish_reason: str | None
-    output_sha256: str
-    same_as_ar: bool
-    rouge_l: Figure
-    """F-measure x100 against the prompt's reference, where it has one."""
-    perplexity: Figure
-    """The target's own of the text, at temperature 1 without filters."""
-
-
-class AblationRow(AblationSetting):
-    """Means over the decodings of a setting, of one task or of all.
-
-    Beside the fields it has `NAME_mean` and `NAME_std` of the numbers in `AblationFigures`, and in
-    JSON `accepted_per_pos`, `fed_per_step` and `sources`.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="allow")
-    __pydantic_extra__: dict[str, Number | Shares | None]
-
-    task: str | None = None
-    rows: int = 1
-    fed_per_step: Figure = None
-    sources: Sources = None
-
-    @property
-    def calibration(self) -> float | None:
-        """Expected over accepted tokens of all sources together."""
-        counts = (one.counts for one in (self.sources or {}).values())
-        return sum(counts, SourceCounts()).calibration
-
-    def figure(self, name: str) -> float | None:
-        """A mean or a deviation by its column; None where there is none."""
-        value = (self.__pydantic_extra__ or {}).get(name)
-        return None if isinstance(value, tuple) else value
-
-
-class Ablation(Part):
-    """`trtla bench --ablation`: the JSON document, or one of its two CSV files."""
+class Summarize(Part):
+    """`trtla summarize --json`."""
 
     schema_version: int | None = None
     environment: dict[str, Any] = Field(default_factory=dict)
-    output: str | None = None
-    means: tuple[AblationRow, ...]
+    dataset: str | None = None
+    items: int | None = None
+    batch_size: int | None = None
+    max_input_length: int | None = None
+    output_len: int | None = None
+    temperature: Figure = None
+    seed: int | None = None
+    sides: tuple[Row, ...]
+    """The engine as it drafts, decoding plainly, and transformers; of those what was measured."""
 
 
 class FailureCount(Part):

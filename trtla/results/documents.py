@@ -1,6 +1,7 @@
-"""The JSON documents of run, summarize and tune: filled by the command, read by `trtla report`.
+"""The JSON documents of run: filled by the command, read by `trtla report`.
 
-Those of bench are in bench_documents. A reader ignores unknown fields; optional ones have defaults.
+Those of what is measured are in bench_documents and tune_documents. A reader ignores unknown
+fields; optional ones have defaults.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ import platform
 import subprocess
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, FiniteFloat
+from pydantic import BaseModel, ConfigDict, FiniteFloat
 
 from trtla.machine import cpu, look
 from trtla.runtime.stats import RequestCounters, SourceCounts
@@ -178,129 +179,6 @@ class BeamSearch(Part):
     settings: dict[str, int | float]
     results: tuple[PromptBeams, ...]
     stats: dict[str, int | float]
-
-
-class Side(Part):
-    """One way of decoding in `trtla summarize`."""
-
-    name: str
-    latency_s: FiniteFloat
-    output_tokens: int | None = None
-    tokens_per_s: FiniteFloat
-    steps: int | None = None
-    tokens_per_step: Figure = None
-    distinct_4grams: Figure = None
-    rouge1: Figure = None
-    rouge2: Figure = None
-    rougeL: Figure = None  # noqa: N815  # rouge-score's names
-    rougeLsum: Figure = None  # noqa: N815
-
-
-class Summarize(Part):
-    """`trtla summarize --json`."""
-
-    schema_version: int | None = None
-    environment: dict[str, Any] = {}
-    dataset: str | None = None
-    items: int | None = None
-    batch_size: int | None = None
-    max_input_length: int | None = None
-    output_len: int | None = None
-    temperature: Figure = None
-    seed: int | None = None
-    equal_to_plain: int | None = None
-    """Summaries that equal plain decoding's; not there where that did not run."""
-    sides: tuple[Side, ...]
-
-
-class CostRow(Part):
-    """Seconds of a forward by fed tokens."""
-
-    sequences: int
-    points: tuple[tuple[int, FiniteFloat], ...]
-
-
-class Cost(Part):
-    """The cost curve of an engine."""
-
-    source: str
-    """measured or roofline."""
-    note: str | None = None
-    rows: tuple[CostRow, ...]
-    knee: int | None = None
-    """The most fed tokens whose forward takes at most 1.25 times that of one token."""
-
-
-class GridPoint(Part):
-    """A triple whose acceptance is known, for one category and batch size."""
-
-    lookahead: Triple
-    category: str
-    batch_size: int
-    tokens_per_step: Figure = None
-    fed_per_step: Figure = None
-    acceptance: str | None = None
-    """Where steps and fed tokens come from: measured, by requests on the model."""
-    predicted_speedup: FiniteFloat
-
-
-class Verified(Part):
-    """A measured speed-up beside its prediction, of a triple or of another drafter."""
-
-    lookahead: Triple | None = None
-    drafter: str | None = None
-    category: str
-    batch_size: int
-    predicted_speedup: Figure = None
-    measured_speedup: Figure = None
-    error_percent: Figure = None
-
-
-class Choice(Part):
-    """The best fixed triple of a batch size, or of a category, beside `auto`."""
-
-    lookahead: Triple
-    batch_size: int | None = None
-    category: str | None = None
-    predicted_speedup: Figure = None
-    measured_speedup: Figure = None
-    auto_speedup: Figure = None
-    """Of `auto`, the default, as measured; None: it was not."""
-    keep_auto: bool = False
-    """Whether `auto` is to be kept: no triple was measured ahead of it."""
-
-
-class Recommendation(Choice):
-    """What tune would run."""
-
-    by_batch_size: tuple[Choice, ...] = ()
-    by_category: tuple[Choice, ...] = ()
-
-
-def _one_text(value: Any) -> Any:
-    return " ".join(map(str, value)) if isinstance(value, list) else value
-
-
-class Tune(Part):
-    """`trtla tune --json`."""
-
-    schema_version: int | None = None
-    command: str | None = None
-    argv: Annotated[str | None, BeforeValidator(_one_text)] = None
-    environment: dict[str, Any] = {}
-    engine: str | None = None
-    executor: str | None = None
-    cost: Cost
-    grid: tuple[GridPoint, ...] = ()
-    verified: tuple[Verified, ...] = ()
-    alternatives: tuple[Verified, ...] = ()
-    """Other drafters that were run beside them."""
-    recommendation: Recommendation
-    finished: bool | None = None
-    """False: the budget was over before the search was."""
-    doubts: tuple[str, ...] = ()
-    """What tune has said against its figures: too few tokens or turns, a busy machine."""
-    time_s: Figure = None
 
 
 def environment(command: str) -> dict[str, Any]:

@@ -39,23 +39,8 @@ class Filters(NamedTuple):
 _ALL = "greedy, multinomial[:T], topk:T:K, nucleus:T:P, topknucleus:T:K:P"
 
 
-@dataclass(frozen=True, slots=True)
-class Processor:
-    """A named way to choose tokens; the fields are those of `SamplingParams`."""
-
-    name: str
-    temperature: float
-    top_k: int
-    top_p: float
-
-    @property
-    def filters(self) -> Filters:
-        """Without the name."""
-        return Filters(self.temperature, self.top_k, self.top_p)
-
-
-def parse_processor(text: str) -> Processor:
-    """A processor written NAME[:VALUE...], such as `nucleus:0.8:0.9`.
+def parse_processor(text: str) -> Filters:
+    """The filters of a processor written NAME[:VALUE...], such as `nucleus:0.8:0.9`.
 
     Greedy is temperature 0 whatever its value. The temperature may be omitted where it is the only
     value, and is 1 then.
@@ -85,7 +70,7 @@ def parse_processor(text: str) -> Processor:
     except UsageError as error:
         hint = (error.hint or "").lstrip("-")
         raise UsageError(f"processor {text}: {error.message}", hint) from None
-    return Processor(name, *((0.0, 0, 1.0) if name == "greedy" else filters))
+    return Filters(*((0.0, 0, 1.0) if name == "greedy" else filters))
 
 
 def filters_text(temperature: float, top_k: int, top_p: float) -> str:

@@ -10,18 +10,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import torch
-
-from trtla.bench.arms import Way
-from trtla.bench.journal import Measurements
-from trtla.bench.turns import alternate
-from trtla.results.documents import GridPoint, Verified
-from trtla.settings.drafting import DrafterSettings
+from trtla.bench.arms import AR, ArmRun, Way
+from trtla.bench.turns import CellRuns, Kept, Turn, Work, rows, take
+from trtla.bench.turns import together as joined
+from trtla.results.bench_documents import EVERY_CATEGORY, Cell, Row
+from trtla.results.tune_documents import GridPoint
+from trtla.settings.drafting import NO_DRAFTER, DrafterSettings
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
 from trtla.tune import clock
-from trtla.tune.prediction import ALL, best, together
+from trtla.tune.prediction import AUTO, best, together
 from trtla.tune.search import Groups, Sample, nearness
 
 if TYPE_CHECKING:
@@ -39,42 +38,46 @@ _WARM_UP, _SHORT = 2, 8
 """Tokens that a contender writes before it is timed, and prompt tokens that it reads for that."""
 
 
-PLAIN = Way(str(AUTOREGRESSIVE), AUTOREGRESSIVE)
-OTHERS = (Way("auto", "auto"), Way("prompt-lookup", "auto", DrafterSettings(("prompt-lookup",))))
+PLAIN = Way(AR, AUTOREGRESSIVE, NO_DRAFTER)
+OTHERS = (Way(AUTO, "auto"), Way("prompt-lookup", "auto", DrafterSettings(("prompt-lookup",))))
 """What needs no triple; prompt lookup proposes 4 tokens a draft."""
 
 
-def contenders(rows: Sequence[GridPoint], size: int) -> list[Way]:
+def contenders(points: Sequence[GridPoint], size: int) -> list[Way]:
     """Plain decoding and the best triple, what needs none, then further good triples."""
-    drafting = [row for row in rows if LookaheadConfig(*row.lookahead) != AUTOREGRESSIVE]
+    drafting = [row for row in points if LookaheadConfig(*row.lookahead) != AUTOREGRESSIVE]
     names = dict.fromkeys(row.category for row in drafting)
     found = best(drafting, together(drafting), size)[:_BEST]
     found += [row for name in names for row in best(drafting, name, size)[:1]]
     first, *others = (
-        Way(str(triple), triple)
+        Way(f"lookahead {triple}", triple)
         for triple in dict.fromkeys(LookaheadConfig(*row.lookahead) for row in found)
     )
     return [PLAIN, first, *OTHERS, *others]
 
 
 class Contest:
-    """Contenders in batches of one size, and the seconds of their turns so far."""
+    """Contenders in batches of one size, and their turns so far.
+
+    Args:
+        cell: what all turns are taken under, but for category and batch size.
+        guess_s: the seconds that a contender takes for a turn, at most.
+    """
 
     def __init__(
         self,
         llm: LLM,
         groups: Groups,
         field: Sequence[Way],
-        size: int,
-        journal: Measurements,
+        cell: Cell,
+        kept: Kept,
         guess_s: float = 0.0,
     ) -> None:
-        """`guess_s`: the seconds that a contender takes for a turn, at most."""
-        self._guess_s = guess_s
-        self._groups, self.size, self._journal = groups, size, journal
+        self._guess_s, self._groups, self._kept = guess_s, groups, kept
+        self.size = cell.batch_size
         self._arms = {one: one.arm(llm) for one in dict.fromkeys(field)}
-        self._turns: list[dict[str, dict[str, float]]] = []
-        """By category and contender."""
+        self._cells = {name: cell.model_copy(update={"category": name}) for name in groups}
+        self._turns: dict[str, list[Turn]] = {name: [] for name in groups}
 
     @property
     def field(self) -> list[Way]:
@@ -83,25 +86,29 @@ class Contest:
 
     @property
     def turns(self) -> int:
-        return len(self._turns)
+        return min(map(len, self._turns.values()))
 
     @property
     def expected_s(self) -> float:
         """What the next turn takes: as long as the last one, or before it at most the guess."""
-        if not self._turns:
+        if not self.turns:
             return self._guess_s * len(self._arms)
-        latest = [own for turn in self._turns[-1:] for own in turn.values()]
-        return sum(own[one.name] for own in latest for one in self._arms)
+        latest = [own[self.turns - 1].runs for own in self._turns.values()]
+        return sum(runs[one.name].time_s for runs in latest for one in self._arms)
 
-    @property
-    def _name(self) -> str:
-        return f"turn {self.size} {self.turns}"
+    def _work(self, category: str) -> Work:
+        """What the next turn decodes."""
+        own, first = self._groups[category], self.turns * self.size
+        samples = [own[place % len(own)] for place in range(first, first + self.size)]
+        return _as_work(samples)
 
-    def _kept(self) -> dict[str, dict[str, float]] | None:
-        """The next turn, if it was taken before with all contenders."""
-        names, taken = {one.name for one in self._arms}, self._journal.get(self._name)
-        whole = taken is not None and all(names <= own.keys() for own in taken.values())
-        return taken if whole else None
+    def _is_kept(self) -> bool:
+        """Whether the next turn was taken before with all contenders."""
+        arms = list(self._arms.values())
+        return all(
+            self._kept.get(cell, self.turns + 1, self._work(name), arms)
+            for name, cell in self._cells.items()
+        )
 
     def go(self, deadline: float, most: int, on_turn: Callable[[], None], *, needed: bool) -> bool:
         """Take turns until a deadline of `tune.clock`; False: there was no time for enough.
@@ -113,7 +120,7 @@ class Contest:
         least = min(LEAST_TURNS, most)
         is_warm = False
         while self.turns < most:
-            if self._kept() is None:
+            if not self._is_kept():
                 self._shorten(deadline, least)
                 late = deadline - clock.now() < self.expected_s
                 if late and (self.turns or not needed):
@@ -150,61 +157,37 @@ class Contest:
 
     def _turn(self) -> None:
         """One more turn. What was cut off is taken again, since its times belong together."""
-        taken = self._kept()
-        if taken is None:
-            number = self.turns
-            taken = {name: self._decode(own, number) for name, own in self._groups.items()}
-            self._journal.put(self._name, taken)
-        self._turns.append(taken)
+        number = self.turns + 1
+        for name, cell in self._cells.items():
+            work = self._work(name)
+            self._turns[name].append(Turn(number, 0, work, self._take(cell, number, work)))
 
-    def _decode(self, own: Sequence[Sample], number: int) -> dict[str, float]:
-        places = range(number * self.size, (number + 1) * self.size)
-        return self._seconds([own[place % len(own)] for place in places])
-
-    def _seconds(self, samples: Sequence[Sample]) -> dict[str, float]:
-        for arm in self._arms.values():
+    def _take(self, cell: Cell, number: int, work: Work) -> dict[str, ArmRun]:
+        arms = list(self._arms.values())
+        for arm in arms:
             arm.begin_round()
-        work = ([one.prompt for one in samples], [one.sampling for one in samples])
-        runs = alternate(list(self._arms.values()), [work], torch.device("cpu"))
-        return {arm.name: run.time_s for arm, run in runs}
+        return take(cell, number, work, arms, self._kept)
 
     def _warm_up(self) -> None:
         first = next(iter(self._groups.values()))[0]
         wanted = min(_WARM_UP, first.sampling.max_output_len)
         sampling = replace(first.sampling, max_output_len=wanted)
         short = replace(first, prompt=first.prompt[:_SHORT], sampling=sampling)
-        self._seconds([short] * self.size)
+        for arm in self._arms.values():
+            arm.warm_up(*_as_work([short] * self.size))
 
     @property
     def _categories(self) -> list[str]:
-        return [*self._groups, *([ALL] if len(self._groups) > 1 else [])]
+        return [*self._groups, *([EVERY_CATEGORY] if len(self._groups) > 1 else [])]
 
-    def verified(self, rows: Sequence[GridPoint]) -> list[Verified]:
-        """Medians of the turns' speed-ups beside the predictions, of those that stayed."""
-        predicted = {
-            (str(LookaheadConfig(*row.lookahead)), row.category): row.predicted_speedup
-            for row in rows
-            if row.batch_size == self.size
-        }
-        found = []
-        for category, one in product(self._categories, self._arms):
-            measured = median(self._ratios(one, category))
-            expected = predicted.get((one.name, category))
-            own: dict[str, Any] = {"drafter": one.name}
-            if isinstance(one.lookahead, LookaheadConfig):
-                own = {"lookahead": one.lookahead.as_tuple()}
-            error = None if expected is None else round(100.0 * (expected / measured - 1.0), 4)
-            found.append(
-                Verified(
-                    **own,
-                    category=category,
-                    batch_size=self.size,
-                    predicted_speedup=expected,
-                    measured_speedup=round(measured, 4),
-                    error_percent=error,
-                )
-            )
-        return found
+    def rows(self) -> list[Row]:
+        """Medians over the turns, of those that stayed."""
+        arms = {arm.label: arm for arm in self._arms.values()}
+        cells = [
+            CellRuns(cell, {**arms}, self._turns[name], reseeded=True)
+            for name, cell in self._cells.items()
+        ]
+        return [row for one in (*cells, *joined(cells)) for row in rows(one)]
 
     def scatter(self) -> float:
         """How far a speed-up on the same samples differs from turn to turn at most, as a ratio."""
@@ -218,9 +201,14 @@ class Contest:
         return max(found)
 
     def _ratios(self, one: Way, category: str) -> list[float]:
-        names = self._groups if category == ALL else (category,)
+        names = self._groups if category == EVERY_CATEGORY else (category,)
+        turns = zip(*(self._turns[name] for name in names), strict=True)
         return [
-            sum(taken[name][PLAIN.name] for name in names)
-            / sum(taken[name][one.name] for name in names)
-            for taken in self._turns
+            sum(turn.runs[PLAIN.name].time_s for turn in own)
+            / sum(turn.runs[one.name].time_s for turn in own)
+            for own in turns
         ]
+
+
+def _as_work(samples: Sequence[Sample]) -> Work:
+    return [one.prompt for one in samples], [one.sampling for one in samples]

@@ -12,7 +12,9 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from trtla.errors import UsageError, did_you_mean
-from trtla.results.documents import Choice, GridPoint, Recommendation, Verified
+from trtla.results.bench_documents import EVERY_CATEGORY, Row
+from trtla.results.documents import Triple
+from trtla.results.tune_documents import Choice, GridPoint, Recommendation
 from trtla.runtime.costs import CostTable
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
 from trtla.tune.search import Found, Groups, Sample, Steps
@@ -21,8 +23,8 @@ if TYPE_CHECKING:
     from trtla.formats.config import CheckpointConfig
 
 
-ALL = "all"
-"""The category of all samples together."""
+AUTO = "lookahead auto"
+"""The arm of the default."""
 WORTH = 1.02
 """Speed-up from which a triple is recommended in place of plain decoding."""
 KNEE = 1.25
@@ -52,7 +54,7 @@ class Predictor:
                 for name, own in self._groups.items()
             }
             if len(ran) > 1 and all(ran.values()):
-                ran[ALL] = dict(done)
+                ran[EVERY_CATEGORY] = dict(done)
             found += [self._point(triple, name, own, size) for name, own in ran.items() if own]
         return found
 
@@ -68,7 +70,6 @@ class Predictor:
             batch_size=size,
             tokens_per_step=round(sum(one.tokens for one in done.values()) / steps, 4),
             fed_per_step=round(sum(one.fed for one in done.values()) / steps, 2),
-            acceptance="measured",
             predicted_speedup=round(plain / own, 4),
         )
 
@@ -88,9 +89,10 @@ def best(rows: Sequence[GridPoint], category: str, batch_size: int) -> list[Grid
     )
 
 
-def together(rows: Sequence[GridPoint]) -> str:
+def together(found: Sequence[GridPoint] | Sequence[Row]) -> str:
     """The category that stands for the whole: that of all, or the only one."""
-    return ALL if any(row.category == ALL for row in rows) else rows[0].category
+    names = {one.category for one in found}
+    return EVERY_CATEGORY if EVERY_CATEGORY in names else found[0].category
 
 
 def knee(table: CostTable, sequences: int = 1) -> int:
@@ -104,49 +106,54 @@ def knee(table: CostTable, sequences: int = 1) -> int:
     return cheap[-1]
 
 
-def recommend(rows: Sequence[GridPoint], verified: Sequence[Verified]) -> Recommendation:
+def recommend(points: Sequence[GridPoint], rows: Sequence[Row]) -> Recommendation:
     """The triple for the first batch size and all categories together, and where it differs.
 
-    Where triples were verified, the fastest of them counts, else the best prediction; plain
+    Where triples were measured, the fastest of them counts, else the best prediction; plain
     decoding where none is ahead of it by more than timings scatter. A triple of whose drafts no
     token was accepted is never ahead, whatever the timings are. `auto` is kept where the triple is
     not ahead of it by as much.
     """
-    sizes = list(dict.fromkeys(row.batch_size for row in rows))
-    names = [name for name in dict.fromkeys(row.category for row in rows) if name != ALL]
-    first, whole = sizes[0], together(rows)
+    sizes = list(dict.fromkeys(point.batch_size for point in points))
+    names = [n for n in dict.fromkeys(point.category for point in points) if n != EVERY_CATEGORY]
+    first, whole = sizes[0], together(points)
     return Recommendation(
         batch_size=first,
-        **_chosen(rows, verified, whole, first),
+        **_chosen(points, rows, whole, first),
         by_batch_size=tuple(
-            Choice(batch_size=size, **_chosen(rows, verified, whole, size)) for size in sizes
+            Choice(batch_size=size, **_chosen(points, rows, whole, size)) for size in sizes
         ),
         by_category=tuple(
-            Choice(category=name, **_chosen(rows, verified, name, first)) for name in names
+            Choice(category=name, **_chosen(points, rows, name, first)) for name in names
         ),
     )
 
 
 def _chosen(
-    rows: Sequence[GridPoint], verified: Sequence[Verified], category: str, size: int
+    points: Sequence[GridPoint], rows: Sequence[Row], category: str, size: int
 ) -> dict[str, Any]:
-    own = best(rows, category, size)
-    predicted = {row.lookahead: row.predicted_speedup for row in own}
-    idle = {row.lookahead for row in own if row.tokens_per_step == 1.0}  # it saved no step
-    ran = [one for one in verified if (one.category, one.batch_size) == (category, size)]
-    measured = {one.lookahead: one.measured_speedup or 0.0 for one in ran if one.lookahead}
+    found: Sequence[GridPoint] | Sequence[Row]
+    ran = [row for row in rows if (row.category, row.batch_size) == (category, size)]
+    measured = {row.triple: row.speedup_vs_ar or 0.0 for row in ran if row.triple}
+    found = ran or best(points, category, size)
+    predicted = {one.lookahead: one.predicted_speedup for one in best(points, category, size)}
+    idle = {_triple(one) for one in found if one.tokens_per_step == 1.0}  # it saved no step
     plain = AUTOREGRESSIVE.as_tuple()
     speeds = {one: speed for one, speed in (measured or predicted).items() if one not in idle}
     fastest = max(speeds, key=lambda triple: speeds[triple], default=plain)
     chosen = fastest if speeds.get(fastest, 0.0) >= WORTH else plain
-    auto = next((one.measured_speedup for one in ran if one.drafter == "auto"), None)
+    auto = next((row.speedup_vs_ar for row in ran if row.arm == AUTO), None)
     return {
         "lookahead": chosen,
-        "predicted_speedup": predicted.get(chosen),
+        "predicted_speedup": None if ran else predicted.get(chosen),
         "measured_speedup": measured.get(chosen),
         "auto_speedup": auto,
         "keep_auto": auto is not None and measured.get(chosen, 1.0) < WORTH * auto,
     }
+
+
+def _triple(one: GridPoint | Row) -> Triple | None:
+    return one.triple if isinstance(one, Row) else one.lookahead
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ from trtla.bench.journal import Measurements
 from trtla.bench.opened import OpenedModel, Setup
 from trtla.console import Stages, counted, silent
 from trtla.data.prompt_sets import Ids, PromptSet
-from trtla.results.documents import GridPoint
 from trtla.results.metrics import Metrics
+from trtla.results.tune_documents import GridPoint
 from trtla.settings.drafting import LOOKAHEAD
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.settings.sampling import SamplingParams

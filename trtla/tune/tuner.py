@@ -12,20 +12,15 @@ from collections.abc import Sequence
 import torch
 
 from trtla.bench.arms import Note
+from trtla.bench.hardware import torch_device
 from trtla.bench.journal import Measurements, engine_facts, fingerprint
 from trtla.bench.opened import OpenedModel
-from trtla.bench.turns import torch_device
+from trtla.bench.turns import Kept
 from trtla.console import Stages, command_line, counted, silent
 from trtla.llm.llm import LLM
-from trtla.results.documents import (
-    SCHEMA_VERSION,
-    Cost,
-    CostRow,
-    GridPoint,
-    Tune,
-    Verified,
-    environment,
-)
+from trtla.results.bench_documents import EVERY_CATEGORY, Cell, Row
+from trtla.results.documents import SCHEMA_VERSION, environment
+from trtla.results.tune_documents import Cost, CostRow, GridPoint, Tune
 from trtla.runtime.costs import CostPlan, CostTable
 from trtla.settings.lookahead import AUTOREGRESSIVE
 from trtla.tune import clock
@@ -74,6 +69,18 @@ class _Tuning:
         options = settings.options
         model = OpenedModel(llm, settings, torch_device(options.device), options.dtype)
         self._groups = make_groups(settings.sets, model, settings.sampling, on_note)
+        sampling = settings.sampling
+        self._cell = Cell(
+            device=str(model.device),
+            dtype=model.dtype_name,
+            threads=torch.get_num_threads(),
+            batch_size=1,
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            category=EVERY_CATEGORY,
+            executor=llm.description,
+        )
         samples = [one for own in self._groups.values() for one in own]
         if (tokens := sum(one.sampling.max_output_len for one in samples)) < _FEW_TOKENS:
             texts = f"{counted(len(samples), 'prompt')} and {counted(tokens, 'token')}"
@@ -107,7 +114,7 @@ class _Tuning:
             return
         size, groups = self._sizes[0], self._groups
         taken = sum(name.startswith(f"turn {size} ") for name in self._journal.entries)
-        turns = max(min(LEAST_TURNS, self._settings.rounds) - taken, 0)
+        turns = max(min(LEAST_TURNS, self._settings.rounds) - taken // len(groups), 0)
         least = turns * LEAST_FIELD * turn_s(self._table, groups, size, AUTOREGRESSIVE)
         if not self._search.found:
             least += self._takes(
@@ -179,11 +186,11 @@ class _Tuning:
         settings, budget = self._settings, self._budget
         self._check_budget()
         share = 1.0 if settings.planned else _SEARCH_SHARE
-        finished = self._search.go(self._rows, clock.now() + share * budget.left)
+        finished = self._search.go(self._points, clock.now() + share * budget.left)
         if not finished:
             self._doubt("the search's time was over", _GOES_ON)
-        rows = self._rows()
-        verified = [] if settings.planned else self._verify(rows, budget.end)
+        points = self._points()
+        rows = [] if settings.planned else self._verify(points, budget.end)
         return Tune(
             schema_version=SCHEMA_VERSION,
             command="tune",
@@ -192,32 +199,33 @@ class _Tuning:
             engine=settings.engine,
             executor=self._llm.description,
             cost=self._cost,
-            grid=tuple(rows),
-            verified=tuple(one for one in verified if one.lookahead is not None),
-            alternatives=tuple(one for one in verified if one.lookahead is None),
-            recommendation=recommend(rows, verified),
+            grid=tuple(points) if settings.planned else (),
+            rows=tuple(rows),
+            recommendation=recommend(points, rows),
             finished=finished,
             doubts=tuple(self._doubts),
         )
 
-    def _rows(self) -> list[GridPoint]:
+    def _points(self) -> list[GridPoint]:
         return self._predictor.rows(self._sizes)
 
-    def _verify(self, rows: list[GridPoint], end: float) -> list[Verified]:
+    def _verify(self, points: list[GridPoint], end: float) -> list[Row]:
         """A contest for each batch size; the first one, which counts, has most of the time."""
         sizes, contests = self._sizes, list[Contest]()
         for place, size in enumerate(sizes, 1):
             now = clock.now()
             until = end if place == len(sizes) else now + (end - now) * _OWN_SHARE
-            field = contenders(rows, size)
+            field = contenders(points, size)
             guess_s = turn_s(self._table, self._groups, size, AUTOREGRESSIVE)
-            contest = Contest(self._llm, self._groups, field, size, self._journal, guess_s)
+            cell = self._cell.model_copy(update={"batch_size": size})
+            kept = Kept(self._journal)
+            contest = Contest(self._llm, self._groups, field, cell, kept, guess_s)
             if self._compete(contest, until, first=place == 1):
                 contests.append(contest)
             else:
                 self._note(f"batch size {size} is predicted only: the budget is small")
         self._note_times(contests)
-        return [one for contest in contests for one in contest.verified(rows)]
+        return [one for contest in contests for one in contest.rows()]
 
     def _compete(self, contest: Contest, until: float, *, first: bool) -> bool:
         names = ", ".join(one.name for one in contest.field)

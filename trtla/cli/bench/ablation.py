@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Sequence
 from itertools import product
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -19,12 +17,8 @@ from trtla.bench.ablation_arms import (
     NODES,
     OWN_PROMPT,
     SOURCE_METHODS,
-    TASKS,
+    TASK_FILES,
     WITHOUT,
-    TaskPrompt,
-    cases,
-    load_tasks,
-    prompts_of,
 )
 from trtla.bench.arms import AR, Way
 from trtla.cli.bench.bench_flags import (
@@ -32,9 +26,9 @@ from trtla.cli.bench.bench_flags import (
     TASK_PROMPTS,
     BenchFlags,
     check_choices,
-    print_as,
     shared_setup,
 )
+from trtla.cli.bench.bench_output import run, show
 from trtla.cli.shared.model import (
     check_drafters,
     check_texts,
@@ -42,9 +36,9 @@ from trtla.cli.shared.model import (
     note_without_drafts,
 )
 from trtla.cli.shared.params import check_folder, source
-from trtla.console import Console, command_line, counted, duration
+from trtla.console import Console, command_line, counted
 from trtla.errors import UsageError
-from trtla.files import json_text, read_json, write_whole, written
+from trtla.files import json_text, read_json, read_text, write_whole, written
 from trtla.interrupts import INTERRUPTS
 from trtla.settings.drafting import (
     DRAFT_PREFIX,
@@ -59,9 +53,9 @@ from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead, LookaheadConfig
 from trtla.settings.sampling import SamplingParams, parse_processor
 
 if TYPE_CHECKING:
-    from trtla.bench.ablation import Ablated, AblationPlan, OnRow
-    from trtla.bench.tables import Cells
-    from trtla.results.bench_documents import AblationRow
+    from trtla.bench.sweep import Results, Sweep
+    from trtla.data.prompt_sets import PromptSet
+    from trtla.results.bench_documents import Row
 
 _DOCUMENT = ".json"
 _PROCESSORS = ("greedy", "nucleus:0.8:0.9")
@@ -71,71 +65,66 @@ def run_ablation_command(
     console: Console, flags: BenchFlags, lookahead: LookaheadConfig | None
 ) -> None:
     """Check, say how much it is, measure, and print a summary."""
-    ablation = _check(console, flags, lookahead)
-    check_texts(console, flags.asking, (flags.engine_dir, flags.options.tokenizer_dir))
-    console.note(f"note: {_extent(ablation)}")
-    from trtla.bench.ablation import run_ablation
-    from trtla.bench.tables import means_path, means_text
+    sweep = _check(console, flags, lookahead)
+    output = _table(flags)
+    texts = any(not one.is_chat for chosen in sweep.sets for one in chosen.questions)
+    folders = (flags.engine_dir, flags.options.tokenizer_dir)
+    check_texts(console, flags.asking, folders, any_texts=texts)
+    with written(output, "give another --output"), output.open("a", encoding="utf-8"):
+        console.note(f"note: {_extent(sweep)}")
+    kept = f"note: decodings so far are in {output.with_suffix('.jsonl')}; the same command goes on"
+    with INTERRUPTS.saying(lambda: kept):
+        results = run(console, sweep)
+    if results is None:  # a serving rank of mpirun has nothing to report
+        return
+    _write(console, results, sweep, output, flags)
+    if flags.output_format == "md":
+        results.rows = _over_all(results.rows)
+    show(console, results, sweep, flags.output_format)
 
-    watched = partial(_watched, console, len(ablation.arms))
-    with INTERRUPTS.saying(
-        lambda: f"note: rows so far are in {ablation.output}; the same command goes on"
-    ):
-        done = run_ablation(ablation, watched, lambda text: console.note(f"note: {text}"))
-    console.note(f"note: rows are in {ablation.output}, means in {means_path(ablation.output)}")
+
+def _over_all(rows: list[Row]) -> list[Row]:
+    """The rows over all tasks, or those of the only one."""
+    from trtla.results.bench_documents import EVERY_CATEGORY
+
+    return [row for row in rows if row.category == EVERY_CATEGORY] or rows
+
+
+def _write(
+    console: Console, results: Results, sweep: Sweep, output: Path, flags: BenchFlags
+) -> None:
+    from trtla.bench.tables import csv_text, document, rows_text
+    from trtla.results.documents import environment
+
+    found, means = environment(command_line()), output.with_name(f"{output.stem}_means.csv")
+    texts = {output: rows_text(results.decodings), means: csv_text(results, sweep, found)}
     if _is_document(flags):
-        with written(Path(flags.output), "give another --output"):
-            write_whole(Path(flags.output), json_text(_document(ablation, done)))
+        texts[Path(flags.output)] = json_text(document(results, sweep, found))
+    for path, text in texts.items():
+        with written(path, "give another --output"):
+            write_whole(path, text)
+    console.note(f"note: decodings are in {output}, rows over them in {means}")
+    if _is_document(flags):
         console.note(f"note: the document is {flags.output}")
-    print_as(
-        console,
-        flags.output_format,
-        lambda: _document(ablation, done),
-        lambda: means_text(done.rows.values()),
-        lambda: _print(console, done.overall()),
-    )
 
 
-def _extent(ablation: AblationPlan) -> str:
-    cases, models = ablation.cases, len(ablation.devices) * len(ablation.dtypes)
+def _extent(sweep: Sweep) -> str:
+    models = len(sweep.devices) * len(sweep.dtypes)
     factors = {
-        "arm": len(ablation.arms),
-        "prompt": len({case.prompt for case in cases}),
-        "processor": len({case.processor for case in cases}),
-        "repeat": len({case.repeat for case in cases}),
+        "arm": len(sweep.ablation.ways if sweep.ablation else ()),
+        "prompt": sum(len(chosen.questions) for chosen in sweep.sets),
+        "processor": len(sweep.filters),
+        "repeat": sweep.rounds,
     }
     return (
         f"{counted(prod(factors.values()) * models, 'decoding')} of up to "
-        f"{counted(ablation.sampling.max_output_len, 'token')}: "
+        f"{counted(sweep.sampling.max_output_len, 'token')}: "
         f"{', '.join(counted(count, noun) for noun, count in factors.items())}"
         + (f", {models} devices and types" if models > 1 else "")
     )
 
 
-@contextmanager
-def _watched(console: Console, arms: int, before: int) -> Iterator[OnRow]:
-    """Progress, with a note of what all takes when every arm has decoded the first prompt."""
-    last, seconds = "", list[float]()
-    with console.progress("ablation", "decodings", lambda: last, before) as progress:
-
-        def on_row(row: Cells, done: int, total: int) -> None:
-            nonlocal last
-            last = (
-                f"{row['task']} {row['prompt_id']}, {row['processor']}, repeat {row['repeat']}, "
-                f"{row['method']}: {float(row['tokens_per_s']):.0f} tok/s"
-            )
-            seconds.append(float(row["time_s"]))
-            if len(seconds) == min(arms, total - before):
-                whole = duration(sum(seconds) / len(seconds) * (total - before))
-                console.note(
-                    f"note: about {whole} in all, by the first {counted(len(seconds), 'decoding')}"
-                )
-            progress(done, total)
-
-        yield on_row
-
-
-def _check(console: Console, flags: BenchFlags, lookahead: LookaheadConfig | None) -> AblationPlan:
+def _check(console: Console, flags: BenchFlags, lookahead: LookaheadConfig | None) -> Sweep:
     """What can be refused before torch is imported."""
     if len(flags.threads) > 1:
         raise UsageError(
@@ -148,26 +137,55 @@ def _check(console: Console, flags: BenchFlags, lookahead: LookaheadConfig | Non
         made = [arm for arm in made if arm.drafter != LOOKAHEAD]
     named = [(f"--arms {arm.name}", arm.drafter) for arm in made]
     models = check_drafters(flags.engine_dir, named, flags.options)
-    processors = tuple(map(parse_processor, flags.processor or _PROCESSORS))
-    prompts, repeats = _prompts(flags), flags.repeats or (FULL_REPEATS if flags.full else 1)
+    filters = dict.fromkeys(map(parse_processor, flags.processor or _PROCESSORS))
+    sets = _sets(flags)
+    _check_output(flags)
+    from trtla.bench.sweep import Ablation, Sweep
+
+    drafting = [arm.drafter for arm in made if arm.drafter.most_tokens]
+    return Sweep(
+        **shared_setup(flags, lookahead, drafting, models),
+        sampling=SamplingParams(flags.max_output_len, seed=flags.seed),
+        sets=tuple(sets),
+        filters=tuple(filters),
+        rounds=flags.repeats or (FULL_REPEATS if flags.full else 1),
+        ablation=Ablation(tuple(made), _table(flags).with_suffix(".jsonl")),
+    )
+
+
+def _check_output(flags: BenchFlags) -> None:
+    """Refuse to replace what an ablation of this version has not written."""
     output = Path(flags.output)
     if output.suffix.lower() not in (".csv", _DOCUMENT):
         raise UsageError(
             f"--output {output} is neither a .csv nor a .json file", "give it one of these endings"
         )
     check_folder(output, "--output")
-    if _is_document(flags) and output.exists() and "means" not in read_json(output):
+    if _is_document(flags) and output.exists() and not {"rows", "cells"} <= set(read_json(output)):
         raise UsageError(f"{output} is another file, not an ablation's", "give another --output")
-    from trtla.bench.ablation import AblationPlan
+    table = _table(flags)
+    if table.exists() and not _is_table(table):
+        raise UsageError(
+            f"{table} is not an ablation's table of this version", "give another --output"
+        )
+    journal = table.with_suffix(".jsonl")
+    if table.exists() and table.stat().st_size and not journal.exists():
+        raise UsageError(
+            f"{table} has decodings, and {journal}, which they are kept in, is not there",
+            "give another --output, or move the file away",
+        )
 
-    drafting = [arm.drafter for arm in made if arm.drafter.most_tokens]
-    return AblationPlan(
-        **shared_setup(flags, lookahead, drafting, models),
-        sampling=SamplingParams(flags.max_output_len, seed=flags.seed),
-        arms=tuple(made),
-        cases=tuple(cases(prompts, processors, repeats, flags.seed)),
-        output=output.with_suffix(".csv") if _is_document(flags) else output,
-    )
+
+def _is_table(path: Path) -> bool:
+    from trtla.results.bench_documents import Decoding
+
+    columns = read_text(path).partition("\n")[0].split(",")
+    return columns == [""] or {*Decoding.model_fields} == {*columns}
+
+
+def _table(flags: BenchFlags) -> Path:
+    """The file of decodings."""
+    return Path(flags.output).with_suffix(".csv") if _is_document(flags) else Path(flags.output)
 
 
 def _is_document(flags: BenchFlags) -> bool:
@@ -254,70 +272,18 @@ def _tree_options(method: str, flags: BenchFlags) -> list[DraftOptions]:
     return [DraftOptions(sources=left)]
 
 
-def _prompts(flags: BenchFlags) -> list[TaskPrompt]:
-    named = source(click.get_current_context(), "prompts") != "default"
-    if named and flags.input_text is not None:
-        raise UsageError("--input-text and --prompts exclude each other", "omit one of them")
-    if named:
-        from trtla.data.prompt_sets import load_sets
+def _sets(flags: BenchFlags) -> list[PromptSet]:
+    """The tasks as sets of prompts."""
+    from trtla.data.prompt_sets import PromptSet, Question, load_sets
 
-        every = flags.prompts_per_task or (sys.maxsize if flags.full else TASK_PROMPTS)
-        return prompts_of(load_sets(flags.prompts, flags.categories, every))
+    named = source(click.get_current_context(), "prompts") != "default"
+    most = flags.prompts_per_task or (sys.maxsize if flags.full else TASK_PROMPTS)
     if flags.input_text is None:
-        most = flags.prompts_per_task or (None if flags.full else TASK_PROMPTS)
-        return load_tasks(flags.categories or TASKS, most)
+        names = flags.prompts if named else tuple(TASK_FILES.values())
+        return load_sets(names, flags.categories, most)
+    for name, given in (("prompts", named), ("categories", bool(flags.categories))):
+        if given:
+            raise UsageError(f"--input-text and --{name} exclude each other", "omit one of them")
     if not flags.input_text:
         raise UsageError("--input-text is empty", "give at least one character")
-    if flags.categories:
-        raise UsageError("--input-text and --categories exclude each other", "omit one of them")
-    return [TaskPrompt(OWN_PROMPT, 0, flags.input_text)]
-
-
-_SOURCE_COLUMNS = ("fed/step", "calibration")
-"""Shown where auto drafted."""
-_SUMMARY = {
-    "tokens/s": "tokens_per_s_mean",
-    "speed-up": "speedup_vs_ar_mean",
-    "+/-": "speedup_vs_ar_std",
-    "S": "tokens_per_step_mean",
-    "acceptance": "acceptance_rate_mean",
-    "drafted": "drafted_mean",
-    "perplexity": "perplexity_mean",
-}
-
-
-def _document(ablation: AblationPlan, done: Ablated) -> dict[str, Any]:
-    from trtla.results.bench_documents import Ablation as Document
-    from trtla.results.documents import SCHEMA_VERSION, environment
-
-    return Document(
-        schema_version=SCHEMA_VERSION,
-        environment=environment(command_line()),
-        output=str(ablation.output),
-        means=tuple(done.overall()),
-    ).document()
-
-
-def _print(console: Console, means: Sequence[AblationRow]) -> None:
-    places = [name for name in ("device", "dtype") if len({getattr(r, name) for r in means}) > 1]
-    own = _SOURCE_COLUMNS if any(row.sources is not None for row in means) else ()
-    rows = []
-    for row in means:
-        names = [getattr(row, name) for name in (*places, "processor")]
-        figures = [row.figure(key) for key in _SUMMARY.values()]
-        more = [row.fed_per_step, row.calibration] if own else []
-        same = round((row.figure("same_as_ar_mean") or 0.0) * row.rows)
-        shown = [None if value is None else float(value) for value in figures]
-        rows.append([row.method, _setting(row), *names, *shown, *more, f"{same} of {row.rows}"])
-    columns = ["arm", "setting", *places, "processor", *_SUMMARY, *own, "texts as ar"]
-    console.table(columns, rows)
-
-
-def _setting(row: AblationRow) -> str:
-    """What an arm is set to, in the words of the file's columns; its gamma can be --grid-nodes."""
-    from trtla.bench.tables import SETTING
-
-    names = SETTING[2 : SETTING.index("model")]
-    flags = [f"{name} {value}" for name in names if (value := getattr(row, name)) is not None]
-    shown = ", ".join(flags) or "-"
-    return shown.replace("gamma ", "nodes ") if row.method == "auto-nodes" else shown
+    return [PromptSet(OWN_PROMPT, (Question((flags.input_text,)),))]

@@ -23,11 +23,11 @@ from trtla.cli.bench.bench_flags import (
     check_read,
     filters_of,
     flag_of,
-    print_as,
     remember_format,
     shared_setup,
 )
 from trtla.cli.bench.bench_load import run_load_command
+from trtla.cli.bench.bench_output import run, show
 from trtla.cli.shared import options as opt
 from trtla.cli.shared.command import Command
 from trtla.cli.shared.model import (
@@ -41,17 +41,16 @@ from trtla.cli.shared.model import (
 )
 from trtla.cli.shared.params import refuse_filters, source
 from trtla.cli.shared.values import TOKENS
-from trtla.console import Console, command_line
+from trtla.console import Console
 from trtla.errors import TrtlaError, UsageError
 from trtla.settings.drafting import LOOKAHEAD, parse_drafter
 from trtla.settings.executor import ExecutorOptions
 from trtla.settings.fields import parsed
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
-from trtla.settings.sampling import BEYOND, SamplingParams, filters_text
+from trtla.settings.sampling import BEYOND, SamplingParams
 
 if TYPE_CHECKING:
-    from trtla.bench.sweep import Results, Sweep
-    from trtla.bench.turns import CellRuns
+    from trtla.bench.sweep import Sweep
 
 
 @click.command(
@@ -120,9 +119,9 @@ def bench(console: Console, /, **values: Any) -> None:
     texts = any(not one.is_chat for chosen in sweep.sets for one in chosen.questions)
     folders = (flags.engine_dir, flags.options.tokenizer_dir)
     check_texts(console, flags.asking, folders, any_texts=texts)
-    results = _run(console, sweep)
+    results = run(console, sweep)
     if results is not None:  # a serving rank of mpirun has nothing to report
-        _print(console, results, sweep, flags.output_format)
+        show(console, results, sweep, flags.output_format)
 
 
 def _check_model(engine_dir: str | None) -> None:
@@ -209,37 +208,3 @@ def _check_peers(flags: BenchFlags) -> None:
                 f'--compare {needing[0]} needs the package "llama-cpp-python"', INSTALL_LLAMA_CPP
             )
         gguf_of(flags.engine_dir, flags.hf_model_dir)
-
-
-def _run(console: Console, sweep: Sweep) -> Results | None:
-    from trtla.bench.sweep import run_sweep
-
-    def on_round(measured: CellRuns, number: int) -> None:
-        cell = measured.cell
-        filters = filters_text(cell.temperature, cell.top_k, cell.top_p)
-        last = ((name, runs[-1].tokens_per_s) for name, runs in measured.runs.items())
-        speeds = ", ".join(f"{name} {speed:.0f} tok/s" for name, speed in last)
-        console.note(
-            f"{cell.category}, {filters}, batch {cell.batch_size}, round {number} of "
-            f"{sweep.rounds}: {speeds}"
-        )
-
-    return run_sweep(sweep, lambda text: console.note(f"note: {text}"), on_round, console.progress)
-
-
-def _print(console: Console, results: Results, sweep: Sweep, output_format: str) -> None:
-    from trtla.bench.tables import csv_text, document, results_text
-    from trtla.results.documents import environment
-    from trtla.results.metrics import too_short
-
-    found = environment(command_line())
-    for row in results.rows:
-        if output_format != "md" and (short := too_short(row.texts, row.output_tokens)):
-            console.note(f"note: {row.category}, {row.arm}: {short}")
-    print_as(
-        console,
-        output_format,
-        lambda: document(results, sweep, found),
-        lambda: csv_text(results, found),
-        lambda: console.out(results_text(results, sweep, found, console.table_text)),
-    )

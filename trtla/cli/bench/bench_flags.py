@@ -130,9 +130,9 @@ class AblationFlags:
 
     ablation: bool = _ablation(
         "In place of the tables: plain decoding, a draft model with fixed gamma and with "
-        "EGAG, n-grams, prompt lookup, lookahead and a chain, on some of the shipped prompts. Rows "
-        "are kept: the same command goes on where it was interrupted. Of the other flags it reads "
-        f"{_ABLATION_READS}; the categories of --prompts are tasks.",
+        "EGAG, n-grams, prompt lookup, lookahead and a chain, on some of the shipped prompts. "
+        "Decodings are kept: the same command goes on where it was interrupted. Of the other "
+        f"flags it reads {_ABLATION_READS}; the categories of --prompts are tasks.",
         basic=True,
     )
     input_text: str | None = _ablation("Decode this text, not the tasks.", "-p", former="prompt")
@@ -163,8 +163,9 @@ class AblationFlags:
         show_default="the shipped tiny-llama-draft",
     )
     output: str = _ablation(
-        "Rows go to this FILE.csv, their means and deviations to FILE_means.csv; what was measured "
-        "is kept in FILE.jsonl. FILE.json is the JSON document, with rows beside it in FILE.csv.",
+        "Decodings go to this FILE.csv, the rows over them and over all tasks to FILE_means.csv; "
+        "what was measured is kept in FILE.jsonl. FILE.json is the JSON document, as bench's, with "
+        "decodings beside it in FILE.csv.",
         "-o",
         type=PATH,
         default=_RESULTS,
@@ -332,8 +333,7 @@ def check_choices(flag: str, names: tuple[str, ...], known: tuple[str, ...]) -> 
 def filters_of(flags: BenchFlags) -> tuple[Filters, ...]:
     """Those of --processor, or every temperature with the same top-k and top-p."""
     if flags.processor:
-        named = (parse_processor(text).filters for text in flags.processor)
-        return tuple(dict.fromkeys(named))
+        return tuple(dict.fromkeys(map(parse_processor, flags.processor)))
     return tuple(Filters(heat, flags.top_k, flags.top_p) for heat in flags.temperature)
 
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from trtla.bench.arms import Arm
     from trtla.bench.summarize import Article, SummarySide
     from trtla.data.prompt_sets import Ids
+    from trtla.results.bench_documents import Row
     from trtla.runtime.limits import ExecutorLimits
 
 
@@ -117,16 +118,16 @@ def summarize(console: Console, /, **values: Any) -> None:
     check_texts(console, flags.asking, (flags.engine_dir, folder))
     seed = flags.sampling.seed
     articles = work.load_articles(flags.dataset, flags.max_ite * flags.batch_size, seed)
-    sides, prompts = _measure(console, flags, articles)
+    rows, sides, prompts = _measure(console, flags, articles)
     if not sides:  # a serving rank of mpirun has nothing to report
         return
-    _print(console, sides, flags)
+    _print(console, rows, len(prompts), flags)
     if flags.output:
         with Path(flags.output).open("w", encoding="utf-8") as file:
             for line in work.items(sides, prompts):
                 file.write(json.dumps(line, ensure_ascii=False) + "\n")
     if flags.rouge1_threshold is not None:
-        work.check_rouge1(sides[0].figures(), flags.rouge1_threshold)
+        work.check_rouge1(rows[0], flags.rouge1_threshold)
 
 
 def _check(flags: SummarizeFlags) -> None:
@@ -144,33 +145,47 @@ def _check(flags: SummarizeFlags) -> None:
 
 def _measure(
     console: Console, flags: SummarizeFlags, articles: list[Article]
-) -> tuple[list[SummarySide], list[Ids]]:
+) -> tuple[list[Row], list[SummarySide], list[Ids]]:
     """The sides in turns, the engine's first; its limits cut the prompts of all."""
     from trtla.bench import summarize as work
+    from trtla.bench.hardware import torch_device
     from trtla.bench.opened import take_tokenizer
+    from trtla.bench.turns import rows
+    from trtla.results.bench_documents import Cell
+    from trtla.runtime.threads import num_threads
 
     folder = flags.options.tokenizer_dir or flags.hf_model_dir
     size = flags.batch_size
     with open_llm(flags, tokenizer_dir=folder, max_batch_size=size) as llm:
         if not llm.is_leader:
-            return [], []
+            return [], [], []
         tokenizer, longest = take_tokenizer(llm), _cap(console, flags, llm.limits)
         prompts = work.encode(tokenizer, articles, longest, flags.asking)
         by_engine = flags.test_trtla or not flags.test_hf
         own = work.engine_arms(llm, flags.options.drafter) if by_engine else []
         arms: list[Arm] = [*own]
+        stored = llm.engine.config.pretrained_config.dtype
         if flags.test_hf and flags.hf_model_dir:
-            own_dtype = llm.engine.config.pretrained_config.dtype
             place = (flags.options.device, flags.options.dtype)
-            arms.append(work.hf_arm(flags.hf_model_dir, *place, own_dtype))
-        runs = work.run_arms(arms, prompts, flags.sampling, size, console.progress)
+            arms.append(work.hf_arm(flags.hf_model_dir, *place, stored))
+        cell = Cell.fill(
+            flags.sampling,
+            device=str(torch_device(flags.options.device)),
+            dtype=arms[0].compute_type or stored,
+            threads=num_threads(),
+            batch_size=size,
+            category=flags.dataset,
+            executor=llm.description,
+        )
+        measured = work.measure_sides(cell, arms, prompts, flags.sampling, console.progress)
         if own:
             own[0].use_memory()
         save_corpus(console, llm, flags.save_corpus)
     stops = flags.sampling.stop_ids
-    sides = [work.side(arm.name, run, tokenizer.inner, articles, stops)
-             for arm, run in zip(arms, runs, strict=True)]  # fmt: skip
-    return sides, prompts
+    sides = {name: work.side(name, run, tokenizer.inner, articles, stops)
+             for name, (run,) in measured.runs.items()}  # fmt: skip
+    found = rows(measured, score=lambda turns, name: sides[name].rouge)
+    return found, list(sides.values()), prompts
 
 
 def _cap(console: Console, flags: SummarizeFlags, limits: ExecutorLimits) -> int:
@@ -188,46 +203,46 @@ def _cap(console: Console, flags: SummarizeFlags, limits: ExecutorLimits) -> int
     return min(flags.max_input_len, room)
 
 
-def _print(console: Console, measured: Sequence[SummarySide], flags: SummarizeFlags) -> None:
+def _print(console: Console, rows: Sequence[Row], items: int, flags: SummarizeFlags) -> None:
     """TensorRT-LLM's lines for each side, which programs read, then one table;
     or one JSON document, which has all digits."""
-    from trtla.bench.summarize import ENGINE, PLAIN, ROUGE, equal_to_plain
-    from trtla.results.documents import SCHEMA_VERSION, Summarize, environment
+    from trtla.bench.summarize import ENGINE, PLAIN, ROUGE
+    from trtla.results.bench_documents import Summarize
+    from trtla.results.documents import SCHEMA_VERSION, environment
 
-    sides, equal = [one.figures() for one in measured], equal_to_plain(measured)
     if console.json:
         filled = Summarize.fill(
             flags,
             flags.sampling,
             schema_version=SCHEMA_VERSION,
             environment=environment(command_line()),
-            items=len(measured[0].texts),
+            items=items,
             max_input_length=flags.max_input_len,
             output_len=flags.sampling.max_output_len,
-            sides=sides,
-            **({} if equal is None else {"equal_to_plain": equal}),
+            sides=tuple(rows),
         )
         console.document(filled.document())
         return
-    for side in sides:
-        console.out(f"{side.name} (total latency: {side.latency_s:.3f} sec)")
-        console.out(f"{side.name} (total output tokens: {side.output_tokens})")
-        console.out(f"{side.name} (tokens per second: {side.tokens_per_s:.3f})")
-        console.out(f"{side.name} beam 0 result")
+    for row in rows:
+        console.out(f"{row.arm} (total latency: {row.time_s:.3f} sec)")
+        console.out(f"{row.arm} (total output tokens: {row.output_tokens})")
+        console.out(f"{row.arm} (tokens per second: {row.tokens_per_s:.3f})")
+        console.out(f"{row.arm} beam 0 result")
         for key in ROUGE:
-            console.out(f"  {key}: {getattr(side, key):.3f}")
-    rows = [side.document() for side in sides]
-    heads = [_HEADS.get(key, key.replace("_", " ")) for key in rows[0]]
-    console.table(heads, [list(row.values()) for row in rows])
-    speed = {side.name: side.tokens_per_s for side in sides}
+            console.out(f"  {key}: {getattr(row, key):.3f}")
+    cells = [[getattr(row, key) for key in _COLUMNS] for row in rows]
+    console.table(list(_COLUMNS.values()), cells)
+    speed = {row.arm: row.tokens_per_s or 0.0 for row in rows}
     for other, label in ((PLAIN, "plain decoding"), ("hugging_face", "Hugging Face")):
         if speed.get(other) and ENGINE in speed:
             console.out(f"speed-up over {label}: {speed[ENGINE] / speed[other]:.2f}x")
-    if equal is not None:
-        console.out(f"summaries equal to plain decoding's: {equal} of {len(measured[0].texts)}")
+    if ENGINE in speed and PLAIN in speed:
+        console.out(f"summaries equal to plain decoding's: {rows[0].equal_texts} of {items}")
 
 
-_HEADS = {
-    "name": "side", "tokens_per_s": "tokens/s", "tokens_per_step": "tokens/step",
-    "distinct_4grams": "distinct 4-grams",
+_COLUMNS = {
+    "arm": "side", "time_s": "latency s", "output_tokens": "output tokens",
+    "tokens_per_s": "tokens/s", "steps": "steps", "tokens_per_step": "tokens/step",
+    "distinct_4grams": "distinct 4-grams", "rouge1": "rouge1", "rouge2": "rouge2",
+    "rougeL": "rougeL", "rougeLsum": "rougeLsum",
 }  # fmt: skip

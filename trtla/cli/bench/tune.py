@@ -33,7 +33,7 @@ from trtla.settings.sampling import SamplingParams
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from trtla.results.documents import Tune
+    from trtla.results.tune_documents import Tune
     from trtla.tune.search import TuneSettings
 
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 from trtla.console import Console
 from trtla.errors import UsageError
 from trtla.files import write_whole, written
-from trtla.results.documents import Choice, Recommendation, Triple, Tune, Verified
+from trtla.results.bench_documents import Row
+from trtla.results.tune_documents import Choice, GridPoint, Recommendation, Tune
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
-from trtla.tune.prediction import WORTH, best, together
+from trtla.tune.prediction import AUTO, WORTH, best, together
 from trtla.tune.search import coarse
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 _PLAIN = AUTOREGRESSIVE.as_tuple()
 _PREDICTED = 8
-"""Triples of the table that are predicted only."""
+"""Triples of the table of predictions."""
 
 
 def show_plan(console: Console, plan: TuneSettings) -> None:
@@ -71,9 +72,9 @@ def advice(tuned: Tune, found: Recommendation, *, planned: bool) -> list[str]:
         )
     bar = WORTH * max(1.0, found.measured_speedup or 1.0, found.auto_speedup or 1.0)
     return lines + [
-        f"--drafter {one.drafter} was faster: {one.measured_speedup:.2f}x measured."
-        for one in _ran(tuned.alternatives, together(tuned.grid), found.batch_size)
-        if (one.measured_speedup or 0.0) > bar
+        f"--drafter {row.arm} was faster: {row.speedup_vs_ar:.2f}x measured."
+        for row in _ran(tuned, None, found.batch_size)
+        if row.triple is None and row.arm != AUTO and (row.speedup_vs_ar or 0.0) > bar
     ]
 
 
@@ -96,31 +97,31 @@ def _headline(tuned: Tune, found: Recommendation) -> list[str]:
     return [f"{triple.describe()}: {speed(found, kind)} over {over}.", *second]
 
 
-def _ran(verified: Sequence[Verified], category: str | None, size: int | None) -> list[Verified]:
-    return [one for one in verified if (one.category, one.batch_size) == (category, size)]
+def _ran(tuned: Tune, category: str | None, size: int | None) -> list[Row]:
+    """What was measured at a batch size, the fastest first; None: over all categories."""
+    name = category or (together(tuned.rows) if tuned.rows else None)
+    found = [row for row in tuned.rows if (row.category, row.batch_size) == (name, size)]
+    return sorted(found, key=lambda row: row.speedup_vs_ar or 0.0, reverse=True)
 
 
 def _show_speeds(console: Console, tuned: Tune, found: Recommendation) -> None:
-    """What was measured, the fastest first; then the best of what was predicted only."""
-    whole = together(tuned.grid)
-    points = {row.lookahead: row for row in best(tuned.grid, whole, found.batch_size or 1)}
-    ran = _ran((*tuned.verified, *tuned.alternatives), whole, found.batch_size)
-    ran.sort(key=lambda one: one.measured_speedup or 0.0, reverse=True)
-    rows: list[list[object]] = []
-    for one in ran:
-        point = points.pop(one.lookahead, None) if one.lookahead else None
-        steps = [None, None] if point is None else [point.tokens_per_step, point.fed_per_step]
-        speeds = [one.predicted_speedup, one.measured_speedup, one.error_percent]
-        rows.append([one.drafter or _name(one.lookahead), *speeds, *steps])
-    for point in list(points.values())[:_PREDICTED]:
-        speeds = [point.predicted_speedup, None, None]
-        rows.append([_name(point.lookahead), *speeds, point.tokens_per_step, point.fed_per_step])
-    heads = ["lookahead", "predicted speed-up", "measured", "error %", "S", "fed/step"]
-    console.table(heads, rows)
+    """What was measured; for an engine that does not run here, what is predicted."""
+    if tuned.rows:
+        rows = [
+            [row.arm, row.speedup_vs_ar, row.tokens_per_s, row.tokens_per_step, row.fed_per_step]
+            for row in _ran(tuned, None, found.batch_size)
+        ]
+        console.table(["arm", "speed-up", "tokens/s", "S", "fed/step"], rows)
+        return
+    points = best(tuned.grid, together(tuned.grid), found.batch_size or 1)[:_PREDICTED]
+    rows = [
+        [_name(one), one.predicted_speedup, one.tokens_per_step, one.fed_per_step] for one in points
+    ]
+    console.table(["lookahead", "predicted speed-up", "S", "fed/step"], rows)
 
 
-def _name(triple: Triple | None) -> str:
-    return ",".join(map(str, triple or ()))
+def _name(one: GridPoint | Choice) -> str:
+    return ",".join(map(str, one.lookahead))
 
 
 def _show_changes(
@@ -129,16 +130,17 @@ def _show_changes(
     """The best triple by batch size or category, beside what needs no triple."""
     if len(choices) < 2:
         return
-    others = list(dict.fromkeys(one.drafter or "" for one in tuned.alternatives))
+    others = list(dict.fromkeys(row.arm for row in tuned.rows if row.triple is None))
     rows = []
     for one in choices:
-        place = (one.category or together(tuned.grid), one.batch_size or found.batch_size)
-        real = {other.drafter: other.measured_speedup for other in _ran(tuned.alternatives, *place)}
-        speeds = [one.predicted_speedup, one.measured_speedup]
+        ran = _ran(tuned, one.category, one.batch_size or found.batch_size)
+        real = {row.arm: row.speedup_vs_ar for row in ran}
+        speed = one.measured_speedup or one.predicted_speedup
         key = one.batch_size if one.category is None else one.category
-        rows.append([key, _name(one.lookahead), *speeds, *(real.get(name) for name in others)])
+        how = "predicted" if one.measured_speedup is None else "measured"
+        rows.append([key, _name(one), speed, how, *(real.get(name) for name in others)])
     console.out()
-    console.table([axis, "lookahead", "predicted speed-up", "measured", *others], rows)
+    console.table([axis, "lookahead", "speed-up", "how", *others], rows)
 
 
 def _curve(tuned: Tune) -> str:

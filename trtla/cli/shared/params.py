@@ -250,7 +250,7 @@ def with_processor(flags: dict[str, Any]) -> dict[str, Any]:
         return others
     chosen = parse_processor(flags["processor"])
     refuse_filters(flags["processor"])
-    return {**others, **chosen.filters._asdict()}
+    return {**others, **chosen._asdict()}
 
 
 def refuse_filters(processor: object) -> None:

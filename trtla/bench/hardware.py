@@ -1,0 +1,100 @@
+"""The machine that arms run on: its memory's speed, and how much memory they take."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from trtla.bench.arms import ArmRun
+from trtla.runtime.device import resolve_device
+
+_BYTES = 2**29
+_TRIES = 5
+_CUDA_SHARE = 8  # times the bytes of a CPU's sum, which a GPU is done with at once
+_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What forwards are held against."""
+
+    weight_bytes: int
+    """Read by one forward of an arm that does not report its own."""
+    read_bandwidth: float
+    """Bytes a second."""
+
+    def gb_per_s(self, run: ArmRun) -> float | None:
+        if not run.forward_s:
+            return None
+        return (run.weight_bytes or self.weight_bytes) * run.forwards / run.forward_s / 1e9
+
+
+def read_bandwidth(device: torch.device, size: int = _BYTES) -> float:
+    """Bytes a second, the best of some tries: a sum, on CUDA also a copy (read + write)."""
+    if device.type == "cuda":
+        return _device_bandwidth(device, _CUDA_SHARE * size)
+    data = torch.ones(size // 4, device=device)
+    best = float("inf")
+    for _ in range(_TRIES + 1):
+        start = time.perf_counter()
+        data.sum()
+        best = min(best, time.perf_counter() - start)
+    return size / best
+
+
+def _device_bandwidth(device: torch.device, size: int) -> float:
+    """By the device's own clock: the host's would count what a launch takes."""
+    size = min(size, torch.cuda.mem_get_info(device)[0] // 4)
+    with torch.cuda.device(device):  # events are of the current one
+        data = torch.ones(size // 4, device=device)
+        target = torch.empty_like(data)
+        return max(2 * size / _device_s(lambda: target.copy_(data)), size / _device_s(data.sum))
+
+
+def _device_s(launch: Callable[[], object]) -> float:
+    best = float("inf")
+    for _ in range(_TRIES + 1):
+        start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        start.record()
+        launch()
+        end.record()
+        end.synchronize()
+        best = min(best, start.elapsed_time(end) / 1000)
+    return best
+
+
+def torch_device(name: str) -> torch.device:
+    """Auto, cpu, cuda or cuda:N."""
+    return torch.device(str(resolve_device(name)))
+
+
+def reset_peak(device: torch.device) -> None:
+    """Start counting peak memory again, where the system can."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    with suppress(OSError):
+        _CLEAR.write_text("5")  # Linux: VmHWM starts again at the resident size
+
+
+def peak_bytes(device: torch.device) -> int:
+    """Most memory since `reset_peak`: of the device on CUDA, else resident in this process."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    with suppress(OSError):
+        if match := re.search(r"^VmHWM:\s+(\d+) kB", _STATUS.read_text(), re.MULTILINE):
+            return int(match[1]) * 1024
+    try:
+        import resource
+    except ImportError:  # not on every system
+        return 0
+    unit = 1 if sys.platform == "darwin" else 1024
+    return int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * unit

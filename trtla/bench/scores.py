@@ -1,0 +1,57 @@
+"""Scores of an ablation's texts: ROUGE-L against references, and the target's perplexity."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from itertools import chain
+from statistics import fmean
+
+from trtla.bench.journal import Measurements, fingerprint
+from trtla.bench.opened import OpenedModel
+from trtla.bench.summarize import rouge
+from trtla.bench.turns import Turn
+from trtla.data.prompt_sets import Ids
+from trtla.runtime.loop.scores import perplexity
+
+
+class TextScores:
+    """Scores of texts; arms write the same ones, so each is scored once, after all are timed.
+
+    Args:
+        references: by prompt.
+        journal: keeps what the target computes.
+    """
+
+    def __init__(
+        self, model: OpenedModel, references: Mapping[Ids, str], journal: Measurements
+    ) -> None:
+        self._model, self._references, self._journal = model, references, journal
+
+    def of(self, turns: Sequence[Turn], label: str) -> dict[str, float | None]:
+        """Means over the texts of an arm; None where none has the score."""
+        pairs = (zip(turn.work[0], turn.runs[label].outputs, strict=True) for turn in turns)
+        texts = list(chain.from_iterable(pairs))
+        found = {
+            "rougeL": [self._rouge_l(*text) for text in texts],
+            "perplexity": [self._perplexity(*text) for text in texts],
+        }
+        known = {name: [one for one in own if one is not None] for name, own in found.items()}
+        return {name: fmean(own) if own else None for name, own in known.items()}
+
+    def _rouge_l(self, prompt: Ids, output: Ids) -> float | None:
+        reference = self._references.get(prompt)
+        if reference is None or find_spec("rouge_score") is None:
+            return None
+        return rouge(self._model.tokenizer.decode(output), reference, ("rougeL",))["rougeL"]
+
+    def _perplexity(self, prompt: Ids, output: Ids) -> float | None:
+        """At temperature 1 without filters; None where the executor does not report it."""
+        if self._model.llm.engine.backend == "tensorrt-llm":
+            return None
+        name = fingerprint({"perplexity": (prompt, output)})
+        if self._journal.get(name) is None:
+            score = perplexity(self._model.llm.log_probs(prompt, output))
+            self._journal.put(name, score)
+        scored: float = self._journal.get(name)
+        return scored

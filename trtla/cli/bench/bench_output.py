@@ -1,0 +1,52 @@
+"""How `trtla bench` and its ablation run, and how they print their results."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trtla.cli.bench.bench_flags import print_as
+from trtla.console import Console, command_line
+from trtla.settings.sampling import filters_text
+
+if TYPE_CHECKING:
+    from trtla.bench.sweep import Results, Sweep
+    from trtla.bench.turns import CellRuns
+
+
+def run(console: Console, sweep: Sweep) -> Results | None:
+    """Measure, with a line a round; None in the serving ranks of mpirun."""
+    from trtla.bench.sweep import run_sweep
+
+    def on_round(measured: CellRuns, number: int) -> None:
+        cell = measured.cell
+        filters = filters_text(cell.temperature, cell.top_k, cell.top_p)
+        last = ((name, runs[-1].tokens_per_s) for name, runs in measured.runs.items())
+        speeds = ", ".join(f"{name} {speed:.0f} tok/s" for name, speed in last)
+        if sweep.ablation is not None:
+            return
+        console.note(
+            f"{cell.category}, {filters}, batch {cell.batch_size}, round {number} of "
+            f"{sweep.rounds}: {speeds}"
+        )
+
+    on_note = lambda text: console.note(f"note: {text}")  # noqa: E731
+    return run_sweep(sweep, on_note, on_round, console.progress)
+
+
+def show(console: Console, results: Results, sweep: Sweep, output_format: str) -> None:
+    """Print results in the form of --output-format."""
+    from trtla.bench.tables import csv_text, document, results_text
+    from trtla.results.documents import environment
+    from trtla.results.metrics import too_short
+
+    found = environment(command_line())
+    for row in results.rows:
+        if output_format != "md" and (short := too_short(row.texts, row.output_tokens)):
+            console.note(f"note: {row.category}, {row.arm}: {short}")
+    print_as(
+        console,
+        output_format,
+        lambda: document(results, sweep, found),
+        lambda: csv_text(results, sweep, found),
+        lambda: console.out(results_text(results, sweep, found, console.table_text)),
+    )

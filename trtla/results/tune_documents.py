@@ -1,0 +1,88 @@
+"""The JSON document of tune: rows of what was measured, what steps cost, a recommendation."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, FiniteFloat
+
+from trtla.results.bench_documents import Row
+from trtla.results.documents import Figure, Part, Triple
+
+
+class CostRow(Part):
+    """Seconds of a forward by fed tokens."""
+
+    sequences: int
+    points: tuple[tuple[int, FiniteFloat], ...]
+
+
+class Cost(Part):
+    """The cost curve of an engine."""
+
+    source: str
+    """measured or roofline."""
+    note: str | None = None
+    rows: tuple[CostRow, ...]
+    knee: int | None = None
+    """The most fed tokens whose forward takes at most 1.25 times that of one token."""
+
+
+class GridPoint(Part):
+    """A triple whose acceptance is known, for one category and batch size."""
+
+    lookahead: Triple
+    category: str
+    batch_size: int
+    tokens_per_step: Figure = None
+    fed_per_step: Figure = None
+    predicted_speedup: FiniteFloat
+    """By what steps cost; what counts is measured, where the model that is tuned runs here."""
+
+
+class Choice(Part):
+    """The best fixed triple of a batch size, or of a category, beside `auto`."""
+
+    lookahead: Triple
+    batch_size: int | None = None
+    category: str | None = None
+    predicted_speedup: Figure = None
+    """None where it was measured."""
+    measured_speedup: Figure = None
+    auto_speedup: Figure = None
+    """Of `auto`, the default, as measured; None: it was not."""
+    keep_auto: bool = False
+    """Whether `auto` is to be kept: no triple was measured ahead of it."""
+
+
+class Recommendation(Choice):
+    """What tune would run."""
+
+    by_batch_size: tuple[Choice, ...] = ()
+    by_category: tuple[Choice, ...] = ()
+
+
+def _one_text(value: Any) -> Any:
+    return " ".join(map(str, value)) if isinstance(value, list) else value
+
+
+class Tune(Part):
+    """`trtla tune --json`."""
+
+    schema_version: int | None = None
+    command: str | None = None
+    argv: Annotated[str | None, BeforeValidator(_one_text)] = None
+    environment: dict[str, Any] = Field(default_factory=dict)
+    engine: str | None = None
+    executor: str | None = None
+    cost: Cost
+    grid: tuple[GridPoint, ...] = ()
+    """Predictions for an engine of TensorRT-LLM, which does not run here."""
+    rows: tuple[Row, ...] = ()
+    """What was measured in turns: plain decoding, triples, and drafters without one."""
+    recommendation: Recommendation
+    finished: bool | None = None
+    """False: the budget was over before the search was."""
+    doubts: tuple[str, ...] = ()
+    """What tune has said against its figures: too few tokens or turns, a busy machine."""
+    time_s: Figure = None
