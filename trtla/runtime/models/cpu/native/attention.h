@@ -43,10 +43,20 @@ inline std::vector<View> views(const Sequence& sequence, const int64_t* parents)
     return out;
 }
 
-// The scores of COUNT queries with LANES / COUNT keys, query by query.
-template <int COUNT, class C>
+// Rows of keys or values that are fetched before they are wanted.
+constexpr int ROWS_AHEAD = 32;
+
+template <class C>
+inline void fetch(const Cached<C>& rows, const int64_t* slots, int place, int count, int size) {
+    if (place >= count) return;
+    const uint8_t* row = (const uint8_t*)rows.at(slots[place]);
+    for (size_t line = 0; line < size * sizeof(C); line += 64) __builtin_prefetch(row + line);
+}
+
+// The scores of COUNT queries with LANES / MOST keys, query by query.
+template <int COUNT, int MOST, class C>
 inline Floats dots(const float* const* queries, const C* const* keys, int size) {
-    constexpr int several = LANES / COUNT;
+    constexpr int several = LANES / MOST;
     Floats parts[LANES]{};
     for (int i = 0; i < size; i += LANES) {
 #pragma GCC unroll 16
@@ -66,17 +76,20 @@ inline Floats dots(const float* const* queries, const C* const* keys, int size) 
     return found;
 }
 
-// Scores of QUERIES queries with the first `count` tokens, which all of them see.
-template <class C>
+// Scores of COUNT queries with the first `count` tokens, which all of them see.
+template <int COUNT, class C>
 void score_together(const float* const* queries, const Cached<C>& keys, const int64_t* slots,
                     int count, int size, float* const* scores) {
     constexpr int several = LANES / QUERIES;
     for (int place = 0; place < count; place += several) {
         const C* at[several];
-        for (int i = 0; i < several; ++i) at[i] = keys.at(slots[std::min(place + i, count - 1)]);
+        for (int i = 0; i < several; ++i) {
+            at[i] = keys.at(slots[std::min(place + i, count - 1)]);
+            fetch(keys, slots, place + i + ROWS_AHEAD, count, size);
+        }
         float found[LANES];
-        store(found, dots<QUERIES>(queries, at, size));
-        for (int q = 0; q < QUERIES; ++q)
+        store(found, dots<COUNT, QUERIES>(queries, at, size));
+        for (int q = 0; q < COUNT; ++q)
             std::copy(found + q * several, found + (q + 1) * several, scores[q] + place);
     }
 }
@@ -90,7 +103,7 @@ void score_alone(const float* query, const View& seen, const Cached<C>& keys,
         const C* at[LANES];
         for (int i = 0; i < LANES; ++i)
             at[i] = keys.at(seen.slot(std::min(first + i, last), slots));
-        store(scores + first, dots<1>(&query, at, size));
+        store(scores + first, dots<1, 1>(&query, at, size));
     }
 }
 
@@ -110,14 +123,14 @@ inline float softmax(float* scores, int count) {
     return sum(total);
 }
 
-// Multiplies the first `count` shares of QUERIES queries with the values' scales.
-template <class C>
+// Multiplies the first `count` shares of COUNT queries with the values' scales.
+template <int COUNT, class C>
 void scale_together(float* const* shares, const Cached<C>& values, const int64_t* slots, int count,
                     int size) {
     if constexpr (Cached<C>::SCALED)
         for (int place = 0; place < count; ++place) {
             const float scale = scale_of(values.at(slots[place]), size);
-            for (int q = 0; q < QUERIES; ++q) shares[q][place] *= scale;
+            for (int q = 0; q < COUNT; ++q) shares[q][place] *= scale;
         }
 }
 
@@ -127,37 +140,39 @@ inline void add_value(float* out, float share, const C* value, int size) {
     for (int i = 0; i < size; i += LANES) store(out + i, load(out + i) + share * load(value + i));
 }
 
-// Adds the values of tokens [0, count) to the outputs of QUERIES queries; LANES x PARTS elements.
-template <class C, int PARTS>
+// Adds the values of tokens [0, count) to the outputs of COUNT queries; LANES x PARTS elements.
+template <int COUNT, int PARTS, class C>
 void add_values(float* const* outs, float* const* shares, const Cached<C>& values,
-                const int64_t* slots, int count, int offset) {
-    Floats sums[QUERIES][PARTS];
-    for (int q = 0; q < QUERIES; ++q)
+                const int64_t* slots, int count, int size, int offset) {
+    Floats sums[COUNT][PARTS];
+    for (int q = 0; q < COUNT; ++q)
         for (int i = 0; i < PARTS; ++i) sums[q][i] = load(outs[q] + offset + i * LANES);
     for (int place = 0; place < count; ++place) {
+        if (!offset) fetch(values, slots, place + ROWS_AHEAD, count, size);
         const C* value = values.at(slots[place]) + offset;
         for (int i = 0; i < PARTS; ++i) {
             const Floats part = load(value + i * LANES);
-            for (int q = 0; q < QUERIES; ++q) sums[q][i] += shares[q][place] * part;
+            for (int q = 0; q < COUNT; ++q) sums[q][i] += shares[q][place] * part;
         }
     }
-    for (int q = 0; q < QUERIES; ++q)
+    for (int q = 0; q < COUNT; ++q)
         for (int i = 0; i < PARTS; ++i) store(outs[q] + offset + i * LANES, sums[q][i]);
 }
 
-template <class C>
+// As many sums at a time as there are registers for, as in float products.
+template <int COUNT, int PARTS = 4 * COUNT <= 2 * MAX_ROWS ? 4 : 2, class C>
 void add_stretch(float* const* outs, float* const* shares, const Cached<C>& values,
-                 const int64_t* slots, int count, int size) {
-    int offset = 0;
-    for (; offset + 4 * LANES <= size; offset += 4 * LANES)
-        add_values<C, 4>(outs, shares, values, slots, count, offset);
-    for (; offset < size; offset += LANES)
-        add_values<C, 1>(outs, shares, values, slots, count, offset);
+                 const int64_t* slots, int count, int size, int offset = 0) {
+    for (; offset + PARTS * LANES <= size; offset += PARTS * LANES)
+        add_values<COUNT, PARTS>(outs, shares, values, slots, count, size, offset);
+    if constexpr (PARTS > 1)
+        if (offset < size)
+            add_stretch<COUNT, PARTS / 2>(outs, shares, values, slots, count, size, offset);
 }
 
 // Room for QUERIES queries at a time.
 struct Scores {
-    std::vector<float> data, outs;
+    std::vector<float> data;
     float* rows[QUERIES];
     void reset(int count) {
         const int padded = count + 2 * LANES;
@@ -166,27 +181,26 @@ struct Scores {
     }
 };
 
-// Queries [size], already scaled, to outputs [size]: `count` of them, repeated to fill QUERIES.
-template <class C>
-void attend(const float* const (&queries)[QUERIES], const View* const (&seen)[QUERIES],
-            float* const (&outs)[QUERIES], int count, const HeadCache<C>& cache,
-            const int64_t* slots, int size, Scores& scores) {
+// COUNT queries [size], already scaled, to outputs [size].
+template <int COUNT, class C>
+void attend(const float* const* queries, const View* const* seen, float* const* outs,
+            const HeadCache<C>& cache, const int64_t* slots, int size, Scores& scores) {
     int longest = 0, shared = seen[0]->stretch;
-    for (const View* view : seen) {
-        longest = std::max(longest, view->size());
-        shared = std::min(shared, view->stretch);
+    for (int q = 0; q < COUNT; ++q) {
+        longest = std::max(longest, seen[q]->size());
+        shared = std::min(shared, seen[q]->stretch);
     }
     scores.reset(longest);
-    score_together(queries, cache.keys, slots, shared, size, scores.rows);
-    float totals[QUERIES];
-    for (int q = 0; q < QUERIES; ++q) {
+    score_together<COUNT>(queries, cache.keys, slots, shared, size, scores.rows);
+    float totals[COUNT];
+    for (int q = 0; q < COUNT; ++q) {
         score_alone(queries[q], *seen[q], cache.keys, slots, shared, size, scores.rows[q]);
         totals[q] = softmax(scores.rows[q], seen[q]->size());
         std::fill(outs[q], outs[q] + size, 0.0f);
     }
-    scale_together(scores.rows, cache.values, slots, shared, size);
-    add_stretch(outs, scores.rows, cache.values, slots, shared, size);
-    for (int q = 0; q < count; ++q) {
+    scale_together<COUNT>(scores.rows, cache.values, slots, shared, size);
+    add_stretch<COUNT>(outs, scores.rows, cache.values, slots, shared, size);
+    for (int q = 0; q < COUNT; ++q) {
         for (int place = shared; place < seen[q]->size(); ++place) {
             const C* value = cache.values.at(seen[q]->slot(place, slots));
             add_value(outs[q], scores.rows[q][place], value, size);

@@ -1,8 +1,6 @@
 // Products of weights in floats.
 #pragma once
 
-#include <utility>
-
 #include "ahead.h"
 #include "blocks.h"
 #include "operands.h"
@@ -39,15 +37,6 @@ constexpr bool HAS_BFLOAT16_PRODUCTS = false;
 template <int ROWS>
 inline void multiply(const BFloat16*, const BFloat16*, int, Floats (&)[ROWS][2]) {}
 #endif
-
-// Calls `work` with a number of rows that the compiler knows.
-template <int MOST, class Work>
-void with_rows(int rows, Work work) {
-    if constexpr (MOST > 0) {
-        if (rows == MOST) return work(std::integral_constant<int, MOST>());
-        with_rows<MOST - 1>(rows, work);
-    }
-}
 
 // How a panel is multiplied with one block of rows: floats.
 template <class X, class W>

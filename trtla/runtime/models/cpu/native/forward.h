@@ -215,25 +215,21 @@ struct Forward final : Job {
     // Attention of QUERIES queries of one K/V head, `first` on; a row has `group_size` of them.
     void attend_from(int layer, const Sequence& sequence, const std::vector<View>& views,
                      int kv_head, int first, Scores& scores) {
-        const int count = sequence.count * group_size(), size = model.head_size;
-        const int several = std::min(QUERIES, count - first);
+        const int queries_in_all = sequence.count * group_size(), size = model.head_size;
         const float* queries[QUERIES];
         const View* seen[QUERIES];
         float* outs[QUERIES];
-        int tokens[QUERIES], indices[QUERIES];
-        scores.outs.resize(QUERIES * size);
-        for (int q = 0; q < QUERIES; ++q) {
-            const int query = first + std::min(q, several - 1), row = query / group_size();
-            tokens[q] = sequence.first + row;
-            indices[q] = kv_head * group_size() + query % group_size();
-            queries[q] = head(tokens[q], indices[q]);
+        const int several = std::min(QUERIES, queries_in_all - first);
+        for (int q = 0; q < several; ++q) {
+            const int row = (first + q) / group_size(), token = sequence.first + row;
+            const int index = kv_head * group_size() + (first + q) % group_size();
+            queries[q] = head(token, index);
             seen[q] = &views[row];
-            outs[q] = &scores.outs[q * size];
+            outs[q] = &attended[(size_t)token * attended_size + index * size];
         }
-        attend(queries, seen, outs, several, cache(layer, kv_head), sequence.slots, size, scores);
-        for (int q = 0; q < several; ++q)
-            std::copy(outs[q], outs[q] + size,
-                      &attended[(size_t)tokens[q] * attended_size + indices[q] * size]);
+        with_rows<QUERIES>(several, [&](auto count) {
+            attend<count>(queries, seen, outs, cache(layer, kv_head), sequence.slots, size, scores);
+        });
     }
 
     // Calls `work(sequence's number, piece of it)` for some pieces; `each` is the pieces of a sequence.

@@ -36,6 +36,15 @@ struct Float16 {
     uint16_t bits;
 };
 
+// Calls `work` with a number of rows that the compiler knows.
+template <int MOST, class Work>
+void with_rows(int rows, Work work) {
+    if constexpr (MOST > 0) {
+        if (rows == MOST) return work(std::integral_constant<int, MOST>());
+        with_rows<MOST - 1>(rows, work);
+    }
+}
+
 template <class V, class T>
 inline V load_as(const T* from) {
     V out;
@@ -132,6 +141,24 @@ inline Floats sums(const Floats* parts) {
         return fold<2 * LANES / COUNT>(sums<COUNT / 2>(parts), sums<COUNT / 2>(parts + COUNT / 2),
                                        std::make_integer_sequence<int, LANES>());
 }
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// The same sums with shuffles that stay in their half of a register.
+template <>
+inline Floats sums<LANES>(const Floats* parts) {
+    const auto halves = [&](int i) {
+        const __m256 a = (__m256)parts[i], b = (__m256)parts[i + 1];
+        return _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+    };
+    const auto pairs = [&](int i) {
+        const __m256 a = halves(i), b = halves(i + 2);
+        return _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x44), _mm256_shuffle_ps(a, b, 0xee));
+    };
+    const __m256 a = pairs(0), b = pairs(4);
+    const __m256 all = _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x88), _mm256_shuffle_ps(a, b, 0xdd));
+    return (Floats)_mm256_permutevar8x32_ps(all, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+}
+#endif
 
 inline float sum(Floats values) {
     Floats parts[LANES] = {values};
