@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,7 +19,7 @@ from trtla.cli.serve.answering import (
     open_answering,
 )
 from trtla.cli.shared.command import Command
-from trtla.cli.shared.model import is_trtllm
+from trtla.cli.shared.model import is_trtllm, model_at
 from trtla.cli.shared.options import PATH, engine_flags, options_of
 from trtla.cli.shared.values import SIZE
 from trtla.console import Console, counted
@@ -29,6 +28,7 @@ from trtla.machine import process_rank
 from trtla.settings.serving import ReplicaSettings, ServeSettings
 
 if TYPE_CHECKING:
+    from trtla.formats.model import Model
     from trtla.llm.llm import LLM
     from trtla.llm.prompt import RequestMaker
     from trtla.serve.generation import NewEngine
@@ -89,7 +89,8 @@ def serve(console: Console, /, **params: Any) -> int:
 
     flags = checked(ServeFlags, params, note, "trtla serve MODEL")
     _check_isolation(flags)
-    new_engine: NewEngine = partial(BackgroundLLM, partial(_open, flags))
+    model = model_at(flags.engine_dir)
+    new_engine: NewEngine = partial(BackgroundLLM, partial(_open, flags, model))
     if flags.spread.ray:
         new_engine = new_replica_engine(flags, _open)
 
@@ -111,7 +112,7 @@ def serve(console: Console, /, **params: Any) -> int:
         log.note(f"{flags.serving.host} is the server's alone: Ray's ports are on all addresses")
     log.note(f"loading {named or flags.engine_dir}")
     # TensorRT-LLM's constructor holds the interpreter while it loads (nanobind/executor.cpp).
-    deaf = is_trtllm(Path(flags.engine_dir)) and not flags.spread.ray
+    deaf = model.is_trtllm and not flags.spread.ray
     return run_server(flags.serving, new_engine, name, log, ready, deaf)
 
 
@@ -127,7 +128,7 @@ def _check_packages() -> None:
 def _check_isolation(flags: ServeFlags) -> None:
     if not flags.serving.isolate_keys:
         return
-    if is_trtllm(Path(flags.engine_dir)) and flags.reuse:
+    if is_trtllm(flags.engine_dir) and flags.reuse:
         raise UsageError(
             f"{flags.engine_dir} is a TensorRT-LLM engine, whose K/V blocks are shared by all",
             "add --no-kv-cache-enable-block-reuse to --isolate-keys",
@@ -155,8 +156,8 @@ def _place(spread: ReplicaSettings) -> str:
     return f"{number} of "
 
 
-def _open(flags: ServeFlags) -> LLM:
-    llm = open_answering(flags, "a server", bounded_steps=True)
+def _open(flags: ServeFlags, model: Model | None = None) -> LLM:
+    llm = open_answering(flags, "a server", model, bounded_steps=True)
     # What would else hold up the first requests: transformers' import.
     _ = llm.tokenizer is not None and llm.tokenizer.has_chat_template
     return llm
