@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -62,9 +61,9 @@ def gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def open_as_server(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Open as `trtla serve` does, in another thread than the command's."""
 
-    def run(settings: object, new_engine: partial, *more: object) -> int:
+    def run(settings: object, open_model: Callable[[], LLM], *more: object) -> int:
         with ThreadPoolExecutor(1) as threads:
-            threads.submit(new_engine.args[0]).result().close()
+            threads.submit(open_model).result().close()
         return 0
 
     monkeypatch.setattr("trtla.serve.server.serve", run)

@@ -70,6 +70,8 @@ class LLM(RequestMaker):
         TrtlaError: the engine's backend cannot run here.
     """
 
+    executor: EngineThread
+
     @overload
     def __init__(self, model: str | Path | Model, options: ExecutorOptions) -> None: ...
     @overload

@@ -15,6 +15,7 @@ from trtla.errors import UsageError
 from trtla.formats.folder import unapplied
 from trtla.formats.model import Model
 from trtla.llm.answer import Answer
+from trtla.llm.engine_thread import Decoder
 from trtla.llm.open import end_ids, is_adaptive, open_tokenizer
 from trtla.llm.reading import reading_notes
 from trtla.llm.text_stream import StopStrings
@@ -70,6 +71,8 @@ class PromptRequest:
 class RequestMaker:
     """A model's tokenizer and configuration; who has an executor of it says what fits."""
 
+    executor: Decoder
+    """What decodes the requests that it makes."""
     force_greedy = False
     """Answer requests of OpenAI's API greedily, whatever temperature, top_k and top_p they have."""
 

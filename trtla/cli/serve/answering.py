@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from trtla.replicas.cluster import Cluster
     from trtla.replicas.deployment import Plan
     from trtla.replicas.engine import Maker
-    from trtla.serve.generation import NewEngine
 
 
 _REUSE = "kv_cache_enable_block_reuse"
@@ -194,13 +193,15 @@ def spread_records(
         cluster.close()
 
 
-def new_replica_engine(flags: Flags, open_model: Callable[[Flags], LLM]) -> NewEngine:
-    """What decodes for the server on replicas, each of which opens the model of these flags."""
+def replicas_opener(
+    flags: Flags, open_model: Callable[[Flags], LLM], log: Callable[[str], None]
+) -> Callable[[], Maker]:
+    """What opens replicas for the server, each of which opens the model of these flags."""
     check_spread(flags, "ray.serve")
     from trtla.formats.engine import model_digest
     from trtla.replicas.cluster import Cluster
     from trtla.replicas.deployment import Plan
-    from trtla.replicas.engine import Maker, ReplicaEngine
+    from trtla.replicas.engine import Maker, open_replicas
     from trtla.replicas.replica import open_same
 
     spread, model = flags.spread, model_at(flags.engine_dir)
@@ -212,10 +213,10 @@ def new_replica_engine(flags: Flags, open_model: Callable[[Flags], LLM]) -> NewE
         opening = partial(open_same, partial(open_model, each), model_digest(maker.engine))
         return Plan(opening, spread.range, threads, size, gpus_each(flags, cluster))
 
-    def new_maker() -> Maker:
+    def opened() -> Maker:
         maker = Maker(model, flags.options)
         maker.force_greedy = flags.force_greedy
-        return maker
+        connect = partial(Cluster, spread.ray_address, threads * spread.range[1])
+        return open_replicas(maker, plan, connect, log)
 
-    connect = partial(Cluster, spread.ray_address, threads * spread.range[1])
-    return partial(ReplicaEngine, new_maker, plan, connect)
+    return opened

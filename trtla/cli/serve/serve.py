@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -15,8 +16,8 @@ from trtla.cli.serve.answering import (
     answering_model_flags,
     answering_name,
     checked,
-    new_replica_engine,
     open_answering,
+    replicas_opener,
 )
 from trtla.cli.shared.command import Command
 from trtla.cli.shared.model import is_trtllm, model_at
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from trtla.formats.model import Model
     from trtla.llm.llm import LLM
     from trtla.llm.prompt import RequestMaker
-    from trtla.serve.generation import NewEngine
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,6 @@ def serve(console: Console, /, **params: Any) -> int:
     """
     named = params["engine_dir"]
     _check_packages()
-    from trtla.llm.async_llm import BackgroundLLM
     from trtla.serve.guard import is_loopback
     from trtla.serve.log import RequestLog
     from trtla.serve.server import is_open_to_all
@@ -90,9 +89,9 @@ def serve(console: Console, /, **params: Any) -> int:
     flags = checked(ServeFlags, params, note, "trtla serve MODEL")
     _check_isolation(flags)
     model = model_at(flags.engine_dir)
-    new_engine: NewEngine = partial(BackgroundLLM, partial(_open, flags, model))
+    open_model: Callable[[], RequestMaker] = partial(_open, flags, model)
     if flags.spread.ray:
-        new_engine = new_replica_engine(flags, _open)
+        open_model = replicas_opener(flags, _open, log.problem)
 
     def ready(maker: RequestMaker, address: str) -> None:
         log.note(f"{name} on {_place(flags.spread)}{maker.description}")
@@ -113,7 +112,7 @@ def serve(console: Console, /, **params: Any) -> int:
     log.note(f"loading {named or flags.engine_dir}")
     # TensorRT-LLM's constructor holds the interpreter while it loads (nanobind/executor.cpp).
     deaf = model.is_trtllm and not flags.spread.ray
-    return run_server(flags.serving, new_engine, name, log, ready, deaf)
+    return run_server(flags.serving, open_model, name, log, ready, deaf)
 
 
 def _check_packages() -> None:
