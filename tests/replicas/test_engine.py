@@ -81,7 +81,8 @@ def no_pause(monkeypatch):
 def run(handle: Handle, allotted_ms: int | None = None, cancel: bool = False) -> list:
     """What is posted for one request."""
     posted: list = []
-    engine = ReplicaEngine(SimpleNamespace(handle=handle), None, lambda _: None)
+    engine = ReplicaEngine(None, None, lambda _: None)
+    engine._deployment = SimpleNamespace(handle=handle)
 
     async def work() -> None:
         sampling = SamplingParams(len(IDS), allotted_time_ms=allotted_ms)

@@ -44,11 +44,11 @@ class AsyncEngine:
         self._opening: Future[RequestMaker] | None = None
         self._loop: asyncio.AbstractEventLoop
         self._takers: dict[int, Take] = {}
-        self._lanes, self._closed = Preparing(), False
+        self.lanes, self._closed = Preparing(), False
         self._failure: BaseException | None = None
         self.changed = asyncio.Event()
         """Set where there is a log: when the model is open, and when it fails."""
-        weakref.finalize(self, self._lanes.stop).atexit = False
+        weakref.finalize(self, self.lanes.stop).atexit = False
 
     def begin(self) -> None:
         """Begin to open the model, unless that has begun."""
@@ -114,15 +114,6 @@ class AsyncEngine:
     def num_in_flight(self) -> int:
         return len(self._takers)
 
-    def prepare(self, lane: str, work: Callable[[], T]) -> Future[T]:
-        """Have work done in a thread; that of one lane is done one after another."""
-        return self._lanes.submit(lane, work)
-
-    @property
-    def preparing_s(self) -> float:
-        """For how long the oldest work that has begun is being done; 0: none is."""
-        return self._lanes.busy_s
-
     def submit(self, requests: Iterable[Request], take: Take, whole: bool = False) -> None:
         """Decode requests of this open model; one that is refused gets its error as an event.
 
@@ -165,7 +156,7 @@ class AsyncEngine:
         """Free the model after the forward it is in; texts that have not ended raise
         `TrtlaError`. No longer than `timeout` is waited for that."""
         self._closed = True
-        self._lanes.stop()
+        self.lanes.stop()
         if self._opening is not None:
             loop = asyncio.get_running_loop()  # the one it was opened in may be gone
             await asyncio.shield(loop.run_in_executor(None, _close, self._opening, timeout))

@@ -24,6 +24,8 @@ from trtla.settings.messages import Messages
 from trtla.settings.sampling import SamplingParams
 
 _SETTINGS = (SamplingParams, DrafterSettings, DraftOptions)
+_INSIDE = {"begin", "cancel", "changed", "failure", "lanes", "num_in_flight", "state", "submit"}
+"""What of an `AsyncLLM` is there for the rest of the package."""
 
 
 class AsyncLLM(AsyncEngine):
@@ -59,8 +61,9 @@ class AsyncLLM(AsyncEngine):
         variable holds it, or by `contextlib.aclosing`.
         """
         await self.open()
-        work = self.prepare("texts", lambda: self.llm.answers_to(prompt_requests(*prompts, **how)))
-        answers = await asyncio.wrap_future(work)
+        answers = await self.lanes.done(
+            "texts", lambda: self.llm.answers_to(prompt_requests(*prompts, **how))
+        )
         growing = {answer.request.request_id: answer for answer in answers}
         inbox: asyncio.Queue[Event] = asyncio.Queue()
         try:
@@ -94,6 +97,10 @@ class AsyncLLM(AsyncEngine):
         It may be used from any thread; what computes holds up the loop where it is called there.
         """
         return cast(LLM, super().llm)
+
+    def __dir__(self) -> list[str]:
+        """What is offered to users; the package's own parts use the rest."""
+        return [name for name in super().__dir__() if name not in _INSIDE]
 
     async def __aenter__(self) -> AsyncLLM:
         try:

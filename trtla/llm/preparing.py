@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -25,6 +26,10 @@ class Preparing:
             self._lanes[lane] = _Lane(lane)
         self._lanes[lane].work.put((future, work))
         return future
+
+    async def done(self, lane: str, work: Callable[[], T]) -> T:
+        """What work brings; it is cancelled with whoever waits for it."""
+        return await asyncio.wrap_future(self.submit(lane, work))
 
     @property
     def busy_s(self) -> float:

@@ -58,7 +58,7 @@ class Plan:
 class Deployment:
     """A plan that is carried out."""
 
-    def __init__(self, plan: Plan, cluster: Cluster, log: Callable[[str], None]) -> None:
+    def __init__(self, plan: Plan, cluster: Cluster, log: Callable[[str], object]) -> None:
         from ray import serve
 
         self._cluster = cluster

@@ -71,7 +71,7 @@ def open_replicas(
     maker: Maker,
     new_plan: Callable[[Maker, Cluster], Plan],
     connect: Callable[[], Cluster],
-    log: Callable[[str], None],
+    log: Callable[[str], object],
 ) -> Maker:
     """Deploy what is planned; the maker's requests are decoded by replicas then.
 
@@ -79,28 +79,37 @@ def open_replicas(
         connect: to Ray.
         log: takes a sentence about what goes wrong.
     """
-    cluster = connect()
-    try:
+
+    def deploy(cluster: Cluster) -> Deployment:
         plan = new_plan(maker, cluster)
         check_room(plan.range[0], plan.threads, plan.gpus)
-        deployment = Deployment(plan, cluster, log)
-    except BaseException:
-        cluster.close()
-        raise
-    maker.opened = deployment.opened
-    maker.batch_size = plan.range[1] * plan.batch_size
-    maker.executor = engine = ReplicaEngine(deployment, cluster, log)
-    engine.start()
+        maker.batch_size = plan.range[1] * plan.batch_size
+        return Deployment(plan, cluster, log)
+
+    engine = ReplicaEngine(connect, deploy, log)
+    maker.opened, maker.executor = engine.open(), engine
     return maker
 
 
 class ReplicaEngine:
-    """As `EngineThread`, on replicas; requests are handed in on the server's event loop."""
+    """As `EngineThread`, on replicas; requests are handed in on the server's event loop.
+
+    Args:
+        connect: to Ray.
+        deploy: starts the replicas.
+        log: takes a sentence about what goes wrong.
+    """
 
     def __init__(
-        self, deployment: Deployment, cluster: Cluster, log: Callable[[str], None]
+        self,
+        connect: Callable[[], Cluster],
+        deploy: Callable[[Cluster], Deployment],
+        log: Callable[[str], object],
     ) -> None:
-        self._deployment, self._cluster, self.log = deployment, cluster, log
+        self._connect, self._deploy = connect, deploy
+        self.log: Callable[[str], object] = log
+        self._deployment: Deployment
+        self._opened: Future[Opened] = Future()
         self._texts: dict[int, _Text] = {}
         self._ending = threading.Event()
         self._asking = ThreadPoolExecutor(1, "trtla-reports")
@@ -110,23 +119,35 @@ class ReplicaEngine:
         self._reruns = 0
         self._thread = threading.Thread(target=self._run, name="trtla-replicas", daemon=True)
 
-    def start(self) -> None:
-        """Stay in touch with the replicas from now on."""
+    def open(self) -> Opened:
+        """Start the replicas, and stay in touch with them from now on."""
         self._thread.start()
+        return self._opened.result()
 
     def _run(self) -> None:
+        """Own the cluster: what Ray has started ends with the thread that started it."""
         error: BaseException = closed()
+        cluster = None
         try:
+            cluster = self._connect()
+            self._deployment = self._deploy(cluster)
+            self._opened.set_result(self._deployment.opened)
             while not self._ending.wait(1.0):  # replicas do not outlive a server that is silent
                 self._deployment.touch()
             self._deployment.close()
         except BaseException as lost:  # whatever it is, nobody may wait indefinitely
             error = lost
-            if not self._ending.is_set():
-                self.on_failure(error)
+        self._end(error)
+        if cluster is not None:
+            cluster.close()
+
+    def _end(self, error: BaseException) -> None:
+        if not self._opened.done():
+            self._opened.set_exception(error)
+        elif not self._ending.is_set():
+            self.on_failure(error)
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._give_up, error)
-        self._cluster.close()
 
     def _give_up(self, error: BaseException) -> None:
         for request_id, text in tuple(self._texts.items()):

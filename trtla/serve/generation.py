@@ -7,7 +7,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
 
 from trtla.api.errors import ApiError, refused, too_busy, too_late, unavailable
 from trtla.api.generation import Generation
@@ -21,8 +20,7 @@ from trtla.runtime.request import Output
 from trtla.serve.metrics import ServerMetrics
 from trtla.settings.serving import ServeSettings
 
-T = TypeVar("T")
-CHAT, TEXTS, ASIDE = "chat", "texts", "aside"
+CHAT, TEXTS = "chat", "texts"
 """Lanes of requests that are being made ready."""
 
 
@@ -98,7 +96,7 @@ class ServedModel:
         if tokenizer is not None:
             self._templates = tokenizer.render_apart(min(_RENDERING_S, self.timeout_s / 2))
             if tokenizer.has_chat_template:
-                self.engine.prepare(CHAT, self._templates.start)
+                self.engine.lanes.submit(CHAT, self._templates.start)
         return llm
 
     def _put(self, generation: Live, request_id: int, event: Output | BaseException) -> None:
@@ -161,8 +159,8 @@ class ServedModel:
         self._reserved += count
         try:
             started = time.monotonic()
-            work = self.engine.prepare(lane, partial(prepare, llm, self.timeout_s))
-            answers = await asyncio.wait_for(asyncio.wrap_future(work), self.timeout_s)
+            work = self.engine.lanes.done(lane, partial(prepare, llm, self.timeout_s))
+            answers = await asyncio.wait_for(work, self.timeout_s)
             generation = Live(answers, started, self.timeout_s)
         except asyncio.TimeoutError:
             raise too_late(self.timeout_s) from None
@@ -174,10 +172,6 @@ class ServedModel:
         requests = (answer.request for answer in generation.answers)
         self.engine.submit(requests, partial(self._put, generation), whole)
         return generation
-
-    async def aside(self, work: Callable[[], T]) -> T:
-        """Have work done in a thread, after other such work."""
-        return await asyncio.wrap_future(self.engine.prepare(ASIDE, work))
 
     def cancel(self, generation: Live) -> None:
         """Nobody wants its texts any more; does nothing to those that have ended."""
@@ -193,12 +187,12 @@ class ServedModel:
     @property
     def is_preparing(self) -> bool:
         """Whether a thread makes a request ready, be it one that nobody waits for any more."""
-        return self.engine.preparing_s > 0
+        return self.engine.lanes.busy_s > 0
 
     @property
     def is_stuck(self) -> bool:
         """Whether a request is being made ready for longer than it may take."""
-        return self.engine.preparing_s > self.timeout_s
+        return self.engine.lanes.busy_s > self.timeout_s
 
 
 _LONGEST_STEP_S = 30.0
