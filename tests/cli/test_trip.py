@@ -24,8 +24,8 @@ from trtla.settings.sampling import SamplingParams
 
 PROMPT = "def area(self"
 MOST_FILES, MOST_RECORDS = 41, 14
-SERVED_FILES, SERVED_OUTSIDE, SERVED_RECORDS = 40, 21, 12
-"""Through a server: files in all, those outside `runtime/`, records."""
+SERVED_FILES, SERVED_OUTSIDE, SERVED_RECORDS = 41, 22, 13
+"""Through a server, from the body on: files in all, those outside `runtime/`, records."""
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
-"""A model for an event loop: opened in a thread, fed from the loop, its events back on the loop.
+"""A model as an event loop uses it: it opens and decodes in other threads, its events come here.
 
-`AsyncLLM`, the server and each of its replicas run on it. What decodes is the model's own thread
-or, for a server of replicas, these together: a `Decoder`.
+`AsyncLLM`, the server and each replica of a server run on it. Requests are decoded by the model's
+own thread, or by replicas in other processes: both are a `Decoder`.
 """
 
 from __future__ import annotations
@@ -66,19 +66,15 @@ class AsyncEngine:
 
     async def open(self) -> None:
         """Open the model, if it is not open; what `LLM` raises is raised here."""
-        await self._opened()
-
-    async def _opened(self) -> RequestMaker:
         self.begin()
         if self._opening is not None and not self._closed:
             if self._loop is not asyncio.get_running_loop():
                 raise UsageError(
                     "the model was opened in another event loop", "open one in each, or stay in one"
                 )
-            llm = await asyncio.wrap_future(self._opening)
+            await asyncio.wrap_future(self._opening)
         if self._closed:
             raise closed()
-        return llm
 
     def _fail(self, error: BaseException) -> None:
         self._failure = error
@@ -149,8 +145,8 @@ class AsyncEngine:
 
     async def stats(self) -> ExecutorStats:
         """Counters over everything generated so far."""
-        llm = await self._opened()
-        return await asyncio.wrap_future(llm.executor.stats_later())
+        await self.open()
+        return await asyncio.wrap_future(self.llm.executor.stats_later())
 
     async def close(self, timeout: float | None = None) -> None:
         """Free the model after the forward it is in; texts that have not ended raise

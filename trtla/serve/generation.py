@@ -66,7 +66,7 @@ class Live(Generation):
 
 
 class ServedModel:
-    """A model that is served, from its loading to its end; all but its opening is on a loop.
+    """A model that is served, from its loading to its end; its methods are for the event loop.
 
     Args:
         open_model: opens it, in a thread of its own.
@@ -90,7 +90,7 @@ class ServedModel:
         self._templates: TemplateProcess | None = None
 
     def _open(self) -> RequestMaker:
-        """The model; its template is a program of its own, which may not end: it runs apart."""
+        """Open the model; a process of its own fills its template in, which may not end."""
         llm = self._open_model()
         tokenizer = llm.tokenizer
         if tokenizer is not None:
@@ -179,7 +179,7 @@ class ServedModel:
             self._metrics.cancelled(left)
 
     async def stop(self) -> None:
-        """End the thread after its step; waits for that."""
+        """End after the step that the model is in, and wait for that."""
         await self.engine.close(_LONGEST_STEP_S)
         if self._templates is not None:
             await asyncio.to_thread(self._templates.close)
