@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -57,15 +58,30 @@ def gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_gguf(make_model(variant), path, tokenizer=tokenizer)
 
 
-@pytest.mark.parametrize("how", ["run", "LLM"])
+def open_as_server(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Open as `trtla serve` does, in another thread than the command's."""
+
+    def run(settings: object, open_model: Callable[[], LLM], *more: object) -> int:
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(open_model).result().close()
+        return 0
+
+    monkeypatch.setattr("trtla.serve.server.serve", run)
+    ran = trtla("serve", model)
+    assert ran.code == 0, ran.err
+
+
+@pytest.mark.parametrize("how", ["run", "LLM", "serve"])
 @pytest.mark.parametrize("kind", ["model", "engine", "gguf"])
-def test_each_file_of_a_model_is_read_once(kind, how, request, hooked):
+def test_each_file_of_a_model_is_read_once(kind, how, request, hooked, monkeypatch):
     model: Path = request.getfixturevalue(kind)
     folder = model_folder(model)
     with opening() as paths:
         if how == "run":
             ran = trtla("run", "-m", model, "-p", _PROMPT, "-n", "4")
             assert ran.code == 0, ran.err
+        elif how == "serve":
+            open_as_server(model, monkeypatch)
         else:
             with LLM(model) as llm:
                 llm.generate(_PROMPT, SamplingParams(max_output_len=4))

@@ -1,29 +1,47 @@
-"""How far a prompt travels: what carries it through `trtla run`, counted as `support/trip` says."""
+"""How far a prompt travels through `run` and `serve`: what carries it, as `support/trip` counts."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 
+import httpx
+import pytest
+
 from tests.support.command import ROOT
 from tests.support.compiled import needs_compiler
-from tests.support.served import SHIPPED
+from tests.support.served import SHIPPED, server_process
+from trtla.api.generation import answers_to
+from trtla.api.protocol import ChatBody, CompletionBody
 from trtla.llm.llm import LLM
 from trtla.llm.prompt import PromptRequest
+from trtla.llm.text import Tokenizer
 from trtla.runtime.limits import ExecutorLimits
 from trtla.settings.sampling import SamplingParams
 
 PROMPT = "def area(self"
-MOST_FILES, MOST_RECORDS = 40, 14
+MOST_FILES, MOST_RECORDS = 41, 14
+SERVED_FILES, SERVED_OUTSIDE, SERVED_RECORDS = 41, 22, 13
+"""Through a server, from the body on: files in all, those outside `runtime/`, records."""
+
+
+@pytest.fixture(scope="module")
+def done():
+    with LLM(SHIPPED) as llm:
+        (done,) = llm.generate(PROMPT, SamplingParams(max_output_len=24))
+    return done
+
+
+@pytest.fixture(scope="module")
+def known(done):
+    return json.dumps([PROMPT, done.input_ids, done.text, done.token_ids])
 
 
 @needs_compiler
-def test_a_prompt_passes_few_files_in_few_records():
-    with LLM(SHIPPED) as llm:
-        (done,) = llm.generate(PROMPT, SamplingParams(max_output_len=24))
-    known = json.dumps([PROMPT, done.input_ids, done.text, done.token_ids])
+def test_a_prompt_passes_few_files_in_few_records(done, known):
     line = ["-m", "tests.support.trip", known, "run", "-m", str(SHIPPED), "-p", PROMPT, "-n", "24"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     ran = subprocess.run(
@@ -36,6 +54,51 @@ def test_a_prompt_passes_few_files_in_few_records():
     assert {"PromptRequest", "Request", "Sequence", "Completion"} <= set(records)
     assert len(files) <= MOST_FILES, sorted(files)
     assert len(records) <= MOST_RECORDS, records
+
+
+@needs_compiler
+def test_a_prompt_passes_few_files_through_a_server(done, known, monkeypatch):
+    """From the body to the answer; the command's flags, which hold settings too, open the model."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.chdir(ROOT)
+    with server_process("-m", "tests.support.trip", known, "serve", SHIPPED) as (process, address):
+        body = {"prompt": PROMPT, "max_tokens": 24, "temperature": 0}
+        answer = httpx.post(f"{address}/v1/completions", json=body, timeout=120)
+        assert answer.json()["choices"][0]["text"] == done.text
+        process.send_signal(signal.SIGTERM)
+        said = process.stderr.read()
+        assert process.wait(120) == 0, said
+    files, records = json.loads(said.splitlines()[-1])
+    files = {file for file in files if not file.startswith("cli/")}
+    records = set(records) - {"ServeFlags"}
+    assert {"serve/app.py", "api/generation.py", "llm/prompt.py", "runtime/loop/step.py"} <= files
+    assert {"PromptRequest", "Request", "Sequence", "Completion"} <= records
+    assert len(files) <= SERVED_FILES, sorted(files)
+    outside = sorted(file for file in files if not file.startswith("runtime/"))
+    assert len(outside) <= SERVED_OUTSIDE, outside
+    assert len(records) <= SERVED_RECORDS, records
+
+
+def test_a_prompt_is_encoded_once_and_a_conversation_rendered_once(monkeypatch):
+    done = dict.fromkeys(("encode", "chat_text"), 0)
+
+    def counted(name):
+        do = getattr(Tokenizer, name)
+
+        def noted(*args, **more):
+            done[name] += 1
+            return do(*args, **more)
+
+        monkeypatch.setattr(Tokenizer, name, noted)
+
+    talk = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
+    with LLM(SHIPPED) as llm:
+        for name in done:
+            counted(name)
+        answers_to(CompletionBody(prompt=[PROMPT, "def"], max_tokens=2), llm)
+        assert done == {"encode": 2, "chat_text": 0}
+        answers_to(ChatBody.model_validate(talk), llm)
+        assert done == {"encode": 3, "chat_text": 1}
 
 
 def test_a_request_is_made_once_and_checked_once(monkeypatch):

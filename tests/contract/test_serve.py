@@ -50,8 +50,8 @@ def served(
     """The command's own way to open the engine, in a server of this process."""
     opened: list[Callable[[], LLM]] = []
 
-    def run(settings: Any, new_engine: Any, *more: Any) -> int:
-        opened.append(new_engine.args[0])
+    def run(settings: Any, open_model: Callable[[], LLM], *more: Any) -> int:
+        opened.append(open_model)
         assert more[-1] is True, "its constructor lets no Python run"
         return 0
 

@@ -81,12 +81,12 @@ def no_pause(monkeypatch):
 def run(handle: Handle, allotted_ms: int | None = None, cancel: bool = False) -> list:
     """What is posted for one request."""
     posted: list = []
-    engine = ReplicaEngine(None, None, None, posted.extend, lambda _: None)
+    engine = ReplicaEngine(None, None, lambda _: None)
     engine._deployment = SimpleNamespace(handle=handle)
 
     async def work() -> None:
         sampling = SamplingParams(len(IDS), allotted_time_ms=allotted_ms)
-        engine.submit([Request(5, (1, 2), sampling)])
+        engine.submit([Request(5, (1, 2), sampling)], posted.extend)
         (text,) = engine._texts.values()
         await asyncio.sleep(0)  # it is where the handle has put it now
         if cancel:

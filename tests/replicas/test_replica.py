@@ -35,7 +35,7 @@ async def outputs(replica: Replica, asked: Request) -> list[Output]:
 
 
 async def stopped(replica: Replica) -> None:
-    await asyncio.to_thread(replica._engine.stop, 120)
+    await replica._engine.close(120)
 
 
 def test_texts_from_the_middle_and_errors():
@@ -56,7 +56,7 @@ def test_texts_from_the_middle_and_errors():
         assert isinstance(output.error, UsageError)
         late = await outputs(replica, packed(request(llm, 900), (), 1))
         assert late[-1].finish_reason == "timed_out"
-        assert not replica._inboxes
+        assert not replica._engine.num_in_flight
         await stopped(replica)
 
     asyncio.run(work())
@@ -84,9 +84,9 @@ def test_a_stream_that_is_closed_leaves_the_batch(monkeypatch):
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
-        stats = await asyncio.wrap_future(replica._engine.stats())
+        stats = await replica._engine.stats()
         assert (stats.running, stats.waiting) == (0, 0)
-        assert not replica._inboxes
+        assert not replica._engine.num_in_flight
         await stopped(replica)
 
     asyncio.run(work())
@@ -138,8 +138,8 @@ def test_a_model_that_does_not_open_is_said(monkeypatch):
             await replica.check_health()
         with pytest.raises(NotOpen, match="the disk is gone"):
             await outputs(replica, Request(1, (5,), SamplingParams(4)))
-        with pytest.raises(TrtlaError, match="the model is failed"):
-            await asyncio.wait_for(asyncio.wrap_future(replica._engine.stats()), 120)
+        with pytest.raises(OSError, match="the disk is gone"):
+            await asyncio.wait_for(replica._engine.stats(), 120)
 
         late = Replica(fails, "app")  # in the place of one that was lost
         monkeypatch.setattr(module, "_comes_up", lambda app: False)

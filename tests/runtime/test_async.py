@@ -337,6 +337,7 @@ def test_a_loop_that_is_closed_early_ends_the_texts() -> None:
     gc.collect()
     engine._thread.join(120)
     assert not engine._thread.is_alive()
+    wait_for(lambda: not any("trtla-prepare" in one.name for one in threading.enumerate()))
 
 
 BEGINNING = ("async with model as llm:", "for llm in [model]:")

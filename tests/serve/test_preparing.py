@@ -84,7 +84,7 @@ def test_who_leaves_before_the_queue_is_logged_as_gone(monkeypatch, capsys):
 def test_work_in_a_lane_does_not_hold_up_the_process():
     program = """
 import threading
-from trtla.serve.generation import Preparing
+from trtla.llm.preparing import Preparing
 
 preparing, begun = Preparing(), threading.Event()
 preparing.submit("chat", lambda: (begun.set(), threading.Event().wait(600)))

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import httpx
@@ -19,7 +18,6 @@ import pytest
 
 import trtla
 from trtla import LLM
-from trtla.llm.async_llm import BackgroundLLM
 from trtla.serve.log import RequestLog
 from trtla.serve.server import Service, bind
 from trtla.settings.serving import ServeSettings
@@ -66,7 +64,7 @@ class Served:
 
     def stats(self):
         """The executor's, now."""
-        return self.service.model.engine.stats().result(120)
+        return self.service.model.engine.llm.executor.stats()
 
 
 def open_shipped(**more) -> LLM:
@@ -86,8 +84,7 @@ def serving(
     chosen = ServeSettings(port=0, **settings)
     ready = threading.Event()
     log = RequestLog(as_json=True, quiet=quiet)
-    new_engine = partial(BackgroundLLM, open_model)
-    service = Service(chosen, keys, new_engine, "tiny", log, lambda *_: ready.set())
+    service = Service(chosen, keys, open_model, "tiny", log, lambda *_: ready.set())
     with bind(chosen) as listening:
         if send_buffer is not None:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)

@@ -1,10 +1,10 @@
-"""Which files a prompt passes, and in which records it travels, on its way through `trtla run`.
+"""Which files a prompt passes, and in which records it travels, on its way through a command.
 
-A value carries the prompt if it is a text that holds the prompt or the answer, a list, tuple or
-array of ids that begins with those of the prompt or is a stretch of the answer's (two at least),
-the request's `SamplingParams`, or a container or dataclass that holds one of these. A file counts
-where one of its functions takes such a value as an argument, `self` included, or returns one. A
-record is a dataclass of trtla that was made during the run and carries the prompt.
+A value carries the prompt if it is a text or bytes that hold the prompt or the answer, a list,
+tuple or array of ids that begins with those of the prompt or is a stretch of the answer's (two at
+least), the request's `SamplingParams`, or a container, dataclass or body that holds one of these. A
+file counts where one of its functions takes such a value as an argument, `self` included, or
+returns one. A record is a dataclass of trtla that was made during the run and carries the prompt.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Any
 
 import numpy as np
+from pydantic import BaseModel
 
 import trtla
 from trtla.settings.sampling import SamplingParams
@@ -65,6 +66,8 @@ class Trip:
         if isinstance(value, str):
             part = len(value) >= _SHORTEST and value in self._answer
             return self._prompt in value or self._answer in value or part
+        if isinstance(value, bytes):
+            return self._prompt.encode() in value or self._answer.encode() in value
         if isinstance(value, SamplingParams):
             return True
         if isinstance(value, np.ndarray):
@@ -93,6 +96,8 @@ def _inside(value: Any) -> list[Any]:
         value = list(value.values())
     if isinstance(value, (list, tuple, set, frozenset)):
         return list(value) if len(value) <= _MOST_ITEMS else []
+    if isinstance(value, BaseModel):
+        return list(vars(value).values())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return [getattr(value, field.name, None) for field in dataclasses.fields(value)]
     return []

@@ -16,7 +16,7 @@ from trtla.api.errors import ApiError, refused, too_late
 from trtla.api.protocol import Body, ChatBody, CompletionBody, Content, Message
 from trtla.errors import RendererLost, TrtlaError, UsageError
 from trtla.llm.answer import Answer, Chunk, Completion, chunk_of
-from trtla.llm.prompt import PromptRequest, RequestMaker
+from trtla.llm.prompt import Prompt, PromptRequest, RequestMaker
 from trtla.runtime.request import Output
 from trtla.settings.drafting import DrafterSettings
 from trtla.settings.lookahead import Lookahead, LookaheadConfig
@@ -95,12 +95,12 @@ def answers_to(
     seed = secrets.randbelow(_SEEDS) if body.seed is None else body.seed % _SEEDS
     how = (*_drafting(body), _expected(llm, body))
     own = (body.tops, body.cache == "private", space)
-    param = "messages" if isinstance(body, ChatBody) else "prompt"
-    prompts, sampling = list(_prompts(llm, body)), _sampling(llm, body, timeout_s, seed)
+    sampling, most = _sampling(llm, body, timeout_s, seed), llm.limits.max_prompt_len
     answers: list[Answer] = []
-    for index, (name, ids) in enumerate(prompts):
-        with _naming(param):
-            answers += llm.answers(index, PromptRequest(name, ids, sampling, *how, *own))
+    for index, (name, prompt) in enumerate(_prompts(llm, body)):
+        one = PromptRequest(name, prompt, sampling, *how, *own, ending=body.ending, most=most)
+        with _naming("messages" if isinstance(body, ChatBody) else "prompt"):
+            answers += llm.answers(index, one)
     for answer in answers:
         if body.prediction is not None and not answer.request.adaptive:
             raise ApiError(
@@ -111,25 +111,18 @@ def answers_to(
     return answers
 
 
-def _prompts(
-    llm: RequestMaker, body: ChatBody | CompletionBody
-) -> Iterator[tuple[str, tuple[int, ...]]]:
-    most = llm.limits.max_prompt_len
+def _prompts(llm: RequestMaker, body: ChatBody | CompletionBody) -> list[tuple[str, Prompt]]:
     if isinstance(body, CompletionBody):
-        for index, prompt in enumerate(body.prompts):
-            name = f"prompt {index}" if len(body.prompts) > 1 else "the prompt"
-            with _naming("prompt"):
-                ids = llm.encode(prompt, name, most)
-            yield name, ids
-        return
+        several = len(body.prompts) > 1
+        return [
+            (f"prompt {index}" if several else "the prompt", prompt)
+            for index, prompt in enumerate(body.prompts)
+        ]
     if llm.tokenizer is None or not llm.tokenizer.has_chat_template:
         raise ApiError(
             400, "this model has no chat template; POST texts to /v1/completions", "messages"
         )
-    with _naming("messages"):
-        messages, name = [_message(one) for one in body.messages], "the conversation"
-        ids = llm.encode(messages, name, most, body.ending)
-    yield name, ids
+    return [("the conversation", [_message(one) for one in body.messages])]
 
 
 def check_name(wanted: str | None, name: str, who: str) -> None:

@@ -23,7 +23,7 @@ from trtla.api.errors import ApiError
 from trtla.errors import did_you_mean, needed
 from trtla.files import JsonError, parse_json
 from trtla.runtime.request import FinishReason
-from trtla.settings.messages import Ending
+from trtla.settings.messages import ANSWER, Ending
 
 _MOST_CHOICES = 128
 _MOST_STOPS = 16
@@ -270,6 +270,8 @@ class CompletionBody(Body):
         | Annotated[list[Ids], Field(min_length=1, fail_fast=True)]
     )
     logprobs: int | None = Field(None, ge=0, le=20)
+
+    ending: ClassVar[Ending] = ANSWER
 
     @property
     def tops(self) -> int | None:

@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from trtla.errors import RankLost, TrtlaError, as_trtla_error, sentence
 from trtla.runtime.executor import Executor, check_process
@@ -54,12 +54,40 @@ class _Call(Future[T]):
     left = False
 
 
+@dataclass(slots=True)
+class ReplicaCounts:
+    """Counts of a model that runs in several processes."""
+
+    running: int = 0
+    """Replicas that answered when this was asked for."""
+    reruns: int = 0
+    """Times that a text went on elsewhere, since its replica was lost."""
+
+
+class Decoder(Protocol):
+    """What decodes an open model's requests, each of which ends with an output or an error."""
+
+    replicas: ReplicaCounts | None
+    log: Callable[[str], object]
+    on_failure: Callable[[BaseException], object]
+
+    def submit(
+        self, requests: Iterable[Request], receive: Receive, whole: bool = False
+    ) -> None: ...
+    def cancel(self, request_ids: Iterable[int]) -> None: ...
+    def stats_later(self) -> Future[ExecutorStats]: ...
+    def close(self, timeout: float | None = None) -> bool: ...
+
+
 class EngineThread:
     """An executor behind a thread of its own, which ends with `close`, and with the process.
 
     A step that fails is done again. After several in a row, or where it cannot succeed any more,
     every request in flight gets the error; later requests are tried again.
     """
+
+    replicas: ReplicaCounts | None = None
+    """None: there are none."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
@@ -91,9 +119,13 @@ class EngineThread:
                 "use it when the step has ended, or open the model a second time",
             )
 
-    def submit(self, requests: Iterable[Request], receive: Receive) -> None:
+    def submit(self, requests: Iterable[Request], receive: Receive, whole: bool = False) -> None:
         """Decode requests that fit the executor's limits; one that it refuses gets an output with
-        the error."""
+        the error.
+
+        Args:
+            whole: nobody reads the texts before their ends; here that is all the same.
+        """
         new = tuple(requests)
         self._put(lambda: self._submit(new, receive))
 
@@ -125,6 +157,9 @@ class EngineThread:
             if not self._ended:
                 raise
             return self._executor.stats()
+
+    def stats_later(self) -> Future[ExecutorStats]:
+        return self.ask(lambda executor: executor.stats())
 
     def close(self, timeout: float | None = None) -> bool:
         """End after the forward it is in, and free the executor; False where that takes longer.
@@ -161,7 +196,7 @@ class EngineThread:
                 self._step()
         finally:
             self._ended = True
-            self._give_up(_closed())
+            self._give_up(closed())
             self._drain()
 
     def _drain(self) -> None:
@@ -203,7 +238,7 @@ class EngineThread:
     def _submit(self, requests: Sequence[Request], receive: Receive) -> None:
         for request in requests:
             if self._ended:
-                receive([(request.request_id, _closed())])
+                receive([(request.request_id, closed())])
                 continue
             try:
                 self._executor.enqueue(request)
@@ -230,11 +265,11 @@ class EngineThread:
         self._call = future
         try:
             if self._ended:
-                raise _closed()
+                raise closed()
             future.set_result(work(self._executor))
         except BaseException as error:
             cut = self._ending and isinstance(error, TrtlaError)
-            future.set_exception(_closed() if cut else error)
+            future.set_exception(closed() if cut else error)
         self._call = None
 
     def _step(self) -> None:
@@ -294,7 +329,8 @@ def refusal(request: Request, error: BaseException) -> Output:
     return Output(request.request_id, (), "failed", RequestStats(), start=start, error=why)
 
 
-def _closed() -> TrtlaError:
+def closed() -> TrtlaError:
+    """The refusal of whatever is asked of a closed model."""
     return TrtlaError("the model is closed", "open it again")
 
 

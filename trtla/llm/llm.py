@@ -32,7 +32,7 @@ from trtla.settings.arguments import (
 from trtla.settings.drafting import DrafterSettings, DraftOptions
 from trtla.settings.executor import ENGINE_OPTIONS, ExecutorOptions, OpenArguments
 from trtla.settings.lookahead import DEFAULT_LOOKAHEAD, Lookahead
-from trtla.settings.messages import ANSWER, Ending, Messages
+from trtla.settings.messages import Ending, Messages
 from trtla.settings.sampling import USUAL_LEN, BeamSettings, SamplingParams
 
 _log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ __all__ = ["DEFAULT_LOOKAHEAD", "LLM", "Chunk", "Completion", "Piece", "Prompt"]
 _INSIDE = frozenset(
     (
         *("answers", "answers_to", "decode", "end_ids", "engine", "executor", "force_greedy"),
-        *("beams", "is_leader", "request", "spell"),
+        *("beams", "is_leader", "request", "request_and_text", "spell"),
     )
 )
 """What of an `LLM` is there for the rest of the package."""
@@ -69,6 +69,8 @@ class LLM(RequestMaker):
         UsageError: the folder or the settings are not usable.
         TrtlaError: the engine's backend cannot run here.
     """
+
+    executor: EngineThread
 
     @overload
     def __init__(self, model: str | Path | Model, options: ExecutorOptions) -> None: ...
@@ -250,16 +252,11 @@ class LLM(RequestMaker):
         request = self.request(PromptRequest("the prompt", prompt, sampling))
         return self.executor.call(lambda executor: executor.log_probs(request, output_ids))
 
-    def encode(
-        self,
-        prompt: Prompt,
-        name: str = "the prompt",
-        most: int | None = None,
-        ending: Ending = ANSWER,
-    ) -> tuple[int, ...]:
-        """A prompt's token ids; `name` is what errors call it, the rest as in `RequestMaker`."""
+    def _read(
+        self, prompt: Prompt, name: str, most: int | None, ending: Ending
+    ) -> tuple[tuple[int, ...], str | None]:
         self.executor.check()
-        return super().encode(prompt, name, most, ending)
+        return super()._read(prompt, name, most, ending)
 
     def _run(self, answers: dict[int, Answer]) -> Iterator[Chunk]:
         inbox: SimpleQueue[Sequence[Event]] = SimpleQueue()

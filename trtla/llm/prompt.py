@@ -15,9 +15,9 @@ from trtla.errors import UsageError
 from trtla.formats.folder import unapplied
 from trtla.formats.model import Model
 from trtla.llm.answer import Answer
+from trtla.llm.engine_thread import Decoder
 from trtla.llm.open import end_ids, is_adaptive, open_tokenizer
 from trtla.llm.reading import reading_notes
-from trtla.llm.text import Tokenizer
 from trtla.llm.text_stream import StopStrings
 from trtla.machine import process_rank
 from trtla.runtime.limits import ExecutorLimits
@@ -64,11 +64,15 @@ class PromptRequest:
     """What is asked for behind a conversation."""
     is_chat: bool = False
     """A text that is asked as a chat where the model has a template."""
+    most: int | None = None
+    """Tokens at most: a text that cannot be so few is refused before it is encoded."""
 
 
 class RequestMaker:
     """A model's tokenizer and configuration; who has an executor of it says what fits."""
 
+    executor: Decoder
+    """What decodes the requests that it makes."""
     force_greedy = False
     """Answer requests of OpenAI's API greedily, whatever temperature, top_k and top_p they have."""
 
@@ -119,13 +123,12 @@ class RequestMaker:
 
         Whoever decodes them adds outputs.
         """
-        request, stop = self.request(one), one.sampling.stop
+        (request, text), stop = self.request_and_text(one), one.sampling.stop
         if stop and self.tokenizer is None:
             raise UsageError(
                 f"{one.name} has a stop string, but the model has no tokenizer",
                 "omit stop, or give --tokenizer-dir",
             )
-        text = prompt_text(one, request.given_ids, self.tokenizer)
         answers = []
         for choice, sampling in enumerate(request.sampling.choices()):
             own: dict[str, Any] = {} if sampling is request.sampling else {"sampling": sampling}
@@ -146,7 +149,18 @@ class RequestMaker:
 
     def request(self, one: PromptRequest) -> Request:
         """A prompt as a request, without stop strings; here it is checked, and nowhere again."""
-        ids, start = self.encode(one.prompt, one.name, ending=one.ending), self.engine.decoder_start
+        return self._request(one, self.encode(one.prompt, one.name, one.most, one.ending))
+
+    def request_and_text(self, one: PromptRequest) -> tuple[Request, str | None]:
+        """`request`, and the prompt as text, a conversation as rendered; None: no tokenizer."""
+        ids, text = self._read(one.prompt, one.name, one.most, one.ending)
+        request = self._request(one, ids)
+        if text is None and self.tokenizer is not None:
+            text = self.tokenizer.decode(ids)
+        return request, text
+
+    def _request(self, one: PromptRequest, ids: tuple[int, ...]) -> Request:
+        start = self.engine.decoder_start
         own, read = (ids, None) if start is None else ((start,), ids)
         drafting = one.drafter or self._drafter
         by_default = one.lookahead is None and self._drafts_by_tree(drafting)
@@ -188,6 +202,12 @@ class RequestMaker:
                 or the template fails.
             PromptTooLong: it has more than `most` tokens for certain.
         """
+        return self._read(prompt, name, most, ending)[0]
+
+    def _read(
+        self, prompt: Prompt, name: str, most: int | None, ending: Ending
+    ) -> tuple[tuple[int, ...], str | None]:
+        """A prompt's ids, and the text that they are of; None where the prompt is ids itself."""
         if ending != ANSWER and not is_conversation(prompt):
             raise UsageError(
                 f"{name} is no conversation, and continue_final_message is for conversations",
@@ -200,7 +220,7 @@ class RequestMaker:
         elif is_conversation(prompt):
             prompt = check_messages(prompt, name)
         else:
-            return _checked_ids(prompt, name, "a text, token ids nor messages", _PROMPTS)
+            return _checked_ids(prompt, name, "a text, token ids nor messages", _PROMPTS), None
         if self.tokenizer is None:
             kind = "a text" if isinstance(prompt, str) else "a conversation"
             raise UsageError(
@@ -208,7 +228,7 @@ class RequestMaker:
                 "give token ids (input_ids in JSONL), or the tokenizer with --tokenizer-dir",
             )
         try:
-            return self.tokenizer.prompt_ids(prompt, most, ending)
+            return self.tokenizer.read_prompt(prompt, most, ending)
         except UsageError as error:
             raise type(error)(f"{name}: {error.message}", error.hint) from None
 
@@ -225,18 +245,6 @@ class RequestMaker:
                 "give token ids, or the tokenizer with --tokenizer-dir",
             )
         return self.tokenizer.encode(expected, special=False)  # it continues the prompt
-
-
-def prompt_text(one: PromptRequest, ids: Sequence[int], tokenizer: Tokenizer | None) -> str | None:
-    """A prompt and its ids as text, a conversation as rendered; None without a tokenizer."""
-    prompt = one.prompt
-    if isinstance(prompt, str):
-        return prompt
-    if tokenizer is None:
-        return None
-    if is_conversation(prompt):
-        return tokenizer.chat_text(check_messages(prompt, "the prompt"), one.ending)
-    return tokenizer.decode(ids)
 
 
 def _checked_ids(ids: object, name: str, kinds: str, hint: str) -> tuple[int, ...]:

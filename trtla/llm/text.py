@@ -327,12 +327,19 @@ class Tokenizer:
         Args:
             most: a text that cannot be so few tokens is not encoded.
         """
+        return self.read_prompt(prompt, most, ending)[0]
+
+    def read_prompt(
+        self, prompt: str | Messages, most: int | None, ending: Ending
+    ) -> tuple[tuple[int, ...], str]:
+        """`prompt_ids`, and the text that they are of."""
         if not isinstance(prompt, str):
-            return self.encode_chat(self.chat(prompt, most, ending))
+            chat = self.chat(prompt, most, ending)
+            return self.encode_chat(chat), chat.text
         self._check_length(prompt, most)
         ids = self.encode(prompt)
         self._note_two_beginnings(ids)
-        return ids
+        return ids, prompt
 
     def _note_two_beginnings(self, ids: tuple[int, ...]) -> None:
         """Say once that a text brings the beginning that the tokenizer adds."""

@@ -58,9 +58,7 @@ class Plan:
 class Deployment:
     """A plan that is carried out."""
 
-    def __init__(
-        self, plan: Plan, cluster: Cluster, log: Callable[[str], None], ending: Callable[[], bool]
-    ) -> None:
+    def __init__(self, plan: Plan, cluster: Cluster, log: Callable[[str], object]) -> None:
         from ray import serve
 
         self._cluster = cluster
@@ -77,19 +75,19 @@ class Deployment:
             (handle,) = serve.run_many([target], wait_for_applications_running=False)
         self.handle = handle.options(stream=True)
         try:
-            self._wait(ending)
-            self.opened = self._opened(handle, ending)
+            self._wait()
+            self.opened = self._opened(handle)
             self._alive = self._least
         except BaseException:
             self.close()
             raise
 
-    def _wait(self, ending: Callable[[], bool]) -> None:
+    def _wait(self) -> None:
         """Until as many replicas as asked for have opened the model, or could not."""
         from ray import serve
 
         wants_room = False
-        while not ending():
+        while True:
             status = serve.status().applications.get(self.app)
             state = "NOT_STARTED" if status is None else status.status.value
             if state == "RUNNING":
@@ -103,9 +101,9 @@ class Deployment:
             self.touch()
             time.sleep(_LOOK_EVERY_S)
 
-    def _opened(self, handle: Any, ending: Callable[[], bool]) -> Opened:
+    def _opened(self, handle: Any) -> Opened:
         pending = handle.opened.remote()
-        while not ending():
+        while True:
             try:
                 answer = pending.result(timeout_s=1.0)
             except TimeoutError:
@@ -115,7 +113,6 @@ class Deployment:
                 raise answer
             found: Opened = answer
             return found
-        raise TrtlaError("the server ended before the model was open")
 
     def touch(self) -> None:
         """Every few seconds, tell those replicas that run that their server is there.

@@ -17,8 +17,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from trtla.errors import TrtlaError, sentence
-from trtla.llm.async_llm import ReplicaCounts, State
-from trtla.llm.engine_thread import Event
+from trtla.llm.engine_thread import Receive, ReplicaCounts, closed
 from trtla.llm.prompt import RequestMaker
 from trtla.replicas.cluster import Cluster
 from trtla.replicas.deployment import Deployment, Plan, check_room
@@ -52,8 +51,8 @@ class Maker(RequestMaker):
 
 
 class _Text:
-    def __init__(self, request: Request, whole: bool) -> None:
-        self.request, self.whole = request, whole
+    def __init__(self, request: Request, receive: Receive, whole: bool) -> None:
+        self.request, self.receive, self.whole = request, receive, whole
         self.ids: list[int] = []
         self.losses = 0
         self.wanted = True
@@ -68,78 +67,94 @@ class _Text:
         return packed(self.request, self.ids, left)
 
 
-class ReplicaEngine:
-    """As `BackgroundLLM`; requests are handed in on the server's event loop.
+def open_replicas(
+    maker: Maker,
+    new_plan: Callable[[Maker, Cluster], Plan],
+    connect: Callable[[], Cluster],
+    log: Callable[[str], object],
+) -> Maker:
+    """Deploy what is planned; the maker's requests are decoded by replicas then.
 
     Args:
-        new_maker: what makes requests, from the model's folder.
-        plan: of the replicas, for a maker and a cluster.
-        cluster: connects to Ray.
-        post: as of `BackgroundLLM`.
+        connect: to Ray.
+        log: takes a sentence about what goes wrong.
+    """
+
+    def deploy(cluster: Cluster) -> Deployment:
+        plan = new_plan(maker, cluster)
+        check_room(plan.range[0], plan.threads, plan.gpus)
+        maker.batch_size = plan.range[1] * plan.batch_size
+        return Deployment(plan, cluster, log)
+
+    engine = ReplicaEngine(connect, deploy, log)
+    maker.opened, maker.executor = engine.open(), engine
+    return maker
+
+
+class ReplicaEngine:
+    """As `EngineThread`, on replicas; requests are handed in on the server's event loop.
+
+    Args:
+        connect: to Ray.
+        deploy: starts the replicas.
         log: takes a sentence about what goes wrong.
     """
 
     def __init__(
         self,
-        new_maker: Callable[[], Maker],
-        plan: Callable[[Maker, Cluster], Plan],
-        cluster: Callable[[], Cluster],
-        post: Callable[[Sequence[Event]], None],
-        log: Callable[[str], None],
+        connect: Callable[[], Cluster],
+        deploy: Callable[[Cluster], Deployment],
+        log: Callable[[str], object],
     ) -> None:
-        self._new_maker, self._new_plan, self._connect = new_maker, plan, cluster
-        self._post, self._log = post, log
+        self._connect, self._deploy = connect, deploy
+        self.log: Callable[[str], object] = log
+        self._deployment: Deployment
+        self._opened: Future[Opened] = Future()
         self._texts: dict[int, _Text] = {}
         self._ending = threading.Event()
         self._asking = ThreadPoolExecutor(1, "trtla-reports")
-        self._maker: Maker | None = None
-        self._deployment: Deployment
         self._loop: asyncio.AbstractEventLoop | None = None
-        self.state: State = "loading"
-        self.failure: BaseException | None = None
-        """Why the state is `failed`."""
+        self.on_failure: Callable[[BaseException], object] = lambda error: None
         self.replicas: ReplicaCounts | None = ReplicaCounts()
         self._reruns = 0
         self._thread = threading.Thread(target=self._run, name="trtla-replicas", daemon=True)
 
-    def start(self) -> None:
+    def open(self) -> Opened:
+        """Start the replicas, and stay in touch with them from now on."""
         self._thread.start()
-
-    @property
-    def llm(self) -> RequestMaker:
-        """What makes requests."""
-        if self._maker is None or self.state != "ready":
-            raise TrtlaError(f"the model is {self.state}", "see its log")
-        return self._maker
+        return self._opened.result()
 
     def _run(self) -> None:
+        """Own the cluster: what Ray has started ends with the thread that started it."""
+        error: BaseException = closed()
         cluster = None
         try:
-            maker = self._new_maker()
             cluster = self._connect()
-            plan = self._new_plan(maker, cluster)
-            check_room(plan.range[0], plan.threads, plan.gpus)
-            self._deployment = Deployment(plan, cluster, self._log, self._ending.is_set)
-            maker.opened = self._deployment.opened
-            maker.batch_size = plan.range[1] * plan.batch_size
-            self._maker = maker
-            self._change("ready")
+            self._deployment = self._deploy(cluster)
+            self._opened.set_result(self._deployment.opened)
             while not self._ending.wait(1.0):  # replicas do not outlive a server that is silent
                 self._deployment.touch()
             self._deployment.close()
-            self._change("stopped")
-        except BaseException as error:  # whatever it is, nobody may wait indefinitely
-            if not self._ending.is_set():
-                self.failure = error
-            self._change("failed" if self.failure else "stopped")
+        except BaseException as lost:  # whatever it is, nobody may wait indefinitely
+            error = lost
+        self._end(error)
         if cluster is not None:
             cluster.close()
 
-    def _change(self, state: State) -> None:
-        self.state = state
-        self._post([])
+    def _end(self, error: BaseException) -> None:
+        if not self._opened.done():
+            self._opened.set_exception(error)
+        elif not self._ending.is_set():
+            self.on_failure(error)
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._give_up, error)
 
-    def submit(self, requests: Iterable[Request], whole: bool = False) -> None:
+    def _give_up(self, error: BaseException) -> None:
+        for request_id, text in tuple(self._texts.items()):
+            self.cancel([request_id])
+            text.receive([(request_id, error)])
+
+    def submit(self, requests: Iterable[Request], receive: Receive, whole: bool = False) -> None:
         """Have requests answered; each ends with an output or an error.
 
         Args:
@@ -147,7 +162,7 @@ class ReplicaEngine:
         """
         self._loop = asyncio.get_running_loop()
         for request in requests:
-            text = self._texts[request.request_id] = _Text(request, whole)
+            text = self._texts[request.request_id] = _Text(request, receive, whole)
             text.task = self._loop.create_task(self._finish(text))
             allotted = request.sampling.allotted_time_ms
             if allotted is not None:
@@ -168,7 +183,7 @@ class ReplicaEngine:
         if self._texts.get(request_id) is text:
             self.cancel([request_id])
             late = Output(request_id, (), "timed_out", RequestStats(), start=len(text.ids))
-            self._post([(request_id, late)])
+            text.receive([(request_id, late)])
 
     async def _finish(self, text: _Text) -> None:
         """A text to its end, on as many replicas as that takes."""
@@ -183,8 +198,8 @@ class ReplicaEngine:
                         f"{text.losses} replicas were lost at this text: {why}",
                         "ask again later; the server's log says more",
                     )
-                    self._log(f"a text was given up: {why}")
-                    self._post([(request_id, error)])
+                    self.log(f"a text was given up: {why}")
+                    text.receive([(request_id, error)])
                     break
                 self._reruns += 1
                 await asyncio.sleep(_PAUSE_S * text.losses)
@@ -220,10 +235,10 @@ class ReplicaEngine:
         for output in outputs:
             text.ids += output.new_tokens
         if text.wanted:
-            self._post([(request_id, replace(one, request_id=request_id)) for one in outputs])
+            text.receive([(request_id, replace(one, request_id=request_id)) for one in outputs])
         return any(output.finish_reason for output in outputs)
 
-    def stats(self) -> Future[ExecutorStats]:
+    def stats_later(self) -> Future[ExecutorStats]:
         """Of all replicas together, and what waits for them."""
         return self._asking.submit(self._stats)
 
@@ -244,11 +259,9 @@ class ReplicaEngine:
             kv_cache_usage=sum(used) / len(used) if used else None,
         )
 
-    def stop(self, timeout: float | None = None) -> bool:
+    def close(self, timeout: float | None = None) -> bool:
         """End the replicas, and what is left of the requests; False where that goes on."""
         self._ending.set()
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self.cancel, tuple(self._texts))
         self._thread.join(timeout)
         self._asking.shutdown(wait=False, cancel_futures=True)
         return not self._thread.is_alive()

@@ -14,8 +14,8 @@ from threading import Thread
 
 from trtla.errors import TrtlaError, UsageError, sentence
 from trtla.formats.engine import model_digest
-from trtla.llm.async_llm import BackgroundLLM
-from trtla.llm.engine_thread import Event, refusal
+from trtla.llm.async_engine import AsyncEngine
+from trtla.llm.engine_thread import refusal
 from trtla.llm.llm import LLM
 from trtla.llm.text import Tokenizer
 from trtla.llm.text_stream import StopStrings
@@ -115,7 +115,7 @@ class _Inbox:
         self.news = asyncio.Event()
         self.ended = asyncio.Event()
 
-    def put(self, event: Output | BaseException) -> None:
+    def put(self, request_id: int, event: Output | BaseException) -> None:
         if not isinstance(event, BaseException):
             self.outputs.append(light(event))
         if isinstance(event, BaseException) or event.finish_reason is not None:
@@ -140,29 +140,13 @@ class Replica:
 
     def __init__(self, open_model: Callable[[], LLM], app: str) -> None:
         self._app, self._ids = app, count()
-        self._inboxes: dict[int, _Inbox] = {}
-        self._changed = asyncio.Event()
-        self._loop = asyncio.get_event_loop()
         self._heard: float | None = None  # from the opening on
-        self._engine = BackgroundLLM(open_model, self._post, print)
-        self._engine.start()
-
-    def _post(self, events: Sequence[Event]) -> None:
-        self._loop.call_soon_threadsafe(self._dispatch, events)
-
-    def _dispatch(self, events: Sequence[Event]) -> None:
-        for request_id, event in events:
-            if request_id in self._inboxes:
-                self._inboxes[request_id].put(event)
-        if not events:
-            self._changed.set()
-            if self._engine.state in ("failed", "stopped"):
-                for inbox in self._inboxes.values():
-                    inbox.news.set()
+        self._engine = AsyncEngine(open_model, print)
+        self._engine.begin()
 
     async def opened(self) -> Opened | TrtlaError:
         """The model, when it is open, or why it cannot be."""
-        await self._changed.wait()
+        await self._engine.changed.wait()
         if self._engine.failure is not None:
             return plain(self._engine.failure)
         llm = self._engine.llm
@@ -183,9 +167,8 @@ class Replica:
         except UsageError as error:
             yield [light(refusal(own, error))]
             return
-        inbox = self._inboxes[own.request_id] = _Inbox()
-        ended = False
-        self._engine.submit([own])
+        inbox, ended = _Inbox(), False
+        self._engine.submit([own], inbox.put)
         try:
             while not ended:
                 await inbox.news.wait()
@@ -198,14 +181,12 @@ class Replica:
                 if not ended:
                     await self._gather(inbox, whole)
         finally:
-            del self._inboxes[own.request_id]
-            if not ended:
-                self._engine.cancel([own.request_id])
+            self._engine.cancel([own.request_id])
 
     async def _gather(self, inbox: _Inbox, whole: bool) -> None:
         """Wait for more of a text, unless it has ended."""
         least, each, most = _GATHER_S
-        time_s = _WHOLE_S if whole else min(most, max(least, each * len(self._inboxes)))
+        time_s = _WHOLE_S if whole else min(most, max(least, each * self._engine.num_in_flight))
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(inbox.ended.wait(), time_s)
 
@@ -214,7 +195,7 @@ class Replica:
         from ray import serve
 
         self._heard = time.monotonic()
-        stats = await asyncio.wrap_future(self._engine.stats())
+        stats = await self._engine.stats()
         return ReplicaReport(serve.get_replica_context().replica_tag, os.getpid(), stats)
 
     async def check_health(self) -> None:
@@ -225,7 +206,7 @@ class Replica:
         """
         is_first, now = self._heard is None, time.monotonic()
         if is_first:
-            await self._changed.wait()
+            await self._engine.changed.wait()
             self._heard = now = time.monotonic()
         if self._engine.state == "failed":
             if not is_first or not await asyncio.to_thread(_comes_up, self._app):

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from trtla.llm.prompt import prompt_text
 from trtla.results.documents import (
     SCHEMA_VERSION,
     Beam,
@@ -197,13 +196,12 @@ def search(
         requests: prompts; of their settings `max_output_len` counts.
         num_return_sequences: most beams of a prompt; None is all.
     """
-    prompts = [llm.request(one) for one in requests]
+    prompts = [llm.request_and_text(one) for one in requests]
     start, found = time.perf_counter(), []
     spelled = {} if llm.tokenizer is not None else {"text": None}
-    for index, (one, request) in enumerate(zip(requests, prompts, strict=True)):
+    for index, (request, text) in enumerate(prompts):
         ids = request.given_ids
         beams = llm.beams(request, settings)[:num_return_sequences]
-        text = prompt_text(one, ids, llm.tokenizer)
         own = tuple(Beam.fill(beam, **spelled) for beam in beams)
         found.append(PromptBeams(index=index, input_text=text, input_ids=ids, beams=own))
     time_s = time.perf_counter() - start

@@ -120,11 +120,10 @@ def _answer_health(app: FastAPI, served: Served) -> None:
     async def metrics() -> Response:
         stats = None
         if model.ready:
-            pending = asyncio.wrap_future(model.engine.stats())
             with suppress(Exception):
-                stats = await asyncio.wait_for(pending, _SCRAPE_S)
-            if model.engine.replicas is not None:
-                served.metrics.spread(model.engine.replicas)
+                stats = await asyncio.wait_for(model.engine.stats(), _SCRAPE_S)
+            if (replicas := model.engine.llm.executor.replicas) is not None:
+                served.metrics.spread(replicas)
         text = served.metrics.text(stats)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 

@@ -229,7 +229,8 @@ class BodyRoute(APIRoute):
             if len(data) <= LONG:
                 body = read_body(kind, data)
             else:
-                reading = request.app.state.model.aside(partial(read_body, kind, data))
+                lanes = request.app.state.model.engine.lanes
+                reading = lanes.done("aside", partial(read_body, kind, data))
                 body = await while_there(request.receive, reading)
             answer: Response = await self.endpoint(body, request)
             return answer

@@ -33,7 +33,7 @@ from trtla.errors import RankLost, ReplicasLost, UsageError
 from trtla.interrupts import INTERRUPTS
 from trtla.llm.prompt import RequestMaker
 from trtla.serve.app import Served, new_app
-from trtla.serve.generation import NewEngine, ServedModel
+from trtla.serve.generation import ServedModel
 from trtla.serve.guard import Guard, is_loopback, read_keys
 from trtla.serve.log import RequestLog
 from trtla.serve.metrics import ServerMetrics
@@ -94,7 +94,7 @@ class _Server(uvicorn.Server):
 
 def serve(
     settings: ServeSettings,
-    new_engine: NewEngine,
+    open_model: Callable[[], RequestMaker],
     name: str,
     log: RequestLog,
     ready: Callable[[RequestMaker, str], None],
@@ -103,7 +103,7 @@ def serve(
     """Serve a model until a signal comes.
 
     Args:
-        new_engine: makes what opens it and decodes.
+        open_model: opens it, in a thread of its own.
         name: what the API calls it.
         log: of requests.
         ready: called with the model and the server's address when it answers.
@@ -118,7 +118,7 @@ def serve(
         gc.freeze()  # looking through all that was loaded again would hold up all streams
         ready(maker, address)
 
-    service = Service(settings, keys, new_engine, name, log, begin, deaf)
+    service = Service(settings, keys, open_model, name, log, begin, deaf)
     with bind(settings) as listening:
         asyncio.run(service.run(listening))
     code = service.exit_code
@@ -133,7 +133,7 @@ class Service:
 
     settings: ServeSettings
     keys: tuple[bytes, ...]
-    new_engine: NewEngine
+    open_model: Callable[[], RequestMaker]
     name: str
     log: RequestLog
     ready: Callable[[RequestMaker, str], None]
@@ -143,9 +143,8 @@ class Service:
 
     async def run(self, listening: socket.socket) -> None:
         """Answer on this socket until `end`, or a signal in the main thread; then drain."""
-        metrics, loop = ServerMetrics(), asyncio.get_running_loop()
-        model = ServedModel(self.new_engine, loop, self.settings, metrics, self.log.problem)
-        self.model = model
+        metrics = ServerMetrics()
+        self.model = model = ServedModel(self.open_model, self.settings, metrics, self.log.problem)
         created, isolated = int(time.time()), self.settings.isolate_keys
         app: ASGIApp = new_app(Served(model, self.name, metrics, self.log, created, isolated))
         app = Guard(app, self.keys, self.settings, self.log, metrics)
@@ -165,9 +164,9 @@ class Service:
         logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # what it says is said here
         self.server = _Server(config, self._drain)
         with waiting_room(listening, model.absence()) if self.deaf else nullcontext():
-            model.engine.start()
+            model.engine.begin()
             if self.deaf:
-                await model.changed.wait()
+                await model.engine.changed.wait()
         watching = asyncio.create_task(self._watch(_address(listening)))
         ending = asyncio.create_task(self._cut_off())
         try:
@@ -176,16 +175,17 @@ class Service:
             watching.cancel()
             ending.cancel()
             if not self.server.at_once:
-                await asyncio.to_thread(self.model.stop)
+                await self.model.stop()
 
     async def _watch(self, address: str) -> None:
         """Say when the model is open; where it cannot be, or has lost its processes, end."""
-        await self.model.changed.wait()
-        if self.model.engine.state == "ready":
-            self.ready(self.model.engine.llm, address)
-            while not isinstance(self.model.engine.failure, RankLost | ReplicasLost):
-                self.model.changed.clear()
-                await self.model.changed.wait()
+        engine = self.model.engine
+        await engine.changed.wait()
+        if engine.state == "ready":
+            self.ready(engine.llm, address)
+            while not isinstance(engine.failure, RankLost | ReplicasLost):
+                engine.changed.clear()
+                await engine.changed.wait()
         self.server.should_exit = True
 
     async def _cut_off(self) -> None:

@@ -122,7 +122,8 @@ def chat(console: Console, /, **flags: Any) -> None:
     ]
     settings = check_model(settings, drafters=named)
     note_without_drafts(console.note, settings.engine_dir, [settings.drafting])
-    with open_llm(settings, max_batch_size=1, **block_reuse(settings, on=True)) as llm:
+    reuse = block_reuse(settings, model_at(settings.engine_dir), on=True)
+    with open_llm(settings, max_batch_size=1, **reuse) as llm:
         if not llm.is_leader:  # a serving rank of mpirun: leaving the block serves to the end
             return
         printer, converse = _front_end(console)

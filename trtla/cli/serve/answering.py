@@ -30,11 +30,11 @@ from trtla.settings.serving import ReplicaSettings
 if TYPE_CHECKING:
     from trtla.batch.journal import Record
     from trtla.batch.work import Task
+    from trtla.formats.model import Model
     from trtla.llm.llm import LLM
     from trtla.replicas.cluster import Cluster
     from trtla.replicas.deployment import Plan
     from trtla.replicas.engine import Maker
-    from trtla.serve.generation import NewEngine
 
 
 _REUSE = "kv_cache_enable_block_reuse"
@@ -103,15 +103,17 @@ def answering_name(served: str | None, named: str | None, flags: AnsweringFlags)
     return served or Path(named or flags.engine_dir).resolve().name.removesuffix(".gguf")
 
 
-def open_answering(flags: AnsweringFlags, who: str, **more: Any) -> LLM:
+def open_answering(flags: AnsweringFlags, who: str, model: Model | None = None, **more: Any) -> LLM:
     """The model that requests of OpenAI's API are put to.
 
     Args:
         who: what speaks text, for the refusal of a model without a tokenizer.
+        model: what the command has read of its folder, for threads of the command's process.
         more: arguments of `LLM` for the torch executor alone.
     """
-    torch_only = {} if is_trtllm(flags.engine_dir) else more
-    llm = open_llm(flags, **torch_only, **block_reuse(flags, on=flags.reuse))
+    model = model or model_at(flags.engine_dir)
+    torch_only = {} if model.is_trtllm else more
+    llm = open_llm(flags, model, **torch_only, **block_reuse(flags, model, on=flags.reuse))
     llm.force_greedy = flags.force_greedy
     if llm.tokenizer is None:
         llm.close()
@@ -191,16 +193,18 @@ def spread_records(
         cluster.close()
 
 
-def new_replica_engine(flags: Flags, open_model: Callable[[Flags], LLM]) -> NewEngine:
-    """What decodes for the server on replicas, each of which opens the model of these flags."""
+def replicas_opener(
+    flags: Flags, open_model: Callable[[Flags], LLM], log: Callable[[str], None]
+) -> Callable[[], Maker]:
+    """What opens replicas for the server, each of which opens the model of these flags."""
     check_spread(flags, "ray.serve")
     from trtla.formats.engine import model_digest
     from trtla.replicas.cluster import Cluster
     from trtla.replicas.deployment import Plan
-    from trtla.replicas.engine import Maker, ReplicaEngine
+    from trtla.replicas.engine import Maker, open_replicas
     from trtla.replicas.replica import open_same
 
-    spread = flags.spread
+    spread, model = flags.spread, model_at(flags.engine_dir)
     each = spread_out(flags, spread.range[1])
     threads = each.options.threads or 1
 
@@ -209,10 +213,10 @@ def new_replica_engine(flags: Flags, open_model: Callable[[Flags], LLM]) -> NewE
         opening = partial(open_same, partial(open_model, each), model_digest(maker.engine))
         return Plan(opening, spread.range, threads, size, gpus_each(flags, cluster))
 
-    def new_maker() -> Maker:
-        maker = Maker(flags.engine_dir, flags.options)
+    def opened() -> Maker:
+        maker = Maker(model, flags.options)
         maker.force_greedy = flags.force_greedy
-        return maker
+        connect = partial(Cluster, spread.ray_address, threads * spread.range[1])
+        return open_replicas(maker, plan, connect, log)
 
-    connect = partial(Cluster, spread.ray_address, threads * spread.range[1])
-    return partial(ReplicaEngine, new_maker, plan, connect)
+    return opened

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,11 +16,11 @@ from trtla.cli.serve.answering import (
     answering_model_flags,
     answering_name,
     checked,
-    new_replica_engine,
     open_answering,
+    replicas_opener,
 )
 from trtla.cli.shared.command import Command
-from trtla.cli.shared.model import is_trtllm
+from trtla.cli.shared.model import is_trtllm, model_at
 from trtla.cli.shared.options import PATH, engine_flags, options_of
 from trtla.cli.shared.values import SIZE
 from trtla.console import Console, counted
@@ -29,9 +29,9 @@ from trtla.machine import process_rank
 from trtla.settings.serving import ReplicaSettings, ServeSettings
 
 if TYPE_CHECKING:
+    from trtla.formats.model import Model
     from trtla.llm.llm import LLM
     from trtla.llm.prompt import RequestMaker
-    from trtla.serve.generation import NewEngine
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,6 @@ def serve(console: Console, /, **params: Any) -> int:
     """
     named = params["engine_dir"]
     _check_packages()
-    from trtla.llm.async_llm import BackgroundLLM
     from trtla.serve.guard import is_loopback
     from trtla.serve.log import RequestLog
     from trtla.serve.server import is_open_to_all
@@ -89,9 +88,10 @@ def serve(console: Console, /, **params: Any) -> int:
 
     flags = checked(ServeFlags, params, note, "trtla serve MODEL")
     _check_isolation(flags)
-    new_engine: NewEngine = partial(BackgroundLLM, partial(_open, flags))
+    model = model_at(flags.engine_dir)
+    open_model: Callable[[], RequestMaker] = partial(_open, flags, model)
     if flags.spread.ray:
-        new_engine = new_replica_engine(flags, _open)
+        open_model = replicas_opener(flags, _open, log.problem)
 
     def ready(maker: RequestMaker, address: str) -> None:
         log.note(f"{name} on {_place(flags.spread)}{maker.description}")
@@ -111,8 +111,8 @@ def serve(console: Console, /, **params: Any) -> int:
         log.note(f"{flags.serving.host} is the server's alone: Ray's ports are on all addresses")
     log.note(f"loading {named or flags.engine_dir}")
     # TensorRT-LLM's constructor holds the interpreter while it loads (nanobind/executor.cpp).
-    deaf = is_trtllm(Path(flags.engine_dir)) and not flags.spread.ray
-    return run_server(flags.serving, new_engine, name, log, ready, deaf)
+    deaf = model.is_trtllm and not flags.spread.ray
+    return run_server(flags.serving, open_model, name, log, ready, deaf)
 
 
 def _check_packages() -> None:
@@ -127,7 +127,7 @@ def _check_packages() -> None:
 def _check_isolation(flags: ServeFlags) -> None:
     if not flags.serving.isolate_keys:
         return
-    if is_trtllm(Path(flags.engine_dir)) and flags.reuse:
+    if is_trtllm(flags.engine_dir) and flags.reuse:
         raise UsageError(
             f"{flags.engine_dir} is a TensorRT-LLM engine, whose K/V blocks are shared by all",
             "add --no-kv-cache-enable-block-reuse to --isolate-keys",
@@ -155,8 +155,8 @@ def _place(spread: ReplicaSettings) -> str:
     return f"{number} of "
 
 
-def _open(flags: ServeFlags) -> LLM:
-    llm = open_answering(flags, "a server", bounded_steps=True)
+def _open(flags: ServeFlags, model: Model | None = None) -> LLM:
+    llm = open_answering(flags, "a server", model, bounded_steps=True)
     # What would else hold up the first requests: transformers' import.
     _ = llm.tokenizer is not None and llm.tokenizer.has_chat_template
     return llm

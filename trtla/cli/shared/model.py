@@ -351,16 +351,16 @@ def save_corpus(console: Console, llm: LLM, path: str | None) -> None:
         console.note(f"note: wrote {path}")
 
 
-def block_reuse(flags: ModelFlags, *, on: bool) -> dict[str, Any]:
+def block_reuse(flags: ModelFlags, model: Model, *, on: bool) -> dict[str, Any]:
     """The options that share K/V blocks between requests; each executor has its own."""
-    if is_trtllm(flags.engine_dir):
+    if model.is_trtllm:
         return {"trtllm": replace(flags.options.trtllm, kv_cache_enable_block_reuse=on)}
     return {"block_reuse": on}
 
 
-def open_llm(flags: ModelFlags, **more: Any) -> LLM:
+def open_llm(flags: ModelFlags, model: Model | None = None, **more: Any) -> LLM:
     """The model that the flags name; `more`: options in place of what the flags say."""
     with loading():
         from trtla.llm.llm import LLM
 
-        return LLM(model_at(flags.engine_dir), replace(flags.options, **more))
+        return LLM(model or model_at(flags.engine_dir), replace(flags.options, **more))
