@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import math
+import weakref
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Array, Structure, c_double, c_float, c_int32, c_int64, c_void_p
 from functools import lru_cache
 
 import numpy as np
@@ -14,7 +15,7 @@ from numpy import ndarray
 from trtla.runtime.arrays import address
 from trtla.runtime.models.cpu.native_code import FORWARD, Calls, declare
 from trtla.runtime.threads import num_threads
-from trtla.settings.sampling import SamplingParams
+from trtla.settings.sampling import DrawSettings, SamplingParams
 
 
 class Matrix(Structure):
@@ -128,6 +129,7 @@ class NativeLibrary:
         self.forward, self._draw = library.trtla_forward, library.trtla_draw
         self._most_probable, self._top_rows = library.trtla_most_probable, library.trtla_top_rows
         self._pack, self._panel_bytes = library.trtla_pack, library.trtla_panel_bytes
+        self._placed: tuple[weakref.ref[ndarray] | None, tuple[int, int]] = None, (0, 0)
         self.lanes = int(library.trtla_lanes())
         """Numbers of 32 bits in a vector register."""
         self.has_bfloat16_products = bool(library.trtla_has_bfloat16_products())
@@ -149,27 +151,48 @@ class NativeLibrary:
         self._pack(kind, inputs, group, address(rows), panels, address(to))
 
     def most_probable(self, logits: ndarray, row: int) -> int:
-        token: int = self._most_probable(*_row(logits, row))
+        first, size = self._place(logits)
+        token: int = self._most_probable(first + row * size * _FLOAT, size)
         return token
 
     def top_rows(self, logits: ndarray, rows: Sequence[int], count: int) -> tuple[ndarray, ndarray]:
-        shape, places = (len(rows), count), (c_int64 * len(rows))(*rows)
-        ids, logs = np.empty(shape, np.int32), np.empty(shape, np.float32)
-        out = (address(ids), address(logs))
-        self._top_rows(*_row(logits, 0), places, *shape, *out, num_threads())
+        num_rows = len(rows)
+        ids, logs = found = np.empty((2, num_rows, count), np.int32)
+        out = address(found)
+        logs = logs.view(np.float32)
+        places, out_logs = _places(tuple(rows)), out + num_rows * count * _FLOAT
+        first = self._place(logits)
+        self._top_rows(*first, places, num_rows, count, out, out_logs, num_threads())
         return ids, logs
 
     def draw(self, logits: ndarray, row: int, params: SamplingParams, noise: float) -> int:
-        top_k = min(params.top_k, logits.shape[1])
-        least = math.log(params.min_p) if params.min_p > 0.0 else -math.inf
-        filters = Filters(params.temperature, top_k, params.top_p, least)
-        token: int = self._draw(*_row(logits, row), filters, noise)
+        first, size = self._place(logits)
+        filters = _filters(params.draw_settings, size)
+        token: int = self._draw(first + row * size * _FLOAT, size, filters, noise)
         return token
 
+    def _place(self, logits: ndarray) -> tuple[int, int]:
+        """Where rows begin, and the size of each: those of one array are asked for many times."""
+        known, place = self._placed
+        if known is None or known() is not logits:
+            place = address(logits), logits.shape[1]
+            self._placed = weakref.ref(logits), place
+        return place
 
-def _row(logits: ndarray, row: int) -> tuple[int, int]:
-    size = logits.shape[1]
-    return address(logits) + row * size * logits.itemsize, size
+
+_FLOAT = 4
+
+
+@lru_cache(maxsize=64)
+def _places(rows: tuple[int, ...]) -> Array[c_int64]:
+    return (c_int64 * len(rows))(*rows)
+
+
+@lru_cache(maxsize=64)
+def _filters(settings: DrawSettings, vocab_size: int) -> Filters:
+    temperature, top_k, top_p, min_p = settings
+    least = math.log(min_p) if min_p > 0.0 else -math.inf
+    return Filters(temperature, min(top_k, vocab_size), top_p, least)
 
 
 @lru_cache(maxsize=1)
