@@ -64,6 +64,7 @@ class RowSampler(Protocol):
     def top_rows(self, logits: ndarray, rows: Sequence[int], count: int) -> tuple[ndarray, ndarray]:
         """The most probable tokens of these rows of [rows, vocab], best first, int32, and the
         logarithms of their probabilities; the first is the argmax, or -1 where that is not sure.
+        The next call may overwrite them.
         """
 
 
@@ -147,7 +148,7 @@ def predict(
         for feed in feeds:
             found.append(_predict_lazily(feed, numbers, start, sampler))
             start += len(feed.rows)
-    for feed, prediction, top in zip(feeds, found, tops, strict=False):
+    for prediction, top in zip(found, tops, strict=False):
         prediction.tops = top
         if top is not None and isinstance(prediction.greedy, _LazyTokens):
             prediction.greedy.know(top)
@@ -258,7 +259,12 @@ def top_rows(
     for feed, count in zip(feeds, wanted, strict=True):
         stop = start + (len(feed.rows) if count else 0)
         nodes = (0,) if feed.draft is None else feed.rows
-        found.append(TopRows(nodes, ids[start:stop], logs[start:stop]) if stop > start else None)
+        top = None
+        if stop - start == len(ids):
+            top = TopRows(nodes, ids, logs)
+        elif stop > start:
+            top = TopRows(nodes, ids[start:stop], logs[start:stop])
+        found.append(top)
         start = stop
     return found
 

@@ -94,6 +94,7 @@ class NativeLlama(Model[HostCache]):
         self.config, self.dtype, self._shared, self._panels = config, dtype, shared, panels
         self._cache_type = "int8" if int8_cache else dtype
         self._library = native.library()
+        self._chooser = native.RowChooser()
         self._rotary = RotaryTable(config)
         self._step = native.NativeStep(vocabulary=config.vocab_size)
         """Of all steps: what does not change from one to the next stays."""
@@ -181,7 +182,7 @@ class NativeLlama(Model[HostCache]):
     @property
     def row_sampler(self) -> RowSampler:
         """In C++, row by row: most rows are never asked for."""
-        return self._library
+        return self._chooser
 
     def new_cache(self, num_blocks: int) -> HostCache:
         config = self.config

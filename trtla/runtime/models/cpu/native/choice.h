@@ -199,9 +199,12 @@ inline void top_of_row(const float* logits, int64_t size, int64_t count, int32_t
             above |= some > logs[count - 1];
             totals[i] += rough_exponential(some - top);
         }
-        if (any(above))
-            for (int64_t token = start; token < start + STRETCH; ++token)
+        if (!any(above)) continue;
+        for (int64_t part = start; part < start + STRETCH; part += LANES) {
+            if (!any(load(logits + part) > logs[count - 1])) continue;
+            for (int64_t token = part; token < part + LANES; ++token)
                 if (logits[token] > logs[count - 1]) enter(token);
+        }
     }
     for (; start < size; ++start) {
         total += std::exp(logits[start] - top);
