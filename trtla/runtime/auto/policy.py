@@ -127,7 +127,7 @@ class TreePolicy:
             if one.backoff is None or one.fed_window or one.had_chain:
                 continue
             worth = sum(one.chosen.values) - node * len(one.chosen.tokens)
-            one.backoff.planned(worth, prices.rate * self._plan_s)
+            one.backoff.planned(worth, prices.rate * self._plan_s * _WITH_ROWS)
             self._worth += (worth - self._worth) * _MEMORY
 
     def _most(self, drafter: TreeDrafter) -> int:
@@ -235,6 +235,7 @@ class TreePolicy:
 
 _TRIAL_NODES, _TRIAL_CHANCE = 4, 0.02
 _LOOKED_AT = 32  # nodes, where the price of the cheapest one is looked for
+_WITH_ROWS = 2.0  # times a plan's own time: its rows are ranked, and the tree learns from them
 _HOST_MEMORY = 1.0 / 16.0  # what a step counts in the averages of host work
 _FIRST_WINDOW_GAIN = 0.15  # accepted tokens a step that only the window brings, before any trial
 _WINDOW_SHARE = 0.005  # of the time of plain steps, for its trials

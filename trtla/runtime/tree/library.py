@@ -291,9 +291,10 @@ class Planner:
         count, knots, plan = len(trees), prices.knots, self._plan
         if count > self._trees or most > self._most or len(knots) > self._knots:
             self._grow(count, most, len(knots))
-        for place, tree in enumerate(trees):
+        each = zip(trees, most_nodes, most_depth, strict=True)
+        for place, (tree, nodes, depth) in enumerate(each):
             self._handles[place] = tree.handle
-        self._nodes[:count], self._depths[:count] = most_nodes, most_depth
+            self._nodes[place], self._depths[place] = nodes, depth
         for place, knot in enumerate(knots):
             self._numbers[place], self._seconds[place] = knot
         plan.count, plan.most, plan.knots = count, most, len(knots)

@@ -230,8 +230,9 @@ class NativeLlama(Model[HostCache]):
         return self._parts[rows]
 
     def _use(self, logits: ndarray) -> None:
-        self._logits, self._parts = logits, {}
-        self._step.logits = address(logits)
+        self._logits, self._step.logits = logits, address(logits)
+        self._parts: dict[int, ndarray] = {}
+        """Its first rows, by how many these are."""
 
 
 _CACHE_TYPES = ("float32", "bfloat16", "int8")
