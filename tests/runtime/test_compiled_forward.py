@@ -229,6 +229,17 @@ def test_draws_at_extreme_temperatures_are_those_of_pytorch(
     assert drawn < len(found)
 
 
+@pytest.mark.parametrize("temperature", [0.1, 0.7, 1.5])
+@pytest.mark.parametrize("how", [{}, {"top_k": 40}, {"min_p": 0.02}])
+def test_draws_from_a_whole_vocabulary_are_those_of_pytorch(temperature, how):
+    """Of 49,152 tokens few are worth their noise, which is made for several at a time."""
+    logits = torch.randn(4, 49_155, generator=torch.Generator().manual_seed(1)) * 4.0
+    params, noise = SamplingParams(temperature=temperature, **how), [0.0, 0.3, 0.62, 0.999]
+    chooser = RowChooser()
+    drawn = [chooser.draw(logits.numpy(), row, params, noise[row]) for row in range(4)]
+    assert drawn == draw_at(logits, params, noise).tolist()
+
+
 @given(scores)
 def test_the_most_probable_token_is_the_first_of_the_largest(found):
     logits = torch.tensor([[0.0] * len(found), found])
