@@ -118,7 +118,7 @@ struct Race {
         for (; start + LANES <= size; start += LANES) {
             const Floats some = load(logits + start);
             const Floats enough = rough_exponential((some - (float)top) * inverse) * reach;
-            const Ints open = enough > 0x1p-53f & some >= least;
+            const Ints open = (enough > 0x1p-53f) & (some >= least);
             if (!any(open)) continue;
             const Ints close = open & (missing(position, start) <= enough);
             if (!any(close)) continue;
