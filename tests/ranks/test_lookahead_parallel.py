@@ -39,7 +39,7 @@ from trtla.runtime.loop.replica import (
     read_queries,
     width,
 )
-from trtla.runtime.models.cpu.library import library
+from trtla.runtime.models.cpu.library import RowChooser
 from trtla.settings.drafting import DrafterSettings
 from trtla.settings.lookahead import LookaheadConfig
 
@@ -74,7 +74,7 @@ def test_what_is_asked_arrives_and_is_answered(rows):
     if not rows:
         return
     logits = torch.randn(len(rows), 50, generator=torch.Generator().manual_seed(len(rows)))
-    for sampler in (None, library()):
+    for sampler in (None, RowChooser()):
         said = RowAnswers(answer_rows(logits.numpy(), rows, width(rows), sampler))
         for row, one in enumerate(rows):
             alone = logits[row : row + 1]

@@ -35,7 +35,7 @@ from tests.support.tensors import draw_at
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.draft import NO_DRAFT, Draft
-from trtla.runtime.models.cpu.library import library
+from trtla.runtime.models.cpu.library import RowChooser
 from trtla.runtime.models.cpu.llama import native_problem
 from trtla.runtime.models.llama import LlamaModel
 from trtla.runtime.models.load import not_compiled
@@ -202,7 +202,7 @@ scores = st.lists(st.sampled_from(levels), min_size=1, max_size=200)
 def test_draws_are_those_of_pytorch(found, temperature, top_k, top_p, noise):
     logits = torch.tensor([found])
     params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p)
-    drawn = library().draw(logits.numpy(), 0, params, noise)
+    drawn = RowChooser().draw(logits.numpy(), 0, params, noise)
     # A token may stand right at the edge of the nucleus: one ulp decides whether it is in.
     edges = [top_p] if top_p == 1.0 else [top_p - 1e-7, top_p, top_p + 1e-7]
     theirs = [draw_at(logits, replace(params, top_p=edge), [noise]).item() for edge in edges]
@@ -224,15 +224,26 @@ def test_draws_at_extreme_temperatures_are_those_of_pytorch(
     """Every weight is 1 or 0 there: sums are exact, and so is where the nucleus ends."""
     logits = torch.tensor([[*found, *[float("-inf")] * hidden]])
     params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p)
-    drawn = library().draw(logits.numpy(), 0, params, noise)
+    drawn = RowChooser().draw(logits.numpy(), 0, params, noise)
     assert drawn == draw_at(logits, params, [noise]).item()
     assert drawn < len(found)
+
+
+@pytest.mark.parametrize("temperature", [0.1, 0.7, 1.5])
+@pytest.mark.parametrize("how", [{}, {"top_k": 40}, {"min_p": 0.02}])
+def test_draws_from_a_whole_vocabulary_are_those_of_pytorch(temperature, how):
+    """Of 49,152 tokens few are worth their noise, which is made for several at a time."""
+    logits = torch.randn(4, 49_155, generator=torch.Generator().manual_seed(1)) * 4.0
+    params, noise = SamplingParams(temperature=temperature, **how), [0.0, 0.3, 0.62, 0.999]
+    chooser = RowChooser()
+    drawn = [chooser.draw(logits.numpy(), row, params, noise[row]) for row in range(4)]
+    assert drawn == draw_at(logits, params, noise).tolist()
 
 
 @given(scores)
 def test_the_most_probable_token_is_the_first_of_the_largest(found):
     logits = torch.tensor([[0.0] * len(found), found])
-    assert library().most_probable(logits.numpy(), 1) == found.index(max(found))
+    assert RowChooser().most_probable(logits.numpy(), 1) == found.index(max(found))
 
 
 def test_what_cannot_be_compiled_runs_through_pytorch(monkeypatch):

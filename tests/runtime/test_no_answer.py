@@ -27,7 +27,7 @@ from trtla.runtime.drafters.factory import Drafters
 from trtla.runtime.drafters.lookahead import lookahead_drafter
 from trtla.runtime.loop.beams import CachedBeams, beam_search
 from trtla.runtime.loop.scores import text_log_probs
-from trtla.runtime.models.cpu.library import library
+from trtla.runtime.models.cpu.library import RowChooser
 from trtla.runtime.models.forward import Forwarded
 from trtla.runtime.request import NO_TOKEN
 from trtla.settings.drafting import NO_DRAFTER, DrafterSettings, DraftOptions
@@ -45,8 +45,8 @@ def chosen(params, row, noise=0.3):
     """The compiled choice and PyTorch's."""
     logits = torch.tensor([row])
     if params.greedy:
-        return library().most_probable(logits.numpy(), 0), argmax(logits).item()
-    return library().draw(logits.numpy(), 0, params, noise), int(
+        return RowChooser().most_probable(logits.numpy(), 0), argmax(logits).item()
+    return RowChooser().draw(logits.numpy(), 0, params, noise), int(
         draw_at(logits, params, [noise])[0]
     )
 

@@ -35,7 +35,7 @@ from trtla.errors import UsageError
 from trtla.runtime.draft import Draft, NoDrafter
 from trtla.runtime.drafters.lookahead import lookahead_drafter
 from trtla.runtime.limits import ExecutorLimits
-from trtla.runtime.models.cpu.library import library
+from trtla.runtime.models.cpu.library import RowChooser
 from trtla.runtime.request import Request
 from trtla.runtime.sampling.penalties import changed, changed_rows
 from trtla.runtime.sampling.predict import predict
@@ -126,7 +126,7 @@ def test_min_p_is_that_of_transformers_and_of_the_compiled_draw(heat, least, dat
     for one in (params, narrow):
         noise = [data.draw(st.floats(0.0, 1.0, exclude_max=True)) for _ in rows]
         wanted = draw_at(rows, one, noise).tolist()
-        drawn = [library().draw(rows.numpy(), row, one, noise[row]) for row in range(len(rows))]
+        drawn = [RowChooser().draw(rows.numpy(), row, one, noise[row]) for row in range(len(rows))]
         assert drawn == wanted
         assert all(kept[row, token] for row, token in enumerate(wanted))
 
@@ -249,7 +249,7 @@ def test_a_row_sampler_and_pytorch_choose_alike():
     feed = feed_of([5, 6], [7, 7, 8], {"frequency_penalty": 2.0, "repetition_penalty": 1.5})
     rows = torch.zeros(1, VOCAB)
     rows[0, 7], rows[0, 6], rows[0, 30] = 5.0, 3.0, 2.5
-    for sampler in (None, library()):
+    for sampler in (None, RowChooser()):
         assert predict([feed], rows.clone(), sampler)[0].draws[0] == 30
 
 

@@ -62,10 +62,10 @@ def forwards() -> dict[str, str]:
 
 def choices() -> str:
     """Tokens and log probabilities of rows of every sort."""
-    library, found = native.library(), rows(333).numpy()
+    chooser, found = native.RowChooser(), rows(333).numpy()
     params = SamplingParams(temperature=0.7, top_k=50, top_p=0.9)
-    drawn = [library.draw(found, row, params, 0.37) for row in range(len(found))]
-    ids, logs = library.top_rows(found, range(len(found)), 16)
+    drawn = [chooser.draw(found, row, params, 0.37) for row in range(len(found))]
+    ids, logs = chooser.top_rows(found, range(len(found)), 16)
     return digest(json.dumps(drawn).encode(), ids.tobytes(), logs.tobytes())
 
 

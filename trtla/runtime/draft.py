@@ -75,6 +75,11 @@ class Draft:
         own = range(self.first_candidate, self.size)
         return (*self.window_candidates, *own) if self.window_candidates else own
 
+    @property
+    def num_candidates(self) -> int:
+        own = len(self.tokens) + 1 - self.first_candidate
+        return own + len(self.window_candidates) if self.tokens else 0
+
     def path(self, node: int) -> tuple[int, ...]:
         """The nodes from below the input token down to this one."""
         found: list[int] = []

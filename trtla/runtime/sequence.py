@@ -259,6 +259,10 @@ class Feed:
             return list(range(start, start + len(self.tokens)))
         return [start + depth for depth in _depths(self.draft.parents)]
 
+    def depth(self, node: int) -> int:
+        """How far behind the cached tokens a fed one stands."""
+        return node if self.draft is None or not node else _depths(self.draft.parents)[node]
+
     def lengths(self, positions: Seq[int]) -> list[int]:
         """Text length when each token was first seen: the prompt's, then one more per token."""
         prompt = len(self.sequence.prompt) if self.draft is None else 0

@@ -85,15 +85,20 @@ class TreePolicy:
         count = len(drafters)
         step = _Step(base, count, self._rate(base - prompt_tokens, count))
         windows = self._fed_windows(due, step, room)
-        sizes = sum([one.window_tokens for one in windows])
         self._draft_chains(due, step)
         started = self._clock()  # what other drafters take is not planning
-        nodes = [self._most(one) - one.window_tokens * (one in windows) for one in due]
+        trees, nodes, depths, sizes = [], [], [], 0
+        for one in due:
+            size = one.window_tokens if one in windows else 0
+            trees.append(one.tree)
+            nodes.append(self._most(one) - size)
+            depths.append(one.most_depth)
+            sizes += size
+        if sizes:
+            step = _Step(base + sizes, count, step.rate)
         most = max(0, min(room - sizes, sum(nodes), _MOST_NODES))
-        step = _Step(base + sizes, count, step.rate)
         most, prices = self._prices(step, most)
         self._planner = self._planner or Planner()
-        trees, depths = [one.tree for one in due], [one.most_depth for one in due]
         drafts = self._planner.plan(trees, nodes, depths, most, prices)
         for one, draft in zip(due, drafts, strict=True):
             one.plan(draft, one in windows)
@@ -122,7 +127,7 @@ class TreePolicy:
             if one.backoff is None or one.fed_window or one.had_chain:
                 continue
             worth = sum(one.chosen.values) - node * len(one.chosen.tokens)
-            one.backoff.planned(worth, prices.rate * self._plan_s)
+            one.backoff.planned(worth, prices.rate * self._plan_s * _WITH_ROWS)
             self._worth += (worth - self._worth) * _MEMORY
 
     def _most(self, drafter: TreeDrafter) -> int:
@@ -173,8 +178,10 @@ class TreePolicy:
         self, drafters: Sequence[TreeDrafter], step: _Step, room: int
     ) -> Sequence[TreeDrafter]:
         """Whose windows are fed: of all where that pays, of one where it is tried."""
+        if self._fixed is not None:
+            return ()
         size = sum([one.window_tokens for one in drafters if one.window is not None])
-        if not size or self._fixed is not None:
+        if not size:
             return ()
         plain, ahead = self._seconds(step), self._seconds(step, size)
         for one in drafters:
@@ -228,6 +235,7 @@ class TreePolicy:
 
 _TRIAL_NODES, _TRIAL_CHANCE = 4, 0.02
 _LOOKED_AT = 32  # nodes, where the price of the cheapest one is looked for
+_WITH_ROWS = 2.0  # times a plan's own time: its rows are ranked, and the tree learns from them
 _HOST_MEMORY = 1.0 / 16.0  # what a step counts in the averages of host work
 _FIRST_WINDOW_GAIN = 0.15  # accepted tokens a step that only the window brings, before any trial
 _WINDOW_SHARE = 0.005  # of the time of plain steps, for its trials

@@ -75,8 +75,10 @@ class StepCosts:
         prices, places = found
         extras, plain = prices.extras, prices.plain_s
         return tuple(
-            (n, plain * (1.0 + extras[low] + (extras[low + 1] - extras[low]) * share))
-            for n, low, share in places
+            [
+                (n, plain * (1.0 + extras[low] + (extras[low + 1] - extras[low]) * share))
+                for n, low, share in places
+            ]
         )
 
     def knows(self, tokens: int, sequences: int) -> bool:
@@ -126,9 +128,9 @@ class _Prices:
         """Logarithm of the machine's factor, and what steps with drafts have added to it."""
         self._last: _Place = _Place(0, 0.0)
         self._plain_seen = self._last_plain = self.steps = 0
-        self._near: list[int] = []
-        """By knot the nearest one whose price was learnt; none where none was."""
-        self._num_known = 0
+        self._terms: list[tuple[float, int, float]] = []
+        """Of each knot what the table says, whose price it has, and what prices are relative to;
+        empty where another knot was learnt."""
         self.plain_s = self._base_s
         self._read(learnt)
         self._refresh()
@@ -185,19 +187,20 @@ class _Prices:
         low, share = place
         extra = self.extras[low] + (self.extras[low + 1] - self.extras[low]) * share
         more = (1.0 + extra) * math.expm1(gained)
-        parts = {low: 1.0 - share, low + 1: share}
-        parts = {knot: part for knot, part in parts.items() if knot and part >= 0.25}
-        whole = sum(part * part for part in parts.values())
-        for knot, part in parts.items():
+        parts = [(k, p) for k, p in ((low, 1.0 - share), (low + 1, share)) if k and p >= 0.25]
+        whole = sum([part * part for _, part in parts])
+        for knot, part in parts:
             wanted = self.extras[knot] + more * part / whole
             most = max(self._said[knot], _MOST_EXTRA * (_KNOTS[knot] - 1))
             price = 1.0 + (min(max(wanted, 0.0), most) - self._said[knot]) / self._unit[knot]
+            if self._seen[knot] is None:
+                self._terms = []
             self._price[knot], self._seen[knot] = price, self.steps
         self._refresh()
 
     def _stepped(self) -> None:
         self.steps += 1
-        if self.steps % _RELAX_EVERY == 0 and self._near:
+        if self.steps % _RELAX_EVERY == 0:
             for knot, seen in enumerate(self._seen):
                 if seen is not None and self.steps - seen > _RELAX_EVERY:
                     self._price[knot] += (1.0 - self._price[knot]) * _RELAXED
@@ -205,17 +208,18 @@ class _Prices:
 
     def _refresh(self) -> None:
         """Put extras together: a knot that was never fed has the price of the nearest that was."""
+        if not self._terms:
+            self._terms = [*zip(self._said, self._nearest(), self._unit, strict=True)]
+        prices = self._price
+        # None falls.
+        self.extras = list(accumulate([x + (prices[k] - 1.0) * u for x, k, u in self._terms], max))
+
+    def _nearest(self) -> list[int]:
+        """By knot the nearest one whose price was learnt, or itself where none was."""
         known = [knot for knot, seen in enumerate(self._seen) if seen is not None]
-        if len(known) != self._num_known:
-            self._num_known = len(known)
-            places = range(len(_KNOTS))
-            self._near = [min(known, key=lambda one: abs(one - knot)) for knot in places]
         if not known:
-            self.extras = list(accumulate(self._said, max))
-            return
-        prices = [self._price[knot] - 1.0 for knot in self._near]
-        own = [x + p * u for x, p, u in zip(self._said, prices, self._unit, strict=True)]
-        self.extras = list(accumulate(own, max))  # none falls
+            return list(range(len(_KNOTS)))
+        return [min(known, key=lambda one: abs(one - knot)) for knot in range(len(_KNOTS))]
 
     def learnt(self) -> dict[str, Any]:
         prices = {

@@ -122,7 +122,9 @@ class LookaheadWindow:
 
     @property
     def size(self) -> int:
-        return len(self.fillers) + self._width * len(self._levels) - self.full
+        levels = len(self._levels)
+        fillers = max(0, len(self._fillers) + 1 - levels)
+        return fillers + self._width * levels - (levels == self._ngram - 1)
 
     def parents(self) -> tuple[int, ...]:
         return window_parents(self._width, len(self.fillers), len(self._levels), self.full)

@@ -114,14 +114,15 @@ class AdaptiveSteps:
         drafts: list[Draft] = []
         trees: list[tuple[int, TreeDrafter]] = []
         for place, sequence in enumerate(generation):
-            if isinstance(sequence.drafter, TreeDrafter):
-                trees.append((place, sequence.drafter))
-                drafts.append(sequence.drafter.base())
+            drafter = sequence.drafter
+            if type(drafter) is TreeDrafter:
+                trees.append((place, drafter))
+                drafts.append(drafter.base())
             else:
                 drafts.append(sequence.propose())
         drafts = fit(drafts, max(0, room))
-        self._adaptive = [(generation[i], len(generation[i].output_ids)) for i, _ in trees]
         self._prompt = prompt_tokens
+        self._adaptive = [(generation[i], len(generation[i].output_ids)) for i, _ in trees]
         if not trees:
             return drafts
         for place, tree in trees:

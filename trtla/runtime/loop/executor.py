@@ -208,18 +208,19 @@ class TorchExecutor(Executor):
         step = self._begun
         if step is None:
             return
-        running = [feed.sequence for feed in step.feeds if feed.sequence.finish_reason is None]
+        outputs = self._record.new
+        before = len(outputs)
         try:
-            seconds = self._stepper.complete(step, self._record.new)
+            seconds = self._stepper.complete(step, outputs)
         except RequestFailed as failure:
             self._recover(failure)
             return
         self._drafting.adaptive.record(seconds)
         self._begun = None
         self._scheduler.stepped(step.feeds, seconds)
-        for sequence in running:
-            if sequence.finish_reason is not None:
-                self._finish(sequence)
+        for output in outputs[before:]:
+            if output.finish_reason is not None:
+                self._finish(self._record.requests[output.request_id])
 
     def _recover(self, failure: RequestFailed | None = None) -> None:
         """Make all anew from what was committed; every text goes on as if nothing had happened.

@@ -88,7 +88,8 @@ class Scheduler:
         Every generating sequence feeds a token. What is left is for prompts, less what the drafts
         may need; where drafts would need all, a prompt has the same share as any other sequence.
         """
-        self._admit()
+        if self._waiting:
+            self._admit()
         generation: list[Sequence] = []
         prompts: list[Sequence] = []
         for sequence in self._running:
@@ -157,7 +158,7 @@ class Scheduler:
         """A step was committed, and took so long; others may read the blocks that its prompts have
         filled."""
         prompts = [feed for feed in feeds if feed.draft is None]
-        if self._budget:
+        if self._budget is not None:
             fed = sum(feed.length for feed in prompts)
             self._budget.stepped(fed, len(feeds) - len(prompts), seconds)
         for feed in prompts:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence as Tokens
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from numpy import ndarray
 
@@ -85,8 +84,7 @@ _Move = tuple[Sequence, int, tuple[int, ...]]
 """A sequence, its cached tokens before the step, and the draft's nodes that were accepted."""
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """A forward that was begun, and whose tokens nobody has seen."""
 
     feeds: list[Feed]
@@ -185,22 +183,22 @@ class Stepper:
         sequence = feed.sequence
         tokens, accepted = _accept(feed, prediction)
         kept = accepted
-        place = len(sequence.output_ids)
-        count, reason = committed_prefix(sequence.request, sequence.output_ids, tokens)
+        request, place = sequence.request, len(sequence.output_ids)
+        count, reason = committed_prefix(request, sequence.output_ids, tokens)
         if count < len(tokens):
             tokens, kept = tokens[:count], kept[: count - 1]
-        request = sequence.request
         margins: tuple[float, ...] = ()
         logprobs: tuple[TokenLogProb, ...] = ()
         if request.margins or request.logprobs is not None:
             margins, logprobs = _reported(feed, (feed.rows[0], *kept)[:count], prediction, tokens)
+        stats = sequence.stats
         output = Output(
-            sequence.request.request_id,
+            request.request_id,
             tokens,
             reason,
-            sequence.stats,
+            stats,
             margins,
-            no_answer(sequence.request.label, place + count) if reason == "failed" else None,
+            no_answer(request.label, place + count) if reason == "failed" else None,
             start=place,
             accepted=len(accepted[:count]),
             sources=feed.tree.proposers(accepted[:count]) if accepted else (),
@@ -209,12 +207,11 @@ class Stepper:
         sequence.outputs.append(output)  # from here on the step is committed for this sequence
         new.append(output)
         sequence.output_ids += tokens
-        stats = sequence.stats
         stats.step_lengths.append(len(tokens))
         stats.steps += feed.draft is not None
         stats.accepted += output.accepted
         if feed.draft is None:
-            sequence.num_cached += feed.length
+            sequence.num_cached += len(feed.tokens)
         else:
             if kept and kept[-1] > len(kept):  # else they lie where they belong
                 moves.append((sequence, sequence.num_cached, kept))
@@ -234,7 +231,7 @@ class Stepper:
         """Count what a forward was fed, also where nothing comes of it."""
         fed, drafted = len(feed.tokens), 0
         if feed.draft is not None:
-            drafted = len(feed.draft.candidates) if feed.draft.tokens else 0
+            drafted = feed.draft.num_candidates
         elif feed.rows:  # A prompt that an encoder reads counts in place of the start token.
             request = feed.sequence.request
             fed += len(request.given_ids) - len(request.input_ids)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from numpy import ndarray
 
@@ -24,8 +23,7 @@ SPARE_BLOCKS = 1
 CacheT = TypeVar("CacheT", bound=KVCache)
 
 
-@dataclass(frozen=True, slots=True)
-class Forwarded:
+class Forwarded(NamedTuple):
     """What a forward gives."""
 
     logits: Logits

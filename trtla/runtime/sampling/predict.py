@@ -5,8 +5,7 @@ All feeds in few calls, or row by row where single rows are cheap and most are n
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -65,18 +64,19 @@ class RowSampler(Protocol):
     def top_rows(self, logits: ndarray, rows: Sequence[int], count: int) -> tuple[ndarray, ndarray]:
         """The most probable tokens of these rows of [rows, vocab], best first, int32, and the
         logarithms of their probabilities; the first is the argmax, or -1 where that is not sure.
+        The next call may overwrite them.
         """
 
 
-class StepSampler(ABC):
+class StepSampler:
     """Chooses for all rows of a step in one go, where a call costs more than most of its rows."""
 
-    @abstractmethod
     def choose(self, logits: Tensor, draws: Sequence[Draw]) -> tuple[list[int], list[int]]:
         """The argmax of every row of [rows, vocab], and the token of each draw.
 
         NO_TOKEN where a row's logits are no answer. A row is drawn once at most, as by `draw_at`.
         """
+        raise NotImplementedError
 
     def warm_up(self, logits: Tensor) -> None:
         """Choose from rows like these with and without draws and filters, as compilers see it."""
@@ -86,14 +86,45 @@ class StepSampler(ABC):
 
 
 class _LazyTokens(dict[int, int]):
-    """Choices by node, made when they are asked for: few of a draft's rows ever are."""
+    """Choices by node, made when they are asked for: few of a draft's rows ever are.
 
-    def __init__(self, choose: Callable[[int], int]) -> None:
-        self._choose = choose
+    Args:
+        start: the feed's first row of the logits.
+        drawn: whether tokens are drawn; else they are the most probable ones.
+    """
+
+    __slots__ = ("_by_row", "_drawn", "_feed", "_logits", "_next", "_start")
+
+    def __init__(
+        self, feed: Feed, logits: ndarray, start: int, by_row: RowSampler, drawn: bool
+    ) -> None:
+        self._feed, self._logits, self._start = feed, logits, start
+        self._by_row, self._drawn = by_row, drawn
+        self._next = feed.sequence.num_cached + 1  # committing the step changes it
 
     def __missing__(self, node: int) -> int:
-        token = self[node] = self._choose(node)
+        feed = self._feed
+        row = self._start + (feed.rows.index(node) if node else 0)
+        if feed.sequence.request.sampling.changes_rows:
+            with changed(self._logits, [(row, feed, node)]):
+                token = self._choose(node, row)
+        else:
+            token = self._choose(node, row)
+        self[node] = token
         return token
+
+    def know(self, tops: TopRows) -> None:
+        """Take the first tokens of these rows for the most probable ones, which they mostly are."""
+        if not self._feed.sequence.request.sampling.changes_rows:
+            firsts = zip(self._feed.rows, tops.ids[:, 0].tolist(), strict=True)
+            self.update([pair for pair in firsts if pair[1] >= 0])
+
+    def _choose(self, node: int, row: int) -> int:
+        if not self._drawn:
+            return self._by_row.most_probable(self._logits, row)
+        params = self._feed.sequence.request.sampling
+        noise = uniform(params.seed, self._next + self._feed.depth(node))
+        return self._by_row.draw(self._logits, row, params, noise)
 
 
 def predict(
@@ -109,50 +140,26 @@ def predict(
             rows at once, by `draw`.
         tops: `top_rows` of each feed, where a drafter wants to see them.
     """
-    tops = tops or [None] * len(feeds)
     if sampler is None or isinstance(sampler, StepSampler):
         with changed(logits, changed_rows(feeds)):
             found = _predict_all(feeds, logits, sampler)
     else:
         found, start, numbers = [], 0, on_host(logits)
-        for feed, top in zip(feeds, tops, strict=True):
-            found.append(_predict_lazily(feed, numbers, start, sampler, top))
+        for feed in feeds:
+            found.append(_predict_lazily(feed, numbers, start, sampler))
             start += len(feed.rows)
-    for prediction, top in zip(found, tops, strict=True):
+    for prediction, top in zip(found, tops, strict=False):
         prediction.tops = top
+        if top is not None and isinstance(prediction.greedy, _LazyTokens):
+            prediction.greedy.know(top)
     return found
 
 
-def _predict_lazily(
-    feed: Feed, logits: ndarray, start: int, by_row: RowSampler, tops: TopRows | None
-) -> Prediction:
-    rows = dict(zip(feed.rows, range(start, start + len(feed.rows)), strict=True))
-    params = feed.sequence.request.sampling
-
-    changes = params.changes_rows
-
-    def best(node: int) -> int:
-        if not changes:
-            return by_row.most_probable(logits, rows[node])
-        with changed(logits, [(rows[node], feed, node)]):
-            return by_row.most_probable(logits, rows[node])
-
-    greedy = _LazyTokens(best)
-    if tops is not None and not changes:
-        firsts = zip(feed.rows, tops.ids[:, 0].tolist(), strict=True)
-        greedy.update([pair for pair in firsts if pair[1] >= 0])
-    if params.greedy:
+def _predict_lazily(feed: Feed, logits: ndarray, start: int, by_row: RowSampler) -> Prediction:
+    greedy = _LazyTokens(feed, logits, start, by_row, False)
+    if feed.sequence.request.sampling.greedy:
         return Prediction(greedy, greedy, logits, start)
-    places = feed.positions()
-
-    def draw(node: int) -> int:
-        noise = uniform(params.seed, places[node] + 1)
-        if not changes:
-            return by_row.draw(logits, rows[node], params, noise)
-        with changed(logits, [(rows[node], feed, node)]):
-            return by_row.draw(logits, rows[node], params, noise)
-
-    return Prediction(greedy, _LazyTokens(draw), logits, start)
+    return Prediction(greedy, _LazyTokens(feed, logits, start, by_row, True), logits, start)
 
 
 def _predict_all(
@@ -252,7 +259,12 @@ def top_rows(
     for feed, count in zip(feeds, wanted, strict=True):
         stop = start + (len(feed.rows) if count else 0)
         nodes = (0,) if feed.draft is None else feed.rows
-        found.append(TopRows(nodes, ids[start:stop], logs[start:stop]) if stop > start else None)
+        top = None
+        if stop - start == len(ids):
+            top = TopRows(nodes, ids, logs)
+        elif stop > start:
+            top = TopRows(nodes, ids[start:stop], logs[start:stop])
+        found.append(top)
         start = stop
     return found
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from ctypes import (
     CDLL,
     POINTER,
@@ -91,7 +91,7 @@ _CALLS: Calls = {
 
 def declared(library: CDLL) -> CDLL:
     """The library, with the types of its calls."""
-    return declare(library, _CALLS)
+    return declare(library, _CALLS, ("tree_plan", "tree_commit", "tree_set_chains"))
 
 
 @lru_cache(maxsize=1)
@@ -102,6 +102,11 @@ def _library() -> CDLL:
 
 def _ids(tokens: Sequence[int]) -> Any:
     return (c_int32 * len(tokens))(*tokens)
+
+
+@lru_cache(maxsize=256)
+def _nodes(nodes: tuple[int, ...]) -> Any:
+    return _ids(nodes)
 
 
 _Counts = (c_double * _COUNTED_DEPTHS) * len(PROPOSERS)
@@ -232,12 +237,11 @@ class Tree:
             rows: what the target held for likely after nodes of it, the path's last one at
                 `rows.last`.
         """
-        own = _ids(tokens)
         nodes: tuple[Any, ...] = (None, 0, -1, None, None)
         if rows is not None:
             out = (address(rows.ids), address(rows.logs))
-            nodes = (_ids(rows.nodes), len(rows.nodes), rows.last, *out)
-        self._library.tree_commit(self.handle, own, len(tokens), accepted, *nodes)
+            nodes = (_nodes(rows.nodes), len(rows.nodes), rows.last, *out)
+        self._library.tree_commit(self.handle, _ids(tokens), len(tokens), accepted, *nodes)
 
 
 class Planner:
@@ -245,15 +249,30 @@ class Planner:
 
     def __init__(self, most: int = 1024) -> None:
         self._library = _library()
-        self._most = 0
-        self._grow(most)
+        self._plan = _Plan()
+        self._pointer = byref(self._plan)
+        self._most = self._trees = self._knots = 0
+        self._grow(1, most, 16)
 
-    def _grow(self, most: int) -> None:
-        if most <= self._most:
-            return
-        self._most = most
-        self._tokens, self._parents = (c_int32 * most)(), (c_int32 * most)()
-        self._values, self._sources = (c_float * most)(), (c_int32 * most)()
+    def _grow(self, trees: int, most: int, knots: int) -> None:
+        """Have room for so many of each."""
+        if most > self._most:
+            self._most = most
+            self._tokens, self._parents = (c_int32 * most)(), (c_int32 * most)()
+            self._values, self._sources = (c_float * most)(), (c_int32 * most)()
+        if trees > self._trees:
+            self._trees = trees
+            self._sizes, self._handles = (c_int64 * trees)(), (c_void_p * trees)()
+            self._nodes, self._depths = (c_int64 * trees)(), (c_int64 * trees)()
+        if knots > self._knots:
+            self._knots = knots
+            self._numbers, self._seconds = (c_int64 * knots)(), (c_double * knots)()
+        plan = self._plan
+        plan.sequences, plan.sizes = addressof(self._handles), addressof(self._sizes)
+        plan.most_nodes, plan.most_depth = addressof(self._nodes), addressof(self._depths)
+        plan.knot_nodes, plan.knot_seconds = addressof(self._numbers), addressof(self._seconds)
+        plan.tokens, plan.parents = addressof(self._tokens), addressof(self._parents)
+        plan.values, plan.sources = addressof(self._values), addressof(self._sources)
 
     def plan(
         self,
@@ -269,47 +288,32 @@ class Planner:
             most_nodes: of each tree; `most_depth` likewise.
             most: nodes of all trees.
         """
-        count = len(trees)
-        self._grow(most)
-        sizes = (c_int64 * count)()
-        handles = (c_void_p * count)(*[tree.handle for tree in trees])
-        nodes, depths = (c_int64 * count)(*most_nodes), (c_int64 * count)(*most_depth)
-        knots = len(prices.knots)
-        numbers, seconds = zip(*prices.knots, strict=True) if knots else ((), ())
-        knot_nodes, knot_seconds = (c_int64 * knots)(*numbers), (c_double * knots)(*seconds)
-        plan = _Plan(
-            count,
-            addressof(handles),
-            addressof(nodes),
-            addressof(depths),
-            most,
-            knots,
-            addressof(knot_nodes),
-            addressof(knot_seconds),
-            prices.rate,
-            prices.margin,
-            prices.least,
-            prices.lesson,
-            addressof(sizes),
-            addressof(self._tokens),
-            addressof(self._parents),
-            addressof(self._values),
-            addressof(self._sources),
-        )
-        self._library.tree_plan(byref(plan))
-        return list(self._drafts(sizes))
+        count, knots, plan = len(trees), prices.knots, self._plan
+        if count > self._trees or most > self._most or len(knots) > self._knots:
+            self._grow(count, most, len(knots))
+        each = zip(trees, most_nodes, most_depth, strict=True)
+        for place, (tree, nodes, depth) in enumerate(each):
+            self._handles[place] = tree.handle
+            self._nodes[place], self._depths[place] = nodes, depth
+        for place, knot in enumerate(knots):
+            self._numbers[place], self._seconds[place] = knot
+        plan.count, plan.most, plan.knots = count, most, len(knots)
+        _, plan.rate, plan.margin, plan.least, plan.lesson = prices
+        self._library.tree_plan(self._pointer)
+        return self._drafts(self._sizes[:count])
 
-    def _drafts(self, sizes: Iterable[int]) -> Iterator[Draft]:
-        start = 0
+    def _drafts(self, sizes: Sequence[int]) -> list[Draft]:
+        drafts, start = [], 0
         for size in sizes:
             end = start + size
+            draft = NO_DRAFT
             if size:
-                yield Draft(
+                draft = Draft(
                     tuple(self._tokens[start:end]),
                     tuple(self._parents[start:end]),
                     values=tuple(self._values[start:end]),
                     sources=tuple(self._sources[start:end]),
                 )
-            else:
-                yield NO_DRAFT
+            drafts.append(draft)
             start = end
+        return drafts

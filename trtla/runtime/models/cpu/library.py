@@ -5,8 +5,9 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Array, Structure, c_double, c_float, c_int32, c_int64, c_void_p
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy import ndarray
@@ -14,7 +15,7 @@ from numpy import ndarray
 from trtla.runtime.arrays import address
 from trtla.runtime.models.cpu.native_code import FORWARD, Calls, declare
 from trtla.runtime.threads import num_threads
-from trtla.settings.sampling import SamplingParams
+from trtla.settings.sampling import DrawSettings, SamplingParams
 
 
 class Matrix(Structure):
@@ -121,12 +122,12 @@ _CALLS: Calls = {
 
 
 class NativeLibrary:
-    """The calls of the compiled library; a `RowSampler` of contiguous float32 logits."""
+    """The calls of the compiled library."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        declare(library, _CALLS)
-        self.forward, self._draw = library.trtla_forward, library.trtla_draw
-        self._most_probable, self._top_rows = library.trtla_most_probable, library.trtla_top_rows
+        declare(library, _CALLS, ("trtla_most_probable", "trtla_draw", "trtla_top_rows"))
+        self.forward, self.draw = library.trtla_forward, library.trtla_draw
+        self.most_probable, self.top_rows = library.trtla_most_probable, library.trtla_top_rows
         self._pack, self._panel_bytes = library.trtla_pack, library.trtla_panel_bytes
         self.lanes = int(library.trtla_lanes())
         """Numbers of 32 bits in a vector register."""
@@ -148,28 +149,77 @@ class NativeLibrary:
         """
         self._pack(kind, inputs, group, address(rows), panels, address(to))
 
+
+class RowChooser:
+    """The `RowSampler` of one model, whose logits are contiguous and float32.
+
+    What `top_rows` gives is valid until its next call.
+    """
+
+    def __init__(self) -> None:
+        calls = library()
+        self._most_probable, self._draw = calls.most_probable, calls.draw
+        self._top_rows = calls.top_rows
+        self._known: tuple[ndarray, int, int] | None = None
+        """Logits, where their rows begin, and the size of each."""
+        self._room = np.empty((2, 0), np.int32)
+        self._tops: dict[tuple[int, int], _Tops] = {}
+
     def most_probable(self, logits: ndarray, row: int) -> int:
-        token: int = self._most_probable(*_row(logits, row))
+        first, size = self._place(logits)
+        token: int = self._most_probable(first + row * size * _FLOAT, size)
+        return token
+
+    def draw(self, logits: ndarray, row: int, params: SamplingParams, noise: float) -> int:
+        first, size = self._place(logits)
+        filters = _filters(params.draw_settings, size)
+        token: int = self._draw(first + row * size * _FLOAT, size, filters, noise)
         return token
 
     def top_rows(self, logits: ndarray, rows: Sequence[int], count: int) -> tuple[ndarray, ndarray]:
-        shape, places = (len(rows), count), (c_int64 * len(rows))(*rows)
-        ids, logs = np.empty(shape, np.int32), np.empty(shape, np.float32)
-        out = (address(ids), address(logs))
-        self._top_rows(*_row(logits, 0), places, *shape, *out, num_threads())
-        return ids, logs
+        num_rows = len(rows)
+        tops = self._tops.get((num_rows, count)) or self._made(num_rows, count)
+        places, out = _places(tuple(rows)), tops.out
+        self._top_rows(*self._place(logits), places, num_rows, count, *out, num_threads())
+        return tops.ids, tops.logs
 
-    def draw(self, logits: ndarray, row: int, params: SamplingParams, noise: float) -> int:
-        top_k = min(params.top_k, logits.shape[1])
-        least = math.log(params.min_p) if params.min_p > 0.0 else -math.inf
-        filters = Filters(params.temperature, top_k, params.top_p, least)
-        token: int = self._draw(*_row(logits, row), filters, noise)
-        return token
+    def _place(self, logits: ndarray) -> tuple[int, int]:
+        """Where rows begin, and the size of each: those of one array are asked for many times."""
+        if self._known is None or self._known[0] is not logits:
+            self._known = logits, address(logits), logits.shape[1]
+        return self._known[1:]
+
+    def _made(self, num_rows: int, count: int) -> _Tops:
+        size = num_rows * count
+        if size > self._room.shape[1]:
+            self._room, self._tops = np.empty((2, 2 * size), np.int32), {}
+        ids, logs = self._room[:, :size].reshape(2, num_rows, count)
+        tops = _Tops(ids, logs.view(np.float32), (address(ids), address(logs)))
+        self._tops[num_rows, count] = tops
+        return tops
 
 
-def _row(logits: ndarray, row: int) -> tuple[int, int]:
-    size = logits.shape[1]
-    return address(logits) + row * size * logits.itemsize, size
+class _Tops(NamedTuple):
+    """Room for the tokens of some rows and their logarithms, and where both are."""
+
+    ids: ndarray
+    logs: ndarray
+    out: tuple[int, int]
+
+
+_FLOAT = 4
+
+
+@lru_cache(maxsize=64)
+def _places(rows: tuple[int, ...]) -> Array[c_int64]:
+    return (c_int64 * len(rows))(*rows)
+
+
+@lru_cache(maxsize=64)
+def _filters(settings: DrawSettings, vocab_size: int) -> Filters:
+    temperature, top_k, top_p, min_p = settings
+    least = math.log(min_p) if min_p > 0.0 else -math.inf
+    return Filters(temperature, min(top_k, vocab_size), top_p, least)
 
 
 @lru_cache(maxsize=1)

@@ -94,8 +94,8 @@ class NativeLlama(Model[HostCache]):
         self.config, self.dtype, self._shared, self._panels = config, dtype, shared, panels
         self._cache_type = "int8" if int8_cache else dtype
         self._library = native.library()
+        self._chooser = native.RowChooser()
         self._rotary = RotaryTable(config)
-        self._logits = np.empty((0, config.vocab_size), np.float32)
         self._step = native.NativeStep(vocabulary=config.vocab_size)
         """The record of all steps: what does not change from one to the next stays."""
         self._angles: tuple[ndarray, ndarray] | None = None
@@ -119,6 +119,8 @@ class NativeLlama(Model[HostCache]):
         self._exchange = None if shared is None else _exchange(shared, lm_head.outputs)
         if self._exchange is not None:
             self._model.exchange = ctypes.addressof(self._exchange)
+        self._use(np.empty((0, config.vocab_size), np.float32) if shared is None else shared.logits)
+        self._arguments = ctypes.byref(self._model), ctypes.byref(self._step)
 
     def _layer(self, name: str) -> native.NativeLayer:
         matrices, vectors = self._panels.matrices, self._panels.vectors
@@ -180,7 +182,7 @@ class NativeLlama(Model[HostCache]):
     @property
     def row_sampler(self) -> RowSampler:
         """In C++, row by row: most rows are never asked for."""
-        return self._library
+        return self._chooser
 
     def new_cache(self, num_blocks: int) -> HostCache:
         config = self.config
@@ -188,11 +190,9 @@ class NativeLlama(Model[HostCache]):
         return HostCache(heads, config.head_size, num_blocks, self._cache_type)
 
     def forward(self, feeds: Sequence[Feed], cache: HostCache) -> Forwarded:
-        positions = [feed.positions() for feed in feeds]
-        cosine, sine, rope_rows = self._rotary.of(feeds, positions)
+        cosine, sine, rope_rows = self._rotary.of(feeds, [feed.positions() for feed in feeds])
         tables = [cache.table(feed.sequence.blocks) for feed in feeds]  # alive during the call
-        integers = step_integers(feeds, rope_rows, tables)
-        rows = sum([len(feed.rows) for feed in feeds])
+        rows, integers = step_integers(feeds, rope_rows, tables)
         logits = self._room(len(rope_rows), rows)
         step, hidden = self._step, self._tapped(len(rope_rows)) if self.taps else None
         if self._angles is None or cosine is not self._angles[0]:
@@ -202,12 +202,12 @@ class NativeLlama(Model[HostCache]):
         step.integers = integers.buffer_info()[0]
         step.cache = cache.addresses.buffer_info()[0]
         step.threads = num_threads()
-        self._library.forward(self._model, step)
+        self._library.forward(*self._arguments)
         if self._exchange is not None and self._exchange.lost:
             from trtla.runtime.ranks.world import lost_in_step
 
             raise lost_in_step()
-        return Forwarded(logits[:rows], hidden)
+        return Forwarded(logits, hidden)
 
     def _tapped(self, tokens: int) -> ndarray:
         """Room for what the tapped layers give."""
@@ -220,14 +220,19 @@ class NativeLlama(Model[HostCache]):
         return hidden
 
     def _room(self, tokens: int, rows: int) -> ndarray:
+        """Where a step's logits go: the same array for as many rows."""
         if self._shared is not None:
             self._shared.room.check(tokens, rows)
-            self._logits = self._shared.logits
-            self._step.logits = address(self._logits)
         elif rows > len(self._logits):  # kept: the system clears the pages of a new one
-            self._logits = aligned((rows, self.config.vocab_size), np.float32)
-            self._step.logits = address(self._logits)
-        return self._logits
+            self._use(aligned((rows, self.config.vocab_size), np.float32))
+        if rows not in self._parts:
+            self._parts[rows] = self._logits[:rows]
+        return self._parts[rows]
+
+    def _use(self, logits: ndarray) -> None:
+        self._logits, self._step.logits = logits, address(logits)
+        self._parts: dict[int, ndarray] = {}
+        """Its first rows, by how many these are."""
 
 
 _CACHE_TYPES = ("float32", "bfloat16", "int8")
@@ -249,15 +254,17 @@ def _exchange(shared: SharedMemory, outputs: int) -> native.Exchange:
 
 def step_integers(
     feeds: Sequence[Feed], rope_rows: Sequence[int], tables: Sequence[SlotTable]
-) -> array[int]:
-    """The integers of `Step` in their order; they hold addresses of the tables' slots."""
-    ids = [token for feed in feeds for token in feed.tokens]
+) -> tuple[int, array[int]]:
+    """How many rows are wanted, and the integers of `Step` in their order; they hold addresses of
+    the tables' slots."""
+    ids: list[int] = []
     rows: list[int] = []
     sequences: list[int] = []
     parents: list[int] = []
     first = 0
     for feed, table in zip(feeds, tables, strict=True):
-        rows += [first + row for row in feed.rows]
+        ids += feed.tokens
+        rows += [first + row for row in feed.rows] if first else feed.rows
         tree = -1 if feed.draft is None else len(parents)
         cached, slots = feed.sequence.num_cached, table.address
         length = len(feed.tokens)
@@ -265,4 +272,4 @@ def step_integers(
         if feed.draft is not None:
             parents += feed.draft.parents
         first += length
-    return array("q", [*ids, *rope_rows, *rows, *sequences, *parents])
+    return len(rows), array("q", [*ids, *rope_rows, *rows, *sequences, *parents])

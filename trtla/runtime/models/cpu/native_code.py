@@ -254,11 +254,18 @@ Calls = Mapping[str, tuple[Any, Sequence[Any]]]
 """The functions of a library: what each returns, and what it takes."""
 
 
-def declare(library: ctypes.CDLL, calls: Calls) -> ctypes.CDLL:
-    """The library, with the types of its calls."""
+def declare(library: ctypes.CDLL, calls: Calls, short: Sequence[str] = ()) -> ctypes.CDLL:
+    """The library, with the types of its calls.
+
+    Args:
+        short: those that keep the interpreter to themselves: they end before another thread that
+            took it would give it back.
+    """
+    holding = ctypes.PyDLL(library._name, handle=library._handle)
     for name, (result, arguments) in calls.items():
-        call = getattr(library, name)
+        call = getattr(holding if name in short else library, name)
         call.restype, call.argtypes = result, list(arguments)
+        setattr(library, name, call)
     return library
 
 

@@ -16,13 +16,10 @@ constexpr int READ = 16;  // tokens of a row that a step brings and tables keep
 struct Row {
     int32_t tokens[READ];
     uint16_t logs[READ];
-    int32_t known;  // 0: nothing was set
 
-    bool empty() const { return !known; }
     double log(int rank) const { return logs[rank] * (-1.0 / 256.0); }
 
     void set(const int32_t* ids, const float* values) {
-        known = 1;
         for (int rank = 0; rank < READ; ++rank) {
             tokens[rank] = ids[rank];
             logs[rank] = (uint16_t)std::min(65534.0f, std::max(0.0f, -256.0f * values[rank]));
@@ -54,51 +51,57 @@ private:
 
 class RowTables {
 public:
-    explicit RowTables(int64_t vocab) : after_one_(vocab), after_two_(SETS * WAYS) {}
+    explicit RowTables(int64_t vocab)
+        : known_(vocab), after_one_(vocab), sets_(SETS), after_two_(SETS * WAYS) {}
 
-    const Row& after(int32_t token) const { return after_one_[token]; }
+    const Row* after(int32_t token) const { return known_[token] ? &after_one_[token] : nullptr; }
 
     const Row* after(int32_t before, int32_t token) const {
-        const Entry* set = set_of(before, token);
+        const int64_t at = set_of(before, token);
+        const Set& set = sets_[at];
         for (int way = 0; way < WAYS; ++way)
-            if (set[way].used && set[way].key == key(before, token)) return &set[way].row;
+            if (set.used[way] && set.keys[way] == key(before, token))
+                return &after_two_[at * WAYS + way];
         return nullptr;
     }
 
     void learn(int32_t before, int32_t token, const int32_t* ids, const float* values) {
+        known_[token] = true;
         after_one_[token].set(ids, values);
         if (before < 0) return;
-        Entry* set = set_of(before, token);
-        Entry* entry = set;
+        const int64_t at = set_of(before, token);
+        Set& set = sets_[at];
+        int own = 0;
         for (int way = 0; way < WAYS; ++way) {
-            if (set[way].used && set[way].key == key(before, token)) {
-                entry = &set[way];
+            if (set.used[way] && set.keys[way] == key(before, token)) {
+                own = way;
                 break;
             }
-            if (set[way].used < entry->used) entry = &set[way];
+            if (set.used[way] < set.used[own]) own = way;
         }
-        entry->key = key(before, token);
-        entry->used = ++now_;
-        entry->row.set(ids, values);
+        set.keys[own] = key(before, token);
+        set.used[own] = ++now_;
+        after_two_[at * WAYS + own].set(ids, values);
     }
 
 private:
     static constexpr int SETS = 32768, WAYS = 4;
 
-    struct Entry {
-        uint64_t key, used;  // used: when it was written last; 0: never
-        Row row;
+    // What rows a set has, apart from them: most are looked for in vain.
+    struct Set {
+        uint64_t keys[WAYS], used[WAYS];  // used: when it was written last; 0: never
     };
 
     static uint64_t key(int32_t before, int32_t token) {
         return ((uint64_t)(uint32_t)before << 32) | (uint32_t)token;
     }
-    Entry* set_of(int32_t before, int32_t token) const {
-        const uint64_t hash = key(before, token) * 0x9E3779B97F4A7C15;
-        return &after_two_[(hash >> 49) * WAYS];
+    static int64_t set_of(int32_t before, int32_t token) {
+        return key(before, token) * 0x9E3779B97F4A7C15 >> 49;
     }
 
+    Zeros<bool> known_;
     Zeros<Row> after_one_;
-    Zeros<Entry> after_two_;
+    Zeros<Set> sets_;
+    Zeros<Row> after_two_;
     uint64_t now_ = 0;
 };

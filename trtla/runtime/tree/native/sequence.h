@@ -284,8 +284,8 @@ private:
         const int32_t token = tail_.tokens[0], before = tail_.size > 1 ? tail_.tokens[1] : -1;
         const Row* two = before < 0 ? nullptr : shared_.rows.after(before, token);
         if (two) propose_row(nodes_[at], *two, AFTER_TWO);
-        const Row& one = shared_.rows.after(token);
-        if (!one.empty()) propose_row(nodes_[at], one, two ? AFTER_ONE_TOO : AFTER_ONE);
+        const Row* one = shared_.rows.after(token);
+        if (one) propose_row(nodes_[at], *one, two ? AFTER_ONE_TOO : AFTER_ONE);
         if (!at) propose_next_next(nodes_[at]);
     }
 
@@ -315,9 +315,12 @@ private:
         double scores[READ];
         int ranked[READ];
         scored(ids, logs, count, scores);
-        for (int rank = 0; rank < count; ++rank) ranked[rank] = rank;
-        std::stable_sort(ranked, ranked + count,
-                         [&](int a, int b) { return scores[a] > scores[b]; });
+        for (int rank = 0; rank < count; ++rank) {  // without noise they are in order already
+            int place = rank;
+            for (; place && scores[ranked[place - 1]] < scores[rank]; --place)
+                ranked[place] = ranked[place - 1];
+            ranked[place] = rank;
+        }
         for (int rank = 0; rank < count; ++rank) {
             Proposal& own = proposal(node, ids[ranked[rank]]);
             if (own.order >= 0) continue;  // a longer context has said so
@@ -332,8 +335,9 @@ private:
         const double heat = settings_.greedy ? 1.0 : std::max(settings_.temperature, 0.05);
         double rest = 1.0, total = 0.0;
         for (int rank = 0; rank < count; ++rank) {
-            rest -= std::exp(logs[rank]);
-            scores[rank] = std::exp(logs[rank] / heat);
+            const double share = std::exp(logs[rank]);
+            rest -= share;
+            scores[rank] = heat == 1.0 ? share : std::exp(logs[rank] / heat);
             if (drawn()) scores[rank] /= smallness(ids[rank]);
             total += scores[rank];
         }

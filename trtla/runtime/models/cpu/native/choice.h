@@ -11,6 +11,19 @@
 #include "noise.h"
 #include "simd.h"
 
+inline bool any(Ints mask) {
+    uint64_t parts[sizeof(Ints) / 8], found = 0;
+    __builtin_memcpy(parts, &mask, sizeof(Ints));
+    for (const uint64_t part : parts) found |= part;
+    return found;
+}
+
+// e^x within 3 %, for x from -80 to 0; less is as -80.
+inline Floats rough_exponential(Floats x) {
+    const Floats scaled = larger(x, Floats{} - 80.0f) * 12102203.0f + 1064986816.0f;
+    return (Floats)__builtin_convertvector(scaled, Ints);
+}
+
 inline int64_t most_probable(const float* logits, int64_t size) {
     Floats tops = Floats{} - INFINITY;
     Ints sound = Ints{} - 1;  // all bits: below infinity, which NaN is not
@@ -28,7 +41,9 @@ inline int64_t most_probable(const float* logits, int64_t size) {
         answers &= logits[i] < INFINITY;
     }
     if (!answers || top == -INFINITY) return -1;
-    return std::find(logits, logits + size, top) - logits;
+    int64_t start = 0;
+    while (start + LANES <= size && !any(load(logits + start) == top)) start += LANES;
+    return std::find(logits + start, logits + size, top) - logits;
 }
 
 // The top_k-th largest logit: those equal to it stay as well.
@@ -63,6 +78,17 @@ inline std::vector<int64_t> nucleus(const float* logits, int64_t size, float lea
     return tokens;
 }
 
+// For LANES tokens from `first` on what their numbers lack of 1, to 31 bits, and never more.
+inline Floats missing(uint64_t position, int64_t first) {
+    typedef uint64_t Longs __attribute__((vector_size(LANES * 4)));
+    constexpr int HALF = LANES / 2;
+    Longs steps;
+    for (int i = 0; i < HALF; ++i) steps[i] = i * TOKEN_STEP;
+    const uint64_t start = position * POSITION_STEP + first * TOKEN_STEP;
+    const Longs low = mixed(steps + start), high = mixed(steps + (start + HALF * TOKEN_STEP));
+    return to_floats((Ints)(~upper_halves((Bits)low, (Bits)high) >> 1)) * 0x1p-31f;
+}
+
 // The search for the token whose log probability and Gumbel noise add up to most.
 struct Race {
     const float* logits;
@@ -82,21 +108,26 @@ struct Race {
         if (own > most || (own == most && token < best)) most = own, best = token;
     }
 
-    // Tokens [first, last), without logarithms for those that cannot win: -log u >= 1 - u.
-    void enter_all(int64_t first, int64_t last, float least) {
+    // Tokens [0, size), without logarithms for those that cannot win, as -log u >= 1 - u, and without
+    // noise for those that cannot win with any.
+    void enter_all(int64_t size, float least) {
         // Finite, so that equal logits stay equal; smaller is safe, as it rules out fewer tokens.
         const float inverse = std::min<double>(1.0 / temperature, FLT_MAX);
-        for (int64_t start = first; start < last; start += LANES) {
-            const int count = std::min<int64_t>(LANES, last - start);
-            float gaps[LANES]{}, weights[LANES], missing[LANES];
-            for (int i = 0; i < count; ++i) gaps[i] = (logits[start + i] - (float)top) * inverse;
-            store(weights, exponential(load(gaps)));
-            for (int i = 0; i < LANES; ++i) missing[i] = 1.0 - number(position, start + i);
-            const float bound = 1.001 * std::exp(-most);
-            for (int i = 0; i < count; ++i)
-                if (!(missing[i] > bound * weights[i]) && logits[start + i] >= least)
-                    enter(start + i);
+        float reach = 1.05f * std::exp((float)-most);  // rough weights are within 3 %
+        int64_t start = 0;
+        for (; start + LANES <= size; start += LANES) {
+            const Floats some = load(logits + start);
+            const Floats enough = rough_exponential((some - (float)top) * inverse) * reach;
+            const Ints open = (enough > 0x1p-53f) & (some >= least);
+            if (!any(open)) continue;
+            const Ints close = open & (missing(position, start) <= enough);
+            if (!any(close)) continue;
+            for (int i = 0; i < LANES; ++i)
+                if (close[i]) enter(start + i);
+            reach = 1.05f * std::exp((float)-most);
         }
+        for (; start < size; ++start)
+            if (logits[start] >= least) enter(start);
     }
 };
 
@@ -117,36 +148,23 @@ inline int64_t draw(const float* logits, int64_t size, const Filters& filters, d
              nucleus(logits, size, least, race.top, filters.temperature, filters.top_p))
             race.enter(token);
     else
-        race.enter_all(0, size, least);
+        race.enter_all(size, least);
     return race.best;
-}
-
-inline bool any(Ints mask) {
-    uint64_t parts[sizeof(Ints) / 8], found = 0;
-    __builtin_memcpy(parts, &mask, sizeof(Ints));
-    for (const uint64_t part : parts) found |= part;
-    return found;
-}
-
-// e^x within 3 %, for x from -80 to 0; less is as -80.
-inline Floats rough_exponential(Floats x) {
-    const Floats scaled = larger(x, Floats{} - 80.0f) * 12102203.0f + 1064986816.0f;
-    return (Floats)__builtin_convertvector(scaled, Ints);
 }
 
 // NaN where any number is.
 inline float largest_of(const float* numbers, int64_t size) {
-    Floats tops[4], broken{};
+    Floats tops[4], broken[4]{};
     std::fill(tops, tops + 4, Floats{} - INFINITY);
     int64_t i = 0;
     for (; i + 4 * LANES <= size; i += 4 * LANES)
         for (int part = 0; part < 4; ++part) {
             const Floats some = load(numbers + i + part * LANES);
             tops[part] = some > tops[part] ? some : tops[part];
-            broken += some - some;
+            broken[part] += some - some;
         }
     float top = largest(larger(larger(tops[0], tops[1]), larger(tops[2], tops[3])));
-    float rest = sum(broken);
+    float rest = sum((broken[0] + broken[1]) + (broken[2] + broken[3]));
     for (; i < size; ++i) {
         top = std::max(top, numbers[i]);
         rest += numbers[i] - numbers[i];
@@ -182,8 +200,11 @@ inline void top_of_row(const float* logits, int64_t size, int64_t count, int32_t
             totals[i] += rough_exponential(some - top);
         }
         if (!any(above)) continue;
-        for (int64_t token = start; token < start + STRETCH; ++token)
-            if (logits[token] > logs[count - 1]) enter(token);
+        for (int64_t part = start; part < start + STRETCH; part += LANES) {
+            if (!any(load(logits + part) > logs[count - 1])) continue;
+            for (int64_t token = part; token < part + LANES; ++token)
+                if (logits[token] > logs[count - 1]) enter(token);
+        }
     }
     for (; start < size; ++start) {
         total += std::exp(logits[start] - top);

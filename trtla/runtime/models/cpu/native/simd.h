@@ -176,6 +176,15 @@ inline V rotated(V values, std::integer_sequence<int, LANE...>) {
     return __builtin_shufflevector(values, values, ((LANE + BY) % LANES)...);
 }
 
+// Of two vectors of 64 bits, seen as pairs of 32, the upper ones.
+template <int... LANE>
+inline Bits upper_halves(Bits a, Bits b, std::integer_sequence<int, LANE...>) {
+    return __builtin_shufflevector(a, b, (2 * LANE + 1)...);
+}
+inline Bits upper_halves(Bits a, Bits b) {
+    return upper_halves(a, b, std::make_integer_sequence<int, LANES>());
+}
+
 // All lanes combined in one, for operations that may be done in any order.
 template <int COUNT = LANES, class V, class Combine>
 inline auto combined(V values, Combine combine) {
