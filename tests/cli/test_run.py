@@ -45,7 +45,8 @@ def test_json_document(engine: Path) -> None:
     behind = len(result["output_ids"]) - 1
     assert result["tokens_per_step"] == pytest.approx(behind / result["steps"])
     assert sum(result["accepted_per_pos"]) * result["steps"] == pytest.approx(result["accepted"])
-    assert {"time_s", "tokens_per_s", "steps"} <= set(document["stats"])
+    assert {"ttft_ms", "time_s", "tokens_per_s", "steps"} <= set(document["stats"])
+    assert 0 < document["stats"]["ttft_ms"] <= 1000 * document["stats"]["time_s"]
     assert document["stats"]["accepted_per_pos"] == result["accepted_per_pos"]
     assert document["stats"]["output_tokens"] == len(result["output_ids"])
 

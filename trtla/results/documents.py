@@ -137,6 +137,8 @@ class RunTotals(Counted):
     accepted_per_pos: tuple[FiniteFloat, ...] | None = None
     sources: Sources = None
     distinct_4grams: Figure = None
+    ttft_ms: Figure = None
+    """Mean time to a prompt's first token."""
     time_s: Figure = None
     tokens_per_s: FiniteFloat
 

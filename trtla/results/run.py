@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from statistics import mean
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from trtla.results.documents import (
@@ -36,6 +37,8 @@ class Decoded:
 
     completions: list[Completion]
     totals: Metrics
+    ttft_ms: float
+    """Mean milliseconds from the start, of a later turn from its own, to a prompt's first token."""
 
 
 def decode(
@@ -53,6 +56,7 @@ def decode(
     """
     requests = list(requests)
     done: dict[int, Completion] = {}
+    first_s: dict[int, float] = {}
     start = time.perf_counter()
     for turn in range(1 + max((request.turn for request in requests), default=0)):
         wave = [index for index, request in enumerate(requests) if request.turn == turn]
@@ -62,16 +66,19 @@ def decode(
             question: Any = requests[index].prompt
             prompt = follow_up(before, answer, question)
             requests[index] = replace(requests[index], prompt=prompt)
+        began = time.perf_counter()
         together = [_undrafted(requests[i]) if plain else requests[i] for i in wave]
         for chunk in llm.decode(together):
             own = _renumbered(chunk, wave[chunk.index]) if len(wave) < len(requests) else chunk
+            first_s.setdefault(own.index, time.perf_counter() - began)
             if own.completion is not None:
                 done[own.index] = own.completion
             if on_chunk is not None:
                 on_chunk(own)
     time_s = time.perf_counter() - start
     completions = [done[i] for i in range(len(requests))]
-    return Decoded(completions, Metrics.of(completions, time_s))
+    ttft_ms = 1000.0 * mean(first_s.values())
+    return Decoded(completions, Metrics.of(completions, time_s), ttft_ms)
 
 
 def _undrafted(request: PromptRequest) -> PromptRequest:
@@ -174,14 +181,18 @@ def document(decoded: Decoded, plain: Decoded | None, executor: str) -> dict[str
     compared: dict[str, Any] = {}
     theirs: Sequence[Completion | None] = [None] * len(decoded.completions)
     if plain is not None:
-        theirs, compared = plain.completions, {"plain_stats": RunTotals.fill(plain.totals)}
+        theirs, compared = plain.completions, {"plain_stats": _totals(plain)}
     return Run(
         schema_version=SCHEMA_VERSION,
         executor=executor,
         results=tuple(map(result, decoded.completions, theirs)),
-        stats=RunTotals.fill(decoded.totals),
+        stats=_totals(decoded),
         **compared,
     ).document()
+
+
+def _totals(decoded: Decoded) -> RunTotals:
+    return RunTotals.fill(decoded.totals, ttft_ms=decoded.ttft_ms)
 
 
 def search(

@@ -132,6 +132,8 @@ class Transcript:
             rows.append(table_row("all, plain", plain.totals))
         self.console.out()
         self.console.table(COLUMNS, rows)
+        mean = ", on average" if len(decoded.completions) > 1 else ""
+        self.console.out(f"first token after {decoded.ttft_ms:.0f} ms{mean}")
         if plain is not None and plain.totals.tokens_per_s:
             gain = decoded.totals.tokens_per_s / plain.totals.tokens_per_s
             self.console.out(f"speed-up over plain decoding: {gain:.2f}x")
