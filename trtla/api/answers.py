@@ -138,7 +138,7 @@ class Writer:
         return {"index": self._place(done), **text, "logprobs": logprobs, "finish_reason": reason}
 
     def _logprobs(self, index: int, tokens: Sequence[TokenLogProb]) -> Json | None:
-        """Of these tokens of a choice; None where nobody asked."""
+        """The log probabilities of these tokens of a choice; None where nobody asked."""
         if self._body.tops is None:
             return None
         return self._chat_logprobs(tokens) if self._chat else self._text_logprobs(index, tokens)

@@ -53,7 +53,7 @@ class Generation:
 
     @property
     def request_ids(self) -> tuple[int, ...]:
-        """Of the choices that have not ended."""
+        """The ids of the choices that have not ended."""
         return tuple(self._growing)
 
     @property
@@ -62,7 +62,7 @@ class Generation:
 
     @property
     def prompt_tokens(self) -> int:
-        """Of all prompts, each as often as it is answered."""
+        """Tokens of all prompts, each as often as it is answered."""
         return sum(len(answer.request.given_ids) for answer in self.answers)
 
     def add(self, request_id: int, output: Output) -> Chunk:

@@ -77,7 +77,7 @@ class Strict(BaseModel):
     )
 
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = {}
-    """Of fields that there are not: the values that ask for nothing."""
+    """The values that ask for nothing, of fields that there are not."""
     labels: ClassVar[tuple[str, ...]] = ()
     """Fields whose texts are not looked at."""
 
@@ -331,7 +331,7 @@ _RULES = {
     "stop": "a text, or up to 16 texts, none of them empty",
     "stop_token_ids": f"a list of at most {_MOST_BIASES} token ids",
 }
-"""Of fields that take several kinds of values."""
+"""The rules of fields that take several kinds of values."""
 _PART_RULE = "text: contents are texts, or lists of parts of type text"
 _LONGEST_NAME = 100  # in an error
 

@@ -44,7 +44,7 @@ FREE_SPACE = "free some space: the same command goes on then"
 
 @dataclass(slots=True)
 class Counts:
-    """Of all records."""
+    """The counts of all records."""
 
     answered: int = 0
     failed: int = 0

@@ -59,7 +59,7 @@ class Survey:
     """What a first look at the input has found."""
 
     digest: str
-    """Of all its bytes."""
+    """The digest of all its bytes."""
     count: int
     """Lines that are not blank."""
     last: int

@@ -22,7 +22,7 @@ from trtla.errors import TrtlaError, UsageError, as_trtla_error
 from trtla.llm.llm import LLM
 
 _LINES = 4
-"""Of a task: few, since what a kill interrupts is done again."""
+"""Lines of a task: few, since what a kill interrupts is done again."""
 _AHEAD = 2
 """Texts that an actor has for each place in its batch."""
 _NO_LINE = 0

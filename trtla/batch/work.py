@@ -32,12 +32,12 @@ class Labelling:
     """What all answers of a job have in common."""
 
     key: str
-    """Of the job: the same job gives the same ids."""
+    """The key of the job: the same job gives the same ids."""
     created: int
     model: str
 
     def labels(self, ask: Ask) -> Labels:
-        """Of the answer to a line; lines whose custom_id is not theirs alone go by their number."""
+        """The labels of the answer to a line; one whose custom_id is shared goes by its number."""
         what = f"id {ask.custom_id}" if ask.is_named else f"line {ask.number}"
         digest = hashlib.sha256(f"{self.key} {what}".encode()).hexdigest()
         return Labels(digest[:24], self.created, self.model, repeatable=True)

@@ -76,12 +76,12 @@ class ArmRun(Metrics):
     forward_s: float | None = None
     """Seconds inside the forwards."""
     steps_each: tuple[int, ...] = ()
-    """Of each request; `steps` is their sum."""
+    """The steps of each request; `steps` is their sum."""
     draft_model: DraftTotals | None = None
     """What a draft model did, where there is one."""
     peak_bytes: int = field(default=0, metadata={"join": max})
     weight_bytes: int | None = field(default=None, metadata={"join": max})
-    """Of weights that a forward reads; without it the model's in the cell's type count.
+    """Bytes of the weights that a forward reads; without it the model's in the cell's type count.
     The compiled forward holds float16 weights as they are also where it computes in float32."""
 
     @property
@@ -308,7 +308,7 @@ class PeerArm(Arm):
 
 
 def _engine_bytes(llm: LLM) -> int:
-    """Of a TensorRT-LLM engine, whose executor does not report it."""
+    """The bytes of a TensorRT-LLM engine's weights, which its executor does not report."""
     import torch
 
     from trtla.runtime.models.llama import weight_bytes

@@ -203,7 +203,7 @@ def _dequantise(library: Any, source: Path, target: Path, dtype: str) -> None:
 
 
 def _weight_type(header: Header) -> str:
-    """Of most weights, such as bfloat16 or Q4_K_M; as the file calls itself, where it does."""
+    """The type of most weights, such as bfloat16, or what the file calls itself, such as Q4_K_M."""
     import gguf
 
     try:
@@ -218,7 +218,7 @@ def _weight_type(header: Header) -> str:
 
 
 def _read_bytes(header: Header) -> int:
-    """Of the weights that a forward reads: of an embedding that is no output, only rows are."""
+    """Bytes of weights that a forward reads: of an embedding that is no output, only rows are."""
     tensors = dict(header.tensors)
     if "output.weight" in tensors:
         tensors.pop("token_embd.weight")

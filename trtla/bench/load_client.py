@@ -82,7 +82,7 @@ class StreamedAnswer:
     """trtla's extension."""
     finished: bool = False
     status: int | None = None
-    """Of HTTP; None before any."""
+    """The status of HTTP; None before any."""
     error: str | None = None
     """Why there is no complete answer."""
 

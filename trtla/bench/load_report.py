@@ -29,7 +29,7 @@ _COLUMNS = {
     "all tokens/s": "total_token_throughput",
     **{name.removesuffix("_ms").upper(): name for name in _SPREADS},
 }  # fmt: skip
-"""Of the table: the figure that each shows."""
+"""The table's columns, and the figure that each shows."""
 
 
 def row(run: LoadRun) -> LoadRow:

@@ -53,7 +53,7 @@ class LoadTest:
     prompts: tuple[str, ...]
     asking: Asking
     requests: int
-    """Of a run."""
+    """Requests of a run."""
     sampling: SamplingParams
     """Request i of all runs has its seed + i; its filters are not used."""
     arrivals_seed: int

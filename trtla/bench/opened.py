@@ -38,7 +38,7 @@ class Setup:
 
     model: str
     options: ExecutorOptions = ENGINE_OPTIONS
-    """Of all models, but for device, type, threads and batch size."""
+    """The options of all models, but for device, type, threads and batch size."""
     devices: tuple[str, ...] = ("auto",)
     dtypes: tuple[str, ...] = ("auto",)
     threads: tuple[int, ...] = ()

@@ -163,7 +163,7 @@ def _fastest(model: Any, dtypes: Sequence[torch.dtype]) -> Any:
 
 
 def _weight_bytes(model: Any) -> int:
-    """Of weights that a forward reads: of an embedding that is no output, only rows are."""
+    """Bytes of weights that a forward reads: of an embedding that is no output, only rows are."""
     size: int = sum(weight.nbytes for weight in model.parameters())
     inputs, outputs = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     return size if inputs is outputs else size - int(inputs.nbytes)

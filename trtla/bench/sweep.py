@@ -92,7 +92,7 @@ class Results:
     cells: list[MeasuredCell] = field(default_factory=list)
     executors: list[str] = field(default_factory=list)
     decodings: list[Decoding] = field(default_factory=list)
-    """Of an ablation."""
+    """An ablation's decodings."""
 
 
 def run_sweep(

@@ -50,7 +50,7 @@ class Turn:
     round: int
     """From 1."""
     place: int
-    """Of the batch in its round, from 0."""
+    """The place of the batch in its round, from 0."""
     work: Work
     runs: dict[str, ArmRun]
     """By the arms' labels, in the order in which they ran."""
@@ -221,7 +221,7 @@ Score = Callable[[Sequence[Turn], str], Mapping[str, float | None]]
 
 
 def no_scores(turns: Sequence[Turn], label: str) -> Mapping[str, float | None]:
-    """Of texts that are not scored."""
+    """The scores of texts that are not scored: none."""
     return {}
 
 

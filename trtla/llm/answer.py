@@ -44,7 +44,7 @@ class Completion(_Ids):
     """
 
     index: int
-    """Of the prompt."""
+    """The prompt's place in the call."""
     input_text: str | None
     input_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
@@ -70,7 +70,7 @@ class Chunk(_Ids):
     """What one step added to an answer. Texts of an index and choice join to its whole text."""
 
     index: int
-    """Of the prompt."""
+    """The prompt's place in the call."""
     pieces: tuple[Piece, ...] | None
     """None for a model without tokenizer files."""
     token_ids: tuple[int, ...]
@@ -79,11 +79,11 @@ class Chunk(_Ids):
     completion: Completion | None
     """Set on the last chunk of an answer."""
     sources: tuple[str, ...] = ()
-    """Of each piece what proposed its tokens, of `settings.drafting.PROPOSERS`: an accepted text of
+    """What proposed the tokens of each piece, of `settings.drafting.PROPOSERS`: an accepted text of
     `auto` comes in a piece for each stretch of one source. Empty for the target's own tokens, and
     where other drafters draft."""
     logprobs: tuple[TokenLogProb, ...] = ()
-    """Of each of token_ids, when asked for."""
+    """The log probability of each of token_ids, when asked for."""
     choice: int = 0
     """Which of the prompt's `n` texts."""
 

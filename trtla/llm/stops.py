@@ -75,7 +75,7 @@ class Beginning:
     def __init__(self, text: str) -> None:
         self._text = text
         self._shorter = [0]
-        """Of each beginning, the longest other one that it ends with."""
+        """The longest other beginning that each beginning ends with."""
         self.length = 0
         for char in text[1:]:
             self._shorter.append(self._after(self._shorter[-1], char))

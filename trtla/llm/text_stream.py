@@ -56,7 +56,7 @@ class TextStream:
         self._named = {token for one in self._stop for token in one.tokens}
         self._most = max((len(one.tokens) for one in self._stop), default=0)
         self._places: list[Place] = []
-        """Of the control tokens that stop texts name, as far as one may still begin there."""
+        """The places of control tokens of stop texts, as far as one may still begin there."""
 
     def _context(self, prompt: Sequence[int]) -> list[int]:
         """The end of the prompt, from a token on that shows whole characters of its own."""

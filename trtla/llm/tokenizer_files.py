@@ -65,7 +65,7 @@ class TokenLengths:
 
 
 def token_lengths(tokenizer: Any | None) -> TokenLengths:
-    """Of a `tokenizers.Tokenizer`; None: nothing is known of it."""
+    """The lengths of the tokens of a `tokenizers.Tokenizer`; None: nothing is known of it."""
     if tokenizer is None:
         return TokenLengths(None, False)
     names = tokenizer.get_vocab()

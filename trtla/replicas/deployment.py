@@ -48,11 +48,11 @@ class Plan:
     range: tuple[int, int]
     """Fewest and most replicas."""
     threads: int
-    """Of each; as many cores are set aside for it."""
+    """Threads of each replica; as many cores are set aside for it."""
     batch_size: int
-    """Of each."""
+    """Requests that each replica decodes at a time."""
     gpus: int
-    """Of each: one for each of its ranks."""
+    """GPUs of each replica: one for each of its ranks."""
 
 
 class Deployment:

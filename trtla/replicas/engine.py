@@ -39,7 +39,7 @@ class Maker(RequestMaker):
 
     opened: Opened
     batch_size: int
-    """Of all replicas that there may be together."""
+    """The batch size of all replicas that there may be together."""
 
     @property
     def limits(self) -> ExecutorLimits:
@@ -239,7 +239,7 @@ class ReplicaEngine:
         return any(output.finish_reason for output in outputs)
 
     def stats_later(self) -> Future[ExecutorStats]:
-        """Of all replicas together, and what waits for them."""
+        """The counters of all replicas together, and what waits for them."""
         return self._asking.submit(self._stats)
 
     def reports(self) -> list[ReplicaReport]:

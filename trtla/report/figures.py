@@ -196,7 +196,7 @@ class Equality:
 
 
 def equality(sources: Sequence[Source], measures: Iterable[ArmRow]) -> list[Equality]:
-    """Of every arm that was compared, in the order of the documents."""
+    """The equality of every arm that was compared, in the order of the documents."""
     compared = (one for one in measures if one.figures.equal_texts is not None and not one.plain)
     found = [one for source in sources for one in _of_run(source)]
     for (source, name), members in grouped(compared, lambda one: (one.source, one.name)).items():

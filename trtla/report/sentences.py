@@ -113,7 +113,7 @@ def too_little(document: Document) -> str:
 
 
 def _basis(document: Document) -> Iterator[tuple[str, int | None, int]]:
-    """Of what a document has how many, and how many are enough."""
+    """What a document has, how many of it, and how many are enough."""
     match document:
         case Bench(rows=rows):
             texts = {row.category: row.texts or 0 for row in rows}

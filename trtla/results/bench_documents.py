@@ -61,7 +61,7 @@ class Row(Cell):
     """The type of the arithmetic; `dtype` is that of our engine."""
     rounds: int | None = None
     time_s: Figure = None
-    """Of a round, prefills included."""
+    """Seconds of a round, prefills included."""
     tokens_per_s: Figure = None
     tokens_per_s_min: Figure = None
     tokens_per_s_max: Figure = None
@@ -103,7 +103,7 @@ class Row(Cell):
 
     @property
     def triple(self) -> Triple | None:
-        """Of an arm of lookahead alone or of plain decoding; None: it has none."""
+        """The triple of an arm of lookahead alone or of plain decoding; None: it has none."""
         found = _TRIPLE.fullmatch("lookahead 1,1,0" if self.arm == "ar" else self.arm)
         return None if found is None else (int(found[1]), int(found[2]), int(found[3]))
 
@@ -113,12 +113,12 @@ class Decoding(Row):
 
     round: int
     seed: int
-    """Of its first prompt."""
+    """The seed of its first prompt."""
     prompt: int
     """Place of the batch in its category, from 0."""
     prompt_tokens: int
     finish_reason: str | None = None
-    """Of its first text."""
+    """Why its first text ended."""
     output_sha256: str
 
 

@@ -197,7 +197,7 @@ def environment(command: str) -> dict[str, Any]:
 
 
 def host(command: str) -> dict[str, Any]:
-    """Of these what is known without torch: for commands that compute elsewhere."""
+    """What is known of these without torch: for commands that compute elsewhere."""
     found = cpu()
     return {
         "command": command,

@@ -102,7 +102,7 @@ def warm_up(llm: LLM, request: PromptRequest) -> None:
 _LEAST_STEPS = 8
 """Fewer do not show what a triple accepts."""
 _GAIN = 1.1
-"""Of plain decoding, from which on it is worth a word."""
+"""How many times as fast plain decoding has to be to be worth a word."""
 
 
 def lookahead_loss(llm: LLM, requests: Sequence[PromptRequest], decoded: Decoded) -> str | None:

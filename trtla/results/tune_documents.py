@@ -50,7 +50,7 @@ class Choice(Part):
     """None where it was measured."""
     measured_speedup: Figure = None
     auto_speedup: Figure = None
-    """Of `auto`, the default, as measured; None: it was not."""
+    """The speed-up of `auto`, the default, as measured; None: it was not."""
     keep_auto: bool = False
     """Whether `auto` is to be kept: no triple was measured ahead of it."""
 

@@ -17,7 +17,7 @@ _QUIET = ("/health", "/ping", "/metrics")
 
 
 STATUS = "trtla.status"
-"""Of the error that a request ended with, be it in the middle of a stream that began with 200."""
+"""The status of the error that a request ended with, also in a stream that began with 200."""
 
 
 def note_error(scope: Scope, error: ApiError) -> None:

@@ -212,7 +212,7 @@ class Service:
 
     @property
     def exit_code(self) -> int:
-        """Of the process; raises why the model could not be opened."""
+        """The exit code of the process; raises why the model could not be opened."""
         server, failure = self.server, self.model.engine.failure
         if not server.signals and failure is not None:
             raise failure

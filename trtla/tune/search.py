@@ -158,7 +158,7 @@ def nearness(speeds: Mapping[tuple[One, Place], float]) -> dict[One, float]:
 
 
 _COARSE_SHARE = 0.5
-"""Of the search's time, for the coarse grid."""
+"""The share of the search's time for the coarse grid."""
 _IN_FLIGHT = 12
 """Requests at a time. What is in flight when the time is over is lost, so it is not more."""
 _LEADERS = 2

@@ -34,15 +34,15 @@ FILE = "measurements.jsonl"
 _SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """Fed tokens of a sequence that costs are measured for."""
 _COST_SHARE = 0.05
-"""Of the budget: for a row of the cost table."""
+"""The share of the budget for a row of the cost table."""
 _FORWARDS = 4
 """That a row of it takes in any case."""
 _FEW_TOKENS = 256
-"""Of plain decoding of all prompts; the answer from fewer depends on what they happen to be."""
+"""Tokens of plain decoding of all prompts; the answer from fewer depends on what they are."""
 _SEARCH_SHARE = 0.45
-"""Of the budget: for the search, where a contest follows."""
+"""The share of the budget for the search, where a contest follows."""
 _OWN_SHARE = 0.6
-"""Of the time that is left, for the contest of a batch size that others follow."""
+"""The share of the time that is left for the contest of a batch size that others follow."""
 _GOES_ON = "the same command with a larger --budget goes on"
 _BUSY = 1.3
 """Turns of one speed-up that differ by more indicate a busy machine."""

@@ -32,7 +32,7 @@ class Mode:
 
     flag: str
     section: str
-    """Of the help: the flags that are read by it alone."""
+    """The section of the help with the flags that are read by it alone."""
     read: tuple[str, ...]
     """The other flags that it reads, by their names in Python."""
 

@@ -61,11 +61,11 @@ class TreePolicy:
         self._window = SourceBudget(_FIRST_WINDOW_GAIN, _WINDOW_SHARE)
         self._others = SourceBudget(_FIRST_CHAIN_GAIN, _CHAIN_SHARE)
         self._chain_s = 0.0
-        """Of one sequence's draft by other drafters."""
+        """Seconds of one sequence's draft by other drafters."""
         self._worth = FIRST_WORTH
         """What plans of all sequences were worth recently: the next request begins with that."""
         self._plan_s = 0.0
-        """Of one sequence's planning."""
+        """Seconds of one sequence's planning."""
         self._trials_s = 0.0
         """Time saved up for steps that only show what they cost."""
 

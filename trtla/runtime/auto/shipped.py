@@ -15,14 +15,14 @@ from trtla.runtime.threads import num_threads
 
 _TOKENS = (*range(1, 17), 20, 24, 28, 32, 40, 48, 64, 96, 128, 256, 512)
 _SHARPNESS = 6.0
-"""Of the bend between steps that wait for weights and those that wait for products."""
+"""How sharp the bend is between steps that wait for weights and those that wait for products."""
 
 
 class _Rates(NamedTuple):
     """What a thread, or a GPU, does in a second."""
 
     products: float
-    """Of a weight and a token's number."""
+    """Products of a weight and a token's number."""
     unpacked: float = float("inf")
     """Weights that are made ready for products, once for all tokens."""
 
@@ -36,7 +36,7 @@ _INTEGERS = {
     "armv8-a": _Rates(20e9, 40e9),
     "armv8.2-a-dotprod": _Rates(60e9, 50e9),
 }
-"""Of weights in blocks: v3 measured on a Zen 3, v4-vnni on a Xeon, the others in proportion."""
+"""Rates of weights in blocks: v3 measured on a Zen 3, v4-vnni on a Xeon, others in proportion."""
 _WITH_MINIMUMS, _MINIMUMS_SHARE = ("Q4_1", "Q5_1", "Q4_K", "Q5_K"), 0.8
 """Types of blocks whose minimums take a part of the products."""
 _AS_VNNI = ("x86-64-v4-bf16", "x86-64-v4-amx")

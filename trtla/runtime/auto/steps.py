@@ -111,7 +111,7 @@ class StepCosts:
 
 
 class _Prices:
-    """Of steps of about so many sequences: a plain one's seconds, and what sizes add to it."""
+    """The prices of steps of about so many sequences: a plain one's seconds, and what sizes add."""
 
     def __init__(self, table: CostTable, sequences: int, learnt: object) -> None:
         self._base_s = table.seconds(sequences, sequences)
@@ -129,7 +129,7 @@ class _Prices:
         self._last: _Place = _Place(0, 0.0)
         self._plain_seen = self._last_plain = self.steps = 0
         self._terms: list[tuple[float, int, float]] = []
-        """Of each knot what the table says, whose price it has, and what prices are relative to;
+        """What the table says of each knot, whose price it has, and what prices are relative to;
         empty where another knot was learnt."""
         self.plain_s = self._base_s
         self._read(learnt)

@@ -22,7 +22,7 @@ from trtla.settings.lookahead import AUTOREGRESSIVE
 from trtla.settings.sampling import BeamSettings
 
 LogProbs = Sequence[float]
-"""Of every token of the vocabulary."""
+"""The log probability of every token of the vocabulary."""
 
 
 class BeamTarget(Protocol):

@@ -21,9 +21,9 @@ SLOWEST = 4.0
 pieces, each of which reads all weights again: at 4 three quarters of such a step are the prompts'.
 With more, a text visibly stops while others begin: one of 20 tokens a second goes on with 5."""
 FIRST_TOKENS = 64
-"""Of a step, before any was measured."""
+"""Prompt tokens of a step, before any was measured."""
 LONGEST_S = 1.0
-"""Of a step with nothing but prompts, where these can be cut so small."""
+"""The longest step with nothing but prompts, where these can be cut so small."""
 _FIRST_ALONE = 512
 _LEAST_TOKENS = TOKENS_PER_BLOCK
 _REMEMBERED = 5  # steps of a kind: two slow ones among them change nothing

@@ -31,7 +31,7 @@ class RankSteps(Protocol):
 
 
 class SplitSteps:
-    """Of tensor parallelism: all feed the same, each to its part of the model."""
+    """The steps of tensor parallelism: all feed the same, each to its part of the model."""
 
     def __init__(self, step: StepForward, cache: KVCache) -> None:
         self._step, self._cache = step, cache

@@ -92,7 +92,7 @@ def width(queries: Sequence[RowQuery]) -> int:
 def answer_rows(
     logits: Logits, queries: Sequence[RowQuery], size: int, sampler: RowSampler | StepSampler | None
 ) -> ndarray:
-    """Of rows of logits [rows, vocab], int64 [rows, size]."""
+    """The answer to rows of logits [rows, vocab], int64 [rows, size]."""
     found = np.full((len(queries), size), NO_TOKEN, np.int64)
     draws = [
         Draw(row, one.params, one.noise) for row, one in enumerate(queries) if not one.params.greedy

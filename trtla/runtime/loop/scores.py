@@ -108,7 +108,7 @@ def token_log_probs(logits: ndarray, tokens: Sequence[int], count: int) -> tuple
 def _most_probable(
     logits: ndarray, logs: ndarray, count: int
 ) -> list[tuple[tuple[int, float], ...]]:
-    """Of each row, equal ones by their ids."""
+    """The most probable tokens of each row, equal ones by their ids."""
     if not count:
         return [()] * len(logits)
     least = largest(logits, count)[:, -1:]

@@ -58,7 +58,7 @@ class ForwardClock:
             self._resumed = time.perf_counter()
 
     def seconds(self) -> float:
-        """Of the forward and the choice, which ends now."""
+        """The seconds of the forward and the choice, which ends now."""
         now = time.perf_counter()
         if self._resumed is None or self._begin is None or self._end is None:
             return now - self.started

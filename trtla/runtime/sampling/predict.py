@@ -42,7 +42,7 @@ class Prediction:
     """The argmax; of a sampled request only where its drafter reads it."""
     draws: Mapping[int, int]
     logits: Logits
-    """Of all feeds' rows; valid until the next forward."""
+    """The logits of all feeds' rows; valid until the next forward."""
     start: int
     """The first of this feed's rows in them; the others follow in their order."""
     tops: TopRows | None = None
