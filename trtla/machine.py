@@ -125,12 +125,18 @@ def loaded_driver() -> tuple[str | None, str | None]:
     return _proc("driver/nvidia/version").get("NVRM version"), _driver_cuda()
 
 
-def available_memory() -> int | None:
+def available_memory(*, swap: bool = False) -> int | None:
     """Bytes that this process can still get, the page cache included; None where it is unknown.
 
     Containers and batch systems limit it to less than the machine's.
+
+    Args:
+        swap: count what is free of it as well, for what other programs hold.
     """
-    known = (_memory("MemAvailable"), *_cgroup_rooms(), _address_room())
+    room = _memory("MemAvailable")
+    if swap and room is not None:
+        room = min(room + (_memory("SwapFree") or 0), _memory("MemTotal") or room)
+    known = (room, *_cgroup_rooms(), _address_room())
     return min((room for room in known if room is not None), default=None)
 
 
