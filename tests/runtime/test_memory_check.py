@@ -114,6 +114,21 @@ def test_a_control_group_limits_memory(
     assert machine.available_memory() == 70 * MIB
 
 
+@pytest.mark.parametrize("group", ["", "odd", "0::/", "0::/../.."])
+@pytest.mark.parametrize(("used", "stat"), [("max", ""), ("5", "odd\n\na b c\nactive_file x\n")])
+def test_odd_control_groups_limit_nothing(
+    group: str, used: str, stat: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = machine._lines
+    for name, text in (("max", "1000"), ("current", used), ("stat", stat)):
+        (tmp_path / f"memory.{name}").write_text(text)
+    monkeypatch.setattr(
+        machine, "_lines", lambda p: [group] if str(p) == "/proc/self/cgroup" else lines(p)
+    )
+    monkeypatch.setattr(machine, "CGROUPS", tmp_path)
+    assert (machine.available_memory() or 0) > MIB
+
+
 @pytest.mark.parametrize(("swap", "room"), [(0, 60), (30, 90), (300, 100)])
 def test_other_programs_can_be_swapped_out(
     swap: int, room: int, monkeypatch: pytest.MonkeyPatch
