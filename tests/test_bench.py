@@ -14,8 +14,9 @@ from tests.support.real_models import folder_and_model
 from trtla import LLM
 from trtla.bench.arms import ArmRun, EngineArm
 from trtla.bench.hardware import Hardware, peak_bytes, read_bandwidth, reset_peak
+from trtla.bench.journal import Measurements
 from trtla.bench.peers import HuggingFace, peer_arms, peer_dtypes
-from trtla.bench.turns import measure, rounds_of, rows
+from trtla.bench.turns import Kept, measure, rounds_of, rows
 from trtla.data.prompt_sets import SHIPPED, Ids, batches, fit, load_sets
 from trtla.errors import UsageError
 from trtla.formats.config import CheckpointConfig
@@ -101,6 +102,22 @@ def test_counters_have_fields_of_their_own_in_the_row() -> None:
     row = Wider.fill(CELL, replace(FAST, drafted=3, reused_tokens=7), arm="x").document()
     assert [row[name] for name in ("steps", "drafted", "reused_tokens")] == [4, 3, 7]
     assert row["device"] == "cpu"
+
+
+def test_equal_prompts_of_a_round_are_turns_of_their_own_in_a_journal(tmp_path: Path) -> None:
+    """What an arm has learnt by the second one shows."""
+    work = rounds_of([[(1,)], [(1,)]], SamplingParams(5), 2, reseed=True)
+
+    def steps(run: ArmRun) -> tuple[list[int | None], int]:
+        decoded: list[ArmRun | None] = []
+        kept = Kept(Measurements(tmp_path / "kept.jsonl", "a", "--output-dir"))
+        arm = FakeArm("ar", run)
+        measured = measure(CELL, [arm], work, on_run=lambda _, one: decoded.append(one), kept=kept)
+        return [turn.runs["ar"].steps for turn in measured.turns], len([*filter(None, decoded)])
+
+    found, decoded = steps(PLAIN)
+    assert (len(found), decoded) == (4, 4)
+    assert steps(replace(PLAIN, steps=99)) == (found, 0)
 
 
 def test_what_a_run_does_not_report_is_none() -> None:

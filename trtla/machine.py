@@ -12,6 +12,7 @@ import resource
 import subprocess
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -125,19 +126,25 @@ def loaded_driver() -> tuple[str | None, str | None]:
     return _proc("driver/nvidia/version").get("NVRM version"), _driver_cuda()
 
 
-def available_memory() -> int | None:
+def available_memory(*, swap: bool = False) -> int | None:
     """Bytes that this process can still get, the page cache included; None where it is unknown.
 
     Containers and batch systems limit it to less than the machine's.
+
+    Args:
+        swap: count what is free of it as well, for what other programs hold.
     """
-    known = (_memory("MemAvailable"), *_cgroup_rooms(), _address_room())
+    room = _memory("MemAvailable")
+    if swap and room is not None:
+        room = min(room + (_memory("SwapFree") or 0), _memory("MemTotal") or room)
+    known = (room, *_cgroup_rooms(), _address_room())
     return min((room for room in known if room is not None), default=None)
 
 
 def _cgroup_rooms() -> Iterator[int]:
     """What each control group of this process, and those around it, leave of their limits."""
     for line in _lines(Path("/proc/self/cgroup")):
-        _, controllers, own = line.split(":", 2)
+        controllers, _, own = line.partition(":")[2].partition(":")
         if controllers not in _CGROUP_FILES:
             continue
         root, files = CGROUPS / controllers, _CGROUP_FILES[controllers]
@@ -151,9 +158,11 @@ def _cgroup_room(folder: Path, limit: str, used: str, kept: str) -> int | None:
     most, taken = (_lines(folder / name) for name in (limit, used))
     if not most or not taken or not most[0].isdecimal():
         return None
-    stat = dict(line.split() for line in _lines(folder / "memory.stat"))
-    cache = (int(stat.get(f"{kept}{name}_file", 0)) for name in ("active", "inactive"))
-    return max(0, int(most[0]) - int(taken[0]) + sum(cache))
+    stat = dict(line.split(" ", 1) for line in _lines(folder / "memory.stat") if " " in line)
+    cache = (stat.get(f"{kept}{name}_file", "0") for name in ("active", "inactive"))
+    with suppress(ValueError):  # as sandboxes have it that only look like Linux
+        return max(0, int(most[0]) - int(taken[0]) + sum(map(int, cache)))
+    return None
 
 
 def _address_room() -> int | None:

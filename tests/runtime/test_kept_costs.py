@@ -60,6 +60,12 @@ def test_broken_and_foreign_files_say_nothing_and_are_written_anew(text):
     assert kept.load() == taught().learnt()
 
 
+def test_numbers_that_no_step_has_shown_are_not_believed():
+    table = shipped_costs(10**8, "Q4_1", CPU, integers=True)
+    broken = {"1": {"plain": 10**400, "prices": {"8": -(10**400), "16": "1"}}}
+    assert StepCosts(table, broken).seconds(8, 1) == StepCosts(table).seconds(8, 1)
+
+
 def test_the_key_tells_threads_and_arithmetic_apart():
     before = num_threads()
     keys = {KeptCosts({}, arithmetic, CPU).key for arithmetic in ("float32", "bfloat16")}

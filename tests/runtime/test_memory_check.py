@@ -43,7 +43,7 @@ def test_too_little_memory_is_said_before_weights_are_read(
 ) -> None:
     read: list[int] = []
     inner = os.preadv
-    monkeypatch.setattr(kv_cache, "available_memory", lambda: 104 * MIB)
+    monkeypatch.setattr(kv_cache, "available_memory", lambda **_: 104 * MIB)
     monkeypatch.setattr(os, "preadv", lambda *args: read.append(1) or inner(*args))
     with pytest.raises(TrtlaError) as raised:
         LLM(model, dtype="float32", threads=1)
@@ -56,7 +56,7 @@ def test_too_little_memory_is_said_before_weights_are_read(
     assert "Q4_0" in str(raised.value.hint)
     assert "max_seq_len" in str(raised.value)
     assert not read
-    monkeypatch.setattr(kv_cache, "available_memory", lambda: 150 * MIB)
+    monkeypatch.setattr(kv_cache, "available_memory", lambda **_: 150 * MIB)
     LLM(model, dtype="float32", threads=1).close()
 
 
@@ -64,7 +64,7 @@ def test_too_little_memory_is_said_before_weights_are_read(
 def test_keys_and_values_of_the_texts_that_are_asked_for_count(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kv_cache, "available_memory", lambda: 110 * MIB)
+    monkeypatch.setattr(kv_cache, "available_memory", lambda **_: 110 * MIB)
     LLM(model, dtype="float32", threads=1, max_seq_len=100).close()
     with pytest.raises(TrtlaError, match=r"it takes 0\.00 for weights, 0\.\d\d for keys"):
         LLM(model, dtype="float32", threads=1, max_seq_len=8192)
@@ -112,6 +112,32 @@ def test_a_control_group_limits_memory(
     stat = f"anon 7\n{kept}active_file {10 * MIB}\n{kept}inactive_file {20 * MIB}\n"
     (own.parent / "memory.stat").write_text(stat)
     assert machine.available_memory() == 70 * MIB
+
+
+@pytest.mark.parametrize("group", ["", "odd", "0::/", "0::/../.."])
+@pytest.mark.parametrize(("used", "stat"), [("max", ""), ("5", "odd\n\na b c\nactive_file x\n")])
+def test_odd_control_groups_limit_nothing(
+    group: str, used: str, stat: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = machine._lines
+    for name, text in (("max", "1000"), ("current", used), ("stat", stat)):
+        (tmp_path / f"memory.{name}").write_text(text)
+    monkeypatch.setattr(
+        machine, "_lines", lambda p: [group] if str(p) == "/proc/self/cgroup" else lines(p)
+    )
+    monkeypatch.setattr(machine, "CGROUPS", tmp_path)
+    assert (machine.available_memory() or 0) > MIB
+
+
+@pytest.mark.parametrize(("swap", "room"), [(0, 60), (30, 90), (300, 100)])
+def test_other_programs_can_be_swapped_out(
+    swap: int, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As much as the machine has, a model that is swapped out itself is too slow to be of use."""
+    known = {"MemTotal": 100, "MemAvailable": 60, "SwapFree": swap}
+    monkeypatch.setattr(machine, "_memory", lambda key: known[key] * MIB)
+    assert machine.available_memory() == 60 * MIB
+    assert machine.available_memory(swap=True) == room * MIB
 
 
 def test_a_limit_of_addresses_limits_memory() -> None:

@@ -37,6 +37,15 @@ def test_steps_teach_what_sizes_like_theirs_take():
     assert costs.seconds(16, 4) == FLAT.seconds(16, 4)
 
 
+def test_steps_larger_than_any_size_that_is_learnt_teach_the_last_one():
+    costs = StepCosts(TRUE)
+    before = costs.seconds(1500, 1)
+    for _ in range(20):
+        costs.record(1500, 1, 2.0 * TRUE.seconds(1500))
+    assert costs.knows(1500, 1)
+    assert costs.seconds(1500, 1) > before
+
+
 def test_a_table_that_was_taken_beside_other_work_is_brought_down_as_a_whole():
     costs = StepCosts(CostTable.of([(tokens, 2.0 * s) for tokens, s in TRUE.rows[0][1]]))
     for _ in range(20):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 
 from tests.support.served import SHORT, refused, serving, until
+from trtla.llm.preparing import Preparing
 
 LONG = {"prompt": "1 " * 30_000, "max_tokens": 1}
 
@@ -84,6 +86,7 @@ def test_who_leaves_before_the_queue_is_logged_as_gone(monkeypatch, capsys):
 def test_work_in_a_lane_does_not_hold_up_the_process():
     program = """
 import threading
+from types import SimpleNamespace
 from trtla.llm.preparing import Preparing
 
 preparing, begun = Preparing(), threading.Event()
@@ -92,3 +95,20 @@ assert begun.wait(60)
 preparing.stop()
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+def test_lanes_that_begin_while_others_are_stopped_do_no_harm(monkeypatch):
+    """The model's own thread begins the lane of conversations when it is open."""
+    lanes = Preparing()
+    assert lanes.submit("texts", lambda: 1).result(60) == 1
+    work = lanes._lanes["texts"].work
+
+    def put(task):
+        lanes.submit("chat", lambda: 2)
+        work.put(task)
+
+    monkeypatch.setattr(lanes._lanes["texts"], "work", SimpleNamespace(put=put))
+    lanes.stop()
+    assert lanes.submit("chat", lambda: 3).result(60) == 3
+    monkeypatch.undo()
+    lanes.stop()

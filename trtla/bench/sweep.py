@@ -32,6 +32,7 @@ from trtla.bench.turns import (
     rounds_of,
     rows,
     together,
+    told_apart,
 )
 from trtla.console import Progress, Stages, silent
 from trtla.data.prompt_sets import Ids, PromptSet, batches, fit
@@ -230,10 +231,10 @@ class _OpenedBench:
 
     def _note_kept(self, kept: Kept, cells: Sequence[tuple[Cell, list[Ids]]]) -> None:
         turns = [
-            kept.get(cell, number, work, self._arms) is not None
+            kept.get(cell, number, work, self._arms, again) is not None
             for cell, prompts in cells
             for number, works in enumerate(self._work(cell, prompts), 1)
-            for work in works
+            for work, again in told_apart(works)
         ]
         if count := sum(turns) * len(self._arms):
             all_of_them = len(turns) * len(self._arms)

@@ -114,26 +114,36 @@ class Kept:
         self._journal = journal
 
     @staticmethod
-    def _name(cell: Cell, number: int, work: Work) -> str:
+    def _name(cell: Cell, number: int, work: Work, again: int) -> str:
         key = fingerprint({"cell": str(cell), "round": number, "work": str(work)})
-        return f"turn {cell.batch_size} {number} {key}"
+        return f"turn {cell.batch_size} {number} {key}{f' {again}' if again else ''}"
 
     def get(
-        self, cell: Cell, number: int, work: Work, arms: Sequence[Arm]
+        self, cell: Cell, number: int, work: Work, arms: Sequence[Arm], again: int = 0
     ) -> dict[str, ArmRun] | None:
-        """A turn of all the arms; None: it is to be taken."""
-        found = self._journal and self._journal.get(self._name(cell, number, work))
+        """A turn of all the arms; None: it is to be taken.
+
+        Args:
+            again: how many turns of the round had the same work before.
+        """
+        found = self._journal and self._journal.get(self._name(cell, number, work, again))
         if not found or any(arm.key not in found for arm in arms):
             return None
         return {arm.label: _RUN.validate_python(found[arm.key]) for arm in arms}
 
     def put(
-        self, cell: Cell, number: int, work: Work, runs: Mapping[str, ArmRun], arms: Sequence[Arm]
+        self,
+        cell: Cell,
+        number: int,
+        work: Work,
+        runs: Mapping[str, ArmRun],
+        arms: Sequence[Arm],
+        again: int = 0,
     ) -> None:
         """Keep a turn."""
         if self._journal is not None:
             dumped = {arm.key: _RUN.dump_python(runs[arm.label], mode="json") for arm in arms}
-            self._journal.put(self._name(cell, number, work), dumped)
+            self._journal.put(self._name(cell, number, work, again), dumped)
 
 
 _RUN = TypeAdapter(ArmRun)
@@ -160,6 +170,11 @@ def rounds_of(
     return found
 
 
+def told_apart(works: Sequence[Work]) -> list[tuple[Work, int]]:
+    """The works of a round, each with how many equal ones come before it."""
+    return [(work, works[:place].count(work)) for place, work in enumerate(works)]
+
+
 def measure(
     cell: Cell,
     arms: Sequence[Arm],
@@ -176,8 +191,12 @@ def measure(
         first: what arms warm up on; None: the first batch.
     """
     kept = kept or Kept()
-    numbered = list(enumerate(rounds, 1))
-    is_kept = all(kept.get(cell, n, work, arms) for n, works in numbered for work in works)
+    numbered = [(number, told_apart(works)) for number, works in enumerate(rounds, 1)]
+    is_kept = all(
+        kept.get(cell, number, work, arms, again)
+        for number, works in numbered
+        for work, again in works
+    )
     for arm in arms:
         if not is_kept:
             arm.warm_up(*(first or rounds[0][0]))
@@ -187,8 +206,8 @@ def measure(
     for number, works in numbered:
         for arm in arms:
             arm.begin_round()
-        for place, work in enumerate(works):
-            runs = take(cell, number, work, arms, kept, on_run)
+        for place, (work, again) in enumerate(works):
+            runs = take(cell, number, work, arms, kept, on_run, again)
             measured.turns.append(Turn(number, place, work, runs))
         on_round(measured, number)
     return measured
@@ -201,9 +220,10 @@ def take(
     arms: Sequence[Arm],
     kept: Kept,
     on_run: OnRun = lambda *_: None,
+    again: int = 0,
 ) -> dict[str, ArmRun]:
     """What the arms give in a turn of a round, which is then kept."""
-    if found := kept.get(cell, number, work, arms):
+    if found := kept.get(cell, number, work, arms, again):
         for arm in arms:
             on_run(arm, None)
         return found
@@ -211,7 +231,7 @@ def take(
     for arm, run in alternate(arms, [work], torch.device(cell.device)):
         runs[arm.label] = run
         on_run(arm, run)
-    kept.put(cell, number, work, runs, arms)
+    kept.put(cell, number, work, runs, arms, again)
     return runs
 
 

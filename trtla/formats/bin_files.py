@@ -1,8 +1,9 @@
 """PyTorch's `.bin` files: a state dict as a zip archive of a pickle and the numbers it names.
 
-The pickle may name tensors and nothing else, so no code of a file is run. Numbers are read as those
-of safetensors are, without PyTorch and without mapping the file; only files older than PyTorch 1.6,
-which are no archives, are loaded by it, whole.
+The pickle may name tensors and nothing else, so no code of a file is run. A pickle can also change
+the state of whatever it holds: it gets nothing that others use, nor anything that was checked and
+can be changed. Numbers are read as those of safetensors are, without PyTorch and without mapping
+the file; only files older than PyTorch 1.6, which are no archives, are loaded by it, whole.
 """
 
 from __future__ import annotations
@@ -13,10 +14,9 @@ import pickle
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -40,10 +40,18 @@ _DTYPES: dict[str, Any] = {
     "BoolStorage": np.bool_,
 }
 _LOCAL_HEADER = 30  # bytes before a record's name; the lengths of name and extra field end it
+_MAX_PICKLE = 100 * 2**20  # thousands of tensors need less than one of these
 
 
-@dataclass(frozen=True, slots=True)
-class _Stored:
+class _Storage(NamedTuple):
+    """Numbers in an archive: where they begin in the file, and their bytes."""
+
+    dtype: np.dtype[Any]
+    start: int
+    size: int
+
+
+class _Stored(NamedTuple):
     """A tensor in an archive; `steps` are its strides, in bytes."""
 
     entry: Entry
@@ -90,8 +98,11 @@ def _entry(tensor: _Stored | ndarray) -> Entry:
     return tensor.entry if isinstance(tensor, _Stored) else Entry(tensor.dtype, tensor.shape, 0)
 
 
-class _Archive(pickle.Unpickler):
-    """An open archive; `load` gives what its pickle holds, of tensors where they lie."""
+class _Archive(pickle._Unpickler):
+    """An open archive; `load` gives what its pickle holds, of tensors where they lie.
+
+    In Python: the compiled one makes as much room as a few bytes of a pickle ask for.
+    """
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self._zip = file, zipfile.ZipFile(file)
@@ -100,6 +111,8 @@ class _Archive(pickle.Unpickler):
         order = f"{self._folder}byteorder"
         if order in self._zip.namelist() and self._zip.read(order) != b"little":
             raise ValueError(order)
+        if self._zip.getinfo(pickled).file_size > _MAX_PICKLE:
+            raise ValueError(pickled)
         super().__init__(io.BytesIO(self._zip.read(pickled)))
 
     def find_class(self, module: str, name: str) -> Any:
@@ -107,20 +120,22 @@ class _Archive(pickle.Unpickler):
         if (module, name) == ("collections", "OrderedDict"):
             return OrderedDict
         if module == "torch" and name in _DTYPES:
-            return np.dtype(_DTYPES[name])
+            return name
         known: dict[str, Callable[..., Any]] = {
-            "_rebuild_tensor_v2": _tensor,
+            "_rebuild_tensor_v2": lambda *parts: _tensor(*parts),
             "_rebuild_parameter": lambda tensor, *_: tensor,
         }
         if module == "torch._utils" and name in known:
             return known[name]
         if module.partition(".")[0] == "torch":
-            return _Other
+            return type(name, (_Other,), {})
         raise pickle.UnpicklingError(f"{module}.{name}")
 
-    def persistent_load(self, pid: Any) -> tuple[np.dtype[Any], int, int]:
-        """A storage: type, where it begins in the file, and its bytes."""
-        _, dtype, key, _, _ = pid
+    def persistent_load(self, pid: Any) -> _Storage | _Other:
+        """A storage, if it is of numbers that arrays have."""
+        _, kind, key, _, _ = pid
+        if not isinstance(kind, str):
+            return _Other()
         record = self._zip.getinfo(f"{self._folder}data/{key}")
         if record.compress_type != zipfile.ZIP_STORED:
             raise ValueError(key)
@@ -129,7 +144,7 @@ class _Archive(pickle.Unpickler):
         start = record.header_offset + _LOCAL_HEADER + int(lengths.sum())
         if start + record.file_size > os.fstat(self._file.fileno()).st_size:
             raise ValueError(key)
-        return dtype, start, record.file_size
+        return _Storage(np.dtype(_DTYPES[kind]), start, record.file_size)
 
 
 class _Other:
@@ -140,15 +155,15 @@ class _Other:
 
 
 def _tensor(
-    storage: tuple[np.dtype[Any], int, int],
-    offset: int,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    *_: object,
-) -> _Stored:
-    dtype, start, size = storage
-    if min(offset, *shape, *strides, 0) < 0 or prod(shape) > 2**63:
+    storage: object, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], *_: object
+) -> _Stored | _Other:
+    if not isinstance(storage, _Storage):
+        return _Other()
+    numbers = (offset, *shape, *strides)
+    whole = all(type(number) is int and number >= 0 for number in numbers)
+    if not whole or len(shape) != len(strides) or prod(shape) > 2**63:
         raise ValueError(shape)
+    dtype, start, size = storage
     entry = Entry(dtype, tuple(shape), start + offset * dtype.itemsize)
     found = _Stored(entry, tuple(step * dtype.itemsize for step in strides))
     if offset * dtype.itemsize + found.span(entry.shape) > size:

@@ -40,7 +40,7 @@ class Preparing:
 
     def stop(self) -> None:
         """Let the threads end after what they are doing."""
-        for lane in self._lanes.values():
+        for lane in tuple(self._lanes.values()):  # a model that is being opened may add one
             lane.work.put(None)
 
 

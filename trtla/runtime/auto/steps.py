@@ -37,6 +37,11 @@ class _Place(NamedTuple):
     low: int
     share: float
 
+    @property
+    def knot(self) -> int:
+        """The nearest one; larger sizes than the last have its price."""
+        return min(self.low + round(self.share), len(_KNOTS) - 1)
+
 
 class StepCosts:
     """Seconds of steps by fed tokens and sequences.
@@ -83,8 +88,8 @@ class StepCosts:
 
     def knows(self, tokens: int, sequences: int) -> bool:
         """Whether steps of about this size were seen recently."""
-        prices, (low, share) = self._place(tokens, sequences)
-        return prices.knows(low + round(share))
+        prices, place = self._place(tokens, sequences)
+        return prices.knows(place.knot)
 
     def record(self, tokens: int, sequences: int, seconds: float) -> None:
         prices, place = self._place(tokens, sequences)
@@ -167,7 +172,7 @@ class _Prices:
 
     def saw_drafted(self, ratio: float, place: _Place) -> None:
         """The same of a step with drafts."""
-        knot = place.low + round(place.share)
+        knot = place.knot
         is_new = knot and not self.knows(knot)
         gained = _gained(ratio, 0.5 if is_new else _UP, 1.0 if is_new else _DOWN)
         doubtful = self.steps - self._last_plain > _FRESH or not self._plain_seen
@@ -244,5 +249,6 @@ def _gained(ratio: float, up: float, down: float) -> float:
 
 
 def _number(value: object, other: float) -> float:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and math.isfinite(value) else other  # type: ignore[arg-type]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return other
+    return float(value) if -1e9 < value < 1e9 else other

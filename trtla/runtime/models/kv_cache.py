@@ -226,8 +226,8 @@ def _free_bytes(device: Device) -> int:
     return int(_free_memory() * _CPU_SHARE)
 
 
-def _free_memory() -> int:
-    found = available_memory()
+def _free_memory(*, swap: bool = False) -> int:
+    found = available_memory(swap=swap)
     if found is not None:
         return found
     try:
@@ -247,7 +247,7 @@ def check_memory(name: str, weights: int, cache: int, ranks: int = 1) -> None:
         cache: of the keys and values of one text; beside them as much is left to all else.
         ranks: processes on this machine that load as much.
     """
-    reserve, free = max(cache, _LEAST_RESERVE), _free_memory() // ranks
+    reserve, free = max(cache, _LEAST_RESERVE), _free_memory(swap=True) // ranks
     if (needed := weights + cache + reserve) <= free:
         return
     parts = [f"{one / 2**30:.2f}" for one in (needed, free, weights, cache, reserve)]
