@@ -1,4 +1,4 @@
-"""Which files a prompt passes, and in which records it travels, on its way through a command.
+"""Counts the files and records that carry a prompt through a command.
 
 A value carries the prompt if it is a text or bytes that hold the prompt or the answer, a list,
 tuple or array of ids that begins with those of the prompt or is a stretch of the answer's (two at

@@ -131,8 +131,8 @@ class AblationFlags:
     ablation: bool = _ablation(
         "In place of the tables: plain decoding, a draft model with fixed gamma and with "
         "EGAG, n-grams, prompt lookup, lookahead and a chain, on some of the shipped prompts. "
-        "Decodings are kept: the same command goes on where it was interrupted. Of the other "
-        f"flags it reads {_ABLATION_READS}; the categories of --prompts are tasks.",
+        "Decodings are kept: run the same command again to resume. It also reads "
+        f"{_ABLATION_READS}; the categories of --prompts are tasks.",
         basic=True,
     )
     input_text: str | None = _ablation("Decode this text, not the tasks.", "-p", former="prompt")
