@@ -104,6 +104,23 @@ def test_counters_have_fields_of_their_own_in_the_row() -> None:
     assert row["device"] == "cpu"
 
 
+def test_turns_of_other_arms_stand_beside_each_other_in_a_journal(tmp_path: Path) -> None:
+    path, work = tmp_path / "kept.jsonl", rounds_of([[(1,)]], SamplingParams(5), 1)
+
+    def decoded(*names: str) -> list[int]:
+        """How often each arm decodes, where what was kept before is there."""
+        arms = [FakeArm(name, PLAIN) for name in names]
+        measure(CELL, arms, work, kept=Kept(Measurements(path, "a", "--output-dir")))
+        return [len(arm.seeds) for arm in arms]
+
+    assert decoded("ar", "one") == [1, 1]
+    assert decoded("ar", "other") == [1, 1]
+    assert decoded("ar", "one") == decoded("other", "ar") == [0, 0]
+    assert decoded("one") == [0]
+    names = [json.loads(line)["name"] for line in path.read_text().splitlines()]
+    assert len(names) == len(set(names)) == 2
+
+
 def test_equal_prompts_of_a_round_are_turns_of_their_own_in_a_journal(tmp_path: Path) -> None:
     """What an arm has learnt by the second one shows."""
     work = rounds_of([[(1,)], [(1,)]], SamplingParams(5), 2, reseed=True)

@@ -13,7 +13,7 @@ from hashlib import sha256
 from itertools import count, groupby, repeat
 from operator import attrgetter
 from statistics import median
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from pydantic import TypeAdapter
@@ -126,8 +126,9 @@ class Kept:
         Args:
             again: how many turns of the round had the same work before.
         """
-        found = self._journal and self._journal.get(self._name(cell, number, work, again))
-        if not found or any(arm.key not in found for arm in arms):
+        fields, _ = self._fields(self._name(cell, number, work, again))
+        found = next((one for one in fields if all(arm.key in one for arm in arms)), None)
+        if found is None:
             return None
         return {arm.label: _RUN.validate_python(found[arm.key]) for arm in arms}
 
@@ -143,7 +144,18 @@ class Kept:
         """Keep a turn."""
         if self._journal is not None:
             dumped = {arm.key: _RUN.dump_python(runs[arm.label], mode="json") for arm in arms}
-            self._journal.put(self._name(cell, number, work, again), dumped)
+            _, name = self._fields(self._name(cell, number, work, again))
+            self._journal.put(name, dumped)
+
+    def _fields(self, name: str) -> tuple[list[Mapping[str, Any]], str]:
+        """The turns of a name, each of other arms, and the name that the next one gets."""
+        found: list[Mapping[str, Any]] = []
+        while True:
+            place = f"{name} field {len(found) + 1}" if found else name
+            kept = self._journal and self._journal.get(place)
+            if not kept:
+                return found, place
+            found.append(kept)
 
 
 _RUN = TypeAdapter(ArmRun)
