@@ -43,6 +43,8 @@ class Option:
     """The letter of its flag's short form."""
     former: str = ""
     """Another name of it that is accepted: a former one, or what everybody else calls it."""
+    draws: bool = False
+    """Whether it decides which of a row's tokens is drawn: temperature and filters."""
     single: bool = True
     """Whether it is one value that is checked by its type; else `help` is all that is declared."""
 
