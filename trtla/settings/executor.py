@@ -152,11 +152,13 @@ class ExecutorOptions:
         False,
         "Keep texts' K/V blocks while there is room, and begin prompts that share their first "
         "tokens behind them (torch); benchmarks must not profit from it in silence.",
+        flagless=True,
     )
     bounded_steps: bool = option(
         False,
         "Limit the prompt tokens of a step beside running texts, so that it takes about 4 times a "
         "step without any: for servers, as whole batches end a little later (torch).",
+        flagless=True,
     )
     trtllm: TrtllmSettings = option(
         TRTLLM_DEFAULTS, "Settings of TensorRT-LLM's executor.", single=False
