@@ -68,6 +68,13 @@ def test_other_files_are_refused_by_name(tmp_path: Path, content: str, said: str
     assert caught.value.hint
 
 
+def test_a_document_without_rows_over_all_categories_is_refused(tmp_path: Path) -> None:
+    found = documents.bench()
+    found["rows"] = [row for row in found["rows"] if row["category"] != "all"]
+    with pytest.raises(UsageError, match="is of an older version: no rows are over all categories"):
+        read_all([put(tmp_path, "bench.json", found)])
+
+
 def test_files_that_are_no_text_or_not_there_are_refused(tmp_path: Path) -> None:
     (tmp_path / "b.json").write_bytes(b"\xff\xfe\x80")
     for name in ("b.json", "absent.json", "."):

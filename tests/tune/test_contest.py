@@ -59,8 +59,8 @@ class Played(Contest):
     def _warm_up(self):
         pass
 
-    def _take(self, cell, number, work):
-        made = self.made(cell.category, number - 1)
+    def _take(self, cell, batch):
+        made = self.made(cell.category, batch.round - 1)
         return {one.name: run(made[one.name]) for one in self.field}
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, FiniteFloat
@@ -106,6 +107,12 @@ class Row(Cell):
         """The triple of an arm of lookahead alone or of plain decoding; None: it has none."""
         found = _TRIPLE.fullmatch("lookahead 1,1,0" if self.arm == "ar" else self.arm)
         return None if found is None else (int(found[1]), int(found[2]), int(found[3]))
+
+
+def whole_category(rows: Sequence[Row]) -> str | None:
+    """The category that stands for the whole: that of all, or the only one; None: there is none."""
+    names = {row.category for row in rows}
+    return EVERY_CATEGORY if EVERY_CATEGORY in names else names.pop() if len(names) == 1 else None
 
 
 class Decoding(Row):

@@ -13,7 +13,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from trtla.bench.arms import AR, ArmRun, Way
-from trtla.bench.turns import CellRuns, Kept, Turn, Work, rows, take
+from trtla.bench.turns import Batch, CellRuns, Kept, Turn, Work, rows, take
 from trtla.bench.turns import together as joined
 from trtla.results.bench_documents import EVERY_CATEGORY, Cell, Row
 from trtla.results.tune_documents import GridPoint
@@ -96,18 +96,17 @@ class Contest:
         latest = [own[self.turns - 1].runs for own in self._turns.values()]
         return sum(runs[one.name].time_s for runs in latest for one in self._arms)
 
-    def _work(self, category: str) -> Work:
+    def _batch(self, category: str) -> Batch:
         """What the next turn decodes."""
         own, first = self._groups[category], self.turns * self.size
         samples = [own[place % len(own)] for place in range(first, first + self.size)]
-        return _as_work(samples)
+        return Batch(self.turns + 1, 0, _as_work(samples))
 
     def _is_kept(self) -> bool:
         """Whether the next turn was taken before with all contenders."""
         arms = list(self._arms.values())
         return all(
-            self._kept.get(cell, self.turns + 1, self._work(name), arms)
-            for name, cell in self._cells.items()
+            self._kept.has(cell, self._batch(name), arms) for name, cell in self._cells.items()
         )
 
     def go(self, deadline: float, most: int, on_turn: Callable[[], None], *, needed: bool) -> bool:
@@ -157,16 +156,15 @@ class Contest:
 
     def _turn(self) -> None:
         """One more turn. What was cut off is taken again, since its times belong together."""
-        number = self.turns + 1
-        for name, cell in self._cells.items():
-            work = self._work(name)
-            self._turns[name].append(Turn(number, 0, work, self._take(cell, number, work)))
+        batches = {name: self._batch(name) for name in self._cells}
+        for name, batch in batches.items():
+            self._turns[name].append(Turn(batch, self._take(self._cells[name], batch)))
 
-    def _take(self, cell: Cell, number: int, work: Work) -> dict[str, ArmRun]:
+    def _take(self, cell: Cell, batch: Batch) -> dict[str, ArmRun]:
         arms = list(self._arms.values())
         for arm in arms:
             arm.begin_round()
-        return take(cell, number, work, arms, self._kept)
+        return take(cell, batch, arms, self._kept)
 
     def _warm_up(self) -> None:
         first = next(iter(self._groups.values()))[0]

@@ -20,7 +20,7 @@ def run(console: Console, sweep: Sweep) -> Results | None:
     def on_round(measured: CellRuns, number: int) -> None:
         cell = measured.cell
         filters = filters_text(cell.temperature, cell.top_k, cell.top_p)
-        last = ((name, runs[-1].tokens_per_s) for name, runs in measured.runs.items())
+        last = ((name, runs[-1].tokens_per_s) for name, runs in measured.runs().items())
         speeds = ", ".join(f"{name} {speed:.0f} tok/s" for name, speed in last)
         if sweep.ablation is not None:
             return
