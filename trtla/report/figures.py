@@ -142,7 +142,7 @@ def grouped(measures: Iterable[ArmRow], key: Callable[[ArmRow], Key]) -> dict[Ke
 def _compare(source: int, measures: Sequence[ArmRow]) -> Comparison:
     """Greedy where that was measured, then the smallest batch, then what comes first."""
     whole = [one for one in measures if one.whole]
-    first = min(whole, key=lambda one: (one.sampling != GREEDY, one.figures.batch_size))
+    first = min(whole, key=lambda one: (one.sampling != GREEDY, one.figures.batch_size or 0))
     rows = [one for one in whole if one.conditions == first.conditions]
     rows.sort(key=lambda one: -(one.speedup or 0.0))
     here = [one for one in measures if one.conditions == first.conditions and one.task is not None]
