@@ -81,7 +81,7 @@ def tune() -> dict[str, Any]:
         "environment": ENVIRONMENT, "engine": "/models/llama", "executor": "torch on cpu",
         "cost": {"source": "measured", "note": "this machine", "knee": 8,
                  "rows": [{"sequences": 1, "points": [[1, 0.001], [8, 0.0011], [64, 0.005]]}]},
-        "grid": [], "rows": rows,
+        "rows": rows,
         "recommendation": {**best, "batch_size": 1,
                            "by_batch_size": [{**predicted, "batch_size": 8}],
                            "by_category": [{**best, "category": "code"}]},

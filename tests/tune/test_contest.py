@@ -12,12 +12,11 @@ from tests.tune.conftest import FOREVER, make_groups
 from trtla.bench.arms import ArmRun, Way
 from trtla.bench.journal import Measurements
 from trtla.bench.turns import Kept
-from trtla.results.bench_documents import EVERY_CATEGORY, Cell
-from trtla.results.tune_documents import GridPoint
+from trtla.results.bench_documents import EVERY_CATEGORY, Cell, Row
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.settings.sampling import SamplingParams
 from trtla.tune.contest import OTHERS, PLAIN, Contest, contenders
-from trtla.tune.search import Sample
+from trtla.tune.grid import Sample
 
 GROUPS = {c: [Sample(c, i, (1,), SamplingParams(8)) for i in range(2)] for c in "ab"}
 TRIPLE = Way("lookahead 2,3,2", LookaheadConfig(2, 3, 2))
@@ -27,9 +26,9 @@ CELL = Cell(
 
 
 def point(triple, category, speedup):
-    return GridPoint(
-        lookahead=triple, category=category, batch_size=1, predicted_speedup=speedup
-    )  # fmt: skip
+    arm = "ar" if triple == (1, 1, 0) else f"lookahead {','.join(map(str, triple))}"
+    cell = CELL.model_copy(update={"category": category})
+    return Row.fill(cell, arm=arm, predicted_speedup=speedup)
 
 
 def kept(folder: Path) -> Kept:

@@ -88,7 +88,9 @@ def measured(source: Source) -> list[ArmRow]:
             return []
     folder, whole = Path(model or "model not recorded").name, whole_category(rows)
     return [
-        ArmRow(source.number, folder, row, _sampling(row), row.category == whole) for row in rows
+        ArmRow(source.number, folder, row, _sampling(row), row.category == whole)
+        for row in rows
+        if row.predicted_speedup is None
     ]
 
 

@@ -25,7 +25,7 @@ Kind = Literal["bench", "tune", "summarize", "run"]
 
 _KINDS: dict[Kind, tuple[type[Document], tuple[str, ...]]] = {
     "bench": (Bench, ("rows", "cells")),
-    "tune": (Tune, ("recommendation", "cost", "rows", "grid")),
+    "tune": (Tune, ("recommendation", "cost", "rows")),
     "summarize": (Summarize, ("sides",)),
     "run": (Run, ("results", "stats")),
 }

@@ -105,6 +105,8 @@ class Row(Circumstances):
     speedup_vs_ar: Figure = None
     speedup_vs_ar_min: Figure = None
     speedup_vs_ar_max: Figure = None
+    predicted_speedup: Figure = None
+    """By what steps cost, of a row of tune that was not measured."""
     efficiency: Figure = None
     fed_per_step: Figure = None
     host_ms_per_step: Figure = None

@@ -13,15 +13,14 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from trtla.bench.arms import AR, ArmRun, Way
-from trtla.bench.turns import Batch, CellRuns, Kept, Turn, Work, rows, take
+from trtla.bench.turns import Batch, CellRuns, Kept, Turn, rows, take
 from trtla.bench.turns import together as joined
-from trtla.results.bench_documents import EVERY_CATEGORY, Cell, Row
-from trtla.results.tune_documents import GridPoint
+from trtla.results.bench_documents import EVERY_CATEGORY, Cell, Row, whole_category
 from trtla.settings.drafting import NO_DRAFTER, DrafterSettings
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
 from trtla.tune import clock
-from trtla.tune.prediction import AUTO, best, together
-from trtla.tune.search import Groups, Sample, nearness
+from trtla.tune.grid import Groups, as_work, nearness
+from trtla.tune.prediction import AUTO, ranked
 
 if TYPE_CHECKING:
     from trtla.llm.llm import LLM
@@ -43,15 +42,15 @@ OTHERS = (Way(AUTO, "auto"), Way("prompt-lookup", "auto", DrafterSettings(("prom
 """What needs no triple; prompt lookup proposes 4 tokens a draft."""
 
 
-def contenders(points: Sequence[GridPoint], size: int) -> list[Way]:
+def contenders(rows: Sequence[Row], size: int) -> list[Way]:
     """Plain decoding and the best triple, what needs none, then further good triples."""
-    drafting = [row for row in points if LookaheadConfig(*row.lookahead) != AUTOREGRESSIVE]
+    drafting = [row for row in rows if row.arm != AR]
     names = dict.fromkeys(row.category for row in drafting)
-    found = best(drafting, together(drafting), size)[:_BEST]
-    found += [row for name in names for row in best(drafting, name, size)[:1]]
+    found = ranked(drafting, whole_category(drafting), size)[:_BEST]
+    found += [row for name in names for row in ranked(drafting, name, size)[:1]]
     first, *others = (
         Way(f"lookahead {triple}", triple)
-        for triple in dict.fromkeys(LookaheadConfig(*row.lookahead) for row in found)
+        for triple in dict.fromkeys(LookaheadConfig(*row.triple) for row in found if row.triple)
     )
     return [PLAIN, first, *OTHERS, *others]
 
@@ -100,7 +99,7 @@ class Contest:
         """What the next turn decodes."""
         own, first = self._groups[category], self.turns * self.size
         samples = [own[place % len(own)] for place in range(first, first + self.size)]
-        return Batch(self.turns + 1, 0, _as_work(samples))
+        return Batch(self.turns + 1, 0, as_work(samples))
 
     def _is_kept(self) -> bool:
         """Whether the next turn was taken before with all contenders."""
@@ -172,7 +171,7 @@ class Contest:
         sampling = replace(first.sampling, max_output_len=wanted)
         short = replace(first, prompt=first.prompt[:_SHORT], sampling=sampling)
         for arm in self._arms.values():
-            arm.warm_up(*_as_work([short] * self.size))
+            arm.warm_up(*as_work([short] * self.size))
 
     @property
     def _categories(self) -> list[str]:
@@ -206,7 +205,3 @@ class Contest:
             / sum(turn.runs[one.name].time_s for turn in own)
             for own in turns
         ]
-
-
-def _as_work(samples: Sequence[Sample]) -> Work:
-    return [one.prompt for one in samples], [one.sampling for one in samples]
