@@ -52,7 +52,8 @@ class Played(Contest):
     """A contest whose contenders take made seconds: {category: {name: seconds}} for each turn."""
 
     def __init__(self, folder, field, seconds):
-        super().__init__(NO_MODEL, GROUPS, field, CELL, kept(folder))
+        self.notes = []
+        super().__init__(NO_MODEL, GROUPS, field, CELL, kept(folder), self.notes.append)
         self.made = seconds
 
     def _warm_up(self):
@@ -123,6 +124,7 @@ def test_the_slower_half_goes_and_who_is_best_somewhere_stays(tmp_path):
     left = [one.name for one in contest.field]
     best = [f"lookahead 1,2,{n}" for n in (1, 2, 8)]
     assert left == ["ar", "lookahead auto", "prompt-lookup", *best]
+    assert contest.notes[0].startswith("batch size 1: after 3 turns the slower ones leave: look")
     assert {row.speedup_vs_ar for row in contest.rows()} >= {2.0}
 
 
@@ -137,4 +139,5 @@ def test_without_time_the_least_is_measured_or_nothing(tmp_path):
         1,
         ["ar", TRIPLE.name, "lookahead auto"],
     )
+    assert needed.notes == ["batch size 1: there is no time for prompt-lookup"]
     assert not Played(tmp_path, [PLAIN, TRIPLE], seconds).go(0.0, 9, lambda: None, needed=False)

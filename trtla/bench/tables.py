@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from trtla.bench.arms import LLAMA_CPP
 from trtla.console import TableText, counted, markdown
 from trtla.console import cell as shown
+from trtla.formats.gguf.folder import model_name
 from trtla.results.bench_documents import Bench, BenchSettings, Row
 from trtla.results.documents import SCHEMA_VERSION, Part, SourceRow
 from trtla.results.metrics import too_short, total
@@ -62,7 +63,7 @@ _EXACT = ("tokens_per_s", "peak_memory_mb", "ttft_ms")  # shown with fewer digit
 
 def document(results: Results, sweep: Sweep, found: dict[str, Any]) -> dict[str, Any]:
     """The JSON document, with the environment that was found."""
-    settings = BenchSettings.fill(results, sweep, sweep.sampling)
+    settings = BenchSettings.fill(results, sweep, sweep.sampling, model=model_name(sweep.model))
     filled = Bench.fill(
         results, schema_version=SCHEMA_VERSION, environment=found, settings=settings
     )
@@ -71,7 +72,7 @@ def document(results: Results, sweep: Sweep, found: dict[str, Any]) -> dict[str,
 
 def csv_text(results: Results, sweep: Sweep, found: dict[str, Any]) -> str:
     """One line an arm and cell, with the model and the environment in the last columns."""
-    extra = {"model": sweep.model}
+    extra = {"model": model_name(sweep.model)}
     extra |= {key: found[key] for key in _ENVIRONMENT}
     return rows_text(results.rows, extra)
 

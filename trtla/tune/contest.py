@@ -12,7 +12,7 @@ from itertools import product
 from statistics import median
 from typing import TYPE_CHECKING
 
-from trtla.bench.arms import AR, ArmRun, Way
+from trtla.bench.arms import AR, ArmRun, Note, Way
 from trtla.bench.turns import Batch, CellRuns, Kept, Turn, rows, take
 from trtla.bench.turns import together as joined
 from trtla.results.bench_documents import EVERY_CATEGORY, Cell, Row, whole_category
@@ -70,9 +70,10 @@ class Contest:
         field: Sequence[Way],
         cell: Cell,
         kept: Kept,
+        note: Note = lambda text: None,
         guess_s: float = 0.0,
     ) -> None:
-        self._guess_s, self._groups, self._kept = guess_s, groups, kept
+        self._guess_s, self._groups, self._kept, self._note = guess_s, groups, kept, note
         self.size = cell.batch_size
         self._arms = {one: one.arm(llm) for one in dict.fromkeys(field)}
         self._cells = {name: cell.model_copy(update={"category": name}) for name in groups}
@@ -135,12 +136,14 @@ class Contest:
     def _shorten(self, deadline: float, least: int) -> None:
         """Have the last contenders leave while there is no time for all of them."""
         left, wanted = deadline - clock.now(), max(1, least - self.turns)
+        before = list(self._arms)
         while (
             self.turns < least
             and len(self._arms) > LEAST_FIELD
             and (left <= 0.0 or wanted * self.expected_s >= left)
         ):
             self._arms.popitem()
+        self._note_left(before, "there is no time for")
 
     def _halve(self) -> None:
         """Leave the slower half of the triples out, by how near they come to the best anywhere."""
@@ -150,8 +153,14 @@ class Contest:
         places = product(triples, self._categories)
         score = nearness({(one.name, at): median(self._ratios(one, at)) for one, at in places})
         triples.sort(key=lambda one: score[one.name], reverse=True)
+        before = list(self._arms)
         for one in triples[max(_FEW_TRIPLES, len(triples) // 2) :]:
             del self._arms[one]
+        self._note_left(before, f"after {self.turns} turns the slower ones leave:")
+
+    def _note_left(self, before: Sequence[Way], why: str) -> None:
+        if names := [one.name for one in before if one not in self._arms]:
+            self._note(f"batch size {self.size}: {why} {', '.join(names)}")
 
     def _turn(self) -> None:
         """One more turn. What was cut off is taken again, since its times belong together."""

@@ -218,7 +218,7 @@ class _Tuning:
             field = contenders(points, size)
             guess_s = turn_s(self._table, self._groups, size, AUTOREGRESSIVE)
             cell = self._cell.model_copy(update={"batch_size": size})
-            contest = Contest(self._llm, self._groups, field, cell, self._kept, guess_s)
+            contest = Contest(self._llm, self._groups, field, cell, self._kept, self._note, guess_s)
             if self._compete(contest, until, first=place == 1):
                 contests.append(contest)
                 found += contest.rows()

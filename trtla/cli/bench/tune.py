@@ -169,6 +169,7 @@ def tune(console: Console, /, **values: Any) -> None:
 def _check(flags: TuneFlags, console: Console) -> TuneSettings:
     from trtla.cli.bench.tune_output import check_folder, check_preset
     from trtla.data.prompt_sets import load_sets
+    from trtla.formats.gguf.folder import model_name
     from trtla.tune.grid import TuneSettings
 
     planned = _is_planned(flags)
@@ -202,7 +203,7 @@ def _check(flags: TuneFlags, console: Console) -> TuneSettings:
         check_folder(Path(flags.output_dir))
     return TuneSettings(
         model=model,
-        engine=flags.engine_dir or model,
+        engine=model_name(flags.engine_dir or model),
         limit=limit,
         options=replace(flags.options, lookahead=lookahead),
         sets=tuple(sets),
