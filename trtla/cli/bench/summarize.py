@@ -184,7 +184,7 @@ def _measure(
         save_corpus(console, llm, flags.save_corpus)
     stops = flags.sampling.stop_ids
     sides = {name: work.side(name, run, tokenizer.inner, articles, stops)
-             for name, (run,) in measured.runs.items()}  # fmt: skip
+             for name, (run,) in measured.runs().items()}  # fmt: skip
     found = rows(measured, score=lambda turns, name: sides[name].rouge)
     return found, list(sides.values()), prompts
 
