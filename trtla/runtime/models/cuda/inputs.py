@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
-from trtla.runtime.models.batch import Batch, seen_nodes
+from trtla.runtime.models.attention import seen_nodes
+from trtla.runtime.models.batch import Batch
 from trtla.runtime.models.cuda.paged_attention import HEADER, PagedGroup
 from trtla.runtime.sequence import Feed
 
