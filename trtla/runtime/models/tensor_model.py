@@ -95,6 +95,7 @@ class PackedModel(TensorModel):
             limits.max_text_len + limits.max_draft_len,
             CudaCapture(cache.data.device),
             limits.max_num_tokens,
+            self.windows,
         )
         runner.capture_all()
         logits = runner.warm_up()
