@@ -20,11 +20,15 @@ from trtla.runtime.request import FinishReason
 from trtla.settings.drafting import LOOKAHEAD, NO_DRAFTER, DrafterSettings
 from trtla.settings.fields import declared
 from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead, LookaheadConfig
-from trtla.settings.sampling import BEYOND, SamplingParams
+from trtla.settings.sampling import SamplingParams
 
 _SAMPLING = SamplingParams()
-_LATER = (*BEYOND, "stop_token_ids")
-"""How to sample, as far as the first release had no such settings."""
+_FIRST = (
+    *("max_output_len", "temperature", "top_k", "top_p", "seed", "stop", "drafter", "gamma"),
+    *("egag", "gamma_min", "gamma_max", "ema", "ngram_kind", "ngram_order", "top_k_filler"),
+    *("stop_if_unknown", "reset_in_between", "rejection"),
+)
+"""How to sample and to draft, as far as the first release had such settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +121,7 @@ def _keys() -> dict[str, tuple[str, Any]]:
         for one in declared(kind).values():
             hint = one.json_type | None if one.optional else one.json_type
             # A file may lack settings that there were not when it was written.
-            default = None if part == "drafter" or one.name in _LATER else ...
+            default = ... if part == "sampling" and one.name in _FIRST else None
             keys[one.name] = (f"{part}.{one.name}", (hint, default))
     del keys["allotted_time_ms"]
     own = get_type_hints(ChatSettings) | {"lookahead": Literal["auto"] | list[int] | None}
@@ -172,9 +176,12 @@ def load(path: Path, now: ChatSettings) -> Chat:
 
 def _settings(chosen: ChatSettings) -> dict[str, Any]:
     """All that chats have had from the first, and of what came later what asks for something."""
-    unasked = (n for n in _LATER if getattr(chosen.sampling, n) == getattr(_SAMPLING, n))
-    kept = set(_KEYS).difference(unasked)
-    return {key: _to_json(read(chosen, path)) for key, (path, _) in _KEYS.items() if key in kept}
+    kept, usual = {}, ChatSettings()
+    for key, (path, _) in _KEYS.items():
+        value, later = read(chosen, path), "." in path and key not in _FIRST
+        if not later or value != read(usual, path):
+            kept[key] = _to_json(value)
+    return kept
 
 
 def _to_json(value: Any) -> Any:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from trtla.errors import UsageError
 from trtla.settings.drafting import LOOKAHEAD, DrafterSettings, DraftOptions
-from trtla.settings.fields import check, option, shown
+from trtla.settings.fields import check, declared, option, shown
 from trtla.settings.lookahead import Lookahead, LookaheadConfig, check_lookahead
 
 _LEAST_SHARE = 5e-324  # the smallest number above 0
@@ -74,6 +74,7 @@ class ExecutorOptions:
         shown="PyTorch's: one a core",
         least=1,
         most=MOST_THREADS,
+        same_answers=True,
     )
     """Threads of all models that this process has open: the last number given holds for all. None
     leaves it as it is."""
@@ -101,6 +102,7 @@ class ExecutorOptions:
         shown="1",
         least=1,
         most=1024,
+        same_answers=True,
     )
     lookahead: Lookahead | None = option(
         None,
@@ -131,9 +133,14 @@ class ExecutorOptions:
         "Further engines or Hugging Face folders that requests name as draft:PATH (torch).",
         single=False,
     )
-    draft_device: str | None = option(None, "Where draft models run.", shown="--device")
+    draft_device: str | None = option(
+        None, "Where draft models run.", shown="--device", same_answers=True
+    )
     draft_dtype: str | None = option(
-        None, "Type that draft models compute in; auto is their own.", shown="--dtype"
+        None,
+        "Type that draft models compute in; auto is their own.",
+        shown="--dtype",
+        same_answers=True,
     )
     corpus: Sequence[str | Path] = option(
         (),
@@ -145,12 +152,14 @@ class ExecutorOptions:
         "Keep texts' K/V blocks while there is room, and begin prompts that share their first "
         "tokens behind them (torch); benchmarks must not profit from it in silence.",
         flagless=True,
+        same_answers=True,
     )
     bounded_steps: bool = option(
         False,
         "Limit the prompt tokens of a step beside running texts, so that it takes about 4 times a "
         "step without any: for servers, as whole batches end a little later (torch).",
         flagless=True,
+        same_answers=True,
     )
     trtllm: TrtllmSettings = option(
         TRTLLM_DEFAULTS, "Settings of TensorRT-LLM's executor.", single=False
@@ -172,6 +181,15 @@ class ExecutorOptions:
         """The default triple of requests; None: the engine's own, of auto too."""
         return None if self.lookahead == "auto" else self.lookahead
 
+    @property
+    def of_answers(self) -> dict[str, Any]:
+        """What is asked for that may change an answer, if only in its last bits."""
+        single = declared(ExecutorOptions).items()
+        found = {name: getattr(self, name) for name, one in single if not one.option.same_answers}
+        if self.drafter.rejection:
+            found["drafter"] = repr(self.drafter)
+        return {name: value for name, value in found.items() if value and (name, value) != _ALONE}
+
 
 @dataclass(frozen=True, slots=True)
 class OpenArguments(ExecutorOptions):
@@ -180,6 +198,7 @@ class OpenArguments(ExecutorOptions):
     model: str | Path = field(kw_only=False)
 
 
+_ALONE = ("tp_size", 1)
 _GROUPS = {
     "drafter": LOOKAHEAD, "draft_options": DEFAULT_DRAFT_OPTIONS, "trtllm": TRTLLM_DEFAULTS,
 }  # fmt: skip

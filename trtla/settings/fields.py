@@ -47,6 +47,8 @@ class Option:
     """Whether it decides which of a row's tokens is drawn: temperature and filters."""
     flagless: bool = False
     """Whether it has no flag of its name: commands choose it."""
+    same_answers: bool = False
+    """Whether every value of it gives the same answers to the last bit."""
     at_start: bool = False
     """Whether a server's requests cannot bring it."""
     single: bool = True
