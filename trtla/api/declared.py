@@ -38,7 +38,7 @@ def body_fields() -> dict[str, Any]:
 
 def _field(one: Declared, default: Any) -> Any:
     number = one.type in (int, float)
-    bounds = {"ge": one.option.least, "le": one.option.most} if number else {}
+    bounds: dict[str, Any] = {"ge": one.option.least, "le": one.option.most} if number else {}
     return Field(default, description=f"trtla: {renamed(one.option.help, str)}", **bounds)
 
 
