@@ -97,9 +97,11 @@ def answers_to(
     how = (*_drafting(llm, body), _expected(llm, body))
     own = (body.tops, body.cache == "private", space)
     sampling, most = _sampling(llm, body, timeout_s, seed), llm.limits.max_prompt_len
+    with _naming("chat_template_kwargs"):
+        rendering = body.rendering
     answers: list[Answer] = []
     for index, (name, prompt) in enumerate(_prompts(llm, body)):
-        one = PromptRequest(name, prompt, sampling, *how, *own, ending=body.ending, most=most)
+        one = PromptRequest(name, prompt, sampling, *how, *own, rendering=rendering, most=most)
         with _naming("messages" if isinstance(body, ChatBody) else "prompt"):
             answers += llm.answers(index, one)
     for answer in answers:
@@ -188,10 +190,11 @@ def _expected(llm: RequestMaker, body: Body) -> tuple[int, ...] | None:
 
 
 def _message(message: Message) -> dict[str, Any]:
-    """A message for the template; `name` is there for templates that use it."""
+    """A message for the template; `name` and thoughts are there for templates that use them."""
     role = "system" if message.role == "developer" else message.role
     fields = {"role": role, "content": _plain(message.content or "")}
-    return fields if message.name is None else {**fields, "name": message.name}
+    more = {"name": message.name, "reasoning_content": message.reasoning_content}
+    return fields | {key: text for key, text in more.items() if text is not None}
 
 
 def _plain(content: Content) -> str | list[dict[str, str]]:

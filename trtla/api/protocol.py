@@ -25,7 +25,7 @@ from trtla.api.errors import ApiError
 from trtla.errors import did_you_mean, needed
 from trtla.files import JsonError, parse_json
 from trtla.runtime.request import FinishReason
-from trtla.settings.messages import ANSWER, Ending
+from trtla.settings.messages import ANSWER, Rendering
 
 _MOST_CHOICES = 128
 _MOST_STOPS = 16
@@ -139,6 +139,9 @@ class Message(Strict):
         None, description="Who speaks, for templates that say it."
     )
     content: Content | None = Field(description="None of an assistant is an empty text.")
+    reasoning_content: str | None = Field(
+        None, description="What an assistant thought, for templates that keep it."
+    )
 
     @classmethod
     def _asks(cls, name: str, value: Any) -> bool:
@@ -231,6 +234,11 @@ class ChatBody(Body):
         False, description="trtla, as vLLM: go on with the assistant's message that comes last."
     )
 
+    chat_template_kwargs: dict[str, Any] = Field(
+        {},
+        description="trtla, as vLLM: variables of the chat template, such as enable_thinking.",
+    )
+
     @model_validator(mode="after")
     def _consistent(self) -> ChatBody:
         if self.top_logprobs is not None and not self.logprobs:
@@ -251,8 +259,15 @@ class ChatBody(Body):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
-    def ending(self) -> Ending:
-        return Ending.of(self.continue_final_message, self.add_generation_prompt)
+    def last_text(self) -> str:
+        """The last message's content as one text."""
+        content = self.messages[-1].content or ""
+        return content if isinstance(content, str) else "".join(part.text for part in content)
+
+    @property
+    def rendering(self) -> Rendering:
+        asked = self.continue_final_message, self.add_generation_prompt
+        return Rendering.of(*asked, self.chat_template_kwargs)
 
     @property
     def length(self) -> int | None:
@@ -273,7 +288,7 @@ class CompletionBody(Body):
     )
     logprobs: int | None = Field(None, ge=0, le=20)
 
-    ending: ClassVar[Ending] = ANSWER
+    rendering: ClassVar[Rendering] = ANSWER
 
     @property
     def tops(self) -> int | None:

@@ -173,8 +173,10 @@ class CheckpointConfig(BaseModel):
     embedding_sharding_dim: int = Field(default=0, ge=0, le=1)
     mapping: Mapping = Mapping()
     quantization: Quantization = Quantization()
+    layer_windows: tuple[Size | None, ...] = ()
+    """The last tokens of a text that each layer's attention sees; None: all. Empty: all do."""
     sliding_window: Size | None = None
-    """Mistral's attention window in tokens; trtla runs sequences that fit into it."""
+    """Of files older than `layer_windows`: some layers' window, so texts are no longer than it."""
 
     @model_validator(mode="before")
     @classmethod
@@ -205,7 +207,23 @@ class CheckpointConfig(BaseModel):
             )
         if self.head_size % 2:
             raise ValueError(f"head_size {self.head_size} is odd; rotary embedding needs pairs")
+        if len(self.layer_windows) not in (0, self.num_hidden_layers):
+            raise ValueError(
+                f"layer_windows has {len(self.layer_windows)} entries for "
+                f"{self.num_hidden_layers} layers"
+            )
         return self
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """As `layer_windows`, with an entry for each layer."""
+        return self.layer_windows or (None,) * self.num_hidden_layers
+
+    @property
+    def shortest_window(self) -> int | None:
+        """The window that texts outgrow first; None: no layer has one."""
+        found = [*filter(None, self.layer_windows), *filter(None, [self.sliding_window])]
+        return min(found, default=None)
 
     @property
     def dense_bias(self) -> bool:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
 from trtla.errors import UsageError
 from trtla.settings.drafting import LOOKAHEAD, DrafterSettings, DraftOptions
-from trtla.settings.fields import check, declared, option, shown
+from trtla.settings.fields import check, option, shown
 from trtla.settings.lookahead import Lookahead, LookaheadConfig, check_lookahead
+from trtla.settings.messages import NO_VARIABLES, Variables, check_variables
 
 _LEAST_SHARE = 5e-324  # the smallest number above 0
 
@@ -74,7 +75,6 @@ class ExecutorOptions:
         shown="PyTorch's: one a core",
         least=1,
         most=MOST_THREADS,
-        same_answers=True,
     )
     """Threads of all models that this process has open: the last number given holds for all. None
     leaves it as it is."""
@@ -102,7 +102,6 @@ class ExecutorOptions:
         shown="1",
         least=1,
         most=1024,
-        same_answers=True,
     )
     lookahead: Lookahead | None = option(
         None,
@@ -115,6 +114,13 @@ class ExecutorOptions:
         False,
         "Take names of control tokens in messages, such as <|im_end|>, as these tokens; else they "
         "are text there. In prompts that are no messages they always are the tokens.",
+    )
+    chat_template_kwargs: Variables | None = option(
+        None,
+        "Variables of the model's chat template for conversations that bring no others, as JSON, "
+        'such as {"enable_thinking": false}.',
+        metavar="JSON",
+        single=False,
     )
     tokenizer_dir: str | Path | None = option(
         None, "Where the tokenizer files are, when not beside the model.", single=False
@@ -133,14 +139,9 @@ class ExecutorOptions:
         "Further engines or Hugging Face folders that requests name as draft:PATH (torch).",
         single=False,
     )
-    draft_device: str | None = option(
-        None, "Where draft models run.", shown="--device", same_answers=True
-    )
+    draft_device: str | None = option(None, "Where draft models run.", shown="--device")
     draft_dtype: str | None = option(
-        None,
-        "Type that draft models compute in; auto is their own.",
-        shown="--dtype",
-        same_answers=True,
+        None, "Type that draft models compute in; auto is their own.", shown="--dtype"
     )
     corpus: Sequence[str | Path] = option(
         (),
@@ -152,14 +153,12 @@ class ExecutorOptions:
         "Keep texts' K/V blocks while there is room, and begin prompts that share their first "
         "tokens behind them (torch); benchmarks must not profit from it in silence.",
         flagless=True,
-        same_answers=True,
     )
     bounded_steps: bool = option(
         False,
         "Limit the prompt tokens of a step beside running texts, so that it takes about 4 times a "
         "step without any: for servers, as whole batches end a little later (torch).",
         flagless=True,
-        same_answers=True,
     )
     trtllm: TrtllmSettings = option(
         TRTLLM_DEFAULTS, "Settings of TensorRT-LLM's executor.", single=False
@@ -167,6 +166,7 @@ class ExecutorOptions:
 
     def __post_init__(self) -> None:
         check_lookahead(self.lookahead)
+        check_variables(self.chat_template_kwargs or NO_VARIABLES)
         for name, default in _GROUPS.items():
             value = getattr(self, name)
             if value is None:
@@ -184,8 +184,8 @@ class ExecutorOptions:
     @property
     def of_answers(self) -> dict[str, Any]:
         """What is asked for that may change an answer, if only in its last bits."""
-        single = declared(ExecutorOptions).items()
-        found = {name: getattr(self, name) for name, one in single if not one.option.same_answers}
+        names = (one.name for one in fields(ExecutorOptions) if one.name not in _SAME_ANSWERS)
+        found = {name: getattr(self, name) for name in names}
         if self.drafter.rejection:
             found["drafter"] = repr(self.drafter)
         return {name: value for name, value in found.items() if value and (name, value) != _ALONE}
@@ -198,6 +198,12 @@ class OpenArguments(ExecutorOptions):
     model: str | Path = field(kw_only=False)
 
 
+_SAME_ANSWERS = (
+    *("threads", "lookahead_parallel", "lookahead", "tokenizer_dir", "max_batch_size", "drafter"),
+    *("draft_options", "draft_models", "draft_device", "draft_dtype", "corpus", "block_reuse"),
+    *("bounded_steps", "trtllm"),
+)
+"""What gives the same answers to the last bit, and the tokenizer's folder, whose files count."""
 _ALONE = ("tp_size", 1)
 _GROUPS = {
     "drafter": LOOKAHEAD, "draft_options": DEFAULT_DRAFT_OPTIONS, "trtllm": TRTLLM_DEFAULTS,

@@ -47,8 +47,6 @@ class Option:
     """Whether it decides which of a row's tokens is drawn: temperature and filters."""
     flagless: bool = False
     """Whether it has no flag of its name: commands choose it."""
-    same_answers: bool = False
-    """Whether every value of it gives the same answers to the last bit."""
     at_start: bool = False
     """Whether a server's requests cannot bring it."""
     single: bool = True
@@ -141,6 +139,8 @@ class Declared:
             return "token ids, such as 17 42"
         if self.type is str:
             return "a text"
+        if self.type is bool:
+            return "true or false"
         kind = "a whole number" if self.type is int else "a number"
         if self.is_biases:
             kind = "token ids, each once, with numbers such as 17:-5,42:2.5"

@@ -335,14 +335,15 @@ def filters_of(flags: BenchFlags) -> tuple[Filters, ...]:
 def print_as(
     console: Console,
     output_format: str,
+    *,
     document: Callable[[], dict[str, Any]],
     csv: Callable[[], str],
-    table: Callable[[], object],
+    text: Callable[[], Iterable[str]],
 ) -> None:
-    """Print results in the form of --output-format; `table` prints them itself."""
+    """Print results in the form of --output-format, `text` with blank lines between its parts."""
     if output_format == "json":
         console.document(document())
     elif output_format == "csv":
         console.out(csv(), end="")
     else:
-        table()
+        console.out("\n\n".join(text()))

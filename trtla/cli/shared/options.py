@@ -14,7 +14,7 @@ from trtla.console import Console
 from trtla.errors import UsageError
 from trtla.settings.drafting import DrafterSettings, DraftOptions
 from trtla.settings.executor import DTYPE_NAMES, ExecutorOptions, TrtllmSettings
-from trtla.settings.fields import Declared, declared, flag_name
+from trtla.settings.fields import Declared, declared, descriptions, flag_name
 from trtla.settings.messages import Asking
 from trtla.settings.sampling import BEYOND, SamplingParams
 
@@ -218,6 +218,15 @@ _OF_DRAFTS: dict[str, Any] = {"draft_device": _DEVICE, "draft_dtype": {"type": D
 _LAST = ("parse_special",)  # behind --lookahead
 
 
+_variables_flag = setting(
+    "--chat-template-kwargs",
+    section="Model",
+    type=values.VARIABLES,
+    metavar="JSON",
+    help=descriptions(ExecutorOptions)["chat_template_kwargs"],
+)
+
+
 def opening_flags(lookahead: str = "auto; of a TensorRT-LLM engine its own") -> Decorator:
     """How a model is opened; `lookahead` is shown for that flag's default."""
     triple = setting(
@@ -232,7 +241,8 @@ def opening_flags(lookahead: str = "auto; of a TensorRT-LLM engine its own") -> 
         "most those of the engine's triple; whatever drafts (torch engines).",
     )
     own = options_of(ExecutorOptions, "Model", but=(*_OF_DRAFTS, *_LAST), **_OPENING)
-    return stack(own, triple, options_of(ExecutorOptions, "Model", only=_LAST))
+    parsing = options_of(ExecutorOptions, "Model", only=_LAST)
+    return stack(own, triple, parsing, _variables_flag)
 
 
 def model_flags(**other: Any) -> Decorator:

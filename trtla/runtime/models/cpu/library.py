@@ -50,6 +50,7 @@ class NativeLayer(Structure):
         ("post_norm", c_void_p),
         ("gate_up", Matrix),
         ("down", Matrix),
+        ("window", c_int64),
     ]
 
 
