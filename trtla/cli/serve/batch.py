@@ -107,12 +107,12 @@ def batch(console: Console, /, **params: Any) -> int:
 
 
 def _go_on(console: Console, flags: BatchFlags, name: str) -> int:
-    from trtla.batch.job import check_place, locked, open_job
+    from trtla.batch.job import check_folder, locked, open_job
     from trtla.batch.lines import survey
     from trtla.batch.work import Task
 
     source, folder = Path(flags.requests), Path(flags.output_dir)
-    check_place(folder, source)
+    check_folder(folder, source)
     found = survey(source)
     with locked(folder):
         job = open_job(folder, _identity(flags, found.digest, name), source, force=flags.force)
@@ -133,6 +133,7 @@ def _identity(flags: BatchFlags, digest: str, name: str) -> Identity:
     changes = {
         "tp_size": None if options.tp_size == 1 else options.tp_size,  # last bits of sums
         "parse_special": options.parse_special,
+        "chat_template_kwargs": options.chat_template_kwargs,
         "max_seq_len": options.max_seq_len,
         "force_greedy": flags.force_greedy,
         "drafter": options.drafter.rejection and repr(options.drafter),  # others change no text
