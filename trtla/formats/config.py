@@ -51,6 +51,13 @@ BLOCK_SIZES = {
 """Inputs and bytes of a block of every type of quantised weights: ggml's, and with _G our own. What
 is in them: `trtla.formats.blocks`."""
 
+OPTIONS = (
+    *("qk_layernorm", "sandwich_norms", "offset_norms", "embedding_multiplier", "rotary_pct"),
+    *("attention_scale", "residual_multiplier", "logits_scaling"),
+    *("local_rotary_base", "unrotated_layers"),
+)
+"""Fields of `CheckpointConfig` for what Llama does not do."""
+
 LOOKAHEAD_DECODING = 8
 """TensorRT-LLM's SpeculativeDecodingMode.LOOKAHEAD_DECODING as config.json stores it."""
 NO_SPECULATION = 1
@@ -62,7 +69,7 @@ QWEN2 = "Qwen2ForCausalLM"
 TOKENS_PER_BLOCK = 32
 """Tokens in a block of the paged K/V cache: TensorRT-LLM's default, and the torch executor's."""
 
-ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 """Rotary scalings that trtla converts and runs."""
 
 LARGEST = 2**31 - 1
@@ -172,6 +179,25 @@ class CheckpointConfig(BaseModel):
     embedding_sharding_dim: int = Field(default=0, ge=0, le=1)
     mapping: Mapping = Mapping()
     quantization: Quantization = Quantization()
+    qk_layernorm: bool = False
+    """Whether each head's queries and keys are normalised before they are turned."""
+    sandwich_norms: bool = False
+    """Whether the outputs of attention and MLP are normalised too, before they are added."""
+    offset_norms: bool = False
+    """Whether Hugging Face's files hold the weights of norms less 1; they are whole here."""
+    embedding_multiplier: float = Field(default=1.0, gt=0)
+    attention_scale: float | None = Field(default=None, gt=0)
+    """By what scores are multiplied; None: 1 / sqrt(head_size)."""
+    residual_multiplier: float = Field(default=1.0, gt=0)
+    """By what the outputs of attention and MLP are multiplied before they are added."""
+    logits_scaling: float = Field(default=1.0, gt=0)
+    """By what logits are divided."""
+    rotary_pct: float = Field(default=1.0, ge=0, le=1)
+    """The share of a head's numbers that rotary embedding turns."""
+    local_rotary_base: float | None = Field(default=None, gt=0)
+    """The base of layers with a window, which then have no rotary scaling; None: that of all."""
+    unrotated_layers: tuple[int, ...] = ()
+    """Layers that turn no queries and keys."""
     sliding_window: Size | None = None
     """Mistral's attention window in tokens; trtla runs sequences that fit into it."""
 
@@ -204,7 +230,16 @@ class CheckpointConfig(BaseModel):
             )
         if self.head_size % 2:
             raise ValueError(f"head_size {self.head_size} is odd; rotary embedding needs pairs")
+        if self.rotary_size % 2:
+            raise ValueError(f"rotary embedding turns pairs, not {self.rotary_size} numbers")
+        if (self.model_extra or {}).get("attention_multiplier") not in (None, 1.0):
+            raise ValueError("attention_multiplier is TensorRT-LLM's, which trtla does not read")
         return self
+
+    @property
+    def rotary_size(self) -> int:
+        """How many numbers of a head rotary embedding turns."""
+        return int(self.head_size * self.rotary_pct)
 
     @property
     def dense_bias(self) -> bool:

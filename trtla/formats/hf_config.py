@@ -1,4 +1,4 @@
-"""A Hugging Face config.json: of Llama, Mistral and Qwen2, and of the T5 family.
+"""A Hugging Face config.json: of the families of decoders, and of the T5 family.
 
 Keys have Hugging Face's names, in the spellings of transformers 4 and 5, so that errors name what
 is in the file. `read_hf_config` gives the TensorRT-LLM checkpoint's config that a model converts
@@ -17,36 +17,34 @@ from trtla.files import validate
 from trtla.formats.config import (
     DTYPES,
     LARGEST,
-    QWEN2,
     CheckpointConfig,
     Count,
     DType,
     Size,
     as_dtype,
 )
+from trtla.formats.families import (
+    ARCHITECTURES,
+    ARITHMETIC,
+    BY_ARCHITECTURE,
+    ENCODER_DECODERS,
+    FAMILIES,
+    MODEL_TYPES,
+    Family,
+    unknown_arithmetic,
+)
 from trtla.formats.model_folder import CONFIG, ModelFolder, config_kind
 from trtla.formats.special_tokens import GENERATION_CONFIG
-from trtla.formats.support import ARCHITECTURES, FAMILIES, check_supported
+from trtla.formats.support import check_supported
 
-ENCODER_DECODERS = (
-    "T5ForConditionalGeneration",
-    "MT5ForConditionalGeneration",
-    "UMT5ForConditionalGeneration",
-)
-_BY_MODEL_TYPE = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": QWEN2,
-    **dict(zip(("t5", "mt5", "umt5"), ENCODER_DECODERS, strict=True)),
-}
 _POSITIONS = 1024  # relative positions have no limit: what to plan with where none is named
 _SAME_KEYS = {
     *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "mlp_bias"),
     *("num_key_value_heads", "intermediate_size", "max_position_embeddings", "tie_word_embeddings"),
+    *("qk_layernorm", "embedding_multiplier", "residual_multiplier", "logits_scaling"),
 }
 """Keys that a checkpoint's config has too."""
-_WINDOW = 4096  # MistralConfig's and Qwen2Config's default where the key is absent
-_QWEN2_POSITIONS = 32768  # Qwen2Config's
+_WINDOW_KEYS = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
 
 
 class HFConfig(BaseModel):
@@ -77,6 +75,11 @@ class HFConfig(BaseModel):
     max_window_layers: int = 0
     layer_types: list[str] | None = None
     quantization_config: dict[str, Any] | None = None
+    qk_layernorm: bool = False
+    embedding_multiplier: float = Field(default=1.0, gt=0)
+    residual_multiplier: float = Field(default=1.0, gt=0)
+    logits_scaling: float = Field(default=1.0, gt=0)
+    attention_multiplier: float | None = Field(default=None, gt=0)
 
     @model_validator(mode="before")
     @classmethod
@@ -84,7 +87,7 @@ class HFConfig(BaseModel):
         """Bring transformers 5 spellings (dtype, rope_parameters) and nulls to one form."""
         if not isinstance(data, dict):
             return data
-        data = {"dtype": data.get("torch_dtype"), **_of_family(data)}
+        data = {"dtype": data.get("torch_dtype"), **_of_family(data, _family(data))}
         rope = data.get("rope_parameters")
         if isinstance(rope, dict):
             data.setdefault("rope_scaling", rope)
@@ -104,21 +107,24 @@ class HFConfig(BaseModel):
         return self.sliding_window if windowed else None
 
 
-def _of_family(data: dict[str, Any]) -> dict[str, Any]:
+def _family(data: dict[str, Any]) -> Family:
+    return BY_ARCHITECTURE[architecture(data)]
+
+
+def _of_family(data: dict[str, Any], family: Family) -> dict[str, Any]:
     """Fill what the family's class in transformers has for absent keys, and what it fixes.
 
     An absent key and a null mean the same, except for a window: null is no window.
     """
     kept = {key: value for key, value in data.items() if value is not None}
-    family = str(data.get("model_type") or data.get("architectures")).lower()
-    window = {"sliding_window": data.get("sliding_window", _WINDOW)}
-    if "qwen2" in family:
-        absent = {"max_position_embeddings": _QWEN2_POSITIONS, "max_window_layers": 28}
-        fixed = {"attention_bias": True, "mlp_bias": False}
-        return {**absent, "use_sliding_window": False, **kept, **window, **fixed}
-    for key in ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types"):
-        kept.pop(key, None)
-    return {**kept, **window} if "mistral" in family else kept
+    for theirs, ours in family.spelled:
+        if theirs in kept:
+            kept[ours] = kept[theirs]
+    if not family.has_windows:
+        kept = {key: value for key, value in kept.items() if key not in _WINDOW_KEYS}
+    elif "sliding_window" in data:
+        kept["sliding_window"] = data["sliding_window"]
+    return {**family.absent, **kept, **family.fixed}
 
 
 def read_hf_config(place: Path | ModelFolder) -> tuple[CheckpointConfig, DType | None]:
@@ -133,6 +139,7 @@ def read_hf_config(place: Path | ModelFolder) -> tuple[CheckpointConfig, DType |
 def parse_hf_config(data: Any, path: Path) -> tuple[CheckpointConfig, DType | None]:
     """As `read_hf_config`, of what is in the file; `path` is for the messages."""
     name = _supported_architecture(data, path)
+    _check_arithmetic(data, _family(data), path)
     config = validate(HFConfig, data, str(path))
     if config.quantization_config is not None:
         method = config.quantization_config.get("quant_method", "an unnamed method")
@@ -156,7 +163,7 @@ def _supported_architecture(data: Any, path: Path) -> str:
             "give the Hugging Face folder that it came from",
         )
     name = architecture(data)
-    if name in ENCODER_DECODERS:
+    if name in ENCODER_DECODERS.values():
         raise refuse_to_convert(path.parent, str(name))
     if name not in ARCHITECTURES:
         raise UsageError(
@@ -164,6 +171,16 @@ def _supported_architecture(data: Any, path: Path) -> str:
             f"trtla converts {FAMILIES}",
         )
     return str(name)
+
+
+def _check_arithmetic(data: dict[str, Any], family: Family, path: Path) -> None:
+    """Refuse a key that would change the text and that the family is not known to have."""
+    key = unknown_arithmetic(data, ARITHMETIC, family.reads)
+    if key is not None:
+        raise UsageError(
+            f'{path}: "{key}" {str(data[key])[:60]} is not supported in a {family.architecture}',
+            "the text would be another one; run the model with transformers",
+        )
 
 
 def _dtype(name: str | None, path: Path) -> DType | None:
@@ -186,6 +203,7 @@ def _checkpoint_keys(config: HFConfig, dtype: DType | None) -> dict[str, Any]:
         "rotary_base": config.rope_theta,
         "rotary_scaling": _scaling(config.rope_scaling),
         "attn_bias": config.attention_bias,
+        "attention_scale": config.attention_multiplier,
         "sliding_window": config.window,
     }
 
@@ -258,7 +276,7 @@ class T5Config(BaseModel):
 def architecture(data: Any) -> Any:
     """What a parsed config.json of Hugging Face names first, or what its model_type stands for."""
     names, kind = data.get("architectures"), data.get("model_type")
-    return names[0] if isinstance(names, list) and names else _BY_MODEL_TYPE.get(str(kind), kind)
+    return names[0] if isinstance(names, list) and names else MODEL_TYPES.get(str(kind), kind)
 
 
 def built_of(folder: Path) -> str | None:
@@ -267,7 +285,7 @@ def built_of(folder: Path) -> str | None:
     if config_kind(data) not in ("checkpoint", "engine"):
         return None
     name = data.get("pretrained_config", data).get("architecture")
-    return next((kind for kind, own in _BY_MODEL_TYPE.items() if own == name), None)
+    return next((kind for kind, own in MODEL_TYPES.items() if own == name), None)
 
 
 def read_t5_config(folder: ModelFolder) -> T5Config:

@@ -3,8 +3,8 @@
 The folder has config.json, the tokenizer and the chat template; its weights stay in the GGUF file.
 It lies in the user's cache, made again when the file has changed, and may be deleted at any time.
 
-Keys of the metadata are those of ggml's docs/gguf.md. The types of the model are llama (which files
-of Mistral, SmolLM2 and TinyLlama call themselves too) and qwen2.
+Keys of the metadata are those of ggml's docs/gguf.md. The architectures are those of the families;
+files of Mistral, SmolLM2 and TinyLlama call themselves llama too.
 """
 
 from __future__ import annotations
@@ -20,6 +20,13 @@ import numpy as np
 
 from trtla.errors import UsageError, first_line
 from trtla.files import CACHE_HINT, read_json, temporary_folder, written
+from trtla.formats.families import (
+    BY_ARCHITECTURE,
+    BY_GGUF,
+    GGUF_ARITHMETIC,
+    Family,
+    unknown_arithmetic,
+)
 from trtla.formats.gguf.header import (
     HEADER,
     MADE_OF,
@@ -36,12 +43,12 @@ from trtla.formats.gguf.weights import PLAIN, ROPE_FACTORS, GgufFile, gguf_name
 from trtla.formats.hf_config import parse_hf_config
 from trtla.formats.hub import hub_folder
 from trtla.formats.model_folder import ModelFolder
-from trtla.formats.plan import EMBEDDING, LM_HEAD, hf_shapes
+from trtla.formats.plan import EMBEDDING, LM_HEAD
 from trtla.formats.rope_scaling import llama3_frequencies
 from trtla.formats.special_tokens import GENERATION_CONFIG
+from trtla.formats.stored_form import stored_shapes
 from trtla.formats.weight_files import raise_first, tensor_problems
 
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 """What every Llama 3 has; the file holds only what follows from it."""
 _LLAMA3_LENGTHS = (8192, *(2**power for power in range(4, 21)))
@@ -102,11 +109,12 @@ def _files(path: Path, header: Header) -> dict[str, dict[str, Any] | str]:
     """Every file's content, a text or JSON, after everything has been checked."""
     weights = GgufFile(path, header)
     config = _hf_config(path, header, weights)
-    shapes = hf_shapes(parse_hf_config(config, path)[0])
+    parsed = parse_hf_config(config, path)[0]
+    shapes, family = stored_shapes(parsed), BY_ARCHITECTURE[parsed.architecture]
     if config["tie_word_embeddings"]:
         del shapes[LM_HEAD]
-    expected = {gguf_name(name): shape for name, shape in shapes.items()}
-    found = {gguf_name(name): entry for name, entry in weights.entries.items()}
+    expected = {gguf_name(name, family): shape for name, shape in shapes.items()}
+    found = {gguf_name(name, family): entry for name, entry in weights.entries.items()}
     raise_first(tensor_problems(str(path), found, expected, "copy the file again"))
     files: dict[str, dict[str, Any] | str] = {"config.json": config, HEADER: header_text(header)}
     if _has_vocabulary(header):
@@ -173,24 +181,27 @@ def _publish(made: Path, folder: Path) -> None:
 def _hf_config(path: Path, header: Header, weights: GgufFile) -> dict[str, Any]:
     """The config.json that the file's model would have at Hugging Face."""
     name = header.metadata.get("general.architecture")
-    if not isinstance(name, str) or name not in ARCHITECTURES:
+    family = BY_GGUF.get(name) if isinstance(name, str) else None
+    if family is None:
+        *first, last = BY_GGUF
         raise UsageError(
             f"{path}: architecture {name} is not supported",
-            f"trtla reads GGUF files of {' and '.join(ARCHITECTURES)}",
+            f"trtla reads GGUF files of {', '.join(first)} and {last}",
         )
     if EMBEDDING not in weights.entries:
         raise UsageError(f"{path} lacks tensor token_embd.weight", "give a file with weights")
-    keys = _Keys(path, header.metadata, name)
+    keys = _Keys(path, header.metadata, family.gguf)
     if keys.get("expert_count", 0):
         raise UsageError(
             f"{path}: a mixture of {keys.get('expert_count')} experts is not supported",
             "trtla runs dense models",
         )
+    _check_arithmetic(keys, family)
     heads, hidden = keys.size("attention.head_count"), keys.size("embedding_length")
     head = keys.size("attention.key_length", hidden // max(heads, 1))
     return {
-        "architectures": [ARCHITECTURES[name]],
-        "model_type": name,
+        "architectures": [family.architecture],
+        "model_type": family.model_type,
         "torch_dtype": _stored_dtype(header),
         "vocab_size": weights.entries[EMBEDDING].shape[0],
         "hidden_size": hidden,
@@ -199,7 +210,6 @@ def _hf_config(path: Path, header: Header, weights: GgufFile) -> dict[str, Any]:
         "num_attention_heads": heads,
         "num_key_value_heads": keys.size("attention.head_count_kv", heads),
         "head_dim": head,
-        "hidden_act": "silu",
         "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
         "max_position_embeddings": keys.size("context_length"),
         "rope_theta": keys.number("rope.freq_base", 10000.0),
@@ -207,7 +217,19 @@ def _hf_config(path: Path, header: Header, weights: GgufFile) -> dict[str, Any]:
         "attention_bias": "model.layers.0.self_attn.q_proj.bias" in weights.entries,
         "mlp_bias": "model.layers.0.mlp.gate_proj.bias" in weights.entries,
         "tie_word_embeddings": LM_HEAD not in weights.entries,
+        **{ours: keys.number(key) for key, ours in family.gguf_keys.items() if keys.get(key)},
     }
+
+
+def _check_arithmetic(keys: _Keys, family: Family) -> None:
+    """Refuse a key that would change the text and that the family is not known to have."""
+    named = {key: keys.get(key) for key in GGUF_ARITHMETIC}
+    key = unknown_arithmetic(named, GGUF_ARITHMETIC, family.gguf_keys)
+    if key is not None:
+        raise UsageError(
+            f"{keys.path}: {family.gguf}.{key} {named[key]} is not supported",
+            "the text would be another one; run the file with llama.cpp",
+        )
 
 
 def _stored_dtype(header: Header) -> str:
