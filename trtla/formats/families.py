@@ -1,4 +1,4 @@
-"""The families of models that are read: one entry of `DECODERS` for each that the common decoder runs.
+"""The families of models that are read, each an entry of `DECODERS` or run as it is.
 
 An entry says what a family is called, what its config.json leaves unsaid, which keys that change
 the arithmetic it may have, and how its files keep weights. Everything behind that is a field of the
@@ -90,6 +90,12 @@ _QWEN = {
     "use_sliding_window": False,
     "sliding_window": _WINDOW,
 }
+_GRANITE = {
+    "embedding_scale": "embedding_multiplier",
+    "attention.scale": "attention_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
 _ALL_WINDOWED = {"use_sliding_window": True, "max_window_layers": 0}
 
 DECODERS = (
@@ -125,6 +131,30 @@ DECODERS = (
         absent={**_QWEN, "head_dim": 128},
         fixed={"qk_layernorm": True, "mlp_bias": False},
         reads=("qk_layernorm",),
+    ),
+    Family(
+        model_type="granite",
+        architecture="GraniteForCausalLM",
+        gguf="granite",
+        absent={"attention_multiplier": 1.0},
+        reads=tuple(_GRANITE.values()),
+        has_windows=False,
+        gguf_keys=_GRANITE,
+        gguf_pairs=True,
+    ),
+    Family(
+        model_type="smollm3",
+        architecture="SmolLM3ForCausalLM",
+        gguf="smollm3",
+        absent={
+            "max_position_embeddings": 32768,
+            "rope_theta": 2e6,
+            "tie_word_embeddings": True,
+            "no_rope_layer_interval": 4,
+            "use_sliding_window": False,
+        },
+        reads=("no_rope_layers", "no_rope_layer_interval"),
+        gguf_pairs=True,
     ),
 )
 

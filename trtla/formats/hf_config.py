@@ -80,6 +80,8 @@ class HFConfig(BaseModel):
     residual_multiplier: float = Field(default=1.0, gt=0)
     logits_scaling: float = Field(default=1.0, gt=0)
     attention_multiplier: float | None = Field(default=None, gt=0)
+    no_rope_layers: list[int] | None = None
+    no_rope_layer_interval: int | None = Field(default=None, ge=1)
 
     @model_validator(mode="before")
     @classmethod
@@ -109,6 +111,14 @@ class HFConfig(BaseModel):
 
 def _family(data: dict[str, Any]) -> Family:
     return BY_ARCHITECTURE[architecture(data)]
+
+
+def _unrotated(config: HFConfig) -> tuple[int, ...]:
+    """The layers without rotary embedding; `no_rope_layers` has a 1 for each that has one."""
+    every, turned = config.no_rope_layer_interval, config.no_rope_layers
+    if turned is None and every is not None:
+        turned = [(index + 1) % every for index in range(config.num_hidden_layers)]
+    return tuple(index for index, has in enumerate(turned or ()) if not has)
 
 
 def _of_family(data: dict[str, Any], family: Family) -> dict[str, Any]:
@@ -204,6 +214,7 @@ def _checkpoint_keys(config: HFConfig, dtype: DType | None) -> dict[str, Any]:
         "rotary_scaling": _scaling(config.rope_scaling),
         "attn_bias": config.attention_bias,
         "attention_scale": config.attention_multiplier,
+        "unrotated_layers": _unrotated(config),
         "sliding_window": config.window,
     }
 

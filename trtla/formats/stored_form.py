@@ -100,4 +100,3 @@ def _order(config: CheckpointConfig, *, pairs: bool) -> tuple[int, ...]:
     third, fourth = np.split(places[turned:], [(size - turned) // 2])
     found = np.concatenate((first, third, second, fourth)).tolist()
     return () if found == list(range(size)) else tuple(found)
-

@@ -51,7 +51,7 @@ def layer_rotaries(config: CheckpointConfig) -> tuple[int, ...]:
 
 
 def frequencies(config: CheckpointConfig) -> ndarray:
-    """Inverse frequencies at the trained length, float32 [head_size / 2]; 0 of what is not turned."""
+    """Inverse frequencies at the trained length, float32 [head_size / 2]; 0: nothing is turned."""
     inverse = _turned_frequencies(config)
     still = np.zeros(config.head_size // 2 - len(inverse), np.float32)
     return np.concatenate((inverse, still)) if len(still) else inverse

@@ -17,7 +17,6 @@ from trtla.runtime.models.cpu.native_code import FORWARD, Calls, declare
 from trtla.runtime.threads import num_threads
 from trtla.settings.sampling import DrawSettings, SamplingParams
 
-
 ROTARIES = 2
 """Ways in which layers may turn queries and keys."""
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh")

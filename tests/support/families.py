@@ -1,0 +1,147 @@
+"""Tiny random models of every family of decoders, as folders and GGUF files, with transformers' own
+beside them."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from tests.support.compiled import sequences
+from tests.support.gguf_models import write_gguf
+from trtla.formats.engine import engine_from_hugging_face
+from trtla.formats.engine_limits import BuildSettings
+from trtla.runtime.device import CPU
+from trtla.runtime.draft import Draft
+from trtla.runtime.models.load import load_engine
+from trtla.runtime.sequence import Feed
+
+SHARPER = 2.0  # the random model's choices, so that texts loop and drafts are accepted
+BASE: dict[str, Any] = {
+    "vocab_size": 101,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 160,
+    "pad_token_id": None,
+}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One model: its family's class in transformers, and what differs from BASE."""
+
+    kind: str
+    """As in Qwen3Config and Qwen3ForCausalLM."""
+    gguf: str
+    """Its architecture in GGUF files; empty: the model cannot be one."""
+    keys: dict[str, Any] = field(default_factory=dict)
+    gguf_keys: dict[str, Any] = field(default_factory=dict)
+    """Of its GGUF file, behind the architecture's name."""
+
+
+VARIANTS = {
+    "qwen3": Variant("Qwen3", "qwen3", {"head_dim": 32}),
+    "granite": Variant(
+        "Granite",
+        "granite",
+        {
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.2,
+            "residual_multiplier": 0.4,
+            "logits_scaling": 2.5,
+        },
+        {
+            "embedding_scale": 3.0,
+            "attention.scale": 0.2,
+            "residual_scale": 0.4,
+            "logit_scale": 2.5,
+        },
+    ),
+    "smollm3": Variant("SmolLM3", "smollm3", {"num_hidden_layers": 5}),
+}
+OTHERS = {
+    "qwen3-tied": Variant(
+        "Qwen3", "qwen3", {"head_dim": 16, "tie_word_embeddings": True, "num_key_value_heads": 1}
+    ),
+    "qwen3-biases": Variant("Qwen3", "qwen3", {"head_dim": 32, "attention_bias": True}),
+    "granite-defaults": Variant("Granite", "", {"tie_word_embeddings": True}),
+    "granite-biases": Variant("Granite", "", {"attention_bias": True, "mlp_bias": True}),
+    "smollm3-chosen": Variant(
+        "SmolLM3", "", {"no_rope_layers": [0, 1], "tie_word_embeddings": False}
+    ),
+    "smollm3-all": Variant("SmolLM3", "", {"no_rope_layers": [1, 1], "attention_bias": True}),
+    "qwen3-yarn": Variant(
+        "Qwen3",
+        "",
+        {
+            "head_dim": 32,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 40,
+                "rope_theta": 1e6,
+            },
+        },
+    ),
+}
+"""More of them, for the deep tests."""
+
+
+def make_model(variant: Variant, seed: int = 0) -> Any:
+    """A float32 model whose norms are random too, so that a mistake in them shows."""
+    torch.manual_seed(seed)
+    config = getattr(transformers, f"{variant.kind}Config")(**{**BASE, **variant.keys})
+    config._attn_implementation = "eager"
+    model = getattr(transformers, f"{variant.kind}ForCausalLM")(config)
+    with torch.no_grad():
+        for name, tensor in model.named_parameters():
+            tensor.normal_(1.0 if "norm" in name else 0.0, 0.3 if tensor.dim() == 1 else 0.1)
+        model.model.embed_tokens.weight.mul_(SHARPER)
+    return model.eval()
+
+
+@functools.cache
+def folder_and_model(name: str) -> tuple[Path, Any]:
+    """A variant's folder, and the model."""
+    model = make_model((VARIANTS | OTHERS)[name])
+    folder = Path(tempfile.mkdtemp()) / "model"
+    model.save_pretrained(folder)
+    return folder, model
+
+
+def gguf_file(name: str, path: Path, kind: str = "F32", **more: Any) -> Path:
+    """A variant's GGUF file, as llama.cpp's converter writes it."""
+    variant, model = (VARIANTS | OTHERS)[name], folder_and_model(name)[1]
+    return write_gguf(model, path, kind, arch=variant.gguf, keys=variant.gguf_keys, **more)
+
+
+def logits_of(folder: Path, text: tuple[int, ...], known: int, longest: int = 96) -> torch.Tensor:
+    """Logits behind token `known` of a text and all tokens after it, in float32.
+
+    Args:
+        known: tokens that are fed as a prompt; the others are drafted.
+        longest: tokens of the longest text that the model is opened for.
+    """
+    engine = engine_from_hugging_face(folder, BuildSettings(max_seq_len=longest), "float32")
+    model = load_engine(engine, "float32", CPU)
+    cache = model.new_cache(16)
+    (sequence,) = sequences(cache, [text[:known]], room=len(text))
+    model.forward([Feed.prompt(sequence, known, True)], cache)
+    sequence.num_cached, sequence.output_ids[:] = known, [text[known]]
+    draft = Draft(text[known + 1 :], tuple(range(len(text) - known - 1)))
+    return torch.as_tensor(model.forward([Feed.step(sequence, draft)], cache).logits).clone()
+
+
+def expected_logits(name: str, text: tuple[int, ...], known: int) -> torch.Tensor:
+    """The same of transformers."""
+    with torch.no_grad():
+        found: torch.Tensor = folder_and_model(name)[1](torch.tensor([text])).logits[0, known:]
+    return found
