@@ -198,8 +198,10 @@ class CheckpointConfig(BaseModel):
     """The base of layers with a window, which then have no rotary scaling; None: that of all."""
     unrotated_layers: tuple[int, ...] = ()
     """Layers that turn no queries and keys."""
+    layer_windows: tuple[Size | None, ...] = ()
+    """The last tokens of a text that each layer's attention sees; None: all. Empty: all do."""
     sliding_window: Size | None = None
-    """Mistral's attention window in tokens; trtla runs sequences that fit into it."""
+    """Of files older than `layer_windows`: some layers' window, so texts are no longer than it."""
 
     @model_validator(mode="before")
     @classmethod
@@ -234,12 +236,28 @@ class CheckpointConfig(BaseModel):
             raise ValueError(f"rotary embedding turns pairs, not {self.rotary_size} numbers")
         if (self.model_extra or {}).get("attention_multiplier") not in (None, 1.0):
             raise ValueError("attention_multiplier is TensorRT-LLM's, which trtla does not read")
+        if len(self.layer_windows) not in (0, self.num_hidden_layers):
+            raise ValueError(
+                f"layer_windows has {len(self.layer_windows)} entries for "
+                f"{self.num_hidden_layers} layers"
+            )
         return self
 
     @property
     def rotary_size(self) -> int:
         """How many numbers of a head rotary embedding turns."""
         return int(self.head_size * self.rotary_pct)
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """As `layer_windows`, with an entry for each layer."""
+        return self.layer_windows or (None,) * self.num_hidden_layers
+
+    @property
+    def shortest_window(self) -> int | None:
+        """The window that texts outgrow first; None: no layer has one."""
+        found = [*filter(None, self.layer_windows), *filter(None, [self.sliding_window])]
+        return min(found, default=None)
 
     @property
     def dense_bias(self) -> bool:

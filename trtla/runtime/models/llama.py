@@ -19,6 +19,7 @@ from trtla.formats.plan import block_names
 from trtla.formats.tensors import Weight, numpy_dtype, without_blocks
 from trtla.formats.torch_tensors import E4M3, as_tensor, dequantize
 from trtla.runtime.limits import ExecutorLimits
+from trtla.runtime.models.attention import StepGroup
 from trtla.runtime.models.batch import Batch, BatchOutput
 from trtla.runtime.models.cuda.memory import ForwardMemory
 from trtla.runtime.models.layers import (
@@ -97,6 +98,7 @@ class LlamaModel(PackedModel):
         self._rotary_of = layer_rotaries(config)
         scale = config.attention_scale
         self._query_scale = 1.0 if scale is None else scale * math.sqrt(config.head_size)
+        self.windows = tuple({*filter(None, config.windows)})
         self._heads = (config.num_attention_heads, config.num_key_value_heads)
 
     def use_fast_path(self) -> None:
@@ -181,7 +183,8 @@ class LlamaModel(PackedModel):
                 hidden[index - 1] = states
             qkv, rotary = self._scaled(layer, layer.qkv(normed)), rotaries[self._rotary_of[index]]
             queries = small.rotate_write(qkv, rotary, batch.slots, cache, index)
-            attended = _attend(queries, batch, cache, index)
+            groups = batch.seen_in(self.config.windows[index])
+            attended = _attend(queries, groups, cache, index)
             part = layer.dense(small.rounded(attended, layer.dense.input_scale))
             delta = self._added(part, layer.attention_norm)
             scale = layer.gate_up.input_scale
@@ -231,10 +234,10 @@ class LlamaModel(PackedModel):
         return total if scale == 1.0 else total * scale
 
 
-def _attend(queries: Tensor, batch: Batch, cache: TensorCache, index: int) -> Tensor:
+def _attend(queries: Tensor, groups: Sequence[StepGroup], cache: TensorCache, index: int) -> Tensor:
     keys, values = cache.layer(index)
     scale = cache.scale(index)
-    parts = [group.attend(queries[group.rows], keys, values, scale) for group in batch.groups]
+    parts = [group.attend(queries[group.rows], keys, values, scale) for group in groups]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 

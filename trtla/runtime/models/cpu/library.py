@@ -50,6 +50,7 @@ class NativeLayer(Structure):
         ("attention_norm", c_void_p),
         ("mlp_norm", c_void_p),
         ("rotary", c_int64),
+        ("window", c_int64),
     ]
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy import ndarray
 
-from trtla.formats.config import CheckpointConfig
+from trtla.formats.config import LARGEST, CheckpointConfig
 from trtla.runtime.arrays import address, aligned, paged
 from trtla.runtime.device import CPU
 from trtla.runtime.models.cpu import library as native
@@ -143,6 +143,7 @@ class NativeLlama(Model[HostCache]):
             dense=matrices[f"{name}.dense"].matrix,
             gate_up=matrices[f"{name}.gate_up"].matrix,
             down=matrices[f"{name}.down"].matrix,
+            window=self.config.windows[int(name)] or LARGEST,
             rotary=rotary,
             **{norm: address(vectors[f"{name}.{norm}"]) for norm in norms},
         )

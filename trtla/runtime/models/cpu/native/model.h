@@ -14,6 +14,7 @@ struct Layer {
     const float *q_norm, *k_norm;               // of each head; null: it is not normalised
     const float *attention_norm, *mlp_norm;     // of what is added to the states; or null
     int64_t rotary;                             // which of a step's tables turns queries and keys
+    int64_t window;        // tokens that attention sees of a text, the last ones
 };
 
 enum Activation : int64_t { SILU, GELU };  // GELU by its tanh form
