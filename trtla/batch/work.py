@@ -103,7 +103,7 @@ class Decoding:
         except Exception as error:  # whatever a line brings, it ends no other
             raise ApiError(500, f"{sentence(error)} (this is a bug in trtla)") from None
         labels = self._labelling.labels(ask)
-        return _Work(ask, generation, Writer(body, labels, generation, self._llm.spell))
+        return _Work(ask, generation, Writer(body, labels, generation, self._llm))
 
     def _take(self, event: Event) -> Record | None:
         """The record of an event's line, if that is finished."""

@@ -34,22 +34,23 @@ AWQ_GROUP_SIZES = (64, 128)
 """Inputs that share a scale in W4A16_AWQ."""
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, FP8: 1}
 """Bytes of one element of every type in a checkpoint that is not in blocks."""
-BLOCK_SIZES = {
-    "Q8_0": (32, 34),
-    "Q8_G64": (64, 66),
-    "Q8_G128": (128, 130),
-    "Q4_0": (32, 18),
-    "Q4_G64": (64, 34),
-    "Q4_G128": (128, 66),
-    "Q4_1": (32, 20),
-    "Q5_0": (32, 22),
-    "Q5_1": (32, 24),
-    "Q4_K": (256, 144),
-    "Q5_K": (256, 176),
-    "Q6_K": (256, 210),
+BLOCKS = {
+    "Q8_0": (32, 34, 8, 0),
+    "Q8_G64": (64, 66, 8, 0),
+    "Q8_G128": (128, 130, 8, 0),
+    "Q4_0": (32, 18, 4, 8),
+    "Q4_G64": (64, 34, 4, 8),
+    "Q4_G128": (128, 66, 4, 8),
+    "Q4_1": (32, 20, 4, 0),
+    "Q5_0": (32, 22, 5, 16),
+    "Q5_1": (32, 24, 5, 0),
+    "Q4_K": (256, 144, 4, 0),
+    "Q5_K": (256, 176, 5, 0),
+    "Q6_K": (256, 210, 6, 32),
 }
-"""Inputs and bytes of a block of every type of quantised weights: ggml's, and with _G our own. What
-is in them: `trtla.formats.blocks`."""
+"""Every type of quantised weights, ggml's and with _G our own: inputs and bytes of a block, bits of
+a code, and the code of 0 where there is no minimum. What is in them: `trtla.formats.blocks`."""
+BLOCK_SIZES = {name: (inputs, nbytes) for name, (inputs, nbytes, _, _) in BLOCKS.items()}
 
 OPTIONS = (
     *("qk_layernorm", "sandwich_norms", "offset_norms", "embedding_multiplier", "rotary_pct"),

@@ -26,7 +26,7 @@ from trtla.settings.drafting import DrafterSettings
 from trtla.settings.executor import ExecutorOptions
 from trtla.settings.fields import check_text, is_whole, shown
 from trtla.settings.lookahead import Lookahead
-from trtla.settings.messages import ANSWER, Ending, Messages, check_messages, is_conversation
+from trtla.settings.messages import ANSWER, Messages, Rendering, check_messages, is_conversation
 from trtla.settings.sampling import SamplingParams
 
 _log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class PromptRequest:
     watch: DrafterWatch | None = None
     turn: int = 0
     """Its place in a conversation; a later turn continues the request before, with its answer."""
-    ending: Ending = ANSWER
+    rendering: Rendering = ANSWER
     """What is asked for behind a conversation."""
     is_chat: bool = False
     """A text that is asked as a chat where the model has a template."""
@@ -149,11 +149,11 @@ class RequestMaker:
 
     def request(self, one: PromptRequest) -> Request:
         """A prompt as a request, without stop strings; here it is checked, and nowhere again."""
-        return self._request(one, self.encode(one.prompt, one.name, one.most, one.ending))
+        return self._request(one, self.encode(one.prompt, one.name, one.most, one.rendering))
 
     def request_and_text(self, one: PromptRequest) -> tuple[Request, str | None]:
         """`request`, and the prompt as text, a conversation as rendered; None: no tokenizer."""
-        ids, text = self._read(one.prompt, one.name, one.most, one.ending)
+        ids, text = self._read(one.prompt, one.name, one.most, one.rendering)
         request = self._request(one, ids)
         if text is None and self.tokenizer is not None:
             text = self.tokenizer.decode(ids)
@@ -189,28 +189,28 @@ class RequestMaker:
         prompt: Prompt,
         name: str = "the prompt",
         most: int | None = None,
-        ending: Ending = ANSWER,
+        rendering: Rendering = ANSWER,
     ) -> tuple[int, ...]:
         """A prompt's token ids; `name` is what errors call it.
 
         Args:
             most: a text that cannot be so few tokens is refused before it is encoded.
-            ending: what is asked for behind a conversation.
+            rendering: what is asked for behind a conversation.
 
         Raises:
             UsageError: it is no prompt or empty, there is no tokenizer for it, or no chat template,
                 or the template fails.
             PromptTooLong: it has more than `most` tokens for certain.
         """
-        return self._read(prompt, name, most, ending)[0]
+        return self._read(prompt, name, most, rendering)[0]
 
     def _read(
-        self, prompt: Prompt, name: str, most: int | None, ending: Ending
+        self, prompt: Prompt, name: str, most: int | None, rendering: Rendering
     ) -> tuple[tuple[int, ...], str | None]:
         """A prompt's ids, and the text that they are of; None where the prompt is ids itself."""
-        if ending != ANSWER and not is_conversation(prompt):
+        if rendering != ANSWER and not is_conversation(prompt):
             raise UsageError(
-                f"{name} is no conversation, and continue_final_message is for conversations",
+                f"{name} is no conversation, and {rendering.changed} is for conversations",
                 "omit it, or give messages",
             )
         if isinstance(prompt, str):
@@ -228,7 +228,7 @@ class RequestMaker:
                 "give token ids (input_ids in JSONL), or the tokenizer with --tokenizer-dir",
             )
         try:
-            return self.tokenizer.read_prompt(prompt, most, ending)
+            return self.tokenizer.read_prompt(prompt, most, rendering)
         except UsageError as error:
             raise type(error)(f"{name}: {error.message}", error.hint) from None
 

@@ -89,6 +89,11 @@ def weight_file(folder: Path) -> Path | None:
     return shards(Path(read_json(named)["path"]))[0] if named.is_file() else None
 
 
+def model_name(folder: str) -> str:
+    """What a user calls a model folder: the GGUF file that it was made of, else the folder."""
+    return str(weight_file(Path(folder)) or folder)
+
+
 def model_inputs(path: str | Path) -> tuple[Path, ...]:
     """What must stay while a model is read: its folder or file, and all parts of a GGUF file."""
     local = Path(path)
