@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 
@@ -66,12 +67,41 @@ VARIANTS = {
         },
     ),
     "smollm3": Variant("SmolLM3", "smollm3", {"num_hidden_layers": 5}),
+    "phi3": Variant(
+        "Phi3",
+        "phi3",
+        {"partial_rotary_factor": 0.75, "tie_word_embeddings": True},
+        {"rope.dimension_count": 12},
+    ),
+    "ernie": Variant("Ernie4_5", "ernie4_5", {"head_dim": 32}),
 }
+LONGROPE = Variant(
+    "Phi3",
+    "phi3",
+    {
+        "partial_rotary_factor": 0.5,
+        "original_max_position_embeddings": 96,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "short_factor": [1.0, 1.1, 1.3, 1.6],
+            "long_factor": [1.5, 2.0, 3.0, 4.5],
+        },
+    },
+    {
+        "rope.dimension_count": 8,
+        "rope.scaling.original_context_length": 96,
+        "rope.scaling.attn_factor": float(np.sqrt(1 + np.log(160 / 96) / np.log(96))),
+    },
+)
 OTHERS = {
     "qwen3-tied": Variant(
         "Qwen3", "qwen3", {"head_dim": 16, "tie_word_embeddings": True, "num_key_value_heads": 1}
     ),
     "qwen3-biases": Variant("Qwen3", "qwen3", {"head_dim": 32, "attention_bias": True}),
+    "phi3-whole": Variant("Phi3", "", {"num_key_value_heads": 4}),
+    "phi3-longrope": LONGROPE,
+    "ernie-biases": Variant("Ernie4_5", "", {"head_dim": 16, "use_bias": True}),
     "granite-defaults": Variant("Granite", "", {"tie_word_embeddings": True}),
     "granite-biases": Variant("Granite", "", {"attention_bias": True, "mlp_bias": True}),
     "smollm3-chosen": Variant(
@@ -120,7 +150,11 @@ def folder_and_model(name: str) -> tuple[Path, Any]:
 def gguf_file(name: str, path: Path, kind: str = "F32", **more: Any) -> Path:
     """A variant's GGUF file, as llama.cpp's converter writes it."""
     variant, model = (VARIANTS | OTHERS)[name], folder_and_model(name)[1]
-    return write_gguf(model, path, kind, arch=variant.gguf, keys=variant.gguf_keys, **more)
+    tensors, rope = {}, variant.keys.get("rope_parameters", {})
+    for length in ("short", "long") if "long_factor" in rope else ():
+        tensors[f"rope_factors_{length}.weight"] = np.array(rope[f"{length}_factor"], np.float32)
+    own = {"arch": variant.gguf, "keys": variant.gguf_keys, "tensors": tensors}
+    return write_gguf(model, path, kind, **{**own, **more})
 
 
 def logits_of(folder: Path, text: tuple[int, ...], known: int, longest: int = 96) -> torch.Tensor:

@@ -247,7 +247,7 @@ class CheckpointConfig(BaseModel):
     @property
     def rotary_size(self) -> int:
         """How many numbers of a head rotary embedding turns."""
-        return int(self.head_size * self.rotary_pct)
+        return int(self.head_size * self.rotary_pct + 1e-6)  # a share may be rounded down
 
     @property
     def windows(self) -> tuple[int | None, ...]:

@@ -156,6 +156,35 @@ DECODERS = (
         reads=("no_rope_layers", "no_rope_layer_interval"),
         gguf_pairs=True,
     ),
+    Family(
+        model_type="phi3",
+        architecture="Phi3ForCausalLM",
+        gguf="phi3",
+        absent={
+            "max_position_embeddings": 4096,
+            "original_max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-5,
+        },
+        fixed={**_ALL_WINDOWED, "attention_bias": False, "mlp_bias": False},
+        reads=("partial_rotary_factor",),
+        gguf_names={"ffn_up": "mlp.gate_up_proj"},
+        fused=True,
+    ),
+    Family(
+        model_type="ernie4_5",
+        architecture="Ernie4_5ForCausalLM",
+        gguf="ernie4_5",
+        absent={
+            "max_position_embeddings": 131072,
+            "rope_theta": 5e5,
+            "rms_norm_eps": 1e-5,
+            "head_dim": 128,
+            "tie_word_embeddings": True,
+        },
+        spelled=(("use_bias", "attention_bias"), ("use_bias", "mlp_bias")),
+        has_windows=False,
+        pairs=True,
+    ),
 )
 
 ARCHITECTURES = tuple(family.architecture for family in DECODERS)

@@ -34,6 +34,7 @@ from trtla.formats.families import (
     unknown_arithmetic,
 )
 from trtla.formats.model_folder import CONFIG, ModelFolder, config_kind
+from trtla.formats.rope_scaling import longrope_magnitude
 from trtla.formats.special_tokens import GENERATION_CONFIG
 from trtla.formats.support import check_supported
 
@@ -83,6 +84,8 @@ class HFConfig(BaseModel):
     residual_multiplier: float = Field(default=1.0, gt=0)
     logits_scaling: float = Field(default=1.0, gt=0)
     attention_multiplier: float | None = Field(default=None, gt=0)
+    partial_rotary_factor: float = Field(default=1.0, gt=0, le=1)
+    original_max_position_embeddings: Size | None = None
     no_rope_layers: list[int] | None = None
     no_rope_layer_interval: int | None = Field(default=None, ge=1)
 
@@ -92,12 +95,18 @@ class HFConfig(BaseModel):
         """Bring transformers 5 spellings (dtype, rope_parameters) and nulls to one form."""
         if not isinstance(data, dict):
             return data
-        data = {"dtype": data.get("torch_dtype"), **_of_family(data, _family(data))}
+        family = _family(data)
+        data = {"dtype": data.get("torch_dtype"), **_of_family(data, family)}
         rope = data.get("rope_parameters")
         if isinstance(rope, dict):
             data.setdefault("rope_scaling", rope)
             if rope.get("rope_theta") is not None:
                 data["rope_theta"] = rope["rope_theta"]
+        scaling = data.get("rope_scaling")
+        if isinstance(scaling, dict) and "partial_rotary_factor" in family.reads:
+            share = scaling.get("partial_rotary_factor", data.get("partial_rotary_factor", 1.0))
+            scaling = {**scaling, "partial_rotary_factor": 1.0}
+            data |= {"partial_rotary_factor": share, "rope_scaling": scaling}
         return data
 
     @model_validator(mode="after")
@@ -223,7 +232,8 @@ def _checkpoint_keys(config: HFConfig, dtype: DType | None) -> dict[str, Any]:
         "hidden_act": "silu" if config.hidden_act == "swish" else config.hidden_act,
         "norm_epsilon": config.rms_norm_eps,
         "rotary_base": config.rope_theta,
-        "rotary_scaling": _scaling(config.rope_scaling),
+        "rotary_scaling": _scaling(config),
+        "rotary_pct": config.partial_rotary_factor,
         "attn_bias": config.attention_bias,
         "attention_scale": config.attention_multiplier,
         "unrotated_layers": _unrotated(config),
@@ -231,15 +241,28 @@ def _checkpoint_keys(config: HFConfig, dtype: DType | None) -> dict[str, Any]:
     }
 
 
-def _scaling(scaling: dict[str, Any] | None) -> dict[str, Any] | None:
+def _scaling(config: HFConfig) -> dict[str, Any] | None:
     """The rotary scaling, its type in both spellings because readers differ; None if default."""
+    scaling = config.rope_scaling
     if not scaling:
         return None
     kept = {key: value for key, value in scaling.items() if key != "rope_theta"}
     kind = kept.get("rope_type") or kept.get("type") or "default"
     if kind == "default" and kept.get("partial_rotary_factor", 1.0) == 1.0:
         return None
+    if kind in ("su", "yarn", "longrope") and "long_factor" in kept:  # its older names
+        kind, kept = "longrope", _longrope(kept, config)
     return {**kept, "type": kind, "rope_type": kind}
+
+
+def _longrope(scaling: dict[str, Any], config: HFConfig) -> dict[str, Any]:
+    """The scaling with what follows from other keys."""
+    positions = config.max_position_embeddings
+    trained = config.original_max_position_embeddings or positions
+    kept = {"original_max_position_embeddings": trained, **scaling}
+    if kept.get("attention_factor") is None:
+        kept["attention_factor"] = longrope_magnitude(kept, positions)
+    return kept
 
 
 class T5Config(BaseModel):

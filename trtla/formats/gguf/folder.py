@@ -39,7 +39,14 @@ from trtla.formats.gguf.header import (
     stamps,
 )
 from trtla.formats.gguf.tokenizer import Vocabulary
-from trtla.formats.gguf.weights import PLAIN, ROPE_FACTORS, GgufFile, gguf_name
+from trtla.formats.gguf.weights import (
+    LONG_FACTORS,
+    PLAIN,
+    ROPE_FACTORS,
+    SHORT_FACTORS,
+    GgufFile,
+    gguf_name,
+)
 from trtla.formats.hf_config import FULL, SLIDING, parse_hf_config
 from trtla.formats.hub import hub_folder
 from trtla.formats.model_folder import ModelFolder
@@ -228,6 +235,7 @@ def _hf_config(path: Path, header: Header, weights: GgufFile) -> dict[str, Any]:
         "max_position_embeddings": keys.size("context_length"),
         "rope_theta": keys.number("rope.freq_base", 10000.0),
         "rope_scaling": _rope_scaling(keys, header, head),
+        "partial_rotary_factor": keys.size("rope.dimension_count", head) / head,
         "attention_bias": "model.layers.0.self_attn.q_proj.bias" in weights.entries,
         "mlp_bias": "model.layers.0.mlp.gate_proj.bias" in weights.entries,
         "tie_word_embeddings": LM_HEAD not in weights.entries,
@@ -311,12 +319,14 @@ class _Keys:
 
 
 def _rope_scaling(keys: _Keys, header: Header, head: int) -> dict[str, Any] | None:
-    turned = keys.size("rope.dimension_count", head)
-    if turned != head:
-        raise UsageError(
-            f"{keys.path}: rotary embedding turns {turned} of the {head} numbers of a head",
-            "trtla runs models that rotate whole heads",
-        )
+    if SHORT_FACTORS in header.tensors:
+        return {
+            "rope_type": "longrope",
+            "short_factor": _factors(keys, header, SHORT_FACTORS).tolist(),
+            "long_factor": _factors(keys, header, LONG_FACTORS).tolist(),
+            "original_max_position_embeddings": keys.size("rope.scaling.original_context_length"),
+            "attention_factor": keys.number("rope.scaling.attn_factor", 1.0),
+        }
     if ROPE_FACTORS in header.tensors:
         return _llama3_scaling(keys, header, head)
     kind = keys.get("rope.scaling.type", "linear")  # as in llama.cpp: a factor alone scales
@@ -331,12 +341,18 @@ def _rope_scaling(keys: _Keys, header: Header, head: int) -> dict[str, Any] | No
     return {"rope_type": kind, "factor": factor}
 
 
-def _llama3_scaling(keys: _Keys, header: Header, head: int) -> dict[str, Any]:
-    """The settings whose factors are those of the file."""
-    info = header.tensors[ROPE_FACTORS]
+def _factors(keys: _Keys, header: Header, name: str) -> np.ndarray:
+    """What is in the file for each frequency, float64."""
+    if (info := header.tensors.get(name)) is None:
+        raise UsageError(f"{keys.path} lacks tensor {name}", "copy the file again")
     stored = GgufFile(keys.path, Header(header.paths, {}, {"rope.factors": info}))
     with closing(stored):
-        factors = stored.read("rope.factors", 0, info.shape[0]).astype(np.float64)
+        return stored.read("rope.factors", 0, info.shape[0]).astype(np.float64)
+
+
+def _llama3_scaling(keys: _Keys, header: Header, head: int) -> dict[str, Any]:
+    """The settings whose factors are those of the file."""
+    factors = _factors(keys, header, ROPE_FACTORS)
     exponents = np.arange(0, head, 2, dtype=np.float64) / max(head, 1)
     frequencies = keys.number("rope.freq_base", 10000.0) ** -exponents
     for length in _LLAMA3_LENGTHS if factors.size else ():
