@@ -48,6 +48,14 @@ class Variant:
     """Of its GGUF file, behind the architecture's name."""
 
 
+_LOCAL, _GLOBAL = "sliding_attention", "full_attention"
+GEMMA = {
+    "num_hidden_layers": 4,
+    "head_dim": 32,
+    "query_pre_attn_scalar": 32,
+    "sliding_window": 12,
+    "layer_types": [_LOCAL, _LOCAL, _GLOBAL, _LOCAL],
+}
 VARIANTS = {
     "qwen3": Variant("Qwen3", "qwen3", {"head_dim": 32}),
     "granite": Variant(
@@ -72,6 +80,15 @@ VARIANTS = {
         "phi3",
         {"partial_rotary_factor": 0.75, "tie_word_embeddings": True},
         {"rope.dimension_count": 12},
+    ),
+    "gemma3": Variant(
+        "Gemma3Text",
+        "gemma3",
+        GEMMA,
+        {
+            "attention.sliding_window": 12,
+            "attention.sliding_window_pattern": [True, True, False, True],
+        },
     ),
     "ernie": Variant("Ernie4_5", "ernie4_5", {"head_dim": 32}),
 }
@@ -99,6 +116,24 @@ OTHERS = {
         "Qwen3", "qwen3", {"head_dim": 16, "tie_word_embeddings": True, "num_key_value_heads": 1}
     ),
     "qwen3-biases": Variant("Qwen3", "qwen3", {"head_dim": 32, "attention_bias": True}),
+    "gemma3-seven": Variant(
+        "Gemma3Text",
+        "gemma3",
+        {"num_hidden_layers": 7, "head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 16},
+        {"attention.sliding_window": 16},
+    ),
+    "gemma3-scaled": Variant(
+        "Gemma3Text",
+        "",
+        {
+            **GEMMA,
+            "query_pre_attn_scalar": 24,
+            "rope_parameters": {
+                _GLOBAL: {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                _LOCAL: {"rope_type": "default", "rope_theta": 2e4},
+            },
+        },
+    ),
     "phi3-whole": Variant("Phi3", "", {"num_key_value_heads": 4}),
     "phi3-longrope": LONGROPE,
     "ernie-biases": Variant("Ernie4_5", "", {"head_dim": 16, "use_bias": True}),
@@ -130,10 +165,12 @@ def make_model(variant: Variant, seed: int = 0) -> Any:
     torch.manual_seed(seed)
     config = getattr(transformers, f"{variant.kind}Config")(**{**BASE, **variant.keys})
     config._attn_implementation = "eager"
-    model = getattr(transformers, f"{variant.kind}ForCausalLM")(config)
+    kind = variant.kind.removesuffix("Text")
+    model = getattr(transformers, f"{kind}ForCausalLM")(config)
+    mean = 0.0 if kind.startswith("Gemma") else 1.0  # there norms are stored less 1
     with torch.no_grad():
         for name, tensor in model.named_parameters():
-            tensor.normal_(1.0 if "norm" in name else 0.0, 0.3 if tensor.dim() == 1 else 0.1)
+            tensor.normal_(mean if "norm" in name else 0.0, 0.3 if tensor.dim() == 1 else 0.1)
         model.model.embed_tokens.weight.mul_(SHARPER)
     return model.eval()
 

@@ -58,7 +58,7 @@ def write_gguf(
         "attention.head_count_kv": config.num_key_value_heads,
         "attention.key_length": head,
         "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
-        "rope.freq_base": float(config.rope_parameters["rope_theta"]),
+        "rope.freq_base": float(_rope(config)["rope_theta"]),
         "rope.dimension_count": head,
         **(keys or {}),
     }
@@ -82,6 +82,12 @@ def write_gguf(
 def head_size(model: LlamaForCausalLM) -> int:
     config = model.config
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+def _rope(config: Any) -> dict[str, Any]:
+    """The rotary parameters of layers that read everything."""
+    found: dict[str, Any] = config.rope_parameters
+    return found.get("full_attention") or found
 
 
 def _add(writer: Any, key: str, value: Any) -> None:
@@ -110,7 +116,7 @@ def state(model: LlamaForCausalLM, arch: str = "llama") -> dict[str, np.ndarray]
             array = array + 1
         known = (names.get_name(name, try_suffixes=(".weight", ".bias")) for names in maps)
         found[next(filter(None, known))] = np.ascontiguousarray(array)
-    rope = config.rope_parameters
+    rope = _rope(config)
     if rope["rope_type"] == "llama3":
         found["rope_freqs.weight"] = _llama3_factors(rope, head_size(model))
     return found

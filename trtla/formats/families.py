@@ -7,7 +7,7 @@ model's config.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,6 +69,10 @@ class Family:
     """Whether the keys of sliding windows have a meaning."""
     gguf_keys: Mapping[str, str] = field(default_factory=dict)
     """Keys of its GGUF files, and what config.json calls them."""
+    gguf_absent: Mapping[str, Any] = field(default_factory=dict)
+    """What keys that its GGUF files lack stand for."""
+    gguf_implied: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda keys: {}
+    """What its GGUF files leave to the reader, of the other keys of config.json."""
     gguf_names: Mapping[str, str] = field(default_factory=dict)
     """Weights of a layer that its GGUF files call otherwise than those of Llama."""
     gguf_pairs: bool = False
@@ -97,6 +101,14 @@ _GRANITE = {
     "logit_scale": "logits_scaling",
 }
 _ALL_WINDOWED = {"use_sliding_window": True, "max_window_layers": 0}
+
+
+def _gemma3_scale(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """As in llama.cpp, where only the model of 27B, which has 62 layers, is an exception."""
+    large = keys["num_hidden_layers"] == 62
+    width = keys["hidden_size"] // keys["num_attention_heads"] if large else keys["head_dim"]
+    return {"query_pre_attn_scalar": width}
+
 
 DECODERS = (
     Family(
@@ -184,6 +196,41 @@ DECODERS = (
         spelled=(("use_bias", "attention_bias"), ("use_bias", "mlp_bias")),
         has_windows=False,
         pairs=True,
+    ),
+    Family(
+        model_type="gemma3_text",
+        architecture="Gemma3ForCausalLM",
+        gguf="gemma3",
+        absent={
+            "max_position_embeddings": 131072,
+            "head_dim": 256,
+            "tie_word_embeddings": True,
+            "rope_theta": 1e6,
+            "rope_local_base_freq": 1e4,
+            "query_pre_attn_scalar": 256,
+            "sliding_window": 4096,
+            "sliding_window_pattern": 6,
+            "hidden_act": "gelu_pytorch_tanh",
+        },
+        fixed={
+            "qk_layernorm": True,
+            "sandwich_norms": True,
+            "offset_norms": True,
+            "scales_embedding": True,
+            "use_sliding_window": True,
+            "mlp_bias": False,
+        },
+        spelled=(("hidden_activation", "hidden_act"),),
+        reads=("query_pre_attn_scalar", "rope_local_base_freq"),
+        gguf_keys={"rope.freq_base_swa": "rope_local_base_freq"},
+        gguf_absent={"attention.sliding_window_pattern": 6},
+        gguf_implied=_gemma3_scale,
+        gguf_names={
+            "post_attention_norm": "post_attention_layernorm",
+            "ffn_norm": "pre_feedforward_layernorm",
+            "post_ffw_norm": "post_feedforward_layernorm",
+        },
+        offset_norms=True,
     ),
 )
 

@@ -42,7 +42,8 @@ _POSITIONS = 1024  # relative positions have no limit: what to plan with where n
 _SAME_KEYS = {
     *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "mlp_bias"),
     *("num_key_value_heads", "intermediate_size", "max_position_embeddings", "tie_word_embeddings"),
-    *("qk_layernorm", "embedding_multiplier", "residual_multiplier", "logits_scaling"),
+    *("qk_layernorm", "sandwich_norms", "offset_norms"),
+    *("residual_multiplier", "logits_scaling"),
 }
 """Keys that a checkpoint's config has too."""
 _WINDOW_KEYS = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
@@ -80,6 +81,12 @@ class HFConfig(BaseModel):
     layer_types: list[str] | None = None
     quantization_config: dict[str, Any] | None = None
     qk_layernorm: bool = False
+    sandwich_norms: bool = False
+    offset_norms: bool = False
+    scales_embedding: bool = False
+    query_pre_attn_scalar: float | None = Field(default=None, gt=0)
+    rope_local_base_freq: float | None = Field(default=None, gt=0)
+    sliding_window_pattern: int | None = Field(default=None, ge=1)
     embedding_multiplier: float = Field(default=1.0, gt=0)
     residual_multiplier: float = Field(default=1.0, gt=0)
     logits_scaling: float = Field(default=1.0, gt=0)
@@ -99,6 +106,8 @@ class HFConfig(BaseModel):
         data = {"dtype": data.get("torch_dtype"), **_of_family(data, family)}
         rope = data.get("rope_parameters")
         if isinstance(rope, dict):
+            rope, local = _of_layers(rope)
+            data |= local
             data.setdefault("rope_scaling", rope)
             if rope.get("rope_theta") is not None:
                 data["rope_theta"] = rope["rope_theta"]
@@ -123,11 +132,22 @@ class HFConfig(BaseModel):
         """Each layer's attention window; none where no layer has one."""
         first = self.max_window_layers  # the layers before it read everything
         local = [index >= first for index in range(self.num_hidden_layers)]
+        if (every := self.sliding_window_pattern) is not None:
+            local = [(index + 1) % every > 0 for index in range(self.num_hidden_layers)]
         if self.layer_types is not None:
             local = [kind == SLIDING for kind in self.layer_types]
         if not (self.use_sliding_window and self.sliding_window and any(local)):
             return ()
         return tuple(self.sliding_window if one else None for one in local)
+
+
+def _of_layers(rope: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The rotary parameters of all layers, or of those without a window, and the base of others."""
+    if not isinstance(rope.get(FULL), dict):
+        return rope, {}
+    local = rope.get(SLIDING) or {}
+    base = {"rope_local_base_freq": local["rope_theta"]} if local.get("rope_theta") else {}
+    return rope[FULL], base
 
 
 def _family(data: dict[str, Any]) -> Family:
@@ -235,10 +255,23 @@ def _checkpoint_keys(config: HFConfig, dtype: DType | None) -> dict[str, Any]:
         "rotary_scaling": _scaling(config),
         "rotary_pct": config.partial_rotary_factor,
         "attn_bias": config.attention_bias,
-        "attention_scale": config.attention_multiplier,
+        "attention_scale": config.attention_multiplier or _query_scale(config),
+        "embedding_multiplier": _embedding_multiplier(config),
+        "local_rotary_base": config.rope_local_base_freq,
         "unrotated_layers": _unrotated(config),
         "layer_windows": config.layer_windows,
     }
+
+
+def _query_scale(config: HFConfig) -> float | None:
+    divisor = config.query_pre_attn_scalar
+    return None if divisor is None else float(divisor**-0.5)
+
+
+def _embedding_multiplier(config: HFConfig) -> float:
+    return (
+        float(config.hidden_size**0.5) if config.scales_embedding else config.embedding_multiplier
+    )
 
 
 def _scaling(config: HFConfig) -> dict[str, Any] | None:

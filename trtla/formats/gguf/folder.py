@@ -192,6 +192,30 @@ def _publish(made: Path, folder: Path) -> None:
 
 def _hf_config(path: Path, header: Header, weights: GgufFile) -> dict[str, Any]:
     """The config.json that the file's model would have at Hugging Face."""
+    family = _family(path, header)
+    if EMBEDDING not in weights.entries:
+        raise UsageError(f"{path} lacks tensor token_embd.weight", "give a file with weights")
+    keys = _Keys(path, header.metadata, family)
+    _check_arithmetic(keys)
+    windows = _windows(keys)
+    if windows and family is BY_GGUF["llama"]:  # such a one is called so at Hugging Face
+        family = BY_ARCHITECTURE["MistralForCausalLM"]
+    config = {
+        "architectures": [family.architecture],
+        "model_type": family.model_type,
+        **windows,
+        "torch_dtype": _stored_dtype(header),
+        "vocab_size": weights.entries[EMBEDDING].shape[0],
+        **_sizes(keys, header),
+        "attention_bias": "model.layers.0.self_attn.q_proj.bias" in weights.entries,
+        "mlp_bias": "model.layers.0.mlp.gate_proj.bias" in weights.entries,
+        "tie_word_embeddings": LM_HEAD not in weights.entries,
+        **{ours: keys.number(key) for key, ours in family.gguf_keys.items() if keys.get(key)},
+    }
+    return {**config, **family.gguf_implied(config)}
+
+
+def _family(path: Path, header: Header) -> Family:
     name = header.metadata.get("general.architecture")
     family = BY_GGUF.get(name) if isinstance(name, str) else None
     if family is None:
@@ -200,31 +224,13 @@ def _hf_config(path: Path, header: Header, weights: GgufFile) -> dict[str, Any]:
             f"{path}: architecture {name} is not supported",
             f"trtla reads GGUF files of {', '.join(first)} and {last}",
         )
-    if EMBEDDING not in weights.entries:
-        raise UsageError(f"{path} lacks tensor token_embd.weight", "give a file with weights")
-    keys = _Keys(path, header.metadata, family.gguf)
-    if keys.get("expert_count", 0):
-        raise UsageError(
-            f"{path}: a mixture of {keys.get('expert_count')} experts is not supported",
-            "trtla runs dense models",
-        )
-    _check_arithmetic(keys, family)
+    return family
+
+
+def _sizes(keys: _Keys, header: Header) -> dict[str, Any]:
     heads, hidden = keys.size("attention.head_count"), keys.size("embedding_length")
     head = keys.size("attention.key_length", hidden // max(heads, 1))
-    windows = _windows(keys)
-    if windows and family is BY_GGUF["llama"]:  # such a one is called so at Hugging Face
-        family = BY_ARCHITECTURE["MistralForCausalLM"]
-        if FULL in windows["layer_types"]:
-            raise UsageError(
-                f"{path}: llama.attention.sliding_window is for some layers only",
-                "trtla runs Llamas with a window in every layer or in none",
-            )
     return {
-        "architectures": [family.architecture],
-        "model_type": family.model_type,
-        **windows,
-        "torch_dtype": _stored_dtype(header),
-        "vocab_size": weights.entries[EMBEDDING].shape[0],
         "hidden_size": hidden,
         "intermediate_size": keys.size("feed_forward_length"),
         "num_hidden_layers": keys.size("block_count"),
@@ -235,16 +241,18 @@ def _hf_config(path: Path, header: Header, weights: GgufFile) -> dict[str, Any]:
         "max_position_embeddings": keys.size("context_length"),
         "rope_theta": keys.number("rope.freq_base", 10000.0),
         "rope_scaling": _rope_scaling(keys, header, head),
-        "partial_rotary_factor": keys.size("rope.dimension_count", head) / head,
-        "attention_bias": "model.layers.0.self_attn.q_proj.bias" in weights.entries,
-        "mlp_bias": "model.layers.0.mlp.gate_proj.bias" in weights.entries,
-        "tie_word_embeddings": LM_HEAD not in weights.entries,
-        **{ours: keys.number(key) for key, ours in family.gguf_keys.items() if keys.get(key)},
+        "partial_rotary_factor": keys.size("rope.dimension_count", head) / max(head, 1),
     }
 
 
-def _check_arithmetic(keys: _Keys, family: Family) -> None:
+def _check_arithmetic(keys: _Keys) -> None:
     """Refuse a key that would change the text and that the family is not known to have."""
+    family, experts = keys.family, keys.get("expert_count", 0)
+    if experts:
+        raise UsageError(
+            f"{keys.path}: a mixture of {experts} experts is not supported",
+            "trtla runs dense models",
+        )
     named = {key: keys.get(key) for key in GGUF_ARITHMETIC}
     key = unknown_arithmetic(named, GGUF_ARITHMETIC, family.gguf_keys)
     if key is not None:
@@ -266,6 +274,12 @@ def _windows(keys: _Keys) -> dict[str, Any]:
         pattern = [not every or (index + 1) % every > 0 for index in range(layers)]
     if not window:
         return {}
+    llama = keys.family is BY_GGUF["llama"]
+    if not (all(pattern) if llama else keys.family.has_windows):
+        raise UsageError(
+            f"{keys.path}: {keys.family.gguf}.attention.sliding_window is not supported, or not in some layers only",
+            "trtla runs Llamas with a window in every layer or in none",
+        )
     kinds = [SLIDING if local else FULL for local in pattern]
     return {"sliding_window": window, "use_sliding_window": True, "layer_types": kinds}
 
@@ -283,11 +297,13 @@ def _stored_dtype(header: Header) -> str:
 
 
 class _Keys:
-    def __init__(self, path: Path, metadata: dict[str, Any], name: str) -> None:
-        self.path, self._metadata, self._name = path, metadata, name
+    def __init__(self, path: Path, metadata: dict[str, Any], family: Family) -> None:
+        self.path, self._metadata, self.family = path, metadata, family
+        self._name = family.gguf
 
     def get(self, key: str, default: Any = None) -> Any:
-        value = self._metadata.get(f"{self._name}.{key}", default)
+        absent = self.family.gguf_absent.get(key, default)
+        value = self._metadata.get(f"{self._name}.{key}", absent)
         if isinstance(value, list):
             raise UsageError(
                 f"{self.path}: {self._name}.{key} differs from layer to layer",
@@ -319,6 +335,12 @@ class _Keys:
 
 
 def _rope_scaling(keys: _Keys, header: Header, head: int) -> dict[str, Any] | None:
+    turned = keys.size("rope.dimension_count", head)
+    if turned != head and "partial_rotary_factor" not in keys.family.reads:
+        raise UsageError(
+            f"{keys.path}: rotary embedding turns {turned} of the {head} numbers of a head",
+            "trtla runs models of this family that rotate whole heads",
+        )
     if SHORT_FACTORS in header.tensors:
         return {
             "rope_type": "longrope",
