@@ -48,7 +48,10 @@ _COLUMNS = {
     "peak_memory_mb": "peak MB",
     "distinct_4grams": "distinct 4-grams",
     "agreement": "texts as ar",
+    "rouge1": "ROUGE-1",
+    "rouge2": "ROUGE-2",
     "rougeL": "ROUGE-L",
+    "rougeLsum": "ROUGE-Lsum",
     "perplexity": "perplexity",
 }
 """The columns of a table, each shown if a row has it."""

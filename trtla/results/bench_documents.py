@@ -231,6 +231,7 @@ class Summarize(Part):
 
     schema_version: int | None = None
     environment: dict[str, Any] = Field(default_factory=dict)
+    model: str | None = None
     dataset: str | None = None
     items: int | None = None
     batch_size: int | None = None
@@ -238,7 +239,7 @@ class Summarize(Part):
     output_len: int | None = None
     temperature: Figure = None
     seed: int | None = None
-    sides: tuple[Row, ...]
+    rows: tuple[Row, ...]
     """The engine as it drafts, decoding plainly, and transformers; of those what was measured."""
 
 
