@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trtla.bench.journal import Measurements
+from trtla.bench.journal import Measurements, fingerprint
 from trtla.errors import UsageError
 
 
@@ -39,3 +39,8 @@ def test_foreign_lines_do_no_harm_and_a_full_disk_is_an_error(tmp_path: Path) ->
     assert opened(tmp_path).entries == {}
     with pytest.raises(UsageError, match="cannot be written"):
         opened(tmp_path / "nowhere").put("run 1", 1)
+
+
+def test_fingerprints_follow_the_facts() -> None:
+    assert fingerprint({"a": 1, "b": (2, 3)}) == fingerprint({"b": [2, 3], "a": 1})
+    assert fingerprint({"a": 1}) != fingerprint({"a": 2})
