@@ -105,12 +105,12 @@ def batch(console: Console, /, **params: Any) -> int:
 
 
 def _go_on(console: Console, flags: BatchFlags, name: str) -> int:
-    from trtla.batch.job import check_place, locked, open_job
+    from trtla.batch.job import check_folder, locked, open_job
     from trtla.batch.lines import survey
     from trtla.batch.work import Task
 
     source, folder = Path(flags.requests), Path(flags.output_dir)
-    check_place(folder, source)
+    check_folder(folder, source)
     found = survey(source)
     with locked(folder):
         job = open_job(folder, _identity(flags, found.digest, name), source, force=flags.force)

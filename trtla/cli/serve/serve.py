@@ -111,8 +111,8 @@ def serve(console: Console, /, **params: Any) -> int:
         log.note(f"{flags.serving.host} is the server's alone: Ray's ports are on all addresses")
     log.note(f"loading {named or flags.engine_dir}")
     # TensorRT-LLM's constructor holds the interpreter while it loads (nanobind/executor.cpp).
-    deaf = model.is_trtllm and not flags.spread.ray
-    return run_server(flags.serving, open_model, name, log, ready, deaf)
+    holds_gil = model.is_trtllm and not flags.spread.ray
+    return run_server(flags.serving, open_model, name, log, ready, holds_gil)
 
 
 def _check_packages() -> None:
