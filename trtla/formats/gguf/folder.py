@@ -196,7 +196,7 @@ def _hf_config(path: Path, header: Header, weights: GgufFile) -> dict[str, Any]:
     windows = _windows(keys)
     if windows and name == "llama":  # such a one is called so at Hugging Face
         name, own = "mistral", "MistralForCausalLM"
-        if FULL in windows["layer_types"]:
+        if windows["layer_types"] != [SLIDING] * keys.size("block_count"):
             raise UsageError(
                 f"{path}: llama.attention.sliding_window is for some layers only",
                 "trtla runs Llamas with a window in every layer or in none",
