@@ -90,8 +90,8 @@ def test_every_nth_layer_or_those_of_a_list_have_no_window(
 @pytest.mark.parametrize(
     ("arch", "pattern", "named"),
     [
-        ("llama", [True, False], "llama.attention.sliding_window is for some layers only"),
-        ("llama", [True], "for some layers only"),
+        ("llama", [True, False], "llama.attention.sliding_window of these layers is not"),
+        ("llama", [True], "layer_types has 1 entries for 2 layers"),
         ("qwen2", [True], "layer_types has 1 entries for 2 layers"),
     ],
 )

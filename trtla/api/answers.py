@@ -103,7 +103,7 @@ class Writer:
         silent = not (chunk.text or chunk.completion or chunk.logprobs)
         if silent or not self._body.stream:
             return None
-        index = self._place(chunk)
+        index = self._index(chunk)
         delta = self._delta(index, chunk)
         if delta is None:
             return None
@@ -167,7 +167,7 @@ class Writer:
         return {"index": self._index(done), **text, "logprobs": logprobs, "finish_reason": reason}
 
     def _message(self, done: Completion) -> Json:
-        splitter = self._splitters.get(self._place(done))
+        splitter = self._splitters.get(self._index(done))
         if splitter is None:
             return {"content": done.text}
         thoughts, content = splitter.push(done.text, last=True)

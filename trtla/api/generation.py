@@ -95,13 +95,15 @@ def answers_to(
     """
     seed = secrets.randbelow(_SEEDS) if body.seed is None else body.seed % _SEEDS
     how = (*_drafting(llm, body), _expected(llm, body))
-    own = (body.tops, body.cache == "private", space)
+    sharing = (body.tops, body.cache == "private", space)
     sampling, most = _sampling(llm, body, timeout_s, seed), llm.limits.max_prompt_len
     with _naming("chat_template_kwargs"):
         rendering = body.rendering
     answers: list[Answer] = []
     for index, (name, prompt) in enumerate(_prompts(llm, body)):
-        one = PromptRequest(name, prompt, sampling, *how, *own, rendering=rendering, most=most)
+        request = PromptRequest(
+            name, prompt, sampling, *how, *sharing, rendering=rendering, most=most
+        )
         with _naming("messages" if isinstance(body, ChatBody) else "prompt"):
             answers += llm.answers(index, request)
     for answer in answers:

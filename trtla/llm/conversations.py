@@ -45,14 +45,14 @@ class Conversations:
         self._taken: dict[tuple[str, str], tuple[bool, bool]] = {}
 
     def text(self, messages: Messages, rendering: Rendering) -> str:
-        """The conversation as the model reads it; every user's text is in it.
+        """Render the conversation as the model reads it, with every user's text in it.
 
         Raises:
-            UsageError: the last message does not fit the rendering, or the template leaves one out.
+            UsageError: the last message does not fit the rendering, or the template omits one.
         """
         rendering.check(messages)
         text = self.filled_in(messages, rendering)
-        if (place := self._left_out(messages, rendering, text)) is not None:
+        if (index := self._left_out(messages, rendering, text)) is not None:
             raise UsageError(
                 f"the model's chat template leaves out messages[{index}] (user)",
                 "give messages that it takes, or go on without it: --no-chat, in a chat /chat off",
@@ -60,7 +60,7 @@ class Conversations:
         return text
 
     def filled_in(self, messages: Messages, rendering: Rendering) -> str:
-        """`text`, unchecked."""
+        """Render without the check."""
         if rendering.continue_final_message:
             return self._begun(messages, rendering)
         return self._fill(self._adapted(messages, rendering), rendering)
@@ -124,7 +124,7 @@ class Conversations:
         return _WORD in text and _STRAY not in text
 
     def _left_out(self, messages: Messages, rendering: Rendering, text: str) -> int | None:
-        """The place of a user's message that is not in the prompt, whatever is done to texts there.
+        """Return the index of a user's message that is not in the prompt, however it is changed.
 
         A message that is not there literally counts if other letters in it change the prompt; if
         the trials have not shown that contents are written, each half of it has to count. The last
@@ -132,16 +132,16 @@ class Conversations:
         """
         users = [index for index, message in enumerate(messages) if message["role"] == "user"]
         contents = [part_texts(message["content"]) for message in messages]
-        question = [place for place in asked[-1:] if not _is_surely_there(contents, place, text)]
-        earlier = [place for place in asked[:-1] if not _is_there(contents[place], text)]
-        for places in (question, earlier):
-            for changed in self._changed(messages, places, rendering):
+        question = [index for index in users[-1:] if not _is_surely_there(contents, index, text)]
+        earlier = [index for index in users[:-1] if not _is_there(contents[index], text)]
+        for indexes in (question, earlier):
+            for changed in self._changed(messages, indexes, rendering):
                 if self._tried(changed, rendering) == text:
-                    return places[0]
+                    return indexes[0]
         return None
 
     def _changed(
-        self, messages: Messages, places: list[int], rendering: Rendering
+        self, messages: Messages, indexes: list[int], rendering: Rendering
     ) -> Iterator[Messages]:
         """The messages with other letters at some places."""
         known = any(self._takes("user", rendering))

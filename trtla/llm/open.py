@@ -51,7 +51,7 @@ def open_tokenizer(engine: Engine, options: ExecutorOptions) -> Tokenizer | None
     chosen = options.tokenizer_dir
     if chosen is None and engine.tokenizer_dir is None:
         return None
-    folder = engine.folder if place is None else find_folder(place)
+    folder = engine.folder if chosen is None else find_folder(chosen)
     return Tokenizer(
         folder,
         parse_special=options.parse_special,

@@ -118,8 +118,8 @@ class TemplateProcess:
         add_generation_prompt: bool = True,
         variables: Variables = NO_VARIABLES,
     ) -> str:
-        """A conversation as text; where the process is lost meanwhile, a new one gets it again."""
-        asked = [messages, add_generation_prompt, dict(variables)]
+        """Render a conversation; if the process is lost meanwhile, a new one gets it again."""
+        arguments = [messages, add_generation_prompt, dict(variables)]
         with self._lock:
             answer = self._answer(arguments) or self._answer(arguments)
         if answer is None:

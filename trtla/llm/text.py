@@ -287,7 +287,7 @@ class Tokenizer:
         template, answer = self._known_template(), rendering.add_generation_prompt
         variables = {**self._variables, **rendering.chat_template_kwargs}
         if self._plain is not None or fills_in_by_jinja(self.inner):
-            return str((self._apart or template).render(messages, answer, variables))
+            return str((self._process or template).render(messages, answer, variables))
         options = {"tokenize": False, "add_generation_prompt": answer}
         return str(self.inner.apply_chat_template(messages, **options, **variables))
 

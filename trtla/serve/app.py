@@ -193,7 +193,7 @@ async def _answer(
 
     labels = Labels(secrets.token_hex(12), int(time.time()), served.name)
     writer = Writer(body, labels, generation, model.engine.llm)
-    return Answering(generation, writer, body.stream, model.timeout_s, close)
+    return GenerationResponse(generation, writer, body.stream, model.timeout_s, close)
 
 
 def _show_page(app: FastAPI) -> None:
