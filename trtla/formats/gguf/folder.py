@@ -274,10 +274,11 @@ def _windows(keys: _Keys) -> dict[str, Any]:
         pattern = [not every or (index + 1) % every > 0 for index in range(layers)]
     if not window:
         return {}
-    llama = keys.family is BY_GGUF["llama"]
-    if not (all(pattern) if llama else keys.family.has_windows):
+    family = keys.family
+    if not (all(pattern) if family is BY_GGUF["llama"] else family.has_windows):
+        key = f"{family.gguf}.attention.sliding_window"
         raise UsageError(
-            f"{keys.path}: {keys.family.gguf}.attention.sliding_window is not supported, or not in some layers only",
+            f"{keys.path}: {key} of these layers is not supported",
             "trtla runs Llamas with a window in every layer or in none",
         )
     kinds = [SLIDING if local else FULL for local in pattern]
