@@ -1,4 +1,4 @@
-"""A request of OpenAI's API from its checked body to the ends of its choices.
+"""A request of OpenAI's API from its checked body to its finished choices.
 
 Everything is checked against the engine before anything is queued.
 """
@@ -25,18 +25,18 @@ from trtla.settings.messages import joined, text_part
 from trtla.settings.sampling import BEYOND, SamplingParams, UsualLength
 
 _SEEDS = 2**63
-_LONGEST_TOKEN = 16  # characters, but for few
+_LONGEST_TOKEN = 16  # characters, with few exceptions
 _COMPLETION_LEN = UsualLength(16)
-"""Most tokens of /v1/completions where a request does not say; OpenAI's default."""
+"""Output limit of /v1/completions for requests without one; OpenAI's default."""
 
 
 class Generation:
-    """The choices of one request while they grow.
+    """The growing choices of one request.
 
     Args:
-        answers: the choices at their beginning; those of the first prompt first.
-        started: when the request came, on the monotonic clock in seconds.
-        timeout_s: what a choice that timed out is reported with.
+        answers: the empty choices; those of the first prompt first.
+        started: when the request arrived, on the monotonic clock in seconds.
+        timeout_s: for the report of a choice that timed out.
     """
 
     def __init__(
@@ -45,16 +45,16 @@ class Generation:
         self.answers = answers
         self.started = time.monotonic() if started is None else started
         self.first: float | None = None
-        """When the first token came."""
+        """When the first token arrived."""
         self.tokens = 0
-        """Written so far."""
+        """Tokens written so far."""
         self.done: list[Completion] = []
         self._timeout_s = timeout_s
         self._growing = {answer.request.request_id: answer for answer in answers}
 
     @property
     def request_ids(self) -> tuple[int, ...]:
-        """The ids of the choices that have not ended."""
+        """The ids of choices that have not ended."""
         return tuple(self._growing)
 
     @property
@@ -63,11 +63,11 @@ class Generation:
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of all prompts, each as often as it is answered."""
+        """Tokens of all prompts, each counted once per answer."""
         return sum(len(answer.request.given_ids) for answer in self.answers)
 
     def add(self, request_id: int, output: Output) -> Chunk:
-        """What came for a choice."""
+        """Add an output to its choice."""
         try:
             chunk = chunk_of(self._growing, request_id, output)
         except TrtlaError as error:
@@ -87,23 +87,25 @@ def answers_to(
     timeout_s: float | None = None,
     space: int = 0,
 ) -> list[Answer]:
-    """The choices that a body asks for, those of the first prompt first.
+    """Create the choices that a body requests, those of the first prompt first.
 
     Args:
-        timeout_s: after which they end, waiting included.
-        space: whose K/V blocks and drafts they share.
+        timeout_s: limit of their time, including waiting.
+        space: of their K/V blocks and drafts.
     """
     seed = secrets.randbelow(_SEEDS) if body.seed is None else body.seed % _SEEDS
     how = (*_drafting(llm, body), _expected(llm, body))
-    own = (body.tops, body.cache == "private", space)
+    sharing = (body.tops, body.cache == "private", space)
     sampling, most = _sampling(llm, body, timeout_s, seed), llm.limits.max_prompt_len
     with _naming("chat_template_kwargs"):
         rendering = body.rendering
     answers: list[Answer] = []
     for index, (name, prompt) in enumerate(_prompts(llm, body)):
-        one = PromptRequest(name, prompt, sampling, *how, *own, rendering=rendering, most=most)
+        request = PromptRequest(
+            name, prompt, sampling, *how, *sharing, rendering=rendering, most=most
+        )
         with _naming("messages" if isinstance(body, ChatBody) else "prompt"):
-            answers += llm.answers(index, one)
+            answers += llm.answers(index, request)
     for answer in answers:
         if body.prediction is not None and not answer.request.adaptive:
             raise ApiError(
@@ -125,11 +127,11 @@ def _prompts(llm: RequestMaker, body: ChatBody | CompletionBody) -> list[tuple[s
         raise ApiError(
             400, "this model has no chat template; POST texts to /v1/completions", "messages"
         )
-    return [("the conversation", [_message(one) for one in body.messages])]
+    return [("the conversation", [_message(message) for message in body.messages])]
 
 
 def check_name(wanted: str | None, name: str, who: str) -> None:
-    """Refuse another model than the one there is."""
+    """Refuse a model name that is not served."""
     if wanted not in (None, name):
         raise ApiError(
             404,
@@ -142,7 +144,7 @@ def check_name(wanted: str | None, name: str, who: str) -> None:
 def _sampling(
     llm: RequestMaker, body: ChatBody | CompletionBody, timeout_s: float | None, seed: int
 ) -> SamplingParams:
-    """The settings of a body's choices; a length that it does not name is cut to the context's."""
+    """Return the settings of a body's choices; a default length is cut to the context's."""
     if isinstance(body, ChatBody):
         most = llm.limits.usual_output_len or llm.limits.max_text_len
         length = body.length or UsualLength(most)
@@ -180,7 +182,7 @@ def _drafting(llm: RequestMaker, body: Body) -> tuple[Lookahead | None, DrafterS
 
 
 def _expected(llm: RequestMaker, body: Body) -> tuple[int, ...] | None:
-    """Ids of the predicted output, as far as one can be long: once for all choices."""
+    """Return ids of the predicted output, as far as an output can be long: once for all choices."""
     if body.prediction is None or llm.tokenizer is None:
         return None
     most = llm.limits.max_text_len

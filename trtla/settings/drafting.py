@@ -24,10 +24,13 @@ DRAFT_PREFIX = "draft:"
 DRAFTERS = ("none", "lookahead", "ngram", "prompt-lookup")
 """Names of drafters, beside `draft:PATH`."""
 
-SOURCES = ("own", "expected", "others", "window", "chain", "rows")
-"""Where `auto` takes drafts from; `chain` is what further drafters propose."""
-PROPOSERS = (*SOURCES, "both")
-"""What proposes a node: a source, or a text and a row of logits that agree."""
+SOURCES = ("context", "expected", "requests", "window", "chain", "recycling")
+"""The sources of `auto`'s drafts: the request's own text, its expected output, texts of other
+requests, the lookahead window, further drafters, and token recycling.
+"""
+PROPOSERS = (*SOURCES, "agreement")
+"""Proposers of a node: a source, or a text and recycled logits that agree."""
+_FORMER_SOURCES = {"own": "context", "others": "requests", "rows": "recycling"}
 
 _NAMES = f"{', '.join(DRAFTERS)} or draft:PATH, or several with commas between"
 _MOST_TOKENS = 256  # far above any useful draft; keeps a typo from asking for gigabytes
@@ -261,8 +264,9 @@ class DraftOptions:
     )
     sources: tuple[str, ...] = option(
         SOURCES,
-        "Where auto takes drafts from: own text, the expected output, other requests' texts, the "
-        "lookahead window, further drafters, and rows of logits.",
+        "Sources of auto's drafts: prompt and output so far, the expected output, texts of other "
+        "requests, the lookahead window, further drafters, and token recycling (likely tokens of "
+        "earlier logits).",
         metavar="|".join(SOURCES),
         rule=f"some of {', '.join(SOURCES)}, with commas between",
         commas=True,
@@ -285,7 +289,8 @@ class DraftOptions:
         check(self)
         for name in self.sources:
             if name not in SOURCES:
-                guess = did_you_mean(name, SOURCES)
+                now = _FORMER_SOURCES.get(name)
+                guess = f"it is now called {now}: " if now else did_you_mean(name, SOURCES)
                 raise UsageError(
                     f"source {name!r} is not known", f"{guess}use some of {', '.join(SOURCES)}"
                 )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from trtla.errors import UsageError
 from trtla.settings.drafting import LOOKAHEAD, DrafterSettings, DraftOptions
@@ -181,6 +181,15 @@ class ExecutorOptions:
         """The default triple of requests; None: the engine's own, of auto too."""
         return None if self.lookahead == "auto" else self.lookahead
 
+    @property
+    def of_answers(self) -> dict[str, Any]:
+        """What is asked for that may change an answer, if only in its last bits."""
+        names = (one.name for one in fields(ExecutorOptions) if one.name not in _SAME_ANSWERS)
+        found = {name: getattr(self, name) for name in names}
+        if self.drafter.rejection:
+            found["drafter"] = repr(self.drafter)
+        return {name: value for name, value in found.items() if value and (name, value) != _ALONE}
+
 
 @dataclass(frozen=True, slots=True)
 class OpenArguments(ExecutorOptions):
@@ -189,6 +198,13 @@ class OpenArguments(ExecutorOptions):
     model: str | Path = field(kw_only=False)
 
 
+_SAME_ANSWERS = (
+    *("threads", "lookahead_parallel", "lookahead", "tokenizer_dir", "max_batch_size", "drafter"),
+    *("draft_options", "draft_models", "draft_device", "draft_dtype", "corpus", "block_reuse"),
+    *("bounded_steps", "trtllm"),
+)
+"""What gives the same answers to the last bit, and the tokenizer's folder, whose files count."""
+_ALONE = ("tp_size", 1)
 _GROUPS = {
     "drafter": LOOKAHEAD, "draft_options": DEFAULT_DRAFT_OPTIONS, "trtllm": TRTLLM_DEFAULTS,
 }  # fmt: skip

@@ -260,14 +260,14 @@ def _compile_forward() -> None:
         SLOWER,
         TREES,
         NotCompiled,
-        tell_slower,
+        note_slower,
     )
 
     try:
         FORWARD.load()
         TREES.load()
     except NotCompiled as error:
-        tell_slower(error, SLOWER)
+        note_slower(error, SLOWER)
 
 
 def _check_required(ctx: click.Context, flags: dict[str, Any]) -> None:

@@ -170,7 +170,7 @@ def spread_records(
 ) -> Iterator[Iterator[Record]]:
     """The records of a job's lines, done by replicas that end with the block; `who` as in
     `open_answering`."""
-    from trtla.batch.spread import Pool, Share, spread
+    from trtla.batch.ray_data import Pool, Share, ray_records
     from trtla.replicas.cluster import Cluster, quiet
     from trtla.replicas.deployment import check_room
 
@@ -188,7 +188,7 @@ def spread_records(
         note(f"note: runs on {counted(number, 'replica')} of {counted(threads, 'thread')}")
         pool = Pool(number, threads, gpus, batch_size)
         with quiet():
-            yield task.kept(spread(task.left(), task.survey, share, pool))
+            yield task.kept(ray_records(task.left(), task.survey, share, pool))
     finally:
         cluster.close()
 

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from trtla.batch.work import Figures, Task
 
 _WHO = "a batch"
-_CHANGING = ("device", "dtype", "kv_cache_dtype")
-"""Settings of the model that may change an answer's last bits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,12 +105,12 @@ def batch(console: Console, /, **params: Any) -> int:
 
 
 def _go_on(console: Console, flags: BatchFlags, name: str) -> int:
-    from trtla.batch.job import check_place, locked, open_job
+    from trtla.batch.job import check_folder, locked, open_job
     from trtla.batch.lines import survey
     from trtla.batch.work import Task
 
     source, folder = Path(flags.requests), Path(flags.output_dir)
-    check_place(folder, source)
+    check_folder(folder, source)
     found = survey(source)
     with locked(folder):
         job = open_job(folder, _identity(flags, found.digest, name), source, force=flags.force)
@@ -128,17 +126,8 @@ def _identity(flags: BatchFlags, digest: str, name: str) -> Identity:
     from trtla.batch.job import Identity, fingerprint
 
     folders = [Path(one) for one in (flags.engine_dir, flags.options.tokenizer_dir) if one]
-    options = flags.options
-    settings = {one: getattr(options, one) for one in _CHANGING} | {"served_model_name": name}
-    changes = {
-        "tp_size": None if options.tp_size == 1 else options.tp_size,  # last bits of sums
-        "parse_special": options.parse_special,
-        "chat_template_kwargs": options.chat_template_kwargs,
-        "max_seq_len": options.max_seq_len,
-        "force_greedy": flags.force_greedy,
-        "drafter": options.drafter.rejection and repr(options.drafter),  # others change no text
-    }
-    settings |= {name: value for name, value in changes.items() if value}
+    settings = flags.options.of_answers | {"served_model_name": name}
+    settings |= {"force_greedy": True} if flags.force_greedy else {}
     return Identity(digest, fingerprint(tuple(folders)), settings)
 
 

@@ -164,7 +164,8 @@ def options_of(
         other: by setting, arguments of `click.option` in place of what its declaration says.
     """
     names = [name for name in only or declared(kind) if name not in but]
-    chosen = [one for name, one in declared(kind).items() if name in names]
+    known = declared(kind).items()
+    chosen = [one for name, one in known if name in names and not one.option.flagless]
     flags = (_flag(one, section, other.get(one.name, {})) for one in chosen)
     renamed = (one for one in chosen if one.option.former)
     formers = (former(one.option.former, now=one.flag, **_type(one)) for one in renamed)
@@ -203,18 +204,18 @@ def _type(one: Declared) -> dict[str, Any]:
     return {"type": types.get(one.type, one.type), "default": one.default}
 
 
-_PLACE: dict[str, Any] = {
-    "device": {"basic": True, "type": values.DEVICE, "metavar": "auto|cpu|cuda"},
+_DEVICE: dict[str, Any] = {"type": values.DEVICE, "metavar": "auto|cpu|cuda"}
+_OPENING: dict[str, Any] = {
+    "device": {"basic": True, **_DEVICE},
     "dtype": {"type": DTYPES},
-    "kv_cache_dtype": {},
     "threads": {"type": values.COUNT},
+    "max_seq_len": {"type": values.TOKENS},
 }
-place_flags = options_of(ExecutorOptions, "Model", only=tuple(_PLACE), **_PLACE)
-"""Where a model runs, and in which type."""
-
-_TOKENS: dict[str, Any] = {"type": values.TOKENS}
-context_flag = options_of(ExecutorOptions, "Model", only=("max_seq_len",), max_seq_len=_TOKENS)
-"""How long texts may be."""
+_PLACE = ("device", "dtype", "kv_cache_dtype", "threads", "max_seq_len")
+place_flags = options_of(ExecutorOptions, "Model", only=_PLACE, **_OPENING)
+"""Where a model runs, in which type, and how long texts may be."""
+_OF_DRAFTS: dict[str, Any] = {"draft_device": _DEVICE, "draft_dtype": {"type": DTYPES}}
+_LAST = ("parse_special",)  # behind --lookahead
 
 
 _variables_flag = setting(
@@ -239,9 +240,9 @@ def opening_flags(lookahead: str = "auto; of a TensorRT-LLM engine its own") -> 
         "engine's. auto: each step feeds only as many draft tokens as are worth their cost, at "
         "most those of the engine's triple; whatever drafts (torch engines).",
     )
-    own = ("tp_size", "lookahead_parallel"), ("parse_special",)
-    ranks, parsing = (options_of(ExecutorOptions, "Model", only=names) for names in own)
-    return stack(place_flags, context_flag, ranks, triple, parsing, _variables_flag)
+    own = options_of(ExecutorOptions, "Model", but=(*_OF_DRAFTS, *_LAST), **_OPENING)
+    parsing = options_of(ExecutorOptions, "Model", only=_LAST)
+    return stack(own, triple, parsing, _variables_flag)
 
 
 def model_flags(**other: Any) -> Decorator:
@@ -326,13 +327,7 @@ processors_flag = setting(
 
 _DRAFTER = declared(DrafterSettings)["drafter"].option
 
-_place_flags = options_of(
-    ExecutorOptions,
-    DRAFTERS,
-    only=("draft_device", "draft_dtype"),
-    draft_device={"type": values.DEVICE, "metavar": "auto|cpu|cuda"},
-    draft_dtype={"type": DTYPES},
-)
+_place_flags = options_of(ExecutorOptions, DRAFTERS, only=tuple(_OF_DRAFTS), **_OF_DRAFTS)
 
 drafter_flags = stack(options_of(DrafterSettings, DRAFTERS, drafter=_BASIC), _place_flags)
 """One drafter or chain."""

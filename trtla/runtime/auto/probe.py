@@ -1,7 +1,7 @@
-"""Measures a cost table: forwards of made-up sequences in free blocks, timed on the real model.
+"""Measuring a cost table: timed forwards of made-up sequences in free blocks, on the real model.
 
-Other work on the machine only adds to a time, so of each forward the least counts. How far its runs
-spread shows whether the machine was busy.
+Other work on the machine only adds to a time, so the least time of each forward counts. The spread
+of its runs shows whether the machine was busy.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def measure_costs(
 ) -> CostTable | None:
     """Time forwards as the executor runs its steps, for up to the limits' number of sequences.
 
-    Some 2 s for a small model. Takes free blocks of the cache and gives them back; what runs
-    meanwhile is not touched. None: no blocks are free now.
+    Some 2 s for a small model. It takes free blocks of the cache and releases them; requests in
+    flight are not affected. None: no blocks are free now.
     """
     fitted = fitted_plan(plan, cache, limits)
     owned: list[tuple[int, ...]] = []
@@ -52,7 +52,7 @@ def measure_costs(
 
 
 def fitted_plan(plan: CostPlan, cache: KVCache, limits: ExecutorLimits) -> CostPlan:
-    """What of a plan an executor can run, and all sizes that its adaptive steps can have."""
+    """Fit a plan to an executor, and add all sizes that its adaptive steps can have."""
     step, most = 1 + limits.lookahead.max_draft_len, limits.max_num_tokens
     context = max(1, min(plan.context, limits.max_text_len // 2))
     room = max(step, limits.max_text_len + limits.lookahead.max_draft_len - context)
@@ -95,28 +95,28 @@ def _forward(
 Forward = Callable[[int, int], None]
 """(sequences, fed tokens each): run one such forward to its end."""
 Clock = Callable[[], tuple[float, float]]
-"""Seconds by the wall, and those for which this thread was on a processor."""
+"""Seconds elapsed, and seconds for which this thread was on a processor."""
 
-_STEEPEST = 1.3  # what a fed token may cost, against one of the next smaller forward
-_FALLING = 1.05  # what a forward may cost, against the next larger one
-_ROUNDS = 4  # in which doubtful times are taken again
+_STEEPEST = 1.3  # most that a fed token may cost, relative to the next smaller forward
+_FALLING = 1.05  # most that a forward may cost, relative to the next larger one
+_ROUNDS = 4  # of repeating doubtful times
 _CALM_SPREAD = 1.3  # median against least
-_CALM_SHARE = 0.7  # of the time for which the thread was on a processor
+_CALM_SHARE = 0.7  # of the time that the thread was on a processor
 
 
 def thread_clock() -> tuple[float, float]:
-    """The clock of forwards that this thread computes."""
+    """Read the clock of forwards that this thread computes."""
     return time.perf_counter(), time.thread_time()
 
 
 def device_clock() -> tuple[float, float]:
-    """The clock of forwards that another device computes, for which this thread may wait."""
+    """Read the clock of forwards that another device computes while this thread may wait."""
     now = time.perf_counter()
     return now, now
 
 
 def measure(forward: Forward, plan: CostPlan, clock: Clock = thread_clock) -> CostTable:
-    """Time forwards as planned."""
+    """Time forwards according to the plan."""
     rows = [_Row(forward, sequences, plan, clock) for sequences in plan.batches]
     for row in rows:
         row.measure()
@@ -132,9 +132,9 @@ class _Row:
         self._repeated_s = self._wall_s = self._busy_s = 0.0
 
     def measure(self) -> None:
-        """Time what must be; then larger sizes, further sweeps and what is in doubt.
+        """Time needed sizes first; then larger ones, further sweeps and doubtful times.
 
-        A disturbed row takes all of its budget.
+        A disturbed row uses all of its budget.
         """
         needed = 1 if self._plan.bounded else self._plan.top(self.sequences)
         for each in self._plan.sizes_of(self.sequences):
@@ -171,7 +171,7 @@ class _Row:
         return seconds
 
     def _first_runs(self, each: int) -> None:
-        """Few runs of a slow forward, but one more than are implausible."""
+        """Run a slow forward a few times, but once more after implausible times."""
         spent, budget = 0.0, self._plan.row_budget_s
         for run in range(1, 4 + self._plan.repeats):
             spent += self._run(each)
@@ -183,14 +183,15 @@ class _Row:
         return min(self._runs[each])
 
     def _plausible(self, each: int) -> bool:
-        """A larger forward costs no more than in proportion; the smallest one is run twice."""
+        """Return True if a forward costs no more than in proportion to a smaller one, or ran
+        twice."""
         smaller = max((size for size in self._runs if size < each), default=None)
         if smaller is None:
             return len(self._runs[each]) > 1
         return self._best(each) <= _STEEPEST * self._best(smaller) * each / smaller
 
     def _settle_doubts(self) -> None:
-        """Repeat what does not fit its neighbours; on a slow machine not for long."""
+        """Repeat times that do not fit their neighbours, briefly on a slow machine."""
         for _ in range(_ROUNDS):
             doubtful = [each for each in self._runs if self._doubtful(each)]
             if not doubtful or self._late(1.0 if self._plan.bounded else 3.0):
@@ -205,7 +206,7 @@ class _Row:
 
     @property
     def calm(self) -> bool:
-        """Whether nothing else seems to have run meanwhile."""
+        """True if the times show no disturbance by other work."""
         spreads = [median(runs[1:]) / min(runs) for runs in self._runs.values() if len(runs) > 2]
         steady = not spreads or median(spreads) <= _CALM_SPREAD
         return steady and self._busy_s >= _CALM_SHARE * self._wall_s
