@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.support.families import (
-    OTHERS,
-    VARIANTS,
+    GGUF_NAMES,
+    NAMES,
     expected_logits,
     folder_and_model,
     gguf_file,
@@ -21,9 +21,6 @@ from trtla.formats.gguf.folder import model_folder
 
 COUNT, KNOWN = 24, 9
 TEXT = tuple((7 * i + i * i) % 101 for i in range(40))
-NAMES = [*VARIANTS, *(pytest.param(name, marks=pytest.mark.deep) for name in OTHERS)]
-DEEP_GGUF = [name for name, variant in OTHERS.items() if variant.gguf]
-GGUF_NAMES = [*VARIANTS, *(pytest.param(name, marks=pytest.mark.deep) for name in DEEP_GGUF)]
 
 
 @functools.cache
