@@ -15,41 +15,6 @@ Point = tuple[int, float]
 
 
 @dataclass(frozen=True, slots=True)
-class CostPlan:
-    """Which forwards to time."""
-
-    batches: tuple[int, ...] = (1, 4, 16)
-    """Numbers of sequences, rising."""
-    sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128)
-    """Fed tokens of each sequence, rising from 1."""
-    most_tokens: int = 512
-    """Fed tokens of all sequences, at most, where more are not needed."""
-    context: int = 192
-    """Cached tokens of each sequence: a modest text."""
-    row_budget_s: float = 1.0
-    """For what is not needed: larger sizes, repeats, further sweeps of a number of sequences."""
-    sweeps: int = 3
-    """Times that each row is gone through, at least: what disturbs one is not there in all."""
-    repeats: int = 2
-    """Times that each forward is run in a sweep, after one that warms up."""
-    bounded: bool = False
-    """Whether larger sizes are given up when a row's budget is over, even if they are needed."""
-    needed: int = 1
-    """Fed tokens of each sequence up to which sizes are timed, however slow the model is."""
-    max_tokens: int = 8192
-    """Fed tokens of all sequences, at most, where they are needed."""
-
-    def top(self, sequences: int) -> int:
-        return max(1, min(self.needed, self.max_tokens // sequences))
-
-    def sizes_of(self, sequences: int) -> list[int]:
-        """Sizes of a row, rising: up to the top, and larger ones that are timed if time is left."""
-        top = self.top(sequences)
-        larger = [s for s in self.sizes if s > top and s * sequences <= self.most_tokens]
-        return [*(s for s in self.sizes if s < top), top, *larger]
-
-
-@dataclass(frozen=True, slots=True)
 class CostTable:
     """Seconds of a forward, piecewise linear in fed tokens, and linear between rows.
 
