@@ -162,7 +162,7 @@ def _row(found: dict[str, Any], cell: dict[str, Any]) -> str:
         f"{cell['read_bandwidth_gb_per_s'] * 1e9 / found['read_bytes']:.1f}",
         _rate(drafts, threads, "lookahead auto"),
         _rate(drafts, threads, "llama.cpp-prompt-lookup"),
-        _per_s(served and served["runs"][0]["mean_tpot_ms"]),
+        _per_s(served and served["rows"][0]["mean_tpot_ms"]),
     ]
     return f"| {' | '.join(cells)} |"
 

@@ -4,7 +4,7 @@
     python scripts/spec_bench_table.py greedy.json [more.json ...]
 
 Speed-ups are over plain decoding of the same category and round. Tokens per step, fed tokens and
-tokens/s are of all categories together: weighed by tokens, so that long answers count more.
+tokens/s are of all categories together.
 """
 
 from __future__ import annotations
@@ -27,19 +27,17 @@ def main() -> None:
 
 def _table(rows: list[dict[str, Any]]) -> None:
     categories = list(dict.fromkeys(row["category"] for row in rows))
-    print("| arm | S | fed | tokens/s | all |", " | ".join(categories), "| texts as ar |")
-    print("|---" * (6 + len(categories)) + "|")
-    plain = [row for row in rows if row["arm"] == "ar"]
+    whole = "all" if "all" in categories else categories[0]
+    others = [name for name in categories if name != whole]
+    print("| arm | S | fed | tokens/s | all |", " | ".join(others), "| texts as ar |")
+    print("|---" * (6 + len(others)) + "|")
     for name in dict.fromkeys(map(_name, rows)):
         own = {row["category"]: row for row in rows if _name(row) == name}
-        speeds = [_figure(own[c]["speedup_vs_ar"]) for c in categories]
-        figures = [_mean(own, "tokens_per_step"), _mean(own, "fed_per_step")]
-        rate = _rate(list(own.values()))
-        texts = sum(row["texts"] or 0 for row in own.values())
-        equal = [row["equal_texts"] for row in own.values()]
-        same = "-" if None in equal else f"{sum(equal)} of {texts}"
-        cells = [name, *figures, f"{rate:.0f}", f"{rate / _rate(plain):.2f}", *speeds, same]
-        print("|", " | ".join(cells), "|")
+        figures = [_figure(own[whole][key]) for key in ("tokens_per_step", "fed_per_step")]
+        speeds = [_figure(own[one]["speedup_vs_ar"]) for one in (whole, *others)]
+        equal, rate = own[whole]["equal_texts"], f"{own[whole]['tokens_per_s']:.0f}"
+        same = "-" if equal is None else f"{equal} of {own[whole]['texts']}"
+        print("|", " | ".join([name, *figures, rate, *speeds, same]), "|")
 
 
 def _name(row: dict[str, Any]) -> str:
@@ -47,21 +45,6 @@ def _name(row: dict[str, Any]) -> str:
     if row["arm"].startswith(("hf", "llama.cpp")):
         return f"{row['arm']} ({row['weight_type']})"
     return " ".join(filter(None, (row["arm"], row["setting"])))
-
-
-def _rate(rows: list[dict[str, Any]]) -> float:
-    """Tokens per second over all categories."""
-    tokens = sum(row["output_tokens"] for row in rows)
-    return tokens / sum(row["output_tokens"] / row["tokens_per_s"] for row in rows)
-
-
-def _mean(rows: dict[str, dict[str, Any]], key: str) -> str:
-    """The mean over steps of a figure per step."""
-    known = [row for row in rows.values() if row[key] is not None]
-    if not known or any(row["tokens_per_step"] is None for row in known):
-        return "-"
-    steps = [row["output_tokens"] / row["tokens_per_step"] for row in known]
-    return f"{sum(n * row[key] for n, row in zip(steps, known, strict=True)) / sum(steps):.2f}"
 
 
 def _figure(value: float | None) -> str:

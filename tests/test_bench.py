@@ -16,7 +16,7 @@ from trtla.bench.arms import ArmRun, EngineArm
 from trtla.bench.hardware import Hardware, peak_bytes, read_bandwidth, reset_peak
 from trtla.bench.journal import Measurements
 from trtla.bench.peers import HuggingFace, peer_arms, peer_dtypes
-from trtla.bench.turns import Kept, measure, rounds_of, rows
+from trtla.bench.turns import Kept, measure, rounds_of, rows, together
 from trtla.data.prompt_sets import SHIPPED, Ids, batches, fit, load_sets
 from trtla.errors import UsageError
 from trtla.formats.config import CheckpointConfig
@@ -52,7 +52,7 @@ class FakeArm:
     """Gives the run it was made with, and remembers what it was asked."""
 
     own = True
-    setting = None
+    setting: str | None = None
 
     def __init__(self, name: str, run: ArmRun) -> None:
         self.name = self.label = self.key = name
@@ -215,9 +215,26 @@ def test_arms_take_turns_on_the_same_seeds() -> None:
         CELL, arms, rounds_of([[(1,), (2,)], [(3,), (1,)]], SamplingParams(seed=7), 2)
     )
     assert measured.order == ["ar", "b", "c"] * 2 * 2  # batches, rounds
-    assert [len(runs) for runs in measured.runs.values()] == [2, 2, 2]
+    assert [len(runs) for runs in measured.runs().values()] == [2, 2, 2]
     assert [(arm.warmed_up, arm.rounds) for arm in arms] == [(1, 2)] * 3
     assert arms[0].seeds == arms[2].seeds == [7, 8, 9, 10] * 2
+
+
+def test_cells_together_are_one_row_an_arm_and_each_keeps_what_its_arm_chose() -> None:
+    peer, found = FakeArm("hf", FAST), []
+    for category, setting in (("code", "tokens=3"), ("chat", "tokens=5")):
+        peer.setting, cell = setting, CELL.model_copy(update={"category": category})
+        batches = rounds_of([[(1,), (2,)]], SamplingParams(5), 2)
+        found.append(measure(cell, [FakeArm("ar", PLAIN), peer], batches))
+    named = [rows(one)[1] for one in found]
+    assert [(one.category, one.setting) for one in named] == [
+        ("code", "tokens=3"), ("chat", "tokens=5")
+    ]  # fmt: skip
+    [whole] = together(found)
+    plain, fast = rows(whole)
+    assert (fast.category, fast.setting, fast.rounds, fast.texts) == ("all", None, 2, 4)
+    assert (plain.output_tokens, fast.speedup_vs_ar) == (20, pytest.approx(1.6))
+    assert list(together(found[:1])) == []
 
 
 def test_peers_sampled_texts_are_not_compared() -> None:

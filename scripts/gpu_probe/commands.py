@@ -27,7 +27,7 @@ from gpu_probe.texts import cuda_path
 
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.cli.app import execute
-from trtla.results.bench_documents import Bench, LoadDocument, LoadRow, Row
+from trtla.results.bench_documents import Bench, LoadDocument, Row
 
 TRIPLES = ["2,3,2", "3,3,2"] if DRY else ["7,7,7", "15,5,15"]
 LENGTH = "4" if DRY else "128"
@@ -176,18 +176,18 @@ def serve(size: str) -> None:
     """Clients of a server at the same time: first briefly, for how much it takes, then long."""
     with _server(model_dir(size)) as url:
         brief = _load(url, 2 * CLIENTS)
-        count = max(2 * CLIENTS, round(LOAD_S * brief.completed / brief.duration_s))
+        count = max(2 * CLIENTS, round(LOAD_S * _number(brief.completed) / _number(brief.time_s)))
         row = _load(url, count)
-    print(f"{count} requests in {row.duration_s:.1f} s, TTFT p99 {_number(row.p99_ttft_ms):.0f} ms")
-    record(f"32 clients, tokens/s, {size}", _number(row.output_throughput))
+    print(f"{count} requests in {row.time_s:.1f} s, TTFT p99 {_number(row.p99_ttft_ms):.0f} ms")
+    record(f"32 clients, tokens/s, {size}", _number(row.tokens_per_s))
     record(f"32 clients, p99 between tokens, {size}", _number(row.p99_itl_ms))
-    record(f"32 clients, failed requests, {size}", row.failed)
+    record(f"32 clients, failed requests, {size}", _number(row.failed))
 
 
-def _load(url: str, count: int) -> LoadRow:
+def _load(url: str, count: int) -> Row:
     args = f"--num-prompts {count} --concurrency {CLIENTS} -n {LENGTH} -q --json".split()
     out = trtla("bench", "--serve", url, "--prompts", "code,chat", *args)
-    return LoadDocument.model_validate_json(out).runs[0]
+    return LoadDocument.model_validate_json(out).rows[0]
 
 
 @contextmanager

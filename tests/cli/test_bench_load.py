@@ -51,12 +51,12 @@ def test_figures_of_runs(tmp_path: Path, piece: int, line_end: str, endpoint: st
         "tokens_from": "usage",
     }  # fmt: skip
     assert ran.json["interrupted"] is False
-    assert [one["concurrency"] for one in ran.json["runs"]] == [1, 3]
-    for one in ran.json["runs"]:
+    assert [one["concurrency"] for one in ran.json["rows"]] == [1, 3]
+    for one in ran.json["rows"]:
         assert (one["requests"], one["completed"], one["failed"]) == (4, 4, 0)
-        assert (one["total_input_tokens"], one["total_output_tokens"]) == (4 * 7, 4 * 6)
-        assert one["output_throughput"] == pytest.approx(24 / one["duration_s"])
-        assert 0 < one["median_ttft_ms"] <= one["median_e2el_ms"] <= one["duration_s"] * 1000
+        assert (one["total_input_tokens"], one["output_tokens"]) == (4 * 7, 4 * 6)
+        assert one["tokens_per_s"] == pytest.approx(24 / one["time_s"])
+        assert 0 < one["median_ttft_ms"] <= one["median_e2el_ms"] <= one["time_s"] * 1000
         assert one["failures"] == []
         assert "drafted" not in one
     assert len(server.bodies) == 1 + 2 * 4  # a warm-up request
@@ -101,7 +101,7 @@ def test_so_many_requests_run_at_a_time(tmp_path: Path) -> None:
     assert server.most == 3
     server = LoadServer(together=8)
     ran = load(server, file, "--request-rate", "inf", "--num-prompts", "8", "--json")
-    assert (server.most, ran.json["runs"][0]["request_rate"]) == (8, "inf")
+    assert (server.most, ran.json["rows"][0]["request_rate"]) == (8, "inf")
     assert load(LoadServer(), file, "--request-rate", "2000").code == 0
 
 
@@ -109,8 +109,8 @@ def test_failed_requests_are_counted_and_the_others_go_on(tmp_path: Path) -> Non
     file = prompts(tmp_path, "one", "busy", "broken", "cut", "fails", "busy 2", "two")
     ran = load(LoadServer(), file, "--concurrency", "2", "--json")
     assert ran.code == 0, ran.err
-    [one] = ran.json["runs"]
-    assert (one["completed"], one["failed"], one["total_output_tokens"]) == (2, 5, 12)
+    [one] = ran.json["rows"]
+    assert (one["completed"], one["failed"], one["output_tokens"]) == (2, 5, 12)
     reasons = {failure["reason"]: failure["count"] for failure in one["failures"]}
     assert reasons.pop("429: queue full") == 2
     assert reasons.pop("500: out of order") == 1
@@ -136,8 +136,8 @@ def test_chunks_are_counted_where_a_server_reports_no_usage(
     assert ("it refuses stream_options" in ran.err) == bool(refuses)
     assert "a chunk is counted as a token" in ran.err
     assert ran.json["settings"]["tokens_from"] == "chunks"
-    [one] = ran.json["runs"]
-    assert (one["total_output_tokens"], one["total_token_throughput"]) == (24, None)
+    [one] = ran.json["rows"]
+    assert (one["output_tokens"], one["total_token_throughput"]) == (24, None)
 
 
 def test_our_server_reports_its_drafts(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_our_server_reports_its_drafts(tmp_path: Path) -> None:
     server = LoadServer(models=[ours])
     ran = load(server, prompts(tmp_path, *GOOD), "--json")
     assert server.bodies[-1]["prompt"] == "four"  # it has no template
-    [one] = ran.json["runs"]
+    [one] = ran.json["rows"]
     assert (one["steps"], one["drafted"], one["accepted"]) == (16, 32, 8)
     assert (one["acceptance_rate"], one["tokens_per_step"]) == (0.25, 20 / 16)
 
@@ -242,6 +242,6 @@ def test_an_interrupted_run_has_results(tmp_path: Path) -> None:
     assert process.returncode == 130, err
     found = json.loads(out)
     assert found["interrupted"] is True
-    assert (found["runs"][0]["requests"], found["runs"][0]["completed"]) == (4, 2)
+    assert (found["rows"][0]["requests"], found["rows"][0]["completed"]) == (4, 2)
     assert err.endswith("error: interrupted\n")
     assert "Traceback" not in err

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 from collections import Counter
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import click
 import pytest
 
 from tests.support.command import ROOT, Ran, refused, trtla
+from tests.support.tables import assert_tables
 from trtla.cli.app import cli
 from trtla.cli.commands import COMMANDS
 from trtla.cli.shared.command import Command
@@ -344,17 +343,5 @@ def table(program: Program) -> str:
     return "\n".join(lines)
 
 
-def with_tables(text: str) -> str:
-    for program in PROGRAMS.values():
-        head = re.escape(table(program).partition("\n")[0])
-        new = table(program).replace("\\", r"\\") + "\n"
-        text = re.sub(rf"^{head}\n(\|.*\n)+", new, text, flags=re.MULTILINE)
-    return text
-
-
 def test_the_migration_page_has_the_table() -> None:
-    if os.environ.get("TRTLA_UPDATE_DOCS"):
-        PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    text = PAGE.read_text(encoding="utf-8")
-    assert with_tables(text) == text, "set TRTLA_UPDATE_DOCS=1 to regenerate"
-    assert all(table(program) in text for program in PROGRAMS.values())
+    assert_tables(PAGE, map(table, PROGRAMS.values()))

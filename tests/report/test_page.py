@@ -53,7 +53,7 @@ class Reader(HTMLParser):
             assert self.open.pop() == tag
 
 
-def test_the_headline_is_the_geometric_mean_over_tasks(tmp_path: Path) -> None:
+def test_the_headline_is_of_the_row_over_all_tasks(tmp_path: Path) -> None:
     html = made(tmp_path, {"bench.json": documents.bench()})
     assert "<h1>Lookahead 7,7,7 decodes 2.00x as fast as plain decoding.</h1>" in html
     said = text_of(html)

@@ -51,10 +51,13 @@ def test_a_table_of_bench_gives_what_its_document_gives(tmp_path: Path) -> None:
         ("arm,category,speedup_vs_ar\n", "no results"),
         ('{"sides": [], "x": 1}', "no results"),
         ('{"sides": [{"arm": "trtla", "time_s": NaN, "tokens_per_s": 1}]}', "NaN"),
-        ('{"sides": [{"name": "trtla", "latency_s": 1, "tokens_per_s": 1}]}', "sides.0.device"),
+        (
+            '{"sides": [{"name": "trtla", "latency_s": 1, "tokens_per_s": 1}]}',
+            "sides.0.temperature",
+        ),
         ('{"means": [{"method": "ar"}]}', "no document of trtla"),
         ("run_id,method,speedup_vs_ar\n1,ar,1\n", "neither"),
-        ('{"rows": [{"arm": "ar"}], "cells": []}', "rows.0.device"),
+        ('{"rows": [{"arm": "ar"}], "cells": []}', "rows.0.temperature"),
         ("\x00\x01", "neither"),
         (f"arm,category,speedup_vs_ar\n{'x' * 140_000},b,1\n", "wrong cell"),
     ],
@@ -66,6 +69,13 @@ def test_other_files_are_refused_by_name(tmp_path: Path, content: str, said: str
     assert str(path) in caught.value.message
     assert "\n" not in caught.value.message
     assert caught.value.hint
+
+
+def test_a_document_without_rows_over_all_categories_is_refused(tmp_path: Path) -> None:
+    found = documents.bench()
+    found["rows"] = [row for row in found["rows"] if row["category"] != "all"]
+    with pytest.raises(UsageError, match="is of an older version: no rows are over all categories"):
+        read_all([put(tmp_path, "bench.json", found)])
 
 
 def test_files_that_are_no_text_or_not_there_are_refused(tmp_path: Path) -> None:

@@ -11,7 +11,10 @@ from pathlib import Path
 
 import yaml
 
+from tests.support.tables import assert_tables
+from trtla.api.declared import DRAFTING, RULES, SAMPLING
 from trtla.api.protocol import LABELS, NEUTRAL, ChatBody, CompletionBody
+from trtla.errors import renamed
 from trtla.runtime.stats import ExecutorStats
 from trtla.serve.metrics import ServerMetrics
 
@@ -24,6 +27,17 @@ def test_every_field_is_in_the_table():
     rows = re.findall(r"^\| (`[^|]+) \|", DOCS, re.MULTILINE)
     named = {name.split(".")[0] for row in rows for name in re.findall(r"`(\w[\w.]*)`", row)}
     assert named == FIELDS
+
+
+def test_settings_are_in_the_table_as_they_are_declared():
+    absent = {name: f"{one.default:g}" for name, one in SAMPLING.items()}
+    lines = (
+        f"| `{name}` | {RULES[name]} | {absent.get(name, 'as started')} "
+        f"| {renamed(one.option.help, str)} |"
+        for name, one in (SAMPLING | DRAFTING).items()
+    )
+    head = "| setting | must be | if absent | |\n|---|---|---|---|\n"
+    assert_tables(ROOT / "docs" / "serving.md", [head + "\n".join(lines)])
 
 
 def test_every_refused_field_is_there_with_what_asks_for_nothing():

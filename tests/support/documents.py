@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 ENVIRONMENT = {
@@ -38,6 +39,7 @@ def bench(rows: list[dict[str, Any]] | None = None) -> dict[str, Any]:
             bench_row("lookahead 7,7,7", category, speedup / 2, batch_size=4),
         )
     ]
+    rows = [*rows, *_over_all(rows)]
     return {
         "schema_version": 1,
         "environment": ENVIRONMENT,
@@ -45,6 +47,20 @@ def bench(rows: list[dict[str, Any]] | None = None) -> dict[str, Any]:
         "cells": [],
         "rows": rows,
     }
+
+
+def _over_all(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows over all categories, where there are several; speed-ups are geometric means."""
+    keys = ("arm", "setting", "temperature", "batch_size")
+    if len({row["category"] for row in rows}) == 1:
+        return []
+    found = []
+    for key in dict.fromkeys(tuple(row[name] for name in keys) for row in rows):
+        own = [row for row in rows if tuple(row[name] for name in keys) == key]
+        sums = {name: sum(row[name] for row in own) for name in ("texts", "equal_texts")}
+        speedup = geometric_mean(row["speedup_vs_ar"] for row in own)
+        found.append({**own[0], **sums, "category": "all", "speedup_vs_ar": speedup})
+    return found
 
 
 def ablation() -> dict[str, Any]:
@@ -65,7 +81,7 @@ def tune() -> dict[str, Any]:
         "environment": ENVIRONMENT, "engine": "/models/llama", "executor": "torch on cpu",
         "cost": {"source": "measured", "note": "this machine", "knee": 8,
                  "rows": [{"sequences": 1, "points": [[1, 0.001], [8, 0.0011], [64, 0.005]]}]},
-        "grid": [], "rows": rows,
+        "rows": rows,
         "recommendation": {**best, "batch_size": 1,
                            "by_batch_size": [{**predicted, "batch_size": 8}],
                            "by_category": [{**best, "category": "code"}]},

@@ -21,7 +21,8 @@ from trtla.runtime.drafters.factory import Drafters
 from trtla.runtime.drafters.lookahead import LookaheadDrafter, LookaheadWindow
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.loop.executor import TorchExecutor
-from trtla.runtime.models.batch import AttentionGroup, Batch, BatchOutput
+from trtla.runtime.models.attention import AttentionGroup
+from trtla.runtime.models.batch import Batch, BatchOutput
 from trtla.runtime.models.tensor_cache import TensorCache
 from trtla.runtime.models.tensor_model import PackedModel
 from trtla.runtime.request import DrafterFactory, Output, Request

@@ -9,7 +9,7 @@ import pytest
 
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.data.prompt_sets import load_sets
-from trtla.tune.search import Groups, Sample
+from trtla.tune.grid import Groups, Sample
 
 LIMIT = LookaheadConfig(5, 4, 5)
 FOREVER = float("inf")

@@ -12,12 +12,11 @@ from tests.tune.conftest import FOREVER, make_groups
 from trtla.bench.arms import ArmRun, Way
 from trtla.bench.journal import Measurements
 from trtla.bench.turns import Kept
-from trtla.results.bench_documents import EVERY_CATEGORY, Cell
-from trtla.results.tune_documents import GridPoint
+from trtla.results.bench_documents import EVERY_CATEGORY, Cell, Row
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.settings.sampling import SamplingParams
 from trtla.tune.contest import OTHERS, PLAIN, Contest, contenders
-from trtla.tune.search import Sample
+from trtla.tune.grid import Sample
 
 GROUPS = {c: [Sample(c, i, (1,), SamplingParams(8)) for i in range(2)] for c in "ab"}
 TRIPLE = Way("lookahead 2,3,2", LookaheadConfig(2, 3, 2))
@@ -27,9 +26,9 @@ CELL = Cell(
 
 
 def point(triple, category, speedup):
-    return GridPoint(
-        lookahead=triple, category=category, batch_size=1, predicted_speedup=speedup
-    )  # fmt: skip
+    arm = "ar" if triple == (1, 1, 0) else f"lookahead {','.join(map(str, triple))}"
+    cell = CELL.model_copy(update={"category": category})
+    return Row.fill(cell, arm=arm, predicted_speedup=speedup)
 
 
 def kept(folder: Path) -> Kept:
@@ -53,14 +52,15 @@ class Played(Contest):
     """A contest whose contenders take made seconds: {category: {name: seconds}} for each turn."""
 
     def __init__(self, folder, field, seconds):
-        super().__init__(NO_MODEL, GROUPS, field, CELL, kept(folder))
+        self.notes = []
+        super().__init__(NO_MODEL, GROUPS, field, CELL, kept(folder), self.notes.append)
         self.made = seconds
 
     def _warm_up(self):
         pass
 
-    def _take(self, cell, number, work):
-        made = self.made(cell.category, number - 1)
+    def _take(self, cell, batch):
+        made = self.made(cell.category, batch.round - 1)
         return {one.name: run(made[one.name]) for one in self.field}
 
 
@@ -124,6 +124,7 @@ def test_the_slower_half_goes_and_who_is_best_somewhere_stays(tmp_path):
     left = [one.name for one in contest.field]
     best = [f"lookahead 1,2,{n}" for n in (1, 2, 8)]
     assert left == ["ar", "lookahead auto", "prompt-lookup", *best]
+    assert contest.notes[0].startswith("batch size 1: after 3 turns the slower ones leave: look")
     assert {row.speedup_vs_ar for row in contest.rows()} >= {2.0}
 
 
@@ -138,4 +139,5 @@ def test_without_time_the_least_is_measured_or_nothing(tmp_path):
         1,
         ["ar", TRIPLE.name, "lookahead auto"],
     )
+    assert needed.notes == ["batch size 1: there is no time for prompt-lookup"]
     assert not Played(tmp_path, [PLAIN, TRIPLE], seconds).go(0.0, 9, lambda: None, needed=False)

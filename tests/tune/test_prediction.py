@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from trtla.results.bench_documents import EVERY_CATEGORY, Row
-from trtla.results.tune_documents import GridPoint
+from trtla.results.bench_documents import EVERY_CATEGORY, Cell, Row
 from trtla.runtime.costs import CostTable
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
 from trtla.settings.sampling import SamplingParams
-from trtla.tune.prediction import Predictor, best, knee, recommend
-from trtla.tune.search import FREE, Sample, Steps, coarse
+from trtla.tune.grid import FREE, Sample, Steps, coarse
+from trtla.tune.prediction import Predictor, knee, ranked, recommend
 
 GROUPS = {
     c: [Sample(c, i, (1,) * 10, SamplingParams(641)) for i in range(2)] for c in ("code", "chat")
 }
 PLAIN = AUTOREGRESSIVE.as_tuple()
+CELL = Cell(
+    device="cpu", dtype="float32", threads=1, batch_size=1, temperature=0.0, category=EVERY_CATEGORY
+)
 
 
 def steps_of(triple, sample):
@@ -35,31 +37,29 @@ def made(base, token, counts=(1, 2, 4, 16)):
 
 def measured(arm, speed, category=EVERY_CATEGORY, tokens_per_step=2.0):
     triple = f"lookahead {','.join(map(str, arm))}" if isinstance(arm, tuple) else arm
-    return Row(
-        device="cpu", dtype="float32", threads=1, batch_size=1, temperature=0.0, category=category,
-        arm="ar" if arm == PLAIN else triple, speedup_vs_ar=speed, tokens_per_step=tokens_per_step,
-    )  # fmt: skip
+    name, cell = "ar" if arm == PLAIN else triple, CELL.model_copy(update={"category": category})
+    return Row.fill(cell, arm=name, speedup_vs_ar=speed, tokens_per_step=tokens_per_step)
 
 
 def rows(table, sizes=(1,), triples=None, groups=GROUPS):
     samples = [one for own in groups.values() for one in own]
     found = {t: {s: steps_of(t, s) for s in samples} for t in triples or coarse(FREE)}
-    return Predictor(groups, found, table).rows(sizes)
+    return Predictor(CELL, groups, found, table).rows(sizes)
 
 
 def test_free_tokens_make_a_large_triple_best():
-    found = recommend(rows(made(1.0, 0.0)), ())
+    found = recommend(rows(made(1.0, 0.0)))
     assert found.lookahead == (7, 7, 7)
     assert found.predicted_speedup > 3
 
 
 def test_where_every_token_costs_a_step_plain_decoding_is_best():
-    found = recommend(rows(made(0.0, 1.0)), ())
+    found = recommend(rows(made(0.0, 1.0)))
     assert (found.lookahead, found.predicted_speedup) == (PLAIN, 1.0)
 
 
 def test_the_answer_shrinks_with_the_batch():
-    found = recommend(rows(made(16.0, 1.0), sizes=(1, 4, 16)), ())
+    found = recommend(rows(made(16.0, 1.0), sizes=(1, 4, 16)))
     sizes = [LookaheadConfig(*row.lookahead).max_draft_len for row in found.by_batch_size]
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[0] > sizes[-1]
@@ -69,7 +69,7 @@ def test_the_answer_shrinks_with_the_batch():
 def test_speed_ups_are_ratios_of_prompts_and_steps(size):
     triple = LookaheadConfig(2, 3, 2)
     table = rows(made(1.0, 0.25), [size], [triple])
-    own = {row.category: row for row in table if row.lookahead == triple.as_tuple()}
+    own = {row.category: row for row in table if row.triple == triple.as_tuple()}
     code, chat = (steps_of(triple, GROUPS[name][0]).steps for name in ("code", "chat"))
     prompt, step, one = (1.0 + 0.25 * size * fed for fed in (10, triple.max_decoding_tokens, 1))
     plain = prompt + 640 * one
@@ -83,24 +83,30 @@ def test_speed_ups_are_ratios_of_prompts_and_steps(size):
 def test_a_triple_is_judged_on_the_samples_that_it_ran_on():
     triple, sample = LookaheadConfig(1, 2, 1), GROUPS["code"][0]
     found = {triple: {sample: Steps(640, 320, 640)}}
-    table = Predictor(GROUPS, found, CostTable.of([(1, 1.0), (99, 1.0)])).rows([1])
-    (row,) = [row for row in table if row.lookahead == (1, 2, 1)]
+    table = Predictor(CELL, GROUPS, found, CostTable.of([(1, 1.0), (99, 1.0)])).rows([1])
+    (row,) = [row for row in table if row.triple == (1, 2, 1)]
     assert row.category == "code"  # of all together nothing is known
     assert row.predicted_speedup == pytest.approx(641 / 321, abs=1e-4)
 
 
-def test_what_was_measured_wins_over_what_was_predicted():
-    table = rows(made(1.0, 0.0))
-
+def test_what_was_measured_is_recommended_by_its_speed():
     def found(*speeds):
         return list(map(measured, [PLAIN, (7, 7, 7), (1, 2, 3)], speeds))
 
-    chosen = recommend(table, found(1.0, 1.1, 1.3))
+    chosen = recommend(found(1.0, 1.1, 1.3))
     assert (chosen.lookahead, chosen.measured_speedup) == ((1, 2, 3), 1.3)
     (of_size,) = chosen.by_batch_size
     assert (of_size.lookahead, of_size.measured_speedup) == ((1, 2, 3), 1.3)
-    chosen = recommend(table, found(1.0, 0.8, 1.01))
+    chosen = recommend(found(1.0, 0.8, 1.01))
     assert (chosen.lookahead, chosen.measured_speedup) == (PLAIN, 1.0)
+
+
+def test_a_batch_size_without_time_has_its_prediction():
+    predicted = [row for row in rows(made(1.0, 0.0), sizes=(1, 4)) if row.batch_size == 4]
+    found = recommend([measured(PLAIN, 1.0), measured((1, 2, 3), 1.3), *predicted])
+    assert [row.measured_speedup for row in found.by_batch_size] == [1.3, None]
+    assert found.by_batch_size[1].lookahead == (7, 7, 7)
+    assert found.by_batch_size[1].predicted_speedup > 3
 
 
 @pytest.mark.parametrize(
@@ -112,7 +118,7 @@ def test_auto_is_kept_unless_something_is_measured_ahead_of_it(auto, triple, kee
     found = [measured(PLAIN, 1.0), measured((1, 2, 3), triple)]
     found += [measured("lookahead auto", auto)] if auto else []
     found += [measured("prompt-lookup", 9.0)]
-    chosen = recommend(rows(made(1.0, 0.0)), found)
+    chosen = recommend(found)
     assert (chosen.keep_auto, chosen.auto_speedup) == (keeps, auto)
     assert chosen.lookahead == ((1, 2, 3) if triple > 1.0 else PLAIN)  # the best fixed one
     (of_size,) = chosen.by_batch_size
@@ -123,8 +129,8 @@ def test_of_equal_speed_the_smaller_triple_is_first():
     triples = [LookaheadConfig(7, 7, 7), LookaheadConfig(1, 2, 1)]
     sample = GROUPS["code"][0]
     found = {triple: {sample: Steps(640, 320, 320)} for triple in triples}
-    table = Predictor({"code": [sample]}, found, made(1.0, 1.0)).rows([1])
-    assert [row.lookahead for row in best(table, "code", 1)] == [(1, 2, 1), (7, 7, 7), PLAIN]
+    table = Predictor(CELL, {"code": [sample]}, found, made(1.0, 1.0)).rows([1])
+    assert [row.triple for row in ranked(table, "code", 1)] == [(1, 2, 1), (7, 7, 7), PLAIN]
 
 
 def test_the_knee_is_the_last_cheap_token():
@@ -135,12 +141,6 @@ def test_the_knee_is_the_last_cheap_token():
 
 def test_a_triple_that_saved_no_step_is_never_recommended():
     """Timings scatter: it can be measured ahead and still cannot be."""
-    points = [
-        GridPoint(
-            lookahead=triple, category="a", batch_size=1, tokens_per_step=1.0, predicted_speedup=1.0
-        )
-        for triple in (PLAIN, (1, 2, 1))
-    ]
     for steps, chosen in ((1.0, PLAIN), (1.1, (1, 2, 1))):
         ahead = [measured(PLAIN, 1.0, "a", 1.0), measured((1, 2, 1), 1.3, "a", steps)]
-        assert recommend(points, ahead).lookahead == chosen
+        assert recommend(ahead).lookahead == chosen

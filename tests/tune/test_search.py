@@ -7,11 +7,15 @@ import pytest
 from tests.tune.conftest import FOREVER, LIMIT, make_groups
 from trtla import LLM, LookaheadConfig
 from trtla.bench.journal import Measurements
+from trtla.bench.turns import Kept
+from trtla.results.bench_documents import Cell
 from trtla.runtime.costs import CostTable
 from trtla.settings.lookahead import AUTOREGRESSIVE
+from trtla.tune.grid import FREE, Groups, Sample, Steps, coarse, near
 from trtla.tune.prediction import Predictor
-from trtla.tune.search import FREE, Groups, Sample, Search, Steps, coarse, near
+from trtla.tune.search import Search
 
+CELL = Cell(device="cpu", dtype="float32", threads=1, batch_size=1, temperature=0.0, category="all")
 FREE_TOKENS = CostTable.of([(1, 1.0), (128, 1.0)])
 
 
@@ -22,10 +26,11 @@ def searched(llm: LLM, groups: Groups, folder, deadline: float, limit=LIMIT):
         llm,
         groups,
         limit,
-        Measurements(folder / "kept.jsonl", "key", "--output-dir"),
+        CELL,
+        Kept(Measurements(folder / "kept.jsonl", "key", "--output-dir")),
         notes.append,
     )
-    predictor = Predictor(groups, search.found, FREE_TOKENS)
+    predictor = Predictor(CELL, groups, search.found, FREE_TOKENS)
     return search, search.go(lambda: predictor.rows([1]), deadline), notes
 
 

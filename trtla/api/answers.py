@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
 from trtla.api.generation import Generation
 from trtla.api.protocol import FINISH_REASONS, ChatBody, CompletionBody
+from trtla.api.reasoning import ReasoningSplitter, marks_reasoning
 from trtla.llm.answer import Chunk, Completion
+from trtla.llm.prompt import RequestMaker
 from trtla.results.metrics import Metrics
 from trtla.runtime.request import TokenLogProb
 from trtla.runtime.stats import SourceCounts, tokens_per_step
@@ -51,6 +53,21 @@ class Labels:
     repeatable: bool = False
 
 
+def _splitters(
+    body: ChatBody | CompletionBody, llm: RequestMaker, generation: Generation
+) -> dict[int, ReasoningSplitter]:
+    """By choice, what splits its text; none where the chat template knows no thoughts."""
+    if not isinstance(body, ChatBody) or llm.tokenizer is None:
+        return {}
+    if not marks_reasoning(llm.tokenizer.template_text):
+        return {}
+    begun = body.last_text if body.continue_final_message else ""
+    return {
+        index: ReasoningSplitter(answer.input_text or "", begun)
+        for index, answer in enumerate(generation.answers)
+    }
+
+
 class Writer:
     """The answer to one request, of either kind."""
 
@@ -59,7 +76,7 @@ class Writer:
         body: ChatBody | CompletionBody,
         labels: Labels,
         generation: Generation,
-        spell: Callable[[int], bytes],
+        llm: RequestMaker,
     ) -> None:
         self._body, self._generation, self._labels = body, generation, labels
         self._chat = isinstance(body, ChatBody)
@@ -71,7 +88,8 @@ class Writer:
             "created": labels.created,
             "model": labels.model,
         }
-        self._spell = spell
+        self._spell = llm.spell
+        self._splitters = _splitters(body, llm, generation)
         self._offsets: dict[int, int] = {}
         """Characters of each choice that log probabilities were listed for."""
         self._begun: set[int] = set()
@@ -86,7 +104,10 @@ class Writer:
         if silent or not self._body.stream:
             return None
         index = self._index(chunk)
-        choice: Json = {"index": index, **self._delta(index, chunk)}
+        delta = self._delta(index, chunk)
+        if delta is None:
+            return None
+        choice: Json = {"index": index, **delta}
         choice["logprobs"] = self._logprobs(index, chunk.logprobs)
         done = chunk.completion
         choice["finish_reason"] = FINISH_REASONS.get(done.finish_reason) if done else None
@@ -98,12 +119,20 @@ class Writer:
     def _index(self, part: Chunk | Completion) -> int:
         return part.index * self._body.n + part.choice
 
-    def _delta(self, index: int, chunk: Chunk) -> Json:
+    def _delta(self, index: int, chunk: Chunk) -> Json | None:
+        """Return the new text; None if it is held back, and the chunk has nothing else."""
         if not self._chat:
             return {"text": chunk.text}
+        new: Json = {"content": chunk.text}
+        if index in self._splitters:
+            last = chunk.completion is not None
+            parts = self._splitters[index].push(chunk.text, last=last)._asdict()
+            new = {name: text for name, text in parts.items() if text}
+            if not (new or last or chunk.logprobs or self._body.pieces):
+                return None
         role = {} if index in self._begun else {"role": "assistant"}
         self._begun.add(index)
-        return {"delta": {**role, "content": chunk.text}}
+        return {"delta": {**role, **(new or {"content": ""})}}
 
     def _chunk(self, choices: list[Json]) -> Json:
         kind = "chat.completion.chunk" if self._chat else "text_completion"
@@ -132,10 +161,17 @@ class Writer:
     def _choice(self, done: Completion) -> Json:
         text: Json = {"text": done.text}
         if self._chat:
-            text = {"message": {"role": "assistant", "content": done.text, "refusal": None}}
+            text = {"message": {"role": "assistant", **self._message(done), "refusal": None}}
         reason = FINISH_REASONS.get(done.finish_reason)
         logprobs = self._logprobs(self._index(done), done.logprobs)
         return {"index": self._index(done), **text, "logprobs": logprobs, "finish_reason": reason}
+
+    def _message(self, done: Completion) -> Json:
+        splitter = self._splitters.get(self._index(done))
+        if splitter is None:
+            return {"content": done.text}
+        thoughts, content = splitter.push(done.text, last=True)
+        return {"content": content, **({"reasoning_content": thoughts} if thoughts else {})}
 
     def _logprobs(self, index: int, tokens: Sequence[TokenLogProb]) -> Json | None:
         """Return the log probabilities of these tokens of a choice; None if not requested."""

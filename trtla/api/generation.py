@@ -12,13 +12,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from trtla.api.declared import DRAFTING
 from trtla.api.errors import ApiError, refused, too_late
 from trtla.api.protocol import Body, ChatBody, CompletionBody, Content, Message
 from trtla.errors import RendererLost, TrtlaError, UsageError
 from trtla.llm.answer import Answer, Chunk, Completion, chunk_of
 from trtla.llm.prompt import Prompt, PromptRequest, RequestMaker
 from trtla.runtime.request import Output
-from trtla.settings.drafting import DrafterSettings
+from trtla.settings.drafting import DrafterSettings, parse_drafter
 from trtla.settings.lookahead import Lookahead, LookaheadConfig
 from trtla.settings.messages import joined, text_part
 from trtla.settings.sampling import BEYOND, SamplingParams, UsualLength
@@ -93,13 +94,15 @@ def answers_to(
         space: of their K/V blocks and drafts.
     """
     seed = secrets.randbelow(_SEEDS) if body.seed is None else body.seed % _SEEDS
-    how = (*_drafting(body), _expected(llm, body))
+    how = (*_drafting(llm, body), _expected(llm, body))
     sharing = (body.tops, body.cache == "private", space)
     sampling, most = _sampling(llm, body, timeout_s, seed), llm.limits.max_prompt_len
+    with _naming("chat_template_kwargs"):
+        rendering = body.rendering
     answers: list[Answer] = []
     for index, (name, prompt) in enumerate(_prompts(llm, body)):
         request = PromptRequest(
-            name, prompt, sampling, *how, *sharing, ending=body.ending, most=most
+            name, prompt, sampling, *how, *sharing, rendering=rendering, most=most
         )
         with _naming("messages" if isinstance(body, ChatBody) else "prompt"):
             answers += llm.answers(index, request)
@@ -166,14 +169,16 @@ def _sampling(
         )
 
 
-def _drafting(body: Body) -> tuple[Lookahead | None, DrafterSettings | None]:
-    lookahead, drafter = body.lookahead, None
+def _drafting(llm: RequestMaker, body: Body) -> tuple[Lookahead | None, DrafterSettings | None]:
+    lookahead = body.lookahead
     with _naming("lookahead"):
         triple = LookaheadConfig.parse(lookahead) if isinstance(lookahead, list) else lookahead
+    settings = ((name, getattr(body, name)) for name in DRAFTING)
+    given = {name: value for name, value in settings if value is not None}
     with _naming("drafter"):
         if body.drafter is not None:
-            drafter = DrafterSettings(tuple(name.strip() for name in body.drafter.split(",")))
-    return triple, drafter
+            given["drafter"] = parse_drafter(body.drafter)
+        return triple, llm.limits.drafter.changed(given) if given else None
 
 
 def _expected(llm: RequestMaker, body: Body) -> tuple[int, ...] | None:
@@ -187,10 +192,11 @@ def _expected(llm: RequestMaker, body: Body) -> tuple[int, ...] | None:
 
 
 def _message(message: Message) -> dict[str, Any]:
-    """Return a message for the template; `name` is for templates that use it."""
+    """Return a message for the template; `name` and thoughts are for templates that use them."""
     role = "system" if message.role == "developer" else message.role
     fields = {"role": role, "content": _plain(message.content or "")}
-    return fields if message.name is None else {**fields, "name": message.name}
+    more = {"name": message.name, "reasoning_content": message.reasoning_content}
+    return fields | {key: text for key, text in more.items() if text is not None}
 
 
 def _plain(content: Content) -> str | list[dict[str, str]]:

@@ -7,7 +7,7 @@ wrong. `NEUTRAL` lists values that request nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -16,14 +16,16 @@ from pydantic import (
     Field,
     Tag,
     ValidationError,
+    create_model,
     model_validator,
 )
 
+from trtla.api.declared import RULES, body_fields, chosen_at_start
 from trtla.api.errors import ApiError
 from trtla.errors import did_you_mean, needed
 from trtla.files import JsonError, parse_json
 from trtla.runtime.request import FinishReason
-from trtla.settings.messages import ANSWER, Ending
+from trtla.settings.messages import ANSWER, Rendering
 
 _MOST_CHOICES = 128
 _MOST_STOPS = 16
@@ -137,6 +139,9 @@ class Message(Strict):
         None, description="Who speaks, for templates that say it."
     )
     content: Content | None = Field(description="None of an assistant is an empty text.")
+    reasoning_content: str | None = Field(
+        None, description="What an assistant thought, for templates that keep it."
+    )
 
     @classmethod
     def _requests(cls, name: str, value: Any) -> bool:
@@ -164,10 +169,16 @@ Biases = Annotated[
 Lookahead = Literal["auto"] | Annotated[list[int], Field(min_length=3, max_length=3)]
 
 
-class Body(Strict):
-    """The fields of both kinds of requests."""
+if TYPE_CHECKING:
+    _Declared = Strict
+else:
+    _Declared = create_model("_Declared", __base__=Strict, **body_fields())
 
-    neutral = {**NEUTRAL, "seed": (-1,)}
+
+class Body(_Declared):
+    """The fields of both kinds of requests, besides the settings of the same names."""
+
+    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {**NEUTRAL, "seed": (-1,)}
     labels = LABELS
     model: str | None = Field(None, description="The served model's name, or none.")
     max_tokens: int | None = Field(None, ge=1, le=_LARGEST)
@@ -176,12 +187,6 @@ class Body(Strict):
     )
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=-1, le=_LARGEST, description="trtla: 0 and -1 keep all tokens.")
-    min_p: float = Field(0.0, ge=0, le=1, description="trtla, as vLLM.")
-    presence_penalty: float = Field(0.0, ge=-2, le=2)
-    frequency_penalty: float = Field(0.0, ge=-2, le=2)
-    repetition_penalty: float = Field(
-        1.0, ge=0.01, le=100, description="trtla, as vLLM: of the tokens of prompt and output."
-    )
     logit_bias: Biases = Field({}, description="By token id.")
     seed: int | None = Field(
         None, ge=-_LARGEST - 1, le=_LARGEST, description="None and -1: a new one each time."
@@ -229,6 +234,11 @@ class ChatBody(Body):
         False, description="trtla, as vLLM: go on with the assistant's message that comes last."
     )
 
+    chat_template_kwargs: dict[str, Any] = Field(
+        {},
+        description="trtla, as vLLM: variables of the chat template, such as enable_thinking.",
+    )
+
     @model_validator(mode="after")
     def _consistent(self) -> ChatBody:
         if self.top_logprobs is not None and not self.logprobs:
@@ -249,8 +259,15 @@ class ChatBody(Body):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
-    def ending(self) -> Ending:
-        return Ending.of(self.continue_final_message, self.add_generation_prompt)
+    def last_text(self) -> str:
+        """The last message's content as one text."""
+        content = self.messages[-1].content or ""
+        return content if isinstance(content, str) else "".join(part.text for part in content)
+
+    @property
+    def rendering(self) -> Rendering:
+        asked = self.continue_final_message, self.add_generation_prompt
+        return Rendering.of(*asked, self.chat_template_kwargs)
 
     @property
     def length(self) -> int | None:
@@ -271,7 +288,7 @@ class CompletionBody(Body):
     )
     logprobs: int | None = Field(None, ge=0, le=20)
 
-    ending: ClassVar[Ending] = ANSWER
+    rendering: ClassVar[Rendering] = ANSWER
 
     @property
     def tops(self) -> int | None:
@@ -324,6 +341,7 @@ def _nested(data: bytes) -> int:
 _MODELS = (ChatBody, CompletionBody, Message, Predicted, StreamOptions, TextPart)
 _FIELDS = {*LABELS, *(name for model in _MODELS for name in model.model_fields)}
 _RULES = {
+    **RULES,
     "content": "a text, or a list of parts of type text",
     "name": "a name of at most 64 characters, none of them a space, <, |, \\, / or >",
     "lookahead": '[window, ngram, verification], such as [3,3,3], or "auto"',
@@ -372,6 +390,9 @@ def _without_tags(path: list[Any]) -> list[Any]:
 
 def _unknown(name: str, last: str) -> ApiError:
     name, last = name[:_LONGEST_NAME], last[:_LONGEST_NAME]
+    if flag := chosen_at_start(name):
+        message = f"{name} is chosen for all requests, when the model is opened: start with {flag}"
+        return ApiError(400, message, name, "unsupported_parameter")
     guess = did_you_mean(last, _FIELDS)
     return ApiError(
         400,

@@ -104,7 +104,7 @@ class Decoding:
         except Exception as error:  # an error of one line ends no other
             raise ApiError(500, f"{sentence(error)} (this is a bug in trtla)") from None
         labels = self._labelling.labels(line)
-        return _Work(line, generation, Writer(body, labels, generation, self._llm.spell))
+        return _Work(line, generation, Writer(body, labels, generation, self._llm))
 
     def _take(self, event: Event) -> Record | None:
         """Return the record of an event's line, if that is finished."""

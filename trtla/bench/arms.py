@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from trtla.errors import UsageError
 from trtla.formats.gguf.header import is_gguf, shards
 from trtla.formats.hub import hub_folder
-from trtla.results.metrics import Metrics
+from trtla.results.metrics import Metrics, fed_in_steps
 from trtla.runtime.request import DraftMemory
 from trtla.runtime.stats import DraftTotals
 from trtla.settings.drafting import LOOKAHEAD, NO_DRAFTER, DrafterSettings, DraftOptions
@@ -77,6 +77,8 @@ class ArmRun(Metrics):
     """Seconds inside the forwards."""
     steps_each: tuple[int, ...] = ()
     """The steps of each request; `steps` is their sum."""
+    fed_each: tuple[int | None, ...] = ()
+    """The tokens that each request fed in its steps; `fed` is their sum."""
     draft_model: DraftTotals | None = None
     """What a draft model did, where there is one."""
     peak_bytes: int = field(default=0, metadata={"join": max})
@@ -234,6 +236,7 @@ class EngineArm(Arm):
             first_s=tuple(first[i] for i in order),
             last_s=tuple(last[i] for i in order),
             steps_each=tuple(done[i].stats.steps for i in order),
+            fed_each=tuple(fed_in_steps(done[i]) for i in order),
             draft_model=drafts if self._drafter.draft_model else None,
             forwards=after.steps - before.steps,
             forward_s=forward_s,

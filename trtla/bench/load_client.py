@@ -6,7 +6,6 @@ Times are taken by time.perf_counter where bytes are received. No proxy is used.
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,46 +21,12 @@ if TYPE_CHECKING:
     import httpx
 
 
-_LINE_END = re.compile(rb"\r\n|\n|\r(?!\Z)")  # a CR at the end may be half of CRLF
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _MOST_REASON = 300
 """Characters of a server's message that are kept."""
 
 
 class AnswerFailed(Exception):
     """A request has no complete answer; the text is the reason."""
-
-
-class EventParser:
-    """Server-sent events from bytes that may be cut anywhere.
-
-    Lines end with LF, CRLF or CR; comments and fields other than `data` are passed by.
-    """
-
-    def __init__(self) -> None:
-        self._pending = b""
-        self._data: list[str] = []
-        self._begun = False
-
-    def feed(self, received: bytes) -> list[str]:
-        *lines, self._pending = _LINE_END.split(self._pending + received)
-        return [data for line in lines if (data := self._line(line)) is not None]
-
-    def end(self) -> list[str]:
-        """The last event, where the server omits the empty line behind it."""
-        return self.feed(b"\n\n")
-
-    def _line(self, line: bytes) -> str | None:
-        """Take a line; the event's data if it is the empty line that ends one."""
-        if not self._begun:
-            self._begun, line = True, line.removeprefix(_BYTE_ORDER_MARK)
-        if not line:
-            data, self._data = self._data, []
-            return "\n".join(data) if data else None
-        name, _, value = line.partition(b":")
-        if name == b"data":
-            self._data.append(value.removeprefix(b" ").decode(errors="replace"))
-        return None
 
 
 @dataclass(slots=True)
@@ -154,12 +119,11 @@ class StreamedAnswer:
             self.texts.append(text)
             self.times.append(at)
 
-    def end(self, content_type: str) -> None:
-        if self.finished:
-            return
-        if self.last is None:
-            raise AnswerFailed(f"the answer is {content_type or 'empty'}, and no stream of chunks")
-        raise AnswerFailed(f"the stream ended early, after {counted(len(self.texts), 'chunk')}")
+    def end(self) -> None:
+        """Refuse a stream that has ended before its answer had."""
+        if not self.finished:
+            chunks = counted(len(self.texts), "chunk")
+            raise AnswerFailed(f"the stream ended early, after {chunks}")
 
 
 def _text(choice: Mapping[str, Any]) -> str:
@@ -242,12 +206,14 @@ class Client:
     def __init__(self, server: Server) -> None:
         try:
             import httpx
-        except ImportError:
+            import httpx_sse
+        except ImportError as error:
+            package = str(error.name).replace("_", "-")
             raise TrtlaError(
-                '--serve needs the package "httpx"', "pip install 'trtla[serve]'"
+                f'--serve needs the package "{package}"', "pip install 'trtla[serve]'"
             ) from None
         self.server = server
-        self._httpx = httpx
+        self._httpx, self._sse = httpx, httpx_sse
         self._http = httpx.AsyncClient(
             headers={"Authorization": f"Bearer {server.key}"} if server.key else {},
             timeout=httpx.Timeout(_SILENCE_S, connect=_CONNECT_S, pool=None),
@@ -335,14 +301,10 @@ class Client:
             if response.status_code != 200:
                 await response.aread()
                 raise AnswerFailed(f"{response.status_code}: {reason_of(_body(response))}")
-            parser = EventParser()
-            async for received in response.aiter_bytes():
-                at = time.perf_counter()
-                for data in parser.feed(received):
-                    answer.take(data, at)
-            for data in parser.end():
-                answer.take(data, time.perf_counter())
-            answer.end(response.headers.get("content-type", ""))
+            async for event in self._sse.EventSource(response).aiter_sse():
+                if event.data:
+                    answer.take(event.data, time.perf_counter())
+            answer.end()
 
 
 def _body(response: httpx.Response) -> Any:

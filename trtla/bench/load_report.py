@@ -1,4 +1,4 @@
-"""Runs of load as figures, and these as one JSON document, CSV rows, or a Markdown table."""
+"""Runs of load as rows, their JSON document, and what stands around their tables."""
 
 from __future__ import annotations
 
@@ -12,27 +12,22 @@ import numpy
 
 from trtla.bench.load_client import StreamedAnswer
 from trtla.bench.load_runs import LoadResult, LoadRun, LoadTest
-from trtla.bench.tables import rows_text
-from trtla.console import TableText, counted, markdown
-from trtla.console import cell as shown
-from trtla.results.bench_documents import FailureCount, LoadDocument, LoadRow, LoadSettings
+from trtla.console import counted
+from trtla.results.bench_documents import (
+    EVERY_CATEGORY,
+    FailureCount,
+    LoadDocument,
+    LoadSettings,
+    Row,
+)
 from trtla.results.documents import SCHEMA_VERSION
 from trtla.runtime.stats import tokens_per_step
-from trtla.settings.sampling import filters_text
 
 _REASONS = 5
 """Different reasons of failures that are kept."""
-_SPREADS = ("ttft_ms", "tpot_ms", "itl_ms", "e2el_ms")
-_COLUMNS = {
-    "completed": "completed", "failed": "failed", "duration s": "duration_s",
-    "requests/s": "request_throughput", "output tokens/s": "output_throughput",
-    "all tokens/s": "total_token_throughput",
-    **{name.removesuffix("_ms").upper(): name for name in _SPREADS},
-}  # fmt: skip
-"""The table's columns, and the figure that each shows."""
 
 
-def row(run: LoadRun) -> LoadRow:
+def row(run: LoadRun) -> Row:
     """The figures of a run."""
     done = [one for one in run.answers.values() if one.error is None]
     rate, seconds = run.load.request_rate, run.duration_s
@@ -41,18 +36,20 @@ def row(run: LoadRun) -> LoadRow:
     written = sum(one.output_tokens for one in done)
     both = None if known is None else known + written
     reasons = Counter(one.error for one in run.answers.values() if one.error is not None)
-    return LoadRow.fill(
+    return Row.fill(
         run.load,
         run.filters,
+        arm=str(run.load),
+        category=EVERY_CATEGORY,
         request_rate="inf" if rate == math.inf else rate,
         requests=len(run.requests),
         completed=len(done),
         failed=len(run.answers) - len(done),
-        duration_s=seconds,
+        time_s=seconds,
         total_input_tokens=known,
-        total_output_tokens=written,
+        output_tokens=written,
         request_throughput=_each_second(len(done), seconds),
-        output_throughput=_each_second(written, seconds),
+        tokens_per_s=_each_second(written, seconds),
         total_token_throughput=None if both is None else _each_second(both, seconds),
         **_spread("ttft_ms", [one.ttft_s for one in done]),
         **_spread("tpot_ms", [one.tpot_s for one in done]),
@@ -118,34 +115,13 @@ def document(test: LoadTest, measured: LoadResult, found: dict[str, Any]) -> dic
         environment=found,
         settings=settings,
         interrupted=measured.interrupted,
-        runs=tuple(map(row, measured.runs)),
+        rows=tuple(map(row, measured.runs)),
         **more,
     ).document()
 
 
-def csv_text(measured: LoadResult, found: dict[str, Any]) -> str:
-    """One line a run, with what is needed of the environment in the last columns."""
-    extra = {key: found[key] for key in ("cpu", "cores", "trtla", "commit")}
-    return rows_text([row(run) for run in measured.runs], extra)
-
-
-def results_text(
-    test: LoadTest, measured: LoadResult, found: dict[str, Any], table: TableText = markdown
-) -> str:
-    """The circumstances in a few lines, a table with a line a run, and what failed."""
-    rows = [row(run) for run in measured.runs]
-    parts = [_head(test, measured, found), _table(measured, rows, table)]
-    parts += [
-        f"{run.load}: {one.count} failed: {one.reason}"
-        for run, figures in zip(measured.runs, rows, strict=True)
-        for one in figures.failures
-    ]
-    if (checked := measured.checked) is not None:
-        parts.append(f"texts as alone: {checked.equal} of {checked.texts}")
-    return "\n\n".join(parts)
-
-
-def _head(test: LoadTest, measured: LoadResult, found: dict[str, Any]) -> str:
+def head(test: LoadTest, measured: LoadResult, found: dict[str, Any]) -> str:
+    """The circumstances in a few lines."""
     server = measured.server
     owner = f" (owned by {server.owned_by})" if server.owned_by else ""
     return "\n".join(
@@ -161,19 +137,13 @@ def _head(test: LoadTest, measured: LoadResult, found: dict[str, Any]) -> str:
     )
 
 
-def _table(measured: LoadResult, rows: Sequence[LoadRow], table: TableText) -> str:
-    columns = dict(_COLUMNS)
-    if any(one.tokens_per_step is not None for one in rows):
-        columns |= {"S": "tokens_per_step", "acceptance": "acceptance_rate"}
-    cells = [
-        [str(run.load), filters_text(*run.filters), *(_cell(one, key) for key in columns.values())]
-        for run, one in zip(measured.runs, rows, strict=True)
+def remarks(measured: LoadResult, rows: Sequence[Row]) -> list[str]:
+    """What failed, and what the check of texts found."""
+    said = [
+        f"{one.arm}: {failed.count} failed: {failed.reason}"
+        for one in rows
+        for failed in one.failures
     ]
-    return table(["requests", "sampling", *columns], cells)
-
-
-def _cell(one: LoadRow, key: str) -> str:
-    if key not in _SPREADS:
-        return shown(getattr(one, key))
-    median, p99 = getattr(one, f"median_{key}"), getattr(one, f"p99_{key}")
-    return "-" if median is None else f"{median:.1f} ({p99:.1f})"
+    if (checked := measured.checked) is not None:
+        said.append(f"texts as alone: {checked.equal} of {checked.texts}")
+    return said

@@ -30,7 +30,7 @@ class TextScores:
 
     def of(self, turns: Sequence[Turn], label: str) -> dict[str, float | None]:
         """Means over the texts of an arm; None where none has the score."""
-        pairs = (zip(turn.work[0], turn.runs[label].outputs, strict=True) for turn in turns)
+        pairs = (zip(turn.batch.work[0], turn.runs[label].outputs, strict=True) for turn in turns)
         texts = list(chain.from_iterable(pairs))
         found = {
             "rougeL": [self._rouge_l(*text) for text in texts],

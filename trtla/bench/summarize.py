@@ -143,17 +143,17 @@ def measure_sides(
     stages: Stages = silent,
 ) -> CellRuns:
     """Decode all prompts in batches, the arms in turns; the first one once before, untimed."""
-    from trtla.bench.turns import measure
+    from trtla.bench.turns import Batch, measure
 
     starts = range(0, len(prompts), cell.batch_size)
-    batches = [prompts[at : at + cell.batch_size] for at in starts]
-    work = [(batch, [sampling] * len(batch)) for batch in batches]
+    works = [(own := prompts[at : at + cell.batch_size], [sampling] * len(own)) for at in starts]
+    batches = [Batch(1, place, work) for place, work in enumerate(works)]
     done, total = count(1 - len(arms)), len(batches) * len(arms)
     with stages("summarize", "batches") as progress:
         found = measure(
             cell,
             arms,
-            [work],
+            batches,
             on_run=lambda *_: progress(max(0, next(done)), total),
             first=(prompts[:1], [sampling]),
         )

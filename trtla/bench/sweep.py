@@ -21,6 +21,7 @@ from trtla.bench.journal import Measurements, engine_facts, fingerprint
 from trtla.bench.opened import OpenedModel, Setup
 from trtla.bench.scores import TextScores
 from trtla.bench.turns import (
+    Batch,
     CellRuns,
     Kept,
     OnRound,
@@ -32,7 +33,6 @@ from trtla.bench.turns import (
     rounds_of,
     rows,
     together,
-    told_apart,
 )
 from trtla.console import Progress, Stages, silent
 from trtla.data.prompt_sets import Ids, PromptSet, batches, fit
@@ -202,8 +202,8 @@ class _OpenedBench:
             for arm in self._arms:
                 if arm not in arms:
                     self._on_note(f"{arm.name} does not take batches of {cell.batch_size}")
-            work = self._work(cell, prompts)
-            first = self._short(work[0][0]) if self._journal is not None else None
+            work = self._batches(cell, prompts)
+            first = self._short(work[0].work) if self._journal is not None else None
             measured = measure(cell, arms, work, on_round, watch.saw, first=first, kept=kept)
             found.append(measured)
             results.cells.append(_describe(measured, hardware[cell.threads], prompts))
@@ -212,11 +212,10 @@ class _OpenedBench:
             score = TextScores(self._opened, self._references, self._journal).of
             for measured in found:
                 results.decodings += decodings(measured, hardware[measured.cell.threads], score)
-            found += together(found)
-        for measured in found:
+        for measured in (*found, *together(found)):
             results.rows += rows(measured, hardware[measured.cell.threads], score)
 
-    def _work(self, cell: Cell, prompts: Sequence[Ids]) -> list[list[Work]]:
+    def _batches(self, cell: Cell, prompts: Sequence[Ids]) -> list[Batch]:
         filters = Filters(cell.temperature, cell.top_k, cell.top_p)
         sampling = replace(self._sweep.sampling, **filters._asdict())
         reseed = self._sweep.ablation is not None
@@ -231,10 +230,9 @@ class _OpenedBench:
 
     def _note_kept(self, kept: Kept, cells: Sequence[tuple[Cell, list[Ids]]]) -> None:
         turns = [
-            kept.get(cell, number, work, self._arms, again) is not None
+            kept.has(cell, batch, self._arms)
             for cell, prompts in cells
-            for number, works in enumerate(self._work(cell, prompts), 1)
-            for work, again in told_apart(works)
+            for batch in self._batches(cell, prompts)
         ]
         if count := sum(turns) * len(self._arms):
             all_of_them = len(turns) * len(self._arms)
@@ -289,5 +287,5 @@ def _describe(measured: CellRuns, hardware: Hardware, prompts: Sequence[Ids]) ->
         prompts=len(prompts),
         mean_prompt_tokens=sum(map(len, prompts)) / len(prompts),
         read_bandwidth_gb_per_s=hardware.read_bandwidth / 1e9,
-        tokens_per_s={k: [run.tokens_per_s for run in runs] for k, runs in measured.runs.items()},
+        tokens_per_s={k: [run.tokens_per_s for run in runs] for k, runs in measured.runs().items()},
     )

@@ -5,14 +5,15 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, zip_longest
 from typing import TYPE_CHECKING, Any
 
 from trtla.bench.arms import LLAMA_CPP
 from trtla.console import TableText, counted, markdown
 from trtla.console import cell as shown
-from trtla.results.bench_documents import Bench, BenchSettings, Cell, Row
+from trtla.formats.gguf.folder import model_name
+from trtla.results.bench_documents import Bench, BenchSettings, Row
 from trtla.results.documents import SCHEMA_VERSION, Part, SourceRow
 from trtla.results.metrics import too_short, total
 from trtla.settings.sampling import filters_text
@@ -21,16 +22,24 @@ if TYPE_CHECKING:
     from trtla.bench.sweep import Results, Sweep
 
 
-_FIGURES = {
+_COLUMNS = {
     "arm": "arm",
     "weight_type": "weights",
+    "completed": "completed",
+    "failed": "failed",
+    "request_throughput": "requests/s",
     "tokens_per_s": "tokens/s",
+    "total_token_throughput": "all tokens/s",
     "range": "min-max",
+    "ttft": "TTFT",
+    "tpot": "TPOT",
+    "itl": "ITL",
+    "e2el": "E2EL",
     "ttft_ms": "TTFT ms",
     "ms_per_token": "ms/token",
     "tokens_per_step": "S",
     "acceptance_rate": "acceptance",
-    "speedup_vs_ar": "speed-up",
+    "speedup_vs_ar": "median speed-up",
     "efficiency": "efficiency",
     "fed_per_step": "fed/step",
     "host_ms_per_step": "host ms/step",
@@ -39,9 +48,11 @@ _FIGURES = {
     "peak_memory_mb": "peak MB",
     "distinct_4grams": "distinct 4-grams",
     "agreement": "texts as ar",
+    "rougeL": "ROUGE-L",
+    "perplexity": "perplexity",
 }
-_SCORES = {"rougeL": "ROUGE-L", "perplexity": "perplexity"}
-"""Shown if a row has them."""
+"""The columns of a table, each shown if a row has it."""
+_SPREADS = ("ttft", "tpot", "itl", "e2el")
 _SOURCE_FIGURES = (
     "proposed", "fed", "accepted", "expected", "calibration", "accepted/fed by depth"
 )  # fmt: skip
@@ -52,7 +63,7 @@ _EXACT = ("tokens_per_s", "peak_memory_mb", "ttft_ms")  # shown with fewer digit
 
 def document(results: Results, sweep: Sweep, found: dict[str, Any]) -> dict[str, Any]:
     """The JSON document, with the environment that was found."""
-    settings = BenchSettings.fill(results, sweep, sweep.sampling)
+    settings = BenchSettings.fill(results, sweep, sweep.sampling, model=model_name(sweep.model))
     filled = Bench.fill(
         results, schema_version=SCHEMA_VERSION, environment=found, settings=settings
     )
@@ -61,16 +72,17 @@ def document(results: Results, sweep: Sweep, found: dict[str, Any]) -> dict[str,
 
 def csv_text(results: Results, sweep: Sweep, found: dict[str, Any]) -> str:
     """One line an arm and cell, with the model and the environment in the last columns."""
-    extra = {"model": sweep.model}
+    extra = {"model": model_name(sweep.model)}
     extra |= {key: found[key] for key in _ENVIRONMENT}
     return rows_text(results.rows, extra)
 
 
 def rows_text(rows: Sequence[Part], extra: Mapping[str, object] = {}) -> str:
-    """Rows as CSV, below the columns' names; a list or a dictionary is JSON."""
+    """Rows as CSV, below the names of the columns that they have; lists and the like are JSON."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    columns = type(rows[0]).model_fields
+    given = {name for row in rows for name in row.model_fields_set}
+    columns = [name for name in type(rows[0]).model_fields if name in given]
     writer.writerow([*columns, *extra])
     for row in rows:
         values = {**row.document(), **extra}
@@ -79,30 +91,24 @@ def rows_text(rows: Sequence[Part], extra: Mapping[str, object] = {}) -> str:
     return out.getvalue()
 
 
-def results_text(
-    results: Results, sweep: Sweep, found: dict[str, Any], table: TableText = markdown
-) -> str:
-    """The circumstances in a few lines, then a table for each cell."""
-    parts = [_head(results, sweep, found)]
-    for cell, members in groupby(results.rows, key=lambda row: Cell.fill(row)):
-        rows = list(members)
-        scores = (name for name in _SCORES if any(getattr(row, name) is not None for row in rows))
-        columns = _FIGURES | {name: _SCORES[name] for name in scores}
-        cells = [[_shown(row, key) for key in columns] for row in rows]
-        parts.append(f"{_title(cell)}\n\n{table(list(columns.values()), cells)}")
-        names = [_shown(row, "arm") for row in rows]
-        parts += [
-            _sources_table(name, row.sources, table)
-            for name, row in zip(names, rows, strict=True)
-            if row.sources
-        ]
-        texts = (too_short(row.texts, row.output_tokens) for row in rows)
-        short = dict(zip(names, texts, strict=True))
-        parts += [f"{arm}: {why}." for arm, why in short.items() if why]
-    return "\n\n".join(parts)
+def tables(rows: Sequence[Row], table: TableText = markdown) -> Iterator[str]:
+    """A table for each cell with an arm a line, and what is to be said of its arms."""
+    for _, members in groupby(rows, key=lambda row: row.cell):
+        own = list(members)
+        cells = {key: [_shown(row, key) for row in own] for key in _COLUMNS}
+        cells = {key: column for key, column in cells.items() if set(column) != {"-"}}
+        lines = [list(line) for line in zip(*cells.values(), strict=True)]
+        yield f"{_title(own[0])}\n\n{table([_COLUMNS[key] for key in cells], lines)}"
+        for row in own:
+            name = _shown(row, "arm")
+            if row.sources:
+                yield _sources_table(name, row.sources, table)
+            if row.rounds and (why := too_short(row.texts, row.output_tokens)):
+                yield f"{name}: {why}."
 
 
-def _head(results: Results, sweep: Sweep, found: dict[str, Any]) -> str:
+def head(results: Results, sweep: Sweep, found: dict[str, Any]) -> str:
+    """The circumstances of all cells in a few lines."""
     gpus = f", {', '.join(found['gpus'])}" if found["gpus"] else ""
     ends = "ignored" if sweep.ignore_eos else "respected"
     bandwidth = {c.threads: c.read_bandwidth_gb_per_s for c in results.cells}
@@ -124,12 +130,14 @@ def _head(results: Results, sweep: Sweep, found: dict[str, Any]) -> str:
     )
 
 
-def _title(cell: Cell) -> str:
-    filters = filters_text(cell.temperature, cell.top_k, cell.top_p)
-    length = f", prompts of {counted(cell.prompt_len, 'token')}" if cell.prompt_len else ""
+def _title(row: Row) -> str:
+    filters = filters_text(row.temperature, row.top_k, row.top_p)
+    if row.threads is None:  # of a server, of which that is not known
+        return f"**{filters}**"
+    length = f", prompts of {counted(row.prompt_len, 'token')}" if row.prompt_len else ""
     return (
-        f"**{cell.category}, {filters}, batch {cell.batch_size}** "
-        f"({cell.executor}, {counted(cell.threads, 'thread')}{length})"
+        f"**{row.category}, {filters}, batch {row.batch_size}** "
+        f"({row.executor}, {counted(row.threads, 'thread')}{length})"
     )
 
 
@@ -153,7 +161,12 @@ def _shown(row: Row, key: str) -> str:
     if key == "weight_type":
         own = row.weight_type or "-"
         return own if row.compute_type in (None, own) else f"{own} in {row.compute_type}"
+    if key in _SPREADS:
+        middle, p99 = getattr(row, f"median_{key}_ms"), getattr(row, f"p99_{key}_ms")
+        return "-" if middle is None else f"{middle:.1f} ({p99:.1f})"
     if key == "range":
+        if row.tokens_per_s_min is None:
+            return "-"
         return f"{row.tokens_per_s_min:.0f}-{row.tokens_per_s_max:.0f}"
     if key == "agreement":
         equal, at = f"{row.equal_texts} of {row.texts}", row.first_divergence

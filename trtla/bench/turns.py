@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from itertools import count, groupby, repeat
+from itertools import chain, count, groupby, repeat
 from operator import attrgetter
 from statistics import median
 from typing import Any, TypeVar
@@ -44,14 +44,23 @@ def alternate(
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """A batch that every arm of a cell has decoded."""
+class Batch:
+    """The work of a turn, and where it stands among the others."""
 
     round: int
     """From 1."""
     place: int
-    """The place of the batch in its round, from 0."""
+    """In its round, from 0."""
     work: Work
+    again: int = 0
+    """How many batches of its round have the same work and come before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A batch that every arm of a cell has decoded."""
+
+    batch: Batch
     runs: dict[str, ArmRun]
     """By the arms' labels, in the order in which they ran."""
 
@@ -64,15 +73,16 @@ class CellRuns:
     arms: dict[str, Arm]
     """By label."""
     turns: list[Turn] = field(default_factory=list)
+    settings: dict[str, str | None] = field(default_factory=dict)
+    """What arms chose for this cell, by label."""
     reseeded: bool = False
     """Whether every round has seeds of its own, and so texts of its own."""
     plain: str = AR
     """The arm that others are compared with; where it is not there, the first."""
 
-    @property
     def runs(self) -> dict[str, list[ArmRun]]:
-        """One a round, by label."""
-        rounds = [list(own) for _, own in groupby(self.turns, key=lambda turn: turn.round)]
+        """One a round, by label; added up at every call."""
+        rounds = [list(own) for _, own in groupby(self.turns, key=lambda turn: turn.batch.round)]
         return {
             name: [add(turn.runs[name] for turn in own) for own in rounds] for name in self.arms
         }
@@ -86,11 +96,6 @@ class CellRuns:
         """The arms as they ran."""
         return [name for turn in self.turns for name in turn.runs]
 
-    def counted(self, label: str) -> ArmRun:
-        """The run that an arm's counters are of: the rounds together if their texts differ."""
-        runs = self.runs[label]
-        return add(runs) if self.reseeded else runs[0]
-
 
 def together(cells: Sequence[CellRuns]) -> Iterator[CellRuns]:
     """The cells that differ in their category alone, as one."""
@@ -99,9 +104,13 @@ def together(cells: Sequence[CellRuns]) -> Iterator[CellRuns]:
         shared = one.cell.model_copy(update={"category": EVERY_CATEGORY})
         groups.setdefault(shared, []).append(one)
     for cell, members in groups.items():
-        turns = sorted((turn for own in members for turn in own.turns), key=attrgetter("round"))
+        turns = sorted(
+            chain.from_iterable(own.turns for own in members), key=attrgetter("batch.round")
+        )
+        chosen = [own.settings.items() for own in members]
+        shared_by_all = dict(set[tuple[str, str | None]].intersection(*map(set, chosen)))
         if len(members) > 1:
-            yield replace(members[0], cell=cell, turns=turns)
+            yield replace(members[0], cell=cell, turns=turns, settings=shared_by_all)
 
 
 class Kept:
@@ -114,38 +123,32 @@ class Kept:
         self._journal = journal
 
     @staticmethod
-    def _name(cell: Cell, number: int, work: Work, again: int) -> str:
-        key = fingerprint({"cell": str(cell), "round": number, "work": str(work)})
-        return f"turn {cell.batch_size} {number} {key}{f' {again}' if again else ''}"
+    def _name(cell: Cell, batch: Batch) -> str:
+        key = fingerprint({"cell": str(cell), "round": batch.round, "work": str(batch.work)})
+        again = f" {batch.again}" if batch.again else ""
+        return f"turn {cell.batch_size} {batch.round} {key}{again}"
 
-    def get(
-        self, cell: Cell, number: int, work: Work, arms: Sequence[Arm], again: int = 0
-    ) -> dict[str, ArmRun] | None:
-        """A turn of all the arms; None: it is to be taken.
+    def has(self, cell: Cell, batch: Batch, arms: Sequence[Arm]) -> bool:
+        """Whether all the arms have decoded the batch."""
+        return self._of(cell, batch, arms) is not None
 
-        Args:
-            again: how many turns of the round had the same work before.
-        """
-        fields, _ = self._fields(self._name(cell, number, work, again))
-        found = next((one for one in fields if all(arm.key in one for arm in arms)), None)
-        if found is None:
-            return None
-        return {arm.label: _RUN.validate_python(found[arm.key]) for arm in arms}
+    def get(self, cell: Cell, batch: Batch, arms: Sequence[Arm]) -> dict[str, ArmRun] | None:
+        """What all the arms gave; None: the turn is to be taken."""
+        found = self._of(cell, batch, arms)
+        return found and {arm.label: _RUN.validate_python(found[arm.key]) for arm in arms}
 
     def put(
-        self,
-        cell: Cell,
-        number: int,
-        work: Work,
-        runs: Mapping[str, ArmRun],
-        arms: Sequence[Arm],
-        again: int = 0,
+        self, cell: Cell, batch: Batch, runs: Mapping[str, ArmRun], arms: Sequence[Arm]
     ) -> None:
         """Keep a turn."""
         if self._journal is not None:
             dumped = {arm.key: _RUN.dump_python(runs[arm.label], mode="json") for arm in arms}
-            _, name = self._fields(self._name(cell, number, work, again))
+            _, name = self._fields(self._name(cell, batch))
             self._journal.put(name, dumped)
+
+    def _of(self, cell: Cell, batch: Batch, arms: Sequence[Arm]) -> Mapping[str, Any] | None:
+        fields, _ = self._fields(self._name(cell, batch))
+        return next((one for one in fields if all(arm.key in one for arm in arms)), None)
 
     def _fields(self, name: str) -> tuple[list[Mapping[str, Any]], str]:
         """The turns of a name, each of other arms, and the name that the next one gets."""
@@ -166,84 +169,75 @@ OnRun = Callable[[Arm, ArmRun | None], None]
 
 
 def rounds_of(
-    batches: Sequence[Sequence[Ids]], sampling: SamplingParams, rounds: int, *, reseed: bool = False
-) -> list[list[Work]]:
-    """The work of rounds: request i of a cell is sampled with seed + i, in every arm and round.
+    prompts: Sequence[Sequence[Ids]], sampling: SamplingParams, rounds: int, *, reseed: bool = False
+) -> list[Batch]:
+    """The batches of rounds: request i of a cell is sampled with seed + i, in every arm and round.
 
     Args:
+        prompts: those of each batch.
         reseed: round i has seed + i instead, the same for all its requests.
     """
-    found = list[list[Work]]()
+    found = list[Batch]()
     for number in range(rounds):
         seeds = repeat(sampling.seed + number) if reseed else count(sampling.seed)
-        found.append(
-            [(batch, [replace(sampling, seed=next(seeds)) for _ in batch]) for batch in batches]
-        )
+        works = list[Work]()
+        for place, batch in enumerate(prompts):
+            work = (batch, [replace(sampling, seed=next(seeds)) for _ in batch])
+            found.append(Batch(number + 1, place, work, works.count(work)))
+            works.append(work)
     return found
-
-
-def told_apart(works: Sequence[Work]) -> list[tuple[Work, int]]:
-    """The works of a round, each with how many equal ones come before it."""
-    return [(work, works[:place].count(work)) for place, work in enumerate(works)]
 
 
 def measure(
     cell: Cell,
     arms: Sequence[Arm],
-    rounds: Sequence[Sequence[Work]],
+    batches: Sequence[Batch],
     on_round: OnRound = lambda *_: None,
     on_run: OnRun = lambda *_: None,
     *,
     first: Work | None = None,
     kept: Kept | None = None,
 ) -> CellRuns:
-    """Warm every arm up, then measure the rounds, of which the kept turns are not taken again.
+    """Warm every arm up, then take a turn a batch, of which the kept ones are not taken again.
 
     Args:
         first: what arms warm up on; None: the first batch.
     """
     kept = kept or Kept()
-    numbered = [(number, told_apart(works)) for number, works in enumerate(rounds, 1)]
-    is_kept = all(
-        kept.get(cell, number, work, arms, again)
-        for number, works in numbered
-        for work, again in works
-    )
+    is_kept = all(kept.has(cell, batch, arms) for batch in batches)
     for arm in arms:
         if not is_kept:
-            arm.warm_up(*(first or rounds[0][0]))
+            arm.warm_up(*(first or batches[0].work))
         on_run(arm, None)
-    reseeded = any(works != rounds[0] for works in rounds)
-    measured = CellRuns(cell, {arm.label: arm for arm in arms}, reseeded=reseeded)
-    for number, works in numbered:
+    seeds = {batch.work[1][0].seed for batch in batches if batch.place == 0}
+    measured = CellRuns(cell, {arm.label: arm for arm in arms}, reseeded=len(seeds) > 1)
+    for number, own in groupby(batches, key=attrgetter("round")):
         for arm in arms:
             arm.begin_round()
-        for place, (work, again) in enumerate(works):
-            runs = take(cell, number, work, arms, kept, on_run, again)
-            measured.turns.append(Turn(number, place, work, runs))
+        for batch in own:
+            measured.turns.append(Turn(batch, take(cell, batch, arms, kept, on_run)))
         on_round(measured, number)
+    measured.settings = {arm.label: arm.setting for arm in arms}
     return measured
 
 
 def take(
     cell: Cell,
-    number: int,
-    work: Work,
+    batch: Batch,
     arms: Sequence[Arm],
     kept: Kept,
     on_run: OnRun = lambda *_: None,
-    again: int = 0,
 ) -> dict[str, ArmRun]:
-    """What the arms give in a turn of a round, which is then kept."""
-    if found := kept.get(cell, number, work, arms, again):
+    """What the arms give in a turn, which is then kept."""
+    if found := kept.get(cell, batch, arms):
         for arm in arms:
             on_run(arm, None)
         return found
     runs = {}
-    for arm, run in alternate(arms, [work], torch.device(cell.device)):
+    for arm, run in alternate(arms, [batch.work], torch.device(cell.device)):
         runs[arm.label] = run
         on_run(arm, run)
-    kept.put(cell, number, work, runs, arms, again)
+    kept.put(cell, batch, runs, arms)
     return runs
 
 
@@ -264,32 +258,40 @@ def rows(
 ) -> list[Row]:
     """One row an arm. A figure with a spread is the median over rounds; its `_min` and `_max` stand
     beside it. Ratios to `ar` are taken round by round, so that a slower machine slows both."""
-    return [_row(measured, label, hardware, score) for label in measured.arms]
+    runs = measured.runs()
+    return [_row(measured, runs, label, hardware, score) for label in measured.arms]
 
 
 def decodings(measured: CellRuns, hardware: Hardware, score: Score) -> Iterator[Decoding]:
     """A row for each arm and turn."""
     for turn in measured.turns:
-        prompts, sampling = turn.work
+        prompts, sampling = turn.batch.work
         alone = replace(measured, turns=[turn])
         for row, run in zip(rows(alone, hardware, score), turn.runs.values(), strict=True):
             yield Decoding(
                 **dict(row),
-                round=turn.round,
+                round=turn.batch.round,
                 seed=sampling[0].seed,
-                prompt=turn.place,
+                prompt=turn.batch.place,
                 prompt_tokens=sum(map(len, prompts)),
                 finish_reason=run.reasons[0] if run.reasons else None,
                 output_sha256=sha256(str(run.outputs).encode()).hexdigest(),
             )
 
 
-def _row(measured: CellRuns, label: str, hardware: Hardware | None, score: Score) -> Row:
-    runs, arm, plain = measured.runs[label], measured.arms[label], measured.runs[measured.base]
+def _row(
+    measured: CellRuns,
+    all_runs: Mapping[str, Sequence[ArmRun]],
+    label: str,
+    hardware: Hardware | None,
+    score: Score,
+) -> Row:
+    runs, arm, plain = all_runs[label], measured.arms[label], all_runs[measured.base]
     ratios = [a.tokens_per_s / b.tokens_per_s for a, b in zip(runs, plain, strict=True)]
-    whole = measured.counted(label)
+    # Counters are those of all rounds if their texts differ.
+    whole, base = (add(own) if measured.reseeded else own[0] for own in (runs, plain))
     gb_per_s = hardware and _median(runs, hardware.gb_per_s)
-    equal = agreement(whole, measured.counted(measured.base))
+    equal = agreement(whole, base)
     if not arm.own and measured.cell.temperature > 0.0:  # peers draw other random numbers
         equal |= {"equal_texts": None, "first_divergence": None}
     draft = whole.draft_model
@@ -298,6 +300,7 @@ def _row(measured: CellRuns, label: str, hardware: Hardware | None, score: Score
         arm,
         whole,
         arm=arm.name,
+        setting=measured.settings.get(label),
         rounds=len(runs),
         **_spread("tokens_per_s", [run.tokens_per_s for run in runs]),
         **{figure: _median(runs, attrgetter(figure)) for figure in _MEDIANS},

@@ -107,7 +107,7 @@ def _read_texts(
     cache: DynamicCache | None,
 ) -> int:
     """Run the model over all texts; return the number of their tokens."""
-    longest = min(MAX_TEXT_TOKENS, config.max_positions, config.sliding_window or MAX_TEXT_TOKENS)
+    longest = min(MAX_TEXT_TOKENS, config.max_positions)
     prompts = [list(prompt)[:longest] for prompt in calibration.prompts if prompt]
     if not prompts:
         raise UsageError("the calibration data holds no text", "give --calib-data with some text")

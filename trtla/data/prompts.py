@@ -27,7 +27,7 @@ from trtla.settings.messages import (
     ANSWER,
     AS_TEXT,
     Asking,
-    Ending,
+    Rendering,
     check_messages,
     is_conversation,
 )
@@ -36,6 +36,8 @@ from trtla.settings.sampling import SamplingParams
 STDIN = "-"
 _PROMPTS = ("text", "input_ids", "messages", "turns")
 """The keys of which a line has one."""
+_RENDERING = ("continue_final_message", "chat_template_kwargs")
+"""The keys of lines with messages."""
 
 
 class _Line(BaseModel):
@@ -51,6 +53,7 @@ class _Line(BaseModel):
     lookahead: Any = None
     expected_output: str | list[int] | None = None
     continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 def prompt_line(*kinds: type) -> type[_Line]:
@@ -76,7 +79,7 @@ def gather(
     drafter: DrafterSettings = LOOKAHEAD,
     asking: Asking = AS_TEXT,
     expected: Sequence[str] = (),
-    ending: Ending = ANSWER,
+    rendering: Rendering = ANSWER,
 ) -> list[PromptRequest]:
     """The prompts of --input-text, then those of --input-file; without both, what is piped in.
 
@@ -89,7 +92,7 @@ def gather(
         asking: whether texts become messages.
         expected: none, one output for all prompts, or one a prompt: a text, `@FILE` for a file's,
             or `-` for all of stdin.
-        ending: what is asked for behind a file's conversations.
+        rendering: what is asked for behind a file's conversations.
     """
     if [file, *texts, *expected].count(STDIN) > 1:
         raise UsageError(
@@ -102,7 +105,7 @@ def gather(
         for i, text in enumerate(texts)
     ]
     if file is not None:
-        requests += _from_file(file, sampling, drafter, ending)
+        requests += _from_file(file, sampling, drafter, rendering)
     if not requests and piped() and (text := _stdin_text()):
         requests = [PromptRequest("stdin", text, sampling)]
     if not requests:
@@ -183,7 +186,7 @@ def _stdin_text() -> str:
 
 
 def _from_file(
-    file: str, sampling: SamplingParams, drafter: DrafterSettings, ending: Ending
+    file: str, sampling: SamplingParams, drafter: DrafterSettings, rendering: Rendering
 ) -> list[PromptRequest]:
     name = "stdin" if file == STDIN else file
     text = sys.stdin.read() if file == STDIN else read_text(Path(file))
@@ -195,7 +198,7 @@ def _from_file(
         requests = [
             one
             for where, line in lines
-            for one in _from_line(where, line, sampling, drafter, ending)
+            for one in _from_line(where, line, sampling, drafter, rendering)
         ]
     elif suffix == ".txt":
         requests = [
@@ -213,7 +216,7 @@ def _from_file(
 
 
 def _from_line(
-    where: str, line: _Line, flags: SamplingParams, drafter: DrafterSettings, ending: Ending
+    where: str, line: _Line, flags: SamplingParams, drafter: DrafterSettings, rendering: Rendering
 ) -> Iterator[PromptRequest]:
     if sum(getattr(line, name) is not None for name in _PROMPTS) != 1:
         raise UsageError(
@@ -225,19 +228,13 @@ def _from_line(
         lookahead = _lookahead(line)
     except UsageError as error:
         raise UsageError(f"{where}: {error.message}", error.hint) from None
-    asked = line.continue_final_message
-    if asked is not None and line.messages is None:
-        raise UsageError(
-            f"{where} has continue_final_message, which is for messages",
-            'omit it, or give "messages"',
-        )
-    own_ending = ending if asked is None else Ending.of(asked)
+    own_rendering = _own_rendering(where, line, rendering)
     how, expected = (sampling, lookahead, None if own is drafter else own), line.expected_output
     made = partial(
         PromptRequest, expected_output=tuple(expected) if isinstance(expected, list) else expected
     )
     if line.messages is not None:
-        yield made(where, check_messages(line.messages, where), *how, ending=own_ending)
+        yield made(where, check_messages(line.messages, where), *how, rendering=own_rendering)
     elif line.turns is None:
         prompt = tuple(line.input_ids or ()) if line.text is None else line.text
         yield made(where, prompt, *how)
@@ -245,6 +242,21 @@ def _from_line(
         for turn, text in enumerate(line.turns or [""]):  # an empty prompt is refused
             name = f"turn {turn + 1} of {where}" if turn else where
             yield made(name, text, *how, turn=turn, is_chat=True)
+
+
+def _own_rendering(where: str, line: _Line, flags: Rendering) -> Rendering:
+    given = [name for name in _RENDERING if getattr(line, name) is not None]
+    if given and line.messages is None:
+        raise UsageError(
+            f"{where} has {given[0]}, which is for messages", 'omit it, or give "messages"'
+        )
+    continued, variables = line.continue_final_message, line.chat_template_kwargs
+    if continued is None:
+        continued = flags.continue_final_message
+    try:
+        return Rendering.of(continued, chat_template_kwargs=variables) if given else flags
+    except UsageError as error:
+        raise UsageError(f"{where}: {error.message}", error.hint) from None
 
 
 def _lookahead(line: _Line) -> Lookahead | None:

@@ -42,7 +42,7 @@ _SHAPE_KEYS = (
     "attn_bias",
     "mlp_bias",
     "tie_word_embeddings",
-    "sliding_window",
+    "layer_windows",
 )
 _LIMIT_KEYS = ("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens", "max_beam_width")
 

@@ -44,7 +44,7 @@ from trtla.explain.words import (
     summary,
     why,
 )
-from trtla.runtime.models.batch import tree_bias
+from trtla.runtime.models.attention import tree_bias
 
 _GUTTER = 13
 _WIDEST, _NARROWEST = 11, 4  # columns of a cell

@@ -34,22 +34,23 @@ AWQ_GROUP_SIZES = (64, 128)
 """Inputs that share a scale in W4A16_AWQ."""
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, FP8: 1}
 """Bytes of one element of every type in a checkpoint that is not in blocks."""
-BLOCK_SIZES = {
-    "Q8_0": (32, 34),
-    "Q8_G64": (64, 66),
-    "Q8_G128": (128, 130),
-    "Q4_0": (32, 18),
-    "Q4_G64": (64, 34),
-    "Q4_G128": (128, 66),
-    "Q4_1": (32, 20),
-    "Q5_0": (32, 22),
-    "Q5_1": (32, 24),
-    "Q4_K": (256, 144),
-    "Q5_K": (256, 176),
-    "Q6_K": (256, 210),
+BLOCKS = {
+    "Q8_0": (32, 34, 8, 0),
+    "Q8_G64": (64, 66, 8, 0),
+    "Q8_G128": (128, 130, 8, 0),
+    "Q4_0": (32, 18, 4, 8),
+    "Q4_G64": (64, 34, 4, 8),
+    "Q4_G128": (128, 66, 4, 8),
+    "Q4_1": (32, 20, 4, 0),
+    "Q5_0": (32, 22, 5, 16),
+    "Q5_1": (32, 24, 5, 0),
+    "Q4_K": (256, 144, 4, 0),
+    "Q5_K": (256, 176, 5, 0),
+    "Q6_K": (256, 210, 6, 32),
 }
-"""Inputs and bytes of a block of every type of quantised weights: ggml's, and with _G our own. What
-is in them: `trtla.formats.blocks`."""
+"""Every type of quantised weights, ggml's and with _G our own: inputs and bytes of a block, bits of
+a code, and the code of 0 where there is no minimum. What is in them: `trtla.formats.blocks`."""
+BLOCK_SIZES = {name: (inputs, nbytes) for name, (inputs, nbytes, _, _) in BLOCKS.items()}
 
 LOOKAHEAD_DECODING = 8
 """TensorRT-LLM's SpeculativeDecodingMode.LOOKAHEAD_DECODING as config.json stores it."""
@@ -172,8 +173,10 @@ class CheckpointConfig(BaseModel):
     embedding_sharding_dim: int = Field(default=0, ge=0, le=1)
     mapping: Mapping = Mapping()
     quantization: Quantization = Quantization()
+    layer_windows: tuple[Size | None, ...] = ()
+    """The last tokens of a text that each layer's attention sees; None: all. Empty: all do."""
     sliding_window: Size | None = None
-    """Mistral's attention window in tokens; trtla runs sequences that fit into it."""
+    """Of files older than `layer_windows`: some layers' window, so texts are no longer than it."""
 
     @model_validator(mode="before")
     @classmethod
@@ -204,7 +207,23 @@ class CheckpointConfig(BaseModel):
             )
         if self.head_size % 2:
             raise ValueError(f"head_size {self.head_size} is odd; rotary embedding needs pairs")
+        if len(self.layer_windows) not in (0, self.num_hidden_layers):
+            raise ValueError(
+                f"layer_windows has {len(self.layer_windows)} entries for "
+                f"{self.num_hidden_layers} layers"
+            )
         return self
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """As `layer_windows`, with an entry for each layer."""
+        return self.layer_windows or (None,) * self.num_hidden_layers
+
+    @property
+    def shortest_window(self) -> int | None:
+        """The window that texts outgrow first; None: no layer has one."""
+        found = [*filter(None, self.layer_windows), *filter(None, [self.sliding_window])]
+        return min(found, default=None)
 
     @property
     def dense_bias(self) -> bool:

@@ -45,6 +45,9 @@ _SAME_KEYS = {
     *("num_key_value_heads", "intermediate_size", "max_position_embeddings", "tie_word_embeddings"),
 }
 """Keys that a checkpoint's config has too."""
+FULL, SLIDING = "full_attention", "sliding_attention"
+LAYER_TYPES = (FULL, SLIDING)
+"""How layers may attend, by transformers' names."""
 _WINDOW = 4096  # MistralConfig's and Qwen2Config's default where the key is absent
 _QWEN2_POSITIONS = 32768  # Qwen2Config's
 
@@ -92,16 +95,25 @@ class HFConfig(BaseModel):
                 data["rope_theta"] = rope["rope_theta"]
         return data
 
+    @model_validator(mode="after")
+    def _layers(self) -> HFConfig:
+        kinds, layers = self.layer_types or (), self.num_hidden_layers
+        if kinds and len(kinds) != layers:
+            raise ValueError(f"layer_types has {len(kinds)} entries for {layers} layers")
+        if unknown := next((kind for kind in kinds if kind not in LAYER_TYPES), None):
+            raise ValueError(f"layer_types has {unknown!r}, none of {', '.join(LAYER_TYPES)}")
+        return self
+
     @property
-    def window(self) -> int | None:
-        """The attention window of the layers that have one; None if no layer has."""
-        if not self.use_sliding_window:
-            return None
+    def layer_windows(self) -> tuple[int | None, ...]:
+        """Each layer's attention window; none where no layer has one."""
+        first = self.max_window_layers  # the layers before it read everything
+        local = [index >= first for index in range(self.num_hidden_layers)]
         if self.layer_types is not None:
-            windowed = "sliding_attention" in self.layer_types
-        else:  # the first max_window_layers read everything
-            windowed = self.max_window_layers < self.num_hidden_layers
-        return self.sliding_window if windowed else None
+            local = [kind == SLIDING for kind in self.layer_types]
+        if not (self.use_sliding_window and self.sliding_window and any(local)):
+            return ()
+        return tuple(self.sliding_window if one else None for one in local)
 
 
 def _of_family(data: dict[str, Any]) -> dict[str, Any]:
@@ -186,7 +198,7 @@ def _checkpoint_keys(config: HFConfig, dtype: DType | None) -> dict[str, Any]:
         "rotary_base": config.rope_theta,
         "rotary_scaling": _scaling(config.rope_scaling),
         "attn_bias": config.attention_bias,
-        "sliding_window": config.window,
+        "layer_windows": config.layer_windows,
     }
 
 

@@ -137,8 +137,9 @@ of from_hugging_face; it is for logn attention only, which Qwen2 does not have."
 def config_json(config: CheckpointConfig) -> dict[str, Any]:
     """The checkpoint's config.json: our keys, and TensorRT-LLM's constants for the family."""
     data = config.model_dump(mode="json")
-    if data["sliding_window"] is None:
-        del data["sliding_window"]
+    for key in ("layer_windows", "sliding_window"):
+        if not data[key]:
+            del data[key]
     return {
         "rotary_pct": 1.0,
         "rotary_embedding_dim": config.head_size,

@@ -118,7 +118,8 @@ class Answer:
         stream: TextStream | None,
         choice: int = 0,
     ) -> None:
-        self.index, self.request, self._input_text, self._stream = index, request, text, stream
+        self.index, self.request, self._stream = index, request, stream
+        self.input_text = text
         self.choice = choice
         self._ids: list[int] = []
         self._pieces: list[Piece] = []
@@ -172,7 +173,7 @@ class Answer:
     def _complete(self, stats: RequestStats, reason: FinishReason) -> Completion:
         return Completion(
             self.index,
-            self._input_text,
+            self.input_text,
             self.request.given_ids,
             tuple(self._ids),
             _join(self._pieces),

@@ -15,7 +15,7 @@ from trtla.llm.prompt import PromptRequest
 from trtla.settings.drafting import DrafterSettings
 from trtla.settings.fields import is_whole, shown
 from trtla.settings.lookahead import TRIPLES, as_lookahead, is_lookahead
-from trtla.settings.messages import Ending, is_conversation
+from trtla.settings.messages import Rendering, is_conversation
 from trtla.settings.sampling import SamplingParams
 
 
@@ -125,6 +125,7 @@ def prompt_requests(
     logprobs: object = None,
     private: object = False,
     continue_final_message: object = False,
+    chat_template_kwargs: Any = None,
     **shared: Any,
 ) -> list[PromptRequest]:
     """Pair every prompt with its own settings; arguments as in `LLM.generate`, `shared` for those
@@ -145,7 +146,9 @@ def prompt_requests(
         _one_each(private, number, _PRIVATE),
         strict=True,
     )
-    shared["ending"] = Ending.of(continue_final_message)
+    shared["rendering"] = Rendering.of(
+        continue_final_message, chat_template_kwargs=chat_template_kwargs
+    )
     return [PromptRequest(*arguments, **shared) for arguments in each]
 
 

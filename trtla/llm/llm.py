@@ -32,7 +32,7 @@ from trtla.settings.arguments import (
 from trtla.settings.drafting import DrafterSettings, DraftOptions
 from trtla.settings.executor import ENGINE_OPTIONS, ExecutorOptions, OpenArguments
 from trtla.settings.lookahead import DEFAULT_LOOKAHEAD, Lookahead
-from trtla.settings.messages import Ending, Messages
+from trtla.settings.messages import Messages, Rendering, Variables
 from trtla.settings.sampling import USUAL_LEN, BeamSettings, SamplingParams
 
 _log = logging.getLogger(__name__)
@@ -143,6 +143,7 @@ class LLM(RequestMaker):
         logprobs: int | Sequence[int | None] | None = None,
         private: bool | Sequence[bool] = False,
         continue_final_message: bool = False,
+        chat_template_kwargs: Variables | None = None,
         margins: bool = False,
         names: Sequence[str] | None = None,
         watch: DrafterWatch | None = None,
@@ -169,6 +170,8 @@ class LLM(RequestMaker):
                 texts to draft from, a corpus included.
             continue_final_message: continue the last message of the conversations, the beginning of
                 an assistant's, instead of answering it.
+            chat_template_kwargs: variables of the chat template for these conversations, such as
+                `{"enable_thinking": False}`, instead of those that the LLM was opened with.
             margins: report the target's top-2 logit margins.
             names: of the prompts in errors.
             watch: records every prompt's drafts; torch engines only.
@@ -181,6 +184,7 @@ class LLM(RequestMaker):
             prompts, sampling, lookahead, drafter=drafter, expected_output=expected_output,
             logprobs=logprobs, private=private, names=names, margins=margins, watch=watch,
             continue_final_message=continue_final_message,
+            chat_template_kwargs=chat_template_kwargs,
         )  # fmt: skip
         return self.decode(requests)
 
@@ -259,10 +263,10 @@ class LLM(RequestMaker):
         return self.executor.call(lambda executor: executor.log_probs(request, output_ids))
 
     def _read(
-        self, prompt: Prompt, name: str, most: int | None, ending: Ending
+        self, prompt: Prompt, name: str, most: int | None, rendering: Rendering
     ) -> tuple[tuple[int, ...], str | None]:
         self.executor.check()
-        return super()._read(prompt, name, most, ending)
+        return super()._read(prompt, name, most, rendering)
 
     def _run(self, answers: dict[int, Answer]) -> Iterator[Chunk]:
         inbox: SimpleQueue[Sequence[Event]] = SimpleQueue()

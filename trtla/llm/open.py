@@ -29,6 +29,7 @@ from trtla.settings.drafting import check_draft_place, check_drafts_itself
 from trtla.settings.executor import ENGINE_OPTIONS, TRTLLM_DEFAULTS, ExecutorOptions, TrtllmSettings
 from trtla.settings.fields import texts
 from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead, refuse_auto
+from trtla.settings.messages import NO_VARIABLES
 from trtla.trtllm import library as mpi
 
 
@@ -51,7 +52,11 @@ def open_tokenizer(engine: Engine, options: ExecutorOptions) -> Tokenizer | None
     if chosen is None and engine.tokenizer_dir is None:
         return None
     folder = engine.folder if chosen is None else find_folder(chosen)
-    return Tokenizer(folder, parse_special=options.parse_special)
+    return Tokenizer(
+        folder,
+        parse_special=options.parse_special,
+        variables=options.chat_template_kwargs or NO_VARIABLES,
+    )
 
 
 def end_ids(engine: Engine, tokenizer: Tokenizer | None) -> frozenset[int]:

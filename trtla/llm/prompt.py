@@ -26,7 +26,7 @@ from trtla.settings.drafting import DrafterSettings
 from trtla.settings.executor import ExecutorOptions
 from trtla.settings.fields import check_text, is_whole, shown
 from trtla.settings.lookahead import Lookahead
-from trtla.settings.messages import ANSWER, Ending, Messages, check_messages, is_conversation
+from trtla.settings.messages import ANSWER, Messages, Rendering, check_messages, is_conversation
 from trtla.settings.sampling import SamplingParams
 
 _log = logging.getLogger(__name__)
@@ -60,8 +60,8 @@ class PromptRequest:
     watch: DrafterWatch | None = None
     turn: int = 0
     """Its index in a conversation; a later turn continues the request before, with its answer."""
-    ending: Ending = ANSWER
-    """The request at the end of a conversation: an answer, or a continuation."""
+    rendering: Rendering = ANSWER
+    """The text behind a conversation: the beginning of an answer, or none if one continues."""
     is_chat: bool = False
     """Treat a text as a chat message if the model has a template."""
     most: int | None = None
@@ -146,12 +146,12 @@ class RequestMaker:
 
     def request(self, prompt: PromptRequest) -> Request:
         """Make a prompt's checked request, without stop strings; it is not checked again later."""
-        ids = self.encode(prompt.prompt, prompt.name, prompt.most, prompt.ending)
+        ids = self.encode(prompt.prompt, prompt.name, prompt.most, prompt.rendering)
         return self._request(prompt, ids)
 
     def request_and_text(self, prompt: PromptRequest) -> tuple[Request, str | None]:
         """Make the request, and return the prompt's text, as rendered; None without a tokenizer."""
-        ids, text = self._read(prompt.prompt, prompt.name, prompt.most, prompt.ending)
+        ids, text = self._read(prompt.prompt, prompt.name, prompt.most, prompt.rendering)
         request = self._request(prompt, ids)
         if text is None and self.tokenizer is not None:
             text = self.tokenizer.decode(ids)
@@ -187,28 +187,28 @@ class RequestMaker:
         prompt: Prompt,
         name: str = "the prompt",
         most: int | None = None,
-        ending: Ending = ANSWER,
+        rendering: Rendering = ANSWER,
     ) -> tuple[int, ...]:
         """Return a prompt's token ids; `name` is for errors.
 
         Args:
             most: a text that must have more tokens is refused before it is encoded.
-            ending: the request at the end of a conversation.
+            rendering: of a conversation.
 
         Raises:
             UsageError: it is no prompt or empty, it needs a tokenizer or chat template that is
                 missing, or the template fails.
             PromptTooLong: it certainly has more than `most` tokens.
         """
-        return self._read(prompt, name, most, ending)[0]
+        return self._read(prompt, name, most, rendering)[0]
 
     def _read(
-        self, prompt: Prompt, name: str, most: int | None, ending: Ending
+        self, prompt: Prompt, name: str, most: int | None, rendering: Rendering
     ) -> tuple[tuple[int, ...], str | None]:
         """Return a prompt's ids and their text; None if the prompt is ids itself."""
-        if ending != ANSWER and not is_conversation(prompt):
+        if rendering != ANSWER and not is_conversation(prompt):
             raise UsageError(
-                f"{name} is no conversation, and continue_final_message is for conversations",
+                f"{name} is no conversation, and {rendering.changed} is for conversations",
                 "omit it, or give messages",
             )
         if isinstance(prompt, str):
@@ -226,7 +226,7 @@ class RequestMaker:
                 "give token ids (input_ids in JSONL), or the tokenizer with --tokenizer-dir",
             )
         try:
-            return self.tokenizer.read_prompt(prompt, most, ending)
+            return self.tokenizer.read_prompt(prompt, most, rendering)
         except UsageError as error:
             raise type(error)(f"{name}: {error.message}", error.hint) from None
 

@@ -20,6 +20,7 @@ from threading import Lock, Timer
 from typing import TYPE_CHECKING, Any
 
 from trtla.errors import RendererLost
+from trtla.settings.messages import NO_VARIABLES, Variables
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -43,13 +44,19 @@ class ChatTemplate:
     tokens: dict[str, str]
     """By name, such as `bos_token`."""
 
-    def render(self, messages: list[Any], add_generation_prompt: bool = True) -> str:
+    def render(
+        self,
+        messages: list[Any],
+        add_generation_prompt: bool = True,
+        variables: Variables = NO_VARIABLES,
+    ) -> str:
         """Render messages; raises any error of the template.
 
         Keys with a value of None are omitted, as in transformers.
 
         Args:
             add_generation_prompt: end with the beginning of the next answer.
+            variables: further ones for the template.
         """
         shown = [{k: v for k, v in message.items() if v is not None} for message in messages]
         return self._compiled.render(
@@ -57,24 +64,26 @@ class ChatTemplate:
             tools=None,
             documents=None,
             add_generation_prompt=add_generation_prompt,
-            **{**dict.fromkeys(_ROLES, ""), **self.tokens},
+            **{**dict.fromkeys(_ROLES, ""), **self.tokens, **variables},
         )
 
     def parse(self) -> None:
         """Raise jinja2's error for an invalid template; nothing in it is computed yet."""
         from trtla.llm.jinja_environment import environment
 
-        environment().parse(self._text)
+        environment().parse(self.text)
 
     @property
-    def _text(self) -> str:
-        return str(self.template["default"] if isinstance(self.template, dict) else self.template)
+    def text(self) -> str:
+        """Of several templates that of the name `default`; empty where none has it."""
+        texts = self.template if isinstance(self.template, dict) else {"default": self.template}
+        return str(texts.get("default", ""))
 
     @cached_property
     def _compiled(self) -> Template:
         from trtla.llm.jinja_environment import environment
 
-        return environment().from_string(self._text)
+        return environment().from_string(self.text)
 
 
 class TemplateFailed(Exception):
@@ -103,9 +112,14 @@ class TemplateProcess:
         with self._lock, suppress(EOFError, OSError):  # the next use starts another
             self._started()
 
-    def render(self, messages: list[Any], add_generation_prompt: bool = True) -> str:
+    def render(
+        self,
+        messages: list[Any],
+        add_generation_prompt: bool = True,
+        variables: Variables = NO_VARIABLES,
+    ) -> str:
         """Render a conversation; if the process is lost meanwhile, a new one renders it."""
-        arguments = [messages, add_generation_prompt]
+        arguments = [messages, add_generation_prompt, dict(variables)]
         with self._lock:
             answer = self._answer(arguments) or self._answer(arguments)
         if answer is None:
@@ -227,10 +241,13 @@ def _render_all(template: ChatTemplate, seconds: float) -> None:
 
 
 def _rendered(
-    template: ChatTemplate, messages: list[Any], add_generation_prompt: bool
+    template: ChatTemplate,
+    messages: list[Any],
+    add_generation_prompt: bool,
+    variables: Variables,
 ) -> dict[str, Any]:
     try:
-        text = template.render(messages, add_generation_prompt)
+        text = template.render(messages, add_generation_prompt, variables)
         text.encode()
         if len(text) > _MOST_TEXT:
             return {"error": f"it makes a text of {len(text)} characters", "stopped": True}

@@ -32,7 +32,14 @@ from trtla.llm.tokenizer_files import (
 )
 from trtla.llm.tokenizer_json import Frame, frame, open_tokenizer_json
 from trtla.settings.fields import check_text
-from trtla.settings.messages import ANSWER, Ending, Messages, written
+from trtla.settings.messages import (
+    ANSWER,
+    NO_VARIABLES,
+    Messages,
+    Rendering,
+    Variables,
+    written,
+)
 
 _log = logging.getLogger(__name__)
 _TAKES = "give messages that it takes, or go on without it: --no-chat, in a chat /chat off"
@@ -41,12 +48,20 @@ _TAKES = "give messages that it takes, or go on without it: --no-chat, in a chat
 class Tokenizer:
     """A Hugging Face tokenizer, reduced to the needs of generation."""
 
-    def __init__(self, place: Path | ModelFolder, *, parse_special: bool = False) -> None:
+    def __init__(
+        self,
+        place: Path | ModelFolder,
+        *,
+        parse_special: bool = False,
+        variables: Variables = NO_VARIABLES,
+    ) -> None:
         """Load the tokenizer files of a folder; raises `UsageError` when they cannot be used.
 
         Args:
             parse_special: read control tokens' names in messages as these tokens.
+            variables: of the chat template, for conversations without their own.
         """
+        self._variables = variables
         self.files, self._parse_special = ModelFolder.of(place), parse_special
         """Its files, as far as they were read."""
         folder = self.files.path
@@ -232,6 +247,11 @@ class Tokenizer:
         return replace(template, tokens=known)
 
     @property
+    def template_text(self) -> str:
+        """The chat template's text; empty without one."""
+        return "" if self._template is None else self._template.text
+
+    @property
     def template_tokens(self) -> dict[str, str]:
         """The tokens that the chat template may name; empty without a template."""
         return {} if self._template is None else self._template.tokens
@@ -251,30 +271,31 @@ class Tokenizer:
             )
         return None
 
-    def chat_text(self, messages: Messages, ending: Ending = ANSWER) -> str:
+    def chat_text(self, messages: Messages, rendering: Rendering = ANSWER) -> str:
         """Render messages in the chat template, up to where the model continues.
 
         Raises:
             UsageError: there is no template, it fails, or it omits a user's message.
         """
-        return self._by_template(self._conversations.text, messages, ending)
+        return self._by_template(self._conversations.text, messages, rendering)
 
     @cached_property
     def _conversations(self) -> Conversations:
         return Conversations(self._fill_in)
 
-    def _fill_in(self, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
-        template = self._known_template()
+    def _fill_in(self, messages: list[dict[str, Any]], rendering: Rendering) -> str:
+        template, answer = self._known_template(), rendering.add_generation_prompt
+        variables = {**self._variables, **rendering.chat_template_kwargs}
         if self._plain is not None or fills_in_by_jinja(self.inner):
-            return str((self._process or template).render(messages, add_generation_prompt))
-        options = {"tokenize": False, "add_generation_prompt": add_generation_prompt}
-        return str(self.inner.apply_chat_template(messages, **options))
+            return str((self._process or template).render(messages, answer, variables))
+        options = {"tokenize": False, "add_generation_prompt": answer}
+        return str(self.inner.apply_chat_template(messages, **options, **variables))
 
     def _by_template(
-        self, work: Callable[[Messages, Ending], str], messages: Messages, ending: Ending
+        self, work: Callable[[Messages, Rendering], str], messages: Messages, rendering: Rendering
     ) -> str:
         try:
-            text = work(messages, ending)
+            text = work(messages, rendering)
             check_text(text, "what the chat template makes")
             return text
         except TrtlaError:
@@ -300,17 +321,17 @@ class Tokenizer:
         return self._process
 
     def chat(
-        self, messages: Messages, most: int | None = None, ending: Ending = ANSWER
+        self, messages: Messages, most: int | None = None, rendering: Rendering = ANSWER
     ) -> ChatText:
         """Render messages in the chat template, with the control tokens that belong to it."""
-        text = self.chat_text(messages, ending)
+        text = self.chat_text(messages, rendering)
         self._check_length(text, most)
         if self._parse_special:
             return ChatText(text)
         check_text("".join(written(messages)), "the text")
 
         def render(others: Messages) -> str:
-            return self._by_template(self._conversations.filled_in, others, ending)
+            return self._by_template(self._conversations.filled_in, others, rendering)
 
         return chat_text(render, self._control, messages, text)
 
@@ -327,7 +348,7 @@ class Tokenizer:
         return self._control.spelled(text, controls)
 
     def prompt_ids(
-        self, prompt: str | Messages, most: int | None = None, ending: Ending = ANSWER
+        self, prompt: str | Messages, most: int | None = None, rendering: Rendering = ANSWER
     ) -> tuple[int, ...]:
         """Encode a text, or messages in the chat template, which brings its special tokens.
 
@@ -336,14 +357,14 @@ class Tokenizer:
         Args:
             most: a text that must have more tokens is not encoded.
         """
-        return self.read_prompt(prompt, most, ending)[0]
+        return self.read_prompt(prompt, most, rendering)[0]
 
     def read_prompt(
-        self, prompt: str | Messages, most: int | None, ending: Ending
+        self, prompt: str | Messages, most: int | None, rendering: Rendering
     ) -> tuple[tuple[int, ...], str]:
         """Return the ids of a prompt, and the text that was encoded."""
         if not isinstance(prompt, str):
-            chat = self.chat(prompt, most, ending)
+            chat = self.chat(prompt, most, rendering)
             return self.encode_chat(chat), chat.text
         self._check_length(prompt, most)
         ids = self.encode(prompt)

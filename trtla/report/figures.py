@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from statistics import geometric_mean, mean
 from typing import TypeVar
 
 from trtla.console import counted
 from trtla.report.methods import PLAIN, Method, method
 from trtla.report.reading import Source
-from trtla.results.bench_documents import EVERY_CATEGORY, Bench, Row
+from trtla.results.bench_documents import EVERY_CATEGORY, Bench, Row, whole_category
 from trtla.results.documents import Run
 from trtla.results.tune_documents import Tune
 from trtla.settings.sampling import filters_text
@@ -30,10 +29,8 @@ class ArmRow:
     figures: Row
     sampling: str
     """How tokens are chosen."""
-    tasks: int = 0
-    """How many it sums up, their slowest and fastest being the range; 0: it is of a document."""
-    more_mb: float | None = None
-    """Peak memory beyond plain decoding's."""
+    whole: bool
+    """Whether it is over all tasks of its document, or of the only one."""
 
     @property
     def arm(self) -> str:
@@ -84,17 +81,22 @@ def measured(source: Source) -> list[ArmRow]:
     """The rows of a document that compare arms; summarize and run have tables of their own."""
     match source.document:
         case Bench(settings=settings, rows=rows):
-            return [_row(source, settings.model, row) for row in rows]
-        case Tune(engine=engine, rows=rows):
-            return [_row(source, engine, row) for row in rows]
+            model = settings.model
+        case Tune(engine=model, rows=rows):
+            pass
         case _:
             return []
+    folder, whole = Path(model or "model not recorded").name, whole_category(rows)
+    return [
+        ArmRow(source.number, folder, row, _sampling(row), row.category == whole)
+        for row in rows
+        if row.predicted_speedup is None
+    ]
 
 
-def _row(source: Source, model: str | None, row: Row) -> ArmRow:
+def _sampling(row: Row) -> str:
     filters = filters_text(row.temperature, row.top_k, row.top_p)
-    sampling = GREEDY if row.temperature == 0 else filters
-    return ArmRow(source.number, Path(model or "model not recorded").name, row, sampling)
+    return GREEDY if row.temperature == 0 else filters
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +106,16 @@ class Comparison:
     source: int
     rows: tuple[ArmRow, ...]
     """Over all tasks."""
+    tasks: dict[str, tuple[float, ...]]
+    """The speed-ups of an arm's tasks, by its name; empty where there is one task."""
     measures: tuple[ArmRow, ...]
     """All of the document's, under whatever conditions."""
+
+    def more_mb(self, row: ArmRow) -> float | None:
+        """Peak memory beyond plain decoding's."""
+        plain = next((one.figures.peak_memory_mb for one in self.rows if one.plain), None)
+        peak = row.figures.peak_memory_mb
+        return None if row.plain or peak is None or plain is None else peak - plain
 
     @property
     def conditions(self) -> str:
@@ -133,52 +143,17 @@ def grouped(measures: Iterable[ArmRow], key: Callable[[ArmRow], Key]) -> dict[Ke
 
 def _compare(source: int, measures: Sequence[ArmRow]) -> Comparison:
     """Greedy where that was measured, then the smallest batch, then what comes first."""
-    first = min(measures, key=lambda one: (one.sampling != GREEDY, one.figures.batch_size))
-    here = [one for one in measures if one.conditions == first.conditions]
-    plain_mb = _peak(one for one in here if one.plain)
-    rows = [
-        _over_tasks(members, plain_mb) for members in grouped(here, lambda one: one.name).values()
-    ]
+    whole = [one for one in measures if one.whole]
+    first = min(whole, key=lambda one: (one.sampling != GREEDY, one.figures.batch_size or 0))
+    rows = [one for one in whole if one.conditions == first.conditions]
     rows.sort(key=lambda one: -(one.speedup or 0.0))
-    return Comparison(source, tuple(rows), tuple(measures))
-
-
-def over_tasks(members: Sequence[ArmRow]) -> float | None:
-    """An arm's speed-up over all tasks: as the document has it, else their geometric mean."""
-    whole = [one.speedup for one in members if one.task is None and one.speedup is not None]
-    ratios = whole or [one.speedup for one in members if one.speedup is not None]
-    positive = [ratio for ratio in ratios if ratio > 0]
-    return geometric_mean(positive) if positive else None
-
-
-def _over_tasks(members: Sequence[ArmRow], plain_mb: float | None) -> ArmRow:
-    first, peak = members[0], _peak(members)
-    tasks = [one for one in members if one.task is not None]
-    ratios = [one.speedup for one in tasks if one.speedup is not None]
-    known = [one.figures for one in tasks or members if one.figures.equal_texts is not None]
-    summed = {
-        "category": EVERY_CATEGORY,
-        "speedup_vs_ar": over_tasks(members),
-        "speedup_vs_ar_min": min(ratios, default=None),
-        "speedup_vs_ar_max": max(ratios, default=None),
-        "tokens_per_s": _mean(one.figures.tokens_per_s for one in tasks or members),
-        "tokens_per_step": _mean(one.figures.tokens_per_step for one in tasks or members),
-        "texts": sum(row.texts or 0 for row in known),
-        "equal_texts": sum(row.equal_texts or 0 for row in known),
+    here = [one for one in measures if one.conditions == first.conditions and one.task is not None]
+    tasks = {
+        name: tuple(one.speedup for one in own if one.speedup is not None)
+        for name, own in grouped(here, lambda one: one.name).items()
+        if len(own) > 1
     }
-    row = first.figures.model_copy(update=summed)
-    more = None if first.plain or peak is None or plain_mb is None else peak - plain_mb
-    return ArmRow(first.source, first.model, row, first.sampling, len(ratios), more)
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    found = [value for value in values if value is not None]
-    return mean(found) if found else None
-
-
-def _peak(members: Iterable[ArmRow]) -> float | None:
-    peaks = (one.figures.peak_memory_mb for one in members)
-    return max((peak for peak in peaks if peak is not None), default=None)
+    return Comparison(source, tuple(rows), tasks, tuple(measures))
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +172,8 @@ class Equality:
 
 def equality(sources: Sequence[Source], measures: Iterable[ArmRow]) -> list[Equality]:
     """The equality of every arm that was compared, in the order of the documents."""
-    compared = (one for one in measures if one.figures.equal_texts is not None and not one.plain)
+    whole = (one for one in measures if one.whole and not one.plain)
+    compared = (one for one in whole if one.figures.equal_texts is not None)
     found = [one for source in sources for one in _of_run(source)]
     for (source, name), members in grouped(compared, lambda one: (one.source, one.name)).items():
         rows = [one.figures for one in members]

@@ -18,9 +18,7 @@ from trtla.report.figures import (
     Comparison,
     comparisons,
     equality,
-    grouped,
     measured,
-    over_tasks,
 )
 from trtla.report.headline import headline
 from trtla.report.reading import Source, read_all
@@ -168,28 +166,25 @@ class Picture:
 def speed_pictures(comparison: Comparison, mark: str) -> Iterator[Picture]:
     """The speed-up by task and by batch size, where there are several."""
     here = [one for one in comparison.measures if one.conditions == comparison.conditions]
-    by_task = _groups(comparison, here, lambda one: one.task)
+    by_task = _groups(comparison, [one for one in here if one.task], lambda one: str(one.task))
     if len(by_task) > 1:
         yield _picture(comparison, by_task, f"Speed-up by task{mark}", comparison.conditions)
     shared = here[0].under()
-    alike = [one for one in comparison.measures if one.under() == shared]
+    alike = [one for one in comparison.measures if one.whole and one.under() == shared]
     by_batch = _groups(comparison, alike, lambda one: f"batch {one.figures.batch_size}")
     if len(by_batch) > 1:
-        caption = f"{shared}; means over tasks"
-        yield _picture(comparison, by_batch, f"Speed-up by batch size{mark}", caption)
+        title, caption = f"Speed-up by batch size{mark}", f"{shared}; over all tasks"
+        yield _picture(comparison, by_batch, title, caption)
 
 
 def _groups(
-    comparison: Comparison, measures: Sequence[ArmRow], key: Callable[[ArmRow], str | None]
+    comparison: Comparison, measures: Sequence[ArmRow], key: Callable[[ArmRow], str]
 ) -> dict[str, dict[str, float]]:
-    """{group: {arm: mean speed-up}}, the fastest arms only, plain decoding left to the line."""
-    found: dict[str, dict[str, float]] = {}
-    for label, members in grouped(measures, key).items():
-        arms = grouped([one for one in members if not one.plain], lambda one: one.name)
-        for name, shown in chart_names(comparison).items():
-            ratio = over_tasks(arms[name]) if name in arms else None
-            if label is not None and ratio is not None:
-                found.setdefault(label, {})[shown] = ratio
+    """{group: {arm: speed-up}}, the fastest arms only, plain decoding left to the line."""
+    names, found = chart_names(comparison), dict[str, dict[str, float]]()
+    for one in measures:
+        if one.name in names and one.speedup is not None:
+            found.setdefault(key(one), {})[names[one.name]] = one.speedup
     return found
 
 

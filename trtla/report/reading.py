@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from trtla.errors import UsageError, needed, sentence
 from trtla.files import JsonError, parse_json, read_text
-from trtla.results.bench_documents import Bench, Summarize
+from trtla.results.bench_documents import Bench, Summarize, whole_category
 from trtla.results.documents import Run
 from trtla.results.tune_documents import Tune
 
@@ -25,7 +25,7 @@ Kind = Literal["bench", "tune", "summarize", "run"]
 
 _KINDS: dict[Kind, tuple[type[Document], tuple[str, ...]]] = {
     "bench": (Bench, ("rows", "cells")),
-    "tune": (Tune, ("recommendation", "cost", "rows", "grid")),
+    "tune": (Tune, ("recommendation", "cost", "rows")),
     "summarize": (Summarize, ("sides",)),
     "run": (Run, ("results", "stats")),
 }
@@ -66,6 +66,8 @@ def _read(number: int, path: Path) -> Source:
         raise UsageError(f"{path} has {place or 'a value'} wrong: {what}", _HINT) from None
     if not getattr(document, part):
         raise UsageError(f"{path} holds no results: its {part} are empty", _HINT)
+    if isinstance(document, Bench | Tune) and document.rows and not whole_category(document.rows):
+        raise UsageError(f"{path} is of an older version: no rows are over all categories", _HINT)
     return Source(number, path.name, kind, document)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from trtla.console import counted
-from trtla.report.figures import ArmRow
+from trtla.report.figures import ArmRow, Comparison
 from trtla.report.reading import Document, Source
 from trtla.results.bench_documents import EVERY_CATEGORY, Bench, Summarize
 from trtla.results.documents import Run
@@ -29,12 +29,12 @@ def choice_speed(one: Choice) -> str:
     return "-" if one.predicted_speedup is None else f"predicted {times(one.predicted_speedup)}"
 
 
-def range_text(row: ArmRow) -> str | None:
+def range_text(comparison: Comparison, row: ArmRow) -> str | None:
     """The slowest and the fastest task of an arm."""
-    low, high = row.figures.speedup_vs_ar_min, row.figures.speedup_vs_ar_max
-    if row.plain or row.tasks < 2 or low is None or high is None:
+    ratios = comparison.tasks.get(row.name, ())
+    if row.plain or not ratios:
         return None
-    return f"{low:.2f} to {high:.2f} over {row.tasks} tasks"
+    return f"{min(ratios):.2f} to {max(ratios):.2f} over {len(ratios)} tasks"
 
 
 def caveats(sources: Sequence[Source], measures: Sequence[ArmRow]) -> Iterator[str]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, FiniteFloat
+from pydantic import BeforeValidator, Field, FiniteFloat, create_model
 
 from trtla.results.documents import (
     Figure,
@@ -18,6 +19,8 @@ from trtla.results.documents import (
     Sources,
     Triple,
 )
+from trtla.settings.fields import declared
+from trtla.settings.sampling import BEYOND, SamplingParams
 
 Shares = tuple[FiniteFloat, ...]
 
@@ -32,15 +35,9 @@ EVERY_CATEGORY = "all"
 """The category of all categories together."""
 
 
-class Cell(Part):
-    """The circumstances that arms of one table share."""
+class Circumstances(Part):
+    """How texts are drawn, and what they are about."""
 
-    device: str
-    dtype: str
-    threads: int
-    batch_size: int
-    prompt_len: int | None = None
-    """None: the prompts' own lengths."""
     temperature: FiniteFloat
     category: str
     top_k: int = 0
@@ -49,9 +46,38 @@ class Cell(Part):
     """What runs our engine, in its own words: library, device, arithmetic."""
 
 
-class Row(Cell):
-    """An arm in a cell: figures and counters, whose definitions are in docs/algorithm.md."""
+class Cell(Circumstances):
+    """The circumstances that arms of one table share."""
 
+    device: str
+    dtype: str
+    threads: int
+    batch_size: int
+    prompt_len: int | None = None
+    """None: the prompts' own lengths."""
+
+
+class FailureCount(Part):
+    """A reason why requests had no complete answer, and how many had none for it."""
+
+    reason: str
+    count: int
+
+
+class Row(Circumstances):
+    """An arm in a cell: figures and counters, whose definitions are in docs/algorithm.md.
+
+    Rows of load on a server have no device, type, threads and batch size, and have what stands
+    last. Its names and definitions are those of vLLM's `bench serve`: times are over completed
+    requests, TTFT from sending to the first text, TPOT of the output tokens after the first, ITL
+    between chunks with text, E2EL from sending to the last chunk.
+    """
+
+    device: str | None = None
+    dtype: str | None = None
+    threads: int | None = None
+    batch_size: int | None = None
+    prompt_len: int | None = None
     arm: str
     setting: str | None = None
     """What the arm is set to, or chose for itself, in words."""
@@ -81,6 +107,8 @@ class Row(Cell):
     speedup_vs_ar: Figure = None
     speedup_vs_ar_min: Figure = None
     speedup_vs_ar_max: Figure = None
+    predicted_speedup: Figure = None
+    """By what steps cost, of a row of tune that was not measured."""
     efficiency: Figure = None
     fed_per_step: Figure = None
     host_ms_per_step: Figure = None
@@ -100,12 +128,53 @@ class Row(Cell):
     rougeLsum: Figure = None  # noqa: N815
     perplexity: Figure = None
     """The target's own of the texts, at temperature 1 without filters; of an ablation."""
+    concurrency: int | None = None
+    """Requests at a time; None where they arrive at a rate."""
+    request_rate: FiniteFloat | Literal["inf"] | None = None
+    """A second, of a Poisson process."""
+    requests: int | None = None
+    completed: int | None = None
+    failed: int | None = None
+    total_input_tokens: int | None = None
+    """None where the server does not report them."""
+    request_throughput: Figure = None
+    """Completed requests a second."""
+    total_token_throughput: Figure = None
+    mean_ttft_ms: Figure = None
+    median_ttft_ms: Figure = None
+    std_ttft_ms: Figure = None
+    p99_ttft_ms: Figure = None
+    mean_tpot_ms: Figure = None
+    median_tpot_ms: Figure = None
+    std_tpot_ms: Figure = None
+    p99_tpot_ms: Figure = None
+    mean_itl_ms: Figure = None
+    median_itl_ms: Figure = None
+    std_itl_ms: Figure = None
+    p99_itl_ms: Figure = None
+    mean_e2el_ms: Figure = None
+    median_e2el_ms: Figure = None
+    std_e2el_ms: Figure = None
+    p99_e2el_ms: Figure = None
+    failures: Annotated[tuple[FailureCount, ...], BeforeValidator(_listed)] = ()
+    """The first reasons."""
+
+    @property
+    def cell(self) -> tuple[object, ...]:
+        """What the arms of a table share."""
+        return tuple(getattr(self, name) for name in Cell.model_fields)
 
     @property
     def triple(self) -> Triple | None:
         """The triple of an arm of lookahead alone or of plain decoding; None: it has none."""
         found = _TRIPLE.fullmatch("lookahead 1,1,0" if self.arm == "ar" else self.arm)
         return None if found is None else (int(found[1]), int(found[2]), int(found[3]))
+
+
+def whole_category(rows: Sequence[Row]) -> str | None:
+    """The category that stands for the whole: that of all, or the only one; None: there is none."""
+    names = {row.category for row in rows}
+    return EVERY_CATEGORY if EVERY_CATEGORY in names else names.pop() if len(names) == 1 else None
 
 
 class Decoding(Row):
@@ -133,19 +202,21 @@ class MeasuredCell(Cell):
     tokens_per_s: dict[str, Shares]
 
 
-class BenchSettings(Part):
-    """What all cells share."""
+if TYPE_CHECKING:
+    _Beyond = Part
+else:
+    _BEYOND = {name: (Any, declared(SamplingParams)[name].default) for name in BEYOND}
+    _Beyond = create_model("_Beyond", __base__=Part, **_BEYOND)
+
+
+class BenchSettings(_Beyond):
+    """What all cells share; filters, penalties and biases under their names."""
 
     model: str | None = None
     executors: tuple[str, ...] = ()
     rounds: int | None = None
     max_output_len: int | None = None
     seed: int | None = None
-    min_p: FiniteFloat = 0.0
-    repetition_penalty: FiniteFloat = 1.0
-    presence_penalty: FiniteFloat = 0.0
-    frequency_penalty: FiniteFloat = 0.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
     ignore_eos: bool | None = None
 
 
@@ -173,66 +244,6 @@ class Summarize(Part):
     seed: int | None = None
     sides: tuple[Row, ...]
     """The engine as it drafts, decoding plainly, and transformers; of those what was measured."""
-
-
-class FailureCount(Part):
-    """Why requests had no complete answer, and how many."""
-
-    reason: str
-    count: int
-
-
-class LoadRow(Part):
-    """A run of `trtla bench --serve`; names and definitions are those of vLLM's `bench serve`.
-
-    Times are over completed requests, in milliseconds: TTFT from sending to the first text, TPOT
-    of the output tokens after the first, ITL between chunks with text, E2EL from sending to the
-    last chunk.
-    """
-
-    concurrency: int | None = None
-    """Requests at a time; None where they arrive at a rate."""
-    request_rate: FiniteFloat | Literal["inf"] | None = None
-    """A second, of a Poisson process."""
-    temperature: FiniteFloat
-    top_k: int = 0
-    top_p: FiniteFloat = 1.0
-    requests: int
-    completed: int
-    failed: int
-    duration_s: FiniteFloat
-    total_input_tokens: int | None = None
-    """None where the server does not report them."""
-    total_output_tokens: int
-    request_throughput: Figure = None
-    """Completed requests a second."""
-    output_throughput: Figure = None
-    """Output tokens a second."""
-    total_token_throughput: Figure = None
-    mean_ttft_ms: Figure = None
-    median_ttft_ms: Figure = None
-    std_ttft_ms: Figure = None
-    p99_ttft_ms: Figure = None
-    mean_tpot_ms: Figure = None
-    median_tpot_ms: Figure = None
-    std_tpot_ms: Figure = None
-    p99_tpot_ms: Figure = None
-    mean_itl_ms: Figure = None
-    median_itl_ms: Figure = None
-    std_itl_ms: Figure = None
-    p99_itl_ms: Figure = None
-    mean_e2el_ms: Figure = None
-    median_e2el_ms: Figure = None
-    std_e2el_ms: Figure = None
-    p99_e2el_ms: Figure = None
-    steps: int | None = None
-    """This and what follows: of `trtla serve` only."""
-    drafted: int | None = None
-    accepted: int | None = None
-    acceptance_rate: Figure = None
-    tokens_per_step: Figure = None
-    failures: tuple[FailureCount, ...] = ()
-    """The first reasons."""
 
 
 class LoadSettings(Part):
@@ -268,5 +279,6 @@ class LoadDocument(Part):
     environment: dict[str, Any]
     settings: LoadSettings
     interrupted: bool
-    runs: tuple[LoadRow, ...]
+    rows: tuple[Row, ...]
+    """A run of load each."""
     checked_texts: LoadCheck | None = None

@@ -58,7 +58,7 @@ class Metrics(RequestCounters):
             reasons=tuple(one.finish_reason for one in completions),
             time_s=time_s,
             **counted,
-            fed=total(map(_fed_in_steps, completions)),
+            fed=total(map(fed_in_steps, completions)),
             accepted_lengths=total(map(_lengths, stats)),
             **more,
         )
@@ -113,7 +113,8 @@ def _lengths(stats: RequestStats) -> tuple[Sequence[int]] | None:
     return None if stats.accepted_lengths is None else (stats.accepted_lengths,)
 
 
-def _fed_in_steps(done: Completion) -> int | None:
+def fed_in_steps(done: Completion) -> int | None:
+    """The tokens that a request fed in its steps, without its prompt."""
     stats = done.stats
     return None if stats.fed is None else stats.fed + stats.reused_tokens - len(done.input_ids)
 

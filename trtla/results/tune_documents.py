@@ -28,18 +28,6 @@ class Cost(Part):
     """The most fed tokens whose forward takes at most 1.25 times that of one token."""
 
 
-class GridPoint(Part):
-    """A triple whose acceptance is known, for one category and batch size."""
-
-    lookahead: Triple
-    category: str
-    batch_size: int
-    tokens_per_step: Figure = None
-    fed_per_step: Figure = None
-    predicted_speedup: FiniteFloat
-    """By what steps cost; what counts is measured, where the model that is tuned runs here."""
-
-
 class Choice(Part):
     """The best fixed triple of a batch size, or of a category, beside `auto`."""
 
@@ -76,10 +64,9 @@ class Tune(Part):
     engine: str | None = None
     executor: str | None = None
     cost: Cost
-    grid: tuple[GridPoint, ...] = ()
-    """Predictions for an engine of TensorRT-LLM, which does not run here."""
-    rows: tuple[Row, ...] = ()
-    """What was measured in turns: plain decoding, triples, and drafters without one."""
+    rows: tuple[Row, ...]
+    """What was measured in turns: plain decoding, triples, and drafters without one. Of batch sizes
+    without time, and for an engine that does not run here, the triples' predictions."""
     recommendation: Recommendation
     finished: bool | None = None
     """False: the budget was over before the search was."""

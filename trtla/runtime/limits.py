@@ -203,7 +203,7 @@ class ExecutorLimits:
                 f"{request.label} drafts {counted(settings.most_tokens, 'token')}, above "
                 f"{self.max_gamma}",
                 f"use a smaller --gamma, or open the model with --gamma {settings.most_tokens}",
-                "drafter",
+                "gamma",
             )
 
     def _check_sampling(self, request: Request) -> None:

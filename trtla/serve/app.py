@@ -192,7 +192,7 @@ async def _answer(
             log["ttft_ms"] = round(1000 * (generation.first - generation.started), 1)
 
     labels = Labels(secrets.token_hex(12), int(time.time()), served.name)
-    writer = Writer(body, labels, generation, model.engine.llm.spell)
+    writer = Writer(body, labels, generation, model.engine.llm)
     return GenerationResponse(generation, writer, body.stream, model.timeout_s, close)
 
 

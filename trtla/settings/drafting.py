@@ -7,10 +7,10 @@ Torch-free: the command line, prompt files and the API read it. None of it chang
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from itertools import product
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from trtla.errors import UsageError, did_you_mean, trtllm_cannot
 from trtla.settings.fields import check, flag_name, option, wrong
@@ -36,6 +36,7 @@ _NAMES = f"{', '.join(DRAFTERS)} or draft:PATH, or several with commas between"
 _MOST_TOKENS = 256  # far above any useful draft; keeps a typo from asking for gigabytes
 _LONGEST_ORDER = 32
 _MOST_FILLERS = 64
+_OF_DRAFT_MODELS = ("egag", "rejection")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,9 @@ class DrafterSettings:
     stop_if_unknown: bool = option(
         True, "Whether an unknown context ends an n-gram draft; else a random token stands in."
     )
-    reset_in_between: bool = option(True, "Whether n-grams of earlier requests are forgotten.")
+    reset_in_between: bool = option(
+        True, "Whether n-grams of earlier requests are forgotten.", at_start=True
+    )
     rejection: bool = option(
         False,
         "Verify a draft model's tokens by rejection sampling: a different sample from the same "
@@ -110,11 +113,13 @@ class DrafterSettings:
             raise UsageError(
                 f"gamma_min {self.gamma_min} is above gamma_max {self.largest_gamma}",
                 "use --gamma-min at most --gamma-max (--gamma, where that is not given)",
+                "gamma_min",
             )
         if self.rejection and self.draft_model is not None and len(self.drafter) > 1:
             raise UsageError(
                 f"rejection sampling verifies one drafter, and there are {self.name}",
                 "use --drafter draft:PATH alone, or omit --rejection",
+                "rejection",
             )
 
     def _check_names(self) -> None:
@@ -137,6 +142,14 @@ class DrafterSettings:
             raise UsageError(
                 "drafter none cannot be combined with others", "use none alone, or omit it"
             )
+
+    def changed(self, values: Mapping[str, Any]) -> DrafterSettings:
+        """The same with a request's own values; what is for draft models goes with them."""
+        own = replace(self, **values)
+        if own.draft_model is None:
+            own = replace(own, **{name: values.get(name, False) for name in _OF_DRAFT_MODELS})
+        check_used([own])
+        return own
 
     @property
     def name(self) -> str:
@@ -184,11 +197,12 @@ def check_used(settings: Iterable[DrafterSettings]) -> None:
     every = list(settings)
     if any(one.draft_model is not None for one in every):
         return
-    for one, name in product(every, ("egag", "rejection")):
+    for one, name in product(every, _OF_DRAFT_MODELS):
         if getattr(one, name):
             raise UsageError(
                 f"{name} needs a draft model, and the drafter is {one.name}",
                 f"use --drafter draft:PATH, or omit --{name}",
+                name,
             )
 
 

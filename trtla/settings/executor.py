@@ -11,6 +11,7 @@ from trtla.errors import UsageError
 from trtla.settings.drafting import LOOKAHEAD, DrafterSettings, DraftOptions
 from trtla.settings.fields import check, option, shown
 from trtla.settings.lookahead import Lookahead, LookaheadConfig, check_lookahead
+from trtla.settings.messages import NO_VARIABLES, Variables, check_variables
 
 _LEAST_SHARE = 5e-324  # the smallest number above 0
 
@@ -114,6 +115,13 @@ class ExecutorOptions:
         "Take names of control tokens in messages, such as <|im_end|>, as these tokens; else they "
         "are text there. In prompts that are no messages they always are the tokens.",
     )
+    chat_template_kwargs: Variables | None = option(
+        None,
+        "Variables of the model's chat template for conversations that bring no others, as JSON, "
+        'such as {"enable_thinking": false}.',
+        metavar="JSON",
+        single=False,
+    )
     tokenizer_dir: str | Path | None = option(
         None, "Where the tokenizer files are, when not beside the model.", single=False
     )
@@ -144,11 +152,13 @@ class ExecutorOptions:
         False,
         "Keep texts' K/V blocks while there is room, and begin prompts that share their first "
         "tokens behind them (torch); benchmarks must not profit from it in silence.",
+        flagless=True,
     )
     bounded_steps: bool = option(
         False,
         "Limit the prompt tokens of a step beside running texts, so that it takes about 4 times a "
         "step without any: for servers, as whole batches end a little later (torch).",
+        flagless=True,
     )
     trtllm: TrtllmSettings = option(
         TRTLLM_DEFAULTS, "Settings of TensorRT-LLM's executor.", single=False
@@ -156,6 +166,7 @@ class ExecutorOptions:
 
     def __post_init__(self) -> None:
         check_lookahead(self.lookahead)
+        check_variables(self.chat_template_kwargs or NO_VARIABLES)
         for name, default in _GROUPS.items():
             value = getattr(self, name)
             if value is None:

@@ -43,6 +43,12 @@ class Option:
     """The letter of its flag's short form."""
     former: str = ""
     """Another name of it that is accepted: a former one, or what everybody else calls it."""
+    draws: bool = False
+    """Whether it decides which of a row's tokens is drawn: temperature and filters."""
+    flagless: bool = False
+    """Whether it has no flag of its name: commands choose it."""
+    at_start: bool = False
+    """Whether a server's requests cannot bring it."""
     single: bool = True
     """Whether it is one value that is checked by its type; else `help` is all that is declared."""
 
@@ -95,7 +101,7 @@ class Declared:
 
     def checked(self, value: Any) -> Any:
         """A value in the type that trtla works with; raises UsageError."""
-        rule, least = self._rule, self.option.least
+        rule, least = self.rule, self.option.least
         if self.type is bool:
             if not isinstance(value, bool):
                 raise wrong(self.flag, value, "true or false")
@@ -120,7 +126,8 @@ class Declared:
         return value
 
     @property
-    def _rule(self) -> str:
+    def rule(self) -> str:
+        """What a refusal says that it must be."""
         least, most = self.option.least, self.option.most
         if self.option.rule:
             return self.option.rule
@@ -132,6 +139,8 @@ class Declared:
             return "token ids, such as 17 42"
         if self.type is str:
             return "a text"
+        if self.type is bool:
+            return "true or false"
         kind = "a whole number" if self.type is int else "a number"
         if self.is_biases:
             kind = "token ids, each once, with numbers such as 17:-5,42:2.5"

@@ -6,8 +6,9 @@ Messages have OpenAI's form. They are checked here; the model's template renders
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeGuard
 
 from trtla.errors import UsageError, did_you_mean
@@ -22,6 +23,9 @@ Messages = Sequence[Message]
 """A conversation; the model answers the last message."""
 Content = str | Sequence[Mapping[str, str]]
 """A text, or parts that are texts."""
+Variables = Mapping[str, Any]
+"""Values of JSON for the variables of a chat template, such as {"enable_thinking": false}."""
+NO_VARIABLES: Variables = {}
 
 ROLES = ("system", "user", "assistant")
 _FORM = 'write {"role": "user", "content": "..."} messages'
@@ -34,16 +38,47 @@ def is_conversation(prompt: object) -> TypeGuard[Messages]:
     return len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
+_SET_ELSEWHERE = {
+    "messages": "give it as the prompt",
+    "add_generation_prompt": "give it beside chat_template_kwargs",
+    "continue_final_message": "give it beside chat_template_kwargs",
+    "tools": "omit it: tools are not supported",
+    "documents": "omit it: documents are not supported",
+}
+
+
+def check_variables(value: object, name: str = "chat_template_kwargs") -> None:
+    """Refuse what is no object of JSON, or sets what has a place of its own."""
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise UsageError(
+            f"{name} is {shown(value)}, not an object of JSON",
+            'give the template\'s variables, such as {"enable_thinking": false}',
+        )
+    for key, hint in _SET_ELSEWHERE.items():
+        if key in value:
+            raise UsageError(f"{name} may not set {key}", hint)
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UsageError(
+            f"{name} is no JSON: {error}",
+            "give texts, numbers, true, false, null, and lists and objects of them",
+        ) from None
+
+
 @dataclass(frozen=True, slots=True)
-class Ending:
+class Rendering:
     """What the model is asked for behind a conversation, by vLLM's names."""
 
     add_generation_prompt: bool = True
     """An answer."""
     continue_final_message: bool = False
     """How the last message goes on, which is the beginning of an answer."""
+    chat_template_kwargs: Variables = field(default_factory=dict)
+    """Variables of the chat template, in place of those that the model was opened with."""
 
     def __post_init__(self) -> None:
+        check_variables(self.chat_template_kwargs)
         if self.add_generation_prompt and self.continue_final_message:
             raise UsageError(
                 "continue_final_message and add_generation_prompt exclude each other",
@@ -53,8 +88,11 @@ class Ending:
 
     @classmethod
     def of(
-        cls, continue_final_message: object, add_generation_prompt: bool | None = None
-    ) -> Ending:
+        cls,
+        continue_final_message: object,
+        add_generation_prompt: bool | None = None,
+        chat_template_kwargs: Variables | None = None,
+    ) -> Rendering:
         """From arguments; an answer is asked for unless the last message is continued."""
         if not isinstance(continue_final_message, bool):
             raise UsageError(
@@ -62,7 +100,14 @@ class Ending:
             )
         if add_generation_prompt is None:
             add_generation_prompt = not continue_final_message
-        return cls(add_generation_prompt, continue_final_message)
+        variables = {} if chat_template_kwargs is None else chat_template_kwargs
+        return cls(add_generation_prompt, continue_final_message, variables)
+
+    @property
+    def changed(self) -> str:
+        """The setting that is not the usual one; empty: all are."""
+        names = (one.name for one in reversed(fields(self)))
+        return next((n for n in names if getattr(self, n) != getattr(ANSWER, n)), "")
 
     def check(self, messages: Messages) -> None:
         """Refuse a last message that nothing sensible can follow."""
@@ -80,8 +125,9 @@ class Ending:
             )
 
 
-ANSWER, CONTINUED = Ending(), Ending(False, True)
-_KEYS = ("role", "content", "name")
+ANSWER, CONTINUED = Rendering(), Rendering(False, True)
+_MORE_TEXTS = ("name", "reasoning_content")
+_KEYS = ("role", "content", *_MORE_TEXTS)
 
 
 def part_texts(content: Content) -> list[str]:
@@ -112,8 +158,7 @@ def written(messages: Messages) -> Iterator[str]:
     """All texts that people have written, names included."""
     for message in messages:
         yield from part_texts(message["content"])
-        if message.get("name"):
-            yield message["name"]
+        yield from (message[key] for key in _MORE_TEXTS if message.get(key))
 
 
 def rewritten(messages: Messages, change: Callable[[str], str]) -> list[dict[str, Any]]:
@@ -123,8 +168,9 @@ def rewritten(messages: Messages, change: Callable[[str], str]) -> list[dict[str
         texts, new = part_texts(message["content"]), dict(message)
         for part, text in enumerate(texts):
             new = with_text(new, part, change(text)) if text else new
-        if new.get("name"):
-            new["name"] = change(new["name"])
+        for key in _MORE_TEXTS:
+            if new.get(key):
+                new[key] = change(new[key])
         found.append(new)
     return found
 
@@ -153,14 +199,19 @@ def _message(message: object, name: str) -> dict[str, Any]:
         raise UsageError(f"{name} ({role}) has no content", _FORM)
     content = message["content"]
     empty = content is None and role == "assistant"
-    found = {"role": str(role), "content": "" if empty else _content(content, f"{name} ({role})")}
-    speaker = message.get("name")
-    if speaker is None:
-        return found
-    if not isinstance(speaker, str):
-        raise UsageError(f"{name} ({role}) has the name {shown(speaker)}", "give a text")
-    check_text(speaker, name)
-    return {**found, "name": speaker}
+    found: dict[str, Any] = {
+        "role": str(role),
+        "content": "" if empty else _content(content, f"{name} ({role})"),
+    }
+    for key in _MORE_TEXTS:
+        text = message.get(key)
+        if text is None:
+            continue
+        if not isinstance(text, str):
+            raise UsageError(f"{name} ({role}) has the {key} {shown(text)}", "give a text")
+        check_text(text, name)
+        found[key] = text
+    return found
 
 
 def _content(content: object, name: str) -> Content:

@@ -7,13 +7,15 @@ Nothing here knows tensors; the filters themselves are in trtla.runtime.sampling
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from trtla.errors import UsageError, did_you_mean
 from trtla.settings.arguments import named_settings
-from trtla.settings.fields import check, option, whole
+from trtla.settings.fields import check, declared, option, whole
 
 VALUES = {
     "greedy": ("temperature",),
@@ -86,8 +88,8 @@ _MOST_TOP_K = 2**31 - 1  # no vocabulary is larger, and executors take C ints
 _LEAST_TOP_P = 5e-324  # the smallest number above 0
 _MOST_TIME_MS = 2**53  # exact as a float, and some 285 000 years
 
-DrawSettings = tuple[float, int, float, float]
-"""(temperature, top_k, top_p, min_p)."""
+DrawSettings = tuple[float, ...]
+"""The values of `DRAWN`."""
 
 _SEEDS = 2**63
 _MOST_CHOICES = 2**16
@@ -119,14 +121,15 @@ class SamplingParams:
     max_output_len: int = option(
         USUAL_LEN, "Most tokens to write.", least=1, chat="length", short="n", former="max_tokens"
     )
-    temperature: float = option(0.0, "0 takes the most probable token.")
-    top_k: int = option(0, "0 keeps all tokens.", most=math.inf)
+    temperature: float = option(0.0, "0 takes the most probable token.", draws=True)
+    top_k: int = option(0, "0 keeps all tokens.", most=math.inf, draws=True)
     top_p: float = option(
         1.0,
         "1 keeps all tokens.",
         rule="a number, above 0 and at most 1",
         least=_LEAST_TOP_P,
         most=1.0,
+        draws=True,
     )
     seed: int = option(
         0,
@@ -142,7 +145,10 @@ class SamplingParams:
         most=_MOST_TIME_MS,
     )
     min_p: float = option(
-        0.0, "Least probability of a drawn token, as a share of the most probable one's.", most=1
+        0.0,
+        "Least probability of a drawn token, as a share of the most probable one's.",
+        most=1,
+        draws=True,
     )
     repetition_penalty: float = option(
         1.0,
@@ -198,7 +204,7 @@ class SamplingParams:
     @property
     def draw_settings(self) -> DrawSettings:
         """All that decides a draw from a row but the seed: who shares it is drawn together."""
-        return self.temperature, self.top_k, self.top_p, self.min_p
+        return _draw_settings(self)
 
     @property
     def changes_rows(self) -> bool:
@@ -218,7 +224,7 @@ class SamplingParams:
 
     @property
     def beyond(self) -> tuple[str, ...]:
-        """Those of min_p, penalties and biases that ask for something."""
+        """Those of `BEYOND` that ask for something."""
         return tuple(one for one in BEYOND if getattr(self, one) != getattr(_USUAL, one))
 
     @property
@@ -226,9 +232,31 @@ class SamplingParams:
         return self.temperature == 0.0 or self.top_k == 1
 
 
-BEYOND = ("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias")
-"""min_p, penalties and biases, by name."""
+DRAWN = tuple(name for name, one in declared(SamplingParams).items() if one.option.draws)
+"""Temperature and filters, by name."""
+_EVERYWHERE = (
+    *("max_output_len", "temperature", "top_k", "top_p", "seed", "stop", "allotted_time_ms"),
+    "stop_token_ids",
+)
+BEYOND = tuple(name for name in declared(SamplingParams) if name not in _EVERYWHERE)
+"""Other filters, penalties and biases, by name: engines of TensorRT-LLM do not apply them here."""
 _USUAL = SamplingParams()
+_draw_settings = attrgetter(*DRAWN)
+
+
+@lru_cache(maxsize=64)
+def drawn_with(settings: DrawSettings) -> SamplingParams:
+    """Settings with which tokens are drawn as with others of these `draw_settings`."""
+    return SamplingParams(**dict(zip(DRAWN, settings, strict=True)))  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=64)
+def draws_by(known: Collection[str], settings: DrawSettings) -> bool:
+    """Whether what draws by these names alone draws as `settings` ask."""
+    asked = zip(DRAWN, settings, _USUAL.draw_settings, strict=True)
+    return all(value == usual or name in known for name, value, usual in asked)
+
+
 _LARGEST_PENALTY = 20  # far above any useful one; keeps penalties of long texts finite
 
 

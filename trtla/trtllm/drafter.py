@@ -24,7 +24,7 @@ from trtla.runtime.costs import NodePrices
 from trtla.runtime.draft import Draft, alike
 from trtla.runtime.models.cpu.native_code import NotCompiled
 from trtla.runtime.tree.library import Planner, SharedTrees, Tree
-from trtla.settings.sampling import SamplingParams
+from trtla.settings.sampling import DRAWN, SamplingParams
 from trtla.trtllm.library import HOW_TO_INSTALL, installed_version, load
 
 _SOURCES = ("context", "requests")
@@ -291,6 +291,7 @@ class _Requests:
 
 def _is_greedy(config: Any) -> bool:
     """Return True if the target takes the argmax; values are None, numbers, or lists as in C++."""
-    values = [getattr(config, name, None) for name in ("temperature", "top_k", "top_p", "min_p")]
-    values = [v[0] if isinstance(v, (list, tuple)) and v else v for v in values]
-    return values == [None] * 4 or values[0] == 0 or values[1] == 1 or values[2] == 0
+    values = {name: getattr(config, name, None) for name in DRAWN}
+    single = {n: v[0] if isinstance(v, (list, tuple)) and v else v for n, v in values.items()}
+    chosen = single["temperature"] == 0 or single["top_k"] == 1 or single["top_p"] == 0
+    return chosen or all(value is None for value in single.values())

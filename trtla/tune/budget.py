@@ -11,7 +11,7 @@ from trtla.errors import UsageError
 from trtla.runtime.costs import CostTable
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.tune import clock
-from trtla.tune.search import Groups, Sample
+from trtla.tune.grid import Groups, Sample
 
 
 @dataclass(frozen=True, slots=True)

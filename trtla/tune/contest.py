@@ -12,16 +12,15 @@ from itertools import product
 from statistics import median
 from typing import TYPE_CHECKING
 
-from trtla.bench.arms import AR, ArmRun, Way
-from trtla.bench.turns import CellRuns, Kept, Turn, Work, rows, take
+from trtla.bench.arms import AR, ArmRun, Note, Way
+from trtla.bench.turns import Batch, CellRuns, Kept, Turn, rows, take
 from trtla.bench.turns import together as joined
-from trtla.results.bench_documents import EVERY_CATEGORY, Cell, Row
-from trtla.results.tune_documents import GridPoint
+from trtla.results.bench_documents import EVERY_CATEGORY, Cell, Row, whole_category
 from trtla.settings.drafting import NO_DRAFTER, DrafterSettings
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
 from trtla.tune import clock
-from trtla.tune.prediction import AUTO, best, together
-from trtla.tune.search import Groups, Sample, nearness
+from trtla.tune.grid import Groups, as_work, nearness
+from trtla.tune.prediction import AUTO, ranked
 
 if TYPE_CHECKING:
     from trtla.llm.llm import LLM
@@ -43,15 +42,15 @@ OTHERS = (Way(AUTO, "auto"), Way("prompt-lookup", "auto", DrafterSettings(("prom
 """What needs no triple; prompt lookup proposes 4 tokens a draft."""
 
 
-def contenders(points: Sequence[GridPoint], size: int) -> list[Way]:
+def contenders(rows: Sequence[Row], size: int) -> list[Way]:
     """Plain decoding and the best triple, what needs none, then further good triples."""
-    drafting = [row for row in points if LookaheadConfig(*row.lookahead) != AUTOREGRESSIVE]
+    drafting = [row for row in rows if row.arm != AR]
     names = dict.fromkeys(row.category for row in drafting)
-    found = best(drafting, together(drafting), size)[:_BEST]
-    found += [row for name in names for row in best(drafting, name, size)[:1]]
+    found = ranked(drafting, whole_category(drafting), size)[:_BEST]
+    found += [row for name in names for row in ranked(drafting, name, size)[:1]]
     first, *others = (
         Way(f"lookahead {triple}", triple)
-        for triple in dict.fromkeys(LookaheadConfig(*row.lookahead) for row in found)
+        for triple in dict.fromkeys(LookaheadConfig(*row.triple) for row in found if row.triple)
     )
     return [PLAIN, first, *OTHERS, *others]
 
@@ -71,9 +70,10 @@ class Contest:
         field: Sequence[Way],
         cell: Cell,
         kept: Kept,
+        note: Note = lambda text: None,
         guess_s: float = 0.0,
     ) -> None:
-        self._guess_s, self._groups, self._kept = guess_s, groups, kept
+        self._guess_s, self._groups, self._kept, self._note = guess_s, groups, kept, note
         self.size = cell.batch_size
         self._arms = {one: one.arm(llm) for one in dict.fromkeys(field)}
         self._cells = {name: cell.model_copy(update={"category": name}) for name in groups}
@@ -96,18 +96,17 @@ class Contest:
         latest = [own[self.turns - 1].runs for own in self._turns.values()]
         return sum(runs[one.name].time_s for runs in latest for one in self._arms)
 
-    def _work(self, category: str) -> Work:
+    def _batch(self, category: str) -> Batch:
         """What the next turn decodes."""
         own, first = self._groups[category], self.turns * self.size
         samples = [own[place % len(own)] for place in range(first, first + self.size)]
-        return _as_work(samples)
+        return Batch(self.turns + 1, 0, as_work(samples))
 
     def _is_kept(self) -> bool:
         """Whether the next turn was taken before with all contenders."""
         arms = list(self._arms.values())
         return all(
-            self._kept.get(cell, self.turns + 1, self._work(name), arms)
-            for name, cell in self._cells.items()
+            self._kept.has(cell, self._batch(name), arms) for name, cell in self._cells.items()
         )
 
     def go(self, deadline: float, most: int, on_turn: Callable[[], None], *, needed: bool) -> bool:
@@ -137,12 +136,14 @@ class Contest:
     def _shorten(self, deadline: float, least: int) -> None:
         """Have the last contenders leave while there is no time for all of them."""
         left, wanted = deadline - clock.now(), max(1, least - self.turns)
+        before = list(self._arms)
         while (
             self.turns < least
             and len(self._arms) > LEAST_FIELD
             and (left <= 0.0 or wanted * self.expected_s >= left)
         ):
             self._arms.popitem()
+        self._note_left(before, "there is no time for")
 
     def _halve(self) -> None:
         """Leave the slower half of the triples out, by how near they come to the best anywhere."""
@@ -152,21 +153,26 @@ class Contest:
         places = product(triples, self._categories)
         score = nearness({(one.name, at): median(self._ratios(one, at)) for one, at in places})
         triples.sort(key=lambda one: score[one.name], reverse=True)
+        before = list(self._arms)
         for one in triples[max(_FEW_TRIPLES, len(triples) // 2) :]:
             del self._arms[one]
+        self._note_left(before, f"after {self.turns} turns the slower ones leave:")
+
+    def _note_left(self, before: Sequence[Way], why: str) -> None:
+        if names := [one.name for one in before if one not in self._arms]:
+            self._note(f"batch size {self.size}: {why} {', '.join(names)}")
 
     def _turn(self) -> None:
         """One more turn. What was cut off is taken again, since its times belong together."""
-        number = self.turns + 1
-        for name, cell in self._cells.items():
-            work = self._work(name)
-            self._turns[name].append(Turn(number, 0, work, self._take(cell, number, work)))
+        batches = {name: self._batch(name) for name in self._cells}
+        for name, batch in batches.items():
+            self._turns[name].append(Turn(batch, self._take(self._cells[name], batch)))
 
-    def _take(self, cell: Cell, number: int, work: Work) -> dict[str, ArmRun]:
+    def _take(self, cell: Cell, batch: Batch) -> dict[str, ArmRun]:
         arms = list(self._arms.values())
         for arm in arms:
             arm.begin_round()
-        return take(cell, number, work, arms, self._kept)
+        return take(cell, batch, arms, self._kept)
 
     def _warm_up(self) -> None:
         first = next(iter(self._groups.values()))[0]
@@ -174,7 +180,7 @@ class Contest:
         sampling = replace(first.sampling, max_output_len=wanted)
         short = replace(first, prompt=first.prompt[:_SHORT], sampling=sampling)
         for arm in self._arms.values():
-            arm.warm_up(*_as_work([short] * self.size))
+            arm.warm_up(*as_work([short] * self.size))
 
     @property
     def _categories(self) -> list[str]:
@@ -208,7 +214,3 @@ class Contest:
             / sum(turn.runs[one.name].time_s for turn in own)
             for own in turns
         ]
-
-
-def _as_work(samples: Sequence[Sample]) -> Work:
-    return [one.prompt for one in samples], [one.sampling for one in samples]

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
+from trtla.bench.arms import AR
 from trtla.errors import UsageError, did_you_mean
-from trtla.results.bench_documents import EVERY_CATEGORY, Row
-from trtla.results.documents import Triple
-from trtla.results.tune_documents import Choice, GridPoint, Recommendation
+from trtla.results.bench_documents import EVERY_CATEGORY, Cell, Row, whole_category
+from trtla.results.tune_documents import Choice, Recommendation
 from trtla.runtime.costs import CostTable
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
-from trtla.tune.search import Found, Groups, Sample, Steps
+from trtla.tune.grid import Found, Groups, Sample, Steps
 
 if TYPE_CHECKING:
     from trtla.formats.config import CheckpointConfig
@@ -40,10 +40,10 @@ def plain_steps(sample: Sample) -> Steps:
 class Predictor:
     """Predicts from what has been found so far, which may grow, and what forwards cost."""
 
-    def __init__(self, groups: Groups, found: Found, table: CostTable) -> None:
-        self._groups, self._found, self._table = groups, found, table
+    def __init__(self, cell: Cell, groups: Groups, found: Found, table: CostTable) -> None:
+        self._cell, self._groups, self._found, self._table = cell, groups, found, table
 
-    def rows(self, batch_sizes: Sequence[int]) -> list[GridPoint]:
+    def rows(self, batch_sizes: Sequence[int]) -> list[Row]:
         """Every triple that ran, for each category that it ran on, and for all of them together."""
         plain = {one: plain_steps(one) for own in self._groups.values() for one in own}
         found = []
@@ -55,19 +55,19 @@ class Predictor:
             }
             if len(ran) > 1 and all(ran.values()):
                 ran[EVERY_CATEGORY] = dict(done)
-            found += [self._point(triple, name, own, size) for name, own in ran.items() if own]
+            found += [self._row(triple, name, own, size) for name, own in ran.items() if own]
         return found
 
-    def _point(
+    def _row(
         self, triple: LookaheadConfig, category: str, done: Mapping[Sample, Steps], size: int
-    ) -> GridPoint:
+    ) -> Row:
         steps = sum(one.steps for one in done.values())
         plain = sum(self._request_s(one, plain_steps(one), size) for one in done)
         own = sum(self._request_s(one, took, size) for one, took in done.items())
-        return GridPoint(
-            lookahead=triple.as_tuple(),
-            category=category,
-            batch_size=size,
+        cell = self._cell.model_copy(update={"category": category, "batch_size": size})
+        return Row.fill(
+            cell,
+            arm=AR if triple == AUTOREGRESSIVE else f"lookahead {triple}",
             tokens_per_step=round(sum(one.tokens for one in done.values()) / steps, 4),
             fed_per_step=round(sum(one.fed for one in done.values()) / steps, 2),
             predicted_speedup=round(plain / own, 4),
@@ -81,18 +81,19 @@ class Predictor:
         ) / size
 
 
-def best(rows: Sequence[GridPoint], category: str, batch_size: int) -> list[GridPoint]:
+def speed(row: Row) -> float:
+    """An arm's speed-up over plain decoding: measured, else predicted."""
+    return next(filter(None, (row.speedup_vs_ar, row.predicted_speedup)), 0.0)
+
+
+def ranked(rows: Sequence[Row], category: str | None, batch_size: int | None) -> list[Row]:
     """The rows of a category and batch size, the fastest first; of equals the smaller triple."""
-    own = [row for row in rows if row.category == category and row.batch_size == batch_size]
-    return sorted(
-        own, key=lambda row: (-row.predicted_speedup, LookaheadConfig(*row.lookahead).max_draft_len)
-    )
+    own = [row for row in rows if (row.category, row.batch_size) == (category, batch_size)]
+    return sorted(own, key=lambda row: (-speed(row), _draft_len(row)))
 
 
-def together(found: Sequence[GridPoint] | Sequence[Row]) -> str:
-    """The category that stands for the whole: that of all, or the only one."""
-    names = {one.category for one in found}
-    return EVERY_CATEGORY if EVERY_CATEGORY in names else found[0].category
+def _draft_len(row: Row) -> int:
+    return 0 if row.triple is None else LookaheadConfig(*row.triple).max_draft_len
 
 
 def knee(table: CostTable, sequences: int = 1) -> int:
@@ -106,7 +107,7 @@ def knee(table: CostTable, sequences: int = 1) -> int:
     return cheap[-1]
 
 
-def recommend(points: Sequence[GridPoint], rows: Sequence[Row]) -> Recommendation:
+def recommend(rows: Sequence[Row]) -> Recommendation:
     """The triple for the first batch size and all categories together, and where it differs.
 
     Where triples were measured, the fastest of them counts, else the best prediction; plain
@@ -114,46 +115,37 @@ def recommend(points: Sequence[GridPoint], rows: Sequence[Row]) -> Recommendatio
     token was accepted is never ahead, whatever the timings are. `auto` is kept where the triple is
     not ahead of it by as much.
     """
-    sizes = list(dict.fromkeys(point.batch_size for point in points))
-    names = [n for n in dict.fromkeys(point.category for point in points) if n != EVERY_CATEGORY]
-    first, whole = sizes[0], together(points)
+    sizes = list(dict.fromkeys(row.batch_size for row in rows))
+    first, whole = sizes[0], whole_category(rows)
+    names = dict.fromkeys(row.category for row in rows if row.batch_size == first)
     return Recommendation(
         batch_size=first,
-        **_chosen(points, rows, whole, first),
+        **_chosen(ranked(rows, whole, first)),
         by_batch_size=tuple(
-            Choice(batch_size=size, **_chosen(points, rows, whole, size)) for size in sizes
+            Choice(batch_size=size, **_chosen(ranked(rows, whole, size))) for size in sizes
         ),
         by_category=tuple(
-            Choice(category=name, **_chosen(points, rows, name, first)) for name in names
+            Choice(category=name, **_chosen(ranked(rows, name, first)))
+            for name in names
+            if name != EVERY_CATEGORY
         ),
     )
 
 
-def _chosen(
-    points: Sequence[GridPoint], rows: Sequence[Row], category: str, size: int
-) -> dict[str, Any]:
-    found: Sequence[GridPoint] | Sequence[Row]
-    ran = [row for row in rows if (row.category, row.batch_size) == (category, size)]
-    measured = {row.triple: row.speedup_vs_ar or 0.0 for row in ran if row.triple}
-    found = ran or best(points, category, size)
-    predicted = {one.lookahead: one.predicted_speedup for one in best(points, category, size)}
-    idle = {_triple(one) for one in found if one.tokens_per_step == 1.0}  # it saved no step
-    plain = AUTOREGRESSIVE.as_tuple()
-    speeds = {one: speed for one, speed in (measured or predicted).items() if one not in idle}
-    fastest = max(speeds, key=lambda triple: speeds[triple], default=plain)
-    chosen = fastest if speeds.get(fastest, 0.0) >= WORTH else plain
-    auto = next((row.speedup_vs_ar for row in ran if row.arm == AUTO), None)
+def _chosen(own: Sequence[Row]) -> dict[str, Any]:
+    """The best triple of rows, the fastest first."""
+    triples = [row for row in own if row.triple is not None]
+    ahead = [row for row in triples if row.tokens_per_step != 1.0 and speed(row) >= WORTH]
+    plain = [row for row in triples if row.arm == AR]
+    chosen, auto = [*ahead, *plain][0], next((row for row in own if row.arm == AUTO), None)
+    auto_speedup, measured = auto and auto.speedup_vs_ar, chosen.speedup_vs_ar
     return {
-        "lookahead": chosen,
-        "predicted_speedup": None if ran else predicted.get(chosen),
-        "measured_speedup": measured.get(chosen),
-        "auto_speedup": auto,
-        "keep_auto": auto is not None and measured.get(chosen, 1.0) < WORTH * auto,
+        "lookahead": chosen.triple,
+        "predicted_speedup": chosen.predicted_speedup,
+        "measured_speedup": measured,
+        "auto_speedup": auto_speedup,
+        "keep_auto": auto_speedup is not None and (measured or 1.0) < WORTH * auto_speedup,
     }
-
-
-def _triple(one: GridPoint | Row) -> Triple | None:
-    return one.triple if isinstance(one, Row) else one.lookahead
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,14 +20,15 @@ from trtla.console import Stages, command_line, counted, silent
 from trtla.llm.llm import LLM
 from trtla.results.bench_documents import EVERY_CATEGORY, Cell, Row
 from trtla.results.documents import SCHEMA_VERSION, environment
-from trtla.results.tune_documents import Cost, CostRow, GridPoint, Tune
+from trtla.results.tune_documents import Cost, CostRow, Tune
 from trtla.runtime.costs import CostPlan, CostTable
-from trtla.settings.lookahead import AUTOREGRESSIVE
+from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
 from trtla.tune import clock
 from trtla.tune.budget import Budget, requests_s, turn_s
 from trtla.tune.contest import LEAST_FIELD, LEAST_TURNS, Contest, contenders
+from trtla.tune.grid import Sample, TuneSettings, coarse, make_groups
 from trtla.tune.prediction import GPUS, Predictor, Roofline, knee, recommend
-from trtla.tune.search import Job, Sample, Search, TuneSettings, coarse, make_groups
+from trtla.tune.search import SEARCH_ROUND, Search
 from trtla.version import __version__
 
 FILE = "measurements.jsonl"
@@ -92,34 +93,34 @@ class _Tuning:
         self._sizes = settings.batch_sizes
         """Those that there is time for."""
         self._cost, self._table = self._costs(samples)
+        self._kept = Kept(self._journal)
         self._search = Search(
-            llm, self._groups, settings.limit, self._journal, on_note, stages, self._takes
+            llm, self._groups, settings.limit, self._cell, self._kept, on_note, stages, self._takes
         )
-        self._predictor = Predictor(self._groups, self._search.found, self._table)
+        self._predictor = Predictor(self._cell, self._groups, self._search.found, self._table)
 
     @property
     def _costs_are_ours(self) -> bool:
         """Whether costs are those of what decodes here, so that times follow from them."""
         return self._settings.gpu is None
 
-    def _takes(self, jobs: Sequence[Job]) -> float:
+    def _takes(self, triple: LookaheadConfig, samples: Sequence[Sample]) -> float:
         if not self._costs_are_ours:
             return 0.0
-        largest = max((triple for triple, _ in jobs), key=lambda one: one.max_draft_len)
-        return requests_s(self._table, [one for _, one in jobs], largest, at_a_time=len(jobs))
+        return requests_s(self._table, samples, triple, at_a_time=len(samples))
 
     def _check_budget(self) -> None:
         """Refuse a budget that is too small for the smallest triple, and for the least contest."""
         if not self._costs_are_ours or self._settings.planned:
             return
         size, groups = self._sizes[0], self._groups
-        taken = sum(name.startswith(f"turn {size} ") for name in self._journal.entries)
-        turns = max(min(LEAST_TURNS, self._settings.rounds) - taken // len(groups), 0)
+        names = (name.split() for name in self._journal.entries)
+        taken = {own[2] for own in names if own[:2] == ["turn", str(size)]} - {str(SEARCH_ROUND)}
+        turns = max(min(LEAST_TURNS, self._settings.rounds) - len(taken), 0)
         least = turns * LEAST_FIELD * turn_s(self._table, groups, size, AUTOREGRESSIVE)
-        if not self._search.found:
-            least += self._takes(
-                [(coarse(self._settings.limit)[0], own[0]) for own in groups.values()]
-            )
+        if not any(own[0] == "turn" for own in map(str.split, self._journal.entries)):
+            firsts = [own[0] for own in groups.values()]
+            least += self._takes(coarse(self._settings.limit)[0], firsts)
         self._budget.check(least)
 
     def _facts(self, samples: list[Sample]) -> dict[str, object]:
@@ -190,7 +191,7 @@ class _Tuning:
         if not finished:
             self._doubt("the search's time was over", _GOES_ON)
         points = self._points()
-        rows = [] if settings.planned else self._verify(points, budget.end)
+        rows = points if settings.planned else self._verify(points, budget.end)
         return Tune(
             schema_version=SCHEMA_VERSION,
             command="tune",
@@ -199,33 +200,33 @@ class _Tuning:
             engine=settings.engine,
             executor=self._llm.description,
             cost=self._cost,
-            grid=tuple(points) if settings.planned else (),
             rows=tuple(rows),
-            recommendation=recommend(points, rows),
+            recommendation=recommend(rows),
             finished=finished,
             doubts=tuple(self._doubts),
         )
 
-    def _points(self) -> list[GridPoint]:
+    def _points(self) -> list[Row]:
         return self._predictor.rows(self._sizes)
 
-    def _verify(self, points: list[GridPoint], end: float) -> list[Row]:
+    def _verify(self, points: list[Row], end: float) -> list[Row]:
         """A contest for each batch size; the first one, which counts, has most of the time."""
-        sizes, contests = self._sizes, list[Contest]()
+        sizes, contests, found = self._sizes, list[Contest](), list[Row]()
         for place, size in enumerate(sizes, 1):
             now = clock.now()
             until = end if place == len(sizes) else now + (end - now) * _OWN_SHARE
             field = contenders(points, size)
             guess_s = turn_s(self._table, self._groups, size, AUTOREGRESSIVE)
             cell = self._cell.model_copy(update={"batch_size": size})
-            kept = Kept(self._journal)
-            contest = Contest(self._llm, self._groups, field, cell, kept, guess_s)
+            contest = Contest(self._llm, self._groups, field, cell, self._kept, self._note, guess_s)
             if self._compete(contest, until, first=place == 1):
                 contests.append(contest)
+                found += contest.rows()
             else:
                 self._note(f"batch size {size} is predicted only: the budget is small")
+                found += [row for row in points if row.batch_size == size]
         self._note_times(contests)
-        return [one for contest in contests for one in contest.rows()]
+        return found
 
     def _compete(self, contest: Contest, until: float, *, first: bool) -> bool:
         names = ", ".join(one.name for one in contest.field)

@@ -145,7 +145,7 @@ def _check(console: Console, flags: BenchFlags, lookahead: LookaheadConfig | Non
     drafting = [arm.drafter for arm in made if arm.drafter.most_tokens]
     return Sweep(
         **shared_setup(flags, lookahead, drafting, models),
-        sampling=SamplingParams(flags.max_output_len, seed=flags.seed),
+        sampling=SamplingParams(flags.sampling.max_output_len, seed=flags.seed),
         sets=tuple(sets),
         filters=tuple(filters),
         rounds=flags.repeats or (FULL_REPEATS if flags.full else 1),
@@ -180,7 +180,7 @@ def _is_table(path: Path) -> bool:
     from trtla.results.bench_documents import Decoding
 
     columns = read_text(path).partition("\n")[0].split(",")
-    return columns == [""] or {*Decoding.model_fields} == {*columns}
+    return columns == [""] or {"arm", "output_sha256"} <= {*columns} <= {*Decoding.model_fields}
 
 
 def _table(flags: BenchFlags) -> Path:

@@ -23,7 +23,7 @@ from trtla.settings.drafting import LOOKAHEAD, DrafterSettings, NgramKind
 from trtla.settings.executor import ExecutorOptions
 from trtla.settings.lookahead import Lookahead, LookaheadConfig
 from trtla.settings.messages import Asking
-from trtla.settings.sampling import Filters, parse_processor
+from trtla.settings.sampling import Filters, SamplingParams, parse_processor
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,14 +199,8 @@ class BenchFlags(LoadFlags, AblationFlags):
     """Those of --drafter; `options.drafter` has what they have in common."""
     processor: tuple[str, ...]
     """Empty: not given."""
-    top_k: int
-    top_p: float
-    max_output_len: int
-    min_p: float
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    logit_bias: object
+    sampling: SamplingParams
+    """All but the lists, `temperature` and `processor`, and the seed."""
     lookahead: tuple[Lookahead, ...] = _arms(
         "Triples or auto, several after one flag, each an arm beside plain decoding (ar); at most "
         "the engine's. A Hugging Face folder takes any.",
@@ -334,20 +328,22 @@ def filters_of(flags: BenchFlags) -> tuple[Filters, ...]:
     """Those of --processor, or every temperature with the same top-k and top-p."""
     if flags.processor:
         return tuple(dict.fromkeys(map(parse_processor, flags.processor)))
-    return tuple(Filters(heat, flags.top_k, flags.top_p) for heat in flags.temperature)
+    own = flags.sampling
+    return tuple(Filters(heat, own.top_k, own.top_p) for heat in flags.temperature)
 
 
 def print_as(
     console: Console,
     output_format: str,
+    *,
     document: Callable[[], dict[str, Any]],
     csv: Callable[[], str],
-    table: Callable[[], object],
+    text: Callable[[], Iterable[str]],
 ) -> None:
-    """Print results in the form of --output-format; `table` prints them itself."""
+    """Print results in the form of --output-format, `text` with blank lines between its parts."""
     if output_format == "json":
         console.document(document())
     elif output_format == "csv":
         console.out(csv(), end="")
     else:
-        table()
+        console.out("\n\n".join(text()))

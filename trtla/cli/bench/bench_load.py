@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -16,33 +17,40 @@ from trtla.console import Console, command_line, counted
 from trtla.errors import CheckFailed, TrtlaError, UsageError
 from trtla.files import read_text
 from trtla.settings.messages import Asking
-from trtla.settings.sampling import Filters, SamplingParams
+from trtla.settings.sampling import Filters
 
 if TYPE_CHECKING:
     from trtla.bench.load_client import Endpoint
-    from trtla.bench.load_runs import Load, LoadResult, LoadRun, LoadTest
+    from trtla.bench.load_runs import Load, LoadResult, LoadTest
+    from trtla.results.bench_documents import Row
 
 
 def run_load_command(console: Console, flags: BenchFlags) -> None:
     """Check, measure with a note a run, and print the figures."""
     test = _check(console, flags)
-    from trtla.bench.load_report import csv_text, document, results_text
+    from trtla.bench.load_report import document, head, remarks, row
     from trtla.bench.load_runs import measure
+    from trtla.bench.tables import rows_text, tables
     from trtla.results.documents import host
 
     measured = measure(
         test,
         lambda text: console.note(f"note: {text}"),
-        lambda run: console.note(_described(run)),
+        lambda run: console.note(_described(row(run))),
         console.progress,
     )
-    found = host(command_line())
+    found, rows = host(command_line()), [row(run) for run in measured.runs]
+    about = {key: found[key] for key in ("cpu", "cores", "trtla", "commit")}
     print_as(
         console,
         flags.output_format,
-        lambda: document(test, measured, found),
-        lambda: csv_text(measured, found),
-        lambda: console.out(results_text(test, measured, found, console.table_text)),
+        document=lambda: document(test, measured, found),
+        csv=lambda: rows_text(rows, about),
+        text=lambda: [
+            head(test, measured, found),
+            *tables(rows, console.table_text),
+            *remarks(measured, rows),
+        ],
     )
     if measured.interrupted:
         raise KeyboardInterrupt
@@ -54,10 +62,10 @@ def _check(console: Console, flags: BenchFlags) -> LoadTest:
     from trtla.bench.load_runs import LoadTest
     from trtla.data.prompt_sets import load_sets, mixed
 
-    filters: tuple[Filters, ...] = (Filters(0.0, flags.top_k, flags.top_p),)
+    filters: tuple[Filters, ...] = (Filters(0.0, flags.sampling.top_k, flags.sampling.top_p),)
     if flags.processor or _is_set("temperature"):  # else one: a load has runs enough
         filters = filters_of(flags)
-    sampling = [SamplingParams(flags.max_output_len, *one, seed=flags.seed) for one in filters]
+    sampling = [replace(flags.sampling, seed=flags.seed, **one._asdict()) for one in filters]
     system = flags.asking.system
     endpoint: Endpoint | None = flags.endpoint or (None if system is None else "chat")
     if system is not None and endpoint != "chat":
@@ -144,14 +152,12 @@ def _extra(flags: BenchFlags) -> dict[str, Any]:
     return {**own, **value}
 
 
-def _described(run: LoadRun) -> str:
-    from trtla.bench.load_report import row
-
-    done = row(run)
-    failed = f", {done.failed} failed" if done.failed else ""
+def _described(row: Row) -> str:
+    failed = f", {row.failed} failed" if row.failed else ""
+    requests = counted(row.completed or 0, "request")
     return (
-        f"{run.load}: {counted(done.completed, 'request')} in {done.duration_s:.1f} s{failed}, "
-        f"{done.output_throughput or 0.0:.1f} output tokens/s"
+        f"{row.arm}: {requests} in {row.time_s or 0.0:.1f} s{failed}, "
+        f"{row.tokens_per_s or 0.0:.1f} output tokens/s"
     )
 
 

@@ -20,7 +20,7 @@ def run(console: Console, sweep: Sweep) -> Results | None:
     def on_round(measured: CellRuns, number: int) -> None:
         cell = measured.cell
         filters = filters_text(cell.temperature, cell.top_k, cell.top_p)
-        last = ((name, runs[-1].tokens_per_s) for name, runs in measured.runs.items())
+        last = ((name, runs[-1].tokens_per_s) for name, runs in measured.runs().items())
         speeds = ", ".join(f"{name} {speed:.0f} tok/s" for name, speed in last)
         if sweep.ablation is not None:
             return
@@ -35,7 +35,7 @@ def run(console: Console, sweep: Sweep) -> Results | None:
 
 def show(console: Console, results: Results, sweep: Sweep, output_format: str) -> None:
     """Print results in the form of --output-format."""
-    from trtla.bench.tables import csv_text, document, results_text
+    from trtla.bench.tables import csv_text, document, head, tables
     from trtla.results.documents import environment
     from trtla.results.metrics import too_short
 
@@ -46,7 +46,7 @@ def show(console: Console, results: Results, sweep: Sweep, output_format: str) -
     print_as(
         console,
         output_format,
-        lambda: document(results, sweep, found),
-        lambda: csv_text(results, sweep, found),
-        lambda: console.out(results_text(results, sweep, found, console.table_text)),
+        document=lambda: document(results, sweep, found),
+        csv=lambda: csv_text(results, sweep, found),
+        text=lambda: [head(results, sweep, found), *tables(results.rows, console.table_text)],
     )

@@ -115,7 +115,8 @@ def summarize(console: Console, /, **values: Any) -> None:
     note_without_drafts(console.note, flags.engine_dir, [flags.drafting])
     work.require_extras(flags.dataset)
     folder = flags.options.tokenizer_dir or flags.hf_model_dir
-    check_texts(console, flags.asking, (flags.engine_dir, folder))
+    variables = flags.options.chat_template_kwargs
+    check_texts(console, flags.asking, (flags.engine_dir, folder), variables=variables)
     seed = flags.sampling.seed
     articles = work.load_articles(flags.dataset, flags.max_ite * flags.batch_size, seed)
     rows, sides, prompts = _measure(console, flags, articles)
@@ -183,7 +184,7 @@ def _measure(
         save_corpus(console, llm, flags.save_corpus)
     stops = flags.sampling.stop_ids
     sides = {name: work.side(name, run, tokenizer.inner, articles, stops)
-             for name, (run,) in measured.runs.items()}  # fmt: skip
+             for name, (run,) in measured.runs().items()}  # fmt: skip
     found = rows(measured, score=lambda turns, name: sides[name].rouge)
     return found, list(sides.values()), prompts
 

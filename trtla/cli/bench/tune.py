@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from trtla.results.tune_documents import Tune
-    from trtla.tune.search import TuneSettings
+    from trtla.tune.grid import TuneSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +169,8 @@ def tune(console: Console, /, **values: Any) -> None:
 def _check(flags: TuneFlags, console: Console) -> TuneSettings:
     from trtla.cli.bench.tune_output import check_folder, check_preset
     from trtla.data.prompt_sets import load_sets
-    from trtla.tune.search import TuneSettings
+    from trtla.formats.gguf.folder import model_name
+    from trtla.tune.grid import TuneSettings
 
     planned = _is_planned(flags)
     model, limit, lookahead = _model(flags, planned=planned)
@@ -202,7 +203,7 @@ def _check(flags: TuneFlags, console: Console) -> TuneSettings:
         check_folder(Path(flags.output_dir))
     return TuneSettings(
         model=model,
-        engine=flags.engine_dir or model,
+        engine=model_name(flags.engine_dir or model),
         limit=limit,
         options=replace(flags.options, lookahead=lookahead),
         sets=tuple(sets),
@@ -227,7 +228,7 @@ def _model(
     flags: TuneFlags, *, planned: bool
 ) -> tuple[str, LookaheadConfig, LookaheadConfig | None]:
     """The model that is decoded, the limit of the answer, and the triple to open the model with."""
-    from trtla.tune.search import FREE, coarse
+    from trtla.tune.grid import FREE, coarse
 
     model = (flags.model_dir if planned else None) or flags.engine_dir
     if planned and (model is None or is_trtllm(model)):

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 from trtla.console import Console
 from trtla.errors import UsageError
 from trtla.files import write_whole, written
-from trtla.results.bench_documents import Row
-from trtla.results.tune_documents import Choice, GridPoint, Recommendation, Tune
+from trtla.results.bench_documents import Row, whole_category
+from trtla.results.tune_documents import Choice, Recommendation, Tune
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
-from trtla.tune.prediction import AUTO, WORTH, best, together
-from trtla.tune.search import coarse
+from trtla.tune.grid import coarse
+from trtla.tune.prediction import AUTO, WORTH, ranked
 
 if TYPE_CHECKING:
-    from trtla.tune.search import TuneSettings
+    from trtla.tune.grid import TuneSettings
 
 
 _PLAIN = AUTOREGRESSIVE.as_tuple()
@@ -90,38 +90,34 @@ def _headline(tuned: Tune, found: Recommendation) -> list[str]:
             return [first, "No fixed triple beats plain decoding here."]
         ahead = (found.measured_speedup or 0.0) > (found.auto_speedup or 0.0)
         close = "; it is ahead by less than timings scatter" if ahead else ""
-        return [first, f"Best fixed triple: {triple}, {speed(found, kind)}{close}."]
+        return [first, f"Best fixed triple: {triple}, {choice_speed(found, kind)}{close}."]
     second = [f"auto, the default: {auto}."] if auto else []
     if triple == AUTOREGRESSIVE:
         return [f"Nothing beats {over} here: use --lookahead {triple}.", *second]
-    return [f"{triple.describe()}: {speed(found, kind)} over {over}.", *second]
+    return [f"{triple.describe()}: {choice_speed(found, kind)} over {over}.", *second]
 
 
 def _ran(tuned: Tune, category: str | None, size: int | None) -> list[Row]:
-    """What was measured at a batch size, the fastest first; None: over all categories."""
-    name = category or (together(tuned.rows) if tuned.rows else None)
-    found = [row for row in tuned.rows if (row.category, row.batch_size) == (name, size)]
-    return sorted(found, key=lambda row: row.speedup_vs_ar or 0.0, reverse=True)
+    """The rows of a batch size, the fastest first; None: over all categories."""
+    return ranked(tuned.rows, category or whole_category(tuned.rows), size)
 
 
 def _show_speeds(console: Console, tuned: Tune, found: Recommendation) -> None:
-    """What was measured; for an engine that does not run here, what is predicted."""
-    if tuned.rows:
-        rows = [
+    """What was measured; for an engine that does not run here, the best predictions."""
+    rows = _ran(tuned, None, found.batch_size)
+    if rows[0].predicted_speedup is None:
+        columns = ["arm", "speed-up", "tokens/s", "S", "fed/step"]
+        cells = [
             [row.arm, row.speedup_vs_ar, row.tokens_per_s, row.tokens_per_step, row.fed_per_step]
-            for row in _ran(tuned, None, found.batch_size)
+            for row in rows
         ]
-        console.table(["arm", "speed-up", "tokens/s", "S", "fed/step"], rows)
-        return
-    points = best(tuned.grid, together(tuned.grid), found.batch_size or 1)[:_PREDICTED]
-    rows = [
-        [_name(one), one.predicted_speedup, one.tokens_per_step, one.fed_per_step] for one in points
-    ]
-    console.table(["lookahead", "predicted speed-up", "S", "fed/step"], rows)
-
-
-def _name(one: GridPoint | Choice) -> str:
-    return ",".join(map(str, one.lookahead))
+    else:
+        columns = ["arm", "predicted speed-up", "S", "fed/step"]
+        cells = [
+            [row.arm, row.predicted_speedup, row.tokens_per_step, row.fed_per_step]
+            for row in rows[:_PREDICTED]
+        ]
+    console.table(columns, cells)
 
 
 def _show_changes(
@@ -135,10 +131,11 @@ def _show_changes(
     for one in choices:
         ran = _ran(tuned, one.category, one.batch_size or found.batch_size)
         real = {row.arm: row.speedup_vs_ar for row in ran}
-        speed = one.measured_speedup or one.predicted_speedup
+        ratio = one.measured_speedup or one.predicted_speedup
         key = one.batch_size if one.category is None else one.category
         how = "predicted" if one.measured_speedup is None else "measured"
-        rows.append([key, _name(one), speed, how, *(real.get(name) for name in others)])
+        name = ",".join(map(str, one.lookahead))
+        rows.append([key, name, ratio, how, *(real.get(name) for name in others)])
     console.out()
     console.table([axis, "lookahead", "speed-up", "how", *others], rows)
 
@@ -232,7 +229,7 @@ def _setting(found: Recommendation) -> str:
     )
 
 
-def speed(one: Choice, kind: str = "predicted") -> str:
+def choice_speed(one: Choice, kind: str = "predicted") -> str:
     """A choice's speed-up in words."""
     speeds = {kind: one.predicted_speedup, "measured": one.measured_speedup}
     return ", ".join(f"{value:.2f}x {how}" for how, value in speeds.items() if value is not None)
@@ -240,7 +237,7 @@ def speed(one: Choice, kind: str = "predicted") -> str:
 
 def _described(one: Choice, kind: str) -> str:
     auto = f"auto, {one.auto_speedup:.2f}x measured; " if one.auto_speedup else ""
-    return f"{auto}{LookaheadConfig(*one.lookahead)}, {speed(one, kind)}"
+    return f"{auto}{LookaheadConfig(*one.lookahead)}, {choice_speed(one, kind)}"
 
 
 def _by_roofline(tuned: Tune) -> bool:

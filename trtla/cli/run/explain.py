@@ -119,7 +119,9 @@ def explain(console: Console, /, **flags: Any) -> None:
     how = (settings.sampling, (), settings.options.drafter, settings.asking)
     [request] = gather([settings.input_text], None, *how)
     folders = (settings.engine_dir, settings.options.tokenizer_dir)
-    check_template(console, settings.asking, folders, [(request.name, request.prompt, ANSWER)])
+    prompts = [(request.name, request.prompt, ANSWER)]
+    variables = settings.options.chat_template_kwargs
+    check_template(console, settings.asking, folders, prompts, variables)
     with open_llm(settings, max_batch_size=1) as llm:
         _record_and_report(console, llm, request, settings)
 

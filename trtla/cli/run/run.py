@@ -36,7 +36,7 @@ from trtla.machine import process_rank
 from trtla.settings.drafting import NO_DRAFTER, refuse_texts
 from trtla.settings.fields import declared, flag_name, parsed
 from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead
-from trtla.settings.messages import Asking, Ending
+from trtla.settings.messages import Asking, Rendering
 from trtla.settings.sampling import USUAL_LEN, BeamSettings, SamplingParams, UsualLength
 from trtla.settings.upstream.run import RUN
 
@@ -199,7 +199,7 @@ def _requests(console: Console, flags: RunFlags) -> list[PromptRequest]:
         _announce_stdin(console)
     texts, file, triples = flags.input_text, flags.input_file, flags.request_lookahead
     how = (flags.sampling, triples, flags.options.drafter, flags.asking, flags.expected_output)
-    requests = gather(texts, file, *how, Ending.of(flags.continue_final_message))
+    requests = gather(texts, file, *how, Rendering.of(flags.continue_final_message))
     if not flags.no_lookahead:
         return requests
     return [replace(request, lookahead=AUTOREGRESSIVE) for request in requests]
@@ -224,13 +224,15 @@ def _check(console: Console, flags: RunFlags, requests: Sequence[PromptRequest])
     """Refuse what can be before a model is loaded; the flags with all draft models."""
     drafters = [(r.name, r.drafter) for r in requests if r.drafter]
     checked = check_model(flags, [(r.name, r.lookahead) for r in requests], drafters)
+    options = flags.options
     expecting = [request.name for request in requests if request.expected_output]
     if expecting and is_trtllm(flags.engine_dir):
         raise refuse_texts(expecting[0], "an expected output")
     if flags.check_lossless:
-        check_comparable([("--drafter", flags.options.drafter), *drafters])
-    prompts = [(r.name, r.prompt, r.ending) for r in requests if not (r.is_chat or r.turn)]
-    check_template(console, flags.asking, (flags.engine_dir, flags.options.tokenizer_dir), prompts)
+        check_comparable([("--drafter", options.drafter), *drafters])
+    prompts = [(r.name, r.prompt, r.rendering) for r in requests if not (r.is_chat or r.turn)]
+    folders, variables = (flags.engine_dir, options.tokenizer_dir), options.chat_template_kwargs
+    check_template(console, flags.asking, folders, prompts, variables)
     return checked
 
 

@@ -133,6 +133,7 @@ def _identity(flags: BatchFlags, digest: str, name: str) -> Identity:
     changes = {
         "tp_size": None if options.tp_size == 1 else options.tp_size,  # last bits of sums
         "parse_special": options.parse_special,
+        "chat_template_kwargs": options.chat_template_kwargs,
         "max_seq_len": options.max_seq_len,
         "force_greedy": flags.force_greedy,
         "drafter": options.drafter.rejection and repr(options.drafter),  # others change no text

@@ -41,7 +41,15 @@ from trtla.settings.lookahead import (
     check_request,
     refuse_auto,
 )
-from trtla.settings.messages import ANSWER, Asking, Ending, Messages, is_conversation
+from trtla.settings.messages import (
+    ANSWER,
+    NO_VARIABLES,
+    Asking,
+    Messages,
+    Rendering,
+    Variables,
+    is_conversation,
+)
 from trtla.settings.sampling import SamplingParams
 from trtla.settings.upstream.option import Accepted
 from trtla.settings.upstream.running import EXECUTOR
@@ -291,9 +299,14 @@ def check_template(
     console: Console,
     asking: Asking,
     folders: Folders,
-    prompts: Iterable[tuple[str, object, Ending]],
+    prompts: Iterable[tuple[str, object, Rendering]],
+    variables: Variables | None = None,
 ) -> None:
-    """Fill in the chat template with every conversation; advise --chat where texts go without."""
+    """Fill in the chat template with every conversation; advise --chat where texts go without.
+
+    Args:
+        variables: of the template, for conversations that bring no others.
+    """
     named = list(prompts)
     others = [one for one in named if not isinstance(one[1], str)]
     chats = [(name, prompt, end) for name, prompt, end in others if is_conversation(prompt)]
@@ -302,7 +315,7 @@ def check_template(
         return
     if stored_template(folder):
         if chats:
-            _fill_in(folder, chats)
+            _fill_in(folder, chats, variables or NO_VARIABLES)
         if asking.chat is None and not process_rank() and len(others) < len(named):
             console.note(ADVICE)
     elif chats:
@@ -310,21 +323,28 @@ def check_template(
 
 
 def check_texts(
-    console: Console, asking: Asking, folders: Folders, *, any_texts: bool = True
+    console: Console,
+    asking: Asking,
+    folders: Folders,
+    *,
+    any_texts: bool = True,
+    variables: Variables | None = None,
 ) -> None:
     """`check_template` for texts that all become the same messages, if there are any."""
     prompts = [("--chat", asking.prompt("text"), ANSWER)] if any_texts or asking.chat else []
-    check_template(console, asking, folders, prompts)
+    check_template(console, asking, folders, prompts, variables)
 
 
-def _fill_in(folder: ModelFolder, chats: list[tuple[str, Messages, Ending]]) -> None:
+def _fill_in(
+    folder: ModelFolder, chats: list[tuple[str, Messages, Rendering]], variables: Variables
+) -> None:
     with loading():
         from trtla.llm.text import Tokenizer
 
-        tokenizer = Tokenizer(folder)
-        for name, messages, ending in chats:
+        tokenizer = Tokenizer(folder, variables=variables)
+        for name, messages, rendering in chats:
             try:
-                tokenizer.chat_text(messages, ending)
+                tokenizer.chat_text(messages, rendering)
             except UsageError as error:
                 raise UsageError(f"{name}: {error.message}", error.hint) from None
 

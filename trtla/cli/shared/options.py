@@ -14,7 +14,7 @@ from trtla.console import Console
 from trtla.errors import UsageError
 from trtla.settings.drafting import DrafterSettings, DraftOptions
 from trtla.settings.executor import DTYPE_NAMES, ExecutorOptions, TrtllmSettings
-from trtla.settings.fields import Declared, declared, flag_name
+from trtla.settings.fields import Declared, declared, descriptions, flag_name
 from trtla.settings.messages import Asking
 from trtla.settings.sampling import BEYOND, SamplingParams
 
@@ -217,6 +217,15 @@ context_flag = options_of(ExecutorOptions, "Model", only=("max_seq_len",), max_s
 """How long texts may be."""
 
 
+_variables_flag = setting(
+    "--chat-template-kwargs",
+    section="Model",
+    type=values.VARIABLES,
+    metavar="JSON",
+    help=descriptions(ExecutorOptions)["chat_template_kwargs"],
+)
+
+
 def opening_flags(lookahead: str = "auto; of a TensorRT-LLM engine its own") -> Decorator:
     """How a model is opened; `lookahead` is shown for that flag's default."""
     triple = setting(
@@ -232,7 +241,7 @@ def opening_flags(lookahead: str = "auto; of a TensorRT-LLM engine its own") -> 
     )
     own = ("tp_size", "lookahead_parallel"), ("parse_special",)
     ranks, parsing = (options_of(ExecutorOptions, "Model", only=names) for names in own)
-    return stack(place_flags, context_flag, ranks, triple, parsing)
+    return stack(place_flags, context_flag, ranks, triple, parsing, _variables_flag)
 
 
 def model_flags(**other: Any) -> Decorator:

@@ -14,7 +14,9 @@ from click.shell_completion import CompletionItem
 
 from trtla.console import starting
 from trtla.errors import TrtlaError, UsageError
+from trtla.files import JsonError, parse_json
 from trtla.settings.lookahead import LookaheadConfig
+from trtla.settings.messages import Variables, check_variables
 
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,4})?")
 
@@ -105,6 +107,26 @@ class TextType(ValueType):
         return str(value)
 
 
+class VariablesType(ValueType):
+    """The variables of a chat template, an object of JSON."""
+
+    name = "json"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Variables:
+        flag = "--chat-template-kwargs"
+        try:
+            variables: Variables = value if isinstance(value, Mapping) else parse_json(value)
+        except JsonError as error:
+            raise UsageError(
+                f"{flag} is {value!r}, which is not JSON: {error}",
+                f"give {flag} '{{\"enable_thinking\": false}}'",
+            ) from None
+        check_variables(variables, flag)
+        return variables
+
+
 class ListType(ValueType):
     """A comma list `1,4,8`, every part of one type; spaces around commas are dropped."""
 
@@ -145,6 +167,7 @@ DURATION = UnitType(
 """Seconds."""
 DEVICE = DeviceType()
 TEXT = TextType()
+VARIABLES = VariablesType()
 NAMES = ListType(TEXT)
 COUNTS = ListType(COUNT)
 TOKEN_COUNTS = ListType(TOKENS)

@@ -33,7 +33,7 @@ from trtla.formats.gguf.header import (
 )
 from trtla.formats.gguf.tokenizer import Vocabulary
 from trtla.formats.gguf.weights import PLAIN, ROPE_FACTORS, GgufFile, gguf_name
-from trtla.formats.hf_config import parse_hf_config
+from trtla.formats.hf_config import FULL, SLIDING, parse_hf_config
 from trtla.formats.hub import hub_folder
 from trtla.formats.model_folder import ModelFolder
 from trtla.formats.plan import EMBEDDING, LM_HEAD, hf_shapes
@@ -80,6 +80,11 @@ def weight_file(folder: Path) -> Path | None:
     """The GGUF file, the first of several, that a model folder was made of; None: of none."""
     named = folder / MADE_OF
     return shards(Path(read_json(named)["path"]))[0] if named.is_file() else None
+
+
+def model_name(folder: str) -> str:
+    """What a user calls a model folder: the GGUF file that it was made of, else the folder."""
+    return str(weight_file(Path(folder)) or folder)
 
 
 def model_inputs(path: str | Path) -> tuple[Path, ...]:
@@ -180,7 +185,7 @@ def _hf_config(path: Path, header: Header, weights: GgufFile) -> dict[str, Any]:
         )
     if EMBEDDING not in weights.entries:
         raise UsageError(f"{path} lacks tensor token_embd.weight", "give a file with weights")
-    keys = _Keys(path, header.metadata, name)
+    keys, own = _Keys(path, header.metadata, name), ARCHITECTURES[name]
     if keys.get("expert_count", 0):
         raise UsageError(
             f"{path}: a mixture of {keys.get('expert_count')} experts is not supported",
@@ -188,9 +193,18 @@ def _hf_config(path: Path, header: Header, weights: GgufFile) -> dict[str, Any]:
         )
     heads, hidden = keys.size("attention.head_count"), keys.size("embedding_length")
     head = keys.size("attention.key_length", hidden // max(heads, 1))
+    windows = _windows(keys)
+    if windows and name == "llama":  # such a one is called so at Hugging Face
+        name, own = "mistral", "MistralForCausalLM"
+        if FULL in windows["layer_types"]:
+            raise UsageError(
+                f"{path}: llama.attention.sliding_window is for some layers only",
+                "trtla runs Llamas with a window in every layer or in none",
+            )
     return {
-        "architectures": [ARCHITECTURES[name]],
+        "architectures": [own],
         "model_type": name,
+        **windows,
         "torch_dtype": _stored_dtype(header),
         "vocab_size": weights.entries[EMBEDDING].shape[0],
         "hidden_size": hidden,
@@ -208,6 +222,22 @@ def _hf_config(path: Path, header: Header, weights: GgufFile) -> dict[str, Any]:
         "mlp_bias": "model.layers.0.mlp.gate_proj.bias" in weights.entries,
         "tie_word_embeddings": LM_HEAD not in weights.entries,
     }
+
+
+def _windows(keys: _Keys) -> dict[str, Any]:
+    """The attention window and the layers that have it; empty: none has.
+
+    `sliding_window_pattern` is a list, or a number N: every N-th layer has none. Without it all do.
+    """
+    window, layers = keys.size("attention.sliding_window", 0), keys.size("block_count")
+    pattern = keys.listed("attention.sliding_window_pattern")
+    if pattern is None:
+        every = keys.size("attention.sliding_window_pattern", 0)
+        pattern = [not every or (index + 1) % every > 0 for index in range(layers)]
+    if not window:
+        return {}
+    kinds = [SLIDING if local else FULL for local in pattern]
+    return {"sliding_window": window, "use_sliding_window": True, "layer_types": kinds}
 
 
 def _stored_dtype(header: Header) -> str:
@@ -234,6 +264,11 @@ class _Keys:
                 "trtla runs models whose layers are alike",
             )
         return value
+
+    def listed(self, key: str) -> list[Any] | None:
+        """What differs from layer to layer; None: it is one number, or not there."""
+        value = self._metadata.get(f"{self._name}.{key}")
+        return value if isinstance(value, list) else None
 
     def size(self, key: str, default: int | None = None) -> int:
         """A whole number; without a default it has to be there."""

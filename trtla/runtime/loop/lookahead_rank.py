@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from trtla.runtime.sampling.predict import (
     row_draws,
 )
 from trtla.runtime.sequence import Feed
-from trtla.settings.sampling import SamplingParams
+from trtla.settings.sampling import SamplingParams, drawn_with
 
 if TYPE_CHECKING:
     from trtla.runtime.ranks.world import World
@@ -77,13 +76,9 @@ def query_message(queries: Sequence[RowQuery]) -> list[Any]:
 def read_queries(message: Sequence[Any]) -> list[RowQuery]:
     """Read the queries of a `query_message`."""
     return [
-        RowQuery(greedy, _params(*params), noise, top) for greedy, params, noise, top in message
+        RowQuery(greedy, drawn_with(tuple(settings)), noise, top)
+        for greedy, settings, noise, top in message
     ]
-
-
-@lru_cache(maxsize=64)
-def _params(temperature: float, top_k: int, top_p: float, min_p: float) -> SamplingParams:
-    return SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
 
 
 def width(queries: Sequence[RowQuery]) -> int:

@@ -18,6 +18,7 @@ from trtla.formats.plan import block_names
 from trtla.formats.tensors import Weight, numpy_dtype, without_blocks
 from trtla.formats.torch_tensors import E4M3, as_tensor, dequantize
 from trtla.runtime.limits import ExecutorLimits
+from trtla.runtime.models.attention import StepGroup
 from trtla.runtime.models.batch import Batch, BatchOutput
 from trtla.runtime.models.cuda.memory import ForwardMemory
 from trtla.runtime.models.layers import (
@@ -86,6 +87,7 @@ class LlamaModel(PackedModel):
         self._norm = tensors.vector("ln_f.weight")
         self._lm_head = Linear.of(head, shared=head is self._embedding)
         self._rotary = Rotary(config, dtype, device)
+        self.windows = tuple({*filter(None, config.windows)})
         self._heads = (config.num_attention_heads, config.num_key_value_heads)
 
     def use_fast_path(self) -> None:
@@ -167,7 +169,8 @@ class LlamaModel(PackedModel):
             if index - 1 in self.taps:
                 hidden[index - 1] = states
             queries = small.rotate_write(layer.qkv(normed), rotary, batch.slots, cache, index)
-            attended = _attend(queries, batch, cache, index)
+            groups = batch.seen_in(self.config.windows[index])
+            attended = _attend(queries, groups, cache, index)
             delta = self._sum(layer.dense(small.rounded(attended, layer.dense.input_scale)))
             scale = layer.gate_up.input_scale
             states, normed = small.add_norm(states, delta, layer.post_norm, epsilon, scale)
@@ -186,10 +189,10 @@ class LlamaModel(PackedModel):
         return part if self._world is None else self._world.sum(part)
 
 
-def _attend(queries: Tensor, batch: Batch, cache: TensorCache, index: int) -> Tensor:
+def _attend(queries: Tensor, groups: Sequence[StepGroup], cache: TensorCache, index: int) -> Tensor:
     keys, values = cache.layer(index)
     scale = cache.scale(index)
-    parts = [group.attend(queries[group.rows], keys, values, scale) for group in batch.groups]
+    parts = [group.attend(queries[group.rows], keys, values, scale) for group in groups]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy import ndarray
 
 from trtla.runtime.draft import TopRows
-from trtla.runtime.sampling.draw import argmax, draw_at, largest, log_softmax
+from trtla.runtime.sampling.draw import argmax, draw_at, largest, log_softmax, log_weights
 from trtla.runtime.sampling.logits import Logits, host_rows, on_device, on_host
 from trtla.runtime.sampling.noise import uniform
 from trtla.runtime.sampling.penalties import changed, changed_rows
@@ -300,6 +300,7 @@ def _first_of(row: ndarray, count: int) -> ndarray:
     return found if len(found) == count else np.argsort(-row, kind="stable")[:count]  # NaN
 
 
+@np.errstate(all="ignore")  # rows that are no answer hold NaN and infinities
 def top_tokens(logits: ndarray, count: int, params: SamplingParams) -> list[list[int]]:
     """The most probable tokens of each row of [rows, vocab], those of probability 0 left out.
 
@@ -309,19 +310,9 @@ def top_tokens(logits: ndarray, count: int, params: SamplingParams) -> list[list
     ranked: list[list[int]] = tokens.tolist()
     if params.temperature == 0.0:
         return ranked
-    shares = _shares(np.take_along_axis(logits, tokens, axis=-1), logits, params)
-    kept = (shares > 0.0) & (shares.cumsum(axis=-1) - shares < params.top_p)
-    kept &= shares >= params.min_p * shares[:, :1]
+    if params.top_k:  # the other filters see these alone
+        weights = log_weights(largest(logits, params.top_k), params)[:, : tokens.shape[1]]
+    else:
+        weights = np.take_along_axis(log_weights(logits, params), tokens, axis=-1)
+    kept = np.exp(weights) > 0.0
     return [row[:size] for row, size in zip(ranked, kept.sum(axis=-1).tolist(), strict=True)]
-
-
-def _shares(values: ndarray, logits: ndarray, params: SamplingParams) -> ndarray:
-    """Probabilities after temperature and top-k; `values` are the rows' largest logits.
-
-    Not `sampling.probabilities`, which sorts whole rows: no draw depends on these.
-    """
-    kept = largest(logits, params.top_k or logits.shape[-1]).astype(np.float64)
-    weights = np.exp((kept - values[:, :1]) / params.temperature)
-    shares = np.exp((values.astype(np.float64) - values[:, :1]) / params.temperature)
-    found: ndarray = shares / weights.sum(axis=-1, keepdims=True)
-    return found

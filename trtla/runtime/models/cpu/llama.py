@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy import ndarray
 
-from trtla.formats.config import CheckpointConfig
+from trtla.formats.config import LARGEST, CheckpointConfig
 from trtla.runtime.arrays import address, aligned, paged
 from trtla.runtime.device import CPU
 from trtla.runtime.models.cpu import library as native
@@ -131,6 +131,7 @@ class NativeLlama(Model[HostCache]):
             post_norm=address(vectors[f"{name}.post_norm"]),
             gate_up=matrices[f"{name}.gate_up"].matrix,
             down=matrices[f"{name}.down"].matrix,
+            window=self.config.windows[int(name)] or LARGEST,
         )
 
     @property

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy import ndarray
 
-from trtla.formats.blocks import BlockTensor, BlockType
+from trtla.formats.blocks import BLOCK_TYPES, BlockTensor, BlockType
 from trtla.formats.config import CheckpointConfig
 from trtla.formats.tensors import StoredTensor, Weight
 from trtla.runtime.arrays import address, aligned
@@ -28,12 +28,7 @@ from trtla.runtime.models.tensors import (
 )
 from trtla.runtime.threads import num_threads
 
-_PAIRS = "bfloat16 pairs"
-_TYPES = (
-    *("float32", "float16", "bfloat16", _PAIRS),
-    *("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"),
-)
-"""In the order of `Type` in native/operands.h."""
+_PAIRS = "bfloat16-pairs"
 _PIECE_BYTES = 1 << 20  # what is read of a file fits into a core's cache until it is packed
 EMBEDDING, LM_HEAD, NORM = "embedding", "lm_head", "norm"
 Source = Weight | StoredTensor
@@ -51,19 +46,19 @@ class Packed:
     outputs: int
     inputs: int
     type: str
-    """One of `_TYPES`."""
+    """One of `NativeLibrary.types`."""
     stored: str
     """The type of the weight in the checkpoint."""
 
     @property
     def in_blocks(self) -> bool:
         """Whether it is multiplied in integers."""
-        return _TYPES.index(self.type) > _TYPES.index(_PAIRS)
+        return self.type in BLOCK_TYPES
 
     @property
     def matrix(self) -> Matrix:
         bias = None if self.bias is None else address(self.bias)
-        kind = _TYPES.index(self.type)
+        kind = library().types[self.type]
         return Matrix(address(self.weight), bias, self.outputs, self.inputs, kind)
 
 
@@ -115,7 +110,7 @@ class Packer:
         """
         outputs, inputs = sum(part.shape[0] for part in parts), parts[0].shape[1]
         name, stored = self._types(parts[0])
-        panel_bytes = library().panel_bytes(_TYPES.index(name), inputs)
+        panel_bytes = library().panel_bytes(library().types[name], inputs)
         panels = self._panels(outputs)
         bias = None if biases is None else self._padded(biases)
         weight = aligned((panels * panel_bytes,), np.uint8)
@@ -128,7 +123,7 @@ class Packer:
 
     def nbytes(self, part: Source) -> int:
         """The bytes of the panels of a weight, [outputs, inputs], on its own."""
-        kind = _TYPES.index(self._types(part)[0])
+        kind = library().types[self._types(part)[0]]
         return self._panels(part.shape[0]) * library().panel_bytes(kind, part.shape[1])
 
     def _panels(self, outputs: int) -> int:
@@ -153,7 +148,7 @@ class Packer:
         kind = _block_type(weight)
         if kind is not None:
             short = kind.name.split("_G")[0]  # larger groups: their scale repeated
-            return short if short in _TYPES else f"{short}_0", kind.name
+            return short if short in library().types else f"{short}_0", kind.name
         assert not isinstance(weight, BlockTensor)
         name = placed_type(weight.dtype, self.arithmetic).name
         paired = self.arithmetic == "bfloat16" and library().has_bfloat16_products
@@ -165,7 +160,8 @@ class Packer:
         return wide
 
     def _fill(self, piece: _Piece) -> None:
-        matrix, width, kind = piece.matrix, 2 * self.lanes, _TYPES.index(piece.matrix.type)
+        matrix, width = piece.matrix, 2 * self.lanes
+        kind = library().types[matrix.type]
         start, stop = piece.first * width, (piece.first + piece.panels) * width
         rows = list(self._rows(piece, start, min(stop, matrix.outputs)))
         addresses = np.concatenate([_addresses(part) for part in rows])

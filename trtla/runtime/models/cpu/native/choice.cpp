@@ -11,6 +11,12 @@ EXPORTED int64_t trtla_draw(const float* logits, int64_t size, const Filters* fi
     return draw(logits, size, *filters, noise);
 }
 
+EXPORTED const char* trtla_filters() {
+#define TRTLA_NAME(name) #name " "
+    return TRTLA_FILTERS(TRTLA_NAME);
+#undef TRTLA_NAME
+}
+
 namespace {
 
 struct TopRows : Job {

@@ -228,7 +228,8 @@ struct Forward final : Job {
             outs[q] = &attended[(size_t)token * attended_size + index * size];
         }
         with_rows<QUERIES>(several, [&](auto count) {
-            attend<count>(queries, seen, outs, cache(layer, kv_head), sequence.slots, size, scores);
+            attend<count>(queries, seen, outs, cache(layer, kv_head), sequence.slots,
+                          model.layers[layer].window, size, scores);
         });
     }
 

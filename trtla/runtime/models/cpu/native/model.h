@@ -11,6 +11,7 @@ struct Layer {
     Matrix dense;
     const float* post_norm;
     Matrix gate_up, down;  // gate_up: LANES outputs of gate_proj, LANES of up_proj alternately
+    int64_t window;        // tokens that attention sees of a text, the last ones
 };
 
 struct Model {
