@@ -55,7 +55,7 @@ class Conversations:
         if (index := self._left_out(messages, rendering, text)) is not None:
             raise UsageError(
                 f"the model's chat template leaves out messages[{index}] (user)",
-                "give messages that it takes, or go on without it: --no-chat, in a chat /chat off",
+                "give messages that it takes, or go without it: --no-chat, in a chat /chat off",
             )
         return text
 

@@ -23,7 +23,7 @@ from trtla.cli.shared.model import (
     open_llm,
     save_corpus,
     with_own_type,
-    with_passed_on,
+    with_trtllm_settings,
 )
 from trtla.cli.shared.params import check_folder
 from trtla.cli.shared.values import TOKENS
@@ -109,7 +109,7 @@ def summarize(console: Console, /, **values: Any) -> None:
     """
     from trtla.bench import summarize as work
 
-    flags = parsed(SummarizeFlags, with_own_type(with_passed_on(values)))
+    flags = parsed(SummarizeFlags, with_own_type(with_trtllm_settings(values)))
     _check(flags)
     check_model(flags)
     note_without_drafts(console.note, flags.engine_dir, [flags.drafting])
