@@ -301,6 +301,30 @@ filter_flags = options_of(SamplingParams, "Sampling", only=("top_k", "top_p"))
 """Filters of tokens to draw."""
 beyond_flags = options_of(SamplingParams, "Sampling", only=BEYOND)
 """min_p, penalties and biases."""
+grammar_flags = stack(
+    setting(
+        "--json-schema",
+        section="Sampling",
+        type=values.TEXT,
+        metavar="FILE|JSON",
+        help="A JSON schema that every output follows; nothing else changes how tokens are drawn.",
+    ),
+    setting(
+        "--regex",
+        section="Sampling",
+        type=values.TEXT,
+        metavar="PATTERN",
+        help="A regular expression that every output matches as a whole.",
+    ),
+    setting(
+        "--grammar",
+        section="Sampling",
+        type=values.TEXT,
+        metavar="FILE|RULES",
+        help="Rules in Lark or GBNF that every output follows.",
+    ),
+)
+"""What outputs must be; `with_grammar` makes one setting of them."""
 stop_ids_flag = options_of(SamplingParams, "Sampling", only=("stop_token_ids",))
 stop_flags = stack(options_of(SamplingParams, "Sampling", only=("stop",)), stop_ids_flag)
 
