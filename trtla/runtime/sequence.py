@@ -213,7 +213,7 @@ class Sequence:
 def _failure(request: Request, cause: BaseException | None) -> TrtlaError:
     error = TrtlaError(
         f"{request.label} failed: {sentence(cause) if cause else 'its drafter raised'}",
-        "the other requests go on; decode this one with --drafter none and without stop strings",
+        "other requests continue; decode this one with --drafter none and without stop strings",
     )
     error.__cause__ = cause
     return error
