@@ -174,13 +174,13 @@ def _drafting(llm: RequestMaker, body: Body) -> tuple[Lookahead | None, DrafterS
     with _naming("lookahead"):
         triple = LookaheadConfig.parse(lookahead) if isinstance(lookahead, list) else lookahead
     settings = ((name, getattr(body, name)) for name in DRAFTING)
-    given = {name: value for name, value in settings if value is not None}
-    for name in given if llm.limits.fixed_triples else ():
+    changes = {name: value for name, value in settings if value is not None}
+    for name in changes if llm.limits.fixed_triples else ():
         raise ApiError(400, f"{name} is for drafters that the engine has not; omit {name}", name)
     with _naming("drafter"):
         if body.drafter is not None:
-            given["drafter"] = parse_drafter(body.drafter)
-        return triple, llm.limits.drafter.changed(given) if given else None
+            changes["drafter"] = parse_drafter(body.drafter)
+        return triple, llm.limits.drafter.changed(changes) if changes else None
 
 
 def _expected(llm: RequestMaker, body: Body) -> tuple[int, ...] | None:

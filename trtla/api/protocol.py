@@ -170,7 +170,7 @@ else:
 
 
 class Body(_Declared):
-    """What both kinds of requests have, beside the settings of the same names."""
+    """The fields of both kinds of requests, besides the settings of the same names."""
 
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = {**NEUTRAL, "seed": (-1,)}
     labels = LABELS
@@ -260,8 +260,8 @@ class ChatBody(Body):
 
     @property
     def rendering(self) -> Rendering:
-        asked = self.continue_final_message, self.add_generation_prompt
-        return Rendering.of(*asked, self.chat_template_kwargs)
+        end = self.continue_final_message, self.add_generation_prompt
+        return Rendering.of(*end, self.chat_template_kwargs)
 
     @property
     def length(self) -> int | None:

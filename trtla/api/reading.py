@@ -121,7 +121,7 @@ def _unknown(name: str, last: str) -> ApiError:
     guess = did_you_mean(last, _FIELDS)
     return ApiError(
         400,
-        f"{name} is not supported; {guess or 'leave it out'}".rstrip(),
+        f"{name} is not supported; {guess or 'omit it'}".rstrip(),
         name,
         "unsupported_parameter",
     )

@@ -23,7 +23,7 @@ from trtla.cli.shared.model import (
     open_llm,
     save_corpus,
     with_own_type,
-    with_passed_on,
+    with_trtllm_settings,
 )
 from trtla.cli.shared.params import check_folder, need_model
 from trtla.cli.shared.values import TOKENS
