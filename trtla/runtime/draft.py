@@ -8,7 +8,7 @@ parents, so nothing else has to be said about them.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -118,6 +118,11 @@ class Draft:
             if self.parents[node - 1] in kept and len(kept) <= room:
                 kept[node] = len(kept)
         return self._kept(tuple(kept)[1:], 1)
+
+    def without(self, nodes: Collection[int]) -> Draft:
+        """Leave out some nodes, all that are below them included; none is of a window."""
+        kept = tuple(node for node in range(1, self.size) if node not in nodes)
+        return self._kept(kept, self.first_candidate)
 
     def _kept(self, nodes: tuple[int, ...], first_candidate: int) -> Draft:
         """Keep these nodes alone, which include their parents. All of `read` stays, or none."""
