@@ -179,6 +179,8 @@ def _drafting(llm: RequestMaker, body: Body) -> tuple[Lookahead | None, DrafterS
         triple = LookaheadConfig.parse(lookahead) if isinstance(lookahead, list) else lookahead
     settings = ((name, getattr(body, name)) for name in DRAFTING)
     changes = {name: value for name, value in settings if value is not None}
+    for name in changes if llm.limits.fixed_triples else ():
+        raise ApiError(400, f"{name} is for drafters that the engine has not; omit {name}", name)
     with _naming("drafter"):
         if body.drafter is not None:
             changes["drafter"] = parse_drafter(body.drafter)

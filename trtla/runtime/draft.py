@@ -192,10 +192,11 @@ class Drafter(ABC):
         """
 
     def saw_hidden(self, states: ndarray) -> None:  # noqa: B027
-        """Learn from `Model.taps`, if any, at the input and each accepted node; before `observe`.
+        """Learn from `Model.taps`, if any: called before `observe`, and for every part of a prompt.
 
         Args:
-            states: float [taps, nodes, hidden size].
+            states: float [taps, tokens, hidden size] of all tokens of a prompt that are fed, later
+                of the input and each accepted node.
         """
 
     def close(self) -> None:  # noqa: B027

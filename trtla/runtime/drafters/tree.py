@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import takewhile
 
+from numpy import ndarray
+
 from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, TopRows
 from trtla.runtime.drafters.grammar import GrammarGuide
 from trtla.runtime.drafters.lookahead import DraftTree, LookaheadDrafter, LookaheadWindow
@@ -242,6 +244,10 @@ class TreeDrafter(Drafter):
         for other in self.others:
             if other.ranks:
                 other.ranked(tops)
+
+    def saw_hidden(self, states: ndarray) -> None:
+        for other in self.others:
+            other.saw_hidden(states)
 
     def observe(self, greedy: Sequence[int], committed: Sequence[int]) -> None:
         if not committed:  # the target had no answer
