@@ -60,7 +60,7 @@ def test_what_a_request_does_not_say_is_as_the_model_was_opened():
         ({"reset_in_between": False}, "reset_in_between", "start with --no-reset-in-between"),
         ({"lookahead_sources": ["own"]}, "lookahead_sources", "start with --lookahead-sources"),
         ({"threads": 2}, "threads", "start with --threads"),
-        ({"bounded_steps": True}, "bounded_steps", "is not supported; leave it out"),
+        ({"bounded_steps": True}, "bounded_steps", "is not supported; omit it"),
     ],
 )
 def test_a_setting_that_cannot_be_is_named(served, more, param, said):

@@ -120,7 +120,7 @@ class Writer:
         return part.index * self._body.n + part.choice
 
     def _delta(self, index: int, chunk: Chunk) -> Json | None:
-        """The new text; None where it is held back, and nothing else is to be said."""
+        """Return the new text; None if it is held back, and the chunk has nothing else."""
         if not self._chat:
             return {"text": chunk.text}
         new: Json = {"content": chunk.text}

@@ -16,30 +16,38 @@ _SAMPLING, _DRAFTING = declared(SamplingParams), declared(DrafterSettings)
 SAMPLING = {name: _SAMPLING[name] for name in BEYOND if not _SAMPLING[name].is_biases}
 """Filters and penalties; absent they are as declared."""
 DRAFTING = {
-    name: one for name, one in _DRAFTING.items() if name != "drafter" and not one.option.at_start
+    name: setting
+    for name, setting in _DRAFTING.items()
+    if name != "drafter" and not setting.option.at_start
 }
-"""What drafters are set to; absent they are as the model was opened."""
-RULES = {name: renamed(one.rule, str) for name, one in (SAMPLING | DRAFTING).items()}
-"""What the values of these fields must be."""
+"""Settings of drafters; absent they are as the model was opened."""
+RULES = {name: renamed(setting.rule, str) for name, setting in (SAMPLING | DRAFTING).items()}
+"""The rules for values of these fields."""
 _AT_START = {
-    one.flag: flag_name(f"no_{one.flag}" if one.default is True else one.flag)
+    setting.flag: flag_name(f"no_{setting.flag}" if setting.default is True else setting.flag)
     for kind in (ExecutorOptions, TrtllmSettings, DraftOptions, DrafterSettings)
-    for one in declared(kind).values()
-    if one.flag not in DRAFTING and not one.option.flagless
+    for setting in declared(kind).values()
+    if setting.flag not in DRAFTING and not setting.option.flagless
 }
 
 
 def body_fields() -> dict[str, Any]:
     """The fields, as pydantic's `create_model` takes them."""
-    sampling = {name: (one.type, _field(one, one.default)) for name, one in SAMPLING.items()}
-    drafting = {name: (one.json_type | None, _field(one, None)) for name, one in DRAFTING.items()}
+    sampling = {
+        name: (setting.type, _field(setting, setting.default)) for name, setting in SAMPLING.items()
+    }
+    drafting = {
+        name: (setting.json_type | None, _field(setting, None))
+        for name, setting in DRAFTING.items()
+    }
     return sampling | drafting
 
 
-def _field(one: Declared, default: Any) -> Any:
-    number = one.type in (int, float)
-    bounds: dict[str, Any] = {"ge": one.option.least, "le": one.option.most} if number else {}
-    return Field(default, description=f"trtla: {renamed(one.option.help, str)}", **bounds)
+def _field(setting: Declared, default: Any) -> Any:
+    number = setting.type in (int, float)
+    limits = setting.option
+    bounds: dict[str, Any] = {"ge": limits.least, "le": limits.most} if number else {}
+    return Field(default, description=f"trtla: {renamed(setting.option.help, str)}", **bounds)
 
 
 def chosen_at_start(name: str) -> str | None:

@@ -174,11 +174,11 @@ def _drafting(llm: RequestMaker, body: Body) -> tuple[Lookahead | None, DrafterS
     with _naming("lookahead"):
         triple = LookaheadConfig.parse(lookahead) if isinstance(lookahead, list) else lookahead
     settings = ((name, getattr(body, name)) for name in DRAFTING)
-    given = {name: value for name, value in settings if value is not None}
+    changes = {name: value for name, value in settings if value is not None}
     with _naming("drafter"):
         if body.drafter is not None:
-            given["drafter"] = parse_drafter(body.drafter)
-        return triple, llm.limits.drafter.changed(given) if given else None
+            changes["drafter"] = parse_drafter(body.drafter)
+        return triple, llm.limits.drafter.changed(changes) if changes else None
 
 
 def _expected(llm: RequestMaker, body: Body) -> tuple[int, ...] | None:

@@ -176,7 +176,7 @@ else:
 
 
 class Body(_Declared):
-    """What both kinds of requests have, beside the settings of the same names."""
+    """The fields of both kinds of requests, besides the settings of the same names."""
 
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = {**NEUTRAL, "seed": (-1,)}
     labels = LABELS
@@ -266,8 +266,8 @@ class ChatBody(Body):
 
     @property
     def rendering(self) -> Rendering:
-        asked = self.continue_final_message, self.add_generation_prompt
-        return Rendering.of(*asked, self.chat_template_kwargs)
+        end = self.continue_final_message, self.add_generation_prompt
+        return Rendering.of(*end, self.chat_template_kwargs)
 
     @property
     def length(self) -> int | None:
@@ -396,7 +396,7 @@ def _unknown(name: str, last: str) -> ApiError:
     guess = did_you_mean(last, _FIELDS)
     return ApiError(
         400,
-        f"{name} is not supported; {guess or 'leave it out'}".rstrip(),
+        f"{name} is not supported; {guess or 'omit it'}".rstrip(),
         name,
         "unsupported_parameter",
     )

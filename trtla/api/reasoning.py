@@ -20,16 +20,16 @@ class Parts(NamedTuple):
 
 
 def marks_reasoning(template: str) -> bool:
-    """Whether a chat template knows thoughts by these marks."""
+    """Return True for a chat template that marks thoughts so."""
     return BEGIN in template and END in template
 
 
 class ReasoningSplitter:
-    """Splits one answer while it comes.
+    """Splits one answer while it arrives.
 
     Args:
         prompt: the conversation as the model reads it, which may end with either mark.
-        begun: the last message, where the answer goes on with that.
+        begun: the last message, if the answer continues it.
     """
 
     def __init__(self, prompt: str, begun: str = "") -> None:
@@ -53,7 +53,7 @@ class ReasoningSplitter:
         return Parts(reasoning, content)
 
     def _decide(self, last: bool) -> bool:
-        """Whether it is known if thoughts come first."""
+        """Return True once it is known whether thoughts come first."""
         start = self._held.lstrip()
         if start.startswith(BEGIN):
             self._state, self._held = "thinking", start[len(BEGIN) :]

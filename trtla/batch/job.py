@@ -23,7 +23,7 @@ from trtla.formats.gguf.header import MADE_OF, shards
 OUTPUT, ERRORS = "output.jsonl", "errors.jsonl"
 _JOB, _JOURNAL, _LOCK = "job.json", "journal", ".lock"
 _FORMAT = "trtla batch 1"
-_ANEW = "choose another -o, or begin anew with --force"
+_START_AGAIN = "choose another -o, or start again with --force"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ def _begin(folder: Path, identity: Identity, *, force: bool) -> Job:
     paths = (folder / _JOURNAL, job.output, job.errors)
     for path in paths:
         if path.exists() and not force:
-            raise UsageError(f"{path} is of no job that is known here", _ANEW)
+            raise UsageError(f"{path} is of no job that is known here", _START_AGAIN)
     for path in paths:
         path.unlink(missing_ok=True)
     job.write()
@@ -179,13 +179,15 @@ def _read(folder: Path) -> Job | None:
 def _check_same(job: Job, wanted: Identity, source: Path) -> None:
     before, folder = job.identity, job.folder
     if before.input != wanted.input:
-        raise UsageError(f"{folder} holds a job of another input than {source} is now", _ANEW)
+        raise UsageError(
+            f"{folder} holds a job of another input than {source} is now", _START_AGAIN
+        )
     if before.model != wanted.model:
-        raise UsageError(f"{folder} holds a job of another model", _ANEW)
+        raise UsageError(f"{folder} holds a job of another model", _START_AGAIN)
     for name in wanted.settings | before.settings:
         old, value = before.settings.get(name), wanted.settings.get(name)
         if old != value:
-            raise UsageError(f"{folder} holds a job with {name} {old}, not {value}", _ANEW)
+            raise UsageError(f"{folder} holds a job with {name} {old}, not {value}", _START_AGAIN)
 
 
 def _check_whole(job: Job) -> None:
@@ -193,7 +195,7 @@ def _check_whole(job: Job) -> None:
         (job.folder / _JOURNAL).unlink(missing_ok=True)  # a kill may have prevented that
     for path in (job.output, job.errors):
         if not path.is_file():
-            raise UsageError(f"the job is finished, and {path} is gone", _ANEW)
+            raise UsageError(f"the job is finished, and {path} is gone", _START_AGAIN)
 
 
 def first_failure(job: Job) -> str:
@@ -204,7 +206,7 @@ def first_failure(job: Job) -> str:
         name = failed["custom_id"]
         message = str(failed["response"]["body"]["error"]["message"])
     except (JsonError, KeyError, TypeError):
-        raise UsageError(f"{job.errors} is not as the job has written it", _ANEW) from None
+        raise UsageError(f"{job.errors} is not as the job has written it", _START_AGAIN) from None
     return message if name is None else f"{name[:100]}: {message}"
 
 

@@ -39,7 +39,7 @@ class Record:
     """Tokens of the steps."""
 
 
-FREE_SPACE = "free some space: the same command goes on then"
+FREE_SPACE = "free some space: the same command resumes then"
 
 
 @dataclass(slots=True)

@@ -228,7 +228,7 @@ def _body(data: dict[str, Any], number: int, first: Firsts) -> ChatBody | Comple
         )
     body = check_body(URLS[data["url"]], data["body"])
     if body.stream:
-        raise ApiError(400, "stream is not for batches; leave it out", "stream", "no_stream")
+        raise ApiError(400, "stream is not for batches; omit it", "stream", "no_stream")
     return body
 
 
@@ -239,7 +239,7 @@ def _check_envelope(data: dict[str, Any], number: int) -> None:
             raise _wrong(f"{where} has no {key}; write {_FORM}", key)
     unknown = next((key for key in data if key not in _KEYS), None)
     if unknown is not None:
-        raise _wrong(f"{where} has the unknown key {unknown[:100]!r}; leave it out", unknown[:100])
+        raise _wrong(f"{where} has the unknown key {unknown[:100]!r}; omit it", unknown[:100])
     if not isinstance(data["custom_id"], str) or not data["custom_id"]:
         raise _wrong(f"{where} has a custom_id that is no text; write one in quotes", "custom_id")
     if data["method"] != "POST":

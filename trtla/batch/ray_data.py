@@ -80,7 +80,7 @@ def _requests(source: Path, rows: list[list[int]]) -> Iterator[LineRequest]:
         if line.sum != digest % (1 << 64):
             raise TrtlaError(
                 f"line {number} of {source} is not what it was when the job began",
-                "leave the file as it is, and begin anew with --force",
+                "leave the file as it is, and start again with --force",
             )
         yield parse(line, {number: first})
 

@@ -222,7 +222,7 @@ class Task:
         """Yield the lines that are not done."""
         changed = TrtlaError(
             f"{self.source} was changed while it was read",
-            "leave it as it is, and begin anew with --force",
+            "leave it as it is, and start again with --force",
         )
         reader, before = Reader(self.source), self.survey
         for line in reader:

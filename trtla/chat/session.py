@@ -141,7 +141,7 @@ class Session:
             return "; the system message is for /chat on only"
         if name == "system" and self.turns:
             kept = f"{_turns(len(self.turns))} kept"
-            return f"; holds from the next answer on, {kept}: /reset begins anew"
+            return f"; holds from the next answer on, {kept}: /reset starts again"
         left = self.max_context - self.context
         if name == "max_output_len" and settings.sampling.max_output_len > left:
             return f"; the conversation leaves {left} at present"

@@ -1,4 +1,4 @@
-"""How a folder's texts begin and end, and its chat template's tokens, each with its source."""
+"""First and last tokens of a folder's texts, and its chat template's, each with its source."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from trtla.settings.messages import (
 )
 
 Fill = Callable[[list[dict[str, Any]], Rendering], str]
-"""Messages, and what is asked for behind them -> what the template makes of them."""
+"""Renders messages, and the text behind them that the rendering asks for."""
 _KEPT = 64
 """Pairs of a role and of variables whose trials are remembered."""
 _WORD, _STRAY = "trialword7f3c", "straykey9d2e"
@@ -55,7 +55,7 @@ class Conversations:
         if (index := self._left_out(messages, rendering, text)) is not None:
             raise UsageError(
                 f"the model's chat template leaves out messages[{index}] (user)",
-                "give messages that it takes, or go on without it: --no-chat, in a chat /chat off",
+                "give messages that it takes, or go without it: --no-chat, in a chat /chat off",
             )
         return text
 

@@ -219,8 +219,8 @@ class LLM(RequestMaker):
             for index, request in enumerate(requests)
             for answer in self.answers(index, request)
         ]
-        made = (answer.request for answer in answers)
-        if any(request.expected_ids and not request.adaptive for request in made):
+        checked = (answer.request for answer in answers)
+        if any(request.expected_ids and not request.adaptive for request in checked):
             warn_unread(["expected_output"])
         return answers
 

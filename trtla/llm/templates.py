@@ -75,7 +75,7 @@ class ChatTemplate:
 
     @property
     def text(self) -> str:
-        """Of several templates that of the name `default`; empty where none has it."""
+        """The template, or that of the name `default` among several; empty where none has it."""
         texts = self.template if isinstance(self.template, dict) else {"default": self.template}
         return str(texts.get("default", ""))
 

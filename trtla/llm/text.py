@@ -42,7 +42,7 @@ from trtla.settings.messages import (
 )
 
 _log = logging.getLogger(__name__)
-_TAKES = "give messages that it takes, or go on without it: --no-chat, in a chat /chat off"
+_TAKES = "give messages that it takes, or go without it: --no-chat, in a chat /chat off"
 
 
 class Tokenizer:
@@ -266,9 +266,7 @@ class Tokenizer:
         except UsageError as error:
             return error
         except Exception as error:  # jinja2's
-            return _failing(
-                error, "correct it, or go on without it: --no-chat, in a chat /chat off"
-            )
+            return _failing(error, "correct it, or go without it: --no-chat, in a chat /chat off")
         return None
 
     def chat_text(self, messages: Messages, rendering: Rendering = ANSWER) -> str:
@@ -380,7 +378,7 @@ class Tokenizer:
         self._noted = True
         name = "".join(self.frame.before)
         _log.warning(
-            "note: a text begins with %s twice: once in the text, once by %s; leave it out of the "
+            "note: a text begins with %s twice: once in the text, once by %s; omit it from the "
             "text",
             name,
             self.frame.source,

@@ -13,7 +13,7 @@ _MOST = 1 << 17
 
 
 class Beginnings:
-    """Who was sent which beginning last."""
+    """The owner that each beginning was sent to last."""
 
     def __init__(self, most: int = _MOST) -> None:
         self._most = most

@@ -1,6 +1,6 @@
-"""How a request's next tokens are guessed: which drafters, how many tokens, and their choices.
+"""Settings of drafting: which drafters guess a request's next tokens, how many, and their options.
 
-Torch-free: the command line, prompt files and the API read it. None of it changes a text but
+Torch-free: the command line, prompt files and the API read it. None of it changes the output but
 `rejection`, which draws a different sample from the same distribution.
 """
 
@@ -41,7 +41,7 @@ _OF_DRAFT_MODELS = ("egag", "rejection")
 
 @dataclass(frozen=True, slots=True)
 class DrafterSettings:
-    """What drafts, and how; the default is lookahead alone."""
+    """The drafters and their options; the default is lookahead alone."""
 
     drafter: tuple[str, ...] = option(
         ("lookahead",),
@@ -144,12 +144,12 @@ class DrafterSettings:
             )
 
     def changed(self, values: Mapping[str, Any]) -> DrafterSettings:
-        """The same with a request's own values; what is for draft models goes with them."""
-        own = replace(self, **values)
-        if own.draft_model is None:
-            own = replace(own, **{name: values.get(name, False) for name in _OF_DRAFT_MODELS})
-        check_used([own])
-        return own
+        """The same with a request's values; options of draft models are dropped without one."""
+        result = replace(self, **values)
+        if result.draft_model is None:
+            result = replace(result, **{name: values.get(name, False) for name in _OF_DRAFT_MODELS})
+        check_used([result])
+        return result
 
     @property
     def name(self) -> str:
@@ -187,20 +187,20 @@ NO_DRAFTER = DrafterSettings(("none",))
 
 
 def parse_drafter(value: str | Sequence[str]) -> tuple[str, ...]:
-    """The names in `draft:PATH,lookahead,ngram`; what they mean is checked in `DrafterSettings`."""
+    """The names in `draft:PATH,lookahead,ngram`; `DrafterSettings` checks them."""
     names = value.split(",") if isinstance(value, str) else value
     return tuple(name.strip() for name in names)
 
 
 def check_used(settings: Iterable[DrafterSettings]) -> None:
-    """Refuse EGAG and rejection sampling where there is no draft model among all settings."""
+    """Refuse EGAG and rejection sampling where none of the settings has a draft model."""
     every = list(settings)
-    if any(one.draft_model is not None for one in every):
+    if any(item.draft_model is not None for item in every):
         return
-    for one, name in product(every, _OF_DRAFT_MODELS):
-        if getattr(one, name):
+    for item, name in product(every, _OF_DRAFT_MODELS):
+        if getattr(item, name):
             raise UsageError(
-                f"{name} needs a draft model, and the drafter is {one.name}",
+                f"{name} needs a draft model, and the drafter is {item.name}",
                 f"use --drafter draft:PATH, or omit --{name}",
                 name,
             )
@@ -240,10 +240,10 @@ def check_drafts_itself(settings: DrafterSettings, name: str) -> None:
         )
 
 
-def refuse_texts(name: str, what: str) -> UsageError:
+def refuse_texts(name: str, texts: str) -> UsageError:
     """The refusal of texts to draft from, such as a corpus, where TensorRT-LLM drafts."""
     return UsageError(
-        f"{name} brings {what}, but an engine of TensorRT-LLM drafts from its own pool alone",
+        f"{name} brings {texts}, but an engine of TensorRT-LLM drafts from its own pool alone",
         "omit it, or build with --backend torch",
         "expected_output",
     )
@@ -251,8 +251,8 @@ def refuse_texts(name: str, what: str) -> UsageError:
 
 @dataclass(frozen=True, slots=True)
 class DraftOptions:
-    """How lookahead drafts; by default branches that begin alike share nodes, and tokens of the
-    window are accepted like those of candidates, as in TensorRT-LLM.
+    """Options of lookahead's drafts; by default branches with the same beginning share nodes, and
+    tokens of the window are accepted like those of candidates, as in TensorRT-LLM.
     """
 
     FLAG_PREFIX: ClassVar[str] = "lookahead_"

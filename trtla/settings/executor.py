@@ -1,4 +1,4 @@
-"""What a model is opened with: one object from `LLM` down to both executors."""
+"""The options that a model is opened with: one object from `LLM` down to both executors."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ DTYPE_NAMES = ("auto", "float16", "bfloat16", "float32")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorOptions:
-    """What a model is opened with; each field is a keyword argument of `LLM` as well.
+    """The options that a model is opened with; each field is a keyword argument of `LLM` as well.
 
-    What only one of the executors has is refused by the other when it differs from its default.
+    An option of one executor alone is refused by the other when it differs from its default.
     """
 
     device: str = option("auto", "Where to run; auto takes CUDA where it is.")
@@ -76,7 +76,7 @@ class ExecutorOptions:
         least=1,
         most=MOST_THREADS,
     )
-    """Threads of all models that this process has open: the last number given holds for all. None
+    """Threads of all models that this process has open: the last number given applies to all. None
     leaves it as it is."""
     max_seq_len: int | None = option(
         None,
@@ -193,7 +193,7 @@ class ExecutorOptions:
 
 @dataclass(frozen=True, slots=True)
 class OpenArguments(ExecutorOptions):
-    """What `LLM` and `AsyncLLM` are made with, for type checkers."""
+    """The arguments of `LLM` and `AsyncLLM`, for type checkers."""
 
     model: str | Path = field(kw_only=False)
 
@@ -211,4 +211,4 @@ _GROUPS = {
 """Fields that are classes of settings, and what None stands for."""
 
 ENGINE_OPTIONS = ExecutorOptions()
-"""All as the engine has it."""
+"""All options at the engine's values."""

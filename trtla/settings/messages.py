@@ -1,4 +1,4 @@
-"""What a model is asked: texts or messages, and whether texts are put into the chat template.
+"""Input of a model: texts or messages, and the use of the chat template.
 
 Messages have OpenAI's form. They are checked here; the model's template renders them in
 `trtla.llm.text.Tokenizer`.
@@ -32,7 +32,7 @@ _FORM = 'write {"role": "user", "content": "..."} messages'
 
 
 def is_conversation(prompt: object) -> TypeGuard[Messages]:
-    """Whether a prompt is a list of messages, as its first item says."""
+    """Return True if a prompt is a list of messages, as its first item shows."""
     if isinstance(prompt, (str, bytes)) or not isinstance(prompt, Sequence):
         return False
     return len(prompt) > 0 and isinstance(prompt[0], Mapping)
@@ -48,7 +48,7 @@ _SET_ELSEWHERE = {
 
 
 def check_variables(value: object, name: str = "chat_template_kwargs") -> None:
-    """Refuse what is no object of JSON, or sets what has a place of its own."""
+    """Refuse what is no JSON object, or sets a variable that has an argument of its own."""
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise UsageError(
             f"{name} is {shown(value)}, not an object of JSON",
@@ -68,12 +68,12 @@ def check_variables(value: object, name: str = "chat_template_kwargs") -> None:
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """What the model is asked for behind a conversation, by vLLM's names."""
+    """The end of the model's input behind a conversation, by vLLM's names."""
 
     add_generation_prompt: bool = True
-    """An answer."""
+    """Begin a new answer."""
     continue_final_message: bool = False
-    """How the last message goes on, which is the beginning of an answer."""
+    """Continue the last message, which is the beginning of an answer."""
     chat_template_kwargs: Variables = field(default_factory=dict)
     """Variables of the chat template, in place of those that the model was opened with."""
 
@@ -105,8 +105,8 @@ class Rendering:
 
     @property
     def changed(self) -> str:
-        """The setting that is not the usual one; empty: all are."""
-        names = (one.name for one in reversed(fields(self)))
+        """The first setting that differs from the usual; empty: none does."""
+        names = (item.name for item in reversed(fields(self)))
         return next((n for n in names if getattr(self, n) != getattr(ANSWER, n)), "")
 
     def check(self, messages: Messages) -> None:
@@ -151,19 +151,19 @@ def with_text(message: Message, part: int, text: str) -> dict[str, Any]:
         return {**message, "content": text}
     texts = part_texts(message["content"])
     texts[part] = text
-    return {**message, "content": [text_part(one) for one in texts]}
+    return {**message, "content": [text_part(item) for item in texts]}
 
 
 def written(messages: Messages) -> Iterator[str]:
-    """All texts that people have written, names included."""
+    """All texts that people wrote, names included."""
     for message in messages:
         yield from part_texts(message["content"])
         yield from (message[key] for key in _MORE_TEXTS if message.get(key))
 
 
 def rewritten(messages: Messages, change: Callable[[str], str]) -> list[dict[str, Any]]:
-    """The messages with all that people have written changed."""
-    found = []
+    """The messages with every text that people wrote changed."""
+    changed = []
     for message in messages:
         texts, new = part_texts(message["content"]), dict(message)
         for part, text in enumerate(texts):
@@ -171,8 +171,8 @@ def rewritten(messages: Messages, change: Callable[[str], str]) -> list[dict[str
         for key in _MORE_TEXTS:
             if new.get(key):
                 new[key] = change(new[key])
-        found.append(new)
-    return found
+        changed.append(new)
+    return changed
 
 
 def check_messages(messages: object, name: str) -> tuple[dict[str, Any], ...]:
@@ -181,7 +181,7 @@ def check_messages(messages: object, name: str) -> tuple[dict[str, Any], ...]:
         raise UsageError(f"{name}: messages is {shown(messages)}, not a list", _FORM)
     if not messages:
         raise UsageError(f"{name}: messages is empty", "give at least one message")
-    return tuple(_message(one, f"{name}: messages[{i}]") for i, one in enumerate(messages))
+    return tuple(_message(item, f"{name}: messages[{i}]") for i, item in enumerate(messages))
 
 
 def _message(message: object, name: str) -> dict[str, Any]:
@@ -190,8 +190,8 @@ def _message(message: object, name: str) -> dict[str, Any]:
     role = message.get("role")
     if role not in ROLES:
         guess = did_you_mean(role, ROLES) if isinstance(role, str) else ""
-        what = f"the role {shown(role)}" if "role" in message else "no role"
-        raise UsageError(f"{name} has {what}", f"{guess}use {', '.join(ROLES)}")
+        problem = f"the role {shown(role)}" if "role" in message else "no role"
+        raise UsageError(f"{name} has {problem}", f"{guess}use {', '.join(ROLES)}")
     for key in message:
         if key not in _KEYS:
             raise UsageError(f"{name} ({role}) has the unknown key {shown(key)}", "remove the key")
@@ -199,7 +199,7 @@ def _message(message: object, name: str) -> dict[str, Any]:
         raise UsageError(f"{name} ({role}) has no content", _FORM)
     content = message["content"]
     empty = content is None and role == "assistant"
-    found: dict[str, Any] = {
+    message_out: dict[str, Any] = {
         "role": str(role),
         "content": "" if empty else _content(content, f"{name} ({role})"),
     }
@@ -210,16 +210,16 @@ def _message(message: object, name: str) -> dict[str, Any]:
         if not isinstance(text, str):
             raise UsageError(f"{name} ({role}) has the {key} {shown(text)}", "give a text")
         check_text(text, name)
-        found[key] = text
-    return found
+        message_out[key] = text
+    return message_out
 
 
 def _content(content: object, name: str) -> Content:
     if isinstance(content, bytes) or not isinstance(content, Sequence):
         raise UsageError(f"{name} has the content {shown(content)}, which is not text", _FORM)
-    found = content if isinstance(content, str) else [_part(part, name) for part in content]
-    check_text(joined(found), name)
-    return found or ""
+    checked = content if isinstance(content, str) else [_part(part, name) for part in content]
+    check_text(joined(checked), name)
+    return checked or ""
 
 
 def _part(part: object, name: str) -> dict[str, str]:
@@ -235,7 +235,7 @@ def _part(part: object, name: str) -> dict[str, str]:
 
 
 def follow_up(prompt: str | Messages, answer: str, question: str | Messages) -> str | Messages:
-    """What the model reads for the next turn: the one before, its answer, and the question.
+    """The prompt of the next turn: the one before, its answer, and the question.
 
     A question in messages continues messages. Raw text has each question on a line of its own.
     """
@@ -246,7 +246,7 @@ def follow_up(prompt: str | Messages, answer: str, question: str | Messages) -> 
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """How texts are asked: as they are, or each as a user's message in the chat template."""
+    """The form of texts as prompts: as they are, or each a user's message in the chat template."""
 
     chat: bool | None = option(
         None,
@@ -268,7 +268,7 @@ class Asking:
             object.__setattr__(self, "chat", True)
 
     def prompt(self, text: str, *, chat: bool | None = None) -> str | Messages:
-        """A text as it is asked; `chat` decides where neither flag is given."""
+        """A text as a prompt; `chat` decides where neither flag is given."""
         if not (chat if self.chat is None else self.chat):
             return text
         return self.messages([{"role": "user", "content": text}])

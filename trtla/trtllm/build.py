@@ -34,7 +34,7 @@ from trtla.formats.folder import copy_side_files, tokenizer_dir
 from trtla.formats.model_folder import ModelFolder
 from trtla.formats.source import EngineBuild, config_json
 from trtla.settings.lookahead import LookaheadConfig
-from trtla.settings.passed_on import BUILD, Kinds, read
+from trtla.settings.trtllm_fields import BUILD, Kinds, read
 from trtla.trtllm.library import (
     installed,
     installed_version,

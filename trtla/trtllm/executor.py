@@ -76,7 +76,7 @@ class TrtllmAnswer:
         try:
             return self._output(response.result)
         except Exception as cause:
-            hint = "the other requests go on; decode this one without stop strings"
+            hint = "other requests continue; decode this one without stop strings"
             error = TrtlaError(f"{self.request.label} failed: {sentence(cause)}", hint)
             error.__cause__ = cause
             return self.ending("failed", error)
@@ -351,7 +351,7 @@ def _finish_reason(result: Any) -> FinishReason | None:
 
 def _failure(request: Request, message: str) -> TrtlaError:
     first = first_line(message)
-    hint = "the other requests go on; correct this one"
+    hint = "other requests continue; correct this one"
     if first.startswith(_ALL_ENDED):
         hint = "TensorRT-LLM ended all active requests with it; run trtla doctor, report the text"
     return TrtlaError(f"{request.label} failed in TensorRT-LLM: {first}", hint)

@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from trtla.errors import TrtlaError, UsageError, did_you_mean, first_line, sentence
-from trtla.settings.passed_on import Kind
+from trtla.settings.trtllm_fields import Kind
 
 PACKAGE = "tensorrt_llm"
 _OLDEST, _REMOVED_IN = (0, 20), (1, 3)

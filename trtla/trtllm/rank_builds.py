@@ -28,7 +28,7 @@ from trtla.formats.families import BY_ARCHITECTURE, spelled
 from trtla.formats.gguf.folder import weight_file
 from trtla.formats.source import BuildSource
 from trtla.interrupts import INTERRUPTS
-from trtla.settings.passed_on import BUILD
+from trtla.settings.trtllm_fields import BUILD
 from trtla.trtllm.library import deprecations_once, load, put
 
 PLUGINS = "plugin_config."

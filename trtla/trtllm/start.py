@@ -13,7 +13,7 @@ from trtla.runtime.limits import REBUILD_INPUT, REBUILD_LONGER, ExecutorLimits
 from trtla.settings.executor import ExecutorOptions, TrtllmSettings
 from trtla.settings.fields import flag_name
 from trtla.settings.lookahead import LookaheadConfig
-from trtla.settings.passed_on import EXECUTOR, Kinds, read
+from trtla.settings.trtllm_fields import EXECUTOR, Kinds, read
 from trtla.trtllm.executor import TrtllmExecutor, has_salt
 from trtla.trtllm.library import (
     installed,

@@ -245,7 +245,7 @@ function offer(choice) {
   return el("label", { title: title ?? "lookahead: window, n-gram size, verification set" }, input, choiceName(choice));
 }
 
-// One at a time: another key begins anew.
+// One at a time: another key starts again.
 async function connect() {
   connecting?.abort();
   const { signal } = connecting = new AbortController();
