@@ -193,14 +193,9 @@ def _measure(
 
 def _cap(console: Console, flags: SummarizeFlags, limits: ExecutorLimits) -> int:
     """--max-input-len, or what the engine allows when that is less."""
-    length = flags.sampling.max_output_len
-    room = min(limits.max_input_len, limits.max_text_len - length)
-    if room < 1:
-        raise UsageError(
-            f"max_output_len {length} leaves no room for a prompt: the engine takes "
-            f"{limits.max_text_len} tokens in all",
-            f"lower --max-output-len, or {limits.text_len_hint}",
-        )
+    from trtla.bench.opened import prompt_room
+
+    room = prompt_room(limits, flags.sampling.max_output_len)
     if flags.max_input_len > room:
         console.note(f"note: max_input_len {flags.max_input_len} is cut to the engine's {room}")
     return min(flags.max_input_len, room)
