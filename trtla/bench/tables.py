@@ -24,23 +24,24 @@ if TYPE_CHECKING:
 
 _COLUMNS = {
     "arm": "arm",
-    "weight_type": "weights",
     "completed": "completed",
     "failed": "failed",
     "request_throughput": "requests/s",
     "tokens_per_s": "tokens/s",
     "total_token_throughput": "all tokens/s",
-    "range": "min-max",
+    "tokens_per_step": "S",
+    "acceptance_rate": "acceptance",
+    "speedup_vs_ar": "median speed-up",
+    "predicted_speedup": "predicted speed-up",
+    "agreement": "texts as ar",
     "ttft": "TTFT",
     "tpot": "TPOT",
     "itl": "ITL",
     "e2el": "E2EL",
     "ttft_ms": "TTFT ms",
     "ms_per_token": "ms/token",
-    "tokens_per_step": "S",
-    "acceptance_rate": "acceptance",
-    "speedup_vs_ar": "median speed-up",
-    "predicted_speedup": "predicted speed-up",
+    "range": "min-max",
+    "weight_type": "weights",
     "efficiency": "efficiency",
     "fed_per_step": "fed/step",
     "host_ms_per_step": "host ms/step",
@@ -48,14 +49,14 @@ _COLUMNS = {
     "share_of_bandwidth": "of bandwidth",
     "peak_memory_mb": "peak MB",
     "distinct_4grams": "distinct 4-grams",
-    "agreement": "texts as ar",
     "rouge1": "ROUGE-1",
     "rouge2": "ROUGE-2",
     "rougeL": "ROUGE-L",
     "rougeLsum": "ROUGE-Lsum",
     "perplexity": "perplexity",
 }
-"""The columns of a table, each shown if a row has it."""
+"""The columns of a table, each shown if a row has it; what a narrow terminal shows first counts
+most."""
 _SPREADS = ("ttft", "tpot", "itl", "e2el")
 _SOURCE_FIGURES = (
     "proposed", "fed", "accepted", "expected", "calibration", "accepted/fed by depth"
