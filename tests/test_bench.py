@@ -156,7 +156,7 @@ def test_a_sum_joins_every_field() -> None:
         accepted=1,
         accepted_lengths=((1, 0), (0,)),
         reasons=("length", "end_id"),
-        sources={"own": SourceCounts((2,), (2,), (1,), 0.5)},
+        sources={"context": SourceCounts((2,), (2,), (1,), 0.5)},
         draft_model=DraftTotals(forwards=2, steps=1, _gammas=4),
         peak_bytes=7,
         weight_bytes=100,

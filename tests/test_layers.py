@@ -50,7 +50,7 @@ RUNTIME = (
 )
 MODELS = (
     "kv_cache rotary tensors",
-    "forward tensor_cache",
+    "attention forward tensor_cache",
     "batch layers",
     "cpu cuda",
     "tensor_model",

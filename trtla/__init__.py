@@ -1,4 +1,4 @@
-"""trtla: lookahead decoding for Llama models, from a Hugging Face checkpoint to text."""
+"""trtla: lookahead decoding for language models, from a Hugging Face checkpoint to text."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    """Import what is asked for, some of it with torch, only then (PEP 562)."""
+    """Import a public name when it is first used, some with torch (PEP 562)."""
     home = next((module for module, names in _HOMES.items() if name in names), None)
     if home is None:
         raise AttributeError(f"module 'trtla' has no attribute {name!r}")

@@ -1,6 +1,6 @@
 """Colours of pictures, and figures of matplotlib as SVG and PNG files.
 
-matplotlib, of the extra `report`, is imported when one is drawn.
+matplotlib, of the extra `report`, is imported when a figure is drawn.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 INK = "#1c2127"
 BASE = "#8c939d"
-"""The colour of what matters less."""
+"""The colour of less important parts."""
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
 """Okabe and Ito's palette, less its yellow and black, which vanish on white and on black."""
 
@@ -44,7 +44,7 @@ _NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 
 
 def check_path(path: Path) -> None:
-    """Refuse a name that no picture can be written to, before it is drawn."""
+    """Refuse a name that no picture can be written to, before drawing."""
     if path.suffix.lower() not in SUFFIXES:
         raise UsageError(f"{path} cannot be a picture", "end it with .svg or .png")
 

@@ -1,7 +1,7 @@
-"""What trtla prints: results on stdout, notes, progress and errors on stderr, JSON with --json.
+"""Output of trtla: results on stdout, notes, progress and errors on stderr, JSON with --json.
 
-Tables are drawn by rich on a terminal and are Markdown elsewhere, readable in logs and files. No
-heading is cut: a table too wide for the terminal goes on below with its first column again.
+Tables are drawn by rich on a terminal and are Markdown elsewhere, readable in logs and files.
+Headings are never cut: a table too wide for the terminal is split, each part with the first column.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from typing import Any
 
 Progress = Callable[[int, int], None]
-"""Called with (done, in all), in bytes or in what a stage counts."""
+"""Called with (done, in all), in bytes or in a stage's unit."""
 Stages = Callable[[str, str], AbstractContextManager[Progress]]
 """(label, unit) -> the progress of a stage, as `Console.progress`."""
 TableText = Callable[[Sequence[str], Sequence[Sequence[str]]], str]
-"""(headings, cells of each row) -> a table, as `markdown` and `Console.table_text`."""
+"""(headings, cells of each row) -> a table, such as `markdown` and `Console.table_text`."""
 BYTES = "bytes"
 
 _LOG_EVERY_S = 10.0
@@ -34,7 +34,7 @@ _NUMBER = re.compile(r"-|-?\d+(\.\d+)?")
 
 @dataclass(slots=True)
 class Console:
-    """How much to print and in which form; one per command line."""
+    """The amount and the form of output; one per command line."""
 
     verbose: bool = False
     quiet: bool = False
@@ -72,7 +72,7 @@ class Console:
         self.out(self.table_text(columns, [[cell(value) for value in row] for row in rows]))
 
     def table_text(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-        """A table as it is shown on stdout."""
+        """A table in the form for stdout."""
         if not sys.stdout.isatty():
             return markdown(columns, rows)
         return drawn(columns, rows, shutil.get_terminal_size().columns, colored=self.colored)
@@ -81,14 +81,15 @@ class Console:
     def progress(
         self, label: str, unit: str = BYTES, more: Callable[[], str] = str, before: int = 0
     ) -> Iterator[Progress]:
-        """How far a stage is: a bar on a terminal; in a log a line at its ends and every 10 s.
+        """Show the progress of a stage: a bar on a terminal; in a log a line at its ends and every
+        10 s.
 
-        It begins with the first call, and ends when all is done or the block is left.
+        It begins with the first call, and ends when all is done or the block is exited.
 
         Args:
-            unit: what is counted, as a plural.
-            more: asked for what stands behind the count.
-            before: what was done earlier, and says nothing about the speed.
+            unit: the counted unit, as a plural.
+            more: returns text to show behind the count.
+            before: what was done in an earlier run, and does not count towards the speed.
         """
         if self.quiet:
             yield lambda done, total: None
@@ -104,12 +105,12 @@ class Console:
 
 @contextmanager
 def silent(label: str, unit: str) -> Iterator[Progress]:
-    """The stages of who reports none."""
+    """The stages of a caller that reports none."""
     yield lambda done, total: None
 
 
 def counted(number: int, noun: str) -> str:
-    """A number with its noun, which is regular: `1 thread`, `2 threads`."""
+    """A number with its regular noun: `1 thread`, `2 threads`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
@@ -124,7 +125,7 @@ def duration(seconds: float) -> str:
 
 
 def starting(known: Iterable[str], incomplete: str, *, part: bool = False) -> list[str]:
-    """The names that continue what is typed; of a comma list (`part`) its last item, none twice."""
+    """The names that continue a typed text; of a comma list (`part`) its last item, none twice."""
     before, comma, last = incomplete.rpartition(",") if part else ("", "", incomplete)
     taken = before.split(",")
     return [
@@ -135,7 +136,7 @@ def starting(known: Iterable[str], incomplete: str, *, part: bool = False) -> li
 
 
 def command_line() -> str:
-    """This process's command as it was typed, to stand beside its results."""
+    """This process's command as it was typed, for printing beside its results."""
     return shlex.join(["trtla", *sys.argv[1:]])
 
 
@@ -180,10 +181,10 @@ def drawn(
     return "\n\n".join(_rich_table(*part, width, colored=colored) for part in parts)
 
 
-def _least(columns: Sequence[str], rows: Sequence[Sequence[str]], place: int) -> int:
-    """The narrowest that a column can be whose texts wrap."""
-    cells = [row[place] for row in rows]
-    heading = max(map(len, columns[place].split()), default=0)
+def _least(columns: Sequence[str], rows: Sequence[Sequence[str]], column: int) -> int:
+    """The narrowest possible width of a column whose texts wrap."""
+    cells = [row[column] for row in rows]
+    heading = max(map(len, columns[column].split()), default=0)
     longest = max((len(word) for value in cells for word in value.split()), default=0)
     return max(heading, longest if _is_numeric(cells) else min(longest, _LONGEST_WORD))
 
@@ -191,40 +192,40 @@ def _least(columns: Sequence[str], rows: Sequence[Sequence[str]], place: int) ->
 def _widths(
     columns: Sequence[str], rows: Sequence[Sequence[str]], width: int
 ) -> Iterator[tuple[int, bool]]:
-    """How wide each column is, and whether it holds numbers; what is left goes to the first."""
-    least = [_least(columns, rows, place) for place in range(len(columns))]
-    spare = max(width - 1 - sum(one + _FRAME for one in least), 0)
-    for place, narrow in enumerate(least):
-        more = min(_widest(columns, rows, place) - narrow, spare)
+    """The width of each column, and True if it holds numbers; the first ones get spare room."""
+    least = [_least(columns, rows, column) for column in range(len(columns))]
+    spare = max(width - 1 - sum(narrow + _FRAME for narrow in least), 0)
+    for column, narrow in enumerate(least):
+        more = min(_widest(columns, rows, column) - narrow, spare)
         spare -= more
-        yield narrow + more, _is_numeric([row[place] for row in rows])
+        yield narrow + more, _is_numeric([row[column] for row in rows])
 
 
-def _widest(columns: Sequence[str], rows: Sequence[Sequence[str]], place: int) -> int:
-    """How wide a column is whose texts do not wrap."""
-    return max(len(row[place]) for row in [columns, *rows])
+def _widest(columns: Sequence[str], rows: Sequence[Sequence[str]], column: int) -> int:
+    """The width of a column whose texts do not wrap."""
+    return max(len(row[column]) for row in [columns, *rows])
 
 
 _FRAME = 3  # columns of a rule and two blanks
 
 
 def _parts(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Iterator[Columns]:
-    """The columns that fit beside each other, each time behind the first one."""
-    least = [_least(columns, rows, place) for place in range(len(columns))]
-    places, room = [0], width - 1 - _FRAME - least[0]
-    for place in range(1, len(columns)):
-        if least[place] + _FRAME > room and len(places) > 1:
-            yield _chosen(columns, rows, places)
-            places, room = [0], width - 1 - _FRAME - least[0]
-        places.append(place)
-        room -= least[place] + _FRAME
-    yield _chosen(columns, rows, places)
+    """The columns that fit beside each other, each part behind the first column."""
+    least = [_least(columns, rows, column) for column in range(len(columns))]
+    chosen, room = [0], width - 1 - _FRAME - least[0]
+    for column in range(1, len(columns)):
+        if least[column] + _FRAME > room and len(chosen) > 1:
+            yield _chosen(columns, rows, chosen)
+            chosen, room = [0], width - 1 - _FRAME - least[0]
+        chosen.append(column)
+        room -= least[column] + _FRAME
+    yield _chosen(columns, rows, chosen)
 
 
 def _chosen(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], places: Sequence[int]
+    columns: Sequence[str], rows: Sequence[Sequence[str]], chosen: Sequence[int]
 ) -> Columns:
-    return [columns[i] for i in places], [[row[i] for i in places] for row in rows]
+    return [columns[i] for i in chosen], [[row[i] for i in chosen] for row in rows]
 
 
 def _rich_table(

@@ -1,4 +1,4 @@
-"""What trtla raises: one sentence that names the value, one hint with the next step, an exit code.
+"""trtla's errors: a sentence that names the value, a hint with the next step, an exit code.
 
 The command line prints these without a traceback; library users catch `TrtlaError`. Errors of other
 libraries are shortened to one line here.
@@ -13,7 +13,7 @@ from typing import Any
 _NEAR = 0.75
 """Similarity of a likely typing error: `nsad` for `nasd`, not `bogus` for `verbose`."""
 _BEGUN = 3
-"""Letters of a name that stand for it where no other begins so: `--temp`."""
+"""Letters at the beginning of a name that stand for it where they are unique: `--temp`."""
 _ELSEWHERE = {
     "alias": "served_model_name", "bf16": "bfloat16", "cnv": "chat", "complete": "run",
     "ctx_size": "max_seq_len", "f": "input_file", "f16": "float16", "f32": "float32",
@@ -27,13 +27,13 @@ _ELSEWHERE = {
     "repeat_penalty": "repetition_penalty", "s": "seed", "t": "threads",
     "tensor_parallel_size": "tp_size", "tokenizer": "tokenizer_dir",
 }  # fmt: skip
-"""What other tools call our commands, flags, arguments and values."""
+"""Names that other tools use for our commands, flags, arguments and values."""
 
 
 _FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9-]*)")
 _CLAUSES = re.compile(r"([,;\n] ?)")
 _OF_COMMANDS = re.compile(r"build|\btrtla ")
-"""What a clause speaks of where its flags are those of a command, whoever reads it."""
+"""Matches clauses about commands, whose flags stay flags in Python too."""
 
 
 class TrtlaError(Exception):
@@ -50,10 +50,10 @@ class TrtlaError(Exception):
         self.message = message
         self.hint = hint
         self.arguments: dict[str, str] = {}
-        """Arguments that are called otherwise than their flags, by the flags' names."""
+        """Python names of arguments that differ from their flags, by the flags' names."""
 
     def __str__(self) -> str:
-        """The sentence, and the hint on a line of its own: what a traceback ends with."""
+        """The sentence, and the hint on a line of its own, for a traceback."""
         text = self.message if self.hint is None else f"{self.message}\nhint: {self.hint}"
         text = renamed(text, _argument)
         for flag, name in self.arguments.items():
@@ -62,15 +62,15 @@ class TrtlaError(Exception):
 
 
 def renamed(text: str, name: Callable[[str], str]) -> str:
-    """A sentence or a hint with other names for its flags; those of commands that build stay.
+    """A sentence or a hint with other names for its flags, except for those of build commands.
 
     Args:
-        name: what to say for a flag's name with underscores, such as `max_seq_len`.
+        name: returns the text for a flag's name with underscores, such as `max_seq_len`.
     """
     return "".join(
         clause
         if _OF_COMMANDS.search(clause)
-        else _FLAG.sub(lambda found: name(found[1].replace("-", "_")), clause)
+        else _FLAG.sub(lambda match: name(match[1].replace("-", "_")), clause)
         for clause in _CLAUSES.split(text)
     )
 
@@ -83,7 +83,7 @@ class UsageError(TrtlaError):
     """The request, the flags, the configuration or the input files are wrong (exit code 2).
 
     Args:
-        setting: the setting of a request that is at fault, if it is one.
+        setting: the setting of a request that is wrong, if it is one.
     """
 
     exit_code = 2
@@ -94,23 +94,23 @@ class UsageError(TrtlaError):
 
 
 class PromptTooLong(UsageError):
-    """A prompt has more tokens than the model takes, alone or with the output."""
+    """A prompt has more tokens than the model accepts, alone or with the output."""
 
 
 class RankLost(TrtlaError):
-    """Another process that runs the model has ended: this one cannot go on."""
+    """Another process that runs the model has ended: this one cannot continue."""
 
 
 class ReplicasLost(TrtlaError):
-    """No replica of the model answers, and none comes up: its server cannot go on."""
+    """No replica of the model answers, and none can be started: its server cannot continue."""
 
 
 class RendererLost(TrtlaError):
-    """The process that fills chat templates in was lost, twice: no fault of the conversation."""
+    """The process that renders chat templates was lost, twice: no fault of the conversation."""
 
 
 class TrtlaWarning(UserWarning):
-    """What was done otherwise than asked for; commands print it as a note."""
+    """Something was done differently than requested; commands print it as a note."""
 
 
 class CheckFailed(TrtlaError):
@@ -122,7 +122,7 @@ class CheckFailed(TrtlaError):
 def trtllm_cannot(
     engine: object, reason: str, hint: str = "build with --backend torch"
 ) -> UsageError:
-    """What such an engine cannot do; `reason` continues "NAME is a TensorRT-LLM engine, "."""
+    """A limitation of such an engine; `reason` continues "NAME is a TensorRT-LLM engine, "."""
     return UsageError(f"{engine} is a TensorRT-LLM engine, {reason}", hint)
 
 
@@ -160,15 +160,16 @@ _NEEDED = {
     "too_long": "of at most {max_length} items",
     "too_short": "of at least {min_length} items",
 }
-"""What a value has to be, by the names of pydantic's errors; in brackets what is in their `ctx`."""
+"""The form of a valid value, by the names of pydantic's errors; in braces what is in their `ctx`.
+"""
 
 
 def needed(error: Mapping[str, Any]) -> str:
-    """What a value that pydantic refused must be; continues "must be "."""
+    """The form of a valid value where pydantic refused one; continues "must be "."""
     kind = str(error.get("type"))
     if kind in _NEEDED:
-        found = (error.get("ctx") or {}).items()
-        context = {key: f"{one:g}" if isinstance(one, float) else one for key, one in found}
+        items = (error.get("ctx") or {}).items()
+        context = {key: f"{item:g}" if isinstance(item, float) else item for key, item in items}
         text = _NEEDED[kind].format(**context)
         return text.replace(" 1 items", " 1 item").replace(" 1 characters", " 1 character")
     if kind.startswith("int"):
@@ -177,14 +178,14 @@ def needed(error: Mapping[str, Any]) -> str:
 
 
 def as_trtla_error(error: BaseException) -> TrtlaError:
-    """An error of any kind as one of ours."""
+    """Convert any error to a `TrtlaError`."""
     return error if isinstance(error, TrtlaError) else TrtlaError(sentence(error))
 
 
 def closest(typed: str, known: Iterable[str]) -> str | None:
-    """The known name that another means, begins, or is most like; None where there is none.
+    """The known name that a typed one abbreviates or resembles most; None where there is none.
 
-    `float8` is not a mistyped `float32`: numbers without a common digit are meant to differ.
+    `float8` is not a mistyped `float32`: numbers without a common digit are different values.
     """
     from difflib import get_close_matches
 
@@ -195,23 +196,23 @@ def closest(typed: str, known: Iterable[str]) -> str | None:
     alike = [name for name in names if not digits or digits.intersection(name)]
     begun = [name for name in alike if name.startswith(word)] if len(word) >= _BEGUN else []
     swapped = [name for name in alike if sorted(name) == sorted(word)]
-    found = begun if len(begun) == 1 else swapped or get_close_matches(word, alike, 1, _NEAR)
-    return names[found[0]] if found else None
+    matches = begun if len(begun) == 1 else swapped or get_close_matches(word, alike, 1, _NEAR)
+    return names[matches[0]] if matches else None
 
 
 def _plain(name: str) -> str:
-    """A name without what tells flags, arguments and commands apart."""
+    """A name in lower case, with underscores and without dashes in front."""
     return name.lower().lstrip("-").replace("-", "_")
 
 
 def did_you_mean(typed: str, known: Iterable[str]) -> str:
-    """How a hint begins when a name is mistyped: `did you mean NAME? `, or nothing."""
+    """The beginning of a hint for a mistyped name: `did you mean NAME? `, or nothing."""
     guess = closest(typed, known)
     return f"did you mean {guess}? " if guess else ""
 
 
 def missing_package(module: str) -> tuple[str, str]:
-    """What an installation without all of its dependencies says, and the hint."""
+    """The message for an installation that lacks a dependency, and the hint."""
     package = module.partition(".")[0]
     package = {"yaml": "pyyaml"}.get(package, package)
     return (

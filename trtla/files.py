@@ -1,6 +1,6 @@
-"""Reads and writes whole files, and parses JSON, JSONL and YAML into checked values.
+"""Reading and writing of whole files, and parsing of JSON, JSONL and YAML into checked values.
 
-A file is written completely or not at all: beside its place, then renamed.
+A file is written completely or not at all: under a temporary name beside it, then renamed.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
 ModelT = TypeVar("ModelT", bound="pydantic.BaseModel")
 ASSETS = Path(__file__).parent / "assets"
-"""What is shipped beside the code: tiny models, prompt sets."""
-_MAX_DEPTH = 100  # far above any real file; what walks the values later must not run out of stack
-_NO_HOME = Path("/nonexistent")  # what Debian calls it in /etc/passwd
+"""Files shipped beside the code: tiny models, prompt sets."""
+_MAX_DEPTH = 100  # far above any real file; later recursion over the values must not overflow
+_NO_HOME = Path("/nonexistent")  # Debian's name for it in /etc/passwd
 CACHE_HINT = "free some space, or set XDG_CACHE_HOME to a folder that can be written"
 _HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 FULL = (errno.ENOSPC, errno.EDQUOT)
-"""Errors of a disk, or a user's part of one, that has no room."""
+"""Errors of a full disk or an exhausted quota."""
 _DISK = {*FULL, errno.EIO, errno.EFBIG}
 _OWN_FILE = "correct the value, or make the file again with trtla"
 
@@ -57,7 +57,7 @@ _STAND_INS = {
         ),
     ),
 }
-"""How a file begins that stands for another one: what it is, and how to get the other."""
+"""Beginnings of files that stand for another one: the problem, and how to get the other."""
 
 
 def refuse_stand_in(path: Path) -> None:
@@ -65,13 +65,13 @@ def refuse_stand_in(path: Path) -> None:
     with suppress(OSError, ValueError):
         with path.open("rb") as file:
             head = file.read(100).lstrip().lower()
-        for start, (what, hint) in _STAND_INS.items():
+        for start, (problem, hint) in _STAND_INS.items():
             if head.startswith(start):
-                raise UsageError(f"{path} {what}", hint)
+                raise UsageError(f"{path} {problem}", hint)
 
 
 def read_text(path: Path) -> str:
-    """A UTF-8 text file, without the byte order mark that it may begin with."""
+    """Read a UTF-8 text file, without the byte order mark that it may begin with."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
@@ -90,18 +90,18 @@ def write_json(path: Path, data: dict[str, Any]) -> None:
 
 
 def json_text(data: dict[str, Any]) -> str:
-    """A JSON object, indented by 4 as TensorRT-LLM does."""
+    """A JSON object as text, indented by 4 as TensorRT-LLM does."""
     return json.dumps(data, indent=4) + "\n"
 
 
 def write_whole(path: Path, data: str | bytes | Iterable[bytes], *, durable: bool = False) -> Path:
-    """Replace a file's content; a failure leaves what was there, and nothing else.
+    """Replace a file's content; a failure leaves the old content, and nothing else.
 
-    The umask says who may read it, and nobody may who could not before.
+    Its permissions follow the umask, and never grant more than those of the replaced file.
 
     Args:
         data: all of it, or piece by piece.
-        durable: it is on the disk, under its name, when this returns.
+        durable: when this returns, it is on the disk under its name.
 
     Raises:
         OSError: the disk is full, or permission is missing.
@@ -131,8 +131,8 @@ def write_whole(path: Path, data: str | bytes | Iterable[bytes], *, durable: boo
 
 @contextmanager
 def written(path: Path, hint: str) -> Iterator[None]:
-    """Name the file that could not be written: `TrtlaError` of a disk that is full or has failed,
-    `UsageError` where nothing can be written in that place."""
+    """Name the file that could not be written: `TrtlaError` where the disk is full or has failed,
+    `UsageError` where the path cannot be written to."""
     try:
         yield
     except OSError as error:
@@ -142,7 +142,7 @@ def written(path: Path, hint: str) -> Iterator[None]:
 
 @contextmanager
 def temporary_folder(parent: Path, name: str = "new") -> Iterator[Path]:
-    """A folder in another one, that is gone when the block ends, however it does."""
+    """A temporary folder in another one, removed when the block ends, however it ends."""
     _sweep_cache(parent)
     folder = parent / temporary_name(name)
     folder.mkdir(0o700)
@@ -155,8 +155,7 @@ def temporary_folder(parent: Path, name: str = "new") -> Iterator[Path]:
 
 
 def _sweep_cache(folder: Path) -> None:
-    """Before something is written to a folder: where that is in the user's cache, remove what
-    killed processes have left there."""
+    """Before a write to the user's cache, remove what killed processes left there."""
     cache = user_cache()
     if folder == cache or cache in folder.parents:
         _swept(cache, folder)
@@ -171,7 +170,7 @@ def _swept(cache: Path, folder: Path) -> None:
 
 
 def flush(path: Path) -> None:
-    """Bring a file's content, or the names in a folder, to the disk."""
+    """Flush a file's content, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -180,9 +179,9 @@ def flush(path: Path) -> None:
 
 
 def user_cache() -> Path:
-    """`$XDG_CACHE_HOME/trtla`, else `~/.cache/trtla`; it need not be there.
+    """`$XDG_CACHE_HOME/trtla`, else `~/.cache/trtla`; it may not exist.
 
-    For a user without a home it is a folder that cannot be written.
+    For a user without a home directory it is a folder that cannot be written to.
     """
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trtla"
@@ -191,7 +190,7 @@ def user_cache() -> Path:
 
 
 class JsonError(ValueError):
-    """What is wrong with a JSON text, in one phrase, and the line where that is known."""
+    """The problem of a JSON text, in one phrase, and the line where that is known."""
 
     def __init__(self, phrase: str, line: int | None = None) -> None:
         super().__init__(phrase)
@@ -199,10 +198,10 @@ class JsonError(ValueError):
 
 
 def parse_json(text: str | bytes, *, unique: bool = False) -> Any:
-    """Parse a JSON text; of keys that are there twice the last one counts. Bytes are UTF-8.
+    """Parse a JSON text; the last of duplicate keys counts. Bytes are UTF-8.
 
     Args:
-        unique: refuse such keys.
+        unique: refuse duplicate keys.
 
     Raises:
         JsonError: it is not JSON, or holds NaN or Infinity, a number of thousands of digits, or
@@ -232,16 +231,16 @@ def parse_json(text: str | bytes, *, unique: bool = False) -> Any:
 
 
 def _utf8(data: bytes) -> str:
-    """Bytes as text, where `json` would guess their encoding."""
+    """Decode UTF-8, where `json` would guess the encoding."""
     if b"\0" in data:
         raise JsonError("it holds a NUL, as UTF-16 and UTF-32 do, and must be UTF-8")
     return data.decode("utf-8-sig")
 
 
 def parse_texts(text: str) -> Any:
-    """Parse JSON whose strings are for a tokenizer, not names of files, which may be anything.
+    """Parse JSON whose strings are for a tokenizer, unlike names of files, which may be anything.
 
-    Raises `JsonError` as `parse_json`, for a key that is there twice, and half a surrogate pair.
+    Raises `JsonError` as `parse_json` does, for a duplicate key, and half a surrogate pair.
     """
     value = parse_json(text, unique=True)
     if _HALF_PAIR.search(text):
@@ -254,19 +253,19 @@ def parse_texts(text: str) -> Any:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    items = dict(pairs)
+    if len(items) < len(pairs):
         twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
         raise JsonError(f"it has the key {twice[:100]!r} twice")
-    return found
+    return items
 
 
 def _check_depth(value: Any) -> None:
-    """Level by level: the values may be nested more deeply than Python's stack is."""
+    """Check level by level: the values may be nested more deeply than Python's stack allows."""
     level: list[Any] = [[value]]
     for _ in range(_MAX_DEPTH + 1):
-        inside = (one.values() if isinstance(one, dict) else one for one in level)
-        level = [one for values in inside for one in values if isinstance(one, (dict, list))]
+        inside = (item.values() if isinstance(item, dict) else item for item in level)
+        level = [item for values in inside for item in values if isinstance(item, (dict, list))]
         if not level:
             return
     raise JsonError(f"it has more than {_MAX_DEPTH} levels")
@@ -298,8 +297,8 @@ def read_json(path: Path) -> Any:
         return parse_json(read_text(path))
     except JsonError as error:
         refuse_stand_in(path)
-        place = f" in line {error.line}" if error.line else ""
-        raise UsageError(f"{path} is not JSON: {error}{place}", "copy the file again") from None
+        position = f" in line {error.line}" if error.line else ""
+        raise UsageError(f"{path} is not JSON: {error}{position}", "copy the file again") from None
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -319,7 +318,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def validate(model: type[ModelT], data: Any, where: str, hint: str = _OWN_FILE) -> ModelT:
     """Build a pydantic model; its first error becomes a `UsageError` naming key and value.
 
-    `where` is what errors call the data, `hint` what to do about a wrong value."""
+    `where` names the data in errors, `hint` tells what to do about a wrong value."""
     import pydantic
 
     try:
@@ -335,7 +334,7 @@ def validate(model: type[ModelT], data: Any, where: str, hint: str = _OWN_FILE) 
 
 
 def _describe(first: Mapping[str, Any]) -> str:
-    """One sentence on a problem that pydantic found: its key path, what is wrong, and the value."""
+    """One sentence on pydantic's first error: the key path, the problem, and the value."""
     key = ".".join(str(part) for part in first["loc"])
     if first["type"] == "missing":
         return f'"{key}" is missing'

@@ -1,8 +1,9 @@
-"""How a signal ends the program: soon, from its first moment on, and with nothing left behind.
+"""Signals end the program soon, from its first moment on, and with nothing left behind.
 
 The signal is raised in the main thread as KeyboardInterrupt, which unwinds the program. Imports may
-swallow that or abort in C++, and a long call into C holds it up: there the process ends at once,
-after what `undone` blocks name. It is the first file that runs, and imports as little as it can.
+swallow that or abort in C++, and a long call into C delays it: there the process ends at once,
+after running the functions of its `undone` blocks. This is the first file that runs, and imports as
+little as it can.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ else:
 
 _EVERY_S = 0.1
 _NOTICED_WITHIN_S = 0.6
-"""How long the main thread may stay in one call into C."""
+"""Longest time that the main thread may stay in one call into C."""
 _UNWOUND_WITHIN_S = 3.0
 _SAID_WITHIN_S = 1.0
 _IMPORTS = "<frozen importlib._bootstrap>"
@@ -31,15 +32,15 @@ _NAMES: dict[int, str] = {signal.SIGINT: "interrupted", signal.SIGTERM: "termina
 
 
 class Interrupts:
-    """The handler of signals that end the program; one for a process.
+    """The handler of signals that end the program; one per process.
 
-    A thread beside it hears of every signal at once. It raises what was swallowed again, and ends
+    A watching thread is notified of every signal at once. It raises swallowed ones again, and ends
     the process where the main thread does not.
     """
 
     def __init__(self) -> None:
         self.came: int | None = None
-        """The signal, once the main thread has heard of one."""
+        """The signal, once the main thread has handled one."""
         self._undo: list[Callable[[], Any]] = []
         self._words: list[Callable[[], Any]] = []
         self._again = False
@@ -62,36 +63,36 @@ class Interrupts:
         _thread.start_new_thread(self._watch, (reading, _thread.get_ident()))
 
     def terminable(self) -> None:
-        """Let SIGTERM end the program as SIGINT does, where that is handled."""
+        """Let SIGTERM end the program as SIGINT does, if SIGINT is handled."""
         if self._handles(signal.SIGINT):
             signal.signal(signal.SIGTERM, self)
 
     def undone(self, undo: Callable[[], Any]) -> _While:
-        """A block; before the process ends at once within it, this is called."""
+        """A block; if the process ends at once within it, `undo` is called first."""
         return _While(self._undo, undo, kept=False)
 
     def saying(self, word: Callable[[], str]) -> _While:
-        """A block; where a signal ends the program within it, this is printed too."""
+        """A block; if a signal ends the program within it, `word` is printed too."""
         return _While(self._words, word, kept=True)
 
     def say(self) -> int:
-        """Print what ended the program, once; the exit code, as shells count it."""
+        """Print why the program ended, once; return the exit code as shells count it."""
         number = self.came or signal.SIGINT
         if self._mouth.acquire(blocking=False):
             last = f"error: {_NAMES[number]}"
             _print([*filter(None, map(_tried, self._words)), last])
             self._silent.release()
-        elif self._silent.acquire(timeout=_SAID_WITHIN_S):  # another thread is at it
+        elif self._silent.acquire(timeout=_SAID_WITHIN_S):  # another thread is printing
             self._silent.release()
         return 128 + number
 
     def end(self, code: int) -> int:
-        """Say that all is done but the interpreter's own end, and how the process ends."""
+        """Note that only the interpreter's own end is left, and the exit code."""
         self._code = code
         return code
 
     def leave(self, code: int) -> NoReturn:
-        """End the process at once, after what the blocks name that it is in."""
+        """End the process at once, after the `undone` functions of the current blocks."""
         for undo in reversed(self._undo):
             _tried(undo)
         os._exit(code)
@@ -116,7 +117,7 @@ class Interrupts:
 
     def _watch(self, pipe: int, main: int) -> None:
         number = os.read(pipe, 1)[0]
-        while not self._handles(number):  # somebody else's, with an end of their own
+        while not self._handles(number):  # another handler's, which ends in its own way
             number = os.read(pipe, 1)[0]
         began = time.monotonic()
         while self._code is None:
@@ -128,11 +129,11 @@ class Interrupts:
                 self._again = True
                 signal.pthread_kill(main, number)
         time.sleep(_NOTICED_WITHIN_S)
-        os._exit(self._code)  # threads of others hold up the interpreter's end
+        os._exit(self._code)  # other threads hold up the interpreter's end
 
 
 class _While:
-    """An entry of a list for the time of a block, `kept` also after an error in it.
+    """An entry of a list for the duration of a block; `kept`: also after an error in it.
 
     contextlib would be one more import.
     """
@@ -151,7 +152,7 @@ class _While:
 
 
 def _tried(act: Callable[[], Any]) -> Any:
-    """What it returns; None where it fails: the process ends, and does so in any case."""
+    """Return `act()`, or None where it fails: the process ends in any case."""
     try:
         return act()
     except Exception:
@@ -159,7 +160,7 @@ def _tried(act: Callable[[], Any]) -> Any:
 
 
 def _print(lines: list[str]) -> None:
-    """On stderr, below what stands in a terminal's last row; without locks that may be held."""
+    """Write to stderr, below the last row of a terminal; without locks that may be held."""
     try:
         start = "\n" if sys.stderr.isatty() else ""
         text = start + "".join(f"{line}\n" for line in lines)
@@ -173,7 +174,7 @@ def _importing(frame: FrameType | None) -> bool:
 
 
 def _reporting(frame: FrameType | None) -> bool:
-    """Whether a lost error is being looked at: Python would print one that is raised there."""
+    """Return True while a lost error is handled: Python would print one that is raised there."""
     return any(code is _unless_interrupted.__code__ for code in _running(frame))
 
 
@@ -184,7 +185,7 @@ def _running(frame: FrameType | None) -> Iterator[CodeType]:
 
 
 def _unwinding() -> bool:
-    """Whether KeyboardInterrupt is being handled, and what runs is a clean-up."""
+    """Return True while KeyboardInterrupt is handled, that is, during clean-up."""
     error = sys.exc_info()[1]
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__context__
@@ -192,7 +193,7 @@ def _unwinding() -> bool:
 
 
 def _unless_interrupted(lost: Any) -> None:
-    """What a finaliser swallows is raised again; others' errors are reported as ever."""
+    """Drop an interrupt that a finaliser swallows, as it is raised again; report other errors."""
     if not issubclass(lost.exc_type, KeyboardInterrupt):
         sys.__unraisablehook__(lost)
 

@@ -1,7 +1,7 @@
-"""Temporary files and folders, and the removal of those that a killed process has left.
+"""Temporary files and folders, and the removal of those that killed processes left behind.
 
-Who writes one holds a lock on it, which ends with the process, however that ends: what is old and
-not locked is nobody's.
+A writer holds a lock on its file, which ends with the process, however it ends: a file that is old
+and not locked is abandoned.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-_STALE_SECONDS = 60.0  # one this old has been locked, unless it is abandoned
+_STALE_SECONDS = 60.0  # a writer has locked its file by then
 _OWN = re.compile(r"\..+\.[0-9a-f]{12}|\.compile-\w{8}")  # the last: of an earlier trtla
 
 
 def temporary_name(name: str) -> str:
-    """A hidden name of its own, for what will be called `name`."""
+    """A unique hidden name for a file that will be called `name`."""
     return f".{name}.{secrets.token_hex(6)}"
 
 
 def is_temporary(name: str) -> bool:
-    """Whether it is one of `temporary_name`."""
+    """Return True for a name of `temporary_name`."""
     return _OWN.fullmatch(name) is not None
 
 
@@ -46,13 +46,13 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def lock(descriptor: int) -> None:
-    """As `locked`, until the descriptor is closed."""
+    """Lock an open file until it is closed, as `locked` does."""
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 @contextmanager
 def locked_where_possible(path: Path) -> Iterator[None]:
-    """As `locked`, but for errors: where there are no locks nothing is ever taken for abandoned."""
+    """As `locked`, but without errors: where there are no locks no file counts as abandoned."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         with suppress(OSError):
@@ -63,7 +63,7 @@ def locked_where_possible(path: Path) -> Iterator[None]:
 
 
 def remove_abandoned(paths: Iterable[Path]) -> None:
-    """Remove those that are old, and that no process has locked."""
+    """Remove the paths that are old and not locked by any process."""
     for path in paths:
         with suppress(OSError):
             if time.time() - path.lstat().st_mtime > _STALE_SECONDS:
@@ -72,7 +72,7 @@ def remove_abandoned(paths: Iterable[Path]) -> None:
 
 
 def remove_temporary(folder: Path) -> None:
-    """Remove the abandoned ones of a folder's temporary files and folders."""
+    """Remove abandoned temporary files and folders from a folder."""
     with suppress(OSError):
         remove_abandoned(path for path in folder.iterdir() if is_temporary(path.name))
 

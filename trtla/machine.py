@@ -1,6 +1,6 @@
-"""What this machine has: processor, memory, CUDA driver, GPUs, and the PyTorch on top of them.
+"""Description of this machine: processor, memory, CUDA driver, GPUs, and PyTorch's view of them.
 
-Nothing here fails: what is absent or broken is None, empty or a sentence.
+Nothing here fails: absent or broken parts are None, empty or a sentence.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SETS = (
     *("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "amx_fp16"),
     *("asimd", "sve", "bf16", "svebf16"),
 )
-"""Instruction sets that decide how fast PyTorch is, as Linux names them."""
+"""Instruction sets that PyTorch's speed depends on, by Linux's names."""
 _QUERY = ("name", "compute_cap", "memory.total", "memory.free", "driver_version")
 _TIMEOUT_S = 20.0
 CGROUPS = Path("/sys/fs/cgroup")
@@ -35,7 +35,7 @@ _CGROUP_FILES = {
     "": ("memory.max", "memory.current", ""),
 }
 """By the controllers in /proc/self/cgroup, of versions 1 and 2: the files with the limit and with
-what is taken, and how memory.stat's keys begin."""
+the usage, and the prefix of memory.stat's keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Cpu:
     """Cores that this process may use."""
     memory_bytes: int | None
     free_bytes: int | None
-    """What programs can still get, the page cache included."""
+    """Memory that programs can still get, the page cache included."""
     instruction_sets: tuple[str, ...]
 
 
@@ -68,7 +68,7 @@ class Driver:
 
     version: str | None = None
     cuda: str | None = None
-    """The newest CUDA it serves."""
+    """The newest CUDA that it supports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Torch:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """All of it."""
+    """The whole description."""
 
     python: str
     platform: str
@@ -94,9 +94,9 @@ class Machine:
     cpu: Cpu
     driver: Driver
     gpus: tuple[Gpu, ...]
-    """Those that PyTorch sees, or else those that nvidia-smi sees."""
+    """The GPUs that PyTorch sees, or else those that nvidia-smi lists."""
     usable: bool
-    """Whether PyTorch sees them."""
+    """PyTorch sees them."""
 
 
 def look() -> Machine:
@@ -122,7 +122,7 @@ def look() -> Machine:
 
 
 def loaded_driver() -> tuple[str | None, str | None]:
-    """What NVIDIA's kernel module calls itself, and the newest CUDA of its library."""
+    """The name that NVIDIA's kernel module reports, and the newest CUDA of its library."""
     return _proc("driver/nvidia/version").get("NVRM version"), _driver_cuda()
 
 
@@ -132,7 +132,7 @@ def available_memory(*, swap: bool = False) -> int | None:
     Containers and batch systems limit it to less than the machine's.
 
     Args:
-        swap: count what is free of it as well, for what other programs hold.
+        swap: count free swap as well, for what other programs hold.
     """
     room = _memory("MemAvailable")
     if swap and room is not None:
@@ -142,14 +142,14 @@ def available_memory(*, swap: bool = False) -> int | None:
 
 
 def _cgroup_rooms() -> Iterator[int]:
-    """What each control group of this process, and those around it, leave of their limits."""
+    """The room below each memory limit of this process's control group and its parents."""
     for line in _lines(Path("/proc/self/cgroup")):
-        controllers, _, own = line.partition(":")[2].partition(":")
+        controllers, _, group = line.partition(":")[2].partition(":")
         if controllers not in _CGROUP_FILES:
             continue
         root, files = CGROUPS / controllers, _CGROUP_FILES[controllers]
-        place = root / own.lstrip("/")  # in a container the root may be its own
-        for folder in {root, place, *place.parents}:
+        cgroup = root / group.lstrip("/")  # in a container the root may be its own
+        for folder in {root, cgroup, *cgroup.parents}:
             if folder.is_relative_to(root) and (room := _cgroup_room(folder, *files)) is not None:
                 yield room
 
@@ -160,13 +160,13 @@ def _cgroup_room(folder: Path, limit: str, used: str, kept: str) -> int | None:
         return None
     stat = dict(line.split(" ", 1) for line in _lines(folder / "memory.stat") if " " in line)
     cache = (stat.get(f"{kept}{name}_file", "0") for name in ("active", "inactive"))
-    with suppress(ValueError):  # as sandboxes have it that only look like Linux
+    with suppress(ValueError):  # in sandboxes that only look like Linux
         return max(0, int(most[0]) - int(taken[0]) + sum(map(int, cache)))
     return None
 
 
 def _address_room() -> int | None:
-    """What a limit of addresses (`ulimit -v`) leaves."""
+    """The room below a limit of address space (`ulimit -v`)."""
     most, taken = resource.getrlimit(resource.RLIMIT_AS)[0], _lines(Path("/proc/self/statm"))
     if most == resource.RLIM_INFINITY or not taken:
         return None
@@ -194,7 +194,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def process_rank() -> int:
-    """Which of the processes that torchrun or mpirun has started this is; 0 without them."""
+    """The rank of this process among those that torchrun or mpirun started; 0 without them."""
     names = ["RANK"] if "MASTER_ADDR" in os.environ else []
     names += ["OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"]
     ranks = (os.environ.get(name, "") for name in names)
@@ -221,7 +221,7 @@ def cpu() -> Cpu:
 
 
 def _torch() -> tuple[Torch, tuple[Gpu, ...]]:
-    """PyTorch and the GPUs that it sees. What it warns of on the way is its problem."""
+    """PyTorch and the GPUs that it sees. A warning raised on the way is its problem."""
     try:
         import torch
     except Exception as error:  # a broken installation fails in many ways
@@ -263,7 +263,7 @@ def _nvidia_smi() -> tuple[tuple[Gpu, ...], str | None]:
 
 
 def _driver_cuda() -> str | None:
-    """The CUDA version of libcuda, which is there with the driver also where nvidia-smi is not."""
+    """The CUDA version of libcuda, which is there with the driver even without nvidia-smi."""
     version = ctypes.c_int()
     try:
         failed = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))

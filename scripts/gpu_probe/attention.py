@@ -14,7 +14,8 @@ from torch import Tensor
 
 from trtla.formats.torch_tensors import E4M3, quantize
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
-from trtla.runtime.models.batch import AttentionGroup, make_batch
+from trtla.runtime.models.attention import AttentionGroup
+from trtla.runtime.models.batch import make_batch
 from trtla.runtime.models.cuda.inputs import Room, StepInputs
 from trtla.runtime.models.cuda.paged_attention import PagedGroup, paged_attend
 from trtla.runtime.models.llama import LlamaModel

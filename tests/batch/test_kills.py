@@ -1,4 +1,4 @@
-"""Whatever ends a job on its way, the same command goes on, and the files are the same bytes."""
+"""Whatever ends a job on its way, the same command resumes, and the files are the same bytes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_signals_keep_what_is_done(
     child.send_signal(number)
     _, err = child.communicate(timeout=120)
     assert child.returncode == code, err
-    assert f"of 300 lines are done and kept in {out}; the same command goes on" in err
+    assert f"of 300 lines are done and kept in {out}; the same command resumes" in err
     assert err.rstrip().endswith(f"error: {said}")
     assert "Traceback" not in err
     size = kept(out)
@@ -78,7 +78,7 @@ def test_a_full_disk_loses_nothing(undisturbed: tuple[Path, Path], tmp_path: Pat
         child = start(source, out, limit=lambda: setrlimit(RLIMIT_FSIZE, limits))  # noqa: B023
         _, err = child.communicate()
         assert child.returncode == 1, err
-        assert err.endswith("hint: free some space: the same command goes on then\n")
+        assert err.endswith("hint: free some space: the same command resumes then\n")
         assert f"error: {out / 'journal'} cannot be written: " in err
         assert kept(out) == limit
     assert batch(source, out, "-q").code == 1

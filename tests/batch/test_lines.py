@@ -11,11 +11,11 @@ import pytest
 from tests.support.jobs import ask, write
 from trtla.api.answers import dumps
 from trtla.batch import lines
-from trtla.batch.lines import Ask, Reader, parse, survey
+from trtla.batch.lines import LineRequest, Reader, parse, survey
 from trtla.errors import UsageError
 
 
-def asks(path: Path) -> list[Ask]:
+def asks(path: Path) -> list[LineRequest]:
     first = survey(path).first
     return [parse(line, first) for line in Reader(path)]
 

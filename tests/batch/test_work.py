@@ -15,7 +15,7 @@ from tests.support.jobs import SHIPPED, ask, batch, chat, texts, write
 from trtla import LLM
 from trtla.api.protocol import ChatBody, CompletionBody
 from trtla.batch.journal import Record
-from trtla.batch.lines import Ask
+from trtla.batch.lines import LineRequest
 from trtla.batch.work import Decoding, Labelling
 from trtla.errors import TrtlaError
 
@@ -28,10 +28,12 @@ def llm() -> Iterator[LLM]:
         yield one
 
 
-def asked(*lines: dict[str, Any]) -> list[Ask]:
+def asked(*lines: dict[str, Any]) -> list[LineRequest]:
     kinds = {True: ChatBody, False: CompletionBody}
     return [
-        Ask(i, one["custom_id"], kinds["messages" in one["body"]](**one["body"]), is_named=True)
+        LineRequest(
+            i, one["custom_id"], kinds["messages" in one["body"]](**one["body"]), is_named=True
+        )
         for i, one in enumerate(lines, 1)
     ]
 
@@ -43,7 +45,7 @@ def answer(record: Record) -> dict[str, Any]:
 def test_lines_are_taken_when_there_is_room(llm: LLM) -> None:
     taken = 0
 
-    def lines() -> Iterator[Ask]:
+    def lines() -> Iterator[LineRequest]:
         nonlocal taken
         for one in asked(*(ask(f"{i}", f"x{i} = ", n=1 + i % 3) for i in range(60))):
             taken += 1

@@ -79,8 +79,33 @@ def test_defaults_shrink_to_the_model(model_config: CheckpointConfig) -> None:
     short = model_config.model_copy(update={"max_position_embeddings": 512})
     build = plan_limits(BuildSettings(), short).build_config
     assert (build.max_text_len, build.max_input_len) == (512, 512)
-    window = model_config.model_copy(update={"sliding_window": 256})
-    assert plan_limits(BuildSettings(), window).build_config.max_text_len == 256
+    windows = (256, None) * (model_config.num_hidden_layers // 2)
+    local = model_config.model_copy(update={"layer_windows": windows})
+    assert plan_limits(BuildSettings(), local).build_config.max_text_len == 2048
+    compiled = plan_limits(BuildSettings(), local, "tensorrt-llm").build_config
+    assert compiled.max_text_len == 256
+
+
+def test_windows_that_are_not_applied_bound_the_text(model_config: CheckpointConfig) -> None:
+    local = model_config.model_copy(update={"layer_windows": (256,)})
+    with pytest.raises(UsageError, match="window 256, which TensorRT-LLM's engines do not") as said:
+        plan_limits(BuildSettings(max_seq_len=300), local, "tensorrt-llm")
+    assert "--backend torch" in str(said.value.hint)
+    older = model_config.model_copy(update={"sliding_window": 256})
+    for backend in ("torch", "tensorrt-llm"):
+        assert plan_limits(BuildSettings(), older, backend).build_config.max_text_len == 256
+        with pytest.raises(UsageError, match="does not say which layers") as said:
+            plan_limits(BuildSettings(max_seq_len=300), older, backend)
+        assert "convert the model again" in str(said.value.hint)
+
+
+@pytest.mark.parametrize("windows", [(8,), (0, 8), (8, None, None)])
+def test_windows_that_are_not_one_a_layer_are_refused(
+    windows: tuple[int | None, ...], model_config: CheckpointConfig
+) -> None:
+    data = {**model_config.model_dump(), "num_hidden_layers": 2, "layer_windows": windows}
+    with pytest.raises(ValueError, match="layer_windows"):
+        CheckpointConfig(**data)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +138,6 @@ def test_torch_engines_have_room_for_drafts_as_far_as_limits_leave_it(
     ("keys", "named"),
     [
         ({"max_seq_len": 5000}, "max_seq_len 5000 is above the 4096 positions of the model"),
-        ({"max_seq_len": 2000}, "max_seq_len 2000 is above the model's sliding window 1500"),
         ({"max_input_len": 200, "max_seq_len": 100}, "max_input_len 200 is above max_seq_len 100"),
         ({"max_draft_len": 82}, "max_draft_len 82 disagrees with lookahead 7,7,7"),
         ({"max_batch_size": 0}, "max_batch_size is 0"),
@@ -125,9 +149,8 @@ def test_torch_engines_have_room_for_drafts_as_far_as_limits_leave_it(
 def test_limits_that_contradict_are_refused(
     keys: dict[str, Any], named: str, model_config: CheckpointConfig
 ) -> None:
-    config = model_config.model_copy(update={"sliding_window": 1500})
     with pytest.raises(UsageError, match=named) as caught:
-        plan_limits(replace(BuildSettings(LOOKAHEAD), **keys), config)
+        plan_limits(replace(BuildSettings(LOOKAHEAD), **keys), model_config)
     assert "--" in str(caught.value.hint)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from trtla.errors import UsageError
 from trtla.formats.config import CheckpointConfig
 from trtla.formats.hf_config import read_hf_config
 
@@ -35,15 +36,18 @@ def test_absent_keys_have_llamas_defaults(tmp_path: Path) -> None:
     assert (config.norm_epsilon, config.rotary_base) == (1e-6, 10000.0)
     assert config.rotary_scaling is None
     assert not config.tie_word_embeddings
-    assert config.sliding_window is None
+    assert config.layer_windows == ()
 
 
 @pytest.mark.parametrize(
-    ("keys", "expected"), [({}, 4096), ({"sliding_window": None}, None), ({"sliding_window": 9}, 9)]
+    ("keys", "expected"),
+    [({}, (4096, 4096)), ({"sliding_window": None}, ()), ({"sliding_window": 9}, (9, 9))],
 )
-def test_mistrals_window(keys: dict[str, Any], expected: int | None, tmp_path: Path) -> None:
-    assert read(tmp_path, {**MISTRAL, **keys})[0].sliding_window == expected
-    assert read(tmp_path, {**LLAMA, **keys})[0].sliding_window is None
+def test_mistrals_window(
+    keys: dict[str, Any], expected: tuple[int | None, ...], tmp_path: Path
+) -> None:
+    assert read(tmp_path, {**MISTRAL, **keys})[0].layer_windows == expected
+    assert read(tmp_path, {**LLAMA, **keys})[0].layer_windows == ()
 
 
 def test_what_qwen2_fixes_and_what_absent_keys_mean_there(tmp_path: Path) -> None:
@@ -55,13 +59,13 @@ def test_what_qwen2_fixes_and_what_absent_keys_mean_there(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("keys", "expected"),
     [
-        ({"use_sliding_window": False, "sliding_window": 9, "max_window_layers": 0}, None),
-        ({"sliding_window": 9, "max_window_layers": 0}, None),
-        ({"use_sliding_window": True, "sliding_window": 9}, None),
-        ({"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 2}, None),
-        ({"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}, 9),
-        ({"use_sliding_window": True, "max_window_layers": 1}, 4096),
-        ({"use_sliding_window": True, "sliding_window": None, "max_window_layers": 0}, None),
+        ({"use_sliding_window": False, "sliding_window": 9, "max_window_layers": 0}, ()),
+        ({"sliding_window": 9, "max_window_layers": 0}, ()),
+        ({"use_sliding_window": True, "sliding_window": 9}, ()),
+        ({"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 2}, ()),
+        ({"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}, (None, 9)),
+        ({"use_sliding_window": True, "max_window_layers": 1}, (None, 4096)),
+        ({"use_sliding_window": True, "sliding_window": None, "max_window_layers": 0}, ()),
         (
             {
                 "use_sliding_window": True,
@@ -69,19 +73,42 @@ def test_what_qwen2_fixes_and_what_absent_keys_mean_there(tmp_path: Path) -> Non
                 "max_window_layers": 0,
                 "layer_types": ["full_attention", "full_attention"],
             },
-            None,
+            (),
+        ),
+        (
+            {
+                "use_sliding_window": True,
+                "sliding_window": 9,
+                "layer_types": ["sliding_attention", "full_attention"],
+            },
+            (9, None),
         ),
     ],
 )
 def test_qwen2s_window_is_that_of_layers_behind_max_window_layers(
-    keys: dict[str, Any], expected: int | None, tmp_path: Path
+    keys: dict[str, Any], expected: tuple[int | None, ...], tmp_path: Path
 ) -> None:
     from transformers import Qwen2Config
 
-    assert read(tmp_path, {**QWEN2, **keys})[0].sliding_window == expected
+    found = read(tmp_path, {**QWEN2, **keys})[0]
+    assert found.layer_windows == expected
     theirs = Qwen2Config(**{k: v for k, v in QWEN2.items() if k != "model_type"}, **keys)
-    windowed = "sliding_attention" in theirs.layer_types
-    assert (theirs.sliding_window if windowed else None) == expected
+    local = [kind == "sliding_attention" for kind in theirs.layer_types]
+    assert found.windows == tuple(theirs.sliding_window if one else None for one in local)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "named"),
+    [
+        (["full_attention"], "layer_types has 1 entries for 2 layers"),
+        (["chunked_attention", "full_attention"], "layer_types has 'chunked_attention'"),
+    ],
+)
+def test_layers_that_attend_in_an_unknown_way_are_refused(
+    kinds: list[str], named: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=named):
+        read(tmp_path, {**QWEN2, "layer_types": kinds})
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from trtla.errors import TrtlaError
-from trtla.trtllm.ranks import build_ranks
+from trtla.trtllm.rank_builds import build_ranks
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class FakeBuild:
 def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers from a process that has imported PyTorch once, in the place of fresh ones."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__, "trtla.trtllm.ranks"])
+    context.set_forkserver_preload([__name__, "trtla.trtllm.rank_builds"])
     source = SimpleNamespace(get_context=lambda method: context)
-    monkeypatch.setattr("trtla.trtllm.ranks.multiprocessing", source)
+    monkeypatch.setattr("trtla.trtllm.rank_builds.multiprocessing", source)
 
 
 def test_one_worker_builds_in_this_process(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def test_compare_copies_neither_the_answer_just_given_nor_side_a(session):
     ((_, replies),) = shown.compared
     assert {reply.ids for reply in replies} == {session.turns[0].answer_ids}
     for reply in replies:
-        assert not reply.sources.get("others")  # "both" may be its own text and a row
+        assert not reply.sources.get("requests")  # "agreement" may be its own text and a row
     assert [reply.tally.reused_tokens for reply in replies] == [0, 0]
 
 

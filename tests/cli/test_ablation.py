@@ -306,14 +306,15 @@ def test_the_sources_of_auto_are_switched_off_one_by_one(model: Path, tmp_path: 
     assert ran.code == 0, ran.err
     assert all(row["equal_texts"] == "1" for row in read(path))
     rows = {(one["arm"], one["setting"]): one for one in ran.json["rows"]}
-    without = [f"auto-without-{name}" for name in ("own", "others", "rows", "window")]
+    without = [f"auto-without-{name}" for name in ("context", "requests", "recycling", "window")]
     named = [(name, None) for name in ("ar", "lookahead-auto", *without)]
     assert list(rows) == [*named, ("auto-nodes", "nodes 2"), ("auto-nodes", "nodes 5")]
     assert rows["ar", None]["sources"] is None
     assert rows["ar", None]["fed_per_step"] == 1
-    for name in ("own", "others", "window"):
+    for name in ("context", "requests", "window"):
         assert name not in rows[f"auto-without-{name}", None]["sources"]
-    assert not {"rows", "both"} & set(rows["auto-without-rows", None]["sources"])
+    left = set(rows["auto-without-recycling", None]["sources"])
+    assert not {"recycling", "agreement"} & left
     few, many = (rows["auto-nodes", f"nodes {count}"] for count in (2, 5))
     assert 1 < few["fed_per_step"] <= 3 < many["fed_per_step"] <= 6
     steps: dict[tuple[str, ...], list[str]] = {}
@@ -323,7 +324,7 @@ def test_the_sources_of_auto_are_switched_off_one_by_one(model: Path, tmp_path: 
     assert all(first == second for first, second in steps.values())  # a repeat learns nothing
     again = ablation(model, path, *args, "--prompts-per-task", "2")
     assert "note: 32 of 32 decodings are there already" in again.err
-    assert "| auto-nodes (nodes 5) |" in again.out
+    assert "| auto-nodes (nodes 5) " in again.out
     other = ablation(model, tmp_path / "others.csv", *args[:1], "--arms", "ar")
     refused(other, 2, "--sources and --arms exclude each other")
 

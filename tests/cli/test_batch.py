@@ -163,7 +163,7 @@ def test_a_finished_job_does_nothing(begun: tuple[Path, Path]) -> None:
     before = {path: path.stat().st_mtime_ns for path in out.iterdir()}
     ran = batch(source, out)
     assert ran.code == 1
-    assert f"note: the job in {out} is finished; --force begins anew\n" in ran.err
+    assert f"note: the job in {out} is finished; --force starts again\n" in ran.err
     assert "runs on" not in ran.err
     assert "1 of 2 lines failed; the first, b: temprature" in ran.err
     assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == before
@@ -187,7 +187,7 @@ def test_another_job_in_the_folder_is_refused(
     shutil.copytree(SHIPPED, model)
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, "rope_theta": 12345.0}))
-    hint = "choose another -o, or begin anew with --force"
+    hint = "choose another -o, or start again with --force"
     refused(batch(other, out), 2, f"{out} holds a job of another input than {other}", hint)
     names = ("-m", model, "--served-model-name", "tiny-llama")
     refused(trtla("batch", source, "-o", out, *names), 2, "holds a job of another model", hint)
@@ -335,7 +335,7 @@ def test_a_signal_that_something_swallows_is_raised_again(
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     assert done.returncode == code, done.stderr
-    assert f"note: 0 of 9 lines are done and kept in {out}; the same command goes on" in done.stderr
+    assert f"note: 0 of 9 lines are done and kept in {out}; the same command resumes" in done.stderr
     assert not (out / "output.jsonl").exists()
 
 

@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from tests.support.chat_templates import CHATML, NO_SYSTEM, UNREADABLE, expected_ids, with_template
+from tests.support.chat_templates import (
+    CHATML,
+    NO_SYSTEM,
+    THINKING,
+    UNREADABLE,
+    expected_ids,
+    with_template,
+)
 from tests.support.command import Ran, refused, trtla
 from trtla.cli.shared.model import ADVICE
 from trtla.llm.text import Tokenizer
@@ -81,6 +88,35 @@ def test_a_begun_answer_goes_on_where_that_is_asked_for(chat_model: Path) -> Non
         refused(ran, 2, "continue_final_message, which is for messages", "omit it")
     text = ("--chat", "--input-text", "a", "--continue-final-message")
     assert run(chat_model, *text).code == 0  # texts of the command line are no conversations
+
+
+def test_a_template_gets_variables_from_the_flag_and_from_lines(model, tmp_path) -> None:
+    folder = with_template(model, tmp_path / "model", THINKING)
+    thoughts = "</think>\n\n"
+
+    def endings(*args: str, stdin: str = "") -> list[bool]:
+        ran = run(folder, *args, "--json", stdin=stdin)
+        assert ran.code == 0, ran.err
+        return [one["input_text"].endswith(thoughts) for one in ran.json["results"]]
+
+    flag = ("--chat-template-kwargs", json.dumps({"enable_thinking": False}))
+    assert endings("--chat", "--input-text", "Why?") == [False]
+    assert endings("--chat", "--input-text", "Why?", *flag) == [True]
+    kwargs = ({"enable_thinking": True}, {}, {"enable_thinking": False})
+    lines = [json.dumps({"messages": [ASK], "chat_template_kwargs": one}) for one in kwargs]
+    assert endings("--input-file", "-", stdin="\n".join(lines)) == [False, False, True]
+    assert endings("--input-file", "-", *flag, stdin="\n".join(lines)) == [False, True, True]
+    line = json.dumps({"text": "a", "chat_template_kwargs": {}})
+    refused(run(folder, "--input-file", "-", stdin=line), 2, "is for messages", "omit it")
+    line = json.dumps({"messages": [ASK], "chat_template_kwargs": {"tools": []}})
+    ran = run(folder, "--input-file", "-", stdin=line)
+    refused(ran, 2, "line 1 of stdin: chat_template_kwargs may not set tools", "omit it")
+
+
+@pytest.mark.parametrize("value", ["{", "[1]", "{'a': 1}", '{"messages": []}', "NaN"])
+def test_variables_that_are_no_object_of_json_are_refused(value, no_weights: Path) -> None:
+    ran = run(no_weights, "--chat", "--input-text", "a", "--chat-template-kwargs", value)
+    refused(ran, 2, "chat-template-kwargs", "give")
 
 
 WALKING = (

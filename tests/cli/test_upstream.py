@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 from collections import Counter
 from pathlib import Path
 
@@ -12,19 +10,20 @@ import click
 import pytest
 
 from tests.support.command import ROOT, Ran, refused, trtla
+from tests.support.tables import assert_tables
 from trtla.cli.app import cli
 from trtla.cli.commands import COMMANDS
 from trtla.cli.shared.command import Command
-from trtla.cli.shared.upstream import passed_on
+from trtla.cli.shared.upstream import trtllm_settings
 from trtla.errors import UsageError
 from trtla.settings.fields import flag_name
 from trtla.settings.upstream.option import (
     Accepted,
+    Flag,
     Needless,
     PassedOn,
     Program,
     Refused,
-    Theirs,
 )
 from trtla.settings.upstream.programs import PROGRAMS
 
@@ -60,16 +59,16 @@ def parsed(program: Program, *args: str) -> click.Context:
     return command.make_context(program.command, [*NEEDED[program.command], *args], parent=parent)
 
 
-def value_of(one: Theirs) -> str:
+def value_of(one: Flag) -> str:
     return EXAMPLES.get(one.name) or one.default or "1"
 
 
-def given(name: str, one: Theirs) -> list[str]:
+def given(name: str, one: Flag) -> list[str]:
     return [f"--{name}"] if one.takes == "switch" else [f"--{name}={value_of(one)}"]
 
 
 @pytest.mark.parametrize(("program", "one"), ROWS, ids=NAMES)
-def test_every_option_does_what_the_table_says(program: Program, one: Theirs) -> None:
+def test_every_option_does_what_the_table_says(program: Program, one: Flag) -> None:
     for name in one.names:
         outcome = refusal = None
         try:
@@ -88,14 +87,14 @@ def test_every_option_does_what_the_table_says(program: Program, one: Theirs) ->
             assert outcome.params[setting] not in (None, ()), setting
             assert outcome.get_parameter_source(setting) is click.core.ParameterSource.COMMANDLINE
         if isinstance(one.fate, PassedOn):
-            (pair,) = passed_on(outcome, trtllm=lambda: True)
+            (pair,) = trtllm_settings(outcome, trtllm=lambda: True)
             assert pair.partition("=")[0] == one.fate.setting
         own = {param.name for param in outcome.command.params} - set(one.names)
         assert set(outcome.params) <= own | set(one.names)
 
 
 @pytest.mark.parametrize(("program", "one"), ROWS, ids=NAMES)
-def test_the_table_is_of_one_piece(program: Program, one: Theirs) -> None:
+def test_the_table_is_of_one_piece(program: Program, one: Flag) -> None:
     command = COMMANDS[program.command]
     fate = one.fate
     if isinstance(fate, Accepted):
@@ -306,7 +305,7 @@ def test_a_tokenizer_is_found_by_both_names(bare_engine: Path, model: Path) -> N
         assert ran.code == 0, ran.err
 
 
-def cell(program: Program, one: Theirs) -> str:
+def cell(program: Program, one: Flag) -> str:
     """What the option is here."""
     fate = one.fate
     if isinstance(fate, Accepted):
@@ -320,7 +319,7 @@ def cell(program: Program, one: Theirs) -> str:
     return "no effect" if isinstance(fate, Needless) else "refused"
 
 
-def note(one: Theirs) -> str:
+def note(one: Flag) -> str:
     fate = one.fate
     if isinstance(fate, Refused):
         return f"{fate.why}; {fate.hint}"
@@ -344,17 +343,5 @@ def table(program: Program) -> str:
     return "\n".join(lines)
 
 
-def with_tables(text: str) -> str:
-    for program in PROGRAMS.values():
-        head = re.escape(table(program).partition("\n")[0])
-        new = table(program).replace("\\", r"\\") + "\n"
-        text = re.sub(rf"^{head}\n(\|.*\n)+", new, text, flags=re.MULTILINE)
-    return text
-
-
 def test_the_migration_page_has_the_table() -> None:
-    if os.environ.get("TRTLA_UPDATE_DOCS"):
-        PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    text = PAGE.read_text(encoding="utf-8")
-    assert with_tables(text) == text, "set TRTLA_UPDATE_DOCS=1 to regenerate"
-    assert all(table(program) in text for program in PROGRAMS.values())
+    assert_tables(PAGE, map(table, PROGRAMS.values()))

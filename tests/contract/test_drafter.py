@@ -220,7 +220,7 @@ def test_accepted_tokens_are_learnt_from_at_their_depth() -> None:
     chains, text = Chains(SETTINGS), [1, 2, 3, 4, 5] * 30
     for at in range(20, 100, 5):
         chains.draft([ChainRequest(0, text[:at], 20, 4)])
-    assert chains._requests[0].tree.counts()["own"].accepted == (15, 15, 15, 15)
+    assert chains._requests[0].tree.counts()["context"].accepted == (15, 15, 15, 15)
 
 
 def test_chains_get_shorter_where_they_are_wrong_and_longer_where_they_are_right() -> None:

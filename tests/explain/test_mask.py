@@ -17,7 +17,7 @@ from trtla.explain.step_outcome import blocks, outcome_of, paths, positions, rol
 from trtla.explain.text_view import mask_lines
 from trtla.runtime.draft import Draft
 from trtla.runtime.drafters.lookahead import lookahead_drafter
-from trtla.runtime.models.batch import tree_bias
+from trtla.runtime.models.attention import tree_bias
 from trtla.settings.drafting import DraftOptions
 from trtla.settings.lookahead import LookaheadConfig
 

@@ -53,7 +53,7 @@ def test_windows_harvests_and_candidates_are_those_of_the_deep_trace():
         if (found := paths(step.draft))
     }
     assert guesses == DEEP_GUESSES
-    assert {s.number + 1: list(s.found) for s in told.steps if s.found} == DEEP_GUESSES
+    assert {s.number + 1: list(s.candidates) for s in told.steps if s.candidates} == DEEP_GUESSES
     for forward, (levels, new, harvest) in DEEP_WINDOWS.items():
         step = told.steps[forward - 1]
         assert step.window is not None

@@ -25,7 +25,7 @@ POOL = "Nothing was found in the pool: the target added "
 @pytest.mark.parametrize(
     ("run", "number", "found", "sentence"),
     [
-        ((M17, [1, 4, 13], (5, 4, 5), 40), 0, ("prompt_pass", (), 6),
+        ((M17, [1, 4, 13], (5, 4, 5), 40), 0, ("prefill", (), 6),
          "The prefill drafts nothing: it adds the target's first token."),
         ((M17, [1, 4, 13], (5, 4, 5), 40), 1, ("nothing_drafted", (), 2), f"{POOL}'2'."),
         ((C4, [0, 1, 2, 3], (4, 4, 0), 12), 5, ("nothing_drafted", (), 1),

@@ -70,12 +70,12 @@ def test_a_fed_window_is_shown_beside_the_tree():
 def test_the_tree_is_drawn_with_its_branches():
     """The target goes on with 1 2: of two branches that begin with 1 one is right."""
     told, _ = auto(count=4, nodes=0)
-    own, rows, both = map(PROPOSERS.index, ("own", "rows", "both"))
+    context, rows, both = map(PROPOSERS.index, ("context", "recycling", "agreement"))
     draft = Draft(
         (1, 4, 2, 3, 0),
         (0, 0, 1, 1, 4),
         values=(0.9, 0.05, 0.3, 0.42, 0.4),
-        sources=(own, rows, rows, both, own),
+        sources=(context, rows, rows, both, context),
     )
     step = replace(told.steps[1], draft=draft, committed=(1, 2, 4))
     outcome = outcome_of(told, step)
@@ -84,12 +84,12 @@ def test_the_tree_is_drawn_with_its_branches():
     start = lines.index("token source chance fate")
     assert lines[start : start + 7] == [
         "token source chance fate",
-        "├ 1 own 0.90 accepted ✓",
-        "│ ├ 3 both 0.42 rejected ✗",
-        "│ │ └ 0 own 0.40 not reached",
-        "│ └ 2 rows 0.30 accepted ✓",
-        "└ 4 rows 0.05 rejected ✗",
-        "both: a text and a row of logits propose the token",
+        "├ 1 context 0.90 accepted ✓",
+        "│ ├ 3 agreement 0.42 rejected ✗",
+        "│ │ └ 0 context 0.40 not reached",
+        "│ └ 2 recycling 0.30 accepted ✓",
+        "└ 4 recycling 0.05 rejected ✗",
+        "agreement: a text and recycled logits propose the token",
     ]
     ended = replace(step, committed=(1,))  # the text ends within the draft
     assert fates(outcome_of(told, ended)) == [

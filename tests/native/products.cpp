@@ -72,13 +72,9 @@ static bool check(const char* name, Type type) {
 int main() {
     tiles_are_given();
     std::printf("%d lanes%s\n", LANES, HAS_TILES ? ", tiles" : "");
-    bool sound = check<Q8_0>("Q8_0", TYPE_Q8_0);
-    sound &= check<Q4_0>("Q4_0", TYPE_Q4_0);
-    sound &= check<Q4_1>("Q4_1", TYPE_Q4_1);
-    sound &= check<Q5_0>("Q5_0", TYPE_Q5_0);
-    sound &= check<Q5_1>("Q5_1", TYPE_Q5_1);
-    sound &= check<Q4_K>("Q4_K", TYPE_Q4_K);
-    sound &= check<Q5_K>("Q5_K", TYPE_Q5_K);
-    sound &= check<Q6_K>("Q6_K", TYPE_Q6_K);
+    bool sound = true;
+#define TRTLA_TYPE(name, ...) sound &= check<name>(#name, TYPE_##name);
+    TRTLA_BLOCK_TYPES(TRTLA_TYPE)
+#undef TRTLA_TYPE
     return !sound;
 }

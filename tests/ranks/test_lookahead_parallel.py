@@ -31,7 +31,7 @@ from tests.support.tensors import argmax, draw_at, ranked_rows
 from tests.support.unchanged import RANK_SOURCES
 from trtla import LLM, SamplingParams
 from trtla.errors import RankLost, UsageError
-from trtla.runtime.loop.replica import (
+from trtla.runtime.loop.lookahead_rank import (
     RowAnswers,
     RowQuery,
     answer_rows,

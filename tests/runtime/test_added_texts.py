@@ -1,4 +1,4 @@
-"""Texts that an executor gets to draft from: checked, passed on, kept when it begins anew."""
+"""Texts that an executor gets to draft from: checked, passed on, kept when it is reset."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RULE = hash_rule(7, 3)
 
 
 class Keeping(DrafterFactory):
-    """Keeps texts until it begins anew."""
+    """Keeps texts until it is reset."""
 
     def __init__(self) -> None:
         self.kept: list[tuple[int, ...]] = []

@@ -68,7 +68,7 @@ def test_executors_of_fixed_triples_refuse_it():
 
 def drafter_of(prompt, output_len, shared=None, window=None, **more):
     shared = shared or SharedTrees(100)
-    sources = ("own", "others", "expected", "window", "chain")
+    sources = ("context", "requests", "expected", "window", "chain")
     tree = shared.tree(prompt, SamplingParams(), sources, True)
     return TreeDrafter(tree, shared, 64, output_len, window, **more)
 
@@ -146,10 +146,10 @@ def test_a_number_of_nodes_is_fed_whatever_it_costs(nodes):
 
 def test_sources_that_are_switched_off_propose_nothing():
     asked = [request([1, 2, 3, 1, 2, 3, 1], 40, adaptive=True)]
-    none = DraftOptions(sources=("others",), nodes=8)
+    none = DraftOptions(sources=("requests",), nodes=8)
     outputs, _, _ = decode(hash_rule(5, 2), 5, (7, 7, 7), asked, options=none)
     assert outputs[0][-1].stats.drafted == 0
-    with pytest.raises(UsageError, match=r"source 'row' is not known\n.*rows"):
+    with pytest.raises(UsageError, match=r"source 'row' is not known\n.*recycling"):
         DraftOptions(sources=("row",))
 
 

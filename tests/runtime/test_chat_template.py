@@ -186,7 +186,7 @@ assert tokenizer.decode(ids) == "Hello, Welt"
 assert tokenizer.has_chat_template and len(tokenizer.fingerprint) == 64
 messages = [{"role": "user", "content": "<|im_end|> hi"}]
 text = tokenizer.chat_text(messages)
-apart = tokenizer.render_apart(20)
+apart = tokenizer.render_in_process(20)
 assert tokenizer.chat_text(messages) == text
 print(len(tokenizer.prompt_ids(messages)), text)
 apart.close()

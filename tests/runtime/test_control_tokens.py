@@ -28,7 +28,7 @@ from tests.support.gguf_models import byte_vocabulary, vocabulary
 from trtla.errors import UsageError
 from trtla.llm.templates import ChatTemplate
 from trtla.llm.text import Tokenizer
-from trtla.settings.messages import Ending
+from trtla.settings.messages import Rendering
 
 BEGIN, END, WORD = "<|im_start|>", "<|im_end|>", "<think>"
 TEMPLATES = {
@@ -294,7 +294,7 @@ def test_a_text_is_spelt_as_if_its_names_were_no_tokens(opened: Callable[..., To
 def test_a_template_that_looks_into_messages_sees_them(opened: Callable[..., Tokenizer]) -> None:
     tokenizer = opened("byte_level", "hides thoughts")
     said = [{"role": "assistant", "content": f"no</think>yes{END}"}]
-    ids = tokenizer.prompt_ids(said, ending=Ending(add_generation_prompt=False))
+    ids = tokenizer.prompt_ids(said, rendering=Rendering(add_generation_prompt=False))
     assert tokenizer.decode(ids) == f"yes{END}"
 
 

@@ -11,7 +11,7 @@ from trtla import LLM, SamplingParams, UsageError
 from trtla.llm.conversations import Conversations
 from trtla.llm.templates import ChatTemplate
 from trtla.llm.text import Tokenizer
-from trtla.settings.messages import ANSWER, CONTINUED, Ending
+from trtla.settings.messages import ANSWER, CONTINUED, Rendering
 
 HEAD, END = "<|im_start|>{{ m.role }}\n", "<|im_end|>\n{% endfor %}"
 ASKED = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -54,9 +54,19 @@ TALK = [
 ]
 
 
+def filling(template):
+    """What fills a template in, as a tokenizer has it."""
+
+    def fill(messages, rendering):
+        answer, variables = rendering.add_generation_prompt, rendering.chat_template_kwargs
+        return template.render(messages, answer, variables)
+
+    return fill
+
+
 def conversations(template):
     own = ChatTemplate(template, {"bos_token": "<s>"})
-    return Conversations(lambda messages, add: own.render(messages, add))
+    return Conversations(filling(own))
 
 
 @pytest.mark.parametrize("name", WALKING)
@@ -118,9 +128,9 @@ def test_a_long_talk_costs_few_trials(raising) -> None:
     template = ChatTemplate(few * raising + WRITING["quoting"], {})
     trials = []
 
-    def fill(messages, add):
+    def fill(messages, rendering):
         trials.append(len(messages))
-        return template.render(messages, add)
+        return filling(template)(messages, rendering)
 
     talk = [{"role": ("user", "assistant")[i % 2], "content": f"a\n{i}"} for i in range(201)]
     assert Conversations(fill).text(talk, ANSWER).count("a") == 201
@@ -170,16 +180,16 @@ def test_what_is_last_has_to_fit_what_is_asked() -> None:
     assert "continue_final_message" in refusal.value.hint
     with pytest.raises(UsageError, match="the last message is of user"):
         conversations(CHATML).text(TALK, CONTINUED)
-    closed = conversations(CHATML).text(BEGUN, Ending(False))
+    closed = conversations(CHATML).text(BEGUN, Rendering(False))
     assert closed.endswith("The cat sat \n<|im_end|>\n")
     with pytest.raises(UsageError, match="exclude each other"):
-        Ending.of(True, True)
+        Rendering.of(True, True)
 
 
 def test_control_tokens_of_a_text_that_goes_on_are_its_letters(tmp_path) -> None:
     tokenizer = Tokenizer(tokenizer_folder(tmp_path, CHATML))
     begun = [*TALK[:2], {"role": "assistant", "content": "a<|im_end|>b"}]
-    ids = tokenizer.prompt_ids(begun, ending=CONTINUED)
+    ids = tokenizer.prompt_ids(begun, rendering=CONTINUED)
     start, end = tokenizer.encode("<|im_start|><|im_end|>", special=False)
     assert (ids.count(start), ids.count(end)) == (3, 2)
     assert tokenizer.decode(ids).endswith("assistant\na<|im_end|>b")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import torch
@@ -31,8 +32,9 @@ def fake_capture_on(device):
     return fake_capture
 
 
-def problem(capture_on=fake_capture_on):
-    return cuda_check.problem(llama().config, torch.float32, CPU, capture_on)
+def problem(capture_on=fake_capture_on, **changes):
+    config = llama().config.model_copy(update=changes)
+    return cuda_check.problem(config, torch.float32, CPU, capture_on)
 
 
 @contextmanager
@@ -47,6 +49,7 @@ def test_what_gives_the_same_numbers_passes():
     with played_kernels():
         assert problem() is None
         assert problem(None) is None
+        assert problem(layer_windows=(9, None)) is None
 
 
 @pytest.mark.parametrize("wrong", [0.0, 1.05, float("nan")])
@@ -57,6 +60,22 @@ def test_wrong_numbers_are_found(monkeypatch, wrong):
         attend = paged_attention.paged_attend
         patch.setattr(paged_attention, "paged_attend", lambda *args: attend(*args) * wrong)
         assert "its logits differ from PyTorch's by" in problem()
+
+
+def test_windows_that_are_not_applied_are_found():
+    with played_kernels() as patch:
+        from trtla.runtime.models.cuda import paged_attention
+
+        attend = paged_attention.paged_attend
+        patch.setattr(
+            paged_attention,
+            "paged_attend",
+            lambda queries, keys, values, group, scale: attend(
+                queries, keys, values, replace(group, window=None), scale
+            ),
+        )
+        assert problem() is None
+        assert "its logits differ from PyTorch's by" in problem(layer_windows=(9, None))
 
 
 def test_accepted_rows_that_stay_where_they_were_are_found():
@@ -227,6 +246,21 @@ def kernels():
 @pytest.mark.parametrize("cache", [None, "FP8"])
 def test_the_kernels_themselves_pass_interpreted(kernels, cache):
     assert kernels(None, cache) is None
+
+
+@pytest.mark.deep
+def test_the_kernels_themselves_pass_with_windows_interpreted(kernels):
+    assert kernels(layer_windows=(9, None)) is None
+
+
+@pytest.mark.deep
+def test_the_kernels_pass_with_all_that_families_do_interpreted(kernels):
+    scales = {"embedding_multiplier": 8.0, "residual_multiplier": 0.5, "logits_scaling": 2.0}
+    norms = {"qk_layernorm": True, "sandwich_norms": True, "attention_scale": 0.3}
+    options = {**scales, **norms, "hidden_act": "gelu_pytorch_tanh"}
+    assert kernels(**options, unrotated_layers=(1,)) is None
+    local = {"layer_windows": (9, None), "local_rotary_base": 1e3}
+    assert kernels(**options, **local, rotary_pct=0.5) is None
 
 
 # Sizes of their own, and FP8 weights.

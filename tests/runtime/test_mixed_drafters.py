@@ -95,7 +95,7 @@ def test_a_named_triple_in_a_list_is_run_as_it_is() -> None:
     assert [step.window_after for step in listed[:2]] == [step.window_after for step in alone[:2]]
     for step in listed[1:]:
         fed = {step.draft.tokens_to(node) for node in range(1, step.draft.size)}
-        assert all(branch[: len(path)] in fed for branch in step.found for path in [branch])
+        assert all(branch[: len(path)] in fed for branch in step.candidates for path in [branch])
     assert any("chain" in s.draft.proposers(range(1, s.draft.size)) for s in listed[1:])
 
 

@@ -58,19 +58,23 @@ small_steps = steps(prompts=1, generating=2)
 split_counts = st.sampled_from((1, 2, 4))
 
 
-def check(feeds, cache, group_size, dtype, splits, room=None):
+def check(feeds, cache, group_size, dtype, splits, room=None, window=None):
     """Paged attention of all of a step's groups equals the packed one."""
+    windows = [] if window is None else [window]
     device, (kv_heads, size) = cache.data.device, cache.data.shape[-2:]
-    expected_batch = make_batch(feeds, cache, group_size, dtype)
-    batch = StepInputs(room or Room.of(feeds), NUM_BLOCKS, device).fill(feeds)
+    expected_batch = make_batch(feeds, cache, group_size, dtype, windows)
+    batch = StepInputs(room or Room.of(feeds), NUM_BLOCKS, device, windows).fill(feeds)
     shape = (len(batch.tokens), group_size * kv_heads + 2, size)  # rows with keys and values behind
     heads = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(device, dtype)
     queries, (keys, values), scale = heads[:, :-2], cache.layer(0), cache.scale(0)
     used = len(expected_batch.tokens)
-    groups = expected_batch.groups
+    groups = expected_batch.seen_in(window)
     expected = attend_packed(queries[:used], keys, values, groups, scale)
     got = torch.cat(
-        [paged_attend(queries[g.rows], keys, values, g, scale, splits) for g in batch.groups]
+        [
+            paged_attend(queries[g.rows], keys, values, g, scale, splits)
+            for g in batch.seen_in(window)
+        ]
     )
     tolerance = TOLERANCE[dtype]
     torch.testing.assert_close(got[:used], expected, rtol=tolerance, atol=tolerance)
@@ -85,6 +89,14 @@ def test_trees_and_prompts_equal_packed_attention(
     cache = empty_cache(kv_heads, size)
     room = wide_room(feeds) if padded else None
     check(feeds, cache, group_size, torch.float32, splits, room)
+
+
+@interpreted
+@examples(12)
+@given(small_steps, group_size, split_counts, st.sampled_from((1, 5, 32, 90)), st.booleans())
+def test_what_a_window_hides_is_not_seen(feeds, group_size, splits, window, padded):
+    room = wide_room(feeds) if padded else None
+    check(feeds, empty_cache(2, 16), group_size, torch.float32, splits, room, window)
 
 
 @interpreted
@@ -163,10 +175,11 @@ from triton.compiler import ASTSource, compile
 from trtla.runtime.models.cuda import kernels
 
 sizes = dict(KV_HEADS=8, GROUP_SIZE=4, HEAD_SIZE=128, PAGE=32, BLOCK_M={tile}, BLOCK_N=64)
-modes = dict(SPLITS={splits}, CAUSAL={causal}, SCALED={scaled})
+modes = dict(SPLITS={splits}, CAUSAL={causal}, SCALED={scaled}, WINDOWED={windowed})
 pointers = dict(queries="*{dtype}", keys="*{cache}", values="*{cache}", sequences="*i32")
-pointers |= dict(masks="*i64", scale="*fp32", out="*fp32", logs="*fp32", factor="fp32")
-names = ("rows", "query_stride", "slot_stride", "sequence_stride", "words")
+pointers |= dict(masks="*i64", positions="*i64", scale="*fp32", out="*fp32", logs="*fp32")
+pointers |= dict(factor="fp32")
+names = ("rows", "query_stride", "slot_stride", "sequence_stride", "words", "window")
 numbers = dict.fromkeys(names, "i32")
 constants = sizes | modes
 signature = pointers | numbers | dict.fromkeys(constants, "constexpr")
@@ -183,14 +196,14 @@ assert compile(ASTSource(kernels.combine, signature, constants), target=target).
 @pytest.mark.parametrize(
     ("capability", "mode"),
     [
-        (80, ("bf16", "bf16", 128, 4, 0, 0)),
-        (90, ("fp16", "fp16", 16, 1, 1, 0)),
-        (90, ("bf16", "fp8e4nv", 64, 2, 0, 1)),
+        (80, ("bf16", "bf16", 128, 4, 0, 0, 1)),
+        (90, ("fp16", "fp16", 16, 1, 1, 0, 1)),
+        (90, ("bf16", "fp8e4nv", 64, 2, 0, 1, 0)),
     ],
     ids=["bfloat16", "float16-prompt", "fp8-cache"],
 )
 def test_kernels_compile_to_machine_code_without_a_gpu(capability, mode, tmp_path):
-    names = ("dtype", "cache", "tile", "splits", "causal", "scaled")
+    names = ("dtype", "cache", "tile", "splits", "causal", "scaled", "windowed")
     code = COMPILE.format(**dict(zip(names, mode, strict=True)), capability=capability)
     compiled_in_a_process(code, tmp_path)
 

@@ -77,20 +77,20 @@ def test_counts_are_added_by_depth():
     assert first + second == SourceCounts((4, 2), (3, 1), (2, 1), 1.5)
     assert (first + second).calibration == 0.5
     assert SourceCounts((1,), (1,)).calibration is None
-    mixed = total([{"own": first}, {"own": second, "rows": second}])
-    assert mixed == {"own": first + second, "rows": second}
-    assert total([{"own": first}, None]) is None
+    mixed = total([{"context": first}, {"context": second, "recycling": second}])
+    assert mixed == {"context": first + second, "recycling": second}
+    assert total([{"context": first}, None]) is None
 
 
 def test_a_fed_window_keeps_the_sources_of_its_tree():
     shared, window = SharedTrees(100), LookaheadWindow(LookaheadConfig(3, 3, 2), [8, 9, 8])
     tree = shared.tree([1, 2], SamplingParams(), PROPOSERS[:-1], True)
     drafter = TreeDrafter(tree, shared, 64, 20, window)
-    chosen = Draft((8, 5), (0, 1), values=(0.9, 0.4), sources=(0, PROPOSERS.index("rows")))
+    chosen = Draft((8, 5), (0, 1), values=(0.9, 0.4), sources=(0, PROPOSERS.index("recycling")))
     drafter.plan(chosen, with_window=True)
     planned = drafter.propose()
     named = {planned.tokens_to(node): planned.proposers((node,)) for node in range(1, planned.size)}
-    assert (named[8,], named[8, 5]) == (("own",), ("rows",))
+    assert (named[8,], named[8, 5]) == (("context",), ("recycling",))
     others = [
         node for node in range(1, planned.size) if planned.tokens_to(node) not in ((8,), (8, 5))
     ]
@@ -99,15 +99,15 @@ def test_a_fed_window_keeps_the_sources_of_its_tree():
 
 
 def test_a_memory_is_forgotten_kept_and_changed():
-    own, asked = executor(nodes=6, sources=("others",)), [request([1, 2, 3], 40, adaptive=True)]
+    own, asked = executor(nodes=6, sources=("requests",)), [request([1, 2, 3], 40, adaptive=True)]
     first = run(own, asked)[0]
     again = run(own, asked)[0]
     assert fed(again) > fed(first) == 3 + 39  # nothing to draft from, then its own output
     memory = DraftMemory()
     own.use_memory(memory)
     assert fed(run(own, asked)[0]) == fed(first)
-    own.use_memory(DraftMemory(DraftOptions(sources=("own",), nodes=2)))
-    assert set(run(own, asked)[0][-1].stats.sources) == {"own"}
+    own.use_memory(DraftMemory(DraftOptions(sources=("context",), nodes=2)))
+    assert set(run(own, asked)[0][-1].stats.sources) == {"context"}
     own.use_memory(memory)
     assert fed(run(own, asked)[0]) == fed(again)
     own.use_memory(DraftMemory())  # with the executor's own options again
@@ -117,7 +117,7 @@ def test_a_memory_is_forgotten_kept_and_changed():
 
 
 def test_a_corpus_is_in_every_memory():
-    own, asked = executor(nodes=6, sources=("others",)), [request([1, 2, 3], 40, adaptive=True)]
+    own, asked = executor(nodes=6, sources=("requests",)), [request([1, 2, 3], 40, adaptive=True)]
     memory, text = DraftMemory(), plain(RULE, [1, 2, 3], 40)
     own.use_memory(memory)
     own.use_memory(DraftMemory())
@@ -142,7 +142,7 @@ def test_a_memory_is_not_changed_under_requests_in_flight():
 
 @pytest.fixture(scope="module")
 def llm(tiny_llama):
-    options = DraftOptions(nodes=4, sources=("others",))
+    options = DraftOptions(nodes=4, sources=("requests",))
     with LLM(tiny_llama, lookahead="auto", dtype="float32", draft_options=options) as opened:
         opened.end_ids = frozenset()
         yield opened
@@ -163,10 +163,10 @@ def test_rounds_and_arms_of_bench_do_not_profit_from_earlier_ones(llm):
 
 def test_an_arm_has_options_of_its_own(llm):
     prompt, sampling = tuple(llm.encode("def read(path):\n    ")), SamplingParams(24)
-    arm = EngineArm(llm, "auto", options=DraftOptions(nodes=8, sources=("own", "rows")))
+    arm = EngineArm(llm, "auto", options=DraftOptions(nodes=8, sources=("context", "recycling")))
     run_of_arm = arm.decode([prompt], [sampling])
     plain_run = EngineArm(llm, AUTOREGRESSIVE).decode([prompt], [sampling])
-    assert set(run_of_arm.sources) <= {"own", "rows", "both"}
+    assert set(run_of_arm.sources) <= {"context", "recycling", "agreement"}
     assert run_of_arm.fed > plain_run.fed
     assert run_of_arm.outputs == plain_run.outputs
     assert plain_run.sources is None

@@ -46,7 +46,7 @@ def markov_text(rows, rng, count):
 def decode(text, rows, rng, nodes, warm):
     """By source, what fed nodes promised and what came true, once `warm` tokens are behind."""
     shared = SharedTrees(VOCAB)
-    tree = shared.tree(text[:2], GREEDY, ("own", "rows"), True)
+    tree = shared.tree(text[:2], GREEDY, ("context", "recycling"), True)
     promised, kept, place = defaultdict(float), defaultdict(int), 2
     while place < len(text) - 12:
         draft = plan(tree, nodes, 10)
@@ -95,7 +95,7 @@ def first_hits(by_noise, temperature):
     for place in range(60):
         params = SamplingParams(temperature=temperature, seed=place)
         text = [rng.randrange(12) for _ in range(1 + place)]
-        tree = shared.tree(text, params, ("rows",), by_noise)
+        tree = shared.tree(text, params, ("recycling",), by_noise)
         drawn = draw_at(logits, params, [uniform(place, len(text))]).tolist()
         hits += plan(tree, 1).tokens == tuple(drawn)
     return hits

@@ -20,7 +20,7 @@ from trtla.runtime.tree import library
 from trtla.runtime.tree.library import SharedTrees
 from trtla.settings.drafting import NO_DRAFTER, SOURCES
 
-TEXTS = [name for name in SOURCES if name != "rows"]
+TEXTS = [name for name in SOURCES if name != "recycling"]
 
 
 @examples(40)

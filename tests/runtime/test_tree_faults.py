@@ -20,7 +20,7 @@ RULE = hash_rule(6, 2)
 @pytest.mark.parametrize("temperature", [0.0, 0.05, 1.0])
 def test_a_row_whose_only_possible_token_was_drawn(temperature):
     shared = SharedTrees(50)
-    tree = shared.tree([1, 4], SamplingParams(temperature=temperature), ("rows",), True)
+    tree = shared.tree([1, 4], SamplingParams(temperature=temperature), ("recycling",), True)
     tree.commit([9], rows=top_rows([{9: 1.0, 11: 0.0, 12: 0.0}], [0], 0))
     assert all(math.isfinite(value) for value in plan(tree).values)
     tree.commit([9], rows=top_rows([{9: 1.0, 11: 1e-30, 12: 1e-31}], [0], 0))
@@ -75,9 +75,9 @@ def test_counts_survive_a_new_beginning():
 def test_tokens_of_an_encoder_have_no_positions():
     shared, params = SharedTrees(50), SamplingParams(temperature=1.0, seed=3)
     learn(shared, {(1, 2): dict.fromkeys(range(10), 0.1)})
-    alone = shared.tree([1, 2], params, ("rows",), True)
-    behind = shared.tree([7, 8, 9, 1, 2], params, ("rows",), True, 3)
-    elsewhere = shared.tree([7, 8, 9, 1, 2], params, ("rows",), True)
+    alone = shared.tree([1, 2], params, ("recycling",), True)
+    behind = shared.tree([7, 8, 9, 1, 2], params, ("recycling",), True, 3)
+    elsewhere = shared.tree([7, 8, 9, 1, 2], params, ("recycling",), True)
     tokens = [plan(tree, 5, 1).tokens for tree in (alone, behind, elsewhere)]
     assert tokens[0] == tokens[1] != tokens[2]
 
@@ -86,7 +86,7 @@ def test_what_is_below_the_end_of_the_new_text_is_not_wrong():
     """Trees that learn from a text that goes on as they say hold nodes for no less likely."""
     shared, values = SharedTrees(50), []
     for _ in range(40):
-        tree = shared.tree([1, 2, 3, 4, 5, 6] * 5, GREEDY, ("own",), True)
+        tree = shared.tree([1, 2, 3, 4, 5, 6] * 5, GREEDY, ("context",), True)
         values.append(plan(tree, 6).values[4])
         tree.commit([1])
     assert values[-1] > values[0]

@@ -16,7 +16,7 @@ from tests.support.trees import GREEDY, Session, learn, plan, top_rows
 from trtla.runtime.draft import depths
 from trtla.runtime.tree.library import Planner, SharedTrees
 
-KIND_OF = {"own": 0, "expected": 1, "others": 2, "window": 3}
+KIND_OF = {"context": 0, "expected": 1, "requests": 2, "window": 3}
 
 
 def found_places(tokens, tail):
@@ -84,22 +84,22 @@ texts = st.one_of(
 @given(text=texts)
 def test_own_text_is_looked_up_as_by_brute_force(text):
     shared = SharedTrees(10)
-    draft = plan(shared.tree(text, GREEDY, ("own",), True), 24)
-    assert_as_brute_force(draft, text, text, KIND_OF["own"])
+    draft = plan(shared.tree(text, GREEDY, ("context",), True), 24)
+    assert_as_brute_force(draft, text, text, KIND_OF["context"])
     assert bool(draft.tokens) == (text[-1] in text[:-1])
 
 
-@pytest.mark.parametrize("source", ["expected", "others", "window"])
+@pytest.mark.parametrize("source", ["expected", "requests", "window"])
 @examples(60)
 @given(several=st.lists(texts, max_size=4), text=texts)
 def test_other_texts_are_apart_from_each_other(source, several, text):
     shared = SharedTrees(10)
     tree = shared.tree(text, GREEDY, (source,), True)
     for one in several:
-        shared.add_text(one) if source == "others" else tree.add_text(source, one)
+        shared.add_text(one) if source == "requests" else tree.add_text(source, one)
     tokens = [token for one in several for token in (-1, *one)]
     assert_as_brute_force(plan(tree, 24), tokens, text, KIND_OF[source])
-    assert shared.texts() == ([tuple(one) for one in several] if source == "others" else [])
+    assert shared.texts() == ([tuple(one) for one in several] if source == "requests" else [])
 
 
 def test_a_window_forgets_when_it_has_grown_long_but_not_within_a_step():
@@ -121,7 +121,7 @@ def test_the_least_recently_used_texts_go():
     texts = [tuple(range(start, start + 9)) for start in (0, 10, 20)]
     for text in texts:
         shared.add_text(text)
-    plan(shared.tree([0, 1, 2, 3], GREEDY, ("others",), True))
+    plan(shared.tree([0, 1, 2, 3], GREEDY, ("requests",), True))
     shared.add_text(range(30, 39))
     assert shared.texts() == [texts[0], texts[2], tuple(range(30, 39))]
     shared.add_text(range(50, 99))
@@ -160,7 +160,7 @@ def test_kept_texts_stay_and_outputs_have_what_these_leave_and_a_quarter(corpus,
 
 def children_of(shared, text):
     """What rows propose after a text, best first."""
-    return plan(shared.tree(text, GREEDY, ("rows",), True), depth=1).tokens
+    return plan(shared.tree(text, GREEDY, ("recycling",), True), depth=1).tokens
 
 
 def test_rows_after_two_tokens_go_before_rows_after_one():
@@ -191,7 +191,7 @@ def test_short_rows_and_impossible_tokens():
     learn(shared, {(1, 2): {}, (1, 3): {5: 0.7, 6: 0.3, 7: 0.0}})
     assert children_of(shared, [1, 2]) == ()
     assert children_of(shared, [1, 3]) == (5, 6, 7)
-    tree = shared.tree([1, 4], GREEDY, ("rows",), True)
+    tree = shared.tree([1, 4], GREEDY, ("recycling",), True)
     tree.commit([9], rows=top_rows([{8: 0.5, 9: 0.5, 11: 0.0}], [0], 0))
     draft = plan(tree)
     assert set(draft.tokens) == {8, 11}  # likely in the place before, so maybe in this one
@@ -210,7 +210,7 @@ def test_what_is_taken_is_the_best_tree_of_its_size(seed):
     rng, shared = Random(seed), SharedTrees(3)
     learn(shared, ROWS)
     trees = [
-        shared.tree([rng.randrange(3) for _ in range(4)], GREEDY, ("rows", "own"), True)
+        shared.tree([rng.randrange(3) for _ in range(4)], GREEDY, ("recycling", "context"), True)
         for _ in range(2)
     ]
     planner = Planner()
@@ -260,7 +260,7 @@ def test_caps_hold_and_parents_come_first(seed, nodes, depth):
 def test_as_many_nodes_are_fed_as_are_worth_the_most(costs, rate, margin):
     shared = SharedTrees(3)
     learn(shared, ROWS)
-    tree = shared.tree([1, 2, 0], GREEDY, ("rows",), True)
+    tree = shared.tree([1, 2, 0], GREEDY, ("recycling",), True)
     values = plan(tree, 12).values
     seconds = list(itertools.accumulate(costs, initial=1.0))
     worth = [
@@ -276,7 +276,7 @@ def test_as_many_nodes_are_fed_as_are_worth_the_most(costs, rate, margin):
 def test_nodes_below_the_least_chance_are_not_looked_at():
     shared = SharedTrees(3)
     learn(shared, ROWS)
-    tree = shared.tree([1, 2, 0], GREEDY, ("rows",), True)
+    tree = shared.tree([1, 2, 0], GREEDY, ("recycling",), True)
     every = plan(tree, 60).values
     likely = tuple(value for value in every if value >= 0.02)
     assert plan(tree, 60, least=0.02).values == likely

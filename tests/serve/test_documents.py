@@ -11,17 +11,32 @@ from pathlib import Path
 
 import yaml
 
+from tests.support.tables import assert_tables
+from trtla.api.declared import DRAFTING, RULES, SAMPLING
 from trtla.api.protocol import LABELS, NEUTRAL, ChatBody, CompletionBody
+from trtla.errors import renamed
 from trtla.runtime.stats import ExecutorStats
 from trtla.serve.metrics import ServerMetrics
 
 ROOT = Path(__file__).parents[2]
-DOCS = (ROOT / "docs" / "serving.md").read_text()
+PAGE = ROOT / "docs" / "serving.md"
+DOCS = PAGE.read_text()
 FIELDS = {*ChatBody.model_fields, *CompletionBody.model_fields, *LABELS}
 
 
+def test_settings_are_in_the_table_as_they_are_declared():
+    absent = {name: f"{one.default:g}" for name, one in SAMPLING.items()}
+    lines = (
+        f"| `{name}` | {RULES[name]} | {absent.get(name, 'as started')} "
+        f"| {renamed(one.option.help, str)} |"
+        for name, one in (SAMPLING | DRAFTING).items()
+    )
+    head = "| setting | must be | if absent | |\n|---|---|---|---|\n"
+    assert_tables(PAGE, [head + "\n".join(lines)])
+
+
 def test_every_field_is_in_the_table():
-    rows = re.findall(r"^\| (`[^|]+) \|", DOCS, re.MULTILINE)
+    rows = re.findall(r"^\| (`[^|]+) \|", PAGE.read_text(), re.MULTILINE)
     named = {name.split(".")[0] for row in rows for name in re.findall(r"`(\w[\w.]*)`", row)}
     assert named == FIELDS
 

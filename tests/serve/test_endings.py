@@ -49,7 +49,7 @@ def test_the_name_of_a_control_token_ends_an_answer(served, tokenizer):
 def test_an_answer_that_was_begun_goes_on(served, tokenizer):
     refusal = refused(served.chat(messages=BEGUN), 400, "messages")
     assert "continue_final_message" in refusal
-    ids = tokenizer.prompt_ids(BEGUN, ending=CONTINUED)
+    ids = tokenizer.prompt_ids(BEGUN, rendering=CONTINUED)
     alone = served.complete(prompt=ids, max_tokens=6, temperature=0).json()["choices"][0]["text"]
     for more in ({}, {"add_generation_prompt": False}):
         how = {"max_tokens": 6, "temperature": 0, "continue_final_message": True, **more}

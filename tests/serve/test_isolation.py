@@ -19,7 +19,7 @@ def asked_by(served, key, **body):
     said = answer.json()
     sources = said["metrics"]["sources"]
     cached = said["usage"]["prompt_tokens_details"]["cached_tokens"]
-    return cached, sources.get("others", {}).get("accepted", 0), said["choices"][0]["text"]
+    return cached, sources.get("requests", {}).get("accepted", 0), said["choices"][0]["text"]
 
 
 def test_keys_share_unless_they_are_isolated():

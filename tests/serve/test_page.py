@@ -267,7 +267,7 @@ def streamed(visit: Visit, text: str, size: int = 3) -> None:
     """Let the server answer with a text, in pieces of some letters, every second one drafted."""
     parts = [text[at : at + size] for at in range(0, len(text), size)]
     chunks = [
-        {"choices": [{"pieces": [{"text": part, "source": (None, "own")[number % 2]}]}]}
+        {"choices": [{"pieces": [{"text": part, "source": (None, "context")[number % 2]}]}]}
         for number, part in enumerate(parts)
     ]
     events = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"

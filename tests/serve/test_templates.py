@@ -34,7 +34,7 @@ def opened(tmp_path, template):
 def test_another_process_renders_as_this_one(tmp_path, template):
     tokenizer = Tokenizer(with_template(SHIPPED, tmp_path, template))
     known = tokenizer.chat_text(TALK)
-    apart = tokenizer.render_apart(60)
+    apart = tokenizer.render_in_process(60)
     try:
         assert [tokenizer.chat_text(TALK) for _ in range(3)] == [known] * 3
     finally:
@@ -115,7 +115,7 @@ def test_a_renderer_that_is_lost_twice_is_no_fault_of_the_request(tmp_path, monk
 @pytest.mark.deep
 def test_a_renderer_that_stands_still_is_started_again(tmp_path):
     tokenizer = Tokenizer(with_template(SHIPPED, tmp_path, FILLING))
-    apart = tokenizer.render_apart(2)
+    apart = tokenizer.render_in_process(2)
     try:
         for text in ("a", "a" * 200_000):  # more than a pipe holds
             apart.start()

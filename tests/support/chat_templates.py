@@ -25,6 +25,15 @@ LLAMA_3 = (
     "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}"
     "{% endif %}"
 )
+THINKING = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}{% if "
+    "message.reasoning_content %}{{ '<think>\n' + message.reasoning_content + '\n</think>\n\n' }}"
+    "{% endif %}{{ message['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>\n' }}"
+    "{% if enable_thinking is defined and not enable_thinking %}{{ '\n</think>\n\n' }}{% endif %}"
+    "{% endif %}"
+)
+"""As of models that think in front of an answer, unless `enable_thinking` is false."""
 NO_SYSTEM = (
     "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}"
     "{% endif %}{% for message in messages %}{% if (message['role'] == 'user') != (loop.index0 % 2 "
@@ -34,6 +43,7 @@ NO_SYSTEM = (
 UNREADABLE = "{% for message in messages %}{{ message.content }"
 _TOKENS = {
     CHATML: ("<|im_start|>", "<|im_end|>"),
+    THINKING: ("<|im_start|>", "<|im_end|>"),
     LLAMA_3: ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
 }
 

@@ -27,7 +27,7 @@ from transformers import (
 
 from tests.support.tokenizers import save_byte_tokenizer
 from trtla.formats.config import CheckpointConfig, Mapping
-from trtla.formats.support import ARCHITECTURES
+from trtla.formats.families import ARCHITECTURES
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -100,7 +100,7 @@ VARIANTS = [
         },
     ),
     Variant("mistral", {"sliding_window": None}, family="mistral"),
-    Variant("mistral-window", {"sliding_window": 32, "head_dim": 24}, family="mistral"),
+    Variant("mistral-window", {"sliding_window": 8, "head_dim": 24}, family="mistral"),
     Variant(
         "qwen2", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, 4, family="qwen2"
     ),
@@ -109,7 +109,7 @@ VARIANTS = [
     ),
     Variant(
         "qwen2-window",
-        {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 1},
+        {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
         family="qwen2",
     ),
     Variant("sharded", weights="sharded"),
@@ -257,7 +257,15 @@ def _qkv(parts: list[torch.Tensor], config: dict[str, Any], kind: str) -> dict[s
 def model_of(config: dict[str, Any], state: dict[str, torch.Tensor]) -> LlamaForCausalLM:
     """A Hugging Face model made from a checkpoint's config.json and a state dict alone."""
     scaling = config["rotary_scaling"] or {"rope_type": "default"}
-    family = "qwen2" if config["architecture"] == "Qwen2ForCausalLM" else "llama"
+    windows = config.get("layer_windows", [])
+    own: dict[str, Any] = {"attention_bias": config["attn_bias"], "mlp_bias": config["mlp_bias"]}
+    family = "mistral" if any(windows) else "llama"
+    if any(windows):
+        own |= {"sliding_window": max(filter(None, windows))}
+    if config["architecture"] == "Qwen2ForCausalLM":
+        family = "qwen2"
+        kinds = ["sliding_attention" if one else "full_attention" for one in windows]
+        own |= {"use_sliding_window": any(windows), "layer_types": kinds or None}
     config_class, kind = FAMILIES[family]
     hf_config = config_class(
         vocab_size=config["vocab_size"],
@@ -269,8 +277,7 @@ def model_of(config: dict[str, Any], state: dict[str, torch.Tensor]) -> LlamaFor
         head_dim=config["head_size"],
         rms_norm_eps=config["norm_epsilon"],
         max_position_embeddings=config["max_position_embeddings"],
-        attention_bias=config["attn_bias"],
-        mlp_bias=config["mlp_bias"],
+        **own,
         rope_parameters={**scaling, "rope_theta": config["rotary_base"]},
     )
     model: LlamaForCausalLM = kind(hf_config)

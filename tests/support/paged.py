@@ -102,6 +102,10 @@ def visible(group, row, sequence):
         words = group.masks[row].tolist()
         seen = [i for i in range(64 * len(words)) if words[i // 64] >> (i % 64) & 1]
     places = [*range(cached), *(cached + i for i in seen)]
+    if group.window is not None:
+        stand = [*range(cached), *group.positions[start:].tolist()]
+        begin = stand[cached + node] - group.window + 1
+        places = [place for place in places if stand[place] >= begin]
     return [blocks[p // TOKENS_PER_BLOCK] * TOKENS_PER_BLOCK + p % TOKENS_PER_BLOCK for p in places]
 
 

@@ -32,8 +32,6 @@ def folder_and_model(name):
     """A variant with room for longer texts; dynamic and yarn go beyond 48 trained tokens."""
     variant = next(v for v in VARIANTS if v.name == name)
     variant = dataclasses.replace(variant, keys={**variant.keys, "max_position_embeddings": 48})
-    if variant.keys.get("sliding_window"):
-        variant.keys["sliding_window"] = 96
     if not any(kind in name for kind in ("dynamic", "linear", "yarn")):
         variant.keys["max_position_embeddings"] = 160
     model = make_model(variant)

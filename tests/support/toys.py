@@ -21,12 +21,14 @@ from trtla.runtime.drafters.factory import Drafters
 from trtla.runtime.drafters.lookahead import LookaheadDrafter, LookaheadWindow
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.loop.executor import TorchExecutor
-from trtla.runtime.models.batch import AttentionGroup, Batch, BatchOutput
+from trtla.runtime.models.attention import AttentionGroup
+from trtla.runtime.models.batch import Batch, BatchOutput
 from trtla.runtime.models.tensor_cache import TensorCache
 from trtla.runtime.models.tensor_model import PackedModel
 from trtla.runtime.request import DrafterFactory, Output, Request
 from trtla.runtime.sequence import Sequence as Running
 from trtla.settings.drafting import DrafterSettings, DraftOptions
+from trtla.settings.executor import ExecutorOptions
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.settings.sampling import SamplingParams
 
@@ -180,9 +182,9 @@ def toy_executor(
     drafters = drafter if isinstance(drafter, DrafterFactory) else Made(drafter)
     if options is not None:
         drafters = Drafters(limits, options, {})
-    table, nodes = StepCosts(costs) if costs else None, options.nodes if options else None
-    made = (model, cache, limits, drafters, table, max_reused_len)
-    return TorchExecutor(*made, most_nodes=nodes, ahead=ahead), model
+    made = (model, cache, limits, drafters, StepCosts(costs) if costs else None, max_reused_len)
+    opened = ExecutorOptions(draft_options=options)
+    return TorchExecutor(*made, options=opened, ahead=ahead), model
 
 
 def ruled(

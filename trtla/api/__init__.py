@@ -1,1 +1,1 @@
-"""OpenAI's API without a network: bodies of requests, their checks, answers and errors as JSON."""
+"""OpenAI's API without a network: request bodies, their checks, answers and errors as JSON."""

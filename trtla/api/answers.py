@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
 from trtla.api.generation import Generation
 from trtla.api.protocol import FINISH_REASONS, ChatBody, CompletionBody
+from trtla.api.reasoning import ReasoningSplitter, marks_reasoning
 from trtla.llm.answer import Chunk, Completion
+from trtla.llm.prompt import RequestMaker
 from trtla.results.metrics import Metrics
 from trtla.runtime.request import TokenLogProb
 from trtla.runtime.stats import SourceCounts, tokens_per_step
@@ -22,12 +24,12 @@ _LINE_BREAKS = (("\x85", "\\u0085"), ("\u2028", "\\u2028"), ("\u2029", "\\u2029"
 
 
 def event(data: Json) -> bytes:
-    """One event of a stream."""
+    """Return one event of a stream."""
     return b"data: " + dumps(data) + b"\n\n"
 
 
 def dumps(data: Json) -> bytes:
-    """Compact JSON in UTF-8, one line for readers that break lines as `str.splitlines` does too."""
+    """Return compact JSON in UTF-8, one line even for readers that split as `str.splitlines`."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     for sign, escaped in _LINE_BREAKS:
         text = text.replace(sign, escaped)
@@ -36,19 +38,34 @@ def dumps(data: Json) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """What an answer is labelled with.
+    """The labels of an answer.
 
-    `repeatable`: without figures that are others when the same is asked again, such as how many
-    drafts were accepted, unless the request asks for them.
+    `repeatable`: omit figures that differ when the same is requested again, such as how many drafts
+    were accepted, unless the request wants them.
     """
 
     key: str
-    """The answer's id, but for the kind in front of it."""
+    """The answer's id, without the kind in front of it."""
     created: int
-    """When, in seconds of Unix time."""
+    """Unix time of the answer, in seconds."""
     model: str
     """The model's name in the API."""
     repeatable: bool = False
+
+
+def _splitters(
+    body: ChatBody | CompletionBody, llm: RequestMaker, generation: Generation
+) -> dict[int, ReasoningSplitter]:
+    """By choice, what splits its text; none where the chat template knows no thoughts."""
+    if not isinstance(body, ChatBody) or llm.tokenizer is None:
+        return {}
+    if not marks_reasoning(llm.tokenizer.template_text):
+        return {}
+    begun = body.last_text if body.continue_final_message else ""
+    return {
+        index: ReasoningSplitter(answer.input_text or "", begun)
+        for index, answer in enumerate(generation.answers)
+    }
 
 
 class Writer:
@@ -59,7 +76,7 @@ class Writer:
         body: ChatBody | CompletionBody,
         labels: Labels,
         generation: Generation,
-        spell: Callable[[int], bytes],
+        llm: RequestMaker,
     ) -> None:
         self._body, self._generation, self._labels = body, generation, labels
         self._chat = isinstance(body, ChatBody)
@@ -71,9 +88,10 @@ class Writer:
             "created": labels.created,
             "model": labels.model,
         }
-        self._spell = spell
+        self._spell = llm.spell
+        self._splitters = _splitters(body, llm, generation)
         self._offsets: dict[int, int] = {}
-        """Characters of each choice that were listed with log probabilities."""
+        """Characters of each choice that log probabilities were listed for."""
         self._begun: set[int] = set()
 
     @property
@@ -81,12 +99,15 @@ class Writer:
         return self._generation.done
 
     def add(self, chunk: Chunk) -> bytes | None:
-        """A chunk as an event of a stream; None where it has nothing to say yet."""
+        """Return a chunk as an event of a stream; None if it has no content yet."""
         silent = not (chunk.text or chunk.completion or chunk.logprobs)
         if silent or not self._body.stream:
             return None
-        index = self._place(chunk)
-        choice: Json = {"index": index, **self._delta(index, chunk)}
+        index = self._index(chunk)
+        delta = self._delta(index, chunk)
+        if delta is None:
+            return None
+        choice: Json = {"index": index, **delta}
         choice["logprobs"] = self._logprobs(index, chunk.logprobs)
         done = chunk.completion
         choice["finish_reason"] = FINISH_REASONS.get(done.finish_reason) if done else None
@@ -95,22 +116,30 @@ class Writer:
             choice["tokens"] = self._generation.answers[index].length  # so far
         return event(self._chunk([choice]))
 
-    def _place(self, one: Chunk | Completion) -> int:
-        return one.index * self._body.n + one.choice
+    def _index(self, part: Chunk | Completion) -> int:
+        return part.index * self._body.n + part.choice
 
-    def _delta(self, index: int, chunk: Chunk) -> Json:
+    def _delta(self, index: int, chunk: Chunk) -> Json | None:
+        """Return the new text; None if it is held back, and the chunk has nothing else."""
         if not self._chat:
             return {"text": chunk.text}
+        new: Json = {"content": chunk.text}
+        if index in self._splitters:
+            last = chunk.completion is not None
+            parts = self._splitters[index].push(chunk.text, last=last)._asdict()
+            new = {name: text for name, text in parts.items() if text}
+            if not (new or last or chunk.logprobs or self._body.pieces):
+                return None
         role = {} if index in self._begun else {"role": "assistant"}
         self._begun.add(index)
-        return {"delta": {**role, "content": chunk.text}}
+        return {"delta": {**role, **(new or {"content": ""})}}
 
     def _chunk(self, choices: list[Json]) -> Json:
         kind = "chat.completion.chunk" if self._chat else "text_completion"
         return {**self._head, "object": kind, "choices": choices}
 
     def end(self) -> Iterator[bytes]:
-        """The events behind the last text."""
+        """Yield the events after the last text."""
         options = self._body.stream_options
         more: Json = {}
         if options is not None and options.include_usage:
@@ -122,8 +151,8 @@ class Writer:
         yield DONE
 
     def whole(self) -> Json:
-        """All of it, when the texts have ended."""
-        choices = [self._choice(one) for one in sorted(self._done, key=self._place)]
+        """Return the whole answer, after the texts have ended."""
+        choices = [self._choice(done) for done in sorted(self._done, key=self._index)]
         answer: Json = {**self._head, "choices": choices, "usage": self._usage()}
         if self._body.metrics:
             answer["metrics"] = self._metrics()
@@ -132,47 +161,57 @@ class Writer:
     def _choice(self, done: Completion) -> Json:
         text: Json = {"text": done.text}
         if self._chat:
-            text = {"message": {"role": "assistant", "content": done.text, "refusal": None}}
+            text = {"message": {"role": "assistant", **self._message(done), "refusal": None}}
         reason = FINISH_REASONS.get(done.finish_reason)
-        logprobs = self._logprobs(self._place(done), done.logprobs)
-        return {"index": self._place(done), **text, "logprobs": logprobs, "finish_reason": reason}
+        logprobs = self._logprobs(self._index(done), done.logprobs)
+        return {"index": self._index(done), **text, "logprobs": logprobs, "finish_reason": reason}
+
+    def _message(self, done: Completion) -> Json:
+        splitter = self._splitters.get(self._index(done))
+        if splitter is None:
+            return {"content": done.text}
+        thoughts, content = splitter.push(done.text, last=True)
+        return {"content": content, **({"reasoning_content": thoughts} if thoughts else {})}
 
     def _logprobs(self, index: int, tokens: Sequence[TokenLogProb]) -> Json | None:
-        """The log probabilities of these tokens of a choice; None where nobody asked."""
+        """Return the log probabilities of these tokens of a choice; None if not requested."""
         if self._body.tops is None:
             return None
         return self._chat_logprobs(tokens) if self._chat else self._text_logprobs(index, tokens)
 
     def _chat_logprobs(self, tokens: Sequence[TokenLogProb]) -> Json:
-        """A list of tokens, each with its rivals."""
+        """Return a list of tokens, each with its alternatives."""
 
-        def one(token: int, logprob: float) -> Json:
+        def entry(token: int, logprob: float) -> Json:
             data = self._spell(token)
             return {"token": _text(data), "logprob": logprob, "bytes": list(data)}
 
         content = [
-            {**one(own.token, own.logprob), "top_logprobs": [one(*rival) for rival in own.top]}
-            for own in tokens
+            {
+                **entry(token.token, token.logprob),
+                "top_logprobs": [entry(*alternative) for alternative in token.top],
+            }
+            for token in tokens
         ]
         return {"content": content, "refusal": None}
 
     def _text_logprobs(self, index: int, tokens: Sequence[TokenLogProb]) -> Json:
-        """Lists side by side, with each token's place in the text of its choice."""
-        texts = [_text(self._spell(one.token)) for one in tokens]
+        """Return parallel lists, with each token's offset in the text of its choice."""
+        texts = [_text(self._spell(token.token)) for token in tokens]
         begins = accumulate(map(len, texts), initial=self._offsets.get(index, 0))
         *offsets, self._offsets[index] = begins
-        tops = [{_text(self._spell(token)): p for token, p in reversed(one.top)} for one in tokens]
+        tops = [{_text(self._spell(id_)): p for id_, p in reversed(token.top)} for token in tokens]
         return {
             "tokens": texts,
-            "token_logprobs": [one.logprob for one in tokens],
-            "top_logprobs": [dict(reversed(one.items())) for one in tops],
+            "token_logprobs": [token.logprob for token in tokens],
+            "top_logprobs": [dict(reversed(top.items())) for top in tops],
             "text_offset": offsets,
         }
 
     def _usage(self) -> Json:
-        written = sum(len(one.output_ids) for one in self._done)
-        prompts = [one for one in self._done if one.choice == 0]
-        read = sum(len(one.input_ids) for one in prompts)
+        written = sum(len(done.output_ids) for done in self._done)
+        prompts = [done for done in self._done if done.choice == 0]
+        read = sum(len(done.input_ids) for done in prompts)
         whole = {
             "prompt_tokens": read,
             "completion_tokens": written,
@@ -194,22 +233,22 @@ class Writer:
     def _metrics(self) -> Json:
         totals = Metrics.of(self._done, 0.0)
         sources = {
-            name: {"fed": sum(one.fed), "accepted": sum(one.accepted)}
-            for name, one in (totals.sources or {}).items()
+            name: {"fed": sum(counts.fed), "accepted": sum(counts.accepted)}
+            for name, counts in (totals.sources or {}).items()
         }
         return {
             **_times(self._generation, len(self._done)),
             **totals.reported("api"),
             "acceptance_rate": totals.acceptance_rate,
             "tokens_per_step": tokens_per_step(
-                sum(one.stats.decoded for one in self._done), totals.steps
+                sum(done.stats.decoded for done in self._done), totals.steps
             ),
             "sources": sources,
         }
 
 
 def _times(generation: Generation, choices: int) -> Json:
-    """Milliseconds since the request came, and the rate behind the first tokens."""
+    """Return milliseconds since the request arrived, and the rate after the first tokens."""
     now, first = time.monotonic(), generation.first or generation.started
     written, took = generation.tokens - choices, now - first
     return {
@@ -220,7 +259,7 @@ def _times(generation: Generation, choices: int) -> Json:
 
 
 def _pieces(chunk: Chunk) -> Iterator[Json]:
-    """The text in pieces; `source` is null for the model's own tokens."""
+    """Yield the text in pieces; `source` is null for the model's own tokens."""
     sources = chunk.sources or ("",) * len(chunk.pieces or ())
     for (text, accepted), source in zip(chunk.pieces or (), sources, strict=True):
         yield {"text": text, "source": (source or "drafter") if accepted else None}

@@ -16,18 +16,18 @@ _TYPES = {
     504: "timeout_error",
 }
 _FIELDS = {"private": "cache", "expected_output": "prediction"}
-"""Settings that requests have under another name."""
+"""Settings that requests name differently."""
 RETRY_AFTER_S = 1
-"""When a client that was turned away may ask again."""
+"""Seconds after which a refused client may try again."""
 
 
 class ApiError(Exception):
-    """What a request is answered with instead of a text.
+    """The answer to a request that gets no text.
 
     Args:
         status: the HTTP status.
         message: one sentence, with the next step behind it.
-        param: the field of the request that is at fault, if it is one.
+        param: the field of the request that is at fault, if any.
         code: a name for programs.
         headers: further headers of the answer.
     """
@@ -53,13 +53,13 @@ class ApiError(Exception):
 
 
 def refused(error: TrtlaError, param: str | None = None) -> ApiError:
-    """An error of trtla: 400 a wrong request, 503 what may succeed later, 500 other failures.
+    """Convert an error of trtla: 400 a wrong request, 503 a temporary one, 500 other failures.
 
-    A client has neither flags nor the `LLM`: a hint that names them becomes to omit the field at
-    fault.
+    A client has neither flags nor the `LLM`: a hint that names them is replaced by one to omit the
+    field at fault.
 
     Args:
-        param: the field at fault where the error names no setting.
+        param: the field at fault if the error names no setting.
     """
     status, hint = 400 if isinstance(error, UsageError) else 500, error.hint
     setting = error.setting if isinstance(error, UsageError) else None
@@ -69,7 +69,7 @@ def refused(error: TrtlaError, param: str | None = None) -> ApiError:
             hint = f"omit {param}"
     code = None
     if isinstance(error, PromptTooLong):
-        fits = (hint or "").startswith("lower")  # but for its answer
+        fits = (hint or "").startswith("lower")  # except for its answer
         code, hint = "context_length_exceeded", "shorten it" + ", or lower max_tokens" * fits
     text = error.message if hint is None else f"{error.message}; {hint}"
     if isinstance(error, RendererLost):
@@ -78,17 +78,17 @@ def refused(error: TrtlaError, param: str | None = None) -> ApiError:
 
 
 def gone() -> ApiError:
-    """499, as nginx has it: nobody reads the answer; log and metrics do."""
+    """Return 499, as in nginx: only log and metrics see it."""
     return ApiError(499, "the client went away before it was answered")
 
 
-def unavailable(what: str, code: str) -> ApiError:
-    """503 with a time to come back."""
-    return ApiError(503, what, code=code, headers={"Retry-After": str(RETRY_AFTER_S)})
+def unavailable(reason: str, code: str) -> ApiError:
+    """Return 503 with a time to retry."""
+    return ApiError(503, reason, code=code, headers={"Retry-After": str(RETRY_AFTER_S)})
 
 
 def too_busy(waiting: int) -> ApiError:
-    """429: the queue is full."""
+    """Return 429 for a full queue."""
     return ApiError(
         429,
         f"the queue is full: {waiting} waiting; ask again later, or start the server with a larger "
@@ -99,7 +99,7 @@ def too_busy(waiting: int) -> ApiError:
 
 
 def too_late(seconds: float) -> ApiError:
-    """The request's time is over. Clients that ask once more by themselves are told not to."""
+    """Return 504 for a timeout. Clients that retry on their own are asked not to."""
     return ApiError(
         504,
         f"the request took more than {seconds:g} s; ask for fewer tokens, or start the server with "

@@ -1,4 +1,4 @@
-"""A request of OpenAI's API from its checked body to the ends of its choices.
+"""A request of OpenAI's API from its checked body to its finished choices.
 
 Everything is checked against the engine before anything is queued.
 """
@@ -12,30 +12,31 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from trtla.api.declared import DRAFTING
 from trtla.api.errors import ApiError, refused, too_late
 from trtla.api.protocol import Body, ChatBody, CompletionBody, Content, Message
 from trtla.errors import RendererLost, TrtlaError, UsageError
 from trtla.llm.answer import Answer, Chunk, Completion, chunk_of
 from trtla.llm.prompt import Prompt, PromptRequest, RequestMaker
 from trtla.runtime.request import Output
-from trtla.settings.drafting import DrafterSettings
+from trtla.settings.drafting import DrafterSettings, parse_drafter
 from trtla.settings.lookahead import Lookahead, LookaheadConfig
 from trtla.settings.messages import joined, text_part
 from trtla.settings.sampling import BEYOND, SamplingParams, UsualLength
 
 _SEEDS = 2**63
-_LONGEST_TOKEN = 16  # characters, but for few
+_LONGEST_TOKEN = 16  # characters, with few exceptions
 _COMPLETION_LEN = UsualLength(16)
-"""Most tokens of /v1/completions where a request does not say; OpenAI's default."""
+"""Output limit of /v1/completions for requests without one; OpenAI's default."""
 
 
 class Generation:
-    """The choices of one request while they grow.
+    """The growing choices of one request.
 
     Args:
-        answers: the choices at their beginning; those of the first prompt first.
-        started: when the request came, on the monotonic clock in seconds.
-        timeout_s: what a choice that timed out is reported with.
+        answers: the empty choices; those of the first prompt first.
+        started: when the request arrived, on the monotonic clock in seconds.
+        timeout_s: for the report of a choice that timed out.
     """
 
     def __init__(
@@ -44,16 +45,16 @@ class Generation:
         self.answers = answers
         self.started = time.monotonic() if started is None else started
         self.first: float | None = None
-        """When the first token came."""
+        """When the first token arrived."""
         self.tokens = 0
-        """Written so far."""
+        """Tokens written so far."""
         self.done: list[Completion] = []
         self._timeout_s = timeout_s
         self._growing = {answer.request.request_id: answer for answer in answers}
 
     @property
     def request_ids(self) -> tuple[int, ...]:
-        """The ids of the choices that have not ended."""
+        """The ids of choices that have not ended."""
         return tuple(self._growing)
 
     @property
@@ -62,11 +63,11 @@ class Generation:
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of all prompts, each as often as it is answered."""
+        """Tokens of all prompts, each counted once per answer."""
         return sum(len(answer.request.given_ids) for answer in self.answers)
 
     def add(self, request_id: int, output: Output) -> Chunk:
-        """What came for a choice."""
+        """Add an output to its choice."""
         try:
             chunk = chunk_of(self._growing, request_id, output)
         except TrtlaError as error:
@@ -86,21 +87,25 @@ def answers_to(
     timeout_s: float | None = None,
     space: int = 0,
 ) -> list[Answer]:
-    """The choices that a body asks for, those of the first prompt first.
+    """Create the choices that a body requests, those of the first prompt first.
 
     Args:
-        timeout_s: after which they end, waiting included.
-        space: whose K/V blocks and drafts they share.
+        timeout_s: limit of their time, including waiting.
+        space: of their K/V blocks and drafts.
     """
     seed = secrets.randbelow(_SEEDS) if body.seed is None else body.seed % _SEEDS
-    how = (*_drafting(body), _expected(llm, body))
-    own = (body.tops, body.cache == "private", space)
+    how = (*_drafting(llm, body), _expected(llm, body))
+    sharing = (body.tops, body.cache == "private", space)
     sampling, most = _sampling(llm, body, timeout_s, seed), llm.limits.max_prompt_len
+    with _naming("chat_template_kwargs"):
+        rendering = body.rendering
     answers: list[Answer] = []
     for index, (name, prompt) in enumerate(_prompts(llm, body)):
-        one = PromptRequest(name, prompt, sampling, *how, *own, ending=body.ending, most=most)
+        request = PromptRequest(
+            name, prompt, sampling, *how, *sharing, rendering=rendering, most=most
+        )
         with _naming("messages" if isinstance(body, ChatBody) else "prompt"):
-            answers += llm.answers(index, one)
+            answers += llm.answers(index, request)
     for answer in answers:
         if body.prediction is not None and not answer.request.adaptive:
             raise ApiError(
@@ -122,11 +127,11 @@ def _prompts(llm: RequestMaker, body: ChatBody | CompletionBody) -> list[tuple[s
         raise ApiError(
             400, "this model has no chat template; POST texts to /v1/completions", "messages"
         )
-    return [("the conversation", [_message(one) for one in body.messages])]
+    return [("the conversation", [_message(message) for message in body.messages])]
 
 
 def check_name(wanted: str | None, name: str, who: str) -> None:
-    """Refuse another model than the one there is."""
+    """Refuse a model name that is not served."""
     if wanted not in (None, name):
         raise ApiError(
             404,
@@ -139,7 +144,7 @@ def check_name(wanted: str | None, name: str, who: str) -> None:
 def _sampling(
     llm: RequestMaker, body: ChatBody | CompletionBody, timeout_s: float | None, seed: int
 ) -> SamplingParams:
-    """The settings of a body's choices; a length that it does not name is cut to the context's."""
+    """Return the settings of a body's choices; a default length is cut to the context's."""
     if isinstance(body, ChatBody):
         most = llm.limits.usual_output_len or llm.limits.max_text_len
         length = body.length or UsualLength(most)
@@ -164,18 +169,20 @@ def _sampling(
         )
 
 
-def _drafting(body: Body) -> tuple[Lookahead | None, DrafterSettings | None]:
-    lookahead, drafter = body.lookahead, None
+def _drafting(llm: RequestMaker, body: Body) -> tuple[Lookahead | None, DrafterSettings | None]:
+    lookahead = body.lookahead
     with _naming("lookahead"):
         triple = LookaheadConfig.parse(lookahead) if isinstance(lookahead, list) else lookahead
+    settings = ((name, getattr(body, name)) for name in DRAFTING)
+    changes = {name: value for name, value in settings if value is not None}
     with _naming("drafter"):
         if body.drafter is not None:
-            drafter = DrafterSettings(tuple(name.strip() for name in body.drafter.split(",")))
-    return triple, drafter
+            changes["drafter"] = parse_drafter(body.drafter)
+        return triple, llm.limits.drafter.changed(changes) if changes else None
 
 
 def _expected(llm: RequestMaker, body: Body) -> tuple[int, ...] | None:
-    """Ids of the predicted output, as far as one can be long: once for all choices."""
+    """Return ids of the predicted output, as far as an output can be long: once for all choices."""
     if body.prediction is None or llm.tokenizer is None:
         return None
     most = llm.limits.max_text_len
@@ -185,10 +192,11 @@ def _expected(llm: RequestMaker, body: Body) -> tuple[int, ...] | None:
 
 
 def _message(message: Message) -> dict[str, Any]:
-    """A message for the template; `name` is there for templates that use it."""
+    """A message for the template; `name` and thoughts are there for templates that use them."""
     role = "system" if message.role == "developer" else message.role
     fields = {"role": role, "content": _plain(message.content or "")}
-    return fields if message.name is None else {**fields, "name": message.name}
+    more = {"name": message.name, "reasoning_content": message.reasoning_content}
+    return fields | {key: text for key, text in more.items() if text is not None}
 
 
 def _plain(content: Content) -> str | list[dict[str, str]]:

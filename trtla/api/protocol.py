@@ -1,13 +1,13 @@
-"""The bodies of requests, as OpenAI's API has them, with trtla's own fields; read and checked.
+"""Request bodies as in OpenAI's API, with trtla's own fields: parsing and checks.
 
-A field that is not here is refused by name, whatever it asks for: an answer that silently ignores
-what was asked for is a wrong one. `NEUTRAL` lists values that ask for nothing.
+An unknown field is refused by name, whatever its value: an answer that silently ignored it would be
+wrong. `NEUTRAL` lists values that request nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -16,14 +16,16 @@ from pydantic import (
     Field,
     Tag,
     ValidationError,
+    create_model,
     model_validator,
 )
 
+from trtla.api.declared import RULES, body_fields, chosen_at_start
 from trtla.api.errors import ApiError
 from trtla.errors import did_you_mean, needed
 from trtla.files import JsonError, parse_json
 from trtla.runtime.request import FinishReason
-from trtla.settings.messages import ANSWER, Ending
+from trtla.settings.messages import ANSWER, Rendering
 
 _MOST_CHOICES = 128
 _MOST_STOPS = 16
@@ -48,9 +50,9 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("none",),
     "tools": ([],),
 }
-"""Fields of OpenAI's API that are not supported, and the values with which they ask for nothing.
+"""Fields of OpenAI's API that are not supported, with the values that request nothing.
 
-Their absence and these values are the same, as is `null` for every field there is or may be.
+Their absence and these values are the same, as is `null` for every known or neutral field.
 """
 FINISH_REASONS: dict[FinishReason, str] = {
     "end_id": "stop",
@@ -60,9 +62,9 @@ FINISH_REASONS: dict[FinishReason, str] = {
     "cancelled": "abort",
     "failed": "error",
 }
-"""The executor's reasons in OpenAI's words; the last three are for metrics, no answer has them."""
+"""The executor's reasons in OpenAI's words; the last three appear in metrics only."""
 LABELS = ("user", "safety_identifier", "prompt_cache_key")
-"""Fields that name the caller and ask for nothing; texts are taken and not looked at."""
+"""Fields that identify the caller and request nothing; their texts are accepted and ignored."""
 
 
 def _equal(value: Any, other: Any) -> bool:
@@ -70,7 +72,7 @@ def _equal(value: Any, other: Any) -> bool:
 
 
 class Strict(BaseModel):
-    """No value is turned into another type, none is infinite, no field is unknown."""
+    """A model without type conversions, infinite numbers and unknown fields."""
 
     model_config = ConfigDict(
         extra="forbid", strict=True, frozen=True, allow_inf_nan=False, protected_namespaces=()
@@ -79,7 +81,7 @@ class Strict(BaseModel):
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = {}
     """The values that ask for nothing, of fields that there are not."""
     labels: ClassVar[tuple[str, ...]] = ()
-    """Fields whose texts are not looked at."""
+    """Fields with texts that are ignored."""
 
     @model_validator(mode="before")
     @classmethod
@@ -90,24 +92,24 @@ class Strict(BaseModel):
         refused = False
         for name, value in data.items():
             unknown = name not in cls.model_fields
-            if unknown and refused:  # one is enough
+            if unknown and refused:  # the first one is enough
                 continue
-            if cls._asks(name, value):
+            if cls._requests(name, value):
                 kept[name] = value
                 refused |= unknown
         return kept
 
     @classmethod
-    def _asks(cls, name: str, value: Any) -> bool:
+    def _requests(cls, name: str, value: Any) -> bool:
         if value is None:
             return False
         if name in cls.labels:
             return not isinstance(value, str)
-        return not any(_equal(value, one) for one in cls.neutral.get(name, ()))
+        return not any(_equal(value, neutral) for neutral in cls.neutral.get(name, ()))
 
 
 class StreamOptions(Strict):
-    """What a stream brings beside the text."""
+    """Contents of a stream besides the text."""
 
     neutral = {"continuous_usage_stats": (False,), "include_obfuscation": (False,)}
     include_usage: bool = Field(False, description="A last chunk with the usage.")
@@ -125,7 +127,7 @@ Content = Annotated[
     Annotated[str, Tag("text")] | Annotated[list[TextPart], Field(fail_fast=True), Tag(_PARTS)],
     Discriminator(lambda value: _PARTS if isinstance(value, list) else "text"),
 ]
-"""What is wrong with a part is said of the part."""
+"""A discriminated union, so that an error in a part names the part."""
 
 
 class Message(Strict):
@@ -137,10 +139,13 @@ class Message(Strict):
         None, description="Who speaks, for templates that say it."
     )
     content: Content | None = Field(description="None of an assistant is an empty text.")
+    reasoning_content: str | None = Field(
+        None, description="What an assistant thought, for templates that keep it."
+    )
 
     @classmethod
-    def _asks(cls, name: str, value: Any) -> bool:
-        return name == "content" or super()._asks(name, value)
+    def _requests(cls, name: str, value: Any) -> bool:
+        return name == "content" or super()._requests(name, value)
 
     @model_validator(mode="after")
     def _check_content(self) -> Message:
@@ -164,10 +169,16 @@ Biases = Annotated[
 Lookahead = Literal["auto"] | Annotated[list[int], Field(min_length=3, max_length=3)]
 
 
-class Body(Strict):
-    """What both kinds of requests have."""
+if TYPE_CHECKING:
+    _Declared = Strict
+else:
+    _Declared = create_model("_Declared", __base__=Strict, **body_fields())
 
-    neutral = {**NEUTRAL, "seed": (-1,)}
+
+class Body(_Declared):
+    """The fields of both kinds of requests, besides the settings of the same names."""
+
+    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {**NEUTRAL, "seed": (-1,)}
     labels = LABELS
     model: str | None = Field(None, description="The served model's name, or none.")
     max_tokens: int | None = Field(None, ge=1, le=_LARGEST)
@@ -176,12 +187,6 @@ class Body(Strict):
     )
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=-1, le=_LARGEST, description="trtla: 0 and -1 keep all tokens.")
-    min_p: float = Field(0.0, ge=0, le=1, description="trtla, as vLLM.")
-    presence_penalty: float = Field(0.0, ge=-2, le=2)
-    frequency_penalty: float = Field(0.0, ge=-2, le=2)
-    repetition_penalty: float = Field(
-        1.0, ge=0.01, le=100, description="trtla, as vLLM: of the tokens of prompt and output."
-    )
     logit_bias: Biases = Field({}, description="By token id.")
     seed: int | None = Field(
         None, ge=-_LARGEST - 1, le=_LARGEST, description="None and -1: a new one each time."
@@ -229,6 +234,11 @@ class ChatBody(Body):
         False, description="trtla, as vLLM: go on with the assistant's message that comes last."
     )
 
+    chat_template_kwargs: dict[str, Any] = Field(
+        {},
+        description="trtla, as vLLM: variables of the chat template, such as enable_thinking.",
+    )
+
     @model_validator(mode="after")
     def _consistent(self) -> ChatBody:
         if self.top_logprobs is not None and not self.logprobs:
@@ -245,12 +255,19 @@ class ChatBody(Body):
 
     @property
     def tops(self) -> int | None:
-        """Rivals whose log probabilities are reported of each token; None: nothing is."""
+        """Alternatives listed for each token; None: no log probabilities."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
-    def ending(self) -> Ending:
-        return Ending.of(self.continue_final_message, self.add_generation_prompt)
+    def last_text(self) -> str:
+        """The last message's content as one text."""
+        content = self.messages[-1].content or ""
+        return content if isinstance(content, str) else "".join(part.text for part in content)
+
+    @property
+    def rendering(self) -> Rendering:
+        end = self.continue_final_message, self.add_generation_prompt
+        return Rendering.of(*end, self.chat_template_kwargs)
 
     @property
     def length(self) -> int | None:
@@ -271,7 +288,7 @@ class CompletionBody(Body):
     )
     logprobs: int | None = Field(None, ge=0, le=20)
 
-    ending: ClassVar[Ending] = ANSWER
+    rendering: ClassVar[Rendering] = ANSWER
 
     @property
     def tops(self) -> int | None:
@@ -288,7 +305,7 @@ BodyT = TypeVar("BodyT", bound=Body)
 
 
 def read_body(kind: type[BodyT], data: bytes) -> BodyT:
-    """A request's body."""
+    """Parse and check a request's body."""
     nested = _nested(data)
     if nested > _MOST_NESTED:
         raise ApiError(
@@ -305,7 +322,7 @@ def read_body(kind: type[BodyT], data: bytes) -> BodyT:
 
 
 def check_body(kind: type[BodyT], value: Any) -> BodyT:
-    """A body that was parsed; `ApiError` where it is not such a body."""
+    """Check a parsed body; raises `ApiError` if it is invalid."""
     try:
         return kind.model_validate(value)
     except ValidationError as error:
@@ -314,7 +331,7 @@ def check_body(kind: type[BodyT], value: Any) -> BodyT:
 
 
 def _nested(data: bytes) -> int:
-    """The lists and objects of a JSON text; brackets in its strings are none."""
+    """Count the lists and objects of a JSON text, without brackets in its strings."""
     if data.count(b"[") + data.count(b"{") <= _MOST_NESTED:
         return 0
     bare = data.replace(b"\\\\", b"").replace(b'\\"', b"")
@@ -324,6 +341,7 @@ def _nested(data: bytes) -> int:
 _MODELS = (ChatBody, CompletionBody, Message, Predicted, StreamOptions, TextPart)
 _FIELDS = {*LABELS, *(name for model in _MODELS for name in model.model_fields)}
 _RULES = {
+    **RULES,
     "content": "a text, or a list of parts of type text",
     "name": "a name of at most 64 characters, none of them a space, <, |, \\, / or >",
     "lookahead": '[window, ngram, verification], such as [3,3,3], or "auto"',
@@ -337,18 +355,18 @@ _LONGEST_NAME = 100  # in an error
 
 
 def body_error(errors: Iterable[Mapping[str, Any]]) -> ApiError:
-    """The refusal of a body, from pydantic's errors: the outermost one."""
-    first = min(errors, key=lambda one: len(one["loc"]), default={})
-    kind, places = first.get("type"), [one for one in first.get("loc", ()) if one != "body"]
-    places = _without_tags(places)
+    """Return the refusal of a body for the outermost of pydantic's errors."""
+    first = min(errors, key=lambda error: len(error["loc"]), default={})
+    kind, path = first.get("type"), [part for part in first.get("loc", ()) if part != "body"]
+    path = _without_tags(path)
     if kind == "json_invalid":
         return ApiError(400, "the body is not JSON", code="invalid_json")
     if kind == "extra_forbidden":
-        return _unknown(".".join(map(str, places)), str(places[-1]))
-    name = _field(places)
+        return _unknown(".".join(map(str, path)), str(path[-1]))
+    name = _field(path)
     if kind == "missing":
         return ApiError(400, f"{name or 'the body'} is missing", name, "missing_parameter")
-    if kind == "value_error":  # a rule of several fields, the first word being one of them
+    if kind == "value_error":  # a rule of several fields, whose first word is one of them
         text = str(first["msg"]).removeprefix("Value error, ")
         word = text.partition(" ")[0]
         return ApiError(400, text, word if word in _FIELDS else name, "invalid_parameter")
@@ -361,32 +379,35 @@ def _rule(name: str) -> str | None:
     return _PART_RULE if last == "type" and ".content." in name else _RULES.get(last)
 
 
-def _without_tags(places: list[Any]) -> list[Any]:
-    """The path without what says which kind of content it leads through."""
+def _without_tags(path: list[Any]) -> list[Any]:
+    """Return the path without the tags of content kinds."""
     return [
-        one
-        for before, one in zip((None, *places), places, strict=False)
-        if before != "content" or one not in ("text", _PARTS)
+        part
+        for before, part in zip((None, *path), path, strict=False)
+        if before != "content" or part not in ("text", _PARTS)
     ]
 
 
 def _unknown(name: str, last: str) -> ApiError:
     name, last = name[:_LONGEST_NAME], last[:_LONGEST_NAME]
+    if flag := chosen_at_start(name):
+        message = f"{name} is chosen for all requests, when the model is opened: start with {flag}"
+        return ApiError(400, message, name, "unsupported_parameter")
     guess = did_you_mean(last, _FIELDS)
     return ApiError(
         400,
-        f"{name} is not supported; {guess or 'leave it out'}".rstrip(),
+        f"{name} is not supported; {guess or 'omit it'}".rstrip(),
         name,
         "unsupported_parameter",
     )
 
 
-def _field(places: list[Any]) -> str | None:
-    """The path of the field, without the names of the kinds of values that were tried."""
+def _field(location: list[Any]) -> str | None:
+    """Return the path of the field, without the names of alternative kinds of values."""
     path: list[str] = []
-    for place in places:
+    for part in location:
         in_list = path == ["messages"] or path[-1:] == ["content"]
-        if place not in _FIELDS and not (isinstance(place, int) and in_list):
+        if part not in _FIELDS and not (isinstance(part, int) and in_list):
             break
-        path.append(str(place))
+        path.append(str(part))
     return ".".join(path) or None

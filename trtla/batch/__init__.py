@@ -1,1 +1,1 @@
-"""Bulk jobs: a file of requests in, a folder of answers out, whatever interrupts them."""
+"""Batch jobs: a file of requests in, a folder of answers out, resumable after any interruption."""

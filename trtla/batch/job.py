@@ -1,4 +1,4 @@
-"""A job's folder: whose it is, what it is of, how far it came, and its output at the end."""
+"""A job's folder: its lock, its identity, its progress, and its output at the end."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from trtla.formats.gguf.header import MADE_OF, shards
 OUTPUT, ERRORS = "output.jsonl", "errors.jsonl"
 _JOB, _JOURNAL, _LOCK = "job.json", "journal", ".lock"
 _FORMAT = "trtla batch 1"
-_ANEW = "choose another -o, or begin anew with --force"
+_START_AGAIN = "choose another -o, or start again with --force"
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a job is of: with the same identity it goes on, with another one it does not."""
+    """The input, model and settings of a job, which continues only if they are the same."""
 
     input: str
-    """The digest of the file."""
+    """The digest of the input file."""
     model: str
-    """The digest of its files."""
+    """The digest of the model's files."""
     settings: dict[str, Any]
-    """Those that may change an answer."""
+    """Settings that may change an answer."""
 
     @property
     def key(self) -> str:
@@ -44,14 +44,14 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is known of a job, here and in its file."""
+    """The state of a job, in memory and in its file."""
 
     folder: Path
     identity: Identity
     created: int
     """When it began, in seconds of Unix time."""
     finished: Counts | None = None
-    """Its totals, when it has."""
+    """Its totals, once it is finished."""
 
     @property
     def output(self) -> Path:
@@ -63,16 +63,16 @@ class Job:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was done of it; its model may not even have opened."""
+        """True if nothing was done; its model may not even have opened."""
         kept = self.folder / _JOURNAL
         return self.finished is None and not (kept.exists() and kept.stat().st_size)
 
     def journal(self, last: int) -> Journal:
-        """What is done so far, of lines up to this number."""
+        """Open the journal of finished lines, for line numbers up to `last`."""
         return Journal(self.folder / _JOURNAL, self.identity.key, last)
 
     def finish(self, journal: Journal) -> Job:
-        """Write the output from the journal, which is not needed any more."""
+        """Write the output from the journal, and delete that."""
         for path, failed in ((self.output, False), (self.errors, True)):
             lines = (record.data + b"\n" for record in journal.ordered(failed=failed))
             with written(path, FREE_SPACE):
@@ -93,8 +93,8 @@ class Job:
             write_whole(self.folder / _JOB, json_text(data), durable=True)
 
 
-def check_place(folder: Path, source: Path) -> None:
-    """Refuse a folder in which the input would be overwritten, or that cannot be one."""
+def check_folder(folder: Path, source: Path) -> None:
+    """Refuse a path that cannot be a folder, or whose files would overwrite the input."""
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file", "choose another -o")
     for name in (OUTPUT, ERRORS, _JOB, _JOURNAL, _LOCK):
@@ -104,7 +104,7 @@ def check_place(folder: Path, source: Path) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold a folder, made if it is not there; the lock ends with the process, however it ends."""
+    """Lock a folder, creating it if necessary; the lock ends with the process in any case."""
     with written(folder, "choose another -o"):
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
@@ -125,24 +125,24 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def open_job(folder: Path, identity: Identity, source: Path, *, force: bool) -> Job:
-    """The job that a locked folder holds, or a new one.
+    """Open the job in a locked folder, or begin a new one.
 
     Args:
         source: the input, for errors.
-        force: drop what is there.
+        force: discard an existing job.
     """
-    found = _read(folder)
-    for name in (OUTPUT, ERRORS, _JOB):  # what a kill has left of `write_whole`
+    job = _read(folder)
+    for name in (OUTPUT, ERRORS, _JOB):  # leftovers of killed `write_whole`s
         for left in folder.glob(f".{name}.*"):
             left.unlink(missing_ok=True)
-    if found is not None and found.is_empty and found.identity != identity:
+    if job is not None and job.is_empty and job.identity != identity:
         force = True
-    if found is None or force:
+    if job is None or force:
         return _begin(folder, identity, force=force)
-    _check_same(found, identity, source)
-    if found.finished is not None:
-        _check_whole(found)
-    return found
+    _check_same(job, identity, source)
+    if job.finished is not None:
+        _check_whole(job)
+    return job
 
 
 def _begin(folder: Path, identity: Identity, *, force: bool) -> Job:
@@ -150,7 +150,7 @@ def _begin(folder: Path, identity: Identity, *, force: bool) -> Job:
     paths = (folder / _JOURNAL, job.output, job.errors)
     for path in paths:
         if path.exists() and not force:
-            raise UsageError(f"{path} is of no job that is known here", _ANEW)
+            raise UsageError(f"{path} is of no job that is known here", _START_AGAIN)
     for path in paths:
         path.unlink(missing_ok=True)
     job.write()
@@ -176,40 +176,42 @@ def _read(folder: Path) -> Job | None:
         raise foreign from None
 
 
-def _check_same(found: Job, wanted: Identity, source: Path) -> None:
-    before, folder = found.identity, found.folder
+def _check_same(job: Job, wanted: Identity, source: Path) -> None:
+    before, folder = job.identity, job.folder
     if before.input != wanted.input:
-        raise UsageError(f"{folder} holds a job of another input than {source} is now", _ANEW)
+        raise UsageError(
+            f"{folder} holds a job of another input than {source} is now", _START_AGAIN
+        )
     if before.model != wanted.model:
-        raise UsageError(f"{folder} holds a job of another model", _ANEW)
+        raise UsageError(f"{folder} holds a job of another model", _START_AGAIN)
     for name in wanted.settings | before.settings:
         old, value = before.settings.get(name), wanted.settings.get(name)
         if old != value:
-            raise UsageError(f"{folder} holds a job with {name} {old}, not {value}", _ANEW)
+            raise UsageError(f"{folder} holds a job with {name} {old}, not {value}", _START_AGAIN)
 
 
 def _check_whole(job: Job) -> None:
     with suppress(OSError):
-        (job.folder / _JOURNAL).unlink(missing_ok=True)  # a kill may have come before that
+        (job.folder / _JOURNAL).unlink(missing_ok=True)  # a kill may have prevented that
     for path in (job.output, job.errors):
         if not path.is_file():
-            raise UsageError(f"the job is finished, and {path} is gone", _ANEW)
+            raise UsageError(f"the job is finished, and {path} is gone", _START_AGAIN)
 
 
 def first_failure(job: Job) -> str:
-    """What the first line of the errors says."""
+    """Return the message of the first error."""
     try:
         with job.errors.open("rb") as file:
             failed = parse_json(file.readline())
         name = failed["custom_id"]
         message = str(failed["response"]["body"]["error"]["message"])
     except (JsonError, KeyError, TypeError):
-        raise UsageError(f"{job.errors} is not as the job has written it", _ANEW) from None
+        raise UsageError(f"{job.errors} is not as the job has written it", _START_AGAIN) from None
     return message if name is None else f"{name[:100]}: {message}"
 
 
 def failure(job: Job) -> TrtlaError | None:
-    """What a finished job is reported with; None: all lines were answered."""
+    """Return the error of a finished job; None if all lines were answered."""
     counts = job.finished
     if counts is None or not counts.failed:
         return None
@@ -226,15 +228,15 @@ _SAMPLES, _SAMPLE = 256, 1 << 14
 
 
 def fingerprint(folders: tuple[Path, ...]) -> str:
-    """The digest of a model's files: those of its folder, and of further ones such as its
+    """Return the digest of a model's files: those of its folder, and of further ones such as its
     tokenizer's."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for folder in folders:
         for path in _files(folder):
-            found.update(f"{path.name} {path.stat().st_size}\n".encode())
+            digest.update(f"{path.name} {path.stat().st_size}\n".encode())
             for piece in _content(path):
-                found.update(piece)
-    return found.hexdigest()
+                digest.update(piece)
+    return digest.hexdigest()
 
 
 def _files(folder: Path) -> Iterator[Path]:

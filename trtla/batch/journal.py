@@ -1,8 +1,8 @@
-"""Lines that are finished, as they finish: a killed job goes on behind them.
+"""Finished lines, kept as they finish: a killed job resumes after them.
 
 A record is a line: the input line's number, `a` (answered) or `f` (failed), its prompt and output
 tokens, its steps, accepted drafts and the tokens of the steps, a checksum, then the line of output.
-What follows the first record that is not whole, or is another job's, is dropped.
+Everything after the first record that is incomplete, or of another job, is dropped.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from trtla.files import flush, written
 from trtla.runtime.stats import tokens_per_step
 
 _SYNC_EVERY_S = 0.5
-_NEW = -1  # the place of a line without a record
+_NEW = -1  # the offset of a line without a record
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Record:
     """Tokens of the steps."""
 
 
-FREE_SPACE = "free some space: the same command goes on then"
+FREE_SPACE = "free some space: the same command resumes then"
 
 
 @dataclass(slots=True)
@@ -73,13 +73,13 @@ class Counts:
 class Journal:
     """The journal of a job, for lines up to the number `last`; a context manager.
 
-    Records are handed to the system at once, so that a killed process loses none, and are on the
-    disk within a second. Memory holds their places only.
+    Records are written at once, so that a killed process loses none, and are on the disk within a
+    second. Memory holds their offsets only.
     """
 
     def __init__(self, path: Path, key: str, last: int) -> None:
         self._path, self._key, self.counts = path, key.encode(), Counts()
-        self._places = array("q", [_NEW]) * (last + 1)
+        self._offsets = array("q", [_NEW]) * (last + 1)
         self._file = path.open("a+b", buffering=0)
         self._dirty = False
         self._failure: OSError | None = None
@@ -101,7 +101,7 @@ class Journal:
         self._file.close()
 
     def __contains__(self, number: int) -> bool:
-        return self._places[number] != _NEW
+        return self._offsets[number] != _NEW
 
     def add(self, record: Record) -> None:
         """Keep a record."""
@@ -110,13 +110,13 @@ class Journal:
             if self._failure is not None:
                 raise self._failure
             size = self._file.write(data)
-            if size != len(data):  # the disk may be full, and the next one says so
+            if size != len(data):  # the disk may be full, which the next write reports
                 self._file.write(data[size:])
         self._dirty = True
         self._note(record, len(data))
 
     def _note(self, record: Record, size: int) -> None:
-        self._places[record.number] = self._end
+        self._offsets[record.number] = self._end
         self._end += size
         self.counts.add(record)
 
@@ -125,7 +125,7 @@ class Journal:
         with self._path.open("rb") as file:
             for line in file:
                 record = _unpacked(line, self._key)
-                if record is None or not 0 < record.number < len(self._places):
+                if record is None or not 0 < record.number < len(self._offsets):
                     break
                 if record.number not in self:
                     self._note(record, len(line))
@@ -142,11 +142,11 @@ class Journal:
                     return
 
     def ordered(self, *, failed: bool) -> Iterator[Record]:
-        """The records of one kind, in the order of the input."""
+        """Yield the records of one kind, in the order of the input."""
         with self._path.open("rb") as file:
-            for place in self._places:
-                if place != _NEW:
-                    file.seek(place)
+            for offset in self._offsets:
+                if offset != _NEW:
+                    file.seek(offset)
                     record = _unpacked(file.readline(), self._key)
                     assert record is not None
                     if record.failed == failed:
@@ -155,21 +155,21 @@ class Journal:
 
 def _packed(record: Record, key: bytes) -> bytes:
     kind = b"f" if record.failed else b"a"
-    own = (record.steps, record.accepted, record.decoded)
-    counts = (record.number, kind, record.prompt_tokens, record.output_tokens, *own)
+    steps = (record.steps, record.accepted, record.decoded)
+    counts = (record.number, kind, record.prompt_tokens, record.output_tokens, *steps)
     content = b"%d %b %d %d %d %d %d" % counts
     return b"%b %08x %b\n" % (content, _checksum(key, content, record.data), record.data)
 
 
 def _unpacked(line: bytes, key: bytes) -> Record | None:
-    """A record; None: it is not whole, or of another job."""
+    """Parse a record; None if it is incomplete or of another job."""
     for counted in (5, 4):  # earlier releases did not count the tokens of the steps
         with suppress(ValueError):
-            number, kind, *counts, found, data = line.split(b" ", 3 + counted)
+            number, kind, *counts, checksum, data = line.split(b" ", 3 + counted)
             content, whole = b" ".join((number, kind, *counts)), data.endswith(b"\n")
-            if whole and found == b"%08x" % _checksum(key, content, data[:-1]):
-                read, written, *own = map(int, counts)
-                steps = own if counted == 5 else [*own, sum(own)]
+            if whole and checksum == b"%08x" % _checksum(key, content, data[:-1]):
+                read, written, *rest = map(int, counts)
+                steps = rest if counted == 5 else [*rest, sum(rest)]
                 return Record(int(number), kind == b"f", read, written, data[:-1], *steps)
     return None
 

@@ -1,4 +1,4 @@
-"""The input: a request a line in OpenAI's batch format, read as a stream and never held."""
+"""The input: one request a line in OpenAI's batch format, read as a stream and never held."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class Line:
 
     @property
     def sum(self) -> int:
-        """Tells it from what may come in its place."""
+        """A digest that detects changes of the line."""
         return int.from_bytes(hashlib.blake2b(self.data or b"", digest_size=8).digest(), "big")
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """What a line asks for: a body, or the error that it is answered with."""
+class LineRequest:
+    """A line's request: a body, or the error to answer with."""
 
     number: int
     custom_id: str | None
@@ -56,22 +56,22 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What a first look at the input has found."""
+    """The result of a first pass over the input."""
 
     digest: str
     """The digest of all its bytes."""
     count: int
     """Lines that are not blank."""
     last: int
-    """The number of the last one."""
+    """The number of the last line."""
     first: array[int]
-    """At a line's number: the first line with its custom_id; 0: it has none."""
+    """By line number: the first line with its custom_id; 0: it has none."""
     sums: array[int]
-    """At a line's number: its sum."""
+    """By line number: its digest."""
 
 
 class Reader:
-    """The lines of a file, once from its beginning to its end; `digest` is known then."""
+    """The lines of a file, once from beginning to end; `digest` is known then."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._sum = path, hashlib.sha256()
@@ -108,10 +108,10 @@ def _line(number: int, data: bytes, start: int) -> Line:
     return Line(number, data.removeprefix(_BOM) if number == 1 else data, start)
 
 
-def lines_at(path: Path, places: Iterable[tuple[int, int]]) -> Iterator[Line]:
-    """Some lines of a file; of each its number and the bytes before it are given."""
+def lines_at(path: Path, starts: Iterable[tuple[int, int]]) -> Iterator[Line]:
+    """Yield some lines of a file, given by number and offset."""
     with _opened(path) as file:
-        for number, start in places:
+        for number, start in starts:
             file.seek(start)
             yield _line(number, file.readline(LONGEST), start)
 
@@ -132,7 +132,7 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
 
 
 def survey(path: Path) -> Survey:
-    """Look at all lines: how many there are, and which of them share a custom_id."""
+    """Pass over all lines: count them, and find those that share a custom_id."""
     reader, names, numbers, last = Reader(path), array("Q"), array("q"), 0
     count, sums = 0, array("Q", [0])
     for line in reader:
@@ -160,7 +160,7 @@ def _check_text(line: Line, path: Path) -> None:
 
 
 def _firsts(names: array[int], numbers: array[int], last: int) -> array[int]:
-    """At a line's number the first line with the same name; millions of names fit, as digests."""
+    """Return by line number the first line with its name; millions of names fit, as digests."""
     import numpy as np
 
     pairs = np.frombuffer(names, np.uint64).reshape(-1, 2)
@@ -185,20 +185,20 @@ def _custom_id(line: Line) -> str | None:
 
 
 Firsts = Sequence[int] | Mapping[int, int]
-"""By a line's number, as in `Survey`; at least that of the line in question."""
+"""By line number, as in `Survey`; at least that of the line in question."""
 
 
-def parse(line: Line, first: Firsts) -> Ask:
-    """What a line asks for."""
+def parse(line: Line, first: Firsts) -> LineRequest:
+    """Parse a line's request."""
     name = None
     is_named = first[line.number] == line.number
     try:
         data = _object(line)
         custom_id = data.get("custom_id")
         name = custom_id if isinstance(custom_id, str) else None
-        return Ask(line.number, name, _body(data, line.number, first), is_named=is_named)
+        return LineRequest(line.number, name, _body(data, line.number, first), is_named=is_named)
     except ApiError as error:
-        return Ask(line.number, name, error=error, is_named=is_named)
+        return LineRequest(line.number, name, error=error, is_named=is_named)
 
 
 def _object(line: Line) -> dict[str, Any]:
@@ -228,7 +228,7 @@ def _body(data: dict[str, Any], number: int, first: Firsts) -> ChatBody | Comple
         )
     body = check_body(URLS[data["url"]], data["body"])
     if body.stream:
-        raise ApiError(400, "stream is not for batches; leave it out", "stream", "no_stream")
+        raise ApiError(400, "stream is not for batches; omit it", "stream", "no_stream")
     return body
 
 
@@ -239,7 +239,7 @@ def _check_envelope(data: dict[str, Any], number: int) -> None:
             raise _wrong(f"{where} has no {key}; write {_FORM}", key)
     unknown = next((key for key in data if key not in _KEYS), None)
     if unknown is not None:
-        raise _wrong(f"{where} has the unknown key {unknown[:100]!r}; leave it out", unknown[:100])
+        raise _wrong(f"{where} has the unknown key {unknown[:100]!r}; omit it", unknown[:100])
     if not isinstance(data["custom_id"], str) or not data["custom_id"]:
         raise _wrong(f"{where} has a custom_id that is no text; write one in quotes", "custom_id")
     if data["method"] != "POST":

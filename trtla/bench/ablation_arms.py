@@ -18,9 +18,8 @@ METHODS = (
 )  # fmt: skip
 """The arms, in the order in which they run."""
 WITHOUT, NODES = "auto-without-", "auto-nodes"
-SOURCE_METHODS = (
-    "lookahead-auto", *(f"{WITHOUT}{name}" for name in ("own", "others", "rows", "window")), NODES
-)  # fmt: skip
+_LEFT_OUT = ("context", "requests", "recycling", "window")
+SOURCE_METHODS = ("lookahead-auto", *(f"{WITHOUT}{name}" for name in _LEFT_OUT), NODES)
 """What the candidate tree is worth: whole, without each of its sources, and by size."""
 KNOWN_METHODS = tuple(dict.fromkeys((*METHODS, *SOURCE_METHODS)))
 

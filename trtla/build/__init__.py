@@ -1,1 +1,1 @@
-"""Making engines: Hugging Face checkpoint -> TensorRT-LLM checkpoint -> engine directory."""
+"""Conversion of models to TensorRT-LLM checkpoints, quantisation, and engine folders."""

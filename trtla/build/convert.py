@@ -1,4 +1,5 @@
-"""Converts a Hugging Face folder or a GGUF file to a TensorRT-LLM checkpoint, streamed and atomic.
+"""Conversion of a Hugging Face folder or a GGUF file to a TensorRT-LLM checkpoint, streamed and
+atomic.
 
 The keys of config.json are those of TensorRT-LLM's PretrainedConfig (models/modeling_utils.py).
 """
@@ -27,6 +28,7 @@ from trtla.formats.gguf.folder import model_folder, model_inputs, weight_file
 from trtla.formats.hf import HFModel
 from trtla.formats.source import checkpoint_config, config_json, in_type
 from trtla.formats.tensors import TensorSource
+from trtla.trtllm.rules import check_family
 
 
 def convert(
@@ -48,25 +50,25 @@ def convert(
         model_dir: a folder with config.json and weights, see `HFModel`, or a GGUF file.
         output_dir: absent or empty, or a checkpoint or engine to be replaced with `force`.
         dtype: float16, bfloat16, float32, which dequantise the blocks of a GGUF file, or auto: the
-            model's, but float16 for float32, and blocks as they are. int8 and int4 round the linear
-            weights, the rest is as with auto; int4 has int8 for embedding and lm_head. For
-            TensorRT-LLM: w4a16_awq rounds the layers' linear weights to int4, w8a16 and w4a16 have
-            the library round them when it builds.
+            model's, except float16 for float32, and blocks as they are. int8 and int4 round the
+            linear weights, the rest is as with auto; int4 has int8 for embedding and lm_head. For
+            TensorRT-LLM: w4a16_awq rounds the layers' linear weights to int4; for w8a16 and w4a16
+            the library rounds them when it builds.
         tp_size, pp_size: tensor and pipeline parallel ranks; one file for each pair.
-        group_size: inputs that share a scale: of int8 and int4 32 (the default), 64 or 128, of
+        group_size: inputs that share a scale: for int8 and int4 32 (the default), 64 or 128, for
             w4a16_awq 64 or 128 (the default).
-        calibration: with int8, int4 and w4a16_awq, errors are weighed by the activations of the
+        calibration: with int8, int4 and w4a16_awq, errors are weighted by the activations of the
             model on it. With a type of activations it makes an FP8 checkpoint, with activation
-            scales found by running the model on it; `dtype` is then the type of activations and of
-            what is not quantised.
+            scales from running the model on it; `dtype` is then the type of activations and of the
+            unquantised weights.
         fp8_kv_cache: let the executor cache keys and values in FP8 too; needs a calibration.
         force: replace an existing checkpoint or engine, at the very end.
         progress: called with (bytes done, bytes in total).
 
     Raises:
-        UsageError: the model, the split or the output folder is not usable; nothing was written.
-        TrtlaError: the disk is full, or permission is missing; nothing is left behind. Or a layer's
-            activations give no FP8 scale.
+        UsageError: the model, the split or the output folder is unusable; nothing was written.
+        TrtlaError: the disk is full, permission is missing, or a layer's activations give no FP8
+            scale; nothing is left behind.
     """
     source, target = model_folder(model_dir), Path(output_dir)
     inputs = (Path(model_dir), *model_inputs(source))
@@ -75,6 +77,8 @@ def convert(
     integer = dtype in INTEGERS or dtype in ALGORITHMS
     if integer or calibration is not None:
         _refuse_twice(source, model)
+    if dtype not in INTEGERS and not (dtype == "auto" and model.config.block_types):
+        check_family(model.config)  # what is written would be TensorRT-LLM's format
     config = checkpoint_config(model.config, "auto" if integer else dtype, tp_size, pp_size)
     weights: TensorSource = in_type(model, model.config, config)
     if fp8_kv_cache and (integer or calibration is None):
@@ -104,7 +108,7 @@ def _integers(
     group_size: int | None,
     calibration: Calibration | None,
 ) -> tuple[CheckpointConfig, TensorSource]:
-    """The config and the source of a dtype of integers; sizes are checked before texts are read."""
+    """Return config and source of an integer dtype; sizes are checked before texts are read."""
     ours = dtype in INTEGERS
     if ours:
         config = integer_config(config, dtype, 32 if group_size is None else group_size)
@@ -116,10 +120,10 @@ def _integers(
                 f"{dtype} needs no calibration: TensorRT-LLM rounds its weights", "omit it"
             )
         return config, model
-    found = {} if calibration is None else mean_squares(model.path, model.config, calibration)
+    importance = {} if calibration is None else mean_squares(model.path, model.config, calibration)
     if ours:
-        return config, RoundedSource(model, config.block_types, found)
-    return config, AwqSource(model, config, found)
+        return config, RoundedSource(model, config.block_types, importance)
+    return config, AwqSource(model, config, importance)
 
 
 def _refuse_twice(source: Path, model: HFModel) -> None:

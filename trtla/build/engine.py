@@ -1,7 +1,7 @@
-"""Builds an engine folder from a checkpoint or a Hugging Face folder, or describes what it would.
+"""Builds an engine folder from a checkpoint or a Hugging Face folder, or describes the build.
 
-A Hugging Face folder is converted on the way, tensor by tensor. TensorRT-LLM reads checkpoints
-only, so its builder has one on disk for as long as it works.
+A Hugging Face folder is converted on the way, tensor by tensor. TensorRT-LLM only reads
+checkpoints, so its builder has one on disk while it works.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from trtla.formats.source import EngineBuild, config_json, open_source, read_sou
 from trtla.formats.support import kv_bytes_per_token
 from trtla.trtllm import library as trtllm_library
 from trtla.trtllm import rules as kernels
-from trtla.trtllm.build import asked_of_builder, check_machine, write_compiled
+from trtla.trtllm.build import check_machine, read_builder_fields, write_compiled
 from trtla.trtllm.library import installed_version
-from trtla.trtllm.ranks import command_lines
+from trtla.trtllm.rank_builds import command_lines
 from trtla.trtllm.rules import check_trtllm, gpu_capability
 from trtla.version import __version__
 
@@ -43,7 +43,7 @@ _NO_COMMAND = (
 
 @dataclass(frozen=True, slots=True)
 class BuildDescription:
-    """What a build would do, for `--dry-run`."""
+    """The effect of a build, for `--dry-run`."""
 
     source_kind: str
     backend: str
@@ -54,11 +54,11 @@ class BuildDescription:
     memory: MemoryEstimate
     files: tuple[str, ...]
     notes: tuple[str, ...] = ()
-    """What is corrected, switched off or not verified, a sentence each."""
+    """Corrections, disabled features and unverified parts, a sentence each."""
     commands: tuple[str, ...] = ()
     """The command lines of TensorRT-LLM that build the same engine; none for a torch engine."""
     trtllm: Mapping[str, Any] = field(default_factory=dict)
-    """What TensorRT-LLM's builder is asked by its own names."""
+    """Fields for TensorRT-LLM's builder by its own names."""
 
     @property
     def max_draft_len(self) -> int:
@@ -82,12 +82,12 @@ def build_engine(
     Args:
         checkpoint_dir: a TensorRT-LLM checkpoint of any tp and pp, or a Hugging Face folder.
         output_dir: absent or empty, or a checkpoint or engine to be replaced with `force`.
-        settings: the limits asked for.
+        settings: the requested limits.
         backend: auto, torch or tensorrt-llm.
         dtype: float16, bfloat16 or float32; None or auto keeps the checkpoint's. For a Hugging Face
             folder as in `convert`.
         workers: ranks built at a time by tensorrt-llm, each on a GPU of its own.
-        sources: where each setting came from (flag, environment, ...), kept in trtla.json.
+        sources: the origin of each setting (flag, environment, ...), kept in trtla.json.
         progress: called with (bytes done, bytes in total).
     """
     source_dir, target = Path(checkpoint_dir), Path(output_dir)
@@ -96,9 +96,9 @@ def build_engine(
     chosen, _ = choose_backend(backend)
     source, tensors = open_source(source_dir, dtype)
     planned = plan_limits(settings, source.config, chosen)
-    limits, fields = planned.build_config, asked_of_builder(settings, chosen)
-    own = (planned.lookahead, settings, sources or {}, fields)
-    build = EngineBuild(source, tensors, limits, *own)
+    limits, fields = planned.build_config, read_builder_fields(settings, chosen)
+    rest = (planned.lookahead, settings, sources or {}, fields)
+    build = EngineBuild(source, tensors, limits, *rest)
     if chosen == "tensorrt-llm":
         check_trtllm(source.config, limits, gpu_capability())
         check_machine(workers, fields)
@@ -115,8 +115,8 @@ def _write_torch(build: EngineBuild, folder: Path, progress: Progress | None) ->
     pretrained = config_json(config)
     # The same model gives the same digest however it was split over ranks.
     digest = hashlib.sha256(json.dumps(pretrained, sort_keys=True).encode())
-    own = build.source.is_checkpoint
-    linked = link_ranks(source, folder, config) if own else frozenset[int]()
+    is_checkpoint = build.source.is_checkpoint
+    linked = link_ranks(source, folder, config) if is_checkpoint else frozenset[int]()
     write_ranks(folder, config, build.tensors, progress, digest.update, linked)
     copy_side_files(source, folder)
     engine = EngineConfig(
@@ -136,7 +136,7 @@ def describe_build(
     dtype: str | None = None,
     workers: int = 1,
 ) -> BuildDescription:
-    """What `build_engine` would do with the same arguments; reads config.json only.
+    """Describe `build_engine` with the same arguments; reads config.json only.
 
     TensorRT-LLM need not be installed.
     """
@@ -144,14 +144,14 @@ def describe_build(
     source = read_source(folder, dtype)
     limits = plan_limits(settings, source.config, chosen)
     notes: list[str] = list(limits.notes)
-    fields = asked_of_builder(settings, chosen)
+    fields = read_builder_fields(settings, chosen)
     commands: tuple[str, ...] = ()
     if chosen == "tensorrt-llm":
         config, suffix = source.config, "engine"
         machine = gpu_capability(), installed_version()
         notes += check_trtllm(config, limits.build_config, *machine)
-        asked = workers, fields, settings.timing_cache
-        commands = command_lines(source, Path(output_dir), limits.build_config, *asked)
+        arguments = workers, fields, settings.timing_cache
+        commands = command_lines(source, Path(output_dir), limits.build_config, *arguments)
         notes += [] if commands else [_NO_COMMAND]
     else:
         config, suffix = single_rank(source.config), "safetensors"
@@ -173,10 +173,10 @@ def describe_build(
 
 
 def choose_backend(backend: str = "auto") -> tuple[str, str]:
-    """(backend, why) for auto, torch or tensorrt-llm.
+    """Choose a backend for auto, torch or tensorrt-llm; return it with the reason.
 
-    `auto` takes tensorrt-llm where it is installed with its TensorRT backend, and a GPU is present
-    on which it can run lookahead. It is imported only where the rest is there.
+    `auto` takes tensorrt-llm if it is installed with its TensorRT backend, and there is a GPU that
+    it can run lookahead on. It is imported only if the other conditions hold.
     """
     if backend in BACKENDS:
         return backend, f"asked for with --backend {backend}"
@@ -201,10 +201,10 @@ def choose_backend(backend: str = "auto") -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
-    """What an engine takes on its largest rank (`_per_rank`) and on all ranks together.
+    """The memory of an engine on its largest rank (`_per_rank`) and on all ranks together.
 
     The K/V cache is that of a full batch of sequences of max_seq_len tokens; `draft_kv_cache_bytes`
-    is the part of it that the draft tokens need. The logits are those of one step of a full batch.
+    is the draft tokens' part of it. The logits are those of one step of a full batch.
     """
 
     ranks: int
@@ -215,12 +215,12 @@ class MemoryEstimate:
     draft_kv_cache_bytes: int
     draft_kv_cache_bytes_per_rank: int
     step_tokens: int
-    """Tokens that a step of a full batch feeds: one and the drafts for every sequence."""
+    """Tokens of a full batch's step: one and the drafts for every sequence."""
     logits_bytes: int
 
 
 def estimate_memory(config: CheckpointConfig, build_config: BuildConfig) -> MemoryEstimate:
-    """The memory of an engine whose ranks are those of the config's mapping."""
+    """Estimate the memory of an engine with the ranks of the config's mapping."""
     ranks, batch_size = config.mapping.world_size, build_config.max_batch_size
     step_tokens = batch_size * (build_config.max_draft_len + 1)
     weights = [sum(target.nbytes for target in stored_plan(config, rank)) for rank in range(ranks)]

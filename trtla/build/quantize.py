@@ -1,4 +1,4 @@
-"""Calibration: how large activations get on some texts, and FP8 weights with scales of them.
+"""Calibration: the sizes of activations on some texts, and FP8 weights with scales from them.
 
 The unquantised model runs in transformers, a text at a time. FP8 needs the largest absolute values
 of its activations, keys and values; int8 and int4 can use the mean squares of its activations.
@@ -20,6 +20,7 @@ from torch import Tensor
 from trtla.errors import TrtlaError, UsageError
 from trtla.formats.config import CheckpointConfig
 from trtla.formats.plan import fp8_groups, hf_shapes, kv_scale
+from trtla.formats.stored_form import stored_forms
 from trtla.formats.tensors import TensorSource, quantize, row_spans, scale_of
 from trtla.formats.tensors import largest as largest_of
 from trtla.formats.transformers_load import load_model
@@ -37,17 +38,17 @@ _READERS = {
     "mlp.gate_proj": ("mlp.gate_proj", "mlp.up_proj"),
     "mlp.down_proj": ("mlp.down_proj",),
 }
-"""Module whose input is watched -> the linears that read the same input."""
+"""By the module whose input is watched: the linears that read the same input."""
 _See = Callable[[str, Tensor], None]
 """Gets the name of a linear, as in `fp8_groups`, or of a scale, and numbers [..., inputs]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What a conversion calibrates with.
+    """The data and device of a conversion's calibration.
 
     `prompts` are read once, after the model's own files have been checked. `progress` is called
-    with (texts done, texts in all). `device` is cpu or a CUDA device that is there.
+    with (texts done, texts in all). `device` is cpu or an available CUDA device.
     """
 
     prompts: Iterable[Sequence[int]]
@@ -56,7 +57,7 @@ class Calibration:
 
 
 def calibrate(folder: Path, config: CheckpointConfig, calibration: Calibration) -> dict[str, float]:
-    """The largest absolute value by the name of the scale that follows from it.
+    """Return the largest absolute value by the name of its scale.
 
     The values are the inputs of every quantised linear (`NAME.input_scale`), and of every layer the
     keys, after their rotation, and values together (`plan.kv_scale`). `folder` is Hugging Face's;
@@ -65,35 +66,35 @@ def calibrate(folder: Path, config: CheckpointConfig, calibration: Calibration) 
     largest: dict[str, Tensor] = {}
 
     def keep(name: str, values: Tensor) -> None:
-        found = values.abs().amax().float()
-        largest[name] = torch.maximum(largest.get(name, found), found)  # which keeps a NaN
+        value = values.abs().amax().float()
+        largest[name] = torch.maximum(largest.get(name, value), value)  # which keeps a NaN
 
     def see(linear: str, values: Tensor) -> None:
         keep(f"{linear}.input_scale", values)
 
     _read_texts(folder, config, calibration, see, _seen_cache(keep))
-    ranges = {name: found.item() for name, found in largest.items()}
+    ranges = {name: value.item() for name, value in largest.items()}
     for name, value in ranges.items():
         if not 0.0 < value < math.inf:
             where, _, kind = name.rpartition(".")
-            what = "keys and values" if kind == "kv_scale" else "input"
-            raise _unusable(f"{what} of {where}", value, "gives no FP8 scale")
+            source = "keys and values" if kind == "kv_scale" else "input"
+            raise _unusable(f"{source} of {where}", value, "gives no FP8 scale")
     return ranges
 
 
 def mean_squares(
     folder: Path, config: CheckpointConfig, calibration: Calibration
 ) -> dict[str, Tensor]:
-    """The mean square of every input of a layer's linear, float32 [inputs], by weight."""
+    """Return the mean square of every input of a layer's linear, float32 [inputs], by weight."""
     sums: dict[str, Tensor] = {}
 
     def see(linear: str, values: Tensor) -> None:
-        found = values.float().square().flatten(0, -2).sum(0)
-        sums[linear] = sums[linear] + found if linear in sums else found
+        squares = values.float().square().flatten(0, -2).sum(0)
+        sums[linear] = sums[linear] + squares if linear in sums else squares
 
     tokens = _read_texts(folder, config, calibration, see, None)
-    for linear, found in sums.items():
-        if not math.isfinite(largest := found.amax().item()):
+    for linear, squares in sums.items():
+        if not math.isfinite(largest := squares.amax().item()):
             raise _unusable(f"input of {linear}", largest, "weighs no errors")
     groups = fp8_groups(config)
     return {name: (sums[of] / tokens).cpu() for of in sums for name in groups[of]}
@@ -107,7 +108,7 @@ def _read_texts(
     cache: DynamicCache | None,
 ) -> int:
     """Run the model over all texts; returns the number of their tokens."""
-    longest = min(MAX_TEXT_TOKENS, config.max_positions, config.sliding_window or MAX_TEXT_TOKENS)
+    longest = min(MAX_TEXT_TOKENS, config.max_positions)
     prompts = [list(prompt)[:longest] for prompt in calibration.prompts if prompt]
     if not prompts:
         raise UsageError("the calibration data holds no text", "give --calib-data with some text")
@@ -120,15 +121,15 @@ def _read_texts(
     return sum(map(len, prompts))
 
 
-def _unusable(what: str, value: float, why: str) -> TrtlaError:
+def _unusable(name: str, value: float, why: str) -> TrtlaError:
     return TrtlaError(
-        f"the {what} reached {value:g} in calibration, which {why}",
+        f"the {name} reached {value:g} in calibration, which {why}",
         "calibrate with other texts (--calib-data); if it stays, the model is broken",
     )
 
 
 def _load(folder: Path, config: CheckpointConfig, device: str) -> PreTrainedModel:
-    """The model in its own dtype; on a CPU, which has no arithmetic for float16, in float32."""
+    """Load the model in its own dtype; on a CPU in float32 if that is float16."""
     dtype = "float32" if device == "cpu" and config.dtype == "float16" else config.dtype
     kind, hint = "AutoModelForCausalLM", "check the folder with transformers"
     loaded: PreTrainedModel = load_model(kind, folder, getattr(torch, dtype), hint).to(device)
@@ -136,20 +137,23 @@ def _load(folder: Path, config: CheckpointConfig, device: str) -> PreTrainedMode
 
 
 def _watch(model: PreTrainedModel, config: CheckpointConfig, see: _See) -> None:
+    forms = stored_forms(config, gguf=False)
     for layer in range(config.num_hidden_layers):
         for module, linears in _READERS.items():
-            names = [f"model.layers.{layer}.{linear}" for linear in linears]
+            prefix = f"model.layers.{layer}"
+            names = [f"{prefix}.{linear}" for linear in linears]
 
             def show(_: object, inputs: tuple[Tensor, ...], names: list[str] = names) -> None:
                 for name in names:
                     see(name, inputs[0])
 
-            watched = model.get_submodule(f"model.layers.{layer}.{module}")
+            stored = forms[f"{prefix}.{module}.weight"].name.removesuffix(".weight")
+            watched = model.get_submodule(stored)
             watched.register_forward_pre_hook(show)
 
 
 def _seen_cache(keep: _See) -> DynamicCache:
-    """A cache that stays empty: attention stores what it is about to read, and gets it back."""
+    """Return a cache that stays empty: attention stores keys and values, and gets them back."""
     from transformers import DynamicCache
 
     class SeenCache(DynamicCache):
@@ -170,10 +174,10 @@ def _read(model: PreTrainedModel, prompt: Sequence[int], cache: DynamicCache | N
 
 
 class Fp8Source:
-    """A model as a source of FP8 weights and of their scales.
+    """A model as a source of FP8 weights and their scales.
 
     q, k and v are rounded once, with the largest of their three scales, and so are gate and up:
-    requantising them, as TensorRT-LLM does where it fuses them, would round twice and give the same
+    requantising them, as TensorRT-LLM does when it fuses them, would round twice and give the same
     scale.
 
     `ranges` are those of `calibrate`.
@@ -192,7 +196,8 @@ class Fp8Source:
         self._scales = {name: scale_of(largest) for name, largest in ranges.items()}
 
     def read(self, name: str, start: int, stop: int) -> ndarray:
-        """Rows [start, stop): FP8 of a linear's weight, float32 of a scale, else as stored."""
+        """Return rows [start, stop): FP8 of a linear's weight, float32 of a scale, else as
+        stored."""
         if name in self._group_of:
             scale = self._weight_scale(self._group_of[name])
             return quantize(self._model.read(name, start, stop), scale)

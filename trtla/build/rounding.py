@@ -1,14 +1,14 @@
 """int8 and int4 weights: blocks of inputs with a scale each, chosen for the least squared error.
 
-Rounding to the nearest code leaves the scale open. Candidates around the one that maps the block's
-largest value to the last code are tried, as llama.cpp's make_qx_quants does, each with the scale
-that fits its codes best. Errors may be weighed by how large the inputs are that meet a weight: the
+Rounding to the nearest code leaves the scale open. The search tries candidates around the scale
+that maps the block's largest value to the last code, as llama.cpp's make_qx_quants does, each with
+the scale that fits its codes best. Errors may be weighted by the size of a weight's inputs: the
 mean square of each channel's activations, which is what AWQ (Lin et al., 2023) protects.
 
 TensorRT-LLM's integer weights are W8A16, W4A16 and W4A16_AWQ. For the first two the library rounds
-plain weights when it loads them (modeling_utils.py, preprocess_weights): a checkpoint names the
-algorithm and no more. W4A16_AWQ is stored as NVIDIA's modelopt exports it; the library brings it
-into the order of its kernels when it builds.
+plain weights when it loads them (modeling_utils.py, preprocess_weights): a checkpoint only names
+the algorithm. W4A16_AWQ is stored as NVIDIA's modelopt exports it; the library reorders it for its
+kernels when it builds.
 """
 
 from __future__ import annotations
@@ -39,27 +39,28 @@ from trtla.trtllm.rules import weight_only_sizes
 GROUP_SIZES = (32, 64, 128)
 """Inputs that share a scale."""
 INTEGERS = {"int8": ("Q8_0", "Q8_G64", "Q8_G128"), "int4": ("Q4_0", "Q4_G64", "Q4_G128")}
-"""The types of blocks of a dtype, by group size."""
+"""The types of blocks for a dtype, by group size."""
 ALGORITHMS = {"w8a16": "W8A16", "w4a16": "W4A16", "w4a16_awq": "W4A16_AWQ"}
-"""Names of --dtype, and TensorRT-LLM's."""
+"""Names of --dtype, with TensorRT-LLM's."""
 
 _TRIED = {
     4: [-8 + 0.2 * step for step in range(-5, 6)],
     8: [127 + 0.5 * step for step in range(-8, 2)],
 }
-"""What the largest value of a block may become, by bits of a code. Twice as many gain nothing."""
+"""Codes tried for a block's largest value, by bits of a code. Twice as many gain nothing."""
 _HALF_MAX = torch.finfo(torch.float16).max
 _TINY = 1e-30
-"""Instead of 0 where it divides a 0."""
+"""Replaces a divisor of 0 below a dividend of 0."""
 _PIECE = 2**17
-"""Numbers that are rounded at a time, so that they stay in the processor's cache."""
+"""Numbers rounded at a time, so that they stay in the processor's cache."""
 _LEAST_WEIGHT = 1e-3
-"""The least weight of a channel, as a share of the mean: those that the calibration never saw
-count a little."""
+"""The least weight of a channel, as a share of the mean: for channels that the calibration did not
+reach."""
 
 
 def integer_config(config: CheckpointConfig, dtype: str, group_size: int) -> CheckpointConfig:
-    """The model with all linear weights in blocks; embedding and lm_head are int8 for int4 too."""
+    """Return the config with all linear weights in blocks; embedding and lm_head are int8 for
+    int4."""
     if group_size not in GROUP_SIZES:
         raise UsageError(f"group size {group_size} is unknown", "use 32, 64 or 128")
     shapes = {name: shape for name, shape in hf_shapes(config).items() if len(shape) == 2}
@@ -93,7 +94,7 @@ class RoundedSource:
         self._model, self._types, self._importance = model, types, importance
 
     def read(self, name: str, start: int, stop: int) -> ndarray:
-        """Rows [start, stop): blocks of a weight, else as stored."""
+        """Return rows [start, stop): blocks of a weight, else as stored."""
         stored = self._model.read(name, start, stop)
         if name not in self._types:
             return stored
@@ -114,14 +115,14 @@ def check_numbers(name: str, rows: Tensor, kind: BlockType) -> None:
 
 
 def round_rows(kind: BlockType, rows: Tensor, importance: Tensor | None = None) -> Tensor:
-    """Rows of blocks, uint8 [outputs, bytes of a row], whose weighted squared error is small.
+    """Round rows to blocks, uint8 [outputs, bytes of a row], with a small weighted squared error.
 
     Args:
         kind: one of `INTEGERS`.
         rows: [outputs, inputs], finite.
-        importance: float32 [inputs], how much the error of each input counts; None: alike.
+        importance: float32 [inputs], the weight of each input's error; None: equal.
     """
-    return torch.cat([_packed(kind, *found) for found in rounded(kind, rows, importance)])
+    return torch.cat([_packed(kind, *coded) for coded in rounded(kind, rows, importance)])
 
 
 def rounded(
@@ -130,7 +131,7 @@ def rounded(
     importance: Tensor | None = None,
     dtype: torch.dtype = torch.float16,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """The `best_codes` of rows as in `round_rows`, some rows at a time, for scales of a type."""
+    """Yield the `best_codes` of rows as in `round_rows`, some rows at a time."""
     blocks = rows.shape[1] // kind.inputs
     weights = torch.ones(blocks, kind.inputs)
     if importance is not None:
@@ -143,7 +144,7 @@ def rounded(
 def best_codes(
     kind: BlockType, values: Tensor, weights: Tensor, dtype: torch.dtype = torch.float16
 ) -> tuple[Tensor, Tensor]:
-    """Codes around 0 as float32, and scales, with the least error that the search finds.
+    """Return codes around 0 as float32, and scales, with the least error that the search finds.
 
     It is never above that of `nearest_codes`.
 
@@ -153,19 +154,19 @@ def best_codes(
         dtype: of scales.
 
     Returns:
-        Codes like values, the nearest for their scales, and scales [rows, blocks, 1].
+        Codes shaped like values, the nearest for their scales, and scales [rows, blocks, 1].
     """
     codes, scales = nearest_codes(kind, values, dtype)
     least = _error(values, codes, scales, weights)
     weighted, inverse = values * weights, _inverse(_extreme(values))
-    best, found = torch.full_like(inverse, -1.0), torch.zeros_like(inverse)
+    best, chosen = torch.full_like(inverse, -1.0), torch.zeros_like(inverse)
     for code in _TRIED[kind.bits]:
         tried = inverse * code
         _, gain = _fit(weighted, _codes(kind, values, tried), weights)
         better = gain > best
-        best, found = torch.where(better, gain, best), torch.where(better, tried, found)
-    near = _codes(kind, values, found)
-    for _ in range(2):  # codes that are nearest for the scale as it is stored
+        best, chosen = torch.where(better, gain, best), torch.where(better, tried, chosen)
+    near = _codes(kind, values, chosen)
+    for _ in range(2):  # to codes that are nearest for the scale as stored
         fitted = _fit(weighted, near, weights)[0].to(dtype)
         near = codes_of(kind, values, fitted)
         error = _error(values, near, fitted, weights)
@@ -178,36 +179,37 @@ def best_codes(
 def nearest_codes(
     kind: BlockType, values: Tensor, dtype: torch.dtype = torch.float16
 ) -> tuple[Tensor, Tensor]:
-    """Plain rounding to nearest: the block's largest value becomes the last code, as in ggml."""
+    """Round to nearest: the block's largest value becomes the last code, as in ggml."""
     scales = (_extreme(values) / _last_code(kind)).to(dtype)
     return codes_of(kind, values, scales), scales
 
 
 def codes_of(kind: BlockType, values: Tensor, scales: Tensor) -> Tensor:
-    """The nearest codes as float32 [rows, blocks, inputs], for scales [rows, blocks, 1]."""
+    """Return the nearest codes as float32 [rows, blocks, inputs], for scales [rows, blocks, 1]."""
     return _codes(kind, values, _inverse(scales.float()))
 
 
 def _fit(weighted: Tensor, codes: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """The scale with the least error for codes of weighted values, and what it takes off it."""
+    """Return the scale with the least error for codes of weighted values, and the error's
+    reduction."""
     along = (weighted * codes).sum(-1, keepdim=True)
     square = (codes.square() * weights).sum(-1, keepdim=True).clamp_min(_TINY)
     return along / square, along.square() / square
 
 
 def _last_code(kind: BlockType) -> int:
-    """Where the largest value of a block goes: four bits reach further below zero than above."""
+    """Return the code of a block's largest value: four bits reach further below zero than above."""
     return -8 if kind.bits == 4 else 127
 
 
 def _extreme(values: Tensor) -> Tensor:
-    """The value of largest size in every block with its sign, [rows, blocks, 1]."""
+    """Return the value of largest size in every block with its sign, [rows, blocks, 1]."""
     low, high = values.aminmax(dim=-1, keepdim=True)
     return torch.where(-low > high, low, high)
 
 
 def _inverse(scales: Tensor) -> Tensor:
-    """1 / scale; 0 for a block of zeros."""
+    """Return 1 / scale; 0 for a block of zeros."""
     return torch.where(scales == 0, 0.0, 1 / scales)
 
 
@@ -221,7 +223,7 @@ def _error(values: Tensor, codes: Tensor, scales: Tensor, weights: Tensor) -> Te
 
 
 def _packed(kind: BlockType, codes: Tensor, scales: Tensor) -> Tensor:
-    """Rows of blocks: a float16 scale, and the codes."""
+    """Pack rows of blocks: a float16 scale, and the codes."""
     whole = (codes + kind.zero).to(torch.int16).to(torch.uint8)
     if kind.bits == 4:
         low, high = whole.chunk(2, -1)
@@ -233,7 +235,8 @@ def _packed(kind: BlockType, codes: Tensor, scales: Tensor) -> Tensor:
 def weight_only_config(
     config: CheckpointConfig, dtype: str, group_size: int | None
 ) -> CheckpointConfig:
-    """The model with an algorithm of `ALGORITHMS`; W4A16_AWQ has a group size, by default 128."""
+    """Return the config with an algorithm of `ALGORITHMS`; W4A16_AWQ's default group size is
+    128."""
     quantization = Quantization(quant_algo=ALGORITHMS[dtype])
     if dtype == "w4a16_awq":
         quantization = _awq(128 if group_size is None else group_size)
@@ -247,10 +250,10 @@ def weight_only_config(
 
 
 def _awq(group_size: int) -> Quantization:
-    """The keys that modelopt writes.
+    """Return the keys that modelopt writes.
 
-    A list of modules replaces the default one, which spares the embedding too. That matters in
-    W8A16 and W4A16, which have none; W4A16_AWQ is for linears only (quantization/quantize.py).
+    A list of modules replaces the default one, which excludes the embedding too. That matters for
+    W8A16 and W4A16, which have no list; W4A16_AWQ is for linears only (quantization/quantize.py).
     """
     if group_size not in AWQ_GROUP_SIZES:
         raise UsageError(f"group size {group_size} is unknown to W4A16_AWQ", "use 64 or 128")
@@ -264,10 +267,10 @@ def _awq(group_size: int) -> Quantization:
 
 
 class AwqSource:
-    """A model as a source of W4A16_AWQ: int4 weights, their scales, and input scales of one.
+    """A model as a source of W4A16_AWQ: int4 weights, their scales, and input scales of 1.
 
-    The scales that a search found are kept, less than 2 % of the model. They have the numbers of
-    the activations' type, to which TensorRT-LLM casts them, so that codes fit what is multiplied.
+    The scales of a search are cached, less than 2 % of the model. They have the precision of the
+    activations' type, to which TensorRT-LLM casts them, so that codes fit the actual products.
 
     `importance` is that of `RoundedSource`.
     """
@@ -282,10 +285,10 @@ class AwqSource:
         self._weights = {weight for group in groups.values() for weight in group}
         self._weight_of = {awq_scales(weight): weight for weight in self._weights}
         self._vectors = {awq_input_scale(linear) for linear in groups}
-        self._found: dict[str, Tensor] = {}
+        self._cache: dict[str, Tensor] = {}
 
     def read(self, name: str, start: int, stop: int) -> ndarray:
-        """Rows [start, stop), for a weight pairs of outputs."""
+        """Return rows [start, stop), for a weight pairs of outputs."""
         if name in self._weights:
             rows = as_tensor(self._model.read(name, 2 * start, 2 * stop))
             scales = self._scales(name)[2 * start : 2 * stop, :, None]
@@ -298,14 +301,14 @@ class AwqSource:
         return self._model.read(name, start, stop)
 
     def _scales(self, weight: str) -> Tensor:
-        if weight not in self._found:
+        if weight not in self._cache:
             spans = row_spans((0, self._shapes[weight][0]), self._shapes[weight][1])
-            self._found[weight] = torch.cat([self._search(weight, *span) for span in spans])
-        return self._found[weight]
+            self._cache[weight] = torch.cat([self._search(weight, *span) for span in spans])
+        return self._cache[weight]
 
     def _search(self, weight: str, start: int, stop: int) -> Tensor:
         rows = as_tensor(self._model.read(weight, start, stop))
         importance = self._importance.get(weight)
         check_numbers(weight, rows, self._kind)
-        found = rounded(self._kind, rows, importance, self._dtype)
-        return torch.cat([scales.squeeze(-1) for _, scales in found])
+        coded = rounded(self._kind, rows, importance, self._dtype)
+        return torch.cat([scales.squeeze(-1) for _, scales in coded])

@@ -1,1 +1,1 @@
-"""What `trtla chat` does: conversation, settings, commands; its terminal and its piped form."""
+"""Conversations for `trtla chat`: settings, commands, and their terminal and piped forms."""

@@ -1,7 +1,7 @@
 """The slash commands: one table that feeds parsing, /help and completion.
 
-A command either changes settings, named by their paths in `ChatSettings`, or does something, which
-the session implements.
+A command either changes settings, named by their paths in `ChatSettings`, or performs an action
+that the session implements.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ class ChatCommand:
     name: str
     help: str
     value: Value | None = None
-    """What follows it; None: nothing does."""
+    """The value that follows it; None: it takes none."""
     paths: tuple[str, ...] = ()
-    """The settings it changes; none: it does something."""
+    """The settings that it changes; empty for an action."""
     aliases: tuple[str, ...] = ()
-    """Other names that are understood, and not shown."""
+    """Other names that are accepted, and not shown."""
 
     @property
     def usage(self) -> str:
         return f"/{self.name}" + (f" {self.value.usage}" if self.value else "")
 
     def shown(self, settings: ChatSettings) -> str:
-        """Its present value as it would be typed; empty for commands without one."""
+        """Return its present value as it would be typed; empty for commands without one."""
         return self.value.show(self._read(settings)) if self.value and self.paths else ""
 
     def _read(self, settings: ChatSettings) -> Any:
-        found = tuple(read(settings, path) for path in self.paths)
-        return found[0] if len(found) == 1 else found
+        values = tuple(read(settings, path) for path in self.paths)
+        return values[0] if len(values) == 1 else values
 
     def parse(self, text: str) -> Any:
-        """What the text behind the command means; raises UsageError when it means nothing."""
+        """Parse the text behind the command; raises UsageError if it is invalid."""
         if self.value is None and text:
             raise UsageError(f"/{self.name}: {text!r} follows what takes no value", "omit it")
         if self.value is None or (self.value is TOGGLE and not text):
@@ -68,7 +68,7 @@ class ChatCommand:
             raise UsageError(message, f"write {self.usage}") from None
 
     def apply(self, text: str, settings: ChatSettings) -> ChatSettings:
-        """The settings after this command; raises UsageError when they are not possible."""
+        """Return the settings after this command; raises UsageError if they are impossible."""
         value = self.parse(text)
         if self.value is TOGGLE and value is None:
             value = not self._read(settings)
@@ -77,12 +77,14 @@ class ChatCommand:
 
 
 def commands_of(kind: type, part: str, *others: str) -> Iterator[ChatCommand]:
-    """A command for every setting of a class, but for `others`."""
-    for one in declared(kind).values():
-        if one.name not in others:
-            former = (one.option.chat,) if one.option.chat else ()
-            paths = (f"{part}.{one.name}",)
-            yield ChatCommand(one.name, one.option.help, values.value_of(one), paths, former)
+    """Yield a command for every setting of a class, except `others`."""
+    for setting in declared(kind).values():
+        if setting.name not in others:
+            former = (setting.option.chat,) if setting.option.chat else ()
+            paths = (f"{part}.{setting.name}",)
+            yield ChatCommand(
+                setting.name, setting.option.help, values.value_of(setting), paths, former
+            )
 
 
 _FILTERS = tuple(f"sampling.{name}" for name in ("temperature", "top_k", "top_p"))
@@ -138,13 +140,13 @@ TABLE = (
 BY_NAME: Mapping[str, ChatCommand] = {
     name: command for command in TABLE for name in (command.name, *command.aliases)
 }
-"""Whatever is understood."""
+"""Commands by all names that are accepted."""
 
 _EVERYDAY = (
     *("help", "quit", "clear", "reset", "retry", "undo", "system", "max_output_len"),
     *("temperature", "seed", "lookahead", "drafter", "compare", "stats", "save", "load"),
 )
-"""What /help lists: with the text below it, a screen of 24 lines has room for it."""
+"""Commands that /help lists: with the text below it they fit a screen of 24 lines."""
 _OTHERS = tuple(command.name for command in TABLE if command.name not in _EVERYDAY)
 _MORE = (
     "/help all lists {} more: how tokens are chosen, what drafts, what is shown. All else is a "
@@ -159,13 +161,13 @@ _REST = (
 
 
 def split(line: str) -> tuple[ChatCommand, str]:
-    """The command of a line such as `/gamma  6`, and the text behind it."""
+    """Split a line such as `/gamma  6` into its command and the text behind it."""
     name, *value = line.strip().lstrip("/").split(maxsplit=1) or [""]
     return find(name), "".join(value)
 
 
 def find(name: str) -> ChatCommand:
-    """A command by its name, in any case and with `-` for `_`; raises UsageError."""
+    """Find a command by its name, in any case and with `-` for `_`; raises UsageError."""
     wanted = _plain(name)
     if wanted in BY_NAME:
         return BY_NAME[wanted]
@@ -183,7 +185,8 @@ def _plain(name: str) -> str:
 
 
 def read_side(text: str, settings: ChatSettings) -> ChatSettings:
-    """The settings after the commands of one side of /compare: `;` between, slashes optional."""
+    """Return the settings after one side of /compare: commands with `;` between, slashes
+    optional."""
     names, settings = set(), replace(settings, speculative=True)
     for part in text.split(";"):
         command, value = split(part)
@@ -196,14 +199,14 @@ def read_side(text: str, settings: ChatSettings) -> ChatSettings:
         settings = command.apply(value, settings)
         names.add(command.name)
     if "lookahead" in names and "drafter" not in names and not settings.drafter.uses_lookahead:
-        return changed(settings, {"drafter.drafter": LOOKAHEAD.drafter})  # what is named drafts
+        return changed(settings, {"drafter.drafter": LOOKAHEAD.drafter})  # so that it is used
     return settings
 
 
 def help_text(now: ChatSettings, start: ChatSettings, *, whole: bool, width: int) -> str:
-    """Commands with their present values in brackets; `whole`: all, and all that is said of them.
+    """List commands with their present values in brackets; `whole`: all, with their whole help.
 
-    Values at the start are there too where they differ.
+    Initial values follow if they differ.
     """
     shown = [BY_NAME[name] for name in (*_EVERYDAY, *(_OTHERS if whole else ()))]
     first = max(len(command.usage) for command in shown)
@@ -223,7 +226,7 @@ def _values(command: ChatCommand, now: ChatSettings, start: ChatSettings) -> str
 
 
 def complete(line: str, known: Known) -> tuple[str, list[CompletionItem]]:
-    """What a line up to the cursor may become: its end, and texts to stand there instead."""
+    """Complete a line up to the cursor: return its end, and texts that may replace it."""
     if not line.startswith("/"):
         return "", []
     return _complete(line, [f"/{command.name}" for command in TABLE], known)
@@ -232,14 +235,17 @@ def complete(line: str, known: Known) -> tuple[str, list[CompletionItem]]:
 def _complete(text: str, names: Sequence[str], known: Known) -> tuple[str, list[CompletionItem]]:
     name, blank, value = text.partition(" ")
     if not blank:
-        begun = [one for one in names if one.startswith(_plain(name))]
-        return text, [CompletionItem(one, help=find(one.lstrip("/")).help) for one in begun]
+        begun = [known_name for known_name in names if known_name.startswith(_plain(name))]
+        return text, [
+            CompletionItem(known_name, help=find(known_name.lstrip("/")).help)
+            for known_name in begun
+        ]
     command, typed = BY_NAME.get(_plain(name.lstrip("/"))), value.lstrip()
     if command is None or command.value is None:
         return "", []
-    if command.value is PAIR:  # the setting that is being typed last
+    if command.value is PAIR:  # complete the setting that is typed last
         last = typed.replace(";", "|").rpartition("|")[2].lstrip()
-        return _complete(last, [one.name for one in TABLE if one.paths], known)
+        return _complete(last, [candidate.name for candidate in TABLE if candidate.paths], known)
     offered = command.value.examples(known, typed)
     if command.value is not FILE:
         offered = starting(offered, typed, part=command.value.list)
@@ -247,7 +253,7 @@ def _complete(text: str, names: Sequence[str], known: Known) -> tuple[str, list[
 
 
 def one_line(error: TrtlaError) -> str:
-    """An error as the chat shows it: flags in its hint become commands, but for those of builds."""
+    """Format an error for the chat: flags in its hint become commands if there are such."""
 
     def as_command(flag: str) -> str:
         return f"/{flag}" if flag in BY_NAME else "--" + flag.replace("_", "-")

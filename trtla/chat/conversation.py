@@ -1,7 +1,7 @@
 """A conversation as turns, and the token ids that the model reads for its next answer.
 
-What the model wrote stays the ids it drew: tokenised anew, its text may become other tokens, and
-the K/V cache could not be shared. Knows no model.
+Answers stay the ids that the model drew: tokenised again, a text may become other tokens, which
+could not share the K/V cache. This file needs no model.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from trtla.llm.text import Tokenizer
 
 _MARK = "\N{OBJECT REPLACEMENT CHARACTER}answer{}\N{OBJECT REPLACEMENT CHARACTER}"
-"""Stands for an answer while the chat template is filled in; its ids are put there afterwards."""
+"""A placeholder for an answer while the chat template is rendered; its ids replace it later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +28,13 @@ class Turn:
     message: str
     answer: str
     answer_ids: tuple[int, ...]
-    """As drawn, an end token left out."""
+    """The drawn tokens, without an end token."""
     finish_reason: FinishReason
 
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """What the model reads, and how many of the oldest turns had to be left out."""
+    """The model's input, and the number of oldest turns that were dropped."""
 
     ids: tuple[int, ...]
     dropped: int
@@ -43,9 +43,10 @@ class Fitted:
 def plain_ids(
     turns: Sequence[Turn], message: str, tokenizer: Tokenizer, system: str = ""
 ) -> tuple[int, ...]:
-    """The raw transcript, for models without a chat template: a new message on a line of its own.
+    """Return the raw transcript, for models without a chat template: a message on a line of its
+    own.
 
-    The first message is tokenised as `trtla run` does, so that its answer is the same. A system
+    The first message is tokenised as by `trtla run`, so that its answer is the same. A system
     message has no place in it.
     """
     ids: list[int] = []
@@ -59,10 +60,10 @@ def plain_ids(
 def chat_ids(
     turns: Sequence[Turn], message: str, tokenizer: Tokenizer, system: str = ""
 ) -> tuple[int, ...]:
-    """The conversation in the chat template, earlier answers as the ids they were drawn as.
+    """Return the conversation in the chat template, with earlier answers as the drawn ids.
 
-    Templates may change an answer (most strip it). Where they do, its text is tokenised anew: what
-    the template says goes before what the cache holds.
+    Templates may change an answer (most strip it). If they do, its text is tokenised again: the
+    template has priority over a cached answer.
     """
     marks = [_MARK.format(number) for number in range(len(turns))]
     kept = [turn.answer == turn.answer.strip() for turn in turns]
@@ -85,9 +86,9 @@ def fitted(
     room: int,
     system: str = "",
 ) -> Fitted:
-    """Ids of at most `room` tokens, leaving out the oldest turns that there is no room for.
+    """Return ids of at most `room` tokens, without the oldest turns if they do not fit.
 
-    Neither the message nor the system message is ever cut: where they alone are too long, so is the
+    Neither the message nor the system message is ever cut: if they alone are too long, so is the
     result.
     """
     build = chat_ids if chat else plain_ids
@@ -108,11 +109,11 @@ def fitted(
 def _messages(
     turns: Sequence[Turn], answers: Sequence[str], message: str, system: str
 ) -> list[dict[str, str]]:
-    found = [{"role": "system", "content": system}] if system else []
+    messages = [{"role": "system", "content": system}] if system else []
     for turn, answer in zip(turns, answers, strict=True):
-        found.append({"role": "user", "content": turn.message})
-        found.append({"role": "assistant", "content": answer})
-    return [*found, {"role": "user", "content": message}]
+        messages.append({"role": "user", "content": turn.message})
+        messages.append({"role": "assistant", "content": answer})
+    return [*messages, {"role": "user", "content": message}]
 
 
 def _filled(text: str, turns: Sequence[Turn], marks: Sequence[str]) -> str:
@@ -126,8 +127,8 @@ def _spliced(
 ) -> tuple[int, ...]:
     ids: list[int] = []
     for turn, mark in zip(turns, marks, strict=True):
-        before, found, after = chat.partition(mark)
-        if found:
+        before, separator, after = chat.partition(mark)
+        if separator:
             ids += (*tokenizer.encode_chat(before), *turn.answer_ids)
             chat = after
     return (*ids, *tokenizer.encode_chat(chat))

@@ -1,4 +1,4 @@
-"""The model of a chat: which settings it takes, what it can read, and one text decoded with it."""
+"""The model of a chat: the settings that it accepts, its context, and decoding of a text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from trtla.runtime.request import FinishReason
 
 _LEAST = 64
-"""Tokens of an answer that turns are left out for, where as many are wanted."""
+"""Tokens reserved for an answer, if it may be so long; turns are dropped for them."""
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class Tally:
     answers: int = 0
     prompt_tokens: int = 0
     reused_tokens: int = 0
-    """Prompt tokens whose keys and values were still in the cache."""
+    """Prompt tokens whose keys and values were still cached."""
     tokens: int = 0
     steps: int = 0
     accepted: int = 0
@@ -42,7 +42,7 @@ class Tally:
     """Tokens in that time."""
 
     def count(self, chunk: Chunk, time_s: float | None) -> None:
-        """Add what one chunk brought, `time_s` after the one before; None: it is the prefill's."""
+        """Add one chunk, `time_s` after the one before; None for the prefill's chunk."""
         self.tokens += len(chunk.token_ids)
         self.accepted += chunk.accepted
         self.decode_s += time_s or 0.0
@@ -53,8 +53,8 @@ class Tally:
             self.reused_tokens += chunk.completion.stats.reused_tokens
 
     def add(self, other: Tally) -> None:
-        for one in fields(self):
-            setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
+        for part in fields(self):
+            setattr(self, part.name, getattr(self, part.name) + getattr(other, part.name))
 
     @property
     def tokens_per_step(self) -> float:
@@ -66,23 +66,23 @@ class Tally:
         return self.decoded / self.decode_s if self.decode_s else 0.0
 
     def describe(self) -> str:
-        """Speed and compression, as every place shows them."""
+        """Return speed and compression in the words used everywhere."""
         return f"{self.tokens_per_s:.0f} tokens/s, {self.tokens_per_step:.2f} tokens per step"
 
 
 @dataclass(slots=True)
 class Reply:
-    """A text, as far as it has come, and how it came about."""
+    """A text so far, and its counters."""
 
     tally: Tally
     ids: tuple[int, ...] = ()
-    """An end token included."""
+    """With an end token."""
     pieces: list[Piece] = field(default_factory=list)
     finish_reason: FinishReason = "cancelled"
     sources: dict[str, int] = field(default_factory=dict)
-    """Accepted tokens by what proposed them; of whole texts of `auto` only."""
+    """Accepted tokens by source; of whole texts of `auto` only."""
     silent: frozenset[int] = frozenset()
-    """Tokens that are no text: one that a text stopped at is not said."""
+    """Tokens that are no text: a stop token at the end is not shown."""
 
     @property
     def text(self) -> str:
@@ -94,18 +94,18 @@ class Reply:
         return self.ids[:-1] if self.finish_reason == "end_id" or stopped else self.ids
 
     def add(self, chunk: Chunk, time_s: float | None) -> None:
-        """Add what one chunk brought; `time_s` as in `Tally.count`."""
+        """Add one chunk; `time_s` as in `Tally.count`."""
         self.tally.count(chunk, time_s)
         self.ids += chunk.token_ids
         self.pieces += chunk.pieces or ()
         if chunk.completion is not None:
             self.finish_reason = chunk.completion.finish_reason
             counts = chunk.completion.stats.sources or {}
-            self.sources = {name: sum(own.accepted) for name, own in counts.items()}
+            self.sources = {name: sum(count.accepted) for name, count in counts.items()}
 
 
 class ChatModel:
-    """An opened model, as a chat uses it."""
+    """An open model, for a chat."""
 
     def __init__(self, llm: LLM, name: str | None = None) -> None:
         self._llm = llm
@@ -116,19 +116,19 @@ class ChatModel:
 
     @property
     def full(self) -> str:
-        """What it means that a conversation does not fit."""
+        """The reason why a conversation does not fit."""
         if self.limits.max_input_len < self.limits.max_text_len - _LEAST:
             return f"the engine reads at most {self.limits.max_input_len} tokens (max_input_len)"
         return "the context is full"
 
     def resolved(self, settings: ChatSettings) -> ChatSettings:
-        """The settings for this model: its own default, and no template where it has none."""
+        """Return the settings for this model: its default lookahead, and no missing template."""
         chat = settings.chat and self.tokenizer.has_chat_template
         lookahead = settings.lookahead or self._llm.lookahead
         return replace(settings, chat=chat, lookahead=lookahead)
 
     def check(self, settings: ChatSettings, name: str) -> None:
-        """Refuse what the executor would refuse of the next message."""
+        """Refuse settings that the executor would refuse with the next message."""
         self._check_template(settings)
         length, context = settings.sampling.max_output_len, self.limits.max_text_len
         if length >= context:
@@ -149,8 +149,8 @@ class ChatModel:
     def _check_template(self, settings: ChatSettings) -> None:
         if not self.tokenizer.has_chat_template:
             if settings.chat or settings.system:
-                what = "no place for a system message" if settings.system else "no chat template"
-                raise UsageError(f"the model has {what}", "messages are continued as plain text")
+                missing = "no place for a system message" if settings.system else "no chat template"
+                raise UsageError(f"the model has {missing}", "messages are continued as plain text")
         elif settings.chat and settings.system:
             system = {"role": "system", "content": settings.system}
             text = self.tokenizer.chat_text([system, {"role": "user", "content": "a"}])
@@ -163,26 +163,26 @@ class ChatModel:
     def _check_request(self, ids: tuple[int, ...], how: ChatSettings, name: str) -> None:
         from trtla.llm.prompt import PromptRequest
 
-        asked = PromptRequest(name, ids, how.sampling, how.lookahead, how.drafter)
-        self._llm.request(asked)
+        request = PromptRequest(name, ids, how.sampling, how.lookahead, how.drafter)
+        self._llm.request(request)
 
     def fitted(
         self, turns: Sequence[Turn], message: str, settings: ChatSettings, name: str = "the message"
     ) -> tuple[Fitted, ChatSettings]:
-        """What the model reads of a conversation, and the settings with the room for an answer.
+        """Fit a conversation into the context; return settings with the room for an answer.
 
-        Answers shrink before turns are left out.
+        Answers shrink before turns are dropped.
         """
         limits, wanted = self.limits, settings.sampling.max_output_len
         least = min(wanted, _LEAST, max(limits.max_text_len // 8, 1))
         room = min(limits.max_input_len, limits.max_text_len - least)
         chat, system = settings.chat, settings.system
-        found = fitted(turns, message, self.tokenizer, chat=chat, room=room, system=system)
-        length = max(min(wanted, limits.max_text_len - len(found.ids)), least)
+        conversation = fitted(turns, message, self.tokenizer, chat=chat, room=room, system=system)
+        length = max(min(wanted, limits.max_text_len - len(conversation.ids)), least)
         settings = changed(settings, {"sampling.max_output_len": length})
-        if len(found.ids) > room:
-            self._check_request(found.ids, settings.plain, name)
-        return found, settings
+        if len(conversation.ids) > room:
+            self._check_request(conversation.ids, settings.plain, name)
+        return conversation, settings
 
     def decode(
         self,
@@ -193,12 +193,12 @@ class ChatModel:
         watch: bool = False,
         private: bool = False,
     ) -> Reply:
-        """Decode one prompt; the reply is `cancelled` where it was stopped.
+        """Decode one prompt; the reply is `cancelled` if it was stopped.
 
         Args:
-            show: gets each step, the reply so far, and what the draft held behind the accepted
-                tokens (with `watch`, which engines with fixed triples ignore); True stops.
-            private: share neither K/V blocks nor drafts with other texts, where the engine can.
+            show: gets each step, the reply so far, and the rejected draft tokens behind the
+                accepted ones (with `watch`, which engines with fixed triples ignore); True stops.
+            private: share neither K/V blocks nor drafts with other texts, if the engine can.
         """
         watch = watch and how.lookahead != "auto" and not self.limits.fixed_triples
         watcher = RecorderWatch(DraftRecorder) if watch else None
@@ -233,7 +233,7 @@ def _tokenizer(llm: LLM) -> Tokenizer:
 
 
 def _rejected(recorders: Sequence[DraftRecorder], number: int, chunk: Chunk) -> tuple[int, ...]:
-    """What the best branch held behind the accepted tokens in the chunk's step, not the model's."""
+    """Return the best branch's rejected tokens, behind the accepted ones in the chunk's step."""
     forwards = recorders[-1].forwards[number : number + 1] if recorders else []
     if not forwards or not chunk.token_ids:
         return ()
@@ -241,7 +241,7 @@ def _rejected(recorders: Sequence[DraftRecorder], number: int, chunk: Chunk) -> 
 
 
 def rejected_tail(draft: Draft, accepted: Sequence[int]) -> tuple[int, ...]:
-    """The longest end of a drafted branch that begins with the accepted tokens."""
+    """Return the longest continuation of the accepted tokens among the drafted branches."""
     allowed = set(draft.candidates)
     branches = [(draft.path(node), draft.tokens_to(node)) for node in draft.candidates]
     fitting = [

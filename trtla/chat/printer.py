@@ -1,6 +1,6 @@
-"""What a session shows, as text on stdout; the terminal shows the same in colour.
+"""The output of a session as text on stdout; the terminal shows the same in colour.
 
-Answers and what was asked for go to stdout, remarks and refusals to stderr.
+Answers and command output go to stdout, remarks and refusals to stderr.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 _WIDTH = 100
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-_ACCEPTED, _REJECTED, _OWN = "green", "red", "blue"
+_ACCEPTED, _REJECTED, _TARGET = "green", "red", "blue"
 _SOURCES = {
-    "own": "green", "expected": "bright_green", "others": "cyan", "window": "magenta",
-    "chain": "blue", "rows": "yellow", "both": "bright_yellow",
+    "context": "green", "expected": "bright_green", "requests": "cyan", "window": "magenta",
+    "chain": "blue", "recycling": "yellow", "agreement": "bright_yellow",
 }  # fmt: skip
 
 
 class Printer:
-    """Where a session's words go when they are a script's output."""
+    """The output of a session that runs a script."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -46,26 +46,26 @@ class Printer:
         print(f"error: {text}", file=sys.stderr, flush=True)
 
     def clear(self) -> None:
-        """Clear the screen, which scripts have none of."""
+        """Clear the screen; without effect here."""
 
     def live(self, text: str) -> None:
-        """Show how fast the model is at present, which scripts do not read."""
+        """Show the present speed; without effect here."""
 
     def clean(self, text: str) -> str:
         return text
 
     def text(self, pieces: Iterable[Piece], sources: Sequence[str] = ()) -> None:
-        """Print text of the model; `sources` of each piece, where these are the colours."""
+        """Print the model's text, coloured by the `sources` of its pieces if given."""
         pieces = list(pieces)
         shown = ""
         for (text, accepted), source in zip(pieces, sources or [""] * len(pieces), strict=True):
-            own, color = self.clean(text), _SOURCES.get(source, _ACCEPTED)
-            shown += self._console.styled(own, fg=color) if accepted else own
+            piece, color = self.clean(text), _SOURCES.get(source, _ACCEPTED)
+            shown += self._console.styled(piece, fg=color) if accepted else piece
         self._console.out(shown, end="")
 
     def step(self, number: int, accepted: int, texts: tuple[str, str, str]) -> None:
-        """Print one line of /debug: what was accepted, what was not, what the model said itself."""
-        signs = zip((_ACCEPTED, _REJECTED, _OWN), "+-=", texts, strict=True)
+        """Print one line of /debug: accepted tokens, rejected ones, the model's own."""
+        signs = zip((_ACCEPTED, _REJECTED, _TARGET), "+-=", texts, strict=True)
         parts = (
             self._console.styled(f"{sign}{text!r}", fg=color) for color, sign, text in signs if text
         )
@@ -95,21 +95,23 @@ class Printer:
         for name, side in zip("AB", sides, strict=True):
             table.add_column(Text(f"{name}: {side}"), ratio=1, overflow="fold")
         texts = (
-            Text.assemble(*((self.clean(t), _ACCEPTED if own else "") for t, own in reply.pieces))
+            Text.assemble(
+                *((self.clean(text), _ACCEPTED if own else "") for text, own in reply.pieces)
+            )
             for reply in replies
         )
         table.add_row("text", *texts, end_section=True)
         tallies = [reply.tally for reply in replies]
-        table.add_row("tokens", *(str(one.tokens) for one in tallies))
-        table.add_row("steps", *(str(one.steps) for one in tallies))
-        table.add_row("tokens per step", *(f"{one.tokens_per_step:.2f}" for one in tallies))
-        table.add_row("tokens/s", *(f"{one.tokens_per_s:.0f}" for one in tallies))
+        table.add_row("tokens", *(str(tally.tokens) for tally in tallies))
+        table.add_row("steps", *(str(tally.steps) for tally in tallies))
+        table.add_row("tokens per step", *(f"{tally.tokens_per_step:.2f}" for tally in tallies))
+        table.add_row("tokens/s", *(f"{tally.tokens_per_s:.0f}" for tally in tallies))
         console.print(table)
         self._console.out(verdict(*replies))
 
 
 def verdict(left: Reply, right: Reply) -> str:
-    """Whether two texts are equal, and which was faster."""
+    """Say whether two texts are equal, and which was faster."""
     base = left.tally.tokens_per_s
     speed = f"{right.tally.tokens_per_s / base:.2f}x" if base else "an unknown number of times"
     if left.ids == right.ids:
@@ -119,5 +121,5 @@ def verdict(left: Reply, right: Reply) -> str:
 
 
 def harmless(text: str) -> str:
-    """Without the control characters that would steer a terminal; newlines and tabs stay."""
+    """Replace the control characters that would steer a terminal; newlines and tabs stay."""
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)

@@ -1,6 +1,7 @@
-"""A chat: takes lines, asks the model, and has a printer show what comes of them.
+"""A chat session: reads lines, runs the model, and has a printer show the results.
 
-A line that begins with `/` is a command, `//` begins a message with a slash; all else is a message.
+A line that begins with `/` is a command, `//` begins a message with a slash; other lines are
+messages.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _GREEDY = (
 )
 
 _TURNS, _LONG_S = (0, 1, 1, 0), 20.0
-"""Order of /compare's sides, and after how long a pair of runs has no second one."""
+"""The order of /compare's sides, and the time after which it does not run a second pair."""
 _SHOWN = 60  # columns of a message that is repeated
 
 
@@ -43,7 +44,7 @@ class Session:
     def __init__(
         self, llm: LLM, settings: ChatSettings, printer: Printer, name: str | None = None
     ) -> None:
-        """`name` is what the model was called when it was opened; None is its folder's."""
+        """`name` is the model's name in the command; None: that of its folder."""
         self._model, self._printer = ChatModel(llm, name), printer
         settings = self._model.resolved(settings)
         self._model.check(settings, "the chat")
@@ -53,15 +54,15 @@ class Session:
         self.last: Reply | None = None
         """The last answer, stopped ones included."""
         self.context = 0
-        """Tokens of the conversation, as the model has them now."""
+        """Tokens of the present conversation in the model's context."""
         self.max_context = self._model.limits.max_text_len
         self._left_out = 0
-        """Oldest turns that the model no longer reads."""
+        """Oldest turns that no longer fit the context."""
         self._drawn_from: tuple[tuple[int, ...], SamplingParams] | None = None
-        """What the last turn's answer was drawn from, where that is known."""
+        """The input of the last turn's answer, if known."""
         self._stopped = False
         self.exit_code = 0
-        """That of a script: its lines were done, or one of them was refused."""
+        """The exit code of a script: 0, or that of a refused line."""
 
     @property
     def known(self) -> Known:
@@ -69,11 +70,11 @@ class Session:
         return Known(str(limits.lookahead), limits.draft_models)
 
     def stop(self) -> None:
-        """End what is being decoded after its present step."""
+        """End the present decoding after its step."""
         self._stopped = True
 
     def handle(self, line: str) -> bool:
-        """Do what a line asks for; errors are printed, and the chat goes on. False: leave."""
+        """Handle a line; errors are printed, and the chat continues. False: leave."""
         self._stopped = False
         try:
             if line.startswith("/") and not line.startswith("//"):
@@ -132,7 +133,7 @@ class Session:
         self._printer.note(f"/{name} is now {command.shown(new)}{self._effect(name)}")
 
     def _effect(self, name: str) -> str:
-        """What a setting that has been changed does now, where one would expect something else."""
+        """Describe the effect of a changed setting if it may surprise."""
         settings = self.settings
         if name == "lookahead" and not settings.drafter.uses_lookahead:
             return f"; unused, {settings.drafter.name} drafts"
@@ -140,33 +141,33 @@ class Session:
             return "; the system message is for /chat on only"
         if name == "system" and self.turns:
             kept = f"{_turns(len(self.turns))} kept"
-            return f"; holds from the next answer on, {kept}: /reset begins anew"
+            return f"; holds from the next answer on, {kept}: /reset starts again"
         left = self.max_context - self.context
         if name == "max_output_len" and settings.sampling.max_output_len > left:
             return f"; the conversation leaves {left} at present"
         return ""
 
     def _answer(self, message: str, past: Sequence[Turn]) -> None:
-        found, settings = self._model.fitted(past, message, self.settings)
-        if found.dropped > self._left_out:
-            left_out = _left_out(found.dropped)
+        conversation, settings = self._model.fitted(past, message, self.settings)
+        if conversation.dropped > self._left_out:
+            left_out = _left_out(conversation.dropped)
             self._printer.note(f"{self._model.full}: {left_out}; /undo makes room")
-        self._left_out = found.dropped
+        self._left_out = conversation.dropped
         how, watch = settings.for_answers, settings.debug
-        reply = self._model.decode(found.ids, how, self._show, watch=watch)
+        reply = self._model.decode(conversation.ids, how, self._show, watch=watch)
         self.total.add(reply.tally)
         self.last = reply
-        self.context = len(found.ids) + len(reply.ids)
+        self.context = len(conversation.ids) + len(reply.ids)
         if reply.ids:
             turn = Turn(message, reply.text, reply.spoken_ids, reply.finish_reason)
             self.turns = [*past, turn]
-            self._drawn_from = (found.ids, settings.sampling)
+            self._drawn_from = (conversation.ids, settings.sampling)
         self._end(reply)
         if reply.finish_reason != "cancelled":
-            self._baselines(found.ids, reply, settings)
+            self._baselines(conversation.ids, reply, settings)
 
     def _show(self, chunk: Chunk, reply: Reply, rejected: tuple[int, ...]) -> bool:
-        """Print one step of the answer; True where it is to stop."""
+        """Print one step of the answer; return True to stop."""
         self._live(reply)
         if self.settings.debug:
             ids, accepted, text = chunk.token_ids, chunk.accepted, self._model.tokenizer.decode
@@ -197,7 +198,7 @@ class Session:
     def _silently(
         self, ids: tuple[int, ...], how: ChatSettings, name: str, *, private: bool = False
     ) -> Reply | None:
-        """A text that is not shown while it comes; None where it was stopped."""
+        """Decode a text without showing it; None if it was stopped."""
 
         def show(chunk: Chunk, reply: Reply, rejected: tuple[int, ...]) -> bool:
             self._live(reply, f"{name}: ")
@@ -207,7 +208,7 @@ class Session:
         return None if reply.finish_reason == "cancelled" else reply
 
     def _baselines(self, ids: tuple[int, ...], answer: Reply, settings: ChatSettings) -> None:
-        """The same prompt and seed by the methods that /target and /ngram switch on."""
+        """Decode the same prompt and seed by the methods that /target and /ngram switch on."""
         methods = [("plain decoding", settings.plain)] if settings.target else []
         methods += [("n-grams", settings.by_ngrams)] if settings.ngram else []
         for name, how in methods:
@@ -218,32 +219,32 @@ class Session:
             self._printer.out(_against(name, answer, other))
 
     def _compare(self, *names: str) -> None:
-        """Both sides are private: neither copies the answer that was given, nor the other side.
+        """Compare two sides, both private: neither reuses the given answer, nor the other side.
 
-        They run in turns, and the faster run of each counts: the first run after others is slow.
+        They run in turns, and the faster run of each counts: the first runs are slow.
         """
         sides = [read_side(name, self.settings) for name in names]
         for name, side in zip(names, sides, strict=True):
             self._model.check(side, name)
         message, past, start = self._last("compare on").message, self.turns[:-1], time.monotonic()
-        asked = [self._model.fitted(past, message, side) for side in sides]
+        inputs = [self._model.fitted(past, message, side) for side in sides]
         runs: tuple[list[Reply], list[Reply]] = ([], [])
         for number, turn in enumerate(_TURNS):
             if number == len(sides) and time.monotonic() - start > _LONG_S:
                 break
-            found, how = asked[turn]
-            reply = self._silently(found.ids, how.for_answers, names[turn], private=True)
+            conversation, how = inputs[turn]
+            reply = self._silently(conversation.ids, how.for_answers, names[turn], private=True)
             if reply is None:
                 self._printer.note("comparison stopped")
                 return
             runs[turn].append(reply)
-        best = [max(own, key=lambda one: one.tally.tokens_per_s) for own in runs]
+        best = [max(side, key=lambda run: run.tally.tokens_per_s) for side in runs]
         self._printer.compare(names, best)
 
     def _retry(self) -> None:
         turn, past = self._last("answer again"), self.turns[:-1]
-        found, how = self._model.fitted(past, turn.message, self.settings)
-        same = self._drawn_from in (None, (found.ids, how.sampling))
+        conversation, how = self._model.fitted(past, turn.message, self.settings)
+        same = self._drawn_from in (None, (conversation.ids, how.sampling))
         if same and not how.sampling.greedy:
             seed = how.sampling.seed + 1
             self.settings = changed(self.settings, {"sampling.seed": seed})
@@ -256,19 +257,23 @@ class Session:
     def _undo(self) -> None:
         turn = self._last("take back")
         self._take(self.turns[:-1], self.settings)
-        what = shorten(turn.message, _SHOWN, placeholder="...")
-        self._printer.note(f"taken back: {what}; {_turns(len(self.turns))} left")
+        message = shorten(turn.message, _SHOWN, placeholder="...")
+        self._printer.note(f"taken back: {message}; {_turns(len(self.turns))} left")
 
-    def _last(self, what: str) -> Turn:
+    def _last(self, purpose: str) -> Turn:
         if not self.turns:
-            raise UsageError(f"there is no message to {what}", "say something first")
+            raise UsageError(f"there is no message to {purpose}", "say something first")
         return self.turns[-1]
 
     def _take(self, turns: Sequence[Turn], settings: ChatSettings) -> None:
-        """Go on with another conversation; raises UsageError when the model cannot read it."""
-        found = self._model.fitted(turns, "", settings)[0] if turns else Fitted((), 0)
+        """Switch to another conversation; raises UsageError if the model cannot read it."""
+        conversation = self._model.fitted(turns, "", settings)[0] if turns else Fitted((), 0)
         self.settings, self.turns = settings, list(turns)
-        self.context, self._left_out, self._drawn_from = len(found.ids), found.dropped, None
+        self.context, self._left_out, self._drawn_from = (
+            len(conversation.ids),
+            conversation.dropped,
+            None,
+        )
 
     def _save(self, path: Path) -> None:
         model, vocab_size = self._model.name, self._model.limits.vocab_size

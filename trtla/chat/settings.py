@@ -1,7 +1,7 @@
 """All settings of a chat in one frozen value, and /save and /load: a conversation as a JSON file.
 
 A setting is named by its path, `chat` or `sampling.seed`: commands and saved files use these. A
-file holds what belongs to the conversation: the model is named, not kept.
+file holds the conversation only: the model is named, not kept.
 """
 
 from __future__ import annotations
@@ -20,34 +20,38 @@ from trtla.runtime.request import FinishReason
 from trtla.settings.drafting import LOOKAHEAD, NO_DRAFTER, DrafterSettings
 from trtla.settings.fields import declared
 from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead, LookaheadConfig
-from trtla.settings.sampling import BEYOND, SamplingParams
+from trtla.settings.sampling import SamplingParams
 
 _SAMPLING = SamplingParams()
-_LATER = (*BEYOND, "stop_token_ids")
-"""How to sample, as far as the first release had no such settings."""
+_FIRST = (
+    *("max_output_len", "temperature", "top_k", "top_p", "seed", "stop", "drafter", "gamma"),
+    *("egag", "gamma_min", "gamma_max", "ema", "ngram_kind", "ngram_order", "top_k_filler"),
+    *("stop_if_unknown", "reset_in_between", "rejection"),
+)
+"""How to sample and to draft, as far as the first release had such settings."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatSettings:
-    """What the slash commands change."""
+    """The settings that slash commands change."""
 
     sampling: SamplingParams = _SAMPLING
     drafter: DrafterSettings = LOOKAHEAD
     lookahead: Lookahead | None = None
     """None: the default triple."""
     speculative: bool = True
-    """False answers plainly, whatever drafts otherwise."""
+    """False: answer without drafts."""
     target: bool = False
     """Decode each answer once more without drafts, and compare the speed."""
     ngram: bool = False
     """Likewise with n-grams."""
     chat: bool = True
-    """Use the chat template, where there is one."""
+    """Use the chat template, if the model has one."""
     debug: bool = False
     colors: Literal["accepted", "source"] = "accepted"
-    """What accepted tokens are tinted by."""
+    """The colouring of accepted tokens."""
     system: str = ""
-    """What the chat template has before the first message; empty: nothing, or its own."""
+    """The system message in the chat template; empty: none, or the template's own."""
 
     @property
     def plain(self) -> ChatSettings:
@@ -68,20 +72,20 @@ PARTS: dict[str, Any] = {"sampling": SamplingParams, "drafter": DrafterSettings}
 
 
 def read(settings: ChatSettings, path: str) -> Any:
-    """The value of one setting."""
+    """Return the value of one setting."""
     part, _, name = path.rpartition(".")
     return getattr(getattr(settings, part) if part else settings, name)
 
 
 def changed(settings: ChatSettings, values: Mapping[str, Any]) -> ChatSettings:
-    """The settings with other values at some paths, all at once."""
+    """Return the settings with other values at some paths, all at once."""
     by_part: dict[str, dict[str, Any]] = {part: {} for part in ("", *PARTS)}
     for path, value in values.items():
         part, _, name = path.rpartition(".")
         by_part[part][name] = value
-    own = by_part.pop("")
+    top = by_part.pop("")
     inner = {part: replace(getattr(settings, part), **new) for part, new in by_part.items() if new}
-    return replace(settings, **inner, **own)
+    return replace(settings, **inner, **top)
 
 
 class _Strict(BaseModel):
@@ -107,33 +111,33 @@ class SavedChat(_Strict):
     """`SavedSettings`."""
     turns: list[SavedTurn]
     system: str = ""
-    """Omitted where there is none, as in files of releases that had none."""
+    """Omitted if empty, as in files of releases without it."""
 
 
 def _keys() -> dict[str, tuple[str, Any]]:
-    """Key in the file -> path of the setting, and its field; keys are names as in prompt files."""
+    """Return each key of the file with its setting's path and field; keys as in prompt files."""
     keys: dict[str, tuple[str, Any]] = {}
     for part, kind in PARTS.items():
         for one in declared(kind).values():
             hint = one.json_type | None if one.optional else one.json_type
             # A file may lack settings that there were not when it was written.
-            default = None if part == "drafter" or one.name in _LATER else ...
+            default = ... if part == "sampling" and one.name in _FIRST else None
             keys[one.name] = (f"{part}.{one.name}", (hint, default))
     del keys["allotted_time_ms"]
-    own = get_type_hints(ChatSettings) | {"lookahead": Literal["auto"] | list[int] | None}
-    del own["system"], own["colors"]  # the latter is this terminal's
-    return keys | {key: (key, (hint, ...)) for key, hint in own.items() if key not in PARTS}
+    top = get_type_hints(ChatSettings) | {"lookahead": Literal["auto"] | list[int] | None}
+    del top["system"], top["colors"]  # the latter is this terminal's
+    return keys | {key: (key, (hint, ...)) for key, hint in top.items() if key not in PARTS}
 
 
 _KEYS = _keys()
 _FIELDS: dict[str, Any] = {key: field for key, (_, field) in _KEYS.items()}
 SavedSettings = create_model("SavedSettings", __base__=_Strict, **_FIELDS)
-"""`ChatSettings`, flat, but for the system message."""
+"""`ChatSettings`, flat, without the system message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """What a file holds."""
+    """The contents of a file."""
 
     model: str
     vocab_size: int
@@ -142,7 +146,7 @@ class Chat:
 
 
 def save(path: Path, chat: Chat) -> None:
-    """Write a file whole; another chat's may be replaced, other files are not."""
+    """Write a whole file; another chat's may be replaced, other files may not."""
     saved = SavedChat(
         schema_version=1,
         model=chat.model,
@@ -160,7 +164,7 @@ def save(path: Path, chat: Chat) -> None:
 
 
 def load(path: Path, now: ChatSettings) -> Chat:
-    """A saved chat; `now` gives what is not saved."""
+    """Read a saved chat; settings that are not saved come from `now`."""
     saved = _read(path)
     values = {_KEYS[key][0]: value for key, value in saved.settings.items()}
     values["system"] = saved.system
@@ -171,10 +175,13 @@ def load(path: Path, now: ChatSettings) -> Chat:
 
 
 def _settings(chosen: ChatSettings) -> dict[str, Any]:
-    """All that chats have had from the first, and of what came later what asks for something."""
-    unasked = (n for n in _LATER if getattr(chosen.sampling, n) == getattr(_SAMPLING, n))
-    kept = set(_KEYS).difference(unasked)
-    return {key: _to_json(read(chosen, path)) for key, (path, _) in _KEYS.items() if key in kept}
+    """Return the settings of the first release, and later ones that are not at their defaults."""
+    kept, usual = {}, ChatSettings()
+    for key, (path, _) in _KEYS.items():
+        value, later = read(chosen, path), "." in path and key not in _FIRST
+        if not later or value != read(usual, path):
+            kept[key] = _to_json(value)
+    return kept
 
 
 def _to_json(value: Any) -> Any:
@@ -197,6 +204,6 @@ def _check_own(path: Path) -> None:
         raise UsageError(f"{path} is there and no saved chat", "choose another name") from None
 
 
-def _unusable(path: Path, what: str, error: Exception) -> UsageError:
+def _unusable(path: Path, action: str, error: Exception) -> UsageError:
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return UsageError(f"{str(path)!r} cannot be {what}: {reason}", "choose another path")
+    return UsageError(f"{str(path)!r} cannot be {action}: {reason}", "choose another path")

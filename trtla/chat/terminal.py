@@ -1,7 +1,7 @@
 """A chat at a terminal: line editing, history, completion, colours, live speed, Ctrl-C.
 
-While the line is edited the speed stands in prompt_toolkit's toolbar; while an answer comes, in a
-row of our own at the same place.
+While a line is edited, the speed is in prompt_toolkit's toolbar; during an answer it is in a row of
+our own at the same position.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ HISTORY = "chat_history"
 
 WELCOME = "/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves, Alt-Enter makes a line"
 _HINT = "Ctrl-D or /quit leaves"
-_MENU_ROWS = 5  # kept free below the line, for what it may be completed to
-_PATIENCE = 3  # presses of Ctrl-C during one answer, until it is the program that ends
+_MENU_ROWS = 5  # kept free below the line, for completions
+_PATIENCE = 3  # presses of Ctrl-C during one answer, after which the program ends
 
-_EVERY_S = 0.1  # between two drawings of the status row
+_EVERY_S = 0.1  # between two updates of the status row
 _SAVE, _BACK, _CLEAR_ROW = "\x1b7", "\x1b8", "\x1b[2K"
 _WHOLE = "\x1b[r"  # no scroll region
 _ROOM_BELOW = "\x1bD\x1b[A"  # down, which scrolls in the last row, and up; the column stays
@@ -45,7 +45,7 @@ _REVERSED, _PLAIN = "\x1b[7m", "\x1b[0m"
 
 
 class TerminalPrinter(Printer):
-    """In colour; remarks stand between the answers, the live speed in the last row."""
+    """Prints in colour, with remarks between the answers and the live speed in the last row."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
@@ -86,7 +86,7 @@ class CommandCompleter(Completer):
 
 
 def chat_at_terminal(printer: TerminalPrinter, session: Session) -> int:
-    """Ask for lines until the user leaves; 0, as who was refused has seen it."""
+    """Read lines until the user leaves; always 0, since the user has seen all refusals."""
     prompt: PromptSession[str] = PromptSession(
         history=open_history(),
         completer=CommandCompleter(session),
@@ -119,7 +119,7 @@ def _ask(prompt: PromptSession[str], printer: Printer) -> str | None:
 
 
 def toolbar(session: Session) -> str:
-    """The last answer's speed, and how full the context is."""
+    """Return the last answer's speed, and the use of the context."""
     context = f"context {session.context} of {session.max_context}"
     if session.last is None:
         return f" {context}"
@@ -128,7 +128,7 @@ def toolbar(session: Session) -> str:
 
 
 def _keys() -> KeyBindings:
-    """Enter sends, also where pasted text has made several lines; Alt-Enter makes a new one."""
+    """Bind Enter to send, even pasted text of several lines, and Alt-Enter to a new line."""
     keys = KeyBindings()
 
     @keys.add("enter")
@@ -143,10 +143,10 @@ def _keys() -> KeyBindings:
 
 
 class _Interrupts:
-    """Ctrl-C while it is in place: stops the answer after its present step, and no more.
+    """A handler of Ctrl-C, which only stops the answer after its present step.
 
-    In place for the whole chat: a second press, meant for the same answer, may come when that has
-    just ended. A step may also last: the third press during one answer ends the program.
+    It is in place for the whole chat: a second press, meant for the same answer, may come when that
+    has just ended. A step may be long, too: the third press during one answer ends the program.
     """
 
     def __init__(self, session: Session) -> None:
@@ -168,7 +168,7 @@ class _Interrupts:
 
 @contextlib.contextmanager
 def _no_echo() -> Iterator[None]:
-    """Keep what is typed between the prompts off the screen; it is there for the next line."""
+    """Do not echo text that is typed between the prompts; the next prompt receives it."""
     try:
         import termios
     except ImportError:  # Windows
@@ -185,7 +185,7 @@ def _no_echo() -> Iterator[None]:
 
 
 class _CarefulHistory(FileHistory):
-    """A file that may become unwritable while the chat goes on."""
+    """A file that may become unwritable during the chat."""
 
     def store_string(self, string: str) -> None:
         with contextlib.suppress(OSError):
@@ -193,7 +193,7 @@ class _CarefulHistory(FileHistory):
 
 
 def open_history(folder: Path | None = None) -> History:
-    """The history of all chats, its file readable for its owner only."""
+    """Open the history of all chats, in a file that only its owner can read."""
     path = (folder or user_cache()) / HISTORY
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -213,7 +213,7 @@ class StatusRow:
 
     def __init__(self) -> None:
         self._rows = 0
-        """The window's rows when the last one was set apart; 0: it is not set apart."""
+        """The window's rows when the last one was reserved; 0: it is not reserved."""
         self._due = math.inf
 
     def __enter__(self) -> StatusRow:

@@ -1,4 +1,4 @@
-"""What follows a slash command: how each kind of value is parsed, shown and completed."""
+"""Values of slash commands: how each kind is parsed, shown and completed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trtla.settings.sampling import EXAMPLES, Filters, parse_processor
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What completion can offer beside fixed words."""
+    """Values for completion besides fixed words."""
 
     triple: str = "7,7,7"
     draft_models: tuple[str, ...] = ()
@@ -32,15 +32,15 @@ class Value:
     """One kind of value."""
 
     usage: str
-    """As /help writes it."""
+    """The form in /help."""
     parse: Callable[[str], Any]
     """Raises UsageError, or click's BadParameter."""
     show: Callable[[Any], str] = str
-    """As it would be typed."""
+    """Formats a value as it would be typed."""
     examples: Callable[[Known, str], Iterable[str]] = lambda known, typed: ()
-    """What completion offers, also of what does not continue the typed text."""
+    """Returns completions, including some that do not continue the typed text."""
     list: bool = False
-    """Whether commas separate several values."""
+    """True if commas separate several values."""
 
 
 def _of_click(kind: Any) -> Callable[[str], Any]:
@@ -78,7 +78,7 @@ def _parse_system(text: str) -> str:
 
 
 def _show_filters(filters: Filters) -> str:
-    """The shortest processor that means them."""
+    """Return the shortest processor for these filters."""
     temperature, top_k, top_p = filters
     if temperature == 0:
         return "greedy"
@@ -100,10 +100,10 @@ def _parse_file(text: str) -> Path:
 def _files(known: Known, typed: str) -> list[str]:
     try:
         folder = Path(typed).expanduser() if typed.startswith("~") else typed
-        found = sorted(glob(f"{escape(str(folder))}*"))
+        paths = sorted(glob(f"{escape(str(folder))}*"))
     except (OSError, RuntimeError, ValueError):
         return []
-    return [f"{path}/" if Path(path).is_dir() else path for path in found]
+    return [f"{path}/" if Path(path).is_dir() else path for path in paths]
 
 
 def _parse_pair(text: str) -> tuple[str, str]:
@@ -123,10 +123,10 @@ TOGGLE = Value(
     lambda on: "on" if on else "off",
     _STATE.examples,
 )
-"""Nothing typed is the other state."""
+"""Without a value it switches to the other state."""
 _ALL = _choice(("all",))
 MORE = Value("[all]", lambda text: bool(text and _ALL.parse(text)), examples=_ALL.examples)
-"""What /help lists."""
+"""The extent of /help."""
 WHOLE = Value("N", _of_click(click.INT))
 REAL = Value("X", _of_click(click.FLOAT), "{:g}".format)
 COLORS = _choice(("accepted", "source"))
@@ -157,7 +157,7 @@ PROCESSOR = Value(
     "NAME [VALUE...]",
     lambda text: parse_processor(":".join(text.replace(":", " ").split())),
     _show_filters,
-    lambda known, typed: (one.replace(":", " ") for one in EXAMPLES),
+    lambda known, typed: (example.replace(":", " ") for example in EXAMPLES),
 )
 """(temperature, top_k, top_p)."""
 FILE = Value("FILE", _parse_file, examples=_files)
@@ -182,17 +182,21 @@ def _parse_ids(text: str) -> tuple[int, ...]:
 IDS = _or_word(Value("ID,...", _parse_ids, lambda ids: ",".join(map(str, ids))), "none", ())
 
 
-def value_of(one: Declared) -> Value:
-    """What the chat takes for a setting, whose range the settings check."""
-    if one.is_texts:
+def value_of(setting: Declared) -> Value:
+    """Return the kind of value of a setting; the settings check its range."""
+    if setting.is_texts:
         return TEXTS
-    if one.is_ids:
+    if setting.is_ids:
         return IDS
-    if one.is_biases:
+    if setting.is_biases:
         return BIASES
-    if one.choices:
-        return _choice(one.choices)
-    if one.type is bool:
+    if setting.choices:
+        return _choice(setting.choices)
+    if setting.type is bool:
         return TOGGLE
-    number = REAL if one.type is float else WHOLE
-    return _or_word(number, (one.option.shown or "none").lstrip("-")) if one.optional else number
+    number = REAL if setting.type is float else WHOLE
+    return (
+        _or_word(number, (setting.option.shown or "none").lstrip("-"))
+        if setting.optional
+        else number
+    )

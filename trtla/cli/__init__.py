@@ -25,7 +25,7 @@ def _open_closed_streams() -> None:
 
 
 def _missing(error: ModuleNotFoundError) -> int:
-    """Say what the command line itself could not import; the exit code."""
+    """Report a failed import of the command line itself; return the exit code."""
     if error.name is None or error.name.startswith("trtla"):
         raise error
     from trtla.errors import missing_package
@@ -36,11 +36,11 @@ def _missing(error: ModuleNotFoundError) -> int:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Run `trtla` with these arguments (sys.argv's without any) and exit with its code."""
+    """Run `trtla` with these arguments (default: sys.argv's) and exit with its code."""
     try:
         _open_closed_streams()
         INTERRUPTS.install()
-        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # its warnings are for programs
+        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # its warnings are for developers
         from trtla.cli.app import execute
 
         code = INTERRUPTS.end(execute(list(sys.argv[1:] if args is None else args)))

@@ -1,9 +1,9 @@
-"""The `trtla` group, its commands and completion, and how it runs: errors become exit codes.
+"""The `trtla` group, completion, and the run of a command line: errors become exit codes.
 
 Underscores in flag names are accepted, as TensorRT-LLM spells them; environment names are
 TRTLA_<COMMAND>_<OPTION>. Exit codes: 0 done; 1 failed; 2 usage or configuration; 3 a check failed.
-With --json an error is a JSON document on stdout, except for a failed check, whose document has
-been printed already.
+With --json an error is a JSON document on stdout, except for a failed check, whose document is
+printed before.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _FAILED = 1
 @click.group(
     cls=CommandGroup,
     params=switches(),
-    invoke_without_command=True,  # or click makes an error of the help
+    invoke_without_command=True,  # click would make the help an error
     no_args_is_help=False,
     subcommand_metavar="COMMAND [ARGS]...",
     context_settings={
@@ -59,7 +59,7 @@ _FAILED = 1
 @click.version_option(__version__, message="trtla %(version)s")
 @click.pass_context
 def cli(ctx: click.Context) -> None:
-    """Lookahead decoding for Llama models: a GGUF file, a Hugging Face model or an engine -> the
+    """Lookahead decoding for language models: a GGUF file, a Hugging Face model or an engine -> the
     same text in less time.
 
     A setting is taken from its flag, else from the environment (TRTLA_<COMMAND>_<OPTION>), else
@@ -86,10 +86,10 @@ def completion(console: Console, shell: str) -> None:
 
     It completes commands, flags, and the values of flags: names, triples, files and folders.
     """
-    found = get_completion_class(shell)
-    if found is None:
+    completion_class = get_completion_class(shell)
+    if completion_class is None:
         raise click.BadParameter(f"click has no completion for {shell}")
-    script = found(cli, {}, "trtla", "_TRTLA_COMPLETE")
+    script = completion_class(cli, {}, "trtla", "_TRTLA_COMPLETE")
     text = script.source_template % script.source_vars()
     if shell == "fish":  # values such as 7,7,7 have commas
         text = text.replace('string split ","', 'string split --max 1 ","')
@@ -98,7 +98,7 @@ def completion(console: Console, shell: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """How an error is shown."""
+    """An error as it is shown."""
 
     message: str
     hint: str | None
@@ -107,17 +107,17 @@ class Failure:
 
 
 def execute(args: list[str]) -> int:
-    """Run the command line, what follows `trtla`, and return the exit code.
+    """Run the command line behind `trtla`, and return the exit code.
 
     Raises:
-        KeyboardInterrupt: on Ctrl-C, whatever error came of it; no other but SystemExit is raised.
+        KeyboardInterrupt: on Ctrl-C, whatever error it caused; the only other one is SystemExit.
     """
     console = Console(json=_early(args, "--json"), verbose=_early(args, "--verbose", "-v"))
     console.quiet = process_rank() > 0  # all ranks have the same notes
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # texts may hold what the terminal cannot encode
+        if hasattr(stream, "reconfigure"):  # texts may hold characters that a terminal cannot show
             stream.reconfigure(errors="backslashreplace")
-    if hasattr(sys.stdin, "reconfigure"):  # what is not UTF-8 is refused where it is read
+    if hasattr(sys.stdin, "reconfigure"):  # input that is not UTF-8 is refused by its reader
         sys.stdin.reconfigure(errors="surrogateescape")
     try:
         with _warnings_as_notes(console):
@@ -135,8 +135,8 @@ def execute(args: list[str]) -> int:
 
 @contextmanager
 def _warnings_as_notes(console: Console) -> Iterator[None]:
-    """Print trtla's own warnings as notes; those of other libraries stay as they are, but for those
-    of transformers, which are for who writes programs with it."""
+    """Print trtla's own warnings as notes; those of other libraries are shown as usual, except for
+    transformers', which are for developers."""
     with warnings.catch_warnings():
         show = warnings.showwarning
 
@@ -162,7 +162,7 @@ def _drop_stdout() -> None:
 
 
 def _clear_stdout() -> None:
-    """Write what is left for stdout, or drop it: Python would fail on it when it ends."""
+    """Flush stdout, or drop its rest: Python would fail on it at its end."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -175,7 +175,7 @@ def _report(error: Exception, console: Console) -> int:
     failure = classify(error)
     if console.json and not isinstance(error, CheckFailed):
         body = {"message": failure.message, "hint": failure.hint, "type": failure.kind}
-        with suppress(OSError):  # stdout may be what has failed
+        with suppress(OSError):  # stdout may have failed
             console.document({"error": body})
             return failure.exit_code
         _drop_stdout()
@@ -188,7 +188,7 @@ def _report(error: Exception, console: Console) -> int:
 
 
 def _printable(text: str) -> str:
-    """One line without control characters: values and names of files may hold any."""
+    """The text on one line without control characters, which values and file names may hold."""
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
@@ -199,10 +199,10 @@ def classify(error: Exception) -> Failure:
     if isinstance(error, click.ClickException):
         return _usage(error)
     if isinstance(error, OSError) and error.strerror:
-        place = f"{error.filename}: " if error.filename else ""
+        prefix = f"{error.filename}: " if error.filename else ""
         hint = "check the path, its permissions and the free space"
         code = 2 if error.errno == errno.ENAMETOOLONG else 1
-        return Failure(f"{place}{error.strerror}", hint, "OSError", code)
+        return Failure(f"{prefix}{error.strerror}", hint, "OSError", code)
     if isinstance(error, ValueError) and "null byte" in str(error):  # Python's, of any path
         return Failure("a path holds a NUL character", "correct the path", "UsageError", 2)
     if isinstance(error, ModuleNotFoundError) and not (error.name or "trtla").startswith("trtla"):
@@ -229,8 +229,8 @@ def _usage(error: click.ClickException) -> Failure:
     missing = error.param if isinstance(error, click.MissingParameter) else None
     if missing and "-m" in missing.opts:
         hint = f"give {missing.opts[0]} a model folder or a GGUF file; {hint}"
-    before, found, guess = message.partition(" Did you mean ")
-    if found:
+    before, separator, guess = message.partition(" Did you mean ")
+    if separator:
         message, hint = before.rstrip("."), f"did you mean {guess.rstrip('?')}? {hint}"
     if isinstance(error, click.BadParameter) and context and error.param and error.param.name:
         message += origin(context, error.param.name)
@@ -238,7 +238,7 @@ def _usage(error: click.ClickException) -> Failure:
 
 
 def _meant(error: click.NoSuchOption) -> str:
-    """How the hint begins: the flag that a wrong one is most like."""
+    """The beginning of a hint: the flag that resembles a wrong one most."""
     params = error.ctx.command.params if error.ctx else []
     names = [name for param in params if not getattr(param, "hidden", False)
              for name in (*param.opts, *param.secondary_opts)]  # fmt: skip

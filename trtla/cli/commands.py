@@ -38,11 +38,11 @@ _COMMANDS = {
     "doctor": ("build.doctor:doctor", "What this machine can run, and with which backend."),
     "completion": ("app:completion", "Print the completion script for a shell."),
 }
-"""Where each command is, and the sentence of its help that the group lists."""
+"""Module and function of each command, and its sentence in the group's help."""
 
 
 class Commands(Mapping[str, click.Command]):
-    """Every command by its name, in the order they are used."""
+    """Every command by its name, in the order of use."""
 
     def __getitem__(self, name: str) -> click.Command:
         module, _, function = _COMMANDS[name][0].partition(":")
@@ -60,13 +60,13 @@ COMMANDS = Commands()
 
 
 class CommandGroup(click.Group):
-    """Lists the commands without importing them: the help is there at once."""
+    """A group that lists its commands without importing them, for an immediate help."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command; a model in its place is what `ollama run` and llama.cpp take there."""
+        """The command; a model in its place gets a hint, as `ollama run` and llama.cpp take one."""
         if cmd_name in _COMMANDS or ctx.resilient_parsing:
             return COMMANDS.get(cmd_name)
         if Path(cmd_name).exists():

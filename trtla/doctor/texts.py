@@ -1,4 +1,4 @@
-"""How a folder's texts begin and end, and what fills its chat template, each with its source."""
+"""First and last tokens of a folder's texts, and its chat template's, each with its source."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from trtla.llm.text import Tokenizer
 
 
 def describe_texts(folder: ModelFolder) -> dict[str, Any]:
-    """JSON types only; a tokenizer that cannot be opened is among the notes.
+    """Describe them in JSON types; a tokenizer that cannot be opened is among the notes.
 
-    Keys: ends (token and source of each id that ends a text), begins (token and source, None where
-    no token does), template (source, and the tokens that it may name), notes.
+    Keys: ends (token and source of each id that ends a text), begins (token and source, None
+        without
+    such a token), template (source, and the tokens that it may name), notes.
     """
     notes: list[str] = []
     tokenizer = None

@@ -1,1 +1,1 @@
-"""One step of a real run, printed and drawn: what was fed, what the target drew, why it ended."""
+"""One step of a real run, printed and drawn: its draft, the target's draws, and why it ended."""

@@ -1,6 +1,6 @@
-"""A step as a picture: the run in a row, then the lines of the text view, the mask at their right.
+"""A step as a picture: the run in a row, then the text view's lines, with the mask to their right.
 
-Styles become grounds and colours; letters are all equally wide, as in a terminal.
+Styles become backgrounds and colours; letters have equal widths, as in a terminal.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SIZE, _COLUMN, _ROW = 9.0, 9.0 * 0.602, 13.0  # points; 0.602: DejaVu Sans Mono
 _MARGIN, _BETWEEN = 18.0, 4 * _COLUMN
 
 _STYLES: tuple[Style, ...] = get_args(Style)
-_BEGIN, _END = "\ue000", "\ue001"  # texts of tokens have these escaped
+_BEGIN, _END = "\ue000", "\ue001"  # escaped in texts of tokens
 _RUN = re.compile(f"(?:{_BEGIN}(.))?([^{_BEGIN}{_END}]*){_END}?")  # style, if any, and text
 _SOLID = re.compile("[█▓▒]+")
 _INKS: dict[Style, str] = {"dim": BASE, "input": "white"}
@@ -53,7 +53,7 @@ _GROUNDS: dict[Style, str] = {
 
 
 _Span = tuple[int, str, Style]
-"""From which column on a text of one style stands in a line."""
+"""A text of one style, with its first column in the line."""
 
 
 def step_picture(run: RecordedRun, step: RecordedStep, words: Words) -> Figure:
@@ -77,7 +77,7 @@ def _painted(text: str, style: Style) -> str:
 
 
 def _run_row(run: RecordedRun, chosen: RecordedStep) -> Iterator[str]:
-    """The whole run: how many tokens each step brought, those of accepted drafts among them."""
+    """Yield the whole run: the number of tokens of each step, marked if drafts were accepted."""
     yield summary(run)
     yield "tokens of each step, this one black, green where drafts were accepted:"
     line, width = "", 0

@@ -1,6 +1,6 @@
-"""Records the steps of a real run: drafts, lookahead's window and pool, and what came of them.
+"""Recording the steps of a real run: drafts, lookahead's window and pool, and the outcome.
 
-Of `auto` the draft itself says what proposed each node; its window is recorded where it was fed.
+With `auto` the draft itself names each node's source; its window is recorded if it was fed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class WindowCells:
     """Tokens between the input and column 0 while the window fills."""
     full: bool
     tokens: Ngram
-    """As they are fed: fillers, level 0, level 1, ..."""
+    """In the order of feeding: fillers, level 0, level 1, ..."""
     parents: tuple[int, ...]
 
 
@@ -45,18 +45,18 @@ class RecordedStep(RecordedForward):
     """One forward of the target; with a window `observed` is its new level."""
 
     number: int
-    """As steps are counted: 0 is the prefill."""
+    """The number of the step; 0 is the prefill."""
     before: int
     """Output tokens before it."""
     window: WindowCells | None = None
-    """What it fed; None where no window is fed."""
+    """The fed window, if any."""
     window_after: WindowCells | None = None
-    found: tuple[Ngram, ...] = ()
+    candidates: tuple[Ngram, ...] = ()
     """The pool's continuations of the input token, oldest first."""
     harvest: tuple[Ngram, ...] = ()
     """The n-grams of the window's columns, key first."""
     pool_size: int = 0
-    """N-grams in the pool after it."""
+    """N-grams in the pool after the step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +70,11 @@ class RecordedRun:
 
     @property
     def is_tree(self) -> bool:
-        """Whether the candidate tree drafted, as with `auto`."""
+        """True if the candidate tree drafted, as with `auto`."""
         return self.completion.stats.sources is not None
 
     def text_before(self, step: RecordedStep) -> tuple[int, ...]:
-        """Prompt and output up to the step's input token, which is the last one."""
+        """Return prompt and output up to the step's input token, which is the last one."""
         return (*self.completion.input_ids, *self.completion.output_ids[: step.before])
 
     def position(self, step: RecordedStep) -> int:
@@ -82,7 +82,7 @@ class RecordedRun:
 
 
 class StepRecorder(DraftRecorder):
-    """Keeps what lookahead's window and pool held in each step as well."""
+    """Records the contents of lookahead's window and pool in each step as well."""
 
     def __init__(self, drafter: Drafter, request: Request) -> None:
         super().__init__(drafter, request)
@@ -90,16 +90,16 @@ class StepRecorder(DraftRecorder):
         fixed = drafter.fixed if isinstance(drafter, TreeDrafter) else drafter
         self._lookahead = fixed if isinstance(fixed, LookaheadDrafter) else None
         self._window: LookaheadWindow | None = None
-        self._found: tuple[Ngram, ...] = ()
+        self._candidates: tuple[Ngram, ...] = ()
         self._committed: list[int] = []
 
     def proposed(self, draft: Draft) -> None:
-        """Keep what it was made of as well."""
+        """Record the parts that the draft was made of as well."""
         super().proposed(draft)
         tree = self.drafter
         if self._lookahead is not None:
             self._window = copy.deepcopy(self._lookahead.window)
-            self._found = tuple(self._lookahead.pool.lookup(self._committed[-1]))
+            self._candidates = tuple(self._lookahead.pool.lookup(self._committed[-1]))
         elif isinstance(tree, TreeDrafter) and draft.first_candidate > 1:
             self._window = copy.deepcopy(tree.window)
 
@@ -107,7 +107,7 @@ class StepRecorder(DraftRecorder):
         super().observed(greedy, committed)
         self.steps.append(self._step(self.forwards[-1]))
         self._committed += committed
-        self._window, self._found = None, ()
+        self._window, self._candidates = None, ()
 
     def _step(self, forward: RecordedForward) -> RecordedStep:
         lookahead, window, harvest = self._lookahead, self._window, list[Ngram]()
@@ -122,7 +122,7 @@ class StepRecorder(DraftRecorder):
             before=len(self._committed),
             window=None if window is None else _cells(window, self._committed[-1]),
             window_after=after,
-            found=self._found,
+            candidates=self._candidates,
             harvest=tuple(harvest),
             pool_size=0 if lookahead is None else len(lookahead.pool),
         )
@@ -144,7 +144,7 @@ def record_run(
     drafter: DrafterSettings | None = None,
 ) -> RecordedRun:
     """Answer one prompt and record every step, on torch engines; arguments as for `LLM.generate`,
-    but without a lookahead it is the largest triple."""
+    with the largest triple by default."""
     watch = RecorderWatch(StepRecorder)
     triple = lookahead or llm.limits.lookahead
     chunks = llm.stream(prompt, sampling, triple, drafter=drafter, watch=watch)

@@ -1,6 +1,6 @@
-"""The nodes of a step's draft: the role of each, as the paper draws them, and what came of them.
+"""The nodes of a step's draft: the role of each, as the paper draws them, and the outcome.
 
-From a draft's parents and the window's shape alone; words for it are in trtla.explain.words.
+They follow from a draft's parents and the window's shape; trtla.explain.words describes them.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ Cell = tuple[int, int]
 
 @dataclass(slots=True)
 class Role:
-    """What one node of a draft is; a node that several share is all of it."""
+    """The role of one node of a draft; a node may have several."""
 
     is_input: bool
     cells: list[Cell] = field(default_factory=list)
     """Window cells (level, column)."""
     filler: int | None = None
-    """Which token of those before column 0, from 0 on."""
+    """The index of a filler token before column 0."""
     candidates: list[Cell] = field(default_factory=list)
-    """(candidate, place in it), both from 1 on."""
+    """(candidate, index in it), both from 1 on."""
 
     @property
     def part(self) -> Part:
-        """What it is drawn as: a node of the window stays one where candidates share it."""
+        """The part that it is drawn as: a node of the window stays one if candidates share it."""
         if self.is_input:
             return "input"
         if self.cells:
@@ -48,13 +48,13 @@ class Role:
         names = [f"L{level}.{column}" for level, column in self.cells]
         if self.filler is not None:
             names.append(f"F{self.filler + 1}")
-        names += [f"C{candidate}.{place}" for candidate, place in self.candidates]
+        names += [f"C{candidate}.{index}" for candidate, index in self.candidates]
         return names[0] + "+" * (len(names) > 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Nodes [start, end) that stand together: level L1, candidate C2, fillers, the input."""
+    """Adjacent nodes [start, end): level L1, candidate C2, fillers, the input."""
 
     name: str
     part: Part
@@ -63,20 +63,20 @@ class Stretch:
 
 
 def paths(draft: Draft) -> list[tuple[int, ...]]:
-    """The candidates: each branch's nodes below the input, down to a node without further ones."""
+    """Return the candidates: each branch's nodes below the input, down to its last node."""
     inner = set(draft.parents[draft.first_candidate - 1 :])
     leaves = [node for node in range(draft.first_candidate, draft.size) if node not in inner]
     return sorted(draft.path(leaf) for leaf in leaves)
 
 
 def roles(step: RecordedStep) -> list[Role]:
-    """What every fed node is, the input first."""
+    """Return the role of every fed node, the input first."""
     parts = [Role(is_input=not node) for node in range(step.draft.size)]
     if step.window is not None:
         _place_window(parts, step.draft, step.window)
     for number, path in enumerate(paths(step.draft), 1):
-        for place, node in enumerate(path, 1):
-            parts[node].candidates.append((number, place))
+        for index, node in enumerate(path, 1):
+            parts[node].candidates.append((number, index))
     return parts
 
 
@@ -96,12 +96,12 @@ def _place_window(parts: list[Role], draft: Draft, window: WindowCells) -> None:
 
 
 def blocks(step: RecordedStep) -> list[Stretch]:
-    """The fed nodes in stretches of one level or one candidate, in order."""
-    found: list[Stretch] = []
+    """Group the fed nodes into stretches of one level or one candidate, in order."""
+    stretches: list[Stretch] = []
     for key, group in groupby(roles(step), lambda role: (_block_name(role), role.part)):
-        start = found[-1].end if found else 0
-        found.append(Stretch(*key, start, start + len(list(group))))
-    return found
+        start = stretches[-1].end if stretches else 0
+        stretches.append(Stretch(*key, start, start + len(list(group))))
+    return stretches
 
 
 def _block_name(role: Role) -> str:
@@ -113,28 +113,28 @@ def _block_name(role: Role) -> str:
 
 
 def positions(step: RecordedStep, start: int) -> list[int]:
-    """Absolute position of every fed node, the input at `start`."""
+    """Return the absolute position of every fed node, the input at `start`."""
     return [start + depth for depth in depths(step.draft.parents)]
 
 
 Ending = Literal["end_id", "stop_words", "length"]
-Reason = Literal["prompt_pass", "nothing_drafted", "mismatch", "whole_candidate"] | Ending
+Reason = Literal["prefill", "nothing_drafted", "mismatch", "whole_candidate"] | Ending
 Source = Literal["prompt", "output", "window"]
 Fate = Literal["accepted", "rejected", "not reached"]
-"""The last: it stood below a rejected node, or behind the text's end."""
+"""`not reached` is for nodes below a rejected one, or behind the text's end."""
 
 _ENDS: dict[FinishReason, Ending] = {name: name for name in get_args(Ending)}
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One branch of the draft that could have been accepted."""
+    """A branch of the draft that could have been accepted."""
 
     tokens: tuple[int, ...]
     matched: int
-    """Leading tokens that equal what the target drew, as far as the text went."""
+    """Leading tokens that equal the target's draws, as far as the text went."""
     sources: tuple[Source, ...]
-    """Where the n-gram of input and candidate had been seen; nothing for other drafters' tokens."""
+    """Where input and candidate had occurred before; empty for other drafters' tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,15 +144,15 @@ class TreeNode:
     depth: int
     token: int
     source: str
-    """What proposed it, of `settings.drafting.PROPOSERS`."""
+    """The proposer, from `settings.drafting.PROPOSERS`."""
     chance: float
-    """The chance of being accepted, as the tree saw it."""
+    """The estimated chance of acceptance."""
     fate: Fate
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a step."""
+    """The outcome of a step."""
 
     run: RecordedRun
     step: RecordedStep
@@ -161,9 +161,9 @@ class Outcome:
     accepted: tuple[int, ...]
     """Drafted tokens that became output."""
     added: int | None
-    """The token that the target drew after them; None where the text ended within a draft."""
+    """The token that the target drew after them; None if the text ended within a draft."""
     drafted: tuple[int, ...]
-    """What was drafted in its place, each token once; nothing where no draft reached so far."""
+    """The drafted tokens in its position, each once; empty if no draft reached it."""
     candidates: tuple[Candidate, ...]
 
     @property
@@ -177,7 +177,7 @@ class Outcome:
 
 
 def outcome_of(run: RecordedRun, step: RecordedStep) -> Outcome:
-    """The outcome of one step of a run."""
+    """Evaluate one step of a run."""
     draft = step.draft
     frontier, nodes = _follow(draft, step.committed)
     ended = _ENDS.get(run.completion.finish_reason) if step is run.steps[-1] else None
@@ -198,14 +198,14 @@ def outcome_of(run: RecordedRun, step: RecordedStep) -> Outcome:
 
 def _natural_reason(step: RecordedStep, drafted: tuple[int, ...]) -> Reason:
     if not step.number:
-        return "prompt_pass"
+        return "prefill"
     if not step.draft.candidates:
         return "nothing_drafted"
     return "mismatch" if drafted else "whole_candidate"
 
 
 def _follow(draft: Draft, committed: Sequence[int]) -> tuple[list[int], tuple[int, ...]]:
-    """The nodes that carry the whole accepted path's last token, and one path to them."""
+    """Return the nodes with the whole accepted path's last token, and one path to them."""
     frontier = [0]
     for token in committed:
         below = _children(draft, frontier)
@@ -231,19 +231,19 @@ def _sources(run: RecordedRun, step: RecordedStep, tokens: tuple[int, ...]) -> t
     if step.window is None:
         return ()
     text, gram = run.text_before(step), (run.text_before(step)[-1], *tokens)
-    prompt, found = len(run.completion.input_ids), list[Source]()
+    prompt, sources = len(run.completion.input_ids), list[Source]()
     ends = [end for end in range(len(gram), len(text) + 1) if text[end - len(gram) : end] == gram]
     if any(end <= prompt for end in ends):
-        found.append("prompt")
+        sources.append("prompt")
     if any(end > prompt for end in ends):
-        found.append("output")
+        sources.append("output")
     if any(gram in earlier.harvest for earlier in run.steps[: step.number]):
-        found.append("window")
-    return tuple(found)
+        sources.append("window")
+    return tuple(sources)
 
 
 def fates(outcome: Outcome) -> list[Fate]:
-    """What became of each node of the draft."""
+    """Return the fate of each node of the draft."""
     accepted, step = outcome.accepted_nodes, outcome.step
     judged = (0, *accepted)[: len(step.committed)]  # the target drew a token after these
     return [
@@ -253,9 +253,9 @@ def fates(outcome: Outcome) -> list[Fate]:
 
 
 def tree_nodes(outcome: Outcome) -> list[TreeNode]:
-    """The nodes that the candidate tree chose, each before those below it, the likeliest first.
+    """Return the nodes that the tree chose, parents before children, the likeliest first.
 
-    Cells of a fed window are among them where they were accepted.
+    Cells of a fed window are included if they were accepted.
     """
     draft = outcome.step.draft
     if not draft.sources:
@@ -275,7 +275,7 @@ def _below(draft: Draft, at: int) -> Iterator[int]:
 
 
 def busiest(run: RecordedRun) -> RecordedStep:
-    """The step that accepted the most tokens; of several the first with a full window."""
+    """Return the step that accepted the most tokens; a tie goes to the first with a full window."""
 
     def interest(step: RecordedStep) -> tuple[int, bool]:
         full = step.window is not None and step.window.full

@@ -1,7 +1,7 @@
 """A run and one of its steps for a terminal of 100 columns.
 
-The run is a strip, a row a step; a step is its window, n-grams, candidates, attention mask, and why
-it ended. In the mask, rows see the filled columns, as the paper draws it.
+The run is a strip, a row a step; a step shows its window, n-grams, candidates, attention mask, and
+why it ended. In the mask, rows see the filled columns, as in the paper.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from trtla.explain.words import (
     summary,
     why,
 )
-from trtla.runtime.models.batch import tree_bias
+from trtla.runtime.models.attention import tree_bias
 
 _GUTTER = 13
 _WIDEST, _NARROWEST = 11, 4  # columns of a cell
 _ROOM = WIDTH - 2 - _GUTTER
-_SOURCES = 23  # columns for where a candidate was seen
+_SOURCES = 23  # columns for a candidate's earlier occurrences
 _REASON = 17
 
 _TOKENS, _SOURCE, _LEAST = 44, 10, 4  # columns of the tree
@@ -59,7 +59,8 @@ _FATES: dict[Fate, tuple[str, Style]] = {
 
 
 def strip_lines(run: RecordedRun, words: Words, paint: Paint) -> Iterator[str]:
-    """The run, a row a step; accepted tokens in brackets, so that it needs no colours."""
+    """Yield the run, a row a step; accepted tokens are in brackets, to be readable without
+    colours."""
     width = WIDTH - 12 - _REASON
     yield paint(summary(run), "bold")
     yield "Accepted tokens are in [brackets], the others are the target's own."
@@ -87,7 +88,7 @@ def _fitted(tokens: list[tuple[str, bool]], width: int, paint: Paint) -> str:
 
 
 def step_lines(run: RecordedRun, step: RecordedStep, words: Words, paint: Paint) -> list[str]:
-    """One step."""
+    """Return the lines of one step."""
     outcome = outcome_of(run, step)
     view = StepView(outcome, words, paint)
     lines = [paint(headline(outcome), "bold"), *view.draft()]
@@ -105,7 +106,7 @@ class StepView:
     paint: Paint
 
     def draft(self) -> Iterator[str]:
-        """What the step fed: the text, window, n-grams and candidates."""
+        """Yield the fed tokens: the text, window, n-grams and candidates."""
         step, window = self.outcome.step, self.outcome.step.window
         if not step.number:
             prompt = self.outcome.run.completion.input_ids
@@ -140,8 +141,10 @@ class StepView:
     def _fed(self) -> str:
         parts = [role.part for role in roles(self.outcome.step)]
         window, candidates = parts.count("window") + parts.count("filler"), parts.count("candidate")
-        what = [f"{window} of the window"] * bool(window) + [f"{candidates} of candidates"]
-        return f"Fed in one forward: {counted(len(parts), 'token')} = 1 input + {' + '.join(what)}."
+        drafts = [f"{window} of the window"] * bool(window) + [f"{candidates} of candidates"]
+        return (
+            f"Fed in one forward: {counted(len(parts), 'token')} = 1 input + {' + '.join(drafts)}."
+        )
 
     def _text(self) -> Iterator[str]:
         *before, last = self.outcome.text
@@ -190,7 +193,8 @@ class StepView:
     def _new_level(self) -> Iterator[str]:
         step = self.outcome.step
         size, shown = _cell_size(len(step.observed))
-        yield _line("new level", [self._cell(one, size, "bold") for one in step.observed[:shown]])
+        new = [self._cell(token, size, "bold") for token in step.observed[:shown]]
+        yield _line("new level", new)
         newest = "drawn" if step.draft.drawn else "most probable"
         yield from _wrapped(
             f"The new level is the target's {newest} token after each cell of the newest one. "
@@ -210,9 +214,9 @@ class StepView:
         outcome = self.outcome
         longest = max(len(candidate.tokens) for candidate in outcome.candidates)
         size, shown = _cell_size(longest + 1, _ROOM - _SOURCES)
-        places = [fit(str(outcome.position + 1 + i), size) for i in range(shown)]
+        columns = [fit(str(outcome.position + 1 + i), size) for i in range(shown)]
         seen_in = "seen in" if outcome.step.window is not None else ""
-        yield _line("position", [*places, seen_in])
+        yield _line("position", [*columns, seen_in])
         drawn = [
             self._cell(token, size, "accepted" if i < len(outcome.accepted) else "bold")
             for i, token in enumerate(outcome.step.committed[:shown])
@@ -225,41 +229,42 @@ class StepView:
 
     def _judged(self, candidate: Candidate, size: int, shown: int) -> list[str]:
         cells = []
-        for place, token in enumerate(candidate.tokens[:shown]):
-            fate: Fate = "accepted" if place < candidate.matched else "not reached"
-            mark, style = _FATES["rejected" if place == candidate.matched else fate]
+        for index, token in enumerate(candidate.tokens[:shown]):
+            fate: Fate = "accepted" if index < candidate.matched else "not reached"
+            mark, style = _FATES["rejected" if index == candidate.matched else fate]
             text = clip(self.words.cell(token), size - 2)
             cells.append(self.paint(fit(f"{text} {mark}", size), style))
         return cells
 
     def _tree(self) -> Iterator[str]:
-        """A row a node with its source, chance and fate; nothing where no node was fed."""
+        """Yield a row a node with its source, chance and fate; empty if no node was fed."""
         nodes = tree_nodes(self.outcome)
         if nodes:
             yield f"  {fit('token', _TOKENS)}{fit('source', _SOURCE)}chance  fate"
-        for place, one in enumerate(nodes):
-            branch = _branch(nodes, place)
-            token = clip(self.words.cell(one.token), max(_LEAST, _TOKENS - 2 - len(branch)))
-            mark, style = _FATES[one.fate]
-            fate = self.paint(f"{one.fate} {mark}".rstrip(), style)
-            figures = f"{fit(one.source, _SOURCE)}{one.chance:6.2f}"
+        for index, node in enumerate(nodes):
+            branch = _branch(nodes, index)
+            token = clip(self.words.cell(node.token), max(_LEAST, _TOKENS - 2 - len(branch)))
+            mark, style = _FATES[node.fate]
+            fate = self.paint(f"{node.fate} {mark}".rstrip(), style)
+            figures = f"{fit(node.source, _SOURCE)}{node.chance:6.2f}"
             yield f"  {fit(branch + token, _TOKENS)}{figures}  {fate}"
-        if any(one.source == "both" for one in nodes):
-            yield "  both: a text and a row of logits propose the token"
+        if any(node.source == "agreement" for node in nodes):
+            yield "  agreement: a text and recycled logits propose the token"
 
 
-def _branch(nodes: Sequence[TreeNode], place: int) -> str:
-    """The lines before a node: on each level, whether another follows below the same parent."""
-    line, own = "", nodes[place].depth
-    for depth in range(1, own + 1):
-        after = next((one.depth for one in nodes[place + 1 :] if one.depth <= depth), 0)
+def _branch(nodes: Sequence[TreeNode], index: int) -> str:
+    """Return the lines before a node: on each level, whether another child of the parent
+    follows."""
+    line, own_depth = "", nodes[index].depth
+    for depth in range(1, own_depth + 1):
+        after = next((node.depth for node in nodes[index + 1 :] if node.depth <= depth), 0)
         here, above = ("├ ", "│ ") if after == depth else ("└ ", "  ")
-        line += here if depth == own else above
+        line += here if depth == own_depth else above
     return line
 
 
 def _cell_size(columns: int, room: int = _ROOM) -> tuple[int, int]:
-    """(width of a cell, cells that fit) for a grid of so many columns."""
+    """Return (width of a cell, cells that fit) for a grid of so many columns."""
     size = max(_NARROWEST, min(_WIDEST, (room + 1) // columns - 1))
     return size, min(columns, (room + 1) // (size + 1))
 
@@ -291,7 +296,7 @@ class _Layout:
     gap: int
     """Between blocks."""
     position: int
-    """0: it is left out."""
+    """0: omitted."""
     token: int
 
     @property
@@ -312,13 +317,13 @@ _LAYOUTS = (
 
 
 def mask_lines(outcome: Outcome, words: Words, paint: Paint, width: int = WIDTH) -> Iterator[str]:
-    """The mask's lines; one that says so where it is too wide."""
+    """Yield the mask's lines, or a note if it is too wide."""
     step = outcome.step
     size, names, stretches = step.draft.size, roles(step), blocks(step)
     if size == 1:
         yield "Attention: the input sees the cached text and itself."
         return
-    fitting = (one for one in _LAYOUTS if one.width(size, len(stretches)) <= width)
+    fitting = (layout for layout in _LAYOUTS if layout.width(size, len(stretches)) <= width)
     layout = next(fitting, None)
     if layout is None:
         yield f"The attention mask of {size} x {size} tokens is drawn with -o step.svg."
@@ -326,10 +331,10 @@ def mask_lines(outcome: Outcome, words: Words, paint: Paint, width: int = WIDTH)
     yield from _legend({role.part for role in names}, paint)
     yield (" " * (layout.gutter + layout.cell + layout.gap) + _heading(stretches, layout)).rstrip()
     tokens = (outcome.text[-1], *step.draft.tokens)
-    places = positions(step, outcome.position)
+    columns = positions(step, outcome.position)
     seen_by = (tree_bias(step.draft.parents) == 0).tolist()  # the mask that the model uses
     for node, seen in enumerate(seen_by):
-        label = fit(names[node].label, _LABEL) + fit(str(places[node]), layout.position)
+        label = fit(names[node].label, _LABEL) + fit(str(columns[node]), layout.position)
         label += fit(words.cell(tokens[node]), layout.token - 1) + " "
         cached = paint(_CACHED * layout.cell, "dim")
         mark = f" {CHECK}" if node in outcome.accepted_nodes else ""

@@ -1,4 +1,4 @@
-"""A decoding in words and as a JSON document: how tokens are shown, why a step ended."""
+"""A decoding in words and as a JSON document: texts of tokens, and why a step ended."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trtla.results.run import result
 
 Style = Literal["plain", "bold", "dim", "accepted", "rejected", "input", "window", "candidate"]
 Paint = Callable[[str, Style], str]
-"""Text and what it means -> the text, coloured where that is possible."""
+"""Colours a text by its style, if possible."""
 
 WIDTH = 100
 """Columns of a terminal."""
@@ -26,25 +26,25 @@ CHECK, CROSS = "\N{CHECK MARK}", "\N{BALLOT X}"
 ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
 
 SPACE = "\N{MIDDLE DOT}"
-_MOST_TOKENS = 4  # of a letter: the bytes that UTF-8 has for one
+_MOST_TOKENS = 4  # of a letter: its bytes in UTF-8
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
 
 SHORT: dict[Reason, str] = {
-    "prompt_pass": "prefill", "nothing_drafted": "nothing drafted", "mismatch": "mismatch",
+    "prefill": "prefill", "nothing_drafted": "nothing drafted", "mismatch": "mismatch",
     "whole_candidate": "whole candidate",
     "end_id": "end token", "stop_words": "stop", "length": "length",
 }  # fmt: skip
 
 
 def fit(text: str, width: int) -> str:
-    """A text in exactly so many columns, cut with an ellipsis."""
+    """Return a text in exactly so many columns, cut with an ellipsis."""
     if cell_len(text) <= width or width < 1:
         return set_cell_size(text, max(0, width))
     return set_cell_size(text, width - 1) + ELLIPSIS
 
 
 def clip(text: str, width: int) -> str:
-    """A text in at most so many columns."""
+    """Return a text in at most so many columns."""
     return fit(text, width) if cell_len(text) > width else text
 
 
@@ -52,9 +52,9 @@ class Words:
     """The texts of a run's tokens.
 
     Args:
-        decode: of the model's tokenizer; None: it has none, and tokens are shown as #id.
-        text: tokens of the run; one of them is decoded before each other, since decoders drop the
-            space that a text begins with.
+        decode: of the model's tokenizer; None: there is none, and tokens are shown as #id.
+        text: tokens of the run; one of them is decoded before each other token, since decoders drop
+            a text's first space.
     """
 
     def __init__(self, decode: Decode | None, text: Sequence[int] = ()) -> None:
@@ -63,24 +63,24 @@ class Words:
         self._before = next((token for token in text if _readable(decode, token)), None)
 
     def raw(self, token: int) -> str:
-        """A token's text; `#id` where it is none of its own, as for special tokens."""
+        """Return a token's text, or `#id` if it has none of its own, as for special tokens."""
         if token not in self._known:
             text = self._after_another([token])
             self._known[token] = f"#{token}" if not text or _BROKEN in text else text
         return self._known[token]
 
     def cell(self, token: int) -> str:
-        """A token for a cell: spaces as dots, everything that is not printed escaped."""
+        """Return a token for a cell: spaces as dots, unprintable characters escaped."""
         return escaped(self.raw(token)).replace(" ", SPACE)
 
     def quoted(self, token: int) -> str:
         return f"'{escaped(self.raw(token))}'"
 
     def end(self, tokens: Sequence[int], width: int) -> str:
-        """The end of a text on one line, as much as fits into so many columns."""
+        """Return the end of a text on one line, as much as fits into so many columns."""
         recent = tokens[-width * _MOST_TOKENS :]
         text = "".join(map(self.raw, recent))
-        if self._decode is not None:  # a letter that they begin within is omitted
+        if self._decode is not None:  # omit a letter that they begin within
             text = self._after_another(recent).lstrip(_BROKEN)
         units = [escaped(char) for char in text]
         used, start = 0, len(units)
@@ -104,7 +104,7 @@ def _readable(decode: Decode | None, token: int) -> bool:
 
 
 def escaped(text: str) -> str:
-    """A text on one line: control characters and unusual spaces as escapes."""
+    """Return a text on one line: control characters and unusual spaces as escapes."""
 
     def shown(char: str) -> str:
         unusual = unicodedata.category(char)[0] in "CZ" and char != " "
@@ -114,7 +114,7 @@ def escaped(text: str) -> str:
 
 
 def summary(run: RecordedRun) -> str:
-    """The run in a line."""
+    """Describe the run in a line."""
     stats, tokens = run.completion.stats, len(run.completion.output_ids)
     how = f"W,N,G = {run.completion.lookahead}"
     if run.is_tree:
@@ -127,17 +127,17 @@ def summary(run: RecordedRun) -> str:
 
 
 def headline(outcome: Outcome) -> str:
-    """What a step did, in a line."""
+    """Describe a step in a line."""
     number, last = outcome.step.number, len(outcome.run.steps) - 1
     if not number:
         return f"The prefill, step 0 of {last}"
     drafted = len(outcome.step.draft.candidates)
-    what = f"{len(outcome.accepted)} of {drafted} drafted tokens accepted"
-    return f"Step {number} of {last}: {what if drafted else 'nothing to verify'}"
+    accepted = f"{len(outcome.accepted)} of {drafted} drafted tokens accepted"
+    return f"Step {number} of {last}: {accepted if drafted else 'nothing to verify'}"
 
 
 def candidates_line(outcome: Outcome, words: Words) -> str:
-    """What there was to draft after the input token, and how much of it was fed."""
+    """Describe the possible drafts after the input token, and how many were fed."""
     run, step = outcome.run, outcome.step
     if run.is_tree:
         expected = sum(step.draft.values)
@@ -148,15 +148,15 @@ def candidates_line(outcome: Outcome, words: Words) -> str:
     if step.window is None:
         drafted = counted(len(step.draft.tokens), "token")
         return f"Drafted by {run.completion.stats.drafter}: {drafted}"
-    most, found = run.completion.lookahead.verification_set_size, len(step.found)
+    most, count = run.completion.lookahead.verification_set_size, len(step.candidates)
     key, fed = words.quoted(outcome.text[-1]), len(outcome.candidates)
-    several = "continuation" if found == 1 else "continuations"
-    known = f"{found} {several} of {key}" if found else f"nothing after {key}"
+    several = "continuation" if count == 1 else "continuations"
+    known = f"{count} {several} of {key}" if count else f"nothing after {key}"
     return f"Candidates: the pool has {known}, {fed} fed (G = {most})"
 
 
 def why(outcome: Outcome, words: Words) -> str:
-    """Why the step ended, in a sentence or two."""
+    """Explain in a sentence or two why the step ended."""
     within = _within(outcome, words)
     length = len(outcome.run.completion.output_ids)
     last = words.quoted(outcome.step.committed[-1])
@@ -190,13 +190,13 @@ def _nothing(outcome: Outcome) -> str:
         return "Nothing was drafted"
     if not run.completion.lookahead.verification_set_size:
         return "No candidate is verified with G = 0"
-    return "Nothing was found in the pool" if not step.found else "No candidate was fed"
+    return "Nothing was found in the pool" if not step.candidates else "No candidate was fed"
 
 
 def document(
     run: RecordedRun, chosen: RecordedStep, words: Words, engine: str, executor: str
 ) -> dict[str, Any]:
-    """The whole run; token ids throughout, texts beside those of the output; `chosen` is drawn."""
+    """Return the whole run: token ids, and texts of the output; `chosen` is the step to draw."""
     return {
         "schema_version": SCHEMA_VERSION,
         "command": "explain",
@@ -229,7 +229,7 @@ def _step(outcome: Outcome, words: Words) -> dict[str, Any]:
         "new_level": step.observed,
         "window_after": _window(step.window_after),
         "harvest": step.harvest,
-        "pool_found": step.found,
+        "pool_found": step.candidates,
         "pool_size": step.pool_size,
         "texts": [words.raw(token) for token in step.committed],
         "sources": draft.proposers(range(1, draft.size)) if draft.sources else None,
@@ -243,7 +243,7 @@ def _role(role: Role) -> dict[str, Any]:
         "part": role.part,
         "cells": [{"level": level, "column": column} for level, column in role.cells],
         "filler": role.filler,
-        "candidates": [{"candidate": number, "place": place} for number, place in role.candidates],
+        "candidates": [{"candidate": number, "place": index} for number, index in role.candidates],
     }
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy import ndarray
 
-from trtla.formats.config import BLOCK_SIZES
+from trtla.formats.config import BLOCKS
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,23 +151,12 @@ def _q6_k(_: BlockType, blocks: ndarray) -> Codes:
     return Codes(codes, _half(blocks, 208), factors=factors)
 
 
-_TYPES: tuple[tuple[str, int, int, Callable[[BlockType, ndarray], Codes]], ...] = (
-    ("Q8_0", 8, 0, _plain),
-    ("Q8_G64", 8, 0, _plain),
-    ("Q8_G128", 8, 0, _plain),
-    ("Q4_0", 4, 8, _plain),
-    ("Q4_G64", 4, 8, _plain),
-    ("Q4_G128", 4, 8, _plain),
-    ("Q4_1", 4, 0, _plain),
-    ("Q5_0", 5, 16, _plain),
-    ("Q5_1", 5, 0, _plain),
-    ("Q4_K", 4, 0, _k),
-    ("Q5_K", 5, 0, _k),
-    ("Q6_K", 6, 32, _q6_k),
-)
+_UNPACKED: dict[str, Callable[[BlockType, ndarray], Codes]] = {
+    "Q4_K": _k, "Q5_K": _k, "Q6_K": _q6_k,
+}  # fmt: skip
+"""What takes blocks apart that are not `_plain`."""
 BLOCK_TYPES = {
-    name: BlockType(name, *BLOCK_SIZES[name], bits, zero, unpack)
-    for name, bits, zero, unpack in _TYPES
+    name: BlockType(name, *layout, _UNPACKED.get(name, _plain)) for name, layout in BLOCKS.items()
 }
 """The types that stay as they are; all others of GGUF files are dequantised."""
 

@@ -57,7 +57,7 @@ class BuildSettings:
     max_input_len: int | None = None
     """None: max_seq_len, for TensorRT-LLM at most 1024."""
     max_seq_len: int | None = None
-    """None: 2048, at most what the model's positions and sliding window allow."""
+    """None: 2048, at most what the model's positions allow, and for TensorRT-LLM its windows."""
     max_num_tokens: int | None = None
     """None: 8192, at least one generation step of a full batch."""
     max_draft_len: int | None = None
@@ -87,7 +87,7 @@ def plan_limits(
     _check_sizes(settings)
     triple, why = _triple(settings, backend)
     _check_triple(settings, triple)
-    seq_len = _seq_len(settings.max_seq_len, config)
+    seq_len = _seq_len(settings.max_seq_len, config, backend)
     most = seq_len if backend == "torch" else DEFAULT_INPUT_LEN
     input_len = settings.max_input_len or min(most, seq_len)
     if input_len > seq_len:
@@ -205,23 +205,32 @@ def _check_triple(settings: BuildSettings, triple: LookaheadConfig) -> None:
         )
 
 
-def longest_text(config: CheckpointConfig) -> int:
-    """Tokens that a text of the model can have: its positions, or a window that is shorter."""
-    return min(config.max_positions, config.sliding_window or config.max_positions)
+def longest_text(config: CheckpointConfig, backend: str = "torch") -> int:
+    """Tokens that a text of the model can have: its positions, or a window that is not applied."""
+    return min(config.max_positions, _unapplied(config, backend) or config.max_positions)
 
 
-def _seq_len(requested: int | None, config: CheckpointConfig) -> int:
-    positions, longest = config.max_positions, longest_text(config)
+def _unapplied(config: CheckpointConfig, backend: str) -> int | None:
+    """The window that only texts of its length obey; None: there is none."""
+    return config.sliding_window if backend == "torch" else config.shortest_window
+
+
+def _seq_len(requested: int | None, config: CheckpointConfig, backend: str) -> int:
+    positions, longest = config.max_positions, longest_text(config, backend)
     if requested is None:
         return min(DEFAULT_SEQ_LEN, longest)
     if requested <= longest:
         return requested
-    above = f"the model's sliding window {longest}, which trtla does not apply"
+    above = f"the model's sliding window {longest}, which TensorRT-LLM's engines do not apply"
+    hint = f"use --max-seq-len {longest} or less"
     if requested > positions:
         above = f"the {positions} positions of the model"
-    raise UsageError(
-        f"max_seq_len {requested} is above {above}", f"use --max-seq-len {longest} or less"
-    )
+    elif config.sliding_window is not None:
+        above = f"the sliding_window {longest} of a checkpoint that does not say which layers it is"
+        hint += ", or convert the model again"
+    elif backend != "torch":
+        hint += ", or --backend torch"
+    raise UsageError(f"max_seq_len {requested} is above {above}", hint)
 
 
 def is_compiled(folder: Path) -> bool:

@@ -13,6 +13,8 @@ from trtla.files import write_json
 from trtla.formats.chat_templates import more_templates
 from trtla.formats.model_folder import ModelFolder
 from trtla.formats.special_tokens import GENERATION_CONFIG, model_end_ids
+from trtla.settings.fields import declared
+from trtla.settings.sampling import DRAWN, SamplingParams
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -27,7 +29,7 @@ TOKENIZER_FILES = (
 )
 _ANY_ONE_MAKES_A_TOKENIZER = TOKENIZER_FILES[:3]
 
-_DRAWN = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+_DRAWN = {name: declared(SamplingParams)[name].default for name in DRAWN} | {"temperature": 1.0}
 """Read where `do_sample` is true, and the values that change nothing."""
 _FLAGS = {"repetition_penalty": 1.0, "num_beams": 1}
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -129,7 +131,7 @@ def _unknown(found: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: found[name]
         for name, neutral in _NEUTRAL.items()
-        if found.get(name) is not None and found[name] not in neutral
+        if name not in _DRAWN and found.get(name) is not None and found[name] not in neutral
     }
 
 

@@ -1,4 +1,4 @@
-"""One prompt's answer: chunks while it grows, a completion at the end, beams as text."""
+"""One prompt's answer: chunks as it grows, a completion at the end, beams as text."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Ids:
 
     @property
     def output_ids(self) -> tuple[int, ...]:
-        """Another name of `token_ids`."""
+        """Alias of `token_ids`."""
         return self.token_ids
 
 
@@ -44,7 +44,7 @@ class Completion(_Ids):
     """
 
     index: int
-    """The prompt's place in the call."""
+    """The prompt's index in the call."""
     input_text: str | None
     input_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
@@ -53,13 +53,13 @@ class Completion(_Ids):
     lookahead: LookaheadConfig
     stats: RequestStats
     margins: tuple[float, ...] = ()
-    """The target's top-2 logit margin at each output token, when asked for."""
+    """The target's top-2 logit margin at each output token, if requested."""
     pieces: tuple[Piece, ...] = ()
     """The text in pieces; empty without a tokenizer."""
     logprobs: tuple[TokenLogProb, ...] = ()
-    """How probable each output token was, when asked for."""
+    """The log probability of each output token, if requested."""
     choice: int = 0
-    """Which of the prompt's `n` texts."""
+    """The index among the prompt's `n` texts."""
 
     def __repr__(self) -> str:
         return _shown(self, f"finish_reason={self.finish_reason!r}")
@@ -67,29 +67,30 @@ class Completion(_Ids):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Chunk(_Ids):
-    """What one step added to an answer. Texts of an index and choice join to its whole text."""
+    """One step's addition to an answer. The chunks of an index and choice join to its whole
+    text."""
 
     index: int
-    """The prompt's place in the call."""
+    """The prompt's index in the call."""
     pieces: tuple[Piece, ...] | None
     """None for a model without tokenizer files."""
     token_ids: tuple[int, ...]
     accepted: int
-    """How many of token_ids, counted from the first, were accepted drafts."""
+    """Number of first tokens in token_ids that were accepted drafts."""
     completion: Completion | None
     """Set on the last chunk of an answer."""
     sources: tuple[str, ...] = ()
-    """What proposed the tokens of each piece, of `settings.drafting.PROPOSERS`: an accepted text of
-    `auto` comes in a piece for each stretch of one source. Empty for the target's own tokens, and
-    where other drafters draft."""
+    """The proposer of each piece's tokens, from `settings.drafting.PROPOSERS`: accepted text of
+    `auto` is divided into pieces by source. Empty for the target's own tokens, and with other
+    drafters."""
     logprobs: tuple[TokenLogProb, ...] = ()
-    """The log probability of each of token_ids, when asked for."""
+    """The log probability of each of token_ids, if requested."""
     choice: int = 0
-    """Which of the prompt's `n` texts."""
+    """The index among the prompt's `n` texts."""
 
     @property
     def text(self) -> str:
-        """The text that this step made certain; empty for a model without tokenizer files."""
+        """The text that is final with this step; empty for a model without tokenizer files."""
         return _join(self.pieces or ())
 
     def __repr__(self) -> str:
@@ -107,7 +108,7 @@ def _shown(record: Completion | Chunk, end: str) -> str:
 
 
 class Answer:
-    """One prompt's answer while it grows."""
+    """One prompt's answer as it grows."""
 
     def __init__(
         self,
@@ -117,7 +118,8 @@ class Answer:
         stream: TextStream | None,
         choice: int = 0,
     ) -> None:
-        self.index, self.request, self._input_text, self._stream = index, request, text, stream
+        self.index, self.request, self._stream = index, request, stream
+        self.input_text = text
         self.choice = choice
         self._ids: list[int] = []
         self._pieces: list[Piece] = []
@@ -171,7 +173,7 @@ class Answer:
     def _complete(self, stats: RequestStats, reason: FinishReason) -> Completion:
         return Completion(
             self.index,
-            self._input_text,
+            self.input_text,
             self.request.given_ids,
             tuple(self._ids),
             _join(self._pieces),
@@ -186,7 +188,7 @@ class Answer:
 
 
 def chunk_of(answers: dict[int, Answer], request_id: int, event: Output | BaseException) -> Chunk:
-    """What an event adds to its answer, which is taken out at its end."""
+    """Return an event's addition to its answer, which is removed at its end."""
     if isinstance(event, BaseException):
         raise event
     answer = answers[request_id]
@@ -203,7 +205,7 @@ def _join(pieces: Sequence[Piece]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class BeamText(_Ids):
-    """A hypothesis in words; `token_ids` hold the end token, the text does not."""
+    """A hypothesis as text; `token_ids` include the end token, the text does not."""
 
     token_ids: tuple[int, ...]
     text: str
@@ -211,7 +213,7 @@ class BeamText(_Ids):
     log_prob: float
     """Sum over the new tokens, natural logarithm."""
     score: float
-    """What hypotheses are ordered by: `log_prob` over the penalty of their length."""
+    """The order of hypotheses: `log_prob` divided by the length penalty."""
     finished: bool
     """It ends with an end token."""
 
@@ -219,7 +221,7 @@ class BeamText(_Ids):
 def beam_text(
     beam: Hypothesis, settings: BeamSettings, prompt: Sequence[int], tokenizer: Tokenizer | None
 ) -> BeamText:
-    """A hypothesis that continues a prompt, as text where there is a tokenizer."""
+    """Convert a hypothesis that continues a prompt, with its text if there is a tokenizer."""
     shown = beam.tokens[:-1] if beam.finished else beam.tokens
     text = "" if tokenizer is None else tokenizer.stream(prompt).push(shown, last=True)
     score = settings.score(beam.log_prob, len(beam.tokens))

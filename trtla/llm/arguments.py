@@ -1,4 +1,4 @@
-"""The arguments of `LLM.generate`: one for all prompts or one each, checked, as requests."""
+"""The arguments of `LLM.generate`, one for all prompts or one each: checks, and requests."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from trtla.llm.prompt import PromptRequest
 from trtla.settings.drafting import DrafterSettings
 from trtla.settings.fields import is_whole, shown
 from trtla.settings.lookahead import TRIPLES, as_lookahead, is_lookahead
-from trtla.settings.messages import Ending, is_conversation
+from trtla.settings.messages import Rendering, is_conversation
 from trtla.settings.sampling import SamplingParams
 
 
 def as_prompts(prompts: object) -> list[Any]:
-    """The prompts of an argument that may be one of them: a list of messages is one."""
+    """Return an argument's prompts; a list of messages is a single one."""
     if isinstance(prompts, (str, bytes)) or not isinstance(prompts, Sequence):
         return [prompts]
     if not prompts:
         raise UsageError("there is no prompt", "give at least one")
-    alone = all(map(is_whole, prompts)) or all(isinstance(one, Mapping) for one in prompts)
-    return [prompts] if alone else list(prompts)
+    single = all(map(is_whole, prompts)) or all(isinstance(item, Mapping) for item in prompts)
+    return [prompts] if single else list(prompts)
 
 
 def conversations(messages: object) -> list[Any]:
-    """The conversations of an argument that may be one of them."""
+    """Return an argument's conversations, one or several."""
     many = as_prompts(messages)
-    for one in many:
-        if not is_conversation(one):
+    for conversation in many:
+        if not is_conversation(conversation):
             raise UsageError(
-                f"chat is asked {shown(one)}, which is no list of messages",
+                f"chat is asked {shown(conversation)}, which is no list of messages",
                 'give messages such as [{"role": "user", "content": "..."}], or use generate',
             )
     return many
@@ -49,16 +49,16 @@ class _Setting:
     fits: Callable[[object], bool]
     hint: str
     instead: Callable[[object], str | None] = lambda _: None
-    """What to pass for a value of another type that is as clear."""
+    """Returns the right argument for an equivalent value of another type."""
 
-    def refusal(self, one: object, value: object) -> UsageError:
+    def refusal(self, item: object, value: object) -> UsageError:
         whole = self.instead(value)
-        if whole or one is value:
+        if whole or item is value:
             message = f"{self.name} is {shown(value)}, not {self.kind}"
         else:
-            message = f"{self.plural} hold {shown(one)} in {shown(value)}"
-        found = whole or self.instead(one)
-        return UsageError(message, f"give {found}" if found else self.hint)
+            message = f"{self.plural} hold {shown(item)} in {shown(value)}"
+        suggestion = whole or self.instead(item)
+        return UsageError(message, f"give {suggestion}" if suggestion else self.hint)
 
 
 def _as_sampling(value: object) -> str | None:
@@ -125,10 +125,11 @@ def prompt_requests(
     logprobs: object = None,
     private: object = False,
     continue_final_message: object = False,
+    chat_template_kwargs: Any = None,
     **shared: Any,
 ) -> list[PromptRequest]:
-    """Every prompt with its own settings; the arguments are those of `LLM.generate`, `shared` what
-    is one for all prompts.
+    """Pair every prompt with its own settings; arguments as in `LLM.generate`, `shared` for those
+    with one value for all prompts.
     """
     many = as_prompts(prompts)
     number = len(many)
@@ -145,15 +146,17 @@ def prompt_requests(
         _one_each(private, number, _PRIVATE),
         strict=True,
     )
-    shared["ending"] = Ending.of(continue_final_message)
+    shared["rendering"] = Rendering.of(
+        continue_final_message, chat_template_kwargs=chat_template_kwargs
+    )
     return [PromptRequest(*one, **shared) for one in each]
 
 
 def _one_each(value: object, number: int, setting: _Setting) -> list[Any]:
     each = list(value) if isinstance(value, (list, tuple)) else [value] * number
-    for one in each:
-        if not setting.fits(one):
-            raise setting.refusal(one, value)
+    for item in each:
+        if not setting.fits(item):
+            raise setting.refusal(item, value)
     if len(each) != number:
         raise UsageError(
             f"{len(each)} {setting.plural} for {counted(number, 'prompt')}",
@@ -163,7 +166,7 @@ def _one_each(value: object, number: int, setting: _Setting) -> list[Any]:
 
 
 def warn_unread(ids: Iterable[str]) -> None:
-    """Warn of settings that only the candidate tree reads, where it does not draft."""
+    """Warn of settings that only the candidate tree reads if it does not draft."""
     for name in ids:
         warnings.warn(
             f"{name} changes nothing here: only lookahead auto drafts from the candidate tree",
@@ -173,7 +176,7 @@ def warn_unread(ids: Iterable[str]) -> None:
 
 
 def _level() -> int:
-    """How far from who calls this the first caller outside of trtla is, as warnings count."""
+    """Count the stack levels from the caller to the first code outside trtla, as warnings count."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("trtla."):
         level, frame = level + 1, frame.f_back

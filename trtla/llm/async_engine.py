@@ -1,4 +1,4 @@
-"""A model as an event loop uses it: it opens and decodes in other threads, its events come here.
+"""A model on an event loop: it opens and decodes in other threads, and its events arrive here.
 
 `AsyncLLM`, the server and each replica of a server run on it. Requests are decoded by the model's
 own thread, or by replicas in other processes: both are a `Decoder`.
@@ -29,12 +29,12 @@ Take = Callable[[int, Output | BaseException], object]
 
 
 class AsyncEngine:
-    """A model, from its opening to its end; it belongs to the event loop on which that begins.
+    """A model, from opening to closing; it belongs to the event loop on which that begins.
 
     Args:
-        open_model: opens it, in a thread of its own.
-        log: takes sentences about steps that fail; None: they are logged, and a failure is known
-            to those alone whose requests were in flight.
+        open_model: opens it, called in a thread of its own.
+        log: takes sentences about failing steps; None: they are logged, and a failure only reaches
+            the requests that were in flight.
     """
 
     def __init__(
@@ -47,11 +47,11 @@ class AsyncEngine:
         self.lanes, self._closed = Preparing(), False
         self._failure: BaseException | None = None
         self.changed = asyncio.Event()
-        """Set where there is a log: when the model is open, and when it fails."""
+        """Set if there is a log: when the model is open, and when it fails."""
         weakref.finalize(self, self.lanes.stop).atexit = False
 
     def begin(self) -> None:
-        """Begin to open the model, unless that has begun."""
+        """Begin to open the model, once."""
         if self._opening is None and not self._closed:
             self._loop = asyncio.get_running_loop()
             self._opening = in_thread(self._open)
@@ -65,7 +65,7 @@ class AsyncEngine:
         return llm
 
     async def open(self) -> None:
-        """Open the model, if it is not open; what `LLM` raises is raised here."""
+        """Open the model if necessary; raises the errors of `LLM`."""
         self.begin()
         if self._opening is not None and not self._closed:
             if self._loop is not asyncio.get_running_loop():
@@ -86,10 +86,10 @@ class AsyncEngine:
 
     @property
     def failure(self) -> BaseException | None:
-        """Why the model could not be opened, or has given up all that was in flight."""
+        """The reason why the model could not be opened, or has given up all requests in flight."""
         opening = self._opening
-        found = opening.exception() if opening is not None and opening.done() else None
-        return found or self._failure
+        error = opening.exception() if opening is not None and opening.done() else None
+        return error or self._failure
 
     @property
     def state(self) -> State:
@@ -101,7 +101,7 @@ class AsyncEngine:
 
     @property
     def llm(self) -> RequestMaker:
-        """What makes the requests, once the model is open."""
+        """The maker of requests, once the model is open."""
         if self._opening is None or not self._opening.done():
             raise TrtlaError("the model is not open", "await its open(), or use async with")
         return self._opening.result()
@@ -111,24 +111,25 @@ class AsyncEngine:
         return len(self._takers)
 
     def submit(self, requests: Iterable[Request], take: Take, whole: bool = False) -> None:
-        """Decode requests of this open model; one that is refused gets its error as an event.
+        """Decode requests of this open model; a refused one gets its error as an event.
 
         Args:
-            whole: nobody reads the texts before their ends.
+            whole: texts are only read at their ends.
         """
         new = tuple(requests)
         self._takers.update({request.request_id: take for request in new})
         self.llm.executor.submit(new, self._post, whole)
 
     def cancel(self, request_ids: Iterable[int]) -> int:
-        """End requests before the next step; no events of these follow. How many had not ended."""
-        left = [one for one in request_ids if self._takers.pop(one, None)]
+        """End requests before the next step, without further events; return how many had not
+        ended."""
+        left = [id_ for id_ in request_ids if self._takers.pop(id_, None)]
         if left:
             self.llm.executor.cancel(left)
         return len(left)
 
     def _post(self, events: Sequence[Event]) -> None:
-        """Hand over to the loop what a step brought; if that is closed, nobody waits any more."""
+        """Hand a step's events to the loop; if that is closed, end all requests."""
         try:
             self._loop.call_soon_threadsafe(self._dispatch, events)
         except RuntimeError:
@@ -144,13 +145,13 @@ class AsyncEngine:
             take(request_id, event)
 
     async def stats(self) -> ExecutorStats:
-        """Counters over everything generated so far."""
+        """Return counters over everything generated so far."""
         await self.open()
         return await asyncio.wrap_future(self.llm.executor.stats_later())
 
     async def close(self, timeout: float | None = None) -> None:
-        """Free the model after the forward it is in; texts that have not ended raise
-        `TrtlaError`. No longer than `timeout` is waited for that."""
+        """Free the model after the forward that it is in, waiting up to `timeout`; texts that have
+        not ended raise `TrtlaError`."""
         self._closed = True
         self.lanes.stop()
         if self._opening is not None:
@@ -170,14 +171,14 @@ def _close(opening: Future[RequestMaker], timeout: float | None = None) -> None:
 
 
 def in_thread(work: Callable[[], T]) -> Future[T]:
-    """Have something done in a thread of its own, which the process's end waits for."""
+    """Run work in a thread of its own, which the end of the process waits for."""
     future: Future[T] = Future()
     future.set_running_or_notify_cancel()
 
     def run() -> None:
         try:
             future.set_result(work())
-        except BaseException as error:  # whatever it is, nobody may wait indefinitely
+        except BaseException as error:  # of any kind, so that no caller waits indefinitely
             future.set_exception(error)
 
     threading.Thread(target=run, name="trtla-open").start()

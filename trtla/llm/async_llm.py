@@ -1,4 +1,4 @@
-"""`AsyncLLM`: an `LLM` whose texts are awaited."""
+"""`AsyncLLM`: an `LLM` with awaitable texts."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from trtla.settings.sampling import SamplingParams
 
 _SETTINGS = (SamplingParams, DrafterSettings, DraftOptions)
 _INSIDE = {"begin", "cancel", "changed", "failure", "lanes", "num_in_flight", "state", "submit"}
-"""What of an `AsyncLLM` is there for the rest of the package."""
+"""Attributes of an `AsyncLLM` for the rest of the package."""
 
 
 class AsyncLLM(AsyncEngine):
-    """An `LLM` whose texts are awaited: any number of tasks share its batch. A context manager.
+    """An `LLM` with awaitable texts: any number of tasks share its batch. A context manager.
 
         async with AsyncLLM("engine") as llm:
             async for chunk in llm.stream("Once upon a time"):
                 print(chunk.text, end="")
 
     It is opened by `async with`, or by the first use; the event loop only reads what its thread
-    decodes. A text ends at once when nobody waits for it any more: its task is cancelled, or its
-    stream closed. What goes wrong is raised where it is awaited. It belongs to the event loop it
-    was opened in, but any may close it; after `close` all use raises `TrtlaError`.
+    decodes. A text ends at once when its task is cancelled or its stream closed. Errors are raised
+    where the result is awaited. The model belongs to the event loop it was opened in, but any loop
+    may close it; after `close` all use raises `TrtlaError`.
     """
 
     @overload
@@ -50,15 +50,15 @@ class AsyncLLM(AsyncEngine):
     def __init__(
         self, model: str | Path | Model, options: ExecutorOptions | None = None, **settings: Any
     ) -> None:
-        """Arguments are those of `LLM`; the model is opened later."""
+        """Take the arguments of `LLM`; the model is opened later."""
         super().__init__(partial(LLM, model, replace(options or ENGINE_OPTIONS, **settings)))
 
     @arguments_of(LLM.stream, *_SETTINGS)
     async def stream(self, *prompts: Any, **how: Any) -> AsyncGenerator[Chunk, None]:
-        """As `LLM.stream`, for `async for`; checks come with the first chunk.
+        """Like `LLM.stream`, for `async for`; checks come with the first chunk.
 
-        A loop that is left early ends the text, when its stream is closed: at once where no
-        variable holds it, or by `contextlib.aclosing`.
+        Leaving a loop early ends the text when its stream is closed: at once if no variable holds
+        it, or by `contextlib.aclosing`.
         """
         await self.open()
         answers = await self.lanes.done(
@@ -67,7 +67,7 @@ class AsyncLLM(AsyncEngine):
         growing = {answer.request.request_id: answer for answer in answers}
         inbox: asyncio.Queue[Event] = asyncio.Queue()
         try:
-            await self.open()  # it may have been closed meanwhile
+            await self.open()  # it may be closed by now
             requests = [answer.request for answer in answers]
             self.submit(requests, lambda *event: inbox.put_nowait(event))
             while growing:
@@ -78,7 +78,7 @@ class AsyncLLM(AsyncEngine):
 
     @arguments_of(LLM.stream, *_SETTINGS)
     async def generate(self, *prompts: Any, **how: Any) -> list[Completion]:
-        """As `LLM.generate`."""
+        """Like `LLM.generate`."""
         chunks = self.stream(*prompts, **how)
         done = [chunk.completion async for chunk in chunks if chunk.completion is not None]
         return sorted(done, key=attrgetter("index", "choice"))
@@ -87,25 +87,25 @@ class AsyncLLM(AsyncEngine):
     async def chat(
         self, messages: Messages | Sequence[Messages], *more: Any, **how: Any
     ) -> list[Completion]:
-        """As `LLM.chat`."""
+        """Like `LLM.chat`."""
         return await self.generate(conversations(messages), *more, **how)
 
     @property
     def llm(self) -> LLM:
         """The model itself, once it is open: its tokenizer, limits, description, `log_probs`.
 
-        It may be used from any thread; what computes holds up the loop where it is called there.
+        It may be used from any thread; computing calls block the event loop if called there.
         """
         return cast(LLM, super().llm)
 
     def __dir__(self) -> list[str]:
-        """What is offered to users; the package's own parts use the rest."""
+        """List the public attributes; the rest is for other parts of the package."""
         return [name for name in super().__dir__() if name not in _INSIDE]
 
     async def __aenter__(self) -> AsyncLLM:
         try:
             await self.open()
-        except BaseException:  # then nobody will leave the block
+        except BaseException:  # the block is not entered, so it is not left either
             self._close_later()
             raise
         return self
@@ -115,7 +115,7 @@ class AsyncLLM(AsyncEngine):
 
 
 def _understood(event: Any) -> Any:
-    """What a step has raised, as an error of the model; all else as it is."""
+    """Convert an exception of a step to an error of the model; pass other events on."""
     if isinstance(event, Exception) and not isinstance(event, TrtlaError):
         return TrtlaError(f"the model has failed: {sentence(event)}", "open it again")
     return event

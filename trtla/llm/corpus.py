@@ -1,7 +1,7 @@
-"""The corpus that drafts may be taken from: texts, and token ids that were kept, read and written.
+"""The corpus that drafts may come from: reading and writing texts and kept token ids.
 
-A token file is JSON lines: the first says whose ids they are, each other one holds a text's. The
-vocabulary, which the tokenizer's hash stands for, tells a file of another model from one's own.
+A token file is JSON lines: the first describes the vocabulary, each other one holds a text's ids.
+The tokenizer's hash stands for the vocabulary, and distinguishes files of other models.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trtla.settings.fields import texts
 Ids = tuple[int, ...]
 _VERSION = 1
 _MARK = '{"trtla_corpus"'
-"""How a token file begins."""
+"""The beginning of a token file."""
 
 
 class _Head(BaseModel):
@@ -42,8 +42,8 @@ class _Tokens(BaseModel):
     ids: list[int]
 
 
-class _Text(BaseModel):
-    model_config = ConfigDict(frozen=True, strict=True)  # data sets have other keys beside it
+class _Line(BaseModel):
+    model_config = ConfigDict(frozen=True, strict=True)  # data sets have other keys as well
 
     text: str
 
@@ -55,30 +55,30 @@ class Corpus:
         self._engine, self._tokenizer = engine, tokenizer
         self._vocab_size = engine.config.pretrained_config.vocab_size
         self._unread: list[str | Ids] = []
-        """Texts that were found and are too many to draft from."""
+        """Texts beyond the number that drafts come from."""
 
     def read(self, paths: str | Path | Sequence[str | Path]) -> list[Ids]:
-        """The token ids of the texts in text files, .jsonl files and token files, in order.
+        """Return the token ids of texts in text files, .jsonl files and token files, in order.
 
         Of more than a million tokens the last million are returned, with a `TrtlaWarning`; `write`
-        puts the others before them.
+        puts the earlier ones before them.
         """
         several = [paths] if isinstance(paths, (str, Path)) else paths
         named = texts("corpus", [str(path) for path in several], "paths")
         if named and self._engine.backend == "tensorrt-llm":
             raise refuse_texts(self._engine.name, "a corpus")
-        found = [text for path in named for text in self._texts(Path(path))]
+        unread = [text for path in named for text in self._texts(Path(path))]
         kept: list[Ids] = []
         room, cut = MOST_TOKENS, False
-        while found and not cut:
-            text = found.pop()
+        while unread and not cut:
+            text = unread.pop()
             ids = self._ids(text)
             first = max(len(ids) - room, 0)
             kept.append(ids[first:])
             cut, room = first > 0, room - len(kept[-1])
             if cut:
-                found.append(ids[:first])
-        self._unread = found
+                unread.append(ids[:first])
+        self._unread = unread
         if cut:
             warnings.warn(
                 f"the corpus is longer than {MOST_TOKENS:,} tokens: its last {MOST_TOKENS:,} are "
@@ -89,8 +89,8 @@ class Corpus:
         return [ids for ids in reversed(kept) if ids]
 
     def write(self, path: Path, kept: Sequence[Ids]) -> None:
-        """Write a token file, whole: what was read and not returned, then `kept`. Another such
-        file may be replaced, other files are not.
+        """Write a token file, whole: texts read but not returned, then `kept`. Only another such
+        file may be replaced.
         """
         check_replaced(path)
         head = _Head(
@@ -106,7 +106,7 @@ class Corpus:
         return None if self._tokenizer is None else self._tokenizer.fingerprint
 
     def _texts(self, path: Path) -> Iterator[str | Ids]:
-        """What a file holds: texts, or the ids of texts."""
+        """Yield a file's texts, or the ids of its texts."""
         text = read_text(path)
         if text.startswith(_MARK):
             yield from self._kept(path, text)
@@ -116,14 +116,14 @@ class Corpus:
                 f"{path} holds text, and the model has no tokenizer files",
                 "give the tokenizer with --tokenizer-dir, or a file of --save-corpus",
             )
-        found = [text]
+        contents = [text]
         if path.suffix.lower() == ".jsonl":
-            found = [line.text for _, line in parse_jsonl(_Text, text, str(path))]
-        if not any(map(str.strip, found)):
+            contents = [line.text for _, line in parse_jsonl(_Line, text, str(path))]
+        if not any(map(str.strip, contents)):
             raise UsageError(
                 f"{path} holds no text", 'give a text file, or {"text": "..."} lines in a .jsonl'
             )
-        yield from found
+        yield from contents
 
     def _kept(self, path: Path, text: str) -> Iterator[Ids]:
         first, _, lines = text.partition("\n")
@@ -153,14 +153,14 @@ class Corpus:
             )
 
     def _ids(self, text: str | Ids) -> Ids:
-        """Ids of a text that may stand anywhere in an output."""
+        """Encode a text that may occur anywhere in an output."""
         if not isinstance(text, str):
             return text
         return () if self._tokenizer is None else self._tokenizer.encode(text, special=False)
 
 
 def check_replaced(path: Path) -> None:
-    """Refuse a path where something else is than a token file or an empty one."""
+    """Refuse a path with anything else than a token file or an empty file."""
     try:
         with path.open("rb") as file:
             begins = file.read(len(_MARK))

@@ -1,8 +1,8 @@
-"""The thread that owns an executor: it steps for everybody and hands out each output once.
+"""The thread that owns an executor: it runs all steps and delivers each output once.
 
-Requests, cancellations and calls come from any thread at any time, and are done between two
-forwards in the order of their arrival. A signal, which Python raises in the main thread, and a
-finaliser therefore never come within a step.
+Requests, cancellations and calls come from any thread at any time, and are handled between two
+forwards in the order of arrival. Signals, which Python raises in the main thread, and finalisers
+therefore never interrupt a step.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from trtla.runtime.stats import ExecutorStats, RequestStats
 
 T = TypeVar("T")
 Event = tuple[int, Output | BaseException]
-"""A request's id, and its next output, or why the model has given up all that was in flight."""
+"""A request's id with its next output, or with the error for which all requests were given up."""
 Receive = Callable[[Sequence[Event]], object]
-"""Takes what a step brought for some requests, in the engine's thread; neither raises nor waits."""
+"""Takes a step's events of some requests, in the engine's thread; must neither raise nor wait."""
 
 _log = logging.getLogger(__name__)
 _MOST_FAILURES = 3
-"""Steps that fail one after another until the requests in flight are given up."""
+"""Consecutive failing steps after which the requests in flight are given up."""
 _LOOK_EVERY_S = 1.0
-"""How often an idle thread looks whether the model's other ranks are there."""
+"""Interval at which an idle thread checks the model's other ranks."""
 _LONGEST_STEP_S = 30.0
-"""Waited for at most where the process ends and a model is still open."""
+"""Longest wait for a model that is still open at the end of the process."""
 _OPEN: weakref.WeakSet[EngineThread] = weakref.WeakSet()
 
 
 @dataclass(slots=True)
-class _Text:
-    """A request in flight: who reads it, and how many of its tokens were handed out."""
+class _Delivery:
+    """The reader of a request in flight, and how many of its tokens were delivered."""
 
     receive: Receive
     length: int
 
 
 class _Call(Future[T]):
-    """What a call returns; `left`: its caller was interrupted, and waits no longer."""
+    """The result of a call; `left`: its caller was interrupted, and waits no longer."""
 
     left = False
 
@@ -59,13 +59,13 @@ class ReplicaCounts:
     """Counts of a model that runs in several processes."""
 
     running: int = 0
-    """Replicas that answered when this was asked for."""
+    """Replicas that answered at the time of the call."""
     reruns: int = 0
-    """Times that a text went on elsewhere, since its replica was lost."""
+    """Times that a text continued elsewhere because its replica was lost."""
 
 
 class Decoder(Protocol):
-    """What decodes an open model's requests, each of which ends with an output or an error."""
+    """Decodes an open model's requests, each of which ends with an output or an error."""
 
     replicas: ReplicaCounts | None
     log: Callable[[str], object]
@@ -80,31 +80,31 @@ class Decoder(Protocol):
 
 
 class EngineThread:
-    """An executor behind a thread of its own, which ends with `close`, and with the process.
+    """An executor behind a thread of its own, which ends with `close` or with the process.
 
-    A step that fails is done again. After several in a row, or where it cannot succeed any more,
-    every request in flight gets the error; later requests are tried again.
+    A failed step is repeated. After several in a row, or if none can succeed any more, every
+    request in flight gets the error; later requests are tried again.
     """
 
     replicas: ReplicaCounts | None = None
-    """None: there are none."""
+    """None: the model runs in this process."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
         self._process = os.getpid()
         self._commands: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
-        self._texts: dict[int, _Text] = {}
+        self._texts: dict[int, _Delivery] = {}
         self._call: _Call[Any] | None = None
         self._failures = 0
         self._lost = False
-        """Other ranks are, for good."""
+        """The other ranks have ended."""
         self._ending = False
-        """As soon as it can."""
+        """The thread ends as soon as it can."""
         self._ended = False
         self.log: Callable[[str], object] = _log.warning
         """Takes a sentence about a step that failed."""
         self.on_failure: Callable[[BaseException], object] = lambda error: None
-        """Takes what all requests in flight were given up for, before they get it."""
+        """Takes the error for which all requests in flight are given up, before they get it."""
         executor.interrupted = self._interrupted
         _OPEN.add(self)
         self._thread = threading.Thread(target=self._run, name="trtla-engine", daemon=True)
@@ -120,11 +120,12 @@ class EngineThread:
             )
 
     def submit(self, requests: Iterable[Request], receive: Receive, whole: bool = False) -> None:
-        """Decode requests that fit the executor's limits; one that it refuses gets an output with
-        the error.
+        """Decode requests that fit the executor's limits; a refused one gets an output with the
+        error.
+
 
         Args:
-            whole: nobody reads the texts before their ends; here that is all the same.
+            whole: texts are only read at their ends; ignored here.
         """
         new = tuple(requests)
         self._put(lambda: self._submit(new, receive))
@@ -150,7 +151,7 @@ class EngineThread:
             future.left = True
 
     def stats(self) -> ExecutorStats:
-        """Counters over everything so far, of a closed model too."""
+        """Return counters over everything so far, also of a closed model."""
         try:
             return self.call(lambda executor: executor.stats())
         except TrtlaError:
@@ -162,7 +163,7 @@ class EngineThread:
         return self.ask(lambda executor: executor.stats())
 
     def close(self, timeout: float | None = None) -> bool:
-        """End after the forward it is in, and free the executor; False where that takes longer.
+        """End after the forward it is in, and free the executor; False if that takes longer.
 
         Requests and calls that have not ended get a `TrtlaError`. Does nothing in a forked process.
         """
@@ -171,20 +172,20 @@ class EngineThread:
         inside = threading.current_thread() is self._thread  # a finaliser, which cannot wait
         self.stop(0 if inside else timeout)
         if inside or not self._ended:
-            self._put(self._executor.close)  # the last that the thread does
+            self._put(self._executor.close)  # the thread's last command
             return False
         self._executor.close()
         return True
 
     def stop(self, timeout: float | None = 0) -> None:
-        """Let the thread end, and wait for that."""
+        """Let the thread end, and wait for it."""
         self._commands.put(None)
         self._ending = True
         if timeout != 0:
             self._thread.join(timeout)
 
     def _put(self, command: Callable[[], object]) -> None:
-        """Have the thread do something; where it has ended, let that fail here."""
+        """Queue a command for the thread; if that has ended, run it here, where it fails."""
         check_process(self._process)
         self._commands.put(command)
         if self._ended:
@@ -211,9 +212,9 @@ class EngineThread:
         return self._ending or self._call.left
 
     def _obey(self) -> bool:
-        """Do what others ask for, and wait for them where nothing is in flight; False: end.
+        """Run others' commands, and wait for them if nothing is in flight; False: end.
 
-        Streams and callers take turns: what comes meanwhile is done after the next step.
+        Streams and callers take turns: commands that arrive meanwhile wait for the next step.
         """
         left = self._commands.qsize()
         while left > 0 or not self._texts:
@@ -242,11 +243,11 @@ class EngineThread:
                 continue
             try:
                 self._executor.enqueue(request)
-            except BaseException as error:  # whatever it is, nobody may wait indefinitely
+            except BaseException as error:  # of any kind, so that no reader waits indefinitely
                 self._drop(request.request_id)
                 receive([(request.request_id, refusal(request, error))])
             else:
-                self._texts[request.request_id] = _Text(receive, len(request.begun))
+                self._texts[request.request_id] = _Delivery(receive, len(request.begun))
 
     def _cancel(self, request_ids: Sequence[int]) -> None:
         for request_id in request_ids:
@@ -273,7 +274,7 @@ class EngineThread:
         self._call = None
 
     def _step(self) -> None:
-        """Decode until there are outputs, or something else is to be done."""
+        """Decode until there are outputs or commands."""
         try:
             outputs = self._executor.poll()
             if not outputs and self._commands.empty():
@@ -305,7 +306,7 @@ class EngineThread:
             text.receive([(request_id, error)])
 
     def _deliver(self, outputs: Iterable[Output]) -> None:
-        """Hand out what a step brought; after one that failed the executor sends all once more."""
+        """Deliver a step's outputs; after a failed step the executor repeats all earlier ones."""
         posts: dict[Receive, list[Event]] = {}
         for output in outputs:
             text = self._texts.get(output.request_id)
@@ -321,7 +322,7 @@ class EngineThread:
 
 
 def refusal(request: Request, error: BaseException) -> Output:
-    """The only output of a request that is refused."""
+    """Return the only output of a refused request."""
     why = as_trtla_error(error)
     if why is not error:
         why.__cause__ = error
@@ -330,7 +331,7 @@ def refusal(request: Request, error: BaseException) -> Output:
 
 
 def closed() -> TrtlaError:
-    """The refusal of whatever is asked of a closed model."""
+    """Return the error for any use of a closed model."""
     return TrtlaError("the model is closed", "open it again")
 
 

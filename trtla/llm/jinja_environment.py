@@ -1,8 +1,8 @@
-"""What chat templates are compiled in: jinja2 as transformers sets it up.
+"""The jinja2 environment of chat templates, as transformers sets it up.
 
-Rules are those of transformers' `utils/chat_template_utils.py`: templates come from strangers, so
-they run in jinja2's sandbox, and neither dictionaries nor namespaces lead out of it. Jinja2 is
-imported with this file, which is imported where a template is compiled.
+The rules are those of transformers' `utils/chat_template_utils.py`: templates come from strangers,
+so they run in jinja2's sandbox, and neither dictionaries nor namespaces lead out of it. This file,
+and jinja2 with it, is imported where a template is compiled.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jinja2.utils import Namespace as AnyNamespace
 
 
 class Generation(Extension):
-    """`{% generation %}`: marks what the assistant wrote, for training; here it shows its body."""
+    """`{% generation %}`, which marks the assistant's text for training; here its body is shown."""
 
     tags = {"generation"}  # noqa: RUF012  (jinja2's)
 
@@ -49,11 +49,11 @@ class Namespace(AnyNamespace):
     """`namespace` that stores no attribute of Python's own."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:  # `namespace(self=...)` is allowed
-        own, *positional = args
-        found = dict(*positional, **kwargs)
-        for name in found:
+        self_, *positional = args
+        attributes = dict(*positional, **kwargs)
+        for name in attributes:
             _check_name(name)
-        AnyNamespace.__init__(own, found)
+        AnyNamespace.__init__(self_, attributes)
 
     def __setitem__(self, name: str, value: Any) -> None:
         _check_name(name)
@@ -70,18 +70,18 @@ def _check_name(name: Any) -> None:
 
 @cache
 def environment() -> ImmutableSandboxedEnvironment:
-    """What templates are compiled in."""
-    made = ImmutableSandboxedEnvironment(
+    """Create the environment that templates are compiled in."""
+    created = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
     )
-    made.filters["tojson"] = _tojson
-    made.globals |= {
+    created.filters["tojson"] = _tojson
+    created.globals |= {
         "raise_exception": _raise_exception,
         "strftime_now": lambda format: datetime.now().strftime(format),  # noqa: A006
         "dict": TemplateDict(),
         "namespace": Namespace,
     }
-    return made
+    return created
 
 
 def _tojson(
@@ -91,7 +91,7 @@ def _tojson(
     separators: Any = None,
     sort_keys: bool = False,
 ) -> str:
-    """Without jinja2's escapes for HTML."""
+    """Serialise without jinja2's escapes for HTML."""
     return json.dumps(
         x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

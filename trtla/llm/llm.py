@@ -32,7 +32,7 @@ from trtla.settings.arguments import (
 from trtla.settings.drafting import DrafterSettings, DraftOptions
 from trtla.settings.executor import ENGINE_OPTIONS, ExecutorOptions, OpenArguments
 from trtla.settings.lookahead import DEFAULT_LOOKAHEAD, Lookahead
-from trtla.settings.messages import Ending, Messages
+from trtla.settings.messages import Messages, Rendering, Variables
 from trtla.settings.sampling import USUAL_LEN, BeamSettings, SamplingParams
 
 _log = logging.getLogger(__name__)
@@ -45,28 +45,28 @@ _INSIDE = frozenset(
         *("beams", "is_leader", "request", "request_and_text", "spell"),
     )
 )
-"""What of an `LLM` is there for the rest of the package."""
+"""Attributes of an `LLM` for the rest of the package."""
 
 
 _INTERRUPTED_S = 0.5
-"""How long an interrupted `with` block waits for a long forward, which then ends by itself."""
+"""Longest wait of an interrupted `with` block for a forward, which then ends by itself."""
 
 
 class LLM(RequestMaker):
     """An engine directory or a Hugging Face folder, ready to generate. A context manager.
 
     Every method may be called from any number of threads at the same time: all requests share the
-    running batch, which a thread of the model's own decodes. A step that fails is done again; when
-    it fails three times in a row, all streams that have not ended raise its error. One stream is
-    read by one thread at a time. After `close` streams that have not ended raise `TrtlaError`; so
-    does all use in a forked process, where the model has to be opened again.
+    running batch, which the model's own thread decodes. A failed step is repeated; after three
+    failures in a row all open streams raise the error. A stream is read by one thread at a time.
+    After `close` open streams raise `TrtlaError`; so does all use in a forked process, where the
+    model has to be opened again.
 
     Args:
         model: an engine directory, or a GGUF file, Hugging Face folder or name on the hub.
-        options: what it is opened with; or, in its place, its fields as keyword arguments.
+        options: for opening it; alternatively their fields as keyword arguments.
 
     Raises:
-        UsageError: the folder or the settings are not usable.
+        UsageError: the folder or the settings are unusable.
         TrtlaError: the engine's backend cannot run here.
     """
 
@@ -101,12 +101,12 @@ class LLM(RequestMaker):
         weakref.finalize(self, self.executor.stop).atexit = False
 
     def save_corpus(self, path: str | Path) -> None:
-        """Write the texts that drafts are taken from, corpus and outputs, for a later `corpus`.
+        """Write the texts that drafts come from, corpus and outputs, for a later `corpus`.
 
-        What of a corpus is too much to draft from is written too.
+        The part of a corpus that is too long to draft from is written too.
 
         Raises:
-            UsageError: another file is there, or the engine is TensorRT-LLM's.
+            UsageError: the path holds another file, or the engine is TensorRT-LLM's.
             TrtlaError: the file cannot be written.
         """
         kept = self.executor.call(lambda executor: executor.kept_texts())
@@ -114,21 +114,21 @@ class LLM(RequestMaker):
 
     @property
     def limits(self) -> ExecutorLimits:
-        """What prompts and settings must fit into."""
+        """The limits that prompts and settings must fit."""
         return self._executor.limits
 
     @property
     def description(self) -> str:
-        """What runs the model: library, device, arithmetic."""
+        """The library, device and arithmetic that run the model."""
         return self._executor.description
 
     @property
     def is_leader(self) -> bool:
-        """False in the serving ranks of an MPI run, which may only `close`: that serves on."""
+        """False in the serving ranks of an MPI run, which may only `close`, which serves on."""
         return self._executor.is_leader
 
     def stats(self) -> ExecutorStats:
-        """Counters over everything generated so far."""
+        """Return counters over everything generated so far."""
         return self.executor.stats()
 
     @named_arguments(SamplingParams, DrafterSettings)
@@ -143,53 +143,57 @@ class LLM(RequestMaker):
         logprobs: int | Sequence[int | None] | None = None,
         private: bool | Sequence[bool] = False,
         continue_final_message: bool = False,
+        chat_template_kwargs: Variables | None = None,
         margins: bool = False,
         names: Sequence[str] | None = None,
         watch: DrafterWatch | None = None,
     ) -> Iterator[Chunk]:
-        """Answer all prompts in one in-flight batch, and yield what each step brings; checks come
-        first. The text does not depend on what drafts for it, nor on what else is in the batch.
+        """Answer all prompts in one in-flight batch, and yield each step's results; checks come
+        first. The text depends neither on the drafter nor on the rest of the batch.
 
         Args:
             prompts: one prompt or several. A prompt is a text, a list of token ids, or a
                 conversation: a list of messages `{"role": "user", "content": "..."}`, rendered by
-                the model's chat template. A list whose items are all messages is one
-                conversation; a list of such lists is several.
+                the model's chat template. A list whose items are all messages is one conversation;
+                a list of such lists is several.
             sampling: one for all prompts, or one each.
-            lookahead: per-request triples, at most the default one, each step feeding all of
-                them; or `auto`: each step feeds what pays of the default one. None is what the LLM
-                was opened with. The text is the same in all cases.
-            drafter: what drafts for them; None is what the LLM was opened with.
-            expected_output: what a prompt's output is expected to be like, such as a text that it
-                edits: a source of drafts, which changes no text. A text or token ids, for all
-                prompts, or a list of one each; torch engines only.
+            lookahead: per-request triples, at most the default one, each step feeding all of them;
+                or `auto`: each step feeds the part of the default one that pays. None: as the LLM
+                was opened. The text is the same in all cases.
+            drafter: proposes their drafts; None: as the LLM was opened.
+            expected_output: a likely output, such as a text that the prompt edits: a source of
+                drafts, which changes no text. A text or token ids, for all prompts, or a list of
+                one each; torch engines only.
             logprobs: report each output token's log probability at temperature 1 without filters,
                 and so many most probable tokens in its place, at most 20; torch engines only.
             private: keep nothing of a prompt and its output for others, and use nothing of others
                 for it: no K/V blocks, no texts to draft from, a corpus included.
             continue_final_message: go on with the last message of the conversations, which is the
                 beginning of an assistant's, instead of answering it.
+            chat_template_kwargs: variables of the chat template for these conversations, such as
+                `{"enable_thinking": False}`, in place of those that the LLM was opened with.
             margins: report the target's top-2 logit margins.
-            names: what errors call the prompts.
-            watch: looks at every prompt's drafts; torch engines only.
+            names: of the prompts in errors.
+            watch: records every prompt's drafts; torch engines only.
 
         Raises:
-            UsageError: a prompt or a setting does not fit; nothing has been generated then.
-            TrtlaError: the executor gave a prompt up with an error; the message names the prompt.
+            UsageError: a prompt or a setting does not fit; nothing was generated.
+            TrtlaError: the executor gave up a prompt; the message names it.
         """
         requests = prompt_requests(
             prompts, sampling, lookahead, drafter=drafter, expected_output=expected_output,
             logprobs=logprobs, private=private, names=names, margins=margins, watch=watch,
             continue_final_message=continue_final_message,
+            chat_template_kwargs=chat_template_kwargs,
         )  # fmt: skip
         return self.decode(requests)
 
     @arguments_of(stream, SamplingParams, DrafterSettings)
     def generate(self, *prompts: Any, **how: Any) -> list[Completion]:
-        """`stream` to its end; completions in the order of the prompts.
+        """Run `stream` to its end; return completions in the order of the prompts.
 
-        Of a prompt whose sampling has `n` above 1 there are `n` completions, one behind the other:
-        `completion.index` is the prompt's place, `completion.choice` that among its texts.
+        A prompt whose sampling has `n` above 1 has `n` successive completions: `completion.index`
+        is the prompt's index, `completion.choice` that among its texts.
         """
         chunks = self.stream(*prompts, **how)
         done = [chunk.completion for chunk in chunks if chunk.completion is not None]
@@ -199,18 +203,24 @@ class LLM(RequestMaker):
     def chat(
         self, messages: Messages | Sequence[Messages], *more: Any, **how: Any
     ) -> list[Completion]:
-        """`generate` for one conversation or several, and for nothing else."""
+        """Run `generate` for one conversation or several, and for nothing else."""
         return self.generate(conversations(messages), *more, **how)
 
     def decode(self, requests: Sequence[PromptRequest]) -> Iterator[Chunk]:
-        """`stream` for prompts that have their settings with them."""
-        return self._run({one.request.request_id: one for one in self.answers_to(requests)})
+        """Run `stream` for prompts that carry their settings."""
+        return self._run(
+            {answer.request.request_id: answer for answer in self.answers_to(requests)}
+        )
 
     def answers_to(self, requests: Sequence[PromptRequest]) -> list[Answer]:
-        """The answers that `decode` begins with, checked."""
-        answers = [new for index, one in enumerate(requests) for new in self.answers(index, one)]
-        made = [answer.request for answer in answers]
-        if any(one.expected_ids and not one.adaptive for one in made):
+        """Return the checked answers that `decode` begins with."""
+        answers = [
+            answer
+            for index, request in enumerate(requests)
+            for answer in self.answers(index, request)
+        ]
+        checked = (answer.request for answer in answers)
+        if any(request.expected_ids and not request.adaptive for request in checked):
             warn_unread(["expected_output"])
         return answers
 
@@ -222,7 +232,7 @@ class LLM(RequestMaker):
         *,
         name: str = "the prompt",
     ) -> list[BeamText]:
-        """The most probable texts that a beam search finds, the best first; torch engines only.
+        """Return the most probable texts of a beam search, best first; torch engines only.
 
         Raises:
             UsageError: the prompt does not fit, or the engine is TensorRT-LLM's.
@@ -233,12 +243,12 @@ class LLM(RequestMaker):
         return self.beams(request, settings or BeamSettings())
 
     def beams(self, request: Request, settings: BeamSettings) -> list[BeamText]:
-        """`beam_search` for a request."""
-        found = self.executor.call(lambda executor: executor.beam_search(request, settings))
-        return [beam_text(beam, settings, request.input_ids, self.tokenizer) for beam in found]
+        """Run `beam_search` for a request."""
+        hypotheses = self.executor.call(lambda executor: executor.beam_search(request, settings))
+        return [beam_text(beam, settings, request.input_ids, self.tokenizer) for beam in hypotheses]
 
     def log_probs(self, prompt: Prompt, output_ids: Sequence[int]) -> list[float]:
-        """Natural logarithm of the target's probability of each output token; torch engines only.
+        """Return the target's natural log probability of each output token; torch engines only.
 
         At temperature 1 without filters: exp(-mean) is the output's perplexity.
 
@@ -253,15 +263,15 @@ class LLM(RequestMaker):
         return self.executor.call(lambda executor: executor.log_probs(request, output_ids))
 
     def _read(
-        self, prompt: Prompt, name: str, most: int | None, ending: Ending
+        self, prompt: Prompt, name: str, most: int | None, rendering: Rendering
     ) -> tuple[tuple[int, ...], str | None]:
         self.executor.check()
-        return super()._read(prompt, name, most, ending)
+        return super()._read(prompt, name, most, rendering)
 
     def _run(self, answers: dict[int, Answer]) -> Iterator[Chunk]:
         inbox: SimpleQueue[Sequence[Event]] = SimpleQueue()
         try:
-            self.executor.submit([one.request for one in answers.values()], inbox.put)
+            self.executor.submit([answer.request for answer in answers.values()], inbox.put)
             while answers:
                 self.executor.check()
                 for request_id, event in inbox.get():
@@ -270,11 +280,11 @@ class LLM(RequestMaker):
             self.executor.cancel(answers)
 
     def __dir__(self) -> list[str]:
-        """What is offered to users; the package's own parts use the rest."""
+        """List the public attributes; the rest is for other parts of the package."""
         return [name for name in super().__dir__() if name not in _INSIDE]
 
     def close(self) -> None:
-        """Free the model, after the forward that it may be in."""
+        """Free the model after the forward that it may be in."""
         self.executor.close()
 
     def __enter__(self) -> LLM:

@@ -1,6 +1,7 @@
-"""Opens what `LLM` runs: engines, Hugging Face folders, tokenizers, draft models, executors.
+"""Opening the parts of an `LLM`: engines, Hugging Face folders, tokenizers, draft models,
+executors.
 
-The torch executor runs on as many ranks as are asked for, or as torchrun has started.
+The torch executor runs on the requested number of ranks, or on those that torchrun has started.
 `python -m trtla.llm.open` is a rank that another process has started: it opens its part and serves.
 """
 
@@ -28,40 +29,45 @@ from trtla.settings.drafting import check_draft_place, check_drafts_itself
 from trtla.settings.executor import ENGINE_OPTIONS, TRTLLM_DEFAULTS, ExecutorOptions, TrtllmSettings
 from trtla.settings.fields import texts
 from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead, refuse_auto
+from trtla.settings.messages import NO_VARIABLES
 from trtla.trtllm import library as mpi
 
 
 def _draft_engines(target: Engine, options: ExecutorOptions) -> dict[str, Engine]:
-    """The draft models' folders, opened but not loaded; none for what TensorRT-LLM runs."""
+    """Open the draft models' folders without loading them; none for TensorRT-LLM's executor."""
     named = texts("draft_models", options.draft_models, "paths")
     if target.backend == "tensorrt-llm":
         check_drafts_itself(options.drafter, target.name)
         return {}
-    own = () if options.drafter.draft_model is None else (options.drafter.draft_model,)
-    models = {path: Model.at(path) for path in (*own, *named)}
+    default = () if options.drafter.draft_model is None else (options.drafter.draft_model,)
+    models = {path: Model.at(path) for path in (*default, *named)}
     for path, model in models.items():
         check_draft_model(path, model, Model(target.folder), options.tokenizer_dir)
     return {path: model.open(AUTOREGRESSIVE) for path, model in models.items()}
 
 
 def open_tokenizer(engine: Engine, options: ExecutorOptions) -> Tokenizer | None:
-    """That of the options' folder, else the one beside the model; None: the model has none."""
-    place = options.tokenizer_dir
-    if place is None and engine.tokenizer_dir is None:
+    """Open the options' tokenizer, else the model's own; None if it has none."""
+    chosen = options.tokenizer_dir
+    if chosen is None and engine.tokenizer_dir is None:
         return None
-    folder = engine.folder if place is None else find_folder(place)
-    return Tokenizer(folder, parse_special=options.parse_special)
+    folder = engine.folder if chosen is None else find_folder(chosen)
+    return Tokenizer(
+        folder,
+        parse_special=options.parse_special,
+        variables=options.chat_template_kwargs or NO_VARIABLES,
+    )
 
 
 def end_ids(engine: Engine, tokenizer: Tokenizer | None) -> frozenset[int]:
-    """All token ids that end a text: the model's, and the end token of its tokenizer."""
+    """Return all token ids that end a text: the model's, and its tokenizer's end token."""
     if tokenizer is None:
         return engine.end_ids()
     return frozenset(end_tokens(engine.folder, tokenizer.files, tokenizer.token_id))
 
 
 def is_adaptive(engine: Engine, lookahead: Lookahead | None) -> bool:
-    """Whether requests that name nothing are decoded with `auto`, where this was asked for."""
+    """Return True if requests without a setting use `auto`; refuse it where it is impossible."""
     torch_engine = engine.backend != "tensorrt-llm"
     if lookahead == "auto" and not torch_engine:
         raise refuse_auto(engine.name)
@@ -73,12 +79,12 @@ def open_executor(engine: Engine, options: ExecutorOptions = ENGINE_OPTIONS) -> 
 
     Args:
         engine: an engine directory, or one made in memory from a Hugging Face folder.
-        options: what differs from the engine's own.
+        options: that differ from the engine's own.
     """
     draft_engines = _draft_engines(engine, options)
     trtllm_engine = engine.name if engine.backend == "tensorrt-llm" else None
-    place = (options.draft_device, options.draft_dtype)
-    check_draft_place(*place, bool(draft_engines), trtllm_engine)
+    draft_place = (options.draft_device, options.draft_dtype)
+    check_draft_place(*draft_place, bool(draft_engines), trtllm_engine)
     if trtllm_engine is not None:
         from trtla.trtllm.start import open_trtllm_executor
 
@@ -91,7 +97,7 @@ def _check_torch(engine: Engine, trtllm: TrtllmSettings) -> None:
     if trtllm != TRTLLM_DEFAULTS:
         raise UsageError(
             f"{engine.name} is a torch engine, which has no settings of TensorRT-LLM",
-            "leave out --kv-cache-..., --enable-chunked-context, --scheduler-policy and "
+            "omit --kv-cache-..., --enable-chunked-context, --scheduler-policy and "
             "--trtllm-executor",
         )
     if mpi.world_size() > 1:
@@ -105,7 +111,7 @@ def _check_torch(engine: Engine, trtllm: TrtllmSettings) -> None:
 def _open_on_ranks(
     engine: Engine, options: ExecutorOptions, draft_engines: Mapping[str, Engine]
 ) -> Executor:
-    """This process's executor: of the only rank, of rank 0, or of another that torchrun started."""
+    """Open this process's executor: as the only rank, as rank 0, or as torchrun's."""
     from trtla.runtime.loop.start import open_torch_executor
 
     place, name, ranks = torchrun_place(), *_rank_setting(options)
@@ -134,8 +140,8 @@ def _open_on_ranks(
         store = torchrun_store() if started is None else started.store
         world = World(store, place, resolve_device(options.device), started)
         undo.callback(world.close)
-        own = draft_engines if world.leads else {}
-        executor = open_torch_executor(engine, options, own, world)
+        drafts = draft_engines if world.leads else {}
+        executor = open_torch_executor(engine, options, drafts, world)
         undo.pop_all()
         return executor
 
@@ -157,7 +163,7 @@ def _flag(name: str) -> str:
 
 
 def _check_split(engine: Engine, name: str, size: int) -> None:
-    """Refuse a model that cannot run on so many ranks, before they are started."""
+    """Refuse a model that cannot run on so many ranks, before these are started."""
     if isinstance(engine, EncoderDecoder):
         raise UsageError(
             f"{engine.name} is an encoder-decoder, which one process runs, and {name} is {size}",
@@ -168,7 +174,7 @@ def _check_split(engine: Engine, name: str, size: int) -> None:
 
 
 def _on_rank(options: ExecutorOptions, rank: int) -> ExecutorOptions:
-    """The options of one of the ranks on a machine: each has a GPU of its own."""
+    """Return the options of one of a machine's ranks: each has a GPU of its own."""
     device = resolve_device(options.device)
     if device.type != "cuda":
         return options
@@ -176,7 +182,7 @@ def _on_rank(options: ExecutorOptions, rank: int) -> ExecutorOptions:
 
 
 def main() -> int:
-    """Serve in a process that another rank has started, until that closes; the exit code."""
+    """Serve in a process that another rank has started, until that closes; return the exit code."""
     from trtla.runtime.loop.start import open_torch_executor
     from trtla.runtime.ranks.launch import rank_input
     from trtla.runtime.ranks.world import World
@@ -187,9 +193,9 @@ def main() -> int:
         world = World(store, place, resolve_device(options.device))
         engine = Model.at(path).open(lookahead, options.max_seq_len)
         with open_torch_executor(engine, options, {}, world):
-            pass  # leaving serves to the end
+            pass  # leaving the block serves until the end
     except RankLost:
-        return 1  # rank 0 has ended, and says why
+        return 1  # rank 0 has ended, and reports why
     except TrtlaError as error:
         sys.stderr.write(f"rank {place.rank}: {error}\n")
         return error.exit_code

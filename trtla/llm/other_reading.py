@@ -1,7 +1,7 @@
-"""Whether transformers splits texts otherwise than a folder's tokenizer.json.
+"""A comparison of transformers' tokenizer with a folder's tokenizer.json.
 
-It does where it makes a tokenizer of the class that the folder names. Asking it takes seconds and
-PyTorch, so only who looks into a model asks; the answer is kept in the user's cache.
+They differ if transformers builds a tokenizer of the class that the folder names. The comparison
+takes seconds and PyTorch, so only commands that inspect a model run it; the result is cached.
 """
 
 from __future__ import annotations
@@ -33,56 +33,56 @@ _SAMPLES = (
 """Texts that tokenizers split in different ways."""
 _NAMED = 8  # special tokens that are tried between words
 _CHANGING = ("add_prefix_space", "auto_map", "fast_tokenizer_files", "fix_mistral_regex")
-"""Settings with which a class of transformers changes what tokenizer.json says."""
+"""Settings by which a class of transformers overrides tokenizer.json."""
 _GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Classes of transformers that add nothing to tokenizer.json."""
 _FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "config.json")
-"""What the answer depends on."""
+"""Files that the result depends on."""
 
 
 @dataclass(frozen=True, slots=True)
 class OtherReading:
-    """A text that transformers splits otherwise, and the class that does."""
+    """A text that transformers splits differently, and the class that does."""
 
     reader: str
     text: str
 
 
 def other_reading(tokenizer: Tokenizer, ask: bool) -> OtherReading | None:
-    """How transformers reads the folder otherwise; None: alike, or not at all, or it is not known.
+    """Compare with transformers' tokenizer; None: equal, not comparable, or unknown.
 
     Args:
-        ask: load transformers where the folder names anything but its class for what is in the
-            file, unless it has answered for these files; else only that answer counts.
+        ask: load transformers if the folder's class may differ and no result is cached for these
+            files; if False, only a cached result counts.
     """
     config = tokenizer.config
     plain = config.get("tokenizer_class") in _GENERIC and not any(map(config.get, _CHANGING))
     if plain or not tokenizer.is_of_file:
         return None
     try:
-        kept = _kept(tokenizer.folder)
-        known = ModelFolder(kept.parent).object(kept.name)
+        cache = _kept(tokenizer.folder)
+        known = ModelFolder(cache.parent).object(cache.name)
         if not known:
             if not ask:
                 return None
-            known = _asked(tokenizer)
+            known = _compared(tokenizer)
             with suppress(OSError):
-                kept.parent.mkdir(parents=True, exist_ok=True)
-                write_whole(kept, json.dumps(known))
+                cache.parent.mkdir(parents=True, exist_ok=True)
+                write_whole(cache, json.dumps(known))
         return OtherReading(known["reader"], known["text"]) if known["text"] else None
     except (ImportError, PackageNotFoundError, TrtlaError, OSError, KeyError):
         return None
 
 
 def _kept(folder: Path) -> Path:
-    """Where the answer for these very files and this transformers lies."""
-    found = hashlib.sha256(version("transformers").encode())
+    """Return the path of the result for these files and this version of transformers."""
+    digest = hashlib.sha256(version("transformers").encode())
     for path in (folder / name for name in _FILES):
-        found.update(hashlib.sha256(path.read_bytes() if path.is_file() else b"").digest())
-    return user_cache() / "readings" / f"{found.hexdigest()[:32]}.json"
+        digest.update(hashlib.sha256(path.read_bytes() if path.is_file() else b"").digest())
+    return user_cache() / "readings" / f"{digest.hexdigest()[:32]}.json"
 
 
-def _asked(tokenizer: Tokenizer) -> dict[str, str]:
+def _compared(tokenizer: Tokenizer) -> dict[str, str]:
     theirs = load_tokenizer(tokenizer.folder)
     for text in _samples(tokenizer):
         if tuple(theirs.encode(text, verbose=False)) != tokenizer.encode(text):

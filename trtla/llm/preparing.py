@@ -1,4 +1,4 @@
-"""Lanes in which requests are made ready, away from the event loop: prompts may be long."""
+"""Lanes that prepare requests away from the event loop, since prompts may be long."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ T = TypeVar("T")
 
 
 class Preparing:
-    """Lanes, each of which begins when it is first asked for. None holds up the process's end."""
+    """Lanes, each created on first use. None of them delays the end of the process."""
 
     def __init__(self) -> None:
         self._lanes: dict[str, _Lane] = {}
 
     def submit(self, lane: str, work: Callable[[], T]) -> Future[T]:
-        """Have work done; work that is cancelled before it begins is not."""
+        """Queue work; work that is cancelled before it begins is not done."""
         future: Future[T] = Future()
         if lane not in self._lanes:
             self._lanes[lane] = _Lane(lane)
@@ -28,18 +28,18 @@ class Preparing:
         return future
 
     async def done(self, lane: str, work: Callable[[], T]) -> T:
-        """What work brings; it is cancelled with whoever waits for it."""
+        """Wait for work's result; it is cancelled together with the waiting task."""
         return await asyncio.wrap_future(self.submit(lane, work))
 
     @property
     def busy_s(self) -> float:
-        """For how long the oldest work that has begun is being done; 0: none is."""
+        """Seconds since the oldest unfinished work has begun; 0 if there is none."""
         lanes = tuple(self._lanes.values())
         begun = [began for lane in lanes if (began := lane.began) is not None]
         return time.monotonic() - min(begun) if begun else 0.0
 
     def stop(self) -> None:
-        """Let the threads end after what they are doing."""
+        """Let the threads end after their present work."""
         for lane in tuple(self._lanes.values()):  # a model that is being opened may add one
             lane.work.put(None)
 
@@ -61,4 +61,4 @@ class _Lane:
             except BaseException as error:
                 future.set_exception(error)
             self.began = None
-            del task, future, work  # nothing of a request stays while the thread waits
+            del task, future, work  # a waiting thread keeps nothing of a request

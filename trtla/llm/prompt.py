@@ -1,15 +1,15 @@
-"""From prompts, with their own settings, to requests: what needs no weights of a model."""
+"""From prompts with their settings to requests: the part of `LLM` that needs no weights."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import count
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trtla.errors import UsageError
 from trtla.formats.folder import unapplied
@@ -20,14 +20,19 @@ from trtla.llm.open import end_ids, is_adaptive, open_tokenizer
 from trtla.llm.reading import reading_notes
 from trtla.llm.text_stream import StopStrings
 from trtla.machine import process_rank
+from trtla.runtime.grammar import GrammarStart
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.request import DrafterWatch, Request
 from trtla.settings.drafting import DrafterSettings
 from trtla.settings.executor import ExecutorOptions
 from trtla.settings.fields import check_text, is_whole, shown
+from trtla.settings.grammar import Grammar
 from trtla.settings.lookahead import Lookahead
-from trtla.settings.messages import ANSWER, Ending, Messages, check_messages, is_conversation
+from trtla.settings.messages import ANSWER, Messages, Rendering, check_messages, is_conversation
 from trtla.settings.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from trtla.llm.grammars import GrammarCompiler
 
 _log = logging.getLogger(__name__)
 ExpectedOutput = str | Sequence[int]
@@ -41,40 +46,40 @@ _PROMPTS = "give a text, a list of token ids or of messages, or a list of severa
 
 @dataclass(frozen=True, slots=True)
 class PromptRequest:
-    """A prompt with its own settings; `name` is what errors call it."""
+    """A prompt with its own settings; `name` is for errors."""
 
     name: str
     prompt: Prompt
     sampling: SamplingParams
     lookahead: Lookahead | None = None
-    """None: what the model was opened with, and so the drafter."""
+    """None: as the model was opened; the same for the drafter."""
     drafter: DrafterSettings | None = None
     expected_output: ExpectedOutput | None = None
-    """What its output is expected to be like: drafts are taken from it."""
+    """A likely output, a source of drafts."""
     logprobs: int | None = None
     private: bool = False
     space: int = 0
-    """Whose K/V blocks and drafts it shares."""
+    """The space of shared K/V blocks and drafts."""
     margins: bool = False
     """Report the target's top-2 logit margins."""
     watch: DrafterWatch | None = None
     turn: int = 0
     """Its place in a conversation; a later turn continues the request before, with its answer."""
-    ending: Ending = ANSWER
+    rendering: Rendering = ANSWER
     """What is asked for behind a conversation."""
     is_chat: bool = False
-    """A text that is asked as a chat where the model has a template."""
+    """Treat a text as a chat message if the model has a template."""
     most: int | None = None
-    """Tokens at most: a text that cannot be so few is refused before it is encoded."""
+    """A limit of tokens: a text that must exceed it is refused before it is encoded."""
 
 
 class RequestMaker:
-    """A model's tokenizer and configuration; who has an executor of it says what fits."""
+    """A model's tokenizer and configuration; subclasses with an executor add its limits."""
 
     executor: Decoder
-    """What decodes the requests that it makes."""
+    """Decodes the requests that it makes."""
     force_greedy = False
-    """Answer requests of OpenAI's API greedily, whatever temperature, top_k and top_p they have."""
+    """Answer requests of OpenAI's API greedily, whatever their temperature, top_k and top_p."""
 
     def __init__(self, model: str | Path | Model, options: ExecutorOptions) -> None:
         if not isinstance(model, (str, PathLike, Model)):
@@ -93,7 +98,7 @@ class RequestMaker:
         self._ids = count()
 
     def _notes(self) -> Iterator[str]:
-        """What is to be known of the model's files."""
+        """Yield notes about the model's files."""
         if note := unapplied(self.engine.folder):
             yield note
         if self.tokenizer is not None:
@@ -101,85 +106,106 @@ class RequestMaker:
 
     @property
     def limits(self) -> ExecutorLimits:
-        """What prompts and settings must fit into."""
+        """The limits that prompts and settings must fit."""
         raise NotImplementedError
 
     @property
     def description(self) -> str:
-        """What runs the model: library, device, arithmetic."""
+        """The library, device and arithmetic that run the model."""
         raise NotImplementedError
 
     @property
     def lookahead(self) -> Lookahead:
-        """What requests that name nothing else are decoded with: `auto`, or a triple."""
+        """The decoding of requests without a setting: `auto`, or a triple."""
         return "auto" if self._adaptive else self.limits.lookahead
 
     def _drafts_by_tree(self, drafter: DrafterSettings) -> bool:
-        """Whether the candidate tree drafts for requests that name nothing else."""
+        """Return True if the candidate tree drafts for requests without a setting."""
         return self._adaptive and (self._auto or drafter.uses_lookahead)
 
-    def answers(self, index: int, one: PromptRequest) -> list[Answer]:
-        """One prompt's answers at their beginning, one for each of its `n` texts.
-
-        Whoever decodes them adds outputs.
-        """
-        (request, text), stop = self.request_and_text(one), one.sampling.stop
+    def answers(self, index: int, prompt: PromptRequest) -> list[Answer]:
+        """Create a prompt's empty answers, one for each of its `n` texts."""
+        (request, text), stop = self.request_and_text(prompt), prompt.sampling.stop
         if stop and self.tokenizer is None:
             raise UsageError(
-                f"{one.name} has a stop string, but the model has no tokenizer",
+                f"{prompt.name} has a stop string, but the model has no tokenizer",
                 "omit stop, or give --tokenizer-dir",
             )
+        start = self._grammar_start(prompt)
         answers = []
         for choice, sampling in enumerate(request.sampling.choices()):
-            own: dict[str, Any] = {} if sampling is request.sampling else {"sampling": sampling}
+            changes: dict[str, Any] = {} if sampling is request.sampling else {"sampling": sampling}
+            if start is not None:
+                changes["grammar"] = start
             if choice:
-                own["request_id"] = next(self._ids)
+                changes["request_id"] = next(self._ids)
             stream = None
             if self.tokenizer is not None:
                 new_stream = partial(self.tokenizer.stream, request.input_ids, stop)
                 stream = new_stream()
-                own |= {"stop_check": StopStrings(new_stream)} if stop else {}
-            asked = replace(request, **own) if own else request
-            answers.append(Answer(index, asked, text, stream, choice))
+                changes |= {"stop_check": StopStrings(new_stream)} if stop else {}
+            chosen = replace(request, **changes) if changes else request
+            answers.append(Answer(index, chosen, text, stream, choice))
         return answers
 
+    def _grammar_start(self, prompt: PromptRequest) -> GrammarStart | None:
+        grammar = prompt.sampling.grammar
+        if grammar is None:
+            return None
+        if self.tokenizer is None:
+            raise UsageError(
+                f"{prompt.name} has a grammar, but the model has no tokenizer",
+                "omit the grammar, or give --tokenizer-dir",
+            )
+        try:
+            return self._grammars.start(Grammar.of(grammar))
+        except UsageError as error:
+            raise UsageError(f"{prompt.name}: {error.message}", error.hint) from None
+
+    @cached_property
+    def _grammars(self) -> GrammarCompiler:
+        from trtla.llm.grammars import GrammarCompiler
+
+        assert self.tokenizer is not None
+        return GrammarCompiler(self.tokenizer, self.limits.vocab_size, tuple(self.end_ids))
+
     def spell(self, token: int) -> bytes:
-        """The bytes of a token; none without a tokenizer."""
+        """Return the bytes of a token; none without a tokenizer."""
         return b"" if self.tokenizer is None else self.tokenizer.token_bytes(token)
 
     def request(self, one: PromptRequest) -> Request:
         """A prompt as a request, without stop strings; here it is checked, and nowhere again."""
-        return self._request(one, self.encode(one.prompt, one.name, one.most, one.ending))
+        return self._request(one, self.encode(one.prompt, one.name, one.most, one.rendering))
 
     def request_and_text(self, one: PromptRequest) -> tuple[Request, str | None]:
         """`request`, and the prompt as text, a conversation as rendered; None: no tokenizer."""
-        ids, text = self._read(one.prompt, one.name, one.most, one.ending)
+        ids, text = self._read(one.prompt, one.name, one.most, one.rendering)
         request = self._request(one, ids)
         if text is None and self.tokenizer is not None:
             text = self.tokenizer.decode(ids)
         return request, text
 
-    def _request(self, one: PromptRequest, ids: tuple[int, ...]) -> Request:
+    def _request(self, prompt: PromptRequest, ids: tuple[int, ...]) -> Request:
         start = self.engine.decoder_start
-        own, read = (ids, None) if start is None else ((start,), ids)
-        drafting = one.drafter or self._drafter
-        by_default = one.lookahead is None and self._drafts_by_tree(drafting)
+        input_ids, read = (ids, None) if start is None else ((start,), ids)
+        drafting = prompt.drafter or self._drafter
+        by_default = prompt.lookahead is None and self._drafts_by_tree(drafting)
         request = Request(
             next(self._ids),
-            own,
-            one.sampling.fitted(self.limits.max_text_len - len(own)),
-            None if one.lookahead == "auto" else one.lookahead,
+            input_ids,
+            prompt.sampling.fitted(self.limits.max_text_len - len(input_ids)),
+            None if prompt.lookahead == "auto" else prompt.lookahead,
             self.end_ids,
-            margins=one.margins,
-            logprobs=one.logprobs,
-            name=one.name,
-            adaptive=one.lookahead == "auto" or by_default,
+            margins=prompt.margins,
+            logprobs=prompt.logprobs,
+            name=prompt.name,
+            adaptive=prompt.lookahead == "auto" or by_default,
             drafter=drafting,
-            watch=one.watch,
+            watch=prompt.watch,
             encoder_ids=read,
-            expected_ids=self._expected_ids(one),
-            private=one.private,
-            space=one.space,
+            expected_ids=self._expected_ids(prompt),
+            private=prompt.private,
+            space=prompt.space,
         )
         self.limits.check(request)
         return request
@@ -189,28 +215,28 @@ class RequestMaker:
         prompt: Prompt,
         name: str = "the prompt",
         most: int | None = None,
-        ending: Ending = ANSWER,
+        rendering: Rendering = ANSWER,
     ) -> tuple[int, ...]:
-        """A prompt's token ids; `name` is what errors call it.
+        """Return a prompt's token ids; `name` is for errors.
 
         Args:
             most: a text that cannot be so few tokens is refused before it is encoded.
-            ending: what is asked for behind a conversation.
+            rendering: what is asked for behind a conversation.
 
         Raises:
-            UsageError: it is no prompt or empty, there is no tokenizer for it, or no chat template,
-                or the template fails.
-            PromptTooLong: it has more than `most` tokens for certain.
+            UsageError: it is no prompt or empty, it needs a tokenizer or chat template that is
+                missing, or the template fails.
+            PromptTooLong: it certainly has more than `most` tokens.
         """
-        return self._read(prompt, name, most, ending)[0]
+        return self._read(prompt, name, most, rendering)[0]
 
     def _read(
-        self, prompt: Prompt, name: str, most: int | None, ending: Ending
+        self, prompt: Prompt, name: str, most: int | None, rendering: Rendering
     ) -> tuple[tuple[int, ...], str | None]:
         """A prompt's ids, and the text that they are of; None where the prompt is ids itself."""
-        if ending != ANSWER and not is_conversation(prompt):
+        if rendering != ANSWER and not is_conversation(prompt):
             raise UsageError(
-                f"{name} is no conversation, and continue_final_message is for conversations",
+                f"{name} is no conversation, and {rendering.changed} is for conversations",
                 "omit it, or give messages",
             )
         if isinstance(prompt, str):
@@ -228,20 +254,20 @@ class RequestMaker:
                 "give token ids (input_ids in JSONL), or the tokenizer with --tokenizer-dir",
             )
         try:
-            return self.tokenizer.read_prompt(prompt, most, ending)
+            return self.tokenizer.read_prompt(prompt, most, rendering)
         except UsageError as error:
             raise type(error)(f"{name}: {error.message}", error.hint) from None
 
-    def _expected_ids(self, one: PromptRequest) -> tuple[int, ...]:
-        expected, own = one.expected_output, f"the expected output of {one.name}"
+    def _expected_ids(self, prompt: PromptRequest) -> tuple[int, ...]:
+        expected, name = prompt.expected_output, f"the expected output of {prompt.name}"
         if expected is None:
             return ()
         if not isinstance(expected, str):
-            return _checked_ids(expected, own, "a text nor token ids", _EXPECTED_HINT)
-        check_text(expected, own)
+            return _checked_ids(expected, name, "a text nor token ids", _EXPECTED_HINT)
+        check_text(expected, name)
         if self.tokenizer is None:
             raise UsageError(
-                f"{own} is a text, but {self.engine.name} has no tokenizer files",
+                f"{name} is a text, but {self.engine.name} has no tokenizer files",
                 "give token ids, or the tokenizer with --tokenizer-dir",
             )
         return self.tokenizer.encode(expected, special=False)  # it continues the prompt

@@ -1,4 +1,4 @@
-"""What is to be known of how a model's texts are read."""
+"""Notes about the reading of a model's texts."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from trtla.llm.text import Tokenizer
 
 
 def reading_notes(tokenizer: Tokenizer, *, ask: bool = False) -> Iterator[str]:
-    """Notes of an open tokenizer: what its files lack, and who reads them otherwise.
+    """Yield notes about an open tokenizer: missing parts of its files, and differing readers.
 
     Args:
-        ask: as of `other_reading`.
+        ask: as in `other_reading`.
     """
     if note := vocabulary_note(tokenizer.files):
         yield note

@@ -1,7 +1,7 @@
 """Stop texts, which may name control tokens.
 
-Control tokens are in no text, but each has a place in it: `\\n<|im_start|>user` ends a text where
-that token comes behind a newline and before `user`.
+Texts hold no control tokens, but each has a position: `\\n<|im_start|>user` ends a text at that
+token if a newline precedes it and `user` follows.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 Place = tuple[int, int]
-"""How many characters are before a control token, and its id."""
+"""The number of characters before a control token, and its id."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopText:
-    """Stretches of text, a control token between each two; a text without any is one."""
+    """Stretches of text with a control token between them; a single one without control tokens."""
 
     texts: tuple[str, ...]
     tokens: tuple[int, ...] = ()
 
     def find(self, text: str, places: Sequence[Place], start: int) -> int | None:
-        """Where it is in a text, at `start` or behind it.
+        """Return where it begins in a text, at `start` or later.
 
         Args:
             places: of the control tokens in the text, in order.
@@ -31,57 +31,60 @@ class StopText:
             at = text.find(self.texts[0], start)
             return None if at < 0 else at
         firsts = range(len(places) - len(self.tokens) + 1)
-        found = (self._begin(text, places, first, whole=True) for first in firsts)
-        return next((at for at in found if at is not None and at >= start), None)
+        begins = (self._begin(text, places, first, whole=True) for first in firsts)
+        return next((at for at in begins if at is not None and at >= start), None)
 
     def opens(self, text: str, places: Sequence[Place], shared: int) -> int:
-        """From where on the end of a text may become it; the text's length: from nowhere.
+        """Return where an end of the text begins that may grow into it; else the text's length.
 
         Args:
-            shared: characters at the end of the text that its first stretch begins with.
+            shared: number of characters at the text's end that its first stretch begins with.
         """
         firsts = range(max(0, len(places) - len(self.tokens)), len(places))
-        found = (self._begin(text, places, first, whole=False) for first in firsts)
-        return min((at for at in found if at is not None), default=len(text) - shared)
+        begins = (self._begin(text, places, first, whole=False) for first in firsts)
+        return min((at for at in begins if at is not None), default=len(text) - shared)
 
     def _begin(self, text: str, places: Sequence[Place], first: int, *, whole: bool) -> int | None:
-        """Where it begins, if its control tokens are at the places from `first` on.
+        """Return where it begins, if its control tokens match the places from `first` on.
 
         Args:
-            whole: it is there to its end, not only as far as the text goes.
+            whole: match to its end, not only as far as the text goes.
         """
-        own = places[first : first + len(self.tokens)]
-        begin = own[0][0] - len(self.texts[0])
+        matched = places[first : first + len(self.tokens)]
+        begin = matched[0][0] - len(self.texts[0])
         before = places[first - 1][0] if first else 0
-        behind = places[first + len(own)][0] if first + len(own) < len(places) else len(text)
-        edges = [*(at for at, _ in own), behind]
+        behind = (
+            places[first + len(matched)][0] if first + len(matched) < len(places) else len(text)
+        )
+        edges = [*(at for at, _ in matched), behind]
         *inside, last = (text[a:b] for a, b in pairwise(edges))
         fits = (
             begin >= before
-            and tuple(token for _, token in own) == self.tokens[: len(own)]
+            and tuple(token for _, token in matched) == self.tokens[: len(matched)]
             and text.startswith(self.texts[0], begin)
-            and tuple(inside) == self.texts[1 : len(own)]
+            and tuple(inside) == self.texts[1 : len(matched)]
         )
-        end = self.texts[len(own)]
-        return begin if fits and (last.startswith(end) if whole else end.startswith(last)) else None
+        end = self.texts[len(matched)]
+        reached = last.startswith(end) if whole else end.startswith(last)
+        return begin if fits and reached else None
 
 
 class Beginning:
-    """How much of the beginning of a text is at the end of another that grows.
+    """The longest beginning of a text that a growing text ends with.
 
-    A character costs the same however long both are (Knuth, Morris and Pratt).
+    A character takes constant time however long both are (Knuth, Morris and Pratt).
     """
 
     def __init__(self, text: str) -> None:
         self._text = text
         self._shorter = [0]
-        """The longest other beginning that each beginning ends with."""
+        """The longest other beginning at the end of each beginning."""
         self.length = 0
         for char in text[1:]:
             self._shorter.append(self._after(self._shorter[-1], char))
 
     def read(self, more: str) -> None:
-        """Go on with the text that grows."""
+        """Extend the growing text."""
         for char in more:
             length = self.length
             if length == len(self._text):
@@ -95,5 +98,5 @@ class Beginning:
 
 
 def as_stop_texts(stop: Sequence[str]) -> tuple[StopText, ...]:
-    """Stop texts in which nothing is a control token."""
+    """Convert stop texts without control tokens."""
     return tuple(StopText((text,)) for text in stop)

@@ -1,7 +1,7 @@
-"""Chat templates, filled in here or in a process of its own: they are programs, of a model.
+"""Chat templates, rendered here or in a process of their own: a model brings them as programs.
 
-The process that is started reads the template and forks one that renders. That one ends itself when
-a template takes too long or too much memory, and is forked anew: nobody waits for imports again.
+The started process reads the template and forks one that renders. That one ends itself when a
+template takes too long or too much memory, and is forked again without repeating the imports.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from threading import Lock, Timer
 from typing import TYPE_CHECKING, Any
 
 from trtla.errors import RendererLost
+from trtla.settings.messages import NO_VARIABLES, Variables
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
 _MOST_BYTES = 1 << 30  # of memory, for one conversation
-_MOST_TEXT = 1 << 25  # characters; more is longer than any context
-_LENGTH = 8  # bytes of the number in front of what is sent
+_MOST_TEXT = 1 << 25  # characters; longer than any context
+_LENGTH = 8  # bytes of the length before a message
 _STARTING_S = 60.0  # at most, until a process is ready for conversations
 _LATE_S = 1.0  # beyond a conversation's time, which the process ends itself
 _ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
-"""Tokens that stand for nothing where the model has none."""
+"""Tokens that are empty if the model lacks them."""
 _AGAIN = 3  # the exit code of a renderer that wants a successor
 
 
@@ -41,44 +42,52 @@ class ChatTemplate:
     template: Any
     """Its text, or texts by name, of which `default` is used."""
     tokens: dict[str, str]
-    """Such as `bos_token`."""
+    """By name, such as `bos_token`."""
 
-    def render(self, messages: list[Any], add_generation_prompt: bool = True) -> str:
+    def render(
+        self,
+        messages: list[Any],
+        add_generation_prompt: bool = True,
+        variables: Variables = NO_VARIABLES,
+    ) -> str:
         """Messages as text; raises whatever the template does.
 
-        Keys whose value is None are left out, as in transformers.
+        Keys with a value of None are omitted, as in transformers.
 
         Args:
             add_generation_prompt: end where the next answer begins.
+            variables: further ones that the template may read.
         """
-        shown = [{k: v for k, v in one.items() if v is not None} for one in messages]
+        shown = [{k: v for k, v in message.items() if v is not None} for message in messages]
         return self._compiled.render(
             messages=shown,
             tools=None,
             documents=None,
             add_generation_prompt=add_generation_prompt,
-            **{**dict.fromkeys(_ROLES, ""), **self.tokens},
+            **{**dict.fromkeys(_ROLES, ""), **self.tokens, **variables},
         )
 
     def parse(self) -> None:
-        """Raises what jinja2 does of a text that is no template; nothing in it is computed yet."""
+        """Raise jinja2's error for an invalid template; nothing in it is computed yet."""
         from trtla.llm.jinja_environment import environment
 
-        environment().parse(self._text)
+        environment().parse(self.text)
 
     @property
-    def _text(self) -> str:
-        return str(self.template["default"] if isinstance(self.template, dict) else self.template)
+    def text(self) -> str:
+        """The template, or that of the name `default` among several; empty where none has it."""
+        texts = self.template if isinstance(self.template, dict) else {"default": self.template}
+        return str(texts.get("default", ""))
 
     @cached_property
     def _compiled(self) -> Template:
         from trtla.llm.jinja_environment import environment
 
-        return environment().from_string(self._text)
+        return environment().from_string(self.text)
 
 
 class TemplateFailed(Exception):
-    """A template raised something; the text says what."""
+    """A template raised the error in the text."""
 
 
 class TemplateStopped(TemplateFailed):
@@ -90,7 +99,7 @@ class TemplateProcess:
 
     Args:
         template: called when the process starts, at the latest when it is first needed.
-        most_s: seconds after which a conversation is given up.
+        most_s: seconds for a conversation.
     """
 
     def __init__(self, template: Callable[[], ChatTemplate], most_s: float) -> None:
@@ -100,14 +109,19 @@ class TemplateProcess:
         self._is_closed = False
 
     def start(self) -> None:
-        with self._lock, suppress(EOFError, OSError):  # whoever needs it starts another
+        with self._lock, suppress(EOFError, OSError):  # the next use starts another
             self._started()
 
-    def render(self, messages: list[Any], add_generation_prompt: bool = True) -> str:
-        """A conversation as text; where the process is lost meanwhile, a new one gets it again."""
-        asked = [messages, add_generation_prompt]
+    def render(
+        self,
+        messages: list[Any],
+        add_generation_prompt: bool = True,
+        variables: Variables = NO_VARIABLES,
+    ) -> str:
+        """Render a conversation; if the process is lost meanwhile, a new one gets it again."""
+        arguments = [messages, add_generation_prompt, dict(variables)]
         with self._lock:
-            answer = self._answer(asked) or self._answer(asked)
+            answer = self._answer(arguments) or self._answer(arguments)
         if answer is None:
             raise RendererLost(
                 "the process that fills in the chat template was lost, twice", "ask again later"
@@ -117,16 +131,16 @@ class TemplateProcess:
         return str(answer["text"])
 
     def close(self) -> None:
-        """End the process, for good; whoever waits for it is told."""
+        """End the process permanently; waiting callers get an error."""
         self._is_closed, process = True, self._process
         if process is not None:
             _kill(process)
         with self._lock:
             self._end()
 
-    def _answer(self, asked: list[Any]) -> dict[str, Any] | None:
+    def _answer(self, arguments: list[Any]) -> dict[str, Any] | None:
         try:
-            return self._exchange(self._started(), asked, self._most_s + _LATE_S)
+            return self._exchange(self._started(), arguments, self._most_s + _LATE_S)
         except (EOFError, OSError):
             self._end()
             return None
@@ -151,7 +165,7 @@ class TemplateProcess:
         if self._is_closed:
             raise RendererLost("the model is closed", "open it again")
         if self._process is not None and self._process.poll() is not None:
-            self._end()  # and the one that renders, which may go on alone
+            self._end()  # with the renderer, which may run on alone
         if self._process is None:
             path = f"import sys; sys.path[:] = {sys.path!r}"
             process = subprocess.Popen(
@@ -164,8 +178,8 @@ class TemplateProcess:
             )
             self._process = process
             try:
-                made = self._template()
-                first = [made.template, made.tokens, self._most_s]
+                template = self._template()
+                first = [template.template, template.tokens, self._most_s]
                 self._exchange(process, first, _STARTING_S)
             except BaseException:
                 self._end()
@@ -185,38 +199,38 @@ class TemplateProcess:
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)  # the one that renders, too
+        os.killpg(process.pid, signal.SIGKILL)  # with the renderer
 
 
 def main() -> None:
-    """Fork renderers until nobody asks any more."""
+    """Fork renderers as long as conversations come."""
     text, tokens, seconds = _read(0)
     template = ChatTemplate(text, tokens)
     from trtla.llm.jinja_environment import environment
 
-    environment()  # a template is compiled where time and memory are bounded, by each renderer
+    environment()  # each renderer compiles the template, within its limits of time and memory
     _write(1, {})  # it is ready
     while True:
         child = os.fork()
         if not child:
             _render_all(template, seconds)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        if status == -signal.SIGALRM:  # that is armed while it renders only
+        if status == -signal.SIGALRM:  # armed only during rendering
             _write(1, {"error": f"it took more than {seconds:g} s", "stopped": True})
         elif status != _AGAIN:
             return
 
 
 def _render_all(template: ChatTemplate, seconds: float) -> None:
-    """Answer conversations until there are no more; ends this process."""
+    """Render conversations until there are no more; ends this process."""
     code = 1
     try:
         _limit_memory()
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         while code != _AGAIN:
-            asked = _read(0)
+            arguments = _read(0)
             signal.setitimer(signal.ITIMER_REAL, seconds)
-            answer = _rendered(template, *asked)
+            answer = _rendered(template, *arguments)
             signal.setitimer(signal.ITIMER_REAL, 0)
             code = _AGAIN if answer.pop("full", False) else code
             _write(1, answer)
@@ -227,17 +241,20 @@ def _render_all(template: ChatTemplate, seconds: float) -> None:
 
 
 def _rendered(
-    template: ChatTemplate, messages: list[Any], add_generation_prompt: bool
+    template: ChatTemplate,
+    messages: list[Any],
+    add_generation_prompt: bool,
+    variables: Variables,
 ) -> dict[str, Any]:
     try:
-        text = template.render(messages, add_generation_prompt)
+        text = template.render(messages, add_generation_prompt, variables)
         text.encode()
         if len(text) > _MOST_TEXT:
             return {"error": f"it makes a text of {len(text)} characters", "stopped": True}
         return {"text": text}
     except MemoryError:
         return {"error": "it takes too much memory", "stopped": True, "full": True}
-    except Exception as error:  # jinja2's, and whatever a template raises
+    except Exception as error:  # jinja2's, or any other
         return {"error": str(error), "stopped": False}
 
 
@@ -255,7 +272,7 @@ def _write(pipe: int, data: Any) -> None:
 
 
 def _read(pipe: int) -> Any:
-    """What was written; raises `EOFError` where the other side has ended."""
+    """Read a message; raises `EOFError` if the other side has ended."""
     return json.loads(_bytes(pipe, int.from_bytes(_bytes(pipe, _LENGTH), "big")))
 
 

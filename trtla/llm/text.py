@@ -32,39 +32,54 @@ from trtla.llm.tokenizer_files import (
 )
 from trtla.llm.tokenizer_json import Frame, frame, open_tokenizer_json
 from trtla.settings.fields import check_text
-from trtla.settings.messages import ANSWER, Ending, Messages, written
+from trtla.settings.messages import (
+    ANSWER,
+    NO_VARIABLES,
+    Messages,
+    Rendering,
+    Variables,
+    written,
+)
 
 _log = logging.getLogger(__name__)
-_TAKES = "give messages that it takes, or go on without it: --no-chat, in a chat /chat off"
+_TAKES = "give messages that it takes, or go without it: --no-chat, in a chat /chat off"
 
 
 class Tokenizer:
-    """A Hugging Face tokenizer, reduced to what generation needs."""
+    """A Hugging Face tokenizer, reduced to the needs of generation."""
 
-    def __init__(self, place: Path | ModelFolder, *, parse_special: bool = False) -> None:
+    def __init__(
+        self,
+        place: Path | ModelFolder,
+        *,
+        parse_special: bool = False,
+        variables: Variables = NO_VARIABLES,
+    ) -> None:
         """Load the tokenizer files of a folder; raises `UsageError` when they cannot be used.
 
         Args:
             parse_special: take the names of control tokens in messages as these tokens.
+            variables: of the chat template, for conversations that bring no others.
         """
+        self._variables = variables
         self.files, self._parse_special = ModelFolder.of(place), parse_special
-        """Where they are, and what was read of them."""
+        """Its files, as far as they were read."""
         folder = self.files.path
-        self._apart: TemplateProcess | None = None
+        self._process: TemplateProcess | None = None
         if (folder / TOKENIZER_CONFIG).is_file():
             self.files.read(TOKENIZER_CONFIG)  # a broken one is reported, not read as empty
         self.config = read_tokenizer_config(self.files)
-        """What its config files say."""
+        """The contents of its config files."""
         if runs_own_code(self.config):
-            _ = load_tokenizer(folder)  # which knows its class without that code, or refuses it
+            _ = load_tokenizer(folder)  # uses its class without that code, or refuses it
         self._plain = open_tokenizer_json(folder, self.config)
         self._noted = False
         if self._plain is None:
-            _ = self.inner  # a folder that cannot be used is reported now
+            _ = self.inner  # report an unusable folder now
 
     @cached_property
     def inner(self) -> Any:
-        """The tokenizer as one of transformers, loaded when it is asked for."""
+        """The tokenizer as one of transformers, loaded on first use."""
         if self._plain is None:
             return load_tokenizer(self.folder)
         template = self._template and self._template.template
@@ -72,12 +87,12 @@ class Tokenizer:
 
     @property
     def folder(self) -> Path:
-        """Where its files are."""
+        """The folder of its files."""
         return self.files.path
 
     @property
     def is_of_file(self) -> bool:
-        """Whether tokenizer.json says it all; else transformers has it in Python."""
+        """True if tokenizer.json defines it; else transformers implements it in Python."""
         return self._plain is not None
 
     @property
@@ -88,37 +103,37 @@ class Tokenizer:
         ]
 
     def token_id(self, name: str) -> int | None:
-        """The id of a token's name; None: it has none."""
+        """Return the id of a token's name, if it has one."""
         if self._plain is None:
-            found = self.inner.get_vocab().get(name)
-            return found if found is None else int(found)
+            known = self.inner.get_vocab().get(name)
+            return known if known is None else int(known)
         token = self._plain.token_to_id(name)
         return None if token is None else int(token)
 
     def token_name(self, token: int) -> str | None:
-        """The name of an id; None: no token has it."""
+        """Return the name of an id, if a token has it."""
         fast = self._fast
-        found = fast.id_to_token(token) if fast else self.inner.convert_ids_to_tokens(token)
-        return None if found is None else str(found)
+        name = fast.id_to_token(token) if fast else self.inner.convert_ids_to_tokens(token)
+        return None if name is None else str(name)
 
     @cached_property
     def frame(self) -> Frame:
-        """The tokens around every text that is no conversation."""
+        """The tokens around every text except conversations."""
         fast = self._fast
         return Frame() if fast is None else frame(fast, self.config, self.files)
 
     def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
-        """Ids of a text; `special`: with the special tokens that the model wants in front."""
+        """Encode a text; `special`: with the special tokens that the model expects around it."""
         check_text(text, "the text")
         if self._plain is not None:
             # A batch of one releases the GIL, which `encode` holds for a second a megabyte.
             (encoded,) = self._plain.encode_batch_fast([text], add_special_tokens=special)
             return tuple(encoded.ids)
         ids = self.inner.encode(text, add_special_tokens=special, verbose=False)
-        return tuple(ids)  # lengths are checked by limits
+        return tuple(ids)  # `limits` checks lengths
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids, special tokens left out."""
+        """Decode ids, without special tokens."""
         if self._plain is not None:
             return str(self._plain.decode(list(ids), skip_special_tokens=True))
         text = self.inner.decode(
@@ -130,19 +145,19 @@ class Tokenizer:
     def byte_tokens(self) -> dict[int, int]:
         """The byte of each byte-fallback token `<0x00>` to `<0xFF>`, by id; empty without them."""
         find = self.inner.get_vocab().get if self._plain is None else self._plain.token_to_id
-        found = ((find(f"<0x{byte:02X}>"), byte) for byte in range(256))
-        return {token: byte for token, byte in found if token is not None}
+        ids = ((find(f"<0x{byte:02X}>"), byte) for byte in range(256))
+        return {token: byte for token, byte in ids if token is not None}
 
     def token_bytes(self, token: int) -> bytes:
-        """What one token spells, of a special token its name; empty for an id without a token.
+        """Return the bytes of one token, of a special token its name; empty for unknown ids.
 
-        A character may take several tokens. The tokens of a text join to its bytes, but for a space
-        in front that SentencePiece adds.
+        A character may take several tokens. The tokens of a text join to its bytes, except for a
+        leading space that SentencePiece adds.
         """
         name = self.token_name(token) or ""
         if token in self.control_ids:
             return name.encode()
-        if self._is_byte_level:  # as its decoder, which knows added tokens by other letters
+        if self._is_byte_level:  # as its decoder, which shows added tokens in other letters
             known = all(letter in _BYTE_LETTERS for letter in name)
             return bytes(_BYTE_LETTERS[letter] for letter in name) if known else name.encode()
         byte = self.byte_tokens.get(token)
@@ -150,18 +165,18 @@ class Tokenizer:
 
     @cached_property
     def _fast(self) -> Any | None:
-        """The `tokenizers.Tokenizer`; None where transformers has the tokenizer in Python."""
+        """The `tokenizers.Tokenizer`; None if transformers implements the tokenizer in Python."""
         return self._plain or getattr(self.inner, "backend_tokenizer", None)
 
     @cached_property
     def control_ids(self) -> frozenset[int]:
-        """Tokens that are left out of decoded texts."""
+        """Tokens that decoded texts omit."""
         special = {token for token, content in self._added.items() if content.special}
         return frozenset(special if self._fast else {*special, *self.inner.all_special_ids})
 
     @cached_property
     def _added(self) -> dict[int, Any]:
-        """Tokens that are found in a text before anything else, by id."""
+        """Tokens that are matched before the vocabulary, by id."""
         fast = self._fast
         return dict(fast.get_added_tokens_decoder() if fast else self.inner.added_tokens_decoder)
 
@@ -172,41 +187,45 @@ class Tokenizer:
 
     @cached_property
     def _is_byte_level(self) -> bool:
-        """Whether tokens spell their bytes with letters of GPT-2's alphabet."""
+        """True if tokens spell their bytes in GPT-2's alphabet."""
         decoder = self._fast and self._fast.decoder
         return decoder is not None and b'"ByteLevel"' in decoder.__getstate__()
 
     @property
     def vocabulary(self) -> dict[str, int]:
         """The ids of all tokens by their names."""
-        known = self.inner if self._plain is None else self._plain
-        return dict(known.get_vocab())
+        source = self.inner if self._plain is None else self._plain
+        return dict(source.get_vocab())
 
     @property
     def added_ids(self) -> frozenset[int]:
-        """Control tokens, and words that were added to the vocabulary."""
+        """Control tokens, and words added to the vocabulary."""
         return self.control_ids.union(self._added)
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash that tokenizers share which give the same ids to the same tokens."""
+        """A hash of all tokens with their ids."""
         ids = sorted(self.vocabulary.items(), key=itemgetter(1, 0))
         return hashlib.sha256(json.dumps(ids).encode()).hexdigest()
 
     def stream(self, prompt: Sequence[int], stop: Sequence[str] = ()) -> TextStream:
-        """The text of an output that continues a prompt, up to the first stop string.
+        """Return the text stream of an output, up to the first stop string.
 
-        What a control token is called stops a text where it is spelt, and where the token comes.
+        A control token's name stops a text at the token as well as where it is spelt.
         """
         named = (self._named(text) for text in stop)
-        stops = (*as_stop_texts(stop), *(one for one in named if one.tokens))
+        stops = (*as_stop_texts(stop), *(stop_text for stop_text in named if stop_text.tokens))
         return TextStream(self.decode, prompt, stops, self.byte_tokens)
 
     def _named(self, stop: str) -> StopText:
-        found = self._control.find(stop)
-        edges = [0, *(edge for one in found for edge in (one.start, one.stop)), len(stop)]
+        controls = self._control.find(stop)
+        edges = [
+            0,
+            *(edge for control in controls for edge in (control.start, control.stop)),
+            len(stop),
+        ]
         texts = tuple(stop[a:b] for a, b in list(pairwise(edges))[::2])
-        return StopText(texts, tuple(one.token for one in found))
+        return StopText(texts, tuple(control.token for control in controls))
 
     @cached_property
     def has_chat_template(self) -> bool:
@@ -214,14 +233,23 @@ class Tokenizer:
 
     @cached_property
     def _template(self) -> ChatTemplate | None:
-        """With the tokens that there are: a name without an id would be spelt in letters."""
+        """The template, with those tokens that have ids: other names would be spelt in letters."""
         if self._plain is None:
             return read_chat_template(self.files, self.inner.special_tokens_map)
-        found = read_chat_template(self.files, self.config)
-        if found is None:
+        template = read_chat_template(self.files, self.config)
+        if template is None:
             return None
-        known = {role: one for role, one in found.tokens.items() if self.token_id(one) is not None}
-        return replace(found, tokens=known)
+        known = {
+            role: token
+            for role, token in template.tokens.items()
+            if self.token_id(token) is not None
+        }
+        return replace(template, tokens=known)
+
+    @property
+    def template_text(self) -> str:
+        """The chat template's text; empty without one."""
+        return "" if self._template is None else self._template.text
 
     @property
     def template_tokens(self) -> dict[str, str]:
@@ -229,7 +257,8 @@ class Tokenizer:
         return {} if self._template is None else self._template.tokens
 
     def template_problem(self) -> UsageError | None:
-        """Why the chat template takes no messages at all; None: it is sound, or there is none."""
+        """Return the error for which the chat template takes no messages; None: sound, or
+        missing."""
         if self._template is None:
             return None
         try:
@@ -237,40 +266,39 @@ class Tokenizer:
         except UsageError as error:
             return error
         except Exception as error:  # jinja2's
-            return _failing(
-                error, "correct it, or go on without it: --no-chat, in a chat /chat off"
-            )
+            return _failing(error, "correct it, or go without it: --no-chat, in a chat /chat off")
         return None
 
-    def chat_text(self, messages: Messages, ending: Ending = ANSWER) -> str:
+    def chat_text(self, messages: Messages, rendering: Rendering = ANSWER) -> str:
         """Messages in the chat template, up to where the model goes on.
 
         Raises:
-            UsageError: there is no template, it fails, or it leaves out what a user has said.
+            UsageError: there is no template, it fails, or it omits a user's message.
         """
-        return self._by_template(self._conversations.text, messages, ending)
+        return self._by_template(self._conversations.text, messages, rendering)
 
     @cached_property
     def _conversations(self) -> Conversations:
         return Conversations(self._fill_in)
 
-    def _fill_in(self, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
-        template = self._known_template()
+    def _fill_in(self, messages: list[dict[str, Any]], rendering: Rendering) -> str:
+        template, answer = self._known_template(), rendering.add_generation_prompt
+        variables = {**self._variables, **rendering.chat_template_kwargs}
         if self._plain is not None or fills_in_by_jinja(self.inner):
-            return str((self._apart or template).render(messages, add_generation_prompt))
-        options = {"tokenize": False, "add_generation_prompt": add_generation_prompt}
-        return str(self.inner.apply_chat_template(messages, **options))
+            return str((self._process or template).render(messages, answer, variables))
+        options = {"tokenize": False, "add_generation_prompt": answer}
+        return str(self.inner.apply_chat_template(messages, **options, **variables))
 
     def _by_template(
-        self, work: Callable[[Messages, Ending], str], messages: Messages, ending: Ending
+        self, work: Callable[[Messages, Rendering], str], messages: Messages, rendering: Rendering
     ) -> str:
         try:
-            text = work(messages, ending)
+            text = work(messages, rendering)
             check_text(text, "what the chat template makes")
             return text
         except TrtlaError:
             raise
-        except Exception as error:  # jinja2's, and whatever a template raises
+        except Exception as error:  # jinja2's, or any other
             raise self.template_problem() or _failing(error, _TAKES) from None
 
     def _known_template(self) -> ChatTemplate:
@@ -281,32 +309,32 @@ class Tokenizer:
             raise no_default(sorted(template.template))
         return template
 
-    def render_apart(self, most_s: float) -> TemplateProcess:
-        """Have a process of its own fill the chat template in from now on; the caller closes it.
+    def render_in_process(self, most_s: float) -> TemplateProcess:
+        """Render the chat template in a process of its own from now on; the caller closes that.
 
         Args:
-            most_s: seconds after which a conversation is given up.
+            most_s: seconds for a conversation.
         """
-        self._apart = TemplateProcess(self._known_template, most_s)
-        return self._apart
+        self._process = TemplateProcess(self._known_template, most_s)
+        return self._process
 
     def chat(
-        self, messages: Messages, most: int | None = None, ending: Ending = ANSWER
+        self, messages: Messages, most: int | None = None, rendering: Rendering = ANSWER
     ) -> ChatText:
         """Messages in the chat template, with the control tokens that are the template's own."""
-        text = self.chat_text(messages, ending)
+        text = self.chat_text(messages, rendering)
         self._check_length(text, most)
         if self._parse_special:
             return ChatText(text)
         check_text("".join(written(messages)), "the text")
 
         def render(others: Messages) -> str:
-            return self._by_template(self._conversations.filled_in, others, ending)
+            return self._by_template(self._conversations.filled_in, others, rendering)
 
         return chat_text(render, self._control, messages, text)
 
     def encode_chat(self, chat: ChatText) -> tuple[int, ...]:
-        """Ids of a conversation, or of a part of it."""
+        """Encode a conversation or a part of it."""
         text, controls = chat.text, chat.controls
         if controls is None:
             ids = self.encode(text, special=False)
@@ -318,23 +346,23 @@ class Tokenizer:
         return self._control.spelled(text, controls)
 
     def prompt_ids(
-        self, prompt: str | Messages, most: int | None = None, ending: Ending = ANSWER
+        self, prompt: str | Messages, most: int | None = None, rendering: Rendering = ANSWER
     ) -> tuple[int, ...]:
-        """Ids of a text, or of messages in the chat template, which brings its special tokens.
+        """Encode a text, or messages in the chat template, which brings its special tokens.
 
-        In a text the names of control tokens are these tokens; in messages they are text.
+        In texts, names of control tokens are these tokens; in messages they are text.
 
         Args:
-            most: a text that cannot be so few tokens is not encoded.
+            most: a text that must have more tokens is not encoded.
         """
-        return self.read_prompt(prompt, most, ending)[0]
+        return self.read_prompt(prompt, most, rendering)[0]
 
     def read_prompt(
-        self, prompt: str | Messages, most: int | None, ending: Ending
+        self, prompt: str | Messages, most: int | None, rendering: Rendering
     ) -> tuple[tuple[int, ...], str]:
-        """`prompt_ids`, and the text that they are of."""
+        """Return the ids of a prompt, and the text that was encoded."""
         if not isinstance(prompt, str):
-            chat = self.chat(prompt, most, ending)
+            chat = self.chat(prompt, most, rendering)
             return self.encode_chat(chat), chat.text
         self._check_length(prompt, most)
         ids = self.encode(prompt)
@@ -342,7 +370,7 @@ class Tokenizer:
         return ids, prompt
 
     def _note_two_beginnings(self, ids: tuple[int, ...]) -> None:
-        """Say once that a text brings the beginning that the tokenizer adds."""
+        """Note once that a text repeats the beginning that the tokenizer adds."""
         before = [self.token_id(name) for name in self.frame.before]
         count = len(before)
         if not count or self._noted or list(ids[:count]) != list(ids[count : 2 * count]):
@@ -350,7 +378,7 @@ class Tokenizer:
         self._noted = True
         name = "".join(self.frame.before)
         _log.warning(
-            "note: a text begins with %s twice: once in the text, once by %s; leave it out of the "
+            "note: a text begins with %s twice: once in the text, once by %s; omit it from the "
             "text",
             name,
             self.frame.source,
@@ -370,18 +398,18 @@ class Tokenizer:
 
 
 def runs_own_code(config: Mapping[str, Any]) -> bool:
-    """Whether a tokenizer's config names code of the folder's own for it."""
+    """Return True if a tokenizer's config names code of the folder for it."""
     names = config.get("auto_map")
     return bool(names.get("AutoTokenizer") if isinstance(names, dict) else names)
 
 
 def _failing(error: Exception, hint: str) -> UsageError:
-    """What to say where a template raises something, or is none."""
+    """Return the error of a template that raises something or is invalid."""
     return UsageError(f"the model's chat template fails: {first_line(error)}", hint)
 
 
 def _byte_letters() -> dict[str, int]:
-    """GPT-2's alphabet: what Latin-1 can show stands for itself, other bytes for what follows."""
+    """Return GPT-2's alphabet: bytes that Latin-1 can show are letters, the others are numbered."""
     shown = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
     others = (byte for byte in range(0x100) if byte not in shown)
     letters = {chr(byte): byte for byte in shown}

@@ -1,8 +1,8 @@
 """Incremental detokenization: the text of growing token ids, final piece by final piece, and stops.
 
-The text of an output depends on the ids alone: it is what decoding prompt and output at once gives
-after the prompt's own text, up to the first stop string. Ids are taken one by one, so how many
-came in a step makes no difference.
+The text of an output depends on the ids alone: it is the decoded prompt and output without the
+prompt's own text, up to the first stop string. Ids are taken one by one, so the number of ids in a
+step does not matter.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from collections.abc import Callable, Mapping, Sequence
 from trtla.llm.stops import Beginning, Place, StopText
 
 Decode = Callable[[Sequence[int]], str]
-"""Ids to text without special tokens and without any tidying of spaces."""
+"""Decodes ids without special tokens and without tidying spaces."""
 
-_BROKEN = "\N{REPLACEMENT CHARACTER}"  # what decoders show for an unfinished UTF-8 sequence
+_BROKEN = "\N{REPLACEMENT CHARACTER}"  # decoders' output for an unfinished UTF-8 sequence
 _CONTEXT = 6  # prompt tokens decoded along, so that the first piece keeps its leading space
 _LONGEST_CHARACTER = 4  # tokens: one byte each
-_OTHERS = -1  # no token: stands for control tokens
-_WINDOW = 12  # final tokens decoded along with new ones: so many, and at most twice as many
+_OTHERS = -1  # no token: stands for omitted control tokens
+_WINDOW = 12  # final tokens decoded along with new ones, at least; at most twice as many
 
 
 class TextStream:
-    """The text of one output, growing as tokens come.
+    """The growing text of one output.
 
-    What `push` returns is final. Held back are an unfinished UTF-8 sequence, a run of byte-fallback
+    `push` returns final text. An unfinished UTF-8 sequence is held back, and a run of byte-fallback
     tokens (decoders show all of it as U+FFFD when one byte turns out wrong), and the end of the
-    text where it may still become a stop string.
+    text if it may still become a stop string.
 
     Args:
         decode: ids to text.
         prompt: ids that the output continues.
-        stop: the text ends before the first of them.
+        stop: the first of them ends the text.
         byte_tokens: ids of byte-fallback tokens, and the byte of each.
     """
 
@@ -43,23 +43,23 @@ class TextStream:
         byte_tokens: Mapping[int, int] | None = None,
     ) -> None:
         self._decode, self._stop, self._bytes = decode, tuple(stop), byte_tokens or {}
-        self._window = self._context(prompt)  # begins where the text before it is final
-        self._cut = 0  # the window may begin here: the text before it is final
-        self._shown = self._known = decode(self._window)  # of the window: all of it, what is final
+        self._window = self._context(prompt)  # the text before it is final
+        self._cut = 0  # a possible later beginning of the window
+        self._shown = self._known = decode(self._window)  # the window's text, and its final part
         self._run: bytearray | None = None  # an open run of byte tokens behind final text
         self._in_run = bool(self._window) and self._window[-1] in self._bytes
         self._final = ""
-        self._pending = ""  # what follows the final text as long as no further token changes it
+        self._pending = ""  # follows the final text as long as no further token changes it
         self._sent = 0
-        self._beginnings = [Beginning(one.texts[0]) for one in self._stop]
-        self._compared = 0  # of the final text: what they have read
-        self._named = {token for one in self._stop for token in one.tokens}
-        self._most = max((len(one.tokens) for one in self._stop), default=0)
+        self._beginnings = [Beginning(stop_text.texts[0]) for stop_text in self._stop]
+        self._compared = 0  # characters of the final text that they have read
+        self._named = {token for stop_text in self._stop for token in stop_text.tokens}
+        self._most = max((len(stop_text.tokens) for stop_text in self._stop), default=0)
         self._places: list[Place] = []
-        """The places of control tokens of stop texts, as far as one may still begin there."""
+        """The places of control tokens of stop texts that may still begin there."""
 
     def _context(self, prompt: Sequence[int]) -> list[int]:
-        """The end of the prompt, from a token on that shows whole characters of its own."""
+        """Return the end of the prompt, from a token on that decodes to whole characters."""
         start = max(0, len(prompt) - _CONTEXT)
         while start and not self._stands_alone(prompt[start]):
             start -= 1
@@ -73,16 +73,16 @@ class TextStream:
         return bool(text) and _BROKEN not in text and token not in self._bytes
 
     def _is_silent(self, token: int) -> bool:
-        """Whether decoding leaves it out; twice, since the first space of a text may be dropped."""
+        """Return True if decoding omits it; doubled, since a text's first space may be dropped."""
         return not self._decode([token, token])
 
     @property
     def stopped(self) -> bool:
-        """Whether the ids so far hold a stop string, unfinished characters included."""
+        """True if the ids so far hold a stop string, unfinished characters included."""
         return self._stop_at(self._final + self._pending) is not None
 
     def push(self, ids: Sequence[int], *, last: bool = False) -> str:
-        """Add tokens; returns the text that is now certain. With `last` all of it."""
+        """Add tokens; return the text that is now final, with `last` all of it."""
         for token in ids:
             self._add(token)
         text = self._final + self._pending if last else self._final
@@ -105,11 +105,11 @@ class TextStream:
             self._window.pop()
             return
         self._run, self._in_run, self._shown = None, token in self._bytes, after
-        # The common beginning, not the length: a character that the prompt began is the output's.
+        # The common prefix, not the length: a character that the prompt began is the output's.
         self._pending = after[_shared(self._known, after) :]
         if self._in_run or not self._pending:
             return
-        # Of what cannot be read only the last sign may become a character.
+        # At an undecodable end only the last sign may still become a character.
         self._pending = after[len(after.rstrip(_BROKEN)) :][-1:]
         final = after[: len(after) - len(self._pending)]
         self._final += final[_shared(self._known, final) :]
@@ -117,9 +117,9 @@ class TextStream:
         self._shorten()
 
     def _add_place(self, token: int) -> None:
-        """Remember where a control token is; of many at one place, the last ones.
+        """Note a control token's place; of many at one place, the last ones.
 
-        No stop text goes across what stands for the others, and those that end there were found.
+        No stop text spans the placeholder of the others, and those that end there were found.
         """
         at, most = len(self._final) + len(self._pending), self._most + 2
         if [place[0] for place in self._places[-most:]] == [at] * most:
@@ -129,7 +129,7 @@ class TextStream:
     def _extends_run(self, token: int) -> bool:
         """Add a byte to a run; decoders show each of its bytes as U+FFFD if it is no UTF-8.
 
-        False where the decoder has to say: at the beginning of a text, behind a prompt's own run.
+        False if the decoder must decide: at the beginning of a text, behind a prompt's own run.
         """
         if self._run is None:
             if self._in_run or self._pending or not self._known:
@@ -145,7 +145,8 @@ class TextStream:
         return True
 
     def _shorten(self) -> None:
-        """Forget old tokens of a long window; those that stay show text, so it keeps its spaces."""
+        """Drop old tokens of a long window; the remaining ones show text, so it keeps its
+        spaces."""
         if len(self._window) - self._cut < _WINDOW:
             return
         window, self._cut = self._window[self._cut :], len(self._window) - _LONGEST_CHARACTER
@@ -155,12 +156,12 @@ class TextStream:
             self._shown, self._known = shown, shown[: len(shown) - len(self._pending)]
 
     def _stop_at(self, text: str) -> int | None:
-        """Where the first stop string begins; it is not in what was sent."""
-        found = (one.find(text, self._places, self._sent) for one in self._stop)
-        return min((at for at in found if at is not None), default=None)
+        """Return where the first stop string begins, which is behind all sent text."""
+        begins = (stop_text.find(text, self._places, self._sent) for stop_text in self._stop)
+        return min((at for at in begins if at is not None), default=None)
 
     def _held_back(self) -> int:
-        """Length of the longest end of the text that is the beginning of a stop string."""
+        """Return the length of the longest end that is the beginning of a stop string."""
         text, begins = self._final, [len(self._final)]
         for stop, beginning in zip(self._stop, self._beginnings, strict=True):
             beginning.read(text[self._compared :])
@@ -177,16 +178,16 @@ def _shared(first: str, second: str) -> int:
 
 
 class StopStrings:
-    """Says whether the text of an output holds a stop string.
+    """A check whether the text of an output holds a stop string.
 
-    The answer depends on the ids alone. Consecutive calls are cheap when each one's ids continue
+    The result depends on the ids alone. Consecutive calls are cheap if each one's ids continue
     those of the call before.
     """
 
     def __init__(self, new_stream: Callable[[], TextStream]) -> None:
         self._new_stream = new_stream
         self._read: tuple[TextStream, list[int]] | None = None
-        """A stream and what it has read; None while it reads, so that an interrupt begins anew."""
+        """A stream and the ids it has read; None while it reads, so that interrupts restart it."""
 
     def __call__(self, ids: list[int]) -> bool:
         read, self._read = self._read, None

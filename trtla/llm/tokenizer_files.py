@@ -1,6 +1,6 @@
-"""A folder's chat template without transformers, and how long its tokenizer's tokens are.
+"""A folder's chat template without transformers, and bounds on the lengths of tokens.
 
-How many characters one token can stand for says which texts are too long to be encoded at all.
+The longest token bounds from below how many tokens a text has, before it is encoded.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from trtla.llm.templates import ChatTemplate
 
 
 def read_chat_template(folder: ModelFolder, config: dict[str, Any]) -> ChatTemplate | None:
-    """The template that transformers takes from a folder, with the tokens that its tokenizer's
-    config names; None: there is none."""
-    found = stored_template(folder)
-    return found and ChatTemplate(found[0], dict(named_tokens(config)))
+    """Read the template that transformers uses, with the tokens in its tokenizer's config; None if
+    there is none."""
+    stored = stored_template(folder)
+    return stored and ChatTemplate(stored[0], dict(named_tokens(config)))
 
 
 def named_tokens(config: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """The tokens of a tokenizer's config that chat templates may name, such as `bos_token`."""
+    """Yield the tokens of a tokenizer's config that chat templates may name, such as
+    `bos_token`."""
     extra = config.get("extra_special_tokens")
-    own = {name: token for name, token in config.items() if name.endswith("_token")}
-    for name, token in {**own, **(extra if isinstance(extra, dict) else {})}.items():
+    named = {name: token for name, token in config.items() if name.endswith("_token")}
+    for name, token in {**named, **(extra if isinstance(extra, dict) else {})}.items():
         if (text := token_name(token)) is not None:
             yield name, text
 
@@ -45,17 +46,17 @@ _SHRINKS = {
     "Prepend": 1,
     "UnicodeScripts": 1,
 }
-"""Normalizers and pre-tokenizers that drop no character: how many may become one."""
+"""Characters that may become one, for normalizers and pre-tokenizers that drop none."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLengths:
-    """A bound on what the tokens of one tokenizer stand for."""
+    """A bound on the text of one tokenizer's tokens."""
 
     longest: int | None
-    """Most characters of a token; None: there may be any number."""
+    """Most characters of a token; None: unbounded."""
     strips: bool
-    """Whether tokens may take all blanks beside them."""
+    """True if tokens may include all adjacent blanks."""
 
     def least(self, text: str) -> int:
         if self.longest is None:
@@ -65,7 +66,7 @@ class TokenLengths:
 
 
 def token_lengths(tokenizer: Any | None) -> TokenLengths:
-    """The lengths of the tokens of a `tokenizers.Tokenizer`; None: nothing is known of it."""
+    """Return the lengths of a `tokenizers.Tokenizer`; unbounded for None."""
     if tokenizer is None:
         return TokenLengths(None, False)
     names = tokenizer.get_vocab()
@@ -87,12 +88,12 @@ def _inside(step: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _shrinks(step: dict[str, Any]) -> int | None:
-    """How many characters may become one at most; None: any number, or they may be dropped."""
+    """Return how many characters may become one at most; None: any number, or they are dropped."""
     kind = step.get("type")
     if kind is None:
         return 1
     if kind == "Sequence":
-        inside = [_shrinks(one) for one in _inside(step)]
+        inside = [_shrinks(inner) for inner in _inside(step)]
         return None if None in inside else prod(filter(None, inside))
     if kind == "Replace":
         replaced = step["pattern"].get("String")
@@ -103,10 +104,10 @@ def _shrinks(step: dict[str, Any]) -> int | None:
 
 
 def _spells_all(tokenizer: Any, names: dict[str, int], steps: list[dict[str, Any]]) -> bool:
-    """Whether there are tokens for every character, so that none is dropped and none is unknown."""
+    """Return True if every character has tokens, so that none is dropped or unknown."""
     from tokenizers.pre_tokenizers import ByteLevel
 
-    if any(one.get("type") == "ByteLevel" for step in steps for one in (step, *_inside(step))):
+    if any(part.get("type") == "ByteLevel" for step in steps for part in (step, *_inside(step))):
         return names.keys() >= set(ByteLevel.alphabet())
     fallback = (f"<0x{byte:02X}>" for byte in range(256))
     return getattr(tokenizer.model, "byte_fallback", False) and names.keys() >= set(fallback)

@@ -1,8 +1,8 @@
-"""A folder's tokenizer.json, which alone says how texts are split.
+"""A folder's tokenizer.json, which alone defines how texts are split.
 
-tokenizer_config.json names a class of transformers, which may split texts otherwise; no class is
-read here. Of the config counts what tokenizer.json has no place for: which tokens are special, and
-add_bos_token and add_eos_token, which go before the file's own beginning and end.
+tokenizer_config.json names a class of transformers, which may split texts differently; no class is
+read here. The config only adds what tokenizer.json lacks: which tokens are special, and
+add_bos_token and add_eos_token, which override the file's own beginning and end.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FILE = "tokenizer.json"
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The tokens around every text that is no conversation, with what says so."""
+    """The tokens around every text except conversations, and the file that sets them."""
 
     before: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
@@ -31,7 +31,7 @@ class Frame:
 
 
 def open_tokenizer_json(folder: Path, config: dict[str, Any]) -> Any | None:
-    """The `tokenizers.Tokenizer` of a folder, with the special tokens that its config names.
+    """Open a folder's `tokenizers.Tokenizer`, with the special tokens that its config names.
 
     None: there is no tokenizer.json. The file is parsed in Rust, many times faster than by Python's
     json.
@@ -43,7 +43,7 @@ def open_tokenizer_json(folder: Path, config: dict[str, Any]) -> Any | None:
         return None
     try:
         tokenizer = Tokenizer.from_buffer(path.read_bytes())
-        tokenizer.no_truncation()  # a whole text, whatever the file was saved with
+        tokenizer.no_truncation()  # whole texts, whatever the file was saved with
         tokenizer.no_padding()
         tokenizer.encode_special_tokens = config.get("split_special_tokens") is True
         _add_special_tokens(tokenizer, config)
@@ -58,9 +58,9 @@ def open_tokenizer_json(folder: Path, config: dict[str, Any]) -> Any | None:
 
 
 def _add_special_tokens(tokenizer: Any, config: dict[str, Any]) -> None:
-    """Make the tokens special that the config says are.
+    """Make the config's special tokens special.
 
-    Names that the vocabulary has not get no id, unless the config lists the next one for them.
+    Names outside the vocabulary get no id, unless the config lists the next one for them.
     """
     from tokenizers import AddedToken
 
@@ -68,19 +68,19 @@ def _add_special_tokens(tokenizer: Any, config: dict[str, Any]) -> None:
         if number == tokenizer.get_vocab_size(with_added_tokens=True):
             how = {name: value for name, value in token.items() if not name.startswith("__")}
             tokenizer.add_tokens([AddedToken(**how)])
-    added = {one.content: one for one in tokenizer.get_added_tokens_decoder().values()}
+    added = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
     for name in dict.fromkeys(_special_tokens(config)):
         known = added.get(name)
         if tokenizer.token_to_id(name) is None or (known is not None and known.special):
             continue
-        made = known or AddedToken(name, normalized=False)
-        made.special = True
-        tokenizer.add_special_tokens([made])
+        special = known or AddedToken(name, normalized=False)
+        special.special = True
+        tokenizer.add_special_tokens([special])
 
 
 def _special_tokens(config: dict[str, Any]) -> Iterator[str]:
-    """All names that the config has for special tokens."""
-    listed = (one for one in listed_tokens(config).values() if one.get("special"))
+    """Yield all names of special tokens in the config."""
+    listed = (token for token in listed_tokens(config).values() if token.get("special"))
     yield from filter(None, map(token_name, listed))
     for more in map(config.get, ("additional_special_tokens", "extra_special_tokens")):
         tokens = list(more.values()) if isinstance(more, dict) else more
@@ -90,10 +90,10 @@ def _special_tokens(config: dict[str, Any]) -> Iterator[str]:
 
 
 def frame(tokenizer: Any, config: dict[str, Any], folder: ModelFolder | None = None) -> Frame:
-    """What stands around a text: by the config's flags, else as tokenizer.json has it.
+    """Return the tokens around a text: by the config's flags, else by tokenizer.json.
 
     Args:
-        folder: where the config is, for the source.
+        folder: of the config, for the source.
     """
     sides = zip(("bos", "eos"), _frame_of_file(tokenizer), strict=True)
     before, after = (_by_flag(config, role, tokens) for role, tokens in sides)
@@ -110,27 +110,29 @@ def _by_flag(config: dict[str, Any], role: str, tokens: tuple[str, ...]) -> tupl
 
 
 def _frame_of_file(tokenizer: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The special tokens that the file's post-processor puts in front of a text and behind it."""
+    """Return the special tokens that the file's post-processor puts before and behind a text."""
     step = tokenizer.post_processor
     state = {} if step is None else json.loads(step.__getstate__())
     before: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
-    for one in state.get("processors", [state]):
-        if one.get("type") == "TemplateProcessing":
-            ids = {key: tuple(each["tokens"]) for key, each in one["special_tokens"].items()}
-            texts = {part["Sequence"]["id"] for part in one["single"] if "Sequence" in part}
+    for processor in state.get("processors", [state]):
+        if processor.get("type") == "TemplateProcessing":
+            ids = {key: tuple(each["tokens"]) for key, each in processor["special_tokens"].items()}
+            texts = {part["Sequence"]["id"] for part in processor["single"] if "Sequence" in part}
             if texts != {"A"}:
                 raise ValueError("its post-processor has no place for a text alone")
-            parts = [ids.get(part.get("SpecialToken", {}).get("id")) for part in one["single"]]
+            parts = [
+                ids.get(part.get("SpecialToken", {}).get("id")) for part in processor["single"]
+            ]
             at = parts.index(None)
             before, after = (sum(filter(None, side), ()) for side in (parts[:at], parts[at:]))
-        elif one.get("type") in ("RobertaProcessing", "BertProcessing"):
-            before, after = (one["cls"][0],), (one["sep"][0],)
+        elif processor.get("type") in ("RobertaProcessing", "BertProcessing"):
+            before, after = (processor["cls"][0],), (processor["sep"][0],)
     return before, after
 
 
 def _set_frame(tokenizer: Any, wanted: Frame) -> None:
-    """Put these tokens around texts, where the file does otherwise."""
+    """Put these tokens around texts, if the file does not."""
     from tokenizers.processors import TemplateProcessing
 
     sides = (wanted.before, wanted.after)

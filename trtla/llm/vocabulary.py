@@ -1,7 +1,7 @@
-"""Whether two models have the same tokenizer: a draft model's ids must mean what the target's do.
+"""A check that two models have the same tokenizer: a draft model's ids must be the target's.
 
-Padding is not vocabulary: how many rows a model has behind its tokenizer's last token is its own
-affair. Nor are added tokens compared: models of one family name them as they need.
+Padding is not vocabulary: models may have any number of rows behind the tokenizer's last token.
+Added tokens are not compared either: models of one family name them as they need.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from trtla.formats.model import Model
 from trtla.llm.text import Tokenizer
 
 _PADDING = re.compile(r"\[(PAD|EMPTY_)\d+\]")
-"""What GGUF files call rows without a token."""
+"""GGUF files' names of rows without a token."""
 _HINT = "use a draft model with the same tokenizer"
 
 
 def check_draft_model(
     path: str, draft: Model, target: Model, tokenizer: str | Path | None = None
 ) -> None:
-    """Raise `UsageError` where a draft model reads prompts in another way than its target.
+    """Raise `UsageError` if a draft model reads prompts differently from its target.
 
     Args:
-        path: what names the draft model.
-        tokenizer: the folder of the target's tokenizer, where that is another.
+        path: the draft model's name.
+        tokenizer: the folder of the target's tokenizer, if it is another.
     """
     if draft.is_encoder_decoder != target.is_encoder_decoder:
         kinds = ["a decoder alone", "an encoder-decoder"]
@@ -51,8 +51,8 @@ def check_draft_model(
         )
 
 
-def _same_file(one: Path, other: Path) -> bool:
-    paths = [folder / "tokenizer.json" for folder in (one, other)]
+def _same_file(first_folder: Path, second_folder: Path) -> bool:
+    paths = [folder / "tokenizer.json" for folder in (first_folder, second_folder)]
     if not all(path.is_file() for path in paths):
         return False
     first, second = paths
@@ -62,18 +62,23 @@ def _same_file(one: Path, other: Path) -> bool:
 
 def _check_tokens(draft: str, ours: Tokenizer, target: Path, theirs: Tokenizer) -> None:
     added = ours.added_ids | theirs.added_ids
-    own, other = (
+    draft_names, target_names = (
         {
             token: name
-            for name, token in one.vocabulary.items()
+            for name, token in tokenizer.vocabulary.items()
             if token not in added and not _PADDING.fullmatch(name)
         }
-        for one in (ours, theirs)
+        for tokenizer in (ours, theirs)
     )
-    unlike = [token for token in own.keys() | other.keys() if own.get(token) != other.get(token)]
+    unlike = [
+        token
+        for token in draft_names.keys() | target_names.keys()
+        if draft_names.get(token) != target_names.get(token)
+    ]
     if unlike:
         token = min(unlike)
-        names = [f"is {one[token]!r}" if token in one else "is none" for one in (own, other)]
+        named = (draft_names, target_names)
+        names = [f"is {known[token]!r}" if token in known else "is none" for known in named]
         raise UsageError(
             f"token {token} {names[0]} in the draft model {draft} and {names[1]} in the model "
             f"{target}",

@@ -1,1 +1,1 @@
-"""One model in several processes: replicas on Ray, behind the server or the batch that is here."""
+"""One model in several processes: replicas on Ray, behind the same server and batch commands."""

@@ -1,4 +1,4 @@
-"""The Ray that replicas run on: its own on this machine, or a cluster that is there."""
+"""The Ray cluster of the replicas: a temporary one on this machine, or an existing one."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from trtla.errors import TrtlaError, UsageError, first_line
 from trtla.machine import cpu
 
 LEAST, BELOW = (2, 60), (3, 0)
-"""Ray's releases that this works with: LEAST <= release < BELOW, as in pyproject.toml."""
+"""Supported releases of Ray: LEAST <= release < BELOW, as in pyproject.toml."""
 INSTALL = "pip install 'trtla[ray]'"
 _STORE = 128 << 20
-"""Bytes for objects that processes share: what is sent here is small."""
+"""Bytes of shared objects: little is sent here."""
 _ADDRESS = "RAY_ADDRESS"
 _KNOCK_S = 10.0
 _ENVIRONMENT = {
-    "RAY_ENABLE_AUTO_CONNECT": "0",  # it would start a cluster where the connection is lost
+    "RAY_ENABLE_AUTO_CONNECT": "0",  # else it starts a cluster when the connection is lost
     "GRPC_VERBOSITY": "NONE",
-    "RAY_USAGE_STATS_ENABLED": "0",  # it would tell the internet
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # a warning for who starts actors
-    "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "5000",  # ten times a second by itself
+    "RAY_USAGE_STATS_ENABLED": "0",  # no reports over the internet
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # no warning about actors' devices
+    "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "5000",  # ten times a second by default
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",  # the model has a thread already
     "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",  # a stream's piece costs less than as an actor's object
-    "RAY_worker_niceness": "0",  # 15 by itself: a busy machine would all but stop replicas
-    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # what Ray says of lost replicas would stand on stdout
+    "RAY_worker_niceness": "0",  # 15 by default: a busy machine would all but stop replicas
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # no messages about lost replicas on stdout
 }
 """Ray reads these when it is imported."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -42,7 +42,7 @@ _SIGACTION = 512  # bytes, more than a struct sigaction has anywhere
 
 
 def check_ray(*modules: str) -> None:
-    """Refuse a Ray that is not there, or is of another release."""
+    """Refuse a missing or unsupported Ray."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     try:
@@ -51,7 +51,7 @@ def check_ray(*modules: str) -> None:
         raise TrtlaError("--ray needs the package ray, which is not installed", INSTALL) from None
     release = tuple(map(int, re.findall(r"\d+", version)[:2]))
     if not LEAST <= release < BELOW:
-        least, below = (".".join(map(str, one)) for one in (LEAST, BELOW))
+        least, below = (".".join(map(str, bound)) for bound in (LEAST, BELOW))
         raise TrtlaError(f"--ray needs Ray {least} or later below {below}, not {version}", INSTALL)
     for module in modules:
         if find_spec(module) is None:
@@ -59,13 +59,13 @@ def check_ray(*modules: str) -> None:
 
 
 def threads_each(replicas: int, threads: int | None) -> int:
-    """Threads of each replica: those that were asked for, else an equal share of the cores."""
+    """Return the threads of each replica: the requested ones, else an equal share of the cores."""
     return threads or max(1, cpu().cores // replicas)
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Ray's own warnings are for who writes Ray programs."""
+    """Silence Ray's own warnings, which are for authors of Ray programs."""
     for name in ("ray", "ray.serve", "ray.data"):
         logging.getLogger(name).setLevel(logging.ERROR)
     with warnings.catch_warnings():
@@ -75,9 +75,9 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def kept_signals() -> Iterator[None]:
-    """Give signals back to Python afterwards: Ray takes SIGTERM for a crash, and aborts.
+    """Restore Python's signal handlers afterwards: Ray's abort on SIGTERM.
 
-    By libc, as Python itself sets handlers in the main thread alone.
+    This calls libc, since Python sets handlers in the main thread only.
     """
     ours = {name: signal.getsignal(name) for name in _SIGNALS}
     libc = ctypes.CDLL(None)
@@ -95,11 +95,11 @@ def kept_signals() -> Iterator[None]:
 
 
 class Cluster:
-    """A connection to Ray; a cluster of its own ends with it, also where this process is killed.
+    """A connection to Ray; a temporary cluster ends with it, even if this process is killed.
 
     Args:
-        address: a cluster's; None: that of RAY_ADDRESS, else one of its own on this machine.
-        cores: those that the replicas take together, for its own.
+        address: of a cluster; None: that of RAY_ADDRESS, else a temporary one on this machine.
+        cores: of all replicas, for a temporary cluster.
 
     Raises:
         UsageError: there is no cluster at the address.
@@ -115,7 +115,7 @@ class Cluster:
     def _connect(self, cores: int) -> None:
         import ray
 
-        own = {
+        temporary = {
             "num_cpus": max(cores, cpu().cores),
             "include_dashboard": False,
             "object_store_memory": _STORE,
@@ -130,7 +130,7 @@ class Cluster:
                 namespace="trtla",
                 log_to_driver=False,
                 logging_level=logging.ERROR,
-                **(own if self.is_own else {}),
+                **(temporary if self.is_own else {}),
             )
         except (OSError, ValueError, RuntimeError) as error:
             if self.is_own:
@@ -145,11 +145,11 @@ class Cluster:
         return UsageError(
             f"no Ray cluster answers at {self.address}: {first_line(error)}",
             "check --ray-address, RAY_ADDRESS, and RAY_AUTH_MODE=token where the cluster wants a "
-            "token; or leave the address out for a cluster of its own",
+            "token; or omit the address for a cluster of its own",
         )
 
     def _knock(self) -> None:
-        """See whether anybody listens there: Ray itself tries for minutes."""
+        """Check that the address accepts connections: Ray itself would try for minutes."""
         host, _, port = (self.address or "").rpartition("/")[2].rpartition(":")
         if host and port.isdecimal():
             socket.create_connection((host.strip("[]"), int(port)), _KNOCK_S).close()
@@ -161,7 +161,7 @@ class Cluster:
         return bool(ray.cluster_resources().get("GPU"))
 
     def close(self) -> None:
-        """Disconnect; what is its own ends."""
+        """Disconnect; a temporary cluster ends."""
         import ray
 
         with quiet(), kept_signals():

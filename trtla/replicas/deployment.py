@@ -1,4 +1,4 @@
-"""The application in Ray Serve: what it is made of, its start, and what its replicas say."""
+"""The application in Ray Serve: its plan, its start, and its replicas' reports."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from trtla.replicas.replica import Opened, Replica, ReplicaReport
 
 T = TypeVar("T")
 _AHEAD = 2
-"""Texts that a replica takes, for each place in its batch; others wait for whoever is free."""
+"""Texts of a replica for each slot in its batch; further ones wait for any free replica."""
 _LOOK_EVERY_S = 0.1
 _BEAT_S = 10.0
 _REPORT_S = 5.0
 _DEAD_S = 120.0
-"""Without a word of any replica for so long, the model counts as failed."""
+"""The model counts as failed after so long without an answer from any replica."""
 _HEALTH_S = 5.0
 _PATIENCE_S = 60.0  # for an answer to that: steps of a large model on a CPU are long
 _WHY = re.compile(r"ReplicaLost: (.+)")
-"""What a replica has raised, in Ray's account of it."""
-_DRAIN_S = 600.0  # for texts of a replica that is one too many
+"""An exception of a replica, in Ray's account of it."""
+_DRAIN_S = 600.0  # for texts of a surplus replica
 _END_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is deployed.
+    """The model and the resources to deploy.
 
     Args:
         open_model: opens the model, in a replica.
@@ -48,7 +48,7 @@ class Plan:
     range: tuple[int, int]
     """Fewest and most replicas."""
     threads: int
-    """Threads of each replica; as many cores are set aside for it."""
+    """Threads of each replica; it reserves as many cores."""
     batch_size: int
     """Requests that each replica decodes at a time."""
     gpus: int
@@ -56,7 +56,7 @@ class Plan:
 
 
 class Deployment:
-    """A plan that is carried out."""
+    """A running plan."""
 
     def __init__(self, plan: Plan, cluster: Cluster, log: Callable[[str], object]) -> None:
         from ray import serve
@@ -68,9 +68,9 @@ class Deployment:
         self.app = f"trtla-{os.getpid()}-{secrets.token_hex(4)}"
         with quiet():
             serve.start(proxy_location="Disabled", logging_config=_logging())
-            made = serve.deployment(Replica).options(**_options(plan))
+            deployment = serve.deployment(Replica).options(**_options(plan))
             target = serve.RunTarget(
-                target=made.bind(plan.open_model, self.app), name=self.app, route_prefix=None
+                target=deployment.bind(plan.open_model, self.app), name=self.app, route_prefix=None
             )
             (handle,) = serve.run_many([target], wait_for_applications_running=False)
         self.handle = handle.options(stream=True)
@@ -83,7 +83,7 @@ class Deployment:
             raise
 
     def _wait(self) -> None:
-        """Until as many replicas as asked for have opened the model, or could not."""
+        """Wait until enough replicas have opened the model, or could not."""
         from ray import serve
 
         wants_room = False
@@ -111,14 +111,14 @@ class Deployment:
                 continue
             if isinstance(answer, TrtlaError):
                 raise answer
-            found: Opened = answer
-            return found
+            opened: Opened = answer
+            return opened
 
     def touch(self) -> None:
-        """Every few seconds, tell those replicas that run that their server is there.
+        """Every few seconds, notify running replicas that their server is alive.
 
         Raises:
-            ReplicasLost: for long none has answered, and none has come up.
+            ReplicasLost: none has answered for long, and none is starting.
         """
         if time.monotonic() - self._last_beat < _BEAT_S:
             return
@@ -137,19 +137,19 @@ class Deployment:
                 ) from None
 
     def _count(self, number: int) -> None:
-        """Log that replicas were lost, and why others do not come up."""
+        """Log lost replicas, and the reason why others do not start."""
         if number < self._alive:
             self._log(f"{number} of {counted(self._alive, 'replica')} answer")
         self._alive = number
         if number < self._least:
             causes = [_WHY.search(part.message) for part in self._parts()]
-            why = next((found[1] for found in causes if found), self._cause)
+            why = next((cause[1] for cause in causes if cause), self._cause)
             if why != self._cause:
                 self._log(f"a replica does not come up: {why}")
             self._cause = why
 
     def _parts(self) -> list[Any]:
-        """What Ray Serve says of the deployment; nothing where Ray itself is gone."""
+        """Return Ray Serve's status of the deployment; empty if Ray itself has ended."""
         from ray import serve
 
         with suppress(Exception):
@@ -158,7 +158,7 @@ class Deployment:
         return []
 
     def _is_starting(self) -> bool:
-        """Whether Ray Serve has replicas that come up, on a machine that is there."""
+        """Return True if Ray Serve is starting replicas, on a live machine."""
         import ray
 
         with suppress(Exception):
@@ -167,16 +167,16 @@ class Deployment:
         return False
 
     def reports(self) -> list[ReplicaReport]:
-        """What the replicas say of themselves, those that answer."""
+        """Return the reports of those replicas that answer."""
         pending = self.handle.broadcast("report")
         answers = pending.results(timeout_s=_REPORT_S, return_exceptions=True)
-        found = [one for one in answers if isinstance(one, ReplicaReport)]
-        if not found:
+        reports = [answer for answer in answers if isinstance(answer, ReplicaReport)]
+        if not reports:
             raise TrtlaError("no replica answers")
-        return found
+        return reports
 
     def close(self) -> None:
-        """End the replicas; those of a cluster of our own end with it."""
+        """End the replicas; those of a temporary cluster end with it."""
         if self._cluster.is_own:
             return
         from ray import serve
@@ -186,7 +186,7 @@ class Deployment:
 
 
 def _in_time(ask: Callable[[], T], time_s: float = _REPORT_S) -> T:
-    """What Ray says; it waits indefinitely for an answer from processes that are gone."""
+    """Call Ray with a timeout; it waits indefinitely for processes that have ended."""
     answer: Future[T] = Future()
 
     def work() -> None:
@@ -228,7 +228,7 @@ def _logging() -> dict[str, Any]:
 
 
 def check_room(replicas: int, threads: int, gpus: int) -> None:
-    """Refuse more replicas than a cluster has room for."""
+    """Refuse more replicas than the cluster has resources for."""
     import ray
 
     there, number = ray.cluster_resources(), counted(replicas, "replica")

@@ -1,9 +1,9 @@
-"""Replicas in the place of a model in this process: the server hands its requests to either.
+"""Replicas in place of a model in this process: the server uses either in the same way.
 
-The server's process has what needs no weights: the tokenizer, the checks, the texts as far as they
-came. A replica that dies in the middle of a text costs nothing but time: the tokens that have
-arrived go to another one as what is known already, and it goes on behind them. The texts are
-functions of prompt, seed and position, so nobody can tell.
+The server's process has the parts without weights: the tokenizer, the checks, the texts so far. A
+replica that dies in the middle of a text only costs time: another one gets the tokens that have
+arrived, and continues after them. The text depends on prompt, seed and position alone, so it stays
+the same.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from trtla.runtime.request import Output, Request
 from trtla.runtime.stats import ExecutorStats, RequestStats
 
 _MOST_LOSSES = 3
-"""Replicas that are lost one after another with a text that gets no further: it is given up."""
-_PAUSE_S = 0.2  # before a text is asked for again
-_LONG_PAUSE_S = 1.0  # where a replica had no model: Ray Serve puts another in its place
+"""Consecutive replicas lost without progress of a text, after which it is given up."""
+_PAUSE_S = 0.2  # before a text is sent again
+_LONG_PAUSE_S = 1.0  # after a replica without a model, which Ray Serve replaces
 _NO_MODEL = "it had no model"
 _LATE_S = 2.0  # beyond a request's time, which the replica ends itself
 
@@ -39,7 +39,7 @@ class Maker(RequestMaker):
 
     opened: Opened
     batch_size: int
-    """The batch size of all replicas that there may be together."""
+    """The batch size of all possible replicas together."""
 
     @property
     def limits(self) -> ExecutorLimits:
@@ -50,7 +50,7 @@ class Maker(RequestMaker):
         return self.opened.description
 
 
-class _Text:
+class _InFlight:
     def __init__(self, request: Request, receive: Receive, whole: bool) -> None:
         self.request, self.receive, self.whole = request, receive, whole
         self.ids: list[int] = []
@@ -73,11 +73,11 @@ def open_replicas(
     connect: Callable[[], Cluster],
     log: Callable[[str], object],
 ) -> Maker:
-    """Deploy what is planned; the maker's requests are decoded by replicas then.
+    """Deploy a plan, so that replicas decode the maker's requests.
 
     Args:
-        connect: to Ray.
-        log: takes a sentence about what goes wrong.
+        connect: connects to Ray.
+        log: takes sentences about failures.
     """
 
     def deploy(cluster: Cluster) -> Deployment:
@@ -92,12 +92,12 @@ def open_replicas(
 
 
 class ReplicaEngine:
-    """As `EngineThread`, on replicas; requests are handed in on the server's event loop.
+    """An `EngineThread` on replicas; requests are submitted on the server's event loop.
 
     Args:
-        connect: to Ray.
+        connect: connects to Ray.
         deploy: starts the replicas.
-        log: takes a sentence about what goes wrong.
+        log: takes sentences about failures.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class ReplicaEngine:
         self.log: Callable[[str], object] = log
         self._deployment: Deployment
         self._opened: Future[Opened] = Future()
-        self._texts: dict[int, _Text] = {}
+        self._texts: dict[int, _InFlight] = {}
         self._ending = threading.Event()
         self._asking = ThreadPoolExecutor(1, "trtla-reports")
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -120,22 +120,22 @@ class ReplicaEngine:
         self._thread = threading.Thread(target=self._run, name="trtla-replicas", daemon=True)
 
     def open(self) -> Opened:
-        """Start the replicas, and stay in touch with them from now on."""
+        """Start the replicas, and stay in contact with them from now on."""
         self._thread.start()
         return self._opened.result()
 
     def _run(self) -> None:
-        """Own the cluster: what Ray has started ends with the thread that started it."""
+        """Own the cluster: Ray's processes end with the thread that started them."""
         error: BaseException = closed()
         cluster = None
         try:
             cluster = self._connect()
             self._deployment = self._deploy(cluster)
             self._opened.set_result(self._deployment.opened)
-            while not self._ending.wait(1.0):  # replicas do not outlive a server that is silent
+            while not self._ending.wait(1.0):  # replicas end if a server is silent
                 self._deployment.touch()
             self._deployment.close()
-        except BaseException as lost:  # whatever it is, nobody may wait indefinitely
+        except BaseException as lost:  # of any kind, so that no request waits indefinitely
             error = lost
         self._end(error)
         if cluster is not None:
@@ -155,14 +155,14 @@ class ReplicaEngine:
             text.receive([(request_id, error)])
 
     def submit(self, requests: Iterable[Request], receive: Receive, whole: bool = False) -> None:
-        """Have requests answered; each ends with an output or an error.
+        """Decode requests; each ends with an output or an error.
 
         Args:
-            whole: nobody reads the texts before their ends, so they travel in few pieces.
+            whole: texts are only read at their ends, so they travel in few pieces.
         """
         self._loop = asyncio.get_running_loop()
         for request in requests:
-            text = self._texts[request.request_id] = _Text(request, receive, whole)
+            text = self._texts[request.request_id] = _InFlight(request, receive, whole)
             text.task = self._loop.create_task(self._finish(text))
             allotted = request.sampling.allotted_time_ms
             if allotted is not None:
@@ -170,26 +170,26 @@ class ReplicaEngine:
                 text.timer = self._loop.call_later(late_s, self._end_late, text)
 
     def cancel(self, request_ids: Iterable[int]) -> None:
-        """End requests; no events of these follow."""
+        """End requests without further events."""
         for request_id in request_ids:
             text = self._texts.pop(request_id, None)
             if text is not None and text.task is not None:
                 text.wanted = False
                 text.task.cancel()
 
-    def _end_late(self, text: _Text) -> None:
-        """A text that no replica has ended in its time: there may be none."""
+    def _end_late(self, text: _InFlight) -> None:
+        """End a text that no replica has ended in its time, possibly since there is none."""
         request_id = text.request.request_id
         if self._texts.get(request_id) is text:
             self.cancel([request_id])
             late = Output(request_id, (), "timed_out", RequestStats(), start=len(text.ids))
             text.receive([(request_id, late)])
 
-    async def _finish(self, text: _Text) -> None:
-        """A text to its end, on as many replicas as that takes."""
+    async def _finish(self, text: _InFlight) -> None:
+        """Decode a text to its end, on as many replicas as necessary."""
         request_id = text.request.request_id
         with suppress(asyncio.CancelledError):
-            while text.wanted and (why := await self._go_on(text)) is not None:
+            while text.wanted and (why := await self._decode(text)) is not None:
                 if why == _NO_MODEL:
                     await asyncio.sleep(_LONG_PAUSE_S)
                     continue
@@ -208,13 +208,13 @@ class ReplicaEngine:
         if self._texts.get(request_id) is text:
             del self._texts[request_id]
 
-    async def _go_on(self, text: _Text) -> str | None:
-        """What one replica does for a text; why it was lost, None where the text has ended."""
+    async def _decode(self, text: _InFlight) -> str | None:
+        """Decode on one replica; return why it was lost, or None if the text has ended."""
         known = len(text.ids)
         stream = self._deployment.handle.stream.remote(text.packed(), text.whole)
         try:
             async for outputs in stream:
-                if self._pass_on(text, outputs):
+                if self._deliver(text, outputs):
                     return None
             why = "its stream has ended"
         except asyncio.CancelledError:
@@ -224,22 +224,23 @@ class ReplicaEngine:
             why = "it was cancelled"
         except NotOpen:
             return _NO_MODEL
-        except Exception as error:  # whatever it is, the text itself says what is its own fault
+        except Exception as error:  # the request's own errors arrive as outputs
             why = sentence(error)
         text.losses = 1 if len(text.ids) > known else text.losses + 1
         return why
 
-    def _pass_on(self, text: _Text, outputs: Sequence[Output]) -> bool:
-        """Post what a replica brings, under the request's own id; whether that was the last."""
+    def _deliver(self, text: _InFlight, outputs: Sequence[Output]) -> bool:
+        """Deliver a replica's outputs under the request's own id; return True after the last."""
         request_id = text.request.request_id
         for output in outputs:
             text.ids += output.new_tokens
         if text.wanted:
-            text.receive([(request_id, replace(one, request_id=request_id)) for one in outputs])
+            renamed = [(request_id, replace(out, request_id=request_id)) for out in outputs]
+            text.receive(renamed)
         return any(output.finish_reason for output in outputs)
 
     def stats_later(self) -> Future[ExecutorStats]:
-        """The counters of all replicas together, and what waits for them."""
+        """Return the counters of all replicas together, and the waiting requests."""
         return self._asking.submit(self._stats)
 
     def reports(self) -> list[ReplicaReport]:
@@ -251,8 +252,8 @@ class ReplicaEngine:
             each += [report.stats for report in self.reports()]
         finally:
             self.replicas = ReplicaCounts(len(each), self._reruns)
-        running = sum(one.running or 0 for one in each)
-        used = [one.kv_cache_usage for one in each if one.kv_cache_usage is not None]
+        running = sum(stats.running or 0 for stats in each)
+        used = [stats.kv_cache_usage for stats in each if stats.kv_cache_usage is not None]
         return ExecutorStats(
             running=running,
             waiting=max(0, len(self._texts) - running),
@@ -260,7 +261,7 @@ class ReplicaEngine:
         )
 
     def close(self, timeout: float | None = None) -> bool:
-        """End the replicas, and what is left of the requests; False where that goes on."""
+        """End the replicas and remaining requests; False if that takes longer."""
         self._ending.set()
         self._thread.join(timeout)
         self._asking.shutdown(wait=False, cancel_futures=True)

@@ -1,4 +1,4 @@
-"""A replica: a model in a process of Ray Serve, asked by the server for one text a call."""
+"""A replica: a model in a process of Ray Serve, which decodes one text a call for the server."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from trtla.runtime.stats import ExecutorStats, RequestStats
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What a replica says of its model."""
+    """A replica's description of its model."""
 
     limits: ExecutorLimits
     description: str
@@ -34,7 +34,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaReport:
-    """What a replica says of itself while it runs."""
+    """A replica's state while it runs."""
 
     replica: str
     process: int
@@ -42,17 +42,17 @@ class ReplicaReport:
 
 
 def packed(request: Request, begun: Sequence[int], left_ms: int | None) -> Request:
-    """A request as it travels, for a text of which some tokens may be known.
+    """Prepare a request for sending; some of its tokens may be known.
 
     Args:
-        left_ms: of its time; None: it has no limit.
+        left_ms: of its time; None: unlimited.
     """
     sampling = replace(request.sampling, allotted_time_ms=left_ms)
     return replace(request, sampling=sampling, begun=tuple(begun), stop_check=None)
 
 
 def unpacked(request: Request, request_id: int, tokenizer: Tokenizer | None) -> Request:
-    """A request that has arrived, under an id of who decodes it."""
+    """Restore a received request, with an id of the decoding process."""
     check: Callable[[list[int]], bool] | None = None
     if request.sampling.stop and tokenizer is not None:
         stop = request.sampling.stop
@@ -64,14 +64,15 @@ _UNCOUNTED = RequestStats()
 
 
 def light(output: Output) -> Output:
-    """An output as it travels: the counters, which grow with the text, go with the last one."""
+    """Prepare an output for sending: the counters, which grow with the text, go with the last
+    one."""
     error = None if output.error is None else plain(output.error)
     stats = _UNCOUNTED if output.finish_reason is None else output.stats
     return replace(output, stats=stats, error=error)
 
 
 def plain(error: BaseException) -> TrtlaError:
-    """An error that can travel, whatever it holds."""
+    """Convert an error to one that can be pickled."""
     if not isinstance(error, TrtlaError):
         return TrtlaError(sentence(error))
     kind = UsageError if isinstance(error, UsageError) else TrtlaError
@@ -79,12 +80,12 @@ def plain(error: BaseException) -> TrtlaError:
 
 
 _GATHER_S = (0.02, 0.01, 0.1)
-"""Steps of a text that come within a time travel together, since each journey costs some work: at
-least the first, the second for each text that is in flight here, at most the third."""
+"""Steps of a text travel together if they come within a time, since each message costs some work:
+at least the first, the second for each text in flight here, at most the third."""
 _WHOLE_S = 1.0
-"""That time for texts that nobody reads before their ends: what goes on elsewhere, if need be."""
+"""That time for texts that are only read at their ends: limits the loss when a replica dies."""
 LEASE_S = 60.0
-"""Replicas that no server has spoken to for so long end themselves, and all of their kind."""
+"""Replicas that hear from no server for so long end themselves and their application."""
 
 
 class ReplicaLost(Exception):
@@ -92,11 +93,11 @@ class ReplicaLost(Exception):
 
 
 class NotOpen(Exception):
-    """The model here was not open when a request came, which has nothing to do with it."""
+    """The model here was not open when a request came, which is not the request's fault."""
 
 
 def open_same(open_model: Callable[[], LLM], digest: str) -> LLM:
-    """Open a model, which must be the one that the server read the digest of."""
+    """Open a model, which must have the digest that the server read."""
     llm = open_model()
     if model_digest(llm.engine) == digest:
         return llm
@@ -108,7 +109,7 @@ def open_same(open_model: Callable[[], LLM], digest: str) -> LLM:
 
 
 class _Inbox:
-    """What the model brought for one text, and has not gone out yet."""
+    """Outputs of one text that are not sent yet."""
 
     def __init__(self) -> None:
         self.outputs: list[Output] = []
@@ -129,9 +130,9 @@ class _Inbox:
 
 
 class Replica:
-    """The deployment's class. It opens its model at once, and says in `opened` how that went.
+    """The deployment's class. It opens its model at once, and reports the result in `opened`.
 
-    Ray Serve sends it nothing before its first `check_health` has returned, when the model is open.
+    Ray Serve sends nothing before its first `check_health` has returned, when the model is open.
 
     Args:
         open_model: opens the model.
@@ -140,12 +141,12 @@ class Replica:
 
     def __init__(self, open_model: Callable[[], LLM], app: str) -> None:
         self._app, self._ids = app, count()
-        self._heard: float | None = None  # from the opening on
+        self._heard: float | None = None  # since the opening
         self._engine = AsyncEngine(open_model, print)
         self._engine.begin()
 
     async def opened(self) -> Opened | TrtlaError:
-        """The model, when it is open, or why it cannot be."""
+        """Wait for the model; return its description, or the error."""
         await self._engine.changed.wait()
         if self._engine.failure is not None:
             return plain(self._engine.failure)
@@ -153,7 +154,7 @@ class Replica:
         return Opened(llm.limits, llm.description)
 
     async def stream(self, request: Request, whole: bool = False) -> AsyncIterator[list[Output]]:
-        """What the steps of one text bring.
+        """Yield the outputs of one text.
 
         Raises:
             NotOpen: the model was not open to begin with.
@@ -161,19 +162,19 @@ class Replica:
         """
         if self._engine.state != "ready":
             raise NotOpen(self._why())
-        own = unpacked(request, next(self._ids), self._engine.llm.tokenizer)
+        local = unpacked(request, next(self._ids), self._engine.llm.tokenizer)
         try:
-            self._engine.llm.limits.check(own)  # it comes from another process
+            self._engine.llm.limits.check(local)  # it comes from another process
         except UsageError as error:
-            yield [light(refusal(own, error))]
+            yield [light(refusal(local, error))]
             return
         inbox, ended = _Inbox(), False
-        self._engine.submit([own], inbox.put)
+        self._engine.submit([local], inbox.put)
         try:
             while not ended:
                 await inbox.news.wait()
                 outputs = inbox.take()
-                ended = any(one.finish_reason for one in outputs)
+                ended = any(output.finish_reason for output in outputs)
                 if outputs:
                     yield outputs
                 elif self._engine.state != "ready":
@@ -181,7 +182,7 @@ class Replica:
                 if not ended:
                     await self._gather(inbox, whole)
         finally:
-            self._engine.cancel([own.request_id])
+            self._engine.cancel([local.request_id])
 
     async def _gather(self, inbox: _Inbox, whole: bool) -> None:
         """Wait for more of a text, unless it has ended."""
@@ -191,7 +192,7 @@ class Replica:
             await asyncio.wait_for(inbox.ended.wait(), time_s)
 
     async def report(self) -> ReplicaReport:
-        """How it is; who asks is there, so the replica stays."""
+        """Report its state; the call also shows that the server is alive."""
         from ray import serve
 
         self._heard = time.monotonic()
@@ -199,10 +200,10 @@ class Replica:
         return ReplicaReport(serve.get_replica_context().replica_tag, os.getpid(), stats)
 
     async def check_health(self) -> None:
-        """Asked by Ray Serve, which puts another one in the place of a replica that raises.
+        """Answer Ray Serve, which replaces a replica that raises.
 
-        The first call waits for the model. Where that cannot be opened while the server itself
-        comes up, it returns all the same, so that `opened` can say why.
+        The first call waits for the model. If that cannot be opened while the application starts,
+        the call returns normally, so that `opened` can report why.
         """
         is_first, now = self._heard is None, time.monotonic()
         if is_first:

@@ -1,9 +1,9 @@
-"""Which replica a request goes to: the one that has its beginning, unless that has much more to do.
+"""Routing of requests: to the replica that has their beginning, unless it is much busier.
 
 A subclass of Ray Serve's public `RequestRouter`, which does all else: it knows the replicas, asks
-them whether they have room, and goes on to the next where they have none. It stands in the server's
-process alone, so what it counts is all there is. Ray's own prefix router compares texts, and asks
-an actor for each request; here are token ids, of which the K/V blocks are made.
+them whether they have room, and continues with the next one otherwise. It runs in the server's
+process alone, so its counts are complete. Ray's own prefix router compares texts and calls an actor
+for each request; this one compares token ids, of which K/V blocks are made.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from trtla.replicas.beginnings import Beginnings
 from trtla.runtime.request import Request
 
 _SLACK = 4
-"""So many texts more may a replica have than the least busy one, and still get those that it has
-the beginning of."""
+"""A replica with a text's beginning may have so many texts more than the least busy one and still
+get that text."""
 
 
 class PrefixRouter(FIFOMixin, RequestRouter):  # type: ignore[misc]
-    """Prefers who has the beginning, else who has least to do."""
+    """Prefers the replica with the beginning, else the least busy one."""
 
     def initialize_state(self, **_: Any) -> None:
         self._beginnings = Beginnings()
@@ -32,13 +32,15 @@ class PrefixRouter(FIFOMixin, RequestRouter):  # type: ignore[misc]
     async def choose_replicas(
         self, candidate_replicas: list[Any], pending_request: PendingRequest | None = None
     ) -> list[list[Any]]:
-        load = {one.replica_id: self._load(one.replica_id) for one in candidate_replicas}
+        load = {
+            replica.replica_id: self._load(replica.replica_id) for replica in candidate_replicas
+        }
         mixed = random.sample(candidate_replicas, len(candidate_replicas))
-        ordered = sorted(mixed, key=lambda one: load[one.replica_id])
+        ordered = sorted(mixed, key=lambda replica: load[replica.replica_id])
         owner = self._beginnings.longest(_ids(pending_request), set(load))
         if owner is not None and load[owner] <= min(load.values()) + _SLACK:
-            ordered.sort(key=lambda one: one.replica_id != owner)
-        return [[one] for one in ordered]
+            ordered.sort(key=lambda replica: replica.replica_id != owner)
+        return [[replica] for replica in ordered]
 
     def on_request_routed(
         self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any
@@ -58,7 +60,7 @@ class PrefixRouter(FIFOMixin, RequestRouter):  # type: ignore[misc]
 
 
 def _ids(pending: PendingRequest | None) -> Sequence[int]:
-    """The tokens that a call's request begins with; none where nothing is shared."""
+    """Return the tokens at the beginning of a call's request; empty if nothing may be shared."""
     for argument in () if pending is None else pending.args:
         if isinstance(argument, Request) and not argument.private:
             return (*argument.given_ids, *argument.begun)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, FiniteFloat
+from pydantic import BeforeValidator, Field, FiniteFloat, create_model
 
 from trtla.results.documents import (
     Figure,
@@ -19,6 +19,8 @@ from trtla.results.documents import (
     Sources,
     Triple,
 )
+from trtla.settings.fields import declared
+from trtla.settings.sampling import BEYOND, SamplingParams
 
 Shares = tuple[FiniteFloat, ...]
 
@@ -202,19 +204,21 @@ class MeasuredCell(Cell):
     tokens_per_s: dict[str, Shares]
 
 
-class BenchSettings(Part):
-    """What all cells share."""
+if TYPE_CHECKING:
+    _Beyond = Part
+else:
+    _BEYOND = {name: (Any, declared(SamplingParams)[name].default) for name in BEYOND}
+    _Beyond = create_model("_Beyond", __base__=Part, **_BEYOND)
+
+
+class BenchSettings(_Beyond):
+    """What all cells share; filters, penalties and biases under their names."""
 
     model: str | None = None
     executors: tuple[str, ...] = ()
     rounds: int | None = None
     max_output_len: int | None = None
     seed: int | None = None
-    min_p: FiniteFloat = 0.0
-    repetition_penalty: FiniteFloat = 1.0
-    presence_penalty: FiniteFloat = 0.0
-    frequency_penalty: FiniteFloat = 0.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
     ignore_eos: bool | None = None
 
 

@@ -1,4 +1,4 @@
-"""Requests to tokens: the executor protocol, the torch executor behind it, and its models.
+"""Requests in, tokens out: the executor's contract, and the torch executor with its models.
 
-TensorRT-LLM's executor is in `trtla.trtllm`, and `LLM`, which opens either, in `trtla.llm`.
+`trtla.trtllm` has TensorRT-LLM's executor, and `trtla.llm` opens either one.
 """

@@ -1,4 +1,4 @@
-"""Arrays for C functions: where they lie, and new ones that begin at a line of the cache."""
+"""Arrays for C functions: their addresses, and new ones aligned to cache lines."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 LINE = 64
-"""Bytes of a line of the processor's cache, and of its widest registers."""
+"""Bytes of a cache line of the processor, and of its widest registers."""
 
 
 def address(array: np.ndarray) -> int:
-    """Where an array's numbers begin, as a C function takes it."""
-    found: int = array.__array_interface__["data"][0]
-    return found
+    """Return the address of an array's first number, as a C function takes it."""
+    start: int = array.__array_interface__["data"][0]
+    return start
 
 
 def aligned(shape: tuple[int, ...], dtype: npt.DTypeLike) -> np.ndarray:
-    """A new array, its numbers undefined."""
+    """Return a new array with undefined numbers."""
     import numpy as np
 
     size = prod(shape) * np.dtype(dtype).itemsize
@@ -31,9 +31,9 @@ def aligned(shape: tuple[int, ...], dtype: npt.DTypeLike) -> np.ndarray:
 
 
 def paged(shape: tuple[int, ...]) -> np.ndarray:
-    """New bytes whose pages take no memory until they are written, each on its own.
+    """Return new bytes whose pages take no memory until each is written.
 
-    NumPy asks for huge pages: of an array that is written here and there all would soon be taken.
+    NumPy asks for huge pages, which would soon back all of a sparsely written array.
     """
     import numpy as np
 

@@ -1,8 +1,8 @@
-"""The K/V cache's blocks as integers: free, owned by sequences, or kept for texts that begin alike.
+"""The K/V cache's blocks as integers: free, owned by sequences, or kept for texts with its tokens.
 
 A kept block is found by all tokens up to its last one, so two texts share a block only if both
-begin with these. Its owner may still run: who reads it is counted. Texts of different spaces share
-none: a space, below 0 and so no token, stands in front of the first block's tokens.
+begin with these. Its owner may still run, so readers are counted. Texts of different spaces share
+no block: a space, below 0 and so no token, precedes the first block's tokens.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _Kept:
     parent: _Kept | None
     children: dict[Tokens, _Kept] = field(default_factory=dict)
     users: int = 0
-    """Running sequences that read it; who reads a block reads its parent too."""
+    """Running sequences that read it; every reader of a block reads its parent too."""
 
 
 class KeptBlocks:
@@ -46,51 +46,51 @@ class KeptBlocks:
         return len(self._unused)
 
     def find(self, text: Sequence[int], space: int = 0) -> tuple[int, ...]:
-        """The longest chain of its space's kept blocks that this text begins with."""
-        found: list[int] = []
+        """Find the longest chain of its space's kept blocks that this text begins with."""
+        chain: list[int] = []
         node: _Kept | None = self._root
         for tokens in self._pieces(text, space):
             node = node.children.get(tokens) if node else None
             if node is None:
                 break
-            found.append(node.block)
-        return tuple(found)
+            chain.append(node.block)
+        return tuple(chain)
 
     def num_unused_of(self, chain: Sequence[int]) -> int:
-        """How many blocks of a found chain no sequence reads yet."""
+        """Count the blocks of a chain that no sequence reads yet."""
         return sum(block in self._unused for block in chain)
 
     def use(self, chain: Sequence[int]) -> None:
-        """A sequence begins with a found chain; until it ends none of these is given away."""
+        """Begin a sequence with a chain; none of it is evicted until the sequence ends."""
         for block in chain:
             self._by_block[block].users += 1
             self._unused.pop(block, None)
 
     def keep(self, blocks: Sequence[int], text: Sequence[int], space: int = 0) -> None:
-        """A running sequence has filled blocks with `text`: others may read them from now on.
+        """Keep blocks that a running sequence has filled with `text`: others may read them.
 
-        Where another one's block holds the same, its own stays its own, and so do those behind it:
-        they would be below a block that it does not use. They may be kept when it ends.
+        If another sequence's block holds the same tokens, this one and those behind it are not
+        kept: they would be below a block that it does not use. They may be kept when it ends.
 
         Args:
-            blocks: all of its blocks, those that are kept already first.
-            text: tokens that they hold from the first one on, as far as others may read them.
+            blocks: all of its blocks, kept ones first.
+            text: their tokens from the first one on, as far as others may read them.
         """
         chain = list(takewhile(self._by_block.__contains__, blocks))
         node = self._by_block[chain[-1]] if chain else self._root
-        place = len(chain)
-        for block, tokens in zip(blocks[place:], self._pieces(text, space, place), strict=False):
+        start = len(chain)
+        for block, tokens in zip(blocks[start:], self._pieces(text, space, start), strict=False):
             if tokens in node.children:
                 return
             node = self._add(node, block, tokens)
             node.users = 1
 
     def end(self, blocks: Sequence[int], text: Sequence[int], space: int = 0) -> list[int]:
-        """A sequence ends: keep its blocks that are full of `text`, and return those left over.
+        """End a sequence: keep its blocks that are full of `text`, and return the others.
 
         Args:
             blocks: all of its blocks, shared ones first.
-            text: tokens that they hold from the first one on, as far as others may read them.
+            text: their tokens from the first one on, as far as others may read them.
         """
         shared = [self._by_block[block] for block in blocks if block in self._by_block]
         for node in shared:
@@ -103,7 +103,7 @@ class KeptBlocks:
         return [block for block in blocks if block not in self._by_block]
 
     def _chain(self, blocks: Sequence[int], text: Sequence[int], space: int) -> list[_Kept]:
-        """The text's chain; blocks are new in it where no other text has been the same."""
+        """Return the text's chain; its blocks are added unless equal ones are kept already."""
         chain, node = [], self._root
         for block, tokens in zip(blocks, self._pieces(text, space), strict=False):
             node = node.children.get(tokens) or self._add(node, block, tokens)
@@ -111,8 +111,8 @@ class KeptBlocks:
         return chain
 
     def _add(self, parent: _Kept, block: int, tokens: Tokens) -> _Kept:
-        made = parent.children[tokens] = self._by_block[block] = _Kept(block, tokens, parent)
-        return made
+        node = parent.children[tokens] = self._by_block[block] = _Kept(block, tokens, parent)
+        return node
 
     def evict(self) -> int:
         """Forget the least recently used block; there must be one without users."""
@@ -123,7 +123,7 @@ class KeptBlocks:
         return block
 
     def _pieces(self, text: Sequence[int], space: int, first: int = 0) -> Iterator[Tokens]:
-        """The text in blocks from the `first` on, without what does not fill one."""
+        """Cut the text into whole blocks, from the `first` on."""
         for end in range((first + 1) * self._size, len(text) + 1, self._size):
             tokens = tuple(text[end - self._size : end])
             yield (space, *tokens) if space and end == self._size else tokens
@@ -135,7 +135,7 @@ TOKENS_PER_BLOCK = config.TOKENS_PER_BLOCK
 class BlockPool:
     """Free and used blocks, as integers; consecutive ones can be read without a copy.
 
-    Blocks that are kept for later texts count as free: they are given away when no others are left.
+    Blocks that are kept for later texts count as free: they are evicted when no others are left.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -148,7 +148,7 @@ class BlockPool:
         self._kept = KeptBlocks(TOKENS_PER_BLOCK)
 
     def reserve(self) -> int:
-        """Take the last block for good: `reset` gives it to nobody, and it counts no more."""
+        """Withdraw the last block permanently: `reset` does not free it, and it counts no more."""
         last = self.num_blocks - 1
         if last not in self._free:
             raise ValueError(f"block {last} is in use")
@@ -161,15 +161,15 @@ class BlockPool:
         return len(self._free) + self._kept.num_unused
 
     def find(self, text: Sequence[int], space: int = 0) -> tuple[int, ...]:
-        """Kept blocks that hold how a text begins; to be read only, after `allocate`."""
+        """Find kept blocks of a text's beginning; to be read only, after `allocate`."""
         return self._kept.find(text, space)
 
     def allocate(self, num_tokens: int, shared: tuple[int, ...] = ()) -> tuple[int, ...] | None:
         """Take blocks for a number of tokens, or None when too few are free.
 
         Args:
-            num_tokens: all of them, those in shared blocks too.
-            shared: what `find` has just found; these blocks come first.
+            num_tokens: including those in shared blocks.
+            shared: the result of `find`; these blocks come first.
         """
         count = -(-num_tokens // TOKENS_PER_BLOCK) - len(shared)
         if count > self.num_free - self._kept.num_unused_of(shared):
@@ -182,7 +182,7 @@ class BlockPool:
         return shared + blocks
 
     def _choose(self, count: int, first: int) -> tuple[int, ...]:
-        """Free blocks from `first` on, else the first consecutive ones, else the lowest."""
+        """Choose free blocks from `first` on, else the first consecutive ones, else the lowest."""
         following = range(first, first + count)
         if self._free.issuperset(following):
             return tuple(following)
@@ -193,7 +193,7 @@ class BlockPool:
         return tuple(ordered[:count])
 
     def keep(self, blocks: tuple[int, ...], text: Sequence[int], space: int = 0) -> None:
-        """Let others find those of a running sequence's blocks that are full of `text`."""
+        """Share those of a running sequence's blocks that are full of `text`."""
         self._kept.keep(blocks, text, space)
 
     def release(self, blocks: tuple[int, ...], text: Sequence[int] = (), space: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""What a forward costs, by fed tokens and sequences, and what that says of a draft's nodes."""
+"""The cost of a forward by fed tokens and sequences, and the prices of a draft's nodes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 _LEAST_S = 1e-9
-"""No forward is faster; times near 0 would overflow where others are divided by them."""
+"""The fastest possible forward: divisions by times near 0 would overflow."""
 
 Point = tuple[int, float]
 
@@ -18,8 +18,8 @@ Point = tuple[int, float]
 class CostTable:
     """Seconds of a forward, piecewise linear in fed tokens, and linear between rows.
 
-    A row holds what a number of sequences costs: (fed tokens over all, seconds), tokens rising,
-    seconds never falling. Past its ends a row goes on with its last slope.
+    A row holds the costs of a number of sequences: (fed tokens over all, seconds), tokens rising,
+    seconds never falling. Beyond its ends it continues with its last slope.
     """
 
     rows: tuple[tuple[int, tuple[Point, ...]], ...]
@@ -43,32 +43,32 @@ class CostTable:
         return cls(((sequences, tuple(points)),))
 
     def seconds(self, tokens: float, sequences: int = 1) -> float:
-        """The time of a forward of `tokens` in all, fed by `sequences`."""
-        place = bisect_left(self.rows, sequences, key=lambda row: row[0])
-        if place == len(self.rows):
+        """Return the time of a forward of `tokens` in all, fed by `sequences`."""
+        index = bisect_left(self.rows, sequences, key=lambda row: row[0])
+        if index == len(self.rows):
             return _along(self.rows[-1][1], tokens)
-        upper, above = self.rows[place]
-        if upper == sequences or not place:
+        upper, above = self.rows[index]
+        if upper == sequences or not index:
             return _along(above, tokens)
-        lower, below = self.rows[place - 1]
+        lower, below = self.rows[index - 1]
         share = (sequences - lower) / (upper - lower)
         return (1.0 - share) * _along(below, tokens) + share * _along(above, tokens)
 
 
 class NodePrices(NamedTuple):
-    """What the nodes of a draft cost, and what they must bring."""
+    """The cost of a draft's nodes, and the gain that they must bring."""
 
     knots: tuple[Point, ...] = ()
-    """(nodes, seconds of a step with them), from 0 nodes to as many as may be taken, linear between
-    these and never falling; empty: all that fit are taken."""
+    """(nodes, seconds of a step with them), from 0 nodes to the most that may be taken, linear
+    between these and never falling; empty: take all that fit."""
     rate: float = 0.0
-    """Tokens a second that are reached on average."""
+    """Tokens a second on average."""
     margin: float = 0.0
-    """What nodes must bring beyond their cost, as a share of what they should bring."""
+    """Gain required beyond a node's cost, as a share of its expected gain."""
     least: float = 0.0
-    """Chance below which no node is looked at."""
+    """Chance below which nodes are ignored."""
     lesson: float = 0.0
-    """Tokens that the row of a fed node is worth later, whether it is right or not."""
+    """Later worth of a fed node's row in tokens, whether it is right or not."""
 
 
 FREE = NodePrices()
@@ -78,15 +78,15 @@ FREE = NodePrices()
 def _along(points: Sequence[Point], tokens: float) -> float:
     if len(points) == 1:
         return points[0][1]
-    place = min(max(1, bisect_left(points, tokens, key=lambda point: point[0])), len(points) - 1)
-    (left, low), (right, high) = points[place - 1], points[place]
+    index = min(max(1, bisect_left(points, tokens, key=lambda point: point[0])), len(points) - 1)
+    (left, low), (right, high) = points[index - 1], points[index]
     if tokens < left:
         return low
     return low + (high - low) * (tokens - left) / (right - left)
 
 
-def rising(found: Mapping[int, float]) -> tuple[Point, ...]:
-    """Points in order, where less never costs more: what disturbs a measurement only adds."""
-    tokens = sorted(found)
-    seconds = list(accumulate((found[count] for count in reversed(tokens)), min))
+def rising(times: Mapping[int, float]) -> tuple[Point, ...]:
+    """Return points in order, where less never costs more: disturbances only add to a time."""
+    tokens = sorted(times)
+    seconds = list(accumulate((times[count] for count in reversed(tokens)), min))
     return tuple(zip(tokens, reversed(seconds), strict=True))

@@ -1,4 +1,4 @@
-"""Which device a model runs on. Torch is imported only where a GPU may be meant."""
+"""The device that a model runs on. Torch is imported only if a GPU may be meant."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from trtla.machine import loaded_driver
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A processor of a machine; its text is PyTorch's name of it."""
+    """A processor of a machine; `str` gives PyTorch's name of it."""
 
     type: str
     """cpu or cuda."""
     index: int | None = None
-    """The GPU's number, always given for CUDA: without one, a tensor goes where its thread is."""
+    """The GPU's number, always set for CUDA: without one, a tensor goes to its thread's device."""
 
     def __str__(self) -> str:
         return self.type if self.index is None else f"{self.type}:{self.index}"
@@ -26,10 +26,10 @@ CPU = Device("cpu")
 
 
 def resolve_device(device: str, flag: str = "--device") -> Device:
-    """auto, cpu, cuda or cuda:N; auto takes CUDA where there is one.
+    """Resolve auto, cpu, cuda or cuda:N; auto takes CUDA if available.
 
     Args:
-        flag: what the hint of an error asks to change.
+        flag: the flag to change in an error's hint.
     """
     if device == "auto":
         device = "cuda" if _has_cuda() else "cpu"
@@ -42,12 +42,12 @@ def resolve_device(device: str, flag: str = "--device") -> Device:
 
 
 def _has_cuda() -> bool:
-    """Whether PyTorch sees a GPU; it is not asked where no driver is loaded."""
+    """Return True if PyTorch sees a GPU; torch is not imported unless a driver is loaded."""
     if loaded_driver() == (None, None):
         return False
     try:
         import torch
-    except ImportError:  # it is needed for GPUs alone
+    except ImportError:  # only GPUs need it
         return False
     return torch.cuda.is_available()
 

@@ -1,4 +1,4 @@
-"""Drafts, trees of tokens below the input token, and the base of what makes them.
+"""Drafts, trees of tokens below the input token, and the base class of drafters.
 
 Every draft, the lookahead window included, is a tree: a node sees the cached tokens and its own
 ancestors, and stands at the input's position plus its depth. Mask and positions follow from the
@@ -23,14 +23,14 @@ class TopRows(NamedTuple):
 
     nodes: tuple[int, ...]
     ids: ndarray
-    """int32 [nodes, count]; -1 where there are fewer."""
+    """int32 [nodes, count]; -1 after the last one of a shorter row."""
     logs: ndarray
     """Logarithms of their probabilities at temperature 1, float32."""
     last: int = -1
-    """The row after the last accepted node; -1: it is not among them."""
+    """The row after the last accepted node; -1: not included."""
 
     def after(self, path: Sequence[int]) -> TopRows:
-        """The same, where these nodes were accepted."""
+        """Return the same rows, with this path of accepted nodes."""
         last = self.nodes.index(path[-1]) if path else 0
         return TopRows(self.nodes, self.ids, self.logs, last)
 
@@ -47,19 +47,19 @@ class Draft:
     first_candidate: int = 1
     """Nodes from here on may be accepted; those before (the window) only feed the drafter."""
     read: tuple[int, ...] = ()
-    """Nodes whose next token the drafter wants to observe."""
+    """Nodes whose next token the drafter observes."""
     window_candidates: tuple[int, ...] = ()
     """Nodes before `first_candidate` that may be accepted as well."""
     drawn: bool = False
-    """What of the nodes to read is observed: the target's own draw; its argmax if False."""
+    """Observe the target's own draws after the nodes in `read`; if False, its argmax."""
     draft_probs: ndarray | None = field(default=None, compare=False)
-    """What a chain's tokens were drawn from, [tokens, vocab]: it is verified by rejection sampling
-    then (Rule B), else by the target's own draws (Rule A)."""
+    """The distributions that a chain's tokens were drawn from, [tokens, vocab]: rejection sampling
+    verifies it then (Rule B), else the target's own draws (Rule A)."""
     values: tuple[float, ...] = field(default=(), compare=False)
-    """How likely each token is to be accepted, 0 for cells of a window that nothing else proposes;
-    empty where the drafter does not say."""
+    """The chance of each token to be accepted, 0 for cells of a window that nothing else proposes;
+    empty if the drafter does not estimate it."""
     sources: tuple[int, ...] = field(default=(), compare=False)
-    """Places in `settings.drafting.PROPOSERS` of what proposed each token, likewise."""
+    """Indexes in `settings.drafting.PROPOSERS` of each token's proposer; empty likewise."""
 
     @classmethod
     def chain(cls, tokens: Sequence[int]) -> Draft:
@@ -72,32 +72,32 @@ class Draft:
     @property
     def candidates(self) -> Sequence[int]:
         """Nodes that verification may accept."""
-        own = range(self.first_candidate, self.size)
-        return (*self.window_candidates, *own) if self.window_candidates else own
+        later = range(self.first_candidate, self.size)
+        return (*self.window_candidates, *later) if self.window_candidates else later
 
     @property
     def num_candidates(self) -> int:
-        own = len(self.tokens) + 1 - self.first_candidate
-        return own + len(self.window_candidates) if self.tokens else 0
+        count = len(self.tokens) + 1 - self.first_candidate
+        return count + len(self.window_candidates) if self.tokens else 0
 
     def path(self, node: int) -> tuple[int, ...]:
-        """The nodes from below the input token down to this one."""
-        found: list[int] = []
+        """Return the nodes from below the input token down to this one."""
+        nodes: list[int] = []
         while node:
-            found.append(node)
+            nodes.append(node)
             node = self.parents[node - 1]
-        return tuple(reversed(found))
+        return tuple(reversed(nodes))
 
     def tokens_to(self, node: int) -> tuple[int, ...]:
-        return tuple(self.tokens[one - 1] for one in self.path(node))
+        return tuple(self.tokens[ancestor - 1] for ancestor in self.path(node))
 
     def proposers(self, nodes: Sequence[int]) -> tuple[str, ...]:
-        """The names of what proposed these nodes; empty where the drafter does not say."""
+        """Return the names of these nodes' proposers; empty if the drafter does not know them."""
         return tuple(PROPOSERS[self.sources[node - 1]] for node in nodes) if self.sources else ()
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """Nodes whose logits are wanted, each once: the input, the candidates, others to read."""
+        """Nodes whose logits are wanted, each once: the input, the candidates, then `read`."""
         if not self.window_candidates:
             first = self.first_candidate
             read = (node for node in self.read if 0 < node < first)
@@ -105,32 +105,32 @@ class Draft:
         return tuple(dict.fromkeys((0, *self.candidates, *self.read)))
 
     def cut(self, room: int) -> Draft:
-        """What of it feeds at most `room` tokens: its first nodes, the window whole or not at all.
+        """Cut to at most `room` tokens: the first nodes, the window whole or not at all.
 
-        Where the window goes, the candidates stay that do not continue it.
+        Without the window, only candidates that do not continue it stay.
         """
         if room >= len(self.tokens):
             return self
         if room >= self.first_candidate - 1:
             return self._kept(tuple(range(1, room + 1)), self.first_candidate)
-        places = {0: 0}
+        kept = {0: 0}
         for node in range(self.first_candidate, self.size):
-            if self.parents[node - 1] in places and len(places) <= room:
-                places[node] = len(places)
-        return self._kept(tuple(places)[1:], 1)
+            if self.parents[node - 1] in kept and len(kept) <= room:
+                kept[node] = len(kept)
+        return self._kept(tuple(kept)[1:], 1)
 
     def _kept(self, nodes: tuple[int, ...], first_candidate: int) -> Draft:
-        """These nodes alone; the parents of each are among them. All is read, or nothing."""
-        places = {0: 0} | {node: place for place, node in enumerate(nodes, 1)}
-        read = self.read if places.keys() >= set(self.read) else ()
+        """Keep these nodes alone, which include their parents. All of `read` stays, or none."""
+        indexes = {0: 0} | {node: index for index, node in enumerate(nodes, 1)}
+        read = self.read if indexes.keys() >= set(self.read) else ()
         return replace(
             self,
             tokens=tuple(self.tokens[node - 1] for node in nodes),
-            parents=tuple(places[self.parents[node - 1]] for node in nodes),
+            parents=tuple(indexes[self.parents[node - 1]] for node in nodes),
             first_candidate=first_candidate,
-            read=tuple(places[node] for node in read),
+            read=tuple(indexes[node] for node in read),
             window_candidates=tuple(
-                places[node] for node in self.window_candidates if node in places
+                indexes[node] for node in self.window_candidates if node in indexes
             ),
             draft_probs=None if self.draft_probs is None else self.draft_probs[: len(nodes)],
             values=tuple(self.values[node - 1] for node in nodes) if self.values else (),
@@ -143,30 +143,30 @@ NO_DRAFT = Draft()
 
 
 class Drafter(ABC):
-    """Guesses what the target will say: it changes the speed of decoding, never the text.
+    """Proposes the target's next tokens: it changes the speed of decoding, never the text.
 
     One object serves one request. `propose` is called once per generation step and `observe` once
     per forward that committed tokens, the prefill first.
     """
 
     top_rows = 0
-    """How many of the most probable tokens it wants to see after fed nodes, through `saw`."""
+    """Most probable tokens that `saw` receives after each fed node."""
     ranks = 0
-    """How many it wants to see where a step commits tokens, through `ranked`."""
+    """Most probable tokens that `ranked` receives for each committed token."""
 
     @abstractmethod
     def propose(self) -> Draft:
-        """The tree for the next step, at most the request's max_draft_len tokens."""
+        """Return the tree for the next step, at most the request's max_draft_len tokens."""
 
     def skip(self) -> None:  # noqa: B027
-        """Nothing is fed in the next step: called instead of `propose`."""
+        """Propose nothing in the next step: called instead of `propose`."""
 
     def observe(self, greedy: Sequence[int], committed: Sequence[int]) -> None:  # noqa: B027
         """Learn from a forward.
 
         Args:
-            greedy: the target's argmax after each node of the draft's `read`, in that order, or
-                its draws where the draft asks for them; empty for the prefill.
+            greedy: the target's argmax after each node of the draft's `read`, in that order, or its
+                draws if the draft asks for them; empty for the prefill.
             committed: the tokens that became output, in order.
         """
 
@@ -179,11 +179,11 @@ class Drafter(ABC):
         """
 
     def saw(self, path: Sequence[int], rows: TopRows) -> None:  # noqa: B027
-        """Learn the target's most probable tokens; called before `observe`, given `top_rows`.
+        """Learn the target's most probable tokens, if `top_rows`; called before `observe`.
 
         Args:
             path: the draft's nodes that were accepted.
-            rows: after node 0, the path, and maybe others.
+            rows: after node 0, the path, and possibly other nodes.
         """
 
     def saw_hidden(self, states: ndarray) -> None:  # noqa: B027
@@ -194,11 +194,11 @@ class Drafter(ABC):
         """
 
     def close(self) -> None:  # noqa: B027
-        """Release what others wait for, such as blocks of a cache: the request has ended."""
+        """Release resources such as blocks of a cache: the request has ended."""
 
 
 class NoDrafter(Drafter):
-    """Plain autoregressive decoding: nothing is proposed."""
+    """Plain autoregressive decoding without proposals."""
 
     def propose(self) -> Draft:
         return NO_DRAFT
@@ -213,20 +213,20 @@ class RecordedForward:
     observed: tuple[int, ...]
     """The target's tokens after each node of the draft's `read`."""
     committed: tuple[int, ...]
-    """What it added to the output."""
+    """The tokens that it added to the output."""
 
 
 def alike(drafted: Sequence[int], committed: Sequence[int]) -> int:
-    """How many tokens both begin with."""
+    """Count the tokens that both begin with."""
     pairs = zip(drafted, committed, strict=False)
     return next(
-        (place for place, (ours, theirs) in enumerate(pairs) if ours != theirs),
+        (index for index, (ours, theirs) in enumerate(pairs) if ours != theirs),
         min(len(drafted), len(committed)),
     )
 
 
 def depths(parents: Sequence[int]) -> list[int]:
-    """Depth of every node, node 0 (the input, depth 0) first."""
+    """Return the depth of every node, node 0 (the input, depth 0) first."""
     result = [0]
     for parent in parents:
         result.append(result[parent] + 1)
@@ -234,13 +234,13 @@ def depths(parents: Sequence[int]) -> list[int]:
 
 
 def fit(drafts: list[Draft], room: int) -> list[Draft]:
-    """The drafts of a step, cut to `room` tokens in all: each has an equal share, and what short
-    ones leave of theirs is for the others."""
+    """Cut the drafts of a step to `room` tokens in all: each has an equal share, and longer ones
+    get what shorter ones leave."""
     if sum([len(draft.tokens) for draft in drafts]) <= room:
         return drafts
     fitting, left = list(drafts), room
     order = sorted(range(len(drafts)), key=lambda index: len(drafts[index].tokens))
-    for place, index in enumerate(order):
-        fitting[index] = drafts[index].cut(left // (len(order) - place))
+    for rank, index in enumerate(order):
+        fitting[index] = drafts[index].cut(left // (len(order) - rank))
         left -= len(fitting[index].tokens)
     return fitting

@@ -1,4 +1,4 @@
-"""The contract of both executors, and the record of requests from which they recover."""
+"""The contract of both executors, and the record of requests that they recover from."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ExecutorT = TypeVar("ExecutorT", bound="Executor")
 
 
 def check_process(opened_in: int) -> None:
-    """Refuse to use in a forked process what its parent, the process of this id, has opened."""
+    """Refuse a model in a forked process, if a process with another id has opened it."""
     if os.getpid() != opened_in:
         raise TrtlaError(
             f"the model was opened in another process (pid {opened_in})",
@@ -29,11 +29,11 @@ def check_process(opened_in: int) -> None:
 class Executor(ABC):
     """Continuous batching behind a few verbs. No threads: work happens inside `poll`.
 
-    `enqueue` and whatever else takes a request trusts that `limits.check` has let it pass; `submit`
-    checks and queues. `poll` works
-    until there is something to report; an empty list means that nothing is in flight, or that
-    `interrupted` asked for it. `cancel` ends a request; its last output, with reason `cancelled`,
-    comes with the next `poll`. `close` frees everything. One thread at a time may be inside.
+    `enqueue` and other methods that take a request trust that `limits.check` has accepted it;
+    `submit` checks and queues. `poll` works until there is something to report; an empty list means
+    that nothing is in flight, or that `interrupted` returned True. `cancel` ends a request; its
+    last output, with reason `cancelled`, comes with the next `poll`. `close` frees everything. One
+    thread at a time may be inside.
 
     An executor belongs to the process that opened it: a fork has its memory, but neither the
     threads that compute nor the device.
@@ -42,21 +42,21 @@ class Executor(ABC):
     def __init__(self, limits: ExecutorLimits, description: str, *, is_leader: bool = True) -> None:
         self._limits = limits
         self.description = description
-        """What runs the model, in a few words: library, device, arithmetic."""
+        """The library, device and arithmetic that run the model, in a few words."""
         self.is_leader = is_leader
-        """False in the ranks of an MPI run that only serve: they may `close`, and nothing else."""
+        """False in the ranks of an MPI run that only serve: they may only be closed."""
         self._closed = False
         self._process = os.getpid()
         self.interrupted: Callable[[], bool] = lambda: False
-        """Asked between forwards; True ends a `poll` early, and any other work with an error."""
+        """Called between forwards; True ends a `poll` early, and other work with an error."""
 
     @property
     def limits(self) -> ExecutorLimits:
-        """What requests must fit into."""
+        """The limits that requests must fit."""
         return self._limits
 
     def submit(self, request: Request) -> None:
-        """Check a request and queue it; raises `UsageError` when it does not fit or its id is in
+        """Check a request and queue it; raises `UsageError` if it does not fit or its id is in
         use."""
         self._check_open()
         self._limits.check(request)
@@ -64,15 +64,15 @@ class Executor(ABC):
 
     @abstractmethod
     def enqueue(self, request: Request) -> None:
-        """Queue a request that fits the limits; raises `UsageError` when its id is in use."""
+        """Queue a request that fits the limits; raises `UsageError` if its id is in use."""
 
     @abstractmethod
     def poll(self, timeout: float | None = None) -> list[Output]:
         """Advance, and return the new outputs; `timeout` in seconds is for executors that wait.
 
-        An exception that is one request's own fault ends it as `failed`; any other is raised. The
-        next `poll` then goes on with all requests from what was committed, and reports all outputs
-        of what is in flight once more, from each request's first token.
+        An exception that one request causes ends that request as `failed`; any other is raised. The
+        next `poll` then continues all requests from what was committed, and reports all outputs of
+        requests in flight once more, from their first token.
         """
 
     @abstractmethod
@@ -81,69 +81,69 @@ class Executor(ABC):
 
     @abstractmethod
     def stats(self) -> ExecutorStats:
-        """Counters since the executor was opened."""
+        """Return counters since the executor was opened."""
 
     def log_probs(self, request: Request, output_ids: Sequence[int]) -> list[float]:
-        """Natural logarithms of the target's probabilities, one for each of `output_ids`.
+        """Return the target's natural log probability of each of `output_ids`.
 
         Raises:
-            UsageError: the executor gives none, or an id is outside the vocabulary.
+            UsageError: the executor computes none, or an id is outside the vocabulary.
             TrtlaError: the cache has no room for them, or the logits are not finite.
         """
         raise self._unable("gives no logits", "score")
 
     def beam_search(self, request: Request, settings: BeamSettings) -> list[Hypothesis]:
-        """The best hypotheses, the best first; the request's sampling is not looked at.
+        """Return the hypotheses, best first; the request's sampling settings are ignored.
 
         Raises:
-            UsageError: the executor searches none.
+            UsageError: the executor has no beam search.
             TrtlaError: the cache has no room for the beams, or the logits are not finite.
         """
         raise self._unable("has no beams", "search")
 
     def step_seconds(self, tokens: int, sequences: int) -> float | None:
-        """What a step that feeds so many tokens of so many sequences may take; None: unknown."""
+        """Return the expected seconds of a step with so many tokens and sequences, if known."""
         return None
 
     def check_ranks(self) -> None:  # noqa: B027
-        """Raise `RankLost` where another process that runs the model is known to have ended."""
+        """Raise `RankLost` if another process that runs the model is known to have ended."""
 
     def use_memory(self, memory: DraftMemory) -> None:  # noqa: B027
-        """Draft for the requests to come with what this memory holds; an empty one forgets all.
+        """Draft for the next requests from this memory; an empty one forgets all.
 
-        Texts do not depend on it. TensorRT-LLM's drafters share nothing.
+        Texts do not depend on it. TensorRT-LLM's drafters share no memory.
 
         Raises:
             UsageError: requests are in flight, or the memory was made for another model.
         """
 
     def add_texts(self, texts: Iterable[Sequence[int]]) -> None:
-        """Take token ids of texts to draft from, such as a corpus.
+        """Add token ids of texts to draft from, such as a corpus.
 
         Raises:
-            UsageError: the executor drafts from none, or an id is outside the vocabulary.
+            UsageError: the executor drafts from no texts, or an id is outside the vocabulary.
         """
         raise self._unable("drafts from no texts", "give a corpus")
 
     def kept_texts(self) -> list[tuple[int, ...]]:
-        """The texts that are drafted from now: those that were added, and outputs.
+        """Return the texts that are drafted from now: added ones and outputs.
 
         Raises:
-            UsageError: the executor drafts from none.
+            UsageError: the executor drafts from no texts.
         """
         raise self._unable("drafts from no texts", "save a corpus")
 
-    def _unable(self, what: str, verb: str) -> UsageError:
-        return UsageError(f"{self.description} {what}", f"{verb} with a torch engine")
+    def _unable(self, reason: str, verb: str) -> UsageError:
+        return UsageError(f"{self.description} {reason}", f"{verb} with a torch engine")
 
     @abstractmethod
     def _release(self) -> None:
         """Free everything; called once."""
 
     def close(self) -> None:
-        """Forget everything in flight; further calls raise, but for another `close`.
+        """Discard everything in flight; later calls raise, except another `close`.
 
-        In a forked process nothing is freed: what would free it runs in the other one.
+        In a forked process nothing is freed: the threads that free it run in the parent.
         """
         if not self._closed:
             self._closed = True
@@ -168,7 +168,7 @@ class Executor(ABC):
 
 
 class Recorded(Protocol):
-    """What is counted of a request in flight."""
+    """The counted part of a request in flight."""
 
     request: Request
     output_ids: list[int]
@@ -179,14 +179,14 @@ RecordedT = TypeVar("RecordedT", bound=Recorded)
 
 
 class TokenCounts(NamedTuple):
-    """Tokens of requests, as in `ExecutorStats`."""
+    """Token counts of requests, as in `ExecutorStats`."""
 
     prompt_tokens: int = 0
     new_tokens: int = 0
     accepted: int = 0
 
     def plus(self, sequence: Recorded) -> TokenCounts:
-        """With those of one request more; a prompt counts once it is answered."""
+        """Add one request's counts; a prompt counts once it has output."""
         written = len(sequence.output_ids)
         read = len(sequence.request.given_ids) if written else 0
         return TokenCounts(
@@ -197,17 +197,17 @@ class TokenCounts(NamedTuple):
 
 
 class RequestRecord(Generic[RecordedT]):
-    """An executor's requests, and what the next `poll` reports of them.
+    """An executor's requests, and the outputs for the next `poll`.
 
-    It is what is certain after an exception anywhere in `poll`: all else is made again from it. A
-    request that has ended stays until its last output was taken for certain.
+    It stays valid after an exception anywhere in `poll`, and all else is rebuilt from it. A request
+    that has ended stays until its last output has certainly been received.
     """
 
     def __init__(self) -> None:
         self._kept: tuple[dict[int, RecordedT], TokenCounts] = ({}, TokenCounts())
-        """Requests by id, in the order in which they came, and the counts of earlier ones."""
+        """Requests by id in order of arrival, and the counts of earlier ones."""
         self.unfinished = False
-        """A change has begun and not ended: nothing but the record is certain."""
+        """A change has begun and not ended: only the record is valid."""
         self.new: list[Output] = []
         """Outputs that the next `poll` reports."""
         self.taken: list[int] = []
@@ -215,14 +215,14 @@ class RequestRecord(Generic[RecordedT]):
 
     @property
     def requests(self) -> dict[int, RecordedT]:
-        """Those in flight by id, in the order in which they came."""
+        """Requests in flight by id, in order of arrival."""
         return self._kept[0]
 
     def counts(self) -> TokenCounts:
-        """The counts of all requests so far; safe while another thread steps."""
+        """Return the counts of all requests so far; safe while another thread steps."""
         requests, counts = self._kept
-        for one in tuple(requests.values()):
-            counts = counts.plus(one)
+        for request in tuple(requests.values()):
+            counts = counts.plus(request)
         return counts
 
     def check_id(self, request: Request) -> None:
@@ -236,7 +236,7 @@ class RequestRecord(Generic[RecordedT]):
             )
 
     def begin(self, recover: Callable[[], None]) -> None:
-        """Begin a change: `unfinished` until it ends. If the last one has not, recover first."""
+        """Begin a change: `unfinished` until it ends. Recover first if the last one did not end."""
         if self.unfinished:
             recover()
         else:
@@ -244,13 +244,13 @@ class RequestRecord(Generic[RecordedT]):
             self.unfinished = True
 
     def _forget_taken(self) -> None:
-        """The last outputs have arrived: whoever comes back for more had no exception between."""
+        """Forget reported requests: the next call proves that their last outputs have arrived."""
         if self.taken:
             self.forget(self.taken)
             self.taken = []
 
     def forget(self, request_ids: Iterable[int]) -> None:
-        """These are done with; unknown ones are ignored."""
+        """Forget these requests and keep their counts; unknown ids are ignored."""
         requests, counts = dict(self._kept[0]), self._kept[1]
         for request_id in request_ids:
             if request_id in requests:
@@ -258,8 +258,8 @@ class RequestRecord(Generic[RecordedT]):
         self._kept = requests, counts
 
     def report(self) -> list[Output]:
-        """The end of a `poll`: its outputs."""
+        """Return the outputs at the end of a `poll`."""
         outputs, self.new = self.new, []
-        self.taken = [one.request_id for one in outputs if one.finish_reason is not None]
+        self.taken = [output.request_id for output in outputs if output.finish_reason is not None]
         self.unfinished = False
         return outputs

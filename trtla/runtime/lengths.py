@@ -1,4 +1,4 @@
-"""How long texts may be: what engines were built for, models were trained for, memory has room for.
+"""Lengths of texts: limits of engines, of trained models, and of memory.
 
 Plain integers and sentences, the same for both executors.
 """
@@ -14,7 +14,7 @@ from trtla.runtime.limits import REBUILD_INPUT, REBUILD_LONGER, ExecutorLimits
 
 @dataclass(frozen=True, slots=True)
 class TextLengths:
-    """The lengths of an `ExecutorLimits`, and what to change where they are too short."""
+    """The lengths of an `ExecutorLimits`, and hints for texts that exceed them."""
 
     max_input_len: int
     max_text_len: int
@@ -23,10 +23,10 @@ class TextLengths:
 
 
 def text_lengths(engine: Engine, requested: int | None) -> TextLengths:
-    """Those of an engine or a model; `requested` is max_seq_len of the executor's options.
+    """Return those of an engine or a model; `requested` is max_seq_len of the executor's options.
 
     Raises:
-        UsageError: more is asked for than the engine was built for.
+        UsageError: the request exceeds the engine's build.
     """
     text_len, longest = engine.text_len(requested), engine.longest_text
     hint = REBUILD_LONGER
@@ -41,24 +41,24 @@ def text_lengths(engine: Engine, requested: int | None) -> TextLengths:
 
 
 def usual_text_len(text_len: int) -> int:
-    """Tokens that each text of a full batch has room for, where a model has its own length.
+    """Return the tokens that each text of a full batch has room for, if the model sets the length.
 
-    A single text may have all of it. Room for a full batch of such would be far more memory than
-    most batches ever use.
+    A single text may have all of it. Room for a full batch of longest texts would take far more
+    memory than most batches ever use.
     """
     return min(text_len, DEFAULT_SEQ_LEN)
 
 
 def usual_output_len(text_len: int, max_batch_size: int) -> int:
-    """Most tokens of an answer that names no length, so that a full batch of them runs at once."""
+    """Return the output limit of requests without one, so that a full batch runs at once."""
     return max(usual_text_len(text_len), text_len // max_batch_size)
 
 
 def shortened(limits: ExecutorLimits, text_len: int, why: str) -> ExecutorLimits:
-    """Limits with texts as long as memory has room for.
+    """Return limits with texts as long as memory has room for.
 
     Args:
-        why: what has room for how much, a clause.
+        why: a clause that names the memory and its size.
     """
     note = f"texts have at most {text_len} of the model's {limits.max_text_len} tokens: {why}"
     hint = f"use a device with more memory: {why}"

@@ -1,4 +1,4 @@
-"""What requests must fit into: lengths, vocabulary, triple, drafts; checked before they are queued.
+"""Limits that requests must fit: lengths, vocabulary, triple, drafts; checked before queueing.
 
 Plain integers, the same for both executors.
 """
@@ -16,14 +16,14 @@ from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig, check_requ
 
 REBUILD_INPUT = "build an engine with a larger --max-input-len"
 REBUILD_LONGER = "build an engine with a larger --max-seq-len"
-_GAMMA_ROOM = 16  # what single requests may ask for, whatever the executor was opened with
+_GAMMA_ROOM = 16  # for single requests, whatever the executor was opened with
 
 MOST_LOGPROBS = 20
-"""Most tokens that a request may have listed beside each output token, as in OpenAI's API."""
+"""Most alternatives to list for each output token, as in OpenAI's API."""
 
 
 def refuse_watch(name: str) -> UsageError:
-    """The refusal where the executor does not say what it feeds."""
+    """Return the refusal of an executor that does not report its drafts."""
     return UsageError(
         f"{name}: TensorRT-LLM's executor does not report what it drafts in a step",
         "use an engine built with --backend torch, or the Hugging Face folder",
@@ -33,7 +33,7 @@ def refuse_watch(name: str) -> UsageError:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorLimits:
-    """What an executor accepts: `max_input_len` bounds prompts, `max_text_len` prompt + output."""
+    """The limits of requests: `max_input_len` is for prompts, `max_text_len` for whole texts."""
 
     max_batch_size: int
     max_input_len: int
@@ -43,29 +43,29 @@ class ExecutorLimits:
     lookahead: LookaheadConfig
     """The default triple, and the largest one; (1,1,0) on a plain engine."""
     greedy_only: bool = False
-    """True where sampling settings would be ignored in silence."""
+    """True if sampling settings would be silently ignored."""
     fixed_triples: bool = False
-    """True where every step feeds the whole triple, so that no request can be adaptive."""
+    """True if every step feeds the whole triple, so that no request can be adaptive."""
     input_len_hint: str = REBUILD_INPUT
-    """What to change when a prompt does not fit, beside shortening it."""
+    """A hint for prompts that are too long, besides shortening them."""
     text_len_hint: str = REBUILD_LONGER
-    """What to change when prompt + output do not fit, beside asking for less output."""
+    """A hint for texts that are too long, besides requesting less output."""
     drafter: DrafterSettings = LOOKAHEAD
-    """What drafts for requests that ask for nothing else."""
+    """The drafter of requests that name none."""
     draft_models: tuple[str, ...] = ()
-    """What requests may name as draft:PATH."""
+    """Draft models that requests may name as draft:PATH."""
     shares_blocks: bool = False
-    """True where K/V blocks are shared whatever a request asks: none can be private."""
+    """True if K/V blocks are always shared, so that no request can be private."""
     usual_output_len: int | None = None
-    """Most tokens of an answer whose request names no length; None: what the context leaves."""
+    """Most output tokens of a request without a limit; None: the rest of the context."""
     length_note: str = ""
-    """A sentence where memory has less room for a text than the model was trained for."""
+    """A note if memory has room for shorter texts only than the model was trained for."""
     max_encoder_len: int | None = None
-    """Most tokens of `encoder_ids`, which every request brings then; None: there is no encoder."""
+    """Most `encoder_ids`, which every request must have then; None: there is no encoder."""
 
     @property
     def max_prompt_len(self) -> int:
-        """Most tokens of what is given as a prompt, be it the encoder's."""
+        """Most tokens of a prompt, which the encoder reads if there is one."""
         return self.max_input_len if self.max_encoder_len is None else self.max_encoder_len
 
     @property
@@ -84,24 +84,24 @@ class ExecutorLimits:
         return tuple(sorted({self.lookahead.max_decoding_tokens, 1 + self.max_draft_len}))
 
     def drafter_of(self, request: Request) -> DrafterSettings:
-        """What drafts for a request."""
+        """Return a request's drafter settings."""
         return request.drafter or self.drafter
 
     def triple_of(self, request: Request) -> LookaheadConfig:
-        """The triple that a request is decoded with; (1,1,0) where lookahead does not draft."""
+        """Return a request's triple; (1,1,0) if lookahead does not draft."""
         if not self.drafter_of(request).uses_lookahead:
             return AUTOREGRESSIVE
         return request.lookahead or self.lookahead
 
     def check(self, request: Request) -> None:
-        """Refuse a request that does not fit, before anything is queued."""
+        """Refuse a request that does not fit, before it is queued."""
         length, name = len(request.input_ids), request.label
         if not length or not request.given_ids:
             raise UsageError(f"{name} has an empty prompt", "give at least one token")
         self._check_encoder(request)
         if length > self.max_input_len:
-            apart = self.max_input_len < self.max_text_len
-            which = "max_input_len" if apart else "max_seq_len"
+            separate = self.max_input_len < self.max_text_len
+            which = "max_input_len" if separate else "max_seq_len"
             raise PromptTooLong(
                 f"{name} is {counted(length, 'token')} long, above {which} {self.max_input_len}",
                 f"shorten the prompt, or {self.input_len_hint}",
@@ -148,7 +148,7 @@ class ExecutorLimits:
         self.check_ids(request.begun, f"the output of {request.label}")
 
     def _check_step(self, request: Request) -> None:
-        """Drafts are cut where a step has no room for all, but a window has to fit in whole."""
+        """Refuse a triple whose window does not fit a step: other drafts are cut, it is not."""
         triple = self.triple_of(request)
         if not request.adaptive and triple.max_decoding_tokens > self.max_num_tokens:
             raise UsageError(
@@ -174,7 +174,7 @@ class ExecutorLimits:
             )
 
     def check_ids(self, ids: Sequence[int], name: str, setting: str | None = None) -> None:
-        """Refuse ids of another vocabulary."""
+        """Refuse ids outside the vocabulary."""
         bad = next((i for i in ids if not 0 <= i < self.vocab_size), None)
         if bad is not None:
             raise UsageError(
@@ -203,11 +203,11 @@ class ExecutorLimits:
                 f"{request.label} drafts {counted(settings.most_tokens, 'token')}, above "
                 f"{self.max_gamma}",
                 f"use a smaller --gamma, or open the model with --gamma {settings.most_tokens}",
-                "drafter",
+                "gamma",
             )
 
     def _check_sampling(self, request: Request) -> None:
-        """The C++ lookahead layer takes the argmax whatever is asked, also for (1,1,0) requests."""
+        """Refuse sampling that is ignored: the C++ lookahead layer always takes the argmax."""
         sampling = request.sampling
         biased = [token for token, _ in sampling.biases]
         self.check_ids(biased, f"logit_bias of {request.label}", "logit_bias")
@@ -246,4 +246,4 @@ class ExecutorLimits:
 
 
 MAX_CHUNK = 2048
-"""Longest stretch of one prompt in one forward; bounds the size of its attention mask."""
+"""Longest stretch of one prompt in a forward; bounds the size of its attention mask."""

@@ -1,4 +1,4 @@
-"""A request on its way through the executor, and what of it a forward is fed."""
+"""A request in the executor, and the tokens that it feeds to a forward."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
+from numpy import ndarray
 
 from trtla.errors import TrtlaError, sentence
 from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, depths
+from trtla.runtime.grammar import GrammarState
 from trtla.runtime.request import DraftRecorder, FinishReason, Output, Request
 from trtla.runtime.stats import RequestStats
 from trtla.settings.drafting import LOOKAHEAD, DrafterSettings
@@ -21,28 +23,28 @@ _FIRST_ROOM = 64
 
 
 class Written:
-    """Distinct tokens of a text, and those that have a bias.
+    """The distinct tokens of a text, and those that have a bias.
 
     Args:
-        prompt: tokens of the text that count as seen; empty where none does.
+        prompt: tokens of the text that count as seen; empty if none do.
         bias: (token, number) pairs.
     """
 
     def __init__(self, prompt: Seq[int], bias: Seq[tuple[int, float]]) -> None:
         self._places: dict[int, int] = {}
-        self._length = 0  # output tokens that are counted
+        self._length = 0  # counted output tokens
         self._ids = np.empty(_FIRST_ROOM, np.int64)
         self._numbers = np.zeros((3, _FIRST_ROOM), np.float32)  # biases, seen, counts
         for token, number in bias:
-            place = self._place(token)  # the arrays may grow
-            self._numbers[0, place] = number
+            slot = self._place(token)  # the arrays may grow
+            self._numbers[0, slot] = number
         for token in dict.fromkeys(prompt):
-            place = self._place(token)
-            self._numbers[1, place] = 1
+            slot = self._place(token)
+            self._numbers[1, slot] = 1
 
     @property
     def ids(self) -> np.ndarray:
-        """The tokens, int64; views, as the next ones, until a token is added."""
+        """The tokens, int64; like the next properties, a view until a token is added."""
         return self._ids[: len(self._places)]
 
     @property
@@ -52,12 +54,12 @@ class Written:
 
     @property
     def seen(self) -> np.ndarray:
-        """Above 0 where the token is in prompt or output."""
+        """Above 0 for tokens in prompt or output."""
         return self._numbers[1, : len(self._places)]
 
     @property
     def counts(self) -> np.ndarray:
-        """How often each is in the output."""
+        """The count of each token in the output."""
         return self._numbers[2, : len(self._places)]
 
     def follow(self, output_ids: Seq[int]) -> None:
@@ -66,7 +68,7 @@ class Written:
 
     @contextmanager
     def ahead(self, path: Seq[int]) -> Iterator[None]:
-        """Meanwhile a path goes on behind the output."""
+        """Count a path behind the output meanwhile."""
         self._add(path, 1)
         try:
             yield
@@ -75,24 +77,24 @@ class Written:
 
     def _add(self, tokens: Seq[int], number: int) -> None:
         for token in tokens:
-            place = self._place(token)
-            self._numbers[1:, place] += number
+            slot = self._place(token)
+            self._numbers[1:, slot] += number
 
     def _place(self, token: int) -> int:
-        place = self._places.setdefault(token, len(self._places))
-        if place == len(self._ids):
+        slot = self._places.setdefault(token, len(self._places))
+        if slot == len(self._ids):
             self._ids = np.concatenate((self._ids, np.empty_like(self._ids)))
             more = np.zeros_like(self._numbers)
             self._numbers = np.concatenate((self._numbers, more), axis=1)
-        self._ids[place] = token
-        return place
+        self._ids[slot] = token
+        return slot
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """State of a request in plain integers.
+    """The state of a request in plain integers.
 
-    Invariant between steps of the generation phase: all tokens but the last are cached.
+    Invariant between steps of the generation phase: all tokens except the last are cached.
     """
 
     request: Request
@@ -100,18 +102,20 @@ class Sequence:
     drafter: Drafter
     output_ids: list[int] = field(default_factory=list)
     num_cached: int = 0
-    """Tokens whose keys and values are in the cache."""
+    """Tokens whose keys and values are cached."""
     blocks: tuple[int, ...] = ()
     stats: RequestStats = field(default_factory=RequestStats)
     drafting: DrafterSettings = LOOKAHEAD
-    """What the drafter was made from."""
+    """The drafter's settings."""
     outputs: list[Output] = field(default_factory=list)
-    """The record of what was committed, step by step. A step is committed by the one `append` to
-    it: all else here but the request can be made anew from the record."""
+    """The record of what was committed, step by step. A step is committed by its one `append`: all
+    other fields except the request can be rebuilt from the record."""
     deadline: float | None = None
-    """When it ends as it is, on the monotonic clock in seconds; None: never."""
+    """When it times out, on the monotonic clock in seconds; None: never."""
     written: Written | None = None
-    """`counted` makes it."""
+    """Created by `counted`."""
+    grammar: GrammarState | None = None
+    """Created by `constraint`."""
     recorder: DraftRecorder | None = None
 
     @property
@@ -120,13 +124,13 @@ class Sequence:
 
     @property
     def prefill(self) -> tuple[int, ...]:
-        """What has to be cached before it generates: the prompt; of a text that was interrupted all
-        tokens but the last, which its next step feeds."""
+        """The tokens to cache before it generates: the prompt; for an interrupted text all tokens
+        except the last, which its next step feeds."""
         return (*self.prompt, *self.output_ids[:-1]) if self.output_ids else self.prompt
 
     @property
     def in_generation(self) -> bool:
-        """True once the first token is out and all before it is cached."""
+        """True once the first token is generated and all before it is cached."""
         written = len(self.output_ids)
         return written > 0 and self.num_cached + 1 >= len(self.prompt) + written
 
@@ -140,7 +144,7 @@ class Sequence:
 
     @property
     def max_cached(self) -> int:
-        """Slots that the text and one step's draft can need together."""
+        """Cache slots that the text and one step's draft can need together."""
         text = len(self.prompt) + self.request.sampling.max_output_len
         return text + self.max_draft_len
 
@@ -150,7 +154,7 @@ class Sequence:
         return self.drafting.max_draft_len(self.lookahead)
 
     def counted(self) -> Written:
-        """The tokens that penalties look at, up to the last one."""
+        """Return the tokens that penalties depend on, up to the last one."""
         if self.written is None:
             sampling = self.request.sampling
             seen = () if sampling.repetition_penalty == 1.0 else self.prompt
@@ -158,8 +162,17 @@ class Sequence:
         self.written.follow(self.output_ids)
         return self.written
 
+    def constraint(self) -> GrammarState | None:
+        """The grammar behind the output so far; None: the request has none."""
+        start = self.request.grammar
+        if start is None:
+            return None
+        if self.grammar is None:
+            self.grammar = start()
+        return self.grammar.follow(self.output_ids)
+
     def propose(self) -> Draft:
-        """What its drafter proposes for the next step."""
+        """Return the drafter's proposal for the next step."""
         try:
             draft = self.drafter.propose()
             if self.recorder is not None:
@@ -169,28 +182,28 @@ class Sequence:
         return draft
 
     def observe(self, greedy: Seq[int], committed: Seq[int]) -> None:
-        """Have its drafter learn from a forward; arguments as of `Drafter.observe`."""
+        """Have the drafter learn from a forward; arguments as in `Drafter.observe`."""
         self.drafter.observe(greedy, committed)
         if self.recorder is not None:
             self.recorder.observed(greedy, committed)
 
     def end(self, reason: FinishReason, error: TrtlaError | None = None) -> Output:
-        """Commit that it ends after what it has."""
+        """Commit the end of the output after its tokens so far."""
         output = (self.request.request_id, (), reason, self.stats, (), error)
         self.outputs.append(Output(*output, start=len(self.output_ids)))
         return self.outputs[-1]
 
     def fail(self, cause: BaseException | None) -> None:
-        """Commit that it ends for what it has raised, unless it has ended; it is in no queue."""
+        """Commit the failure of a request that has not ended; it is in no queue."""
         if self.finish_reason is None:
             error = cause if isinstance(cause, TrtlaError) else _failure(self.request, cause)
             self.end("failed", error)
 
     def rewind(self) -> None:
-        """Go back to the record: nothing is cached, and what was counted is counted anew."""
+        """Return to the committed record: nothing is cached, and counters are recomputed."""
         committed = [output for output in self.outputs if output.new_tokens]
         self.output_ids = [token for output in committed for token in output.new_tokens]
-        self.num_cached, self.blocks, self.written = 0, (), None
+        self.num_cached, self.blocks, self.written, self.grammar = 0, (), None, None
         stats = self.stats
         stats.step_lengths[:] = [len(output.new_tokens) for output in committed]
         stats.steps = max(0, len(committed) - 1)
@@ -200,14 +213,14 @@ class Sequence:
 def _failure(request: Request, cause: BaseException | None) -> TrtlaError:
     error = TrtlaError(
         f"{request.label} failed: {sentence(cause) if cause else 'its drafter raised'}",
-        "the other requests go on; decode this one with --drafter none and without stop strings",
+        "other requests continue; decode this one with --drafter none and without stop strings",
     )
     error.__cause__ = cause
     return error
 
 
 class RequestFailed(Exception):
-    """One request's own drafter or stop check has raised; `__cause__` is what."""
+    """A request's own drafter or stop check raised; `__cause__` is the exception."""
 
     def __init__(self, sequence: Sequence) -> None:
         super().__init__(sequence.request.label)
@@ -216,18 +229,18 @@ class RequestFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """What a sequence feeds in a step: a stretch of its prompt, or input token and draft."""
+    """The tokens that a sequence feeds in a step: a stretch of its prompt, or input and draft."""
 
     sequence: Sequence
     tokens: tuple[int, ...]
     rows: tuple[int, ...]
-    """Fed tokens (counted within this feed) whose logits are wanted."""
+    """Indexes of fed tokens whose logits are wanted."""
     draft: Draft | None = None
     """None: a stretch of the prompt."""
 
     @classmethod
     def prompt(cls, sequence: Sequence, length: int, is_last: bool) -> Feed:
-        """The next `length` tokens of its prefill; with `is_last` the last one's logits."""
+        """Return the next `length` tokens of its prefill; with `is_last` the last one's logits."""
         start = sequence.num_cached
         rows = (length - 1,) if is_last else ()
         return cls(sequence, sequence.prefill[start : start + length], rows)
@@ -244,7 +257,7 @@ class Feed:
 
     @property
     def total(self) -> int:
-        """Cache slots the fed tokens can see: cached ones and their own."""
+        """Cache slots that the fed tokens can see: cached ones and their own."""
         return self.sequence.num_cached + len(self.tokens)
 
     @property
@@ -253,18 +266,31 @@ class Feed:
         return self.draft or NO_DRAFT
 
     def positions(self) -> list[int]:
-        """Absolute position of each fed token."""
+        """Return the absolute position of each fed token."""
         start = self.sequence.num_cached
         if self.draft is None or len(self.tokens) == 1:
             return list(range(start, start + len(self.tokens)))
         return [start + depth for depth in _depths(self.draft.parents)]
 
     def depth(self, node: int) -> int:
-        """How far behind the cached tokens a fed one stands."""
+        """Return a fed token's distance behind the cached tokens."""
         return node if self.draft is None or not node else _depths(self.draft.parents)[node]
 
+    def mask(self, node: int) -> ndarray | None:
+        """The tokens that the request's grammar allows after a node; None: any, or it has none.
+
+        Raises:
+            RequestFailed: the grammar cannot tell.
+        """
+        try:
+            grammar = self.sequence.constraint()
+            path = () if self.draft is None or not node else self.draft.tokens_to(node)
+            return None if grammar is None else grammar.mask(path)
+        except Exception as error:
+            raise RequestFailed(self.sequence) from error
+
     def lengths(self, positions: Seq[int]) -> list[int]:
-        """Text length when each token was first seen: the prompt's, then one more per token."""
+        """Return the text's length when each token was first seen: the prompt's, then one more."""
         prompt = len(self.sequence.prompt) if self.draft is None else 0
         return [max(prompt, position + 1) for position in positions]
 

@@ -11,22 +11,22 @@ from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
 
 
 def tokens_per_step(decoded: int, steps: int) -> float:
-    """S, the step compression: tokens behind the first of each text over steps; 1.0 where there was
-    no step, as in plain decoding."""
+    """Return S, the step compression: tokens behind the first of each text over steps; 1.0 without
+    steps."""
     return decoded / steps if steps else 1.0
 
 
 def accepted_lengths(
     step_lengths: Sequence[int], steps: int, accepted: int
 ) -> tuple[int, ...] | None:
-    """Accepted drafts of each step after the prefill; None where they cannot be distinguished.
+    """Return the accepted drafts of each step after the prefill; None if they are unknown.
 
-    A step commits one token of the target's own beside what it accepts. The last one may end
-    within its draft, without that token: it has what the others leave of `accepted`.
+    A step commits one token of the target's own after the accepted ones. The last step may end
+    within its draft, without that token: it has the rest of `accepted`.
 
     Args:
         step_lengths: committed tokens of each output, the prefill first.
-        steps: how many steps these are; an executor may report several as one.
+        steps: the number of these steps; an executor may report several as one.
         accepted: their sum.
     """
     lengths = step_lengths[1:]
@@ -39,7 +39,7 @@ def accepted_lengths(
 
 
 def accepted_per_pos(requests: Iterable[Sequence[int] | None]) -> list[float] | None:
-    """Item i: in how many of all steps a draft's token at depth i + 1 was accepted; None: unknown.
+    """Return, for each depth from 1 on, the share of all steps that accepted a token there.
 
     It never rises, and adds up to accepted / steps.
     """
@@ -50,20 +50,20 @@ def accepted_per_pos(requests: Iterable[Sequence[int] | None]) -> list[float] | 
         steps += len(lengths)
         for length in lengths:
             counts += [0] * (length - len(counts))
-            for place in range(length):
-                counts[place] += 1
+            for depth in range(length):
+                counts[depth] += 1
     return [count / steps for count in counts]
 
 
 @dataclass(frozen=True, slots=True)
 class GammaChoice:
-    """What a policy says for one step."""
+    """A policy's choice for one step."""
 
     gamma: int
     raw: int
-    """Before the moving average."""
+    """The choice before the moving average."""
     entropy: float | None = None
-    """H / ln(vocabulary), in [0, 1] but for rounding; None where the policy does not ask."""
+    """H / ln(vocabulary), in [0, 1] except for rounding; None if the policy ignores it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class DraftStep:
 
     choice: GammaChoice
     drafted: int
-    """At most the gamma: fewer where the output ends before."""
+    """At most the gamma: fewer if the output ends before."""
     accepted: int
 
 
@@ -81,7 +81,7 @@ class DraftTotals:
     """Sums over steps, of one request or of many."""
 
     forwards: int = 0
-    """Forwards of draft models with logits: those that only catch up with a text do not count."""
+    """Forwards of draft models with logits: those that only catch up with a text are excluded."""
     steps: int = 0
     drafted: int = 0
     accepted: int = 0
@@ -99,9 +99,9 @@ class DraftTotals:
             self._with_entropy += 1
 
     def since(self, before: DraftTotals) -> DraftTotals:
-        """What has been added to an earlier copy of these sums."""
+        """Return the difference to an earlier copy of these sums."""
         return DraftTotals(
-            *(getattr(self, one.name) - getattr(before, one.name) for one in fields(self))
+            *(getattr(self, part.name) - getattr(before, part.name) for part in fields(self))
         )
 
     @property
@@ -111,24 +111,24 @@ class DraftTotals:
 
     @property
     def mean_entropy(self) -> float | None:
-        """Mean H / ln V; None where no policy asked for it."""
+        """Mean H / ln V; None if no policy used it."""
         return self._entropies / self._with_entropy if self._with_entropy else None
 
 
 @dataclass(frozen=True, slots=True)
 class SourceCounts:
-    """What one source of a candidate tree did, summed over steps.
+    """The work of one source of a candidate tree, summed over steps.
 
     Item i of the tuples is for depth i + 1; depths without any are omitted at the end.
     """
 
     proposed: tuple[int, ...] = ()
-    """Nodes that the tree took up for pricing."""
+    """Nodes that the tree considered."""
     fed: tuple[int, ...] = ()
     accepted: tuple[int, ...] = ()
-    """The accepted ones of those fed."""
+    """Accepted nodes among the fed ones."""
     expected: float = 0.0
-    """Sum of the chances of the fed nodes: `sum(accepted)`, where the chances are right."""
+    """Sum of the chances of the fed nodes: `sum(accepted)` if the chances are right."""
 
     @property
     def calibration(self) -> float | None:
@@ -147,28 +147,28 @@ def _sum_by_depth(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """How a counter of requests is reported."""
+    """The report of a counter of requests."""
 
     help: str
     prometheus: str
-    """Its name there, without `trtla_` and `_total`; empty: it is not there."""
+    """Its name there, without `trtla_` and `_total`; empty: it is omitted."""
     documents: tuple[str, ...] = ("run", "api")
-    """Where it is shown: in --json and the tables of `trtla run`, and in answers with `metrics`."""
+    """Where it appears: in --json and the tables of `trtla run`, and in answers with `metrics`."""
     everywhere: bool = True
-    """Whether all executors count it; where one does not, Prometheus has none."""
+    """True if all executors count it; for executors that do not, Prometheus has none."""
 
 
 def counter(about: str, prometheus: str, **more: Any) -> Any:
-    """A dataclass field that counts from 0; the rest as in `Counter`."""
+    """Return a dataclass field that counts from 0; arguments as in `Counter`."""
     return field(default=0, metadata={"counter": Counter(about, prometheus, **more)})
 
 
 @dataclass(slots=True, kw_only=True)
 class RequestCounters:
-    """What is counted of one request or summed over many; definitions as in docs/algorithm.md.
+    """Counters of one request, or sums over many; definitions in docs/algorithm.md.
 
-    A new counter is its field here, and where it is counted: documents, tables and Prometheus
-    have it. TensorRT-LLM does not report what it feeds: `fed` and `drafted` are None there.
+    A new counter is a field here and the code that counts: documents, tables and Prometheus include
+    it. TensorRT-LLM does not report what it feeds: `fed` and `drafted` are None there.
     """
 
     steps: int = counter("Steps of finished texts.", "spec_decode_num_drafts")
@@ -176,9 +176,9 @@ class RequestCounters:
     drafted: int | None = counter(
         "Draft tokens fed.", "spec_decode_num_draft_tokens", everywhere=False
     )
-    """The window's as far as they may be accepted."""
+    """Tokens of the window count as far as they may be accepted."""
     accepted: int = counter("Draft tokens accepted.", "spec_decode_num_accepted_tokens")
-    """Those of them that became output."""
+    """Draft tokens that became output."""
     fed: int | None = counter("Tokens fed, prompts included.", "", documents=())
     reused_tokens: int = counter(
         "Prompt tokens found in kept K/V blocks.",
@@ -186,23 +186,26 @@ class RequestCounters:
         documents=("api",),
         everywhere=False,
     )
-    """They were not fed."""
+    """These were not fed."""
     sources: dict[str, SourceCounts] | None = None
-    """What each source of the candidate tree did, cells of a fed window aside, once the request has
-    ended; None: it was not adaptive, or one of several was not."""
+    """The counts of each source of the candidate tree, without cells of a fed window, once the
+    request has ended; None: it was not adaptive, or one of several was not."""
 
     def reported(self, document: str) -> dict[str, int | None]:
-        """The counters of a document, by name."""
-        return {name: getattr(self, name) for name, one in COUNTERS.items()
-                if document in one.documents}  # fmt: skip
+        """Return the counters of a document, by name."""
+        return {
+            name: getattr(self, name)
+            for name, shown in COUNTERS.items()
+            if document in shown.documents
+        }
 
 
 COUNTERS: Mapping[str, Counter] = {
-    one.name: one.metadata["counter"]
-    for one in fields(RequestCounters)
-    if "counter" in one.metadata
+    part.name: part.metadata["counter"]
+    for part in fields(RequestCounters)
+    if "counter" in part.metadata
 }
-"""The numbers among them, in order."""
+"""The numbers among the counters, in order."""
 
 
 @dataclass(slots=True)
@@ -212,9 +215,9 @@ class RequestStats(RequestCounters):
     lookahead: LookaheadConfig = AUTOREGRESSIVE
     """The triple that the request is decoded with."""
     drafter: str = "lookahead"
-    """What drafts, the names of several with commas between."""
+    """The drafters' names, with commas between."""
     step_lengths: list[int] = field(default_factory=list)
-    """Committed tokens per forward, the prefill first; they add up to the output."""
+    """Committed tokens of each forward, the prefill first; their sum is the output's length."""
 
     @property
     def tokens_per_step(self) -> float:
@@ -222,19 +225,19 @@ class RequestStats(RequestCounters):
 
     @property
     def decoded(self) -> int:
-        """Tokens of the steps: those behind the first, and behind what was known of the output."""
+        """Tokens of the steps: those behind the first one and behind known output."""
         lengths = self.step_lengths
         each = len(lengths) == self.steps + 1  # else several steps are reported as one
         return sum(lengths) - (lengths[0] if each else min(1, sum(lengths)))
 
     @property
     def accepted_lengths(self) -> tuple[int, ...] | None:
-        """Accepted drafts of each step; None where TensorRT-LLM reports several steps as one."""
+        """Accepted drafts of each step; None if TensorRT-LLM reports several steps as one."""
         return accepted_lengths(self.step_lengths, self.steps, self.accepted)
 
     @property
     def accepted_per_pos(self) -> list[float] | None:
-        """Item i: share of steps whose draft was accepted at depth i + 1; None as above."""
+        """For each depth from 1 on, the share of steps that accepted a token; None as above."""
         return accepted_per_pos([self.accepted_lengths])
 
 
@@ -245,26 +248,26 @@ class ExecutorStats:
     steps: int = 0
     """Forwards of the model, over all requests in flight."""
     prompt_tokens: int = 0
-    """Tokens of all prompts that were answered; those that block reuse spared count too."""
+    """Tokens of all answered prompts, including those that block reuse spared."""
     new_tokens: int = 0
     fed: int | None = 0
-    """None, as in RequestCounters, where it is not known; `drafted` likewise."""
+    """None, as in RequestCounters, if unknown; `drafted` likewise."""
     drafted: int | None = 0
     accepted: int = 0
     forward_s: float | None = 0.0
-    """Seconds inside the model's forwards, device synchronised; None where it is not reported."""
+    """Seconds inside the model's forwards, device synchronised; None if not reported."""
     max_in_flight: int = 0
     running: int | None = None
-    """Requests in the batch when this was asked for; None where it is not reported."""
+    """Requests in the batch at the time of the call; None if not reported."""
     waiting: int | None = None
-    """Requests that waited for a place in it."""
+    """Requests that were waiting for the batch."""
     kv_cache_usage: float | None = None
     """Share of the K/V cache's blocks that running requests owned."""
     weight_bytes: int | None = None
-    """Bytes of the weights that a forward reads; None where it is not known."""
+    """Bytes of the weights that a forward reads; None if unknown."""
     weight_type: str | None = None
-    """Such as bfloat16 or FP8; None where it is not known."""
+    """Such as bfloat16 or FP8; None if unknown."""
     compute_type: str | None = None
-    """The type of activations; None where it is not known."""
+    """The type of activations; None if unknown."""
     draft_models: DraftTotals = field(default_factory=DraftTotals)
-    """What draft models did, summed over them."""
+    """Sums over all draft models."""

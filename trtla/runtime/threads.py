@@ -1,4 +1,4 @@
-"""How many threads a forward on the CPU computes with: one number, for our C++ and for PyTorch."""
+"""The number of threads of a forward on the CPU, the same for our C++ and for PyTorch."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from trtla.settings.fields import is_whole, shown
 
 _MOST = 1024
 _chosen: list[int] = []
-"""What `set_threads` was told last, if anything."""
+"""The last argument of `set_threads`, if any."""
 
 
 def num_threads() -> int:
-    """As `set_threads` says, else OMP_NUM_THREADS, else one for each physical core."""
+    """Return the number that `set_threads` chose, else OMP_NUM_THREADS, else the physical cores."""
     return _chosen[-1] if _chosen else _default()
 
 
@@ -29,11 +29,11 @@ def set_threads(count: int | None) -> None:
         raise UsageError(f"threads is {shown(count)}", f"use 1 to {_MOST}; one a core is best")
     _chosen[:] = [count]
     if "torch" in sys.modules:
-        tell_torch()
+        set_torch_threads()
 
 
-def tell_torch() -> None:
-    """Have PyTorch's operations, in this thread, compute with as many."""
+def set_torch_threads() -> None:
+    """Have PyTorch's operations in this thread use the same number."""
     import torch
 
     torch.set_num_threads(num_threads())
@@ -46,10 +46,10 @@ def _default() -> int:
 
 
 def _physical_cores() -> int:
-    """The cores that this process may use; hyper-threads of a core count once."""
+    """Count the cores that this process may use; hyper-threads of a core count once."""
     try:
         ours = os.sched_getaffinity(0)
-        files = (f"/sys/devices/system/cpu/cpu{one}/topology/thread_siblings_list" for one in ours)
+        files = (f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list" for cpu in ours)
         return len({Path(file).read_text() for file in files}) or usable_cores()
     except (AttributeError, OSError):
         return usable_cores()

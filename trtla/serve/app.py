@@ -26,7 +26,13 @@ from trtla.serve.generation import CHAT, TEXTS, ServedModel
 from trtla.serve.guard import KEY
 from trtla.serve.log import RequestLog, note_error
 from trtla.serve.metrics import ServerMetrics
-from trtla.serve.responses import LONG, Answering, BodyRoute, error_response, while_there
+from trtla.serve.responses import (
+    LONG,
+    BodyRoute,
+    GenerationResponse,
+    error_response,
+    while_there,
+)
 from trtla.settings.lookahead import AUTOREGRESSIVE
 from trtla.version import __version__
 
@@ -44,7 +50,7 @@ class Refusal(BaseModel):
     """An error in OpenAI's form."""
 
     class Error(BaseModel):
-        """What is wrong, of which kind, with which field, and its name for programs."""
+        """The message, type, field and code of an error."""
 
         message: str
         type: str
@@ -64,7 +70,7 @@ _TEXTS: dict[int | str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What the routes share."""
+    """The state that the routes share."""
 
     model: ServedModel
     name: str
@@ -72,15 +78,15 @@ class Served:
     log: RequestLog
     created: int
     isolated: bool = False
-    """Requests share K/V blocks and drafts with those of the same key alone."""
+    """Requests share K/V blocks and drafts only with those of the same key."""
 
     def space(self, request: Request) -> int:
-        """Whose K/V blocks and drafts a request shares: those of its key, or of all."""
+        """Return the space of a request's K/V blocks and drafts: of its key, or of all requests."""
         return -int(request.scope[KEY]) if self.isolated else 0
 
 
 def new_app(served: Served) -> FastAPI:
-    """The application of a model."""
+    """Create the application of a model."""
     app = FastAPI(
         title="trtla", version=__version__, docs_url=None, redoc_url=None, responses=_REFUSALS
     )
@@ -89,7 +95,7 @@ def new_app(served: Served) -> FastAPI:
     _answer_health(app, served)
     _answer_texts(app, served)
     _show_page(app)
-    for path in app.openapi()["paths"].values():  # ours is 400, and is among the refusals
+    for path in app.openapi()["paths"].values():  # ours is 400, which is among the refusals
         for operation in path.values():
             operation["responses"].pop("422", None)
     return app
@@ -123,7 +129,7 @@ def _answer_health(app: FastAPI, served: Served) -> None:
             with suppress(Exception):
                 stats = await asyncio.wait_for(model.engine.stats(), _SCRAPE_S)
             if (replicas := model.engine.llm.executor.replicas) is not None:
-                served.metrics.spread(replicas)
+                served.metrics.count_replicas(replicas)
         text = served.metrics.text(stats)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
@@ -186,8 +192,8 @@ async def _answer(
             log["ttft_ms"] = round(1000 * (generation.first - generation.started), 1)
 
     labels = Labels(secrets.token_hex(12), int(time.time()), served.name)
-    writer = Writer(body, labels, generation, model.engine.llm.spell)
-    return Answering(generation, writer, body.stream, model.timeout_s, close)
+    writer = Writer(body, labels, generation, model.engine.llm)
+    return GenerationResponse(generation, writer, body.stream, model.timeout_s, close)
 
 
 def _show_page(app: FastAPI) -> None:

@@ -1,4 +1,4 @@
-"""The model on the event loop's side: texts that are in flight, and who waits for which of them."""
+"""The served model on the event loop: texts in flight, and the requests that wait for them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from trtla.serve.metrics import ServerMetrics
 from trtla.settings.serving import ServeSettings
 
 CHAT, TEXTS = "chat", "texts"
-"""Lanes of requests that are being made ready."""
+"""Lanes of requests that are being prepared."""
 
 
-class Live(Generation):
-    """The choices of one request, as the event loop reads them; arguments as of `Generation`."""
+class AsyncGeneration(Generation):
+    """The choices of one request, awaited on the event loop; arguments as in `Generation`."""
 
     def __init__(self, answers: Sequence[Answer], started: float, timeout_s: float) -> None:
         super().__init__(answers, started, timeout_s)
@@ -34,45 +34,45 @@ class Live(Generation):
         self._news = asyncio.Event()
 
     def clock(self, request_id: int) -> tuple[float, float | None]:
-        """Seconds since the request came, and since the last call for this choice, if any."""
+        """Return seconds since the request arrived, and since this choice's last call, if any."""
         now, before = time.monotonic(), self._latest.get(request_id)
         self._latest[request_id] = now
         return now - self.started, None if before is None else now - before
 
-    def put(self, request_id: int, what: Output | ApiError) -> None:
-        self._new.append((request_id, what))
+    def put(self, request_id: int, event: Output | ApiError) -> None:
+        self._new.append((request_id, event))
         self._news.set()
 
     def nudge(self) -> None:
-        """Let `next` return, whether something came or not."""
+        """Let `next` return even without news."""
         self._news.set()
 
     async def next(self) -> list[Chunk]:
-        """What came since the last call, waiting for it; empty after a nudge, and at the end."""
+        """Wait for new chunks and return them; empty after a nudge, and at the end."""
         if self.ended:
             return []
         await self._news.wait()
         chunks: list[Chunk] = []
         while self._new:
-            request_id, what = self._new[0]
-            if isinstance(what, ApiError) and chunks:
-                return chunks  # it is raised by the next call
+            request_id, event = self._new[0]
+            if isinstance(event, ApiError) and chunks:
+                return chunks  # the next call raises it
             self._new.popleft()
-            if isinstance(what, ApiError):
-                raise what
-            chunks.append(self.add(request_id, what))
+            if isinstance(event, ApiError):
+                raise event
+            chunks.append(self.add(request_id, event))
         self._news.clear()
         return chunks
 
 
 class ServedModel:
-    """A model that is served, from its loading to its end; its methods are for the event loop.
+    """A model that is served, from loading to its end; its methods are for the event loop.
 
     Args:
-        open_model: opens it, in a thread of its own.
-        settings: most texts that wait for a place, and how long a request may take.
-        metrics: counts.
-        log: takes sentences about what goes wrong.
+        open_model: opens it, called in a thread of its own.
+        settings: limits of the queue and of a request's time.
+        metrics: counts outputs.
+        log: takes sentences about failures.
     """
 
     def __init__(
@@ -90,23 +90,23 @@ class ServedModel:
         self._templates: TemplateProcess | None = None
 
     def _open(self) -> RequestMaker:
-        """Open the model; a process of its own fills its template in, which may not end."""
+        """Open the model; a process renders its template, which may not end."""
         llm = self._open_model()
         tokenizer = llm.tokenizer
         if tokenizer is not None:
-            self._templates = tokenizer.render_apart(min(_RENDERING_S, self.timeout_s / 2))
+            self._templates = tokenizer.render_in_process(min(_RENDERING_S, self.timeout_s / 2))
             if tokenizer.has_chat_template:
                 self.engine.lanes.submit(CHAT, self._templates.start)
         return llm
 
-    def _put(self, generation: Live, request_id: int, event: Output | BaseException) -> None:
+    def _put(self, generation: AsyncGeneration, id_: int, event: Output | BaseException) -> None:
         if isinstance(event, Output):
-            self._metrics.output(event, *generation.clock(request_id))
-            generation.put(request_id, event)
+            self._metrics.output(event, *generation.clock(id_))
+            generation.put(id_, event)
         elif self.engine.failure is not None:
-            generation.put(request_id, self.absence())
+            generation.put(id_, self.absence())
         else:
-            generation.put(request_id, refused(as_trtla_error(event)))
+            generation.put(id_, refused(as_trtla_error(event)))
 
     def absence(self) -> ApiError:
         if self.engine.state == "loading":
@@ -135,14 +135,14 @@ class ServedModel:
         count: int,
         lane: str,
         whole: bool = False,
-    ) -> Live:
-        """Queue what a request asks for; where this is cancelled, nothing is.
+    ) -> AsyncGeneration:
+        """Queue a request's texts; cancelling this call queues nothing.
 
         Args:
             prepare: makes its answers; called in a thread of its own, since prompts may be long.
-            count: how many answers that are.
-            lane: requests of one lane are made ready one after another.
-            whole: nobody reads them before their ends.
+            count: the number of answers.
+            lane: requests of one lane are prepared one after another.
+            whole: texts are only read at their ends.
         """
         llm = self.llm
         room = llm.limits.max_batch_size + self._max_queue
@@ -161,7 +161,7 @@ class ServedModel:
             started = time.monotonic()
             work = self.engine.lanes.done(lane, partial(prepare, llm, self.timeout_s))
             answers = await asyncio.wait_for(work, self.timeout_s)
-            generation = Live(answers, started, self.timeout_s)
+            generation = AsyncGeneration(answers, started, self.timeout_s)
         except asyncio.TimeoutError:
             raise too_late(self.timeout_s) from None
         finally:
@@ -173,25 +173,25 @@ class ServedModel:
         self.engine.submit(requests, partial(self._put, generation), whole)
         return generation
 
-    def cancel(self, generation: Live) -> None:
-        """Nobody wants its texts any more; does nothing to those that have ended."""
+    def cancel(self, generation: AsyncGeneration) -> None:
+        """End those of its texts that have not ended."""
         if left := self.engine.cancel(generation.request_ids):
             self._metrics.cancelled(left)
 
     async def stop(self) -> None:
-        """End after the step that the model is in, and wait for that."""
+        """End after the step that the model is in, and wait for it."""
         await self.engine.close(_LONGEST_STEP_S)
         if self._templates is not None:
             await asyncio.to_thread(self._templates.close)
 
     @property
     def is_preparing(self) -> bool:
-        """Whether a thread makes a request ready, be it one that nobody waits for any more."""
+        """True if a thread prepares a request, even one that is no longer wanted."""
         return self.engine.lanes.busy_s > 0
 
     @property
     def is_stuck(self) -> bool:
-        """Whether a request is being made ready for longer than it may take."""
+        """True if the preparation of a request takes longer than the request may."""
         return self.engine.lanes.busy_s > self.timeout_s
 
 

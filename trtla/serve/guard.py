@@ -1,4 +1,4 @@
-"""What stands before the application: who may ask, from where, with how much, and the log.
+"""Checks in front of the application: keys, hosts, origins and sizes; and the request log.
 
 Pure ASGI, since it must see a body before it is read and a connection while it is answered.
 """
@@ -26,20 +26,20 @@ from trtla.serve.responses import error_response, remember
 from trtla.settings.serving import ServeSettings
 
 KEY = "trtla.key"
-"""In a request's scope: which key it was sent with, counted from 1."""
+"""In a request's scope: the number of its key, from 1."""
 BODY_TIMEOUT_S = 30.0
-"""For a body to arrive."""
-_GONE = 499  # nginx's: the client did not wait for the answer
-_THROWN_AWAY = 1 << 24  # bytes of a body that is too large
+"""Longest wait for a body."""
+_GONE = 499  # as in nginx: the client did not wait for the answer
+_DISCARDED = 1 << 24  # bytes of a body that is too large
 _PRIVATE = (".local", ".internal", ".home.arpa", ".lan", ".localdomain", ".svc")
-"""Ends of names that no public name server answers: reserved, or not given to anybody."""
+"""Endings of names that no public name server resolves: reserved, or never assigned."""
 _HEALTH = ("/health", "/ping")
 _OPEN = (*_HEALTH, "/", "/page/", "/favicon.ico")
-"""What needs no key: it says nothing of what is asked."""
+"""Paths that need no key: they reveal nothing about requests."""
 
 
 def read_keys(path: Path) -> tuple[bytes, ...]:
-    """The keys of a file, one a line; empty lines and lines that begin with # are comments."""
+    """Read a file's keys, one a line; empty lines and lines that begin with # are skipped."""
     lines = (line.strip() for line in read_text(path).splitlines())
     keys = tuple(line.encode() for line in lines if line and not line.startswith("#"))
     if not all(key.isascii() for key in keys):
@@ -52,7 +52,7 @@ def read_keys(path: Path) -> tuple[bytes, ...]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host name or address is this machine's own."""
+    """Return True if a host name or address is this machine's loopback."""
     host = host.lower()
     if host == "localhost" or host.endswith(".localhost"):
         return True
@@ -63,7 +63,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _is_private(host: str) -> bool:
-    """Whether it is an address, or a name that no stranger can let lead here."""
+    """Return True for an address, or a name that strangers cannot point at this machine."""
     try:
         ipaddress.ip_address(host.strip("[]"))
     except ValueError:
@@ -72,7 +72,7 @@ def _is_private(host: str) -> bool:
 
 
 def _place(address: str) -> tuple[str, str]:
-    """The host name, and host and port as they stand there; empty where it is no address."""
+    """Return the host name, and host and port as written; empty for an invalid address."""
     try:
         parts = urlsplit(address)
         return (parts.hostname or "").removesuffix("."), parts.netloc
@@ -81,13 +81,13 @@ def _place(address: str) -> tuple[str, str]:
 
 
 class Guard:
-    """Lets requests through to the application, or answers them.
+    """Passes requests to the application, or answers them itself.
 
     Args:
         app: the application.
-        keys: that clients may use; none: no key is needed.
-        settings: the address it listens on, where only loopback names are its own if that is a
-            loopback one; origins of web pages that may use it beside its own; most bytes of a body.
+        keys: that clients may use; empty: no key is needed.
+        settings: the address that it listens on (a loopback one accepts loopback names only),
+            origins of web pages that may use it besides its own, and the largest body.
         log: of requests.
         metrics: counts answers.
     """
@@ -135,15 +135,15 @@ class Guard:
 
     def _check(self, scope: Scope, headers: Headers) -> None:
         host, path = _place(f"//{headers.get('host', '')}")[0], scope["path"]
-        if path not in _HEALTH:  # probes come by any name, and learn nothing
+        if path not in _HEALTH:  # probes use any name, and learn nothing
             self._check_host(host)
         self._check_origin(headers, host)
         if self._keys and path not in _OPEN and not path.startswith("/page/"):
             scope[KEY] = self._check_key(headers)
 
     def _check_host(self, host: str) -> None:
-        """A name that another server gave this address is a page's way around its origin; no page
-        asks without a name, and none has a key."""
+        """Refuse foreign names: one for this address can be a page's way around its origin. A page
+        never sends an empty name, and never a key."""
         if not host or host in self._hosts or is_loopback(host):
             return
         if self._keys or (not self._local and _is_private(host)):
@@ -157,7 +157,7 @@ class Guard:
         )
 
     def _check_origin(self, headers: Headers, host: str) -> None:
-        """Pages are its own, by a name that was checked (but for health), or allowed."""
+        """Refuse pages of other origins; its own have a checked name, except for health."""
         origin = headers.get("origin")
         if origin is None or origin in self._origins:
             return
@@ -172,8 +172,8 @@ class Guard:
     def _check_key(self, headers: Headers) -> int:
         kind, _, key = headers.get("authorization", "").partition(" ")
         key_bytes = key.strip().encode()
-        found = [hmac.compare_digest(key_bytes, one) for one in self._keys]  # all of them, always
-        if kind.lower() != "bearer" or not any(found):
+        matches = [hmac.compare_digest(key_bytes, known) for known in self._keys]  # always all
+        if kind.lower() != "bearer" or not any(matches):
             raise ApiError(
                 401,
                 "the API key is missing or not one of this server's; send it as "
@@ -181,7 +181,7 @@ class Guard:
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
-        return found.index(True) + 1
+        return matches.index(True) + 1
 
     async def _body(self, scope: Scope, headers: Headers, receive: Receive) -> Receive:
         if scope["method"] not in ("POST", "PUT", "PATCH"):
@@ -204,7 +204,7 @@ class Guard:
         return replay
 
     def _check_kind(self, headers: Headers) -> None:
-        """JSON only: a page may send anything else to another origin without asking."""
+        """Accept JSON only: a page may send other types to another origin without asking."""
         kind, _, more = headers.get("content-type", "").lower().partition(";")
         charset = more.partition("charset=")[2].strip(' "')
         if kind.strip() != "application/json" or charset not in ("", "utf-8", "utf8"):
@@ -239,10 +239,10 @@ class Guard:
             data, more = message.get("body", b""), message.get("more_body", False)
             size += len(data)
             if max(size, declared) > self._max_body:
-                # The rest is read and thrown away: a client that still sends would not see the
-                # answer, but a connection that was reset.
+                # Read and discard the rest: a client that still sends would see a reset connection
+                # instead of the answer.
                 parts.clear()
-                if not more or size > self._max_body + _THROWN_AWAY:
+                if not more or size > self._max_body + _DISCARDED:
                     raise self._too_large()
             else:
                 parts.append(data)

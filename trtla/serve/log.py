@@ -1,4 +1,4 @@
-"""The server's log: one line a request, on stderr. Neither texts nor keys are ever in it."""
+"""The server's log: one line a request, on stderr, without texts and keys."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from starlette.types import Scope
 from trtla.api.errors import ApiError
 
 _QUIET = ("/health", "/ping", "/metrics")
-"""Asked every few seconds by machines; what they are answered is worth no line."""
+"""Paths that machines poll every few seconds; they are not logged."""
 
 
 STATUS = "trtla.status"
@@ -21,7 +21,7 @@ STATUS = "trtla.status"
 
 
 def note_error(scope: Scope, error: ApiError) -> None:
-    """Let log and metrics have what was wrong with a request: names, no values."""
+    """Record a request's error for log and metrics: names without values."""
     names = {"param": error.param, "code": error.code}
     known = {name: _printable(value[:80]) for name, value in names.items() if value}
     scope.setdefault("trtla", {}).update(known)
@@ -35,7 +35,7 @@ class RequestLog:
         self._json, self._quiet = as_json, quiet
 
     def request(self, scope: Scope, status: int, seconds: float) -> None:
-        """A request that was answered; 499: its client went away before."""
+        """Log an answered request; 499: its client disconnected before."""
         path = scope["path"]
         if path in _QUIET or self._quiet:
             return
@@ -54,7 +54,7 @@ class RequestLog:
         self._write("error", message=text)
 
     def note(self, text: str, *, always: bool = False) -> None:
-        """A remark; `always`: also where only errors are wanted."""
+        """Log a remark; `always`: even if only errors are logged."""
         if always or not self._quiet:
             self._write("note", message=text)
 
@@ -69,7 +69,7 @@ class RequestLog:
             line = f"{clock} {who} {method} {path} {status} {ms:g} ms{more}"
         else:
             line = f"{kind}: {_printable(fields['message'])}"
-        with suppress(OSError, RuntimeError):  # whoever read the log is gone, or a signal is inside
+        with suppress(OSError, RuntimeError):  # stderr is closed, or a signal interrupted a write
             print(line, file=sys.stderr, flush=True)
 
 

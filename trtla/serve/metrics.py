@@ -1,4 +1,4 @@
-"""What the server counts, as Prometheus reads it; names and buckets follow vLLM's.
+"""The server's counters for Prometheus; names and buckets follow vLLM's.
 
 Each application has a registry of its own, so several can live in one process.
 """
@@ -44,9 +44,9 @@ class ServerMetrics:
         self._generated = _counter("generation_tokens", "Output tokens.")
         self._queries = _counter("prefix_cache_queries", "Prompt tokens looked for.")
         self._counters = {
-            name: _counter(one.prometheus, one.help)
-            for name, one in COUNTERS.items()
-            if one.prometheus
+            name: _counter(counter.prometheus, counter.help)
+            for name, counter in COUNTERS.items()
+            if counter.prometheus
         }
         self._by_position = _counter(
             "spec_decode_num_accepted_tokens_per_pos",
@@ -61,8 +61,8 @@ class ServerMetrics:
         )
         self._ended = _counter("request_success", "Texts that ended.", "finished_reason")
         self._answers = _counter("http_requests", "HTTP requests answered.", "status")
-        own = (one for name, one in self._counters.items() if COUNTERS[name].everywhere)
-        self._show(self._prompt, self._generated, *own)
+        shown = (counter for name, counter in self._counters.items() if COUNTERS[name].everywhere)
+        self._show(self._prompt, self._generated, *shown)
         self._show(self._by_position, self._ended, self._answers)
         self._first = self._histogram(
             "time_to_first_token_seconds", "From a request to a text's first token.", _TTFT_S
@@ -79,29 +79,29 @@ class ServerMetrics:
 
         self._replicas: Gauge | None = None
         self._reruns: Counter
-        self._counted = 0  # of them
+        self._counted = 0  # reruns so far
 
-    def _show(self, *ones: Gauge | Counter) -> None:
-        """Have them in the text from now on: what is not known is absent, and no zero."""
-        for one in ones:
-            if one not in self._shown:
-                self._shown.add(one)
-                self.registry.register(one)
+    def _show(self, *metrics: Gauge | Counter) -> None:
+        """Include metrics from now on: unknown ones are absent instead of 0."""
+        for metric in metrics:
+            if metric not in self._shown:
+                self._shown.add(metric)
+                self.registry.register(metric)
 
-    def _know_drafts(self) -> None:
-        """Where it is known what was fed, it is known what was not."""
-        own = (one for name, one in self._counters.items() if not COUNTERS[name].everywhere)
-        self._show(*own, self._fed_by_source, self._accepted_by_source, self._queries)
+    def _show_drafts(self) -> None:
+        """Include metrics of executors that report drafts."""
+        known = (one for name, one in self._counters.items() if not COUNTERS[name].everywhere)
+        self._show(*known, self._fed_by_source, self._accepted_by_source, self._queries)
 
     def _histogram(self, name: str, about: str, buckets: Iterable[float]) -> Histogram:
         return Histogram(f"trtla_{name}", about, registry=self.registry, buckets=tuple(buckets))
 
     def output(self, output: Output, since_start: float, since_last: float | None) -> None:
-        """Count what a step brought for a text.
+        """Count a step's output of a text.
 
         Args:
-            since_start: seconds since its request came.
-            since_last: seconds since the text's last output; None: this is its first.
+            since_start: seconds since its request arrived.
+            since_last: seconds since the text's last output; None for the first.
         """
         if since_last is None:
             self._first.observe(since_start)
@@ -115,9 +115,9 @@ class ServerMetrics:
 
     def _finish(self, stats: RequestStats) -> None:
         if stats.drafted is not None:
-            self._know_drafts()
-        for name, one in self._counters.items():
-            one.inc(getattr(stats, name) or 0)
+            self._show_drafts()
+        for name, counter in self._counters.items():
+            counter.inc(getattr(stats, name) or 0)
         if stats.steps:
             self._per_step.observe(stats.tokens_per_step)
         for length in stats.accepted_lengths or ():
@@ -137,8 +137,8 @@ class ServerMetrics:
     def answered(self, status: int) -> None:
         self._answers.labels(status).inc()
 
-    def spread(self, counts: ReplicaCounts) -> None:
-        """How many replicas there are, and what became of their texts."""
+    def count_replicas(self, counts: ReplicaCounts) -> None:
+        """Set the number of replicas, and count texts that moved between them."""
         if self._replicas is None:
             about = "Texts that went on in another replica, since theirs was lost."
             self._replicas = _gauge("replicas", "Replicas of the model that run.")
@@ -149,10 +149,10 @@ class ServerMetrics:
         self._counted = counts.reruns
 
     def text(self, stats: ExecutorStats | None) -> bytes:
-        """All of it for Prometheus; `stats` are the executor's now, where it can be asked."""
+        """Return all metrics for Prometheus; `stats` are the executor's, if available."""
         if stats is not None:
             if stats.drafted is not None:
-                self._know_drafts()
+                self._show_drafts()
             for gauge, value in (
                 (self._running, stats.running),
                 (self._waiting, stats.waiting),

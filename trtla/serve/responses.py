@@ -1,7 +1,7 @@
-"""Sends answers while the client stays: its place in the batch is free when it goes away.
+"""Responses that end when the client disconnects, which frees their places in the batch.
 
-Connections are uvicorn's, with an end for clients that neither send nor read. h11 parses: it limits
-heads, and answers HTTP/1.0 and upgrades as it should.
+Connections are uvicorn's, with timeouts for clients that neither send nor read. h11 parses: it
+limits heads, and answers HTTP/1.0 and upgrades correctly.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from trtla.api.answers import Writer, dumps, event
 from trtla.api.errors import ApiError, gone, too_late
 from trtla.api.protocol import read_body
-from trtla.serve.generation import Live
+from trtla.serve.generation import AsyncGeneration
 from trtla.serve.log import note_error
 
 HEAD_TIMEOUT_S = 30.0
-"""For a request's head to arrive: the first from when the connection was made, others from their
-first byte."""
+"""Longest wait for a request's head: the first from the connection on, later ones from their first
+byte on."""
 _ABORT = "trtla.abort"
 KEEP_ALIVE_S = 15.0
-"""A stream that says nothing for so long gets a comment, so that no proxy gives it up."""
+"""A stream that is silent for so long gets a comment, so that no proxy drops it."""
 _KEEP_ALIVE = b": keep-alive\n\n"
 _LOOK_EVERY_S = 1.0
 _FIRST = asyncio.FIRST_COMPLETED
-_GRACE_S = 10.0  # to send what is written when the request's time is over
+_GRACE_S = 10.0  # for sending the remaining output after the request's time
 
 
 T = TypeVar("T")
 
 
 class Connection(H11Protocol):
-    """One client's connection; uvicorn itself limits how long it may stay idle between requests."""
+    """One client's connection; uvicorn itself limits idle times between requests."""
 
     _head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin; a client that sends no request is not waited for without end."""
+        """Begin, with a limited wait for the first request."""
         super().connection_made(transport)
         self._await_head()
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes; the rest of a head, or of a body that nobody reads, has a limited time."""
+        """Take bytes; the rest of a head, or of a body that is not read, has a time limit."""
         super().data_received(data)
         answered = self.conn.our_state is h11.DONE  # before all of the body was here
         if self.conn.their_state is not h11.IDLE and not answered:
@@ -59,7 +59,7 @@ class Connection(H11Protocol):
             self._await_head()
 
     def on_response_complete(self) -> None:
-        """Go on to the next request; the rest of a body that was answered before has its time."""
+        """Continue with the next request; the rest of an unread body has a time limit."""
         super().on_response_complete()
         if self.conn.their_state is h11.SEND_BODY and self._head_timer is None:
             self._await_head()
@@ -78,20 +78,20 @@ class Connection(H11Protocol):
 
 
 def remember(scope: Scope, receive: Receive) -> None:
-    """Keep how a request's connection is broken off; `receive` is uvicorn's own."""
+    """Keep the way to abort a request's connection; `receive` is uvicorn's own."""
     transport = getattr(getattr(receive, "__self__", None), "transport", None)
     if transport is not None:
         scope[_ABORT] = transport.abort
 
 
 def abort(scope: Scope) -> None:
-    """Break a request's connection off, whatever is still to be sent; closing waits for that."""
+    """Abort a request's connection at once; closing it would first send everything."""
     if _ABORT in scope:
         scope[_ABORT]()
 
 
 async def while_there(receive: Receive, work: Awaitable[T]) -> T:
-    """What work brings; it is cancelled when the client goes away before, which is an `ApiError`.
+    """Return work's result; a client that disconnects before cancels it, with an `ApiError`.
 
     Args:
         receive: the connection's; the body was read before.
@@ -109,39 +109,40 @@ async def while_there(receive: Receive, work: Awaitable[T]) -> T:
 
 
 def error_response(error: ApiError) -> Response:
-    """An error as an answer of its own."""
+    """Return an error as a response."""
     kind = "application/json"
     return Response(dumps(error.body), error.status, error.headers, media_type=kind)
 
 
-class Answering(Response):
-    """The answer to a request whose texts are being written.
+class GenerationResponse(Response):
+    """The response to a request whose texts are being generated.
 
     Args:
         generation: the texts.
-        writer: gives them their form.
-        stream: as events, while they grow.
-        timeout_s: for all of it; a client that reads too slowly is cut off then.
-        close: called once at the end, whatever comes.
+        writer: formats them.
+        stream: send events as they grow.
+        timeout_s: for the whole response; a client that reads too slowly is cut off then.
+        close: called once at the end, in any case.
     """
 
     def __init__(
         self,
-        generation: Live,
+        generation: AsyncGeneration,
         writer: Writer,
         stream: bool,
         timeout_s: float,
-        close: Callable[[Live], None],
+        close: Callable[[AsyncGeneration], None],
     ) -> None:
         kind = "text/event-stream" if stream else "application/json"
-        self._named = {"x-request-id": writer.id}
-        super().__init__(media_type=kind, headers={"Cache-Control": "no-store", **self._named})
+        self._id_header = {"x-request-id": writer.id}
+        headers = {"Cache-Control": "no-store", **self._id_header}
+        super().__init__(media_type=kind, headers=headers)
         del self.headers["content-length"]
         self._generation, self._writer, self._is_stream = generation, writer, stream
         self._ends = generation.started + timeout_s + _GRACE_S
         self._timeout_s, self._close = timeout_s, close
         self._sent = 0.0
-        """When something was sent last; 0: nothing yet."""
+        """When data was last sent; 0: not yet."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         work = self._stream(scope, send) if self._is_stream else self._whole(scope, receive, send)
@@ -154,7 +155,7 @@ class Answering(Response):
                 if (await asyncio.wait(both, timeout=_LOOK_EVERY_S, return_when=_FIRST))[0]:
                     break
                 if self._is_stream and 0 < self._sent < time.monotonic() - KEEP_ALIVE_S:
-                    self._generation.nudge()  # the stream sends a comment, once it can
+                    self._generation.nudge()  # the stream sends a comment
         finally:
             self._close(self._generation)
             leave_task.cancel()
@@ -180,7 +181,7 @@ class Answering(Response):
         try:
             while not self._generation.ended:
                 chunks = await self._generation.next()
-                events = [one for chunk in chunks if (one := self._writer.add(chunk))]
+                events = [data for chunk in chunks if (data := self._writer.add(chunk))]
                 if events or not chunks:
                     await self._send(send, b"".join(events) or _KEEP_ALIVE)
             last = b"".join(self._writer.end())
@@ -199,7 +200,7 @@ class Answering(Response):
             await error_response(error)(scope, receive, send)
             return
         self._sent, whole = time.monotonic(), dumps(self._writer.whole())
-        answer = Response(whole, headers=self._named, media_type="application/json")
+        answer = Response(whole, headers=self._id_header, media_type="application/json")
         await answer(scope, receive, send)
 
 
@@ -210,13 +211,13 @@ async def _until_gone(receive: Receive) -> None:
 
 
 LONG = 1 << 15
-"""Bytes of a body; those with more wait for each other, and no others wait for them."""
+"""Bytes of a body; longer ones are prepared one after another, next to the others."""
 
 
 class BodyRoute(APIRoute):
     """A route whose endpoint takes `body` and `request`, or no body at all.
 
-    FastAPI describes it by the endpoint's signature, and would read it on the event loop.
+    FastAPI describes it by the endpoint's signature, but would read it on the event loop.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -230,7 +231,7 @@ class BodyRoute(APIRoute):
                 body = read_body(kind, data)
             else:
                 lanes = request.app.state.model.engine.lanes
-                reading = lanes.done("aside", partial(read_body, kind, data))
+                reading = lanes.done("bodies", partial(read_body, kind, data))
                 body = await while_there(request.receive, reading)
             answer: Response = await self.endpoint(body, request)
             return answer

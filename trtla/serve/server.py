@@ -1,7 +1,7 @@
 """The server process: bind the port, load the model, answer requests, drain on a signal.
 
 The port is bound before the model loads, so that a second server fails at once and health checks
-have somebody to ask.
+get an answer.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from trtla.settings.serving import ServeSettings
 _BACKLOG = 2048
 _LOOK_EVERY_S = 0.2
 LINGER_S = 10.0
-"""For clients to read the last of their texts when the server ends."""
+"""Time for clients to read the last of their texts when the server ends."""
 _KEEP_ALIVE_S = 75  # idle connections; longer than the usual 60 s of proxies in front
 
 
 def bind(settings: ServeSettings) -> socket.socket:
-    """The socket to listen on."""
+    """Return the socket to listen on."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -66,7 +66,7 @@ def bind(settings: ServeSettings) -> socket.socket:
 
 
 def is_open_to_all(settings: ServeSettings) -> bool:
-    """Whether others than this machine can reach it, without a key."""
+    """Return True if other machines can reach it without a key."""
     return settings.api_key_file is None and not is_loopback(settings.host)
 
 
@@ -98,38 +98,38 @@ def serve(
     name: str,
     log: RequestLog,
     ready: Callable[[RequestMaker, str], None],
-    deaf: bool = False,
+    holds_gil: bool = False,
 ) -> int:
-    """Serve a model until a signal comes.
+    """Serve a model until a signal.
 
     Args:
-        open_model: opens it, in a thread of its own.
-        name: what the API calls it.
+        open_model: opens it, called in a thread of its own.
+        name: of the model in the API.
         log: of requests.
-        ready: called with the model and the server's address when it answers.
-        deaf: whether no Python runs while the model loads.
+        ready: called with the model and the server's address once it answers.
+        holds_gil: True if no Python runs while the model loads.
 
     Returns:
-        The exit code: 0 after SIGTERM and a drain, 128 + the signal after a second one.
+        The exit code: 0 after SIGTERM and a drain, 128 + the signal after a second signal.
     """
     keys = read_keys(Path(settings.api_key_file)) if settings.api_key_file else ()
 
     def begin(maker: RequestMaker, address: str) -> None:
-        gc.freeze()  # looking through all that was loaded again would hold up all streams
+        gc.freeze()  # collecting all loaded objects again would stall all streams
         ready(maker, address)
 
-    service = Service(settings, keys, open_model, name, log, begin, deaf)
+    service = Service(settings, keys, open_model, name, log, begin, holds_gil)
     with bind(settings) as listening:
         asyncio.run(service.run(listening))
     code = service.exit_code
-    if service.server.at_once or service.model.is_preparing:  # nothing of that is waited for
+    if service.server.at_once or service.model.is_preparing:  # neither is waited for
         INTERRUPTS.leave(code)
     return code
 
 
 @dataclass
 class Service:
-    """One server in one event loop; fields are the arguments of `serve`, the keys read."""
+    """One server in one event loop; the fields are the arguments of `serve`, with the keys read."""
 
     settings: ServeSettings
     keys: tuple[bytes, ...]
@@ -137,12 +137,12 @@ class Service:
     name: str
     log: RequestLog
     ready: Callable[[RequestMaker, str], None]
-    deaf: bool = False
+    holds_gil: bool = False
     model: ServedModel = field(init=False)
     server: _Server = field(init=False)
 
     async def run(self, listening: socket.socket) -> None:
-        """Answer on this socket until `end`, or a signal in the main thread; then drain."""
+        """Serve on this socket until `end`, or a signal in the main thread; then drain."""
         metrics = ServerMetrics()
         self.model = model = ServedModel(self.open_model, self.settings, metrics, self.log.problem)
         created, isolated = int(time.time()), self.settings.isolate_keys
@@ -161,11 +161,11 @@ class Service:
             server_header=False,
             proxy_headers=False,
         )
-        logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # what it says is said here
+        logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # our log has its messages
         self.server = _Server(config, self._drain)
-        with waiting_room(listening, model.absence()) if self.deaf else nullcontext():
+        with waiting_room(listening, model.absence()) if self.holds_gil else nullcontext():
             model.engine.begin()
-            if self.deaf:
+            if self.holds_gil:
                 await model.engine.changed.wait()
         watching = asyncio.create_task(self._watch(_address(listening)))
         ending = asyncio.create_task(self._cut_off())
@@ -178,7 +178,7 @@ class Service:
                 await self.model.stop()
 
     async def _watch(self, address: str) -> None:
-        """Say when the model is open; where it cannot be, or has lost its processes, end."""
+        """Report when the model is open; end if it cannot open, or has lost its processes."""
         engine = self.model.engine
         await engine.changed.wait()
         if engine.state == "ready":
@@ -189,7 +189,7 @@ class Service:
         self.server.should_exit = True
 
     async def _cut_off(self) -> None:
-        """When the last text has ended, clients that do not read it cannot hold up the end."""
+        """Abort connections after the last text has ended, so that no client holds up the end."""
         while not self.model.draining or self.model.num_in_flight:
             await asyncio.sleep(_LOOK_EVERY_S)
         await asyncio.sleep(LINGER_S)
@@ -197,22 +197,22 @@ class Service:
             connection.transport.abort()
 
     def end(self) -> None:
-        """Take no more requests, and end when those in flight have."""
+        """Accept no more requests, and end after those in flight."""
         self._drain()
         self.server.should_exit = True
 
     def _drain(self) -> bool:
-        """Take no more requests; whether the model, still being opened, has none."""
+        """Accept no more requests; return True if the model is still loading, and has none."""
         if not self.model.draining:
             self.model.draining, left = True, self.model.num_in_flight
             if left:
-                what = counted(left, "text")
-                self.log.note(f"ending when {what} have ended; a second signal stops at once")
+                texts = counted(left, "text")
+                self.log.note(f"ending when {texts} have ended; a second signal stops at once")
         return self.model.engine.state == "loading"
 
     @property
     def exit_code(self) -> int:
-        """The exit code of the process; raises why the model could not be opened."""
+        """The exit code of the process; raises the error of a model that could not be opened."""
         server, failure = self.server, self.model.engine.failure
         if not server.signals and failure is not None:
             raise failure
@@ -233,7 +233,7 @@ Handler = Callable[[int, FrameType | None], Any] | signal.Handlers
 
 @contextmanager
 def waiting_room(listening: socket.socket, error: ApiError) -> Iterator[None]:
-    """Have all connections answered with this error meanwhile."""
+    """Answer all connections with this error meanwhile, in another process."""
     fd = listening.fileno()
     command = [sys.executable, "-I", "-S", str(_PROGRAM), str(fd), json.dumps(error.body)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=(fd,))
@@ -247,7 +247,7 @@ def waiting_room(listening: socket.socket, error: ApiError) -> Iterator[None]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """It ends with its input; connections that it has taken are answered first."""
+    """End the process: it ends with its input, after answering accepted connections."""
     try:
         process.wait(_ANSWERED_S)
     except subprocess.TimeoutExpired:
@@ -257,7 +257,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def signals_to(handler: Handler) -> Iterator[None]:
-    """Have signals that end the server handled by this one; of use in the main thread alone."""
+    """Route signals that end the server to this handler; only possible in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,8 +1,8 @@
-"""Answers on the server's socket while a model that loads lets no Python run in the server.
+"""Answers on the server's socket while a loading model blocks the server's interpreter.
 
-A program of its own, on Python's own library alone, so that it starts at once: TensorRT-LLM loads
-an engine, for minutes, without letting go of the interpreter. All connections are answered with
-503. The program ends with its input: when the model is open, and when the server is gone.
+A program of its own, on Python's standard library alone, so that it starts at once: TensorRT-LLM
+loads an engine for minutes without releasing the interpreter. All connections are answered with
+503. The program ends with its input: when the model is open, and when the server has ended.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PIECE = 2**16
 
 
 def answer(connection: socket.socket, body: bytes) -> None:
-    """One answer, whatever is asked; a body that comes is read and dropped."""
+    """Answer any request once; a body is read and dropped."""
     head = (
         "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\nRetry-After: 1\r\nConnection: close\r\n\r\n"
@@ -40,24 +40,24 @@ def answer(connection: socket.socket, body: bytes) -> None:
 
 
 def wait_on(listening: socket.socket, body: bytes) -> None:
-    """Take connections until the input ends."""
-    places = threading.BoundedSemaphore(_MOST)
+    """Accept connections until the input ends."""
+    slots = threading.BoundedSemaphore(_MOST)
 
     def serve(connection: socket.socket) -> None:
         try:
             answer(connection, body)
         finally:
-            places.release()
+            slots.release()
 
     while True:
         ready, _, _ = select.select([sys.stdin, listening], [], [])
         if sys.stdin in ready:
             return
-        if places.acquire(timeout=_CLIENT_S):
+        if slots.acquire(timeout=_CLIENT_S):
             try:
                 connection = listening.accept()[0]
-            except OSError:  # it has gone
-                places.release()
+            except OSError:  # it has closed
+                slots.release()
             else:
                 threading.Thread(target=serve, args=(connection,)).start()
 

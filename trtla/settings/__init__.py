@@ -1,1 +1,1 @@
-"""What people choose: triples, drafters, sampling, executor options. Plain values, no torch."""
+"""Settings as plain values, without torch: triples, drafters, sampling, executor, server."""

@@ -1,4 +1,4 @@
-"""Keyword arguments of Python: settings by another name, and what an unknown name was meant to be.
+"""Keyword arguments of Python: other names of settings, and suggestions for unknown names.
 
 Flags have the same: `Option.former` in `trtla.settings.fields`, and the command line's hints.
 """
@@ -21,8 +21,8 @@ Kind = TypeVar("Kind")
 
 
 def named_arguments(*settings: type) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Have a function refuse a keyword argument that it has not with the one that was meant, which
-    may be a setting of these classes.
+    """Refuse unknown keyword arguments of a function with a hint: the argument that was probably
+    meant, or the class among `settings` that has a setting of that name.
     """
 
     def decorate(work: Callable[P, T]) -> Callable[P, T]:
@@ -46,12 +46,14 @@ def keywords_of(kind: type, *settings: type) -> Callable[[Callable[P, T]], Calla
     `named_arguments` comes with it."""
 
     def decorate(work: Callable[P, T]) -> Callable[P, T]:
-        own = [one for one in signature(work).parameters.values() if one.kind != one.VAR_KEYWORD]
+        every = signature(work).parameters.values()
+        mine = [item for item in every if item.kind != item.VAR_KEYWORD]
         more = [
-            one.replace(default=None) if is_dataclass(one.default) else one
-            for one in signature(kind).parameters.values()
+            item.replace(default=None) if is_dataclass(item.default) else item
+            for item in signature(kind).parameters.values()
         ]
-        work.__signature__ = Signature(own + more, return_annotation=None)  # type: ignore[attr-defined]
+        signed = Signature(mine + more, return_annotation=None)
+        work.__signature__ = signed  # type: ignore[attr-defined]
         about = (f"    {name}: {text}" for name, text in descriptions(kind).items())
         work.__doc__ = "\n".join((work.__doc__ or "", "", "Args:", *about))
         return named_arguments(*settings)(work)
@@ -62,7 +64,7 @@ def keywords_of(kind: type, *settings: type) -> Callable[[Callable[P, T]], Calla
 def typed_as(
     arguments: Callable[P, object],
 ) -> Callable[[Callable[[S], None]], Callable[Concatenate[S, P], None]]:
-    """For type checkers: an overload of `__init__` takes what a class is made with."""
+    """For type checkers: an overload of `__init__` takes the arguments of a class."""
     return lambda init: init  # type: ignore[return-value]
 
 
@@ -72,46 +74,48 @@ def arguments_of(
     """Give a method the arguments of another one in place of `*args, **kwargs`; `named_arguments`
     comes with it.
     """
-    return lambda own: _with_arguments(own, method, settings)
+    return lambda function: _with_arguments(function, method, settings)
 
 
 def later_arguments_of(
     method: Callable[Concatenate[Any, Any, P], object], *settings: type
 ) -> Callable[[Callable[Concatenate[Any, S, ...], T]], Callable[Concatenate[Any, S, P], T]]:
     """`arguments_of` behind the first one, which is the method's own."""
-    return lambda own: _with_arguments(own, method, settings)
+    return lambda function: _with_arguments(function, method, settings)
 
 
 def _with_arguments(
-    own: Callable[..., T], method: Callable[..., object], settings: Iterable[type]
+    function: Callable[..., T], method: Callable[..., object], settings: Iterable[type]
 ) -> Callable[..., T]:
-    """`own`, whose arguments behind those that it names are those of `method`."""
-    mine, theirs = signature(own), signature(method).parameters.values()
-    named = [one for one in mine.parameters.values() if one.kind == one.POSITIONAL_OR_KEYWORD]
-    own.__signature__ = mine.replace(  # type: ignore[attr-defined]
+    """`function`, whose arguments behind those that it names are those of `method`."""
+    mine, theirs = signature(function), signature(method).parameters.values()
+    named = [item for item in mine.parameters.values() if item.kind == item.POSITIONAL_OR_KEYWORD]
+    function.__signature__ = mine.replace(  # type: ignore[attr-defined]
         parameters=[*named, *list(theirs)[len(named) :]]
     )
-    return named_arguments(*settings)(own)
+    return named_arguments(*settings)(function)
 
 
 def named_settings(kind: type[Kind]) -> type[Kind]:
-    """Have a class of settings take them by their other names too, and refuse unknown ones."""
+    """Have a class of settings accept their other names, and refuse unknown ones."""
     make: Callable[..., None] = kind.__init__
-    order = [one.name for one in fields(kind) if one.init]  # type: ignore[arg-type]
-    others = {one.option.former: one.name for one in declared(kind).values() if one.option.former}
+    order = [item.name for item in fields(kind) if item.init]  # type: ignore[arg-type]
+    others = {
+        item.option.former: item.name for item in declared(kind).values() if item.option.former
+    }
 
     @wraps(make)
     def checked(self: object, /, *args: Any, **kwargs: Any) -> None:
         for argument in kwargs:
             if argument not in order and argument not in others:
                 raise _unknown(kind.__name__, argument, (*order, *others), ())
-        given = dict(zip(order, args, strict=False)) | kwargs
+        values = dict(zip(order, args, strict=False)) | kwargs
         for other in others.keys() & kwargs.keys():
             name, value = others[other], kwargs.pop(other)
-            if name not in given:
+            if name not in values:
                 kwargs[name] = value
-            elif given[name] != value:
-                both = f"{name} is {shown(given[name])} and {other} is {shown(value)}"
+            elif values[name] != value:
+                both = f"{name} is {shown(values[name])} and {other} is {shown(value)}"
                 raise UsageError(f"{both}, and both are names of one setting", "give one of them")
         make(self, *args, **kwargs)
 
@@ -125,12 +129,14 @@ def _unknown(where: str, word: str, known: Iterable[str], settings: Iterable[typ
     if meant:
         hint = f"did you mean {meant}? there are {', '.join(names)}"
     else:
-        found = ((kind.__name__, closest(word, _names(kind))) for kind in settings)
-        other = next((f"it is a setting: {kind}({name}=...); " for kind, name in found if name), "")
+        matches = ((kind.__name__, closest(word, _names(kind))) for kind in settings)
+        other = next(
+            (f"it is a setting: {kind}({name}=...); " for kind, name in matches if name), ""
+        )
         hint = f"{other}there are {', '.join(names)}"
     return UsageError(f"{where} has no argument {word}", hint)
 
 
 def _names(kind: type) -> list[str]:
     options = declared(kind).values()
-    return [one.name for one in options] + [o.option.former for o in options if o.option.former]
+    return [item.name for item in options] + [o.option.former for o in options if o.option.former]

@@ -1,16 +1,16 @@
-"""How a request's next tokens are guessed: which drafters, how many tokens, and their choices.
+"""Settings of drafting: which drafters guess a request's next tokens, how many, and their options.
 
-Torch-free: the command line, prompt files and the API read it. None of it changes a text but
+Torch-free: the command line, prompt files and the API read it. None of it changes the output but
 `rejection`, which draws a different sample from the same distribution.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from itertools import product
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from trtla.errors import UsageError, did_you_mean, trtllm_cannot
 from trtla.settings.fields import check, flag_name, option, wrong
@@ -24,20 +24,24 @@ DRAFT_PREFIX = "draft:"
 DRAFTERS = ("none", "lookahead", "ngram", "prompt-lookup")
 """Names of drafters, beside `draft:PATH`."""
 
-SOURCES = ("own", "expected", "others", "window", "chain", "rows")
-"""Where `auto` takes drafts from; `chain` is what further drafters propose."""
-PROPOSERS = (*SOURCES, "both")
-"""What proposes a node: a source, or a text and a row of logits that agree."""
+SOURCES = ("context", "expected", "requests", "window", "chain", "recycling")
+"""The sources of `auto`'s drafts: the request's own text, its expected output, texts of other
+requests, the lookahead window, further drafters, and token recycling.
+"""
+PROPOSERS = (*SOURCES, "agreement")
+"""Proposers of a node: a source, or a text and recycled logits that agree."""
+_FORMER_SOURCES = {"own": "context", "others": "requests", "rows": "recycling"}
 
 _NAMES = f"{', '.join(DRAFTERS)} or draft:PATH, or several with commas between"
 _MOST_TOKENS = 256  # far above any useful draft; keeps a typo from asking for gigabytes
 _LONGEST_ORDER = 32
 _MOST_FILLERS = 64
+_OF_DRAFT_MODELS = ("egag", "rejection")
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterSettings:
-    """What drafts, and how; the default is lookahead alone."""
+    """The drafters and their options; the default is lookahead alone."""
 
     drafter: tuple[str, ...] = option(
         ("lookahead",),
@@ -93,7 +97,9 @@ class DrafterSettings:
     stop_if_unknown: bool = option(
         True, "Whether an unknown context ends an n-gram draft; else a random token stands in."
     )
-    reset_in_between: bool = option(True, "Whether n-grams of earlier requests are forgotten.")
+    reset_in_between: bool = option(
+        True, "Whether n-grams of earlier requests are forgotten.", at_start=True
+    )
     rejection: bool = option(
         False,
         "Verify a draft model's tokens by rejection sampling: a different sample from the same "
@@ -107,11 +113,13 @@ class DrafterSettings:
             raise UsageError(
                 f"gamma_min {self.gamma_min} is above gamma_max {self.largest_gamma}",
                 "use --gamma-min at most --gamma-max (--gamma, where that is not given)",
+                "gamma_min",
             )
         if self.rejection and self.draft_model is not None and len(self.drafter) > 1:
             raise UsageError(
                 f"rejection sampling verifies one drafter, and there are {self.name}",
                 "use --drafter draft:PATH alone, or omit --rejection",
+                "rejection",
             )
 
     def _check_names(self) -> None:
@@ -134,6 +142,14 @@ class DrafterSettings:
             raise UsageError(
                 "drafter none cannot be combined with others", "use none alone, or omit it"
             )
+
+    def changed(self, values: Mapping[str, Any]) -> DrafterSettings:
+        """The same with a request's values; options of draft models are dropped without one."""
+        result = replace(self, **values)
+        if result.draft_model is None:
+            result = replace(result, **{name: values.get(name, False) for name in _OF_DRAFT_MODELS})
+        check_used([result])
+        return result
 
     @property
     def name(self) -> str:
@@ -171,21 +187,22 @@ NO_DRAFTER = DrafterSettings(("none",))
 
 
 def parse_drafter(value: str | Sequence[str]) -> tuple[str, ...]:
-    """The names in `draft:PATH,lookahead,ngram`; what they mean is checked in `DrafterSettings`."""
+    """The names in `draft:PATH,lookahead,ngram`; `DrafterSettings` checks them."""
     names = value.split(",") if isinstance(value, str) else value
     return tuple(name.strip() for name in names)
 
 
 def check_used(settings: Iterable[DrafterSettings]) -> None:
-    """Refuse EGAG and rejection sampling where there is no draft model among all settings."""
+    """Refuse EGAG and rejection sampling where none of the settings has a draft model."""
     every = list(settings)
-    if any(one.draft_model is not None for one in every):
+    if any(item.draft_model is not None for item in every):
         return
-    for one, name in product(every, ("egag", "rejection")):
-        if getattr(one, name):
+    for item, name in product(every, _OF_DRAFT_MODELS):
+        if getattr(item, name):
             raise UsageError(
-                f"{name} needs a draft model, and the drafter is {one.name}",
+                f"{name} needs a draft model, and the drafter is {item.name}",
                 f"use --drafter draft:PATH, or omit --{name}",
+                name,
             )
 
 
@@ -223,10 +240,10 @@ def check_drafts_itself(settings: DrafterSettings, name: str) -> None:
         )
 
 
-def refuse_texts(name: str, what: str) -> UsageError:
+def refuse_texts(name: str, texts: str) -> UsageError:
     """The refusal of texts to draft from, such as a corpus, where TensorRT-LLM drafts."""
     return UsageError(
-        f"{name} brings {what}, but an engine of TensorRT-LLM drafts from its own pool alone",
+        f"{name} brings {texts}, but an engine of TensorRT-LLM drafts from its own pool alone",
         "omit it, or build with --backend torch",
         "expected_output",
     )
@@ -234,8 +251,8 @@ def refuse_texts(name: str, what: str) -> UsageError:
 
 @dataclass(frozen=True, slots=True)
 class DraftOptions:
-    """How lookahead drafts; by default branches that begin alike share nodes, and tokens of the
-    window are accepted like those of candidates, as in TensorRT-LLM.
+    """Options of lookahead's drafts; by default branches with the same beginning share nodes, and
+    tokens of the window are accepted like those of candidates, as in TensorRT-LLM.
     """
 
     FLAG_PREFIX: ClassVar[str] = "lookahead_"
@@ -247,8 +264,9 @@ class DraftOptions:
     )
     sources: tuple[str, ...] = option(
         SOURCES,
-        "Where auto takes drafts from: own text, the expected output, other requests' texts, the "
-        "lookahead window, further drafters, and rows of logits.",
+        "Sources of auto's drafts: prompt and output so far, the expected output, texts of other "
+        "requests, the lookahead window, further drafters, and token recycling (likely tokens of "
+        "earlier logits).",
         metavar="|".join(SOURCES),
         rule=f"some of {', '.join(SOURCES)}, with commas between",
         commas=True,
@@ -271,7 +289,8 @@ class DraftOptions:
         check(self)
         for name in self.sources:
             if name not in SOURCES:
-                guess = did_you_mean(name, SOURCES)
+                now = _FORMER_SOURCES.get(name)
+                guess = f"it is now called {now}: " if now else did_you_mean(name, SOURCES)
                 raise UsageError(
                     f"source {name!r} is not known", f"{guess}use some of {', '.join(SOURCES)}"
                 )

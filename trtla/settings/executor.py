@@ -1,16 +1,17 @@
-"""What a model is opened with: one object from `LLM` down to both executors."""
+"""The options that a model is opened with: one object from `LLM` down to both executors."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from trtla.errors import UsageError
 from trtla.settings.drafting import LOOKAHEAD, DrafterSettings, DraftOptions
 from trtla.settings.fields import check, option, shown
 from trtla.settings.lookahead import Lookahead, LookaheadConfig, check_lookahead
+from trtla.settings.messages import NO_VARIABLES, Variables, check_variables
 
 _LEAST_SHARE = 5e-324  # the smallest number above 0
 
@@ -56,9 +57,9 @@ DTYPE_NAMES = ("auto", "float16", "bfloat16", "float32")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorOptions:
-    """What a model is opened with; each field is a keyword argument of `LLM` as well.
+    """The options that a model is opened with; each field is a keyword argument of `LLM` as well.
 
-    What only one of the executors has is refused by the other when it differs from its default.
+    An option of one executor alone is refused by the other when it differs from its default.
     """
 
     device: str = option("auto", "Where to run; auto takes CUDA where it is.")
@@ -75,7 +76,7 @@ class ExecutorOptions:
         least=1,
         most=MOST_THREADS,
     )
-    """Threads of all models that this process has open: the last number given holds for all. None
+    """Threads of all models that this process has open: the last number given applies to all. None
     leaves it as it is."""
     max_seq_len: int | None = option(
         None,
@@ -114,6 +115,13 @@ class ExecutorOptions:
         "Take names of control tokens in messages, such as <|im_end|>, as these tokens; else they "
         "are text there. In prompts that are no messages they always are the tokens.",
     )
+    chat_template_kwargs: Variables | None = option(
+        None,
+        "Variables of the model's chat template for conversations that bring no others, as JSON, "
+        'such as {"enable_thinking": false}.',
+        metavar="JSON",
+        single=False,
+    )
     tokenizer_dir: str | Path | None = option(
         None, "Where the tokenizer files are, when not beside the model.", single=False
     )
@@ -144,11 +152,13 @@ class ExecutorOptions:
         False,
         "Keep texts' K/V blocks while there is room, and begin prompts that share their first "
         "tokens behind them (torch); benchmarks must not profit from it in silence.",
+        flagless=True,
     )
     bounded_steps: bool = option(
         False,
         "Limit the prompt tokens of a step beside running texts, so that it takes about 4 times a "
         "step without any: for servers, as whole batches end a little later (torch).",
+        flagless=True,
     )
     trtllm: TrtllmSettings = option(
         TRTLLM_DEFAULTS, "Settings of TensorRT-LLM's executor.", single=False
@@ -156,6 +166,7 @@ class ExecutorOptions:
 
     def __post_init__(self) -> None:
         check_lookahead(self.lookahead)
+        check_variables(self.chat_template_kwargs or NO_VARIABLES)
         for name, default in _GROUPS.items():
             value = getattr(self, name)
             if value is None:
@@ -170,18 +181,34 @@ class ExecutorOptions:
         """The default triple of requests; None: the engine's own, of auto too."""
         return None if self.lookahead == "auto" else self.lookahead
 
+    @property
+    def of_answers(self) -> dict[str, Any]:
+        """What is asked for that may change an answer, if only in its last bits."""
+        names = (one.name for one in fields(ExecutorOptions) if one.name not in _SAME_ANSWERS)
+        found = {name: getattr(self, name) for name in names}
+        if self.drafter.rejection:
+            found["drafter"] = repr(self.drafter)
+        return {name: value for name, value in found.items() if value and (name, value) != _ALONE}
+
 
 @dataclass(frozen=True, slots=True)
 class OpenArguments(ExecutorOptions):
-    """What `LLM` and `AsyncLLM` are made with, for type checkers."""
+    """The arguments of `LLM` and `AsyncLLM`, for type checkers."""
 
     model: str | Path = field(kw_only=False)
 
 
+_SAME_ANSWERS = (
+    *("threads", "lookahead_parallel", "lookahead", "tokenizer_dir", "max_batch_size", "drafter"),
+    *("draft_options", "draft_models", "draft_device", "draft_dtype", "corpus", "block_reuse"),
+    *("bounded_steps", "trtllm"),
+)
+"""What gives the same answers to the last bit, and the tokenizer's folder, whose files count."""
+_ALONE = ("tp_size", 1)
 _GROUPS = {
     "drafter": LOOKAHEAD, "draft_options": DEFAULT_DRAFT_OPTIONS, "trtllm": TRTLLM_DEFAULTS,
 }  # fmt: skip
 """Fields that are classes of settings, and what None stands for."""
 
 ENGINE_OPTIONS = ExecutorOptions()
-"""All as the engine has it."""
+"""All options at the engine's values."""

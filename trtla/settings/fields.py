@@ -1,7 +1,7 @@
-"""Settings, each declared once: a dataclass field with its range, its help and its former name.
+"""Settings, each declared once: a dataclass field with its range, its help and its other name.
 
-From `option` fields come the checks of values, the flags of commands, the keys of prompt files and
-of saved chats, and the chat's commands. The checks of single values are here too.
+The checks of values, the flags of commands, the keys of prompt files and of saved chats, and the
+chat's commands are derived from `option` fields. Functions that check single values are here too.
 """
 
 from __future__ import annotations
@@ -25,26 +25,32 @@ Kind = TypeVar("Kind")
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What is said of a setting beside its type and its default."""
+    """The declaration of a setting beside its type and its default."""
 
     help: str
     rule: str = ""
-    """What a refusal says that it must be; empty: its type and range."""
+    """Completes "must be ..." in a refusal; empty: derived from its type and range."""
     least: float = 0
     most: float | None = None
     metavar: str | None = None
     shown: str | None = None
-    """What the help has for a default of None."""
+    """The default in the help where it is None."""
     commas: bool = False
-    """Texts: one text with commas between stands for them."""
+    """Texts may be given as one text, separated by commas."""
     chat: str = ""
     """A former name of its command in the chat, still accepted."""
     short: str = ""
     """The letter of its flag's short form."""
     former: str = ""
-    """Another name of it that is accepted: a former one, or what everybody else calls it."""
+    """Another name that is accepted: a former one, or the one most libraries use."""
+    draws: bool = False
+    """It decides which of a row's tokens is drawn: temperature and filters."""
+    flagless: bool = False
+    """It has no flag of its name: commands choose it."""
+    at_start: bool = False
+    """Requests to a server cannot set it."""
     single: bool = True
-    """Whether it is one value that is checked by its type; else `help` is all that is declared."""
+    """It is one value, checked by its type; else `help` is all that is declared."""
 
 
 def option(default: Any, about: str, **more: Any) -> Any:
@@ -53,8 +59,8 @@ def option(default: Any, about: str, **more: Any) -> Any:
 
 
 def descriptions(kind: Any) -> dict[str, str]:
-    """What the fields of a class are for, by their names, in order."""
-    return {one.name: one.metadata[_KEY].help for one in fields(kind) if _KEY in one.metadata}
+    """The help texts of a class's fields, by name, in order."""
+    return {item.name: item.metadata[_KEY].help for item in fields(kind) if _KEY in item.metadata}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +80,7 @@ class Declared:
 
     @property
     def json_type(self) -> Any:
-        """Its type in JSON, without null."""
+        """The type in JSON, without null."""
         if self.is_biases:
             return dict[str, float] | list[Any]
         if self.is_ids:
@@ -94,8 +100,8 @@ class Declared:
         return self.type is dict
 
     def checked(self, value: Any) -> Any:
-        """A value in the type that trtla works with; raises UsageError."""
-        rule, least = self._rule, self.option.least
+        """Convert a value to the setting's type; raises UsageError."""
+        rule, least = self.rule, self.option.least
         if self.type is bool:
             if not isinstance(value, bool):
                 raise wrong(self.flag, value, "true or false")
@@ -120,7 +126,8 @@ class Declared:
         return value
 
     @property
-    def _rule(self) -> str:
+    def rule(self) -> str:
+        """Completes "must be ..." in a refusal."""
         least, most = self.option.least, self.option.most
         if self.option.rule:
             return self.option.rule
@@ -132,6 +139,8 @@ class Declared:
             return "token ids, such as 17 42"
         if self.type is str:
             return "a text"
+        if self.type is bool:
+            return "true or false"
         kind = "a whole number" if self.type is int else "a number"
         if self.is_biases:
             kind = "token ids, each once, with numbers such as 17:-5,42:2.5"
@@ -145,19 +154,19 @@ _DECLARED: dict[type, Mapping[str, Declared]] = {}
 def declared(kind: Any) -> Mapping[str, Declared]:
     """The settings of a class by their names, in order.
 
-    A class attribute `FLAG_PREFIX` stands before the names of its flags.
+    A class attribute `FLAG_PREFIX` is put in front of the names of its flags.
     """
     if kind not in _DECLARED:
         hints, prefix = get_type_hints(kind), getattr(kind, "FLAG_PREFIX", "")
         _DECLARED[kind] = {
-            one.name: _declared(prefix + one.name, hints[one.name], one)
-            for one in fields(kind)
-            if _KEY in one.metadata and one.metadata[_KEY].single
+            item.name: _declared(prefix + item.name, hints[item.name], item)
+            for item in fields(kind)
+            if _KEY in item.metadata and item.metadata[_KEY].single
         }
     return _DECLARED[kind]
 
 
-def _declared(flag: str, hint: Any, one: Any) -> Declared:
+def _declared(flag: str, hint: Any, item: Any) -> Declared:
     union = get_origin(hint) is UnionType or NoneType in get_args(hint)
     members = get_args(hint) if union else (hint,)
     first = next(member for member in members if member is not NoneType)
@@ -166,34 +175,36 @@ def _declared(flag: str, hint: Any, one: Any) -> Declared:
     kind = tuple if several else str if choices else first
     kind = list if several and get_args(several[0]) == (int,) else kind
     kind = dict if get_origin(first) is Mapping else kind
-    default = None if one.default is MISSING else one.default
-    return Declared(one.name, flag, kind, choices, NoneType in members, default, one.metadata[_KEY])
+    default = None if item.default is MISSING else item.default
+    return Declared(
+        item.name, flag, kind, choices, NoneType in members, default, item.metadata[_KEY]
+    )
 
 
 def check(settings: Any) -> None:
-    """Check the settings of an instance that is being made, and put them into their types."""
-    for one in declared(type(settings)).values():
-        value = getattr(settings, one.name)
-        if value is not None or not one.optional:
-            with called(one):
-                object.__setattr__(settings, one.name, one.checked(value))
+    """Check the settings of an instance under construction, and convert them to their types."""
+    for setting in declared(type(settings)).values():
+        value = getattr(settings, setting.name)
+        if value is not None or not setting.optional:
+            with called(setting):
+                object.__setattr__(settings, setting.name, setting.checked(value))
 
 
 @contextmanager
-def called(one: Declared) -> Iterator[None]:
-    """Have the refusal of a setting know what it is called in Python."""
+def called(setting: Declared) -> Iterator[None]:
+    """Note the Python name of a setting in its refusal."""
     try:
         yield
     except UsageError as error:
-        error.arguments[one.flag] = one.name
+        error.arguments[setting.flag] = setting.name
         raise
 
 
 def parsed(kind: type[Kind], flags: Mapping[str, Any]) -> Kind:
-    """A command's flags as a dataclass; a field that is a class of settings is made of theirs.
+    """Build a dataclass from a command's flags; fields that are classes of settings included.
 
-    What there is no flag for keeps its default. A field of the dataclass itself comes before a
-    setting of the same flag. A flag that no field takes is a TypeError, as of any call.
+    Fields without a flag keep their defaults. A field of the dataclass itself takes precedence
+    over a setting of the same flag. A flag that no field takes is a TypeError, as in any call.
     """
     if unread := sorted(flags.keys() - _flags(kind)):
         raise TypeError(f"{kind.__name__} has no field for {', '.join(unread)}")
@@ -201,31 +212,31 @@ def parsed(kind: type[Kind], flags: Mapping[str, Any]) -> Kind:
 
 
 def _made(kind: type[Kind], flags: Mapping[str, Any]) -> Kind:
-    own, groups = _own_flags(kind), _groups(kind)
-    values = {name: flags[flag] for name, flag in own.items() if flag in flags}
-    for one in declared(kind).values():
-        if one.choices and isinstance(values.get(one.name), str):  # flags have hyphens
-            values[one.name] = values[one.name].replace("-", "_")
-    left = {flag: value for flag, value in flags.items() if flag not in own.values()}
+    direct, groups = _own_flags(kind), _groups(kind)
+    values = {name: flags[flag] for name, flag in direct.items() if flag in flags}
+    for setting in declared(kind).values():
+        if setting.choices and isinstance(values.get(setting.name), str):  # flags have hyphens
+            values[setting.name] = values[setting.name].replace("-", "_")
+    left = {flag: value for flag, value in flags.items() if flag not in direct.values()}
     return kind(**values, **{name: _made(part, left) for name, part in groups.items()})
 
 
 def _groups(kind: Any) -> dict[str, Any]:
     """The fields that are classes of settings."""
     hints = get_type_hints(kind)
-    parts = {one.name: hints[one.name] for one in fields(kind)}
+    parts = {item.name: hints[item.name] for item in fields(kind)}
     return {name: part for name, part in parts.items() if is_dataclass(part) and declared(part)}
 
 
 def _own_flags(kind: Any) -> dict[str, str]:
-    """The flags of all other fields, by name."""
+    """The flags of all other fields, by field name."""
     groups = _groups(kind)
-    names = {one.name: one.name for one in fields(kind) if one.name not in groups}
-    return names | {one.name: one.flag for one in declared(kind).values()}
+    names = {item.name: item.name for item in fields(kind) if item.name not in groups}
+    return names | {item.name: item.flag for item in declared(kind).values()}
 
 
 def _flags(kind: Any) -> set[str]:
-    """All that is read, nested classes of settings included."""
+    """All flags that are read, those of nested classes of settings included."""
     return {*_own_flags(kind).values()}.union(*map(_flags, _groups(kind).values()))
 
 
@@ -233,7 +244,7 @@ _SHOWN = 60  # characters of a wrong value that an error repeats
 
 
 def shown(value: object) -> str:
-    """A wrong value as an error shows it: shortened, whatever it is."""
+    """Format a wrong value for an error, shortened."""
     try:
         text = ascii(value) if isinstance(value, (str, bytes)) else repr(value)
     except Exception:  # an integer of thousands of digits, or somebody's __repr__
@@ -243,7 +254,7 @@ def shown(value: object) -> str:
 
 
 def wrong(name: str, value: object, rule: str) -> UsageError:
-    """The refusal of a value: NAME is VALUE, --NAME must be RULE."""
+    """A refusal: NAME is VALUE, --NAME must be RULE."""
     return UsageError(f"{name} is {shown(value)}", f"{flag_name(name)} must be {rule}")
 
 
@@ -253,7 +264,7 @@ def flag_name(name: str) -> str:
 
 
 def is_whole(value: object) -> bool:
-    """Whether a value is an integer of any library; True and False are none."""
+    """Return True for an integer of any library, but not for True and False."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
@@ -304,19 +315,19 @@ def biases(
 ) -> tuple[tuple[int, float], ...]:
     """Numbers of token ids, ordered by these: a mapping, pairs, or a text such as `17:-5,42:2.5`.
 
-    Numbers of 0 are left out.
+    Numbers of 0 are dropped.
     """
-    found: dict[int, float] = {}
+    numbers: dict[int, float] = {}
     try:
         for token, number in _pairs(value):
-            place = int(token) if isinstance(token, str) else token
-            if not is_whole(place) or not 0 <= place <= _LARGEST or place in found:
+            token_id = int(token) if isinstance(token, str) else token
+            if not is_whole(token_id) or not 0 <= token_id <= _LARGEST or token_id in numbers:
                 raise wrong(name, value, rule)
             number = float(number) if isinstance(number, str) else number
-            found[int(place)] = real(name, number, rule, least, most)
+            numbers[int(token_id)] = real(name, number, rule, least, most)
     except (TypeError, ValueError):
         raise wrong(name, value, rule) from None
-    return tuple(sorted((token, number) for token, number in found.items() if number))
+    return tuple(sorted((token, number) for token, number in numbers.items() if number))
 
 
 def _pairs(value: Any) -> Iterable[Any]:
@@ -326,7 +337,7 @@ def _pairs(value: Any) -> Iterable[Any]:
 
 
 def check_text(text: str, name: str) -> None:
-    """Refuse a text that is not Unicode, which no file and no tokenizer can hold."""
+    """Refuse a text that is not valid Unicode, which no file and no tokenizer can hold."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -1,6 +1,6 @@
 """The lookahead triple (W, N, G): parsing, legality, draft budget, limits.
 
-Everything that any part of trtla knows about limits of a triple is here.
+All of trtla's knowledge about the limits of a triple is here.
 """
 
 from __future__ import annotations
@@ -110,24 +110,24 @@ AUTOREGRESSIVE = LookaheadConfig(1, 1, 0)
 """Plain autoregressive decoding."""
 
 DEFAULT_LOOKAHEAD = LookaheadConfig(7, 7, 7)
-"""The largest triple of what our own executor runs, where nobody names another."""
+"""The largest triple that the torch executor runs where no other is named."""
 SMALLER_DEFAULTS = tuple(LookaheadConfig(n, n, n) for n in range(6, 1, -1))
-"""What takes its place where limits leave no room for it, the largest first."""
+"""Its replacements where limits leave no room for it, the largest first."""
 
 Lookahead = LookaheadConfig | Literal["auto"]
-"""A triple that every step feeds, or `auto`: what pays of the default, chosen step by step."""
+"""A triple that every step feeds, or `auto`: the part of the default that pays, per step."""
 
 
 TRIPLES = "give a LookaheadConfig, such as LookaheadConfig(7, 7, 7), or 'auto'"
 
 
 def is_lookahead(value: object) -> bool:
-    """Whether it is None, `auto` or a triple."""
+    """Return True for None, `auto` or a triple."""
     return value is None or value == "auto" or isinstance(value, LookaheadConfig)
 
 
 def as_lookahead(value: object) -> str | None:
-    """What to write in Python for a text or a sequence that is a triple."""
+    """The Python expression for a text or a sequence that is a triple; None: it is none."""
     if isinstance(value, (str, list, tuple)):
         with suppress(UsageError, ValueError):  # the latter of a number of thousands of digits
             return f"LookaheadConfig{LookaheadConfig.parse(value).as_tuple()}"
@@ -135,7 +135,7 @@ def as_lookahead(value: object) -> str | None:
 
 
 def check_lookahead(value: object) -> None:
-    """Refuse what is no `Lookahead`; raises UsageError."""
+    """Refuse a value that is no `Lookahead`; raises UsageError."""
     if not is_lookahead(value):
         hint = f"give {as_lookahead(value)}" if as_lookahead(value) else TRIPLES
         raise UsageError(f"lookahead is {shown(value)}, not a LookaheadConfig", hint)
@@ -156,17 +156,17 @@ def triples_for(max_draft_len: int) -> list[LookaheadConfig]:
         raise UsageError(f"max_draft_len {max_draft_len} is below 0", "it is 0 or more")
     if max_draft_len == 0:
         return [AUTOREGRESSIVE]
-    tokens, found = max_draft_len + 1, []
+    tokens, triples = max_draft_len + 1, []
     for steps in range(1, min(tokens // 2, _MAX_COMPONENT - 1) + 1):
         both, left = divmod(tokens, steps)
         if not left and (both + 1) // 2 <= _MAX_COMPONENT:
-            found.append(LookaheadConfig((both + 1) // 2, steps + 1, both // 2))
+            triples.append(LookaheadConfig((both + 1) // 2, steps + 1, both // 2))
 
     def usefulness(triple: LookaheadConfig) -> tuple[bool, int, int]:
         w, n, g = triple.as_tuple()
         return (w != g, abs(n - w), n)
 
-    return sorted(found, key=usefulness)
+    return sorted(triples, key=usefulness)
 
 
 def check_default(triple: LookaheadConfig, engine_max_draft_len: int, engine_name: str) -> None:
@@ -193,7 +193,7 @@ def check_request(request: LookaheadConfig, default: LookaheadConfig, request_na
 
 
 def refuse_auto(name: str) -> UsageError:
-    """Why lookahead `auto` cannot be had from TensorRT-LLM."""
+    """The refusal of lookahead `auto` on engines of TensorRT-LLM."""
     return UsageError(
         f"{name} asks for lookahead auto, but TensorRT-LLM feeds a request's triple in every step",
         "give a triple, such as 7,7,7, or use an engine built with --backend torch",

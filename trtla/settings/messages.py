@@ -1,4 +1,4 @@
-"""What a model is asked: texts or messages, and whether texts are put into the chat template.
+"""Input of a model: texts or messages, and the use of the chat template.
 
 Messages have OpenAI's form. They are checked here; the model's template renders them in
 `trtla.llm.text.Tokenizer`.
@@ -6,8 +6,9 @@ Messages have OpenAI's form. They are checked here; the model's template renders
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeGuard
 
 from trtla.errors import UsageError, did_you_mean
@@ -22,28 +23,62 @@ Messages = Sequence[Message]
 """A conversation; the model answers the last message."""
 Content = str | Sequence[Mapping[str, str]]
 """A text, or parts that are texts."""
+Variables = Mapping[str, Any]
+"""Values of JSON for the variables of a chat template, such as {"enable_thinking": false}."""
+NO_VARIABLES: Variables = {}
 
 ROLES = ("system", "user", "assistant")
 _FORM = 'write {"role": "user", "content": "..."} messages'
 
 
 def is_conversation(prompt: object) -> TypeGuard[Messages]:
-    """Whether a prompt is a list of messages, as its first item says."""
+    """Return True if a prompt is a list of messages, as its first item shows."""
     if isinstance(prompt, (str, bytes)) or not isinstance(prompt, Sequence):
         return False
     return len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
+_SET_ELSEWHERE = {
+    "messages": "give it as the prompt",
+    "add_generation_prompt": "give it beside chat_template_kwargs",
+    "continue_final_message": "give it beside chat_template_kwargs",
+    "tools": "omit it: tools are not supported",
+    "documents": "omit it: documents are not supported",
+}
+
+
+def check_variables(value: object, name: str = "chat_template_kwargs") -> None:
+    """Refuse what is no JSON object, or sets a variable that has an argument of its own."""
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise UsageError(
+            f"{name} is {shown(value)}, not an object of JSON",
+            'give the template\'s variables, such as {"enable_thinking": false}',
+        )
+    for key, hint in _SET_ELSEWHERE.items():
+        if key in value:
+            raise UsageError(f"{name} may not set {key}", hint)
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UsageError(
+            f"{name} is no JSON: {error}",
+            "give texts, numbers, true, false, null, and lists and objects of them",
+        ) from None
+
+
 @dataclass(frozen=True, slots=True)
-class Ending:
-    """What the model is asked for behind a conversation, by vLLM's names."""
+class Rendering:
+    """The end of the model's input behind a conversation, by vLLM's names."""
 
     add_generation_prompt: bool = True
-    """An answer."""
+    """Begin a new answer."""
     continue_final_message: bool = False
-    """How the last message goes on, which is the beginning of an answer."""
+    """Continue the last message, which is the beginning of an answer."""
+    chat_template_kwargs: Variables = field(default_factory=dict)
+    """Variables of the chat template, in place of those that the model was opened with."""
 
     def __post_init__(self) -> None:
+        check_variables(self.chat_template_kwargs)
         if self.add_generation_prompt and self.continue_final_message:
             raise UsageError(
                 "continue_final_message and add_generation_prompt exclude each other",
@@ -53,8 +88,11 @@ class Ending:
 
     @classmethod
     def of(
-        cls, continue_final_message: object, add_generation_prompt: bool | None = None
-    ) -> Ending:
+        cls,
+        continue_final_message: object,
+        add_generation_prompt: bool | None = None,
+        chat_template_kwargs: Variables | None = None,
+    ) -> Rendering:
         """From arguments; an answer is asked for unless the last message is continued."""
         if not isinstance(continue_final_message, bool):
             raise UsageError(
@@ -62,7 +100,14 @@ class Ending:
             )
         if add_generation_prompt is None:
             add_generation_prompt = not continue_final_message
-        return cls(add_generation_prompt, continue_final_message)
+        variables = {} if chat_template_kwargs is None else chat_template_kwargs
+        return cls(add_generation_prompt, continue_final_message, variables)
+
+    @property
+    def changed(self) -> str:
+        """The first setting that differs from the usual; empty: none does."""
+        names = (item.name for item in reversed(fields(self)))
+        return next((n for n in names if getattr(self, n) != getattr(ANSWER, n)), "")
 
     def check(self, messages: Messages) -> None:
         """Refuse a last message that nothing sensible can follow."""
@@ -80,8 +125,9 @@ class Ending:
             )
 
 
-ANSWER, CONTINUED = Ending(), Ending(False, True)
-_KEYS = ("role", "content", "name")
+ANSWER, CONTINUED = Rendering(), Rendering(False, True)
+_MORE_TEXTS = ("name", "reasoning_content")
+_KEYS = ("role", "content", *_MORE_TEXTS)
 
 
 def part_texts(content: Content) -> list[str]:
@@ -105,28 +151,28 @@ def with_text(message: Message, part: int, text: str) -> dict[str, Any]:
         return {**message, "content": text}
     texts = part_texts(message["content"])
     texts[part] = text
-    return {**message, "content": [text_part(one) for one in texts]}
+    return {**message, "content": [text_part(item) for item in texts]}
 
 
 def written(messages: Messages) -> Iterator[str]:
-    """All texts that people have written, names included."""
+    """All texts that people wrote, names included."""
     for message in messages:
         yield from part_texts(message["content"])
-        if message.get("name"):
-            yield message["name"]
+        yield from (message[key] for key in _MORE_TEXTS if message.get(key))
 
 
 def rewritten(messages: Messages, change: Callable[[str], str]) -> list[dict[str, Any]]:
-    """The messages with all that people have written changed."""
-    found = []
+    """The messages with every text that people wrote changed."""
+    changed = []
     for message in messages:
         texts, new = part_texts(message["content"]), dict(message)
         for part, text in enumerate(texts):
             new = with_text(new, part, change(text)) if text else new
-        if new.get("name"):
-            new["name"] = change(new["name"])
-        found.append(new)
-    return found
+        for key in _MORE_TEXTS:
+            if new.get(key):
+                new[key] = change(new[key])
+        changed.append(new)
+    return changed
 
 
 def check_messages(messages: object, name: str) -> tuple[dict[str, Any], ...]:
@@ -135,7 +181,7 @@ def check_messages(messages: object, name: str) -> tuple[dict[str, Any], ...]:
         raise UsageError(f"{name}: messages is {shown(messages)}, not a list", _FORM)
     if not messages:
         raise UsageError(f"{name}: messages is empty", "give at least one message")
-    return tuple(_message(one, f"{name}: messages[{i}]") for i, one in enumerate(messages))
+    return tuple(_message(item, f"{name}: messages[{i}]") for i, item in enumerate(messages))
 
 
 def _message(message: object, name: str) -> dict[str, Any]:
@@ -144,8 +190,8 @@ def _message(message: object, name: str) -> dict[str, Any]:
     role = message.get("role")
     if role not in ROLES:
         guess = did_you_mean(role, ROLES) if isinstance(role, str) else ""
-        what = f"the role {shown(role)}" if "role" in message else "no role"
-        raise UsageError(f"{name} has {what}", f"{guess}use {', '.join(ROLES)}")
+        problem = f"the role {shown(role)}" if "role" in message else "no role"
+        raise UsageError(f"{name} has {problem}", f"{guess}use {', '.join(ROLES)}")
     for key in message:
         if key not in _KEYS:
             raise UsageError(f"{name} ({role}) has the unknown key {shown(key)}", "remove the key")
@@ -153,22 +199,27 @@ def _message(message: object, name: str) -> dict[str, Any]:
         raise UsageError(f"{name} ({role}) has no content", _FORM)
     content = message["content"]
     empty = content is None and role == "assistant"
-    found = {"role": str(role), "content": "" if empty else _content(content, f"{name} ({role})")}
-    speaker = message.get("name")
-    if speaker is None:
-        return found
-    if not isinstance(speaker, str):
-        raise UsageError(f"{name} ({role}) has the name {shown(speaker)}", "give a text")
-    check_text(speaker, name)
-    return {**found, "name": speaker}
+    message_out: dict[str, Any] = {
+        "role": str(role),
+        "content": "" if empty else _content(content, f"{name} ({role})"),
+    }
+    for key in _MORE_TEXTS:
+        text = message.get(key)
+        if text is None:
+            continue
+        if not isinstance(text, str):
+            raise UsageError(f"{name} ({role}) has the {key} {shown(text)}", "give a text")
+        check_text(text, name)
+        message_out[key] = text
+    return message_out
 
 
 def _content(content: object, name: str) -> Content:
     if isinstance(content, bytes) or not isinstance(content, Sequence):
         raise UsageError(f"{name} has the content {shown(content)}, which is not text", _FORM)
-    found = content if isinstance(content, str) else [_part(part, name) for part in content]
-    check_text(joined(found), name)
-    return found or ""
+    checked = content if isinstance(content, str) else [_part(part, name) for part in content]
+    check_text(joined(checked), name)
+    return checked or ""
 
 
 def _part(part: object, name: str) -> dict[str, str]:
@@ -184,7 +235,7 @@ def _part(part: object, name: str) -> dict[str, str]:
 
 
 def follow_up(prompt: str | Messages, answer: str, question: str | Messages) -> str | Messages:
-    """What the model reads for the next turn: the one before, its answer, and the question.
+    """The prompt of the next turn: the one before, its answer, and the question.
 
     A question in messages continues messages. Raw text has each question on a line of its own.
     """
@@ -195,7 +246,7 @@ def follow_up(prompt: str | Messages, answer: str, question: str | Messages) -> 
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """How texts are asked: as they are, or each as a user's message in the chat template."""
+    """The form of texts as prompts: as they are, or each a user's message in the chat template."""
 
     chat: bool | None = option(
         None,
@@ -217,7 +268,7 @@ class Asking:
             object.__setattr__(self, "chat", True)
 
     def prompt(self, text: str, *, chat: bool | None = None) -> str | Messages:
-        """A text as it is asked; `chat` decides where neither flag is given."""
+        """A text as a prompt; `chat` decides where neither flag is given."""
         if not (chat if self.chat is None else self.chat):
             return text
         return self.messages([{"role": "user", "content": text}])

@@ -1,19 +1,22 @@
 """Sampling by name: greedy, multinomial, topk, nucleus, topknucleus over temperature, top-k, top-p.
 
-Names and the order of their values are those of the speculative-decoding demos that have them.
-Nothing here knows tensors; the filters themselves are in trtla.runtime.sampling.draw.draw.
+Names and the order of their values are those of earlier speculative-decoding demos. Torch-free;
+the filters themselves are in trtla.runtime.sampling.draw.draw.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from functools import lru_cache
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trtla.errors import UsageError, did_you_mean
 from trtla.settings.arguments import named_settings
-from trtla.settings.fields import check, option, whole
+from trtla.settings.fields import check, declared, option, whole
+from trtla.settings.grammar import Grammar
 
 VALUES = {
     "greedy": ("temperature",),
@@ -29,7 +32,7 @@ EXAMPLES = ("greedy", "multinomial:0.8", "topk:0.8:40", "nucleus:0.8:0.9", "topk
 
 
 class Filters(NamedTuple):
-    """What is drawn from."""
+    """The filters of a draw."""
 
     temperature: float
     top_k: int
@@ -86,8 +89,8 @@ _MOST_TOP_K = 2**31 - 1  # no vocabulary is larger, and executors take C ints
 _LEAST_TOP_P = 5e-324  # the smallest number above 0
 _MOST_TIME_MS = 2**53  # exact as a float, and some 285 000 years
 
-DrawSettings = tuple[float, int, float, float]
-"""(temperature, top_k, top_p, min_p)."""
+DrawSettings = tuple[float, ...]
+"""The values of `DRAWN`."""
 
 _SEEDS = 2**63
 _MOST_CHOICES = 2**16
@@ -95,22 +98,22 @@ _N_RULE = f"a whole number, from 1 to {_MOST_CHOICES}"
 
 
 class UsualLength(int):
-    """A length that nobody has asked for: where the context leaves less, that is enough."""
+    """A default length: where the context leaves less, that is enough."""
 
 
 USUAL_LEN = UsualLength(256)
-"""Tokens of an output where nobody says how many."""
+"""Tokens of an output where no length is given."""
 
 
 @named_settings
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How one request chooses its tokens and where it ends.
+    """Sampling settings of one request, and where its output ends.
 
     Order: logit_bias, repetition_penalty, frequency and presence penalty; temperature, top_k,
     top_p, min_p. Temperature 0 is argmax. `seed` fixes both the noise of sampling, keyed by
-    absolute position, and the initial lookahead window. A `max_output_len` that is given must fit
-    into the context; the usual one shrinks to fit.
+    absolute position, and the initial lookahead window. An explicit `max_output_len` must fit
+    into the context; the default one shrinks to fit.
 
     Raises:
         UsageError: a value has another type, or is out of its range.
@@ -119,14 +122,15 @@ class SamplingParams:
     max_output_len: int = option(
         USUAL_LEN, "Most tokens to write.", least=1, chat="length", short="n", former="max_tokens"
     )
-    temperature: float = option(0.0, "0 takes the most probable token.")
-    top_k: int = option(0, "0 keeps all tokens.", most=math.inf)
+    temperature: float = option(0.0, "0 takes the most probable token.", draws=True)
+    top_k: int = option(0, "0 keeps all tokens.", most=math.inf, draws=True)
     top_p: float = option(
         1.0,
         "1 keeps all tokens.",
         rule="a number, above 0 and at most 1",
         least=_LEAST_TOP_P,
         most=1.0,
+        draws=True,
     )
     seed: int = option(
         0,
@@ -142,7 +146,10 @@ class SamplingParams:
         most=_MOST_TIME_MS,
     )
     min_p: float = option(
-        0.0, "Least probability of a drawn token, as a share of the most probable one's.", most=1
+        0.0,
+        "Least probability of a drawn token, as a share of the most probable one's.",
+        most=1,
+        draws=True,
     )
     repetition_penalty: float = option(
         1.0,
@@ -166,6 +173,13 @@ class SamplingParams:
     """Kept as pairs, ordered by id: `biases`."""
     stop_token_ids: int | Sequence[int] = option((), "Ids of tokens that end an output.")
     """Kept as a tuple; such a token is the output's last one, and not in its text."""
+    grammar: Grammar | Mapping[str, Any] | None = option(
+        None,
+        "What the output must be: an object of one key, json_schema, json_object, regex, choice or "
+        "lark.",
+        single=False,
+    )
+    """Kept as a `Grammar`."""
     n: int = field(default=1, kw_only=True)
     """Texts for each prompt; the i-th has `seed` + i."""
     if TYPE_CHECKING:
@@ -179,11 +193,13 @@ class SamplingParams:
         check(self)
         if isinstance(length, UsualLength):
             object.__setattr__(self, "max_output_len", length)
+        if self.grammar is not None:
+            object.__setattr__(self, "grammar", Grammar.of(self.grammar))
         object.__setattr__(self, "top_k", min(self.top_k, _MOST_TOP_K))
         object.__setattr__(self, "n", whole("n", self.n, _N_RULE, 1, _MOST_CHOICES))
 
     def fitted(self, room: int) -> SamplingParams:
-        """Itself, or with the room that there is for an output of the usual length."""
+        """Itself, or with `room` in place of a default length that exceeds it."""
         if isinstance(self.max_output_len, UsualLength) and room < self.max_output_len:
             return replace(self, max_output_len=max(room, 1))
         return self
@@ -197,45 +213,69 @@ class SamplingParams:
 
     @property
     def draw_settings(self) -> DrawSettings:
-        """All that decides a draw from a row but the seed: who shares it is drawn together."""
-        return self.temperature, self.top_k, self.top_p, self.min_p
+        """All that decides a draw from a row but the seed: requests that share it are drawn
+        together."""
+        return _draw_settings(self)
 
     @property
     def changes_rows(self) -> bool:
-        """Whether rows of logits are changed before tokens are chosen: penalties and biases."""
+        """Penalties or biases change rows of logits before tokens are chosen."""
         neither = self.frequency_penalty == self.presence_penalty == 0.0
         return not neither or self.repetition_penalty != 1.0 or bool(self.logit_bias)
 
     @property
     def biases(self) -> tuple[tuple[int, float], ...]:
-        """`logit_bias` as it is kept."""
+        """`logit_bias` as pairs."""
         return self.logit_bias  # type: ignore[return-value]
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
-        """`stop_token_ids` as it is kept."""
+        """`stop_token_ids` as a tuple."""
         return self.stop_token_ids  # type: ignore[return-value]
 
     @property
     def beyond(self) -> tuple[str, ...]:
-        """Those of min_p, penalties and biases that ask for something."""
-        return tuple(one for one in BEYOND if getattr(self, one) != getattr(_USUAL, one))
+        """Those of `BEYOND`, and the grammar, that ask for something."""
+        names = (*BEYOND, "grammar")
+        return tuple(one for one in names if getattr(self, one) != getattr(_USUAL, one))
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0 or self.top_k == 1
 
 
-BEYOND = ("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias")
-"""min_p, penalties and biases, by name."""
+DRAWN = tuple(name for name, setting in declared(SamplingParams).items() if setting.option.draws)
+"""Temperature and filters, by name."""
+_EVERYWHERE = (
+    *("max_output_len", "temperature", "top_k", "top_p", "seed", "stop", "allotted_time_ms"),
+    "stop_token_ids",
+)
+BEYOND = tuple(name for name in declared(SamplingParams) if name not in _EVERYWHERE)
+"""Other filters, penalties and biases, by name: TensorRT-LLM engines do not apply them here."""
 _USUAL = SamplingParams()
+_draw_settings = attrgetter(*DRAWN)
+
+
+@lru_cache(maxsize=64)
+def drawn_with(settings: DrawSettings) -> SamplingParams:
+    """Settings that draw tokens as all settings with these `draw_settings` do."""
+    return SamplingParams(**dict(zip(DRAWN, settings, strict=True)))  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=64)
+def draws_by(known: Collection[str], settings: DrawSettings) -> bool:
+    """Return True if applying the named filters alone draws as `settings` ask."""
+    wanted = zip(DRAWN, settings, _USUAL.draw_settings, strict=True)
+    return all(value == usual or name in known for name, value, usual in wanted)
+
+
 _LARGEST_PENALTY = 20  # far above any useful one; keeps penalties of long texts finite
 
 
 @named_settings
 @dataclass(frozen=True, slots=True)
 class BeamSettings:
-    """How beams are expanded and compared."""
+    """Expansion and comparison of beams."""
 
     num_beams: int = option(
         4,
@@ -256,10 +296,10 @@ class BeamSettings:
         check(self)
 
     def penalty(self, length: int) -> float:
-        """What the log probability of `length` new tokens is divided by."""
+        """The divisor of the log probability of `length` new tokens."""
         offset = self.length_penalty_offset
         return float(((offset + length) / (offset + 1.0)) ** self.length_penalty)
 
     def score(self, log_prob: float, length: int) -> float:
-        """What texts of `length` new tokens are ordered by, the largest first."""
+        """The rank of a text of `length` new tokens: the larger, the better."""
         return log_prob / self.penalty(length)

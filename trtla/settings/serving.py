@@ -1,4 +1,4 @@
-"""How requests are served: address, limits and keys of the server, replicas on Ray. Torch-free."""
+"""Settings of serving: address, limits and keys of the server, replicas on Ray. Torch-free."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOST_BYTES = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class ServeSettings:
-    """What `trtla serve` is started with beside a model."""
+    """Settings of `trtla serve` beside the model's."""
 
     host: str = option(
         "127.0.0.1", "Address to listen on; 0.0.0.0 is every one of this machine: give a key then."
@@ -74,7 +74,7 @@ _MOST = 1000
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSettings:
-    """What a command is given with `--ray`."""
+    """Settings of commands with `--ray`."""
 
     ray: bool = option(False, "Run the model in replicas, processes of their own, with Ray.")
     replicas: int | None = option(
@@ -100,17 +100,17 @@ class ReplicaSettings:
                 raise UsageError(f"{flag_name(name)} is for --ray", "add --ray")
         if self.replicas is not None and self.autoscale is not None:
             raise UsageError("--replicas and --autoscale exclude each other", "give one of them")
-        _ = self.range  # which refuses what is none
+        _ = self.range  # refuses a range that is none
 
     @property
     def range(self) -> tuple[int, int]:
         if self.autoscale is None:
             number = self.replicas or _USUAL
             return number, number
-        found = _RANGE.fullmatch(self.autoscale)
-        if found is None or int(found[1]) > int(found[2]):
+        match = _RANGE.fullmatch(self.autoscale)
+        if match is None or int(match[1]) > int(match[2]):
             raise UsageError(
                 f"autoscale is {self.autoscale!r}",
                 '--autoscale must be MIN:MAX, such as 1:4, and in quotes in YAML: "1:4"',
             )
-        return int(found[1]), int(found[2])
+        return int(match[1]), int(match[2])

@@ -1,1 +1,1 @@
-"""TensorRT-LLM: its library, rules, builds and C++ executor."""
+"""TensorRT-LLM: its library, rules, builds, C++ executor, and a drafter for its PyTorch backend."""

@@ -1,7 +1,7 @@
-"""TensorRT-LLM engines: built from a checkpoint, one for every rank, or adopted from trtllm-build.
+"""TensorRT-LLM engines: built from a checkpoint, one per rank, or adopted from trtllm-build.
 
-A model that is no TensorRT-LLM checkpoint is made one first, inside the folder that is written.
-What TensorRT-LLM then wrote into config.json is compared with what was planned.
+Other models are first converted to a checkpoint, inside the output folder. The config.json that
+TensorRT-LLM wrote is then compared with the plan.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from trtla.formats.folder import copy_side_files, tokenizer_dir
 from trtla.formats.model_folder import ModelFolder
 from trtla.formats.source import EngineBuild, config_json
 from trtla.settings.lookahead import LookaheadConfig
-from trtla.settings.passed_on import BUILD, Kinds, read
+from trtla.settings.trtllm_fields import BUILD, Kinds, read
 from trtla.trtllm.library import (
     installed,
     installed_version,
@@ -43,7 +43,7 @@ from trtla.trtllm.library import (
     put,
     require_backend,
 )
-from trtla.trtllm.ranks import PLUGINS, TIMING_CACHE, RankBuild, build_ranks
+from trtla.trtllm.rank_builds import PLUGINS, TIMING_CACHE, RankBuild, build_ranks
 from trtla.trtllm.rules import gpu_capability, show
 from trtla.version import __version__
 
@@ -59,8 +59,8 @@ _PLANNED = (
 )
 
 
-def asked_of_builder(settings: BuildSettings, backend: str) -> dict[str, Any]:
-    """What --trtllm names, checked as far as it can be without the library."""
+def read_builder_fields(settings: BuildSettings, backend: str) -> dict[str, Any]:
+    """Read the fields in --trtllm, checked as far as possible without the library."""
     choices = {"--trtllm": settings.trtllm, "--timing-cache": settings.timing_cache}
     flags = " and ".join(flag for flag, value in choices.items() if value)
     if flags and backend != "tensorrt-llm":
@@ -72,7 +72,7 @@ def asked_of_builder(settings: BuildSettings, backend: str) -> dict[str, Any]:
 
 
 def check_machine(workers: int, extra: Mapping[str, Any]) -> None:
-    """Whether this machine can build, before anything is written."""
+    """Refuse a machine that cannot build, before anything is written."""
     require_backend()
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not gpus:
@@ -94,9 +94,9 @@ def write_compiled(
     config = build.source.config
     ranks = config.mapping.world_size
     with _checkpoint(build, folder, progress) as checkpoint:
-        asked = build.trtllm, build.settings.timing_cache
+        extra = build.trtllm, build.settings.timing_cache
         build_ranks(
-            RankBuild(checkpoint, folder, build.limits, config.dtype, *asked), ranks, workers
+            RankBuild(checkpoint, folder, build.limits, config.dtype, *extra), ranks, workers
         )
         sha256 = folder_digest(checkpoint, ranks, "safetensors")
     (folder / TIMING_CACHE).unlink(missing_ok=True)
@@ -110,7 +110,7 @@ def write_compiled(
 
 @contextmanager
 def _checkpoint(build: EngineBuild, folder: Path, progress: Progress | None) -> Iterator[Path]:
-    """The source itself, or a checkpoint made of it that is removed at the end."""
+    """Yield the source itself, or a temporary checkpoint made of it."""
     if build.source.is_checkpoint:
         yield build.source.folder
         return
@@ -125,7 +125,7 @@ def _checkpoint(build: EngineBuild, folder: Path, progress: Progress | None) -> 
 
 
 def folder_digest(folder: Path, ranks: int, suffix: str) -> str:
-    """SHA-256 over the bytes of config.json and the rank files."""
+    """Return the SHA-256 over the bytes of config.json and the rank files."""
     digest = hashlib.sha256()
     for name in ("config.json", *(f"rank{rank}.{suffix}" for rank in range(ranks))):
         with (folder / name).open("rb") as file:
@@ -140,19 +140,19 @@ def check_written(
     config: CheckpointConfig,
     extra: Mapping[str, Any] | None = None,
 ) -> None:
-    """Compare what TensorRT-LLM wrote with what was planned, but for what it was asked."""
+    """Compare the config that TensorRT-LLM wrote with the plan, except for fields in `extra`."""
     written = read_engine(folder, manifest=False).config.build_config
     wanted = {name: getattr(planned, name) for name in _PLANNED}
-    found = {name: getattr(written, name) for name in _PLANNED}
-    wanted["kv_cache_type"], found["kv_cache_type"] = "PAGED", str(written.kv_cache_type).upper()
+    actual = {name: getattr(written, name) for name in _PLANNED}
+    wanted["kv_cache_type"], actual["kv_cache_type"] = "PAGED", str(written.kv_cache_type).upper()
     plugins = {"gpt_attention_plugin": config.dtype, "gemm_plugin": config.dtype}
     for name, value in {**plugins, "remove_input_padding": True, "paged_kv_cache": True}.items():
         wanted[f"plugin_config.{name}"] = value
-        found[f"plugin_config.{name}"] = written.plugin_config.get(name)
+        actual[f"plugin_config.{name}"] = written.plugin_config.get(name)
     for name, value in wanted.items():
-        if found[name] != value and name not in (extra or {}):
+        if actual[name] != value and name not in (extra or {}):
             raise TrtlaError(
-                f"TensorRT-LLM wrote {name} {found[name]} into the engine, planned was {value}",
+                f"TensorRT-LLM wrote {name} {actual[name]} into the engine, planned was {value}",
                 "this release corrects settings in a way that is new to trtla: report it",
             )
     for rank in range(config.mapping.world_size):
@@ -211,15 +211,15 @@ def adopt_engine(
 
 
 def _foreign_engine(folder: Path, force: bool) -> Engine:
-    """The engine without its manifest, after every check."""
-    place = ModelFolder(folder)
-    check_is_engine(place)
+    """Read the engine without its manifest, after every check."""
+    model_folder = ModelFolder(folder)
+    check_is_engine(model_folder)
     if (folder / MANIFEST).exists() and not force:
         raise UsageError(
             f"{folder} has a {MANIFEST} already, which names its triple",
             "run it as it is, or add --force to write another one",
         )
-    engine = read_engine(place, manifest=False)
+    engine = read_engine(model_folder, manifest=False)
     if engine.backend != "tensorrt-llm":
         raise UsageError(
             f"{folder} holds no engine of TensorRT-LLM (rank0.engine)",
@@ -230,7 +230,7 @@ def _foreign_engine(folder: Path, force: bool) -> Engine:
 
 
 def _build_kinds() -> Kinds:
-    """Fields of BuildConfig and PluginConfig; nothing where there is no library."""
+    """Return the fields of BuildConfig and PluginConfig; empty without the library."""
     if not installed():
         return {}
     config, plugins = load("builder").BuildConfig(), load("plugin").PluginConfig()
@@ -238,9 +238,9 @@ def _build_kinds() -> Kinds:
 
 
 def _check_extra(extra: Mapping[str, Any]) -> None:
-    """Whether this release's builder has what it is asked.
+    """Check that this release's builder has these fields.
 
-    A pydantic BuildConfig would drop what it does not know in silence.
+    A pydantic BuildConfig would silently drop unknown ones.
     """
     if not extra:
         return

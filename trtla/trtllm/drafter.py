@@ -6,8 +6,8 @@
     llm = LLM("Llama-3.1-8B", speculative_config=speculative_config(8, vocab_size=128256))
 
 That backend verifies chains, and shows a drafter the accepted tokens but no logits. So the sources
-are texts: the request's own and those of requests that have ended. Of the tree that they make, a
-chain takes the likeliest child of each node.
+are texts: the request's own and those of requests that have ended. A chain takes the likeliest
+child of each node in their tree.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from trtla.runtime.costs import NodePrices
 from trtla.runtime.draft import Draft, alike
 from trtla.runtime.models.cpu.native_code import NotCompiled
 from trtla.runtime.tree.library import Planner, SharedTrees, Tree
-from trtla.settings.sampling import SamplingParams
+from trtla.settings.sampling import DRAWN, SamplingParams
 from trtla.trtllm.library import HOW_TO_INSTALL, installed_version, load
 
-_SOURCES = ("own", "others")
+_SOURCES = ("context", "requests")
 _GREEDY = SamplingParams()  # tokens are ranked by their chances, also for requests that sample
-_NO_TOKEN = -1  # what trees have between two texts: never matched, never drafted
+_NO_TOKEN = -1  # separates texts in trees: never matched, never drafted
 _MOST_NODES = 512  # of a tree that a chain is taken from
-_COMPARED = 64  # tokens by which a request's text is recognised
-_IDLE = 1000  # passes without a request after which it has ended, if nothing said so
+_COMPARED = 64  # tokens compared to recognise a request's text
+_IDLE = 1000  # passes without a request after which it counts as ended
 _UNLIMITED = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class ChainSettings:
-    """What is drafted.
+    """The settings of drafting.
 
     Args:
         max_draft_len: most tokens of a chain.
-        vocab_size: of the target; ids outside of it (images in a prompt) are not drafted.
+        vocab_size: of the target; ids outside it (images in a prompt) are not drafted.
         least_chance: a chain ends before a token that is accepted less often than this.
-        other_tokens: of ended requests that are kept to draft from; 0: each request's own alone.
+        other_tokens: of ended requests to draft from; 0: each request's own text alone.
         sampled: also draft for requests that sample.
     """
 
@@ -68,7 +68,7 @@ class ChainSettings:
 
 @dataclass(slots=True)
 class ChainRequest:
-    """A request that wants a chain: its tokens so far, and how many more it may have."""
+    """A request for a chain: its tokens so far, and how many more it may have."""
 
     request: int
     tokens: Sequence[int]
@@ -85,13 +85,14 @@ class _Known:
     seen: int = 0
 
     def goes_on_as(self, tokens: Sequence[int]) -> bool:
-        """Whether this text begins as the known one; an evicted request may come back shorter."""
+        """Return True if a text continues the known one; an evicted request may come back
+        shorter."""
         size = len(self.tokens)
         first = max(0, size - _COMPARED)
         return len(tokens) >= size and tokens[first:size] == self.tokens[first:]
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """The text has gone on: learn at every token what the tree held for likely there."""
+        """Append to the text, and learn from every token."""
         accepted = alike(self.chain, tokens)
         if tokens:
             self.tree.commit(tokens[: accepted + 1], accepted)
@@ -108,7 +109,7 @@ class Chains:
 
     def __init__(self, settings: ChainSettings) -> None:
         self._settings = settings
-        try:  # no rows of logits are kept, so the vocabulary does not count
+        try:  # no rows of logits are kept, so the vocabulary size does not matter
             self._shared = SharedTrees(1, max(1, settings.other_tokens))
             self._planner = Planner()
         except NotCompiled as error:
@@ -124,41 +125,43 @@ class Chains:
     def draft(self, requests: Sequence[ChainRequest]) -> list[list[int]]:
         with self._lock:
             self._now += 1
-            known = [self._follow(one) for one in requests]
+            known = [self._follow(request) for request in requests]
             self._forget_idle()
             if known:
-                self._plan(known, [max(0, one.room) for one in requests])
-            return [list(one.chain) for one in known]
+                self._plan(known, [max(0, request.room) for request in requests])
+            return [list(request.chain) for request in known]
 
     def end(self, request: int, tokens: Sequence[int]) -> None:
-        """A request is over, or evicted: free its tree, and draft from its output."""
+        """End a request, or its stay in the cache: free its tree, and draft from its output."""
         with self._lock:
             known = self._requests.pop(request, None)
             if known is not None:
                 self._add_output(known, tokens)
 
-    def _follow(self, one: ChainRequest) -> _Known:
-        known = self._requests.get(one.request)
-        if known is not None and known.goes_on_as(one.tokens):
-            known.commit(self._inside(one.tokens[len(known.tokens) :]))
-            known.tokens = one.tokens
+    def _follow(self, request: ChainRequest) -> _Known:
+        known = self._requests.get(request.request)
+        if known is not None and known.goes_on_as(request.tokens):
+            known.commit(self._inside(request.tokens[len(known.tokens) :]))
+            known.tokens = request.tokens
         else:
-            text = self._inside(one.tokens)
+            text = self._inside(request.tokens)
             tree = self._shared.tree(text, _GREEDY, _SOURCES, False)
-            known = self._requests[one.request] = _Known(tree, one.tokens, one.prompt_len)
+            known = self._requests[request.request] = _Known(
+                tree, request.tokens, request.prompt_len
+            )
         known.seen = self._now
-        self._requests.move_to_end(one.request)
+        self._requests.move_to_end(request.request)
         return known
 
     def _plan(self, known: list[_Known], rooms: list[int]) -> None:
-        # At any depth at most 1 / least_chance nodes are that likely: so the chain is among them.
+        # At most 1 / least_chance nodes of a depth are that likely, so the chain is among them.
         share = int(1.0 / self._settings.least_chance) + 1
         nodes = [min(_MOST_NODES, room * share) for room in rooms]
-        trees = [one.tree for one in known]
+        trees = [known_request.tree for known_request in known]
         prices = NodePrices(least=self._settings.least_chance)
         drafts = self._planner.plan(trees, nodes, rooms, sum(nodes), prices)
-        for one, draft in zip(known, drafts, strict=True):
-            one.chain = _likeliest(draft)
+        for known_request, draft in zip(known, drafts, strict=True):
+            known_request.chain = _likeliest(draft)
 
     def _forget_idle(self) -> None:
         while self._requests:
@@ -178,7 +181,7 @@ class Chains:
 
 
 def _likeliest(draft: Draft) -> list[int]:
-    """The path of best nodes: a draft has its nodes best first."""
+    """Return the path of best nodes: a draft lists its nodes best first."""
     chain, last = list[int](), 0
     for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True), 1):
         if parent == last:
@@ -188,9 +191,9 @@ def _likeliest(draft: Draft) -> list[int]:
 
 
 def speculative_config(max_draft_len: int, vocab_size: int, **settings: Any) -> Any:
-    """What TensorRT-LLM's `LLM` takes as `speculative_config` to draft with candidate trees.
+    """Return a `speculative_config` for TensorRT-LLM's `LLM` that drafts with candidate trees.
 
-    A `UserProvidedDecodingConfig`; `settings` are further fields of `ChainSettings`.
+    It is a `UserProvidedDecodingConfig`; `settings` are further fields of `ChainSettings`.
     """
     drafter = open_drafter(ChainSettings(max_draft_len, vocab_size, **settings))
     config = _part("llmapi", "UserProvidedDecodingConfig")
@@ -198,7 +201,7 @@ def speculative_config(max_draft_len: int, vocab_size: int, **settings: Any) -> 
 
 
 def open_drafter(settings: ChainSettings) -> Any:
-    """A `Drafter` of TensorRT-LLM; its `requests` is the resource manager that goes with it."""
+    """Return a `Drafter` of TensorRT-LLM; its `requests` is the matching resource manager."""
     drafter = _part("_torch.speculative.drafter", "Drafter")
     if "max_total_draft_tokens" not in inspect.signature(drafter.__init__).parameters:
         raise TrtlaError(
@@ -224,13 +227,13 @@ def _part(module: str, name: str) -> Any:
 
 
 class _Drafter:
-    """What TensorRT-LLM calls before each pass; `open_drafter` puts its base class below.
+    """The methods that TensorRT-LLM calls before each pass; `open_drafter` adds its base class.
 
     A pickle holds the settings alone: a worker process begins with empty trees.
     """
 
     _needs_padding_kv_extension = True
-    """Late releases pad chains to max_draft_len, and then reserve the K/V blocks of the padding."""
+    """Late releases pad chains to max_draft_len, and then reserve K/V blocks for the padding."""
     max_draft_len: int
     """The longest draft; the base class may lower it while it runs."""
 
@@ -268,7 +271,7 @@ class _Drafter:
 
 
 class _Requests:
-    """What TensorRT-LLM calls when a request is over, or evicted from the K/V cache."""
+    """The methods that TensorRT-LLM calls when a request ends or leaves the K/V cache."""
 
     drafter: _Drafter
 
@@ -282,12 +285,13 @@ class _Requests:
         return 0
 
     def free_resources(self, request: Any) -> None:
-        """Free the request's tree; others draft from its output."""
+        """Free the request's tree, and draft from its output for other requests."""
         self.drafter.chains.end(request.request_id, list(request.get_tokens(0)))
 
 
 def _is_greedy(config: Any) -> bool:
     """Whether the target takes the argmax. Values are None, numbers, or lists of one as in C++."""
-    values = [getattr(config, name, None) for name in ("temperature", "top_k", "top_p", "min_p")]
-    values = [v[0] if isinstance(v, (list, tuple)) and v else v for v in values]
-    return values == [None] * 4 or values[0] == 0 or values[1] == 1 or values[2] == 0
+    values = {name: getattr(config, name, None) for name in DRAWN}
+    own = {n: v[0] if isinstance(v, (list, tuple)) and v else v for n, v in values.items()}
+    chosen = own["temperature"] == 0 or own["top_k"] == 1 or own["top_p"] == 0
+    return chosen or all(value is None for value in own.values())

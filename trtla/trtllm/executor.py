@@ -1,11 +1,11 @@
 """TensorRT-LLM's C++ executor as an `Executor`, for releases 0.20 to 1.2.
 
-Built on `tensorrt_llm.bindings.executor` alone. Whatever the C++ side would only find out in a
-decoder step is checked here before a request is enqueued: an oversized lookahead configuration ends
-every active request there (lookaheadDecodingLayer.cpp, executorImpl.cpp).
+Built on `tensorrt_llm.bindings.executor` alone. Conditions that the C++ side only detects in a
+decoder step are checked here before a request is enqueued: an oversized lookahead configuration
+ends every active request there (lookaheadDecodingLayer.cpp, executorImpl.cpp).
 
 Requests always stream, so that end ids, stop strings and limits are decided by the same function as
-in the torch executor. The C++ executor gets one end id; what else ends a text is cut off and
+in the torch executor. The C++ executor gets one end id; texts that end otherwise are cut off and
 cancelled here. After an interrupt the state is rebuilt from each request's record.
 """
 
@@ -30,14 +30,14 @@ from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
 from trtla.settings.sampling import SamplingParams
 
 _WAIT = timedelta(milliseconds=100)
-"""Longest time inside the library at a stretch: Ctrl-C is only seen between the calls."""
+"""Longest time inside the library per call: Ctrl-C is only handled between calls."""
 _ALL_ENDED = "Encountered an error in forward"
 
 
 class TrtllmAnswer:
-    """A request in flight: its recorded outputs, and what its responses mean.
+    """A request in flight: its recorded outputs, and the interpretation of its responses.
 
-    `theirs` is the C++ executor's id of it, `end_id` the end token that that one was given.
+    `theirs` is its id in the C++ executor, `end_id` the end token that C++ was given.
     """
 
     def __init__(
@@ -46,10 +46,10 @@ class TrtllmAnswer:
         self.request, self.theirs, self._end_id = request, theirs, end_id
         allotted = request.sampling.allotted_time_ms
         self.deadline = math.inf if allotted is None else time.monotonic() + allotted / 1000
-        """C++ would not count the time in its queue (llmRequest.h)."""
+        """Checked here: C++ would not count the time in its queue (llmRequest.h)."""
         self.record: list[tuple[Output, Any]] = []
-        """Outputs, each with the response that it comes from; None: it was ended here. An output is
-        committed by the one `append` to it: tokens and counters can be rebuilt from the record."""
+        """Outputs, each with its response; None: the request was ended here. An output is committed
+        by its one `append`: tokens and counters can be rebuilt from the record."""
         self.output_ids: list[int] = []
         self.stats = RequestStats(lookahead, fed=None, drafted=None)
         self._was_interrupted = False
@@ -60,23 +60,23 @@ class TrtllmAnswer:
 
     @property
     def is_cut(self) -> bool:
-        """Whether it has ended here and not there."""
+        """True if it has ended here and not in C++."""
         if not self.has_ended:
             return False
         response = self.record[-1][1]
         return response is None or not (response.has_error() or response.result.is_final)
 
     def read(self, response: Any) -> Output:
-        """What a response brings; nothing is changed. The output may end before it ends there.
+        """Interpret a response without changing anything. The output may end before it ends in C++.
 
-        What the request's own stop check raises ends it as `failed`.
+        An exception of the request's own stop check ends it as `failed`.
         """
         if response.has_error():
             return self.ending("failed", _failure(self.request, response.error_msg))
         try:
             return self._output(response.result)
         except Exception as cause:
-            hint = "the other requests go on; decode this one without stop strings"
+            hint = "other requests continue; decode this one without stop strings"
             error = TrtlaError(f"{self.request.label} failed: {sentence(cause)}", hint)
             error.__cause__ = cause
             return self.ending("failed", error)
@@ -85,14 +85,14 @@ class TrtllmAnswer:
         ended = _finish_reason(result)
         tokens = list(result.output_token_ids[0])
         if ended == "end_id" and self._end_id is not None and tokens[-1:] != [self._end_id]:
-            tokens.append(self._end_id)  # C++ drops the end token, outputs here have it
+            tokens.append(self._end_id)  # C++ drops the end token, our outputs include it
         start = len(self.output_ids)
         count, reason = committed_prefix(self.request, self.output_ids, tokens)
         reason, error = reason or ended, None
         if reason == "length" and start + count < self.request.sampling.max_output_len:
             reason, error = "failed", self._shortened(start + count)
         output = (self.request.request_id, tuple(tokens[:count]), reason, self.stats, (), error)
-        # Iterations whose tokens were cut off make no earlier token a drawn one.
+        # Iterations whose tokens were cut off must not turn earlier tokens into drawn ones.
         accepted = max(0, start + count - result.decoding_iter - self.stats.accepted)
         return Output(*output, start=start, accepted=accepted if count else 0)
 
@@ -106,7 +106,8 @@ class TrtllmAnswer:
         self._count(output, response)
 
     def _count(self, output: Output, response: Any) -> None:
-        """`decoding_iter` includes the prefill, as in TensorRT-LLM's own average."""
+        """Update the counters; `decoding_iter` includes the prefill, as in TensorRT-LLM's
+        average."""
         if output.new_tokens:
             self.output_ids += output.new_tokens
             self.stats.step_lengths.append(len(output.new_tokens))
@@ -122,7 +123,7 @@ class TrtllmAnswer:
             self._count(output, response)
 
     def _shortened(self, count: int) -> TrtlaError:
-        """The error on releases before 1.0; later ones fail at their start instead."""
+        """Return the error on releases before 1.0; later ones fail when they start."""
         label, length = self.request.label, self.request.sampling.max_output_len
         if self._was_interrupted:
             text = f"{label} has {count} of {length} tokens, and was interrupted meanwhile"
@@ -150,12 +151,12 @@ class TrtllmExecutor(Executor):
         self._record: RequestRecord[TrtllmAnswer] = RequestRecord()
         self._bindings, self._executor = bindings, executor
         self._running: dict[int, TrtllmAnswer] = {}
-        """The executor's id -> the request that has not ended."""
+        """Requests that have not ended, by the C++ executor's ids."""
         self._arrived: deque[Any] = deque()
-        """Responses that are not in a record yet; they are as certain as the records."""
+        """Responses that are not recorded yet; they survive exceptions like the records."""
 
     def stats(self) -> ExecutorStats:
-        """Counters since the executor was opened; steps are counted by TensorRT-LLM."""
+        """Return counters since the executor was opened; TensorRT-LLM counts steps."""
         if not self._closed:
             self._read_iterations()
         return replace(self._stats, **self._record.counts()._asdict())
@@ -165,7 +166,7 @@ class TrtllmExecutor(Executor):
         self._record.check_id(request)
         lookahead = effective_lookahead(request, self._limits.lookahead)
         # Chat models list the token that ends a turn after the one that ends a text. C++ takes one;
-        # the others are found in what it streams.
+        # the others are detected in its stream.
         end_id = max((i for i in request.end_ids if i < self._limits.vocab_size), default=None)
         try:
             theirs = self._executor.enqueue_request(self._translate(request, lookahead, end_id))
@@ -179,7 +180,7 @@ class TrtllmExecutor(Executor):
         self._running[theirs] = answer
 
     def _translate(self, request: Request, lookahead: LookaheadConfig, end_id: int | None) -> Any:
-        """In the library's terms; names that all releases from 0.20 to 1.2 have."""
+        """Translate to the library's types; these names exist in all releases from 0.20 to 1.2."""
         arguments: dict[str, Any] = {
             "streaming": True,
             "sampling_config": self._sampling_config(request.sampling),
@@ -188,7 +189,7 @@ class TrtllmExecutor(Executor):
         if end_id is not None:
             arguments["end_id"] = end_id
         if has_salt(self._bindings):
-            # Blocks are shared by requests of one salt: a private one has its own.
+            # Requests with the same salt share blocks: a private one has its own salt.
             salt = 2**63 + secrets.randbits(63) if request.private else -request.space
             arguments |= {"cache_salt_id": salt} if salt else {}
         if lookahead != self._limits.lookahead and self._limits.lookahead.max_draft_len:
@@ -198,7 +199,8 @@ class TrtllmExecutor(Executor):
         return self._bindings.Request(list(request.input_ids), length, **arguments)
 
     def _sampling_config(self, sampling: SamplingParams) -> Any:
-        """Not set means temperature 1, top_k 0, top_p 0 there, and the last two mean argmax."""
+        """Translate sampling: unset values mean temperature 1, top_k 0 and top_p 0, which is
+        argmax."""
         if sampling.greedy:
             return self._bindings.SamplingConfig(1, top_k=1)
         return self._bindings.SamplingConfig(
@@ -210,9 +212,9 @@ class TrtllmExecutor(Executor):
         )
 
     def poll(self, timeout: float | None = None) -> list[Output]:
-        """Wait for new outputs, at most `timeout` seconds; empty when none is in flight or due.
+        """Wait for new outputs, at most `timeout` seconds; empty if none is in flight or due.
 
-        After a `poll` that raised, the next one reports all outputs of what is in flight again.
+        After a `poll` that raised, the next one reports all outputs of requests in flight again.
         """
         self._check_open()
         self._record.begin(self._recover)
@@ -229,25 +231,25 @@ class TrtllmExecutor(Executor):
         answers = self._record.requests.values()
         for answer in answers:
             answer.rewind()
-            if answer.is_cut:  # it may not have been cancelled there
+            if answer.is_cut:  # the cancellation may have been lost
                 self._executor.cancel_request(answer.theirs)
         self._running = {a.theirs: a for a in answers if not a.has_ended}
         self._record.taken = []
         self._record.new = [output for a in answers for output, _ in a.record]
 
     def _await(self) -> None:
-        """Wait for responses; they are kept the moment they arrive.
+        """Wait for responses and store them on arrival.
 
-        The library returns each of them once. No instruction of the interpreter lies between that
-        return and their storage, so that an interrupt, which the interpreter raises between
-        instructions, loses none.
+        The library returns each of them once. No interpreter instruction lies between that return
+        and their storage, so that an interrupt, which the interpreter raises between instructions,
+        loses none.
         """
         if not self._arrived:
             wait = partial(self._executor.await_responses, timeout=self._patience())
             self._arrived.extend(chain.from_iterable(islice(iter(wait, None), 1)))
 
     def _patience(self) -> timedelta:
-        """How long to wait: until the next request is late, at most."""
+        """Return the time to wait: at most until the next request is late."""
         left = min(answer.deadline for answer in self._running.values()) - time.monotonic()
         return _WAIT if left > _WAIT.total_seconds() else timedelta(seconds=max(left, 0.0))
 
@@ -257,12 +259,12 @@ class TrtllmExecutor(Executor):
             self._add(answer, answer.ending("timed_out"))
 
     def _take(self) -> None:
-        """Record what has arrived; a response is dropped when its output is recorded."""
+        """Record arrived responses; each is dropped once its output is recorded."""
         self._read_iterations()
         while self._arrived:
             response = self._arrived[0]
             answer = self._running.get(response.request_id)
-            # None: ended here already, cancelled or cut at a stop string
+            # None: already ended here, cancelled or cut at a stop string
             if answer is not None and not (answer.record and answer.record[-1][1] is response):
                 self._add(answer, answer.read(response), response)
             self._arrived.popleft()
@@ -286,11 +288,11 @@ class TrtllmExecutor(Executor):
             self._record.unfinished = before
 
     def _read_iterations(self) -> None:
-        """Drain the iteration statistics; the library keeps the last 1000 only.
+        """Drain the iteration statistics; the library keeps only the last 1000.
 
-        One record more, with nothing scheduled, comes whenever the executor runs empty: it counts
-        for what runs and waits. Latencies are of no use: they come a step late, and include the
-        time that the executor was idle.
+        One more record, with nothing scheduled, comes whenever the executor becomes idle: it
+        updates the running and waiting requests. Latencies are useless: they come a step late, and
+        include idle time.
         """
         for iteration in self._executor.get_latest_iteration_stats():
             self._stats.running = iteration.num_active_requests
@@ -319,7 +321,7 @@ class TrtllmExecutor(Executor):
 
 
 def effective_lookahead(request: Request, default: LookaheadConfig) -> LookaheadConfig:
-    """The triple that a request runs with: its own or the default, its N cut to a short prompt.
+    """Return the triple of a request: its own or the default, with N cut to a short prompt.
 
     Set-up copies the last N - 1 prompt tokens without a bounds check (lookaheadAlgorithm.cpp). A
     prompt of L < N - 1 tokens therefore runs with N = L + 1: W and G stay, the triple is still at
@@ -334,7 +336,8 @@ def effective_lookahead(request: Request, default: LookaheadConfig) -> Lookahead
 
 
 def has_salt(bindings: Any) -> bool:
-    """Whether requests can keep their K/V blocks apart, from about 1.1 on (kvCacheManager.cpp)."""
+    """Return True if requests can isolate their K/V blocks, from about 1.1 on
+    (kvCacheManager.cpp)."""
     return "cache_salt_id" in dir(bindings.Request)
 
 
@@ -348,7 +351,7 @@ def _finish_reason(result: Any) -> FinishReason | None:
 
 def _failure(request: Request, message: str) -> TrtlaError:
     first = first_line(message)
-    hint = "the other requests go on; correct this one"
+    hint = "other requests continue; correct this one"
     if first.startswith(_ALL_ENDED):
         hint = "TensorRT-LLM ended all active requests with it; run trtla doctor, report the text"
     return TrtlaError(f"{request.label} failed in TensorRT-LLM: {first}", hint)

@@ -1,7 +1,7 @@
-"""TensorRT-LLM, if installed: its release, its modules, whether it has the TensorRT backend; MPI.
+"""TensorRT-LLM, if installed: its release, its modules, its TensorRT backend; MPI.
 
 The only file that imports it. Importing takes seconds, starts MPI and prints a banner on stdout, so
-it is imported on demand only, and the banner goes to stderr.
+it is imported on demand only, with the banner on stderr.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from trtla.errors import TrtlaError, UsageError, did_you_mean, first_line, sentence
-from trtla.settings.passed_on import Kind
+from trtla.settings.trtllm_fields import Kind
 
 PACKAGE = "tensorrt_llm"
 _OLDEST, _REMOVED_IN = (0, 20), (1, 3)
@@ -41,40 +41,40 @@ PROGRAM = "the program trtllm-build"
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """What is installed under the name of TensorRT-LLM."""
+    """The installation found under the name of TensorRT-LLM."""
 
     version: str | None
     """None: not installed."""
     missing: tuple[str, ...] = ()
     """Parts of the TensorRT backend that this installation lacks."""
     failure: str | None = None
-    """Why importing it failed."""
+    """The error when importing it."""
 
     @property
     def lost(self) -> tuple[str, ...]:
-        """The missing parts that trtla itself cannot do without."""
+        """The missing parts that trtla itself requires."""
         return tuple(part for part in self.missing if part != PROGRAM)
 
     @property
     def is_foreign(self) -> bool:
-        """Whether its release is a known one that trtla is not written for."""
+        """True if its release is a known one that trtla does not support."""
         major, minor, *_ = [*(self.version or "").split("."), ""]
         known = major.isdecimal() and minor.isdecimal()
         return known and not _OLDEST <= (int(major), int(minor)) < _REMOVED_IN
 
     @property
     def has_backend(self) -> bool:
-        """True when engines can be built and run with it."""
+        """True if engines can be built and run with it."""
         return self.version is not None and not self.lost and self.failure is None
 
 
 def installed() -> bool:
-    """True when the package can be found; nothing is imported."""
+    """Return True if the package can be found; nothing is imported."""
     return importlib.util.find_spec(PACKAGE) is not None
 
 
 def installed_version() -> str | None:
-    """The version its metadata names, without importing it; None when not installed."""
+    """Return the version in its metadata, without importing it; None if not installed."""
     if not installed():
         return None
     for name in ("tensorrt-llm", PACKAGE):
@@ -93,7 +93,7 @@ def probe() -> Library:
     if version is None:
         return Library(None)
     try:
-        return Library(version, tuple(name for name, found in _parts() if not found))
+        return Library(version, tuple(name for name, present in _parts() if not present))
     except Exception as error:  # a broken CUDA, MPI or driver fails inside its import
         return Library(version, failure=sentence(error))
 
@@ -109,8 +109,8 @@ def _parts() -> Iterator[tuple[str, bool]]:
     for name in ("Executor", "LookaheadDecodingConfig"):
         yield f"{path}.{name}", hasattr(executor, name)
     scripts = str(Path(sys.executable).parent)  # of an environment that is not activated
-    found = shutil.which("trtllm-build") or shutil.which("trtllm-build", path=scripts)
-    yield PROGRAM, found is not None
+    program = shutil.which("trtllm-build") or shutil.which("trtllm-build", path=scripts)
+    yield PROGRAM, program is not None
     request = getattr(executor, "Request", None)
     yield f"lookahead_config of {path}.Request", "lookahead_config" in dir(request)
 
@@ -123,7 +123,7 @@ def load(name: str = "") -> ModuleType:
 
 
 _shown: set[str] = set()
-"""What late releases have said about the end of their TensorRT backend."""
+"""Deprecation warnings of late releases that were shown."""
 
 
 @contextlib.contextmanager
@@ -149,12 +149,12 @@ def deprecations_once(*, silent: bool = False) -> Iterator[None]:
 
 
 def same_release(built: str, installed: str) -> bool:
-    """Engines run on the TensorRT that built them, which changes with every minor release."""
+    """Compare minor releases: engines run only on the TensorRT that built them."""
     return built.split(".")[:2] == installed.split(".")[:2]
 
 
 def known_trouble(version: str | None) -> str | None:
-    """A known problem of lookahead in a release, from NVIDIA's issues; None where there is none."""
+    """Return a known problem of lookahead in a release, from NVIDIA's issues, if any."""
     if version is None or not version.startswith("0.20."):
         return None
     return (
@@ -164,7 +164,7 @@ def known_trouble(version: str | None) -> str | None:
 
 
 def require_backend() -> Library:
-    """The library, ready to build and to run; where it is not, the error says why."""
+    """Return the library, ready to build and to run; raises an error with the reason otherwise."""
     library = probe()
     if library.version is None:
         raise TrtlaError("TensorRT-LLM is not installed", f"use --backend torch; {HOW_TO_INSTALL}")
@@ -181,12 +181,12 @@ def require_backend() -> Library:
 
 
 def rank() -> int:
-    """This process's rank; 0 outside of MPI."""
+    """Return this process's rank; 0 outside of MPI."""
     return _first(("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"), 0)
 
 
 def world_size() -> int:
-    """Processes in the run; 1 outside of MPI, or where the launcher does not say."""
+    """Return the processes in the run; 1 outside of MPI, or if the launcher does not say."""
     return _first(("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"), 1)
 
 
@@ -210,13 +210,13 @@ def put(config: Any, name: str, value: Any, whole: str, flag: str) -> None:
 
 
 def refused(flag: str, arguments: dict[str, Any], error: Exception) -> UsageError:
-    """The library's own words for a setting that it does not take."""
+    """Return the library's own error for a setting that it refuses."""
     shown = " ".join(f"{name}={value}" for name, value in arguments.items())
     return UsageError(f"{flag} {shown}: TensorRT-LLM refuses it: {first_line(error)}", None)
 
 
 def plain_fields(config: Any, prefix: str = "") -> Iterator[tuple[str, Kind]]:
-    """Names whose default says their type; None may become anything."""
+    """Yield names and kinds of fields, by their defaults; those of None may be anything."""
     for name in _names(config):
         value = getattr(config, name, ())
         kind = "any" if value is None else _KINDS.get(type(value))
@@ -225,7 +225,7 @@ def plain_fields(config: Any, prefix: str = "") -> Iterator[tuple[str, Kind]]:
 
 
 def _names(config: Any) -> Iterable[str]:
-    """The field names of a pydantic model, a dataclass, or a class that C++ binds."""
+    """Return the field names of a pydantic model, a dataclass, or a class that C++ binds."""
     fields = getattr(type(config), "model_fields", None)
     fields = fields or getattr(config, "__dataclass_fields__", None)
     if fields is None and hasattr(config, "to_dict"):

@@ -1,4 +1,4 @@
-"""What TensorRT-LLM can build and run: GPUs and models that its lookahead kernels exist for.
+"""Rules about TensorRT-LLM: the GPUs and models that it can build and run with lookahead.
 
 The rules are read from its attention kernels (attentionOp.cpp, decoderMaskedMultiheadAttention,
 xqaDispatcher.cpp) as releases 0.20 to 1.2 have them.
@@ -13,6 +13,7 @@ from functools import cache
 from trtla.errors import UsageError
 from trtla.formats.config import WEIGHT_ONLY, BuildConfig, CheckpointConfig
 from trtla.formats.engine_limits import stage_problems
+from trtla.formats.families import BY_ARCHITECTURE, spelled
 from trtla.formats.plan import block_names, linear_sizes
 from trtla.machine import Capability
 from trtla.trtllm.library import installed, known_trouble, load
@@ -20,9 +21,9 @@ from trtla.trtllm.library import installed, known_trouble, load
 MIN_CAPABILITY = (8, 0)
 FP8_CAPABILITY = (8, 9)
 HEAD_SIZES = (64, 128)
-"""Head sizes that come with compiled kernels."""
+"""Head sizes with compiled kernels."""
 JIT_MULTIPLE, JIT_LARGEST = 16, 256
-"""Other head sizes, where the release compiles kernels as it runs."""
+"""Other head sizes, if the release compiles kernels at run time."""
 MAX_QUERY_GROUP = 32
 """Query heads for one K/V head."""
 DTYPES = ("float16", "bfloat16")
@@ -38,6 +39,8 @@ _PLAIN = (
 _ROPE = {
     "yarn": "rope scaling yarn is not built with TensorRT-LLM: how long its table is there, and by "
     "what it is multiplied, is not verified",
+    "longrope": "rope scaling longrope is not built with TensorRT-LLM: when it changes its factors "
+    "there is not verified",
     "dynamic": "rope scaling dynamic cannot be built with TensorRT-LLM: from 1.1 on it is another "
     "formula there, which reads a key alpha",
 }
@@ -48,7 +51,7 @@ _JIT = (
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether something can run."""
+    """An answer whether something can run."""
 
     allowed: bool | None
     """None: not verified."""
@@ -68,7 +71,7 @@ def _no(reason: str) -> Verdict:
 
 
 def lookahead_on(capability: Capability | None) -> Verdict:
-    """Lookahead decoding in TensorRT-LLM on a GPU."""
+    """Judge lookahead decoding in TensorRT-LLM on a GPU."""
     if capability is None:
         return Verdict(None, "its compute capability is unknown")
     shown = show(capability)
@@ -83,12 +86,12 @@ def lookahead_on(capability: Capability | None) -> Verdict:
 
 
 def fp8_on(capability: Capability | None) -> bool | None:
-    """FP8 weights or K/V cache in TensorRT-LLM on a GPU; None where it is not known."""
+    """Return True if TensorRT-LLM has FP8 weights or K/V cache on a GPU; None if unknown."""
     return None if capability is None else capability >= FP8_CAPABILITY
 
 
 def head_size(size: int) -> Verdict:
-    """A model's head size."""
+    """Judge a model's head size."""
     if size in HEAD_SIZES:
         return _YES
     if size % JIT_MULTIPLE == 0 and size <= JIT_LARGEST:
@@ -98,7 +101,7 @@ def head_size(size: int) -> Verdict:
 
 
 def query_group(heads: int, kv_heads: int) -> Verdict:
-    """A model's query heads for one K/V head."""
+    """Judge a model's query heads for one K/V head."""
     if heads <= kv_heads * MAX_QUERY_GROUP:
         return _YES
     return _no(
@@ -107,20 +110,30 @@ def query_group(heads: int, kv_heads: int) -> Verdict:
 
 
 def activations(dtype: str) -> Verdict:
-    """A model's dtype."""
+    """Judge a model's dtype."""
     if dtype in DTYPES:
         return _YES
     return _no(f"dtype is {dtype}, its kernels take {' and '.join(DTYPES)}")
 
 
 def rope_scaling(kind: str) -> Verdict:
-    """A model's rotary scaling, also for plain engines (functional.py)."""
+    """Judge a model's rotary scaling, also for plain engines (functional.py)."""
     reason = _ROPE.get(kind)
     return _no(reason) if reason else _YES
 
 
+def family(config: CheckpointConfig) -> Verdict:
+    """A model's family, also for plain engines."""
+    if BY_ARCHITECTURE[spelled(config.architecture)].trtllm:
+        return _YES
+    return _no(
+        f"it is not known to run {config.architecture} with lookahead decoding, "
+        "which trtla's own executor does"
+    )
+
+
 def weight_types(config: CheckpointConfig) -> Verdict:
-    """A model's quantised weights, also for plain engines."""
+    """Judge a model's quantised weights, also for plain engines."""
     if not config.block_types:
         return _YES
     names = block_names(config)
@@ -128,7 +141,8 @@ def weight_types(config: CheckpointConfig) -> Verdict:
 
 
 def weight_only_sizes(config: CheckpointConfig) -> Verdict:
-    """A model's sizes for integer weights, which the layers would pad (quantization/layers.py)."""
+    """Judge a model's sizes for integer weights, which the layers would pad
+    (quantization/layers.py)."""
     algorithm = config.quantization.quant_algo
     if algorithm not in WEIGHT_ONLY:
         return _YES
@@ -137,15 +151,15 @@ def weight_only_sizes(config: CheckpointConfig) -> Verdict:
         # Both sizes of the whole layer, split or not, are padded to multiples for every rank.
         split = 1 if name in ("attention.dense", "mlp.proj") else 0
         whole = [size * (ranks if axis == split else 1) for axis, size in enumerate(sizes)]
-        for size, what in zip(whole, ("outputs", "inputs"), strict=True):
+        for size, side in zip(whole, ("outputs", "inputs"), strict=True):
             if size % (multiple * ranks):
-                reason = f"the {size} {what} of {name} are no multiple of {multiple * ranks}"
+                reason = f"the {size} {side} of {name} are no multiple of {multiple * ranks}"
                 return _no(f"{reason}, which {algorithm} needs with tp_size {ranks}")
     return _YES
 
 
 def weight_only_on(config: CheckpointConfig, capability: Capability | None) -> Verdict:
-    """A model's integer weights on a GPU; builder.py refuses them on data center Blackwell."""
+    """Judge integer weights on a GPU; builder.py refuses them on data center Blackwell."""
     algorithm = config.quantization.quant_algo
     if algorithm not in WEIGHT_ONLY or capability is None:
         return _YES
@@ -165,11 +179,11 @@ def weight_only_on(config: CheckpointConfig, capability: Capability | None) -> V
 
 @cache
 def order_is_right(capability: Capability) -> bool | None:
-    """Whether the installed release orders int4 weights for a GPU as for 8.0.
+    """Return True if the installed release orders int4 weights for a GPU as for 8.0.
 
     Kernels of compute capability 12.x read that order. Some releases order weights of two
-    dimensions by the capability itself (quantization/functional.py): what is computed then is
-    wrong, and nothing says so. The function runs on the CPU, so it is called. None: it cannot be.
+    dimensions by the capability itself (quantization/functional.py), which silently gives wrong
+    results. The function runs on the CPU, so it is called to see. None: it cannot be called.
     """
     if not installed():
         return None
@@ -185,18 +199,18 @@ def order_is_right(capability: Capability) -> bool | None:
             ordered(weights.clone(), torch.quint4x2, torch.float16, sm_=sm)
             for sm in (10 * major + minor, 80)
         )
-    except Exception:  # releases before the function or its argument, or a library that is broken
+    except Exception:  # releases without the function or its argument, or a broken library
         return None
     return torch.equal(here, read)
 
 
 def show(capability: Capability) -> str:
-    """As in `9.0`."""
+    """Format as in `9.0`."""
     return f"{capability[0]}.{capability[1]}"
 
 
 def gpu_capability() -> Capability | None:
-    """The compute capability of the first GPU that PyTorch can use; None without one."""
+    """Return the compute capability of the first GPU that PyTorch can use; None without one."""
     import torch
 
     if not torch.cuda.is_available():
@@ -211,13 +225,14 @@ def check_trtllm(
     capability: Capability | None,
     release: str | None = None,
 ) -> tuple[str, ...]:
-    """Refuse an engine that TensorRT-LLM cannot build or start; return what is not verified.
+    """Refuse an engine that TensorRT-LLM cannot build or start; return unverified points.
 
     `config` has the dtype of the engine; without GPU (a dry run) or library there is no
     `capability` or `release`.
     """
     notes = [] if capability else [_NO_GPU]
     _check_gpu(config, capability)
+    check_family(config)
     _allow(weight_types(config), f"{_PLAIN}, or {_TORCH}")
     notes += _check_weight_only(config, capability)
     _allow(rope_scaling(config.rope_type), _TORCH)
@@ -227,6 +242,12 @@ def check_trtllm(
         notes += _check_lookahead(config, capability)
         notes += filter(None, [known_trouble(release)])
     return (*notes, *_quantisation_notes(config))
+
+
+def check_family(config: CheckpointConfig) -> None:
+    """Refuse to make anything for TensorRT-LLM of a family that it is not known to run."""
+    own = "give the folder or GGUF file itself to trtla run, or to trtla build --backend torch"
+    _allow(family(config), own, "TensorRT-LLM cannot run the model: ")
 
 
 def _check_gpu(config: CheckpointConfig, capability: Capability | None) -> None:
@@ -278,7 +299,7 @@ def _allow(verdict: Verdict, hint: str, start: str = "") -> None:
 
 
 def _quantisation_notes(config: CheckpointConfig) -> Iterator[str]:
-    """What TensorRT-LLM rounds, and what `build()` switches off, by itself."""
+    """Yield notes on rounding and on features that `build()` switches off by itself."""
     if config.rounded_when_built:
         bits = WEIGHT_ONLY[config.quantization.quant_algo or ""]
         yield f"TensorRT-LLM rounds the linear weights to int{bits} as it loads them"

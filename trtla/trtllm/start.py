@@ -1,9 +1,9 @@
-"""Starts TensorRT-LLM's executor on an engine: checks that both fit the options, and its config."""
+"""Starting TensorRT-LLM's executor on an engine: checks of engine and options, and its config."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from trtla.console import counted
@@ -11,8 +11,9 @@ from trtla.errors import TrtlaError, UsageError, first_line, trtllm_cannot
 from trtla.runtime.lengths import text_lengths
 from trtla.runtime.limits import REBUILD_INPUT, REBUILD_LONGER, ExecutorLimits
 from trtla.settings.executor import ExecutorOptions, TrtllmSettings
+from trtla.settings.fields import flag_name
 from trtla.settings.lookahead import LookaheadConfig
-from trtla.settings.passed_on import EXECUTOR, Kinds, read
+from trtla.settings.trtllm_fields import EXECUTOR, Kinds, read
 from trtla.trtllm.executor import TrtllmExecutor, has_salt
 from trtla.trtllm.library import (
     installed,
@@ -29,6 +30,35 @@ if TYPE_CHECKING:
     from trtla.formats.config import BuildConfig
     from trtla.formats.engine import Engine
 
+_REBUILD = "or build with --backend torch"
+_CHECKED = (
+    *("device", "dtype", "threads", "max_seq_len", "lookahead", "parse_special", "tokenizer_dir"),
+    *("max_batch_size", "drafter", "draft_models", "draft_device", "draft_dtype", "corpus"),
+    *("chat_template_kwargs", "trtllm"),
+)
+"""Options that such an engine has, or whose own checks say what it has not."""
+_REASONS = {
+    "tp_size": (
+        "which has the ranks that it was built for: tp_size {value} is no choice",
+        "omit --tp-size, and start its ranks with mpirun",
+    ),
+    "lookahead_parallel": ("which shares out no drafts: lookahead_parallel {value}", ""),
+    "kv_cache_dtype": ("whose K/V cache is of the type that it was built with, not {value}", ""),
+    "draft_options": (
+        "which makes its drafts itself: lookahead {changed} cannot be chosen",
+        f"omit --lookahead-..., {_REBUILD}",
+    ),
+    "block_reuse": (
+        "whose executor shares K/V blocks itself",
+        "use --kv-cache-enable-block-reuse, in Python "
+        "TrtllmSettings(kv_cache_enable_block_reuse=True), instead of block_reuse",
+    ),
+    "bounded_steps": (
+        "whose executor shares out its steps itself",
+        "omit bounded_steps; --enable-chunked-context reads long prompts in pieces",
+    ),
+}
+"""Why it has not the others, and what to do; empty: to omit them."""
 _NESTED = ("kv_cache_config", "extended_runtime_perf_knob_config", "peft_cache_config")
 _CACHE, _SCHEDULER, _PARALLEL = "kv_cache_config", "scheduler_config", "parallel_config"
 _TUNING, _CHUNKS = "dynamic_batch_config", "context_chunking_policy"
@@ -48,9 +78,9 @@ def open_trtllm_executor(engine: Engine, options: ExecutorOptions) -> TrtllmExec
     limits = _limits(engine, triple, batch_size, options)
     if has_salt(bindings):
         limits = replace(limits, shares_blocks=False)
-    own = engine.config.pretrained_config
-    ranks = f", {own.mapping.world_size} ranks" if own.mapping.world_size > 1 else ""
-    description = f"TensorRT-LLM {library.version}, {own.dtype}{ranks}"
+    model = engine.config.pretrained_config
+    ranks = f", {model.mapping.world_size} ranks" if model.mapping.world_size > 1 else ""
+    description = f"TensorRT-LLM {library.version}, {model.dtype}{ranks}"
     config = executor_config(bindings, triple, batch_size, settings)
     try:
         executor = bindings.Executor(engine.path, bindings.ModelType.DECODER_ONLY, config)
@@ -66,40 +96,27 @@ def open_trtllm_executor(engine: Engine, options: ExecutorOptions) -> TrtllmExec
 def refuse_torch_choices(engine: Engine, options: ExecutorOptions) -> None:
     """Raise `UsageError` where something is asked for that only the torch executor can do."""
     own, device, dtype = engine.config.pretrained_config.dtype, options.device, options.dtype
-    rebuild = "or build with --backend torch"
     if device != "auto" and not device.startswith("cuda"):
-        reason, hint = f"device {device} cannot run it", f"omit --device, {rebuild}"
-    elif dtype not in ("auto", own):
-        reason, hint = f"it computes in {own}, not in {dtype}", f"omit --dtype, {rebuild}"
-    elif options.tp_size is not None:
-        ranks = "which has the ranks that it was built for"
-        reason = f"{ranks}: tp_size {options.tp_size} is no choice"
-        hint = "omit --tp-size, and start its ranks with mpirun"
-    elif options.lookahead_parallel is not None:
-        reason = f"which shares out no drafts: lookahead_parallel {options.lookahead_parallel}"
-        hint = f"omit --lookahead-parallel, {rebuild}"
-    elif options.kv_cache_dtype != "auto":
-        built = "whose K/V cache is of the type that it was built with"
-        reason, hint = f"{built}, not {options.kv_cache_dtype}", f"omit --kv-cache-dtype, {rebuild}"
-    elif changed := options.draft_options.changed:
-        reason = f"which makes its drafts itself: lookahead {', '.join(changed)} cannot be chosen"
-        hint = f"omit --lookahead-..., {rebuild}"
-    elif options.block_reuse:
-        reason = "whose executor shares K/V blocks itself"
-        named = "in Python TrtllmSettings(kv_cache_enable_block_reuse=True)"
-        hint = f"use --kv-cache-enable-block-reuse, {named}, instead of block_reuse"
-    elif options.bounded_steps:
-        reason = "whose executor shares out its steps itself"
-        hint = "omit bounded_steps; --enable-chunked-context reads long prompts in pieces"
-    else:
-        return
-    raise trtllm_cannot(engine.name, reason, hint)
+        hint = f"omit --device, {_REBUILD}"
+        raise trtllm_cannot(engine.name, f"device {device} cannot run it", hint)
+    if dtype not in ("auto", own):
+        hint = f"omit --dtype, {_REBUILD}"
+        raise trtllm_cannot(engine.name, f"it computes in {own}, not in {dtype}", hint)
+    for one in fields(options):
+        value = getattr(options, one.name)
+        if one.name not in _CHECKED and value != one.default:
+            flag = flag_name(one.name)
+            usual = f"which has no {one.name}", f"omit {flag}, {_REBUILD}"
+            reason, hint = _REASONS.get(one.name, usual)
+            changed = ", ".join(options.draft_options.changed)
+            reason = reason.format(value=value, changed=changed)
+            raise trtllm_cannot(engine.name, reason, hint or f"omit {flag}, {_REBUILD}")
 
 
 def _check_chunks(engine: Engine, settings: TrtllmSettings) -> None:
-    """Refuse what corrupts answers: unfinished chunks shift the lengths by which drafts are moved.
+    """Refuse chunks that corrupt answers: unfinished ones shift the lengths by which drafts move.
 
-    The move runs over all scheduled sequences, the lengths over those that were decoded
+    The move runs over all scheduled sequences, the lengths over decoded ones
     (trtGptModelInflightBatching.cpp, kvCacheUpdateKernels.cu).
     """
     if settings.enable_chunked_context and engine.config.build_config.max_draft_len:
@@ -111,7 +128,7 @@ def _check_chunks(engine: Engine, settings: TrtllmSettings) -> None:
 
 
 def _check_machine(engine: Engine, installed: str) -> None:
-    """Compiled engines run only on the release and the GPU architecture that built them."""
+    """Check release and GPU: compiled engines run only on those that built them."""
     built = engine.config.version
     if not same_release(built, installed):
         raise TrtlaError(
@@ -139,10 +156,10 @@ def _check_ranks(engine: Engine) -> None:
 def _limits(
     engine: Engine, triple: LookaheadConfig, batch_size: int, options: ExecutorOptions
 ) -> ExecutorLimits:
-    """The engine's limits, and those of streaming under other policies than GUARANTEED_NO_EVICT.
+    """Return the engine's limits, reduced for streaming under policies that may evict.
 
-    MAX_UTILIZATION may evict and restart a request, whose prompt then is all its text but the last
-    token: it must be one that can be read (executorImpl.cpp, fetchNewRequests).
+    MAX_UTILIZATION may evict and restart a request, whose prompt is then all its text except the
+    last token: that must be a readable prompt (executorImpl.cpp, fetchNewRequests).
     """
     build, settings = engine.config.build_config, options.trtllm
     lengths = text_lengths(engine, options.max_seq_len)
@@ -171,9 +188,9 @@ def _limits(
 
 
 def _longest_prompt(build: BuildConfig, settings: TrtllmSettings) -> tuple[int, str]:
-    """Tokens of the longest prompt beside one of output, and how to have more (trtGptModel.h).
+    """Return the longest prompt with one output token, and how to extend it (trtGptModel.h).
 
-    A prompt is read in one step or in chunks; the engine's max_input_len counts only where it was
+    A prompt is read in one step or in chunks; the engine's max_input_len only counts if it was
     built without context FMHA.
     """
     longest = build.max_text_len - 1
@@ -187,7 +204,7 @@ def _longest_prompt(build: BuildConfig, settings: TrtllmSettings) -> tuple[int, 
 
 
 def _can_chunk(build: BuildConfig) -> bool:
-    """Whether C++ would not switch chunks off, and trtla would not refuse them."""
+    """Return True if C++ would keep chunks on, and trtla would not refuse them."""
     plugins = ("context_fmha", "use_paged_context_fmha")
     return not build.max_draft_len and all(map(build.plugin_config.get, plugins))
 
@@ -197,25 +214,25 @@ def _or_chunks(build: BuildConfig) -> str:
 
 
 def executor_extra(settings: TrtllmSettings) -> dict[str, Any]:
-    """What --trtllm-executor names, checked."""
+    """Read and check the fields in --trtllm-executor."""
     return read(EXECUTOR, settings.trtllm_executor, _executor_kinds)
 
 
 def _executor_kinds() -> Kinds:
-    """Fields of ExecutorConfig and of what it holds; nothing where there is no library."""
+    """Return the fields of ExecutorConfig and of its nested objects; empty without the library."""
     if not installed():
         return {}
     config = load("bindings.executor").ExecutorConfig()
-    found = dict(plain_fields(config))
+    kinds = dict(plain_fields(config))
     for name in _NESTED:
-        found |= dict(plain_fields(getattr(config, name, None), f"{name}."))
-    return found
+        kinds |= dict(plain_fields(getattr(config, name, None), f"{name}."))
+    return kinds
 
 
 def executor_config(
     bindings: Any, triple: LookaheadConfig, max_batch_size: int, settings: TrtllmSettings
 ) -> Any:
-    """The library's ExecutorConfig; every default that changed between releases is given."""
+    """Create the library's ExecutorConfig; every default that changed between releases is set."""
     extra = executor_extra(settings)
     config = bindings.ExecutorConfig(
         max_beam_width=1,
@@ -232,7 +249,7 @@ def executor_config(
         enable_chunked_context=settings.enable_chunked_context,
     )
     if hasattr(config, _FAIL_FAST):  # from 1.0 on
-        # A K/V cache without room for max_seq_len would shorten prompts and texts with a warning.
+        # Else a K/V cache without room for max_seq_len only warns, and shortens prompts and texts.
         setattr(config, _FAIL_FAST, True)
     if triple.max_draft_len:  # a plain engine does not start with any triple, e.g. (1,2,0)
         decoding = bindings.DecodingConfig()
@@ -247,7 +264,7 @@ def executor_config(
 
 
 def _inside(name: str, extra: Mapping[str, Any]) -> dict[str, Any]:
-    """What is asked of one of the objects inside, by the rest of the name."""
+    """Return the fields of one nested object, by the rest of their names."""
     start = f"{name}."
     return {key[len(start) :]: value for key, value in extra.items() if key.startswith(start)}
 
@@ -259,7 +276,7 @@ def _with(config: Any, name: str, extra: Mapping[str, Any]) -> Any:
 
 
 def _scheduler(bindings: Any, settings: TrtllmSettings, extra: Mapping[str, Any]) -> Any:
-    """Its properties are read-only: everything goes through the constructor."""
+    """Create the scheduler's config through its constructor: its properties are read-only."""
     policies, arguments = bindings.CapacitySchedulerPolicy, _inside(_SCHEDULER, extra)
     more: dict[str, Any] = {}
     try:
@@ -273,12 +290,12 @@ def _scheduler(bindings: Any, settings: TrtllmSettings, extra: Mapping[str, Any]
 
 
 def _others(config: Any, extra: Mapping[str, Any]) -> Any:
-    """The settings of the configuration itself, and of objects inside that trtla leaves alone."""
+    """Set the fields of the configuration itself, and of nested objects without code here."""
     for name, value in extra.items():
         inside, dot, _ = name.partition(".")
         if not dot:
             put(config, name, value, name, EXECUTOR.flag)
         elif inside not in (_CACHE, _SCHEDULER, _PARALLEL):
-            # C++ gives copies of what is inside: it is changed, and put back.
+            # C++ returns copies of nested objects: change one, and assign it.
             setattr(config, inside, _with(getattr(config, inside), inside, {name: value}))
     return config

@@ -27,8 +27,8 @@ from trtla.settings.drafting import PROPOSERS, SOURCES
 if TYPE_CHECKING:
     from trtla.settings.sampling import SamplingParams
 
-_OWN, _EXPECTED, _OTHERS, _WINDOW, _CHAIN, _ROWS = range(6)  # places in SOURCES
-_BOTH = PROPOSERS.index("both")
+_CONTEXT, _EXPECTED, _REQUESTS, _WINDOW, _CHAIN, _RECYCLING = range(6)  # places in SOURCES
+_AGREEMENT = PROPOSERS.index("agreement")
 _AFTER_TWO, _AFTER_ONE, _AFTER_ONE_TOO, _NEXT_NEXT = range(4)
 _MOST_PROPOSALS = 32  # at a node
 _MOST_IN_WINDOW = 32768
@@ -64,7 +64,7 @@ class Proposal:
 
     @property
     def source(self) -> int:
-        return self.kind if self.order < 0 else _ROWS if self.kind < 0 else _BOTH
+        return self.kind if self.order < 0 else _RECYCLING if self.kind < 0 else _AGREEMENT
 
 
 @dataclass(slots=True, eq=False)
@@ -123,7 +123,7 @@ class PlainTree:
         self._drawn = by_noise and not sampling.greedy
         self._sources = {SOURCES.index(name) for name in sources}
         self._text: list[int] = []
-        self._indexes = {_OWN: Index(), _EXPECTED: Index(), _WINDOW: Index()}
+        self._indexes = {_CONTEXT: Index(), _EXPECTED: Index(), _WINDOW: Index()}
         self._version = shared.others.version
         self._chains: list[tuple[int, ...]] = []
         self._last_row = Row((), ())
@@ -183,8 +183,8 @@ class PlainTree:
 
     def _append(self, token: int) -> None:
         self._text.append(token)
-        if _OWN in self._sources:
-            self._indexes[_OWN].append(token)
+        if _CONTEXT in self._sources:
+            self._indexes[_CONTEXT].append(token)
 
     def _learn(self, rows: TopRows) -> None:
         found = rows_of(rows)
@@ -256,7 +256,7 @@ class PlainTree:
             tail = self._tail(node)
             self._propose_texts(node, tail, found)
             self._propose_chains(node, found)
-            if _ROWS in self._sources:
+            if _RECYCLING in self._sources:
                 self._propose_rows(node, tail, noise, found)
             node.proposals = self._ordered(node, noise, list(found.values()))
         return node.proposals
@@ -272,16 +272,16 @@ class PlainTree:
         others = self._shared.others
         if self._version != others.version:  # places of nodes above are of an older index
             for one in self._nodes:
-                one.places.pop(_OTHERS, None)
+                one.places.pop(_REQUESTS, None)
             self._version = others.version
-        indexes = {**self._indexes, _OTHERS: others.index}
+        indexes = {**self._indexes, _REQUESTS: others.index}
         for kind in sorted(self._sources & indexes.keys()):
             index = indexes[kind]
             above = node.parent.places.get(kind, ()) if node.parent else ()
             places = index.follow(above, node.token) or index.find(tail)
             node.places[kind] = places
             propose_text(kind, places, index, found)
-        for place in node.places.get(_OTHERS, ()):
+        for place in node.places.get(_REQUESTS, ()):
             if node.parent is None and place.match >= _USEFUL_MATCH:
                 others.touch(place.next)
 

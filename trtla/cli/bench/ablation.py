@@ -144,7 +144,7 @@ def _check(console: Console, flags: BenchFlags, lookahead: LookaheadConfig | Non
     drafting = [arm.drafter for arm in made if arm.drafter.most_tokens]
     return Sweep(
         **shared_setup(flags, lookahead, drafting, models),
-        sampling=SamplingParams(flags.max_output_len, seed=flags.seed),
+        sampling=SamplingParams(flags.sampling.max_output_len, seed=flags.seed),
         sets=tuple(sets),
         filters=tuple(filters),
         rounds=flags.repeats or (FULL_REPEATS if flags.full else 1),

@@ -47,7 +47,7 @@ from trtla.settings.drafting import LOOKAHEAD, parse_drafter
 from trtla.settings.executor import ExecutorOptions
 from trtla.settings.fields import parsed
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
-from trtla.settings.sampling import BEYOND, SamplingParams
+from trtla.settings.sampling import BEYOND
 
 if TYPE_CHECKING:
     from trtla.bench.sweep import Sweep
@@ -130,8 +130,7 @@ def _check(flags: BenchFlags) -> Sweep:
     check_choices("--compare", flags.compare, PEERS)
     _check_peers(flags)
     filters = filters_of(flags)
-    own = {name: getattr(flags, name) for name in BEYOND} | {"seed": flags.seed}
-    sampling = [SamplingParams(flags.max_output_len, *one, **own) for one in filters]
+    sampling = [replace(flags.sampling, seed=flags.seed, **one._asdict()) for one in filters]
     lookahead = _lookahead(flags)
     check_batch_size(flags.engine_dir, max(flags.batch_size))
     check_length(flags.engine_dir, flags.options.max_seq_len)

@@ -23,7 +23,7 @@ from trtla.settings.drafting import LOOKAHEAD, DrafterSettings, NgramKind
 from trtla.settings.executor import ExecutorOptions
 from trtla.settings.lookahead import Lookahead, LookaheadConfig
 from trtla.settings.messages import Asking
-from trtla.settings.sampling import Filters, parse_processor
+from trtla.settings.sampling import Filters, SamplingParams, parse_processor
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,14 +199,8 @@ class BenchFlags(LoadFlags, AblationFlags):
     """Those of --drafter; `options.drafter` has what they have in common."""
     processor: tuple[str, ...]
     """Empty: not given."""
-    top_k: int
-    top_p: float
-    max_output_len: int
-    min_p: float
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    logit_bias: object
+    sampling: SamplingParams
+    """All but the lists, `temperature` and `processor`, and the seed."""
     lookahead: tuple[Lookahead, ...] = _arms(
         "Triples or auto, several after one flag, each an arm beside plain decoding (ar); at most "
         "the engine's. A Hugging Face folder takes any.",
@@ -334,7 +328,8 @@ def filters_of(flags: BenchFlags) -> tuple[Filters, ...]:
     """Those of --processor, or every temperature with the same top-k and top-p."""
     if flags.processor:
         return tuple(dict.fromkeys(map(parse_processor, flags.processor)))
-    return tuple(Filters(heat, flags.top_k, flags.top_p) for heat in flags.temperature)
+    own = flags.sampling
+    return tuple(Filters(heat, own.top_k, own.top_p) for heat in flags.temperature)
 
 
 def print_as(

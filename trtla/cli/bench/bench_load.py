@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -16,7 +17,7 @@ from trtla.console import Console, command_line, counted
 from trtla.errors import CheckFailed, TrtlaError, UsageError
 from trtla.files import read_text
 from trtla.settings.messages import Asking
-from trtla.settings.sampling import Filters, SamplingParams
+from trtla.settings.sampling import Filters
 
 if TYPE_CHECKING:
     from trtla.bench.load_client import Endpoint
@@ -61,10 +62,10 @@ def _check(console: Console, flags: BenchFlags) -> LoadTest:
     from trtla.bench.load_runs import LoadTest
     from trtla.data.prompt_sets import load_sets, mixed
 
-    filters: tuple[Filters, ...] = (Filters(0.0, flags.top_k, flags.top_p),)
+    filters: tuple[Filters, ...] = (Filters(0.0, flags.sampling.top_k, flags.sampling.top_p),)
     if flags.processor or _is_set("temperature"):  # else one: a load has runs enough
         filters = filters_of(flags)
-    sampling = [SamplingParams(flags.max_output_len, *one, seed=flags.seed) for one in filters]
+    sampling = [replace(flags.sampling, seed=flags.seed, **one._asdict()) for one in filters]
     system = flags.asking.system
     endpoint: Endpoint | None = flags.endpoint or (None if system is None else "chat")
     if system is not None and endpoint != "chat":

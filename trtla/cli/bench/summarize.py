@@ -23,7 +23,7 @@ from trtla.cli.shared.model import (
     open_llm,
     save_corpus,
     with_own_type,
-    with_passed_on,
+    with_trtllm_settings,
 )
 from trtla.cli.shared.params import check_folder, need_model
 from trtla.cli.shared.values import TOKENS
@@ -112,13 +112,14 @@ def summarize(console: Console, /, **values: Any) -> None:
     if values["test_hf"] and not values["test_trtla"]:
         values["engine_dir"] = values["engine_dir"] or values["hf_model_dir"]
     need_model(values["engine_dir"])
-    flags = parsed(SummarizeFlags, with_own_type(with_passed_on(values)))
+    flags = parsed(SummarizeFlags, with_own_type(with_trtllm_settings(values)))
     _check(flags)
     check_model(flags)
     note_without_drafts(console.note, flags.engine_dir, [flags.drafting])
     work.require_extras(flags.dataset)
     folder = flags.options.tokenizer_dir or flags.hf_model_dir
-    check_texts(console, flags.asking, (flags.engine_dir, folder))
+    variables = flags.options.chat_template_kwargs
+    check_texts(console, flags.asking, (flags.engine_dir, folder), variables=variables)
     seed = flags.sampling.seed
     articles = work.load_articles(flags.dataset, flags.max_ite * flags.batch_size, seed)
     rows, sides, prompts = _measure(console, flags, articles)

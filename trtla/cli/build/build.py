@@ -1,6 +1,6 @@
-"""`trtla build`: makes an engine from a checkpoint or a Hugging Face folder.
+"""`trtla build`: an engine from a checkpoint or a Hugging Face folder.
 
-With --from-existing it adds the files that trtla needs to an engine that trtllm-build made.
+With --from-existing it adds trtla's files to an engine that trtllm-build made.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from trtla.cli.shared.options import (
     switch,
 )
 from trtla.cli.shared.params import source, sources
-from trtla.cli.shared.upstream import passed_on, taken
+from trtla.cli.shared.upstream import trtllm_settings, upstream_values
 from trtla.cli.shared.values import COUNT, TEXT, TOKENS, TRIPLE
 from trtla.console import Console
 from trtla.errors import UsageError
@@ -177,7 +177,7 @@ def _build(ctx: click.Context, console: Console, flags: dict[str, Any]) -> None:
     from trtla.build.engine import build_engine, choose_backend, describe_build
     from trtla.formats.engine_limits import BuildSettings
 
-    fields = passed_on(ctx, trtllm=lambda: choose_backend(flags["backend"])[0] != "torch")
+    fields = trtllm_settings(ctx, trtllm=lambda: choose_backend(flags["backend"])[0] != "torch")
     settings = BuildSettings(
         lookahead=_triple(ctx, console, flags),
         gather_context_logits=flags["gather_context_logits"],
@@ -197,7 +197,7 @@ def _build(ctx: click.Context, console: Console, flags: dict[str, Any]) -> None:
     plan = describe_build(checkpoint, settings, output_dir=output, **choice)
     if flags["max_num_tokens"] not in (None, plan.build_config.max_num_tokens):
         origin["max_num_tokens"] += ", corrected"
-    _tell_plugin_type(ctx, console, plan.dtype)
+    _note_plugin_type(ctx, console, plan.dtype)
     if flags["dry_run"]:
         show_plan(console, plan, origin, output)
         return
@@ -213,19 +213,19 @@ def _build(ctx: click.Context, console: Console, flags: dict[str, Any]) -> None:
     show_written(console, output, plan.backend, plan.lookahead, plan.notes)
 
 
-def _tell_plugin_type(ctx: click.Context, console: Console, dtype: str) -> None:
-    asked = taken(ctx).get("gpt_attention_plugin", "auto").lower()
-    if asked not in ("auto", dtype):
-        console.note(f"note: gpt_attention_plugin is {dtype}, the model's type, not {asked}")
+def _note_plugin_type(ctx: click.Context, console: Console, dtype: str) -> None:
+    wanted = upstream_values(ctx).get("gpt_attention_plugin", "auto").lower()
+    if wanted not in ("auto", dtype):
+        console.note(f"note: gpt_attention_plugin is {dtype}, the model's type, not {wanted}")
 
 
 def _triple(ctx: click.Context, console: Console, flags: dict[str, Any]) -> LookaheadConfig | None:
-    """The triple that is asked for, or the most useful one of those that max_draft_len stands for.
+    """The requested triple, or the most useful one of those with the requested max_draft_len.
 
-    The engine is the same for all of them: each can be named where it is opened. None: the
+    The engine is the same for all of them: each can be named when it is opened. None: the
     default."""
-    triple, draft_len = _asked(ctx, flags), flags["max_draft_len"]
-    mode = taken(ctx).get("speculative_decoding_mode", "")
+    triple, draft_len = _requested(ctx, flags), flags["max_draft_len"]
+    mode = upstream_values(ctx).get("speculative_decoding_mode", "")
     if mode.lower() == "lookahead_decoding" and not (triple or draft_len):
         raise UsageError(
             "--speculative-decoding-mode lookahead_decoding needs the size of a draft",
@@ -240,8 +240,8 @@ def _triple(ctx: click.Context, console: Console, flags: dict[str, Any]) -> Look
     return first
 
 
-def _asked(ctx: click.Context, flags: dict[str, Any]) -> LookaheadConfig | None:
-    """What --lookahead or --no-lookahead asks for; flags win over what presets say."""
+def _requested(ctx: click.Context, flags: dict[str, Any]) -> LookaheadConfig | None:
+    """The triple of --lookahead or --no-lookahead; flags take precedence over presets."""
     triple: LookaheadConfig | None = flags["lookahead"]
     if not flags["no_lookahead"]:
         return triple
@@ -254,24 +254,24 @@ def _asked(ctx: click.Context, flags: dict[str, Any]) -> LookaheadConfig | None:
 
 
 def _compile_forward() -> None:
-    """Have the CPU's forward and the candidate trees ready for the first run."""
+    """Compile the CPU's forward and the candidate trees for the first run."""
     from trtla.runtime.models.cpu.native_code import (
         FORWARD,
         SLOWER,
         TREES,
         NotCompiled,
-        tell_slower,
+        note_slower,
     )
 
     try:
         FORWARD.load()
         TREES.load()
     except NotCompiled as error:
-        tell_slower(error, SLOWER)
+        note_slower(error, SLOWER)
 
 
 def _check_required(ctx: click.Context, flags: dict[str, Any]) -> None:
-    """Check the flags that are required for building only, which click cannot express."""
+    """Check flags that are required for building only, which click cannot express."""
     for param in ctx.command.params:
         if param.name in ("checkpoint_dir", "output_dir") and flags[param.name] is None:
             raise click.MissingParameter(ctx=ctx, param=param)
@@ -284,7 +284,7 @@ def _check_required(ctx: click.Context, flags: dict[str, Any]) -> None:
 
 def _adopt(ctx: click.Context, console: Console, flags: dict[str, Any]) -> None:
     unused = [name for name in _BUILD_ONLY if source(ctx, name) == "flag"]
-    unused += [name for name in taken(ctx) if name != "log_level"]
+    unused += [name for name in upstream_values(ctx) if name != "log_level"]
     if unused:
         raise UsageError(
             f"--{unused[0].replace('_', '-')} does not go with --from-existing: nothing is built",

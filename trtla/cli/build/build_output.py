@@ -1,4 +1,4 @@
-"""What `trtla build` prints: the plan of a dry run, what was written, as text or as JSON."""
+"""Output of `trtla build`: the plan of a dry run, what was written, as text or as JSON."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 _SHOWN = ("backend", "reason", "source_kind", "lookahead", "max_draft_len")
-"""Fields of a plan that are keys of its JSON document."""
+"""Fields of a plan that become keys of its JSON document."""
 
 
 def show_plan(
     console: Console, plan: BuildDescription, origin: dict[str, str], output: Path
 ) -> None:
-    """Print what would be built; the values are the resolved ones, not only those given."""
+    """Print the plan of a build; the values are the resolved ones."""
     settings = _settings(plan, origin)
     if console.json:
         document = {
@@ -60,7 +60,7 @@ def show_written(
     lookahead: tuple[int, int, int],
     notes: Sequence[str] = (),
 ) -> None:
-    """Say what was written, and what to do with it."""
+    """Print the path of the engine, and the next command."""
     if not console.json:
         console.out(f"wrote {folder}")
         how = "chat" if stored_template(ModelFolder(folder)) else "run -p 'Once upon'"
@@ -108,9 +108,9 @@ def _show_memory(console: Console, plan: BuildDescription) -> None:
     memory, limits = plan.memory, plan.build_config
     every = memory.ranks > 1
 
-    def line(what: str, rank: int, total: int, of: str = "") -> None:
+    def line(label: str, rank: int, total: int, of: str = "") -> None:
         split = f" on the largest of {memory.ranks} ranks, {size(total)} in all" if every else ""
-        console.out(f"{what} {size(rank)}{split}{of}")
+        console.out(f"{label} {size(rank)}{split}{of}")
 
     batch = limits.max_batch_size
     line("weights", memory.weight_bytes_per_rank, memory.weight_bytes)

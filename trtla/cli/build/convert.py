@@ -1,4 +1,4 @@
-"""`trtla convert`: makes a TensorRT-LLM checkpoint from a Hugging Face Llama folder."""
+"""`trtla convert`: a TensorRT-LLM checkpoint from a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def convert(ctx: click.Context, /, **flags: Any) -> None:
 
 
 def _refuse_flags(ctx: click.Context) -> None:
-    """Settings that would have no effect are errors, wherever they come from."""
+    """Refuse settings without effect, wherever they come from."""
     dtype, has_texts = ctx.params["dtype"], source(ctx, "calib_data") != "default"
     for name, dtypes in _DTYPES_OF.items():
         if source(ctx, name) == "default":
@@ -154,7 +154,7 @@ def _refuse_flags(ctx: click.Context) -> None:
 
 
 def _either(names: tuple[str, ...]) -> str:
-    """`a, b or c`."""
+    """The names as text: `a, b or c`."""
     return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 

@@ -1,4 +1,4 @@
-"""`trtla doctor`: what this machine can run, and a model on it; `trtla inspect`: a folder."""
+"""`trtla doctor`: checks of this machine, and of a model on it; `trtla inspect`: of a folder."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def _show(console: Console, report: Report, check: ModelCheck | None) -> None:
     from trtla.doctor.report import document
 
     if console.json:
-        found = {"schema_version": SCHEMA_VERSION, **document(report)}
-        console.document({**found, "model": check and asdict(check)})
+        content = {"schema_version": SCHEMA_VERSION, **document(report)}
+        console.document({**content, "model": check and asdict(check)})
         return
     console.table(("what", "value"), list(_machine_rows(report)))
     if check is not None:
@@ -106,13 +106,13 @@ def inspect_path(console: Console, engine_dir: str) -> None:
     """
     from trtla.doctor.folder import inspect
 
-    found = inspect(engine_dir)
-    problems = found["problems"]
+    content = inspect(engine_dir)
+    problems = content["problems"]
     if console.json:
-        console.document({"schema_version": SCHEMA_VERSION, **found})
+        console.document({"schema_version": SCHEMA_VERSION, **content})
     else:
-        console.table(("what", "value"), _flat(_readable(found)))
-        for note in found["notes"]:
+        console.table(("what", "value"), _flat(_readable(content)))
+        for note in content["notes"]:
             console.out(f"note: {note}")
         for problem in problems:
             console.out(f"problem: {problem}")
@@ -123,45 +123,51 @@ def inspect_path(console: Console, engine_dir: str) -> None:
         )
 
 
-def _readable(found: dict[str, Any]) -> dict[str, Any]:
-    """What people want to know of it, with units."""
+def _readable(content: dict[str, Any]) -> dict[str, Any]:
+    """The report on a folder as people read it, with units."""
     types = {
         kind: f"{counted(each['tensors'], 'tensor')}, {size(each['bytes'])}, "
         f"{each['bits_per_weight']:g} bits per weight"
-        for kind, each in found.get("weight_types", {}).items()
+        for kind, each in content.get("weight_types", {}).items()
     }
     omitted = ("bytes", "end_ids", "notes", "problems", "tensor_types", "kv_cache_bytes")
-    template = found["template"] or {}
+    template = content["template"] or {}
     return {
-        **{key: value for key, value in found.items() if key not in omitted},
-        "ends": {f"id {key}": _sourced(one) for key, one in found["ends"].items()},
-        "begins": found["begins"] and _sourced(found["begins"]),
+        **{key: value for key, value in content.items() if key not in omitted},
+        "ends": {f"id {key}": _sourced(token) for key, token in content["ends"].items()},
+        "begins": content["begins"] and _sourced(content["begins"]),
         "template": {
             "source": template.get("source"),
-            **{role: _sourced(one) for role, one in template.get("tokens", {}).items()},
+            **{role: _sourced(token) for role, token in template.get("tokens", {}).items()},
         },
         **({"weight_types": types} if types else {}),
-        "size": size(found["bytes"]),
-        **({"parameters": f"{found['parameters'] / 1e6:,.1f} M"} if "parameters" in found else {}),
-        **_cache(found),
-        **({"problems": len(found["problems"])} if found["problems"] else {}),
+        "size": size(content["bytes"]),
+        **_parameters(content),
+        **_cache(content),
+        **({"problems": len(content["problems"])} if content["problems"] else {}),
     }
 
 
-def _sourced(one: dict[str, str | None]) -> str:
-    """A token, and what says it."""
-    return ": ".join(filter(None, (one["token"], one["source"])))
+def _sourced(token: dict[str, str | None]) -> str:
+    """A token with the source that names it."""
+    return ": ".join(filter(None, (token["token"], token["source"])))
 
 
-def _cache(found: dict[str, Any]) -> dict[str, str]:
-    if "kv_cache_bytes" not in found:
+def _parameters(content: dict[str, Any]) -> dict[str, str]:
+    if "parameters" not in content:
         return {}
-    whole = size(found["kv_cache_bytes"])
-    return {"kv_cache": f"{whole} for a text of {found['max_text_len']} tokens"}
+    return {"parameters": f"{content['parameters'] / 1e6:,.1f} M"}
+
+
+def _cache(content: dict[str, Any]) -> dict[str, str]:
+    if "kv_cache_bytes" not in content:
+        return {}
+    whole = size(content["kv_cache_bytes"])
+    return {"kv_cache": f"{whole} for a text of {content['max_text_len']} tokens"}
 
 
 def _flat(value: dict[str, Any], prefix: str = "") -> list[Row]:
-    """Nested dictionaries as rows of dotted names; what there is none of is omitted."""
+    """Nested dictionaries as rows of dotted names, without those that are None."""
     rows: list[Row] = []
     for key, item in value.items():
         if isinstance(item, dict):

@@ -1,4 +1,4 @@
-"""`trtla chat`: from flags to a session, and which front-end serves it.
+"""`trtla chat`: from flags to a session and its front-end.
 
 The conversation itself is in trtla.chat; prompt_toolkit is imported for terminals only.
 """
@@ -114,7 +114,7 @@ def chat(console: Console, /, **flags: Any) -> None:
     model = _model(flags["engine_dir"], console)
     flags["engine_dir"] = str(model_at(model).path)
     settings = parsed(ChatFlags, with_processor(flags))
-    Asking(settings.chat, settings.system or None)  # which refuses --system with --no-chat
+    Asking(settings.chat, settings.system or None)  # refuses --system with --no-chat
     console.color = settings.color
     named = [
         (f"--draft-model {path}", DrafterSettings((f"{DRAFT_PREFIX}{path}",)))
@@ -136,7 +136,7 @@ def chat(console: Console, /, **flags: Any) -> None:
 
 
 def _model(named: str | None, console: Console) -> str:
-    """The model that is named, else that of the last chat, else one to try trtla with."""
+    """The named model, else that of the last chat, else a sample model."""
     last = _last_model() if named is None else None
     if last is None:
         return sample_model(console.note, _NAMING, named)
@@ -156,10 +156,10 @@ def _last_model() -> str | None:
 def _remember(model: str) -> None:
     if model == str(SHIPPED):
         return
-    place = Path(model).absolute() if Path(model).exists() else model
+    stored = Path(model).absolute() if Path(model).exists() else model
     with suppress(OSError):
         user_cache().mkdir(parents=True, exist_ok=True)
-        write_whole(user_cache() / _LAST, os.fsencode(place))
+        write_whole(user_cache() / _LAST, os.fsencode(stored))
 
 
 def _session(llm: LLM, printer: Printer, flags: ChatFlags, model: str) -> Session:
@@ -168,7 +168,7 @@ def _session(llm: LLM, printer: Printer, flags: ChatFlags, model: str) -> Sessio
 
     sampling, options = flags.sampling, flags.options
     if source(click.get_current_context(), "max_output_len") == "default":
-        half = max(llm.limits.max_text_len // 2, 1)  # of a small context is the conversation's
+        half = max(llm.limits.max_text_len // 2, 1)  # the rest is for the conversation
         sampling = replace(sampling, max_output_len=min(sampling.max_output_len, half))
     chosen = ChatSettings(
         sampling, options.drafter, options.lookahead, chat=flags.chat, system=flags.system
@@ -178,7 +178,7 @@ def _session(llm: LLM, printer: Printer, flags: ChatFlags, model: str) -> Sessio
 
 
 def _front_end(console: Console) -> tuple[Printer, Callable[[Session], int]]:
-    """What prints, and what asks for lines until the chat is over: its exit code."""
+    """The printer, and the function that reads lines until the chat ends: its exit code."""
     if sys.stdin.isatty() and sys.stdout.isatty():
         from trtla.chat.terminal import TerminalPrinter, chat_at_terminal
 

@@ -114,18 +114,20 @@ def explain(console: Console, /, **flags: Any) -> None:
     console.color = settings.color
     settings = _check(settings)
     triple, drafter = settings.drafting
-    asked = (settings.request_lookahead or triple, drafter)
-    note_without_drafts(console.note, settings.engine_dir, [asked])
+    drafting = (settings.request_lookahead or triple, drafter)
+    note_without_drafts(console.note, settings.engine_dir, [drafting])
     how = (settings.sampling, (), settings.options.drafter, settings.asking)
     [request] = gather([settings.input_text], None, *how)
     folders = (settings.engine_dir, settings.options.tokenizer_dir)
-    check_template(console, settings.asking, folders, [(request.name, request.prompt, ANSWER)])
+    prompts = [(request.name, request.prompt, ANSWER)]
+    variables = settings.options.chat_template_kwargs
+    check_template(console, settings.asking, folders, prompts, variables)
     with open_llm(settings, max_batch_size=1) as llm:
         _record_and_report(console, llm, request, settings)
 
 
 def _check(flags: ExplainFlags) -> ExplainFlags:
-    """Refuse what can be before torch is imported; the flags with their draft model."""
+    """Refuse what can be checked before torch is imported; return the flags with draft models."""
     from trtla.charts import check_path, theme
     from trtla.runtime.limits import refuse_watch
 

@@ -1,6 +1,6 @@
 """`trtla run`: prompts in, lookahead-decoded text out.
 
-Prompts come from `data.prompts`, answers from `results.run`; `cli.transcript` prints them.
+Prompts come from `data.prompts`, answers from `results.run`; `cli.run.transcript` prints them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from trtla.cli.shared.model import (
     note_without_drafts,
     open_llm,
     save_corpus,
-    with_passed_on,
+    with_trtllm_settings,
 )
 from trtla.cli.shared.params import Positional, source, with_processor
 from trtla.cli.shared.values import COUNT, LOOKAHEAD, TEXT
@@ -36,7 +36,7 @@ from trtla.machine import process_rank
 from trtla.settings.drafting import NO_DRAFTER, refuse_texts
 from trtla.settings.fields import declared, flag_name, parsed
 from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead
-from trtla.settings.messages import Asking, Ending
+from trtla.settings.messages import Asking, Rendering
 from trtla.settings.sampling import USUAL_LEN, BeamSettings, SamplingParams, UsualLength
 from trtla.settings.upstream.run import RUN
 
@@ -161,19 +161,19 @@ def run(console: Console, /, **params: Any) -> None:
     if (prompt := params.pop("prompt")) is not None:
         params["input_text"] = (prompt, *params["input_text"])
     if source(click.get_current_context(), "max_output_len") == "default":
-        params["max_output_len"] = USUAL_LEN  # shrinks to fit, which a 256 that is given does not
-    flags = parsed(RunFlags, with_passed_on(with_processor(params)))
+        params["max_output_len"] = USUAL_LEN  # shrinks to fit, unlike an explicit 256
+    flags = parsed(RunFlags, with_trtllm_settings(with_processor(params)))
     console.color = flags.color
     by_beams = _beams_wanted(flags.beams, flags.num_return_sequences)
-    # mpirun gives stdin to rank 0 only; the others have no prompts of their own.
+    # mpirun gives stdin to rank 0 only; other ranks have no prompts of their own.
     requests = _requests(console, flags) if not process_rank() else []
     if by_beams:
         _check_beams(flags, requests)
     flags = _check(console, flags, requests)
     if not by_beams:
         triple, drafter = flags.drafting
-        asked = [(one.lookahead or triple, one.drafter or drafter) for one in requests]
-        note_without_drafts(console.note, flags.engine_dir, asked)
+        drafting = [(r.lookahead or triple, r.drafter or drafter) for r in requests]
+        note_without_drafts(console.note, flags.engine_dir, drafting)
     with open_llm(flags) as llm:
         if not llm.is_leader:  # a serving rank of mpirun: leaving the block serves to the end
             return
@@ -199,18 +199,18 @@ def _requests(console: Console, flags: RunFlags) -> list[PromptRequest]:
         _announce_stdin(console)
     texts, file, triples = flags.input_text, flags.input_file, flags.request_lookahead
     how = (flags.sampling, triples, flags.options.drafter, flags.asking, flags.expected_output)
-    requests = gather(texts, file, *how, Ending.of(flags.continue_final_message))
+    requests = gather(texts, file, *how, Rendering.of(flags.continue_final_message))
     if not flags.no_lookahead:
         return requests
     return [replace(request, lookahead=AUTOREGRESSIVE) for request in requests]
 
 
 _WAIT_S = 1.0
-"""After which a pipe that has brought nothing is worth a note."""
+"""Time after which a pipe without input is worth a note."""
 
 
 def _announce_stdin(console: Console) -> None:
-    """A pipe that nobody writes to would look like a hang."""
+    """Print a note where stdin is a pipe that nobody writes to, which would look like a hang."""
     from trtla.data.prompts import piped
 
     if not piped():
@@ -221,16 +221,18 @@ def _announce_stdin(console: Console) -> None:
 
 
 def _check(console: Console, flags: RunFlags, requests: Sequence[PromptRequest]) -> RunFlags:
-    """Refuse what can be before a model is loaded; the flags with all draft models."""
+    """Refuse what can be checked before a model is loaded; return the flags with draft models."""
     drafters = [(r.name, r.drafter) for r in requests if r.drafter]
     checked = check_model(flags, [(r.name, r.lookahead) for r in requests], drafters)
+    options = flags.options
     expecting = [request.name for request in requests if request.expected_output]
     if expecting and is_trtllm(flags.engine_dir):
         raise refuse_texts(expecting[0], "an expected output")
     if flags.check_lossless:
-        check_comparable([("--drafter", flags.options.drafter), *drafters])
-    prompts = [(r.name, r.prompt, r.ending) for r in requests if not (r.is_chat or r.turn)]
-    check_template(console, flags.asking, (flags.engine_dir, flags.options.tokenizer_dir), prompts)
+        check_comparable([("--drafter", options.drafter), *drafters])
+    prompts = [(r.name, r.prompt, r.rendering) for r in requests if not (r.is_chat or r.turn)]
+    folders, variables = (flags.engine_dir, options.tokenizer_dir), options.chat_template_kwargs
+    check_template(console, flags.asking, folders, prompts, variables)
     return checked
 
 
@@ -243,12 +245,12 @@ def _as_messages(llm: LLM, requests: list[PromptRequest]) -> list[PromptRequest]
 
 
 def _sized(llm: LLM, requests: Sequence[PromptRequest]) -> list[PromptRequest]:
-    """Conversations' turns of the usual length leave room to the later ones."""
+    """Shorten turns of the usual length so that later turns of a conversation have room."""
     sized = []
     for i, request in enumerate(requests):
-        later = tuple(takewhile(lambda one: one.turn > request.turn, requests[i + 1 :]))  # noqa: B023
+        later = tuple(takewhile(lambda turn: turn.turn > request.turn, requests[i + 1 :]))  # noqa: B023
         if later and isinstance(request.sampling.max_output_len, UsualLength):
-            lengths = [len(llm.request(one).input_ids) for one in (request, *later)]
+            lengths = [len(llm.request(turn).input_ids) for turn in (request, *later)]
             room = (llm.limits.max_text_len - sum(lengths)) // len(lengths)
             length = UsualLength(max(1, min(request.sampling.max_output_len, room)))
             request = replace(request, sampling=replace(request.sampling, max_output_len=length))
@@ -263,13 +265,13 @@ _NO_LENGTH_PENALTY = 1.0
 
 
 def _beams_wanted(settings: BeamSettings, most: int | None) -> bool:
-    """Whether the flags ask for beams; `most` is --num-return-sequences."""
+    """Return True if the flags ask for beams; `most` is --num-return-sequences."""
     context = click.get_current_context()
-    given = [name for name in declared(BeamSettings) if source(context, name) != "default"]
-    others = [name for name in given if name != "num_beams"]
-    if settings.length_penalty == _NO_LENGTH_PENALTY and "num_beams" not in given:
+    explicit = [name for name in declared(BeamSettings) if source(context, name) != "default"]
+    others = [name for name in explicit if name != "num_beams"]
+    if settings.length_penalty == _NO_LENGTH_PENALTY and "num_beams" not in explicit:
         others = [name for name in others if name != "length_penalty"]  # run.py's default
-    if others and "num_beams" not in given:
+    if others and "num_beams" not in explicit:
         flag = flag_name(others[0])
         raise UsageError(f"{flag} needs beams", f"give --num-beams 4, or omit {flag}")
     if (most or 1) > settings.num_beams:
@@ -287,9 +289,9 @@ def _check_beams(flags: RunFlags, requests: Sequence[PromptRequest]) -> None:
             "and trtla builds none with beams",
             "omit --num-beams, or build with --backend torch",
         )
-    for what, reason in (*_excluded(flags), *_excluded_in(requests)):
+    for setting, reason in (*_excluded(flags), *_excluded_in(requests)):
         raise UsageError(
-            f"{what} does not go with --num-beams: {reason}", "omit it, or --num-beams"
+            f"{setting} does not go with --num-beams: {reason}", "omit it, or --num-beams"
         )
 
 
@@ -311,7 +313,7 @@ def _excluded(flags: RunFlags) -> Iterator[tuple[str, str]]:
     for name in ("corpus", "save_corpus"):
         if source(context, name) == "flag":
             yield flag_name(name), _UNDRAFTED
-    # Presets and the environment name a drafter for whatever can be drafted for.
+    # Presets and the environment name a drafter for every command that can use one.
     if source(context, "drafter") == "flag" and options.drafter.name != NO_DRAFTER.name:
         yield "--drafter", _UNDRAFTED
 

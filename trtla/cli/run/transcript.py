@@ -1,11 +1,10 @@
-"""`trtla run` with a model that is open: decodes or searches, and prints what comes of it.
+"""`trtla run` with an open model: decodes or searches, and prints the results.
 
-People get the texts as TensorRT-LLM's run.py prints them, then one table.
+People get the texts as TensorRT-LLM's run.py prints them, then one table. With --quiet they get the
+bare texts, each ended by a newline.
 
-With --quiet it is the bare texts, each ended by a newline.
-
-Several streamed texts are shown one after another: the first live, the later ones as far as they
-are when their time comes.
+Several streamed texts are shown one after another: the first one live, later ones from as far as
+they have got when their turn comes.
 """
 
 from __future__ import annotations
@@ -34,19 +33,19 @@ if TYPE_CHECKING:
     from trtla.results.documents import Beam, BeamSearch, PromptBeams
     from trtla.settings.sampling import BeamSettings
 
-_COUNTED = [name for name, one in COUNTERS.items() if "run" in one.documents and name != "steps"]
+_COUNTED = [name for name, item in COUNTERS.items() if "run" in item.documents and name != "steps"]
 COLUMNS = ("text", "tokens", "steps", "tokens/step", *_COUNTED, "distinct 4-grams", "tokens/s")
 BEAM_COLUMNS = ("text", "beam", "tokens", "score", "log prob", "finished")
 
 
 class Transcript:
-    """Prints chunks while they come, and everything else at the end."""
+    """Prints chunks as they arrive, and everything else at the end."""
 
     def __init__(
         self, console: Console, requests: Sequence[PromptRequest], *, stream: bool
     ) -> None:
         self.console, self.requests, self.stream = console, requests, stream
-        self.shown = 0  # index of the text that is being printed
+        self.shown = 0  # index of the text being printed
         self.begun = False
         self.waiting: list[list[Chunk]] = [[] for _ in requests]
 
@@ -89,12 +88,12 @@ class Transcript:
         return "" if self.console.quiet else '"'
 
     def finish(self, decoded: Decoded, plain: Decoded | None) -> None:
-        """Print what has not been streamed: texts, the table, the comparison."""
+        """Print the rest: texts that were not streamed, the table, the comparison."""
         if not self.stream:
             for completion in decoded.completions:
                 self._open(completion.index)
                 self.console.out(self._output(completion) + self._end)
-        if self.console.quiet:  # a text that differs is an error
+        if self.console.quiet:  # a differing text is an error
             return
         if plain is not None:
             self._compare(decoded, plain)
@@ -115,8 +114,8 @@ class Transcript:
 
     def _compare(self, decoded: Decoded, plain: Decoded) -> None:
         for ours, theirs in zip(decoded.completions, plain.completions, strict=True):
-            found = divergence(ours, theirs)
-            outcome = "equal to plain decoding" if found is None else found.describe()
+            difference = divergence(ours, theirs)
+            outcome = "equal to plain decoding" if difference is None else difference.describe()
             self.console.out(f"Lossless [Text {ours.index}]: {outcome}")
 
     def _table(self, decoded: Decoded, plain: Decoded | None) -> None:
@@ -144,7 +143,7 @@ def decode_and_report(
 ) -> None:
     """Decode and print; raises `CheckFailed` where a text differs from plain decoding."""
     if check_lossless:
-        warm_up(llm, requests[0])  # so that the first of the two runs is not the slow one
+        warm_up(llm, requests[0])  # or the first of the two runs would be slower
     transcript = Transcript(console, requests, stream=stream)
     decoded = decode(llm, requests, on_chunk=transcript.chunk if stream else None)
     plain = decode(llm, requests, plain=True) if check_lossless else None
@@ -175,7 +174,7 @@ def _require_lossless(decoded: Decoded, plain: Decoded) -> None:
 
 
 def input_line(index: int, prompt: Prompt) -> str:
-    """The line that stands above a prompt's outputs."""
+    """The line above a prompt's outputs."""
     return f'Input [Text {index}]: "{_shown(prompt)}"'
 
 
@@ -186,11 +185,11 @@ def _shown(prompt: Prompt) -> str:
         return " ".join(map(str, prompt))
     if len(prompt) == 1:
         return joined(prompt[0]["content"])
-    return "\n".join(f"{one['role']}: {joined(one['content'])}" for one in prompt)
+    return "\n".join(f"{item['role']}: {joined(item['content'])}" for item in prompt)
 
 
 def table_row(name: object, totals: Metrics) -> list[object]:
-    """A row of the table, for a text or several."""
+    """A row of the table, for one text or several."""
     return [
         name,
         totals.output_tokens,
@@ -205,7 +204,7 @@ def table_row(name: object, totals: Metrics) -> list[object]:
 def search_and_report(
     console: Console, llm: LLM, requests: list[PromptRequest], beams: BeamSettings, most: int | None
 ) -> None:
-    """Search and print at most so many beams of every prompt."""
+    """Search and print at most `most` beams of every prompt."""
     searched = search(llm, requests, beams, most)
     console.note(f"note: ran on {llm.description}")
     if console.json:
@@ -223,8 +222,8 @@ def _print_beams(console: Console, requests: Sequence[PromptRequest], searched: 
         return
     for request, prompt in zip(requests, searched.results, strict=True):
         console.out(input_line(prompt.index, request.prompt))
-        for place, beam in enumerate(prompt.beams):
-            console.out(f'Output [Text {prompt.index} Beam {place}]: "{_text(beam)}"')
+        for rank, beam in enumerate(prompt.beams):
+            console.out(f'Output [Text {prompt.index} Beam {rank}]: "{_text(beam)}"')
     console.out()
     console.table(BEAM_COLUMNS, [row for prompt in searched.results for row in _beam_rows(prompt)])
 
@@ -234,7 +233,7 @@ def _text(beam: Beam) -> str:
 
 
 def _beam_rows(prompt: PromptBeams) -> Iterator[list[object]]:
-    for place, beam in enumerate(prompt.beams):
+    for rank, beam in enumerate(prompt.beams):
         figures = [f"{value:.4f}" for value in (beam.score, beam.log_prob)]
         ended = "yes" if beam.finished else "no"
-        yield [prompt.index, place, len(beam.output_ids), *figures, ended]
+        yield [prompt.index, rank, len(beam.output_ids), *figures, ended]

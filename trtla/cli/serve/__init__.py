@@ -1,1 +1,1 @@
-"""The commands that speak OpenAI's API: serve and batch."""
+"""The commands that answer requests in the format of OpenAI's API: serve and batch."""

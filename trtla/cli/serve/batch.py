@@ -1,4 +1,4 @@
-"""`trtla batch`: from flags to a job, and what is said of it; the work is in trtla.batch."""
+"""`trtla batch`: from flags to a job, and its messages; the work is in trtla.batch."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trtla.cli.serve.answering import (
-    AnsweringFlags,
-    answering_draft_flags,
-    answering_model_flags,
-    answering_name,
-    check_spread,
+from trtla.cli.serve.served_model import (
+    ServedModelFlags,
+    check_replicas,
     checked,
-    open_answering,
-    spread_records,
+    open_served,
+    replica_records,
+    served_draft_flags,
+    served_model_flags,
+    served_name,
 )
 from trtla.cli.shared import options as opt
 from trtla.cli.shared.command import Command
@@ -35,23 +35,21 @@ if TYPE_CHECKING:
     from trtla.batch.work import Figures, Task
 
 _WHO = "a batch"
-_CHANGING = ("device", "dtype", "kv_cache_dtype")
-"""Settings of the model that may change an answer's last bits."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchFlags(AnsweringFlags):
+class BatchFlags(ServedModelFlags):
     """The command's flags as click parsed them."""
 
     output_dir: str = opt.flag(
-        "Folder of the job: output.jsonl and errors.jsonl at its end, what is done until then.",
+        "Folder of the job: output.jsonl and errors.jsonl at its end, finished lines until then.",
         "-o",
         section="Output",
         basic=True,
         type=opt.PATH,
         required=True,
     )
-    force: bool = opt.flag("Drop what the folder has of a job, and begin anew.", section="Output")
+    force: bool = opt.flag("Discard the folder's job, and start again.", section="Output")
     served_model_name: str | None = opt.flag(
         "The model's name in answers, and the only one that requests may name.",
         section="Model",
@@ -77,50 +75,50 @@ class BatchFlags(AnsweringFlags):
 @opt.engine_flags(
     "Model", type=opt.PATH, required=False, show_default="the small one that trtla chat has"
 )
-@answering_model_flags
+@served_model_flags
 @opt.options_of(ReplicaSettings, "Replicas", but=("autoscale",))
-@answering_draft_flags
+@served_draft_flags
 @click.pass_obj
 def batch(console: Console, /, **params: Any) -> int:
     """Answer a file of requests in OpenAI's batch format, here.
 
     REQUESTS has a line each: {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions",
     "body": {...}}; a body is what trtla serve takes, of /v1/completions too. The answers are in the
-    order of the lines. After a kill, a crash or Ctrl-C the same command goes on, and no line is
+    order of the lines. After a kill, a crash or Ctrl-C the same command resumes, and no line is
     done twice; the files are the same to the last byte. A line that is wrong becomes an error of
     that line (exit code 1).
     """
     named = params["engine_dir"]
     flags = checked(BatchFlags, params, console.note, "trtla batch REQUESTS MODEL")
-    if flags.spread.ray:
+    if flags.replication.ray:
         if flags.save_corpus is not None:
             raise UsageError(
                 "--save-corpus needs one process: each replica learns texts of its own",
-                "leave out --ray or --save-corpus",
+                "omit --ray or --save-corpus",
             )
-        check_spread(flags, "ray.data")
+        check_replicas(flags, "ray.data")
     if process_rank():  # the first rank has the job; the others serve until it has ended
-        open_answering(flags, _WHO).close()
+        open_served(flags, _WHO).close()
         return 0
     INTERRUPTS.terminable()
-    return _go_on(console, flags, answering_name(flags.served_model_name, named, flags))
+    return _resume(console, flags, served_name(flags.served_model_name, named, flags))
 
 
-def _go_on(console: Console, flags: BatchFlags, name: str) -> int:
-    from trtla.batch.job import check_place, locked, open_job
+def _resume(console: Console, flags: BatchFlags, name: str) -> int:
+    from trtla.batch.job import check_folder, locked, open_job
     from trtla.batch.lines import survey
     from trtla.batch.work import Task
 
     source, folder = Path(flags.requests), Path(flags.output_dir)
-    check_place(folder, source)
-    found = survey(source)
+    check_folder(folder, source)
+    lines = survey(source)
     with locked(folder):
-        job = open_job(folder, _identity(flags, found.digest, name), source, force=flags.force)
+        job = open_job(folder, _identity(flags, lines.digest, name), source, force=flags.force)
         if job.finished is not None:
-            console.note(f"note: the job in {folder} is finished; --force begins anew")
+            console.note(f"note: the job in {folder} is finished; --force starts again")
             return _report(console, job, None)
-        with job.journal(found.last) as journal:
-            task = Task(job, journal, source, found, name)
+        with job.journal(lines.last) as journal:
+            task = Task(job, journal, source, lines, name)
             return _finish(console, flags, task)
 
 
@@ -128,28 +126,20 @@ def _identity(flags: BatchFlags, digest: str, name: str) -> Identity:
     from trtla.batch.job import Identity, fingerprint
 
     folders = [Path(one) for one in (flags.engine_dir, flags.options.tokenizer_dir) if one]
-    options = flags.options
-    settings = {one: getattr(options, one) for one in _CHANGING} | {"served_model_name": name}
-    changes = {
-        "tp_size": None if options.tp_size == 1 else options.tp_size,  # last bits of sums
-        "parse_special": options.parse_special,
-        "max_seq_len": options.max_seq_len,
-        "force_greedy": flags.force_greedy,
-        "drafter": options.drafter.rejection and repr(options.drafter),  # others change no text
-    }
-    settings |= {name: value for name, value in changes.items() if value}
+    settings = flags.options.of_answers | {"served_model_name": name}
+    settings |= {"force_greedy": True} if flags.force_greedy else {}
     return Identity(digest, fingerprint(tuple(folders)), settings)
 
 
 def _finish(console: Console, flags: BatchFlags, task: Task) -> int:
-    """Do the lines that are left, then write the output; after a signal say how to go on."""
+    """Do the remaining lines, then write the output; after a signal say how to resume."""
     counts, lines = task.journal.counts, counted(task.survey.count, "line")
     if counts.done:
         console.note(f"note: {counts.done} of {lines} are done already")
 
     def kept() -> str:
         done = f"{counts.done} of {lines} are done and kept in {task.job.folder}"
-        return f"note: {done}; the same command goes on"
+        return f"note: {done}; the same command resumes"
 
     with INTERRUPTS.saying(kept):
         figures = _decode(console, flags, task)
@@ -161,10 +151,10 @@ def _decode(console: Console, flags: BatchFlags, task: Task) -> Figures | None:
     counts, total = task.journal.counts, task.survey.count
     if counts.done == total:
         return None
-    if flags.spread.ray:
-        with spread_records(console.note, flags, task, _WHO) as records:
+    if flags.replication.ray:
+        with replica_records(console.note, flags, task, _WHO) as records:
             return _keep(console, records, task)
-    with open_answering(flags, _WHO) as llm:
+    with open_served(flags, _WHO) as llm:
         console.note(f"note: runs on {llm.description}")
         records = task.records(llm, lambda text: console.note(f"note: {text}"))
         figures = _keep(console, records, task)
@@ -173,19 +163,19 @@ def _decode(console: Console, flags: BatchFlags, task: Task) -> Figures | None:
 
 
 def _keep(console: Console, records: Iterator[Record], task: Task) -> Figures:
-    """Take the records as they come, and say how far the job is."""
+    """Take the records as they arrive, and show the job's progress."""
     from trtla.batch.work import Figures
 
     counts, total = task.journal.counts, task.survey.count
-    pace = Figures(counts.done)
-    more = partial(pace.described, counts)
-    with console.progress("batch", "lines", more, pace.before) as progress:
+    figures = Figures(counts.done)
+    more = partial(figures.described, counts)
+    with console.progress("batch", "lines", more, figures.before) as progress:
         progress(counts.done, total)
         for record in records:
-            pace.tokens += record.output_tokens
+            figures.tokens += record.output_tokens
             progress(counts.done, total)
-    pace.end()
-    return pace
+    figures.end()
+    return figures
 
 
 def _report(console: Console, job: Job, figures: Figures | None) -> int:

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trtla.cli.serve.answering import (
-    AnsweringFlags,
-    answering_draft_flags,
-    answering_model_flags,
-    answering_name,
+from trtla.cli.serve.served_model import (
+    ServedModelFlags,
     checked,
-    open_answering,
+    open_served,
     replicas_opener,
+    served_draft_flags,
+    served_model_flags,
+    served_name,
 )
 from trtla.cli.shared.command import Command
 from trtla.cli.shared.model import is_trtllm, model_at
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ServeFlags(AnsweringFlags):
+class ServeFlags(ServedModelFlags):
     """The command's flags as click parsed them."""
 
     serving: ServeSettings
@@ -53,7 +53,7 @@ class ServeFlags(AnsweringFlags):
     ],
 )
 @engine_flags("Model", type=PATH, required=False, show_default="the small one that trtla chat has")
-@answering_model_flags
+@served_model_flags
 @options_of(
     ServeSettings,
     "Server",
@@ -63,14 +63,14 @@ class ServeFlags(AnsweringFlags):
     max_body={"type": SIZE, "default": "1MiB"},
 )
 @options_of(ReplicaSettings, "Replicas")
-@answering_draft_flags
+@served_draft_flags
 @click.pass_obj
 def serve(console: Console, /, **params: Any) -> int:
     """Answer OpenAI's API: /v1/chat/completions, /v1/completions and /v1/models, streamed too.
 
     All requests share one running batch. Beside OpenAI's fields, requests may bring lookahead,
-    drafter, top_k, min_p, repetition_penalty, ignore_eos, cache, metrics and pieces; a field that
-    is not supported is refused by name.
+    drafter and its settings, top_k, min_p, repetition_penalty, ignore_eos, cache, metrics and
+    pieces; a field that is not supported is refused by name.
     The page at / shows a chat; /metrics is for Prometheus. SIGTERM lets the texts in flight end
     first, a second one does not.
     """
@@ -90,29 +90,29 @@ def serve(console: Console, /, **params: Any) -> int:
     _check_isolation(flags)
     model = model_at(flags.engine_dir)
     open_model: Callable[[], RequestMaker] = partial(_open, flags, model)
-    if flags.spread.ray:
+    if flags.replication.ray:
         open_model = replicas_opener(flags, _open, log.problem)
 
     def ready(maker: RequestMaker, address: str) -> None:
-        log.note(f"{name} on {_place(flags.spread)}{maker.description}")
+        log.note(f"{name} on {_replicas_text(flags.replication)}{maker.description}")
         log.note(f"prompt and answer may have {maker.limits.max_text_len} tokens together")
         if flags.force_greedy:
-            log.note("every answer is greedy, whatever temperature, top_p and top_k are asked for")
+            log.note("every answer is greedy, whatever temperature, top_p and top_k are requested")
         text = f"listens on {address}, and shows a page there; OpenAI's API is {address}/v1"
         log.note(text, always=True)
 
     if process_rank():
         with _open(flags):
             return 0  # leaving serves rank 0 to its end
-    name = answering_name(flags.serving.served_model_name, named, flags)
+    name = served_name(flags.serving.served_model_name, named, flags)
     if is_open_to_all(flags.serving):
         log.note(f"everybody who reaches {flags.serving.host} may use it: give an --api-key-file")
-    if flags.spread.ray and is_loopback(flags.serving.host):
+    if flags.replication.ray and is_loopback(flags.serving.host):
         log.note(f"{flags.serving.host} is the server's alone: Ray's ports are on all addresses")
     log.note(f"loading {named or flags.engine_dir}")
     # TensorRT-LLM's constructor holds the interpreter while it loads (nanobind/executor.cpp).
-    deaf = model.is_trtllm and not flags.spread.ray
-    return run_server(flags.serving, open_model, name, log, ready, deaf)
+    holds_gil = model.is_trtllm and not flags.replication.ray
+    return run_server(flags.serving, open_model, name, log, ready, holds_gil)
 
 
 def _check_packages() -> None:
@@ -147,16 +147,16 @@ def _check_isolation(flags: ServeFlags) -> None:
         )
 
 
-def _place(spread: ReplicaSettings) -> str:
-    if not spread.ray:
+def _replicas_text(replication: ReplicaSettings) -> str:
+    if not replication.ray:
         return ""
-    least, most = spread.range
+    least, most = replication.range
     number = counted(least, "replica") if least == most else f"{least} to {most} replicas"
     return f"{number} of "
 
 
 def _open(flags: ServeFlags, model: Model | None = None) -> LLM:
-    llm = open_answering(flags, "a server", model, bounded_steps=True)
-    # What would else hold up the first requests: transformers' import.
+    llm = open_served(flags, "a server", model, bounded_steps=True)
+    # Otherwise transformers' import would delay the first requests.
     _ = llm.tokenizer is not None and llm.tokenizer.has_chat_template
     return llm

@@ -1,1 +1,1 @@
-"""What several commands share: options, values, presets, the model that they open."""
+"""Shared parts of the commands: options, values, presets, and the opening of models."""

@@ -21,7 +21,12 @@ from trtla.cli.shared.params import (
     load_config,
     origin,
 )
-from trtla.cli.shared.upstream import TheirOption, their_options, their_values, with_values
+from trtla.cli.shared.upstream import (
+    UpstreamOption,
+    translate_values,
+    upstream_options,
+    with_values,
+)
 from trtla.console import Console
 from trtla.errors import UsageError
 from trtla.settings.upstream.option import Program
@@ -29,9 +34,9 @@ from trtla.settings.upstream.option import Program
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-ALL = "trtla.all"  # ctx.meta's key of whether the help has all options
+ALL = "trtla.all"  # ctx.meta's key: the help shows all options
 _ONE_DASH = ("-cnv", "-hf", "-ngl")
-"""Options of llama.cpp, which click takes for a letter's with a value."""
+"""Options of llama.cpp, which click parses as a one-letter option with a value."""
 _SPEC = 34
 """Most columns of an option's names in the short help."""
 
@@ -39,7 +44,7 @@ _SPEC = 34
 class Command(click.Command):
     """A command with sections, examples, --config, --verbose and --quiet.
 
-    `instead_of` is the program of TensorRT-LLM's whose options it takes as well."""
+    `instead_of` is the program of TensorRT-LLM whose options it accepts as well."""
 
     def __init__(
         self,
@@ -56,41 +61,41 @@ class Command(click.Command):
             self.params.append(_switch("Show all options.", _show_all, "--help-all"))
         if instead_of is not None:
             known = [name for param in self.params for name in param.opts]
-            self.params += their_options(instead_of, known)
+            self.params += upstream_options(instead_of, known)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Repeat the flags that were given once for several values, then parse."""
+        """Repeat flags that were given once for several values, then parse."""
         several = {
             _spelling(ctx, name): param.opts[-1]
             for param in self.params
-            if isinstance(param, Several | TheirOption) and param.multiple
+            if isinstance(param, Several | UpstreamOption) and param.multiple
             for name in param.opts
-        }  # by every spelling of a flag, its last one, which is the long one
+        }  # the flag's last (long) spelling by every other
         switches = [
             name
             for param in self.params
-            if isinstance(param, TheirOption) and param.is_switch
+            if isinstance(param, UpstreamOption) and param.is_switch
             for name in param.opts
         ]
         args = list(with_values(args, switches, lambda flag: _spelling(ctx, flag)))
-        if ctx.resilient_parsing:  # a shell asks what may come next
+        if ctx.resilient_parsing:  # a shell completes
             ctx.meta[AWAITED] = self._awaited(ctx, args, several)
         try:
             left = super().parse_args(ctx, list(_repeat_flags(ctx, args, several)))
-        except click.UsageError as error:  # click's parser does not always say of which command
+        except click.UsageError as error:  # click's parser does not always name the command
             if wrong := next((arg for arg in args if arg in _ONE_DASH), None):
                 raise click.NoSuchOption(wrong, ctx=ctx) from None
             error.ctx = error.ctx or ctx
             raise
         for param in self.params:
-            if isinstance(param, Former | ModelArgument | TheirOption):
+            if isinstance(param, Former | ModelArgument | UpstreamOption):
                 param.hand_over(ctx)
         if self.instead_of is not None:
-            their_values(self.instead_of, ctx)
+            translate_values(self.instead_of, ctx)
         return left
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Find the models, now that all else is known to be right, then run the command."""
+        """Find the models, now that all other values are checked, then run the command."""
         for param in self.params:
             value = ctx.params.get(str(param.name))
             if isinstance(param.type, ModelPath) and value is not None:
@@ -113,22 +118,22 @@ class Command(click.Command):
         if not behind:
             flag = _spelling(ctx, args[-1] if args else "")
         options = (param for param in self.params if isinstance(param, click.Option))
-        return next((one for one in options if flag in one.opts and not one.is_flag), None)
+        return next((o for o in options if flag in o.opts and not o.is_flag), None)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         awaited = ctx.meta.get(AWAITED)
         if awaited is None or incomplete.startswith("-"):
             return super().shell_complete(ctx, incomplete)
-        found: list[CompletionItem] = awaited.shell_complete(ctx, incomplete)
-        return found
+        items: list[CompletionItem] = awaited.shell_complete(ctx, incomplete)
+        return items
 
     def _basic(self) -> list[click.Option]:
-        """What --help has; empty: all."""
-        return [one for one in self.params if isinstance(one, Setting) and one.basic]
+        """The options of --help; empty: all."""
+        return [param for param in self.params if isinstance(param, Setting) and param.basic]
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write what is needed first, a sentence each; with --help-all all there is."""
-        basic = [one for one in self._basic() if not one.hidden]
+        """Write the basic options, a sentence each; with --help-all the whole help."""
+        basic = [option for option in self._basic() if not option.hidden]
         if not basic or ctx.meta.get(ALL):
             super().format_help(ctx, formatter)
             return
@@ -136,19 +141,20 @@ class Command(click.Command):
         formatter.write_paragraph()
         formatter.write_text(self.short_help or "")
         with formatter.section("Options"):
-            basic = [one for section in by_section(basic).values() for one in section]
-            records = [one.get_help_record(ctx) for one in basic]
+            basic = [option for section in by_section(basic).values() for option in section]
+            records = [option.get_help_record(ctx) for option in basic]
             specs = [record[0] for record in records if record]
-            shorts = [_sentence(one.help) for one in basic]
+            shorts = [_sentence(option.help) for option in basic]
             formatter.write_dl(list(zip(specs, shorts, strict=True)), col_max=_SPEC)
-        write_lines(formatter, "Examples", [one for one in self.examples if "\n" not in one][:2])
+        examples = [example for example in self.examples if "\n" not in example]
+        write_lines(formatter, "Examples", examples[:2])
         formatter.write_paragraph()
-        count = sum(isinstance(one, click.Option) and not one.hidden for one in self.params)
+        count = sum(isinstance(p, click.Option) and not p.hidden for p in self.params)
         formatter.write_text(f"--help-all shows all {count} options.")
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for section, options in by_section(self.get_params(ctx)).items():
-            records = [record for one in options if (record := one.get_help_record(ctx))]
+            records = [record for option in options if (record := option.get_help_record(ctx))]
             with formatter.section(section):
                 formatter.write_dl(records)
 
@@ -164,11 +170,11 @@ class Command(click.Command):
 
 
 def by_section(params: Iterable[click.Parameter]) -> dict[str, list[click.Option]]:
-    """Options by section, in the order of the first ones; what is printed comes last."""
+    """Options by section, in order of their first options; output options come last."""
     sections: dict[str, list[click.Option]] = {}
-    for one in params:
-        if isinstance(one, click.Option) and not one.hidden:
-            sections.setdefault(getattr(one, "section", "Options"), []).append(one)
+    for param in params:
+        if isinstance(param, click.Option) and not param.hidden:
+            sections.setdefault(getattr(param, "section", "Options"), []).append(param)
     for name in ("Output", "Options"):
         if name in sections:
             sections[name] = sections.pop(name)
@@ -181,7 +187,7 @@ def _sentence(text: str | None) -> str:
 
 
 def write_lines(formatter: click.HelpFormatter, title: str, lines: Sequence[str]) -> None:
-    """A section of lines that are not wrapped: what can be copied stays in one piece."""
+    """Write a section of lines that are not wrapped, so that they can be copied."""
     if lines:
         with formatter.section(title):
             for line in lines:
@@ -199,8 +205,8 @@ def _repeat_flags(
     ctx: click.Context, args: Sequence[str], several: dict[str, str]
 ) -> Iterator[str]:
     """`--flag A B` -> `--flag A --flag B`; B must not start with `-`, but may be `-` (stdin)."""
-    current: str | None = None  # the flag that further values belong to
-    first = False  # whether the next value is the one click takes anyway, whatever it looks like
+    current: str | None = None  # the flag whose values follow
+    first = False  # the next value is the one that click takes anyway, whatever it looks like
     for position, arg in enumerate(args):
         if first:
             first = False

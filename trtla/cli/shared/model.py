@@ -1,7 +1,7 @@
-"""The model that a command's flags name: which it is, what is refused of it, and its opening.
+"""The model that a command's flags name: its description, its checks, and its opening.
 
-Engines are read without torch, each once a command: a refusal must not wait. Imports that are not
-needed for `--help`, pydantic among them, are inside functions.
+Engines are read without torch, each once per command: a refusal must not wait. Imports that
+`--help` does not need, pydantic among them, are inside functions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from trtla.cli.shared.params import check_folder, source
-from trtla.cli.shared.upstream import passed_on, taken
+from trtla.cli.shared.upstream import trtllm_settings, upstream_values
 from trtla.console import Console
 from trtla.errors import UsageError
 from trtla.files import ASSETS
@@ -41,7 +41,15 @@ from trtla.settings.lookahead import (
     check_request,
     refuse_auto,
 )
-from trtla.settings.messages import ANSWER, Asking, Ending, Messages, is_conversation
+from trtla.settings.messages import (
+    ANSWER,
+    NO_VARIABLES,
+    Asking,
+    Messages,
+    Rendering,
+    Variables,
+    is_conversation,
+)
 from trtla.settings.sampling import SamplingParams
 from trtla.settings.upstream.option import Accepted
 from trtla.settings.upstream.running import EXECUTOR
@@ -58,7 +66,7 @@ Kind = TypeVar("Kind")
 
 @dataclass(frozen=True)
 class ModelFlags:
-    """What opens one model and decodes with it."""
+    """The flags that open one model and decode with it."""
 
     engine_dir: str
     options: ExecutorOptions
@@ -66,13 +74,13 @@ class ModelFlags:
 
     @property
     def drafting(self) -> tuple[Lookahead | None, DrafterSettings]:
-        """What requests that ask for nothing else are drafted with."""
+        """The lookahead and the drafter of requests that name no others."""
         return self.options.lookahead, self.options.drafter
 
 
 @dataclass(frozen=True)
 class CorpusFlags(ModelFlags):
-    """The same, where texts are kept to draft from."""
+    """The same, with a file for texts to draft from."""
 
     save_corpus: str | None
 
@@ -85,8 +93,8 @@ _SHIPPED_NOTE = (
 
 
 def sample_model(note: Callable[[str], None], naming: str, named: str | None = None) -> str:
-    """The model that is named, else the downloaded one, which is offered on a terminal, else the
-    shipped one; `note` takes which it is, `naming` is how to name another.
+    """The path of the named model, else of the downloaded one, which is offered on a terminal, else
+    of the shipped one; `note` reports the choice, `naming` shows how to name another model.
     """
     from trtla.data.sample_model import NAME, SIZE_MB, fetch, fetched
 
@@ -103,18 +111,18 @@ def sample_model(note: Callable[[str], None], naming: str, named: str | None = N
     return str(path)
 
 
-def model_at(place: str | Path) -> Model:
-    """The model at a path, looked at once a command: what is checked of it is opened."""
+def model_at(path: str | Path) -> Model:
+    """The model at a path, examined once per command: the checked files are those opened."""
     context = click.get_current_context(silent=True)
     known: dict[str, Model] = {}
     if context is not None:
         known = context.meta.setdefault("trtla.models", known)
-    model = known.get(str(place)) or Model.at(place)
+    model = known.get(str(path)) or Model.at(path)
     return known.setdefault(str(model.path), model)
 
 
 def is_trtllm(folder: str | Path) -> bool:
-    """Whether TensorRT-LLM runs what is in an engine's folder."""
+    """Return True for an engine that TensorRT-LLM runs."""
     return model_at(folder).is_trtllm
 
 
@@ -136,29 +144,29 @@ def engine_limits(engine_dir: str) -> LookaheadConfig | None:
     return _triple(model.engine, None) if model.engine else None
 
 
-def with_passed_on(values: dict[str, Any]) -> dict[str, Any]:
-    """The running command's values, and what TensorRT-LLM's names beside them ask its executor.
+def with_trtllm_settings(values: dict[str, Any]) -> dict[str, Any]:
+    """The running command's values, with those for TensorRT-LLM's executor by its own names.
 
-    On torch engines the settings of that executor that run.py has are as if they were not given.
+    Torch engines ignore run.py's settings of that executor.
     """
     context, folder = click.get_current_context(), values["engine_dir"]
-    named = (one.name for one in EXECUTOR if isinstance(one.fate, Accepted))
-    given = [name for name in named if source(context, name) == "flag"]
-    fields = passed_on(context, trtllm=lambda: is_trtllm(folder), own=given)
-    if given and not is_trtllm(folder):
-        values = {**values, **{name: getattr(TRTLLM_DEFAULTS, name) for name in given}}
+    named = (option.name for option in EXECUTOR if isinstance(option.fate, Accepted))
+    explicit = [name for name in named if source(context, name) == "flag"]
+    fields = trtllm_settings(context, trtllm=lambda: is_trtllm(folder), ignored=explicit)
+    if explicit and not is_trtllm(folder):
+        values = {**values, **{name: getattr(TRTLLM_DEFAULTS, name) for name in explicit}}
     return {**values, "trtllm_executor": (*values["trtllm_executor"], *fields)}
 
 
 def with_own_type(values: dict[str, Any]) -> dict[str, Any]:
-    """The running command's values, dtype auto where --data_type names the engine's own type: so
-    CPUs compute in float32 where they have no arithmetic for it."""
+    """The running command's values, dtype auto where --data_type names the engine's own type: then
+    CPUs without arithmetic in it compute in float32."""
     engine = model_at(values["engine_dir"]).engine
-    by_theirs = "hf_data_type" in taken(click.get_current_context())
+    by_theirs = "hf_data_type" in upstream_values(click.get_current_context())
     if engine is None or not by_theirs:
         return values
-    own = engine.config.pretrained_config.dtype
-    return {**values, "dtype": "auto" if values["dtype"] == own else values["dtype"]}
+    engine_dtype = engine.config.pretrained_config.dtype
+    return {**values, "dtype": "auto" if values["dtype"] == engine_dtype else values["dtype"]}
 
 
 def check_batch_size(engine_dir: str, batch_size: int) -> None:
@@ -180,7 +188,7 @@ def check_length(engine_dir: str, max_seq_len: int | None) -> None:
 
 
 Named = Iterable[tuple[str, Kind]]
-"""Settings with the names of those who bring them, as errors call them."""
+"""Settings, each with the name of its source, for errors."""
 
 Flags = TypeVar("Flags", bound=ModelFlags)
 
@@ -188,9 +196,9 @@ Flags = TypeVar("Flags", bound=ModelFlags)
 def check_model(
     flags: Flags, triples: Named[Lookahead | None] = (), drafters: Named[DrafterSettings] = ()
 ) -> Flags:
-    """Check what a model is to be opened with against its folder, without loading it.
+    """Check a model's options against its folder, without loading it.
 
-    Triples and drafters are those of requests. The flags come back with all draft models."""
+    Triples and drafters are those of requests. Returns the flags with all draft models."""
     options = flags.options
     check_length(flags.engine_dir, options.max_seq_len)
     check_triples(flags.engine_dir, options.lookahead, triples)
@@ -226,17 +234,18 @@ def check_triples(
 def note_without_drafts(
     note: Callable[[str], None],
     engine_dir: str,
-    asked: Iterable[tuple[Lookahead | None, DrafterSettings]],
+    drafting: Iterable[tuple[Lookahead | None, DrafterSettings]],
 ) -> bool:
-    """Say where an engine has no room for the drafts that lookahead is asked for; whether it is so.
+    """Print a note if an engine has no room for lookahead's drafts; return True then.
 
     Args:
-        asked: lookahead and drafter of each request; a lookahead of None is auto, the default.
+        drafting: lookahead and drafter of each request; a lookahead of None is auto, the default.
     """
     engine = model_at(engine_dir).engine
     if engine is None or engine.backend == "tensorrt-llm" or engine.lookahead != AUTOREGRESSIVE:
         return False
-    if not any(one in (None, "auto") and drafter.uses_lookahead for one, drafter in asked):
+    uses = (drafter.uses_lookahead for triple, drafter in drafting if triple in (None, "auto"))
+    if not any(uses):
         return False
     if not process_rank():
         note(
@@ -249,17 +258,18 @@ def note_without_drafts(
 def check_drafters(
     engine_dir: str, drafters: Named[DrafterSettings], options: ExecutorOptions | None = None
 ) -> list[str]:
-    """Check drafters against the model that they draft for; the draft models' folders."""
+    """Check drafters against the model that they draft for; return the draft models' folders."""
     named = list(drafters)
-    check_used(one for _, one in named)
-    models = list(dict.fromkeys(one.draft_model for _, one in named if one.draft_model))
+    check_used(settings for _, settings in named)
+    paths = (settings.draft_model for _, settings in named)
+    models = list(dict.fromkeys(path for path in paths if path))
     trtllm = is_trtllm(engine_dir)
     if trtllm:
-        for name, one in named:
-            check_drafts_itself(one, name)
+        for name, settings in named:
+            check_drafts_itself(settings, name)
     if options is not None:
-        place = (options.draft_device, options.draft_dtype)
-        check_draft_place(*place, bool(models), engine_dir if trtllm else None)
+        draft_model = (options.draft_device, options.draft_dtype)
+        check_draft_place(*draft_model, bool(models), engine_dir if trtllm else None)
     tokenizer = None if options is None else options.tokenizer_dir
     for path in models:
         check_vocabulary(path, engine_dir, tokenizer)
@@ -277,14 +287,14 @@ def check_comparable(drafters: Named[DrafterSettings]) -> None:
 
 
 def check_vocabulary(path: str, target: str, tokenizer: str | Path | None = None) -> None:
-    """Raise `UsageError` where a draft model is not there, or has another tokenizer."""
+    """Raise `UsageError` where a draft model does not exist, or has another tokenizer."""
     from trtla.llm.vocabulary import check_draft_model
 
     check_draft_model(path, model_at(path), model_at(target), tokenizer)
 
 
 Folders = tuple[str, str | Path | None]
-"""The model's, and the tokenizer's where it has another."""
+"""The model's folder, and the tokenizer's where it has another."""
 ADVICE = "note: this model has a chat template; use --chat to ask it as a chat"
 
 
@@ -292,18 +302,23 @@ def check_template(
     console: Console,
     asking: Asking,
     folders: Folders,
-    prompts: Iterable[tuple[str, object, Ending]],
+    prompts: Iterable[tuple[str, object, Rendering]],
+    variables: Variables | None = None,
 ) -> None:
-    """Fill in the chat template with every conversation; advise --chat where texts go without."""
+    """Render every conversation with the chat template; advise --chat for texts without it.
+
+    Args:
+        variables: of the template, for conversations that have no others.
+    """
     named = list(prompts)
-    others = [one for one in named if not isinstance(one[1], str)]
+    others = [item for item in named if not isinstance(item[1], str)]
     chats = [(name, prompt, end) for name, prompt, end in others if is_conversation(prompt)]
     folder = model_at(folders[1] or folders[0]).folder
     if tokenizer_dir(folder.path) is None:
         return
     if stored_template(folder):
         if chats:
-            _fill_in(folder, chats)
+            _fill_in(folder, chats, variables or NO_VARIABLES)
         if asking.chat is None and not process_rank() and len(others) < len(named):
             console.note(ADVICE)
     elif chats:
@@ -311,11 +326,16 @@ def check_template(
 
 
 def check_texts(
-    console: Console, asking: Asking, folders: Folders, *, any_texts: bool = True
+    console: Console,
+    asking: Asking,
+    folders: Folders,
+    *,
+    any_texts: bool = True,
+    variables: Variables | None = None,
 ) -> None:
     """`check_template` for texts that all become the same messages, if there are any."""
     prompts = [("--chat", asking.prompt("text"), ANSWER)] if any_texts or asking.chat else []
-    check_template(console, asking, folders, prompts)
+    check_template(console, asking, folders, prompts, variables)
 
 
 def check_sets(
@@ -326,24 +346,26 @@ def check_sets(
     check_texts(console, asking, folders, any_texts=texts)
 
 
-def _fill_in(folder: ModelFolder, chats: list[tuple[str, Messages, Ending]]) -> None:
+def _fill_in(
+    folder: ModelFolder, chats: list[tuple[str, Messages, Rendering]], variables: Variables
+) -> None:
     with loading():
         from trtla.llm.text import Tokenizer
 
-        tokenizer = Tokenizer(folder)
-        for name, messages, ending in chats:
+        tokenizer = Tokenizer(folder, variables=variables)
+        for name, messages, rendering in chats:
             try:
-                tokenizer.chat_text(messages, ending)
+                tokenizer.chat_text(messages, rendering)
             except UsageError as error:
                 raise UsageError(f"{name}: {error.message}", error.hint) from None
 
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Keep the garbage collector from what is loaded inside, now and at exit.
+    """Keep the garbage collector from objects loaded inside, now and at exit.
 
-    `import torch` makes some 200 000 objects that stay. Looking through them for garbage, while
-    they come and once more when Python ends, takes longer than all that trtla does at its start.
+    `import torch` makes some 200 000 objects that stay. Searching them for garbage, during the
+    import and once more when Python ends, takes longer than all of trtla's own start.
     """
     gc.disable()
     try:
@@ -354,7 +376,7 @@ def loading() -> Iterator[None]:
 
 
 def save_corpus(console: Console, llm: LLM, path: str | None) -> None:
-    """Write what --save-corpus asks for, if anything."""
+    """Write the file of --save-corpus, if it was given."""
     if path is not None:
         llm.save_corpus(path)
         console.note(f"note: wrote {path}")
@@ -368,7 +390,7 @@ def block_reuse(flags: ModelFlags, model: Model, *, on: bool) -> dict[str, Any]:
 
 
 def open_llm(flags: ModelFlags, model: Model | None = None, **more: Any) -> LLM:
-    """The model that the flags name; `more`: options in place of what the flags say."""
+    """Open the model that the flags name; `more`: options in place of the flags'."""
     with loading():
         from trtla.llm.llm import LLM
 

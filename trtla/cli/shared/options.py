@@ -14,7 +14,7 @@ from trtla.console import Console
 from trtla.errors import UsageError
 from trtla.settings.drafting import DrafterSettings, DraftOptions
 from trtla.settings.executor import DTYPE_NAMES, ExecutorOptions, TrtllmSettings
-from trtla.settings.fields import Declared, declared, flag_name
+from trtla.settings.fields import Declared, declared, descriptions, flag_name
 from trtla.settings.messages import Asking
 from trtla.settings.sampling import BEYOND, SamplingParams
 
@@ -48,11 +48,11 @@ def switch(*names: str, section: str = "Options", **kwargs: Any) -> Decorator:
 
 
 def flag(about: str, *names: str, **arguments: Any) -> Any:
-    """A field of a command's class that is a flag as well: `flags_of` makes it.
+    """A field of a command's class that is a flag as well: `flags_of` creates the flag.
 
     Args:
         about: its help.
-        names: others than the field's, if they are long ones in place of it.
+        names: other names than the field's, if they are long ones in place of it.
         arguments: `section`, `several`, a `former` name, and those of `click.option`.
     """
     return field(metadata={_FLAG: (names, {"help": about, **arguments})})
@@ -67,30 +67,32 @@ _OF_ANNOTATION: dict[str, Any] = {
 
 
 def flags_of(kind: Any) -> Decorator:
-    """The flags that a command's class declares itself, in its order."""
-    own = (one for one in fields(kind) if one.name in kind.__annotations__)
-    return stack(*(_own_flag(one) for one in own if _FLAG in one.metadata))
+    """The flags that a command's class declares itself, in order."""
+    items = (item for item in fields(kind) if item.name in kind.__annotations__)
+    return stack(*(_own_flag(item) for item in items if _FLAG in item.metadata))
 
 
-def _own_flag(one: Any) -> Decorator:
-    names, arguments = one.metadata[_FLAG]
-    annotation, arguments = one.type.removesuffix(" | None"), {**arguments}
+def _own_flag(item: Any) -> Decorator:
+    names, arguments = item.metadata[_FLAG]
+    annotation, arguments = item.type.removesuffix(" | None"), {**arguments}
     before = arguments.pop("former", None)
     if not any(name.startswith("--") for name in names):
-        names = (*names, flag_name(one.name))
+        names = (*names, flag_name(item.name))
     if annotation == "bool":
         return setting(*names, is_flag=True, **arguments)
     if arguments.pop("several", False):
         return several(*names, **{"type": values.TEXT, **arguments})
-    if one.type.startswith("tuple") and annotation == one.type:
+    if item.type.startswith("tuple") and annotation == item.type:
         arguments = {"callback": lambda ctx, param, value: value or (), **arguments}
     arguments = {"type": _OF_ANNOTATION.get(annotation), **arguments}
-    made = setting(*names, **arguments)
-    return stack(made, former(before, now=one.name, type=arguments["type"])) if before else made
+    option = setting(*names, **arguments)
+    if not before:
+        return option
+    return stack(option, former(before, now=item.name, type=arguments["type"]))
 
 
 def json_flag(help_text: str, section: str = "Options") -> Decorator:
-    """--json; the command reads it from the console. From here on errors are JSON as well."""
+    """--json; the command reads it from the console. Errors behind it are JSON as well."""
 
     def remember(ctx: click.Context, param: click.Parameter, value: bool) -> None:
         console = ctx.find_object(Console)
@@ -112,8 +114,8 @@ def stack(*decorators: Decorator) -> Decorator:
     """Several options as one decorator, in this order in the help."""
 
     def decorate(command: Function) -> Function:
-        for one in reversed(decorators):
-            command = one(command)
+        for decorator in reversed(decorators):
+            command = decorator(command)
         return command
 
     return decorate
@@ -140,9 +142,9 @@ _MODEL = {
 def model_flag(
     section: str = "Options", name: str = "engine_dir", *, required: bool = True, **other: Any
 ) -> Decorator:
-    """A command's model: by --engine-dir, whose other names are the same everywhere, or without.
+    """A command's model: with --engine-dir, whose aliases are the same everywhere, or without.
 
-    `required`: in one of both ways; `other`: arguments in place of the usual."""
+    `required`: in one of both ways; `other`: arguments in place of the usual ones."""
     names, arguments = (name, "-m", "--model", flag_name(name)), {**_MODEL, **other}
     flag = setting(*names, section=section, basic=True, **arguments)
     return stack(click.argument("model", cls=ModelArgument, needed=required), flag)
@@ -156,69 +158,79 @@ def engine_flags(section: str, **other: Any) -> Decorator:
 def options_of(
     kind: type, section: str, *, only: Sequence[str] = (), but: Sequence[str] = (), **other: Any
 ) -> Decorator:
-    """The flags of a class of settings, in its order.
+    """The flags of a class of settings, in order.
 
     Args:
         only: these settings; empty: all.
         but: not these.
-        other: by setting, arguments of `click.option` in place of what its declaration says.
+        other: by setting, arguments of `click.option` in place of those declared.
     """
     names = [name for name in only or declared(kind) if name not in but]
-    chosen = [one for name, one in declared(kind).items() if name in names]
+    known = declared(kind).items()
+    chosen = [one for name, one in known if name in names and not one.option.flagless]
     flags = (_flag(one, section, other.get(one.name, {})) for one in chosen)
     renamed = (one for one in chosen if one.option.former)
     formers = (former(one.option.former, now=one.flag, **_type(one)) for one in renamed)
     return stack(*flags, *formers)
 
 
-def _flag(one: Declared, section: str, other: Mapping[str, Any]) -> Decorator:
-    flag, about = flag_name(one.flag), one.option
-    arguments = {"section": section, "help": about.help, **_type(one), **other}
-    if one.type is bool:
-        both = one.default or one.optional
+def _flag(item: Declared, section: str, other: Mapping[str, Any]) -> Decorator:
+    flag, about = flag_name(item.flag), item.option
+    arguments = {"section": section, "help": about.help, **_type(item), **other}
+    if item.type is bool:
+        both = item.default or item.optional
         return setting(f"{flag}/--no-{flag[2:]}" if both else flag, is_flag=True, **arguments)
     names = (f"-{about.short}", flag) if about.short else (flag,)
     if about.metavar is not None:
         arguments = {"metavar": about.metavar, **arguments}
-    if one.is_ids or (one.is_texts and not about.commas):
+    if item.is_ids or (item.is_texts and not about.commas):
         return several(*names, **arguments)
-    if one.default is None:
+    if item.default is None:
         arguments = {"show_default": about.shown or False, **arguments}
     return setting(*names, **arguments)
 
 
-def _type(one: Declared) -> dict[str, Any]:
-    if one.option.commas:
-        return {"type": values.NAMES, "default": ",".join(one.default)}
-    if one.is_texts:
+def _type(item: Declared) -> dict[str, Any]:
+    if item.option.commas:
+        return {"type": values.NAMES, "default": ",".join(item.default)}
+    if item.is_texts:
         return {"type": values.TEXT}
-    if one.is_ids:
+    if item.is_ids:
         return {"type": click.INT}
-    if one.is_biases:
+    if item.is_biases:
         return {"type": values.BiasesType(), "default": "none"}
-    if one.choices:
-        names = [name.replace("_", "-") for name in one.choices]
-        return {"type": click.Choice(names), "default": one.default.replace("_", "-")}
+    if item.choices:
+        names = [name.replace("_", "-") for name in item.choices]
+        return {"type": click.Choice(names), "default": item.default.replace("_", "-")}
     types: dict[type, Any] = {bool: None, float: values.NUMBER, str: values.TEXT}
-    return {"type": types.get(one.type, one.type), "default": one.default}
+    return {"type": types.get(item.type, item.type), "default": item.default}
 
 
-_PLACE: dict[str, Any] = {
-    "device": {"basic": True, "type": values.DEVICE, "metavar": "auto|cpu|cuda"},
+_DEVICE: dict[str, Any] = {"type": values.DEVICE, "metavar": "auto|cpu|cuda"}
+_OPENING: dict[str, Any] = {
+    "device": {"basic": True, **_DEVICE},
     "dtype": {"type": DTYPES},
-    "kv_cache_dtype": {},
     "threads": {"type": values.COUNT},
+    "max_seq_len": {"type": values.TOKENS},
 }
-place_flags = options_of(ExecutorOptions, "Model", only=tuple(_PLACE), **_PLACE)
-"""Where a model runs, and in which type."""
+_PLACE = ("device", "dtype", "kv_cache_dtype", "threads", "max_seq_len")
+place_flags = options_of(ExecutorOptions, "Model", only=_PLACE, **_OPENING)
+"""Where a model runs, in which type, and how long texts may be."""
+_OF_DRAFTS: dict[str, Any] = {"draft_device": _DEVICE, "draft_dtype": {"type": DTYPES}}
+_LAST = ("parse_special",)  # behind --lookahead
 
-_TOKENS: dict[str, Any] = {"type": values.TOKENS}
-context_flag = options_of(ExecutorOptions, "Model", only=("max_seq_len",), max_seq_len=_TOKENS)
-"""How long texts may be."""
+
+_variables_flag = setting(
+    "--chat-template-kwargs",
+    section="Model",
+    type=values.VARIABLES,
+    metavar="JSON",
+    help=descriptions(ExecutorOptions)["chat_template_kwargs"],
+)
 
 
 def opening_flags(lookahead: str = "auto; of a TensorRT-LLM engine its own") -> Decorator:
-    """How a model is opened; `lookahead` is shown for that flag's default."""
+    """The flags for opening a model; `lookahead` is shown for that flag's default."""
     triple = setting(
         "--lookahead",
         basic=True,
@@ -230,13 +242,13 @@ def opening_flags(lookahead: str = "auto; of a TensorRT-LLM engine its own") -> 
         "engine's. auto: each step feeds only as many draft tokens as are worth their cost, at "
         "most those of the engine's triple; whatever drafts (torch engines).",
     )
-    own = ("tp_size", "lookahead_parallel"), ("parse_special",)
-    ranks, parsing = (options_of(ExecutorOptions, "Model", only=names) for names in own)
-    return stack(place_flags, context_flag, ranks, triple, parsing)
+    own = options_of(ExecutorOptions, "Model", but=(*_OF_DRAFTS, *_LAST), **_OPENING)
+    parsing = options_of(ExecutorOptions, "Model", only=_LAST)
+    return stack(own, triple, parsing, _variables_flag)
 
 
 def model_flags(**other: Any) -> Decorator:
-    """What opens a model; `other` as in `engine_flags`."""
+    """The flags that name and open a model; `other` as in `engine_flags`."""
     return stack(engine_flags("Model", **other), opening_flags())
 
 
@@ -252,11 +264,11 @@ def color_flag(help_text: str, section: str = "Output") -> Decorator:
 
 
 trtllm_flags = options_of(TrtllmSettings, "TensorRT-LLM engines")
-"""How TensorRT-LLM's executor runs; names and defaults of its run.py."""
+"""Settings of TensorRT-LLM's executor; names and defaults of its run.py."""
 
 
 def _refuse_context(ctx: click.Context, param: click.Parameter, value: object) -> None:
-    if value not in (None, "1", 1):  # 1 was the default: the pool alone
+    if value not in (None, "1", 1):  # 1 was the default: drafts of the pool alone
         raise UsageError(
             "--draft-context is no longer an option: prompt lookup is a drafter of its own",
             "use --drafter lookahead,prompt-lookup",
@@ -269,31 +281,31 @@ draft_flags = stack(
     former("draft_accept_window", is_flag=True),
     former("draft_context", callback=_refuse_context),
 )
-"""How lookahead drafts, and flags that there were: what the first two ask for is the default."""
+"""Flags of lookahead's drafts, and former flags: the first two ask for what is the default now."""
 
 
 def length_flag(**other: Any) -> Decorator:
-    """--max-output-len; `other`: arguments of `click.option` in place of the declared ones."""
+    """--max-output-len; `other`: arguments of `click.option` in place of those declared."""
     length = _BASIC | other
     return options_of(SamplingParams, "Sampling", only=("max_output_len",), max_output_len=length)
 
 
 ENDS = ("max_output_len", "stop", "stop_token_ids", "allotted_time_ms")
-"""Settings that say where a text ends."""
+"""Settings of a text's end."""
 _BASIC: dict[str, Any] = {"basic": True}
 sampling_flags = options_of(
     SamplingParams, "Sampling", but=ENDS, temperature=_BASIC, top_p=_BASIC, seed=_BASIC
 )
-"""How tokens are chosen."""
+"""Flags that choose tokens."""
 filter_flags = options_of(SamplingParams, "Sampling", only=("top_k", "top_p"))
-"""Which tokens may be drawn."""
+"""Filters of tokens to draw."""
 beyond_flags = options_of(SamplingParams, "Sampling", only=BEYOND)
 """min_p, penalties and biases."""
 stop_ids_flag = options_of(SamplingParams, "Sampling", only=("stop_token_ids",))
 stop_flags = stack(options_of(SamplingParams, "Sampling", only=("stop",)), stop_ids_flag)
 
 chat_flags = options_of(Asking, "Prompts", chat=_BASIC)
-"""Whether texts are asked in the chat template."""
+"""Flags that put texts into the chat template."""
 
 _NAMES = "greedy, multinomial:T, topk:T:K, nucleus:T:P or topknucleus:T:K:P."
 
@@ -317,16 +329,10 @@ processors_flag = setting(
 
 _DRAFTER = declared(DrafterSettings)["drafter"].option
 
-_place_flags = options_of(
-    ExecutorOptions,
-    DRAFTERS,
-    only=("draft_device", "draft_dtype"),
-    draft_device={"type": values.DEVICE, "metavar": "auto|cpu|cuda"},
-    draft_dtype={"type": DTYPES},
-)
+_place_flags = options_of(ExecutorOptions, DRAFTERS, only=tuple(_OF_DRAFTS), **_OF_DRAFTS)
 
 drafter_flags = stack(options_of(DrafterSettings, DRAFTERS, drafter=_BASIC), _place_flags)
-"""One drafter or chain."""
+"""One drafter or a chain of several."""
 
 drafter_arms = stack(
     several(
@@ -339,7 +345,7 @@ drafter_arms = stack(
     options_of(DrafterSettings, DRAFTERS, but=("drafter",)),
     _place_flags,
 )
-"""Several, to compare."""
+"""Several drafters, to compare."""
 
 corpus_flag = several(
     "--corpus",

@@ -1,6 +1,6 @@
 """Parameters of commands: options with sections, models without a flag, presets of --config.
 
-Precedence: flag > environment TRTLA_<COMMAND>_<OPTION> > --config > the engine's own > default.
+Precedence: flag > environment TRTLA_<COMMAND>_<OPTION> > --config > the engine's value > default.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ AWAITED = "trtla.awaited"  # ctx.meta's key of the flag that a shell is completi
 
 
 class Setting(click.Option):
-    """An option with its section in the help, and its default; `basic`: --help has it too."""
+    """An option with its section in the help; `basic`: --help shows it too."""
 
     def __init__(
         self, *args: Any, section: str = "Options", basic: bool = False, **kwargs: Any
@@ -37,8 +37,8 @@ class Setting(click.Option):
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         from trtla.cli.shared.values import choices
 
-        found = choices(self, ctx, incomplete)
-        return super().shell_complete(ctx, incomplete) if found is None else found
+        items = choices(self, ctx, incomplete)
+        return super().shell_complete(ctx, incomplete) if items is None else items
 
     def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
         """Convert the value; the error of a mistyped choice suggests the nearest one."""
@@ -54,7 +54,7 @@ class Setting(click.Option):
 
 
 class Former(Setting):
-    """Another name of a setting, such as a former one: hidden, taken where the setting is not
+    """Another name of a setting, such as a former one: hidden, used where the setting is not
     given itself. Without `now` it sets nothing."""
 
     def __init__(self, *args: Any, now: str | None = None, **kwargs: Any) -> None:
@@ -62,7 +62,7 @@ class Former(Setting):
         self.now = now
 
     def hand_over(self, ctx: click.Context) -> None:
-        """Give the value that was parsed to the setting; refuse two values from one place."""
+        """Give the parsed value to the setting; refuse two values from one source."""
         name = str(self.name)
         value = ctx.params.pop(name)
         if self.now:
@@ -78,17 +78,17 @@ def hand_over(
     *,
     weak: bool = False,
 ) -> None:
-    """Give a setting the value that it has by another name; refuse two values from one place,
-    unless the other name is the weak one."""
-    own, other = _precedence(where), _precedence(ctx.get_parameter_source(now))
-    if own == len(_SOURCES):
+    """Give a setting the value of its other name; refuse two values from one source, unless the
+    other name is `weak`."""
+    rank, other = _precedence(where), _precedence(ctx.get_parameter_source(now))
+    if rank == len(_SOURCES):
         return
-    if own == other and value != ctx.params[now] and not weak:
+    if rank == other and value != ctx.params[now] and not weak:
         both = f"{name} is {value} and {now} is {ctx.params[now]}"
         raise UsageError(f"{both}, and both are names of one setting", "give one of them")
-    if own < other:
+    if rank < other:
         ctx.params[now] = value
-        ctx.set_parameter_source(now, _SOURCES[own])
+        ctx.set_parameter_source(now, _SOURCES[rank])
 
 
 _SOURCES = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP)
@@ -110,7 +110,7 @@ class ModelPath(click.Path):
 
 
 class Positional(click.Argument):
-    """A value without a flag; a shell that completes a flag's value is not offered this one's."""
+    """A value without a flag; not offered to a shell that completes a flag's value."""
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         awaited: click.Option | None = ctx.meta.get(AWAITED)
@@ -120,7 +120,7 @@ class Positional(click.Argument):
 
 
 class ModelArgument(Positional):
-    """A model named without a flag becomes the value of -m; `needed`: one of both must be given."""
+    """A model without a flag becomes the value of -m; `needed`: one of both must be given."""
 
     def __init__(self, *args: Any, needed: bool = False, **kwargs: Any) -> None:
         kwargs |= {"type": click.Path(), "required": False}
@@ -128,7 +128,7 @@ class ModelArgument(Positional):
         self.needed = needed
 
     def hand_over(self, ctx: click.Context) -> None:
-        """Give the value that was parsed to the flag."""
+        """Give the parsed value to the flag."""
         option = next(param for param in ctx.command.params if "-m" in param.opts)
         name = str(option.name)
         value, flag = ctx.params.pop(str(self.name)), ctx.params[name]
@@ -164,13 +164,13 @@ def load_config(ctx: click.Context, param: click.Parameter, value: str | None) -
                 f"{did_you_mean(key, visible)}the keys of {ctx.command_path} are "
                 f"{', '.join(sorted(visible))}",
             )
-    own = {key: item for key, item in settings.items() if item is not None}
-    ctx.default_map = {key: _as_flag(params[key], item, value) for key, item in own.items()}
+    values = {key: item for key, item in settings.items() if item is not None}
+    ctx.default_map = {key: _as_flag(params[key], item, value) for key, item in values.items()}
     ctx.meta[_CONFIG] = value
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A preset's settings; of a mistyped name, the one that may have been meant is reported."""
+    """Read a preset's settings; a mistyped path gets the most similar one as a hint."""
     from trtla.files import read_yaml
 
     try:
@@ -182,7 +182,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _as_flag(param: click.Parameter, value: Any, where: str) -> Any:
-    """A YAML value as the command line would have it: both are checked by the same types."""
+    """A YAML value as on the command line, so that the same types check both."""
     if isinstance(value, bool) and getattr(param, "is_flag", False):
         return value
     if isinstance(value, list) and isinstance(param.type, ListType):
@@ -203,7 +203,7 @@ def _as_flag(param: click.Parameter, value: Any, where: str) -> Any:
 
 
 def source(ctx: click.Context, name: str) -> str:
-    """Where a parameter's value came from: flag, environment NAME, config FILE or default."""
+    """The source of a parameter's value: flag, environment NAME, config FILE or default."""
     named: dict[ParameterSource | None, str] = {
         ParameterSource.COMMANDLINE: "flag",
         ParameterSource.ENVIRONMENT: f"environment {ctx.auto_envvar_prefix}_{name.upper()}",
@@ -213,7 +213,7 @@ def source(ctx: click.Context, name: str) -> str:
 
 
 def origin(ctx: click.Context, name: str) -> str:
-    """What an error adds to a bad value: where it came from, when it was no flag."""
+    """The source of a bad value as the end of its error; empty for a flag's."""
     where = source(ctx, name)
     return f" (from {where})" if where.startswith(("environment", "config")) else ""
 
@@ -224,7 +224,7 @@ def sources(ctx: click.Context, *names: str) -> dict[str, str]:
 
 
 def check_folder(path: Path, flag: str) -> None:
-    """Refuse a file whose folder is missing, or takes no new file; `flag` is what names it."""
+    """Refuse a file whose folder is missing or cannot be written to; `flag` names the file."""
     if not path.parent.is_dir():
         raise UsageError(f"the folder {path.parent} of {flag} does not exist", "make it first")
     if not path.exists():
@@ -235,7 +235,7 @@ def check_folder(path: Path, flag: str) -> None:
 
 
 def check_new_file(path: Path, flag: str, *, force: bool) -> None:
-    """Refuse a file whose folder is missing, or that exists and shall not be replaced."""
+    """Refuse a file whose folder is missing, or that exists and must not be replaced."""
     check_folder(path, flag)
     if path.exists() and not force:
         raise UsageError(
@@ -254,7 +254,7 @@ def with_processor(flags: dict[str, Any]) -> dict[str, Any]:
 
 
 def refuse_filters(processor: object) -> None:
-    """Refuse what a processor of the running command stands for beside it."""
+    """Refuse filters beside a processor, which stands for them."""
     context = click.get_current_context()
     for name in Filters._fields if processor else ():
         if source(context, name) == "flag":

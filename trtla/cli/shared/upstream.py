@@ -1,6 +1,6 @@
-"""TensorRT-LLM's options on the commands here, as the table of its programs declares them.
+"""TensorRT-LLM's options on trtla's commands, as the table of its programs declares them.
 
-They are hidden: the help has the command's own flags, docs/migrate-from-tensorrt-llm.md has these.
+They are hidden: the help lists the command's own flags, docs/migrate-from-tensorrt-llm.md these.
 """
 
 from __future__ import annotations
@@ -16,37 +16,37 @@ from trtla.cli.shared.values import TEXT
 from trtla.console import Console
 from trtla.errors import UsageError
 from trtla.settings.fields import flag_name
-from trtla.settings.passed_on import Group, read
+from trtla.settings.trtllm_fields import Group, read
 from trtla.settings.upstream.option import (
     OFF,
     ON,
     Accepted,
+    Flag,
     Needless,
     PassedOn,
     Program,
     Refused,
-    Theirs,
 )
 
-_TAKEN = "trtla.upstream"  # ctx.meta's key of the options that were given, by name
-_PASSED = "trtla.passed_on"  # of the settings for TensorRT-LLM
+_TAKEN = "trtla.upstream"  # ctx.meta's key of the given options, by name
+_PASSED = "trtla.passed_on"  # ctx.meta's key of settings for TensorRT-LLM
 
 
-class TheirOption(Setting):
-    """An option of TensorRT-LLM's that has another name here, or none."""
+class UpstreamOption(Setting):
+    """An option of TensorRT-LLM that has another name here, or none."""
 
-    def __init__(self, names: Sequence[str], theirs: Theirs, passing: Group | None) -> None:
-        many = theirs.takes == "several"
+    def __init__(self, names: Sequence[str], flag: Flag, passing: Group | None) -> None:
+        many = flag.takes == "several"
         flags = [names[0].replace("-", "_"), *map(flag_name, names)]
         super().__init__(flags, hidden=True, type=TEXT, multiple=many, show_default=False)
-        self.theirs, self.passing = theirs, passing
+        self.flag, self.passing = flag, passing
 
     @property
     def is_switch(self) -> bool:
-        return self.theirs.takes == "switch"
+        return self.flag.takes == "switch"
 
     def hand_over(self, ctx: click.Context) -> None:
-        """Do what the table says with the value that was parsed."""
+        """Treat the parsed value as the table declares."""
         name = str(self.name)
         value, where = ctx.params.pop(name), ctx.get_parameter_source(name)
         if value in (None, ()) or ctx.resilient_parsing:
@@ -54,8 +54,8 @@ class TheirOption(Setting):
         texts = list(value) if self.multiple else [value]
         if self.is_switch and texts[0].lower() not in (*ON, *OFF):
             raise self._wrong(texts[0], "is not true or false", "omit the value")
-        ctx.meta.setdefault(_TAKEN, {})[self.theirs.name] = texts[-1]
-        fate = self.theirs.fate
+        ctx.meta.setdefault(_TAKEN, {})[self.flag.name] = texts[-1]
+        fate = self.flag.fate
         if isinstance(fate, Accepted):
             self._accept(ctx, fate, texts, where)
         elif isinstance(fate, PassedOn):
@@ -71,13 +71,13 @@ class TheirOption(Setting):
     ) -> None:
         if self.is_switch and texts[0].lower() in OFF:
             return
-        name = fate.setting or self.theirs.name
-        target = next(one for one in ctx.command.params if one.name == name)
-        texts = [fate.gives] if fate.gives else [fate.values.get(one, one) for one in texts]
+        name = fate.setting or self.flag.name
+        target = next(param for param in ctx.command.params if param.name == name)
+        texts = [fate.gives] if fate.gives else [fate.values.get(text, text) for text in texts]
         value: Any = True
         if not getattr(target, "is_flag", False):
-            found = [target.type(text, self, ctx) for text in texts]
-            value = tuple(found) if target.multiple else found[-1]
+            converted = [target.type(text, self, ctx) for text in texts]
+            value = tuple(converted) if target.multiple else converted[-1]
         hand_over(ctx, str(self.name), name, value, where, weak=fate.weak)
 
     def _pass_on(self, ctx: click.Context, fate: PassedOn, value: str) -> None:
@@ -99,32 +99,32 @@ class TheirOption(Setting):
             console = ctx.find_object(Console)
             if fate.aloud and console is not None:
                 console.note(f"note: {self.opts[0]} has no effect: {fate.note}")
-        elif not self.theirs.is_default(value):
+        elif not self.flag.is_default(value):
             raise UsageError(f"{self.opts[0]} {fate.why}", fate.hint)
 
 
-def their_options(program: Program, known: Iterable[str]) -> Iterator[TheirOption]:
-    """The options of a program whose names a command does not have; `known`: its own flags."""
-    own = set(known)
-    for one in program.options:
-        if missing := [name for name in one.names if flag_name(name) not in own]:
-            yield TheirOption(missing, one, program.passing)
+def upstream_options(program: Program, known: Iterable[str]) -> Iterator[UpstreamOption]:
+    """The options of a program whose names a command lacks; `known`: its own flags."""
+    flags = set(known)
+    for option in program.options:
+        if missing := [name for name in option.names if flag_name(name) not in flags]:
+            yield UpstreamOption(missing, option, program.passing)
 
 
-def their_values(program: Program, ctx: click.Context) -> None:
-    """Exchange values of settings with the same name in both that mean something else here."""
-    for one in program.options:
-        fate, value = one.fate, ctx.params.get(one.name)
+def translate_values(program: Program, ctx: click.Context) -> None:
+    """Replace values of settings with the same name in both that mean something else here."""
+    for option in program.options:
+        fate, value = option.fate, ctx.params.get(option.name)
         if isinstance(fate, Accepted) and fate.values and isinstance(value, float):
             for theirs, ours in fate.values.items():
                 if value == float(theirs):
-                    ctx.params[one.name] = float(ours)
+                    ctx.params[option.name] = float(ours)
 
 
 def with_values(
     args: Sequence[str], switches: Iterable[str], spell: Callable[[str], str]
 ) -> Iterator[str]:
-    """The arguments, a value behind each of TensorRT-LLM's switches: true, if it has none."""
+    """The arguments, with a value behind each of TensorRT-LLM's switches: true, if it has none."""
     names, ended = set(switches), False
     waiting: str | None = None
     for arg in args:
@@ -146,24 +146,24 @@ def with_values(
 _WORDS = ("true", "false")
 
 
-def taken(ctx: click.Context) -> dict[str, str]:
-    """The options of TensorRT-LLM's that were given by their own names, with their values."""
-    found: dict[str, str] = ctx.meta.get(_TAKEN, {})
-    return found
+def upstream_values(ctx: click.Context) -> dict[str, str]:
+    """The given options of TensorRT-LLM by their own names, with their values."""
+    options: dict[str, str] = ctx.meta.get(_TAKEN, {})
+    return options
 
 
-def passed_on(
-    ctx: click.Context, *, trtllm: Callable[[], bool], own: Sequence[str] = ()
+def trtllm_settings(
+    ctx: click.Context, *, trtllm: Callable[[], bool], ignored: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """The settings that go to TensorRT-LLM; on torch, as `trtllm` says, none, and a note.
+    """The settings for TensorRT-LLM; on torch engines, where `trtllm` is False, none, and a note.
 
     Args:
-        own: settings that the command has itself, and that have no effect on torch either.
+        ignored: the command's own settings that have no effect on torch engines either.
     """
-    found = tuple(ctx.meta.get(_PASSED, ()))
-    if not (found or own) or trtllm():
-        return found
-    passed = (pair.partition("=")[0].rpartition(".")[2] for pair in found)
-    names = ", ".join((*own, *passed))
+    pairs = tuple(ctx.meta.get(_PASSED, ()))
+    if not (pairs or ignored) or trtllm():
+        return pairs
+    passed = (pair.partition("=")[0].rpartition(".")[2] for pair in pairs)
+    names = ", ".join((*ignored, *passed))
     ctx.ensure_object(Console).note(f"note: {names}: for TensorRT-LLM, no effect on torch engines")
     return ()

@@ -14,17 +14,19 @@ from click.shell_completion import CompletionItem
 
 from trtla.console import starting
 from trtla.errors import TrtlaError, UsageError
+from trtla.files import JsonError, parse_json
 from trtla.settings.lookahead import LookaheadConfig
+from trtla.settings.messages import Variables, check_variables
 
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,4})?")
 
 
 class ValueType(click.ParamType):  # type: ignore[type-arg]  # generic in new releases of click only
-    """The base of all types of trtla's own."""
+    """The base of all of trtla's own types."""
 
 
 class TripleType(ValueType):
-    """A lookahead triple `7,7,7` or `[7,7,7]`, its errors in the flag's name."""
+    """A lookahead triple `7,7,7` or `[7,7,7]`; its errors name the flag."""
 
     name = "W,N,G"
 
@@ -48,7 +50,7 @@ class LookaheadType(TripleType):
 
 
 class BiasesType(ValueType):
-    """Numbers of token ids, `17:-5,42:2.5`; `none` is no number. The settings check them."""
+    """Numbers of token ids, `17:-5,42:2.5`; `none` for no numbers. The settings check them."""
 
     name = "ID:BIAS,..."
 
@@ -58,12 +60,12 @@ class BiasesType(ValueType):
 
 class UnitType(ValueType):
     """A number of at least `least` with a unit behind it, in its own spelling or in small letters;
-    errors say `what` it must be."""
+    `rule` completes the error "VALUE is not ..."."""
 
     def __init__(
-        self, name: str, units: Mapping[str, int], what: str, least: int = 1, *, whole: bool = True
+        self, name: str, units: Mapping[str, int], rule: str, least: int = 1, *, whole: bool = True
     ) -> None:
-        self.name, self._units, self._what, self._least = name, units, what, least
+        self.name, self._units, self._rule, self._least = name, units, rule, least
         self._number = re.compile(r"(\d{1,12})" if whole else r"(\d{1,6}(?:\.\d{1,3})?)")
         self._kind = int if whole else float
 
@@ -72,14 +74,14 @@ class UnitType(ValueType):
         match = self._number.match(text)
         unit = text[match.end() :].lstrip() if match else ""
         factor = self._units.get(unit, self._units.get(unit.lower()))
-        found = self._kind(match[1]) * factor if match and factor else None
-        if found is None or found < self._least:
-            self.fail(f"{value!r} is not {self._what}.", param, ctx)
-        return found
+        number = self._kind(match[1]) * factor if match and factor else None
+        if number is None or number < self._least:
+            self.fail(f"{value!r} is not {self._rule}.", param, ctx)
+        return number
 
 
 class DeviceType(ValueType):
-    """auto, cpu, cuda or cuda:N; whether it is there is seen when the engine is opened."""
+    """auto, cpu, cuda or cuda:N; opening the engine checks that it exists."""
 
     name = "auto|cpu|cuda"
 
@@ -90,7 +92,7 @@ class DeviceType(ValueType):
 
 
 class NumberType(click.types.FloatParamType):
-    """A number, by this name in the help and in errors."""
+    """A number, with a plain name in the help and in errors."""
 
     name = "number"
 
@@ -103,6 +105,26 @@ class TextType(ValueType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         return str(value)
+
+
+class VariablesType(ValueType):
+    """The variables of a chat template, an object of JSON."""
+
+    name = "json"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Variables:
+        flag = "--chat-template-kwargs"
+        try:
+            variables: Variables = value if isinstance(value, Mapping) else parse_json(value)
+        except JsonError as error:
+            raise UsageError(
+                f"{flag} is {value!r}, which is not JSON: {error}",
+                f"give {flag} '{{\"enable_thinking\": false}}'",
+            ) from None
+        check_variables(variables, flag)
+        return variables
 
 
 class ListType(ValueType):
@@ -145,6 +167,7 @@ DURATION = UnitType(
 """Seconds."""
 DEVICE = DeviceType()
 TEXT = TextType()
+VARIABLES = VariablesType()
 NAMES = ListType(TEXT)
 COUNTS = ListType(COUNT)
 TOKEN_COUNTS = ListType(TOKENS)
@@ -167,19 +190,19 @@ _NAMES = {
     "grid_ngram_kind": ("trtla.settings.drafting:NGRAM_KINDS",),
     "dtype": ("trtla.settings.executor:DTYPE_NAMES",),
 }
-"""Where the names are that a flag takes: `module:name`, imported when a shell asks."""
+"""The values that a flag takes, as `module:name`, imported when a shell asks for them."""
 
 
-def _names(places: Iterable[str]) -> Iterator[str]:
-    for place in places:
-        found = resolve_name(place)
-        yield from [found] if isinstance(found, str) else found
+def _names(paths: Iterable[str]) -> Iterator[str]:
+    for path in paths:
+        names = resolve_name(path)
+        yield from [names] if isinstance(names, str) else names
 
 
 def choices(
     param: click.Parameter, ctx: click.Context, incomplete: str
 ) -> list[CompletionItem] | None:
-    """What the shell is offered for a flag's value; None leaves that to the flag's type."""
+    """The completions of a flag's value; None: its type completes it."""
     name = param.name or ""
     if name.endswith("_dir") or name == "draft_model":
         return [CompletionItem(incomplete, type="dir")]
@@ -196,10 +219,10 @@ def choices(
         known = tuple(_names(_NAMES[name]))
     else:
         return None
-    found = starting(dict.fromkeys(known), incomplete, part=part)
-    if not found and name in _OR_A_FILE:
+    matches = starting(dict.fromkeys(known), incomplete, part=part)
+    if not matches and name in _OR_A_FILE:
         return [CompletionItem(incomplete, type="file")]
-    return list(map(CompletionItem, found))
+    return list(map(CompletionItem, matches))
 
 
 def _engines_own(engine_dir: object) -> tuple[str, ...]:

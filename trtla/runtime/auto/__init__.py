@@ -1,1 +1,1 @@
-"""What `auto` feeds: costs, and the nodes of candidate trees that pay."""
+"""Adaptive drafting: the costs of steps, and the nodes of candidate trees that pay."""

@@ -1,7 +1,7 @@
-"""Step costs that no clock changes: with TRTLA_FIXED_COSTS=1, `auto` drafts alike in every run.
+"""Step costs that no clock changes: with TRTLA_FIXED_COSTS=1, `auto` drafts the same in every run.
 
-Requests that come one after another then take the same steps on any machine, however busy it is.
-Texts never depend on costs; numbers of steps and drafts do.
+Successive requests then take the same steps on any machine, however busy it is. Texts never depend
+on costs; numbers of steps and drafts do.
 """
 
 from __future__ import annotations
@@ -17,23 +17,24 @@ VARIABLE = "TRTLA_FIXED_COSTS"
 FIXED_COSTS = CostTable.of(
     [(1, 0.004), (2, 0.0041), (4, 0.0044), (8, 0.0072), (16, 0.0124), (32, 0.023), (128, 0.09)]
 )
-"""Seconds by fed tokens: about those of a small quantised model on two cores."""
+"""Seconds by fed tokens, about those of a small quantised model on two cores."""
 _PLANNED_S = 2.0**-13
-"""What planning takes by the fixed clock; sums of it are exact."""
+"""Seconds of planning by the fixed clock; sums of it are exact."""
 
 
 def costs_are_fixed() -> bool:
-    """Whether the environment asks for costs that no clock changes."""
+    """Return True if the environment asks for costs that no clock changes."""
     return os.environ.get(VARIABLE) == "1"
 
 
 def new_policy(costs: StepCosts, most_nodes: int | None) -> TreePolicy:
-    """The policy that learns from steps, or the one that does not."""
+    """Return the policy that learns from steps, or the fixed one."""
     return FixedPolicy(costs, most_nodes) if costs_are_fixed() else TreePolicy(costs, most_nodes)
 
 
 class FixedPolicy(TreePolicy):
-    """A policy whose steps take what its table says, and whose planning takes the same time."""
+    """A policy whose steps take the seconds of its table, and whose planning always takes the
+    same."""
 
     def __init__(self, costs: StepCosts, most_nodes: int | None = None) -> None:
         clock = count(0.0, _PLANNED_S).__next__

@@ -1,6 +1,6 @@
-"""What steps have shown of their costs, kept from one process to the next in the user's cache.
+"""Learnt costs of steps, kept from one process to the next in the user's cache.
 
-It is where the next one begins: its own steps go on correcting it, up and down.
+The next process begins with them, and its own steps keep correcting them, up and down.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FORMAT_VERSION = 3
 
 
 class KeptCosts:
-    """The file of a model's shape, arithmetic, device, threads and library.
+    """The file for a model's shape, arithmetic, device, threads and library.
 
     Args:
         shape: in JSON; all engines of a shape share a file, since values do not matter.
@@ -34,15 +34,15 @@ class KeptCosts:
         self.path = user_cache() / f"trtla-cost-{self.key}.json"
 
     def load(self) -> dict[str, Any]:
-        """Nothing where there is none, or a file is broken or foreign."""
+        """Read the kept costs; empty if there are none, or the file is broken or foreign."""
         with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
-            found = parse_json(self.path.read_text(encoding="utf-8"))
-            if found["format_version"] == FORMAT_VERSION and found["key"] == self.key:
-                return dict(found["sequences"])
+            document = parse_json(self.path.read_text(encoding="utf-8"))
+            if document["format_version"] == FORMAT_VERSION and document["key"] == self.key:
+                return dict(document["sequences"])
         return {}
 
     def save(self, costs: StepCosts) -> None:
-        """Keep what is learnt, whole or not at all, where that is possible."""
+        """Write the learnt costs, whole or not at all, if possible."""
         learnt = costs.learnt()
         if learnt:
             head = {"format_version": FORMAT_VERSION, "key": self.key}

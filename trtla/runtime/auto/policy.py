@@ -1,4 +1,4 @@
-"""How much is drafted in a step: the nodes, over all sequences, that earn more than they cost.
+"""The choice of a step's drafts: the nodes, over all sequences, that gain more than they cost.
 
 Costs come from `StepCosts`, chances from the candidate trees. Nothing here can change a text; the
 times that are recorded may change how many steps it takes.
@@ -16,12 +16,12 @@ from trtla.runtime.costs import FREE, NodePrices
 from trtla.runtime.drafters.tree import FIRST_WORTH, Backoff, TreeDrafter
 from trtla.runtime.tree.library import Planner
 
-_MARGIN = 0.1  # what nodes must earn beyond their cost, as a share of what they should bring
-_LEAST_CHANCE = 0.003  # of a node to be accepted, where feeding it costs nothing
-_LESSON = 0.02  # accepted tokens that the row of a fed node brings later, right or wrong
+_MARGIN = 0.1  # gain required beyond a node's cost, as a share of its expected gain
+_LEAST_CHANCE = 0.003  # of a node to be accepted, if feeding it costs nothing
+_LESSON = 0.02  # accepted tokens that a fed node's row brings later, right or wrong
 _MOST_NODES = 512  # of a step
-_MEMORY = 1.0 / 64.0  # what a step counts in the averages
-_TRIAL_SHARE = 0.01  # of the time of plain steps, for steps that only show what they cost
+_MEMORY = 1.0 / 64.0  # weight of a step in the averages
+_TRIAL_SHARE = 0.01  # of the time of plain steps, for steps that only explore costs
 
 
 class _Step(NamedTuple):
@@ -30,21 +30,21 @@ class _Step(NamedTuple):
     tokens: int
     sequences: int
     rate: float
-    """Tokens a second that they reach in steps without prompts: what a second is worth. A prompt's
-    own time passes once, however much is drafted."""
+    """Tokens a second in steps without prompts, the worth of a second. A prompt's own time passes
+    once, however much is drafted."""
 
 
 class TreePolicy:
     """Chooses every sequence's nodes so that tokens per second are highest.
 
-    A step is worth its expected tokens less `rate` x its seconds, the rate being what is reached on
-    average: that is the way to the highest long-run rate (renewal reward). Nodes are taken from the
-    likeliest on as long as this grows.
+    A step is worth its expected tokens less `rate` x its seconds, with the average rate: that
+    maximises the long-run rate (renewal reward). Nodes are taken from the likeliest on as long as
+    this grows.
 
     Args:
-        most_nodes: feed up to so many nodes of each sequence, whatever they cost; None: what pays.
-        clock: seconds of this thread's work, by which planning is timed.
-        wall: seconds that pass, by which other drafters are timed.
+        most_nodes: feed up to this many nodes of each sequence at any cost; None: those that pay.
+        clock: seconds of this thread's work, for timing plans.
+        wall: elapsed seconds, for timing other drafters.
     """
 
     def __init__(
@@ -63,11 +63,11 @@ class TreePolicy:
         self._chain_s = 0.0
         """Seconds of one sequence's draft by other drafters."""
         self._worth = FIRST_WORTH
-        """What plans of all sequences were worth recently: the next request begins with that."""
+        """Average worth of recent plans, with which the next request begins."""
         self._plan_s = 0.0
         """Seconds of one sequence's planning."""
         self._trials_s = 0.0
-        """Time saved up for steps that only show what they cost."""
+        """Time saved up for steps that only explore costs."""
 
     def plan(
         self, drafters: Sequence[TreeDrafter], base: int, room: int, prompt_tokens: int = 0
@@ -76,23 +76,23 @@ class TreePolicy:
 
         Args:
             base: tokens of the step without these drafts.
-            room: most tokens that they may feed together.
-            prompt_tokens: those of `base` that are prompts'.
+            room: most tokens of these drafts together.
+            prompt_tokens: those of `base` from prompts.
         """
-        due = [one for one in drafters if self._is_due(one)]
+        due = [drafter for drafter in drafters if self._is_due(drafter)]
         if not due:
             return
         count = len(drafters)
         step = _Step(base, count, self._rate(base - prompt_tokens, count))
         windows = self._fed_windows(due, step, room)
         self._draft_chains(due, step)
-        started = self._clock()  # what other drafters take is not planning
+        started = self._clock()  # without the time of other drafters
         trees, nodes, depths, sizes = [], [], [], 0
-        for one in due:
-            size = one.window_tokens if one in windows else 0
-            trees.append(one.tree)
-            nodes.append(self._most(one) - size)
-            depths.append(one.most_depth)
+        for drafter in due:
+            size = drafter.window_tokens if drafter in windows else 0
+            trees.append(drafter.tree)
+            nodes.append(self._most(drafter) - size)
+            depths.append(drafter.most_depth)
             sizes += size
         if sizes:
             step = _Step(base + sizes, count, step.rate)
@@ -100,8 +100,8 @@ class TreePolicy:
         most, prices = self._prices(step, most)
         self._planner = self._planner or Planner()
         drafts = self._planner.plan(trees, nodes, depths, most, prices)
-        for one, draft in zip(due, drafts, strict=True):
-            one.plan(draft, one in windows)
+        for drafter, draft in zip(due, drafts, strict=True):
+            drafter.plan(draft, drafter in windows)
         each = (self._clock() - started) / len(due)
         self._plan_s += (each - self._plan_s) * (_HOST_MEMORY if self._plan_s else 1.0)
         if prices.knots:
@@ -117,30 +117,30 @@ class TreePolicy:
     def _judge_plans(
         self, drafters: Sequence[TreeDrafter], step: _Step, prices: NodePrices
     ) -> None:
-        """Have sequences back off whose drafts bring less than it costs to plan them."""
-        fed = sum([len(one.chosen.tokens) for one in drafters])
+        """Back off for sequences whose drafts bring less than their planning costs."""
+        fed = sum([len(drafter.chosen.tokens) for drafter in drafters])
         node = -_LESSON
         if fed:
             node += prices.rate * (self._seconds(step, fed) - prices.knots[0][1]) / fed
-        for one in drafters:
-            # What a window or a chain brings is not known before.
-            if one.backoff is None or one.fed_window or one.had_chain:
+        for drafter in drafters:
+            # The gain of a window or a chain is not known in advance.
+            if drafter.backoff is None or drafter.fed_window or drafter.had_chain:
                 continue
-            worth = sum(one.chosen.values) - node * len(one.chosen.tokens)
-            one.backoff.planned(worth, prices.rate * self._plan_s * _WITH_ROWS)
+            worth = sum(drafter.chosen.values) - node * len(drafter.chosen.tokens)
+            drafter.backoff.planned(worth, prices.rate * self._plan_s * _WITH_ROWS)
             self._worth += (worth - self._worth) * _MEMORY
 
     def _most(self, drafter: TreeDrafter) -> int:
         return drafter.most_nodes if self._fixed is None else min(drafter.most_nodes, self._fixed)
 
     def _prices(self, step: _Step, most: int) -> tuple[int, NodePrices]:
-        """How many nodes may be taken of `most`, and what they cost."""
+        """Return the most nodes to take, up to `most`, and their prices."""
         if self._fixed is not None:
             return most, FREE
         prices = NodePrices(
             self._costs.knots(step.tokens, step.sequences, most), step.rate, _MARGIN, lesson=_LESSON
         )
-        if step.tokens == step.sequences:  # nothing is fed beside their input
+        if step.tokens == step.sequences:  # only input tokens are fed
             if self._tries_plain(step):
                 return 0, FREE
             if tried := self._tries_larger(step, prices, most):
@@ -154,12 +154,12 @@ class TreePolicy:
         return self._costs.seconds(step.tokens + nodes, step.sequences)
 
     def _tries_plain(self, step: _Step) -> bool:
-        """Whether nothing is fed, where it is not known what such a step takes now."""
+        """Return True to feed nothing, if the present cost of such a step is unknown."""
         known = self._costs.knows(step.tokens, step.sequences)
         return not known and self._spends((self._speed_up - 1.0) * self._seconds(step))
 
     def _tries_larger(self, step: _Step, prices: NodePrices, most: int) -> int:
-        """Nodes to feed where nothing is known of steps of that size, now and then; 0: none."""
+        """Return nodes to feed in a step of unknown cost, now and then; 0: none."""
         plain = prices.knots[0][1]
         self._trials_s += _TRIAL_SHARE * plain
         tried = min(most, _TRIAL_NODES * step.sequences)
@@ -168,7 +168,7 @@ class TreePolicy:
         return tried if self._spends(self._seconds(step, tried) - plain) else 0
 
     def _spends(self, seconds: float) -> bool:
-        """Whether so much time is saved up for a trial; then it is spent."""
+        """Spend the time saved up for trials if it is enough; return True if it was."""
         enough = self._trials_s >= seconds
         if enough:
             self._trials_s = 0.0
@@ -177,39 +177,41 @@ class TreePolicy:
     def _fed_windows(
         self, drafters: Sequence[TreeDrafter], step: _Step, room: int
     ) -> Sequence[TreeDrafter]:
-        """Whose windows are fed: of all where that pays, of one where it is tried."""
+        """Return the drafters whose windows are fed: all if that pays, one for a trial."""
         if self._fixed is not None:
             return ()
-        size = sum([one.window_tokens for one in drafters if one.window is not None])
+        size = sum([drafter.window_tokens for drafter in drafters if drafter.window is not None])
         if not size:
             return ()
         plain, ahead = self._seconds(step), self._seconds(step, size)
-        for one in drafters:
-            if one.fed_window:
-                self._window.brought(one.gained("window"))
+        for drafter in drafters:
+            if drafter.fed_window:
+                self._window.brought(drafter.gained("window"))
         if self._window.pays((ahead - plain) / len(drafters), 1.0 / step.rate):
-            return [one for one in drafters if one.window_tokens] if size <= room else ()
+            return (
+                [drafter for drafter in drafters if drafter.window_tokens] if size <= room else ()
+            )
         if not self._window.tries(ahead - plain, plain):
             return ()
-        first = next(one for one in drafters if one.window_tokens)
+        first = next(drafter for drafter in drafters if drafter.window_tokens)
         return (first,) if first.window_tokens <= room else ()
 
     def _draft_chains(self, drafters: Sequence[TreeDrafter], step: _Step) -> None:
-        having = [one for one in drafters if one.others]
-        if not having:
+        chained = [drafter for drafter in drafters if drafter.others]
+        if not chained:
             return
-        for one in having:
-            if one.had_chain:
-                self._others.brought(one.gained("chain"))
+        for drafter in chained:
+            if drafter.had_chain:
+                self._others.brought(drafter.gained("chain"))
         plain, token_s = self._seconds(step), 1.0 / step.rate
         cost = self._chain_s
         pays = self._fixed is not None or self._others.pays(cost, token_s)
-        wanted = pays or self._others.tries(cost * len(having), plain)
+        wanted = pays or self._others.tries(cost * len(chained), plain)
         started = self._wall()
-        for one in having:
-            one.draft_chains(wanted)
+        for drafter in chained:
+            drafter.draft_chains(wanted)
         if wanted:
-            each = (self._wall() - started) / len(having)
+            each = (self._wall() - started) / len(chained)
             self._chain_s += (each - self._chain_s) / 8.0
 
     def _rate(self, base: int, sequences: int) -> float:
@@ -219,9 +221,9 @@ class TreePolicy:
         """Learn from a finished step without prompts.
 
         Args:
-            fed: tokens of all sequences in it; `base` of them would have been fed without drafts.
+            fed: tokens of all sequences in it; `base` of them would be fed without drafts.
             sequences: those under the policy, which committed `committed` tokens together.
-            seconds: what the step took, host work included.
+            seconds: of the step, host work included.
         """
         reached = 1.0
         if fed > base:
@@ -229,25 +231,25 @@ class TreePolicy:
             whole = self._costs.seconds(fed, sequences)
             reached = max(1.0, min(committed / sequences * plain / whole, 8.0))
         self._speed_up += (reached - self._speed_up) * _MEMORY
-        if base == sequences:  # else prompts or others' drafts took part
+        if base == sequences:  # else prompts or other drafters took part
             self._costs.record(fed, sequences, seconds)
 
 
 _TRIAL_NODES, _TRIAL_CHANCE = 4, 0.02
-_LOOKED_AT = 32  # nodes, where the price of the cheapest one is looked for
+_LOOKED_AT = 32  # nodes among which the cheapest one's price is searched
 _WITH_ROWS = 2.0  # times a plan's own time: its rows are ranked, and the tree learns from them
-_HOST_MEMORY = 1.0 / 16.0  # what a step counts in the averages of host work
+_HOST_MEMORY = 1.0 / 16.0  # weight of a step in the averages of host work
 _FIRST_WINDOW_GAIN = 0.15  # accepted tokens a step that only the window brings, before any trial
 _WINDOW_SHARE = 0.005  # of the time of plain steps, for its trials
 _FIRST_CHAIN_GAIN, _CHAIN_SHARE = 1.0, 0.02
-_TRIAL_STEPS = 24  # a window fills, makes n-grams, and the text has time to use them
+_TRIAL_STEPS = 24  # until a window fills, makes n-grams, and the text can use them
 
 
 class SourceBudget:
-    """What a source that has to be paid for has brought recently, and the time saved up for trials.
+    """The recent gain of a source that costs time, and the time saved up for trials.
 
     Args:
-        gain: accepted tokens a step that no other source had as likely, before any was seen.
+        gain: accepted tokens a step that no other source ranked as high, before any trial.
         share: of the time of plain steps, for trials.
     """
 
@@ -257,19 +259,19 @@ class SourceBudget:
         self._trial = 0
 
     def pays(self, cost_s: float, token_s: float) -> bool:
-        """Whether every sequence should use it.
+        """Return True if every sequence should use it.
 
         Args:
-            cost_s: what it adds to a step.
-            token_s: what a committed token takes on average.
+            cost_s: seconds that it adds to a step.
+            token_s: average seconds of a committed token.
         """
         return self._gain * token_s > cost_s
 
     def tries(self, cost_s: float, plain_s: float) -> bool:
-        """Where it does not pay: whether it is used all the same, to see.
+        """Return True for a trial of a source that does not pay.
 
         Args:
-            plain_s: what the step takes without drafts.
+            plain_s: seconds of the step without drafts.
         """
         if not self._trial:
             self._saved_s += self._share * plain_s
@@ -280,5 +282,6 @@ class SourceBudget:
         return True
 
     def brought(self, tokens: float) -> None:
-        """A sequence that used it accepted this many tokens that no other source had as likely."""
+        """Record accepted tokens of a sequence that used it and that no other source ranked as
+        high."""
         self._gain += (tokens - self._gain) * _MEMORY

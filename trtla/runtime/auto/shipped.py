@@ -1,6 +1,6 @@
-"""What steps cost before any was seen, by the processor's instructions and the weights' bytes.
+"""Initial costs of steps, from the processor's instructions and the bytes of the weights.
 
-Nobody waits for a measurement: steps correct what is said here (`steps.StepCosts`).
+Nothing waits for a measurement: steps correct these costs (`steps.StepCosts`).
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from trtla.runtime.threads import num_threads
 
 _TOKENS = (*range(1, 17), 20, 24, 28, 32, 40, 48, 64, 96, 128, 256, 512)
 _SHARPNESS = 6.0
-"""How sharp the bend is between steps that wait for weights and those that wait for products."""
+"""Sharpness of the bend between steps that wait for weights and those that wait for products."""
 
 
 class _Rates(NamedTuple):
-    """What a thread, or a GPU, does in a second."""
+    """Operations of a thread, or of a GPU, in a second."""
 
     products: float
     """Products of a weight and a token's number."""
     unpacked: float = float("inf")
-    """Weights that are made ready for products, once for all tokens."""
+    """Weights unpacked for products, once for all tokens."""
 
 
 _INTEGERS = {
@@ -36,27 +36,27 @@ _INTEGERS = {
     "armv8-a": _Rates(20e9, 40e9),
     "armv8.2-a-dotprod": _Rates(60e9, 50e9),
 }
-"""Rates of weights in blocks: v3 measured on a Zen 3, v4-vnni on a Xeon, others in proportion."""
+"""Rates for weights in blocks: v3 measured on a Zen 3, v4-vnni on a Xeon, others in proportion."""
 _WITH_MINIMUMS, _MINIMUMS_SHARE = ("Q4_1", "Q5_1", "Q4_K", "Q5_K"), 0.8
-"""Types of blocks whose minimums take a part of the products."""
+"""Block types whose minimums take a share of the products."""
 _AS_VNNI = ("x86-64-v4-bf16", "x86-64-v4-amx")
 _BFLOAT16, _FLOAT32 = _Rates(48e9), _Rates(30e9)
 _TORCH, _GPU = _Rates(25e9), _Rates(8e13)
 _THREAD_READS, _CPU_READS, _GPU_READS = 14e9, 80e9, 2e12
 """Bytes of weights in a second: of one thread, of all of a CPU's, of a GPU."""
 _TORCH_S, _GPU_S = 3e-3, 3e-4
-"""Seconds of a step beside the weights and the products."""
+"""Seconds of a step besides weights and products."""
 _LEAST_S = 1e-5
 
 
 def shipped_costs(
     weight_bytes: int | None, weight_type: str, device: Device, integers: bool | None
 ) -> CostTable:
-    """What forwards of any number of sequences cost here, by their tokens.
+    """Estimate forwards of any number of sequences here, by their tokens.
 
     Args:
-        weight_bytes: that a forward reads; None: unknown.
-        integers: whether products are of integers; None: the forward is not compiled.
+        weight_bytes: read by a forward; None: unknown.
+        integers: True if products are of integers; None: the forward is not compiled.
     """
     size = weight_bytes or 1
     weights = size / _bytes_each(weight_type)
@@ -68,9 +68,9 @@ def shipped_costs(
     return CostTable.of([(n, more_s + _bent(read, unpack + n * each)) for n in _TOKENS])
 
 
-def _bent(one: float, other: float) -> float:
-    """About the larger one."""
-    most, least = max(one, other), min(one, other)
+def _bent(first: float, second: float) -> float:
+    """Return about the larger of two times."""
+    most, least = max(first, second), min(first, second)
     return float(most * (1.0 + (least / most) ** _SHARPNESS) ** (1.0 / _SHARPNESS))
 
 

@@ -1,1 +1,2 @@
-"""Drafters: what guesses the target's next tokens. One small class each, behind `draft.Drafter`."""
+"""Drafters, which propose the target's next tokens: one small class each, behind
+`draft.Drafter`."""

@@ -1,8 +1,8 @@
-"""Draft models: a second, smaller model guesses the target's next tokens.
+"""Draft models: a second, smaller model proposes the target's next tokens.
 
-It has its own K/V cache, and its lengths follow the target's text: whatever of a draft did not
-become output is forgotten. All sequences of a step are drafted for in the same forwards. Every
-token is drawn as the target draws, with the same noise, so that two equal models always agree.
+It has its own K/V cache, whose lengths follow the target's text: rejected tokens are forgotten. All
+sequences of a step are drafted in the same forwards. Every token is drawn as the target draws, with
+the same noise, so that two equal models always agree.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ if TYPE_CHECKING:
     from trtla.formats.engine import Engine
 
 STEP_SIZES = (1, 2)
-"""What a sequence feeds a forward: after full acceptance the cache is one short. What catches up
-with a text is read like a prompt."""
+"""Tokens of a sequence in a forward: two after full acceptance, when the cache is one short. Longer
+arrears are read like a prompt."""
 
 
 def draft_limits(limits: ExecutorLimits) -> ExecutorLimits:
-    """What a draft model's forwards must fit into, from the limits of the target's executor.
+    """Return the limits of a draft model's forwards, from those of the target's executor.
 
-    It feeds all sequences at once, also where a step of the target has no room for two tokens each.
+    It feeds all sequences at once, even if a step of the target has no room for two tokens each.
     """
     most = max(limits.max_num_tokens, STEP_SIZES[-1] * limits.max_batch_size)
     return replace(limits, lookahead=AUTOREGRESSIVE, max_num_tokens=most)
 
 
 class GammaPolicy:
-    """How many tokens are drafted for one request, chosen once a step: gamma, or EGAG.
+    """The number of drafted tokens for one request, chosen once a step: gamma, or EGAG.
 
     EGAG, adaptive gamma guided by entropy, is the rule of "Speculative-Decoding" (FK fork):
     floor((1 - H / ln V) * gamma_max) within its bounds, then a moving average.
@@ -58,27 +58,27 @@ class GammaPolicy:
 
     def __init__(self, settings: DrafterSettings, vocab_size: int) -> None:
         self.reads_entropy = settings.egag
-        """Whether `choose` wants the entropy of the first draft's distribution."""
+        """True if `choose` needs the entropy of the first draft's distribution."""
         self._settings, self._most_entropy = settings, math.log(vocab_size)
         self._average: float | None = None
 
     def choose(self, entropy: float = 0.0) -> GammaChoice:
-        """Gamma of the next step; the entropy is in nats."""
-        own, most = self._settings, self._settings.largest_gamma
-        if not own.egag:
-            return GammaChoice(own.gamma, own.gamma)
+        """Choose gamma for the next step; the entropy is in nats."""
+        settings, most = self._settings, self._settings.largest_gamma
+        if not settings.egag:
+            return GammaChoice(settings.gamma, settings.gamma)
         relative = entropy / self._most_entropy
-        raw = min(max(math.floor((1 - relative) * most), own.gamma_min), most)
+        raw = min(max(math.floor((1 - relative) * most), settings.gamma_min), most)
         past = raw if self._average is None else self._average
-        self._average = past if raw == past else own.ema * past + (1 - own.ema) * raw
+        self._average = past if raw == past else settings.ema * past + (1 - settings.ema) * raw
         return GammaChoice(round(self._average), raw, relative)
 
 
 class DraftModelDrafter(Drafter):
     """The drafter of one request, made by `DraftModelDrafters`.
 
-    Invariant before a draft: the cache holds all of the text but its last one or two tokens, or
-    less where no draft was made before.
+    Invariant before a draft: the cache holds all of the text except its last one or two tokens, or
+    less if no draft was made before.
     """
 
     def __init__(
@@ -88,19 +88,19 @@ class DraftModelDrafter(Drafter):
         self.policy = GammaPolicy(settings, vocab)
         self._rejection = settings.rejection and not request.sampling.greedy
         self.steps: list[DraftStep] = []
-        """The steps that were drafted for."""
+        """Steps with a draft."""
         self.drafted: list[int] = []
         self.draft_probs: list[ndarray] = []
-        """What each of them was drawn from, where they are verified by rejection sampling."""
+        """The distributions that they were drawn from, if rejection sampling verifies them."""
         self.choice: GammaChoice | None = None
-        """The policy's, for this step; None: not yet."""
+        """The policy's choice for this step; None: not made yet."""
         self._group = group
         self._text = group.known(request.input_ids)
         self._end = len(self._text) + request.sampling.max_output_len
 
     @property
     def room(self) -> int:
-        """Tokens that can be accepted before the output's last one, which is the target's."""
+        """Tokens that can be accepted before the output's last one, which the target draws."""
         return self._end - len(self._text) - 1
 
     @property
@@ -109,18 +109,18 @@ class DraftModelDrafter(Drafter):
 
     @property
     def missing(self) -> int:
-        """Tokens before the last one whose keys and values are not in the cache."""
+        """Tokens before the last one whose keys and values are not cached."""
         return len(self._text) - 1 - self.sequence.num_cached
 
     def propose(self) -> Draft:
-        """A chain of at most gamma tokens; the first one drafts for all in the batch."""
+        """Propose a chain of at most gamma tokens; the first call drafts for the whole batch."""
         if self in self._group.due:
             self._group.draft()
         draft_probs = np.stack(self.draft_probs) if self.draft_probs else None
         return replace(Draft.chain(self.drafted), draft_probs=draft_probs)
 
     def skip(self) -> None:
-        """Be left out of the drafts of this step, and catch up with the text in a later one."""
+        """Skip the drafts of this step, and catch up with the text in a later one."""
         self._group.due.pop(self, None)
 
     def observe(self, greedy: Sequence[int], committed: Sequence[int]) -> None:
@@ -140,7 +140,7 @@ class DraftModelDrafter(Drafter):
         return Feed(self.sequence, tuple(self._text[start : start + length]), ())
 
     def feed(self) -> Feed:
-        """What is not cached of text and draft, one token or two, and the last one's logits."""
+        """Return the uncached one or two tokens of text and draft, and the last one's logits."""
         if self.drafted:
             return Feed(self.sequence, (self.drafted[-1],), (0,), NO_DRAFT)
         tokens = tuple(self._text[self.sequence.num_cached :])
@@ -161,15 +161,15 @@ class DraftModelDrafter(Drafter):
 
 
 class DraftModelDrafters:
-    """Makes the drafters of an executor's requests and drafts for all that are due at once.
+    """Makes the drafters of an executor's requests and drafts for all due ones at once.
 
     Args:
         model: the draft model.
-        cache: its own K/V cache; a request that finds no place in it is not drafted for.
-        settings: fixed gamma or EGAG, for requests that say nothing else.
+        cache: its own K/V cache; a request that has no room in it gets no drafts.
+        settings: fixed gamma or EGAG, for requests without settings of their own.
         limits: those of the target's executor.
-        totals: where its steps are counted; its own unless given.
-        vocab_size: rows of its embedding; None: as many as the target's has.
+        totals: counts its steps; its own unless given.
+        vocab_size: rows of its embedding; None: as many as the target's.
     """
 
     def __init__(
@@ -188,17 +188,17 @@ class DraftModelDrafters:
         self._row_sampler = model.row_sampler
         self._settings, self._limits = settings, limits
         self.due: dict[DraftModelDrafter, None] = {}
-        """Those whose text has grown since their last draft, in order."""
+        """Drafters whose text has grown since their last draft, in order."""
 
     def drafter(
         self, request: Request, settings: DrafterSettings | None = None
     ) -> DraftModelDrafter:
-        """The drafter of a request, which may bring its own gamma or EGAG."""
-        own = settings or self._settings
-        return DraftModelDrafter(self, request, own, self._limits.vocab_size)
+        """Return the drafter of a request, which may bring its own gamma or EGAG."""
+        chosen = settings or self._settings
+        return DraftModelDrafter(self, request, chosen, self._limits.vocab_size)
 
     def known(self, ids: Sequence[int]) -> list[int]:
-        """Ids as this model reads them: those of padding that it has not are its last one."""
+        """Map ids to this model's: padding ids that it lacks become its last one."""
         return [min(token, self._vocab_size - 1) for token in ids]
 
     def forget(self, drafter: DraftModelDrafter) -> None:
@@ -208,12 +208,12 @@ class DraftModelDrafters:
         drafter.sequence.blocks = ()
 
     def reset(self) -> None:
-        """Take the whole cache back: no drafter that was made before is used again."""
+        """Take the whole cache back: earlier drafters are not used again."""
         self.due = {}
         self.cache.pool.reset()
 
     def draft(self) -> None:
-        """Draft for every request whose text has grown: all of them take part in this step."""
+        """Draft for every request whose text has grown: all of them are in this step."""
         due, self.due = self.due, {}
         drafting = [drafter for drafter in due if drafter.room > 0 and self._has_blocks(drafter)]
         self._catch_up(drafting)
@@ -234,7 +234,7 @@ class DraftModelDrafters:
         return bool(sequence.blocks)
 
     def _catch_up(self, drafting: Sequence[DraftModelDrafter]) -> None:
-        """Cache what is missing of prompts, and of texts that grew without a draft."""
+        """Cache missing tokens of prompts, and of texts that grew without a draft."""
         while behind := [drafter for drafter in drafting if drafter.missing > 1]:
             feeds = list(_stretches(behind, self._limits.max_num_tokens))
             self._forward(feeds)
@@ -253,22 +253,24 @@ class DraftModelDrafters:
 
 
 def _choose_gammas(drafting: Sequence[DraftModelDrafter], logits: Logits) -> None:
-    """Ask each policy, with the entropy of its first draft's distribution where it wants it."""
+    """Let each policy choose, with the entropy of its first draft's distribution if it needs
+    that."""
     nats = [0.0] * len(drafting)
     if any(drafter.policy.reads_entropy for drafter in drafting):
         nats = entropies(
             on_host(logits), [d.sequence.request.sampling.temperature for d in drafting]
         )
-    for drafter, own in zip(drafting, nats, strict=True):
-        drafter.choice = drafter.policy.choose(own)
+    for drafter, entropy in zip(drafting, nats, strict=True):
+        drafter.choice = drafter.policy.choose(entropy)
 
 
 def entropies(logits: ndarray, temperatures: Sequence[float]) -> list[float]:
-    """Entropy in nats of each row at its temperature, without top-k and top-p; 0 counts as 1."""
+    """Compute each row's entropy in nats at its temperature, unfiltered; temperature 0 counts as
+    1."""
     heat = np.array([t or 1.0 for t in temperatures])
     probs = np.exp(log_softmax(logits.astype(np.float64) / heat[:, None]))
-    found = -(probs * np.log(probs + 1e-8)).sum(axis=-1)
-    nats: list[float] = np.nan_to_num(found).tolist()  # of broken logits, which draft nothing
+    sums = -(probs * np.log(probs + 1e-8)).sum(axis=-1)
+    nats: list[float] = np.nan_to_num(sums).tolist()  # of broken logits, which draft nothing
     return nats
 
 
@@ -292,7 +294,7 @@ class LoadedDraft:
     vocab_size: int
 
     def need(self, limits: ExecutorLimits, usual_seq_len: int | None = None) -> CacheNeed:
-        """What it needs to draft for a target with these limits."""
+        """Compute its cache for a target with these limits."""
         scratch = self.model.scratch_bytes(draft_limits(limits), STEP_SIZES)
         sizes = (self.block_bytes, limits.max_text_len, scratch)
         return CacheNeed(self.device, *sizes, usual_seq_len)
@@ -300,14 +302,14 @@ class LoadedDraft:
     def with_cache(
         self, num_blocks: int, limits: ExecutorLimits, totals: DraftTotals | None = None
     ) -> DraftModelDrafters:
-        """What makes drafters, with a cache of its own; arguments as of `DraftModelDrafters`."""
+        """Create its drafters with a cache; arguments as in `DraftModelDrafters`."""
         cache = self.model.new_cache(num_blocks + SPARE_BLOCKS)
         how = (limits.drafter, limits, totals, self.vocab_size)
         return DraftModelDrafters(self.model, cache, *how)
 
 
 def check_draft_engines(engines: Iterable[Engine]) -> None:
-    """Refuse what cannot draft, before anything is loaded.
+    """Refuse engines that cannot draft, before anything is loaded.
 
     Raises:
         UsageError: an engine is TensorRT-LLM's.
@@ -329,12 +331,12 @@ def load_draft_model(
     """Load a draft model's weights.
 
     Args:
-        engine: one that `check_draft_engines` has let pass; its own limits do not count.
-        device: auto, cpu, cuda or cuda:N; it may be another than the target's.
+        engine: one that `check_draft_engines` has accepted; its own limits do not count.
+        device: auto, cpu, cuda or cuda:N; it may differ from the target's.
         dtype: auto (the engine's), float32, bfloat16 or float16.
 
     Raises:
-        UsageError: the device or the type is not there.
+        UsageError: the device or the type is not available.
     """
     checkpoint, on = engine.config.pretrained_config, resolve_device(device, "--draft-device")
     arithmetic = model_dtype(dtype, checkpoint, on)

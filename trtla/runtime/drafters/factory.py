@@ -1,7 +1,7 @@
-"""From `DrafterSettings` to drafters: which classes a name stands for, and what requests share.
+"""From `DrafterSettings` to drafters: the classes behind the names, and the state requests share.
 
-Draft models, n-grams kept from one request to the next, candidate trees and the lookahead pool are
-held here, for as long as the executor lives.
+Draft models, n-grams kept across requests, candidate trees and the lookahead pool live here as long
+as the executor.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from trtla.runtime.drafters.lookahead import (
 from trtla.runtime.drafters.lookup import NgramDrafter, NgramStorage, PromptLookupDrafter
 from trtla.runtime.drafters.tree import TreeDrafter
 from trtla.runtime.limits import ExecutorLimits
-from trtla.runtime.models.cpu.native_code import NotCompiled, tell_slower
+from trtla.runtime.models.cpu.native_code import NotCompiled, note_slower
 from trtla.runtime.request import DrafterFactory, Request
 from trtla.runtime.tree.library import SharedTrees, Tree
 from trtla.settings.drafting import DRAFT_PREFIX, DrafterSettings, DraftOptions
@@ -31,8 +31,10 @@ if TYPE_CHECKING:
     from trtla.settings.drafting import NgramKind
 
 _OPTIONS = DraftOptions()
+_MOST_STORAGES = 4
+"""Kinds of n-grams that are kept between requests; the oldest one begins anew."""
 _MOST_SPACES = 16
-"""Whose texts are kept to draft from; the least recently used ones begin anew."""
+"""Spaces whose texts are kept to draft from; the least recently used ones are dropped."""
 
 
 class Drafters(DrafterFactory):
@@ -41,7 +43,7 @@ class Drafters(DrafterFactory):
     Args:
         limits: the executor's.
         options: how lookahead and trees draft.
-        models: draft models by the path that `draft:PATH` names.
+        models: draft models by the PATH of `draft:PATH`.
     """
 
     def __init__(
@@ -56,7 +58,7 @@ class Drafters(DrafterFactory):
         self._spaces: OrderedDict[int, Drafters] = OrderedDict()
 
     def __call__(self, lookahead: LookaheadConfig, request: Request) -> Drafter:
-        if request.private:  # what it would share with others it shares with none
+        if request.private:  # its state is shared with no request
             return self.fresh()(lookahead, replace(request, private=False, space=0))
         if request.space:
             return self._of(request.space)(lookahead, replace(request, space=0))
@@ -100,6 +102,8 @@ class Drafters(DrafterFactory):
 
     def _kept(self, settings: DrafterSettings) -> NgramStorage:
         shape = (settings.ngram_order, settings.ngram_kind)
+        if shape not in self._storages and len(self._storages) == _MOST_STORAGES:
+            del self._storages[next(iter(self._storages))]
         return self._storages.setdefault(shape, NgramStorage(*shape))
 
     def add_texts(self, texts: Iterable[Sequence[int]]) -> None:
@@ -109,28 +113,29 @@ class Drafters(DrafterFactory):
                 shared.add_text(text, kept=True)
 
     def texts(self) -> list[tuple[int, ...]]:
-        """What was added, and outputs of ended requests without a space; the least recently used
-        ones went."""
+        """Return added texts, and outputs of ended requests without a space, as far as they are
+        kept."""
         shared = self._shared()
         return shared.texts() if shared else []
 
     def _shared(self) -> SharedTrees | None:
-        """What candidate trees share; None, and a note: there is no library for this processor."""
+        """Return the trees' shared state; None, with a note, without a library for this
+        processor."""
         if self._trees is None:
             try:
                 self._trees = SharedTrees(self._limits.vocab_size)
             except NotCompiled as error:
-                tell_slower(error, "auto drafts by prompt lookup alone")
+                note_slower(error, "auto drafts by prompt lookup alone")
         return self._trees
 
     def _drafts_of_all(
         self, triple: LookaheadConfig, request: Request, settings: DrafterSettings
     ) -> Drafter:
-        """One candidate tree of all sources; without a library a single one of them."""
+        """Combine all sources in one candidate tree; without a library only one of them drafts."""
         options, most = self._options, settings.max_draft_len(triple)
         names = [name for name in settings.drafter if name != "lookahead"]
         shared = self._shared()
-        # A request with a triple of its own is drafted for by what it names, and nothing else.
+        # A request with a triple of its own uses the drafters that it names, and no others.
         every = settings.uses_lookahead and request.adaptive
         if shared is None:
             if settings.uses_lookahead and not every:
@@ -144,8 +149,8 @@ class Drafters(DrafterFactory):
         if every and "window" in sources and triple.ngram_size > 1:
             window = new_window(triple, request.known_ids, request.sampling.seed)
         elif not every and settings.uses_lookahead:
-            found = lookahead_drafter(triple, request, options)
-            fixed = found if isinstance(found, LookaheadDrafter) else None
+            drafter = lookahead_drafter(triple, request, options)
+            fixed = drafter if isinstance(drafter, LookaheadDrafter) else None
         return TreeDrafter(
             tree,
             shared,

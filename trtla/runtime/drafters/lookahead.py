@@ -39,7 +39,7 @@ class DraftTree:
         self.tokens += branch
 
     def merge(self, branch: Iterable[int], node: int = 0) -> int:
-        """Add a branch below a node, along what was merged before; its last node."""
+        """Add a branch below a node, along earlier branches; return its last node."""
         children, tokens = self._children, self.tokens
         for token in branch:
             child = children.get((node, token))
@@ -51,7 +51,8 @@ class DraftTree:
         return node
 
     def merge_tree(self, tokens: Iterable[int], parents: Iterable[int]) -> list[int]:
-        """Add a tree below the input token; the node here of each of its nodes, the input first."""
+        """Add a tree below the input token; return the node of each of its nodes, the input
+        first."""
         nodes = [0]
         for token, parent in zip(tokens, parents, strict=True):
             nodes.append(self.merge((token,), nodes[parent]))
@@ -60,13 +61,14 @@ class DraftTree:
 
 @lru_cache(maxsize=1024)
 def shallow_nodes(parents: tuple[int, ...], depth: int) -> tuple[int, ...]:
-    """Nodes at most so deep below the input token, which is none of them."""
+    """Return the nodes at most so deep below the input token, without that token."""
     return tuple(node for node, deep in enumerate(depths(parents)) if 0 < deep <= depth)
 
 
 @lru_cache(maxsize=1024)
 def window_parents(window_size: int, fillers: int, levels: int, full: bool) -> tuple[int, ...]:
-    """Parents of the window's nodes: fillers, level 0, level 1, ...; node 0 is the input.
+    """Return the parents of the window's nodes: fillers, level 0, level 1, ...; node 0 is the
+    input.
 
     In a full window the input token itself is column 0 of level 0.
     """
@@ -84,11 +86,11 @@ def window_parents(window_size: int, fillers: int, levels: int, full: bool) -> t
 
 
 class LookaheadWindow:
-    """The window of one request: what to feed, and what a step's predictions turn it into.
+    """The window of one request: its tokens, and how predictions advance it.
 
     Args:
         config: the request's triple, N >= 2.
-        seed: W + N - 3 tokens that fill it at the start (they change speed, never text).
+        seed: W + N - 3 tokens to fill it initially (they change speed, never text).
     """
 
     def __init__(self, config: LookaheadConfig, seed: Sequence[int]) -> None:
@@ -106,13 +108,13 @@ class LookaheadWindow:
 
     @property
     def levels(self) -> tuple[tuple[int, ...], ...]:
-        """The cells, oldest level first; W of each level. Column 0 of level 0 is nothing in a full
-        window, where the input token stands for it."""
+        """The cells, oldest level first, W in each. In a full window the input token replaces
+        column 0 of level 0."""
         return tuple(map(tuple, self._levels))
 
     @property
     def fillers(self) -> tuple[int, ...]:
-        """Tokens that stand before column 0 while the window fills."""
+        """Tokens before column 0 while the window fills."""
         return self._fillers[len(self._levels) - 1 :]
 
     def tokens(self) -> tuple[int, ...]:
@@ -137,7 +139,7 @@ class LookaheadWindow:
         return tuple(range(end - self._width, end))
 
     def advance(self, input_token: int, newest: Sequence[int]) -> list[tuple[int, ...]]:
-        """Take the newest level's predictions: harvest the columns' n-grams, roll one level.
+        """Take the newest level's predictions: collect the columns' n-grams, roll one level.
 
         Args:
             input_token: the step's input token, the key of column 0.
@@ -155,7 +157,7 @@ class LookaheadWindow:
         return ngrams
 
     def draft(self, *, drawn: bool = False, reference: bool = False) -> Draft:
-        """What feeds the window alone; cells that continue alike share a node, and all that are not
+        """Return the window alone as a draft: cells with a common prefix share nodes, and those not
         deeper than N-1 may be accepted.
 
         Args:
@@ -214,7 +216,7 @@ class LookaheadDrafter(Drafter):
     Args:
         config: the request's triple.
         prompt: prompt tokens, at least one.
-        window: as it is at the start.
+        window: in its initial state.
         pool_from_text: keep n-grams of prompt and output in the pool as well as the window's.
         options: how it drafts.
     """
@@ -274,7 +276,8 @@ class LookaheadDrafter(Drafter):
 
 
 def new_window(config: LookaheadConfig, prompt: Sequence[int], seed: int) -> LookaheadWindow:
-    """A request's at its start: tokens drawn from the prompt, as in lade and TensorRT-LLM."""
+    """Return a request's initial window: tokens drawn from the prompt, as in lade and
+    TensorRT-LLM."""
     count = config.window_size + config.ngram_size - 3
     return LookaheadWindow(config, random.Random(seed).choices(prompt, k=count))
 

@@ -10,18 +10,18 @@ from trtla.runtime.draft import Draft, Drafter
 from trtla.runtime.request import Request
 from trtla.settings.drafting import DrafterSettings, NgramKind
 
-_LONGEST_CONTEXT = 16  # tokens compared: of matches this long the youngest is as good as any
-_MOST_PLACES = 64  # of a pair of tokens that are looked at: bounds the time of a look-up
+_LONGEST_CONTEXT = 16  # tokens compared: among matches this long the latest is as good as any
+_MOST_PLACES = 64  # of a pair of tokens that are examined: bounds the time of a look-up
 _CAPACITY = 1 << 16  # about 20 MiB
 
 
 class LookupDrafter(Drafter):
-    """One chain of tokens a step, with room for the token that a step commits beside it: nothing is
-    fed that could never be accepted, and a text never needs more cache than its own.
+    """Proposes one chain a step, which leaves room for the target's own token: nothing is fed that
+    could never be accepted, and a text never needs more cache than its own.
 
     Args:
         gamma: most tokens of a draft.
-        max_output_len: of the request; None: its end is not known.
+        max_output_len: of the request; None: unlimited.
     """
 
     def __init__(self, gamma: int, max_output_len: int | None) -> None:
@@ -40,8 +40,8 @@ class LookupDrafter(Drafter):
 
 
 class PromptLookupDrafter(LookupDrafter):
-    """What followed the longest match of the text's end in prompt and output, the youngest of
-    equally long ones; where the text ends too early it is taken to repeat from there.
+    """Proposes the continuation of the longest match of the text's end in prompt and output, the
+    latest of equally long ones; if the text ends too early, it is taken to repeat from there.
 
     A match has at least two tokens. Counts, other requests and models play no part.
     """
@@ -53,12 +53,12 @@ class PromptLookupDrafter(LookupDrafter):
         self._text = list(prompt)
         self._last: dict[tuple[int, int], int] = {}
         self._before = [0]
-        """For each place the one before where the same two tokens ended; 0: none."""
+        """For each position the one before where the same two tokens ended; 0: none."""
 
     def _continuation(self, most: int) -> Sequence[int]:
         self._catch_up()
-        place = self._longest_match()
-        after = self._text[place + 1 : place + 1 + most] if place else []
+        position = self._longest_match()
+        after = self._text[position + 1 : position + 1 + most] if position else []
         while after and len(after) < most:
             after += after[: most - len(after)]
         return after
@@ -69,43 +69,43 @@ class PromptLookupDrafter(LookupDrafter):
 
     def _catch_up(self) -> None:
         text, last, before = self._text, self._last, self._before
-        for place in range(len(before), len(text)):
-            pair = (text[place - 1], text[place])
+        for position in range(len(before), len(text)):
+            pair = (text[position - 1], text[position])
             before.append(last.get(pair, 0))
-            last[pair] = place
+            last[pair] = position
 
     def _longest_match(self) -> int:
-        """The place of a match's last token; 0 where there is none."""
-        best, longest, place = 0, 1, self._before[-1]
+        """Return the position of a match's last token; 0 if there is none."""
+        best, longest, position = 0, 1, self._before[-1]
         for _ in range(_MOST_PLACES):  # later places first
-            if not place or longest == _LONGEST_CONTEXT:
+            if not position or longest == _LONGEST_CONTEXT:
                 break
-            context = self._context(place)
+            context = self._context(position)
             if context > longest:
-                best, longest = place, context
-            place = self._before[place]
+                best, longest = position, context
+            position = self._before[position]
         return best
 
-    def _context(self, place: int) -> int:
-        """How many tokens up to a place are those up to the text's end; two are known to be."""
-        text, back, count = self._text, len(self._text) - 1 - place, 2
-        while count < _LONGEST_CONTEXT and count <= place:
-            if text[place - count] != text[place + back - count]:
+    def _context(self, position: int) -> int:
+        """Count the tokens up to a position that equal the text's last ones; at least two do."""
+        text, back, count = self._text, len(self._text) - 1 - position, 2
+        while count < _LONGEST_CONTEXT and count <= position:
+            if text[position - count] != text[position + back - count]:
                 break
             count += 1
         return count
 
 
 class NgramDrafter(LookupDrafter):
-    """What mostly followed the text's end so far (NASD).
+    """Proposes the tokens that mostly followed the text's end so far (NASD).
 
-    Besides what became output, the target's most probable tokens at those places are counted, which
-    is what `top_k_filler` is; with 1 only the output counts (NAPD, Ou et al. 2024).
+    Besides the output, `top_k_filler` of the target's most probable tokens in its positions are
+    counted; with 1 only the output counts (NAPD, Ou et al. 2024).
 
     Args:
         settings: gamma and the n-gram choices.
-        vocab_size: what random tokens are drawn from where unknown contexts do not end a draft.
-        storage: counts shared with other requests, which this one adds to; None: its own.
+        vocab_size: range of random tokens, if unknown contexts do not end a draft.
+        storage: counts shared with other requests; None: counts of its own.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class NgramDrafter(LookupDrafter):
         self.ranks = settings.top_k_filler if settings.top_k_filler > 1 else 0
         self._tops: Sequence[Sequence[int]] = ()
         self._recent = list(request.input_ids[-storage.longest :])
-        """As much of the text's end as a context holds."""
+        """The text's end, as long as a context."""
         storage.initialize(request.known_ids)
 
     def _continuation(self, most: int) -> Sequence[int]:
@@ -143,7 +143,7 @@ class NgramDrafter(LookupDrafter):
         self._tops = tops
 
     def observe(self, greedy: Sequence[int], committed: Sequence[int]) -> None:
-        """Count the committed tokens, and the most probable ones beside them."""
+        """Count the committed tokens, and the most probable ones in their positions."""
         super().observe(greedy, committed)
         tops, self._tops = self._tops or [()] * len(committed), ()
         for token, top in zip(committed, tops, strict=True):
@@ -160,7 +160,7 @@ class _Followers:
         self.counts = {first: 0}
 
     def add(self, token: int) -> bool:
-        """Count a token; True if it is new here. A leader stays until another beats it."""
+        """Count a token; return True if it is new. A leader stays until another exceeds it."""
         count = self.counts.get(token, 0) + 1
         self.counts[token] = count
         if count > self.counts[self.best]:
@@ -175,7 +175,7 @@ class NgramStorage:
         order: n, tokens of the longest n-gram: those of its context and the one that follows.
         kind: `basic` keeps contexts of 1 to n-1 tokens and looks them up from long to short;
             `onelevel` keeps those of n-1 tokens alone.
-        capacity: most counts kept; whole contexts go, those first that were used longest ago.
+        capacity: most counts kept; the least recently used contexts are dropped whole.
     """
 
     def __init__(self, order: int, kind: NgramKind = "basic", capacity: int = _CAPACITY) -> None:
@@ -184,11 +184,11 @@ class NgramStorage:
         self._shortest = 1 if kind == "basic" else self.longest
         self._capacity = capacity
         self._contexts: dict[tuple[int, ...], _Followers] = {}
-        """The one used last at the end."""
+        """In order of use, the most recent one last."""
         self._size = 0
 
     def initialize(self, prompt: Sequence[int]) -> None:
-        """Count every n-gram of a text, on top of what is here."""
+        """Add the counts of every n-gram of a text."""
         for end in range(1, len(prompt)):
             self.update(prompt[max(0, end - self.longest) : end], prompt[end : end + 1])
 
@@ -206,9 +206,9 @@ class NgramStorage:
             self._size -= len(self._contexts.pop(oldest).counts)
 
     def next_token(self, sequence: Sequence[int]) -> int | None:
-        """What mostly followed the end of a sequence, by its longest known context; None: unknown.
+        """Return the most frequent token after a sequence's longest known context; None: unknown.
 
-        Of equally frequent tokens it is the one that had that count first.
+        Among equally frequent tokens the first to reach the count wins.
         """
         for context in self._contexts_of(sequence):
             followers = self._contexts.pop(context, None)
@@ -218,7 +218,7 @@ class NgramStorage:
         return None
 
     def count(self, gram: Sequence[int]) -> int:
-        """How often the last token of an n-gram was counted behind those before it."""
+        """Return the count of an n-gram's last token after those before it."""
         followers = self._contexts.get(tuple(gram[:-1]))
         return followers.counts.get(gram[-1], 0) if followers else 0
 
@@ -226,6 +226,6 @@ class NgramStorage:
         return self._size
 
     def _contexts_of(self, sequence: Sequence[int]) -> Iterator[tuple[int, ...]]:
-        """Ends of a sequence that are kept as contexts, the longest first."""
+        """Yield the ends of a sequence that are contexts, the longest first."""
         for length in range(min(self.longest, len(sequence)), self._shortest - 1, -1):
             yield tuple(sequence[-length:])

@@ -1,6 +1,6 @@
-"""The candidate tree as a request's drafter: all sources of drafts, and what came of the last step.
+"""The candidate tree as a request's drafter: all sources of drafts, and the last step's outcome.
 
-Which nodes are fed is chosen for all sequences of a step together, by `TreePolicy`.
+`TreePolicy` chooses the nodes to feed, for all sequences of a step together.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from trtla.settings.drafting import PROPOSERS
 
 _WINDOW = PROPOSERS.index("window")
 FIRST_WORTH = 0.5  # tokens a step that a request's drafts bring, before any plan
-_MEMORY = 1.0 / 8.0  # what a plan counts
+_MEMORY = 1.0 / 8.0  # weight of a plan in the average
 _LONGEST = 16  # steps without a plan
 
 
 class Backoff:
-    """Skips the plans of one request for a step, for two, for four, as long as they bring little.
+    """Skips a request's plans for one step, two, four and so on, as long as they bring little.
 
-    It feeds its input alone then, and nobody reads its rows.
+    Such steps feed the input token alone, and its rows are not read.
 
     Args:
-        worth: tokens a step that plans are expected to bring, less what feeding them costs.
+        worth: expected tokens a step of plans, less the cost of feeding them.
     """
 
     def __init__(self, worth: float = FIRST_WORTH) -> None:
@@ -34,7 +34,7 @@ class Backoff:
         self._length = self._left = 0
 
     def is_due(self) -> bool:
-        """Whether the next step is planned; called once a step."""
+        """Return True if the next step is planned; called once a step."""
         self._left -= 1
         return self._left < 0
 
@@ -50,14 +50,14 @@ class TreeDrafter(Drafter):
 
     Args:
         tree: its candidate tree, which knows the prompt.
-        shared: what the trees of all requests share.
+        shared: the state shared by the trees of all requests.
         most_nodes: most tokens of a draft.
         output_len: most tokens of the output.
-        window: lookahead's, fed in steps where it pays.
-        fixed: lookahead with a triple that somebody named, fed whole in every step.
-        drawn: whether cells of `window` are drawn by the target.
+        window: lookahead's, fed in steps when it pays.
+        fixed: lookahead with an explicit triple, fed whole in every step.
+        drawn: True if the target draws the cells of `window`.
         others: drafters whose drafts become branches of the tree, the most trusted first.
-        chain_len: tokens that are enough of theirs together; the next ones are skipped then.
+        chain_len: skip further drafters once they have proposed so many tokens together.
     """
 
     def __init__(
@@ -76,19 +76,19 @@ class TreeDrafter(Drafter):
         self.top_rows = READ
         self.ranks = max((other.ranks for other in others), default=0)
         self.backoff: Backoff | None = None
-        """Made by the policy at the first plan."""
+        """Created by the policy at the first plan."""
         self.window, self.fixed, self.others = window, fixed, tuple(others)
         self.chosen = NO_DRAFT
-        """The nodes of its tree that the next step feeds."""
+        """Nodes of its tree that the next step feeds."""
         self.output: list[int] = []
         self.fed_window = self.had_chain = False
         self._tree, self._shared = tree, shared
         self._most_nodes, self._left = most_nodes, output_len
         self._drawn, self._chain_len = drawn, chain_len
         self._base = self._planned = NO_DRAFT
-        """What is fed in any case, and all that is fed."""
+        """The draft that is fed in any case, and the whole draft."""
         self._places: dict[int, int] = {}
-        """Nodes of the tree by nodes of the draft, where both are not the same."""
+        """Nodes of the tree by nodes of the draft, if they differ."""
         self._rows: TopRows | None = None
         self._accepted = 0
         self._last = 0
@@ -110,7 +110,7 @@ class TreeDrafter(Drafter):
 
     @property
     def most_nodes(self) -> int:
-        """Most nodes of the next draft beside the base; none where the text ends with one token."""
+        """Most nodes of the next draft besides the base; none if the text ends with one token."""
         return max(0, self._most_nodes - len(self._base.tokens)) if self._left > 1 else 0
 
     @property
@@ -120,20 +120,20 @@ class TreeDrafter(Drafter):
 
     @property
     def window_tokens(self) -> int:
-        """Tokens of its window, beside the input token; 0: it has none."""
+        """Tokens of its window, besides the input token; 0 without a window."""
         return self.window.size if self.window and self._left > 1 else 0
 
     def base(self) -> Draft:
-        """What is fed in any case: lookahead's draft, where somebody named a triple."""
+        """Return the draft that is fed in any case: lookahead's with an explicit triple."""
         return self.fixed.propose() if self.fixed else NO_DRAFT
 
     def begin(self, base: Draft) -> None:
-        """Begin a step that feeds the base, maybe cut, and no nodes unless they are planned."""
+        """Begin a step that feeds the base, possibly cut, and no nodes unless they are planned."""
         self._base = self._planned = base
         self._places = {0: 0} if base.tokens else {}
 
     def plan(self, chosen: Draft, with_window: bool) -> None:
-        """Feed these nodes of the tree in the next step, and the window with them if wanted."""
+        """Feed these nodes of the tree in the next step, and the window if requested."""
         self.chosen, self.top_rows = chosen, READ
         self.had_chain &= bool(chosen.tokens)
         self.fed_window = with_window and self.window is not None
@@ -145,7 +145,7 @@ class TreeDrafter(Drafter):
         base = self._base
         merged, first = DraftTree(base.tokens, base.parents), base.first_candidate
         nodes = merged.merge_tree(chosen.tokens, chosen.parents)
-        self._places = {node: place for place, node in enumerate(nodes)}
+        self._places = {node: index for index, node in enumerate(nodes)}
         inside = (node for node in nodes if 0 < node < first)
         values, sources = [0.0] * len(merged.tokens), [_WINDOW] * len(merged.tokens)
         for node, value, source in zip(nodes[1:], chosen.values, chosen.sources, strict=True):
@@ -162,10 +162,10 @@ class TreeDrafter(Drafter):
         )
 
     def propose(self) -> Draft:
-        """What was planned for this step.
+        """Return the draft planned for this step.
 
         Raises:
-            Exception: what another drafter has raised when it drafted for this step.
+            Exception: another drafter's, raised when it drafted for this step.
         """
         if self._failure is not None:
             raise self._failure
@@ -180,22 +180,22 @@ class TreeDrafter(Drafter):
                     chains.append(other.propose().tokens)
                 else:
                     other.skip()
-        except Exception as error:  # this request's alone: `propose` raises it
+        except Exception as error:  # only this request fails: `propose` raises it
             self._failure = error
         self.had_chain = any(chains)
-        # What the tree has missed is not judged by these chains.
+        # These chains do not judge tokens that the tree has missed.
         tree = self.tree if self.had_chain else self._tree
         tree.set_chains(filter(None, chains))
 
     def gained(self, source: str) -> float:
-        """Accepted tokens since the last call that only this source proposed first."""
+        """Return accepted tokens since the last call that only this source proposed first."""
         now = self._tree.gained(source)
         before = self._gained.get(source, 0.0)
         self._gained[source] = now
         return now - before
 
     def saw(self, path: Sequence[int], rows: TopRows) -> None:
-        """Keep the rows until the committed tokens are known; a base's go to the tables."""
+        """Keep the rows until the committed tokens are known; a base's rows go to the tables."""
         self._accepted, self._rows = len(path), rows
         if not self._base.tokens:
             return

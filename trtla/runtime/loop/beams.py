@@ -26,16 +26,16 @@ LogProbs = Sequence[float]
 
 
 class BeamTarget(Protocol):
-    """Log probabilities of what follows the prompt, and what follows hypotheses."""
+    """The log probabilities of tokens after the prompt, and after hypotheses."""
 
     def start(self) -> LogProbs:
-        """After the prompt."""
+        """Return those after the prompt."""
 
     def follow(self, parents: Sequence[int], tokens: Sequence[int]) -> Sequence[LogProbs]:
-        """After these continuations.
+        """Return those after these continuations.
 
         Args:
-            parents: for each, its place in the call before (in the first call always 0).
+            parents: for each, its index in the call before (in the first call always 0).
             tokens: the token that continues it.
         """
 
@@ -55,33 +55,33 @@ def beam_search(
             break
         rows = target.follow([b.parent for b in live], [b.tokens[-1] for b in live])
         grown = [beam for beam in beams if beam.finished]
-        for place, (beam, row) in enumerate(zip(live, rows, strict=True)):
-            grown += _continued(beam, place, row, settings.expansions, end_ids)
+        for index, (beam, row) in enumerate(zip(live, rows, strict=True)):
+            grown += _continued(beam, index, row, settings.expansions, end_ids)
         beams = _best(grown, settings)
     return beams
 
 
 def _continued(
-    beam: Hypothesis, place: int, row: LogProbs, count: int, end_ids: frozenset[int]
+    beam: Hypothesis, index: int, row: LogProbs, count: int, end_ids: frozenset[int]
 ) -> list[Hypothesis]:
     likely = heapq.nsmallest(count, range(len(row)), key=lambda token: (-row[token], token))
     return [
-        Hypothesis((*beam.tokens, token), beam.log_prob + row[token], token in end_ids, place)
+        Hypothesis((*beam.tokens, token), beam.log_prob + row[token], token in end_ids, index)
         for token in likely
         if row[token] > -math.inf
     ]
 
 
-def _best(found: Sequence[Hypothesis], settings: BeamSettings) -> list[Hypothesis]:
+def _best(hypotheses: Sequence[Hypothesis], settings: BeamSettings) -> list[Hypothesis]:
     def order(beam: Hypothesis) -> tuple[float, tuple[int, ...]]:
         return -settings.score(beam.log_prob, len(beam.tokens)), beam.tokens
 
-    distinct = {beam.tokens: beam for beam in found}
+    distinct = {beam.tokens: beam for beam in hypotheses}
     return sorted(distinct.values(), key=order)[: settings.num_beams]
 
 
 class CachedBeams:
-    """Live hypotheses of one request's prompt; a context that gives its blocks back."""
+    """Live hypotheses of one request's prompt; a context manager that releases their blocks."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class CachedBeams:
         return self._log_probs(prompt_logits(self._forward, beam, self._chunk), 0)[0]
 
     def follow(self, parents: Sequence[int], tokens: Sequence[int]) -> list[list[float]]:
-        """Log probabilities after these continuations of the hypotheses of the last call."""
+        """Return log probabilities after these continuations of the last call's hypotheses."""
         self._rearrange(parents)
         for beam, token in zip(self._live, tokens, strict=True):
             beam.output_ids = [token]
@@ -138,9 +138,9 @@ class CachedBeams:
             beam.num_cached += 1
         return self._log_probs(logits, self._live[0].num_cached - len(self._request.input_ids))
 
-    def _log_probs(self, logits: Logits, place: int) -> list[list[float]]:
-        places = [place] * len(logits)
-        rows: list[list[float]] = log_prob_rows(logits, self._request.label, places).tolist()
+    def _log_probs(self, logits: Logits, position: int) -> list[list[float]]:
+        positions = [position] * len(logits)
+        rows: list[list[float]] = log_prob_rows(logits, self._request.label, positions).tolist()
         return rows
 
     def _beam(self, blocks: tuple[int, ...], num_cached: int) -> Beam:
@@ -148,14 +148,14 @@ class CachedBeams:
 
     def _rearrange(self, parents: Sequence[int]) -> None:
         before = self._live
-        self._free += [b.blocks for place, b in enumerate(before) if place not in parents]
+        self._free += [b.blocks for index, b in enumerate(before) if index not in parents]
         taken: set[int] = set()
         self._live = []
-        for place in parents:
-            parent = before[place]
-            blocks = parent.blocks if place not in taken else self._free.pop()
-            if place in taken:
-                places = (self._cache.table(owned).order for owned in (parent.blocks, blocks))
-                self._cache.move_later(islice(zip(*places, strict=True), parent.num_cached))
-            taken.add(place)
+        for index in parents:
+            parent = before[index]
+            blocks = parent.blocks if index not in taken else self._free.pop()
+            if index in taken:
+                orders = (self._cache.table(owned).order for owned in (parent.blocks, blocks))
+                self._cache.move_later(islice(zip(*orders, strict=True), parent.num_cached))
+            taken.add(index)
             self._live.append(self._beam(blocks, parent.num_cached))

@@ -1,5 +1,5 @@
-"""Who drafts for an executor's requests, from which memory, and how much in each step: all of each
-named drafter's drafts, and what pays of the candidate trees.
+"""Drafting for an executor's requests: the whole drafts of each named drafter, and the nodes of
+candidate trees that pay.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from trtla.runtime.stats import SourceCounts
 
 
 class Drafting:
-    """Drafters of requests, and what they share."""
+    """The drafters of requests, and the state that they share."""
 
     def __init__(self, drafters: DrafterFactory, most_nodes: int | None, costs: StepCosts) -> None:
         self.drafters, self._most_nodes = drafters, most_nodes
         self._opened_with = (drafters, most_nodes)
         self._costs = costs
         self._memory = DraftMemory()
-        """The one in use."""
+        """The memory in use."""
         self._texts: list[tuple[int, ...]] = []
-        """Texts that were added: the drafters get them again when they begin anew."""
+        """Added texts: the drafters get them again after a reset."""
         self.adaptive = AdaptiveSteps(costs, most_nodes)
 
     def reset(self) -> None:
@@ -48,7 +48,7 @@ class Drafting:
         sequence.drafter.close()
 
     def abandon(self, sequence: Sequence) -> None:
-        """The same, where what is left of its drafter may be in any state."""
+        """Leave, for a sequence whose drafter may be in any state."""
         with suppress(Exception):
             if sequence.finish_reason is None:
                 self.adaptive.leave(sequence)
@@ -80,10 +80,10 @@ class Drafting:
 
 
 class AdaptiveSteps:
-    """Chooses drafts step by step, and learns from each what steps take.
+    """Chooses drafts step by step, and learns from each how long steps take.
 
     Args:
-        most_nodes: feed up to so many nodes of each tree, whatever they cost; None: what pays.
+        most_nodes: feed up to this many nodes of each tree at any cost; None: those that pay.
     """
 
     def __init__(self, costs: StepCosts, most_nodes: int | None = None) -> None:
@@ -93,30 +93,30 @@ class AdaptiveSteps:
         self._prompt = self._base = self._fed = 0
 
     def leave(self, sequence: Sequence) -> None:
-        """A sequence has ended, or gets another drafter: note what its sources did.
+        """Add up its sources' counts: a sequence has ended, or gets another drafter.
 
-        A step that it takes part in teaches nothing.
+        Nothing is learnt from a step that it takes part in.
         """
-        if any(one is sequence for one, _ in self._adaptive):
+        if any(member is sequence for member, _ in self._adaptive):
             self._adaptive = []
         if isinstance(sequence.drafter, TreeDrafter):
             sources = sequence.stats.sources = dict(sequence.stats.sources or {})
-            for name, own in sequence.drafter.counts().items():
-                sources[name] = sources.get(name, SourceCounts()) + own
+            for name, counts in sequence.drafter.counts().items():
+                sources[name] = sources.get(name, SourceCounts()) + counts
 
     def drafts(self, generation: Seq[Sequence], prompt_tokens: int, room: int) -> list[Draft]:
-        """The drafts of the next step, in order.
+        """Return the drafts of the next step, in order.
 
         Args:
-            prompt_tokens: are fed beside them.
-            room: most tokens that all drafts may feed.
+            prompt_tokens: fed in the same step.
+            room: most tokens of all drafts.
         """
         drafts: list[Draft] = []
         trees: list[tuple[int, TreeDrafter]] = []
-        for place, sequence in enumerate(generation):
+        for index, sequence in enumerate(generation):
             drafter = sequence.drafter
             if type(drafter) is TreeDrafter:
-                trees.append((place, drafter))
+                trees.append((index, drafter))
                 drafts.append(drafter.base())
             else:
                 drafts.append(sequence.propose())
@@ -125,19 +125,19 @@ class AdaptiveSteps:
         self._adaptive = [(generation[i], len(generation[i].output_ids)) for i, _ in trees]
         if not trees:
             return drafts
-        for place, tree in trees:
-            tree.begin(drafts[place])
+        for index, tree in trees:
+            tree.begin(drafts[index])
         fed = sum([len(draft.tokens) for draft in drafts])
         self._base = prompt_tokens + len(drafts) + fed
-        own = [tree for _, tree in trees]
-        self._policy.plan(own, self._base, max(0, room - fed), prompt_tokens)
-        for place, _ in trees:
-            drafts[place] = generation[place].propose()
+        drafters = [tree for _, tree in trees]
+        self._policy.plan(drafters, self._base, max(0, room - fed), prompt_tokens)
+        for index, _ in trees:
+            drafts[index] = generation[index].propose()
         self._fed = prompt_tokens + len(drafts) + sum([len(draft.tokens) for draft in drafts])
         return drafts
 
     def record(self, seconds: float) -> None:
-        """Report what the planned step committed and took."""
+        """Report the tokens and seconds of the planned step."""
         if not self._adaptive or self._prompt:
             return
         committed = sum([len(s.output_ids) - before for s, before in self._adaptive])

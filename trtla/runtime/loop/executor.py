@@ -1,7 +1,7 @@
-"""The torch executor: requests come, wait, run in steps and end, many at once.
+"""The torch executor: queues requests, runs them in steps, and reports their outputs.
 
-What an exception leaves behind, be it an interrupt between any two instructions, is not repaired
-but made anew: `RequestRecord` holds what is certain, and `_recover` rebuilds all else from it.
+After an exception, such as an interrupt between any two instructions, nothing is repaired:
+`RequestRecord` holds the committed state, and `_recover` rebuilds all else from it.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from trtla.runtime.request import (
 )
 from trtla.runtime.sequence import Feed, RequestFailed, Sequence
 from trtla.runtime.stats import DraftTotals, ExecutorStats, RequestStats
+from trtla.settings.executor import ENGINE_OPTIONS, ExecutorOptions
 from trtla.settings.sampling import BeamSettings
 
 T = TypeVar("T")
@@ -48,13 +49,12 @@ class TorchExecutor(Executor):
     """An `Executor` on PyTorch, CPU or CUDA.
 
     Args:
-        cache: a sequence's whole need is reserved in it when it is admitted.
+        cache: reserves a sequence's whole need when it is admitted.
         drafters: makes each request's drafter.
-        costs: what steps are expected to take, for adaptive requests.
+        costs: the expected costs of steps, for adaptive requests.
         keep: gets `costs` when the executor is closed, for the next one.
         max_reused_len: longest text whose blocks are kept for those that begin like it; 0: none.
-        most_nodes: of an adaptive request's step, fed whatever they cost; None: what pays.
-        bounded_steps: limit the prompt tokens beside running texts; see `ExecutorOptions`.
+        options: what the model was opened with.
         ahead: begin the next step before outputs are reported, so that a device computes while
             they are read; None: on GPUs.
         ranks: that run the model together; this process is rank 0, and decides for all.
@@ -69,9 +69,8 @@ class TorchExecutor(Executor):
         costs: StepCosts | None = None,
         max_reused_len: int = 0,
         draft_totals: DraftTotals | None = None,
-        most_nodes: int | None = None,
         *,
-        bounded_steps: bool = False,
+        options: ExecutorOptions = ENGINE_OPTIONS,
         ahead: bool | None = None,
         ranks: Ranks | None = None,
         keep: Callable[[StepCosts], None] | None = None,
@@ -88,18 +87,20 @@ class TorchExecutor(Executor):
         self._costs, self._keep = costs or StepCosts(FIXED_COSTS), keep
         self._stepper = Stepper(model, cache, limits, draft_totals or DraftTotals(), ranks)
         self._stats = self._stepper.stats
-        self._drafting = Drafting(drafters or Drafters(limits), most_nodes, self._costs)
-        self._max_reused_len, self._bounded_steps = max_reused_len, bounded_steps
+        self._drafting = Drafting(
+            drafters or Drafters(limits), options.draft_options.nodes, self._costs
+        )
+        self._max_reused_len, self._options = max_reused_len, options
         self._ahead = cache.device.type == "cuda" if ahead is None else ahead
         self._record: RequestRecord[Sequence] = RequestRecord()
         self._cancelled: deque[int] = deque()
         self._reset()
 
     def _reset(self) -> None:
-        """All that can be made anew, without any request."""
+        """Create all state anew, without any request."""
         sizes = (self._limits.max_batch_size, self._limits.max_num_tokens)
         blocks = (self._cache.pool, self._max_reused_len)
-        self._scheduler = Scheduler(*sizes, *blocks, bounded=self._bounded_steps)
+        self._scheduler = Scheduler(*sizes, *blocks, bounded=self._options.bounded_steps)
         self._deadlines: dict[int, float] = {}
         self._record.new, self._record.taken = [], []
         self._begun: Step | None = None
@@ -144,7 +145,7 @@ class TorchExecutor(Executor):
         self._scheduler.add(sequence)
 
     def _check_room(self, sequence: Sequence) -> None:
-        """The cache holds the largest text with the executor's own drafts; others may be larger."""
+        """Refuse drafts that the cache has no room for beside the largest text."""
         capacity = self._cache.pool.num_blocks * TOKENS_PER_BLOCK
         if sequence.max_cached > capacity:
             raise UsageError(
@@ -182,14 +183,14 @@ class TorchExecutor(Executor):
             self._end_step()
 
     def _advance(self) -> bool:
-        """One step, or the end of requests that are late; False where there is nothing to do."""
+        """Run a step or end late requests; False if there is nothing to do."""
         if self._begin_step():
             self._end_step()
             return True
         return bool(self._record.new) or self._end_stuck_one()
 
     def _begin_step(self) -> bool:
-        """End requests that are late, and begin a step of the others; False where none can run."""
+        """End late requests, and begin a step of the others; False if none can run."""
         if self._deadlines:
             self._end_late_ones()
         plan = self._scheduler.next()
@@ -221,15 +222,15 @@ class TorchExecutor(Executor):
                 self._finish(self._record.requests[output.request_id])
 
     def _recover(self, failure: RequestFailed | None = None) -> None:
-        """Make all anew from what was committed; every text goes on as if nothing had happened.
+        """Rebuild all state from what was committed; every text continues unchanged.
 
-        Prompts and outputs so far are read into the cache again, and all outputs reported again.
+        Prompts and outputs so far are cached again, and all outputs are reported again.
         """
         self._record.unfinished = True
         sequences = list(self._record.requests.values())
         for sequence in sequences:
             self._drafting.abandon(sequence)
-        self._cache.synchronize()  # a step that was begun reads what the next one writes
+        self._cache.synchronize()  # a step in flight reads what the next one writes
         self._cache.take_moves()
         self._cache.pool.reset()
         self._drafting.reset()
@@ -247,7 +248,7 @@ class TorchExecutor(Executor):
             self._record.new += sequence.outputs
 
     def _end(self, request_id: int, reason: FinishReason, error: TrtlaError | None = None) -> None:
-        """End a request after what was committed, wherever it is; unknown ones are ignored."""
+        """End a request after its committed tokens; unknown ids are ignored."""
         sequence = self._record.requests.get(request_id)
         if sequence is not None and sequence.finish_reason is None:
             self._record.new.append(sequence.end(reason, error))
@@ -264,7 +265,7 @@ class TorchExecutor(Executor):
             self._end(request_id, "timed_out")
 
     def _end_stuck_one(self) -> bool:
-        """End a request that would wait indefinitely; False where none does."""
+        """End a request that would wait indefinitely; False if none does."""
         sequence = self._scheduler.stuck
         if sequence is None:
             return False
@@ -280,7 +281,7 @@ class TorchExecutor(Executor):
     def use_memory(self, memory: DraftMemory) -> None:
         self._check_open()
         self._drafting.check_memory(memory)
-        if any(one.finish_reason is None for one in self._record.requests.values()):
+        if any(sequence.finish_reason is None for sequence in self._record.requests.values()):
             raise UsageError(
                 "requests are in flight, whose drafts belong to another memory",
                 "change it when all have ended",
@@ -305,11 +306,11 @@ class TorchExecutor(Executor):
 
     def beam_search(self, request: Request, settings: BeamSettings) -> list[Hypothesis]:
         self._check_open()
-        place = (self._forward, self._cache)
+        model = (self._forward, self._cache)
         sizes = (settings.num_beams, self._limits.max_num_tokens)
 
         def search() -> list[Hypothesis]:
-            with CachedBeams(*place, request, *sizes) as target:
+            with CachedBeams(*model, request, *sizes) as target:
                 length = request.sampling.max_output_len
                 return beam_search(target, settings, length, request.end_ids)
 
@@ -318,21 +319,21 @@ class TorchExecutor(Executor):
     def log_probs(self, request: Request, output_ids: Tokens[int]) -> list[float]:
         self._check_open()
         self._limits.check_ids(output_ids, request.label)
-        place, most = (self._forward, self._cache), self._limits.max_num_tokens
-        return self._between_steps(lambda: text_log_probs(*place, request, output_ids, most))
+        target, most = (self._forward, self._cache), self._limits.max_num_tokens
+        return self._between_steps(lambda: text_log_probs(*target, request, output_ids, most))
 
     def _forward(self, feeds: Tokens[Feed]) -> Forwarded:
-        """A forward, unless nobody waits any more for what it is for."""
+        """Run a forward, unless the work that it is for was interrupted."""
         if self.interrupted():
             raise TrtlaError("it was interrupted", "ask again")
         return self._stepper.forward(feeds)
 
     def _between_steps(self, work: Callable[[], T]) -> T:
-        """Do something with blocks of its own, while requests are in flight."""
+        """Do work with blocks of its own, while requests are in flight."""
         self._begin()
         try:
             result = work()
-        except TrtlaError:  # it has given back what it took
+        except TrtlaError:  # the work has released its blocks
             self._record.unfinished = False
             raise
         self._record.unfinished = False

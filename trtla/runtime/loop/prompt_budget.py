@@ -1,9 +1,8 @@
-"""How many prompt tokens a step takes beside texts that are being written.
+"""The number of prompt tokens that a step takes next to texts in generation.
 
-A long prompt is read in few large steps as cheaply as can be, and everybody else's text stands
-still in each of them. So a step beside texts may take a few times what it takes without prompts.
-How many prompt tokens that is comes from the seconds of the steps before: what a machine, a model
-and a batch make of it cannot be known otherwise.
+A long prompt is cheapest to read in few large steps, but every other text stands still in each of
+them. So a step next to texts may take a few times as long as one without prompts. The number of
+prompt tokens follows from the seconds of earlier steps: it depends on machine, model and batch.
 """
 
 from __future__ import annotations
@@ -17,40 +16,40 @@ from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.limits import MAX_CHUNK
 
 SLOWEST = 4.0
-"""Seconds of a step with prompts, by those of one without. With less, prompts are read in smaller
+"""Seconds of a step with prompts, relative to one without. A lower limit reads prompts in smaller
 pieces, each of which reads all weights again: at 4 three quarters of such a step are the prompts'.
-With more, a text visibly stops while others begin: one of 20 tokens a second goes on with 5."""
+A higher one visibly stops texts while others begin: one of 20 tokens a second goes on with 5."""
 FIRST_TOKENS = 64
-"""Prompt tokens of a step, before any was measured."""
+"""Prompt tokens of a step before any was measured."""
 LONGEST_S = 1.0
-"""The longest step with nothing but prompts, where these can be cut so small."""
+"""The longest step of prompts alone, if these can be cut so small."""
 _FIRST_ALONE = 512
 _LEAST_TOKENS = TOKENS_PER_BLOCK
-_REMEMBERED = 5  # steps of a kind: two slow ones among them change nothing
-_PLAIN_EVERY = 32  # steps with prompts, after which one without shows again what that takes
-_FIRST_PLAIN = 4  # the same, where none was seen in batches of that size
+_REMEMBERED = 5  # steps of a kind: two slow outliers do not change their median
+_PLAIN_EVERY = 32  # steps with prompts, after which one without is measured again
+_FIRST_PLAIN = 4  # the same, before one was measured in batches of that size
 
 
 class _Read(NamedTuple):
     tokens: int
     each_s: float
-    """What each of them added to the step."""
+    """Seconds that each of them added to the step."""
 
 
 class PromptBudget:
-    """Learns what steps take, and limits the prompt tokens of those to come."""
+    """Learns how long steps take, and limits the prompt tokens of later ones."""
 
     def __init__(self) -> None:
         self._plain: dict[int, deque[float]] = defaultdict(partial(deque, maxlen=_REMEMBERED))
         """Seconds of steps without prompts, by size of the batch."""
         self._since: Counter[int] = Counter()
-        """Steps with prompts since the last one of these."""
+        """Steps with prompts since the last step without."""
         self._reads: deque[_Read] = deque(maxlen=_REMEMBERED)
 
     def tokens(self, generating: int) -> int:
-        """Most prompt tokens of the next step, beside so many texts.
+        """Return the most prompt tokens of the next step, next to so many texts.
 
-        0 now and then, where prompts never pause: a step without them is measured.
+        0 now and then if prompts never pause, so that a step without them is measured.
         """
         if not generating:
             return self._alone()
@@ -63,7 +62,7 @@ class PromptBudget:
         return max(_LEAST_TOKENS, median_low(_fitting(read, plain) for read in self._reads))
 
     def _alone(self) -> int:
-        """Beside no text: who comes meanwhile waits for the step's end."""
+        """Limit steps without texts too: requests that arrive meanwhile wait for the step's end."""
         if not self._reads:
             return _FIRST_ALONE
         each_s = median_low(read.each_s for read in self._reads)
@@ -86,12 +85,12 @@ class PromptBudget:
 
 
 def _size(generating: int) -> int:
-    """Batches of about the same power of 2 are alike; one that fills a place is among them."""
+    """Return a class for batches of about the same power of 2; one that grows by one is in it."""
     return (3 * generating // 2).bit_length()
 
 
 def _fitting(read: _Read, plain: float) -> int:
-    """How many tokens as those would have had room; at most twice as many as they were: what looks
-    free in a small step need not be so in a large one."""
+    """Return how many such tokens would have fitted, at most twice as many as there were: tokens
+    that seem free in a small step need not be so in a large one."""
     room, most = (SLOWEST - 1.0) * plain, 2 * read.tokens
     return most if read.each_s * most <= room else int(room / read.each_s)

@@ -1,10 +1,9 @@
-"""In-flight batching in plain integers: which sequences run in the next forward, and with what.
+"""In-flight batching in plain integers: the sequences of the next forward, and their tokens.
 
-First come, first served. Every running sequence takes part in every step; prompts fill what is left
-of max_num_tokens, in chunks when they are longer, or of what may be fed beside running texts where
-steps are bounded; a finished sequence's place is taken at once.
-Full blocks may be kept, and a prompt that begins with their tokens starts behind them; it waits for
-blocks that a running prompt is about to fill.
+First come, first served. Every running sequence takes part in every step. Prompts fill the rest of
+max_num_tokens, in chunks if they are longer, or of the prompt budget if steps are bounded. The slot
+of a finished sequence is reused at once. Full blocks may be kept, and a prompt that begins with
+their tokens starts behind them; it waits for blocks that a running prompt is about to fill.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ class Scheduler:
 
     Args:
         max_reused_len: longest prompt that starts behind kept blocks, and longest stretch of a text
-            that is kept, from when its prompt is read; 0: neither is done.
-        bounded: limit the prompt tokens beside running texts, so that these do not stand still.
+            that is kept, from the moment its prompt is read; 0: neither.
+        bounded: limit the prompt tokens next to running texts, so that these do not stall.
     """
 
     def __init__(
@@ -79,14 +78,14 @@ class Scheduler:
 
     @property
     def stuck(self) -> Sequence | None:
-        """The first in the queue where nothing runs: too few blocks will ever be free for it."""
+        """The first in the queue if nothing runs: too few blocks will ever be free for it."""
         return self._waiting[0] if self._waiting and not self._running else None
 
     def next(self) -> StepPlan:
-        """Admit what fits and plan the next forward; empty when nothing can run.
+        """Admit sequences that fit and plan the next forward; empty if nothing can run.
 
-        Every generating sequence feeds a token. What is left is for prompts, less what the drafts
-        may need; where drafts would need all, a prompt has the same share as any other sequence.
+        Every generating sequence feeds a token. The rest is for prompts, less what the drafts may
+        need; if drafts would need all, a prompt has the same share as any other sequence.
         """
         if self._waiting:
             self._admit()
@@ -105,9 +104,9 @@ class Scheduler:
         return StepPlan(fed, generation, left - sum(feed.length for feed in fed))
 
     def _admit(self) -> None:
-        """Start those that may, in order; who waits for blocks of a running prompt holds up none.
+        """Start waiting sequences in order, past those that wait for a running prompt's blocks.
 
-        Nobody starves: it waits for running prompts alone, and is looked at first in each step.
+        None starves: it waits for running prompts alone, and is considered first in each step.
         """
         most = min(self._max_batch_size, self._max_num_tokens)  # each feeds a token at least
         if len(self._running) == most:
@@ -127,25 +126,25 @@ class Scheduler:
             if len(self._running) == most:
                 return
 
-    def _awaits_blocks(self, sequence: Sequence, found: int) -> bool:
-        """Whether a running prompt is about to fill more blocks for it than are found now."""
+    def _awaits_blocks(self, sequence: Sequence, num_shared: int) -> bool:
+        """Return True if a running prompt will soon fill more blocks for it than it shares now."""
         if not self._reuses(sequence):
             return False
         for other in self._running:
             if self._shares(other, sequence) and other.num_cached < len(other.prompt):
                 alike = _blocks_alike(sequence.prompt[:-1], other.prompt)
-                if alike > found and alike * TOKENS_PER_BLOCK > other.num_cached:
+                if alike > num_shared and alike * TOKENS_PER_BLOCK > other.num_cached:
                     return True
         return False
 
     def _shared(self, sequence: Sequence) -> tuple[int, ...]:
-        """Kept blocks that it starts behind; its last prompt token is always fed, for logits."""
+        """Find kept blocks to start behind; its last prompt token is always fed, for logits."""
         if not self._reuses(sequence):
             return ()
         return self._blocks.find(sequence.prompt[:-1], sequence.request.space)
 
-    def _shares(self, one: Sequence, other: Sequence) -> bool:
-        return self._reuses(one) and one.request.space == other.request.space
+    def _shares(self, sequence: Sequence, other: Sequence) -> bool:
+        return self._reuses(sequence) and sequence.request.space == other.request.space
 
     def _reuses(self, sequence: Sequence) -> bool:
         private = sequence.request.private
@@ -155,20 +154,20 @@ class Scheduler:
         return sequence.cached_text[: self._max_reused_len] if self._reuses(sequence) else ()
 
     def stepped(self, feeds: Tokens[Feed], seconds: float) -> None:
-        """A step was committed, and took so long; others may read the blocks that its prompts have
-        filled."""
+        """Record the feeds and seconds of a committed step; others may read the blocks that its
+        prompts have filled."""
         prompts = [feed for feed in feeds if feed.draft is None]
         if self._budget is not None:
             fed = sum(feed.length for feed in prompts)
             self._budget.stepped(fed, len(feeds) - len(prompts), seconds)
         for feed in prompts:
             sequence = feed.sequence
-            if sequence.blocks:  # it has not ended meanwhile
+            if sequence.blocks:  # else it has ended meanwhile
                 space = sequence.request.space
                 self._blocks.keep(sequence.blocks, self._read_by_others(sequence), space)
 
     def finish(self, sequence: Sequence) -> None:
-        """Take a sequence out and free its blocks, some of which may be kept."""
+        """Remove a sequence and free its blocks, some of which may be kept."""
         if sequence not in self._running:
             self._waiting.remove(sequence)
             return
@@ -185,20 +184,20 @@ def _blocks_alike(text: Tokens[int], other: Tokens[int]) -> int:
 
 
 def _feeds(prompts: Tokens[Sequence], budget: int) -> Iterator[Feed]:
-    """Stretches of what has to be cached, of so many tokens together.
+    """Cut the uncached tokens into stretches, `budget` tokens together.
 
-    The oldest prompt gets half of them, so that short ones cannot hold it up indefinitely; of the
-    others those that have the fewest tokens left go first, and what they leave is the oldest one's.
+    The oldest prompt gets half of them, so that short ones cannot hold it up indefinitely. The
+    others follow by tokens left, the fewest first, and the oldest one gets the rest.
     """
-    left = [min(len(one.prefill) - one.num_cached, MAX_CHUNK) for one in prompts]
+    left = [min(len(sequence.prefill) - sequence.num_cached, MAX_CHUNK) for sequence in prompts]
     lengths = [0] * len(prompts)
     order = sorted(range(1, len(prompts)), key=left.__getitem__)
-    for place, most in (0, -(-budget // 2)), *((place, budget) for place in order), (0, budget):
-        length = min(left[place] - lengths[place], most, budget)
-        lengths[place] += length
+    for index, most in (0, -(-budget // 2)), *((index, budget) for index in order), (0, budget):
+        length = min(left[index] - lengths[index], most, budget)
+        lengths[index] += length
         budget -= length
-    for one, length in zip(prompts, lengths, strict=True):
+    for sequence, length in zip(prompts, lengths, strict=True):
         if length:
-            # A text that was interrupted has its first token: it goes on with a step.
-            ends = one.num_cached + length == len(one.prompt) and not one.output_ids
-            yield Feed.prompt(one, length, ends)
+            # An interrupted text has its first token already: it continues with a step.
+            ends = sequence.num_cached + length == len(sequence.prompt) and not sequence.output_ids
+            yield Feed.prompt(sequence, length, ends)

@@ -1,4 +1,4 @@
-"""Opens the torch executor for an engine: weights, K/V cache, draft models, costs."""
+"""Opening the torch executor for an engine: weights, K/V cache, draft models, costs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from trtla.runtime.drafters.factory import Drafters
 from trtla.runtime.lengths import shortened, text_lengths, usual_output_len, usual_text_len
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.loop.executor import TorchExecutor
-from trtla.runtime.loop.ranks import Follower
+from trtla.runtime.loop.leader import Follower
 from trtla.runtime.models.cpu.llama import NativeLlama
 from trtla.runtime.models.forward import SPARE_BLOCKS, Model
 from trtla.runtime.models.kv_cache import (
@@ -61,7 +61,7 @@ def open_torch_executor(
 
     Args:
         world: the ranks that run it together, each with its part of the weights, or with all of
-            them where `options.lookahead_parallel` says so.
+            them if `options.lookahead_parallel` is set.
     """
     checkpoint = engine.config.pretrained_config
     limits, on = _limits(engine, options, draft_engines), resolve_device(options.device)
@@ -70,7 +70,7 @@ def open_torch_executor(
     draft_device = options.draft_device or options.device
     draft_dtype = options.draft_dtype or options.dtype
     if draft_engines:
-        resolve_device(draft_device, "--draft-device")  # what is wrong is said before it loads
+        resolve_device(draft_device, "--draft-device")  # refuse before anything loads
     check_draft_engines(draft_engines.values())
     ranks = None if world is None else _ranks(world, engine, options, limits, arithmetic, on)
     split = None if ranks is None else ranks.split
@@ -81,8 +81,8 @@ def open_torch_executor(
     if ranks is not None:
         check_same(ranks.world, {"forward": model.arithmetic})
     drafts = {
-        name: load_draft_model(one, draft_device, draft_dtype)
-        for name, one in draft_engines.items()
+        name: load_draft_model(draft_engine, draft_device, draft_dtype)
+        for name, draft_engine in draft_engines.items()
     }
     shard = checkpoint if split is None else shard_config(checkpoint, split.world.place.size)
     block = block_bytes(shard, model.cache_type)
@@ -97,18 +97,18 @@ def open_torch_executor(
     if ranks is not None and not ranks.world.leads:
         return Follower(ranks, model, cache, limits)
     totals, sizes = DraftTotals(), dict(zip(drafts, draft_blocks, strict=True))
-    models = {name: one.with_cache(sizes[name], limits, totals) for name, one in drafts.items()}
+    models = {name: draft.with_cache(sizes[name], limits, totals) for name, draft in drafts.items()}
     drafters = Drafters(limits, options.draft_options, models)
     reused = _max_reused_len(checkpoint, limits) if options.block_reuse else 0
     costs, keep = _costs(checkpoint, model, together, on)
-    made = (model, cache, limits, drafters, costs, reused, totals, options.draft_options.nodes)
-    return TorchExecutor(*made, bounded_steps=options.bounded_steps, ranks=ranks, keep=keep)
+    made = (model, cache, limits, drafters, costs, reused, totals)
+    return TorchExecutor(*made, options=options, ranks=ranks, keep=keep)
 
 
 def _costs(
     checkpoint: CheckpointConfig, model: Model[Any], together: str, device: Device
 ) -> tuple[StepCosts, Callable[[StepCosts], None] | None]:
-    """What steps are expected to take, and what keeps what they have shown."""
+    """Return the expected costs of steps, and a function that keeps the learnt ones."""
     if costs_are_fixed():
         return StepCosts(FIXED_COSTS), None
     integers = model.compute_type == "int8" if isinstance(model, NativeLlama) else None
@@ -141,7 +141,7 @@ def _limits(
 
 
 class _Placed(NamedTuple):
-    """A loaded model, the bytes of a block of its cache, and where both are."""
+    """A loaded model, the bytes of a block of its cache, and its device."""
 
     model: Model[Any]
     block_bytes: int
@@ -151,13 +151,13 @@ class _Placed(NamedTuple):
 def _needs(
     engine: Engine, placed: _Placed, drafts: Iterable[LoadedDraft], limits: ExecutorLimits
 ) -> list[CacheNeed]:
-    """What the caches of the model and of those that draft for it need, with these limits."""
+    """Compute the caches that the model and its draft models need with these limits."""
     text_len, draft_len = limits.max_text_len, engine.config.build_config.max_draft_len
     draft_len = max(draft_len, limits.drafter.max_draft_len(limits.lookahead))
     usual = usual_text_len(text_len) if engine.is_in_memory else None
     sizes = (placed.block_bytes, text_len + draft_len, placed.model.scratch_bytes(limits))
-    own = CacheNeed(placed.device, *sizes, None if usual is None else usual + draft_len)
-    return [own, *(one.need(limits, usual) for one in drafts)]
+    target = CacheNeed(placed.device, *sizes, None if usual is None else usual + draft_len)
+    return [target, *(draft.need(limits, usual) for draft in drafts)]
 
 
 def _within_memory(
@@ -166,7 +166,7 @@ def _within_memory(
     free: Mapping[Place, int],
     ranks: Ranks | None,
 ) -> ExecutorLimits:
-    """The limits, with texts as long as the caches of one have memory on every rank."""
+    """Shorten texts to the length that the caches of one have memory for on every rank."""
     most = limits.max_text_len
     target = needs(limits)[0]
     fit = longest_fit(lambda length: needs(replace(limits, max_text_len=length)), most, free)
@@ -180,7 +180,7 @@ def _within_memory(
 
 
 _LEAST_TEXT = 256
-"""Tokens of a text that are worth opening a model for, where memory has no room for more."""
+"""Tokens of the shortest text that a model is opened for if memory is short."""
 
 
 def _ranks(
@@ -191,7 +191,7 @@ def _ranks(
     arithmetic: str,
     device: Device,
 ) -> Ranks:
-    """The ranks, where all open the same model in the same way."""
+    """Join the ranks, after checking that all open the same model in the same way."""
     config, whole = engine.config.pretrained_config, options.lookahead_parallel is not None
     same: dict[str, object] = {
         "parallelism": "lookahead" if whole else "tensor",
@@ -214,8 +214,8 @@ def _ranks(
 
 
 def _max_reused_len(checkpoint: CheckpointConfig, limits: ExecutorLimits) -> int:
-    """Longest text whose keys serve others: dynamic scaling rotates them by the text's length."""
-    if limits.max_encoder_len is not None:  # they depend on what the encoder read as well
+    """Return the longest text with reusable keys: those of dynamic RoPE depend on its length."""
+    if limits.max_encoder_len is not None:  # keys depend on the encoder's input as well
         return 0
     if checkpoint.rope_type == "dynamic":
         return min(limits.max_text_len, checkpoint.max_position_embeddings)

@@ -12,7 +12,7 @@ from trtla.runtime.device import Device
 from trtla.runtime.draft import Draft
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.loop.drafting import AdaptiveSteps
-from trtla.runtime.loop.ranks import Leader, rank_steps
+from trtla.runtime.loop.leader import Leader, rank_steps
 from trtla.runtime.loop.scheduler import StepPlan
 from trtla.runtime.loop.scores import token_log_probs
 from trtla.runtime.models.forward import Forwarded, Model
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 class ForwardClock:
     """Times a forward that begins now, and the choice of its tokens.
 
-    A GPU may have ended the forward before the host comes back to choose: then its own events say
-    how long that took.
+    A GPU may have finished the forward before the host comes back to choose tokens: then the time
+    is taken from its own events.
     """
 
     def __init__(self, device: Device) -> None:
@@ -47,7 +47,7 @@ class ForwardClock:
         self._stream = _cuda_stream(device) if device.type == "cuda" else None
         self._begin = self._end = None if self._stream is None else self._event()
         self._resumed: float | None = None
-        """When the host came back too late to have timed the forward itself."""
+        """When the host resumed, if that was too late to time the forward itself."""
 
     def launched(self) -> None:
         if self._stream is not None:
@@ -58,7 +58,7 @@ class ForwardClock:
             self._resumed = time.perf_counter()
 
     def seconds(self) -> float:
-        """The seconds of the forward and the choice, which ends now."""
+        """Return the seconds of the forward and of the choice, which ends now."""
         now = time.perf_counter()
         if self._resumed is None or self._begin is None or self._end is None:
             return now - self.started
@@ -85,18 +85,18 @@ _Move = tuple[Sequence, int, tuple[int, ...]]
 
 
 class Step(NamedTuple):
-    """A forward that was begun, and whose tokens nobody has seen."""
+    """A forward in flight, whose tokens are not chosen yet."""
 
     feeds: list[Feed]
     done: Forwarded
-    """Logits of the rows that the feeds want, or what other ranks say of them."""
+    """Logits of the rows that the feeds want, or other ranks' answers about them."""
     draft_s: float
-    """Seconds in which its drafts were made."""
+    """Seconds spent on its drafts."""
     clock: ForwardClock
 
 
 class Stepper:
-    """Runs the model's steps and commits what they bring; arguments as in `TorchExecutor`."""
+    """Runs the model's steps and commits their tokens; arguments as in `TorchExecutor`."""
 
     def __init__(
         self,
@@ -112,16 +112,16 @@ class Stepper:
             compute_type=model.compute_type,
             draft_models=draft_totals,
         )
-        """Counters; those of tokens are summed up over requests when they are asked for."""
+        """Counters; those of tokens are summed over requests on demand."""
         self.model, self._cache = model, cache
-        own = model.step_forward(cache, limits)
+        forward = model.step_forward(cache, limits)
         self.leader = None
         if ranks is not None:
-            self.leader = Leader(ranks, rank_steps(ranks, model, own, cache), cache)
-        self.forward = self.leader or own
+            self.leader = Leader(ranks, rank_steps(ranks, model, forward, cache), cache)
+        self.forward = self.leader or forward
 
     def launch(self, plan: StepPlan, adaptive: AdaptiveSteps) -> Step:
-        """Draft for a plan and begin its forward, with which a GPU goes on alone."""
+        """Draft for a plan and begin its forward, which a GPU runs on its own."""
         started = time.perf_counter()
         drafts = adaptive.drafts(plan.generation, plan.prompt_tokens, plan.room)
         feeds = [*plan.prompts, *map(Feed.step, plan.generation, drafts)]
@@ -133,13 +133,13 @@ class Stepper:
         return Step(feeds, done, clock.started - started, clock)
 
     def complete(self, step: Step, new: list[Output]) -> float:
-        """Commit what a forward said to sequences that have not ended since; the step's seconds.
+        """Commit a forward's tokens to sequences that have not ended since; return the seconds.
 
         Args:
-            new: gets the outputs, each when it is committed.
+            new: gets each output as it is committed.
 
         Raises:
-            RequestFailed: a request's own drafter or stop check has raised.
+            RequestFailed: a request's own drafter or stop check raised.
         """
         predictions = self._predict(step)
         forward_s, predicted = step.clock.seconds(), time.perf_counter()
@@ -156,6 +156,8 @@ class Stepper:
             if feed.rows:
                 try:
                     self._commit(feed, prediction, moves, new, fed)
+                except RequestFailed:
+                    raise
                 except Exception as error:
                     raise RequestFailed(feed.sequence) from error
             else:
@@ -179,11 +181,11 @@ class Stepper:
         new: list[Output],
         hidden: ndarray | None,
     ) -> None:
-        """Decide what joins the output; cache, drafter and counters see exactly that."""
+        """Decide which tokens join the output; cache, drafter and counters see exactly those."""
         sequence = feed.sequence
         tokens, accepted = _accept(feed, prediction)
         kept = accepted
-        request, place = sequence.request, len(sequence.output_ids)
+        request, start = sequence.request, len(sequence.output_ids)
         count, reason = committed_prefix(request, sequence.output_ids, tokens)
         if count < len(tokens):
             tokens, kept = tokens[:count], kept[: count - 1]
@@ -198,8 +200,8 @@ class Stepper:
             reason,
             stats,
             margins,
-            no_answer(request.label, place + count) if reason == "failed" else None,
-            start=place,
+            no_answer(request.label, start + count) if reason == "failed" else None,
+            start=start,
             accepted=len(accepted[:count]),
             sources=feed.tree.proposers(accepted[:count]) if accepted else (),
             logprobs=logprobs,
@@ -213,7 +215,7 @@ class Stepper:
         if feed.draft is None:
             sequence.num_cached += len(feed.tokens)
         else:
-            if kept and kept[-1] > len(kept):  # else they lie where they belong
+            if kept and kept[-1] > len(kept):  # else they are in place already
                 moves.append((sequence, sequence.num_cached, kept))
             sequence.num_cached += 1 + len(kept)
         if sequence.drafter.ranks and feed.draft is not None:
@@ -228,7 +230,7 @@ class Stepper:
         sequence.observe(read, tokens)
 
     def _count_fed(self, feed: Feed) -> None:
-        """Count what a forward was fed, also where nothing comes of it."""
+        """Count the tokens fed to a forward, even if it is never committed."""
         fed, drafted = len(feed.tokens), 0
         if feed.draft is not None:
             drafted = feed.draft.num_candidates
@@ -249,7 +251,7 @@ class Stepper:
 def _reported(
     feed: Feed, nodes: Tokens[int], prediction: Prediction, tokens: Tokens[int]
 ) -> tuple[tuple[float, ...], tuple[TokenLogProb, ...]]:
-    """Margins and log probabilities of committed tokens, each chosen after a node, if asked for."""
+    """Return margins and log probabilities of committed tokens, each chosen after a node."""
     request = feed.sequence.request
     if not tokens:
         return (), ()

@@ -23,7 +23,7 @@ from torch import Tensor
 from trtla.errors import UsageError, first_line
 from trtla.files import user_cache, write_whole
 from trtla.formats import tensors, torch_tensors
-from trtla.formats.config import FP8, CheckpointConfig, Quantization
+from trtla.formats.config import FP8, OPTIONS, CheckpointConfig, Quantization
 from trtla.formats.plan import stored_plan
 from trtla.formats.tensors import scale_of
 from trtla.formats.torch_tensors import E4M3, as_array, quantize
@@ -54,7 +54,7 @@ _SOURCES = (
 """What the fast path and what it is compared with are made of."""
 _KV_HEADS, _LAYERS, _VOCABULARY = 2, 2, 320
 _BLOCKS = 12
-_CACHED, _SHORT = 70, 9
+_CACHED, _SHORT, _WINDOW = 70, 9, 20
 _TREE = (0, 1, 2, 0, 4, 5, 0, 7, 8, 3, 10)
 """Parents of a small draft: branches and a chain."""
 _ACCEPTED = (4, 5, 6)
@@ -151,7 +151,9 @@ def _key(config: CheckpointConfig, dtype: torch.dtype, device: torch.device) -> 
     facts = (
         *(config.head_size, config.num_attention_heads, config.num_key_value_heads),
         *(config.hidden_size, config.intermediate_size, config.norm_epsilon),
+        bool(config.layer_windows),
         *(config.quantization.model_dump_json(), config.rope_type, str(dtype)),
+        *(config.hidden_act, *(getattr(config, option) for option in OPTIONS)),
         *(torch.cuda.get_device_name(device), torch.version.cuda, *loaded_driver()),
         *(torch.__version__, _triton_version(), __version__, *map(_digest, _SOURCES)),
     )
@@ -191,6 +193,7 @@ def _small(config: CheckpointConfig, products: bool) -> Iterator[CheckpointConfi
         "attn_bias": False,
         "mlp_bias": False,
         "tie_word_embeddings": True,
+        "layer_windows": (_WINDOW, None) if config.layer_windows else (),
     }
     for algorithm in (None, "FP8") if products else (None,):
         quantization = Quantization(quant_algo=algorithm, kv_cache_quant_algo=cache)
@@ -229,7 +232,8 @@ def _difference(
     model = LlamaModel(config, weights, dtype, device, products=config.fp8)
     plain, fast = model.new_cache(_BLOCKS + 1), model.new_cache(_BLOCKS + 1)
     sizes, texts = (1 + len(_TREE),), _texts(fast)
-    runner = GraphRunner(model.forward_batch, fast, 2, sizes, _CACHED + 64, capture)
+    most = _CACHED + 64
+    runner = GraphRunner(model.forward_batch, fast, 2, sizes, most, capture, windows=model.windows)
     found: list[Tensor] = []
     for feeds in _steps(texts, (plain, fast)):
         plain.move_now()

@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING, Any
 from trtla.errors import UsageError
 from trtla.formats.config import CheckpointConfig
 from trtla.formats.engine import EncoderDecoder, Engine
+from trtla.formats.rope_scaling import for_texts
 from trtla.formats.support import shard_config
 from trtla.machine import cpu
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.device import Device
 from trtla.runtime.models.cpu.llama import NativeLlama, native_problem
-from trtla.runtime.models.cpu.native_code import SLOWER, NotCompiled, tell_slower
+from trtla.runtime.models.cpu.native_code import SLOWER, NotCompiled, note_slower
 from trtla.runtime.models.cpu.packing import Packer, pack_model
 from trtla.runtime.models.forward import Model
 from trtla.runtime.models.kv_cache import block_bytes, check_memory
 from trtla.runtime.ranks.opening import Ranks
-from trtla.runtime.threads import tell_torch
+from trtla.runtime.threads import set_torch_threads
 
 if TYPE_CHECKING:
     from trtla.runtime.ranks.world import World
@@ -43,6 +44,8 @@ def load_engine(
         least_text: tokens of the shortest text that memory must have room for beside the weights.
     """
     config, part = engine.config.pretrained_config, (0, 1)
+    scaling = for_texts(config.rotary_scaling, engine.config.build_config.max_text_len)
+    config = config.model_copy(update={"rotary_scaling": scaling})
     world, shared = (None, None) if ranks is None else (ranks.world, ranks.shared)
     if world is not None:
         part = world.place.rank, world.place.size
@@ -82,7 +85,7 @@ def _load_tensors(
         # cuDNN's attention is compiled again for every length: on Hopper 30 ms for each token.
         torch.backends.cuda.enable_cudnn_sdp(False)
     else:
-        tell_torch()
+        set_torch_threads()
     if isinstance(engine, EncoderDecoder):
         return load_t5(engine, kind, place)
     path = choose_path(config, kind, place) if place.type == "cuda" else None
@@ -121,7 +124,7 @@ def not_compiled(config: CheckpointConfig, dtype: str) -> str | None:
     try:
         return native_problem(config, dtype)
     except NotCompiled as error:
-        tell_slower(error, SLOWER)
+        note_slower(error, SLOWER)
         return str(error)
 
 

@@ -20,10 +20,9 @@ from trtla.errors import TrtlaError, UsageError
 from trtla.formats.engine import EncoderDecoder
 from trtla.formats.hf_config import T5Config
 from trtla.formats.transformers_load import load_model
+from trtla.runtime.models.attention import AttentionGroup, StepGroup
 from trtla.runtime.models.batch import (
-    AttentionGroup,
     Batch,
-    StepGroup,
     all_finite,
     guarded,
     make_batch,

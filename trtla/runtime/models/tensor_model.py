@@ -37,6 +37,8 @@ class TensorModel(Model[TensorCache]):
 class PackedModel(TensorModel):
     """A model in PyTorch that runs on one packed batch, which CUDA graphs can capture."""
 
+    windows: tuple[int, ...] = ()
+    """The attention windows of layers that have one, each once."""
     _sampler: StepSampler | None = None
 
     @property
@@ -61,7 +63,7 @@ class PackedModel(TensorModel):
         Where a token's numbers overflow, PyTorch's attention lets them reach those that do not see
         it, which then are not finite either: the forward runs again, with a guard.
         """
-        batch = make_batch(feeds, cache, self.group_size, self.dtype)
+        batch = make_batch(feeds, cache, self.group_size, self.dtype, self.windows)
         done = self.forward_batch(batch, cache)
         if done.states is None or all_finite(done.states):
             return done
@@ -93,6 +95,7 @@ class PackedModel(TensorModel):
             limits.max_text_len + limits.max_draft_len,
             CudaCapture(cache.data.device),
             limits.max_num_tokens,
+            self.windows,
         )
         runner.capture_all()
         logits = runner.warm_up()

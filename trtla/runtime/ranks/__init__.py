@@ -1,1 +1,1 @@
-"""Processes that run one model together: tensor parallelism on torch.distributed."""
+"""Processes that run one model together: launching, connecting, messages, shared sums."""

@@ -1,4 +1,4 @@
-"""Starts the other ranks on this machine, each in a process of its own that ends with this one."""
+"""Launching the other ranks on this machine, each in a process that ends with this one."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _HOST = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The processes, and where they meet."""
+    """The processes, and the store through which they connect."""
 
     processes: list[subprocess.Popen[bytes]]
     store: Store
-    """In this process; only this machine reaches it."""
+    """In this process; only this machine can reach it."""
 
     def problem(self) -> str | None:
-        """Which of them has ended, and how; None: none has."""
+        """Return which of them has ended, and how; None if all run."""
         for rank, process in enumerate(self.processes, 1):
             if process.poll() is not None:
                 hint = ", as it often does out of memory" if process.returncode == -9 else ""
@@ -39,14 +39,14 @@ class Started:
         return None
 
     def let_go(self) -> None:
-        """Keep none of them alive: also in a forked process, which did not start them."""
+        """Release them: from a forked process, too, which did not start them."""
         for process in self.processes:
             if process.stdin is not None:
                 with suppress(BrokenPipeError):  # it has ended before it has read all
                     process.stdin.close()
 
     def end(self) -> None:
-        """See to it that all end."""
+        """Make sure that all have ended."""
         self.let_go()
         for process in self.processes:
             try:
@@ -57,10 +57,10 @@ class Started:
 
 
 def start_ranks(module: str, opening: Any, size: int, threads: int) -> Started:
-    """Start ranks 1 to `size` - 1, which run the module's `main`, and that calls `rank_input`.
+    """Start ranks 1 to `size` - 1, which run the module's `main`; that one calls `rank_input`.
 
-    They import from where this process does, whatever lies in the folder that it is in, and are no
-    part of its terminal: Ctrl-C there is this process's own.
+    They import from the same paths as this process, whatever the working directory holds, and are
+    no part of its terminal: Ctrl-C there interrupts this process only.
     """
     store, port = _listening_store()
     started = Started([], store)
@@ -76,7 +76,7 @@ def start_ranks(module: str, opening: Any, size: int, threads: int) -> Started:
             )
             started.processes.append(process)
             assert process.stdin is not None
-            with suppress(BrokenPipeError):  # it has ended already, which `problem` tells
+            with suppress(BrokenPipeError):  # it has ended already, which `problem` reports
                 pickle.dump((opening, Place(rank, size, size), port), process.stdin)
                 process.stdin.flush()
     except BaseException:
@@ -86,9 +86,9 @@ def start_ranks(module: str, opening: Any, size: int, threads: int) -> Started:
 
 
 def rank_input() -> tuple[Any, Place, Store]:
-    """What `start_ranks` gives this process: what to open, which rank it is, where they meet.
+    """Return this process's input from `start_ranks`: what to open, its rank, the store.
 
-    From now on it ends when its parent does, whatever ends that.
+    From now on the process ends together with its parent.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -100,7 +100,7 @@ def rank_input() -> tuple[Any, Place, Store]:
 
 
 def _listening_store() -> tuple[Store, int]:
-    """A store on a free port that only this machine reaches, and the port."""
+    """Return a store on a free port that only this machine can reach, and the port."""
     listening = socket.create_server((_HOST, 0))
     port = int(listening.getsockname()[1])
     file = listening.detach()  # the store closes it

@@ -1,9 +1,8 @@
-"""Bringing the ranks together: that all open the same model, the memory they share, their cores.
+"""Opening a model on several ranks: consistency checks, shared memory and cores.
 
-The memory is that of the ranks of one machine, for the parts of their sums, and the logits. gloo
-takes over a millisecond for a sum between two processes, and a step has two a layer; here a sum
-costs what reading its parts costs. The memory has no name in any folder: it is gone when the last
-rank has ended.
+The ranks of one machine share memory for the parts of their sums, and for logits. gloo takes over a
+millisecond for a sum between two processes, and a step has two a layer; here a sum costs as much as
+reading its parts. The memory has no name in any folder: it is freed when the last rank has ended.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ if TYPE_CHECKING:
     from trtla.runtime.ranks.world import World
 
 _LINE = 64
-"""Bytes of a rank's count of meetings: a line of the processor's cache."""
+"""Bytes of a rank's counter of synchronisations: a cache line of the processor."""
 _TOKEN_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class SharedRoom:
-    """How large the memory is; pages that are never written take none."""
+    """The size of the memory; pages that are never written take none."""
 
     tokens: int
     hidden: int
@@ -52,7 +51,7 @@ class SharedRoom:
 
 
 class SharedMemory:
-    """One rank's view of the memory; `shared_memory` makes it."""
+    """One rank's view of the memory; made by `shared_memory`."""
 
     def __init__(self, file: int, world: World, room: SharedRoom) -> None:
         self.file, self.room, self.place = file, room, world.place
@@ -70,7 +69,7 @@ class SharedMemory:
         self._close = weakref.finalize(self, os.close, file)
 
     def leave(self) -> None:
-        """Let go of what says that this rank is there: with the descriptor goes its lock."""
+        """Close the descriptor, and release its lock, which shows that this rank is alive."""
         self._close()
 
 
@@ -86,22 +85,22 @@ def _pages(size: int) -> int:
 
 
 def shared_memory(world: World, room: SharedRoom) -> SharedMemory | None:
-    """The same memory on every rank; None on all of them where one cannot have it."""
-    token, path, own = secrets.token_hex(_TOKEN_BYTES // 2).encode(), "", None
+    """Return the same memory on every rank; None on all of them if one cannot have it."""
+    token, path, memory = secrets.token_hex(_TOKEN_BYTES // 2).encode(), "", None
     if world.leads and hasattr(os, "memfd_create"):
-        own = _made(world, room, token)
-        path = "" if own is None else f"/proc/{os.getpid()}/fd/{own.file}"
+        memory = _create(world, room, token)
+        path = "" if memory is None else f"/proc/{os.getpid()}/fd/{memory.file}"
     path, known = world.gather([path, token.decode()])[0]
     if not world.leads:
-        own = _opened(world, room, path, known.encode())
-    if all(world.gather(own is not None)):
-        return own
-    if own is not None:
-        own.leave()
+        memory = _open(world, room, path, known.encode())
+    if all(world.gather(memory is not None)):
+        return memory
+    if memory is not None:
+        memory.leave()
     return None
 
 
-def _made(world: World, room: SharedRoom, token: bytes) -> SharedMemory | None:
+def _create(world: World, room: SharedRoom, token: bytes) -> SharedMemory | None:
     try:
         file = os.memfd_create("trtla")
     except OSError:
@@ -115,9 +114,9 @@ def _made(world: World, room: SharedRoom, token: bytes) -> SharedMemory | None:
         return None
 
 
-def _opened(world: World, room: SharedRoom, path: str, token: bytes) -> SharedMemory | None:
-    """Open the memory of rank 0's process; on another machine or in another container its path is
-    somebody else's or nobody's."""
+def _open(world: World, room: SharedRoom, path: str, token: bytes) -> SharedMemory | None:
+    """Open the memory of rank 0's process; on another machine or in another container its path
+    leads elsewhere or nowhere."""
     try:
         file = os.open(path, os.O_RDWR)
     except OSError:
@@ -133,22 +132,22 @@ def _opened(world: World, room: SharedRoom, path: str, token: bytes) -> SharedMe
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """What a rank's model adds its sums with."""
+    """The processes and the shared memory for a rank's sums."""
 
     world: World
     shared: SharedMemory | None
     """For the compiled forward; None: sums go through the process groups."""
     whole: bool = False
-    """Whether each has the whole model: lookahead parallelism."""
+    """True if each has the whole model: lookahead parallelism."""
 
     @property
     def split(self) -> Ranks | None:
-        """Themselves where they split the model; None: each runs one of its own."""
+        """The ranks if they split the model; None if each runs a whole one."""
         return None if self.whole else self
 
     @property
     def description(self) -> str:
-        """What a description says of them; models that are split say it themselves."""
+        """Words for an executor's description; split models describe themselves."""
         return f", lookahead on {self.world.place.size} ranks" if self.whole else ""
 
     @property
@@ -161,9 +160,9 @@ class Ranks:
         self.world.close()
 
 
-def check_same(world: World, what: dict[str, object]) -> None:
-    """Compare what all ranks must have in common."""
-    mine = {**what, "version of trtla": __version__, "version of PyTorch": version("torch")}
+def check_same(world: World, facts: dict[str, object]) -> None:
+    """Compare the facts that all ranks must have in common."""
+    mine = {**facts, "version of trtla": __version__, "version of PyTorch": version("torch")}
     for rank, theirs in enumerate(world.gather(mine)):
         for name, value in mine.items():
             if theirs.get(name) != value:
@@ -175,7 +174,7 @@ def check_same(world: World, what: dict[str, object]) -> None:
 
 
 def joined(world: World, room: SharedRoom, compiled: bool) -> Ranks:
-    """The ranks, with shared memory where all have the compiled forward."""
+    """Return the ranks, with shared memory if all have the compiled forward."""
     together = all(world.gather(compiled))
     return Ranks(world, shared_memory(world, room) if together else None)
 
@@ -184,14 +183,14 @@ def joined(world: World, room: SharedRoom, compiled: bool) -> Ranks:
 class _Sharing:
     models: int = 0
     before: int = 0
-    """Threads when there was none."""
+    """Threads before the first model."""
 
 
 _sharing, _lock = _Sharing(), threading.Lock()
 
 
 def share_cores(most: int) -> int:
-    """Compute with so many threads at most, until `give_back_cores`; their number."""
+    """Compute with at most so many threads until `give_back_cores`; return their number."""
     with _lock:
         if not _sharing.models:
             _sharing.before = num_threads()
@@ -201,7 +200,7 @@ def share_cores(most: int) -> int:
 
 
 def give_back_cores() -> None:
-    """One model is closed; with the last the threads are as many as they were."""
+    """Close one model; with the last one the number of threads returns to what it was."""
     with _lock:
         if not _sharing.models:
             return

@@ -1,4 +1,4 @@
-"""Which rank this process is, as torchrun says it. Imports no torch: most are the only one."""
+"""The rank of this process, from torchrun's environment. Imports no torch: most run alone."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from datetime import timedelta
 from trtla.errors import UsageError
 
 OPENING = timedelta(minutes=15)
-"""How long a rank waits for the others while the model is opened."""
+"""The longest wait of a rank for the others while the model is opened."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Which rank this process is."""
+    """The rank of this process and the numbers of ranks."""
 
     rank: int
     size: int
@@ -23,7 +23,7 @@ class Place:
 
 
 def torchrun_place() -> Place | None:
-    """What torchrun says of this process; None: it did not start it."""
+    """Read torchrun's environment; None: it did not start this process."""
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     if not all(name in os.environ for name in names):
         return None

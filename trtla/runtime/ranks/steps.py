@@ -1,7 +1,7 @@
-"""Lookahead parallelism in plain integers: what each rank feeds of a step, and where that lies.
+"""Lookahead parallelism in plain integers: each rank's share of a step, and its cache slots.
 
 Every rank has the whole model and a cache of its own. A tree's branches are shared out; a branch is
-fed with its ancestors, so what a rank feeds sees what it would see in one process.
+fed with its ancestors, so a rank's tokens see the same as in one process.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from trtla.runtime.sequence import Sequence as FedSequence
 from trtla.settings.lookahead import AUTOREGRESSIVE
 
 Move = tuple[int, int]
-"""Slots of the cache, from which and to which rows are moved before the step."""
+"""Slots of the cache: rows are moved from the first to the second before the step."""
 
 
 def step_message(feeds: Sequence[Feed], moves: Sequence[Move]) -> list[Any]:
-    """All that a forward depends on, as JSON: tokens, positions, blocks, and what sees what."""
+    """Return the input of a forward in JSON's types: tokens, positions, blocks, and the tree."""
     fed = []
     for feed in feeds:
         sequence, parents = feed.sequence, None if feed.draft is None else feed.draft.parents
@@ -33,9 +33,9 @@ def step_message(feeds: Sequence[Feed], moves: Sequence[Move]) -> list[Any]:
 
 
 def read_step(message: Sequence[Any]) -> tuple[list[Feed], list[Move]]:
-    """The feeds and moves of a `step_message`."""
+    """Read the feeds and moves of a `step_message`."""
     fed, moves = message
-    return [_read_feed(*one) for one in fed], [(source, target) for source, target in moves]
+    return [_read_feed(*fields) for fields in fed], [(source, target) for source, target in moves]
 
 
 def _read_feed(
@@ -64,11 +64,11 @@ _LACKING = -1
 
 @lru_cache(maxsize=1024)
 def share(parents: tuple[int, ...], parts: int) -> tuple[Nodes, ...]:
-    """A tree in so many parts, each of branches that lie side by side; the largest is as small as
-    such parts can be.
+    """Split a tree into so many parts, each of adjacent branches; the largest is as small as such
+    parts can be.
 
     Returns:
-        Each part's nodes, rising: node 0 is in all, and with every node its ancestors are.
+        Each part's nodes, rising: node 0 is in all, and every node comes with its ancestors.
     """
     branches = list(_branches(parents))
     sizes, deep = [fresh for _, fresh in branches], depths(parents)
@@ -80,20 +80,20 @@ def share(parents: tuple[int, ...], parts: int) -> tuple[Nodes, ...]:
             high = middle
         else:
             low = middle + 1
-    found = []
+    shares = []
     for first, stop in _packed(sizes, ends, low):
-        found.append(tuple(sorted({node for path, _ in branches[first:stop] for node in path})))
-    return (*found, *[(0,)] * (parts - len(found)))
+        shares.append(tuple(sorted({node for path, _ in branches[first:stop] for node in path})))
+    return (*shares, *[(0,)] * (parts - len(shares)))
 
 
 def _branches(parents: tuple[int, ...]) -> Iterator[tuple[list[int], int]]:
-    """Paths from node 0 to the leaves, depth first; and how many nodes each has that the one before
-    has not."""
+    """Yield paths from node 0 to the leaves, depth first, with the number of nodes that the path
+    before lacks."""
     children: list[list[int]] = [[] for _ in range(len(parents) + 1)]
     for node, parent in enumerate(parents, 1):
         children[parent].append(node)
     path: list[int] = []
-    left, fresh = [(0, 0)], -1  # node 0 is fed by all and counts for none
+    left, fresh = [(0, 0)], -1  # all ranks feed node 0, so it does not count
     while left:
         node, depth = left.pop()
         del path[depth:]
@@ -106,33 +106,33 @@ def _branches(parents: tuple[int, ...]) -> Iterator[tuple[list[int], int]]:
 
 
 def _packed(sizes: list[int], ends: list[int], limit: int) -> list[tuple[int, int]]:
-    """The fewest stretches of branches that have at most `limit` nodes each."""
-    found, first, used = [], 0, 0
-    for place, (size, end) in enumerate(zip(sizes, ends, strict=True)):
+    """Return the fewest stretches of branches with at most `limit` nodes each."""
+    stretches, first, used = [], 0, 0
+    for index, (size, end) in enumerate(zip(sizes, ends, strict=True)):
         used += size
-        if used > limit and place > first:
-            found.append((first, place))
-            first, used = place, end
-    return [*found, (first, len(sizes))]
+        if used > limit and index > first:
+            stretches.append((first, index))
+            first, used = index, end
+    return [*stretches, (first, len(sizes))]
 
 
 @lru_cache(maxsize=1024)
 def node_owners(parents: tuple[int, ...], parts: int) -> tuple[int, ...]:
-    """The part that answers for each node: the first that has it."""
-    found = [-1] * (len(parents) + 1)
+    """Return the part responsible for each node: the first that has it."""
+    owners = [-1] * (len(parents) + 1)
     for part, nodes in enumerate(share(parents, parts)):
         for node in nodes:
-            found[node] = part if found[node] < 0 else found[node]
-    return tuple(found)
+            owners[node] = part if owners[node] < 0 else owners[node]
+    return tuple(owners)
 
 
 class Shares:
-    """What one rank feeds of every step.
+    """One rank's part of every step.
 
-    Slots are numbered as rank 0 does it, which counts as if all fed everything. For each the rank
+    Slots are numbered as on rank 0, which counts as if all fed everything. For each slot the rank
     knows the token whose keys and values belong there, and where its own cache has them: there,
-    somewhere else (a drafted node, behind fewer others), or nowhere. What it lacks of a text it
-    feeds when it feeds that text next.
+    somewhere else (a drafted node, behind fewer others), or nowhere. Tokens of a text that it lacks
+    are fed together with that text's next ones.
     """
 
     def __init__(
@@ -144,48 +144,48 @@ class Shares:
         """1 where a slot has the keys and values that belong there."""
 
     def owners(self, feeds: Sequence[Feed], shared: bool) -> list[int]:
-        """The rank that answers for each row that the feeds want; prompts' are rank 0's.
+        """Return the rank responsible for each row that the feeds want; prompts' are rank 0's.
 
         Args:
-            shared: whether the ranks share this step's trees out; else rank 0 feeds all.
+            shared: True if the ranks share this step's trees; else rank 0 feeds all.
         """
-        found: list[int] = []
+        owners: list[int] = []
         for turn, feed in enumerate(feeds):
             if not shared or feed.draft is None:
-                found += [0] * len(feed.rows)
+                owners += [0] * len(feed.rows)
             else:  # parts go round: the last is the smallest
                 parts = node_owners(feed.draft.parents, self._ranks)
-                found += [(parts[node] - turn) % self._ranks for node in feed.rows]
-        return found
+                owners += [(parts[node] - turn) % self._ranks for node in feed.rows]
+        return owners
 
     def moved(self, moves: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-        """What this rank's cache has to move where rank 0 says that these rows are moved."""
-        found = [(self._places[source], self._tokens[source], target) for source, target in moves]
-        for place, token, target in found:
+        """Translate rank 0's moves of rows into those of this rank's cache."""
+        rows = [(self._places[source], self._tokens[source], target) for source, target in moves]
+        for place, token, target in rows:
             self._tokens[target] = token
             self._put(target, _LACKING if place == _LACKING else target)
-        return [(place, target) for place, _, target in found if place not in (_LACKING, target)]
+        return [(place, target) for place, _, target in rows if place not in (_LACKING, target)]
 
     def taken(self, feeds: Sequence[Feed], shared: bool) -> list[Feed]:
-        """This rank's part of a step: what it lacks, the input tokens, its nodes, its rows."""
+        """Return this rank's part of a step: lacking tokens, input tokens, its nodes, its rows."""
         owners, nodes = iter(self.owners(feeds, shared)), self._nodes(feeds, shared)
         rows = [[row for row in feed.rows if next(owners) == self._rank] for feed in feeds]
-        own = [self._part(*one) for one in zip(feeds, nodes, rows, strict=True)]
-        for one in zip(feeds, nodes, own, strict=True):  # now: two texts may lack the same rows
-            self._note(*one)
-        return own
+        parts = [self._part(*part) for part in zip(feeds, nodes, rows, strict=True)]
+        for part in zip(feeds, nodes, parts, strict=True):  # later: texts may lack the same
+            self._note(*part)
+        return parts
 
     def _nodes(self, feeds: Sequence[Feed], shared: bool) -> list[Sequence[int]]:
-        found: list[Sequence[int]] = []
+        chosen: list[Sequence[int]] = []
         for turn, feed in enumerate(feeds):
             if feed.draft is None or (not shared and self._rank == 0):
-                found.append(range(feed.length))
+                chosen.append(range(feed.length))
             elif not shared:
-                found.append((0,))
+                chosen.append((0,))
             else:
                 parts = share(feed.draft.parents, self._ranks)
-                found.append(parts[(self._rank + turn) % self._ranks])
-        return found
+                chosen.append(parts[(self._rank + turn) % self._ranks])
+        return chosen
 
     def _part(self, feed: Feed, nodes: Sequence[int], rows: Sequence[int]) -> Feed:
         sequence, order = feed.sequence, self._order(feed.sequence.blocks)
@@ -198,22 +198,22 @@ class Shares:
         if feed.draft is not None:
             above = (places[feed.draft.parents[node - 1]] for node in nodes[1:])
             draft = Draft(tokens[1:], (*range(before), *above))
-        own = sequence if not lacking else replace(sequence, num_cached=start)
-        return Feed(own, tokens, tuple(places[row] for row in rows), draft)
+        extended = sequence if not lacking else replace(sequence, num_cached=start)
+        return Feed(extended, tokens, tuple(places[row] for row in rows), draft)
 
     def _first_lacking(self, order: Sequence[int], cached: int) -> int:
-        """The place of the first cached token that lacks; their number where none does."""
+        """Return the index of the first cached token that lacks; `cached` if none does."""
         if isinstance(order, range):
-            found = self._here.find(0, order.start, order.start + cached)
-            return cached if found < 0 else found - order.start
+            slot = self._here.find(0, order.start, order.start + cached)
+            return cached if slot < 0 else slot - order.start
         return next((at for at in range(cached) if not self._here[order[at]]), cached)
 
     def _put(self, slot: int, place: int) -> None:
         self._places[slot], self._here[slot] = place, place == slot
 
-    def _note(self, feed: Feed, nodes: Sequence[int], own: Feed) -> None:
+    def _note(self, feed: Feed, nodes: Sequence[int], part: Feed) -> None:
         order, base = self._order(feed.sequence.blocks), feed.sequence.num_cached
-        for slot in order[own.sequence.num_cached : base]:
+        for slot in order[part.sequence.num_cached : base]:
             self._put(slot, slot)
         for node, token in enumerate(feed.tokens):
             slot = order[base + node]

@@ -1,4 +1,4 @@
-"""The ranks that run one model: their process groups, and what they say to each other.
+"""The ranks that run one model: their process groups and messages.
 
 On CPUs they talk through gloo; on GPUs sums go through NCCL and everything else through gloo. The
 groups are the model's own: a program's default group of torch.distributed is left alone.
@@ -39,20 +39,21 @@ _FRAME, _HEAD = 8192, 8
 _LOOK_EVERY_S, _LOOKS = 0.1, 10
 _LOOPBACK = "127.0.0.1"
 _models = count()
-"""The number of models that this process has opened on the ranks of torchrun."""
+"""The number of models that this process has opened on torchrun's ranks."""
 
 
 def torchrun_store() -> Store:
-    """Where the ranks that torchrun has started meet; raises `TrtlaError` where they cannot.
+    """Return the store of the ranks that torchrun started; raises `TrtlaError` if it is
+    unreachable.
 
-    Each model has a place of its own there: all ranks open their models in the same order.
+    Each model has a prefix of its own: all ranks open their models in the same order.
     """
     try:
         store: Store = next(iter(rendezvous("env://", timeout=OPENING)))[0]
     except (RuntimeError, ValueError) as error:
         address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise TrtlaError(
-            f"the ranks cannot meet at {address}: {first_line(error)}",
+            f"the ranks cannot connect at {address}: {first_line(error)}",
             "choose another --master-port, or let torchrun choose one with --standalone",
         ) from error
     return PrefixStore(f"trtla-{next(_models)}", store)
@@ -62,7 +63,7 @@ T = TypeVar("T")
 
 
 def _watching(act: Callable[[], T], others: Started | None) -> T:
-    """Wait for what other ranks may never do: until Ctrl-C, or one of them has ended."""
+    """Wait for an operation of other ranks: until Ctrl-C, or one of them has ended."""
     answer: Future[T] = Future()
 
     def run() -> None:
@@ -71,7 +72,7 @@ def _watching(act: Callable[[], T], others: Started | None) -> T:
         except BaseException as error:
             answer.set_exception(error)
 
-    threading.Thread(target=run, name="trtla-meeting", daemon=True).start()
+    threading.Thread(target=run, name="trtla-connecting", daemon=True).start()
     while not answer.done():
         wait([answer], _LOOK_EVERY_S)
         problem = others.problem() if others is not None and not answer.done() else None
@@ -84,7 +85,7 @@ def _watching(act: Callable[[], T], others: Started | None) -> T:
 
 
 def _explained(error: RankLost, others: Started | None) -> RankLost:
-    """With the exit code of a rank that has ended: it is known a little after its connections."""
+    """Add the exit code of a rank that has ended, which is known a little after its connections."""
     for _ in range(_LOOKS if others is not None else 0):
         problem = others.problem() if others is not None else None
         if problem is not None:
@@ -104,9 +105,9 @@ class World:
         self._serving: Any = None
         self._device_group: Any = None
         _worlds.add(self)
-        _watching(lambda: self._meet(store, device), others)
+        _watching(lambda: self._connect(store, device), others)
 
-    def _meet(self, store: Store, device: Device) -> None:
+    def _connect(self, store: Store, device: Device) -> None:
         place = self.place
         with _lost():
             self._opening = _gloo(PrefixStore("opening", store), place, OPENING)
@@ -116,17 +117,17 @@ class World:
                 options = dist.ProcessGroupNCCL.Options()
                 with torch.cuda.device(str(device)):
                     group: Any = dist.ProcessGroupNCCL(nccl, place.rank, place.size, options)
-                    group.allreduce([torch.zeros(1, device=str(device))]).wait()  # it meets here
+                    group.allreduce([torch.zeros(1, device=str(device))]).wait()  # it connects
                 self._device_group = group
-            self._opening.barrier().wait()  # from here on nobody needs the store
+            self._opening.barrier().wait()  # from here on no rank needs the store
 
     @property
     def leads(self) -> bool:
-        """Whether this is rank 0, which takes the requests."""
+        """True on rank 0, which takes the requests."""
         return self.place.rank == 0
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, which JSON can hold, in the order of the ranks."""
+        """Return every rank's value, in JSON's types, in the order of the ranks."""
         data = _bytes(json.dumps(value).encode())
         return _watching(lambda: self._gather(data), self._others)
 
@@ -134,18 +135,18 @@ class World:
         sizes = self._all(torch.tensor([len(data)]))
         room = torch.zeros(int(max(size.item() for size in sizes)), dtype=torch.uint8)
         room[: len(data)] = data
-        found = zip(self._all(room), sizes, strict=True)
-        return [json.loads(bytes(part[: int(size)].tolist())) for part, size in found]
+        encoded = zip(self._all(room), sizes, strict=True)
+        return [json.loads(bytes(part[: int(size)].tolist())) for part, size in encoded]
 
-    def _all(self, own: Tensor, group: Any = None) -> list[Tensor]:
-        """The tensors of all ranks, alike in shape."""
-        parts = [torch.empty_like(own) for _ in range(self.place.size)]
+    def _all(self, tensor: Tensor, group: Any = None) -> list[Tensor]:
+        """Return the tensors of all ranks, alike in shape."""
+        parts = [torch.empty_like(tensor) for _ in range(self.place.size)]
         with _lost():
-            (group or self._opening).allgather([parts], [own.contiguous()]).wait()
+            (group or self._opening).allgather([parts], [tensor.contiguous()]).wait()
         return parts
 
-    def tell(self, message: Any) -> None:
-        """Say to all ranks what JSON can hold; rank 0 alone does."""
+    def broadcast(self, message: Any) -> None:
+        """Send all ranks a message in JSON's types, from rank 0."""
         data = json.dumps(message, separators=(",", ":")).encode()
         framed = _bytes(len(data).to_bytes(_HEAD, "little") + data)
         frame = torch.zeros(_FRAME, dtype=torch.uint8)
@@ -154,8 +155,8 @@ class World:
         if len(framed) > _FRAME:
             self._broadcast(framed)
 
-    def hear(self) -> Any:
-        """What rank 0 tells next."""
+    def receive(self) -> Any:
+        """Wait for rank 0's next message."""
         frame = torch.empty(_FRAME, dtype=torch.uint8)
         self._broadcast(frame)
         end = _HEAD + int.from_bytes(bytes(frame[:_HEAD].tolist()), "little")
@@ -169,10 +170,10 @@ class World:
             self._serving.broadcast(frame, 0).wait()
 
     def sum(self, part: Tensor) -> Tensor:
-        """The sum of all ranks' parts, on every rank.
+        """Return the sum of all ranks' parts, on every rank.
 
-        On CPUs in the order of the ranks and in float32: what is fed beside a token does not change
-        its bits, as it would in gloo's own sums of more than two ranks.
+        On CPUs in float32 and in the order of the ranks: its bits do not depend on the rest of the
+        batch, as they would in gloo's own sums of more than two ranks.
         """
         if self._device_group is not None:
             self._device_group.allreduce([part]).wait()
@@ -184,24 +185,24 @@ class World:
         return total.to(part.dtype)
 
     def exchange(self, part: ndarray) -> list[ndarray]:
-        return [one.numpy() for one in self._all(torch.from_numpy(part), self._serving)]
+        return [tensor.numpy() for tensor in self._all(torch.from_numpy(part), self._serving)]
 
     def join_columns(self, part: Tensor, width: int) -> Tensor:
-        """The ranks' columns side by side: [rows, width] of parts [rows, equally many]."""
+        """Join the ranks' columns: [rows, width] of parts [rows, equally many]."""
         group = self._device_group if self._device_group is not None else self._serving
         return torch.cat(self._all(part, group), dim=-1)[:, :width].contiguous()
 
     def close(self) -> None:
-        """Leave the groups; ranks that wait for this one get an error."""
+        """Leave the groups; ranks that wait for this one raise an error."""
         self._opening = self._serving = self._device_group = None
         others, self._others = self._others, None
         if others is not None:
             others.end()
 
     def leave_to_parent(self) -> None:
-        """In a forked process: hold nothing that ranks wait for, and never free the groups.
+        """Release the other ranks in a forked process, and never free the groups.
 
-        What frees them waits for threads, which only the other process has.
+        Freeing them waits for threads that only the parent has.
         """
         for group in (self._opening, self._serving, self._device_group):
             if group is not None:
@@ -250,7 +251,7 @@ def _gloo(store: Store, place: Place, timeout: timedelta) -> Any:
 
 
 def lost_in_step() -> RankLost:
-    """The error about a rank that does not come to add its part."""
+    """Return the error about a rank that does not add its part to a sum."""
     return _rank_lost("it has ended within a step")
 
 

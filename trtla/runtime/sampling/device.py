@@ -21,7 +21,7 @@ from trtla.runtime.sampling.draw import argmax, draw_at
 from trtla.runtime.sampling.logits import on_host
 from trtla.runtime.sampling.noise import uniform
 from trtla.runtime.sampling.predict import Draw, StepSampler, drawn
-from trtla.settings.sampling import SamplingParams
+from trtla.settings.sampling import SamplingParams, draws_by
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +44,8 @@ class Tiles:
 
 
 _TILES = Tiles()
+_KNOWN = ("temperature", "top_k", "top_p")
+"""What the kernels draw by; with other filters rows are drawn on the host."""
 _CHUNK_WARPS, _BLOCK_WARPS = 8, 16
 
 
@@ -77,8 +79,8 @@ class DeviceSampler(StepSampler):
         with torch.cuda.device(logits.device) if on_cuda else contextlib.nullcontext():
             found: list[list[int]] = self._launched(logits, draws).tolist()
         tokens = [found[draw.row][1] for draw in draws]
-        cut = [place for place, draw in enumerate(draws) if draw.params.min_p > 0.0]
-        if cut:  # the kernels know no min_p
+        cut = [i for i, one in enumerate(draws) if not draws_by(_KNOWN, one.params.draw_settings)]
+        if cut:
             exact = drawn([draws[i] for i in cut], on_host(logits))
             for place, token in zip(cut, exact, strict=True):
                 tokens[place] = token

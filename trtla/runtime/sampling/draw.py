@@ -34,12 +34,12 @@ def log_softmax(rows: ndarray) -> ndarray:
 @_quiet
 def probabilities(logits: ndarray, params: SamplingParams) -> ndarray:
     """What `draw` draws from: temperature, top-k, top-p, then min-p; float64 [rows, vocab]."""
-    weights = np.exp(_log_weights(logits, params))
+    weights = np.exp(log_weights(logits, params))
     found: ndarray = weights / weights.sum(axis=-1, keepdims=True)
     return found
 
 
-def _log_weights(logits: ndarray, params: SamplingParams) -> ndarray:
+def log_weights(logits: ndarray, params: SamplingParams) -> ndarray:
     """Logarithms of `probabilities`, each row up to a constant."""
     kept = _top_k(logits.astype(np.float64), params.top_k)
     # Relative to the largest, so that a temperature near 0 gives 0 and -inf, not inf.
@@ -117,7 +117,7 @@ def draw_at(logits: ndarray, params: SamplingParams, noise: Sequence[float]) -> 
     """
     places = {number: place for place, number in enumerate(dict.fromkeys(noise))}
     gumbel = _gumbel(list(places), logits.shape[-1])
-    return argmax(_log_weights(logits, params) + gumbel[[places[number] for number in noise]])
+    return argmax(log_weights(logits, params) + gumbel[[places[number] for number in noise]])
 
 
 @_quiet

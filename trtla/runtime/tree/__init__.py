@@ -1,1 +1,1 @@
-"""Candidate trees: sources of drafts, chances, and the best nodes of a step."""
+"""Candidate trees: the sources of drafts, chances, and the choice of a step's nodes."""

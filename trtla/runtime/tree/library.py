@@ -1,4 +1,5 @@
-"""Candidate trees: sources of drafts, chances, and the best nodes of a step, in C++ by ctypes."""
+"""Candidate trees in C++ by ctypes: sources of drafts, chances, and the choice of a step's
+nodes."""
 
 from __future__ import annotations
 
@@ -30,9 +31,9 @@ if TYPE_CHECKING:
     from trtla.settings.sampling import SamplingParams
 
 READ = 16
-"""Tokens of a row that a tree learns from; as in `rows.h`."""
+"""Tokens of a row that a tree learns from; the same as in `rows.h`."""
 MOST_TOKENS = 1_000_000
-"""Of the texts that every request drafts from; with a corpus of so many a quarter more."""
+"""Size of the texts that every request drafts from; a corpus of this size leaves a quarter more."""
 _COUNTED_DEPTHS = 32
 _SEPARATOR = -1
 
@@ -73,8 +74,8 @@ class _Plan(Structure):
 _CALLS: Calls = {
     "tree_shared": (c_void_p, (c_int64, c_int64)),
     "tree_free_shared": (None, (c_void_p,)),
-    "tree_others": (c_int64, (c_void_p, POINTER(POINTER(c_int32)))),
-    "tree_add_other": (None, (c_void_p, c_void_p, c_int64, c_int64)),
+    "tree_shared_texts": (c_int64, (c_void_p, POINTER(POINTER(c_int32)))),
+    "tree_add_shared_text": (None, (c_void_p, c_void_p, c_int64, c_int64)),
     "tree_sequence": (c_void_p, (c_void_p, POINTER(_Settings), c_void_p, c_int64)),
     "tree_free_sequence": (None, (c_void_p,)),
     "tree_add_text": (None, (c_void_p, c_int64, c_void_p, c_int64)),
@@ -90,13 +91,13 @@ _CALLS: Calls = {
 
 
 def declared(library: CDLL) -> CDLL:
-    """The library, with the types of its calls."""
+    """Return the library with its calls' types."""
     return declare(library, _CALLS, ("tree_plan", "tree_commit", "tree_set_chains"))
 
 
 @lru_cache(maxsize=1)
 def _library() -> CDLL:
-    """Raises `NotCompiled` where there is none."""
+    """Raise `NotCompiled` if there is none."""
     return declared(TREES.load())
 
 
@@ -128,10 +129,10 @@ def _by_depth(numbers: Sequence[float]) -> tuple[int, ...]:
 
 
 class SharedTrees:
-    """What the trees of all requests share: rows, other requests' texts, chances.
+    """The state shared by the trees of all requests: rows, other requests' texts, chances.
 
     Args:
-        most_tokens: of texts, see `add_text`.
+        most_tokens: of texts; see `add_text`.
 
     Raises:
         NotCompiled: there is no library for this processor.
@@ -146,19 +147,18 @@ class SharedTrees:
             self._library.tree_free_shared(self._handle)
 
     def add_text(self, tokens: Sequence[int], *, kept: bool = False) -> None:
-        """Draft from a text in all requests; the least recently used texts of its kind go.
+        """Draft from a text in all requests; the least recently used texts of its kind are dropped.
 
         Args:
-            kept: no output makes it go. Outputs have what these texts leave of the room, and at
-                least a quarter of it.
+            kept: outputs never displace it. They have the rest of the room, and at least a quarter.
         """
-        self._library.tree_add_other(self._handle, _ids(tokens), len(tokens), kept)
+        self._library.tree_add_shared_text(self._handle, _ids(tokens), len(tokens), kept)
 
     def texts(self) -> list[tuple[int, ...]]:
         start = POINTER(c_int32)()
-        size = self._library.tree_others(self._handle, byref(start))
+        size = self._library.tree_shared_texts(self._handle, byref(start))
         tokens = start[:size]
-        begins = [place for place, token in enumerate(tokens) if token < 0]
+        begins = [index for index, token in enumerate(tokens) if token < 0]
         ends = (*begins[1:], size)
         texts = (tuple(tokens[begin + 1 : end]) for begin, end in zip(begins, ends, strict=False))
         return [text for text in texts if text]
@@ -171,21 +171,21 @@ class SharedTrees:
         by_noise: bool,
         unplaced: int = 0,
     ) -> Tree:
-        """The tree of a request whose text so far is this.
+        """Return the tree of a request with this text so far.
 
         Args:
             sources: of drafts, names in `settings.drafting.SOURCES`.
             by_noise: rank a sampled request's proposals with the noise that draws its tokens.
-            unplaced: the first tokens of the text that an encoder reads: they have no positions.
+            unplaced: first tokens of the text without positions, which an encoder reads.
         """
-        bits = sum(1 << place for place, name in enumerate(SOURCES) if name in sources)
+        bits = sum(1 << index for index, name in enumerate(SOURCES) if name in sources)
         how = (sampling.greedy, sampling.temperature, sampling.seed, bits, unplaced, by_noise)
         settings = _Settings(*how)
         handle = self._library.tree_sequence(self._handle, byref(settings), _ids(text), len(text))
         return Tree(self, self._library, handle)
 
     def learn(self, pairs: Sequence[int], rows: TopRows) -> None:
-        """Take rows that stand after pairs of tokens: two numbers for each row."""
+        """Learn rows that follow pairs of tokens: two numbers for each row."""
         self._library.tree_learn_pairs(
             self._handle, _ids(pairs), len(rows.nodes), address(rows.ids), address(rows.logs)
         )
@@ -201,40 +201,40 @@ class Tree:
         self._library.tree_free_sequence(self.handle)
 
     def gained(self, source: str) -> float:
-        """Accepted tokens that a source alone held for likeliest."""
-        place = self._library.tree_sequence_counters(self.handle)
-        return float(_Counters.from_address(place).gained[SOURCES.index(source)])
+        """Count accepted tokens that only this source ranked first."""
+        address = self._library.tree_sequence_counters(self.handle)
+        return float(_Counters.from_address(address).gained[SOURCES.index(source)])
 
     def counts(self) -> dict[str, SourceCounts]:
-        """What its sources did so far, those that proposed something."""
-        found = _Counters.from_address(self._library.tree_sequence_counters(self.handle))
+        """Return the counts of those sources that proposed something."""
+        counters = _Counters.from_address(self._library.tree_sequence_counters(self.handle))
         counts = {
             name: SourceCounts(
-                _by_depth(found.proposed[place]),
-                _by_depth(found.fed[place]),
-                _by_depth(found.accepted[place]),
-                sum(found.expected[place]),
+                _by_depth(counters.proposed[index]),
+                _by_depth(counters.fed[index]),
+                _by_depth(counters.accepted[index]),
+                sum(counters.expected[index]),
             )
-            for place, name in enumerate(PROPOSERS)
+            for index, name in enumerate(PROPOSERS)
         }
-        return {name: own for name, own in counts.items() if own.proposed}
+        return {name: count for name, count in counts.items() if count.proposed}
 
     def add_text(self, source: str, tokens: Sequence[int]) -> None:
-        """Draft from a text: of the source `expected` or `window`."""
-        place = SOURCES.index(source)
-        self._library.tree_add_text(self.handle, place, _ids(tokens), len(tokens))
+        """Draft from a text of the source `expected` or `window`."""
+        index = SOURCES.index(source)
+        self._library.tree_add_text(self.handle, index, _ids(tokens), len(tokens))
 
     def set_chains(self, chains: Iterable[Sequence[int]]) -> None:
-        """What other drafters propose for the next step, each one chain of tokens."""
+        """Set other drafters' proposals for the next step, each one chain of tokens."""
         tokens = [token for chain in chains for token in (*chain, _SEPARATOR)]
         self._library.tree_set_chains(self.handle, _ids(tokens), len(tokens))
 
     def commit(self, tokens: Sequence[int], accepted: int = 0, rows: TopRows | None = None) -> None:
-        """The text has gone on.
+        """Append tokens to the text and learn from them.
 
         Args:
-            accepted: the first of these tokens, which were nodes of the planned draft.
-            rows: what the target held for likely after nodes of it, the path's last one at
+            accepted: the number of first tokens that were nodes of the planned draft.
+            rows: the target's most probable tokens after nodes of it, those after the path at
                 `rows.last`.
         """
         nodes: tuple[Any, ...] = (None, 0, -1, None, None)
@@ -255,7 +255,7 @@ class Planner:
         self._grow(1, most, 16)
 
     def _grow(self, trees: int, most: int, knots: int) -> None:
-        """Have room for so many of each."""
+        """Make room for so many of each."""
         if most > self._most:
             self._most = most
             self._tokens, self._parents = (c_int32 * most)(), (c_int32 * most)()
@@ -282,7 +282,7 @@ class Planner:
         most: int,
         prices: NodePrices = FREE,
     ) -> list[Draft]:
-        """The nodes of each tree that pay, best first.
+        """Return the nodes of each tree that pay, best first.
 
         Args:
             most_nodes: of each tree; `most_depth` likewise.
@@ -292,11 +292,11 @@ class Planner:
         if count > self._trees or most > self._most or len(knots) > self._knots:
             self._grow(count, most, len(knots))
         each = zip(trees, most_nodes, most_depth, strict=True)
-        for place, (tree, nodes, depth) in enumerate(each):
-            self._handles[place] = tree.handle
-            self._nodes[place], self._depths[place] = nodes, depth
-        for place, knot in enumerate(knots):
-            self._numbers[place], self._seconds[place] = knot
+        for index, (tree, nodes, depth) in enumerate(each):
+            self._handles[index] = tree.handle
+            self._nodes[index], self._depths[index] = nodes, depth
+        for index, knot in enumerate(knots):
+            self._numbers[index], self._seconds[index] = knot
         plan.count, plan.most, plan.knots = count, most, len(knots)
         _, plan.rate, plan.margin, plan.least, plan.lesson = prices
         self._library.tree_plan(self._pointer)

@@ -6,13 +6,13 @@ import { PLAIN, choiceName, same, showVerdict } from "./verdict.js";
 
 const SMALLER = [[3, 3, 3], [5, 5, 5]];
 const SOURCES = {
-  own: "what followed the same words earlier in this conversation",
+  context: "what followed the same words earlier in this conversation",
   expected: "the output that the request expects",
-  others: "other texts that this server has seen",
+  requests: "other texts that this server has seen",
   window: "n-grams of the lookahead window",
   chain: "a further drafter, such as a small model",
-  rows: "what the model held for likely after the same token before",
-  both: "an earlier text and the model's likely tokens, which agree",
+  recycling: "the model's likely tokens when it last read the same token",
+  agreement: "an earlier text and the model's likely tokens, which agree",
   drafter: "lookahead with a fixed triple, or another drafter",
 };
 const IDEAS = [
@@ -245,7 +245,7 @@ function offer(choice) {
   return el("label", { title: title ?? "lookahead: window, n-gram size, verification set" }, input, choiceName(choice));
 }
 
-// One at a time: another key begins anew.
+// One at a time: another key starts again.
 async function connect() {
   connecting?.abort();
   const { signal } = connecting = new AbortController();

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from trtla.settings.passed_on import BUILD as BUILD_FIELDS
+from trtla.settings.trtllm_fields import BUILD as BUILD_FIELDS
 from trtla.settings.upstream.option import (
     LOG_LEVEL,
     ON,
     Accepted,
+    Flag,
     Needless,
     PassedOn,
     Program,
     Refused,
-    Theirs,
     each,
     several,
     switch,
@@ -28,33 +28,33 @@ _OWN_MODEL = Refused(
 _ENCODERS = Needless("for encoders and other families")
 
 _LIMITS = (
-    Theirs("checkpoint_dir", Accepted(note="a Hugging Face folder or a GGUF file too")),
-    Theirs(
+    Flag("checkpoint_dir", Accepted(note="a Hugging Face folder or a GGUF file too")),
+    Flag(
         "output_dir",
         Accepted(note="no default; the tokenizer is copied along"),
         "engine_outputs",
     ),
-    Theirs("max_batch_size", Accepted(note="32 by default"), "2048"),
-    Theirs(
+    Flag("max_batch_size", Accepted(note="32 by default"), "2048"),
+    Flag(
         "max_input_len",
         Accepted(note="raises max_num_tokens, which is what bounds a prompt there"),
         "1024",
     ),
-    Theirs(
+    Flag(
         "max_seq_len",
         Accepted(note="prompt and output; drafts come on top by themselves"),
         also=("max_decoder_seq_len",),
     ),
-    Theirs(
+    Flag(
         "max_num_tokens",
         Accepted(note="raised to a full step of a full batch, as there"),
         "8192",
     ),
-    Theirs(
+    Flag(
         "opt_num_tokens",
         PassedOn("opt_num_tokens", "by default a step of a full batch, drafts counted"),
     ),
-    Theirs(
+    Flag(
         "max_beam_width",
         Refused(
             "asks for beams, which lookahead has none of",
@@ -62,14 +62,14 @@ _LIMITS = (
         ),
         "1",
     ),
-    Theirs("max_encoder_input_len", PassedOn("max_encoder_input_len"), "1024"),
-    Theirs(
+    Flag("max_encoder_input_len", PassedOn("max_encoder_input_len"), "1024"),
+    Flag(
         "max_prompt_embedding_table_size",
         PassedOn("max_prompt_embedding_table_size"),
         "0",
         also=("max_multimodal_len",),
     ),
-    Theirs(
+    Flag(
         "max_draft_len",
         Accepted(
             note="computed from `--lookahead`; alone it makes an engine that holds every triple "
@@ -77,7 +77,7 @@ _LIMITS = (
         ),
         "0",
     ),
-    Theirs(
+    Flag(
         "speculative_decoding_mode",
         Needless(
             "`--lookahead` or `--max-draft-len` says it",
@@ -89,22 +89,22 @@ _LIMITS = (
     ),
 )
 _WORK = (
-    Theirs("workers", Accepted(), "1"),
-    Theirs("log_level", LOG_LEVEL, "info"),
+    Flag("workers", Accepted(), "1"),
+    Flag("log_level", LOG_LEVEL, "info"),
     switch(
         "dry_run",
         Accepted(note="shows settings, memory and the `trtllm-build` line to paste"),
     ),
-    Theirs("input_timing_cache", Accepted("timing_cache", "read if it is there, and written")),
-    Theirs("output_timing_cache", Accepted("timing_cache", "one file for both"), "model.cache"),
-    Theirs("profiling_verbosity", PassedOn("profiling_verbosity"), "layer_names_only"),
+    Flag("input_timing_cache", Accepted("timing_cache", "read if it is there, and written")),
+    Flag("output_timing_cache", Accepted("timing_cache", "one file for both"), "model.cache"),
+    Flag("profiling_verbosity", PassedOn("profiling_verbosity"), "layer_names_only"),
     switch("strip_plan", PassedOn("use_strip_plan")),
     switch("fast_build", PassedOn("plugin_config.manage_weights")),
     *each(
         "model_config model_cls_file model_cls_name",
         _OWN_MODEL,
     ),
-    Theirs(
+    Flag(
         "build_config",
         Refused(
             "is a file of TensorRT-LLM's, which is not read",
@@ -112,7 +112,7 @@ _WORK = (
         ),
     ),
     *(
-        Theirs(name, PassedOn(name), takes="switch")
+        Flag(name, PassedOn(name), takes="switch")
         for name in (
             "weight_sparsity",
             "weight_streaming",
@@ -121,7 +121,7 @@ _WORK = (
             "gather_generation_logits",
         )
     ),
-    Theirs("visualize_network", PassedOn("visualize_network")),
+    Flag("visualize_network", PassedOn("visualize_network")),
     switch("gather_context_logits", Accepted(note="plain engines only")),
     switch(
         "gather_all_token_logits",
@@ -130,14 +130,14 @@ _WORK = (
             "use --gather-context-logits and --gather-generation-logits",
         ),
     ),
-    Theirs(
+    Flag(
         "logits_dtype",
         Refused(
             "is not chosen here: the checkpoint's config.json says it",
             "omit it, or change logits_dtype there",
         ),
     ),
-    Theirs(
+    Flag(
         "kv_cache_type",
         Needless(
             "always paged",
@@ -146,22 +146,22 @@ _WORK = (
             "omit it: the cache is paged",
         ),
     ),
-    Theirs(
+    Flag(
         "paged_kv_cache",
         Needless(
             "always on", ON, "leaves a cache that the executor cannot run", "omit it: it is paged"
         ),
     ),
     several("lora_dir", _LORA),
-    Theirs("lora_ckpt_source", _LORA, "hf"),
+    Flag("lora_ckpt_source", _LORA, "hf"),
     several("lora_target_modules", _LORA),
-    Theirs("max_lora_rank", _LORA, "64"),
-    Theirs("auto_parallel", _AUTO_PARALLEL, "1"),
-    Theirs("gpus_per_node", _AUTO_PARALLEL, "8"),
-    Theirs("cluster_key", _AUTO_PARALLEL),
+    Flag("max_lora_rank", _LORA, "64"),
+    Flag("auto_parallel", _AUTO_PARALLEL, "1"),
+    Flag("gpus_per_node", _AUTO_PARALLEL, "8"),
+    Flag("cluster_key", _AUTO_PARALLEL),
 )
 _PLUGINS = (
-    Theirs(
+    Flag(
         "gpt_attention_plugin",
         Needless(
             "always on, in the model's type",
@@ -171,17 +171,17 @@ _PLUGINS = (
         ),
         "auto",
     ),
-    Theirs(
+    Flag(
         "remove_input_padding",
         Needless(
             "always on", ON, "makes an engine that the executor cannot run", "omit it: it is on"
         ),
         "enable",
     ),
-    Theirs("gemm_plugin", PassedOn("plugin_config.gemm_plugin", "by default the engine's type")),
-    Theirs("nccl_plugin", PassedOn("plugin_config.nccl_plugin"), "auto"),
+    Flag("gemm_plugin", PassedOn("plugin_config.gemm_plugin", "by default the engine's type")),
+    Flag("nccl_plugin", PassedOn("plugin_config.nccl_plugin"), "auto"),
     *(
-        Theirs(name, PassedOn(f"plugin_config.{name}"), "disable")
+        Flag(name, PassedOn(f"plugin_config.{name}"), "disable")
         for name in (
             *("gemm_swiglu_plugin", "fp8_rowwise_gemm_plugin", "low_latency_gemm_plugin"),
             *("low_latency_gemm_swiglu_plugin", "gemm_allreduce_plugin", "norm_quant_fusion"),
@@ -189,23 +189,23 @@ _PLUGINS = (
         )
     ),
     *(
-        Theirs(name, PassedOn(f"plugin_config.{name}"), "enable")
+        Flag(name, PassedOn(f"plugin_config.{name}"), "enable")
         for name in (
             *("context_fmha", "use_paged_context_fmha", "use_fp8_context_fmha"),
             "use_fused_mlp",
         )
     ),
-    Theirs("tokens_per_block", PassedOn("plugin_config.tokens_per_block"), "32"),
+    Flag("tokens_per_block", PassedOn("plugin_config.tokens_per_block"), "32"),
     *each("bert_attention_plugin moe_plugin mamba_conv1d_plugin", _ENCODERS, "auto"),
-    Theirs("bert_context_fmha_fp32_acc", _ENCODERS, "disable"),
-    Theirs("paged_state", _ENCODERS, "enable"),
+    Flag("bert_context_fmha_fp32_acc", _ENCODERS, "disable"),
+    Flag("paged_state", _ENCODERS, "enable"),
     *each("lora_plugin dora_plugin", _LORA, "disable"),
-    Theirs(
+    Flag(
         "streamingllm",
         Refused("is what TensorRT-LLM supports no longer", "omit it"),
         "disable",
     ),
-    Theirs(
+    Flag(
         "pp_reduce_scatter",
         Refused("is for mixtures of experts, which are not built here", "omit it"),
         "disable",

@@ -5,10 +5,10 @@ from __future__ import annotations
 from trtla.settings.upstream.option import (
     LOG_LEVEL,
     Accepted,
+    Flag,
     Needless,
     Program,
     Refused,
-    Theirs,
     each,
     switch,
 )
@@ -30,24 +30,24 @@ CONVERT = Program(
     "convert_checkpoint.py",
     "convert",
     (
-        Theirs(
+        Flag(
             "model_dir",
             Accepted(note="Llama, Mistral and Qwen2 folders, safetensors or `.bin`; GGUF files"),
         ),
-        Theirs(
+        Flag(
             "output_dir",
             Accepted(note="no default; a folder that is not empty needs `--force`"),
             "tllm_checkpoint",
         ),
-        Theirs("dtype", Accepted(note="the same rule: the model's, float16 for float32"), "auto"),
-        Theirs("tp_size", Accepted(), "1"),
-        Theirs("pp_size", Accepted(note="not for lookahead engines of TensorRT-LLM"), "1"),
-        Theirs(
+        Flag("dtype", Accepted(note="the same rule: the model's, float16 for float32"), "auto"),
+        Flag("tp_size", Accepted(), "1"),
+        Flag("pp_size", Accepted(note="not for lookahead engines of TensorRT-LLM"), "1"),
+        Flag(
             "cp_size",
             Refused("splits contexts, which trtla does not", "use --tp-size to split the model"),
             "1",
         ),
-        Theirs(
+        Flag(
             "meta_ckpt_dir",
             Refused(
                 "names Meta's original files, which are not read",
@@ -66,18 +66,18 @@ CONVERT = Program(
             ),
         ),
         switch("use_weight_only", _ROUNDED),
-        Theirs("weight_only_precision", _ROUNDED, "int8"),
+        Flag("weight_only_precision", _ROUNDED, "int8"),
         switch("disable_weight_only_quant_plugin", _NO_SUCH),
-        Theirs("quant_ckpt_path", _NO_SUCH),
-        Theirs("group_size", Accepted(note="of `int8`, `int4` and `w4a16_awq`"), "128"),
+        Flag("quant_ckpt_path", _NO_SUCH),
+        Flag("group_size", Accepted(note="of `int8`, `int4` and `w4a16_awq`"), "128"),
         *each(
             "use_qserve use_nvfp4 use_fp8_rowwise use_meta_fp8_rowwise_recipe per_channel "
             "per_token per_group",
             _NO_SUCH,
             takes="switch",
         ),
-        Theirs("smoothquant", _NO_SUCH),
-        Theirs(
+        Flag("smoothquant", _NO_SUCH),
+        Flag(
             "calib_dataset",
             Accepted(
                 "calib_data",
@@ -86,16 +86,16 @@ CONVERT = Program(
             ),
             "ccdv/cnn_dailymail",
         ),
-        Theirs("calib_size", Accepted(), "512"),
-        Theirs(
+        Flag("calib_size", Accepted(), "512"),
+        Flag(
             "calib_max_seq_length",
             Refused("is not chosen here: 512 tokens of each text are read", "omit it"),
             "512",
         ),
         *each("load_by_shard load_model_on_cpu", _STREAMED, takes="switch"),
-        Theirs("workers", _STREAMED, "1"),
+        Flag("workers", _STREAMED, "1"),
         switch("use_parallel_embedding", _EMBEDDING),
-        Theirs("embedding_sharding_dim", _EMBEDDING, "0"),
+        Flag("embedding_sharding_dim", _EMBEDDING, "0"),
         switch(
             "remove_duplicated_kv_heads",
             Refused("is for one file of Llama 3.1 405B", "give that model's Hugging Face folder"),
@@ -104,12 +104,12 @@ CONVERT = Program(
             "save_config_only",
             Refused("leaves a checkpoint without weights", "use trtla build MODEL --dry-run"),
         ),
-        Theirs("log_level", LOG_LEVEL, "info"),
+        Flag("log_level", LOG_LEVEL, "info"),
         *each("moe_tp_size moe_ep_size", _EXPERTS, "-1"),
         *each("moe_num_experts moe_top_k", _EXPERTS, "0"),
-        Theirs("moe_renorm_mode", _EXPERTS, "1"),
+        Flag("moe_renorm_mode", _EXPERTS, "1"),
         *(
-            Theirs(name, _SIZES, default)
+            Flag(name, _SIZES, default)
             for name, default in {
                 "vocab_size": "32000",
                 "n_positions": "2048",

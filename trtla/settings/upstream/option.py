@@ -1,4 +1,4 @@
-"""How the table of TensorRT-LLM's options is written: an option, and what becomes of it here.
+"""The types of the table of TensorRT-LLM's options: an option, and how trtla treats it.
 
 An option is accepted, passed on to TensorRT-LLM, needless, or refused in one sentence.
 """
@@ -10,17 +10,17 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
-from trtla.settings.passed_on import Group
+from trtla.settings.trtllm_fields import Group
 
 Takes = Literal["value", "switch", "several"]
 OFF = ("false", "disable", "off", "no", "0", "f")
 ON = ("true", "enable", "on", "yes", "1", "t")
-"""The values that a switch may have, though it needs none."""
+"""Values that a switch may have, though it needs none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """It is a setting of the command here."""
+    """A setting of the command here."""
 
     setting: str = ""
     """The setting's name; empty: the option's own."""
@@ -28,37 +28,37 @@ class Accepted:
     values: Mapping[str, str] = field(default_factory=dict)
     """Values that have other names here."""
     gives: str = ""
-    """The value that a switch stands for, where the setting is none."""
+    """The value that a switch stands for, where the setting is no switch."""
     weak: bool = False
-    """Whether the setting's own flag wins over it."""
+    """The setting's own flag takes precedence over it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PassedOn:
-    """It goes to TensorRT-LLM, and has no effect on torch engines."""
+    """Passed on to TensorRT-LLM; no effect on torch engines."""
 
     setting: str
-    """The name in `trtla.settings.passed_on`."""
+    """The name in `trtla.settings.trtllm_fields`."""
     note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Needless:
-    """It asks for nothing here."""
+    """Accepted without effect."""
 
     note: str
     values: tuple[str, ...] = ()
-    """Those that ask for nothing; empty: every one."""
+    """Values without effect; empty: all of them."""
     why: str = ""
-    """Why the others are refused, behind the option and its value."""
+    """Why other values are refused; follows the option and its value."""
     hint: str = ""
     aloud: bool = False
-    """Whether the command prints the note."""
+    """The command prints the note."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """It cannot be had here; its default asks for nothing and is taken."""
+    """Not available here; its default is accepted."""
 
     why: str
     """The rest of a sentence that begins with the option."""
@@ -69,23 +69,23 @@ Fate = Accepted | PassedOn | Needless | Refused
 
 
 @dataclass(frozen=True, slots=True)
-class Theirs:
+class Flag:
     """One option of a program."""
 
     name: str
     fate: Fate
     default: str = ""
-    """As its help has it; empty: none, or off."""
+    """As in its help; empty: none, or off."""
     takes: Takes = "value"
     also: tuple[str, ...] = ()
-    """Other names that the program takes for it."""
+    """Other names of it in the program."""
 
     @property
     def names(self) -> tuple[str, ...]:
         return (self.name, *self.also)
 
     def is_default(self, value: str) -> bool:
-        """Whether a value is what the program takes without it."""
+        """Return True for the value that the program takes without the option."""
         if self.takes == "switch":
             return value.lower() in OFF
         with suppress(ValueError):
@@ -99,24 +99,24 @@ class Program:
 
     name: str
     command: str
-    options: tuple[Theirs, ...]
+    options: tuple[Flag, ...]
     passing: Group | None = None
-    """What hands its settings on to TensorRT-LLM."""
+    """The settings that the command passes on to TensorRT-LLM."""
 
 
-def switch(name: str, fate: Fate) -> Theirs:
+def switch(name: str, fate: Fate) -> Flag:
     """An option without a value."""
-    return Theirs(name, fate, takes="switch")
+    return Flag(name, fate, takes="switch")
 
 
-def several(name: str, fate: Fate) -> Theirs:
+def several(name: str, fate: Fate) -> Flag:
     """An option with several values."""
-    return Theirs(name, fate, takes="several")
+    return Flag(name, fate, takes="several")
 
 
-def each(names: str, fate: Fate, default: str = "", takes: Takes = "value") -> Iterator[Theirs]:
+def each(names: str, fate: Fate, default: str = "", takes: Takes = "value") -> Iterator[Flag]:
     """Options that share everything but their names."""
-    return (Theirs(name, fate, default, takes) for name in names.split())
+    return (Flag(name, fate, default, takes) for name in names.split())
 
 
 LOG_LEVEL = Needless(

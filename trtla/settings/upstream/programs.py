@@ -7,4 +7,4 @@ from trtla.settings.upstream.convert import CONVERT
 from trtla.settings.upstream.option import Program
 from trtla.settings.upstream.run import RUN, SUMMARIZE
 
-PROGRAMS: dict[str, Program] = {one.command: one for one in (CONVERT, BUILD, RUN, SUMMARIZE)}
+PROGRAMS: dict[str, Program] = {item.command: item for item in (CONVERT, BUILD, RUN, SUMMARIZE)}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from trtla.settings.passed_on import EXECUTOR as EXECUTOR_FIELDS
+from trtla.settings.trtllm_fields import EXECUTOR as EXECUTOR_FIELDS
 from trtla.settings.upstream.option import (
     Accepted,
+    Flag,
     Needless,
     Program,
     Refused,
-    Theirs,
     each,
     several,
     switch,
@@ -29,14 +29,14 @@ RUN = Program(
     "run",
     (
         several("input_text", Accepted(note="several after one flag, as there; no default")),
-        Theirs(
+        Flag(
             "input_file",
             Accepted(
                 note="txt, or jsonl with `text`, `messages` or `input_ids` and settings a line"
             ),
         ),
-        Theirs("max_output_len", Accepted(note="256 by default, or the room that is left")),
-        Theirs(
+        Flag("max_output_len", Accepted(note="256 by default, or the room that is left")),
+        Flag(
             "max_input_length",
             Needless(
                 "prompts are not cut: one that is longer than the engine's limit is refused",
@@ -45,12 +45,12 @@ RUN = Program(
             "923",
         ),
         *MODEL,
-        Theirs(
+        Flag(
             "hf_model_dir",
             Accepted("tokenizer_dir", "where that is not given", weak=True),
             also=("model_dir",),
         ),
-        Theirs(
+        Flag(
             "hf_data_type",
             Needless("no Hugging Face model runs beside the engine"),
             "fp16",
@@ -59,9 +59,9 @@ RUN = Program(
         switch("streaming", Accepted("stream")),
         *SAMPLING,
         several("stop_words", Accepted("stop", "for all prompts")),
-        Theirs("num_beams", Accepted(note="torch engines, without drafts"), "1"),
-        Theirs("num_return_sequences", Accepted(note="with `--num-beams`")),
-        Theirs("length_penalty", Accepted(note="with `--num-beams`; 1.2 by default"), "1.0"),
+        Flag("num_beams", Accepted(note="torch engines, without drafts"), "1"),
+        Flag("num_return_sequences", Accepted(note="with `--num-beams`")),
+        Flag("length_penalty", Accepted(note="with `--num-beams`; 1.2 by default"), "1.0"),
         *EXECUTOR,
         *each("output_csv output_npy", _DOCUMENT),
         *each("output_logits_npy output_log_probs_npy output_cum_log_probs_npy", _NOT_KEPT),
@@ -71,7 +71,7 @@ RUN = Program(
             _OTHER_INPUT,
         ),
         several("input_token_extra_ids", _OTHER_INPUT),
-        Theirs(
+        Flag(
             "draft_engine_dir",
             Refused(
                 "is for two engines of TensorRT-LLM", "use --drafter draft:MODEL, torch engines"
@@ -88,15 +88,15 @@ SUMMARIZE = Program(
     (
         switch("test_hf", Accepted(note="greedy here")),
         switch("test_trt_llm", Accepted("test_trtla", "with lookahead and without, in one run")),
-        Theirs("hf_model_dir", Accepted(), also=("model_dir",)),
-        Theirs(
+        Flag("hf_model_dir", Accepted(), also=("model_dir",)),
+        Flag(
             "hf_data_type",
             Accepted("dtype", "of both sides; the engine's own is `auto`", _DTYPES),
             "fp16",
             also=("data_type",),
         ),
         *MODEL,
-        Theirs(
+        Flag(
             "dataset_dir",
             Accepted(
                 "dataset",
@@ -104,20 +104,20 @@ SUMMARIZE = Program(
                 {"ccdv/cnn_dailymail": "cnn_dailymail"},
             ),
         ),
-        Theirs(
+        Flag(
             "dataset_cache_dir",
             Refused("is not read", "set HF_DATASETS_CACHE in the environment"),
         ),
-        Theirs("batch_size", Accepted(), "1"),
-        Theirs("max_ite", Accepted(), "20"),
-        Theirs("output_len", Accepted("max_output_len"), "100"),
-        Theirs("max_input_length", Accepted("max_input_len"), "923"),
-        Theirs(
+        Flag("batch_size", Accepted(), "1"),
+        Flag("max_ite", Accepted(), "20"),
+        Flag("output_len", Accepted("max_output_len"), "100"),
+        Flag("max_input_length", Accepted("max_input_len"), "923"),
+        Flag(
             "min_input_length",
             Refused("is not read: all articles are summarized", "leave short ones out of the file"),
             "0",
         ),
-        Theirs(
+        Flag(
             "tensorrt_llm_rouge1_threshold",
             Accepted("rouge1_threshold", "exit code 3 below it; also without `--check_accuracy`"),
             "15.0",
@@ -130,7 +130,7 @@ SUMMARIZE = Program(
             "estimate_accuracy_std_dev",
             Refused("is not printed", "use --output FILE.jsonl, which has every summary's figures"),
         ),
-        Theirs(
+        Flag(
             "eval_task",
             Refused(
                 "is another task, and summarize knows one",
@@ -139,25 +139,25 @@ SUMMARIZE = Program(
             "summarize",
         ),
         switch("eval_ppl", Refused("needs logits, which are not kept", "omit it")),
-        Theirs(
+        Flag(
             "tensorrt_llm_ppl_threshold",
             Refused("is for perplexities, which are not computed", "omit it"),
             "15.0",
         ),
-        Theirs(
+        Flag(
             "output_dir",
             Refused("names a folder, and all sides go to one file", "use --output FILE.jsonl"),
         ),
-        Theirs("rouge_dir", Needless("the package rouge-score computes the same")),
+        Flag("rouge_dir", Needless("the package rouge-score computes the same")),
         switch("streaming", Needless("summaries are measured, and printed at the end")),
         *SAMPLING,
         several(
             "stop_words",
             Refused("is not read: a summary ends with an end token", "use --max-output-len"),
         ),
-        Theirs("num_beams", _ONE_BEAM, "1"),
-        Theirs("num_return_sequences", _ONE_BEAM, "1"),
-        Theirs("length_penalty", _ONE_BEAM, "1.0"),
+        Flag("num_beams", _ONE_BEAM, "1"),
+        Flag("num_return_sequences", _ONE_BEAM, "1"),
+        Flag("length_penalty", _ONE_BEAM, "1.0"),
         *EXECUTOR,
     ),
     EXECUTOR_FIELDS,

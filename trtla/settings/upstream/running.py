@@ -5,10 +5,10 @@ from __future__ import annotations
 from trtla.settings.upstream.option import (
     LOG_LEVEL,
     Accepted,
+    Flag,
     Needless,
     PassedOn,
     Refused,
-    Theirs,
     each,
     several,
     switch,
@@ -26,11 +26,11 @@ _TOKENIZER = Refused(
 _CACHE, _KNOBS = "kv_cache_config.", "extended_runtime_perf_knob_config."
 
 SAMPLING = (
-    Theirs("temperature", Accepted(note="0 by default: greedy, as `--top_k 1` there"), "1.0"),
-    Theirs("top_k", Accepted(note="0 by default, which keeps all; 1 is greedy"), "1"),
-    Theirs("top_p", Accepted(note="0 keeps all, as 1 does", values={"0": "1"}), "0.0"),
+    Flag("temperature", Accepted(note="0 by default: greedy, as `--top_k 1` there"), "1.0"),
+    Flag("top_k", Accepted(note="0 by default, which keeps all; 1 is greedy"), "1"),
+    Flag("top_p", Accepted(note="0 keeps all, as 1 does", values={"0": "1"}), "0.0"),
     *(
-        Theirs(name, Accepted(note="torch engines"), default)
+        Flag(name, Accepted(note="torch engines"), default)
         for name, default in (
             ("repetition_penalty", "1.0"),
             ("presence_penalty", "0.0"),
@@ -38,16 +38,14 @@ SAMPLING = (
             ("min_p", "0.0"),
         )
     ),
-    Theirs("random_seed", Accepted("seed"), "0"),
-    Theirs(
+    Flag("random_seed", Accepted("seed"), "0"),
+    Flag(
         "early_stopping",
         Refused("is not chosen here: a search ends when all beams have", "omit it"),
         "1",
     ),
-    Theirs(
-        "beam_search_diversity_rate", Refused("is not part of the beam search", "omit it"), "0.0"
-    ),
-    Theirs(
+    Flag("beam_search_diversity_rate", Refused("is not part of the beam search", "omit it"), "0.0"),
+    Flag(
         "beam_width_array",
         Refused("changes the width on the way, which the search does not", "use --num-beams"),
     ),
@@ -58,21 +56,19 @@ SAMPLING = (
             "use --logit-bias ID:-100 on a torch engine",
         ),
     ),
-    Theirs(
+    Flag(
         "no_repeat_ngram_size",
         Refused(
             "cannot be had: the C++ lookahead ignores it",
             "use --repetition-penalty on a torch engine",
         ),
     ),
-    Theirs("end_id", Accepted("stop_token_ids", "beside the model's own end ids, which all count")),
+    Flag("end_id", Accepted("stop_token_ids", "beside the model's own end ids, which all count")),
 )
 MODEL = (
-    Theirs(
-        "engine_dir", Accepted(note="a Hugging Face folder or a GGUF file too"), "engine_outputs"
-    ),
-    Theirs("tokenizer_dir", Accepted(note="only where the engine folder has no tokenizer")),
-    Theirs(
+    Flag("engine_dir", Accepted(note="a Hugging Face folder or a GGUF file too"), "engine_outputs"),
+    Flag("tokenizer_dir", Accepted(note="only where the engine folder has no tokenizer")),
+    Flag(
         "lookahead_config", Accepted("lookahead", "only where the engine shall take another triple")
     ),
     *each("tokenizer_type vocab_file", _TOKENIZER),
@@ -90,8 +86,8 @@ MODEL = (
         Refused("asks for the Python session, and lookahead runs in the C++ one", "omit it"),
     ),
     switch("debug_mode", Refused("needs the Python session", "omit it; --verbose shows more")),
-    Theirs("log_level", LOG_LEVEL, "info"),
-    Theirs("streaming_interval", Needless("every step's tokens are streamed"), "5"),
+    Flag("log_level", LOG_LEVEL, "info"),
+    Flag("streaming_interval", Needless("every step's tokens are streamed"), "5"),
     switch(
         "return_all_generated_tokens",
         Refused("repeats the text in every chunk", "omit it: chunks are what is new"),
@@ -100,16 +96,16 @@ MODEL = (
     *each("prompt_table_path prompt_tasks", _SOFT),
     several("num_prepend_vtokens", _SOFT),
     *(several(name, _LORA) for name in ("lora_dir", "lora_task_uids")),
-    Theirs("lora_ckpt_source", _LORA, "hf"),
+    Flag("lora_ckpt_source", _LORA, "hf"),
     several("language_task_uids", _LORA),
     *each("medusa_choices eagle_choices eagle_posterior_threshold", _HEADS),
     switch("eagle_use_dynamic_tree", _HEADS),
-    Theirs("eagle_dynamic_tree_max_top_k", _HEADS),
-    Theirs(
+    Flag("eagle_dynamic_tree_max_top_k", _HEADS),
+    Flag(
         "draft_target_model_config",
         Refused("is for two engines of TensorRT-LLM", "use --drafter draft:MODEL, torch engines"),
     ),
-    Theirs(
+    Flag(
         "prompt_lookup_config",
         Refused(
             "is for the Python loop of TensorRT-LLM", "use --drafter prompt-lookup, torch engines"
@@ -117,25 +113,25 @@ MODEL = (
     ),
 )
 EXECUTOR = (
-    Theirs("kv_cache_free_gpu_memory_fraction", Accepted(note="TensorRT-LLM engines"), "0.9"),
+    Flag("kv_cache_free_gpu_memory_fraction", Accepted(note="TensorRT-LLM engines"), "0.9"),
     switch("kv_cache_enable_block_reuse", Accepted(note="TensorRT-LLM engines")),
     switch("enable_chunked_context", Accepted(note="plain TensorRT-LLM engines")),
-    Theirs(
+    Flag(
         "max_tokens_in_paged_kv_cache",
         PassedOn(f"{_CACHE}max_tokens"),
         also=("max_tokens_in_paged_kvcache",),
     ),
     several("max_attention_window_size", PassedOn(f"{_CACHE}max_attention_window")),
-    Theirs("sink_token_length", PassedOn(f"{_CACHE}sink_token_length")),
-    Theirs(
+    Flag("sink_token_length", PassedOn(f"{_CACHE}sink_token_length")),
+    Flag(
         "cross_kv_cache_fraction",
         Refused("is for encoder-decoders of TensorRT-LLM, which trtla does not run", "omit it"),
         "0.5",
     ),
-    Theirs("multi_block_mode", PassedOn(f"{_KNOBS}multi_block_mode"), "true"),
+    Flag("multi_block_mode", PassedOn(f"{_KNOBS}multi_block_mode"), "true"),
     switch("enable_context_fmha_fp32_acc", PassedOn(f"{_KNOBS}enable_context_fmha_fp32_acc")),
     switch("cuda_graph_mode", PassedOn(f"{_KNOBS}cuda_graph_mode")),
-    Theirs("gpu_weights_percent", PassedOn("gpu_weights_percent"), "1"),
+    Flag("gpu_weights_percent", PassedOn("gpu_weights_percent"), "1"),
     switch("use_gpu_direct_storage", PassedOn("use_gpu_direct_storage")),
     switch("mm_embedding_offloading", PassedOn("mm_embedding_offloading")),
 )

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-import math
 from collections.abc import Sequence
-from ctypes import POINTER, Array, Structure, c_double, c_float, c_int32, c_int64, c_void_p
+from ctypes import (
+    POINTER,
+    Array,
+    Structure,
+    c_char_p,
+    c_double,
+    c_float,
+    c_int32,
+    c_int64,
+    c_void_p,
+)
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -14,8 +23,14 @@ from numpy import ndarray
 
 from trtla.runtime.arrays import address
 from trtla.runtime.models.cpu.native_code import FORWARD, Calls, declare
+from trtla.runtime.sampling.draw import draw_at
 from trtla.runtime.threads import num_threads
-from trtla.settings.sampling import DrawSettings, SamplingParams
+from trtla.settings.sampling import DRAWN, DrawSettings, SamplingParams, draws_by
+
+ROTARIES = 2
+"""Ways in which layers may turn queries and keys."""
+ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
+"""As in the C++'s `Activation`."""
 
 
 class Matrix(Structure):
@@ -40,6 +55,12 @@ class NativeLayer(Structure):
         ("post_norm", c_void_p),
         ("gate_up", Matrix),
         ("down", Matrix),
+        ("q_norm", c_void_p),
+        ("k_norm", c_void_p),
+        ("attention_norm", c_void_p),
+        ("mlp_norm", c_void_p),
+        ("rotary", c_int64),
+        ("window", c_int64),
     ]
 
 
@@ -60,6 +81,11 @@ class NativeModel(Structure):
         ("epsilon", c_float),
         ("cache_type", c_int32),
         ("exchange", c_void_p),
+        ("attention_scale", c_float),
+        ("embedding_multiplier", c_float),
+        ("residual_multiplier", c_float),
+        ("logits_scaling", c_float),
+        ("activation", c_int64),
     ]
 
 
@@ -86,8 +112,8 @@ class NativeStep(Structure):
         ("num_rows", c_int64),
         ("num_sequences", c_int64),
         ("integers", c_void_p),
-        ("cosine", c_void_p),
-        ("sine", c_void_p),
+        ("cosine", c_void_p * ROTARIES),
+        ("sine", c_void_p * ROTARIES),
         ("cache", c_void_p),
         ("logits", c_void_p),
         ("taps", c_void_p),
@@ -98,24 +124,16 @@ class NativeStep(Structure):
     ]
 
 
-class Filters(Structure):
-    """Which tokens of a row may be drawn, and how probable they are."""
-
-    _fields_ = [
-        ("temperature", c_double),
-        ("top_k", c_int64),
-        ("top_p", c_double),
-        ("least", c_double),
-    ]
-
-
 _CALLS: Calls = {
     "trtla_lanes": (c_int64, ()),
     "trtla_has_bfloat16_products": (c_int64, ()),
     "trtla_forward": (None, (POINTER(NativeModel), POINTER(NativeStep))),
     "trtla_most_probable": (c_int64, (c_void_p, c_int64)),
-    "trtla_draw": (c_int64, (c_void_p, c_int64, POINTER(Filters), c_double)),
+    "trtla_draw": (c_int64, (c_void_p, c_int64, POINTER(c_double), c_double)),
+    "trtla_filters": (c_char_p, ()),
+    "trtla_masked": (None, (c_void_p, c_int64, c_void_p, c_void_p)),
     "trtla_top_rows": (None, (*(c_void_p, c_int64) * 2, c_int64, c_void_p, c_void_p, c_int64)),
+    "trtla_types": (c_char_p, ()),
     "trtla_panel_bytes": (c_int64, (c_int64, c_int64)),
     "trtla_pack": (None, (*(c_int64,) * 3, c_void_p, c_int64, c_void_p)),
 }
@@ -125,10 +143,16 @@ class NativeLibrary:
     """The calls of the compiled library."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        declare(library, _CALLS, ("trtla_most_probable", "trtla_draw", "trtla_top_rows"))
+        short = "trtla_most_probable", "trtla_draw", "trtla_masked", "trtla_top_rows"
+        declare(library, _CALLS, short)
         self.forward, self.draw = library.trtla_forward, library.trtla_draw
         self.most_probable, self.top_rows = library.trtla_most_probable, library.trtla_top_rows
+        self.masked = library.trtla_masked
         self._pack, self._panel_bytes = library.trtla_pack, library.trtla_panel_bytes
+        self.filters = tuple(library.trtla_filters().decode().split())
+        """What `draw` draws by, in its order, by the names of `SamplingParams`."""
+        self.types = {name: i for i, name in enumerate(library.trtla_types().decode().split())}
+        """The numbers of types of weights, by name; see `operands.h`."""
         self.lanes = int(library.trtla_lanes())
         """Numbers of 32 bits in a vector register."""
         self.has_bfloat16_products = bool(library.trtla_has_bfloat16_products())
@@ -162,6 +186,7 @@ class RowChooser:
         self._top_rows = calls.top_rows
         self._known: tuple[ndarray, int, int] | None = None
         """Logits, where their rows begin, and the size of each."""
+        self._masked, self._allowed = calls.masked, np.empty((1, 0), np.float32)
         self._room = np.empty((2, 0), np.int32)
         self._tops: dict[tuple[int, int], _Tops] = {}
 
@@ -171,10 +196,20 @@ class RowChooser:
         return token
 
     def draw(self, logits: ndarray, row: int, params: SamplingParams, noise: float) -> int:
+        filters = _filters(params.draw_settings)
+        if filters is None:
+            return draw_at(logits[row : row + 1], params, [noise])[0]
         first, size = self._place(logits)
-        filters = _filters(params.draw_settings, size)
         token: int = self._draw(first + row * size * _FLOAT, size, filters, noise)
         return token
+
+    def masked(self, logits: ndarray, row: int, mask: ndarray) -> ndarray:
+        first, size = address(logits), logits.shape[1]
+        if self._allowed.shape[1] != size:
+            self._allowed = np.empty((1, size), np.float32)
+        out = self._allowed
+        self._masked(first + row * size * _FLOAT, size, address(mask), address(out))
+        return out
 
     def top_rows(self, logits: ndarray, rows: Sequence[int], count: int) -> tuple[ndarray, ndarray]:
         num_rows = len(rows)
@@ -216,10 +251,12 @@ def _places(rows: tuple[int, ...]) -> Array[c_int64]:
 
 
 @lru_cache(maxsize=64)
-def _filters(settings: DrawSettings, vocab_size: int) -> Filters:
-    temperature, top_k, top_p, min_p = settings
-    least = math.log(min_p) if min_p > 0.0 else -math.inf
-    return Filters(temperature, min(top_k, vocab_size), top_p, least)
+def _filters(settings: DrawSettings) -> Array[c_double] | None:
+    """What the library draws by; None where it lacks one of the filters that are asked for."""
+    names, named = library().filters, dict(zip(DRAWN, settings, strict=True))
+    if not draws_by(names, settings):
+        return None
+    return (c_double * len(names))(*(named[name] for name in names))
 
 
 @lru_cache(maxsize=1)

@@ -54,7 +54,7 @@ class Build:
     files: tuple[Path, ...]
 
 
-def tell_slower(error: NotCompiled, cost: str) -> None:
+def note_slower(error: NotCompiled, cost: str) -> None:
     """Say on stderr what it costs that a library is not there, once in a process."""
     if cost not in _noted:
         _noted.add(cost)

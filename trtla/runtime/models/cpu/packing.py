@@ -7,14 +7,14 @@ weights, `native/blocks.h` that of weights in blocks. Both are repacked without 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy import ndarray
 
-from trtla.formats.blocks import BlockTensor, BlockType
+from trtla.formats.blocks import BLOCK_TYPES, BlockTensor, BlockType
 from trtla.formats.config import CheckpointConfig
 from trtla.formats.tensors import StoredTensor, Weight
 from trtla.runtime.arrays import address, aligned
@@ -22,18 +22,14 @@ from trtla.runtime.models.cpu.library import Matrix, library
 from trtla.runtime.models.tensors import (
     ArrayTensors,
     ModelTensors,
+    layer_norms,
     numbers,
     placed,
     placed_type,
 )
 from trtla.runtime.threads import num_threads
 
-_PAIRS = "bfloat16 pairs"
-_TYPES = (
-    *("float32", "float16", "bfloat16", _PAIRS),
-    *("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"),
-)
-"""In the order of `Type` in native/operands.h."""
+_PAIRS = "bfloat16-pairs"
 _PIECE_BYTES = 1 << 20  # what is read of a file fits into a core's cache until it is packed
 EMBEDDING, LM_HEAD, NORM = "embedding", "lm_head", "norm"
 Source = Weight | StoredTensor
@@ -51,19 +47,19 @@ class Packed:
     outputs: int
     inputs: int
     type: str
-    """One of `_TYPES`."""
+    """One of `NativeLibrary.types`."""
     stored: str
     """The type of the weight in the checkpoint."""
 
     @property
     def in_blocks(self) -> bool:
         """Whether it is multiplied in integers."""
-        return _TYPES.index(self.type) > _TYPES.index(_PAIRS)
+        return self.type in BLOCK_TYPES
 
     @property
     def matrix(self) -> Matrix:
         bias = None if self.bias is None else address(self.bias)
-        kind = _TYPES.index(self.type)
+        kind = library().types[self.type]
         return Matrix(address(self.weight), bias, self.outputs, self.inputs, kind)
 
 
@@ -115,7 +111,7 @@ class Packer:
         """
         outputs, inputs = sum(part.shape[0] for part in parts), parts[0].shape[1]
         name, stored = self._types(parts[0])
-        panel_bytes = library().panel_bytes(_TYPES.index(name), inputs)
+        panel_bytes = library().panel_bytes(library().types[name], inputs)
         panels = self._panels(outputs)
         bias = None if biases is None else self._padded(biases)
         weight = aligned((panels * panel_bytes,), np.uint8)
@@ -128,7 +124,7 @@ class Packer:
 
     def nbytes(self, part: Source) -> int:
         """The bytes of the panels of a weight, [outputs, inputs], on its own."""
-        kind = _TYPES.index(self._types(part)[0])
+        kind = library().types[self._types(part)[0]]
         return self._panels(part.shape[0]) * library().panel_bytes(kind, part.shape[1])
 
     def _panels(self, outputs: int) -> int:
@@ -153,7 +149,7 @@ class Packer:
         kind = _block_type(weight)
         if kind is not None:
             short = kind.name.split("_G")[0]  # larger groups: their scale repeated
-            return short if short in _TYPES else f"{short}_0", kind.name
+            return short if short in library().types else f"{short}_0", kind.name
         assert not isinstance(weight, BlockTensor)
         name = placed_type(weight.dtype, self.arithmetic).name
         paired = self.arithmetic == "bfloat16" and library().has_bfloat16_products
@@ -165,7 +161,8 @@ class Packer:
         return wide
 
     def _fill(self, piece: _Piece) -> None:
-        matrix, width, kind = piece.matrix, 2 * self.lanes, _TYPES.index(piece.matrix.type)
+        matrix, width = piece.matrix, 2 * self.lanes
+        kind = library().types[matrix.type]
         start, stop = piece.first * width, (piece.first + piece.panels) * width
         rows = list(self._rows(piece, start, min(stop, matrix.outputs)))
         addresses = np.concatenate([_addresses(part) for part in rows])
@@ -238,7 +235,7 @@ def pack_model(
     packer, panels = Packer(arithmetic), ModelPanels({}, {})
     tensors: ModelTensors[Source] = ModelTensors(weights, ArrayTensors(arithmetic))
     for index in range(config.num_hidden_layers):
-        _add_layer(packer, panels, str(index), tensors.layer(index))
+        _add_layer(packer, panels, str(index), tensors.layer(index), layer_norms(config))
     embedding, head = tensors.ends(config)
     panels.vectors[NORM] = _wide(tensors.vector("ln_f.weight"))
     panels.matrices[LM_HEAD] = packer.matrix(head)
@@ -253,16 +250,20 @@ def _wide(vector: Source) -> ndarray:
 
 
 def _add_layer(
-    packer: Packer, panels: ModelPanels, name: str, tensors: ModelTensors[Source]
+    packer: Packer,
+    panels: ModelPanels,
+    name: str,
+    tensors: ModelTensors[Source],
+    norms: Mapping[str, str],
 ) -> None:
-    matrices, vectors = panels.matrices, panels.vectors
-    vectors[f"{name}.input_norm"] = _wide(tensors.vector("input_layernorm.weight"))
+    matrices = panels.matrices
+    for own, theirs in norms.items():
+        panels.vectors[f"{name}.{own}"] = _wide(tensors.vector(theirs))
     for place, matrix in enumerate(_qkv(packer, tensors)):
         matrices[f"{name}.qkv.{place}"] = matrix
     for own, theirs in (("dense", "attention.dense"), ("down", "mlp.proj")):
         weight, bias = tensors.take_plain(theirs)
         matrices[f"{name}.{own}"] = packer.matrix(weight, biases=_bias(bias))
-    vectors[f"{name}.post_norm"] = _wide(tensors.vector("post_layernorm.weight"))
     matrices[f"{name}.gate_up"] = _gate_up(packer, tensors)
 
 

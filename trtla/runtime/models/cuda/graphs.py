@@ -69,6 +69,7 @@ class GraphRunner:
         max_cached: most tokens of a sequence in the cache, drafts included.
         capture: how a forward becomes a graph; None: never.
         max_num_tokens: most tokens of a step, whatever its sequences could feed; None: they say it.
+        windows: those of the model's layers.
     """
 
     def __init__(
@@ -80,8 +81,10 @@ class GraphRunner:
         max_cached: int,
         capture: Capture | None = None,
         max_num_tokens: int | None = None,
+        windows: Sequence[int] = (),
     ) -> None:
         self._forward, self._cache, self._capture = forward, cache, capture
+        self._windows = [window for window in windows if window < max_cached]
         self._scratch = cache.pool.reserve()
         self._step_tokens, self._max_cached = step_sizes[-1], max_cached
         self._buckets = buckets(step_sizes, max_batch_size, max_num_tokens)
@@ -172,8 +175,11 @@ class GraphRunner:
         return next(fits, None)
 
     def _run(self, room: Room, feeds: Sequence[Feed] = ()) -> BatchOutput:
-        inputs = StepInputs(room, self._scratch, self._cache.data.device)
+        inputs = self._inputs(room)
         return self._forward(inputs.fill(feeds), self._cache)
+
+    def _inputs(self, room: Room) -> StepInputs:
+        return StepInputs(room, self._scratch, self._cache.data.device, self._windows)
 
     def _plain_room(self, feeds: Sequence[Feed]) -> Room:
         """Just enough, but for trees what their bucket has: nothing is compiled for these sizes."""
@@ -230,7 +236,7 @@ class GraphRunner:
 
     def _captured(self, bucket: Bucket, capture: Capture) -> _Graph:
         """A graph over inputs without a feed: what it is run for writes to the scratch block."""
-        inputs = StepInputs(self._room(bucket), self._scratch, self._cache.data.device)
+        inputs = self._inputs(self._room(bucket))
         batch = inputs.fill(())
 
         def run() -> None:

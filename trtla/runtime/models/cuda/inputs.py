@@ -7,7 +7,7 @@ what the next step writes there. Padding tokens write their keys to a block that
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
-from trtla.runtime.models.batch import Batch, seen_nodes
+from trtla.runtime.models.attention import seen_nodes
+from trtla.runtime.models.batch import Batch
 from trtla.runtime.models.cuda.paged_attention import HEADER, PagedGroup
 from trtla.runtime.sequence import Feed
 
@@ -97,16 +98,19 @@ class StepInputs:
 
     Args:
         scratch: the block whose slots padding tokens write to.
+        windows: those of the model's layers that texts outgrow.
     """
 
-    def __init__(self, room: Room, scratch: int, device: torch.device) -> None:
+    def __init__(
+        self, room: Room, scratch: int, device: torch.device, windows: Seq[int] = ()
+    ) -> None:
         self.room = room
         self._scratch = scratch * TOKENS_PER_BLOCK + np.arange(room.tokens) % TOKENS_PER_BLOCK
         size = _size(room)
         self._host = torch.zeros(size, dtype=torch.int64, pin_memory=device.type == "cuda")
         self._device = torch.zeros(size, dtype=torch.int64, device=device)
         self._arrays = _Parts(*(part.numpy() for part in _parts(self._host, room)))
-        self.batch = _batch(_parts(self._device, room), room)
+        self.batch = _batch(_parts(self._device, room), room, windows)
         """The forward's input, always the same tensors."""
 
     def fill(self, feeds: Seq[Feed], moves: Seq[tuple[int, int]] = ()) -> Batch:
@@ -176,19 +180,20 @@ def _size(room: Room) -> int:
     return sum(size + size % _ALIGNED for size in _sizes(room)) + sequences
 
 
-def _batch(parts: _Parts, room: Room) -> Batch:
+def _batch(parts: _Parts, room: Room, windows: Seq[int]) -> Batch:
     middle = room.prompt_tokens
     groups = []
     if room.prompts:
         prompts = parts.sequences[: room.prompts]
-        rows = slice(0, middle)
-        groups.append(PagedGroup(rows, prompts, None, room.longest_prompt, room.context))
+        rows, sizes = slice(0, middle), (room.longest_prompt, room.context)
+        groups.append(PagedGroup(rows, prompts, None, *sizes, parts.positions[rows]))
     if room.trees:
         trees, masks = parts.sequences[room.prompts :], parts.masks[middle:]
-        rows = slice(middle, room.tokens)
-        groups.append(PagedGroup(rows, trees, masks, room.longest_tree, room.context))
+        rows, sizes = slice(middle, room.tokens), (room.longest_tree, room.context)
+        groups.append(PagedGroup(rows, trees, masks, *sizes, parts.positions[rows]))
     moves = parts.moves if room.moves else None
-    return Batch(*parts[:4], tuple(groups), parts.rows, moves)
+    local = {one: tuple(replace(group, window=one) for group in groups) for one in windows}
+    return Batch(*parts[:4], tuple(groups), parts.rows, moves, local)
 
 
 @lru_cache(maxsize=4096)

@@ -89,21 +89,27 @@ def _absorb_cached(
     slot_stride: tl.tensor,
     first: tl.tensor,
     last: tl.tensor,
+    begins: tl.tensor,
     HEAD_SIZE: tl.constexpr,
     PAGE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    WINDOWED: tl.constexpr,
 ) -> tl.tensor:
-    """(peak, total, sums) of the cached tokens first..last, which every query sees."""
+    """(peak, total, sums) of the cached tokens first..last, of which a query sees those from where
+    its window begins on; without a window all."""
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     sums = tl.zeros([BLOCK_M, HEAD_SIZE], tl.float32)
     for at in range(first, last, BLOCK_N):
         tokens = at + tl.arange(0, BLOCK_N)
         inside = tokens < last
+        visible = inside[None, :]
+        if WINDOWED:
+            visible = visible & (tokens[None, :] >= begins[:, None])
         places = _places(table, tokens, inside, slot_stride, HEAD_SIZE, PAGE)
         peak, total, sums = _absorb(
-            q, factor, keys, values, places, inside, inside[None, :], peak, total, sums
+            q, factor, keys, values, places, inside, visible, peak, total, sums
         )
     return peak, total, sums
 
@@ -121,6 +127,8 @@ def _absorb_fed(
     cached: tl.tensor,
     fed: tl.tensor,
     end: tl.tensor,
+    positions: tl.tensor,
+    begins: tl.tensor,
     peak: tl.tensor,
     total: tl.tensor,
     sums: tl.tensor,
@@ -129,12 +137,16 @@ def _absorb_fed(
     words: tl.tensor,
     BLOCK_N: tl.constexpr,
     CAUSAL: tl.constexpr,
+    WINDOWED: tl.constexpr,
 ) -> tl.tensor:
     """(peak, total, sums) with the fed tokens 0..end, of which each query sees some."""
     for at in range(0, end, BLOCK_N):
         nodes = at + tl.arange(0, BLOCK_N)
         inside = nodes < end
         visible = _visible(masks, queries, nodes, fed, at // 64, words, CAUSAL)
+        if WINDOWED:
+            stand = tl.load(positions + nodes, mask=nodes < fed, other=0)
+            visible = visible & (stand[None, :] >= begins[:, None])
         places = _places(table, cached + nodes, inside, slot_stride, HEAD_SIZE, PAGE)
         peak, total, sums = _absorb(
             q, factor, keys, values, places, inside, visible, peak, total, sums
@@ -167,8 +179,8 @@ def _store(
 # Sizes of a step are no reason to compile again, nor are addresses that no vector is loaded from.
 # Strides of queries and slots are the model's: as multiples of 16 they let a thread load 16 bytes.
 @triton.jit(
-    do_not_specialize=["rows", "sequence_stride", "words"],
-    do_not_specialize_on_alignment=["sequences", "masks", "scale"],
+    do_not_specialize=["rows", "sequence_stride", "words", "window"],
+    do_not_specialize_on_alignment=["sequences", "masks", "positions", "scale"],
 )
 def attend_pages(
     queries: tl.tensor,
@@ -176,6 +188,7 @@ def attend_pages(
     values: tl.tensor,
     sequences: tl.tensor,
     masks: tl.tensor,
+    positions: tl.tensor,
     scale: tl.tensor,
     out: tl.tensor,
     logs: tl.tensor,
@@ -185,6 +198,7 @@ def attend_pages(
     slot_stride: tl.tensor,
     sequence_stride: tl.tensor,
     words: tl.tensor,
+    window: tl.tensor,
     KV_HEADS: tl.constexpr,
     GROUP_SIZE: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
@@ -194,6 +208,7 @@ def attend_pages(
     SPLITS: tl.constexpr,
     CAUSAL: tl.constexpr,
     SCALED: tl.constexpr,
+    WINDOWED: tl.constexpr,
 ) -> None:
     """Grid (query tiles, K/V heads x SPLITS, sequences); out is [SPLITS, rows, heads, size]."""
     head, split = tl.program_id(1) // SPLITS, tl.program_id(1) % SPLITS
@@ -211,17 +226,24 @@ def attend_pages(
     value_scale = tl.load(scale) if SCALED else 1.0
     factor *= value_scale
     busy = first < fed * GROUP_SIZE
-    stretch = tl.cdiv(tl.cdiv(cached, BLOCK_N), SPLITS) * BLOCK_N
-    last = tl.where(busy, tl.minimum(cached, (split + 1) * stretch), 0)
+    unread = cached * 0
+    begins = nodes
+    positions += start
+    if WINDOWED:
+        begins = tl.load(positions + nodes, mask=real, other=0) - window + 1
+        unread = tl.maximum(cached - window + 1, 0) // BLOCK_N * BLOCK_N
+    stretch = tl.cdiv(tl.cdiv(cached - unread, BLOCK_N), SPLITS) * BLOCK_N
+    at = unread + split * stretch
+    last = tl.where(busy, tl.minimum(cached, at + stretch), 0)
     peak, total, sums = _absorb_cached(
-        q, factor, keys, values, table, slot_stride, split * stretch, last,
-        HEAD_SIZE, PAGE, BLOCK_M, BLOCK_N,
+        q, factor, keys, values, table, slot_stride, at, last, begins,
+        HEAD_SIZE, PAGE, BLOCK_M, BLOCK_N, WINDOWED,
     )  # fmt: skip
     end = tl.minimum(fed, (first + BLOCK_M - 1) // GROUP_SIZE + 1)  # parents come first
     end = tl.where(busy & (split == SPLITS - 1), end, 0)
     peak, total, sums = _absorb_fed(
         q, factor, keys, values, table, slot_stride, masks, nodes, cached, fed, end,
-        peak, total, sums, HEAD_SIZE, PAGE, words, BLOCK_N, CAUSAL,
+        positions, begins, peak, total, sums, HEAD_SIZE, PAGE, words, BLOCK_N, CAUSAL, WINDOWED,
     )  # fmt: skip
     places = (split * rows + start + nodes) * (KV_HEADS * GROUP_SIZE) + heads
     _store(sums * value_scale, peak, total, out, logs, places, real, HEAD_SIZE, SPLITS)

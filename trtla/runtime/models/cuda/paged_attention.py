@@ -49,6 +49,10 @@ class PagedGroup:
     """Most fed tokens that a sequence can have."""
     context: int
     """Most cached tokens that a sequence is expected to have: for more it is not split further."""
+    positions: Tensor
+    """Of the rows, int64 [rows]."""
+    window: int | None = None
+    """Tokens that a row sees of its text, the last ones; None: all."""
 
     def attend(
         self, queries: Tensor, keys: Tensor, values: Tensor, scale: Tensor | None = None
@@ -104,6 +108,7 @@ def paged_attend(
         values if scale is None else values.view(E4M3),
         group.sequences,
         unused if group.masks is None else group.masks,
+        group.positions,
         unused if scale is None else scale,
         parts,
         logs,
@@ -113,6 +118,7 @@ def paged_attend(
         keys.stride(0),
         group.sequences.stride(0),
         1 if group.masks is None else group.masks.shape[1],
+        group.window or 0,
         KV_HEADS=kv_heads,
         GROUP_SIZE=heads // kv_heads,
         HEAD_SIZE=size,
@@ -122,6 +128,7 @@ def paged_attend(
         SPLITS=splits,
         CAUSAL=group.masks is None,
         SCALED=scale is not None,
+        WINDOWED=group.window is not None,
         num_warps=8 if tile == LARGEST_TILE else 4,
     )
     if splits > 1:
@@ -144,7 +151,8 @@ def _splits(group: PagedGroup, tile: int, programs: int, device: torch.device) -
     if group.masks is None:
         return 1
     room = (1 if tile == LARGEST_TILE else 2) * _processors(device)
-    return choose_splits(programs * len(group.sequences), group.context, room)
+    context = min(group.context, group.window or group.context)
+    return choose_splits(programs * len(group.sequences), context, room)
 
 
 def choose_splits(programs: int, context: int, room: int) -> int:

@@ -1,35 +1,35 @@
-// How likely proposals are: a logistic model of what speaks for them, learnt at every committed
-// token from all that was proposed there, whether it was fed or not.
+// How likely proposals are: a logistic model of their evidence, which learns at every committed
+// token from all that was proposed there, fed or not.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 
-enum Kind { OWN, EXPECTED, OTHERS, WINDOW, CHAIN, KINDS };  // texts that propose
+enum Kind { CONTEXT, EXPECTED, REQUESTS, WINDOW, CHAIN, KINDS };  // texts that propose
 enum Order { AFTER_TWO, AFTER_ONE, AFTER_ONE_TOO, NEXT_NEXT, ORDERS };  // rows that propose
-enum Source { FROM_ROWS = KINDS, FROM_BOTH, SOURCES };  // a text's kind, a row, or both
+enum Source { RECYCLING = KINDS, AGREEMENT, SOURCES };  // a text's kind, a row, or both agree
 
 constexpr int DEPTHS = 4, LENGTHS = 8, SHARES = 4, NOISES = 5, RANKS = 5, SCORES = 8;
 
 inline int class_of(double value, const double* bounds, int count) {
-    int found = 0;
-    while (found < count && value >= bounds[found]) ++found;
-    return found;
+    int index = 0;
+    while (index < count && value >= bounds[index]) ++index;
+    return index;
 }
 
 inline int depth_class(int depth) {
     static const double bounds[] = {2, 4, 8};
     return class_of(depth, bounds, 3);
 }
-inline int length_class(int match) {  // 0: no text goes on from here
+inline int length_class(int match) {  // 0: no text continues here
     static const double bounds[] = {1, 2, 3, 4, 6, 9, 16};
     return class_of(match, bounds, 7);
 }
-inline int share_class(int own, int all) {
-    return all == 1 ? 0 : 10 * own >= 7 * all ? 1 : 10 * own >= 4 * all ? 2 : 3;
+inline int share_class(int agreeing, int all) {
+    return all == 1 ? 0 : 10 * agreeing >= 7 * all ? 1 : 10 * agreeing >= 4 * all ? 2 : 3;
 }
-// Of a sampled request: what its noise says of a token, as e to the minus Gumbel noise.
+// The noise of a sampled request's token, as e to the minus Gumbel noise.
 inline int noise_class(double smallness) {
     static const double bounds[] = {0.2, 0.6, 1.5};
     return 1 + class_of(smallness, bounds, 3);
@@ -40,7 +40,7 @@ inline int score_class(double score) {
 }
 inline int rank_class(int rank) { return std::min(rank, RANKS - 1); }
 
-// What speaks for a token: where it stands in each group of the model's weights; -1: nothing.
+// The evidence for a token: its index in each group of the model's weights; -1: none.
 enum Group {
     TEXT,         // length of the match x share of its places
     TEXT_KIND,    // kind of text x depth
@@ -66,8 +66,8 @@ struct Evidence {
     void set(int group, int place) { places[group] = STARTS[group] + place; }
 };
 
-// Steps of a path are not independent, and taking the maximum biases estimates upwards: what corrects
-// the values of nodes, by their proposers.
+// Corrections of the values of nodes, by their proposers: steps of a path are not independent, and
+// taking the maximum biases estimates upwards.
 constexpr int VALUES = 9, CORRECTIONS = VALUES * SOURCES;
 
 inline int correction_class(double value, int source) {
@@ -75,8 +75,8 @@ inline int correction_class(double value, int source) {
     return class_of(value, bounds, 8) * SOURCES + source;
 }
 
-// The weights before anything was learnt, in log odds: near what SmolLM2 taught on Spec-Bench. Those
-// of corrections are 0.
+// The initial weights in log odds, near those that SmolLM2 reached on Spec-Bench. Corrections begin
+// at 0.
 inline void first_weights(double* out) {
     static const double length[LENGTHS] = {0.0, -1.1, -0.7, 0.0, 0.5, 1.1, 1.5, 2.5};
     static const double share[SHARES] = {0.0, 0.2, -0.9, -1.3};
@@ -95,7 +95,7 @@ inline void first_weights(double* out) {
     static const double text_alone[SCORES] = {0.0, -0.3, -0.5, -1.0, -1.2, -1.2, -1.3, -1.2};
     static const double row_alone[SCORES] = {0.0, -0.1, -0.2, -0.3, -0.4, -0.6, -0.9, -1.2};
     double* group[GROUPS];
-    for (int one = 0; one < GROUPS; ++one) group[one] = out + STARTS[one];
+    for (int index = 0; index < GROUPS; ++index) group[index] = out + STARTS[index];
     for (int i = SHARES; i < LENGTHS * SHARES; ++i)
         group[TEXT][i] = length[i / SHARES] + share[i % SHARES];
     std::copy_n(kind[0], KINDS * DEPTHS, group[TEXT_KIND]);
@@ -123,8 +123,8 @@ public:
     }
 
     double corrected(double value, int correction) const {
-        const double own = std::min(weight(WEIGHTS + correction), 700.0);  // no infinite odds
-        const double odds = value / (1.0 - value) * std::exp(own);
+        const double change = std::min(weight(WEIGHTS + correction), 700.0);  // no infinite odds
+        const double odds = value / (1.0 - value) * std::exp(change);
         return odds / (1.0 + odds);
     }
 
@@ -134,7 +134,7 @@ public:
             if (place >= 0) change(place, error, rate);
     }
 
-    // Args: right or not, less the value that was corrected.
+    // Args: the outcome (0 or 1) less the value that was corrected.
     void correct(int correction, double error, double rate) {
         change(WEIGHTS + correction, error, rate);
     }

@@ -1,4 +1,4 @@
-// Texts that drafts are taken from: for each place, the ones before that end in the same tokens.
+// Texts to draft from: for each position, the earlier ones that end in the same tokens.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 constexpr int32_t SEPARATOR = -1;  // between two texts; no token
 constexpr int LONGEST_MATCH = 32;
 
-// The tokens before a place, the latest first.
+// The tokens before a position, the latest first.
 struct Tail {
     int32_t tokens[LONGEST_MATCH];
     int size = 0;
@@ -19,7 +19,7 @@ struct Place {
     int32_t match;  // tokens before it that are those of the tail; at most LONGEST_MATCH
 };
 
-// The latest place of every stretch of LENGTH tokens, and of each place the one before it.
+// The latest position of every n-gram of LENGTH tokens, and for each position the one before it.
 class Places {
 public:
     explicit Places(int length) : length_(length), slots_(64, -1) {}
@@ -37,7 +37,7 @@ public:
         if (2 * used_ > slots_.size()) grow(tokens);
     }
 
-    // The latest place that ends as the tail does; -1: there is none.
+    // The latest position that ends as the tail does; -1: none.
     int32_t latest(const std::vector<int32_t>& tokens, const Tail& tail) {
         if (tail.size < length_) return -1;
         return find(tokens, [&](int back) { return tail.tokens[back]; });
@@ -88,47 +88,48 @@ public:
 
     void clear() { *this = Index(); }
 
-    // Where the tail stood before, with what it was followed by: longer stretches first, the
-    // latest places of each.
-    void find(const Tail& tail, std::vector<Place>& found) {
+    // Find earlier positions of the tail, to read what followed it: longer n-grams first, the
+    // latest positions of each.
+    void find(const Tail& tail, std::vector<Place>& matches) {
         for (Places& places : lengths_) {
             int32_t place = places.latest(tokens_, tail);
             for (int looked = 0; place >= 0 && looked < MOST_LOOKED; ++looked) {
-                add(tail, place, found);
+                add(tail, place, matches);
                 place = places.before(place);
             }
         }
     }
 
-    // What of a node's places goes on with a token: the places of its child.
-    void follow(const std::vector<Place>& places, int32_t token, std::vector<Place>& found) const {
+    // The places of a node that continue with a token: those of its child.
+    void follow(const std::vector<Place>& places, int32_t token,
+                std::vector<Place>& matches) const {
         const int32_t size = tokens_.size();
         for (const Place& place : places)
             if (tokens_[place.next] == token && place.next + 1 < size &&
                 tokens_[place.next + 1] != SEPARATOR)
-                found.push_back({place.next + 1, std::min(place.match + 1, LONGEST_MATCH)});
+                matches.push_back({place.next + 1, std::min(place.match + 1, LONGEST_MATCH)});
     }
 
 private:
     static constexpr int MOST_LOOKED = 16;
 
-    void add(const Tail& tail, int32_t place, std::vector<Place>& found) const {
+    void add(const Tail& tail, int32_t place, std::vector<Place>& matches) const {
         const int32_t next = place + 1;
         if (next >= (int32_t)tokens_.size() || tokens_[next] == SEPARATOR) return;
-        for (const Place& known : found)
+        for (const Place& known : matches)
             if (known.next == next) return;
         int match = 0;
         while (match < tail.size && match <= place && tokens_[place - match] == tail.tokens[match])
             ++match;
-        found.push_back({next, match});
+        matches.push_back({next, match});
     }
 
     std::vector<int32_t> tokens_;
     Places lengths_[3] = {Places(4), Places(2), Places(1)};
 };
 
-// Texts that every request drafts from: kept ones, at most so many tokens, and outputs, what the kept
-// ones leave of that or a quarter of it. Of each kind the least recently used ones go.
+// Texts that every request drafts from: kept ones, up to a limit of tokens, and outputs, in the
+// rest of it or at least a quarter. The least recently used ones of each kind are dropped.
 class Texts {
 public:
     explicit Texts(int64_t most) : most_(most) {}
@@ -136,22 +137,22 @@ public:
     Index& index() { return index_; }
     int64_t version() const { return version_; }
 
-    // One more text; of one that is too long, its end.
+    // Add a text, or the end of one that is too long.
     void add(const int32_t* tokens, int64_t count, bool kept) {
         if (count == 0) return;
-        const int64_t own = kept ? most_ : std::max(most_ - sizes_[1], most_ / 4);
-        if (count > own) tokens += count - own, count = own;
-        if (sizes_[kept] + count > own) {
-            const int64_t room = own - own / 4 - count;
-            drop(kept, kept && room < 0 ? own - count : room);
+        const int64_t limit = kept ? most_ : std::max(most_ - sizes_[1], most_ / 4);
+        if (count > limit) tokens += count - limit, count = limit;
+        if (sizes_[kept] + count > limit) {
+            const int64_t room = limit - limit / 4 - count;
+            drop(kept, kept && room < 0 ? limit - count : room);
         }
         place(std::vector<int32_t>(tokens, tokens + count), ++now_, kept);
     }
 
-    // A place of the index was of use.
+    // Mark the text that holds this place as used.
     void touch(int32_t place) {
         auto text = std::upper_bound(texts_.begin(), texts_.end(), place,
-                                     [](int32_t at, const Text& one) { return at < one.start; });
+                                     [](int32_t at, const Text& text) { return at < text.start; });
         if (text != texts_.begin()) (--text)->used = ++now_;
     }
 
@@ -173,7 +174,7 @@ private:
         for (const int32_t token : tokens) index_.append(token);
     }
 
-    // Begin anew with the most recently used texts of a kind, of so many tokens together, and the
+    // Rebuild the index with the most recently used texts of a kind, up to `room` tokens, and the
     // end of the one that does not fit; the other kind stays.
     void drop(bool kept, int64_t room) {
         std::vector<Text> old;
@@ -183,18 +184,18 @@ private:
         sizes_[0] = sizes_[1] = 0;
         ++version_;
         std::vector<Text*> latest;
-        for (Text& one : old)
-            if (one.kept == kept) latest.push_back(&one);
+        for (Text& text : old)
+            if (text.kept == kept) latest.push_back(&text);
         std::sort(latest.begin(), latest.end(),
                   [](const Text* a, const Text* b) { return a->used > b->used; });
-        for (Text* one : latest) {
-            const int64_t fits = room - (one->cost() - one->size);
-            one->left = std::max<int64_t>(0, std::min<int64_t>(one->size, fits));
-            room -= one->cost();
+        for (Text* text : latest) {
+            const int64_t fits = room - (text->cost() - text->size);
+            text->left = std::max<int64_t>(0, std::min<int64_t>(text->size, fits));
+            room -= text->cost();
         }
-        for (const Text& one : old) {
-            const auto end = before.tokens().begin() + one.start + one.size;
-            if (one.left) place({end - one.left, end}, one.used, one.kept);
+        for (const Text& text : old) {
+            const auto end = before.tokens().begin() + text.start + text.size;
+            if (text.left) place({end - text.left, end}, text.used, text.kept);
         }
     }
 

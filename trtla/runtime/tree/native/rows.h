@@ -1,4 +1,4 @@
-// What the target held for likely after a token, and after two: kept from one step to the next.
+// Token recycling: the target's most probable tokens after a token or two, kept between steps.
 #pragma once
 
 #include <sys/mman.h>
@@ -28,7 +28,7 @@ struct Row {
 };
 
 // An array of zeros. Its pages take no memory until they are written, and most never are; `calloc`
-// gives the like only at first: of memory that was freed it writes every byte.
+// does this for fresh memory only, and writes every byte of memory that was freed before.
 template <class T>
 class Zeros {
 public:
@@ -38,9 +38,9 @@ public:
 
 private:
     static T* mapped(size_t bytes) {
-        void* made = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (made == MAP_FAILED) throw std::bad_alloc();
-        return (T*)made;
+        void* pages = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (pages == MAP_FAILED) throw std::bad_alloc();
+        return (T*)pages;
     }
     struct Unmap {
         size_t bytes;
@@ -71,25 +71,25 @@ public:
         if (before < 0) return;
         const int64_t at = set_of(before, token);
         Set& set = sets_[at];
-        int own = 0;
+        int chosen = 0;
         for (int way = 0; way < WAYS; ++way) {
             if (set.used[way] && set.keys[way] == key(before, token)) {
-                own = way;
+                chosen = way;
                 break;
             }
-            if (set.used[way] < set.used[own]) own = way;
+            if (set.used[way] < set.used[chosen]) chosen = way;
         }
-        set.keys[own] = key(before, token);
-        set.used[own] = ++now_;
-        after_two_[at * WAYS + own].set(ids, values);
+        set.keys[chosen] = key(before, token);
+        set.used[chosen] = ++now_;
+        after_two_[at * WAYS + chosen].set(ids, values);
     }
 
 private:
     static constexpr int SETS = 32768, WAYS = 4;
 
-    // What rows a set has, apart from them: most are looked for in vain.
+    // The keys of a set's rows, stored apart from them since most lookups miss.
     struct Set {
-        uint64_t keys[WAYS], used[WAYS];  // used: when it was written last; 0: never
+        uint64_t keys[WAYS], used[WAYS];  // used: time of the last write; 0: never
     };
 
     static uint64_t key(int32_t before, int32_t token) {

@@ -1,4 +1,4 @@
-// The candidate tree of one request: who proposes what below a node, and how likely it is.
+// The candidate tree of one request: the proposals below each node, and how likely they are.
 #pragma once
 
 #include "../../models/cpu/native/noise.h"
@@ -8,28 +8,28 @@
 
 constexpr int MOST_PROPOSALS = 32;  // at a node
 constexpr int COUNTED_DEPTHS = 32;
-constexpr int CHAIN_MATCH = 16;     // what another drafter's token counts as, before it is judged
+constexpr int CHAIN_MATCH = 16;     // match length that another drafter's token counts as
 
 struct Counters {
     double proposed[SOURCES][COUNTED_DEPTHS] = {}, fed[SOURCES][COUNTED_DEPTHS] = {};
     double accepted[SOURCES][COUNTED_DEPTHS] = {}, expected[SOURCES][COUNTED_DEPTHS] = {};
-    double gained[KINDS] = {};  // accepted tokens that a text alone held for likeliest
+    double gained[KINDS] = {};  // accepted tokens that only a text ranked first
 };
 
-// What requests share.
+// The state that requests share.
 struct Shared {
-    Shared(int64_t vocab, int64_t most_tokens) : vocab(vocab), rows(vocab), others(most_tokens) {}
+    Shared(int64_t vocab, int64_t most_tokens) : vocab(vocab), rows(vocab), texts(most_tokens) {}
 
     const int64_t vocab;
     RowTables rows;
-    Texts others;
+    Texts texts;
     Chances chances;
 };
 
-// What the target held for likely after nodes of the draft that was fed.
+// The target's most probable tokens after nodes of the draft that was fed.
 struct Rows {
     const int32_t* places;
-    int64_t count, last;  // last: the row that drew the last token; -1: there is none
+    int64_t count, last;  // last: the row that drew the last token; -1: none
     const int32_t* ids;   // READ for each row
     const float* logs;
 };
@@ -38,27 +38,27 @@ struct Settings {
     int64_t greedy;
     double temperature;
     uint64_t seed;
-    int64_t sources;  // bits of Kind, then of `FROM_ROWS` for rows
-    int64_t unplaced;  // first tokens of the text that have no positions: an encoder read them
+    int64_t sources;  // bits of Kind, then of RECYCLING
+    int64_t unplaced;  // first tokens of the text without positions: those of an encoder
     int64_t by_noise;  // rank a sampled request's proposals with its noise
 };
 
 struct Proposal {
     int32_t token = 0;
-    int kind = -1, length = 0, share = 0, order = -1, rank = 0;  // -1: no text, no row says so
+    int kind = -1, length = 0, share = 0, order = -1, rank = 0;  // -1: no text, no row
     double score = 0.0;
     Evidence evidence;
-    double chance = 0.0;  // right, given that the better ones are wrong
+    double chance = 0.0;  // of being right, given that the better ones are wrong
     int32_t child = -1;
 
-    int source() const { return order < 0 ? kind : kind < 0 ? (int)FROM_ROWS : (int)FROM_BOTH; }
+    int source() const { return order < 0 ? kind : kind < 0 ? (int)RECYCLING : (int)AGREEMENT; }
 };
 
 struct Node {
     int32_t token, parent, depth, place = -1;  // place: in the draft that is fed; -1: it is not
     int source = 0, correction = 0;
     double value;         // the chance that all tokens down to here are right
-    double product;       // the same as the chances of its path say, before it is corrected
+    double product;       // the product of its path's chances, before correction
     bool expanded = false;
     std::vector<Place> texts[KINDS];
     std::vector<Proposal> proposals;
@@ -74,7 +74,7 @@ public:
 
     void append(int32_t token) {
         text_.push_back(token);
-        if (uses(OWN)) own_.append(token);
+        if (uses(CONTEXT)) context_.append(token);
     }
     void add_text(int kind, const int32_t* tokens, int64_t count) {
         Index& index = kind == EXPECTED ? expected_ : window_;
@@ -113,33 +113,33 @@ public:
 
     int32_t child(int32_t parent, int which, double product, double value) {
         const Proposal& proposal = nodes_[parent].proposals[which];
-        const int32_t made = new_node(proposal.token, parent);
-        nodes_[parent].proposals[which].child = made;
-        Node& node = nodes_[made];
+        const int32_t index = new_node(proposal.token, parent);
+        nodes_[parent].proposals[which].child = index;
+        Node& node = nodes_[index];
         node.source = nodes_[parent].proposals[which].source();
         node.correction = correction_class(product, node.source);
         node.product = product;
         node.value = value;
-        return made;
+        return index;
     }
 
-    // Find what is proposed below a node, the most likely first.
+    // Collect the proposals below a node, the most likely first.
     void expand(int32_t at) {
         if (nodes_[at].expanded) return;
         nodes_[at].expanded = true;
         tail_of(at);
         const int64_t position = text_.size() - settings_.unplaced + nodes_[at].depth;
         noise_ = settings_.greedy ? 0 : noise_at(settings_.seed, position);
-        if (uses(OWN)) propose_text(at, OWN, own_);
+        if (uses(CONTEXT)) propose_text(at, CONTEXT, context_);
         if (uses(EXPECTED) && expected_.tokens().size()) propose_text(at, EXPECTED, expected_);
-        if (uses(OTHERS)) propose_others(at);
+        if (uses(REQUESTS)) propose_requests(at);
         if (uses(WINDOW) && window_.tokens().size()) propose_text(at, WINDOW, window_);
         propose_chains(at);
-        if (uses(FROM_ROWS)) propose_rows(at);
+        if (uses(RECYCLING)) propose_rows(at);
         order(nodes_[at]);
     }
 
-    // The text has gone on by tokens of which the first were accepted nodes of the draft.
+    // Append tokens to the text, the first `accepted` of which were nodes of the draft.
     void commit(const int32_t* tokens, int64_t count, int64_t accepted, const Rows& rows) {
         if (!started_) start();
         int32_t at = 0;
@@ -166,7 +166,7 @@ private:
     static constexpr double CORRECTING = 2.0;  // corrections learn faster: from every node
 
     bool uses(int source) const { return settings_.sources >> source & 1; }
-    // Whether proposals are ranked with the noise that draws them.
+    // True if proposals are ranked with the noise that draws them.
     bool drawn() const { return !settings_.greedy && settings_.by_noise; }
 
     void learn(const Rows& rows) {
@@ -220,14 +220,14 @@ private:
 
     double smallness(int32_t token) const { return -std::log(number(noise_, token)); }
 
-    void propose_others(int32_t at) {
-        if (version_ != shared_.others.version())  // places of nodes above are of an older index
-            for (size_t node = 0; node < used_; ++node) nodes_[node].texts[OTHERS].clear();
-        version_ = shared_.others.version();
-        propose_text(at, OTHERS, shared_.others.index());
+    void propose_requests(int32_t at) {
+        if (version_ != shared_.texts.version())  // places of nodes above are of an older index
+            for (size_t node = 0; node < used_; ++node) nodes_[node].texts[REQUESTS].clear();
+        version_ = shared_.texts.version();
+        propose_text(at, REQUESTS, shared_.texts.index());
         if (at) return;
-        for (const Place& place : nodes_[at].texts[OTHERS])
-            if (place.match >= 4) shared_.others.touch(place.next);
+        for (const Place& place : nodes_[at].texts[REQUESTS])
+            if (place.match >= 4) shared_.texts.touch(place.next);
     }
 
     void propose_text(int32_t at, int kind, Index& index) {
@@ -239,7 +239,7 @@ private:
         for (const Place& place : places) {
             const int32_t token = index.tokens()[place.next];
             bool first = true;
-            int own = 0, all = 0, longest = place.match;
+            int agreeing = 0, all = 0, longest = place.match;
             for (const Place& other : places) {
                 const bool alike = index.tokens()[other.next] == token;
                 first &= &other >= &place || !alike;
@@ -249,22 +249,22 @@ private:
             for (const Place& other : places)
                 if (other.match >= longest) {
                     ++all;
-                    own += index.tokens()[other.next] == token;
+                    agreeing += index.tokens()[other.next] == token;
                 }
-            offer_text(node, token, kind, longest, share_class(own, all));
+            offer_text(node, token, kind, longest, share_class(agreeing, all));
         }
     }
 
-    // Of texts that propose the same the one with the longest match counts.
+    // Where several texts propose the same token, the one with the longest match counts.
     void offer_text(Node& node, int32_t token, int kind, int match, int share) {
-        Proposal& own = proposal(node, token);
-        if (own.kind >= 0 && own.length >= match) return;
-        own.kind = kind;
-        own.length = match;
-        own.share = share;
+        Proposal& offer = proposal(node, token);
+        if (offer.kind >= 0 && offer.length >= match) return;
+        offer.kind = kind;
+        offer.length = match;
+        offer.share = share;
     }
 
-    // Another drafter's tokens, one below the other; its length class says how sure that one is.
+    // Propose another drafter's tokens as a path; their length class stands for its confidence.
     // A node proposes the next token of each chain that its path goes along.
     void propose_chains(int32_t at) {
         for (size_t begin = 0; begin < chains_.size();) {
@@ -284,8 +284,8 @@ private:
         const int32_t token = tail_.tokens[0], before = tail_.size > 1 ? tail_.tokens[1] : -1;
         const Row* two = before < 0 ? nullptr : shared_.rows.after(before, token);
         if (two) propose_row(nodes_[at], *two, AFTER_TWO);
-        const Row* one = shared_.rows.after(token);
-        if (one) propose_row(nodes_[at], *one, two ? AFTER_ONE_TOO : AFTER_ONE);
+        const Row* row = shared_.rows.after(token);
+        if (row) propose_row(nodes_[at], *row, two ? AFTER_ONE_TOO : AFTER_ONE);
         if (!at) propose_next_next(nodes_[at]);
     }
 
@@ -296,7 +296,7 @@ private:
         offer_row(node, row.tokens, logs, count, order);
     }
 
-    // What the row that gave the input token held for likely may come one place later.
+    // Propose the other tokens of the row that drew the input token: they may come next.
     void propose_next_next(Node& node) {
         double logs[READ];
         int32_t ids[READ];
@@ -309,7 +309,7 @@ private:
         offer_row(node, ids, logs, count, NEXT_NEXT);
     }
 
-    // A row's tokens in the order of their chances: with the noise of this place, where it draws.
+    // Propose a row's tokens in the order of their chances, with this position's noise if drawn.
     void offer_row(Node& node, const int32_t* ids, const double* logs, int count, int order) {
         if (!count) return;
         double scores[READ];
@@ -322,15 +322,15 @@ private:
             ranked[place] = rank;
         }
         for (int rank = 0; rank < count; ++rank) {
-            Proposal& own = proposal(node, ids[ranked[rank]]);
-            if (own.order >= 0) continue;  // a longer context has said so
-            own.order = order;
-            own.rank = rank;
-            own.score = scores[ranked[rank]];
+            Proposal& offer = proposal(node, ids[ranked[rank]]);
+            if (offer.order >= 0) continue;  // proposed by a longer context already
+            offer.order = order;
+            offer.rank = rank;
+            offer.score = scores[ranked[rank]];
         }
     }
 
-    // Each token's share where the row is right: its probability, or what the noise makes of it.
+    // Compute each token's share if the row is right: its probability, weighted by the noise.
     void scored(const int32_t* ids, const double* logs, int count, double* scores) const {
         const double heat = settings_.greedy ? 1.0 : std::max(settings_.temperature, 0.05);
         double rest = 1.0, total = 0.0;
@@ -341,7 +341,7 @@ private:
             if (drawn()) scores[rank] /= smallness(ids[rank]);
             total += scores[rank];
         }
-        // Tokens that are not kept: as if each were a tenth as likely as the last one kept.
+        // Assume that each token outside the row is a tenth as likely as the last one in it.
         const double least = std::exp(logs[count - 1]) / 10.0;
         if (rest > 0.0 && least > 0.0)
             total += std::min(rest / least, (double)shared_.vocab) *
@@ -353,13 +353,13 @@ private:
     void order(Node& node) {
         int longest = 0;
         double best = -1.0;
-        for (const Proposal& one : node.proposals) {
-            if (one.kind >= 0) longest = std::max(longest, one.length);
-            if (one.order >= 0 && one.rank == 0 && best < 0.0) best = one.score;
+        for (const Proposal& offer : node.proposals) {
+            if (offer.kind >= 0) longest = std::max(longest, offer.length);
+            if (offer.order >= 0 && offer.rank == 0 && best < 0.0) best = offer.score;
         }
-        for (Proposal& one : node.proposals) {
-            weigh(one, node.depth + 1, longest, best);
-            one.chance = chances_.of(one.evidence);
+        for (Proposal& offer : node.proposals) {
+            weigh(offer, node.depth + 1, longest, best);
+            offer.chance = chances_.of(offer.evidence);
         }
         std::stable_sort(
             node.proposals.begin(), node.proposals.end(),
@@ -367,57 +367,58 @@ private:
         if (node.proposals.size() > MOST_PROPOSALS) node.proposals.resize(MOST_PROPOSALS);
     }
 
-    // Args: the longest match of any text here, and the best score of a row; -1: there is none.
-    void weigh(Proposal& one, int depth, int longest, double best) const {
-        const int deep = depth_class(depth), length = length_class(one.length);
-        Evidence& evidence = one.evidence;
+    // Args: the longest match of any text here, and the best score of a row; -1: none.
+    void weigh(Proposal& offer, int depth, int longest, double best) const {
+        const int deep = depth_class(depth), length = length_class(offer.length);
+        Evidence& evidence = offer.evidence;
         evidence = Evidence();
-        if (one.kind >= 0) {
-            evidence.set(TEXT, length * SHARES + one.share);
-            evidence.set(TEXT_KIND, one.kind * DEPTHS + deep);
+        if (offer.kind >= 0) {
+            evidence.set(TEXT, length * SHARES + offer.share);
+            evidence.set(TEXT_KIND, offer.kind * DEPTHS + deep);
             if (drawn())
-                evidence.set(TEXT_NOISE, noise_class(smallness(one.token)) * LENGTHS + length);
-            if (one.order < 0 && best >= 0.0)
+                evidence.set(TEXT_NOISE, noise_class(smallness(offer.token)) * LENGTHS + length);
+            if (offer.order < 0 && best >= 0.0)
                 evidence.set(TEXT_ALONE, length * SCORES + score_class(best));
         }
-        if (one.order >= 0) {
-            const int score = score_class(one.score);
-            evidence.set(ROW, (drawn() * RANKS + rank_class(one.rank)) * SCORES + score);
-            evidence.set(ROW_ORDER, one.order * DEPTHS + deep);
-            if (one.kind >= 0) evidence.set(AGREED, length * SCORES + score);
+        if (offer.order >= 0) {
+            const int score = score_class(offer.score);
+            evidence.set(ROW, (drawn() * RANKS + rank_class(offer.rank)) * SCORES + score);
+            evidence.set(ROW_ORDER, offer.order * DEPTHS + deep);
+            if (offer.kind >= 0) evidence.set(AGREED, length * SCORES + score);
             else if (longest) evidence.set(ROW_ALONE, length_class(longest) * SCORES + score);
         }
     }
 
-    // Learn how often nodes were right that were looked at, fed or not.
+    // Learn how often the nodes were right, fed or not.
     void correct(const int32_t* tokens, int64_t count) {
         enum : char { WRONG, RIGHT, UNKNOWN };
-        std::vector<char> found(used_, RIGHT);
+        std::vector<char> outcomes(used_, RIGHT);
         for (size_t at = 1; at < used_; ++at) {
             const Node& node = nodes_[at];
-            char& own = found[at] = found[node.parent];
-            if (own == RIGHT)
-                own = node.depth > count ? UNKNOWN : char(tokens[node.depth - 1] == node.token);
-            if (own == UNKNOWN) continue;
-            const double error = (double)own - node.value;
+            char& outcome = outcomes[at] = outcomes[node.parent];
+            if (outcome == RIGHT)
+                outcome = node.depth > count ? UNKNOWN : char(tokens[node.depth - 1] == node.token);
+            if (outcome == UNKNOWN) continue;
+            const double error = (double)outcome - node.value;
             chances_.correct(node.correction, error, CORRECTING * OWN_RATE);
             shared_.chances.correct(node.correction, error, CORRECTING * SHARED_RATE);
         }
     }
 
-    // Learn from a node's proposals what the text says after it; the child of that token, or -1.
+    // Learn from the token that follows a node; returns the child of that token, or -1.
     int32_t judge(int32_t at, int32_t token, bool accepted) {
         expand(at);
         Node& node = nodes_[at];
-        for (Proposal& one : node.proposals) {
-            const bool hit = one.token == token;
-            chances_.learn(one.evidence, hit, OWN_RATE);
-            shared_.chances.learn(one.evidence, hit, SHARED_RATE);
+        for (Proposal& offer : node.proposals) {
+            const bool hit = offer.token == token;
+            chances_.learn(offer.evidence, hit, OWN_RATE);
+            shared_.chances.learn(offer.evidence, hit, SHARED_RATE);
             if (!hit) continue;
             if (!accepted) return -1;
-            count(&Counters::accepted, nodes_[one.child].source, node.depth + 1, 1.0);
-            if (one.kind >= 0 && (one.order < 0 || one.rank)) counters_.gained[one.kind] += 1.0;
-            return one.child;
+            count(&Counters::accepted, nodes_[offer.child].source, node.depth + 1, 1.0);
+            if (offer.kind >= 0 && (offer.order < 0 || offer.rank))
+                counters_.gained[offer.kind] += 1.0;
+            return offer.child;
         }
         return -1;
     }
@@ -426,7 +427,7 @@ private:
     Settings settings_;
     std::vector<int32_t> text_, chains_, last_ids_;
     std::vector<float> last_logs_;
-    Index own_, expected_, window_;
+    Index context_, expected_, window_;
     std::vector<Node> nodes_;
     size_t used_ = 0;
     bool started_ = false;
@@ -434,5 +435,5 @@ private:
     Counters counters_;
     Tail tail_;
     uint64_t noise_ = 0;
-    int64_t version_ = 0;  // of the others' texts
+    int64_t version_ = 0;  // of the shared texts
 };

@@ -1,5 +1,4 @@
-// The calls that Python makes: the candidate trees of all requests of a step, and which of their
-// nodes pay.
+// The library's calls: candidate trees of all requests in a step, and the nodes worth feeding.
 #include <queue>
 #include <tuple>
 
@@ -12,14 +11,14 @@ struct Plan {
     Sequence** sequences;
     const int64_t* most_nodes;    // of each sequence
     const int64_t* most_depth;
-    int64_t most;                 // nodes of all
+    int64_t most;                 // nodes in all
     int64_t knots;                // 0: feed all that fit
     const int64_t* knot_nodes;    // from 0 to `most`
-    const double* knot_seconds;   // of a step with so many nodes, linear between knots
-    double rate;                  // tokens a second that are reached on average
-    double margin;                // what a node must bring beyond its cost, as a share of its value
-    double least;                 // chance below which no node is looked at
-    double lesson;                // tokens that a fed node's row is worth later, right or wrong
+    const double* knot_seconds;   // of a step with these nodes, linear between knots
+    double rate;                  // average tokens a second
+    double margin;                // gain required beyond a node's cost, as a share of its value
+    double least;                 // chance below which nodes are ignored
+    double lesson;                // later worth of a fed node's row in tokens, right or wrong
     int64_t* sizes;               // out: nodes of each sequence
     int32_t* tokens;              // out: those of the first sequence, of the second, ...
     int32_t* parents;             // in the sequence's draft, whose node 0 is the input token
@@ -35,7 +34,7 @@ struct Offer {
     int64_t sequence;
     int32_t node, which;
 
-    // Of equal values the one of the first sequence goes first, there the one that is older.
+    // Ties go to the first sequence, and there to the older node.
     bool operator<(const Offer& other) const {
         return value != other.value ? value < other.value
                                     : std::tie(other.sequence, other.node, other.which) <
@@ -53,9 +52,9 @@ public:
     explicit Choice(const Plan& plan) : plan_(plan), sizes_(plan.count) {}
 
     void run() {
-        for (int64_t one = 0; one < plan_.count; ++one) {
-            plan_.sequences[one]->start();
-            if (plan_.most_nodes[one] > 0) offer_first(one, 0);
+        for (int64_t index = 0; index < plan_.count; ++index) {
+            plan_.sequences[index]->start();
+            if (plan_.most_nodes[index] > 0) offer_first(index, 0);
         }
         while (!offers_.empty() && (int64_t)taken_.size() < plan_.most) take();
         cut();
@@ -63,21 +62,21 @@ public:
     }
 
 private:
-    void offer_first(int64_t one, int32_t at) {
-        Sequence& sequence = *plan_.sequences[one];
-        if (sequence.nodes()[at].depth >= plan_.most_depth[one]) return;
+    void offer_first(int64_t index, int32_t at) {
+        Sequence& sequence = *plan_.sequences[index];
+        if (sequence.nodes()[at].depth >= plan_.most_depth[index]) return;
         sequence.expand(at);
-        offer(one, at, 0, 1.0, sequence.nodes()[at].value);
+        offer(index, at, 0, 1.0, sequence.nodes()[at].value);
     }
 
     // Args: the chance that the better ones are wrong, and the value of the next better node.
-    void offer(int64_t one, int32_t at, int32_t which, double left, double most) {
-        const Node& node = plan_.sequences[one]->nodes()[at];
+    void offer(int64_t index, int32_t at, int32_t which, double left, double most) {
+        const Node& node = plan_.sequences[index]->nodes()[at];
         if (which >= (int32_t)node.proposals.size()) return;
         const double product = node.product * node.proposals[which].chance * left;
         const int source = node.proposals[which].source();
-        const double value = std::min(most, plan_.sequences[one]->corrected(product, source));
-        if (value >= plan_.least) offers_.push({value, product, left, one, at, which});
+        const double value = std::min(most, plan_.sequences[index]->corrected(product, source));
+        if (value >= plan_.least) offers_.push({value, product, left, index, at, which});
     }
 
     void take() {
@@ -86,15 +85,15 @@ private:
         if (sizes_[best.sequence] >= plan_.most_nodes[best.sequence]) return;
         ++sizes_[best.sequence];
         Sequence& sequence = *plan_.sequences[best.sequence];
-        const int32_t made = sequence.child(best.node, best.which, best.product, best.value);
-        sequence.count_proposed(made);
-        taken_.push_back({best.sequence, made});
+        const int32_t child = sequence.child(best.node, best.which, best.product, best.value);
+        sequence.count_proposed(child);
+        taken_.push_back({best.sequence, child});
         const double chance = sequence.nodes()[best.node].proposals[best.which].chance;
         offer(best.sequence, best.node, best.which + 1, best.left * (1.0 - chance), best.value);
-        offer_first(best.sequence, made);
+        offer_first(best.sequence, child);
     }
 
-    // Keep the nodes, best first, whose sum is worth the most.
+    // Keep the prefix of the nodes, best first, that is worth the most.
     void cut() {
         if (!plan_.knots) return;
         double value = 0.0, best = 0.0;
@@ -111,7 +110,7 @@ private:
         taken_.resize(kept);
     }
 
-    // Of a step with so many nodes, between the knot before `knot` and that one.
+    // Interpolate a step's seconds between the knot before `knot` and that one.
     double seconds(int64_t nodes, int64_t knot) const {
         if (plan_.knots == 1) return plan_.knot_seconds[0];
         const double left = plan_.knot_nodes[knot - 1], low = plan_.knot_seconds[knot - 1];
@@ -121,13 +120,13 @@ private:
 
     void write() {
         int64_t place = 0;
-        for (int64_t one = 0; one < plan_.count; ++one) {
-            Sequence& sequence = *plan_.sequences[one];
+        for (int64_t index = 0; index < plan_.count; ++index) {
+            Sequence& sequence = *plan_.sequences[index];
             std::vector<Node>& nodes = sequence.nodes();
             nodes[0].place = 0;
             int32_t size = 0;
             for (const Taken& taken : taken_) {
-                if (taken.sequence != one) continue;
+                if (taken.sequence != index) continue;
                 Node& node = nodes[taken.node];
                 node.place = ++size;
                 plan_.tokens[place] = node.token;
@@ -136,7 +135,7 @@ private:
                 plan_.sources[place++] = node.source;
                 sequence.count_fed(taken.node);
             }
-            plan_.sizes[one] = size;
+            plan_.sizes[index] = size;
         }
     }
 
@@ -153,20 +152,21 @@ EXPORTED Shared* tree_shared(int64_t vocab, int64_t most_tokens) {
 }
 EXPORTED void tree_free_shared(Shared* shared) { delete shared; }
 
-EXPORTED void tree_add_other(Shared* shared, const int32_t* tokens, int64_t count, int64_t kept) {
-    shared->others.add(tokens, count, kept);
+EXPORTED void tree_add_shared_text(Shared* shared, const int32_t* tokens, int64_t count,
+                                   int64_t kept) {
+    shared->texts.add(tokens, count, kept);
 }
-// The others' texts, a separator before each; how many numbers these are.
-EXPORTED int64_t tree_others(Shared* shared, const int32_t** tokens) {
-    *tokens = shared->others.index().tokens().data();
-    return shared->others.index().tokens().size();
+// Point `tokens` at the shared texts, a separator before each, and return their size.
+EXPORTED int64_t tree_shared_texts(Shared* shared, const int32_t** tokens) {
+    *tokens = shared->texts.index().tokens().data();
+    return shared->texts.index().tokens().size();
 }
 
 EXPORTED Sequence* tree_sequence(Shared* shared, const Settings* settings, const int32_t* text,
                                  int64_t count) {
-    Sequence* made = new Sequence(*shared, *settings);
-    for (int64_t place = 0; place < count; ++place) made->append(text[place]);
-    return made;
+    Sequence* sequence = new Sequence(*shared, *settings);
+    for (int64_t place = 0; place < count; ++place) sequence->append(text[place]);
+    return sequence;
 }
 EXPORTED void tree_free_sequence(Sequence* sequence) { delete sequence; }
 
@@ -180,7 +180,7 @@ EXPORTED void tree_set_chains(Sequence* sequence, const int32_t* tokens, int64_t
 
 EXPORTED void tree_plan(const Plan* plan) { Choice(*plan).run(); }
 
-// `places`: nodes of the draft that the rows come after; `last`: which of them drew the last token.
+// `places`: nodes of the draft that the rows follow; `last`: the row that drew the last token.
 EXPORTED void tree_commit(Sequence* sequence, const int32_t* tokens, int64_t count,
                           int64_t accepted, const int32_t* places, int64_t rows, int64_t last,
                           const int32_t* ids, const float* logs) {

@@ -2,6 +2,7 @@
 //
 // A fed token sees a stretch from the sequence's start and then single tokens, its ancestors in the
 // draft's tree, always in the order of their positions: sums do not depend on where a token lies.
+// Of both it sees the last `window` ones, and what is before them is not read.
 #pragma once
 
 #include <algorithm>
@@ -12,11 +13,12 @@
 
 constexpr int QUERIES = 4;  // that share what is read of keys and values
 
-// What a fed token sees.
+// What a fed token sees where no window hides it: a place in it is a position of the text.
 struct View {
     int stretch;                // tokens from the sequence's start
     std::vector<int64_t> rest;  // slots of those after it
     int size() const { return stretch + (int)rest.size(); }
+    int first(int64_t window) const { return std::max<int64_t>(0, size() - window); }
     int64_t slot(int place, const int64_t* slots) const {
         return place < stretch ? slots[place] : rest[place - stretch];
     }
@@ -76,16 +78,16 @@ inline Floats dots(const float* const* queries, const C* const* keys, int size) 
     return found;
 }
 
-// Scores of COUNT queries with the first `count` tokens, which all of them see.
+// Scores of COUNT queries with tokens [first, end), which all of them see.
 template <int COUNT, class C>
 void score_together(const float* const* queries, const Cached<C>& keys, const int64_t* slots,
-                    int count, int size, float* const* scores) {
+                    int first, int end, int size, float* const* scores) {
     constexpr int several = LANES / QUERIES;
-    for (int place = 0; place < count; place += several) {
+    for (int place = first; place < end; place += several) {
         const C* at[several];
         for (int i = 0; i < several; ++i) {
-            at[i] = keys.at(slots[std::min(place + i, count - 1)]);
-            fetch(keys, slots, place + i + ROWS_AHEAD, count, size);
+            at[i] = keys.at(slots[std::min(place + i, end - 1)]);
+            fetch(keys, slots, place + i + ROWS_AHEAD, end, size);
         }
         float found[LANES];
         store(found, dots<COUNT, QUERIES>(queries, at, size));
@@ -94,15 +96,14 @@ void score_together(const float* const* queries, const Cached<C>& keys, const in
     }
 }
 
-// Scores of one query with the tokens from `first` on.
+// Scores of one query with tokens [first, end); up to a whole vector behind them is overwritten.
 template <class C>
 void score_alone(const float* query, const View& seen, const Cached<C>& keys,
-                 const int64_t* slots, int first, int size, float* scores) {
-    const int last = seen.size() - 1;
-    for (; first <= last; first += LANES) {
+                 const int64_t* slots, int first, int end, int size, float* scores) {
+    for (; first < end; first += LANES) {
         const C* at[LANES];
         for (int i = 0; i < LANES; ++i)
-            at[i] = keys.at(seen.slot(std::min(first + i, last), slots));
+            at[i] = keys.at(seen.slot(std::min(first + i, end - 1), slots));
         store(scores + first, dots<1, 1>(&query, at, size));
     }
 }
@@ -123,32 +124,39 @@ inline float softmax(float* scores, int count) {
     return sum(total);
 }
 
-// Multiplies the first `count` shares of COUNT queries with the values' scales.
+// Multiplies shares [first, end) of COUNT queries with the values' scales.
 template <int COUNT, class C>
-void scale_together(float* const* shares, const Cached<C>& values, const int64_t* slots, int count,
-                    int size) {
+void scale_together(float* const* shares, const Cached<C>& values, const int64_t* slots, int first,
+                    int end, int size) {
     if constexpr (Cached<C>::SCALED)
-        for (int place = 0; place < count; ++place) {
+        for (int place = first; place < end; ++place) {
             const float scale = scale_of(values.at(slots[place]), size);
             for (int q = 0; q < COUNT; ++q) shares[q][place] *= scale;
         }
 }
 
+// Adds the values of tokens [first, end) to the output of one query.
 template <class C>
-inline void add_value(float* out, float share, const C* value, int size) {
-    if constexpr (Cached<C>::SCALED) share *= scale_of(value, size);
-    for (int i = 0; i < size; i += LANES) store(out + i, load(out + i) + share * load(value + i));
+void add_alone(float* out, const float* shares, const View& seen, const Cached<C>& values,
+               const int64_t* slots, int first, int end, int size) {
+    for (; first < end; ++first) {
+        const C* value = values.at(seen.slot(first, slots));
+        float share = shares[first];
+        if constexpr (Cached<C>::SCALED) share *= scale_of(value, size);
+        for (int i = 0; i < size; i += LANES)
+            store(out + i, load(out + i) + share * load(value + i));
+    }
 }
 
-// Adds the values of tokens [0, count) to the outputs of COUNT queries; LANES x PARTS elements.
+// Adds the values of tokens [first, end) to the outputs of COUNT queries; LANES x PARTS elements.
 template <int COUNT, int PARTS, class C>
 void add_values(float* const* outs, float* const* shares, const Cached<C>& values,
-                const int64_t* slots, int count, int size, int offset) {
+                const int64_t* slots, int first, int end, int size, int offset) {
     Floats sums[COUNT][PARTS];
     for (int q = 0; q < COUNT; ++q)
         for (int i = 0; i < PARTS; ++i) sums[q][i] = load(outs[q] + offset + i * LANES);
-    for (int place = 0; place < count; ++place) {
-        if (!offset) fetch(values, slots, place + ROWS_AHEAD, count, size);
+    for (int place = first; place < end; ++place) {
+        if (!offset) fetch(values, slots, place + ROWS_AHEAD, end, size);
         const C* value = values.at(slots[place]) + offset;
         for (int i = 0; i < PARTS; ++i) {
             const Floats part = load(value + i * LANES);
@@ -162,12 +170,12 @@ void add_values(float* const* outs, float* const* shares, const Cached<C>& value
 // As many sums at a time as there are registers for, as in float products.
 template <int COUNT, int PARTS = 4 * COUNT <= 2 * MAX_ROWS ? 4 : 2, class C>
 void add_stretch(float* const* outs, float* const* shares, const Cached<C>& values,
-                 const int64_t* slots, int count, int size, int offset = 0) {
+                 const int64_t* slots, int first, int end, int size, int offset = 0) {
     for (; offset + PARTS * LANES <= size; offset += PARTS * LANES)
-        add_values<COUNT, PARTS>(outs, shares, values, slots, count, size, offset);
+        add_values<COUNT, PARTS>(outs, shares, values, slots, first, end, size, offset);
     if constexpr (PARTS > 1)
         if (offset < size)
-            add_stretch<COUNT, PARTS / 2>(outs, shares, values, slots, count, size, offset);
+            add_stretch<COUNT, PARTS / 2>(outs, shares, values, slots, first, end, size, offset);
 }
 
 // Room for QUERIES queries at a time.
@@ -181,30 +189,37 @@ struct Scores {
     }
 };
 
-// COUNT queries [size], already scaled, to outputs [size].
+// COUNT queries [size], already scaled, to outputs [size]. What each of them sees it scores and adds
+// in three parts: before what all of them see, that itself, and behind it.
 template <int COUNT, class C>
 void attend(const float* const* queries, const View* const* seen, float* const* outs,
-            const HeadCache<C>& cache, const int64_t* slots, int size, Scores& scores) {
-    int longest = 0, shared = seen[0]->stretch;
+            const HeadCache<C>& cache, const int64_t* slots, int64_t window, int size,
+            Scores& scores) {
+    int longest = 0, shared = 0, end = seen[0]->stretch, firsts[COUNT];
     for (int q = 0; q < COUNT; ++q) {
         longest = std::max(longest, seen[q]->size());
-        shared = std::min(shared, seen[q]->stretch);
+        firsts[q] = seen[q]->first(window);
+        shared = std::max(shared, firsts[q]);
+        end = std::min(end, seen[q]->stretch);
     }
     scores.reset(longest);
-    score_together<COUNT>(queries, cache.keys, slots, shared, size, scores.rows);
+    if (end <= shared) shared = end = 0;  // nothing
+    for (int q = 0; q < COUNT; ++q)
+        score_alone(queries[q], *seen[q], cache.keys, slots, firsts[q], shared, size, scores.rows[q]);
+    score_together<COUNT>(queries, cache.keys, slots, shared, end, size, scores.rows);
     float totals[COUNT];
     for (int q = 0; q < COUNT; ++q) {
-        score_alone(queries[q], *seen[q], cache.keys, slots, shared, size, scores.rows[q]);
-        totals[q] = softmax(scores.rows[q], seen[q]->size());
+        const int first = std::max(firsts[q], end), count = seen[q]->size();
+        score_alone(queries[q], *seen[q], cache.keys, slots, first, count, size, scores.rows[q]);
+        totals[q] = softmax(scores.rows[q] + firsts[q], count - firsts[q]);
         std::fill(outs[q], outs[q] + size, 0.0f);
+        add_alone(outs[q], scores.rows[q], *seen[q], cache.values, slots, firsts[q], shared, size);
     }
-    scale_together<COUNT>(scores.rows, cache.values, slots, shared, size);
-    add_stretch<COUNT>(outs, scores.rows, cache.values, slots, shared, size);
+    scale_together<COUNT>(scores.rows, cache.values, slots, shared, end, size);
+    add_stretch<COUNT>(outs, scores.rows, cache.values, slots, shared, end, size);
     for (int q = 0; q < COUNT; ++q) {
-        for (int place = shared; place < seen[q]->size(); ++place) {
-            const C* value = cache.values.at(seen[q]->slot(place, slots));
-            add_value(outs[q], scores.rows[q][place], value, size);
-        }
+        const int first = std::max(firsts[q], end), count = seen[q]->size();
+        add_alone(outs[q], scores.rows[q], *seen[q], cache.values, slots, first, count, size);
         const float scale = 1.0f / totals[q];
         for (int i = 0; i < size; i += LANES) store(outs[q] + i, load(outs[q] + i) * scale);
     }

@@ -65,11 +65,17 @@ struct Blocks {
     }
 };
 
-typedef Blocks<8, 32, false, false, 0> Q8_0;
-typedef Blocks<4, 32, false, false, 8> Q4_0;
-typedef Blocks<4, 32, false, true, 0> Q4_1;
-typedef Blocks<5, 32, false, false, 16> Q5_0;
-typedef Blocks<5, 32, false, true, 0> Q5_1;
-typedef Blocks<4, 32, true, true, 0> Q4_K;
-typedef Blocks<5, 32, true, true, 0> Q5_K;
-typedef Blocks<6, 16, true, false, 32> Q6_K;
+// Every type with what `Blocks` takes: enum, products and packing follow, and Python reads the names.
+#define TRTLA_BLOCK_TYPES(EACH)             \
+    EACH(Q8_0, 8, 32, false, false, 0)      \
+    EACH(Q4_0, 4, 32, false, false, 8)      \
+    EACH(Q4_1, 4, 32, false, true, 0)       \
+    EACH(Q5_0, 5, 32, false, false, 16)     \
+    EACH(Q5_1, 5, 32, false, true, 0)       \
+    EACH(Q4_K, 4, 32, true, true, 0)        \
+    EACH(Q5_K, 5, 32, true, true, 0)        \
+    EACH(Q6_K, 6, 16, true, false, 32)
+
+#define TRTLA_TYPE(name, ...) typedef Blocks<__VA_ARGS__> name;
+TRTLA_BLOCK_TYPES(TRTLA_TYPE)
+#undef TRTLA_TYPE

@@ -46,6 +46,20 @@ inline int64_t most_probable(const float* logits, int64_t size) {
     return std::find(logits + start, logits + size, top) - logits;
 }
 
+// A row whose tokens without a bit in the mask are impossible.
+inline void masked(const float* logits, int64_t size, const uint32_t* mask, float* out) {
+    constexpr int WORD = 32;
+    for (int64_t start = 0; start < size; start += WORD) {
+        const uint32_t bits = mask[start / WORD];
+        const int64_t end = std::min(start + WORD, size);
+        if (!bits) std::fill(out + start, out + end, -INFINITY);
+        else if (!~bits) std::copy(logits + start, logits + end, out + start);
+        else
+            for (int64_t i = start; i < end; ++i)
+                out[i] = bits >> (i - start) & 1 ? logits[i] : -INFINITY;
+    }
+}
+
 // The top_k-th largest logit: those equal to it stay as well.
 inline float least_of_top_k(const float* logits, int64_t size, int64_t top_k) {
     if (top_k <= 0 || top_k >= size) return -INFINITY;
@@ -131,18 +145,20 @@ struct Race {
     }
 };
 
+// What a row's token is drawn by: the settings of these names, each as a double.
+#define TRTLA_FILTERS(EACH) EACH(temperature) EACH(top_k) EACH(top_p) EACH(min_p)
+
 struct Filters {
-    double temperature;
-    int64_t top_k;
-    double top_p;
-    double least;  // logarithm of min_p
+#define TRTLA_FIELD(name) double name;
+    TRTLA_FILTERS(TRTLA_FIELD)
+#undef TRTLA_FIELD
 };
 
 inline int64_t draw(const float* logits, int64_t size, const Filters& filters, double noise) {
     const int64_t first = most_probable(logits, size);
     if (first < 0) return -1;
-    Race race(logits, first, filters.temperature, filters.least, noise * 0x1p53);
-    const float least = least_of_top_k(logits, size, filters.top_k);
+    Race race(logits, first, filters.temperature, std::log(filters.min_p), noise * 0x1p53);
+    const float least = least_of_top_k(logits, size, (int64_t)filters.top_k);
     if (filters.top_p < 1.0)
         for (int64_t token :
              nucleus(logits, size, least, race.top, filters.temperature, filters.top_p))

@@ -70,14 +70,9 @@ extern TRTLA_PRODUCT(FloatProduct<float, float>);
 extern TRTLA_PRODUCT(FloatProduct<float, Float16>);
 extern TRTLA_PRODUCT(FloatProduct<float, BFloat16>);
 extern TRTLA_PRODUCT(FloatProduct<BFloat16, BFloat16>);
-extern TRTLA_PRODUCT(BlockProduct<Q8_0>);
-extern TRTLA_PRODUCT(BlockProduct<Q4_0>);
-extern TRTLA_PRODUCT(BlockProduct<Q4_1>);
-extern TRTLA_PRODUCT(BlockProduct<Q5_0>);
-extern TRTLA_PRODUCT(BlockProduct<Q5_1>);
-extern TRTLA_PRODUCT(BlockProduct<Q4_K>);
-extern TRTLA_PRODUCT(BlockProduct<Q5_K>);
-extern TRTLA_PRODUCT(BlockProduct<Q6_K>);
+#define TRTLA_TYPE(name, ...) extern TRTLA_PRODUCT(BlockProduct<name>);
+TRTLA_BLOCK_TYPES(TRTLA_TYPE)
+#undef TRTLA_TYPE
 
 template <class T>
 struct Named {
@@ -91,15 +86,11 @@ auto with_product(Type type, Work work) {
         case TYPE_FLOAT32: return work(Named<FloatProduct<float, float>>());
         case TYPE_FLOAT16: return work(Named<FloatProduct<float, Float16>>());
         case TYPE_BFLOAT16: return work(Named<FloatProduct<float, BFloat16>>());
-        case TYPE_BFLOAT16_PAIRS: return work(Named<FloatProduct<BFloat16, BFloat16>>());
-        case TYPE_Q8_0: return work(Named<BlockProduct<Q8_0>>());
-        case TYPE_Q4_0: return work(Named<BlockProduct<Q4_0>>());
-        case TYPE_Q4_1: return work(Named<BlockProduct<Q4_1>>());
-        case TYPE_Q5_0: return work(Named<BlockProduct<Q5_0>>());
-        case TYPE_Q5_1: return work(Named<BlockProduct<Q5_1>>());
-        case TYPE_Q4_K: return work(Named<BlockProduct<Q4_K>>());
-        case TYPE_Q5_K: return work(Named<BlockProduct<Q5_K>>());
-        default: return work(Named<BlockProduct<Q6_K>>());
+#define TRTLA_TYPE(name, ...) \
+    case TYPE_##name: return work(Named<BlockProduct<name>>());
+            TRTLA_BLOCK_TYPES(TRTLA_TYPE)
+#undef TRTLA_TYPE
+        default: return work(Named<FloatProduct<BFloat16, BFloat16>>());
     }
 }
 

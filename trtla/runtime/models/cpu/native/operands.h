@@ -5,14 +5,17 @@
 #include <type_traits>
 #include <vector>
 
-#include "integers.h"
+#include "blocks.h"
 #include "tiles.h"
 
-// The type of a weight, as in packing.py. Those from Q8_0 on are multiplied in integers.
+// The type of a weight. Those in blocks are multiplied in integers.
 enum Type : int64_t {
     TYPE_FLOAT32, TYPE_FLOAT16, TYPE_BFLOAT16, TYPE_BFLOAT16_PAIRS,
-    TYPE_Q8_0, TYPE_Q4_0, TYPE_Q4_1, TYPE_Q5_0, TYPE_Q5_1, TYPE_Q4_K, TYPE_Q5_K, TYPE_Q6_K
+#define TRTLA_TYPE(name, ...) TYPE_##name,
+    TRTLA_BLOCK_TYPES(TRTLA_TYPE)
+#undef TRTLA_TYPE
 };
+inline bool in_blocks(Type type) { return type > TYPE_BFLOAT16_PAIRS; }
 
 // As many dots as there are registers for, beside two weights.
 constexpr int INTEGER_ROWS = LANES == 16 ? 8 : LANES == 8 ? 5 : 4;
@@ -117,6 +120,6 @@ struct Operand {
 private:
     template <class Work>
     void with(Type type, Work work) {
-        type >= TYPE_Q8_0 ? work(codes) : type == TYPE_BFLOAT16_PAIRS ? work(pairs) : work(floats);
+        in_blocks(type) ? work(codes) : type == TYPE_BFLOAT16_PAIRS ? work(pairs) : work(floats);
     }
 };

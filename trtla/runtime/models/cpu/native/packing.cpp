@@ -136,11 +136,11 @@ inline void put_codes(const Codes32& codes, int output, uint8_t* to) {
     }
 }
 
-template <class B, class Stored>
+template <class B, class Row>
 void pack_panel(const uint8_t* const* rows, int64_t inputs, int group, uint8_t* panel) {
     constexpr int GROUPS = BLOCK / B::GROUP;
     for (int block = 0; block < inputs / BLOCK; ++block) {
-        const Stored stored(block, group);
+        const Row stored(block, group);
         const B place(panel, block);
         uint16_t* halves = (uint16_t*)place.halves;
         uint8_t* small = (uint8_t*)place.small;
@@ -176,9 +176,14 @@ struct Layout {
     int64_t columns;  // inputs, or units of them
 };
 
-template <class B, class Stored>
+// How a type lies in files.
+template <class B>
+using Stored = std::conditional_t<!B::FACTORS, Plain<B::BITS, B::MINIMUMS>,
+                                  std::conditional_t<B::MINIMUMS, Grouped<B::BITS>, Grouped6>>;
+
+template <class B>
 Layout blocks(int64_t inputs) {
-    return {B::panel_bytes(inputs), pack_panel<B, Stored>, inputs};
+    return {B::panel_bytes(inputs), pack_panel<B, Stored<B>>, inputs};
 }
 
 template <class Unit>
@@ -190,19 +195,22 @@ Layout layout_of(int64_t type, int64_t inputs) {
     switch (type) {
         case TYPE_FLOAT32: return plain<uint32_t>(inputs);
         case TYPE_BFLOAT16_PAIRS: return plain<uint32_t>(inputs / 2);
-        case TYPE_Q8_0: return blocks<Q8_0, Plain<8, false>>(inputs);
-        case TYPE_Q4_0: return blocks<Q4_0, Plain<4, false>>(inputs);
-        case TYPE_Q4_1: return blocks<Q4_1, Plain<4, true>>(inputs);
-        case TYPE_Q5_0: return blocks<Q5_0, Plain<5, false>>(inputs);
-        case TYPE_Q5_1: return blocks<Q5_1, Plain<5, true>>(inputs);
-        case TYPE_Q4_K: return blocks<Q4_K, Grouped<4>>(inputs);
-        case TYPE_Q5_K: return blocks<Q5_K, Grouped<5>>(inputs);
-        case TYPE_Q6_K: return blocks<Q6_K, Grouped6>(inputs);
+#define TRTLA_TYPE(name, ...) \
+    case TYPE_##name: return blocks<name>(inputs);
+            TRTLA_BLOCK_TYPES(TRTLA_TYPE)
+#undef TRTLA_TYPE
         default: return plain<uint16_t>(inputs);
     }
 }
 
 }  // namespace
+
+// The names of all types, in the order of `Type`.
+EXPORTED const char* trtla_types() {
+#define TRTLA_TYPE(name, ...) " " #name
+    return "float32 float16 bfloat16 bfloat16-pairs" TRTLA_BLOCK_TYPES(TRTLA_TYPE);
+#undef TRTLA_TYPE
+}
 
 EXPORTED int64_t trtla_panel_bytes(int64_t type, int64_t inputs) {
     return layout_of(type, inputs).panel_bytes;

@@ -1,4 +1,4 @@
-"""The model that `trtla serve` and `trtla batch` answer with: flags, opening, replicas on Ray."""
+"""The model of `trtla serve` and `trtla batch`: its flags, opening, replicas on Ray."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ _REUSE = "kv_cache_enable_block_reuse"
 
 
 @dataclass(frozen=True)
-class AnsweringFlags(CorpusFlags):
+class ServedModelFlags(CorpusFlags):
     """The flags of both commands as click parsed them."""
 
     force_greedy: bool
     reuse: bool
     """Share K/V blocks between requests with the same beginning."""
-    spread: ReplicaSettings
+    replication: ReplicaSettings
 
 
-Flags = TypeVar("Flags", bound=AnsweringFlags)
+Flags = TypeVar("Flags", bound=ServedModelFlags)
 
-answering_model_flags = opt.stack(
+served_model_flags = opt.stack(
     opt.opening_flags(),
     opt.setting(
         "--max-batch-size",
@@ -74,41 +74,41 @@ answering_model_flags = opt.stack(
         help="Share K/V blocks between requests with the same beginning; the texts stay the same.",
     ),
 )
-"""How the model is opened; block reuse is in place of the one among TensorRT-LLM's settings."""
+"""Flags for opening the model; block reuse takes the place of TensorRT-LLM's own setting."""
 
-answering_draft_flags = opt.stack(
+served_draft_flags = opt.stack(
     opt.drafter_flags,
     opt.corpus_flags,
     opt.draft_flags,
     opt.options_of(TrtllmSettings, "TensorRT-LLM engines", but=(_REUSE,)),
 )
-"""What drafts for the requests, and TensorRT-LLM's settings."""
+"""Flags for drafting, and TensorRT-LLM's settings."""
 
 
 def checked(
     kind: type[Flags], params: dict[str, Any], note: Callable[[str], None], naming: str
 ) -> Flags:
-    """A command's flags, their draft models among the options; `note` and `naming` as in
-    `sample_model`."""
+    """Parse a command's flags, with their draft models among the options; `note` and `naming` as
+    in `sample_model`."""
     folder = str(model_at(sample_model(note, naming, params["engine_dir"])).path)
-    given = params | {"engine_dir": folder, "reuse": params[_REUSE]}
-    del given[_REUSE]
-    flags = check_model(parsed(kind, given))
+    values = params | {"engine_dir": folder, "reuse": params[_REUSE]}
+    del values[_REUSE]
+    flags = check_model(parsed(kind, values))
     note_without_drafts(note, folder, [flags.drafting])
     return flags
 
 
-def answering_name(served: str | None, named: str | None, flags: AnsweringFlags) -> str:
-    """The model's name in requests and answers; without one its folder's or file's."""
+def served_name(served: str | None, named: str | None, flags: ServedModelFlags) -> str:
+    """The model's name in requests and answers; by default that of its folder or file."""
     return served or Path(named or flags.engine_dir).resolve().name.removesuffix(".gguf")
 
 
-def open_answering(flags: AnsweringFlags, who: str, model: Model | None = None, **more: Any) -> LLM:
-    """The model that requests of OpenAI's API are put to.
+def open_served(flags: ServedModelFlags, who: str, model: Model | None = None, **more: Any) -> LLM:
+    """Open the model for requests of OpenAI's API.
 
     Args:
-        who: what speaks text, for the refusal of a model without a tokenizer.
-        model: what the command has read of its folder, for threads of the command's process.
+        who: the caller, for the refusal of a model without a tokenizer.
+        model: the command's own description of the model, for threads of its process.
         more: arguments of `LLM` for the torch executor alone.
     """
     model = model or model_at(flags.engine_dir)
@@ -124,11 +124,11 @@ def open_answering(flags: AnsweringFlags, who: str, model: Model | None = None, 
     return llm
 
 
-def check_spread(flags: AnsweringFlags, *modules: str) -> None:
-    """Refuse what cannot be spread over replicas here; `modules` of Ray are used."""
+def check_replicas(flags: ServedModelFlags, *modules: str) -> None:
+    """Refuse flags that replicas on Ray cannot serve; `modules` of Ray are used."""
     if is_trtllm(flags.engine_dir):
         raise UsageError(
-            f"{flags.engine_dir} is a TensorRT-LLM engine, which --ray does not spread",
+            f"{flags.engine_dir} is a TensorRT-LLM engine, which --ray cannot replicate",
             "start one server for each GPU, or build with --backend torch",
         )
     from trtla.replicas.cluster import check_ray
@@ -136,25 +136,25 @@ def check_spread(flags: AnsweringFlags, *modules: str) -> None:
     check_ray(*modules)
 
 
-def spread_out(flags: Flags, replicas: int) -> Flags:
-    """A command's flags as a replica has them: its share of the threads, paths from anywhere."""
+def replica_flags(flags: Flags, replicas: int) -> Flags:
+    """A command's flags for a replica: its share of the threads, absolute paths."""
     from trtla.replicas.cluster import threads_each
 
     def absolute(path: str | Path) -> str:  # names on the hub stay
         return str(Path(path).resolve() if Path(path).exists() else path)
 
-    own = flags.options
+    shared = flags.options
     options = replace(
-        own,
-        threads=threads_each(replicas, own.threads),
-        tokenizer_dir=own.tokenizer_dir and absolute(own.tokenizer_dir),
-        corpus=[absolute(path) for path in own.corpus],
+        shared,
+        threads=threads_each(replicas, shared.threads),
+        tokenizer_dir=shared.tokenizer_dir and absolute(shared.tokenizer_dir),
+        corpus=[absolute(path) for path in shared.corpus],
     )
     return replace(flags, engine_dir=absolute(flags.engine_dir), options=options)
 
 
-def gpus_each(flags: AnsweringFlags, cluster: Cluster) -> int:
-    """GPUs of each replica: one for each of its ranks, none on CPUs."""
+def gpus_each(flags: ServedModelFlags, cluster: Cluster) -> int:
+    """GPUs of each replica: one for each of its ranks, or none on CPUs."""
     device, options = flags.options.device.partition(":")[0], flags.options
     if device == "cpu" or (device == "auto" and not cluster.has_gpus):
         return 0
@@ -162,33 +162,33 @@ def gpus_each(flags: AnsweringFlags, cluster: Cluster) -> int:
 
 
 @contextmanager
-def spread_records(
+def replica_records(
     note: Callable[[str], None],
-    flags: AnsweringFlags,
+    flags: ServedModelFlags,
     task: Task,
     who: str,
 ) -> Iterator[Iterator[Record]]:
-    """The records of a job's lines, done by replicas that end with the block; `who` as in
-    `open_answering`."""
-    from trtla.batch.spread import Pool, Share, spread
+    """The records of a job's lines from replicas, which end with the block; `who` as in
+    `open_served`."""
+    from trtla.batch.ray_data import Pool, Share, ray_records
     from trtla.replicas.cluster import Cluster, quiet
     from trtla.replicas.deployment import check_room
 
-    number = flags.spread.range[0]
-    each = spread_out(flags, number)
+    number = flags.replication.range[0]
+    each = replica_flags(flags, number)
     threads = each.options.threads or 1
     model = model_at(flags.engine_dir).open(None)
     batch_size = model.batch_size(flags.options.max_batch_size)
-    opening = partial(open_answering, each, who)
+    opening = partial(open_served, each, who)
     share = Share(opening, task.source.resolve(), task.labelling)
-    cluster = Cluster(flags.spread.ray_address, threads * number)
+    cluster = Cluster(flags.replication.ray_address, threads * number)
     try:
         gpus = gpus_each(flags, cluster)
         check_room(number, threads, gpus)
         note(f"note: runs on {counted(number, 'replica')} of {counted(threads, 'thread')}")
         pool = Pool(number, threads, gpus, batch_size)
         with quiet():
-            yield task.kept(spread(task.left(), task.survey, share, pool))
+            yield task.kept(ray_records(task.left(), task.survey, share, pool))
     finally:
         cluster.close()
 
@@ -196,27 +196,27 @@ def spread_records(
 def replicas_opener(
     flags: Flags, open_model: Callable[[Flags], LLM], log: Callable[[str], None]
 ) -> Callable[[], Maker]:
-    """What opens replicas for the server, each of which opens the model of these flags."""
-    check_spread(flags, "ray.serve")
+    """Return the function that opens replicas for the server, each with the flags' model."""
+    check_replicas(flags, "ray.serve")
     from trtla.formats.engine import model_digest
     from trtla.replicas.cluster import Cluster
     from trtla.replicas.deployment import Plan
     from trtla.replicas.engine import Maker, open_replicas
     from trtla.replicas.replica import open_same
 
-    spread, model = flags.spread, model_at(flags.engine_dir)
-    each = spread_out(flags, spread.range[1])
+    replication, model = flags.replication, model_at(flags.engine_dir)
+    each = replica_flags(flags, replication.range[1])
     threads = each.options.threads or 1
 
     def plan(maker: Maker, cluster: Cluster) -> Plan:
         size = maker.engine.batch_size(flags.options.max_batch_size)
         opening = partial(open_same, partial(open_model, each), model_digest(maker.engine))
-        return Plan(opening, spread.range, threads, size, gpus_each(flags, cluster))
+        return Plan(opening, replication.range, threads, size, gpus_each(flags, cluster))
 
     def opened() -> Maker:
         maker = Maker(model, flags.options)
         maker.force_greedy = flags.force_greedy
-        connect = partial(Cluster, spread.ray_address, threads * spread.range[1])
+        connect = partial(Cluster, replication.ray_address, threads * replication.range[1])
         return open_replicas(maker, plan, connect, log)
 
     return opened

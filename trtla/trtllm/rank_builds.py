@@ -1,7 +1,7 @@
-"""Builds ranks with TensorRT-LLM: through its Python API, or by command lines to paste.
+"""Building ranks with TensorRT-LLM: through its Python API, or by command lines to paste.
 
-Everything that its builder is called with is here, in the order of its commands/build.py. Several
-ranks are built by processes of their own, each on its GPU.
+All arguments for its builder are here, in the order of its commands/build.py. Several ranks are
+built by processes of their own, each on its GPU.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ from typing import Any
 import torch
 
 from trtla.errors import TrtlaError, sentence
-from trtla.formats.config import QWEN2, BuildConfig
+from trtla.formats.config import BuildConfig
+from trtla.formats.families import BY_ARCHITECTURE, spelled
 from trtla.formats.gguf.folder import weight_file
 from trtla.formats.source import BuildSource
 from trtla.interrupts import INTERRUPTS
-from trtla.settings.passed_on import BUILD
+from trtla.settings.trtllm_fields import BUILD
 from trtla.trtllm.library import deprecations_once, load, put
 
 PLUGINS = "plugin_config."
 TIMING_CACHE = "model.cache"
-"""What `build()` of rank 0 leaves beside the engine; TensorRT-LLM's name for it."""
+"""The file that `build()` of rank 0 leaves next to the engine; TensorRT-LLM's name for it."""
 _NO_FLAGS = ("opt_batch_size", "strongly_typed", "force_num_profiles", "use_refit", "use_mrope")
 """Fields of BuildConfig that trtllm-build has no flag for."""
 _OTHER_FLAGS = {"use_strip_plan": "strip_plan"}
@@ -41,14 +42,15 @@ _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 @dataclass(frozen=True, slots=True)
 class RankBuild:
-    """All that a process needs to build ranks: plain data, so that a spawned one can have it."""
+    """The arguments of processes that build ranks: plain data, which a spawned process can
+    receive."""
 
     checkpoint_dir: Path
     engine_dir: Path
     limits: BuildConfig
     dtype: str
     extra: Mapping[str, Any]
-    """What is handed on by the library's own names."""
+    """Fields by the library's own names."""
     timing_cache: Path | None
 
     def build(self, rank: int, gpu: int) -> None:
@@ -68,7 +70,7 @@ class RankBuild:
         return model_class.from_checkpoint(str(self.checkpoint_dir), config=config)
 
     def _build_config(self) -> Any:
-        """The library's BuildConfig, by names that every release from 0.20 to 1.2 has."""
+        """Create the library's BuildConfig, by names that every release from 0.20 to 1.2 has."""
         builder, limits = load("builder"), self.limits
         modes = load("models").SpeculativeDecodingMode
         extra = {name: value for name, value in self.extra.items() if PLUGINS not in name}
@@ -87,12 +89,12 @@ class RankBuild:
         )
 
     def _plugin_config(self) -> Any:
-        """A dataclass up to 1.0 and a pydantic model from 1.1 on: both take assignments."""
+        """Create the PluginConfig, a dataclass up to 1.0, then a pydantic model."""
         config = load("plugin").PluginConfig()
         for name, value in plugin_settings(self.dtype).items():
             setattr(config, name, value)
-        # build() makes kv_cache_type PAGED of it. That itself has one enumeration up to 1.1, that
-        # of the bindings, and another one later (llmapi/kv_cache_type.py).
+        # build() derives kv_cache_type PAGED from it. Setting that takes the enumeration of the
+        # bindings up to 1.1, and another one later (llmapi/kv_cache_type.py).
         config.paged_kv_cache = True
         for name, value in self.extra.items():
             if name.startswith(PLUGINS):
@@ -102,7 +104,7 @@ class RankBuild:
 
 @dataclass(frozen=True, slots=True)
 class RankFailure:
-    """Why a rank was not built; `disk` is the errno where the disk was at fault."""
+    """The reason why a rank was not built; `disk` is the errno if the disk was at fault."""
 
     rank: int
     message: str
@@ -110,7 +112,7 @@ class RankFailure:
     disk: int | None = None
 
     def error(self) -> Exception:
-        """As an exception, in whichever process it happened."""
+        """Convert to an exception, from whichever process it happened in."""
         if self.disk is not None:
             return OSError(self.disk, self.message)
         error = TrtlaError(
@@ -122,7 +124,7 @@ class RankFailure:
 
 
 def build_ranks(build: RankBuild, ranks: int, workers: int) -> None:
-    """Build all ranks with up to `workers` processes; one builds in this process."""
+    """Build all ranks with up to `workers` processes; a single worker builds in this process."""
     if min(ranks, workers) == 1:
         failure = next(filter(None, (_attempt(build, rank, 0) for rank in range(ranks))), None)
         if failure is not None:
@@ -167,7 +169,8 @@ def _run(build: RankBuild, ranks: int, workers: int) -> None:
 
 
 def _work(build: RankBuild, ranks: Iterable[int], gpu: int, out: Connection) -> None:
-    """In a process of its own: report every rank as it begins, and the failure that ends it."""
+    """Build in a process of its own: report every rank as it begins, and the failure that ends
+    it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the parent ends this process
     for rank in ranks:
         out.send(rank)
@@ -179,7 +182,7 @@ def _work(build: RankBuild, ranks: Iterable[int], gpu: int, out: Connection) -> 
 
 
 def _wait(processes: dict[Connection, BaseProcess], current: dict[Connection, int]) -> None:
-    """Read what the workers report; `current` is the rank that each is at."""
+    """Read the workers' reports; `current` is the rank that each is building."""
     open_ends = set(processes)
     while open_ends:
         for end in open_ends.intersection(wait(open_ends)):
@@ -202,26 +205,26 @@ def _wait(processes: dict[Connection, BaseProcess], current: dict[Connection, in
 
 
 def build_limits(limits: BuildConfig, extra: Mapping[str, Any]) -> dict[str, object]:
-    """Limits under the names that flags and BuildConfig share."""
-    found: dict[str, object] = {
+    """Return the limits under the names that flags and BuildConfig share."""
+    named: dict[str, object] = {
         "max_batch_size": limits.max_batch_size,
         "max_input_len": limits.max_input_len,
         "max_seq_len": limits.max_text_len,  # build() adds max_draft_len itself
         "max_beam_width": limits.max_beam_width,
         "max_num_tokens": limits.max_num_tokens,
     }
-    # What TensorRT tunes for: a step of a full batch. Its own default does not count drafts. With
+    # The size that TensorRT tunes for: a step of a full batch. Its own default ignores drafts. With
     # several profiles it tunes for several sizes, and refuses this one.
     if not extra.get(f"{PLUGINS}multiple_profiles"):
-        found["opt_num_tokens"] = limits.max_batch_size * (limits.max_draft_len + 1)
-    return found
+        named["opt_num_tokens"] = limits.max_batch_size * (limits.max_draft_len + 1)
+    return named
 
 
 def plugin_settings(dtype: str) -> dict[str, str | bool]:
-    """The fields of TensorRT-LLM's PluginConfig that are not left at their default.
+    """Return the fields of TensorRT-LLM's PluginConfig that differ from their defaults.
 
-    Both plugins take the dtype of the activations, also for FP8 checkpoints: those products that
-    are quantised pass the GEMM plugin by, the other ones (lm_head) and attention are in this dtype.
+    Both plugins take the dtype of the activations, also for FP8 checkpoints: quantised products
+    bypass the GEMM plugin, the other ones (lm_head) and attention are in this dtype.
     """
     return {
         "gpt_attention_plugin": dtype,
@@ -240,10 +243,10 @@ def command_lines(
     extra: Mapping[str, Any],
     timing_cache: Path | None,
 ) -> tuple[str, ...]:
-    """The commands of TensorRT-LLM that build the same engine, quoted for a shell.
+    """Return the commands of TensorRT-LLM that build the same engine, quoted for a shell.
 
-    Its own converter reads no GGUF: there the first command is trtla's. Empty where it cannot be
-    done: it has no program that changes a checkpoint's dtype, and not every field has a flag.
+    Its own converter reads no GGUF: then the first command is trtla's. Empty if it is impossible:
+    it has no program that changes a checkpoint's dtype, and not every field has a flag.
     """
     if any(name in extra for name in _NO_FLAGS):
         return ()
@@ -279,7 +282,7 @@ def command_lines(
 
 def _convert(source: BuildSource, checkpoint: Path) -> str:
     file = weight_file(source.folder)
-    family = "qwen" if source.config.architecture == QWEN2 else "llama"
+    family = BY_ARCHITECTURE[spelled(source.config.architecture)].trtllm
     script = f"python examples/models/core/{family}/convert_checkpoint.py"
     program, dash = (script, "_") if file is None else ("trtla convert", "-")
     paths = {"model_dir": file or source.folder, "output_dir": checkpoint}
@@ -288,7 +291,7 @@ def _convert(source: BuildSource, checkpoint: Path) -> str:
 
 
 def _spelled(value: object) -> object:
-    """On and off are words there, and so is nothing."""
+    """Spell on and off, and None, as its programs do."""
     if value is None or isinstance(value, bool):
         return "enable" if value else "disable"
     return value

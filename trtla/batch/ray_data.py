@@ -1,8 +1,8 @@
-"""A job's lines over replicas, by Ray Data: its actors hold the model, its tasks are a few lines.
+"""A job's lines on replicas by Ray Data: its actors hold the model, its tasks are a few lines.
 
-A task says where its lines are, and their sums; who does it reads them. What comes back are
-records, as they are in one process. Ray Data may do a task twice, where an actor is lost: both
-times the answers are the same, and the journal takes one.
+A task holds its lines' offsets and digests; the actor reads them, and returns records as in a
+single process. Ray Data may repeat a task if an actor is lost: the answers are the same, and the
+journal takes one.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from typing import Any
 import numpy as np
 
 from trtla.batch.journal import Record
-from trtla.batch.lines import Ask, Line, Survey, lines_at, parse
+from trtla.batch.lines import Line, LineRequest, Survey, lines_at, parse
 from trtla.batch.work import Decoding, Labelling
 from trtla.errors import TrtlaError, UsageError, as_trtla_error
 from trtla.llm.llm import LLM
 
 _LINES = 4
-"""Lines of a task: few, since what a kill interrupts is done again."""
+"""Lines of a task: few, since an interrupted task is repeated."""
 _AHEAD = 2
-"""Texts that an actor has for each place in its batch."""
+"""Texts of an actor for each slot in its batch."""
 _NO_LINE = 0
-"""In place of a line's number: the record is why the job cannot go on."""
-_PLACE = "data"  # as Ray Data calls the column of arrays
-_COLUMNS = tuple(one.name for one in fields(Record))
+"""In place of a line's number: the record holds the error that ends the job."""
+_ARRAY = "data"  # Ray Data's name of the column of arrays
+_COLUMNS = tuple(part.name for part in fields(Record))
 Batch = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What every actor is given."""
+    """The arguments of every actor."""
 
     open_model: Callable[[], LLM]
     source: Path
@@ -43,7 +43,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """How many actors, and what each takes."""
+    """The number of actors, and the resources of each."""
 
     replicas: int
     threads: int
@@ -63,44 +63,48 @@ class Answers:
         except Exception as error:
             self._problem = as_trtla_error(error)
 
-    def __call__(self, places: Batch) -> Batch:
+    def __call__(self, tasks: Batch) -> Batch:
         if self._llm is None:
-            return _table([_stop(self._problem)])
+            return _table([_failed(self._problem)])
         try:
-            requests = list(_asks(self._share.source, places[_PLACE].tolist()))
+            requests = list(_requests(self._share.source, tasks[_ARRAY].tolist()))
             work = Decoding(self._llm, self._share.labelling, print)
             return _table(list(work.records(requests)))
         except Exception as error:
-            return _table([_stop(as_trtla_error(error))])
+            return _table([_failed(as_trtla_error(error))])
 
 
-def _asks(source: Path, places: list[list[int]]) -> Iterator[Ask]:
-    lines = lines_at(source, ((number, start) for number, start, _, _ in places))
-    for line, (number, _, first, found) in zip(lines, places, strict=True):
-        if line.sum != found % (1 << 64):
+def _requests(source: Path, rows: list[list[int]]) -> Iterator[LineRequest]:
+    lines = lines_at(source, ((number, start) for number, start, _, _ in rows))
+    for line, (number, _, first, digest) in zip(lines, rows, strict=True):
+        if line.sum != digest % (1 << 64):
             raise TrtlaError(
                 f"line {number} of {source} is not what it was when the job began",
-                "leave the file as it is, and begin anew with --force",
+                "leave the file as it is, and start again with --force",
             )
         yield parse(line, {number: first})
 
 
-def _stop(problem: TrtlaError | None) -> Record:
+def _failed(problem: TrtlaError | None) -> Record:
     assert problem is not None
     report = f"{problem.exit_code}\n{problem.message}\n{problem.hint or ''}"
     return Record(_NO_LINE, True, 0, 0, report.encode())
 
 
 def _table(records: list[Record]) -> Batch:
-    numbers = [name for name in _COLUMNS if name != _PLACE]
-    table: Batch = {name: np.array([getattr(one, name) for one in records]) for name in numbers}
-    table[_PLACE] = np.empty(len(records), dtype=object)
-    table[_PLACE][:] = [one.data for one in records]
+    numbers = [name for name in _COLUMNS if name != _ARRAY]
+    table: Batch = {
+        name: np.array([getattr(record, name) for record in records]) for name in numbers
+    }
+    table[_ARRAY] = np.empty(len(records), dtype=object)
+    table[_ARRAY][:] = [record.data for record in records]
     return table
 
 
-def spread(lines: Iterable[Line], survey: Survey, share: Share, pool: Pool) -> Iterator[Record]:
-    """The records of lines, as they come."""
+def ray_records(
+    lines: Iterable[Line], survey: Survey, share: Share, pool: Pool
+) -> Iterator[Record]:
+    """Yield the records of lines as they finish."""
     import ray.data
     from ray.data import ActorPoolStrategy, DataContext
 
@@ -122,17 +126,17 @@ def spread(lines: Iterable[Line], survey: Survey, share: Share, pool: Pool) -> I
         num_cpus=pool.threads / together,
         num_gpus=pool.gpus,
     )
-    logging.getLogger("ray.data").setLevel(logging.ERROR)  # Ray has set it meanwhile
+    logging.getLogger("ray.data").setLevel(logging.ERROR)  # Ray has changed it
     for batch in answers.iter_batches(batch_size=None, prefetch_batches=0, batch_format="numpy"):
         yield from _records(batch)
 
 
 def _tasks(lines: Iterable[Line], survey: Survey) -> Iterator[Any]:
-    """Number, place, first line with its custom_id, and sum of each line."""
+    """Yield rows of number, offset, first line with the same custom_id, and digest."""
     rows: list[tuple[int, int, int, int]] = []
     for line in lines:
-        found = line.sum - (line.sum >> 63 << 64)  # as an integer with a sign
-        rows.append((line.number, line.start, survey.first[line.number], found))
+        digest = line.sum - (line.sum >> 63 << 64)  # as a signed integer
+        rows.append((line.number, line.start, survey.first[line.number], digest))
         if len(rows) == _LINES:
             yield np.array(rows, np.int64)
             rows = []

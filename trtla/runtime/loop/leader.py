@@ -1,4 +1,4 @@
-"""Steps of several ranks: rank 0 decides what is fed, and tells the others, who run the same."""
+"""Steps on several ranks: rank 0 decides what is fed, and the others run the same."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from trtla.errors import RankLost, TrtlaError
 from trtla.runtime.executor import Executor
 from trtla.runtime.limits import ExecutorLimits
-from trtla.runtime.loop.replica import LookaheadRank
+from trtla.runtime.loop.lookahead_rank import LookaheadRank
 from trtla.runtime.models.forward import Forwarded, Model, StepForward
 from trtla.runtime.models.kv_cache import KVCache
 from trtla.runtime.ranks.opening import Ranks, give_back_cores
@@ -21,17 +21,17 @@ from trtla.runtime.stats import ExecutorStats
 
 
 class RankSteps(Protocol):
-    """How one rank takes part in steps."""
+    """One rank's part in every step."""
 
     def message(self, feeds: Sequence[Feed], moves: Sequence[Move]) -> list[Any]:
-        """A step as rank 0 tells it."""
+        """Return rank 0's message about a step."""
 
     def run(self, message: list[Any]) -> Forwarded:
-        """Run a step that was told: what rank 0's caller needs of it."""
+        """Run the step of a message; rank 0's caller uses the result."""
 
 
 class SplitSteps:
-    """The steps of tensor parallelism: all feed the same, each to its part of the model."""
+    """The steps of tensor parallelism: all feed the same tokens, each to its part of the model."""
 
     def __init__(self, step: StepForward, cache: KVCache) -> None:
         self._step, self._cache = step, cache
@@ -46,17 +46,17 @@ class SplitSteps:
 
 
 def rank_steps(ranks: Ranks, model: Model[Any], step: StepForward, cache: KVCache) -> RankSteps:
-    """How this rank takes part, whose own forward is `step`."""
+    """Return the part of this rank, whose own forward is `step`."""
     if ranks.whole:
         return LookaheadRank(ranks.world, model, step, cache)
     return SplitSteps(step, cache)
 
 
 class Leader:
-    """Rank 0's: runs steps on all ranks.
+    """Runs steps on all ranks, from rank 0.
 
-    They run in a thread of their own, as they were told: what happens to the caller meanwhile, such
-    as Ctrl-C between any two instructions, leaves no rank waiting for what never comes.
+    They run in a thread of their own, as announced: an interrupt of the caller, such as Ctrl-C
+    between any two instructions, leaves no rank waiting.
     """
 
     def __init__(self, ranks: Ranks, steps: RankSteps, cache: KVCache) -> None:
@@ -77,11 +77,11 @@ class Leader:
         if self._failure is not None:
             raise self._failure
         try:
-            self._ranks.world.tell(message)
+            self._ranks.world.broadcast(message)
             return self._steps.run(message)
         except BaseException as error:
             self._failure = self._ranks.world.failure(error)
-            self._ranks.leave()  # nobody knows how far the others are
+            self._ranks.leave()  # the others may be anywhere in the step
             raise self._failure from error
 
     def close(self) -> None:
@@ -91,13 +91,13 @@ class Leader:
 
     def _stop(self) -> None:
         if self._failure is None:
-            with suppress(RankLost):  # who has ended need not be told
-                self._ranks.world.tell(None)
+            with suppress(RankLost):  # a rank that has ended needs no message
+                self._ranks.world.broadcast(None)
             self._ranks.leave()
 
 
 class Follower(Executor):
-    """Another rank's executor: it may be closed, and runs rank 0's steps until that one closes."""
+    """Another rank's executor: its `close` runs rank 0's steps until that one closes."""
 
     def __init__(
         self, ranks: Ranks, model: Model[Any], cache: KVCache, limits: ExecutorLimits
@@ -108,9 +108,9 @@ class Follower(Executor):
         self._steps = rank_steps(ranks, model, model.step_forward(cache, limits), cache)
 
     def _release(self) -> None:
-        """Run what rank 0 tells, until it stops; raises `RankLost` where it ends otherwise."""
+        """Run rank 0's steps until it stops; raises `RankLost` if it ends otherwise."""
         try:
-            while (message := self._ranks.world.hear()) is not None:
+            while (message := self._ranks.world.receive()) is not None:
                 self._steps.run(message)
         finally:
             self._ranks.leave()

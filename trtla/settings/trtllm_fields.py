@@ -1,8 +1,8 @@
-"""Settings of TensorRT-LLM that are handed on by its own names, as KEY=VALUE.
+"""TensorRT-LLM settings that are passed through by its own names, as KEY=VALUE.
 
-Names are those of its classes, with dots for what is in what: `plugin_config.reduce_fusion`. The
-last part is enough where it is the only one of that name. What trtla itself holds is refused, and
-the flag for it is named.
+Names are those of its classes, nested with dots: `plugin_config.reduce_fusion`. The last part is
+enough where it is unique. Settings that trtla chooses itself are refused, with the flag for them
+in the hint.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ _NOTHING = ("none", "null", "disable")
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """What one flag hands on."""
+    """The settings that one flag passes through."""
 
     flag: str
     owner: str
-    """Whose fields they are, for errors."""
+    """The class that has the fields, for errors."""
     kinds: Kinds
     held: Mapping[str, str]
-    """What trtla holds, and how it is chosen instead."""
+    """Settings that trtla chooses, and how to choose them."""
 
 
 def read(group: Group, pairs: Sequence[str], more: Callable[[], Kinds] = dict) -> dict[str, Any]:
-    """The values by their whole names; `more`: those that the library has beside these."""
-    found: dict[str, Any] = {}
+    """The values by full name; `more` returns fields that the installed library adds to these."""
+    values: dict[str, Any] = {}
     for pair in pairs:
         key, mark, text = pair.partition("=")
         if not mark or not key.strip():
@@ -45,8 +45,8 @@ def read(group: Group, pairs: Sequence[str], more: Callable[[], Kinds] = dict) -
                 f"{group.flag} {pair} is no KEY=VALUE", f"such as {group.flag} {_example(group)}"
             )
         name, kind = _named(group, key.strip().replace("-", "_"), more)
-        found[name] = _value(group.flag, name, kind, text.strip())
-    return found
+        values[name] = _value(group.flag, name, kind, text.strip())
+    return values
 
 
 def _example(group: Group) -> str:
@@ -63,7 +63,7 @@ def _named(group: Group, key: str, more: Callable[[], Kinds]) -> tuple[str, Kind
         name = _find(key, kinds)
     if name is None:
         every = [*group.kinds, *kinds]
-        shorts = [one.rpartition(".")[2] for one in every]
+        shorts = [full.rpartition(".")[2] for full in every]
         raise UsageError(
             f"{group.flag} {key}: TensorRT-LLM's {group.owner} has no such setting, or none that "
             "is a plain value",
@@ -74,7 +74,7 @@ def _named(group: Group, key: str, more: Callable[[], Kinds]) -> tuple[str, Kind
 
 
 def _find(key: str, names: Mapping[str, Any]) -> str | None:
-    """The whole name, or the only one that ends with it."""
+    """The full name: of this name, or the only one that ends with it."""
     if key in names:
         return key
     ending = [name for name in names if name.endswith(f".{key}")]
@@ -84,7 +84,7 @@ def _find(key: str, names: Mapping[str, Any]) -> str | None:
 def _value(flag: str, name: str, kind: Kind, text: str) -> Any:
     low = text.lower()
     if isinstance(kind, tuple):
-        match = next((one for one in kind if one.lower() == low), None)
+        match = next((choice for choice in kind if choice.lower() == low), None)
         if match is None and not (low in _NOTHING and "none" in kind):
             raise UsageError(f"{flag} {name}={text} is not one of {', '.join(kind)}", None)
         return None if match in (None, "none") else match
@@ -224,4 +224,4 @@ EXECUTOR = Group(
         "parallel_config.participant_ids": "start the ranks with mpirun",
     },
 )
-"""Fields of ExecutorConfig and what is in it, releases 0.20 to 1.2."""
+"""Fields of ExecutorConfig and its nested classes, releases 0.20 to 1.2."""

@@ -1,0 +1,88 @@
+"""An answer in two parts, piece by piece: what the model thought, and what it says.
+
+Models that think write so between `<think>` and `</think>`, in front of the answer, as their chat
+templates show. Blanks around both parts belong to neither.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+BEGIN, END = "<think>", "</think>"
+State = Literal["undecided", "thinking", "answering"]
+
+
+class Parts(NamedTuple):
+    """The two parts of a text, or of a piece of one."""
+
+    reasoning_content: str
+    content: str
+
+
+def marks_reasoning(template: str) -> bool:
+    """Return True for a chat template that marks thoughts so."""
+    return BEGIN in template and END in template
+
+
+class ReasoningSplitter:
+    """Splits one answer while it arrives.
+
+    Args:
+        prompt: the conversation as the model reads it, which may end with either mark.
+        begun: the last message, if the answer continues it.
+    """
+
+    def __init__(self, prompt: str, begun: str = "") -> None:
+        self._state: State = "undecided"
+        before = begun or prompt.rstrip()
+        opened, closed = before.rfind(BEGIN), before.rfind(END)
+        if begun or before.endswith((BEGIN, END)):
+            self._state = "thinking" if opened > closed else "answering"
+        self._held = ""
+        """Text that the next piece may make part of a mark, or of the blanks around it."""
+        self._begun = bool(begun) or self._state == "answering"
+        """The part that is open has shown something."""
+
+    def push(self, text: str, *, last: bool = False) -> Parts:
+        """Add a piece; returns what is now certain of each part. With `last` all of it."""
+        self._held += text
+        if self._state == "undecided" and not self._decide(last):
+            return Parts("", "")
+        reasoning = self._thoughts(last) if self._state == "thinking" else ""
+        content = self._answer() if self._state == "answering" else ""
+        return Parts(reasoning, content)
+
+    def _decide(self, last: bool) -> bool:
+        """Return True once it is known whether thoughts come first."""
+        start = self._held.lstrip()
+        if start.startswith(BEGIN):
+            self._state, self._held = "thinking", start[len(BEGIN) :]
+        elif last or not BEGIN.startswith(start):
+            self._state, self._begun = "answering", True  # nothing is in front of it
+        return self._state != "undecided"
+
+    def _thoughts(self, last: bool) -> str:
+        thoughts, end, rest = self._held.partition(END)
+        if end:
+            self._state, self._held = "answering", rest
+            thoughts, begun, self._begun = thoughts.rstrip(), self._begun, False
+            return thoughts if begun else thoughts.lstrip()
+        certain = thoughts.rstrip() if last else thoughts[: len(thoughts) - _held_back(thoughts)]
+        self._held = "" if last else thoughts[len(certain) :]
+        if not self._begun:
+            certain = certain.lstrip()
+            self._begun = bool(certain)
+        return certain
+
+    def _answer(self) -> str:
+        text, self._held = self._held, ""
+        if not self._begun:
+            text = text.lstrip()
+            self._begun = bool(text)
+        return text
+
+
+def _held_back(thoughts: str) -> int:
+    """The length of an end that may be blanks in front of the mark, or its beginning."""
+    mark = next(size for size in range(len(END) - 1, -1, -1) if thoughts.endswith(END[:size]))
+    return len(thoughts) - len(thoughts[: len(thoughts) - mark].rstrip())
