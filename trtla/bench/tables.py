@@ -13,7 +13,7 @@ from trtla.bench.arms import LLAMA_CPP
 from trtla.console import TableText, counted, markdown
 from trtla.console import cell as shown
 from trtla.formats.gguf.folder import model_name
-from trtla.results.bench_documents import CSV_ENVIRONMENT, Bench, BenchSettings, Row
+from trtla.results.bench_documents import CSV_ENVIRONMENT, Bench, Row
 from trtla.results.documents import SCHEMA_VERSION, Part, SourceRow
 from trtla.results.metrics import too_short, total
 from trtla.settings.sampling import filters_text
@@ -67,7 +67,14 @@ _EXACT = ("tokens_per_s", "peak_memory_mb", "ttft_ms")  # shown with fewer digit
 
 def document(results: Results, sweep: Sweep, found: dict[str, Any]) -> dict[str, Any]:
     """The JSON document, with the environment that was found."""
-    settings = BenchSettings.fill(results, sweep, sweep.sampling, model=model_name(sweep.model))
+    names = ("max_output_len", "seed", *sweep.sampling.beyond)
+    settings = {
+        "model": model_name(sweep.model),
+        "executors": results.executors,
+        "rounds": sweep.rounds,
+        "ignore_eos": sweep.ignore_eos,
+        **{name: getattr(sweep.sampling, name) for name in names},
+    }
     filled = Bench.fill(
         results, schema_version=SCHEMA_VERSION, environment=found, settings=settings
     )

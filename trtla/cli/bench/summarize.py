@@ -212,16 +212,21 @@ def _print(console: Console, rows: Sequence[Row], items: int, flags: SummarizeFl
     from trtla.results.documents import SCHEMA_VERSION, environment
 
     if console.json:
-        filled = Summarize.fill(
-            flags,
-            flags.sampling,
+        settings = {
+            "model": model_name(flags.engine_dir),
+            "dataset": flags.dataset,
+            "batch_size": flags.batch_size,
+            "max_input_len": flags.max_input_len,
+            "max_output_len": flags.sampling.max_output_len,
+            "temperature": flags.sampling.temperature,
+            "seed": flags.sampling.seed,
+        }
+        filled = Summarize(
             schema_version=SCHEMA_VERSION,
             environment=environment(command_line()),
-            model=model_name(flags.engine_dir),
-            items=items,
-            max_input_length=flags.max_input_len,
-            output_len=flags.sampling.max_output_len,
+            settings=settings,
             rows=tuple(rows),
+            items=items,
         )
         console.document(filled.document())
         return

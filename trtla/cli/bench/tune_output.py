@@ -181,7 +181,7 @@ def preset_text(tuned: Tune) -> str:
     found = tuned.recommendation
     kind = "by the roofline, not measured" if _by_roofline(tuned) else "predicted"
     lines = [
-        f"Lookahead for {tuned.engine}, batch size {found.batch_size}: {_described(found, kind)}, "
+        f"Lookahead for {tuned.model}, batch size {found.batch_size}: {_described(found, kind)}, "
         "over plain decoding.",
         "",
         f"  {tuned.argv}",
