@@ -41,14 +41,6 @@ def test_foreign_lines_do_no_harm_and_a_full_disk_is_an_error(tmp_path: Path) ->
         opened(tmp_path / "nowhere").put("run 1", 1)
 
 
-def test_values_that_do_not_fit_are_measured_again(tmp_path: Path) -> None:
-    first = opened(tmp_path)
-    first.put("run 1", "x")
-    first.put("run 2", 2)
-    second = Measurements(first.path, "a", "--output-dir", lambda value: isinstance(value, int))
-    assert second.entries == {"run 2": 2}
-
-
 def test_fingerprints_follow_the_facts() -> None:
     assert fingerprint({"a": 1, "b": (2, 3)}) == fingerprint({"b": [2, 3], "a": 1})
     assert fingerprint({"a": 1}) != fingerprint({"a": 2})

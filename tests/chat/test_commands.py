@@ -15,15 +15,14 @@ from trtla.settings.fields import declared
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.settings.sampling import SamplingParams
 
+SETTINGS = {**declared(SamplingParams), **declared(DrafterSettings)}
+del SETTINGS["allotted_time_ms"]
 REFERENCE = [
-    *("help", "quit", "clear", "debug", "chat", "speculative", "target", "drafter", "ngram"),
-    *("gamma", "egag", "processor", "cache", "top_k_filler", "reset_in_between"),
+    *("help", "quit", "clear", "debug", "chat", "speculative", "target", "ngram"),
+    *("processor", "cache"),
 ]
 OURS = [
-    *("max_output_len", "temperature", "top_k", "top_p", "seed", "stop", "gamma_min", "gamma_max"),
-    *("ema", "ngram_kind", "ngram_order", "stop_if_unknown", "rejection", "lookahead", "system"),
-    *("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias"),
-    "stop_token_ids",
+    *("lookahead", "system"),
     *("exit", "retry", "undo", "stats", "save", "load", "reset", "compare", "colors"),
 ]
 HIDDEN = {
@@ -32,23 +31,34 @@ HIDDEN = {
     "bye": "quit", "new": "reset", "regen": "retry",
 }  # fmt: skip
 NAMES = [command.name for command in TABLE]
+
+
+def others(kind: type) -> dict[str, object]:
+    """Another value than the default of every setting that is a number, a switch or a choice."""
+    values: dict[str, object] = {}
+    for name, one in declared(kind).items():
+        if one.type is bool:
+            values[name] = not one.default
+        elif one.choices:
+            values[name] = one.choices[-1]
+        elif one.type in (int, float) and not one.optional and name not in GIVEN:
+            values[name] = one.default + 1 if one.type is int else 0.75
+    return values
+
+
+GIVEN = ("max_output_len", "temperature", "top_k", "top_p")
 OTHER = ChatSettings(
     SamplingParams(
-        64,
-        0.7,
-        40,
-        0.9,
-        5,
-        ("END", "\n\n, "),
-        None,
-        0.1,
-        1.1,
-        -0.5,
-        2.0,
-        {17: -100, 4: 2.5},
-        [9, 3],
+        max_output_len=64,
+        temperature=0.7,
+        top_k=40,
+        top_p=0.9,
+        stop=("END", "\n\n, "),
+        logit_bias={17: -100, 4: 2.5},
+        stop_token_ids=[9, 3],
+        **others(SamplingParams),
     ),
-    DrafterSettings(("ngram", "lookahead"), 6, False, 2, 8, 0.5, "onelevel", 5, 1, True, False),
+    DrafterSettings(("ngram", "lookahead"), gamma_max=8, **others(DrafterSettings)),
     LookaheadConfig(5, 4, 3),
     speculative=False,
     target=True,
@@ -69,13 +79,11 @@ def apply(line: str, settings: ChatSettings) -> ChatSettings:
 
 
 def test_the_table_has_every_command_once():
-    assert sorted(NAMES) == sorted(REFERENCE + OURS)
+    assert sorted(NAMES) == sorted([*REFERENCE, *OURS, *SETTINGS])
 
 
 def test_every_setting_of_an_answer_has_the_command_of_its_own_name():
-    for kind in (SamplingParams, DrafterSettings):
-        for name in set(declared(kind)) - {"allotted_time_ms"}:
-            assert find(name).name == name
+    assert [find(name).name for name in SETTINGS] == list(SETTINGS)
 
 
 def everything(now=ChatSettings(), start=ChatSettings()):  # noqa: B008

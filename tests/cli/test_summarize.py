@@ -38,17 +38,26 @@ def test_three_sides_write_the_same_text(
     assert document["schema_version"] == 1
     assert document["items"] == 2
     assert {"command", "cpu", "torch", "trtla"} <= set(document["environment"])
-    names = [side["arm"] for side in document["sides"]]
+    names = [side["arm"] for side in document["rows"]]
     assert names == ["trtla", "trtla_without_lookahead", "hugging_face"]
-    assert all(set(side) >= SIDE_KEYS for side in document["sides"])
-    assert len({side["rouge1"] for side in document["sides"]}) == 1
-    assert len({side["output_tokens"] for side in document["sides"]}) == 1
-    assert [side["equal_texts"] for side in document["sides"]] == [2, 2, 2]
-    assert document["sides"][1]["tokens_per_step"] == document["sides"][1]["speedup_vs_ar"] == 1.0
+    assert all(set(side) >= SIDE_KEYS for side in document["rows"])
+    assert len({side["rouge1"] for side in document["rows"]}) == 1
+    assert len({side["output_tokens"] for side in document["rows"]}) == 1
+    assert [side["equal_texts"] for side in document["rows"]] == [2, 2, 2]
+    assert document["rows"][1]["tokens_per_step"] == document["rows"][1]["speedup_vs_ar"] == 1.0
     items = [json.loads(line) for line in output.read_text().splitlines()]
     assert [item["index"] for item in items] == [0, 1]
     for item in items:
         assert len({side["text"] for side in item["sides"].values()}) == 1
+
+
+def test_transformers_alone_needs_no_engine(model: Path, articles: Path) -> None:
+    ran = trtla(
+        "summarize", "--test-hf", "--hf-model-dir", model, "--dataset", articles,
+        "--max-output-len", "4", "--max-ite", "1", "--json",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    assert [row["arm"] for row in ran.json["rows"]] == ["hugging_face"]
 
 
 def test_lines_and_table(engine: Path, articles: Path) -> None:
@@ -113,6 +122,7 @@ def test_a_threshold_that_is_missed(engine: Path, articles: Path) -> None:
 
 def test_bad_settings(engine: Path, articles: Path, tmp_path: Path) -> None:
     refused(summarize(engine, articles, "--test-hf"), 2, "--hf-model-dir")
+    refused(trtla("summarize", "--dataset", articles), 2, "missing option", "--engine-dir")
     ran = summarize(engine, articles, "--test-hf", "--hf-model-dir", engine, "--temperature", "0.5")
     refused(ran, 2, "greedy", "0.5")
     refused(summarize(engine, articles, "--lookahead", "7,7,7"), 2, "7,7,7")

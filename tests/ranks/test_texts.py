@@ -45,13 +45,15 @@ def test_the_texts_of_a_trained_model_are_those_of_one_process(tiny_llama, tp_si
 
 
 BIASED = Variant("biases", {**LONG, **BIASES, "tie_word_embeddings": True})
+WINDOWS = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
+WINDOWED = Variant("qwen2-window", {**LONG, **WINDOWS}, family="qwen2")
 DYNAMIC = Variant("dynamic", {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0}})
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize(
     ("variant", "compiled"),
-    [(BIASED, "1"), (Variant("qwen2", LONG, family="qwen2"), "1"), (DYNAMIC, "0")],
+    [(BIASED, "1"), (WINDOWED, "1"), (DYNAMIC, "0")],
     ids=lambda one: one if isinstance(one, str) else one.name,
 )
 def test_models_of_all_kinds_are_split_rightly(variant, compiled, tmp_path, monkeypatch):

@@ -35,7 +35,7 @@ from tests.support.tensors import draw_at
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.draft import NO_DRAFT, Draft
-from trtla.runtime.models.cpu.library import RowChooser
+from trtla.runtime.models.cpu.library import RowChooser, library
 from trtla.runtime.models.cpu.llama import native_problem
 from trtla.runtime.models.llama import LlamaModel
 from trtla.runtime.models.load import not_compiled
@@ -238,6 +238,19 @@ def test_draws_from_a_whole_vocabulary_are_those_of_pytorch(temperature, how):
     chooser = RowChooser()
     drawn = [chooser.draw(logits.numpy(), row, params, noise[row]) for row in range(4)]
     assert drawn == draw_at(logits, params, noise).tolist()
+
+
+def test_a_filter_that_the_library_lacks_is_applied_without_it(monkeypatch):
+    monkeypatch.setattr(library(), "filters", ("temperature", "top_k", "top_p"))
+    logits = torch.randn(2, 300, generator=torch.Generator().manual_seed(2)) * 4.0
+    known, lacking = (SamplingParams(temperature=1.7, top_k=9, min_p=least) for least in (0, 0.31))
+    chooser, noise = RowChooser(), [0.2, 0.9]
+    for params in (known, lacking):
+        drawn = [chooser.draw(logits.numpy(), row, params, noise[row]) for row in range(2)]
+        assert drawn == draw_at(logits, params, noise).tolist()
+    monkeypatch.setattr(chooser, "_draw", lambda *arguments: -2)
+    assert chooser.draw(logits.numpy(), 0, known, 0.2) == -2
+    assert chooser.draw(logits.numpy(), 0, lacking, 0.2) >= 0
 
 
 @given(scores)

@@ -6,6 +6,7 @@ The traces of window acceptance with merged prefixes are TensorRT-LLM's own for 
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
@@ -30,12 +31,16 @@ from trtla import LLM, DraftOptions, LookaheadConfig, SamplingParams, UsageError
 from trtla.runtime.costs import CostTable
 from trtla.runtime.drafters.lookahead import LookaheadDrafter, new_window
 from trtla.settings.executor import ExecutorOptions
+from trtla.settings.fields import option
 from trtla.trtllm.start import refuse_torch_choices
 
 options = st.builds(
     DraftOptions,
     cells=st.sampled_from(["greedy", "drawn"]),
     reference=st.booleans(),
+)
+ENGINE = SimpleNamespace(
+    name="engine", config=SimpleNamespace(pretrained_config=SimpleNamespace(dtype="float16"))
 )
 DEFAULT, REFERENCE = DraftOptions(), DraftOptions(reference=True)
 FLAT = CostTable.of([(1, 0.01), (512, 0.01)])
@@ -184,7 +189,7 @@ def test_a_former_name_of_a_source_is_refused_with_the_present_one(former, name)
 
 
 @pytest.mark.parametrize(
-    ("option", "message", "hint"),
+    ("given", "message", "hint"),
     [
         ({"draft_options": DraftOptions(cells="drawn", reference=True)},
          "lookahead cells, reference cannot", "--backend torch"),
@@ -194,11 +199,21 @@ def test_a_former_name_of_a_source_is_refused_with_the_present_one(former, name)
          "--enable-chunked-context"),
     ],
 )  # fmt: skip
-def test_tensorrt_llm_engines_name_their_own_setting(option, message, hint):
-    engine = SimpleNamespace(
-        name="engine", config=SimpleNamespace(pretrained_config=SimpleNamespace(dtype="float16"))
-    )
-    refuse_torch_choices(engine, ExecutorOptions())
+def test_tensorrt_llm_engines_name_their_own_setting(given, message, hint):
+    refuse_torch_choices(ENGINE, ExecutorOptions())
     with pytest.raises(UsageError, match=message) as refusal:
-        refuse_torch_choices(engine, ExecutorOptions(**option))
+        refuse_torch_choices(ENGINE, ExecutorOptions(**given))
     assert hint in refusal.value.hint
+
+
+def test_tensorrt_llm_engines_refuse_an_option_that_nobody_told_them_of():
+    @dataclass(frozen=True, kw_only=True)
+    class More(ExecutorOptions):
+        width: int = option(2, "Branches side by side.")
+
+    refuse_torch_choices(ENGINE, More())
+    with pytest.raises(
+        UsageError, match="engine is a TensorRT-LLM engine, which has no width"
+    ) as no:
+        refuse_torch_choices(ENGINE, More(width=3))
+    assert no.value.hint == "omit --width, or build with --backend torch"

@@ -93,9 +93,10 @@ def summarize() -> dict[str, Any]:
     rouge = {"rouge1": 31.4, "rouge2": 12.0, "rougeL": 25.0, "rougeLsum": 26.0, "time_s": 2.0}
     sides = (("trtla", 1.5), ("trtla_without_lookahead", 1.0))
     return {
-        "schema_version": 1, "dataset": "cnn_dailymail", "items": 20, "batch_size": 1,
+        "schema_version": 1, "model": "/models/llama", "dataset": "cnn_dailymail", "items": 20,
+        "batch_size": 1,
         "output_len": 100, "temperature": 0.0, "seed": 0,
-        "sides": [bench_row(name, "cnn_dailymail", ratio, **rouge) for name, ratio in sides],
+        "rows": [bench_row(name, "cnn_dailymail", ratio, **rouge) for name, ratio in sides],
     }  # fmt: skip
 
 

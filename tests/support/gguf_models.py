@@ -15,20 +15,8 @@ from transformers import LlamaForCausalLM
 from tests.support.models import Variant, make_model
 from trtla.formats.gguf.tokenizer import Vocabulary
 
-_NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
+_PAIRED = ("llama", "granite", "smollm3")
+"""Architectures whose q and k the converter brings into the order of pairs."""
 BYTE_LEVEL = {"model": "gpt2", "pre": "gpt-2"}
 
 
@@ -70,7 +58,7 @@ def write_gguf(
         "attention.head_count_kv": config.num_key_value_heads,
         "attention.key_length": head,
         "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
-        "rope.freq_base": float(config.rope_parameters["rope_theta"]),
+        "rope.freq_base": float(_rope(config)["rope_theta"]),
         "rope.dimension_count": head,
         **(keys or {}),
     }
@@ -96,6 +84,12 @@ def head_size(model: LlamaForCausalLM) -> int:
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
+def _rope(config: Any) -> dict[str, Any]:
+    """The rotary parameters of layers that read everything."""
+    found: dict[str, Any] = config.rope_parameters
+    return found.get("full_attention") or found
+
+
 def _add(writer: Any, key: str, value: Any) -> None:
     add = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}
     add |= {bool: writer.add_bool, list: writer.add_array}
@@ -106,28 +100,26 @@ def state(model: LlamaForCausalLM, arch: str = "llama") -> dict[str, np.ndarray]
     """A model's tensors by llama.cpp's names, rows of q and k in its order."""
     config = model.config
     heads = {"q": config.num_attention_heads, "k": config.num_key_value_heads}
+    kind = next(kind for kind, own in gguf.MODEL_ARCH_NAMES.items() if own == arch)
+    kinds = (kind, gguf.MODEL_ARCH.LLAMA)
+    maps = [gguf.get_tensor_name_map(kind, config.num_hidden_layers) for kind in kinds]
     found = {}
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         array = tensor.float().numpy()
         letter = name.partition("self_attn.")[2][:1]
-        if letter in heads and arch == "llama":
+        if letter in heads and arch in _PAIRED and "norm" not in name:
             shape = array.shape
             array = array.reshape(heads[letter], 2, -1, *shape[1:]).swapaxes(1, 2).reshape(shape)
-        found[_name(name)] = np.ascontiguousarray(array)
-    rope = config.rope_parameters
+        if arch.startswith("gemma") and "norm" in name:
+            array = array + 1
+        known = (names.get_name(name, try_suffixes=(".weight", ".bias")) for names in maps)
+        found[next(filter(None, known))] = np.ascontiguousarray(array)
+    rope = _rope(config)
     if rope["rope_type"] == "llama3":
         found["rope_freqs.weight"] = _llama3_factors(rope, head_size(model))
     return found
-
-
-def _name(name: str) -> str:
-    stem, _, kind = name.rpartition(".")
-    if stem in _NAMES:
-        return f"{_NAMES[stem]}.{kind}"
-    layer, _, rest = stem.removeprefix("model.layers.").partition(".")
-    return f"blk.{layer}.{_NAMES[rest]}.{kind}"
 
 
 def _llama3_factors(rope: dict[str, Any], head: int) -> np.ndarray:

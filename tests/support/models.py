@@ -27,7 +27,7 @@ from transformers import (
 
 from tests.support.tokenizers import save_byte_tokenizer
 from trtla.formats.config import CheckpointConfig, Mapping
-from trtla.formats.support import ARCHITECTURES
+from trtla.formats.families import ARCHITECTURES
 
 LLAMA3 = {
     "rope_type": "llama3",

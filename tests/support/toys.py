@@ -28,6 +28,7 @@ from trtla.runtime.models.tensor_model import PackedModel
 from trtla.runtime.request import DrafterFactory, Output, Request
 from trtla.runtime.sequence import Sequence as Running
 from trtla.settings.drafting import DrafterSettings, DraftOptions
+from trtla.settings.executor import ExecutorOptions
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.settings.sampling import SamplingParams
 
@@ -181,9 +182,9 @@ def toy_executor(
     drafters = drafter if isinstance(drafter, DrafterFactory) else Made(drafter)
     if options is not None:
         drafters = Drafters(limits, options, {})
-    table, nodes = StepCosts(costs) if costs else None, options.nodes if options else None
-    made = (model, cache, limits, drafters, table, max_reused_len)
-    return TorchExecutor(*made, most_nodes=nodes, ahead=ahead), model
+    made = (model, cache, limits, drafters, StepCosts(costs) if costs else None, max_reused_len)
+    opened = ExecutorOptions(draft_options=options)
+    return TorchExecutor(*made, options=opened, ahead=ahead), model
 
 
 def ruled(

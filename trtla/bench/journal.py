@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,13 +46,10 @@ class Measurements:
     Args:
         key: `fingerprint` of all that they depend on and their names do not say.
         flag: names the file's place, for errors.
-        fits: whether a value is one; others are measured again.
     """
 
-    def __init__(
-        self, path: Path, key: str, flag: str, fits: Callable[[Any], bool] = lambda _: True
-    ) -> None:
-        self.path, self._key, self._flag, self._fits = path, key, flag, fits
+    def __init__(self, path: Path, key: str, flag: str) -> None:
+        self.path, self._key, self._flag = path, key, flag
         self.entries: dict[str, Any] = {}
         """By name, in the order in which they came."""
         text = ""
@@ -65,8 +62,7 @@ class Measurements:
     def _take(self, line: str) -> None:
         with suppress(ValueError, KeyError, TypeError):
             row = parse_json(line)
-            known = row["key"] == self._key and row["format_version"] == FORMAT_VERSION
-            if known and self._fits(row["value"]):
+            if row["key"] == self._key and row["format_version"] == FORMAT_VERSION:
                 self.entries[row["name"]] = row["value"]
 
     def get(self, name: str) -> Any:

@@ -43,12 +43,14 @@ from trtla.results.bench_documents import Cell, Decoding, MeasuredCell, Row
 from trtla.runtime.models.llama import weight_bytes
 from trtla.runtime.threads import num_threads, set_threads
 from trtla.settings.drafting import LOOKAHEAD, DrafterSettings
+from trtla.settings.executor import ExecutorOptions
+from trtla.settings.fields import declared
 from trtla.settings.lookahead import Lookahead, check_request
 from trtla.settings.sampling import Filters
 
 _WARM_UP_TOKENS = 8
-_OPTIONS = ("kv_cache_dtype", "draft_device", "draft_dtype")
-"""Options of the executor that decodings depend on, beside their cell."""
+_OF_CELLS = ("device", "dtype", "threads")
+"""Options of the executor that a cell has; turns that are kept depend on the others as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,8 @@ class _OpenedBench:
         self._journal = self._open_journal(sweep.ablation) if sweep.ablation else None
 
     def _open_journal(self, ablation: Ablation) -> Measurements:
-        options = {name: getattr(self._sweep.options, name) for name in _OPTIONS}
+        names = (name for name in declared(ExecutorOptions) if name not in _OF_CELLS)
+        options = {name: getattr(self._sweep.options, name) for name in names}
         facts = {"engine": engine_facts(self._llm.engine), "options": options}
         more = {"model": self._sweep.model, "ends": self._sweep.ignore_eos}
         return Measurements(ablation.journal, fingerprint({**facts, **more}), "--output")

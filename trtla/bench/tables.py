@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,7 @@ _COLUMNS = {
     "tokens_per_step": "S",
     "acceptance_rate": "acceptance",
     "speedup_vs_ar": "median speed-up",
+    "predicted_speedup": "predicted speed-up",
     "efficiency": "efficiency",
     "fed_per_step": "fed/step",
     "host_ms_per_step": "host ms/step",
@@ -48,7 +49,10 @@ _COLUMNS = {
     "peak_memory_mb": "peak MB",
     "distinct_4grams": "distinct 4-grams",
     "agreement": "texts as ar",
+    "rouge1": "ROUGE-1",
+    "rouge2": "ROUGE-2",
     "rougeL": "ROUGE-L",
+    "rougeLsum": "ROUGE-Lsum",
     "perplexity": "perplexity",
 }
 """The columns of a table, each shown if a row has it."""
@@ -91,11 +95,13 @@ def rows_text(rows: Sequence[Part], extra: Mapping[str, object] = {}) -> str:
     return out.getvalue()
 
 
-def tables(rows: Sequence[Row], table: TableText = markdown) -> Iterator[str]:
+def tables(
+    rows: Sequence[Row], table: TableText = markdown, names: Iterable[str] = _COLUMNS
+) -> Iterator[str]:
     """A table for each cell with an arm a line, and what is to be said of its arms."""
     for _, members in groupby(rows, key=lambda row: row.cell):
         own = list(members)
-        cells = {key: [_shown(row, key) for row in own] for key in _COLUMNS}
+        cells = {key: [_shown(row, key) for row in own] for key in names}
         cells = {key: column for key, column in cells.items() if set(column) != {"-"}}
         lines = [list(line) for line in zip(*cells.values(), strict=True)]
         yield f"{_title(own[0])}\n\n{table([_COLUMNS[key] for key in cells], lines)}"

@@ -28,6 +28,7 @@ from trtla.formats.gguf.folder import model_folder, model_inputs, weight_file
 from trtla.formats.hf import HFModel
 from trtla.formats.source import checkpoint_config, config_json, in_type
 from trtla.formats.tensors import TensorSource
+from trtla.trtllm.rules import check_family
 
 
 def convert(
@@ -76,6 +77,8 @@ def convert(
     integer = dtype in INTEGERS or dtype in ALGORITHMS
     if integer or calibration is not None:
         _refuse_twice(source, model)
+    if dtype not in INTEGERS and not (dtype == "auto" and model.config.block_types):
+        check_family(model.config)  # what is written would be TensorRT-LLM's format
     config = checkpoint_config(model.config, "auto" if integer else dtype, tp_size, pp_size)
     weights: TensorSource = in_type(model, model.config, config)
     if fp8_kv_cache and (integer or calibration is None):

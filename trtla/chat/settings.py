@@ -20,11 +20,15 @@ from trtla.runtime.request import FinishReason
 from trtla.settings.drafting import LOOKAHEAD, NO_DRAFTER, DrafterSettings
 from trtla.settings.fields import declared
 from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead, LookaheadConfig
-from trtla.settings.sampling import BEYOND, SamplingParams
+from trtla.settings.sampling import SamplingParams
 
 _SAMPLING = SamplingParams()
-_LATER = (*BEYOND, "stop_token_ids")
-"""Settings of sampling that the first release did not have."""
+_FIRST = (
+    *("max_output_len", "temperature", "top_k", "top_p", "seed", "stop", "drafter", "gamma"),
+    *("egag", "gamma_min", "gamma_max", "ema", "ngram_kind", "ngram_order", "top_k_filler"),
+    *("stop_if_unknown", "reset_in_between", "rejection"),
+)
+"""How to sample and to draft, as far as the first release had such settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +118,11 @@ def _keys() -> dict[str, tuple[str, Any]]:
     """Return each key of the file with its setting's path and field; keys as in prompt files."""
     keys: dict[str, tuple[str, Any]] = {}
     for part, kind in PARTS.items():
-        for setting in declared(kind).values():
+        for name, setting in declared(kind).items():
             hint = setting.json_type | None if setting.optional else setting.json_type
-            # A file may lack settings of later releases.
-            default = None if part == "drafter" or setting.name in _LATER else ...
-            keys[setting.name] = (f"{part}.{setting.name}", (hint, default))
+            # A file may lack settings that did not exist when it was written.
+            default = ... if part == "sampling" and name in _FIRST else None
+            keys[name] = (f"{part}.{name}", (hint, default))
     del keys["allotted_time_ms"]
     top = get_type_hints(ChatSettings) | {"lookahead": Literal["auto"] | list[int] | None}
     del top["system"], top["colors"]  # the latter is this terminal's
@@ -172,9 +176,12 @@ def load(path: Path, now: ChatSettings) -> Chat:
 
 def _settings(chosen: ChatSettings) -> dict[str, Any]:
     """Return the settings of the first release, and later ones that are not at their defaults."""
-    defaults = (n for n in _LATER if getattr(chosen.sampling, n) == getattr(_SAMPLING, n))
-    kept = set(_KEYS).difference(defaults)
-    return {key: _to_json(read(chosen, path)) for key, (path, _) in _KEYS.items() if key in kept}
+    kept, usual = {}, ChatSettings()
+    for key, (path, _) in _KEYS.items():
+        value, later = read(chosen, path), "." in path and key not in _FIRST
+        if not later or value != read(usual, path):
+            kept[key] = _to_json(value)
+    return kept
 
 
 def _to_json(value: Any) -> Any:

@@ -256,6 +256,7 @@ def _verdicts(model: Model, report: Report) -> Iterator[Verdict]:
     yield from _gpu_verdicts(model, report)
     config, lookahead = model.config, _has_lookahead(model)
     if model.engine is None:  # an engine's are among the folder's problems
+        yield kernels.family(config)
         yield kernels.weight_types(config)
         yield kernels.weight_only_sizes(config)
         yield kernels.rope_scaling(config.rope_type)

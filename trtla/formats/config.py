@@ -52,6 +52,13 @@ BLOCKS = {
 a code, and the code of 0 where there is no minimum. What is in them: `trtla.formats.blocks`."""
 BLOCK_SIZES = {name: (inputs, nbytes) for name, (inputs, nbytes, _, _) in BLOCKS.items()}
 
+OPTIONS = (
+    *("qk_layernorm", "sandwich_norms", "offset_norms", "embedding_multiplier", "rotary_pct"),
+    *("attention_scale", "residual_multiplier", "logits_scaling"),
+    *("local_rotary_base", "unrotated_layers"),
+)
+"""Fields of `CheckpointConfig` for what Llama does not do."""
+
 LOOKAHEAD_DECODING = 8
 """TensorRT-LLM's SpeculativeDecodingMode.LOOKAHEAD_DECODING as config.json stores it."""
 NO_SPECULATION = 1
@@ -63,7 +70,7 @@ QWEN2 = "Qwen2ForCausalLM"
 TOKENS_PER_BLOCK = 32
 """Tokens in a block of the paged K/V cache: TensorRT-LLM's default, and the torch executor's."""
 
-ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 """Rotary scalings that trtla converts and runs."""
 
 LARGEST = 2**31 - 1
@@ -173,6 +180,25 @@ class CheckpointConfig(BaseModel):
     embedding_sharding_dim: int = Field(default=0, ge=0, le=1)
     mapping: Mapping = Mapping()
     quantization: Quantization = Quantization()
+    qk_layernorm: bool = False
+    """Whether each head's queries and keys are normalised before they are turned."""
+    sandwich_norms: bool = False
+    """Whether the outputs of attention and MLP are normalised too, before they are added."""
+    offset_norms: bool = False
+    """Whether Hugging Face's files hold the weights of norms less 1; they are whole here."""
+    embedding_multiplier: float = Field(default=1.0, gt=0)
+    attention_scale: float | None = Field(default=None, gt=0)
+    """By what scores are multiplied; None: 1 / sqrt(head_size)."""
+    residual_multiplier: float = Field(default=1.0, gt=0)
+    """By what the outputs of attention and MLP are multiplied before they are added."""
+    logits_scaling: float = Field(default=1.0, gt=0)
+    """By what logits are divided."""
+    rotary_pct: float = Field(default=1.0, ge=0, le=1)
+    """The share of a head's numbers that rotary embedding turns."""
+    local_rotary_base: float | None = Field(default=None, gt=0)
+    """The base of layers with a window, which then have no rotary scaling; None: that of all."""
+    unrotated_layers: tuple[int, ...] = ()
+    """Layers that turn no queries and keys."""
     layer_windows: tuple[Size | None, ...] = ()
     """The last tokens of a text that each layer's attention sees; None: all. Empty: all do."""
     sliding_window: Size | None = None
@@ -207,12 +233,21 @@ class CheckpointConfig(BaseModel):
             )
         if self.head_size % 2:
             raise ValueError(f"head_size {self.head_size} is odd; rotary embedding needs pairs")
+        if self.rotary_size % 2:
+            raise ValueError(f"rotary embedding turns pairs, not {self.rotary_size} numbers")
+        if (self.model_extra or {}).get("attention_multiplier") not in (None, 1.0):
+            raise ValueError("attention_multiplier is TensorRT-LLM's, which trtla does not read")
         if len(self.layer_windows) not in (0, self.num_hidden_layers):
             raise ValueError(
                 f"layer_windows has {len(self.layer_windows)} entries for "
                 f"{self.num_hidden_layers} layers"
             )
         return self
+
+    @property
+    def rotary_size(self) -> int:
+        """How many numbers of a head rotary embedding turns."""
+        return int(self.head_size * self.rotary_pct + 1e-6)  # a share may be rounded down
 
     @property
     def windows(self) -> tuple[int | None, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,13 @@ from trtla.formats.gguf.weights import PLAIN, GgufFile
 from trtla.formats.hf_config import read_hf_config
 from trtla.formats.model_folder import ModelFolder
 from trtla.formats.plan import EMBEDDING, LM_HEAD, hf_shapes, untied
+from trtla.formats.stored_form import StoredForm, stored_forms, stored_shapes
 from trtla.formats.tensors import equal_ends
 from trtla.formats.weight_files import SafetensorsFile, raise_first, tensor_problems
 
 WeightFile = SafetensorsFile | BinFile | GgufFile
 _Where = dict[str, tuple[WeightFile, str]]
-"""Canonical name -> the file and the tensor's name in it."""
+"""Name of a stored tensor, in its canonical form -> the file and the tensor's name in it."""
 _log = logging.getLogger(__name__)
 _SHOWN = 3  # kinds of tensors that a note names
 _HINT = "copy the weights again, or check that config.json belongs to them (biases, layers)"
@@ -49,6 +50,7 @@ class HFModel:
     path: Path
     config: CheckpointConfig
     _where: _Where
+    _forms: Mapping[str, StoredForm]
     quantized: tuple[str, ...] = ()
     """GGUF's types of all its weights that are quantised."""
 
@@ -65,11 +67,12 @@ class HFModel:
             _note_once(folder, note)
         file, name = where[EMBEDDING]
         update: dict[str, Any] = {"dtype": dtype or as_dtype(file.entries[name].dtype.name)}
-        types = _quantized_weights(where, config)
+        forms = stored_forms(config, gguf=isinstance(file, GgufFile))
+        types = _quantized_weights(where, config, forms)
         if blocks := {name: kind for name, kind in types.items() if kind in BLOCK_TYPES}:
             update["quantization"] = Quantization(block_types=blocks)
         quantized = tuple(sorted({*types.values()}))
-        model = cls(folder, config.model_copy(update=update), where, quantized)
+        model = cls(folder, config.model_copy(update=update), where, forms, quantized)
         if not config.tie_word_embeddings or where[EMBEDDING] == where[LM_HEAD]:
             return model
         # transformers ties no stored tensors that differ, whatever the config says
@@ -78,10 +81,11 @@ class HFModel:
 
     def read(self, name: str, start: int, stop: int) -> ndarray:
         """Rows [start, stop) of a tensor, in the stored dtype, or rows of blocks."""
-        file, stored = self._where[name]
-        if name in self.config.block_types and isinstance(file, GgufFile):
-            return file.blocks(stored, start, stop)
-        return file.read(stored, start, stop)
+        form = self._forms[name]
+        file, stored = self._where[form.name]
+        if isinstance(file, GgufFile) and name in self.config.block_types:
+            return form.read(start, stop, partial(file.blocks, stored))
+        return form.read(start, stop, partial(file.read, stored))
 
     def close(self) -> None:
         """Close the weight files; whoever reads on opens them again."""
@@ -89,10 +93,12 @@ class HFModel:
             file.close()
 
 
-def _quantized_weights(where: _Where, config: CheckpointConfig) -> dict[str, str]:
+def _quantized_weights(
+    where: _Where, config: CheckpointConfig, forms: Mapping[str, StoredForm]
+) -> dict[str, str]:
     """The types of a GGUF file's quantised weights; says which of them are not read as blocks."""
     names = [name for name, shape in hf_shapes(config).items() if len(shape) == 2]
-    files = ((name, *where[name]) for name in names)
+    files = ((name, *where[forms[name].name]) for name in names)
     found = {n: file.type_of(own) for n, file, own in files if isinstance(file, GgufFile)}
     types = {name: kind for name, kind in found.items() if kind not in PLAIN}
     if others := ", ".join(sorted({*types.values()} - {*BLOCK_TYPES})):
@@ -129,7 +135,7 @@ def _weights(
     if config.tie_word_embeddings and (stored := where.get(EMBEDDING) or where.get(LM_HEAD)):
         where = {EMBEDDING: stored, LM_HEAD: stored, **where}
     found = {name: file.entries[stored] for name, (file, stored) in where.items()}
-    return where, tensor_problems(str(folder), found, hf_shapes(config), _HINT)
+    return where, tensor_problems(str(folder), found, stored_shapes(config), _HINT)
 
 
 def _unused_note(folder: Path, stored: _Where) -> str | None:

@@ -1,4 +1,4 @@
-"""A Hugging Face config.json: of Llama, Mistral and Qwen2, and of the T5 family.
+"""A Hugging Face config.json: of the families of decoders, and of the T5 family.
 
 Keys have Hugging Face's names, in the spellings of transformers 4 and 5, so that errors name what
 is in the file. `read_hf_config` gives the TensorRT-LLM checkpoint's config that a model converts
@@ -17,39 +17,39 @@ from trtla.files import validate
 from trtla.formats.config import (
     DTYPES,
     LARGEST,
-    QWEN2,
     CheckpointConfig,
     Count,
     DType,
     Size,
     as_dtype,
 )
-from trtla.formats.model_folder import CONFIG, ModelFolder, config_kind
-from trtla.formats.special_tokens import GENERATION_CONFIG
-from trtla.formats.support import ARCHITECTURES, FAMILIES, check_supported
-
-ENCODER_DECODERS = (
-    "T5ForConditionalGeneration",
-    "MT5ForConditionalGeneration",
-    "UMT5ForConditionalGeneration",
+from trtla.formats.families import (
+    ARCHITECTURES,
+    ARITHMETIC,
+    BY_ARCHITECTURE,
+    ENCODER_DECODERS,
+    FAMILIES,
+    MODEL_TYPES,
+    Family,
+    unknown_arithmetic,
 )
-_BY_MODEL_TYPE = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": QWEN2,
-    **dict(zip(("t5", "mt5", "umt5"), ENCODER_DECODERS, strict=True)),
-}
+from trtla.formats.model_folder import CONFIG, ModelFolder, config_kind
+from trtla.formats.rope_scaling import longrope_magnitude
+from trtla.formats.special_tokens import GENERATION_CONFIG
+from trtla.formats.support import check_supported
+
 _POSITIONS = 1024  # relative positions have no limit: what to plan with where none is named
 _SAME_KEYS = {
     *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "mlp_bias"),
     *("num_key_value_heads", "intermediate_size", "max_position_embeddings", "tie_word_embeddings"),
+    *("qk_layernorm", "sandwich_norms", "offset_norms"),
+    *("residual_multiplier", "logits_scaling"),
 }
 """Keys that a checkpoint's config has too."""
+_WINDOW_KEYS = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
 FULL, SLIDING = "full_attention", "sliding_attention"
 LAYER_TYPES = (FULL, SLIDING)
 """How layers may attend, by transformers' names."""
-_WINDOW = 4096  # MistralConfig's and Qwen2Config's default where the key is absent
-_QWEN2_POSITIONS = 32768  # Qwen2Config's
 
 
 class HFConfig(BaseModel):
@@ -80,6 +80,21 @@ class HFConfig(BaseModel):
     max_window_layers: int = 0
     layer_types: list[str] | None = None
     quantization_config: dict[str, Any] | None = None
+    qk_layernorm: bool = False
+    sandwich_norms: bool = False
+    offset_norms: bool = False
+    scales_embedding: bool = False
+    query_pre_attn_scalar: float | None = Field(default=None, gt=0)
+    rope_local_base_freq: float | None = Field(default=None, gt=0)
+    sliding_window_pattern: int | None = Field(default=None, ge=1)
+    embedding_multiplier: float = Field(default=1.0, gt=0)
+    residual_multiplier: float = Field(default=1.0, gt=0)
+    logits_scaling: float = Field(default=1.0, gt=0)
+    attention_multiplier: float | None = Field(default=None, gt=0)
+    partial_rotary_factor: float = Field(default=1.0, gt=0, le=1)
+    original_max_position_embeddings: Size | None = None
+    no_rope_layers: list[int] | None = None
+    no_rope_layer_interval: int | None = Field(default=None, ge=1)
 
     @model_validator(mode="before")
     @classmethod
@@ -87,12 +102,20 @@ class HFConfig(BaseModel):
         """Bring transformers 5 spellings (dtype, rope_parameters) and nulls to one form."""
         if not isinstance(data, dict):
             return data
-        data = {"dtype": data.get("torch_dtype"), **_of_family(data)}
+        family = _family(data)
+        data = {"dtype": data.get("torch_dtype"), **_of_family(data, family)}
         rope = data.get("rope_parameters")
         if isinstance(rope, dict):
+            rope, local = _of_layers(rope)
+            data |= local
             data.setdefault("rope_scaling", rope)
             if rope.get("rope_theta") is not None:
                 data["rope_theta"] = rope["rope_theta"]
+        scaling = data.get("rope_scaling")
+        if isinstance(scaling, dict) and "partial_rotary_factor" in family.reads:
+            share = scaling.get("partial_rotary_factor", data.get("partial_rotary_factor", 1.0))
+            scaling = {**scaling, "partial_rotary_factor": 1.0}
+            data |= {"partial_rotary_factor": share, "rope_scaling": scaling}
         return data
 
     @model_validator(mode="after")
@@ -109,6 +132,8 @@ class HFConfig(BaseModel):
         """Each layer's attention window; none where no layer has one."""
         first = self.max_window_layers  # the layers before it read everything
         local = [index >= first for index in range(self.num_hidden_layers)]
+        if (every := self.sliding_window_pattern) is not None:
+            local = [(index + 1) % every > 0 for index in range(self.num_hidden_layers)]
         if self.layer_types is not None:
             local = [kind == SLIDING for kind in self.layer_types]
         if not (self.use_sliding_window and self.sliding_window and any(local)):
@@ -116,21 +141,41 @@ class HFConfig(BaseModel):
         return tuple(self.sliding_window if one else None for one in local)
 
 
-def _of_family(data: dict[str, Any]) -> dict[str, Any]:
+def _of_layers(rope: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The rotary parameters of all layers, or of those without a window, and the base of others."""
+    if not isinstance(rope.get(FULL), dict):
+        return rope, {}
+    local = rope.get(SLIDING) or {}
+    base = {"rope_local_base_freq": local["rope_theta"]} if local.get("rope_theta") else {}
+    return rope[FULL], base
+
+
+def _family(data: dict[str, Any]) -> Family:
+    return BY_ARCHITECTURE[architecture(data)]
+
+
+def _unrotated(config: HFConfig) -> tuple[int, ...]:
+    """The layers without rotary embedding; `no_rope_layers` has a 1 for each that has one."""
+    every, turned = config.no_rope_layer_interval, config.no_rope_layers
+    if turned is None and every is not None:
+        turned = [(index + 1) % every for index in range(config.num_hidden_layers)]
+    return tuple(index for index, has in enumerate(turned or ()) if not has)
+
+
+def _of_family(data: dict[str, Any], family: Family) -> dict[str, Any]:
     """Fill what the family's class in transformers has for absent keys, and what it fixes.
 
     An absent key and a null mean the same, except for a window: null is no window.
     """
     kept = {key: value for key, value in data.items() if value is not None}
-    family = str(data.get("model_type") or data.get("architectures")).lower()
-    window = {"sliding_window": data.get("sliding_window", _WINDOW)}
-    if "qwen2" in family:
-        absent = {"max_position_embeddings": _QWEN2_POSITIONS, "max_window_layers": 28}
-        fixed = {"attention_bias": True, "mlp_bias": False}
-        return {**absent, "use_sliding_window": False, **kept, **window, **fixed}
-    for key in ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types"):
-        kept.pop(key, None)
-    return {**kept, **window} if "mistral" in family else kept
+    for theirs, ours in family.spelled:
+        if theirs in kept:
+            kept[ours] = kept[theirs]
+    if not family.has_windows:
+        kept = {key: value for key, value in kept.items() if key not in _WINDOW_KEYS}
+    elif "sliding_window" in data:
+        kept["sliding_window"] = data["sliding_window"]
+    return {**family.absent, **kept, **family.fixed}
 
 
 def read_hf_config(place: Path | ModelFolder) -> tuple[CheckpointConfig, DType | None]:
@@ -145,6 +190,7 @@ def read_hf_config(place: Path | ModelFolder) -> tuple[CheckpointConfig, DType |
 def parse_hf_config(data: Any, path: Path) -> tuple[CheckpointConfig, DType | None]:
     """As `read_hf_config`, of what is in the file; `path` is for the messages."""
     name = _supported_architecture(data, path)
+    _check_arithmetic(data, _family(data), path)
     config = validate(HFConfig, data, str(path))
     if config.quantization_config is not None:
         method = config.quantization_config.get("quant_method", "an unnamed method")
@@ -168,7 +214,7 @@ def _supported_architecture(data: Any, path: Path) -> str:
             "give the Hugging Face folder that it came from",
         )
     name = architecture(data)
-    if name in ENCODER_DECODERS:
+    if name in ENCODER_DECODERS.values():
         raise refuse_to_convert(path.parent, str(name))
     if name not in ARCHITECTURES:
         raise UsageError(
@@ -176,6 +222,16 @@ def _supported_architecture(data: Any, path: Path) -> str:
             f"trtla converts {FAMILIES}",
         )
     return str(name)
+
+
+def _check_arithmetic(data: dict[str, Any], family: Family, path: Path) -> None:
+    """Refuse a key that would change the text and that the family is not known to have."""
+    key = unknown_arithmetic(data, ARITHMETIC, family.reads)
+    if key is not None:
+        raise UsageError(
+            f'{path}: "{key}" {str(data[key])[:60]} is not supported in a {family.architecture}',
+            "the text would be another one; run the model with transformers",
+        )
 
 
 def _dtype(name: str | None, path: Path) -> DType | None:
@@ -196,21 +252,50 @@ def _checkpoint_keys(config: HFConfig, dtype: DType | None) -> dict[str, Any]:
         "hidden_act": "silu" if config.hidden_act == "swish" else config.hidden_act,
         "norm_epsilon": config.rms_norm_eps,
         "rotary_base": config.rope_theta,
-        "rotary_scaling": _scaling(config.rope_scaling),
+        "rotary_scaling": _scaling(config),
+        "rotary_pct": config.partial_rotary_factor,
         "attn_bias": config.attention_bias,
+        "attention_scale": config.attention_multiplier or _query_scale(config),
+        "embedding_multiplier": _embedding_multiplier(config),
+        "local_rotary_base": config.rope_local_base_freq,
+        "unrotated_layers": _unrotated(config),
         "layer_windows": config.layer_windows,
     }
 
 
-def _scaling(scaling: dict[str, Any] | None) -> dict[str, Any] | None:
+def _query_scale(config: HFConfig) -> float | None:
+    divisor = config.query_pre_attn_scalar
+    return None if divisor is None else float(divisor**-0.5)
+
+
+def _embedding_multiplier(config: HFConfig) -> float:
+    return (
+        float(config.hidden_size**0.5) if config.scales_embedding else config.embedding_multiplier
+    )
+
+
+def _scaling(config: HFConfig) -> dict[str, Any] | None:
     """The rotary scaling, its type in both spellings because readers differ; None if default."""
+    scaling = config.rope_scaling
     if not scaling:
         return None
     kept = {key: value for key, value in scaling.items() if key != "rope_theta"}
     kind = kept.get("rope_type") or kept.get("type") or "default"
     if kind == "default" and kept.get("partial_rotary_factor", 1.0) == 1.0:
         return None
+    if kind in ("su", "yarn", "longrope") and "long_factor" in kept:  # its older names
+        kind, kept = "longrope", _longrope(kept, config)
     return {**kept, "type": kind, "rope_type": kind}
+
+
+def _longrope(scaling: dict[str, Any], config: HFConfig) -> dict[str, Any]:
+    """The scaling with what follows from other keys."""
+    positions = config.max_position_embeddings
+    trained = config.original_max_position_embeddings or positions
+    kept = {"original_max_position_embeddings": trained, **scaling}
+    if kept.get("attention_factor") is None:
+        kept["attention_factor"] = longrope_magnitude(kept, positions)
+    return kept
 
 
 class T5Config(BaseModel):
@@ -270,7 +355,7 @@ class T5Config(BaseModel):
 def architecture(data: Any) -> Any:
     """What a parsed config.json of Hugging Face names first, or what its model_type stands for."""
     names, kind = data.get("architectures"), data.get("model_type")
-    return names[0] if isinstance(names, list) and names else _BY_MODEL_TYPE.get(str(kind), kind)
+    return names[0] if isinstance(names, list) and names else MODEL_TYPES.get(str(kind), kind)
 
 
 def built_of(folder: Path) -> str | None:
@@ -279,7 +364,7 @@ def built_of(folder: Path) -> str | None:
     if config_kind(data) not in ("checkpoint", "engine"):
         return None
     name = data.get("pretrained_config", data).get("architecture")
-    return next((kind for kind, own in _BY_MODEL_TYPE.items() if own == name), None)
+    return next((kind for kind, own in MODEL_TYPES.items() if own == name), None)
 
 
 def read_t5_config(folder: ModelFolder) -> T5Config:

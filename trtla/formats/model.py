@@ -56,11 +56,12 @@ class Model:
     @cached_property
     def is_encoder_decoder(self) -> bool:
         """Whether it is of the T5 family."""
-        from trtla.formats.hf_config import ENCODER_DECODERS, architecture
+        from trtla.formats.families import ENCODER_DECODERS
+        from trtla.formats.hf_config import architecture
 
         if self.kind != "Hugging Face model":
             return False
-        return architecture(self.folder.read(CONFIG)) in ENCODER_DECODERS
+        return architecture(self.folder.read(CONFIG)) in ENCODER_DECODERS.values()
 
     @cached_property
     def config(self) -> CheckpointConfig:

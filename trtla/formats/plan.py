@@ -110,8 +110,8 @@ def hf_shapes(config: CheckpointConfig) -> dict[str, tuple[int, ...]]:
             shapes[f"{prefix}.{name}.weight"] = (out_size, in_size)
             if bias:
                 shapes[f"{prefix}.{name}.bias"] = (out_size,)
-        shapes[f"{prefix}.input_layernorm.weight"] = (hidden,)
-        shapes[f"{prefix}.post_attention_layernorm.weight"] = (hidden,)
+        for name, _, size in _norms(config):
+            shapes[f"{prefix}.{name}.weight"] = (size,)
     return {**shapes, FINAL_NORM: (hidden,), LM_HEAD: (vocab, hidden)}
 
 
@@ -210,6 +210,19 @@ def _linears(config: CheckpointConfig) -> Iterator[tuple[str, int, int, bool]]:
     yield "mlp.down_proj", hidden, inner, config.mlp_bias
 
 
+def _norms(config: CheckpointConfig) -> Iterator[tuple[str, str, int]]:
+    """Hugging Face's name, TensorRT-LLM's and the size of every norm of a layer."""
+    hidden, head = config.hidden_size, config.head_size
+    yield "input_layernorm", "input_layernorm", hidden
+    yield "post_attention_layernorm", "post_layernorm", hidden
+    if config.sandwich_norms:
+        yield "pre_feedforward_layernorm", "pre_feedforward_layernorm", hidden
+        yield "post_feedforward_layernorm", "post_feedforward_layernorm", hidden
+    if config.qk_layernorm:
+        yield "self_attn.q_norm", "attention.q_layernorm", head
+        yield "self_attn.k_norm", "attention.k_layernorm", head
+
+
 @dataclass(frozen=True)
 class _RankPlanner:
     """The targets of one rank, one short method a rule of TensorRT-LLM's layout."""
@@ -226,7 +239,8 @@ class _RankPlanner:
         for local in range(layers):
             yield from self._layer(local, self.pp_rank * layers + local)
         if self.pp_rank == mapping.pp_size - 1:
-            yield self._norm("transformer.ln_f", FINAL_NORM.removesuffix(".weight"))
+            final = FINAL_NORM.removesuffix(".weight")
+            yield self._norm("transformer.ln_f", final, self.config.hidden_size)
             yield self._target("lm_head.weight", *self._vocab_rows(LM_HEAD))
 
     def _layer(self, local: int, layer: int) -> Iterator[Target]:
@@ -235,11 +249,12 @@ class _RankPlanner:
         queries = self._chunk(config.num_attention_heads * config.head_size)
         inner, mlp = self._chunk(config.intermediate_size), config.mlp_bias
         hidden = (0, config.hidden_size)
-        yield self._norm(f"{to}.input_layernorm", f"{source}.input_layernorm")
+        norms = (self._norm(f"{to}.{o}", f"{source}.{n}", size) for n, o, size in _norms(config))
+        yield next(norms)
         yield from self._qkv(f"{to}.attention.qkv", f"{source}.self_attn")
         dense, out = f"{to}.attention.dense", f"{source}.self_attn.o_proj"
         yield from self._linear(dense, out, hidden, queries, config.dense_bias)
-        yield self._norm(f"{to}.post_layernorm", f"{source}.post_attention_layernorm")
+        yield from norms
         # TensorRT-LLM names the activated half `fc` and the other one `gate`.
         yield from self._linear(f"{to}.mlp.fc", f"{source}.mlp.gate_proj", inner, hidden, mlp)
         yield from self._linear(f"{to}.mlp.gate", f"{source}.mlp.up_proj", inner, hidden, mlp)
@@ -295,9 +310,11 @@ class _RankPlanner:
         each = size // self.config.mapping.tp_size
         return (self.tp_rank * each, (self.tp_rank + 1) * each)
 
-    def _norm(self, to: str, source: str) -> Target:
-        block = Block(f"{source}.weight", (0, self.config.hidden_size), None)
-        return self._target(f"{to}.weight", block)
+    def _norm(self, to: str, source: str, size: int) -> Target:
+        block = Block(f"{source}.weight", (0, size), None)
+        # What was added to them is lost in half a type's few bits.
+        dtype = "float32" if self.config.offset_norms else None
+        return self._target(f"{to}.weight", block, dtype=dtype)
 
     def _weight(self, to: str, source: str, *blocks: Block) -> Iterator[Target]:
         """The weight of a linear, and with FP8 its scales, which are the same on every rank."""

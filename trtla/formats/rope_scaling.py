@@ -65,6 +65,37 @@ def yarn_frequencies(
     return mixed
 
 
+_LONG = "long"  # of a scaling: whether texts may be longer than those of the training
+
+
+def for_texts(scaling: dict[str, Any] | None, longest: int) -> dict[str, Any] | None:
+    """A model's scaling for texts of up to `longest` tokens: longrope has two tables of factors.
+
+    Keys that one of them has turned do not go with queries that the other one turns. So a model
+    has the table of the longest text that it is opened for, as in llama.cpp and vLLM.
+    """
+    if not scaling or "long_factor" not in scaling:
+        return scaling
+    return {**scaling, _LONG: longest > scaling["original_max_position_embeddings"]}
+
+
+def longrope_factors(scaling: Mapping[str, Any]) -> list[float]:
+    """By what the wavelength of each frequency is multiplied."""
+    factors: list[float] = scaling["long_factor" if scaling.get(_LONG) else "short_factor"]
+    return factors
+
+
+def longrope_magnitude(scaling: Mapping[str, Any], positions: int) -> float:
+    """What longrope multiplies cosines and sines by, where the model does not say it.
+
+    Args:
+        positions: of the model.
+    """
+    trained = scaling["original_max_position_embeddings"]
+    factor = scaling.get("factor") or positions / trained
+    return math.sqrt(1 + math.log(factor) / math.log(trained)) if factor > 1 else 1.0
+
+
 def yarn_magnitude(scaling: Mapping[str, Any]) -> float:
     """What yarn multiplies cosines and sines by: attention to longer texts is flatter."""
     factor, explicit = float(scaling["factor"]), scaling.get("attention_factor")

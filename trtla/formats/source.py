@@ -9,7 +9,7 @@ from typing import Any
 from trtla.errors import UsageError
 from trtla.files import validate
 from trtla.formats.checkpoint import Checkpoint, read_checkpoint_config
-from trtla.formats.config import DTYPES, QWEN2, BuildConfig, CheckpointConfig, Mapping
+from trtla.formats.config import DTYPES, OPTIONS, QWEN2, BuildConfig, CheckpointConfig, Mapping
 from trtla.formats.engine_limits import BuildSettings
 from trtla.formats.gguf.folder import find_folder, weight_file
 from trtla.formats.hf import HFModel
@@ -136,10 +136,9 @@ of from_hugging_face; it is for logn attention only, which Qwen2 does not have."
 
 def config_json(config: CheckpointConfig) -> dict[str, Any]:
     """The checkpoint's config.json: our keys, and TensorRT-LLM's constants for the family."""
-    data = config.model_dump(mode="json")
-    for key in ("layer_windows", "sliding_window"):
-        if not data[key]:
-            del data[key]
+    fields, keys = CheckpointConfig.model_fields, ("layer_windows", "sliding_window", *OPTIONS)
+    unused = {key for key in keys if getattr(config, key) == fields[key].default}
+    data = config.model_dump(mode="json", exclude=unused)
     return {
         "rotary_pct": 1.0,
         "rotary_embedding_dim": config.head_size,

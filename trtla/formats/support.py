@@ -8,28 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from typing import Any
 
 from trtla.errors import UsageError
 from trtla.formats.config import (
     AWQ_GROUP_SIZES,
     BLOCK_SIZES,
     DTYPE_BYTES,
-    QWEN2,
     ROPE_TYPES,
     WEIGHT_ONLY,
     CheckpointConfig,
     Mapping,
 )
+from trtla.formats.families import ARCHITECTURES, FAMILIES, spelled
 from trtla.formats.plan import block_names, fp8_linears, hf_shapes, linear_sizes, single_rank
 
-ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", QWEN2)
-FAMILIES = f"{', '.join(ARCHITECTURES[:-1])} and {ARCHITECTURES[-1]}"
-"""For sentences."""
-
-_ONE_KIND = {"hidden_act": "silu", "position_embedding_type": "rope_gpt_neox"}
+_KINDS = {
+    "hidden_act": ("silu", "gelu_pytorch_tanh"),
+    "position_embedding_type": ("rope_gpt_neox",),
+}
 _SPLIT_BY_INPUTS = ("o_proj.weight", "down_proj.weight")
 _SCALING_KEYS = {
     **dict.fromkeys(("linear", "dynamic", "yarn"), ("factor",)),
+    "longrope": ("original_max_position_embeddings", "attention_factor"),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
 }
 _YARN_KEYS = (
@@ -41,12 +42,13 @@ _YARN_KEYS = (
 
 def check_supported(config: CheckpointConfig, where: str) -> None:
     """Refuse what trtla has no rule for."""
-    if config.architecture.replace("LLaMA", "Llama") not in ARCHITECTURES:
+    if spelled(config.architecture) not in ARCHITECTURES:
         name = config.architecture
         raise _unsupported(f"{where}: architecture {name}", f"trtla runs {FAMILIES}")
-    for key, known in _ONE_KIND.items():
-        if (value := getattr(config, key)) != known:
-            raise _unsupported(f"{where}: {key} {value}", f"trtla runs {known} models")
+    for key, known in _KINDS.items():
+        if (value := getattr(config, key)) not in known:
+            hint = f"trtla runs {' and '.join(known)} models"
+            raise _unsupported(f"{where}: {key} {value}", hint)
     _check_quantization(config, where)
     _check_rope(config, where)
 
@@ -158,6 +160,13 @@ def _check_rope(config: CheckpointConfig, where: str) -> None:
     scaling, kind = config.rotary_scaling or {}, config.rope_type
     if kind not in ROPE_TYPES:
         raise _unsupported(f"{where}: rope scaling {kind}", f"trtla runs {', '.join(ROPE_TYPES)}")
+    if kind == "longrope":
+        _check_longrope(scaling, config.rotary_size // 2, where)
+    part = config.unrotated_layers or config.local_rotary_base or config.rotary_pct != 1
+    if kind == "dynamic" and part:
+        raise _unsupported(
+            f"{where}: rope scaling dynamic of a part of the model", "use another scaling"
+        )
     partial = scaling.get("partial_rotary_factor", 1.0)
     if partial != 1.0:
         hint = "trtla runs models that rotate whole heads"
@@ -170,6 +179,18 @@ def _check_rope(config: CheckpointConfig, where: str) -> None:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
             raise UsageError(
                 f'{where}: rope scaling {kind} has "{key}" {value!r}', "give a number above 0"
+            )
+
+
+def _check_longrope(scaling: dict[str, Any], count: int, where: str) -> None:
+    """Refuse factors that are not one positive number for each frequency."""
+    for key in ("short_factor", "long_factor"):
+        factors = scaling.get(key)
+        known = isinstance(factors, list) and len(factors) == count
+        if not known or not all(isinstance(f, int | float) and 0 < f < 1e9 for f in factors):
+            raise UsageError(
+                f'{where}: "{key}" of rope scaling longrope is not {count} numbers above 0',
+                "copy config.json again",
             )
 
 

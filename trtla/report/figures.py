@@ -11,7 +11,7 @@ from typing import TypeVar
 from trtla.console import counted
 from trtla.report.methods import PLAIN, Method, method
 from trtla.report.reading import Source
-from trtla.results.bench_documents import EVERY_CATEGORY, Bench, Row, whole_category
+from trtla.results.bench_documents import EVERY_CATEGORY, Bench, Row, Summarize, whole_category
 from trtla.results.documents import Run
 from trtla.results.tune_documents import Tune
 from trtla.settings.sampling import filters_text
@@ -78,11 +78,11 @@ class ArmRow:
 
 
 def measured(source: Source) -> list[ArmRow]:
-    """The rows of a document that compare arms; summarize and run have tables of their own."""
+    """The rows of a document that compare arms; those of run have none."""
     match source.document:
         case Bench(settings=settings, rows=rows):
             model = settings.model
-        case Tune(engine=model, rows=rows):
+        case Tune(engine=model, rows=rows) | Summarize(model=model, rows=rows):
             pass
         case _:
             return []

@@ -11,11 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trtla.bench.arms import PEERS
-from trtla.bench.summarize import ENGINE, PLAIN
 from trtla.report.figures import ArmRow, Comparison
 from trtla.report.reading import Source
 from trtla.report.sentences import choice_speed, times, too_little
-from trtla.results.bench_documents import Summarize
 from trtla.results.documents import Run
 from trtla.results.tune_documents import Tune
 
@@ -106,13 +104,8 @@ def _without_arms(source: Source) -> str | None:
                 return f"tune recommends auto, the default, with {auto} (measured)."
             w, n, g = chosen.lookahead
             return f"tune recommends W {w}, N {n}, G {g}: {choice_speed(chosen)}."
-        case Summarize(sides=(first, second, *_)) if first.arm == ENGINE and second.arm == PLAIN:
-            return _as_fast("Summarizing", first.speedup_vs_ar or 0.0)
         case Run(plain_stats=plain, stats=own) if plain is not None and plain.tokens_per_s:
-            return _as_fast("The run", own.tokens_per_s / plain.tokens_per_s)
+            ratio = times(own.tokens_per_s / plain.tokens_per_s)
+            return f"The run is {ratio} as fast as with plain decoding."
         case _:
             return None
-
-
-def _as_fast(what: str, ratio: float) -> str:
-    return f"{what} is {times(ratio)} as fast as with plain decoding."

@@ -75,6 +75,7 @@ _METHODS = (
         *_DRAFT,
         "As with a draft model, on text that is now easy, now hard",
     ),
+    Method(("trtla",), "the engine as it drafts", "-", "-", "-"),
     Method(
         ("hf", "hugging_face"),
         "transformers' generate",

@@ -11,6 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from trtla.bench.summarize import ROUGE
 from trtla.charts import COLOURS
 from trtla.report import sentences
 from trtla.report.figures import (
@@ -64,6 +65,7 @@ def page(sources: Sequence[Source], title: str) -> str:
         thin=list(sentences.thin(sources)),
         caveats=list(sentences.caveats(sources, every)),
         measures=every,
+        rouge=[name for name in ROUGE if any(getattr(one.figures, name) for one in every)],
         sources=sources,
         many=many,
     )

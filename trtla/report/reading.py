@@ -26,7 +26,7 @@ Kind = Literal["bench", "tune", "summarize", "run"]
 _KINDS: dict[Kind, tuple[type[Document], tuple[str, ...]]] = {
     "bench": (Bench, ("rows", "cells")),
     "tune": (Tune, ("recommendation", "cost", "rows")),
-    "summarize": (Summarize, ("sides",)),
+    "summarize": (Summarize, ("rows", "dataset")),
     "run": (Run, ("results", "stats")),
 }
 """The keys that a JSON document has; the first are its results."""
@@ -66,7 +66,7 @@ def _read(number: int, path: Path) -> Source:
         raise UsageError(f"{path} has {place or 'a value'} wrong: {what}", _HINT) from None
     if not getattr(document, part):
         raise UsageError(f"{path} holds no results: its {part} are empty", _HINT)
-    if isinstance(document, Bench | Tune) and document.rows and not whole_category(document.rows):
+    if not isinstance(document, Run) and not whole_category(document.rows):
         raise UsageError(f"{path} is of an older version: no rows are over all categories", _HINT)
     return Source(number, path.name, kind, document)
 

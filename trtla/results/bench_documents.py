@@ -220,21 +220,25 @@ class BenchSettings(_Beyond):
     ignore_eos: bool | None = None
 
 
-class Bench(Part):
-    """`trtla bench --json`, and a row of its CSV."""
+class Document(Part):
+    """What the documents of all that is measured have."""
 
     schema_version: int | None = None
     environment: dict[str, Any] = Field(default_factory=dict)
-    settings: BenchSettings = BenchSettings()
-    cells: tuple[MeasuredCell, ...] = ()
     rows: tuple[Row, ...]
 
 
-class Summarize(Part):
-    """`trtla summarize --json`."""
+class Bench(Document):
+    """`trtla bench --json`, and a row of its CSV."""
 
-    schema_version: int | None = None
-    environment: dict[str, Any] = Field(default_factory=dict)
+    settings: BenchSettings = BenchSettings()
+    cells: tuple[MeasuredCell, ...] = ()
+
+
+class Summarize(Document):
+    """`trtla summarize --json`: rows of the engine as it drafts, plain, and of transformers."""
+
+    model: str | None = None
     dataset: str | None = None
     items: int | None = None
     batch_size: int | None = None
@@ -242,8 +246,6 @@ class Summarize(Part):
     output_len: int | None = None
     temperature: Figure = None
     seed: int | None = None
-    sides: tuple[Row, ...]
-    """The engine as it drafts, decoding plainly, and transformers; of those what was measured."""
 
 
 class LoadSettings(Part):
@@ -272,13 +274,9 @@ class LoadCheck(Part):
     failed: str | None = None
 
 
-class LoadDocument(Part):
-    """`trtla bench --serve URL --json`."""
+class LoadDocument(Document):
+    """`trtla bench --serve URL --json`; a row is a run of load."""
 
-    schema_version: int
-    environment: dict[str, Any]
     settings: LoadSettings
     interrupted: bool
-    rows: tuple[Row, ...]
-    """A run of load each."""
     checked_texts: LoadCheck | None = None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, FiniteFloat
+from pydantic import BeforeValidator, FiniteFloat
 
-from trtla.results.bench_documents import Row
+from trtla.results.bench_documents import Document
 from trtla.results.documents import Figure, Part, Triple
 
 
@@ -54,19 +54,18 @@ def _one_text(value: Any) -> Any:
     return " ".join(map(str, value)) if isinstance(value, list) else value
 
 
-class Tune(Part):
-    """`trtla tune --json`."""
+class Tune(Document):
+    """`trtla tune --json`.
 
-    schema_version: int | None = None
+    Rows are of what was measured in turns: plain decoding, triples, and drafters without one. Of
+    batch sizes without time, and for an engine that does not run here, they are predictions.
+    """
+
     command: str | None = None
     argv: Annotated[str | None, BeforeValidator(_one_text)] = None
-    environment: dict[str, Any] = Field(default_factory=dict)
     engine: str | None = None
     executor: str | None = None
     cost: Cost
-    rows: tuple[Row, ...]
-    """What was measured in turns: plain decoding, triples, and drafters without one. Of batch sizes
-    without time, and for an engine that does not run here, the triples' predictions."""
     recommendation: Recommendation
     finished: bool | None = None
     """False: the budget was over before the search was."""

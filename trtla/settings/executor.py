@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from trtla.errors import UsageError
 from trtla.settings.drafting import LOOKAHEAD, DrafterSettings, DraftOptions
@@ -181,6 +181,15 @@ class ExecutorOptions:
         """The default triple of requests; None: the engine's own, of auto too."""
         return None if self.lookahead == "auto" else self.lookahead
 
+    @property
+    def of_answers(self) -> dict[str, Any]:
+        """The chosen options that may change an answer, if only in its last bits."""
+        names = (item.name for item in fields(ExecutorOptions) if item.name not in _SAME_ANSWERS)
+        chosen = {name: getattr(self, name) for name in names}
+        if self.drafter.rejection:
+            chosen["drafter"] = repr(self.drafter)
+        return {name: value for name, value in chosen.items() if value and (name, value) != _ALONE}
+
 
 @dataclass(frozen=True, slots=True)
 class OpenArguments(ExecutorOptions):
@@ -189,6 +198,13 @@ class OpenArguments(ExecutorOptions):
     model: str | Path = field(kw_only=False)
 
 
+_SAME_ANSWERS = (
+    *("threads", "lookahead_parallel", "lookahead", "tokenizer_dir", "max_batch_size", "drafter"),
+    *("draft_options", "draft_models", "draft_device", "draft_dtype", "corpus", "block_reuse"),
+    *("bounded_steps", "trtllm"),
+)
+"""Options that change no bit of an answer, and the tokenizer's folder, whose files count."""
+_ALONE = ("tp_size", 1)
 _GROUPS = {
     "drafter": LOOKAHEAD, "draft_options": DEFAULT_DRAFT_OPTIONS, "trtllm": TRTLLM_DEFAULTS,
 }  # fmt: skip

@@ -23,7 +23,8 @@ from typing import Any
 import torch
 
 from trtla.errors import TrtlaError, sentence
-from trtla.formats.config import QWEN2, BuildConfig
+from trtla.formats.config import BuildConfig
+from trtla.formats.families import BY_ARCHITECTURE, spelled
 from trtla.formats.gguf.folder import weight_file
 from trtla.formats.source import BuildSource
 from trtla.interrupts import INTERRUPTS
@@ -281,7 +282,7 @@ def command_lines(
 
 def _convert(source: BuildSource, checkpoint: Path) -> str:
     file = weight_file(source.folder)
-    family = "qwen" if source.config.architecture == QWEN2 else "llama"
+    family = BY_ARCHITECTURE[spelled(source.config.architecture)].trtllm
     script = f"python examples/models/core/{family}/convert_checkpoint.py"
     program, dash = (script, "_") if file is None else ("trtla convert", "-")
     paths = {"model_dir": file or source.folder, "output_dir": checkpoint}

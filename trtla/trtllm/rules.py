@@ -13,6 +13,7 @@ from functools import cache
 from trtla.errors import UsageError
 from trtla.formats.config import WEIGHT_ONLY, BuildConfig, CheckpointConfig
 from trtla.formats.engine_limits import stage_problems
+from trtla.formats.families import BY_ARCHITECTURE, spelled
 from trtla.formats.plan import block_names, linear_sizes
 from trtla.machine import Capability
 from trtla.trtllm.library import installed, known_trouble, load
@@ -38,6 +39,8 @@ _PLAIN = (
 _ROPE = {
     "yarn": "rope scaling yarn is not built with TensorRT-LLM: how long its table is there, and by "
     "what it is multiplied, is not verified",
+    "longrope": "rope scaling longrope is not built with TensorRT-LLM: when it changes its factors "
+    "there is not verified",
     "dynamic": "rope scaling dynamic cannot be built with TensorRT-LLM: from 1.1 on it is another "
     "formula there, which reads a key alpha",
 }
@@ -117,6 +120,16 @@ def rope_scaling(kind: str) -> Verdict:
     """Judge a model's rotary scaling, also for plain engines (functional.py)."""
     reason = _ROPE.get(kind)
     return _no(reason) if reason else _YES
+
+
+def family(config: CheckpointConfig) -> Verdict:
+    """A model's family, also for plain engines."""
+    if BY_ARCHITECTURE[spelled(config.architecture)].trtllm:
+        return _YES
+    return _no(
+        f"it is not known to run {config.architecture} with lookahead decoding, "
+        "which trtla's own executor does"
+    )
 
 
 def weight_types(config: CheckpointConfig) -> Verdict:
@@ -219,6 +232,7 @@ def check_trtllm(
     """
     notes = [] if capability else [_NO_GPU]
     _check_gpu(config, capability)
+    check_family(config)
     _allow(weight_types(config), f"{_PLAIN}, or {_TORCH}")
     notes += _check_weight_only(config, capability)
     _allow(rope_scaling(config.rope_type), _TORCH)
@@ -228,6 +242,12 @@ def check_trtllm(
         notes += _check_lookahead(config, capability)
         notes += filter(None, [known_trouble(release)])
     return (*notes, *_quantisation_notes(config))
+
+
+def check_family(config: CheckpointConfig) -> None:
+    """Refuse to make anything for TensorRT-LLM of a family that it is not known to run."""
+    hint = "give the folder or GGUF file itself to trtla run, or to trtla build --backend torch"
+    _allow(family(config), hint, "TensorRT-LLM cannot run the model: ")
 
 
 def _check_gpu(config: CheckpointConfig, capability: Capability | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from trtla.console import counted
@@ -11,6 +11,7 @@ from trtla.errors import TrtlaError, UsageError, first_line, trtllm_cannot
 from trtla.runtime.lengths import text_lengths
 from trtla.runtime.limits import REBUILD_INPUT, REBUILD_LONGER, ExecutorLimits
 from trtla.settings.executor import ExecutorOptions, TrtllmSettings
+from trtla.settings.fields import flag_name
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.settings.trtllm_fields import EXECUTOR, Kinds, read
 from trtla.trtllm.executor import TrtllmExecutor, has_salt
@@ -29,6 +30,35 @@ if TYPE_CHECKING:
     from trtla.formats.config import BuildConfig
     from trtla.formats.engine import Engine
 
+_REBUILD = "or build with --backend torch"
+_CHECKED = (
+    *("device", "dtype", "threads", "max_seq_len", "lookahead", "parse_special", "tokenizer_dir"),
+    *("max_batch_size", "drafter", "draft_models", "draft_device", "draft_dtype", "corpus"),
+    *("chat_template_kwargs", "trtllm"),
+)
+"""Options that such an engine has, or whose own checks say what it has not."""
+_REASONS = {
+    "tp_size": (
+        "which has the ranks that it was built for: tp_size {value} is no choice",
+        "omit --tp-size, and start its ranks with mpirun",
+    ),
+    "lookahead_parallel": ("which shares out no drafts: lookahead_parallel {value}", ""),
+    "kv_cache_dtype": ("whose K/V cache is of the type that it was built with, not {value}", ""),
+    "draft_options": (
+        "which makes its drafts itself: lookahead {changed} cannot be chosen",
+        f"omit --lookahead-..., {_REBUILD}",
+    ),
+    "block_reuse": (
+        "whose executor shares K/V blocks itself",
+        "use --kv-cache-enable-block-reuse, in Python "
+        "TrtllmSettings(kv_cache_enable_block_reuse=True), instead of block_reuse",
+    ),
+    "bounded_steps": (
+        "whose executor shares out its steps itself",
+        "omit bounded_steps; --enable-chunked-context reads long prompts in pieces",
+    ),
+}
+"""Reasons why it lacks other options, and hints; empty: omit the option."""
 _NESTED = ("kv_cache_config", "extended_runtime_perf_knob_config", "peft_cache_config")
 _CACHE, _SCHEDULER, _PARALLEL = "kv_cache_config", "scheduler_config", "parallel_config"
 _TUNING, _CHUNKS = "dynamic_batch_config", "context_chunking_policy"
@@ -64,40 +94,23 @@ def open_trtllm_executor(engine: Engine, options: ExecutorOptions) -> TrtllmExec
 
 
 def refuse_torch_choices(engine: Engine, options: ExecutorOptions) -> None:
-    """Raise `UsageError` for options that only the torch executor has."""
-    built_dtype, device, dtype = (
-        engine.config.pretrained_config.dtype,
-        options.device,
-        options.dtype,
-    )
-    rebuild = "or build with --backend torch"
+    """Raise `UsageError` for an option that only the torch executor has."""
+    compiled, device, dtype = engine.config.pretrained_config.dtype, options.device, options.dtype
     if device != "auto" and not device.startswith("cuda"):
-        reason, hint = f"device {device} cannot run it", f"omit --device, {rebuild}"
-    elif dtype not in ("auto", built_dtype):
-        reason, hint = f"it computes in {built_dtype}, not in {dtype}", f"omit --dtype, {rebuild}"
-    elif options.tp_size is not None:
-        ranks = "which has the ranks that it was built for"
-        reason = f"{ranks}: tp_size {options.tp_size} is no choice"
-        hint = "omit --tp-size, and start its ranks with mpirun"
-    elif options.lookahead_parallel is not None:
-        reason = f"which shares out no drafts: lookahead_parallel {options.lookahead_parallel}"
-        hint = f"omit --lookahead-parallel, {rebuild}"
-    elif options.kv_cache_dtype != "auto":
-        built = "whose K/V cache is of the type that it was built with"
-        reason, hint = f"{built}, not {options.kv_cache_dtype}", f"omit --kv-cache-dtype, {rebuild}"
-    elif changed := options.draft_options.changed:
-        reason = f"which makes its drafts itself: lookahead {', '.join(changed)} cannot be chosen"
-        hint = f"omit --lookahead-..., {rebuild}"
-    elif options.block_reuse:
-        reason = "whose executor shares K/V blocks itself"
-        named = "in Python TrtllmSettings(kv_cache_enable_block_reuse=True)"
-        hint = f"use --kv-cache-enable-block-reuse, {named}, instead of block_reuse"
-    elif options.bounded_steps:
-        reason = "whose executor shares out its steps itself"
-        hint = "omit bounded_steps; --enable-chunked-context reads long prompts in pieces"
-    else:
-        return
-    raise trtllm_cannot(engine.name, reason, hint)
+        hint = f"omit --device, {_REBUILD}"
+        raise trtllm_cannot(engine.name, f"device {device} cannot run it", hint)
+    if dtype not in ("auto", compiled):
+        hint = f"omit --dtype, {_REBUILD}"
+        raise trtllm_cannot(engine.name, f"it computes in {compiled}, not in {dtype}", hint)
+    for option in fields(options):
+        value = getattr(options, option.name)
+        if option.name not in _CHECKED and value != option.default:
+            flag = flag_name(option.name)
+            usual = f"which has no {option.name}", f"omit {flag}, {_REBUILD}"
+            reason, hint = _REASONS.get(option.name, usual)
+            changed = ", ".join(options.draft_options.changed)
+            reason = reason.format(value=value, changed=changed)
+            raise trtllm_cannot(engine.name, reason, hint or f"omit {flag}, {_REBUILD}")
 
 
 def _check_chunks(engine: Engine, settings: TrtllmSettings) -> None:

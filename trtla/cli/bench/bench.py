@@ -39,7 +39,7 @@ from trtla.cli.shared.model import (
     model_at,
     note_without_drafts,
 )
-from trtla.cli.shared.params import refuse_filters, source
+from trtla.cli.shared.params import need_model, refuse_filters, source
 from trtla.cli.shared.values import TOKENS
 from trtla.console import Console
 from trtla.errors import TrtlaError, UsageError
@@ -104,7 +104,7 @@ def bench(console: Console, /, **values: Any) -> None:
     check_read(mode, (LOAD, ABLATION))
     refuse_filters(values["processor"])
     if mode is not LOAD:
-        _check_model(values["engine_dir"])
+        need_model(values["engine_dir"])
     flags = parsed(BenchFlags, {"drafters": values.pop("drafter"), **values})
     if mode is LOAD:
         run_load_command(console, flags)
@@ -122,13 +122,6 @@ def bench(console: Console, /, **values: Any) -> None:
     results = run(console, sweep)
     if results is not None:  # a serving rank of mpirun has nothing to report
         show(console, results, sweep, flags.output_format)
-
-
-def _check_model(engine_dir: str | None) -> None:
-    if engine_dir is None:
-        context = click.get_current_context()
-        param = next(one for one in context.command.params if one.name == "engine_dir")
-        raise click.MissingParameter(ctx=context, param=param)
 
 
 def _check(flags: BenchFlags) -> Sweep:

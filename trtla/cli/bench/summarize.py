@@ -25,7 +25,7 @@ from trtla.cli.shared.model import (
     with_own_type,
     with_trtllm_settings,
 )
-from trtla.cli.shared.params import check_folder
+from trtla.cli.shared.params import check_folder, need_model
 from trtla.cli.shared.values import TOKENS
 from trtla.console import Console, command_line
 from trtla.errors import UsageError
@@ -88,7 +88,7 @@ class SummarizeFlags(CorpusFlags):
         "trtla summarize engine --dataset articles.jsonl --max-ite 10 --json",
     ],
 )
-@opt.model_flags()
+@opt.model_flags(required=False, show_default="--hf-model-dir, with --test-hf alone")
 @opt.flags_of(SummarizeFlags)
 @opt.length_flag(basic=False, type=TOKENS, default=100, help="Longest summary in tokens.")
 @opt.former("output_len", now="max_output_len", type=TOKENS)
@@ -109,6 +109,9 @@ def summarize(console: Console, /, **values: Any) -> None:
     """
     from trtla.bench import summarize as work
 
+    if values["test_hf"] and not values["test_trtla"]:
+        values["engine_dir"] = values["engine_dir"] or values["hf_model_dir"]
+    need_model(values["engine_dir"])
     flags = parsed(SummarizeFlags, with_own_type(with_trtllm_settings(values)))
     _check(flags)
     check_model(flags)
@@ -208,6 +211,8 @@ def _print(console: Console, rows: Sequence[Row], items: int, flags: SummarizeFl
     """TensorRT-LLM's lines for each side, which programs read, then one table;
     or one JSON document, which has all digits."""
     from trtla.bench.summarize import ENGINE, PLAIN, ROUGE
+    from trtla.bench.tables import tables
+    from trtla.formats.gguf.folder import model_name
     from trtla.results.bench_documents import Summarize
     from trtla.results.documents import SCHEMA_VERSION, environment
 
@@ -217,10 +222,11 @@ def _print(console: Console, rows: Sequence[Row], items: int, flags: SummarizeFl
             flags.sampling,
             schema_version=SCHEMA_VERSION,
             environment=environment(command_line()),
+            model=model_name(flags.engine_dir),
             items=items,
             max_input_length=flags.max_input_len,
             output_len=flags.sampling.max_output_len,
-            sides=tuple(rows),
+            rows=tuple(rows),
         )
         console.document(filled.document())
         return
@@ -231,19 +237,10 @@ def _print(console: Console, rows: Sequence[Row], items: int, flags: SummarizeFl
         console.out(f"{row.arm} beam 0 result")
         for key in ROUGE:
             console.out(f"  {key}: {getattr(row, key):.3f}")
-    cells = [[getattr(row, key) for key in _COLUMNS] for row in rows]
-    console.table(list(_COLUMNS.values()), cells)
+    console.out("\n\n".join(tables(rows, console.table_text)))
     speed = {row.arm: row.tokens_per_s or 0.0 for row in rows}
     for other, label in ((PLAIN, "plain decoding"), ("hugging_face", "Hugging Face")):
         if speed.get(other) and ENGINE in speed:
             console.out(f"speed-up over {label}: {speed[ENGINE] / speed[other]:.2f}x")
     if ENGINE in speed and PLAIN in speed:
         console.out(f"summaries equal to plain decoding's: {rows[0].equal_texts} of {items}")
-
-
-_COLUMNS = {
-    "arm": "side", "time_s": "latency s", "output_tokens": "output tokens",
-    "tokens_per_s": "tokens/s", "steps": "steps", "tokens_per_step": "tokens/step",
-    "distinct_4grams": "distinct 4-grams", "rouge1": "rouge1", "rouge2": "rouge2",
-    "rougeL": "rougeL", "rougeLsum": "rougeLsum",
-}  # fmt: skip

@@ -133,7 +133,6 @@ DOCUMENT = "tune.json"
 )
 @opt.tokenizer_flag("Model")
 @opt.place_flags
-@opt.context_flag
 @opt.flags_of(TuneFlags)
 @opt.chat_flags
 @opt.length_flag(type=TOKENS, default=96, help="Tokens to write.")

@@ -21,8 +21,11 @@ if TYPE_CHECKING:
 
 
 _PLAIN = AUTOREGRESSIVE.as_tuple()
-_PREDICTED = 8
-"""Triples of the table of predictions."""
+_MOST_ARMS = 12
+"""Arms of the table, the fastest first."""
+_COLUMNS = (
+    "arm", "tokens_per_s", "tokens_per_step", "speedup_vs_ar", "predicted_speedup", "fed_per_step"
+)  # fmt: skip
 
 
 def show_plan(console: Console, plan: TuneSettings) -> None:
@@ -50,11 +53,14 @@ def show_plan(console: Console, plan: TuneSettings) -> None:
 
 def show(console: Console, tuned: Tune, plan: TuneSettings) -> None:
     """The recommendation, the tables behind it, and where the files are."""
+    from trtla.bench.tables import tables
+
     found = tuned.recommendation
     for line in advice(tuned, found, planned=plan.planned):
         console.out(line)
     console.out()
-    _show_speeds(console, tuned, found)
+    shown = _ran(tuned, None, found.batch_size)[:_MOST_ARMS]
+    console.out("\n\n".join(tables(shown, console.table_text, _COLUMNS)))
     _show_changes(console, tuned, "batch size", found.by_batch_size, found)
     _show_changes(console, tuned, "category", found.by_category, found)
     console.out()
@@ -100,24 +106,6 @@ def _headline(tuned: Tune, found: Recommendation) -> list[str]:
 def _ran(tuned: Tune, category: str | None, size: int | None) -> list[Row]:
     """The rows of a batch size, the fastest first; None: over all categories."""
     return ranked(tuned.rows, category or whole_category(tuned.rows), size)
-
-
-def _show_speeds(console: Console, tuned: Tune, found: Recommendation) -> None:
-    """What was measured; for an engine that does not run here, the best predictions."""
-    rows = _ran(tuned, None, found.batch_size)
-    if rows[0].predicted_speedup is None:
-        columns = ["arm", "speed-up", "tokens/s", "S", "fed/step"]
-        cells = [
-            [row.arm, row.speedup_vs_ar, row.tokens_per_s, row.tokens_per_step, row.fed_per_step]
-            for row in rows
-        ]
-    else:
-        columns = ["arm", "predicted speed-up", "S", "fed/step"]
-        cells = [
-            [row.arm, row.predicted_speedup, row.tokens_per_step, row.fed_per_step]
-            for row in rows[:_PREDICTED]
-        ]
-    console.table(columns, cells)
 
 
 def _show_changes(

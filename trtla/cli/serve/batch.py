@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from trtla.batch.work import Figures, Task
 
 _WHO = "a batch"
-_CHANGING = ("device", "dtype", "kv_cache_dtype")
-"""Settings of the model that may change the last bits of an answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,17 +126,8 @@ def _identity(flags: BatchFlags, digest: str, name: str) -> Identity:
     from trtla.batch.job import Identity, fingerprint
 
     folders = [Path(path) for path in (flags.engine_dir, flags.options.tokenizer_dir) if path]
-    options = flags.options
-    settings = {field: getattr(options, field) for field in _CHANGING} | {"served_model_name": name}
-    changes = {
-        "tp_size": None if options.tp_size == 1 else options.tp_size,  # changes last bits of sums
-        "parse_special": options.parse_special,
-        "chat_template_kwargs": options.chat_template_kwargs,
-        "max_seq_len": options.max_seq_len,
-        "force_greedy": flags.force_greedy,
-        "drafter": options.drafter.rejection and repr(options.drafter),  # others change no text
-    }
-    settings |= {name: value for name, value in changes.items() if value}
+    settings = flags.options.of_answers | {"served_model_name": name}
+    settings |= {"force_greedy": True} if flags.force_greedy else {}
     return Identity(digest, fingerprint(tuple(folders)), settings)
 
 

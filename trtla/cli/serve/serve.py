@@ -69,8 +69,8 @@ def serve(console: Console, /, **params: Any) -> int:
     """Answer OpenAI's API: /v1/chat/completions, /v1/completions and /v1/models, streamed too.
 
     All requests share one running batch. Beside OpenAI's fields, requests may bring lookahead,
-    drafter, top_k, min_p, repetition_penalty, ignore_eos, cache, metrics and pieces; a field that
-    is not supported is refused by name.
+    drafter and its settings, top_k, min_p, repetition_penalty, ignore_eos, cache, metrics and
+    pieces; a field that is not supported is refused by name.
     The page at / shows a chat; /metrics is for Prometheus. SIGTERM lets the texts in flight end
     first, a second one does not.
     """

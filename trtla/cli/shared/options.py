@@ -166,7 +166,8 @@ def options_of(
         other: by setting, arguments of `click.option` in place of those declared.
     """
     names = [name for name in only or declared(kind) if name not in but]
-    chosen = [item for name, item in declared(kind).items() if name in names]
+    known = declared(kind).items()
+    chosen = [item for name, item in known if name in names and not item.option.flagless]
     flags = (_flag(item, section, other.get(item.name, {})) for item in chosen)
     renamed = (item for item in chosen if item.option.former)
     formers = (former(item.option.former, now=item.flag, **_type(item)) for item in renamed)
@@ -205,18 +206,18 @@ def _type(item: Declared) -> dict[str, Any]:
     return {"type": types.get(item.type, item.type), "default": item.default}
 
 
-_PLACE: dict[str, Any] = {
-    "device": {"basic": True, "type": values.DEVICE, "metavar": "auto|cpu|cuda"},
+_DEVICE: dict[str, Any] = {"type": values.DEVICE, "metavar": "auto|cpu|cuda"}
+_OPENING: dict[str, Any] = {
+    "device": {"basic": True, **_DEVICE},
     "dtype": {"type": DTYPES},
-    "kv_cache_dtype": {},
     "threads": {"type": values.COUNT},
+    "max_seq_len": {"type": values.TOKENS},
 }
-place_flags = options_of(ExecutorOptions, "Model", only=tuple(_PLACE), **_PLACE)
-"""The device and types that a model runs with."""
-
-_TOKENS: dict[str, Any] = {"type": values.TOKENS}
-context_flag = options_of(ExecutorOptions, "Model", only=("max_seq_len",), max_seq_len=_TOKENS)
-"""The longest text."""
+_PLACE = ("device", "dtype", "kv_cache_dtype", "threads", "max_seq_len")
+place_flags = options_of(ExecutorOptions, "Model", only=_PLACE, **_OPENING)
+"""The device and types that a model runs with, and the longest text."""
+_OF_DRAFTS: dict[str, Any] = {"draft_device": _DEVICE, "draft_dtype": {"type": DTYPES}}
+_LAST = ("parse_special",)  # behind --lookahead
 
 
 _variables_flag = setting(
@@ -241,9 +242,9 @@ def opening_flags(lookahead: str = "auto; of a TensorRT-LLM engine its own") -> 
         "engine's. auto: each step feeds only as many draft tokens as are worth their cost, at "
         "most those of the engine's triple; whatever drafts (torch engines).",
     )
-    groups = ("tp_size", "lookahead_parallel"), ("parse_special",)
-    ranks, parsing = (options_of(ExecutorOptions, "Model", only=names) for names in groups)
-    return stack(place_flags, context_flag, ranks, triple, parsing, _variables_flag)
+    opening = options_of(ExecutorOptions, "Model", but=(*_OF_DRAFTS, *_LAST), **_OPENING)
+    parsing = options_of(ExecutorOptions, "Model", only=_LAST)
+    return stack(opening, triple, parsing, _variables_flag)
 
 
 def model_flags(**other: Any) -> Decorator:
@@ -328,13 +329,7 @@ processors_flag = setting(
 
 _DRAFTER = declared(DrafterSettings)["drafter"].option
 
-_place_flags = options_of(
-    ExecutorOptions,
-    DRAFTERS,
-    only=("draft_device", "draft_dtype"),
-    draft_device={"type": values.DEVICE, "metavar": "auto|cpu|cuda"},
-    draft_dtype={"type": DTYPES},
-)
+_place_flags = options_of(ExecutorOptions, DRAFTERS, only=tuple(_OF_DRAFTS), **_OF_DRAFTS)
 
 drafter_flags = stack(options_of(DrafterSettings, DRAFTERS, drafter=_BASIC), _place_flags)
 """One drafter or a chain of several."""

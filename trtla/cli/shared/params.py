@@ -260,3 +260,11 @@ def refuse_filters(processor: object) -> None:
         if source(context, name) == "flag":
             flag = flag_name(name)
             raise UsageError(f"--processor and {flag} exclude each other", f"omit {flag}")
+
+
+def need_model(engine_dir: str | None) -> None:
+    """Refuse a command without its model, where not all of its modes need one."""
+    if engine_dir is None:
+        context = click.get_current_context()
+        param = next(p for p in context.command.params if p.name == "engine_dir")
+        raise click.MissingParameter(ctx=context, param=param)

@@ -3,8 +3,8 @@
 The folder has config.json, the tokenizer and the chat template; its weights stay in the GGUF file.
 It lies in the user's cache, made again when the file has changed, and may be deleted at any time.
 
-Keys of the metadata are those of ggml's docs/gguf.md. The types of the model are llama (which files
-of Mistral, SmolLM2 and TinyLlama call themselves too) and qwen2.
+Keys of the metadata are those of ggml's docs/gguf.md. The architectures are those of the families;
+files of Mistral, SmolLM2 and TinyLlama call themselves llama too.
 """
 
 from __future__ import annotations
@@ -20,6 +20,13 @@ import numpy as np
 
 from trtla.errors import UsageError, first_line
 from trtla.files import CACHE_HINT, read_json, temporary_folder, written
+from trtla.formats.families import (
+    BY_ARCHITECTURE,
+    BY_GGUF,
+    GGUF_ARITHMETIC,
+    Family,
+    unknown_arithmetic,
+)
 from trtla.formats.gguf.header import (
     HEADER,
     MADE_OF,
@@ -32,16 +39,23 @@ from trtla.formats.gguf.header import (
     stamps,
 )
 from trtla.formats.gguf.tokenizer import Vocabulary
-from trtla.formats.gguf.weights import PLAIN, ROPE_FACTORS, GgufFile, gguf_name
+from trtla.formats.gguf.weights import (
+    LONG_FACTORS,
+    PLAIN,
+    ROPE_FACTORS,
+    SHORT_FACTORS,
+    GgufFile,
+    gguf_name,
+)
 from trtla.formats.hf_config import FULL, SLIDING, parse_hf_config
 from trtla.formats.hub import hub_folder
 from trtla.formats.model_folder import ModelFolder
-from trtla.formats.plan import EMBEDDING, LM_HEAD, hf_shapes
+from trtla.formats.plan import EMBEDDING, LM_HEAD
 from trtla.formats.rope_scaling import llama3_frequencies
 from trtla.formats.special_tokens import GENERATION_CONFIG
+from trtla.formats.stored_form import stored_shapes
 from trtla.formats.weight_files import raise_first, tensor_problems
 
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 """What every Llama 3 has; the file holds only what follows from it."""
 _LLAMA3_LENGTHS = (8192, *(2**power for power in range(4, 21)))
@@ -107,11 +121,12 @@ def _files(path: Path, header: Header) -> dict[str, dict[str, Any] | str]:
     """Every file's content, a text or JSON, after everything has been checked."""
     weights = GgufFile(path, header)
     config = _hf_config(path, header, weights)
-    shapes = hf_shapes(parse_hf_config(config, path)[0])
+    parsed = parse_hf_config(config, path)[0]
+    shapes, family = stored_shapes(parsed), BY_ARCHITECTURE[parsed.architecture]
     if config["tie_word_embeddings"]:
         del shapes[LM_HEAD]
-    expected = {gguf_name(name): shape for name, shape in shapes.items()}
-    found = {gguf_name(name): entry for name, entry in weights.entries.items()}
+    expected = {gguf_name(name, family): shape for name, shape in shapes.items()}
+    found = {gguf_name(name, family): entry for name, entry in weights.entries.items()}
     raise_first(tensor_problems(str(path), found, expected, "copy the file again"))
     files: dict[str, dict[str, Any] | str] = {"config.json": config, HEADER: header_text(header)}
     if _has_vocabulary(header):
@@ -177,51 +192,74 @@ def _publish(made: Path, folder: Path) -> None:
 
 def _hf_config(path: Path, header: Header, weights: GgufFile) -> dict[str, Any]:
     """The config.json that the file's model would have at Hugging Face."""
-    name = header.metadata.get("general.architecture")
-    if not isinstance(name, str) or name not in ARCHITECTURES:
-        raise UsageError(
-            f"{path}: architecture {name} is not supported",
-            f"trtla reads GGUF files of {' and '.join(ARCHITECTURES)}",
-        )
+    family = _family(path, header)
     if EMBEDDING not in weights.entries:
         raise UsageError(f"{path} lacks tensor token_embd.weight", "give a file with weights")
-    keys, own = _Keys(path, header.metadata, name), ARCHITECTURES[name]
-    if keys.get("expert_count", 0):
-        raise UsageError(
-            f"{path}: a mixture of {keys.get('expert_count')} experts is not supported",
-            "trtla runs dense models",
-        )
-    heads, hidden = keys.size("attention.head_count"), keys.size("embedding_length")
-    head = keys.size("attention.key_length", hidden // max(heads, 1))
+    keys = _Keys(path, header.metadata, family)
+    _check_arithmetic(keys)
     windows = _windows(keys)
-    if windows and name == "llama":  # such a one is called so at Hugging Face
-        name, own = "mistral", "MistralForCausalLM"
-        if FULL in windows["layer_types"]:
-            raise UsageError(
-                f"{path}: llama.attention.sliding_window is for some layers only",
-                "trtla runs Llamas with a window in every layer or in none",
-            )
-    return {
-        "architectures": [own],
-        "model_type": name,
+    if windows and family is BY_GGUF["llama"]:  # such a one is called so at Hugging Face
+        family = BY_ARCHITECTURE["MistralForCausalLM"]
+    config = {
+        "architectures": [family.architecture],
+        "model_type": family.model_type,
         **windows,
         "torch_dtype": _stored_dtype(header),
         "vocab_size": weights.entries[EMBEDDING].shape[0],
+        **_sizes(keys, header),
+        "attention_bias": "model.layers.0.self_attn.q_proj.bias" in weights.entries,
+        "mlp_bias": "model.layers.0.mlp.gate_proj.bias" in weights.entries,
+        "tie_word_embeddings": LM_HEAD not in weights.entries,
+        **{ours: keys.number(key) for key, ours in family.gguf_keys.items() if keys.get(key)},
+    }
+    return {**config, **family.gguf_implied(config)}
+
+
+def _family(path: Path, header: Header) -> Family:
+    name = header.metadata.get("general.architecture")
+    family = BY_GGUF.get(name) if isinstance(name, str) else None
+    if family is None:
+        *first, last = BY_GGUF
+        raise UsageError(
+            f"{path}: architecture {name} is not supported",
+            f"trtla reads GGUF files of {', '.join(first)} and {last}",
+        )
+    return family
+
+
+def _sizes(keys: _Keys, header: Header) -> dict[str, Any]:
+    heads, hidden = keys.size("attention.head_count"), keys.size("embedding_length")
+    head = keys.size("attention.key_length", hidden // max(heads, 1))
+    return {
         "hidden_size": hidden,
         "intermediate_size": keys.size("feed_forward_length"),
         "num_hidden_layers": keys.size("block_count"),
         "num_attention_heads": heads,
         "num_key_value_heads": keys.size("attention.head_count_kv", heads),
         "head_dim": head,
-        "hidden_act": "silu",
         "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
         "max_position_embeddings": keys.size("context_length"),
         "rope_theta": keys.number("rope.freq_base", 10000.0),
         "rope_scaling": _rope_scaling(keys, header, head),
-        "attention_bias": "model.layers.0.self_attn.q_proj.bias" in weights.entries,
-        "mlp_bias": "model.layers.0.mlp.gate_proj.bias" in weights.entries,
-        "tie_word_embeddings": LM_HEAD not in weights.entries,
+        "partial_rotary_factor": keys.size("rope.dimension_count", head) / max(head, 1),
     }
+
+
+def _check_arithmetic(keys: _Keys) -> None:
+    """Refuse a key that would change the text and that the family is not known to have."""
+    family, experts = keys.family, keys.get("expert_count", 0)
+    if experts:
+        raise UsageError(
+            f"{keys.path}: a mixture of {experts} experts is not supported",
+            "trtla runs dense models",
+        )
+    named = {key: keys.get(key) for key in GGUF_ARITHMETIC}
+    key = unknown_arithmetic(named, GGUF_ARITHMETIC, family.gguf_keys)
+    if key is not None:
+        raise UsageError(
+            f"{keys.path}: {family.gguf}.{key} {named[key]} is not supported",
+            "the text would be another one; run the file with llama.cpp",
+        )
 
 
 def _windows(keys: _Keys) -> dict[str, Any]:
@@ -236,6 +274,12 @@ def _windows(keys: _Keys) -> dict[str, Any]:
         pattern = [not every or (index + 1) % every > 0 for index in range(layers)]
     if not window:
         return {}
+    llama = keys.family is BY_GGUF["llama"]
+    if not (all(pattern) if llama else keys.family.has_windows):
+        raise UsageError(
+            f"{keys.path}: {keys.family.gguf}.attention.sliding_window is not supported, or not in some layers only",
+            "trtla runs Llamas with a window in every layer or in none",
+        )
     kinds = [SLIDING if local else FULL for local in pattern]
     return {"sliding_window": window, "use_sliding_window": True, "layer_types": kinds}
 
@@ -253,11 +297,13 @@ def _stored_dtype(header: Header) -> str:
 
 
 class _Keys:
-    def __init__(self, path: Path, metadata: dict[str, Any], name: str) -> None:
-        self.path, self._metadata, self._name = path, metadata, name
+    def __init__(self, path: Path, metadata: dict[str, Any], family: Family) -> None:
+        self.path, self._metadata, self.family = path, metadata, family
+        self._name = family.gguf
 
     def get(self, key: str, default: Any = None) -> Any:
-        value = self._metadata.get(f"{self._name}.{key}", default)
+        absent = self.family.gguf_absent.get(key, default)
+        value = self._metadata.get(f"{self._name}.{key}", absent)
         if isinstance(value, list):
             raise UsageError(
                 f"{self.path}: {self._name}.{key} differs from layer to layer",
@@ -290,11 +336,19 @@ class _Keys:
 
 def _rope_scaling(keys: _Keys, header: Header, head: int) -> dict[str, Any] | None:
     turned = keys.size("rope.dimension_count", head)
-    if turned != head:
+    if turned != head and "partial_rotary_factor" not in keys.family.reads:
         raise UsageError(
             f"{keys.path}: rotary embedding turns {turned} of the {head} numbers of a head",
-            "trtla runs models that rotate whole heads",
+            "trtla runs models of this family that rotate whole heads",
         )
+    if SHORT_FACTORS in header.tensors:
+        return {
+            "rope_type": "longrope",
+            "short_factor": _factors(keys, header, SHORT_FACTORS).tolist(),
+            "long_factor": _factors(keys, header, LONG_FACTORS).tolist(),
+            "original_max_position_embeddings": keys.size("rope.scaling.original_context_length"),
+            "attention_factor": keys.number("rope.scaling.attn_factor", 1.0),
+        }
     if ROPE_FACTORS in header.tensors:
         return _llama3_scaling(keys, header, head)
     kind = keys.get("rope.scaling.type", "linear")  # as in llama.cpp: a factor alone scales
@@ -309,12 +363,18 @@ def _rope_scaling(keys: _Keys, header: Header, head: int) -> dict[str, Any] | No
     return {"rope_type": kind, "factor": factor}
 
 
-def _llama3_scaling(keys: _Keys, header: Header, head: int) -> dict[str, Any]:
-    """The settings whose factors are those of the file."""
-    info = header.tensors[ROPE_FACTORS]
+def _factors(keys: _Keys, header: Header, name: str) -> np.ndarray:
+    """What is in the file for each frequency, float64."""
+    if (info := header.tensors.get(name)) is None:
+        raise UsageError(f"{keys.path} lacks tensor {name}", "copy the file again")
     stored = GgufFile(keys.path, Header(header.paths, {}, {"rope.factors": info}))
     with closing(stored):
-        factors = stored.read("rope.factors", 0, info.shape[0]).astype(np.float64)
+        return stored.read("rope.factors", 0, info.shape[0]).astype(np.float64)
+
+
+def _llama3_scaling(keys: _Keys, header: Header, head: int) -> dict[str, Any]:
+    """The settings whose factors are those of the file."""
+    factors = _factors(keys, header, ROPE_FACTORS)
     exponents = np.arange(0, head, 2, dtype=np.float64) / max(head, 1)
     frequencies = keys.number("rope.freq_base", 10000.0) ** -exponents
     for length in _LLAMA3_LENGTHS if factors.size else ():

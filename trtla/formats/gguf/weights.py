@@ -1,6 +1,6 @@
 """The tensors of a GGUF file by their Hugging Face names, as blocks or as numbers.
 
-In architecture `llama` the rows of q and k are ordered so that two numbers that rotary embedding
+In some architectures the rows of q and k are ordered so that two numbers that rotary embedding
 turns together lie side by side; Hugging Face has them half a head apart. Whole rows change places,
 so quantised blocks stay as they are.
 """
@@ -18,6 +18,7 @@ from numpy import ndarray
 from trtla.errors import UsageError
 from trtla.files import read_json
 from trtla.formats.blocks import BLOCK_TYPES, dequantize_blocks
+from trtla.formats.families import BY_GGUF, Family
 from trtla.formats.gguf.header import (
     MADE_OF,
     Header,
@@ -39,6 +40,9 @@ _LAYER = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
+    "attn_qkv": "self_attn.qkv_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
     "attn_output": "self_attn.o_proj",
     "ffn_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj",
@@ -47,6 +51,9 @@ _LAYER = {
 }
 ROPE_FACTORS = "rope_freqs.weight"
 """By what each rotary frequency is divided: llama3's scaling. No weight."""
+LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
+"""The same of longrope's two ranges of lengths."""
+NO_WEIGHTS = (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS)
 PLAIN = {
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),
@@ -72,11 +79,13 @@ class GgufFile:
             path: FileBytes(path, (int(size), int(time)))
             for path, (_, size, time) in zip(header.paths, found, strict=True)
         }
-        check_names(self.path, map(hf_name, header.tensors))
+        family = BY_GGUF.get(str(header.metadata.get("general.architecture")))
+        names = {name: hf_name(name, family) for name in header.tensors}
+        check_names(self.path, names.values())
         self._infos = {
-            hf_name(name): info for name, info in header.tensors.items() if name != ROPE_FACTORS
+            names[name]: info for name, info in header.tensors.items() if name not in NO_WEIGHTS
         }
-        self._heads = _turned_heads(header.metadata)
+        self._heads = _turned_heads(header.metadata, family)
         self.entries = {name: _entry(name, info) for name, info in self._infos.items()}
 
     def read(self, name: str, start: int, stop: int) -> ndarray:
@@ -112,30 +121,37 @@ class GgufFile:
             file.close()
 
 
-def hf_name(name: str) -> str:
+def hf_name(name: str, family: Family | None = None) -> str:
     """Hugging Face's name of a tensor; one that has none there keeps its own."""
     kind, layer, stem, last = [*name.split(".", 3), "", "", ""][:4]
-    if kind != "blk" or stem not in _LAYER:
+    own = _layer_names(family).get(stem)
+    if kind != "blk" or own is None:
         return _MODEL.get(name, name)
-    return f"model.layers.{layer}.{_LAYER[stem]}.{last}"
+    return f"model.layers.{layer}.{own}.{last}"
 
 
-def gguf_name(name: str) -> str:
+def gguf_name(name: str, family: Family | None = None) -> str:
     """llama.cpp's name of a tensor of Hugging Face's."""
     if not name.startswith("model.layers."):
         return next((own for own, theirs in _MODEL.items() if theirs == name), name)
     layer, _, tail = name.removeprefix("model.layers.").partition(".")
     stem, _, last = tail.rpartition(".")
-    own = next((own for own, theirs in _LAYER.items() if theirs == stem), stem)
+    names = _layer_names(family)
+    own = next((own for own, theirs in names.items() if theirs == stem), stem)
     return f"blk.{layer}.{own}.{last}"
 
 
-def _turned_heads(metadata: dict[str, Any]) -> dict[str, int]:
-    """Heads of the tensors whose rows are paired; none in architectures other than llama."""
-    if metadata.get("general.architecture") != "llama":
+def _layer_names(family: Family | None) -> dict[str, str]:
+    return _LAYER if family is None else _LAYER | dict(family.gguf_names)
+
+
+def _turned_heads(metadata: dict[str, Any], family: Family | None) -> dict[str, int]:
+    """Heads of the tensors whose rows are paired; none where they lie as at Hugging Face."""
+    if family is None or not family.gguf_pairs:
         return {}
-    heads = metadata.get("llama.attention.head_count")
-    found = {"q_proj": heads, "k_proj": metadata.get("llama.attention.head_count_kv", heads)}
+    heads = metadata.get(f"{family.gguf}.attention.head_count")
+    keys = metadata.get(f"{family.gguf}.attention.head_count_kv", heads)
+    found = {"q_proj": heads, "k_proj": keys}
     return {name: count for name, count in found.items() if isinstance(count, int)}
 
 

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from trtla.settings.drafting import NgramKind
 
 _OPTIONS = DraftOptions()
+_MOST_STORAGES = 4
+"""Kinds of n-grams that are kept between requests; the oldest one begins anew."""
 _MOST_SPACES = 16
 """Spaces whose texts are kept to draft from; the least recently used ones are dropped."""
 
@@ -100,6 +102,8 @@ class Drafters(DrafterFactory):
 
     def _kept(self, settings: DrafterSettings) -> NgramStorage:
         shape = (settings.ngram_order, settings.ngram_kind)
+        if shape not in self._storages and len(self._storages) == _MOST_STORAGES:
+            del self._storages[next(iter(self._storages))]
         return self._storages.setdefault(shape, NgramStorage(*shape))
 
     def add_texts(self, texts: Iterable[Sequence[int]]) -> None:

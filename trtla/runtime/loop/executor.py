@@ -41,6 +41,7 @@ from trtla.runtime.request import (
 )
 from trtla.runtime.sequence import Feed, RequestFailed, Sequence
 from trtla.runtime.stats import DraftTotals, ExecutorStats, RequestStats
+from trtla.settings.executor import ENGINE_OPTIONS, ExecutorOptions
 from trtla.settings.sampling import BeamSettings
 
 T = TypeVar("T")
@@ -54,12 +55,11 @@ class TorchExecutor(Executor):
         drafters: makes each request's drafter.
         costs: the expected costs of steps, for adaptive requests.
         keep: gets `costs` when the executor is closed, for the next one.
-        max_reused_len: longest text whose blocks are kept for reuse; 0: none.
-        most_nodes: of an adaptive request's step, fed at any cost; None: those that pay.
-        bounded_steps: limit the prompt tokens next to running texts; see `ExecutorOptions`.
-        ahead: begin the next step before outputs are reported, so that a device computes while they
-            are read; None: on GPUs.
-        ranks: that run the model together; this process is rank 0, which decides for all.
+        max_reused_len: longest text whose blocks are kept for those that begin like it; 0: none.
+        options: what the model was opened with.
+        ahead: begin the next step before outputs are reported, so that a device computes while
+            they are read; None: on GPUs.
+        ranks: that run the model together; this process is rank 0, and decides for all.
     """
 
     def __init__(
@@ -71,9 +71,8 @@ class TorchExecutor(Executor):
         costs: StepCosts | None = None,
         max_reused_len: int = 0,
         draft_totals: DraftTotals | None = None,
-        most_nodes: int | None = None,
         *,
-        bounded_steps: bool = False,
+        options: ExecutorOptions = ENGINE_OPTIONS,
         ahead: bool | None = None,
         ranks: Ranks | None = None,
         keep: Callable[[StepCosts], None] | None = None,
@@ -90,8 +89,10 @@ class TorchExecutor(Executor):
         self._costs, self._keep = costs or StepCosts(FIXED_COSTS), keep
         self._stepper = Stepper(model, cache, limits, draft_totals or DraftTotals(), ranks)
         self._stats = self._stepper.stats
-        self._drafting = Drafting(drafters or Drafters(limits), most_nodes, self._costs)
-        self._max_reused_len, self._bounded_steps = max_reused_len, bounded_steps
+        self._drafting = Drafting(
+            drafters or Drafters(limits), options.draft_options.nodes, self._costs
+        )
+        self._max_reused_len, self._options = max_reused_len, options
         self._ahead = cache.device.type == "cuda" if ahead is None else ahead
         self._record: RequestRecord[Sequence] = RequestRecord()
         self._cancelled: deque[int] = deque()
@@ -101,7 +102,7 @@ class TorchExecutor(Executor):
         """Create all state anew, without any request."""
         sizes = (self._limits.max_batch_size, self._limits.max_num_tokens)
         blocks = (self._cache.pool, self._max_reused_len)
-        self._scheduler = Scheduler(*sizes, *blocks, bounded=self._bounded_steps)
+        self._scheduler = Scheduler(*sizes, *blocks, bounded=self._options.bounded_steps)
         self._deadlines: dict[int, float] = {}
         self._record.new, self._record.taken = [], []
         self._begun: Step | None = None

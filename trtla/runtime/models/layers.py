@@ -16,7 +16,7 @@ from torch import Tensor
 
 from trtla.formats.config import CheckpointConfig
 from trtla.formats.torch_tensors import E4M3, quantize
-from trtla.runtime.models.rotary import exponents, frequencies, magnitude
+from trtla.runtime.models.rotary import exponents, frequencies, magnitude, magnitudes
 from trtla.runtime.models.tensor_cache import TensorCache
 
 _STEP_TOKENS = 16
@@ -190,7 +190,9 @@ class Rotary:
     """Cosines and sines for packed tokens, in the half-rotation layout of Hugging Face's Llama."""
 
     def __init__(self, config: CheckpointConfig, dtype: torch.dtype, device: torch.device) -> None:
-        self._config, self._dtype, self._magnitude = config, dtype, magnitude(config)
+        self._config, self._dtype = config, dtype
+        self._magnitude = torch.from_numpy(magnitudes(config)).to(device)
+        self._scales = magnitude(config) != 1.0
         self._dynamic = config.rope_type == "dynamic"
         self._frequencies = torch.from_numpy(frequencies(config)).to(device)
         self._exponents = torch.from_numpy(exponents(config.head_size)).to(device)
@@ -209,7 +211,7 @@ class Rotary:
             inverse = self._dynamic_frequencies(lengths)
         angles = positions[:, None].float() * inverse
         cosine, sine = angles.cos(), angles.sin()
-        if self._magnitude != 1.0:
+        if self._scales:
             cosine, sine = cosine * self._magnitude, sine * self._magnitude
         return cosine.to(self._dtype)[:, None], sine.to(self._dtype)[:, None]
 
@@ -275,6 +277,10 @@ class PlainOperations:
     def rounded(self, states: Tensor, scale: Tensor | None) -> Tensor:
         """The states [tokens, size] themselves, or quantised."""
         return states
+
+    def gelu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
+        """gelu(gate) * up, by the tanh form."""
+        return F.gelu(gate, approximate="tanh") * up
 
     def move(self, cache: TensorCache, moves: Tensor) -> None:
         """Copy keys and values of all layers: int64 [2, moves], from which slots and to which."""

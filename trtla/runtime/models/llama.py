@@ -6,6 +6,7 @@ up_proj). Positions, cache slots and visibility come in the batch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -30,9 +31,10 @@ from trtla.runtime.models.layers import (
     Rotary,
     fp8_products,
 )
+from trtla.runtime.models.rotary import layer_rotaries, rotary_configs
 from trtla.runtime.models.tensor_cache import TensorCache
 from trtla.runtime.models.tensor_model import PackedModel
-from trtla.runtime.models.tensors import ModelTensors
+from trtla.runtime.models.tensors import OPTIONAL_NORMS, ModelTensors, layer_norms
 from trtla.runtime.ranks.world import World
 from trtla.runtime.sampling.device import device_sampler
 
@@ -47,6 +49,12 @@ class Layer:
     post_norm: Tensor
     gate_up: LinearPair | Fp8Pair
     down: Linear | Fp8Linear
+    q_norm: Tensor | None
+    """Of each head's queries; None: they are not normalised."""
+    k_norm: Tensor | None
+    attention_norm: Tensor | None
+    """Of what attention adds to the states; None: it is not normalised."""
+    mlp_norm: Tensor | None
 
 
 class LlamaModel(PackedModel):
@@ -80,13 +88,16 @@ class LlamaModel(PackedModel):
         tensors = ModelTensors(moved, DeviceTensors(dtype))
         self._kv_scales = _kv_scales(tensors, config)
         self._layers = [
-            _layer(tensors.layer(index), dtype if self._products else None)
+            _layer(tensors.layer(index), dtype if self._products else None, config)
             for index in range(config.num_hidden_layers)
         ]
         self._embedding, head = tensors.ends(config)
         self._norm = tensors.vector("ln_f.weight")
         self._lm_head = Linear.of(head, shared=head is self._embedding)
-        self._rotary = Rotary(config, dtype, device)
+        self._rotaries = [Rotary(each, dtype, device) for each in rotary_configs(config)]
+        self._rotary_of = layer_rotaries(config)
+        scale = config.attention_scale
+        self._query_scale = 1.0 if scale is None else scale * math.sqrt(config.head_size)
         self.windows = tuple({*filter(None, config.windows)})
         self._heads = (config.num_attention_heads, config.num_key_value_heads)
 
@@ -162,31 +173,65 @@ class LlamaModel(PackedModel):
         if batch.moves is not None:
             small.move(cache, batch.moves)
         states, delta = F.embedding(batch.tokens, self._embedding), None
-        rotary = self._rotary(batch.positions, batch.lengths)
+        if self.config.embedding_multiplier != 1.0:
+            states = states * self.config.embedding_multiplier
+        rotaries = [rotary(batch.positions, batch.lengths) for rotary in self._rotaries]
         for index, layer in enumerate(self._layers):
             scale = layer.qkv.input_scale
             states, normed = small.add_norm(states, delta, layer.input_norm, epsilon, scale)
             if index - 1 in self.taps:
                 hidden[index - 1] = states
-            queries = small.rotate_write(layer.qkv(normed), rotary, batch.slots, cache, index)
+            qkv, rotary = self._scaled(layer, layer.qkv(normed)), rotaries[self._rotary_of[index]]
+            queries = small.rotate_write(qkv, rotary, batch.slots, cache, index)
             groups = batch.seen_in(self.config.windows[index])
             attended = _attend(queries, groups, cache, index)
-            delta = self._sum(layer.dense(small.rounded(attended, layer.dense.input_scale)))
+            part = layer.dense(small.rounded(attended, layer.dense.input_scale))
+            delta = self._added(part, layer.attention_norm)
             scale = layer.gate_up.input_scale
             states, normed = small.add_norm(states, delta, layer.post_norm, epsilon, scale)
             # No name for gate and up: the next layer's would come while these are still there.
             scale = layer.down.input_scale
-            delta = self._sum(layer.down(small.silu_mul(*layer.gate_up(normed), scale)))
+            part = layer.down(self._activated(small, *layer.gate_up(normed), scale))
+            delta = self._added(part, layer.mlp_norm)
         states, normed = small.add_norm(states, delta, self._norm, epsilon)
         hidden[len(self._layers) - 1] = states
         logits = self._lm_head.wide(normed.index_select(0, batch.rows))
         if self._world is not None:
             logits = self._world.join_columns(logits, self.config.vocab_size)
+        if self.config.logits_scaling != 1.0:
+            logits = logits / self.config.logits_scaling
         tapped = torch.stack([hidden[tap] for tap in self.taps]).float() if self.taps else None
         return BatchOutput(logits, tapped, states)
 
-    def _sum(self, part: Tensor) -> Tensor:
-        return part if self._world is None else self._world.sum(part)
+    def _scaled(self, layer: Layer, qkv: Tensor) -> Tensor:
+        """Queries and keys normalised head by head, and queries scaled beyond what attention does,
+        in place."""
+        heads, kv_heads = self._heads
+        size = self.config.head_size
+        if layer.q_norm is not None and layer.k_norm is not None:
+            parts = qkv.view(len(qkv), -1, size)
+            queries, keys = parts[:, :heads], parts[:, heads : heads + kv_heads]
+            epsilon = self.config.norm_epsilon
+            queries.copy_(F.rms_norm(queries, (size,), layer.q_norm, epsilon))
+            keys.copy_(F.rms_norm(keys, (size,), layer.k_norm, epsilon))
+        if self._query_scale != 1.0:
+            qkv[:, : heads * size].mul_(self._query_scale)
+        return qkv
+
+    def _activated(
+        self, small: PlainOperations, gate: Tensor, up: Tensor, scale: Tensor | None
+    ) -> Tensor:
+        if self.config.hidden_act == "silu":
+            return small.silu_mul(gate, up, scale)
+        return small.gelu_mul(gate, up)
+
+    def _added(self, part: Tensor, norm: Tensor | None) -> Tensor:
+        """What a half of a layer adds to the states, of this rank's part of its output."""
+        total = part if self._world is None else self._world.sum(part)
+        if norm is not None:
+            total = F.rms_norm(total, norm.shape, norm, self.config.norm_epsilon)
+        scale = self.config.residual_multiplier
+        return total if scale == 1.0 else total * scale
 
 
 def _attend(queries: Tensor, groups: Sequence[StepGroup], cache: TensorCache, index: int) -> Tensor:
@@ -222,15 +267,19 @@ def _kv_scales(tensors: ModelTensors[Tensor], config: CheckpointConfig) -> list[
     return [tensors.vector(name).item() for name in names]
 
 
-def _layer(tensors: ModelTensors[Tensor], fp8: torch.dtype | None) -> Layer:
+def _layer(
+    tensors: ModelTensors[Tensor], fp8: torch.dtype | None, config: CheckpointConfig
+) -> Layer:
     """A layer; `fp8` is the type that products in FP8 have, None: FP8 weights are dequantised."""
+    norms = layer_norms(config)
     return Layer(
-        tensors.vector("input_layernorm.weight"),
+        tensors.vector(norms["input_norm"]),
         _linear(tensors, "attention.qkv", fp8),
         _linear(tensors, "attention.dense", fp8),
-        tensors.vector("post_layernorm.weight"),
+        tensors.vector(norms["post_norm"]),
         _gate_up(tensors, fp8),
         _linear(tensors, "mlp.proj", fp8),
+        **{name: tensors.vector(norms[name]) if name in norms else None for name in OPTIONAL_NORMS},
     )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from trtla.errors import UsageError
 from trtla.formats.config import CheckpointConfig
 from trtla.formats.engine import EncoderDecoder, Engine
+from trtla.formats.rope_scaling import for_texts
 from trtla.formats.support import shard_config
 from trtla.machine import cpu
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
@@ -43,6 +44,8 @@ def load_engine(
         least_text: tokens of the shortest text that memory must have room for beside the weights.
     """
     config, part = engine.config.pretrained_config, (0, 1)
+    scaling = for_texts(config.rotary_scaling, engine.config.build_config.max_text_len)
+    config = config.model_copy(update={"rotary_scaling": scaling})
     world, shared = (None, None) if ranks is None else (ranks.world, ranks.shared)
     if world is not None:
         part = world.place.rank, world.place.size

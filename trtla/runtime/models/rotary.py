@@ -9,8 +9,13 @@ import numpy as np
 from numpy import ndarray
 
 from trtla.errors import UsageError
-from trtla.formats.config import CheckpointConfig
-from trtla.formats.rope_scaling import llama3_frequencies, yarn_frequencies, yarn_magnitude
+from trtla.formats.config import ROPE_TYPES, CheckpointConfig
+from trtla.formats.rope_scaling import (
+    llama3_frequencies,
+    longrope_factors,
+    yarn_frequencies,
+    yarn_magnitude,
+)
 from trtla.runtime.sequence import Feed
 
 _Angles = tuple[ndarray, ndarray]
@@ -28,9 +33,33 @@ def powers(base: ndarray | float, exponent: ndarray) -> ndarray:
     return np.power(np.asarray(base, np.float64), exponent.astype(np.float64)).astype(np.float32)
 
 
+def rotary_configs(config: CheckpointConfig) -> tuple[CheckpointConfig, ...]:
+    """The model's config for each way in which its layers turn queries and keys."""
+    if config.unrotated_layers:
+        return config, config.model_copy(update={"rotary_pct": 0.0, "rotary_scaling": None})
+    if config.local_rotary_base is not None:
+        local = {"rotary_base": config.local_rotary_base, "rotary_scaling": None}
+        return config, config.model_copy(update=local)
+    return (config,)
+
+
+def layer_rotaries(config: CheckpointConfig) -> tuple[int, ...]:
+    """Which of `rotary_configs` each layer has."""
+    layers = range(config.num_hidden_layers)
+    local = [False for _ in layers] if config.local_rotary_base is None else config.windows
+    return tuple(int(index in config.unrotated_layers or bool(local[index])) for index in layers)
+
+
 def frequencies(config: CheckpointConfig) -> ndarray:
-    """Inverse frequencies at the trained length, float32 [head_size / 2]."""
-    inverse: ndarray = 1.0 / powers(config.rotary_base, exponents(config.head_size))
+    """Inverse frequencies at the trained length, float32 [head_size / 2]; 0: nothing is turned."""
+    inverse = _turned_frequencies(config)
+    still = np.zeros(config.head_size // 2 - len(inverse), np.float32)
+    return np.concatenate((inverse, still)) if len(still) else inverse
+
+
+def _turned_frequencies(config: CheckpointConfig) -> ndarray:
+    wavelengths = powers(config.rotary_base, exponents(config.rotary_size))
+    inverse: ndarray = 1.0 / wavelengths
     scaling = config.rotary_scaling or {}
     match config.rope_type:
         case "default" | "dynamic":
@@ -43,22 +72,34 @@ def frequencies(config: CheckpointConfig) -> ndarray:
         case "yarn":
             trained = config.max_position_embeddings
             return yarn_frequencies(inverse, scaling, config.rotary_base, trained)
+        case "longrope":
+            factors = np.array(longrope_factors(scaling), np.float32)
+            return np.asarray(1.0 / (factors * wavelengths))
     raise UsageError(
         f"rotary scaling {config.rope_type!r} is not supported",
-        "supported are default, linear, dynamic, llama3 and yarn",
+        f"supported are {', '.join(ROPE_TYPES)}",
     )
 
 
 def magnitude(config: CheckpointConfig) -> float:
-    """What cosines and sines are multiplied by."""
-    return yarn_magnitude(config.rotary_scaling or {}) if config.rope_type == "yarn" else 1.0
+    """What cosines and sines of what is turned are multiplied by."""
+    scaling = config.rotary_scaling or {}
+    if config.rope_type == "longrope":
+        return float(scaling["attention_factor"])
+    return yarn_magnitude(scaling) if config.rope_type == "yarn" else 1.0
+
+
+def magnitudes(config: CheckpointConfig) -> ndarray:
+    """The same of each of a head's pairs, float32 [head_size / 2]."""
+    turned = np.arange(config.head_size // 2) < config.rotary_size // 2
+    return np.where(turned, magnitude(config), 1.0).astype(np.float32)
 
 
 class RotaryTable:
     """Where the forward finds each fed token's cosine and sine."""
 
     def __init__(self, config: CheckpointConfig) -> None:
-        self._config, self._magnitude = config, np.float32(magnitude(config))
+        self._config, self._magnitude = config, magnitudes(config)
         self._frequencies = frequencies(config)
         self._trained = config.max_position_embeddings if config.rope_type == "dynamic" else None
         self._cosine, self._sine = self._angles(np.arange(0), self._frequencies)

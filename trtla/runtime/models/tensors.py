@@ -117,6 +117,22 @@ class ModelTensors(Generic[W]):
         return parts, self._tensors.pop("attention.qkv.bias", None)
 
 
+OPTIONAL_NORMS = ("q_norm", "k_norm", "attention_norm", "mlp_norm")
+"""Those of `layer_norms` that not all models have."""
+
+
+def layer_norms(config: CheckpointConfig) -> dict[str, str]:
+    """The norms of a layer by what they are used for, and the names of their tensors."""
+    first, middle = "input_layernorm.weight", "post_layernorm.weight"
+    found = {"input_norm": first, "post_norm": middle}
+    if config.sandwich_norms:
+        found["post_norm"] = "pre_feedforward_layernorm.weight"
+        found |= {"attention_norm": middle, "mlp_norm": "post_feedforward_layernorm.weight"}
+    if config.qk_layernorm:
+        found |= {f"{part}_norm": f"attention.{part}_layernorm.weight" for part in "qk"}
+    return found
+
+
 def numbers(weight: Weight | StoredTensor) -> ndarray:
     """A weight's numbers; float32 where it is in blocks."""
     whole = weight.load() if isinstance(weight, StoredTensor) else weight

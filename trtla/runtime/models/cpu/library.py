@@ -27,6 +27,11 @@ from trtla.runtime.sampling.draw import draw_at
 from trtla.runtime.threads import num_threads
 from trtla.settings.sampling import DRAWN, DrawSettings, SamplingParams, draws_by
 
+ROTARIES = 2
+"""Ways in which layers may turn queries and keys."""
+ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
+"""As in the C++'s `Activation`."""
+
 
 class Matrix(Structure):
     """A packed weight; see `matmul.h`."""
@@ -50,6 +55,11 @@ class NativeLayer(Structure):
         ("post_norm", c_void_p),
         ("gate_up", Matrix),
         ("down", Matrix),
+        ("q_norm", c_void_p),
+        ("k_norm", c_void_p),
+        ("attention_norm", c_void_p),
+        ("mlp_norm", c_void_p),
+        ("rotary", c_int64),
         ("window", c_int64),
     ]
 
@@ -71,6 +81,11 @@ class NativeModel(Structure):
         ("epsilon", c_float),
         ("cache_type", c_int32),
         ("exchange", c_void_p),
+        ("attention_scale", c_float),
+        ("embedding_multiplier", c_float),
+        ("residual_multiplier", c_float),
+        ("logits_scaling", c_float),
+        ("activation", c_int64),
     ]
 
 
@@ -97,8 +112,8 @@ class NativeStep(Structure):
         ("num_rows", c_int64),
         ("num_sequences", c_int64),
         ("integers", c_void_p),
-        ("cosine", c_void_p),
-        ("sine", c_void_p),
+        ("cosine", c_void_p * ROTARIES),
+        ("sine", c_void_p * ROTARIES),
         ("cache", c_void_p),
         ("logits", c_void_p),
         ("taps", c_void_p),

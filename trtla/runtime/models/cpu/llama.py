@@ -23,7 +23,8 @@ from trtla.runtime.models.cpu import library as native
 from trtla.runtime.models.cpu.packing import EMBEDDING, LM_HEAD, NORM, ModelPanels
 from trtla.runtime.models.forward import Forwarded, Model
 from trtla.runtime.models.kv_cache import KVCache, SlotTable, row_bytes
-from trtla.runtime.models.rotary import RotaryTable
+from trtla.runtime.models.rotary import RotaryTable, layer_rotaries, rotary_configs
+from trtla.runtime.models.tensors import layer_norms
 from trtla.runtime.sampling.predict import RowSampler
 from trtla.runtime.sequence import Feed
 from trtla.runtime.threads import num_threads
@@ -46,6 +47,13 @@ def native_problem(config: CheckpointConfig, dtype: str) -> str | None:
         if getattr(config, name) % library.lanes:
             return f"{name} is no multiple of {library.lanes}"
     return None
+
+
+def attention_scale(config: CheckpointConfig) -> float:
+    """By what scores are multiplied, as it is rounded to float32."""
+    if config.attention_scale is not None:
+        return config.attention_scale
+    return float(np.float32(1.0) / np.sqrt(np.float32(config.head_size)))
 
 
 class HostCache(KVCache):
@@ -95,12 +103,12 @@ class NativeLlama(Model[HostCache]):
         self._cache_type = "int8" if int8_cache else dtype
         self._library = native.library()
         self._chooser = native.RowChooser()
-        self._rotary = RotaryTable(config)
+        self._rotaries = [RotaryTable(each) for each in rotary_configs(config)]
         self._step = native.NativeStep(vocabulary=config.vocab_size)
         """The record of all steps: what does not change from one to the next stays."""
-        self._angles: tuple[ndarray, ndarray] | None = None
+        self._angles: list[tuple[ndarray, ndarray] | None] = [None] * len(self._rotaries)
         """Whose addresses are in it."""
-        layers = [self._layer(str(index)) for index in range(config.num_hidden_layers)]
+        layers = [self._layer(str(i), rotary) for i, rotary in enumerate(layer_rotaries(config))]
         lm_head = panels.matrices[LM_HEAD]
         self._model = native.NativeModel(
             layers=(native.NativeLayer * len(layers))(*layers),
@@ -115,6 +123,11 @@ class NativeLlama(Model[HostCache]):
             head_size=config.head_size,
             epsilon=config.norm_epsilon,
             cache_type=_CACHE_TYPES.index(self._cache_type),
+            attention_scale=attention_scale(config),
+            embedding_multiplier=config.embedding_multiplier,
+            residual_multiplier=config.residual_multiplier,
+            logits_scaling=config.logits_scaling,
+            activation=native.ACTIVATIONS.index(config.hidden_act),
         )
         self._exchange = None if shared is None else _exchange(shared, lm_head.outputs)
         if self._exchange is not None:
@@ -122,16 +135,17 @@ class NativeLlama(Model[HostCache]):
         self._use(np.empty((0, config.vocab_size), np.float32) if shared is None else shared.logits)
         self._arguments = ctypes.byref(self._model), ctypes.byref(self._step)
 
-    def _layer(self, name: str) -> native.NativeLayer:
+    def _layer(self, name: str, rotary: int) -> native.NativeLayer:
         matrices, vectors = self._panels.matrices, self._panels.vectors
+        norms = layer_norms(self.config)
         return native.NativeLayer(
-            input_norm=address(vectors[f"{name}.input_norm"]),
             qkv=(native.Matrix * 3)(*(part.matrix for part in self._panels.qkv(name))),
             dense=matrices[f"{name}.dense"].matrix,
-            post_norm=address(vectors[f"{name}.post_norm"]),
             gate_up=matrices[f"{name}.gate_up"].matrix,
             down=matrices[f"{name}.down"].matrix,
             window=self.config.windows[int(name)] or LARGEST,
+            rotary=rotary,
+            **{norm: address(vectors[f"{name}.{norm}"]) for norm in norms},
         )
 
     @property
@@ -191,14 +205,11 @@ class NativeLlama(Model[HostCache]):
         return HostCache(heads, config.head_size, num_blocks, self._cache_type)
 
     def forward(self, feeds: Sequence[Feed], cache: HostCache) -> Forwarded:
-        cosine, sine, rope_rows = self._rotary.of(feeds, [feed.positions() for feed in feeds])
+        rope_rows = self._turn(feeds)
         tables = [cache.table(feed.sequence.blocks) for feed in feeds]  # alive during the call
         rows, integers = step_integers(feeds, rope_rows, tables)
         logits = self._room(len(rope_rows), rows)
         step, hidden = self._step, self._tapped(len(rope_rows)) if self.taps else None
-        if self._angles is None or cosine is not self._angles[0]:
-            self._angles = cosine, sine
-            step.cosine, step.sine = address(cosine), address(sine)
         step.tokens, step.num_rows, step.num_sequences = len(rope_rows), rows, len(feeds)
         step.integers = integers.buffer_info()[0]
         step.cache = cache.addresses.buffer_info()[0]
@@ -209,6 +220,17 @@ class NativeLlama(Model[HostCache]):
 
             raise lost_in_step()
         return Forwarded(logits, hidden)
+
+    def _turn(self, feeds: Sequence[Feed]) -> list[int]:
+        """Each fed token's row in the tables of cosines and sines, which all have the same rows."""
+        positions, rows = [feed.positions() for feed in feeds], list[int]()
+        for place, rotary in enumerate(self._rotaries):
+            cosine, sine, rows = rotary.of(feeds, positions)
+            known = self._angles[place]
+            if known is None or cosine is not known[0]:
+                self._angles[place] = cosine, sine
+                self._step.cosine[place], self._step.sine[place] = address(cosine), address(sine)
+        return rows
 
     def _tapped(self, tokens: int) -> ndarray:
         """Room for what the tapped layers give."""

@@ -7,7 +7,7 @@ weights, `native/blocks.h` that of weights in blocks. Both are repacked without 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -22,6 +22,7 @@ from trtla.runtime.models.cpu.library import Matrix, library
 from trtla.runtime.models.tensors import (
     ArrayTensors,
     ModelTensors,
+    layer_norms,
     numbers,
     placed,
     placed_type,
@@ -234,7 +235,7 @@ def pack_model(
     packer, panels = Packer(arithmetic), ModelPanels({}, {})
     tensors: ModelTensors[Source] = ModelTensors(weights, ArrayTensors(arithmetic))
     for index in range(config.num_hidden_layers):
-        _add_layer(packer, panels, str(index), tensors.layer(index))
+        _add_layer(packer, panels, str(index), tensors.layer(index), layer_norms(config))
     embedding, head = tensors.ends(config)
     panels.vectors[NORM] = _wide(tensors.vector("ln_f.weight"))
     panels.matrices[LM_HEAD] = packer.matrix(head)
@@ -249,16 +250,20 @@ def _wide(vector: Source) -> ndarray:
 
 
 def _add_layer(
-    packer: Packer, panels: ModelPanels, name: str, tensors: ModelTensors[Source]
+    packer: Packer,
+    panels: ModelPanels,
+    name: str,
+    tensors: ModelTensors[Source],
+    norms: Mapping[str, str],
 ) -> None:
-    matrices, vectors = panels.matrices, panels.vectors
-    vectors[f"{name}.input_norm"] = _wide(tensors.vector("input_layernorm.weight"))
+    matrices = panels.matrices
+    for own, theirs in norms.items():
+        panels.vectors[f"{name}.{own}"] = _wide(tensors.vector(theirs))
     for place, matrix in enumerate(_qkv(packer, tensors)):
         matrices[f"{name}.qkv.{place}"] = matrix
     for own, theirs in (("dense", "attention.dense"), ("down", "mlp.proj")):
         weight, bias = tensors.take_plain(theirs)
         matrices[f"{name}.{own}"] = packer.matrix(weight, biases=_bias(bias))
-    vectors[f"{name}.post_norm"] = _wide(tensors.vector("post_layernorm.weight"))
     matrices[f"{name}.gate_up"] = _gate_up(packer, tensors)
 
 

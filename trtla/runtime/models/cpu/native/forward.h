@@ -42,7 +42,7 @@ struct Chunks {
 
 // Room for a step's intermediate results, kept from step to step: a token has a row in each.
 struct Buffers {
-    std::vector<float> states, qkv, attended, gated;
+    std::vector<float> states, qkv, attended, gated, delta;
     Operand inputs[PRODUCTS];
 };
 
@@ -67,7 +67,7 @@ struct Forward final : Job {
     const bool alone;      // a head's queries are one piece
     const uint64_t stamp;  // of this forward alone
     const int attended_size;
-    std::vector<float>&states, &qkv, &attended, &gated;
+    std::vector<float>&states, &qkv, &attended, &gated, &delta;
     Operand (&shared)[PRODUCTS];
     std::vector<std::vector<View>> seen;
     std::vector<Phase> program;
@@ -75,11 +75,14 @@ struct Forward final : Job {
     Forward(const Model& model, const Step& step, Buffers& buffers)
         : model(model), step(step), alone(queries_are_one_piece(model, step)), stamp(next_stamp()),
           attended_size(model.heads * model.head_size), states(buffers.states), qkv(buffers.qkv),
-          attended(buffers.attended), gated(buffers.gated), shared(buffers.inputs) {
+          attended(buffers.attended), gated(buffers.gated), delta(buffers.delta),
+          shared(buffers.inputs) {
         fit(states, model.hidden);
         fit(qkv, qkv_size());
         fit(attended, attended_size);
         fit(gated, model.intermediate);
+        if (adds_later(DENSE, *model.layers) || adds_later(DOWN, *model.layers))
+            fit(delta, model.hidden);
         for (const Kind product : {QKV, DENSE, GATE_UP, DOWN, SCORE})
             for (int layer = 0; !few(product) && layer < model.num_layers; ++layer)
                 reset(shared[product], product, model.layers[layer]);
@@ -97,15 +100,16 @@ struct Forward final : Job {
 
     void embed(int token) {
         float* out = &states[token * model.hidden];
-        for (int i = 0; i < model.hidden; ++i) out[i] = number(model.embedding, step.ids()[token], i);
+        for (int i = 0; i < model.hidden; ++i)
+            out[i] = number(model.embedding, step.ids()[token], i) * model.embedding_multiplier;
     }
 
-    void normalise(int token, const float* weight, float* out) const {
-        const float* from = &states[token * model.hidden];
+    // May be in place.
+    void normalise(const float* from, int64_t size, const float* weight, float* out) const {
         Floats squares{};
-        for (int i = 0; i < model.hidden; i += LANES) squares += load(from + i) * load(from + i);
-        const float scale = 1.0f / std::sqrt(sum(squares) / model.hidden + model.epsilon);
-        for (int i = 0; i < model.hidden; i += LANES)
+        for (int i = 0; i < size; i += LANES) squares += load(from + i) * load(from + i);
+        const float scale = 1.0f / std::sqrt(sum(squares) / size + model.epsilon);
+        for (int i = 0; i < size; i += LANES)
             store(out + i, load(from + i) * scale * load(weight + i));
     }
 
@@ -140,7 +144,7 @@ struct Forward final : Job {
         const float* weight = product == SCORE   ? model.norm
                               : product == QKV ? layer.input_norm
                                                : layer.post_norm;
-        normalise(token, weight, normal.data());
+        normalise(&states[token * model.hidden], model.hidden, weight, normal.data());
         out.put(type, row, normal.data());
     }
 
@@ -174,10 +178,10 @@ struct Forward final : Job {
         }
     }
 
-    void rotate(float* head, int token) const {
+    void rotate(float* head, int token, const Layer& layer) const {
         const int half = model.head_size / 2;
         const int64_t rope = step.rope_rows()[token] * half;
-        const float *cosine = step.cosine + rope, *sine = step.sine + rope;
+        const float *cosine = step.cosine[layer.rotary] + rope, *sine = step.sine[layer.rotary] + rope;
         for (int i = 0; i < half; ++i) {
             const float first = head[i], second = head[i + half];
             head[i] = first * cosine[i] - second * sine[i];
@@ -195,20 +199,22 @@ struct Forward final : Job {
     }
 
     // Rotates a token's queries and key of one K/V head, and stores key and value.
-    void place(int layer, const Sequence& sequence, int row, int kv_head) const {
+    void place(int index, const Sequence& sequence, int row, int kv_head) const {
         const int token = sequence.first + row, size = model.head_size;
-        const HeadCache<C> to = cache(layer, kv_head);
+        const HeadCache<C> to = cache(index, kv_head);
+        const Layer& layer = model.layers[index];
         const int64_t slot = sequence.slots[sequence.cached + row];
         float* key = head(token, model.heads + kv_head);
         const float* value = head(token, model.heads + model.kv_heads + kv_head);
-        rotate(key, token);
+        if (layer.k_norm) normalise(key, size, layer.k_norm, key);
+        rotate(key, token, layer);
         put(to.keys.at(slot), key, size);
         put(to.values.at(slot), value, size);
-        const float scale = 1.0f / std::sqrt((float)size);
         for (int fold = 0; fold < group_size(); ++fold) {
             float* query = head(token, kv_head * group_size() + fold);
-            rotate(query, token);
-            for (int i = 0; i < size; ++i) query[i] *= scale;
+            if (layer.q_norm) normalise(query, size, layer.q_norm, query);
+            rotate(query, token, layer);
+            for (int i = 0; i < size; ++i) query[i] *= model.attention_scale;
         }
     }
 
@@ -275,37 +281,67 @@ struct Forward final : Job {
         matmul(x, matrix, from, to, [&](int token, int panel, const float* products) {
             float* out = &states[token * model.hidden + panel * WIDTH];
             const int width = std::min<int>(WIDTH, model.hidden - panel * WIDTH);
-            for (int i = 0; i < width; ++i) out[i] += products[i];
+            for (int i = 0; i < width; ++i) out[i] += products[i] * model.residual_multiplier;
         });
     }
 
     // Parts of the two products of a layer lie in different sets.
     static int set_of(Kind product) { return product == DOWN; }
 
-    // What comes of a rank's own inputs: a part of the sum.
-    void write_part(Kind product, const Operand& x, const Matrix& matrix, int from, int to) {
-        float* part = model.exchange->part(set_of(product), model.exchange->rank);
+    const float* norm_behind(Kind product, const Layer& layer) const {
+        return product == DOWN ? layer.mlp_norm : layer.attention_norm;
+    }
+
+    // Whether something happens to all of a product before it is added to the states.
+    bool adds_later(Kind product, const Layer& layer) const {
+        return norm_behind(product, layer) || (model.exchange && model.residual_multiplier != 1.0f);
+    }
+
+    // What comes of a rank's own inputs, a part of the sum, or what is not added at once.
+    void write(float* part, const Operand& x, const Matrix& matrix, int from, int to) {
         matmul(x, matrix, from, to, [&](int token, int panel, const float* products) {
             const int width = std::min<int>(WIDTH, model.hidden - panel * WIDTH);
             std::copy(products, products + width, part + token * model.hidden + panel * WIDTH);
         });
     }
 
-    void add_product_to_states(int phase, const Matrix& matrix, int from, int to) {
-        if (!model.exchange) return add_to_states(inputs(phase), matrix, from, to);
-        write_part(program[phase].kind, inputs(phase), matrix, from, to);
+    void add_product_to_states(int phase, const Layer& layer, const Matrix& matrix, int from, int to) {
+        const Kind product = program[phase].kind;
+        if (model.exchange) {
+            float* part = model.exchange->part(set_of(product), model.exchange->rank);
+            return write(part, inputs(phase), matrix, from, to);
+        }
+        if (adds_later(product, layer)) return write(delta.data(), inputs(phase), matrix, from, to);
+        add_to_states(inputs(phase), matrix, from, to);
     }
 
-    void add_parts(Kind product, int from, int to) {
-        const int64_t size = model.hidden;
-        model.exchange->add(set_of(product), states.data(), from * size, (to - from) * size);
+    // Adds what all ranks have of a product, and what happens to all of it first.
+    void add_parts(Kind product, const Layer& layer, int from, int to) {
+        const int64_t size = model.hidden, first = from * size, count = (to - from) * size;
+        const bool later = adds_later(product, layer);
+        if (model.exchange) {
+            if (later) std::fill_n(&delta[first], count, 0.0f);
+            model.exchange->add(set_of(product), (later ? delta : states).data(), first, count);
+        }
+        if (!later) return;
+        for (float* row = &delta[first]; row < &delta[first] + count; row += size)
+            if (const float* norm = norm_behind(product, layer)) normalise(row, size, norm, row);
+        for (int64_t i = first; i < first + count; ++i)
+            states[i] += delta[i] * model.residual_multiplier;
+    }
+
+    Floats activate(Floats gate) const {
+        if (model.activation == SILU) return gate / (1.0f + exponential(-gate));
+        // (1 + tanh(x)) / 2 is 1 / (1 + exp(-2x)).
+        const Floats x = 0.7978845608f * (gate + 0.044715f * gate * gate * gate);
+        return gate / (1.0f + exponential(-2.0f * x));
     }
 
     void gate(const Operand& x, const Matrix& matrix, int from, int to) {
         matmul(x, matrix, from, to, [&](int token, int panel, const float* products) {
             const Floats gate = load(products), up = load(products + LANES);
             float* out = &gated[(size_t)token * model.intermediate + panel * LANES];
-            store(out, gate / (1.0f + exponential(-gate)) * up);
+            store(out, activate(gate) * up);
         });
     }
 
@@ -315,7 +351,9 @@ struct Forward final : Job {
         matmul(x, model.lm_head, from, to, [&](int row, int panel, const float* found) {
             const int64_t start = (int64_t)panel * WIDTH;
             const int64_t width = std::clamp<int64_t>(outputs - start, 0, WIDTH);
-            std::copy(found, found + width, step.logits + row * step.vocabulary + first + start);
+            float* out = step.logits + row * step.vocabulary + first + start;
+            if (model.logits_scaling == 1.0f) return (void)std::copy(found, found + width, out);
+            for (int64_t i = 0; i < width; ++i) out[i] = found[i] / model.logits_scaling;
         });
     }
 
@@ -340,10 +378,10 @@ struct Forward final : Job {
             if (!alone) program.push_back({PLACE, index, placed});
             program.push_back({ATTEND, index, attentions_in_all});
             add_product(DENSE, index, layer.dense.num_panels());
-            add_exchange(DENSE);
+            add_sum(DENSE, index);
             add_product(GATE_UP, index, layer.gate_up.num_panels());
             add_product(DOWN, index, layer.down.num_panels());
-            add_exchange(DOWN);
+            add_sum(DOWN, index);
             for (int tap = 0; tap < step.num_taps; ++tap)
                 if (step.taps[tap] == index) program.push_back({TAP, tap, tokens});
         }
@@ -351,10 +389,10 @@ struct Forward final : Job {
         if (model.exchange) program.push_back({MEET, 0, 1});  // all logits are there
     }
 
-    void add_exchange(Kind product) {
-        if (!model.exchange) return;
-        program.push_back({MEET, 0, 1});
-        program.push_back({ADD, 0, (int)step.tokens, product});
+    void add_sum(Kind product, int layer) {
+        if (model.exchange) program.push_back({MEET, 0, 1});
+        if (model.exchange || adds_later(product, model.layers[layer]))
+            program.push_back({ADD, layer, (int)step.tokens, product});
     }
 
     void add_product(Kind product, int layer, int panels) {
@@ -381,13 +419,13 @@ struct Forward final : Job {
             case QKV: return project(inputs(phase), layer, from, to);
             case PLACE: return place_some(program[phase].layer, from, to);
             case ATTEND: return attend_some(program[phase].layer, from, to);
-            case DENSE: return add_product_to_states(phase, layer.dense, from, to);
+            case DENSE: return add_product_to_states(phase, layer, layer.dense, from, to);
             case GATE_UP: return gate(inputs(phase), layer.gate_up, from, to);
-            case DOWN: return add_product_to_states(phase, layer.down, from, to);
+            case DOWN: return add_product_to_states(phase, layer, layer.down, from, to);
             case TAP: return copy_states(program[phase].layer, from, to);
             case SCORE: return score(inputs(phase), from, to);
             case MEET: return model.exchange->meet();
-            case ADD: return add_parts(program[phase].product, from, to);
+            case ADD: return add_parts(program[phase].product, layer, from, to);
         }
     }
 };

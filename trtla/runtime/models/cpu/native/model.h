@@ -11,8 +11,13 @@ struct Layer {
     Matrix dense;
     const float* post_norm;
     Matrix gate_up, down;  // gate_up: LANES outputs of gate_proj, LANES of up_proj alternately
+    const float *q_norm, *k_norm;               // of each head; null: it is not normalised
+    const float *attention_norm, *mlp_norm;     // of what is added to the states; or null
+    int64_t rotary;                             // which of a step's tables turns queries and keys
     int64_t window;        // tokens that attention sees of a text, the last ones
 };
+
+enum Activation : int64_t { SILU, GELU };  // GELU by its tanh form
 
 struct Model {
     const Layer* layers;
@@ -24,6 +29,9 @@ struct Model {
     float epsilon;
     CacheType cache_type;
     Exchange* exchange;  // of a rank of tensor parallelism, whose weights are its own; else null
+    float attention_scale;  // of scores
+    float embedding_multiplier, residual_multiplier, logits_scaling;
+    Activation activation;
 };
 
 // Integers lie in one array: ids [tokens], rope_rows [tokens] (each token's row of cosine and sine),
@@ -31,7 +39,7 @@ struct Model {
 struct Step {
     int64_t tokens, num_rows, num_sequences;
     const int64_t* integers;
-    const float *cosine, *sine;  // [...][head_size / 2]
+    const float *cosine[2], *sine[2];  // [...][head_size / 2]
     void* const* cache;  // keys and values of every layer's K/V heads, each rows of `Cached`
     float* logits;       // [num_rows][vocabulary]
     const int64_t* taps;  // layers whose output is wanted

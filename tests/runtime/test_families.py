@@ -1,0 +1,76 @@
+"""Every family of decoders against transformers, from folders and GGUF files, compiled or not."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+
+from tests.support.families import (
+    OTHERS,
+    VARIANTS,
+    expected_logits,
+    folder_and_model,
+    gguf_file,
+    logits_of,
+)
+from tests.support.real_models import greedy_text, prompts_for
+from trtla import LLM, LookaheadConfig, SamplingParams
+from trtla.formats.gguf.folder import model_folder
+
+COUNT, KNOWN = 24, 9
+TEXT = tuple((7 * i + i * i) % 101 for i in range(40))
+NAMES = [*VARIANTS, *(pytest.param(name, marks=pytest.mark.deep) for name in OTHERS)]
+DEEP_GGUF = [name for name, variant in OTHERS.items() if variant.gguf]
+GGUF_NAMES = [*VARIANTS, *(pytest.param(name, marks=pytest.mark.deep) for name in DEEP_GGUF)]
+
+
+@functools.cache
+def generated(name, prompt):
+    return greedy_text(folder_and_model(name)[1], prompt, COUNT)
+
+
+def open_llm(path, triple=None, **options):
+    lookahead = None if triple is None else LookaheadConfig(*triple)
+    llm = LLM(path, lookahead=lookahead, max_seq_len=96, **options)
+    llm.end_ids = frozenset()
+    return llm
+
+
+@pytest.mark.parametrize("compiled", ["1", "0"])
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_are_those_of_transformers(name, compiled, monkeypatch):
+    monkeypatch.setenv("TRTLA_COMPILED", compiled)
+    found = logits_of(folder_and_model(name)[0], TEXT, KNOWN)
+    torch.testing.assert_close(found, expected_logits(name, TEXT, KNOWN), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_texts_are_those_of_generate_plain_and_drafted(name):
+    prompts = prompts_for(name, 4)
+    expected = [generated(name, prompt) for prompt in prompts]
+    for triple, batch in (((1, 1, 0), 1), ((5, 4, 5), 4), (None, 4)):
+        with open_llm(folder_and_model(name)[0], triple, max_batch_size=batch) as llm:
+            texts = llm.generate(prompts, SamplingParams(max_output_len=COUNT))
+        assert [text.output_ids for text in texts] == expected
+
+
+@pytest.mark.parametrize("name", GGUF_NAMES)
+def test_a_gguf_file_gives_the_folders_logits(name, tmp_path):
+    file = gguf_file(name, tmp_path / "model.gguf")
+    found = logits_of(model_folder(file), TEXT, KNOWN)
+    torch.testing.assert_close(found, expected_logits(name, TEXT, KNOWN), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", GGUF_NAMES)
+def test_quantised_texts_are_the_same_for_every_draft(name, tmp_path):
+    file = gguf_file(name, tmp_path / "model.gguf", "Q4_0")
+    prompts = prompts_for(name, 4)
+    for params in (SamplingParams(COUNT), SamplingParams(COUNT, 1.0, seed=7)):
+        found = []
+        for triple, batch in (((1, 1, 0), 1), ((5, 4, 5), 4), ((3, 3, 2), 2)):
+            with open_llm(file, triple, max_batch_size=batch) as llm:
+                texts = llm.generate(prompts, params, margins=True)
+            found.append([(text.output_ids, text.margins) for text in texts])
+        assert found[0] == found[1] == found[2]

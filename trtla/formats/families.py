@@ -1,0 +1,261 @@
+"""The families of models that are read, each an entry of `DECODERS` or run as it is.
+
+An entry says what a family is called, what its config.json leaves unsaid, which keys that change
+the arithmetic it may have, and how its files keep weights. Everything behind that is a field of the
+model's config.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+ENCODER_DECODERS = {
+    "t5": "T5ForConditionalGeneration",
+    "mt5": "MT5ForConditionalGeneration",
+    "umt5": "UMT5ForConditionalGeneration",
+}
+"""model_type -> architecture of the families that are run as they are."""
+
+ARITHMETIC: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("embedding_multiplier", "residual_multiplier", "logits_scaling"), (1,)),
+    **dict.fromkeys(("logit_scale", "partial_rotary_factor", "rotary_pct", "scale_emb"), (1,)),
+    **dict.fromkeys(("attention_multiplier", "query_pre_attn_scalar", "clip_qkv"), ()),
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), (0,)),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), (0,)),
+    **dict.fromkeys(("moe_num_experts", "moe_intermediate_size", "num_experts_per_tok"), (0,)),
+    **dict.fromkeys(("vision_config", "audio_config", "text_config"), ()),
+    **dict.fromkeys(("use_qk_norm", "qk_norm", "qk_layernorm", "use_mrope"), (False,)),
+    **dict.fromkeys(("use_parallel_residual", "parallel_attn"), (False,)),
+    **dict.fromkeys(("kv_lora_rank", "q_lora_rank", "attention_chunk_size"), (0,)),
+    **dict.fromkeys(("no_rope_layers", "no_rope_layer_interval", "rope_local_base_freq"), ()),
+    **dict.fromkeys(("num_kv_shared_layers", "scale_depth", "dim_model_base"), (0,)),
+    **dict.fromkeys(("use_bidirectional_attention", "attn_temperature_tuning"), (False,)),
+}
+"""Keys of a config.json that change the arithmetic of families that know them, and the values with
+which they change nothing; null is always one."""
+
+GGUF_ARITHMETIC: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("logit_scale", "embedding_scale", "residual_scale"), (0, 1)),
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), (0,)),
+    **dict.fromkeys(("attention.scale", "attention.clamp_kqv", "attention.max_alibi_bias"), (0,)),
+    **dict.fromkeys(("expert_count", "leading_dense_block_count", "nextn_predict_layers"), (0,)),
+    **dict.fromkeys(("rope.freq_base_swa", "rope.dimension_sections"), ()),
+    **dict.fromkeys(("use_parallel_residual",), (False,)),
+    **dict.fromkeys(("attention.causal",), (True,)),
+}
+"""The same of a GGUF file's keys behind the name of its architecture."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A family of dense decoders."""
+
+    model_type: str
+    architecture: str
+    """Hugging Face's names."""
+    gguf: str
+    """The architecture of its GGUF files."""
+    absent: Mapping[str, Any] = field(default_factory=dict)
+    """What keys that a config.json lacks stand for."""
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    """What holds whatever config.json says."""
+    spelled: tuple[tuple[str, str], ...] = ()
+    """Keys of its config.json that Llama has by another name."""
+    reads: tuple[str, ...] = ()
+    """Keys of `ARITHMETIC` that its config.json may have."""
+    has_windows: bool = True
+    """Whether the keys of sliding windows have a meaning."""
+    gguf_keys: Mapping[str, str] = field(default_factory=dict)
+    """Keys of its GGUF files, and what config.json calls them."""
+    gguf_absent: Mapping[str, Any] = field(default_factory=dict)
+    """What keys that its GGUF files lack stand for."""
+    gguf_implied: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda keys: {}
+    """What its GGUF files leave to the reader, of the other keys of config.json."""
+    gguf_names: Mapping[str, str] = field(default_factory=dict)
+    """Weights of a layer that its GGUF files call otherwise than those of Llama."""
+    gguf_pairs: bool = False
+    """Whether numbers that rotary embedding turns together lie side by side in its GGUF files."""
+    pairs: bool = False
+    """Whether they do in Hugging Face's."""
+    fused: bool = False
+    """Whether q, k and v are one weight in its files, and gate and up another."""
+    offset_norms: bool = False
+    """Whether Hugging Face's files hold the weights of norms less 1."""
+    trtllm: str | None = None
+    """The folder of its converter in TensorRT-LLM, whose lookahead decoding runs it."""
+
+
+_WINDOW = 4096  # of MistralConfig and the Qwens' configs
+_QWEN = {
+    "max_position_embeddings": 32768,
+    "max_window_layers": 28,
+    "use_sliding_window": False,
+    "sliding_window": _WINDOW,
+}
+_GRANITE = {
+    "embedding_scale": "embedding_multiplier",
+    "attention.scale": "attention_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
+_ALL_WINDOWED = {"use_sliding_window": True, "max_window_layers": 0}
+
+
+def _gemma3_scale(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """As in llama.cpp, where only the model of 27B, which has 62 layers, is an exception."""
+    large = keys["num_hidden_layers"] == 62
+    width = keys["hidden_size"] // keys["num_attention_heads"] if large else keys["head_dim"]
+    return {"query_pre_attn_scalar": width}
+
+
+DECODERS = (
+    Family(
+        model_type="llama",
+        architecture="LlamaForCausalLM",
+        gguf="llama",
+        has_windows=False,
+        gguf_pairs=True,
+        trtllm="llama",
+    ),
+    Family(
+        model_type="mistral",
+        architecture="MistralForCausalLM",
+        gguf="llama",
+        absent={"sliding_window": _WINDOW},
+        fixed=_ALL_WINDOWED,
+        gguf_pairs=True,
+        trtllm="llama",
+    ),
+    Family(
+        model_type="qwen2",
+        architecture="Qwen2ForCausalLM",
+        gguf="qwen2",
+        absent=_QWEN,
+        fixed={"attention_bias": True, "mlp_bias": False},
+        trtllm="qwen",
+    ),
+    Family(
+        model_type="qwen3",
+        architecture="Qwen3ForCausalLM",
+        gguf="qwen3",
+        absent={**_QWEN, "head_dim": 128},
+        fixed={"qk_layernorm": True, "mlp_bias": False},
+        reads=("qk_layernorm",),
+    ),
+    Family(
+        model_type="granite",
+        architecture="GraniteForCausalLM",
+        gguf="granite",
+        absent={"attention_multiplier": 1.0},
+        reads=tuple(_GRANITE.values()),
+        has_windows=False,
+        gguf_keys=_GRANITE,
+        gguf_pairs=True,
+    ),
+    Family(
+        model_type="smollm3",
+        architecture="SmolLM3ForCausalLM",
+        gguf="smollm3",
+        absent={
+            "max_position_embeddings": 32768,
+            "rope_theta": 2e6,
+            "tie_word_embeddings": True,
+            "no_rope_layer_interval": 4,
+            "use_sliding_window": False,
+        },
+        reads=("no_rope_layers", "no_rope_layer_interval"),
+        gguf_pairs=True,
+    ),
+    Family(
+        model_type="phi3",
+        architecture="Phi3ForCausalLM",
+        gguf="phi3",
+        absent={
+            "max_position_embeddings": 4096,
+            "original_max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-5,
+        },
+        fixed={**_ALL_WINDOWED, "attention_bias": False, "mlp_bias": False},
+        reads=("partial_rotary_factor",),
+        gguf_names={"ffn_up": "mlp.gate_up_proj"},
+        fused=True,
+    ),
+    Family(
+        model_type="ernie4_5",
+        architecture="Ernie4_5ForCausalLM",
+        gguf="ernie4_5",
+        absent={
+            "max_position_embeddings": 131072,
+            "rope_theta": 5e5,
+            "rms_norm_eps": 1e-5,
+            "head_dim": 128,
+            "tie_word_embeddings": True,
+        },
+        spelled=(("use_bias", "attention_bias"), ("use_bias", "mlp_bias")),
+        has_windows=False,
+        pairs=True,
+    ),
+    Family(
+        model_type="gemma3_text",
+        architecture="Gemma3ForCausalLM",
+        gguf="gemma3",
+        absent={
+            "max_position_embeddings": 131072,
+            "head_dim": 256,
+            "tie_word_embeddings": True,
+            "rope_theta": 1e6,
+            "rope_local_base_freq": 1e4,
+            "query_pre_attn_scalar": 256,
+            "sliding_window": 4096,
+            "sliding_window_pattern": 6,
+            "hidden_act": "gelu_pytorch_tanh",
+        },
+        fixed={
+            "qk_layernorm": True,
+            "sandwich_norms": True,
+            "offset_norms": True,
+            "scales_embedding": True,
+            "use_sliding_window": True,
+            "mlp_bias": False,
+        },
+        spelled=(("hidden_activation", "hidden_act"),),
+        reads=("query_pre_attn_scalar", "rope_local_base_freq"),
+        gguf_keys={"rope.freq_base_swa": "rope_local_base_freq"},
+        gguf_absent={"attention.sliding_window_pattern": 6},
+        gguf_implied=_gemma3_scale,
+        gguf_names={
+            "post_attention_norm": "post_attention_layernorm",
+            "ffn_norm": "pre_feedforward_layernorm",
+            "post_ffw_norm": "post_feedforward_layernorm",
+        },
+        offset_norms=True,
+    ),
+)
+
+ARCHITECTURES = tuple(family.architecture for family in DECODERS)
+BY_ARCHITECTURE = {family.architecture: family for family in DECODERS}
+BY_GGUF = {family.gguf: family for family in reversed(DECODERS)}
+"""Of two families with one name the first: a Mistral's file is a llama."""
+MODEL_TYPES = {family.model_type: family.architecture for family in DECODERS} | ENCODER_DECODERS
+"""model_type -> architecture."""
+_NAMES = (*ARCHITECTURES[:-1], f"and {ARCHITECTURES[-1]}")
+FAMILIES = ", ".join(_NAMES[:-1]) + f" {_NAMES[-1]}"
+"""For sentences."""
+
+
+def spelled(architecture: str) -> str:
+    """Hugging Face's spelling of the architecture that a checkpoint names."""
+    return architecture.replace("LLaMA", "Llama")
+
+
+def unknown_arithmetic(
+    keys: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]], known: Collection[str]
+) -> str | None:
+    """The first key that would change the arithmetic and is not known; None: there is none."""
+    for key, values in neutral.items():
+        value = keys.get(key)
+        if key not in known and value is not None and value not in values:
+            return key
+    return None
