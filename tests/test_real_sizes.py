@@ -69,6 +69,6 @@ def test_a_table_of_small_sizes(sample: Path, tmp_path: Path) -> None:
     assert all("(" in row[8] for row in cells[:2])
     assert all(row[8:] == ["-", "-", "-"] for row in cells[2:])
     served = json.loads((out / "135M.json").read_text())["ngram_mod"]
-    assert [one["runs"][0]["completed"] for one in served.values()] == [1, 1]
+    assert [one["rows"][0]["completed"] for one in served.values()] == [1, 1]
     document = json.loads((out / "tiny.json").read_text())
     assert document["bytes"] > document["read_bytes"] > 0

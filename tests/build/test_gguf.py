@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -37,8 +38,16 @@ from trtla.settings.lookahead import LookaheadConfig
 from trtla.settings.sampling import SamplingParams
 
 _LINEAR = {"rope.scaling.type": "linear", "rope.scaling.factor": 2.0}
+_KEYS: dict[str, dict[str, Any]] = {
+    "linear": _LINEAR,
+    "mistral-window": {"attention.sliding_window": 8},
+    "qwen2-window": {
+        "attention.sliding_window": 8,
+        "attention.sliding_window_pattern": [False, True],
+    },
+}
 _PLAIN = ("gqa", "mqa", "mha", "tied", "head-dim", "attention-bias", "mlp-bias", "theta", "linear",
-          "llama3", "qwen2")  # fmt: skip
+          "llama3", "qwen2", "mistral-window", "qwen2-window")  # fmt: skip
 _BIG = Variant("big", {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1})
 KINDS = [kind.name for kind in gguf.quants._type_traits]
 
@@ -56,7 +65,7 @@ def file(tmp_path: Path) -> Path:
 def test_a_file_is_the_folder_it_was_made_from(name: str, tmp_path: Path) -> None:
     model = make_model(variant(name))
     folder = save_model(model, variant(name), tmp_path / "hf")
-    keys = _LINEAR if name == "linear" else {}
+    keys = _KEYS.get(name, {})
     arch = "qwen2" if name.startswith("qwen2") else "llama"
     file = write_gguf(model, tmp_path / "model.gguf", arch=arch, keys=keys)
     ours, theirs = (engine_from_hugging_face(path, dtype="float32") for path in
@@ -64,6 +73,35 @@ def test_a_file_is_the_folder_it_was_made_from(name: str, tmp_path: Path) -> Non
     assert ours.config.pretrained_config == theirs.config.pretrained_config
     for (name, one), (_, other) in zip(ours.weights(), theirs.weights(), strict=True):
         assert equal(one, other), name
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"), [(2, (8, None)), (1, ()), (0, (8, 8)), ([True, False], (8, None))]
+)
+def test_every_nth_layer_or_those_of_a_list_have_no_window(
+    pattern: int | list[bool], expected: tuple[int | None, ...], tmp_path: Path
+) -> None:
+    keys = {"attention.sliding_window": 8, "attention.sliding_window_pattern": pattern}
+    model = make_model(variant("qwen2"))
+    file = write_gguf(model, tmp_path / "model.gguf", arch="qwen2", keys=keys)
+    assert read_hf_config(model_folder(file))[0].layer_windows == expected
+
+
+@pytest.mark.parametrize(
+    ("arch", "pattern", "named"),
+    [
+        ("llama", [True, False], "llama.attention.sliding_window of these layers is not"),
+        ("llama", [True], "layer_types has 1 entries for 2 layers"),
+        ("qwen2", [True], "layer_types has 1 entries for 2 layers"),
+    ],
+)
+def test_windows_that_the_layers_do_not_have_are_refused(
+    arch: str, pattern: list[bool], named: str, tmp_path: Path
+) -> None:
+    keys = {"attention.sliding_window": 8, "attention.sliding_window_pattern": pattern}
+    model = make_model(variant("qwen2" if arch == "qwen2" else "gqa"))
+    with pytest.raises(UsageError, match=named):
+        model_folder(write_gguf(model, tmp_path / "model.gguf", arch=arch, keys=keys))
 
 
 @pytest.mark.parametrize("kind", KINDS)

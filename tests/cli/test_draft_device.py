@@ -53,7 +53,7 @@ def test_bench_and_summarize_place_it_as_well(engine: Path, model: Path, article
         "--max-input-len", "100", "--json",
     )  # fmt: skip
     assert ran.code == 0, ran.err
-    ours, plain = ran.json["sides"]
+    ours, plain = ran.json["rows"]
     assert ours["output_tokens"] == plain["output_tokens"]
     assert ours["tokens_per_step"] > 1.5
 

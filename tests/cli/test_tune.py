@@ -64,7 +64,7 @@ def test_the_document_has_what_report_reads(tuned):
     assert (found["schema_version"], found["command"]) == (1, "tune")
     assert found["argv"].split()[0] == "trtla"
     assert {"cpu", "cores", "torch", "commit"} <= set(found["environment"])
-    assert found["cost"]["source"] == "measured"
+    assert found["cost"]["source"] == "executor"
     assert [row["sequences"] for row in found["cost"]["rows"]] == [1, 2]
     assert found["cost"]["knee"] >= 1
     assert all("predicted_speedup" not in row for row in found["rows"])

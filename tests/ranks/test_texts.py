@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.families import folder_and_model
 from tests.support.gguf_models import write_gguf
 from tests.support.models import Variant, make_model, save_model
 from tests.support.ranks import PROMPTS, WIDE, drafted, everything, samplings
@@ -79,3 +80,18 @@ def test_drafters_change_no_text_of_ranks_in_blocks(tmp_path):
             plain = drafted(llm, "none", prompts, sampling)
             for drafter in ("auto", "lookahead", "prompt-lookup", "ngram"):
                 assert drafted(llm, drafter, prompts, sampling) == plain
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("compiled", ["1", "0"])
+@pytest.mark.parametrize("name", ["gemma3", "granite", "phi3"])
+def test_families_are_split_rightly(name, compiled, monkeypatch):
+    monkeypatch.setenv("TRTLA_COMPILED", compiled)
+    folder, prompts = folder_and_model(name)[0], [(5, 17, 3, 40), tuple(range(30))]
+    texts = []
+    for tp_size in (1, 2):
+        with LLM(folder, tp_size=tp_size, max_seq_len=96) as llm:
+            llm.end_ids = frozenset()
+            made = llm.generate(prompts, SamplingParams(max_output_len=24))
+        texts.append([text.output_ids for text in made])
+    assert texts[0] == texts[1]

@@ -23,12 +23,9 @@ from tests.support.toys import (
     run,
     tokens_of,
 )
-from trtla.runtime.auto.probe import measure_costs
-from trtla.runtime.costs import CostPlan
 from trtla.runtime.drafters.draft_model import DraftModelDrafters
 from trtla.runtime.drafters.factory import Drafters
 from trtla.runtime.limits import ExecutorLimits
-from trtla.runtime.models.forward import Forwarded
 from trtla.runtime.models.tensor_cache import TensorCache
 from trtla.settings.drafting import DrafterSettings, DraftOptions
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
@@ -197,9 +194,7 @@ def test_what_takes_blocks_beside_requests_takes_kept_ones_too():
     ask(executor, prompt_of(130))
     pool = executor._cache.pool
     assert len(pool.find(prompt_of(130))) == 4
-    measure_costs(
-        lambda feeds: Forwarded(torch.zeros(1, 5)), executor._cache, executor.limits, CostPlan()
-    )
+    executor.log_probs(request(prompt_of(LONGEST - 1, salt=1), 1), [1])
     check_cache(executor)
     assert pool.num_free == 7
     assert len(pool.find(prompt_of(130))) < 4

@@ -253,6 +253,16 @@ def test_the_kernels_themselves_pass_with_windows_interpreted(kernels):
     assert kernels(layer_windows=(9, None)) is None
 
 
+@pytest.mark.deep
+def test_the_kernels_pass_with_all_that_families_do_interpreted(kernels):
+    scales = {"embedding_multiplier": 8.0, "residual_multiplier": 0.5, "logits_scaling": 2.0}
+    norms = {"qk_layernorm": True, "sandwich_norms": True, "attention_scale": 0.3}
+    options = {**scales, **norms, "hidden_act": "gelu_pytorch_tanh"}
+    assert kernels(**options, unrotated_layers=(1,)) is None
+    local = {"layer_windows": (9, None), "local_rotary_base": 1e3}
+    assert kernels(**options, **local, rotary_pct=0.5) is None
+
+
 # Sizes of their own, and FP8 weights.
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.support.families import (
-    OTHERS,
-    VARIANTS,
+    GGUF_NAMES,
+    NAMES,
     expected_logits,
     folder_and_model,
     gguf_file,
@@ -21,9 +21,6 @@ from trtla.formats.gguf.folder import model_folder
 
 COUNT, KNOWN = 24, 9
 TEXT = tuple((7 * i + i * i) % 101 for i in range(40))
-NAMES = [*VARIANTS, *(pytest.param(name, marks=pytest.mark.deep) for name in OTHERS)]
-DEEP_GGUF = [name for name, variant in OTHERS.items() if variant.gguf]
-GGUF_NAMES = [*VARIANTS, *(pytest.param(name, marks=pytest.mark.deep) for name in DEEP_GGUF)]
 
 
 @functools.cache
@@ -74,3 +71,22 @@ def test_quantised_texts_are_the_same_for_every_draft(name, tmp_path):
                 texts = llm.generate(prompts, params, margins=True)
             found.append([(text.output_ids, text.margins) for text in texts])
         assert found[0] == found[1] == found[2]
+
+
+def test_a_model_for_long_texts_has_longropes_other_factors():
+    """Of all its texts: keys that one table has turned do not go with queries of the other."""
+    (folder, _), text = folder_and_model("phi3-longrope"), tuple(5 * i % 101 for i in range(130))
+    found = logits_of(folder, text, 100, longest=140)
+    expected = expected_logits("phi3-longrope", text, 100)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("triple", [(1, 1, 0), (5, 4, 5)])
+def test_long_texts_of_longrope_are_those_of_generate(triple):
+    folder, model = folder_and_model("phi3-longrope")
+    prompts = [tuple((5 * i + k) % 101 for i in range(100 + k)) for k in range(3)]
+    with LLM(folder, lookahead=LookaheadConfig(*triple), max_seq_len=160) as llm:
+        llm.end_ids = frozenset()
+        texts = llm.generate(prompts, SamplingParams(max_output_len=COUNT))
+    assert [text.output_ids for text in texts] == [greedy_text(model, p, COUNT) for p in prompts]

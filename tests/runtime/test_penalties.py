@@ -37,7 +37,7 @@ from trtla.runtime.drafters.lookahead import lookahead_drafter
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.models.cpu.library import RowChooser
 from trtla.runtime.request import Request
-from trtla.runtime.sampling.penalties import changed, changed_rows
+from trtla.runtime.sampling.changes import changed, changed_rows
 from trtla.runtime.sampling.predict import predict
 from trtla.runtime.sequence import Feed, Sequence
 from trtla.settings.drafting import NO_DRAFTER, DrafterSettings, DraftOptions

@@ -32,8 +32,12 @@ from tests.support.compiled import (
 )
 from tests.support.examples import examples
 from tests.support.real_models import folder_and_model, generated, open_llm, prompts_for
-from trtla import LookaheadConfig, SamplingParams
+from trtla import LLM, LookaheadConfig, SamplingParams
+from trtla.build.convert import convert
+from trtla.build.engine import build_engine
+from trtla.build.quantize import Calibration
 from trtla.formats.engine import engine_from_hugging_face
+from trtla.formats.engine_limits import BuildSettings
 from trtla.runtime.device import Device
 from trtla.runtime.draft import NO_DRAFT, Draft
 from trtla.runtime.models.llama import LlamaModel
@@ -87,6 +91,24 @@ def test_texts_equal_generates_whoever_drafts_and_whatever_is_reused(name, compi
                 accepted += sum(one.stats.accepted for one in done)
     assert reused > 500
     assert accepted > 20
+
+
+@pytest.mark.parametrize("quantised", [False, True])
+def test_engines_keep_the_windows_of_the_layers(quantised, tmp_path):
+    """FP8's ranges are found with the windows too, in texts that are longer than they."""
+    data = Calibration([list(prompt) for prompt in prompts_for(3, 2, longest=60)])
+    folder, _ = folder_and_model("qwen2-window")
+    calibration = data if quantised else None
+    convert(folder, tmp_path / "ckpt", dtype="float32", calibration=calibration)
+    build_engine(tmp_path / "ckpt", tmp_path / "engine", BuildSettings(LookaheadConfig(4, 4, 4)))
+    prompt = prompts_for(7, 1, longest=40)[0] * 2
+    with LLM(tmp_path / "engine") as llm:
+        assert llm.engine.config.pretrained_config.layer_windows == (None, 8)
+        params = SamplingParams(max_output_len=24)
+        texts = [llm.generate([prompt], params, how)[0] for how in (None, AUTOREGRESSIVE)]
+    assert texts[0].output_ids == texts[1].output_ids
+    if not quantised:
+        assert texts[0].output_ids == generated("qwen2-window", prompt, 24)
 
 
 @functools.cache

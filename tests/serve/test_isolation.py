@@ -58,10 +58,10 @@ def test_load_on_our_server(served: Served) -> None:
     loads = ("--concurrency", "3", "--num-prompts", "4", "--temperature", "0,0.8")
     ran = trtla(*args, *loads, "--check-texts")
     assert ran.code == 0, ran.err
-    settings, runs = ran.json["settings"], ran.json["runs"]
+    settings, runs = ran.json["settings"], ran.json["rows"]
     assert (settings["owned_by"], settings["tokens_from"]) == ("trtla", "usage")
     assert [(one["completed"], one["failed"]) for one in runs] == [(4, 0)] * 2
     assert all(one["tokens_per_step"] >= 1 for one in runs)
     assert ran.json["checked_texts"]["equal"] == ran.json["checked_texts"]["texts"] == 8
     ran = trtla(*args, "--ignore-eos", "--num-prompts", "1")
-    assert (ran.code, ran.json["runs"][0]["completed"]) == (0, 1)
+    assert (ran.code, ran.json["rows"][0]["completed"]) == (0, 1)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import transformers
 
@@ -158,6 +159,16 @@ OTHERS = {
     ),
 }
 """More of them, for the deep tests."""
+
+
+def _parameters(names: list[str]) -> list[Any]:
+    others = (pytest.param(name, marks=pytest.mark.deep) for name in names if name in OTHERS)
+    return [*VARIANTS, *others]
+
+
+NAMES = _parameters([*OTHERS])
+"""All as parameters of a test."""
+GGUF_NAMES = _parameters([name for name, variant in OTHERS.items() if variant.gguf])
 
 
 def make_model(variant: Variant, seed: int = 0) -> Any:

@@ -57,6 +57,7 @@ def write_gguf(
         "attention.head_count": config.num_attention_heads,
         "attention.head_count_kv": config.num_key_value_heads,
         "attention.key_length": head,
+        "attention.value_length": head,
         "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
         "rope.freq_base": float(_rope(config)["rope_theta"]),
         "rope.dimension_count": head,

@@ -13,7 +13,7 @@ from trtla.bench.arms import LLAMA_CPP
 from trtla.console import TableText, counted, markdown
 from trtla.console import cell as shown
 from trtla.formats.gguf.folder import model_name
-from trtla.results.bench_documents import Bench, BenchSettings, Row
+from trtla.results.bench_documents import CSV_ENVIRONMENT, Bench, BenchSettings, Row
 from trtla.results.documents import SCHEMA_VERSION, Part, SourceRow
 from trtla.results.metrics import too_short, total
 from trtla.settings.sampling import filters_text
@@ -61,7 +61,6 @@ _SOURCE_FIGURES = (
     "proposed", "fed", "accepted", "expected", "calibration", "accepted/fed by depth"
 )  # fmt: skip
 _DEPTHS = 8  # that are shown
-_ENVIRONMENT = ("cpu", "cores", "torch", "transformers", "trtla", "commit")
 _EXACT = ("tokens_per_s", "peak_memory_mb", "ttft_ms")  # shown with fewer digits
 
 
@@ -77,7 +76,7 @@ def document(results: Results, sweep: Sweep, found: dict[str, Any]) -> dict[str,
 def csv_text(results: Results, sweep: Sweep, found: dict[str, Any]) -> str:
     """One line an arm and cell, with the model and the environment in the last columns."""
     extra = {"model": model_name(sweep.model)}
-    extra |= {key: found[key] for key in _ENVIRONMENT}
+    extra |= {key: found[key] for key in CSV_ENVIRONMENT}
     return rows_text(results.rows, extra)
 
 
@@ -98,7 +97,11 @@ def rows_text(rows: Sequence[Part], extra: Mapping[str, object] = {}) -> str:
 def tables(
     rows: Sequence[Row], table: TableText = markdown, names: Iterable[str] = _COLUMNS
 ) -> Iterator[str]:
-    """A table for each cell with an arm a line, and what is to be said of its arms."""
+    """A table for each cell with an arm a line, and what is to be said of its arms.
+
+    Args:
+        names: the columns, of those that rows have; what drafts came of follows if all are.
+    """
     for _, members in groupby(rows, key=lambda row: row.cell):
         own = list(members)
         cells = {key: [_shown(row, key) for row in own] for key in names}
@@ -107,7 +110,7 @@ def tables(
         yield f"{_title(own[0])}\n\n{table([_COLUMNS[key] for key in cells], lines)}"
         for row in own:
             name = _shown(row, "arm")
-            if row.sources:
+            if row.sources and names is _COLUMNS:
                 yield _sources_table(name, row.sources, table)
             if row.rounds and (why := too_short(row.texts, row.output_tokens)):
                 yield f"{name}: {why}."

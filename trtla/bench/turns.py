@@ -135,7 +135,9 @@ class Kept:
     def get(self, cell: Cell, batch: Batch, arms: Sequence[Arm]) -> dict[str, ArmRun] | None:
         """What all the arms gave; None: the turn is to be taken."""
         found = self._of(cell, batch, arms)
-        return found and {arm.label: _RUN.validate_python(found[arm.key]) for arm in arms}
+        if found is None:
+            return None
+        return {arm.label: _RUN.validate_python(found[arm.key]) for arm in arms}
 
     def put(
         self, cell: Cell, batch: Batch, runs: Mapping[str, ArmRun], arms: Sequence[Arm]

@@ -20,6 +20,7 @@ from torch import Tensor
 from trtla.errors import TrtlaError, UsageError
 from trtla.formats.config import CheckpointConfig
 from trtla.formats.plan import fp8_groups, hf_shapes, kv_scale
+from trtla.formats.stored_form import stored_forms
 from trtla.formats.tensors import TensorSource, quantize, row_spans, scale_of
 from trtla.formats.tensors import largest as largest_of
 from trtla.formats.transformers_load import load_model
@@ -136,15 +137,18 @@ def _load(folder: Path, config: CheckpointConfig, device: str) -> PreTrainedMode
 
 
 def _watch(model: PreTrainedModel, config: CheckpointConfig, see: _See) -> None:
+    forms = stored_forms(config, gguf=False)
     for layer in range(config.num_hidden_layers):
         for module, linears in _READERS.items():
-            names = [f"model.layers.{layer}.{linear}" for linear in linears]
+            prefix = f"model.layers.{layer}"
+            names = [f"{prefix}.{linear}" for linear in linears]
 
             def show(_: object, inputs: tuple[Tensor, ...], names: list[str] = names) -> None:
                 for name in names:
                     see(name, inputs[0])
 
-            watched = model.get_submodule(f"model.layers.{layer}.{module}")
+            stored = forms[f"{prefix}.{module}.weight"].name.removesuffix(".weight")
+            watched = model.get_submodule(stored)
             watched.register_forward_pre_hook(show)
 
 

@@ -17,7 +17,7 @@ from trtla.doctor.texts import describe_texts
 from trtla.errors import UsageError
 from trtla.formats.chat_templates import stored_template
 from trtla.formats.checkpoint import check_config, rank_problems
-from trtla.formats.config import BLOCK_SIZES, INT4, WEIGHT_ONLY, CheckpointConfig
+from trtla.formats.config import BLOCK_SIZES, INT4, OPTIONS, WEIGHT_ONLY, CheckpointConfig
 from trtla.formats.engine import check_manifest
 from trtla.formats.engine_limits import compiled_problems, longest_text
 from trtla.formats.folder import tokenizer_dir
@@ -42,8 +42,9 @@ _SHAPE_KEYS = (
     "attn_bias",
     "mlp_bias",
     "tie_word_embeddings",
-    "layer_windows",
 )
+_FAMILY_KEYS = ("hidden_act", "layer_windows", *OPTIONS)
+"""Shown where they differ from Llama's."""
 _LIMIT_KEYS = ("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens", "max_beam_width")
 
 
@@ -126,7 +127,7 @@ def _describe(model: Model) -> dict[str, Any]:
         "quant_algo": config.quantization.quant_algo,
         "kv_cache_quant_algo": config.quantization.kv_cache_quant_algo,
         "parameters": _parameters(model),
-        "shape": _picked(config, _SHAPE_KEYS),
+        "shape": _picked(config, _SHAPE_KEYS) | _chosen(config),
         "mapping": config.mapping.model_dump(),
         "max_text_len": text_len,
         "kv_cache_bytes": text_len * config.mapping.world_size * kv_bytes_per_token(config),
@@ -183,6 +184,13 @@ def _parameters(model: Model) -> int:
     if model.config.tie_word_embeddings:
         del shapes[LM_HEAD]
     return sum(prod(shape) for shape in shapes.values())
+
+
+def _chosen(config: CheckpointConfig) -> dict[str, Any]:
+    """The options in which a model differs from Llama."""
+    fields = CheckpointConfig.model_fields
+    keys = (key for key in _FAMILY_KEYS if getattr(config, key) != fields[key].default)
+    return _picked(config, tuple(keys))
 
 
 def _picked(config: BaseModel, keys: tuple[str, ...]) -> dict[str, Any]:

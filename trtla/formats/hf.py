@@ -7,7 +7,7 @@ Weights are a single or sharded safetensors or `.bin` checkpoint. Names are brou
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from math import prod
@@ -86,6 +86,16 @@ class HFModel:
         if isinstance(file, GgufFile) and name in self.config.block_types:
             return form.read(start, stop, partial(file.blocks, stored))
         return form.read(start, stop, partial(file.read, stored))
+
+    def stored_numbers(self) -> Iterator[tuple[str, ndarray]]:
+        """The tensors as Hugging Face's file of the model has them, in numbers."""
+        gguf = any(form.offset for form in stored_forms(self.config, gguf=False).values())
+        for name, shape in stored_shapes(self.config).items():
+            if name == LM_HEAD and self.config.tie_word_embeddings:
+                continue
+            file, stored = self._where[name]
+            rows = file.read(stored, 0, shape[0])
+            yield name, rows - 1 if gguf and "norm" in name else rows
 
     def close(self) -> None:
         """Close the weight files; whoever reads on opens them again."""

@@ -186,8 +186,8 @@ def _check_longrope(scaling: dict[str, Any], count: int, where: str) -> None:
     """Refuse factors that are not one positive number for each frequency."""
     for key in ("short_factor", "long_factor"):
         factors = scaling.get(key)
-        known = isinstance(factors, list) and len(factors) == count
-        if not known or not all(isinstance(f, int | float) and 0 < f < 1e9 for f in factors):
+        known = factors if isinstance(factors, list) and len(factors) == count else [None]
+        if not all(isinstance(f, int | float) and 0 < f < 1e9 for f in known):
             raise UsageError(
                 f'{where}: "{key}" of rope scaling longrope is not {count} numbers above 0',
                 "copy config.json again",

@@ -56,20 +56,11 @@ def _load_dequantized(kind: str, model: HFModel, dtype: torch.dtype) -> Any:
     """The model of a GGUF file, which transformers cannot find in the folder."""
     import transformers
 
-    from trtla.formats.plan import LM_HEAD, hf_shapes
-    from trtla.formats.tensors import Dequantized
     from trtla.formats.torch_tensors import as_tensor
 
     config = transformers.AutoConfig.from_pretrained(str(model.path), local_files_only=True)
-    names = hf_shapes(model.config)
-    if model.config.tie_word_embeddings:
-        del names[LM_HEAD]
-    numbers = Dequantized(model, model.config.block_types)
     with closing(model):
-        state = {
-            name: as_tensor(numbers.read(name, 0, shape[0])).to(dtype)
-            for name, shape in names.items()
-        }
+        state = {name: as_tensor(array).to(dtype) for name, array in model.stored_numbers()}
     with _quiet():
         made = getattr(transformers, kind).from_config(config, dtype=dtype)
         made.load_state_dict(state, strict=False, assign=True)

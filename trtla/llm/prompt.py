@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import count
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trtla.errors import UsageError
 from trtla.formats.folder import unapplied
@@ -20,14 +20,19 @@ from trtla.llm.open import end_ids, is_adaptive, open_tokenizer
 from trtla.llm.reading import reading_notes
 from trtla.llm.text_stream import StopStrings
 from trtla.machine import process_rank
+from trtla.runtime.grammar import GrammarStart
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.request import DrafterWatch, Request
 from trtla.settings.drafting import DrafterSettings
 from trtla.settings.executor import ExecutorOptions
 from trtla.settings.fields import check_text, is_whole, shown
+from trtla.settings.grammar import Grammar
 from trtla.settings.lookahead import Lookahead
 from trtla.settings.messages import ANSWER, Messages, Rendering, check_messages, is_conversation
 from trtla.settings.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from trtla.llm.grammars import GrammarCompiler
 
 _log = logging.getLogger(__name__)
 ExpectedOutput = str | Sequence[int]
@@ -126,9 +131,12 @@ class RequestMaker:
                 f"{prompt.name} has a stop string, but the model has no tokenizer",
                 "omit stop, or give --tokenizer-dir",
             )
+        start = self._grammar_start(prompt)
         answers = []
         for choice, sampling in enumerate(request.sampling.choices()):
             changes: dict[str, Any] = {} if sampling is request.sampling else {"sampling": sampling}
+            if start is not None:
+                changes["grammar"] = start
             if choice:
                 changes["request_id"] = next(self._ids)
             stream = None
@@ -139,6 +147,27 @@ class RequestMaker:
             chosen = replace(request, **changes) if changes else request
             answers.append(Answer(index, chosen, text, stream, choice))
         return answers
+
+    def _grammar_start(self, prompt: PromptRequest) -> GrammarStart | None:
+        grammar = prompt.sampling.grammar
+        if grammar is None:
+            return None
+        if self.tokenizer is None:
+            raise UsageError(
+                f"{prompt.name} has a grammar, but the model has no tokenizer",
+                "omit the grammar, or give --tokenizer-dir",
+            )
+        try:
+            return self._grammars.start(Grammar.of(grammar))
+        except UsageError as error:
+            raise UsageError(f"{prompt.name}: {error.message}", error.hint) from None
+
+    @cached_property
+    def _grammars(self) -> GrammarCompiler:
+        from trtla.llm.grammars import GrammarCompiler
+
+        assert self.tokenizer is not None
+        return GrammarCompiler(self.tokenizer, self.limits.vocab_size, tuple(self.end_ids))
 
     def spell(self, token: int) -> bytes:
         """Return the bytes of a token; none without a tokenizer."""

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from trtla.errors import UsageError, needed, sentence
 from trtla.files import JsonError, parse_json, read_text
-from trtla.results.bench_documents import Bench, Summarize, whole_category
+from trtla.results.bench_documents import CSV_ENVIRONMENT, Bench, Summarize, whole_category
 from trtla.results.documents import Run
 from trtla.results.tune_documents import Tune
 
@@ -30,7 +30,6 @@ _KINDS: dict[Kind, tuple[type[Document], tuple[str, ...]]] = {
     "run": (Run, ("results", "stats")),
 }
 """The keys that a JSON document has; the first are its results."""
-_ENVIRONMENT = ("cpu", "cores", "torch", "transformers", "trtla", "commit")
 _HINT = (
     "give what trtla bench --json, bench --ablation, tune --json, summarize --json or run --json "
     "printed, or a CSV file of bench"
@@ -102,7 +101,7 @@ def _table(path: Path, text: str) -> tuple[Kind, Any]:
     found = [{key: cell or None for key, cell in row.items()} for row in rows]
     first = found[0] if found else {}
     return "bench", {
-        "environment": {key: first.get(key) for key in _ENVIRONMENT},
+        "environment": {key: first.get(key) for key in CSV_ENVIRONMENT},
         "settings": {"model": first.get("model")},
         "rows": found,
     }

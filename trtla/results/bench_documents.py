@@ -31,6 +31,8 @@ def _listed(value: Any) -> Any:
 
 
 _TRIPLE = re.compile(r"lookahead (\d+),(\d+),(\d+)")
+CSV_ENVIRONMENT = ("cpu", "cores", "torch", "transformers", "trtla", "commit")
+"""What the last columns of a CSV have of the environment."""
 EVERY_CATEGORY = "all"
 """The category of all categories together."""
 

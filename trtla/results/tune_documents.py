@@ -21,7 +21,7 @@ class Cost(Part):
     """The cost curve of an engine."""
 
     source: str
-    """measured or roofline."""
+    """executor: what auto counts with on this machine; or roofline."""
     note: str | None = None
     rows: tuple[CostRow, ...]
     knee: int | None = None

@@ -15,41 +15,6 @@ Point = tuple[int, float]
 
 
 @dataclass(frozen=True, slots=True)
-class CostPlan:
-    """The forwards to time."""
-
-    batches: tuple[int, ...] = (1, 4, 16)
-    """Numbers of sequences, rising."""
-    sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128)
-    """Fed tokens of each sequence, rising from 1."""
-    most_tokens: int = 512
-    """Fed tokens of all sequences, at most, if more are not needed."""
-    context: int = 192
-    """Cached tokens of each sequence: a modest text."""
-    row_budget_s: float = 1.0
-    """For sizes that are not needed, repeats, and further sweeps of a number of sequences."""
-    sweeps: int = 3
-    """Passes through each row, at least: a disturbance rarely affects all of them."""
-    repeats: int = 2
-    """Runs of each forward in a sweep, after one that warms up."""
-    bounded: bool = False
-    """Give up larger sizes when a row's budget is spent, even if they are needed."""
-    needed: int = 1
-    """Fed tokens of each sequence up to which sizes are timed, however slow the model is."""
-    max_tokens: int = 8192
-    """Fed tokens of all sequences, at most, if they are needed."""
-
-    def top(self, sequences: int) -> int:
-        return max(1, min(self.needed, self.max_tokens // sequences))
-
-    def sizes_of(self, sequences: int) -> list[int]:
-        """Return a row's sizes, rising: up to the top, and larger ones to time if time is left."""
-        top = self.top(sequences)
-        larger = [s for s in self.sizes if s > top and s * sequences <= self.most_tokens]
-        return [*(s for s in self.sizes if s < top), top, *larger]
-
-
-@dataclass(frozen=True, slots=True)
 class CostTable:
     """Seconds of a forward, piecewise linear in fed tokens, and linear between rows.
 

@@ -9,7 +9,6 @@ from types import TracebackType
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from trtla.errors import TrtlaError, UsageError
-from trtla.runtime.costs import CostPlan, CostTable
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.request import DraftMemory, Hypothesis, Output, Request
 from trtla.runtime.stats import ExecutorStats, RequestStats
@@ -101,15 +100,6 @@ class Executor(ABC):
             TrtlaError: the cache has no room for the beams, or the logits are not finite.
         """
         raise self._unable("has no beams", "search")
-
-    def measure_costs(self, plan: CostPlan) -> CostTable:
-        """Time forwards of made-up sequences in free blocks, now.
-
-        Raises:
-            UsageError: the executor's forwards cannot be timed.
-            TrtlaError: requests in flight own all blocks.
-        """
-        raise self._unable("cannot time single forwards", "measure")
 
     def step_seconds(self, tokens: int, sequences: int) -> float | None:
         """Return the expected seconds of a step with so many tokens and sequences, if known."""

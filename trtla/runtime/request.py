@@ -13,6 +13,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from trtla.errors import TrtlaError
 from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, RecordedForward
+from trtla.runtime.grammar import GrammarStart
 from trtla.runtime.stats import RequestStats
 from trtla.settings.drafting import DrafterSettings, DraftOptions
 from trtla.settings.lookahead import LookaheadConfig
@@ -85,6 +86,8 @@ class Request:
     """None: the default triple."""
     end_ids: frozenset[int] = frozenset()
     stop_check: StopCheck | None = None
+    grammar: GrammarStart | None = None
+    """What the output must be; None: anything."""
     margins: bool = False
     """Report the target's top-2 logit margin of each output token."""
     logprobs: int | None = None
@@ -114,6 +117,11 @@ class Request:
     @property
     def label(self) -> str:
         return self.name or f"request {self.request_id}"
+
+    @property
+    def changes_rows(self) -> bool:
+        """Rows of logits are changed before tokens are chosen."""
+        return self.grammar is not None or self.sampling.changes_rows
 
     @property
     def given_ids(self) -> tuple[int, ...]:

@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
+from numpy import ndarray
 
 from trtla.errors import TrtlaError, sentence
 from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, depths
+from trtla.runtime.grammar import GrammarState
 from trtla.runtime.request import DraftRecorder, FinishReason, Output, Request
 from trtla.runtime.stats import RequestStats
 from trtla.settings.drafting import LOOKAHEAD, DrafterSettings
@@ -112,6 +114,8 @@ class Sequence:
     """When it times out, on the monotonic clock in seconds; None: never."""
     written: Written | None = None
     """Created by `counted`."""
+    grammar: GrammarState | None = None
+    """Created by `constraint`."""
     recorder: DraftRecorder | None = None
 
     @property
@@ -158,6 +162,15 @@ class Sequence:
         self.written.follow(self.output_ids)
         return self.written
 
+    def constraint(self) -> GrammarState | None:
+        """The grammar behind the output so far; None: the request has none."""
+        start = self.request.grammar
+        if start is None:
+            return None
+        if self.grammar is None:
+            self.grammar = start()
+        return self.grammar.follow(self.output_ids)
+
     def propose(self) -> Draft:
         """Return the drafter's proposal for the next step."""
         try:
@@ -190,7 +203,7 @@ class Sequence:
         """Return to the committed record: nothing is cached, and counters are recomputed."""
         committed = [output for output in self.outputs if output.new_tokens]
         self.output_ids = [token for output in committed for token in output.new_tokens]
-        self.num_cached, self.blocks, self.written = 0, (), None
+        self.num_cached, self.blocks, self.written, self.grammar = 0, (), None, None
         stats = self.stats
         stats.step_lengths[:] = [len(output.new_tokens) for output in committed]
         stats.steps = max(0, len(committed) - 1)
@@ -262,6 +275,19 @@ class Feed:
     def depth(self, node: int) -> int:
         """Return a fed token's distance behind the cached tokens."""
         return node if self.draft is None or not node else _depths(self.draft.parents)[node]
+
+    def mask(self, node: int) -> ndarray | None:
+        """The tokens that the request's grammar allows after a node; None: any, or it has none.
+
+        Raises:
+            RequestFailed: the grammar cannot tell.
+        """
+        try:
+            grammar = self.sequence.constraint()
+            path = () if self.draft is None or not node else self.draft.tokens_to(node)
+            return None if grammar is None else grammar.mask(path)
+        except Exception as error:
+            raise RequestFailed(self.sequence) from error
 
     def lengths(self, positions: Seq[int]) -> list[int]:
         """Return the text's length when each token was first seen: the prompt's, then one more."""

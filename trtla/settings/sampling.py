@@ -11,11 +11,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trtla.errors import UsageError, did_you_mean
 from trtla.settings.arguments import named_settings
 from trtla.settings.fields import check, declared, option, whole
+from trtla.settings.grammar import Grammar
 
 VALUES = {
     "greedy": ("temperature",),
@@ -172,6 +173,13 @@ class SamplingParams:
     """Kept as pairs, ordered by id: `biases`."""
     stop_token_ids: int | Sequence[int] = option((), "Ids of tokens that end an output.")
     """Kept as a tuple; such a token is the output's last one, and not in its text."""
+    grammar: Grammar | Mapping[str, Any] | None = option(
+        None,
+        "What the output must be: an object of one key, json_schema, json_object, regex, choice or "
+        "lark.",
+        single=False,
+    )
+    """Kept as a `Grammar`."""
     n: int = field(default=1, kw_only=True)
     """Texts for each prompt; the i-th has `seed` + i."""
     if TYPE_CHECKING:
@@ -185,6 +193,8 @@ class SamplingParams:
         check(self)
         if isinstance(length, UsualLength):
             object.__setattr__(self, "max_output_len", length)
+        if self.grammar is not None:
+            object.__setattr__(self, "grammar", Grammar.of(self.grammar))
         object.__setattr__(self, "top_k", min(self.top_k, _MOST_TOP_K))
         object.__setattr__(self, "n", whole("n", self.n, _N_RULE, 1, _MOST_CHOICES))
 
@@ -225,8 +235,9 @@ class SamplingParams:
 
     @property
     def beyond(self) -> tuple[str, ...]:
-        """The names of `BEYOND` that differ from their defaults."""
-        return tuple(name for name in BEYOND if getattr(self, name) != getattr(_USUAL, name))
+        """Those of `BEYOND`, and the grammar, that ask for something."""
+        names = (*BEYOND, "grammar")
+        return tuple(one for one in names if getattr(self, one) != getattr(_USUAL, one))
 
     @property
     def greedy(self) -> bool:

@@ -138,7 +138,8 @@ def _chosen(own: Sequence[Row]) -> dict[str, Any]:
     ahead = [row for row in triples if row.tokens_per_step != 1.0 and speed(row) >= WORTH]
     plain = [row for row in triples if row.arm == AR]
     chosen, auto = [*ahead, *plain][0], next((row for row in own if row.arm == AUTO), None)
-    auto_speedup, measured = auto and auto.speedup_vs_ar, chosen.speedup_vs_ar
+    auto_speedup = None if auto is None else auto.speedup_vs_ar
+    measured = chosen.speedup_vs_ar
     return {
         "lookahead": chosen.triple,
         "predicted_speedup": chosen.predicted_speedup,

@@ -8,36 +8,37 @@ least does not fit into is refused; all else ends in time, by what steps cost.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
-from trtla.bench.arms import Note
+from trtla.bench.arms import Note, Way
 from trtla.bench.hardware import torch_device
 from trtla.bench.journal import Measurements, engine_facts, fingerprint
 from trtla.bench.opened import OpenedModel
 from trtla.bench.turns import Kept
 from trtla.console import Stages, command_line, counted, silent
+from trtla.errors import UsageError
 from trtla.llm.llm import LLM
 from trtla.results.bench_documents import EVERY_CATEGORY, Cell, Row
 from trtla.results.documents import SCHEMA_VERSION, environment
 from trtla.results.tune_documents import Cost, CostRow, Tune
-from trtla.runtime.costs import CostPlan, CostTable
+from trtla.runtime.costs import CostTable, Point, rising
+from trtla.runtime.executor import Executor
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
 from trtla.tune import clock
 from trtla.tune.budget import Budget, requests_s, turn_s
 from trtla.tune.contest import LEAST_FIELD, LEAST_TURNS, Contest, contenders
-from trtla.tune.grid import Sample, TuneSettings, coarse, make_groups
-from trtla.tune.prediction import GPUS, Predictor, Roofline, knee, recommend
+from trtla.tune.grid import Sample, TuneSettings, as_work, coarse, make_groups
+from trtla.tune.prediction import AUTO, GPUS, Predictor, Roofline, knee, recommend
 from trtla.tune.search import SEARCH_ROUND, Search
 from trtla.version import __version__
 
 FILE = "measurements.jsonl"
 _SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-"""Fed tokens of a sequence that costs are measured for."""
-_COST_SHARE = 0.05
-"""The share of the budget for a row of the cost table."""
-_FORWARDS = 4
-"""That a row of it takes in any case."""
+"""Fed tokens of a sequence in the cost table."""
+_SHOWN = 16
+"""Tokens of the text that shows the executor what steps cost here."""
 _FEW_TOKENS = 256
 """Tokens of plain decoding of all prompts; the answer from fewer depends on what they are."""
 _SEARCH_SHARE = 0.45
@@ -91,7 +92,6 @@ class _Tuning:
         if self._journal.entries:
             on_note(f"goes on: {len(self._journal.entries)} measurements are kept from before")
         self._sizes = settings.batch_sizes
-        """Those that there is time for."""
         self._cost, self._table = self._costs(samples)
         self._kept = Kept(self._journal)
         self._search = Search(
@@ -145,52 +145,54 @@ class _Tuning:
             sizes = sorted({1, *self._sizes})
             table, source, note = bound.table(sizes), "roofline", bound.note
         else:
-            table, source = self._measured_table(context), "measured"
+            table, source = self._executor_table(), "executor"
             threads = counted(torch.get_num_threads(), "thread")
-            note = f"forwards on {self._llm.description}, {threads}"
+            note = f"what auto counts with on {self._llm.description}, {threads}"
             if settings.planned:
                 note += "; TensorRT-LLM's own kernels are faster, and have not been timed"
         rows = tuple(CostRow(sequences=count, points=points) for count, points in table.rows)
         return Cost(source=source, note=note, rows=rows, knee=knee(table)), table
 
-    def _measured_table(self, context: int) -> CostTable:
-        """Costs of one sequence and of the first batch size, and of others if there is time."""
-        rows = list[CostRow]()
-        first = self._sizes[0]
-        for size in dict.fromkeys((1, first, *sorted(self._sizes))):
-            if size not in (1, first) and self._is_late_for(size, rows):
-                self._note(f"batch size {size} is left out: the budget is small")
-                self._sizes = tuple(one for one in self._sizes if one != size)
-            else:
-                rows.append(self._measured_row(size, context))
-        return CostTable(tuple((row.sequences, row.points) for row in sorted(rows, key=_sequences)))
+    def _executor_table(self) -> CostTable:
+        """What the executor expects of steps, after a short text that shows it this machine."""
+        rows = []
+        for size in sorted({1, *self._sizes}):
+            name = f"costs {size}"
+            if self._journal.get(name) is None:
+                if size in (1, self._sizes[0]):
+                    self._show_steps(size)
+                self._journal.put(name, self._points(size))
+            rows.append((size, tuple((tokens, s) for tokens, s in self._journal.get(name))))
+        return CostTable(tuple(rows))
 
-    def _is_late_for(self, size: int, rows: Sequence[CostRow]) -> bool:
-        """Whether a few small forwards of so many sequences take more than their share."""
-        if self._journal.get(f"costs {size}") is not None:
-            return False
-        fed, seconds = rows[0].points[0]
-        return _FORWARDS * size * seconds / fed > _COST_SHARE * self._budget.left
+    def _show_steps(self, size: int) -> None:
+        """Let the executor see steps of so many sequences."""
+        sample = next(iter(self._groups.values()))[0]
+        length = min(_SHOWN, sample.sampling.max_output_len)
+        short = replace(sample, sampling=replace(sample.sampling, max_output_len=length))
+        Way(AUTO, "auto").arm(self._llm).decode(*as_work([short] * size))
 
-    def _measured_row(self, size: int, context: int) -> CostRow:
-        name = f"costs {size}"
-        if self._journal.get(name) is None:
-            self._note(f"the cost curve of {counted(size, 'sequence')} is measured")
-            share = _COST_SHARE * self._budget.seconds
-            plan = CostPlan((size,), _SIZES, context=context, row_budget_s=share, bounded=True)
-            table = self._llm.executor.call(lambda executor: executor.measure_costs(plan))
-            self._journal.put(name, table.rows[0])
-        sequences, points = self._journal.get(name)
-        return CostRow(sequences=sequences, points=tuple((n, s) for n, s in points))
+    def _points(self, size: int) -> tuple[Point, ...]:
+        def seconds(executor: Executor, tokens: int) -> float:
+            found = executor.step_seconds(tokens, size)
+            if found is None:
+                raise UsageError(
+                    f"{self._llm.description} does not say what steps cost", "give --gpu"
+                )
+            return found
+
+        tokens = [size * each for each in _SIZES]
+        found = self._llm.executor.call(lambda one: {n: seconds(one, n) for n in tokens})
+        return rising(found)
 
     def go(self) -> Tune:
         settings, budget = self._settings, self._budget
         self._check_budget()
         share = 1.0 if settings.planned else _SEARCH_SHARE
-        finished = self._search.go(self._points, clock.now() + share * budget.left)
+        finished = self._search.go(self._predicted, clock.now() + share * budget.left)
         if not finished:
             self._doubt("the search's time was over", _GOES_ON)
-        points = self._points()
+        points = self._predicted()
         rows = points if settings.planned else self._verify(points, budget.end)
         return Tune(
             schema_version=SCHEMA_VERSION,
@@ -206,7 +208,7 @@ class _Tuning:
             doubts=tuple(self._doubts),
         )
 
-    def _points(self) -> list[Row]:
+    def _predicted(self) -> list[Row]:
         return self._predictor.rows(self._sizes)
 
     def _verify(self, points: list[Row], end: float) -> list[Row]:
@@ -247,7 +249,3 @@ class _Tuning:
         """Note what speaks against the figures; it stays with them."""
         self._doubts.append(what)
         self._note(f"{what}: {hint}")
-
-
-def _sequences(row: CostRow) -> int:
-    return row.sequences

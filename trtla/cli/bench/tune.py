@@ -144,9 +144,9 @@ DOCUMENT = "tune.json"
 def tune(console: Console, /, **values: Any) -> None:
     """Find the window, n-gram and verification set sizes that are fastest here.
 
-    What a step costs by the tokens it feeds is measured apart from what a triple accepts, which
-    depends on the text alone. Together they predict the speed-up of every triple that is tried;
-    the best ones and auto, the default, are then decoded for real, in rounds with plain decoding.
+    What a triple accepts depends on the text alone, and is seen first. With what steps cost here,
+    as auto counts, that predicts the speed-up of every triple that is tried; the best ones and
+    auto, the default, are then decoded for real, in rounds with plain decoding.
     The fastest is recommended. Texts go on behind an end token.
     """
     flags = parsed(TuneFlags, values)

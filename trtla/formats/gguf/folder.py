@@ -205,6 +205,7 @@ def _hf_config(path: Path, header: Header, weights: GgufFile) -> dict[str, Any]:
         "model_type": family.model_type,
         **windows,
         "torch_dtype": _stored_dtype(header),
+        "pad_token_id": None,  # transformers' own may be outside the vocabulary
         "vocab_size": weights.entries[EMBEDDING].shape[0],
         **_sizes(keys, header),
         "attention_bias": "model.layers.0.self_attn.q_proj.bias" in weights.entries,
@@ -241,8 +242,21 @@ def _sizes(keys: _Keys, header: Header) -> dict[str, Any]:
         "max_position_embeddings": keys.size("context_length"),
         "rope_theta": keys.number("rope.freq_base", 10000.0),
         "rope_scaling": _rope_scaling(keys, header, head),
-        "partial_rotary_factor": keys.size("rope.dimension_count", head) / max(head, 1),
+        **_share(keys, head),
     }
+
+
+def _share(keys: _Keys, head: int) -> dict[str, float]:
+    """The part of a head that is turned, where it is not all of it."""
+    turned = keys.size("rope.dimension_count", head)
+    if turned == head:
+        return {}
+    if "partial_rotary_factor" not in keys.family.reads:
+        raise UsageError(
+            f"{keys.path}: rotary embedding turns {turned} of the {head} numbers of a head",
+            "trtla runs models of this family that rotate whole heads",
+        )
+    return {"partial_rotary_factor": turned / head}
 
 
 def _check_arithmetic(keys: _Keys) -> None:
@@ -276,9 +290,10 @@ def _windows(keys: _Keys) -> dict[str, Any]:
         return {}
     llama = keys.family is BY_GGUF["llama"]
     if not (all(pattern) if llama else keys.family.has_windows):
+        why = "for some layers only" if llama else f"{window}, which is not supported"
         raise UsageError(
-            f"{keys.path}: {keys.family.gguf}.attention.sliding_window is not supported, or not in some layers only",
-            "trtla runs Llamas with a window in every layer or in none",
+            f"{keys.path}: {keys.family.gguf}.attention.sliding_window is {why}",
+            "trtla runs models of this family with a window in every layer or in none",
         )
     kinds = [SLIDING if local else FULL for local in pattern]
     return {"sliding_window": window, "use_sliding_window": True, "layer_types": kinds}
@@ -335,12 +350,6 @@ class _Keys:
 
 
 def _rope_scaling(keys: _Keys, header: Header, head: int) -> dict[str, Any] | None:
-    turned = keys.size("rope.dimension_count", head)
-    if turned != head and "partial_rotary_factor" not in keys.family.reads:
-        raise UsageError(
-            f"{keys.path}: rotary embedding turns {turned} of the {head} numbers of a head",
-            "trtla runs models of this family that rotate whole heads",
-        )
     if SHORT_FACTORS in header.tensors:
         return {
             "rope_type": "longrope",

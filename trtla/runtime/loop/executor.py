@@ -15,10 +15,8 @@ from typing import Any, TypeVar
 
 from trtla.errors import TrtlaError, UsageError
 from trtla.runtime.auto.fixed import FIXED_COSTS
-from trtla.runtime.auto.probe import measure_costs
 from trtla.runtime.auto.steps import StepCosts
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
-from trtla.runtime.costs import CostPlan, CostTable
 from trtla.runtime.draft import NoDrafter
 from trtla.runtime.drafters.factory import Drafters
 from trtla.runtime.executor import Executor, RequestRecord
@@ -302,17 +300,6 @@ class TorchExecutor(Executor):
     def kept_texts(self) -> list[tuple[int, ...]]:
         self._check_open()
         return self._drafting.drafters.texts()
-
-    def measure_costs(self, plan: CostPlan) -> CostTable:
-        self._check_open()
-        target = (self._forward, self._cache, self._limits)
-        table = self._between_steps(lambda: measure_costs(*target, plan))
-        if table is None:
-            raise TrtlaError(
-                "no block of the K/V cache is free to time forwards in",
-                "measure when no request is in flight",
-            )
-        return table
 
     def step_seconds(self, tokens: int, sequences: int) -> float:
         return self._costs.seconds(tokens, sequences)

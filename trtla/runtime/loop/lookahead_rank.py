@@ -47,7 +47,7 @@ def needs_logits(feed: Feed) -> bool:
     request, tree = feed.sequence.request, feed.tree
     reported = request.margins or request.logprobs is not None
     ranked = feed.draft is not None and feed.sequence.drafter.ranks > 0
-    changed = request.sampling.changes_rows or tree.draft_probs is not None
+    changed = request.changes_rows or tree.draft_probs is not None
     return reported or ranked or changed
 
 
@@ -134,6 +134,9 @@ class RowAnswers:
     def draw(self, logits: ndarray, row: int, params: SamplingParams, noise: float) -> int:
         token: int = self._chosen[row][1]
         return token
+
+    def masked(self, logits: ndarray, row: int, mask: ndarray) -> ndarray:
+        raise TypeError("these rows are on other ranks")
 
     def top_rows(self, logits: ndarray, rows: Sequence[int], count: int) -> tuple[ndarray, ndarray]:
         tops = self._rows[list(rows), 2:].astype(np.int32)

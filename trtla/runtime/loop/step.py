@@ -156,6 +156,8 @@ class Stepper:
             if feed.rows:
                 try:
                     self._commit(feed, prediction, moves, new, fed)
+                except RequestFailed:
+                    raise
                 except Exception as error:
                     raise RequestFailed(feed.sequence) from error
             else:

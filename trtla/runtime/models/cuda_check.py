@@ -23,7 +23,7 @@ from torch import Tensor
 from trtla.errors import UsageError, first_line
 from trtla.files import user_cache, write_whole
 from trtla.formats import tensors, torch_tensors
-from trtla.formats.config import FP8, CheckpointConfig, Quantization
+from trtla.formats.config import FP8, OPTIONS, CheckpointConfig, Quantization
 from trtla.formats.plan import stored_plan
 from trtla.formats.tensors import scale_of
 from trtla.formats.torch_tensors import E4M3, as_array, quantize
@@ -153,6 +153,7 @@ def _key(config: CheckpointConfig, dtype: torch.dtype, device: torch.device) -> 
         *(config.hidden_size, config.intermediate_size, config.norm_epsilon),
         bool(config.layer_windows),
         *(config.quantization.model_dump_json(), config.rope_type, str(dtype)),
+        *(config.hidden_act, *(getattr(config, option) for option in OPTIONS)),
         *(torch.cuda.get_device_name(device), torch.version.cuda, *loaded_driver()),
         *(torch.__version__, _triton_version(), __version__, *map(_digest, _SOURCES)),
     )

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from numpy import ndarray
 
 from trtla.runtime.draft import Draft
+from trtla.runtime.sampling.changes import changed, changed_rows
 from trtla.runtime.sampling.draw import draw_weighted, probabilities
 from trtla.runtime.sampling.logits import on_host
 from trtla.runtime.sampling.noise import uniform
-from trtla.runtime.sampling.penalties import changed, changed_rows
 from trtla.runtime.sampling.predict import Prediction
 from trtla.runtime.sequence import Feed
 

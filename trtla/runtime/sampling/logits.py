@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Union
+from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
 from numpy import ndarray
@@ -62,3 +62,18 @@ def write(logits: Logits, places: tuple[ndarray, ndarray], numbers: ndarray) -> 
     else:
         rows, tokens = (logits.new_tensor(place).long() for place in places)
         logits.index_put_((rows, tokens), logits.new_tensor(numbers))
+
+
+def forbid(logits: Logits, rows: Sequence[int], allowed: ndarray) -> Any:
+    """Make all tokens of some rows but the allowed ones impossible; returns these rows before.
+
+    Args:
+        allowed: bool [rows, vocab].
+    """
+    if isinstance(logits, ndarray):
+        before = logits[list(rows)]
+        logits[list(rows)] = np.where(allowed, before, -np.inf)
+        return before
+    kept = logits[list(rows)]
+    logits[list(rows)] = kept.masked_fill(~kept.new_tensor(allowed).bool(), -math.inf)
+    return kept

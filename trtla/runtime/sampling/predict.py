@@ -13,10 +13,10 @@ import numpy as np
 from numpy import ndarray
 
 from trtla.runtime.draft import TopRows
+from trtla.runtime.sampling.changes import changed, changed_rows, penalised
 from trtla.runtime.sampling.draw import argmax, draw_at, largest, log_softmax, log_weights
 from trtla.runtime.sampling.logits import Logits, host_rows, on_device, on_host
 from trtla.runtime.sampling.noise import uniform
-from trtla.runtime.sampling.penalties import changed, changed_rows
 from trtla.runtime.sequence import Feed
 from trtla.settings.sampling import DrawSettings, SamplingParams
 
@@ -60,6 +60,10 @@ class RowSampler(Protocol):
 
     def draw(self, logits: ndarray, row: int, params: SamplingParams, noise: float) -> int:
         """A row's token for its noise in [0, 1), as `draw_at`."""
+
+    def masked(self, logits: ndarray, row: int, mask: ndarray) -> ndarray:
+        """A row with the tokens of a `GrammarState.mask` alone, [1, vocab]; good until the next
+        call."""
 
     def top_rows(self, logits: ndarray, rows: Sequence[int], count: int) -> tuple[ndarray, ndarray]:
         """The most probable tokens of these rows of [rows, vocab], best first, int32, and the
@@ -105,26 +109,32 @@ class _LazyTokens(dict[int, int]):
     def __missing__(self, node: int) -> int:
         feed = self._feed
         row = self._start + (feed.rows.index(node) if node else 0)
-        if feed.sequence.request.sampling.changes_rows:
-            with changed(self._logits, [(row, feed, node)]):
-                token = self._choose(node, row)
+        if feed.sequence.request.changes_rows:
+            with penalised(self._logits, [(row, feed, node)]):
+                token = self._choose_masked(node, row)
         else:
-            token = self._choose(node, row)
+            token = self._choose(node, self._logits, row)
         self[node] = token
         return token
 
     def know(self, tops: TopRows) -> None:
         """Take the first tokens of these rows for the most probable ones, which they mostly are."""
-        if not self._feed.sequence.request.sampling.changes_rows:
+        if not self._feed.sequence.request.changes_rows:
             firsts = zip(self._feed.rows, tops.ids[:, 0].tolist(), strict=True)
             self.update([pair for pair in firsts if pair[1] >= 0])
 
-    def _choose(self, node: int, row: int) -> int:
+    def _choose_masked(self, node: int, row: int) -> int:
+        mask = self._feed.mask(node)
+        if mask is None:
+            return self._choose(node, self._logits, row)
+        return self._choose(node, self._by_row.masked(self._logits, row, mask), 0)
+
+    def _choose(self, node: int, logits: ndarray, row: int) -> int:
         if not self._drawn:
-            return self._by_row.most_probable(self._logits, row)
+            return self._by_row.most_probable(logits, row)
         params = self._feed.sequence.request.sampling
         noise = uniform(params.seed, self._next + self._feed.depth(node))
-        return self._by_row.draw(self._logits, row, params, noise)
+        return self._by_row.draw(logits, row, params, noise)
 
 
 def predict(

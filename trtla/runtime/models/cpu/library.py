@@ -131,6 +131,7 @@ _CALLS: Calls = {
     "trtla_most_probable": (c_int64, (c_void_p, c_int64)),
     "trtla_draw": (c_int64, (c_void_p, c_int64, POINTER(c_double), c_double)),
     "trtla_filters": (c_char_p, ()),
+    "trtla_masked": (None, (c_void_p, c_int64, c_void_p, c_void_p)),
     "trtla_top_rows": (None, (*(c_void_p, c_int64) * 2, c_int64, c_void_p, c_void_p, c_int64)),
     "trtla_types": (c_char_p, ()),
     "trtla_panel_bytes": (c_int64, (c_int64, c_int64)),
@@ -142,9 +143,11 @@ class NativeLibrary:
     """The calls of the compiled library."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        declare(library, _CALLS, ("trtla_most_probable", "trtla_draw", "trtla_top_rows"))
+        short = "trtla_most_probable", "trtla_draw", "trtla_masked", "trtla_top_rows"
+        declare(library, _CALLS, short)
         self.forward, self.draw = library.trtla_forward, library.trtla_draw
         self.most_probable, self.top_rows = library.trtla_most_probable, library.trtla_top_rows
+        self.masked = library.trtla_masked
         self._pack, self._panel_bytes = library.trtla_pack, library.trtla_panel_bytes
         self.filters = tuple(library.trtla_filters().decode().split())
         """What `draw` draws by, in its order, by the names of `SamplingParams`."""
@@ -183,6 +186,7 @@ class RowChooser:
         self._top_rows = calls.top_rows
         self._known: tuple[ndarray, int, int] | None = None
         """Logits, where their rows begin, and the size of each."""
+        self._masked, self._allowed = calls.masked, np.empty((1, 0), np.float32)
         self._room = np.empty((2, 0), np.int32)
         self._tops: dict[tuple[int, int], _Tops] = {}
 
@@ -198,6 +202,14 @@ class RowChooser:
         first, size = self._place(logits)
         token: int = self._draw(first + row * size * _FLOAT, size, filters, noise)
         return token
+
+    def masked(self, logits: ndarray, row: int, mask: ndarray) -> ndarray:
+        first, size = address(logits), logits.shape[1]
+        if self._allowed.shape[1] != size:
+            self._allowed = np.empty((1, size), np.float32)
+        out = self._allowed
+        self._masked(first + row * size * _FLOAT, size, address(mask), address(out))
+        return out
 
     def top_rows(self, logits: ndarray, rows: Sequence[int], count: int) -> tuple[ndarray, ndarray]:
         num_rows = len(rows)

@@ -11,6 +11,10 @@ EXPORTED int64_t trtla_draw(const float* logits, int64_t size, const Filters* fi
     return draw(logits, size, *filters, noise);
 }
 
+EXPORTED void trtla_masked(const float* logits, int64_t size, const uint32_t* mask, float* out) {
+    masked(logits, size, mask, out);
+}
+
 EXPORTED const char* trtla_filters() {
 #define TRTLA_NAME(name) #name " "
     return TRTLA_FILTERS(TRTLA_NAME);

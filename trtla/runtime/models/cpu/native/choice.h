@@ -46,6 +46,20 @@ inline int64_t most_probable(const float* logits, int64_t size) {
     return std::find(logits + start, logits + size, top) - logits;
 }
 
+// A row whose tokens without a bit in the mask are impossible.
+inline void masked(const float* logits, int64_t size, const uint32_t* mask, float* out) {
+    constexpr int WORD = 32;
+    for (int64_t start = 0; start < size; start += WORD) {
+        const uint32_t bits = mask[start / WORD];
+        const int64_t end = std::min(start + WORD, size);
+        if (!bits) std::fill(out + start, out + end, -INFINITY);
+        else if (!~bits) std::copy(logits + start, logits + end, out + start);
+        else
+            for (int64_t i = start; i < end; ++i)
+                out[i] = bits >> (i - start) & 1 ? logits[i] : -INFINITY;
+    }
+}
+
 // The top_k-th largest logit: those equal to it stay as well.
 inline float least_of_top_k(const float* logits, int64_t size, int64_t top_k) {
     if (top_k <= 0 || top_k >= size) return -INFINITY;

@@ -1,7 +1,8 @@
-"""Penalties and biases: rows of logits changed by the text before them, and put back.
+"""Penalties, biases and grammars: rows of logits changed by the text before them, and put back.
 
-A change is a function of the row and its text alone, the same for every drafter and batch. Only the
-logits of the text's tokens and of biased ones are touched; reports read the rows as they were.
+A change is a function of the row and its text alone, the same for every drafter and batch.
+Penalties and biases touch the logits of the text's tokens and of biased ones, then a grammar
+forbids tokens. Reports read the rows as they were.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from trtla.runtime.sampling.logits import Logits, on_host, write
+from trtla.runtime.grammar import allowed_tokens
+from trtla.runtime.sampling.logits import Logits, forbid, on_host, write
 from trtla.runtime.sequence import Feed, Written
 from trtla.settings.sampling import SamplingParams
 
@@ -24,7 +26,7 @@ def changed_rows(feeds: Sequence[Feed]) -> list[Row]:
     found: list[Row] = []
     start = 0
     for feed in feeds:
-        if feed.sequence.request.sampling.changes_rows:
+        if feed.sequence.request.changes_rows:
             found += [(start + place, feed, node) for place, node in enumerate(feed.rows)]
         start += len(feed.rows)
     return found
@@ -33,6 +35,30 @@ def changed_rows(feeds: Sequence[Feed]) -> list[Row]:
 @contextmanager
 def changed(logits: Logits, rows: Sequence[Row]) -> Iterator[None]:
     """Have these rows of [rows, vocab] as tokens are chosen from them, and then as they were."""
+    with penalised(logits, rows), _masked(logits, rows):
+        yield
+
+
+@contextmanager
+def _masked(logits: Logits, rows: Sequence[Row]) -> Iterator[None]:
+    """Have only the tokens possible that each row's grammar allows."""
+    masks = [(row, feed.mask(node)) for row, feed, node in rows if feed.sequence.request.grammar]
+    found = [(row, mask) for row, mask in masks if mask is not None]
+    if not found:
+        yield
+        return
+    places, vocab = [row for row, _ in found], logits.shape[-1]
+    before = forbid(logits, places, np.stack([allowed_tokens(mask, vocab) for _, mask in found]))
+    try:
+        yield
+    finally:
+        logits[places] = before
+
+
+@contextmanager
+def penalised(logits: Logits, rows: Sequence[Row]) -> Iterator[None]:
+    """The same with penalties and biases alone."""
+    rows = [one for one in rows if one[1].sequence.request.sampling.changes_rows]
     if not rows:
         yield
         return

@@ -1,0 +1,145 @@
+"""Grammars as `llguidance` reads them, for one tokenizer; it is loaded for the first of them."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from trtla.errors import UsageError, first_line
+from trtla.llm.text import Tokenizer
+from trtla.runtime.grammar import GrammarStart, GrammarState
+from trtla.settings.grammar import Grammar
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+_KEPT = 32
+"""Grammars that stay compiled, the last ones used."""
+_MOST_STATES = 50_000
+"""Of a grammar's lexer, some 2 kB each."""
+_INSTALL = "pip install 'trtla[structured]'"
+
+
+@dataclass(frozen=True)
+class _Spelling:
+    """A tokenizer as `llguidance` takes it."""
+
+    tokens: Sequence[bytes]
+    special_token_ids: Sequence[int]
+    eos_token_id: int
+    encode: Callable[[str], Sequence[int]]
+    bos_token_id: int | None = None
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        """The tokens of a text in the middle of another: without a space that some add in front."""
+        data = text if isinstance(text, bytes) else text.encode()
+        for before in (b"", b"\n"):
+            ids = self.encode((before + data).decode())
+            parts = [self.tokens[token] for token in ids]
+            for skipped in range(min(len(ids), 3)):
+                if b"".join(parts[skipped:]) == data:
+                    return list(ids[skipped:])
+        return []
+
+
+class GrammarCompiler:
+    """Compiles grammars; any number of threads may use it.
+
+    Args:
+        vocab_size: of the model's logits.
+        end_ids: what ends a text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_ids: Sequence[int]) -> None:
+        self._tokenizer, self._vocab_size = tokenizer, vocab_size
+        self._end_ids = tuple(sorted(end_ids))
+        self._lock = Lock()
+        self._spelling: LLTokenizer | None = None
+        self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+
+    def start(self, grammar: Grammar) -> GrammarStart:
+        """Compile a grammar; the result makes its state at the beginning of an output.
+
+        Raises:
+            UsageError: the grammar is none, allows no text, or takes too much computing; the model
+                has no end token; or llguidance is not installed.
+        """
+        if not self._end_ids:
+            raise UsageError(
+                "the model has no end token, with which a text of a grammar would end",
+                "omit the grammar, or use a model with an end token",
+            )
+        with self._lock:
+            spelling = self._spelling = self._spelling or self._spelt()
+            matcher = self._compiled.get(grammar)
+        matcher = matcher or _matcher(spelling, grammar)
+        with self._lock:
+            self._compiled[grammar] = matcher
+            self._compiled.move_to_end(grammar)
+            while len(self._compiled) > _KEPT:
+                self._compiled.popitem(last=False)
+        return lambda: GrammarState(matcher.deep_copy(), self._end_ids, self._vocab_size)
+
+    def _spelt(self) -> LLTokenizer:
+        library = _llguidance()
+        tokenizer, count = self._tokenizer, self._vocab_size
+        spelling = _Spelling(
+            [tokenizer.token_bytes(token) for token in range(count)],
+            [token for token in sorted(tokenizer.control_ids) if token < count],
+            self._end_ids[0],
+            lambda text: tokenizer.encode(text, special=False),
+        )
+        wrapped = library.TokenizerWrapper(spelling)
+        made: LLTokenizer = library.LLTokenizer(
+            wrapped, n_vocab=count, eos_token=list(self._end_ids)
+        )
+        return made
+
+
+def _llguidance() -> Any:
+    try:
+        import llguidance
+    except ImportError:
+        raise UsageError(
+            "a grammar needs the package llguidance, which is not installed", _INSTALL
+        ) from None
+    return llguidance
+
+
+def _matcher(spelling: LLTokenizer, grammar: Grammar) -> LLMatcher:
+    library = _llguidance()
+    limits = library.LLParserLimits(max_lexer_states=_MOST_STATES, verbose_errors=False)
+    try:
+        text = _written(library.LLMatcher, grammar)
+        matcher: LLMatcher = library.LLMatcher(spelling, text, log_level=0, limits=limits)
+    except ValueError as error:
+        raise _refusal(grammar, error) from None
+    mask = b"" if matcher.is_error() else matcher.compute_bitmask()
+    if matcher.is_error():
+        raise _refusal(grammar, matcher.get_error())
+    if not any(mask):
+        raise _refusal(grammar, "it allows no text")
+    return matcher
+
+
+def _written(library: Any, grammar: Grammar) -> str:
+    if grammar.kind == "regex":
+        return str(library.grammar_from_regex(grammar.text))
+    if grammar.kind == "lark":
+        return str(library.grammar_from_lark(grammar.text))
+    if grammar.kind == "choice":
+        rules = " | ".join(map(json.dumps, json.loads(grammar.text)))
+        return str(library.grammar_from_lark(f"start: {rules}"))
+    return str(library.grammar_from_json_schema(grammar.text))
+
+
+_WHAT = {"json_schema": "the JSON schema", "regex": "the regular expression"}
+
+
+def _refusal(grammar: Grammar, reason: object) -> UsageError:
+    what = _WHAT.get(grammar.kind, "the grammar")
+    return UsageError(f"{what} cannot be used: {first_line(reason)}", "correct or simplify it")

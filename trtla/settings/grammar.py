@@ -1,0 +1,94 @@
+"""Grammars of outputs: a JSON schema, a regular expression, a choice of texts, or Lark rules."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from trtla.errors import UsageError, did_you_mean
+from trtla.settings.fields import check_text, shown
+
+GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "lark"]
+KINDS: tuple[GrammarKind, ...] = get_args(GrammarKind)
+LONGEST = 1 << 20
+"""Characters of a grammar, at most."""
+_EXAMPLE = 'give one such as {"regex": "[0-9]+"} or {"json_schema": {"type": "object"}}'
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """A grammar of whole outputs; an end token comes only where it allows an end."""
+
+    kind: GrammarKind
+    text: str
+    """The schema or the list of choices as JSON, the expression, or the rules."""
+
+    def __post_init__(self) -> None:
+        check_text(self.text, f"the grammar ({self.kind})")
+        if len(self.text) > LONGEST:
+            raise UsageError(
+                f"the grammar ({self.kind}) has {len(self.text)} characters, above {LONGEST}",
+                "shorten it",
+            )
+
+    @classmethod
+    def of(cls, value: object) -> Grammar:
+        """Make one from an object of JSON with one key, a kind; raises `UsageError`."""
+        if isinstance(value, Grammar):
+            return value
+        if not isinstance(value, Mapping) or len(value) != 1:
+            raise UsageError(f"grammar is {shown(value)}, not an object of one key", _EXAMPLE)
+        ((kind, own),) = value.items()
+        if kind not in KINDS:
+            guess = did_you_mean(str(kind), KINDS)
+            raise UsageError(f"grammar has the unknown key {shown(kind)}", f"{guess}{_EXAMPLE}")
+        return cls(kind, _TEXTS[kind](own))
+
+    @property
+    def value(self) -> dict[str, Any]:
+        """The object of JSON that `of` takes."""
+        is_json = self.kind in ("json_schema", "choice")
+        return {self.kind: json.loads(self.text) if is_json else self.text}
+
+
+def _schema(value: object) -> str:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise UsageError(f"the JSON schema is not JSON: {error}", _EXAMPLE) from None
+    if not isinstance(value, (Mapping, bool)):
+        raise UsageError(f"the JSON schema is {shown(value)}, not an object", _EXAMPLE)
+    try:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UsageError(f"the JSON schema is no JSON: {error}", _EXAMPLE) from None
+
+
+def _any_object(value: object) -> str:
+    if value is not True:
+        raise UsageError(f"json_object is {shown(value)}", "give true, or omit it")
+    return '{"type":"object"}'
+
+
+def _choice(value: object) -> str:
+    texts = value if isinstance(value, Sequence) and not isinstance(value, (str, bytes)) else ()
+    if not texts or not all(isinstance(one, str) and one for one in texts):
+        raise UsageError(
+            f"choice is {shown(value)}, not a list of texts", 'give some, such as ["yes", "no"]'
+        )
+    return json.dumps(list(texts), ensure_ascii=False)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise UsageError(f"the grammar is {shown(value)}, not a text", _EXAMPLE)
+    return value
+
+
+_TEXTS = {
+    "json_schema": _schema, "json_object": _any_object, "choice": _choice, "regex": _text,
+    "lark": _text,
+}  # fmt: skip
