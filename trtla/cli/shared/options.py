@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from trtla.cli.shared import values
-from trtla.cli.shared.params import Former, ModelArgument, ModelPath, Setting, Several
+from trtla.cli.shared.params import Alias, ModelArgument, ModelPath, Setting, Several
 from trtla.console import Console
 from trtla.errors import UsageError
 from trtla.settings.drafting import DrafterSettings, DraftOptions
@@ -37,9 +37,9 @@ def several(*names: str, section: str = "Options", **kwargs: Any) -> Decorator:
     return click.option(*names, cls=Several, section=section, **kwargs)
 
 
-def former(name: str, **kwargs: Any) -> Decorator:
-    """A flag's former name, or its short form; `kwargs`: of `Former` and of `click.option`."""
-    return click.option(flag_name(name), cls=Former, **kwargs)
+def alias(name: str, **kwargs: Any) -> Decorator:
+    """Another name of a flag, hidden in the help; `kwargs`: of `Alias` and of `click.option`."""
+    return click.option(flag_name(name), cls=Alias, **kwargs)
 
 
 def switch(*names: str, section: str = "Options", **kwargs: Any) -> Decorator:
@@ -53,7 +53,7 @@ def flag(about: str, *names: str, **arguments: Any) -> Any:
     Args:
         about: its help.
         names: other names than the field's, if they are long ones in place of it.
-        arguments: `section`, `several`, a `former` name, and those of `click.option`.
+        arguments: `section`, `several`, an `alias`, and those of `click.option`.
     """
     return field(metadata={_FLAG: (names, {"help": about, **arguments})})
 
@@ -75,7 +75,7 @@ def flags_of(kind: Any) -> Decorator:
 def _own_flag(item: Any) -> Decorator:
     names, arguments = item.metadata[_FLAG]
     annotation, arguments = item.type.removesuffix(" | None"), {**arguments}
-    before = arguments.pop("former", None)
+    other = arguments.pop("alias", None)
     if not any(name.startswith("--") for name in names):
         names = (*names, flag_name(item.name))
     if annotation == "bool":
@@ -86,9 +86,9 @@ def _own_flag(item: Any) -> Decorator:
         arguments = {"callback": lambda ctx, param, value: value or (), **arguments}
     arguments = {"type": _OF_ANNOTATION.get(annotation), **arguments}
     option = setting(*names, **arguments)
-    if not before:
+    if not other:
         return option
-    return stack(option, former(before, now=item.name, type=arguments["type"]))
+    return stack(option, alias(other, now=item.name, type=arguments["type"]))
 
 
 def json_flag(help_text: str, section: str = "Options") -> Decorator:
@@ -169,9 +169,9 @@ def options_of(
     known = declared(kind).items()
     chosen = [item for name, item in known if name in names and not item.option.flagless]
     flags = (_flag(item, section, other.get(item.name, {})) for item in chosen)
-    renamed = (item for item in chosen if item.option.former)
-    formers = (former(item.option.former, now=item.flag, **_type(item)) for item in renamed)
-    return stack(*flags, *formers)
+    aliased = (item for item in chosen if item.option.alias)
+    aliases = (alias(item.option.alias, now=item.flag, **_type(item)) for item in aliased)
+    return stack(*flags, *aliases)
 
 
 def _flag(item: Declared, section: str, other: Mapping[str, Any]) -> Decorator:
@@ -277,9 +277,9 @@ def _refuse_context(ctx: click.Context, param: click.Parameter, value: object) -
 
 draft_flags = stack(
     options_of(DraftOptions, "Lookahead drafting"),
-    former("draft_merge", is_flag=True),
-    former("draft_accept_window", is_flag=True),
-    former("draft_context", callback=_refuse_context),
+    alias("draft_merge", is_flag=True),
+    alias("draft_accept_window", is_flag=True),
+    alias("draft_context", callback=_refuse_context),
 )
 """Flags of lookahead's drafts, and former flags: the first two ask for what is the default now."""
 

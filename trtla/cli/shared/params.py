@@ -53,7 +53,7 @@ class Setting(click.Option):
             raise click.BadParameter(text, ctx, self) from None
 
 
-class Former(Setting):
+class Alias(Setting):
     """Another name of a setting, such as a former one: hidden, used where the setting is not
     given itself. Without `now` it sets nothing."""
 
