@@ -36,7 +36,7 @@ _CHECKED = (
     *("max_batch_size", "drafter", "draft_models", "draft_device", "draft_dtype", "corpus"),
     *("chat_template_kwargs", "trtllm"),
 )
-"""Options that such an engine has, or whose own checks say what it has not."""
+"""Options of such an engine, or with checks that refuse them elsewhere."""
 _REASONS = {
     "tp_size": (
         "which has the ranks that it was built for: tp_size {value} is no choice",
