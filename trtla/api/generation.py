@@ -198,7 +198,7 @@ def _expected(llm: RequestMaker, body: Body) -> tuple[int, ...] | None:
 
 
 def _message(message: Message) -> dict[str, Any]:
-    """A message for the template; `name` and thoughts are there for templates that use them."""
+    """Return a message for the template; `name` and thoughts are for templates that use them."""
     role = "system" if message.role == "developer" else message.role
     fields = {"role": role, "content": _plain(message.content or "")}
     more = {"name": message.name, "reasoning_content": message.reasoning_content}

@@ -73,7 +73,7 @@ class Strict(BaseModel):
     )
 
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = {}
-    """The values that ask for nothing, of fields that there are not."""
+    """Values without effect of unsupported fields, which are accepted."""
     labels: ClassVar[tuple[str, ...]] = ()
     """Fields with texts that are ignored."""
 
@@ -240,7 +240,7 @@ class ChatBody(Body):
         None, description="trtla, as vLLM: begin an answer; None: unless a message is continued."
     )
     continue_final_message: bool = Field(
-        False, description="trtla, as vLLM: go on with the assistant's message that comes last."
+        False, description="trtla, as vLLM: continue the assistant's message that comes last."
     )
 
     chat_template_kwargs: dict[str, Any] = Field(

@@ -63,7 +63,7 @@ class GrammarCompiler:
         self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
 
     def start(self, grammar: Grammar) -> GrammarStart:
-        """What makes a grammar's state at the beginning of an output.
+        """Compile a grammar; the result makes its state at the beginning of an output.
 
         Raises:
             UsageError: the grammar is none, allows no text, or takes too much computing; the model

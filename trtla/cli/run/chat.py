@@ -108,7 +108,7 @@ def chat(console: Console, /, **flags: Any) -> None:
     """Talk with a model, without --engine-dir that of the last chat, or else a small one to try
     trtla with; the K/V cache is kept between turns.
 
-    /help lists the commands, which change every setting while the conversation goes on. Where
+    /help lists the commands, which change every setting during the conversation. Where
     stdin is no terminal every line is a message or a command: answers go to stdout, all else to
     stderr, and the exit code is 2 where a line was refused.
     """

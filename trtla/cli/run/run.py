@@ -75,7 +75,7 @@ class RunFlags(CorpusFlags):
         several=True,
     )
     continue_final_message: bool = opt.flag(
-        "Go on with the last message of the file's conversations, an assistant's, instead of "
+        "Continue the last message of the file's conversations, an assistant's, instead of "
         "answering it.",
         section="Prompts",
     )

@@ -54,7 +54,7 @@ class Setting(click.Option):
             raise click.BadParameter(text, ctx, self) from None
 
 
-class Former(Setting):
+class Alias(Setting):
     """Another name of a setting, such as a former one: hidden, used where the setting is not
     given itself. Without `now` it sets nothing."""
 
@@ -296,5 +296,5 @@ def need_model(engine_dir: str | None) -> None:
     """Refuse a command without its model, where not all of its modes need one."""
     if engine_dir is None:
         context = click.get_current_context()
-        param = next(one for one in context.command.params if one.name == "engine_dir")
+        param = next(p for p in context.command.params if p.name == "engine_dir")
         raise click.MissingParameter(ctx=context, param=param)
