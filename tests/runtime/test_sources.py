@@ -158,7 +158,7 @@ def test_rounds_and_arms_of_bench_do_not_profit_from_earlier_ones(llm):
     accepted = {name: [one.accepted for one in runs] for name, runs in measured.runs().items()}
     assert accepted == {AR: [0, 0], "lookahead auto": [0, 0], "auto again": [0, 0]}
     within = measure(cell, arms[:2], rounds_of([[prompt], [prompt]], sampling, 1))
-    assert within.runs["lookahead auto"][0].accepted > 0  # its own earlier batch of the round
+    assert within.runs()["lookahead auto"][0].accepted > 0  # its own earlier batch of the round
 
 
 def test_an_arm_has_options_of_its_own(llm):
