@@ -187,7 +187,8 @@ def test_everything_from_documents_is_escaped(tmp_path: Path) -> None:
     found["settings"]["model"] = evil
     found["environment"] = {"command": evil, evil: evil, "gpus": [evil]}
     tune = documents.tune()
-    tune["cost"]["note"] = tune["engine"] = tune["executor"] = tune["argv"] = evil
+    tune["settings"] = {"model": evil, evil: evil}
+    tune["cost"]["note"] = tune["argv"] = evil
     for row in tune["rows"]:
         row["category"] = row["executor"] = evil
     html = made(tmp_path, {"b<script>.json": found, "tune.json": tune}, title=evil)

@@ -49,8 +49,8 @@ def test_a_table_of_bench_gives_what_its_document_gives(tmp_path: Path) -> None:
         ('{"error": {"message": "m"}}', "an error"),
         ("a,b\n1,2\n", "neither"),
         ("arm,category,speedup_vs_ar\n", "no results"),
-        ('{"rows": [], "dataset": "x"}', "no results"),
-        ('{"dataset": "x", "rows": [{"arm": "trtla", "time_s": NaN, "tokens_per_s": 1}]}', "NaN"),
+        ('{"rows": [], "items": 1}', "no results"),
+        ('{"items": 1, "rows": [{"arm": "trtla", "time_s": NaN, "tokens_per_s": 1}]}', "NaN"),
         (
             '{"sides": [{"name": "trtla", "latency_s": 1, "tokens_per_s": 1}]}',
             "no document of trtla",

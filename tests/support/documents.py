@@ -78,7 +78,8 @@ def tune() -> dict[str, Any]:
     predicted = {"lookahead": [4, 3, 3], "predicted_speedup": 1.5}
     return {
         "schema_version": 1, "command": "tune", "argv": "trtla tune --engine-dir engine",
-        "environment": ENVIRONMENT, "engine": "/models/llama", "executor": "torch on cpu",
+        "environment": ENVIRONMENT,
+        "settings": {"model": "/models/llama", "executor": "torch on cpu"},
         "cost": {"source": "measured", "note": "this machine", "knee": 8,
                  "rows": [{"sequences": 1, "points": [[1, 0.001], [8, 0.0011], [64, 0.005]]}]},
         "rows": rows,
@@ -93,9 +94,8 @@ def summarize() -> dict[str, Any]:
     rouge = {"rouge1": 31.4, "rouge2": 12.0, "rougeL": 25.0, "rougeLsum": 26.0, "time_s": 2.0}
     sides = (("trtla", 1.5), ("trtla_without_lookahead", 1.0))
     return {
-        "schema_version": 1, "model": "/models/llama", "dataset": "cnn_dailymail", "items": 20,
-        "batch_size": 1,
-        "output_len": 100, "temperature": 0.0, "seed": 0,
+        "schema_version": 1, "items": 20,
+        "settings": {"model": "/models/llama", "dataset": "cnn_dailymail", "batch_size": 1},
         "rows": [bench_row(name, "cnn_dailymail", ratio, **rouge) for name, ratio in sides],
     }  # fmt: skip
 

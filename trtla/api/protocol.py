@@ -73,7 +73,7 @@ class Strict(BaseModel):
     )
 
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = {}
-    """The values that ask for nothing, of fields that there are not."""
+    """Values without effect of unsupported fields, which are accepted."""
     labels: ClassVar[tuple[str, ...]] = ()
     """Fields with texts that are ignored."""
 
@@ -155,6 +155,7 @@ class Predicted(Strict):
     content: Content
 
 
+Object = dict[str, Any]
 Text = Annotated[str, Field(min_length=1)]
 _Id = Annotated[str, Field(pattern=r"^[0-9]{1,10}$")]
 Biases = Annotated[
@@ -191,6 +192,20 @@ class Body(_Declared):
         Field(max_length=MOST_BIASES, fail_fast=True),
     ] = Field([], description="trtla, as vLLM: tokens that end a text and are not in it.")
     n: int = Field(1, ge=1, le=_MOST_CHOICES, description="Choices; the i-th has seed + i.")
+    response_format: Object | None = Field(
+        None, description="json_object, or json_schema with a schema that the answer follows."
+    )
+    structured_outputs: Object | None = Field(
+        None, description="trtla, as vLLM: one of json, json_object, regex, choice and grammar."
+    )
+    guided_json: Object | str | None = Field(None, description="trtla, as vLLM: a JSON schema.")
+    guided_regex: str | None = Field(None, description="trtla, as vLLM: a regular expression.")
+    guided_choice: list[str] | None = Field(None, description="trtla, as vLLM: one of these texts.")
+    guided_grammar: str | None = Field(None, description="trtla, as vLLM: rules in Lark or GBNF.")
+    grammar: Object | None = Field(
+        None,
+        description="trtla: one of json_schema, json_object, regex, choice and lark, as in files.",
+    )
     stream: bool = False
     stream_options: StreamOptions | None = None
     prediction: Predicted | None = None
@@ -225,7 +240,7 @@ class ChatBody(Body):
         None, description="trtla, as vLLM: begin an answer; None: unless a message is continued."
     )
     continue_final_message: bool = Field(
-        False, description="trtla, as vLLM: go on with the assistant's message that comes last."
+        False, description="trtla, as vLLM: continue the assistant's message that comes last."
     )
 
     chat_template_kwargs: dict[str, Any] = Field(

@@ -17,7 +17,6 @@ from trtla.results.bench_documents import (
     EVERY_CATEGORY,
     FailureCount,
     LoadDocument,
-    LoadSettings,
     Row,
 )
 from trtla.results.documents import SCHEMA_VERSION
@@ -100,14 +99,19 @@ def _drafting(done: Sequence[StreamedAnswer]) -> dict[str, Any]:
 def document(test: LoadTest, measured: LoadResult, found: dict[str, Any]) -> dict[str, Any]:
     """The JSON document, with the environment that was found."""
     answers = [one for run in measured.runs for one in run.answers.values() if one.error is None]
-    settings = LoadSettings.fill(
-        measured.server,
-        test,
-        test.sampling,
-        prompts=min(len(test.prompts), len(measured.runs) * test.requests),
-        extra_body=measured.server.extra,
-        tokens_from="chunks" if any(one.usage is None for one in answers) else "usage",
-    )
+    server = measured.server
+    settings = {
+        "url": server.url,
+        "model": server.model,
+        "owned_by": server.owned_by,
+        "endpoint": server.endpoint,
+        "prompts": min(len(test.prompts), len(measured.runs) * test.requests),
+        "max_output_len": test.sampling.max_output_len,
+        "seed": test.sampling.seed,
+        "arrivals_seed": test.arrivals_seed,
+        "extra_body": dict(server.extra),
+        "tokens_from": "chunks" if any(one.usage is None for one in answers) else "usage",
+    }
     checked = measured.checked
     more = {} if checked is None else {"checked_texts": checked}
     return LoadDocument(

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from trtla.llm.llm import LLM
     from trtla.llm.text import Tokenizer
+    from trtla.runtime.limits import ExecutorLimits
 
 Answer = Callable[[Sequence[Ids], Sequence[int]], Sequence[str]]
 """Answers prompts; it is also given their places in the set, on which their seeds depend."""
@@ -106,15 +107,19 @@ class OpenedModel:
     @property
     def room(self) -> int:
         """Tokens that a prompt may have; raises `UsageError` where there are none."""
-        limits, length = self.llm.limits, self._setup.sampling.max_output_len
-        room = min(limits.max_input_len, limits.max_text_len - length)
-        if room < 1:
-            raise UsageError(
-                f"--max-output-len {length} leaves no room for a prompt: prompt and output "
-                f"together may have {limits.max_text_len} tokens",
-                f"lower --max-output-len, or {limits.text_len_hint}",
-            )
-        return room
+        return prompt_room(self.llm.limits, self._setup.sampling.max_output_len)
+
+
+def prompt_room(limits: ExecutorLimits, length: int) -> int:
+    """Tokens that a prompt may have beside an output of a length; refuses if there are none."""
+    room = min(limits.max_input_len, limits.max_text_len - length)
+    if room < 1:
+        raise UsageError(
+            f"--max-output-len {length} leaves no room for a prompt: prompt and output "
+            f"together may have {limits.max_text_len} tokens",
+            f"lower --max-output-len, or {limits.text_len_hint}",
+        )
+    return room
 
 
 def take_tokenizer(llm: LLM) -> Tokenizer:

@@ -13,7 +13,7 @@ from trtla.bench.arms import LLAMA_CPP
 from trtla.console import TableText, counted, markdown
 from trtla.console import cell as shown
 from trtla.formats.gguf.folder import model_name
-from trtla.results.bench_documents import CSV_ENVIRONMENT, Bench, BenchSettings, Row
+from trtla.results.bench_documents import CSV_ENVIRONMENT, Bench, Row
 from trtla.results.documents import SCHEMA_VERSION, Part, SourceRow
 from trtla.results.metrics import too_short, total
 from trtla.settings.sampling import filters_text
@@ -24,23 +24,24 @@ if TYPE_CHECKING:
 
 _COLUMNS = {
     "arm": "arm",
-    "weight_type": "weights",
     "completed": "completed",
     "failed": "failed",
     "request_throughput": "requests/s",
     "tokens_per_s": "tokens/s",
     "total_token_throughput": "all tokens/s",
-    "range": "min-max",
+    "tokens_per_step": "S",
+    "acceptance_rate": "acceptance",
+    "speedup_vs_ar": "median speed-up",
+    "predicted_speedup": "predicted speed-up",
+    "agreement": "texts as ar",
     "ttft": "TTFT",
     "tpot": "TPOT",
     "itl": "ITL",
     "e2el": "E2EL",
     "ttft_ms": "TTFT ms",
     "ms_per_token": "ms/token",
-    "tokens_per_step": "S",
-    "acceptance_rate": "acceptance",
-    "speedup_vs_ar": "median speed-up",
-    "predicted_speedup": "predicted speed-up",
+    "range": "min-max",
+    "weight_type": "weights",
     "efficiency": "efficiency",
     "fed_per_step": "fed/step",
     "host_ms_per_step": "host ms/step",
@@ -48,14 +49,14 @@ _COLUMNS = {
     "share_of_bandwidth": "of bandwidth",
     "peak_memory_mb": "peak MB",
     "distinct_4grams": "distinct 4-grams",
-    "agreement": "texts as ar",
     "rouge1": "ROUGE-1",
     "rouge2": "ROUGE-2",
     "rougeL": "ROUGE-L",
     "rougeLsum": "ROUGE-Lsum",
     "perplexity": "perplexity",
 }
-"""The columns of a table, each shown if a row has it."""
+"""The columns of a table, each shown if a row has it; what a narrow terminal shows first counts
+most."""
 _SPREADS = ("ttft", "tpot", "itl", "e2el")
 _SOURCE_FIGURES = (
     "proposed", "fed", "accepted", "expected", "calibration", "accepted/fed by depth"
@@ -66,7 +67,14 @@ _EXACT = ("tokens_per_s", "peak_memory_mb", "ttft_ms")  # shown with fewer digit
 
 def document(results: Results, sweep: Sweep, found: dict[str, Any]) -> dict[str, Any]:
     """The JSON document, with the environment that was found."""
-    settings = BenchSettings.fill(results, sweep, sweep.sampling, model=model_name(sweep.model))
+    names = ("max_output_len", "seed", *sweep.sampling.beyond)
+    settings = {
+        "model": model_name(sweep.model),
+        "executors": results.executors,
+        "rounds": sweep.rounds,
+        "ignore_eos": sweep.ignore_eos,
+        **{name: getattr(sweep.sampling, name) for name in names},
+    }
     filled = Bench.fill(
         results, schema_version=SCHEMA_VERSION, environment=found, settings=settings
     )

@@ -11,9 +11,8 @@ from typing import TypeVar
 from trtla.console import counted
 from trtla.report.methods import PLAIN, Method, method
 from trtla.report.reading import Source
-from trtla.results.bench_documents import EVERY_CATEGORY, Bench, Row, Summarize, whole_category
+from trtla.results.bench_documents import EVERY_CATEGORY, Row, whole_category
 from trtla.results.documents import Run
-from trtla.results.tune_documents import Tune
 from trtla.settings.sampling import filters_text
 
 Key = TypeVar("Key")
@@ -79,13 +78,9 @@ class ArmRow:
 
 def measured(source: Source) -> list[ArmRow]:
     """The rows of a document that compare arms; those of run have none."""
-    match source.document:
-        case Bench(settings=settings, rows=rows):
-            model = settings.model
-        case Tune(engine=model, rows=rows) | Summarize(model=model, rows=rows):
-            pass
-        case _:
-            return []
+    if isinstance(source.document, Run):
+        return []
+    model, rows = source.document.model, source.document.rows
     folder, whole = Path(model or "model not recorded").name, whole_category(rows)
     return [
         ArmRow(source.number, folder, row, _sampling(row), row.category == whole)

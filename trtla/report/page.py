@@ -22,8 +22,9 @@ from trtla.report.figures import (
     measured,
 )
 from trtla.report.headline import headline
-from trtla.report.reading import Source, read_all
-from trtla.results.bench_documents import Bench, Summarize
+from trtla.report.reading import Document, Source, read_all
+from trtla.results.bench_documents import Summarize
+from trtla.results.documents import Run
 from trtla.results.tune_documents import Tune
 from trtla.version import __version__
 
@@ -113,36 +114,32 @@ def command_of(source: Source) -> str | None:
 
 def facts_of(source: Source) -> list[tuple[str, str]]:
     """The settings and the machine of a document."""
-    return [*_settings(source), *_machine(source.document.environment)]
+    made_on = {**source.document.environment}
+    made_on.pop("command", None)
+    if isinstance(memory := made_on.get("memory_bytes"), int | float):
+        made_on["memory_bytes"] = f"{memory / 2**30:.1f} GiB"
+    facts = {**_settings(source.document), **made_on}
+    return [
+        (_LABELS.get(name, name), _words(value))
+        for name, value in facts.items()
+        if value not in (None, "", [], {})
+    ]
 
 
-def _machine(made_on: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    for key, value in made_on.items():
-        shown = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-        if key == "memory_bytes" and isinstance(value, int | float):
-            shown = f"{value / 2**30:.1f} GiB"
-        if key != "command" and value not in (None, "", []):
-            yield _LABELS.get(key, key), shown
+def _words(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def _settings(source: Source) -> Iterator[tuple[str, str]]:
-    match source.document:
-        case Bench(settings=own):
-            facts = {"model": own.model, "rounds": own.rounds}
-            facts["tokens a prompt"] = own.max_output_len
-        case Tune() as tune:
-            facts = {"engine": tune.engine, "executor": tune.executor}
-            facts["tuning took"] = None if tune.time_s is None else f"{tune.time_s:.0f} s"
-        case Summarize() as own_summaries:
-            facts = {
-                "data set": own_summaries.dataset,
-                "articles": own_summaries.items,
-                "batch size": own_summaries.batch_size,
-                "tokens a summary": own_summaries.output_len,
-            }
-        case run:
-            facts = {"executor": run.executor, "prompts": len(run.results)}
-    yield from ((label, str(value)) for label, value in facts.items() if value is not None)
+def _settings(document: Document) -> dict[str, object]:
+    """What a document says of itself, in words."""
+    if isinstance(document, Run):
+        return {"executor": document.executor, "prompts": len(document.results)}
+    own = {name.replace("_", " "): value for name, value in document.settings.items()}
+    if isinstance(document, Summarize):
+        own["articles"] = document.items
+    if isinstance(document, Tune) and document.time_s is not None:
+        own["tuning took"] = f"{document.time_s:.0f} s"
+    return own
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ Kind = Literal["bench", "tune", "summarize", "run"]
 _KINDS: dict[Kind, tuple[type[Document], tuple[str, ...]]] = {
     "bench": (Bench, ("rows", "cells")),
     "tune": (Tune, ("recommendation", "cost", "rows")),
-    "summarize": (Summarize, ("rows", "dataset")),
+    "summarize": (Summarize, ("rows", "items")),
     "run": (Run, ("results", "stats")),
 }
 """The keys that a JSON document has; the first are its results."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, FiniteFloat, create_model
+from pydantic import BeforeValidator, Field, FiniteFloat
 
 from trtla.results.documents import (
     Figure,
@@ -19,8 +19,6 @@ from trtla.results.documents import (
     Sources,
     Triple,
 )
-from trtla.settings.fields import declared
-from trtla.settings.sampling import BEYOND, SamplingParams
 
 Shares = tuple[FiniteFloat, ...]
 
@@ -204,67 +202,33 @@ class MeasuredCell(Cell):
     tokens_per_s: dict[str, Shares]
 
 
-if TYPE_CHECKING:
-    _Beyond = Part
-else:
-    _BEYOND = {name: (Any, declared(SamplingParams)[name].default) for name in BEYOND}
-    _Beyond = create_model("_Beyond", __base__=Part, **_BEYOND)
-
-
-class BenchSettings(_Beyond):
-    """What all cells share; filters, penalties and biases under their names."""
-
-    model: str | None = None
-    executors: tuple[str, ...] = ()
-    rounds: int | None = None
-    max_output_len: int | None = None
-    seed: int | None = None
-    ignore_eos: bool | None = None
-
-
 class Document(Part):
     """What the documents of all that is measured have."""
 
     schema_version: int | None = None
     environment: dict[str, Any] = Field(default_factory=dict)
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """What all rows share, by the settings' names."""
     rows: tuple[Row, ...]
+
+    @property
+    def model(self) -> str | None:
+        """The model that was measured, if the document says which."""
+        named = self.settings.get("model")
+        return None if named is None else str(named)
 
 
 class Bench(Document):
     """`trtla bench --json`, and a row of its CSV."""
 
-    settings: BenchSettings = BenchSettings()
     cells: tuple[MeasuredCell, ...] = ()
 
 
 class Summarize(Document):
     """`trtla summarize --json`: rows of the engine as it drafts, plain, and of transformers."""
 
-    model: str | None = None
-    dataset: str | None = None
     items: int | None = None
-    batch_size: int | None = None
-    max_input_length: int | None = None
-    output_len: int | None = None
-    temperature: Figure = None
-    seed: int | None = None
-
-
-class LoadSettings(Part):
-    """What all runs share."""
-
-    url: str
-    model: str | None = None
-    owned_by: str | None = None
-    endpoint: str | None = None
-    prompts: int
-    """Different ones."""
-    max_output_len: int
-    seed: int
-    arrivals_seed: int
-    extra_body: dict[str, Any] = Field(default_factory=dict)
-    tokens_from: Literal["usage", "chunks"]
-    """chunks: the server reports no usage, and a chunk with text is counted as a token."""
+    """Articles."""
 
 
 class LoadCheck(Part):
@@ -279,6 +243,5 @@ class LoadCheck(Part):
 class LoadDocument(Document):
     """`trtla bench --serve URL --json`; a row is a run of load."""
 
-    settings: LoadSettings
     interrupted: bool
     checked_texts: LoadCheck | None = None

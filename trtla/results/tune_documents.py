@@ -63,8 +63,6 @@ class Tune(Document):
 
     command: str | None = None
     argv: Annotated[str | None, BeforeValidator(_one_text)] = None
-    engine: str | None = None
-    executor: str | None = None
     cost: Cost
     recommendation: Recommendation
     finished: bool | None = None

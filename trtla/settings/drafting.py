@@ -260,7 +260,7 @@ class DraftOptions:
     cells: Literal["greedy", "drawn"] = option(
         "greedy",
         "What the window of a sampled request is made of: the most probable tokens, or drawn ones.",
-        former="draft_cells",
+        alias="draft_cells",
     )
     sources: tuple[str, ...] = option(
         SOURCES,

@@ -31,7 +31,7 @@ from trtla.cli.bench.bench_flags import (
 from trtla.cli.bench.bench_output import run, show
 from trtla.cli.shared.model import (
     check_drafters,
-    check_texts,
+    check_sets,
     check_vocabulary,
     note_without_drafts,
 )
@@ -67,9 +67,8 @@ def run_ablation_command(
     """Check, say how much it is, measure, and print a summary."""
     sweep = _check(console, flags, lookahead)
     output = _table(flags)
-    texts = any(not one.is_chat for chosen in sweep.sets for one in chosen.questions)
     folders = (flags.engine_dir, flags.options.tokenizer_dir)
-    check_texts(console, flags.asking, folders, any_texts=texts)
+    check_sets(console, flags.asking, folders, sweep.sets)
     with written(output, "give another --output"), output.open("a", encoding="utf-8"):
         console.note(f"note: {_extent(sweep)}")
     kept = f"note: decodings so far are in {output.with_suffix('.jsonl')}; the same command goes on"

@@ -34,7 +34,7 @@ from trtla.cli.shared.model import (
     check_batch_size,
     check_drafters,
     check_length,
-    check_texts,
+    check_sets,
     check_triples,
     model_at,
     note_without_drafts,
@@ -116,9 +116,8 @@ def bench(console: Console, /, **values: Any) -> None:
     drafters = () if flags.lookahead else sweep.drafters  # triples are arms of lookahead alone
     asked = product(flags.lookahead or (None,), drafters or (LOOKAHEAD,))
     note_without_drafts(console.note, flags.engine_dir, asked)
-    texts = any(not one.is_chat for chosen in sweep.sets for one in chosen.questions)
     folders = (flags.engine_dir, flags.options.tokenizer_dir)
-    check_texts(console, flags.asking, folders, any_texts=texts)
+    check_sets(console, flags.asking, folders, sweep.sets)
     results = run(console, sweep)
     if results is not None:  # a serving rank of mpirun has nothing to report
         show(console, results, sweep, flags.output_format)

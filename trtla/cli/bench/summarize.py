@@ -65,7 +65,7 @@ class SummarizeFlags(CorpusFlags):
         section="Data",
         type=TOKENS,
         default=923,
-        former="max_input_length",
+        alias="max_input_length",
     )
     test_trtla: bool = opt.flag("Measure the engine, with lookahead and without.", section="Sides")
     test_hf: bool = opt.flag("Measure transformers' greedy generate.", section="Sides")
@@ -91,7 +91,7 @@ class SummarizeFlags(CorpusFlags):
 @opt.model_flags(required=False, show_default="--hf-model-dir, with --test-hf alone")
 @opt.flags_of(SummarizeFlags)
 @opt.length_flag(basic=False, type=TOKENS, default=100, help="Longest summary in tokens.")
-@opt.former("output_len", now="max_output_len", type=TOKENS)
+@opt.alias("output_len", now="max_output_len", type=TOKENS)
 @opt.chat_flags
 @opt.sampling_flags
 @opt.stop_ids_flag
@@ -194,14 +194,9 @@ def _measure(
 
 def _cap(console: Console, flags: SummarizeFlags, limits: ExecutorLimits) -> int:
     """--max-input-len, or what the engine allows when that is less."""
-    length = flags.sampling.max_output_len
-    room = min(limits.max_input_len, limits.max_text_len - length)
-    if room < 1:
-        raise UsageError(
-            f"max_output_len {length} leaves no room for a prompt: the engine takes "
-            f"{limits.max_text_len} tokens in all",
-            f"lower --max-output-len, or {limits.text_len_hint}",
-        )
+    from trtla.bench.opened import prompt_room
+
+    room = prompt_room(limits, flags.sampling.max_output_len)
     if flags.max_input_len > room:
         console.note(f"note: max_input_len {flags.max_input_len} is cut to the engine's {room}")
     return min(flags.max_input_len, room)
@@ -217,16 +212,21 @@ def _print(console: Console, rows: Sequence[Row], items: int, flags: SummarizeFl
     from trtla.results.documents import SCHEMA_VERSION, environment
 
     if console.json:
-        filled = Summarize.fill(
-            flags,
-            flags.sampling,
+        settings = {
+            "model": model_name(flags.engine_dir),
+            "dataset": flags.dataset,
+            "batch_size": flags.batch_size,
+            "max_input_len": flags.max_input_len,
+            "max_output_len": flags.sampling.max_output_len,
+            "temperature": flags.sampling.temperature,
+            "seed": flags.sampling.seed,
+        }
+        filled = Summarize(
             schema_version=SCHEMA_VERSION,
             environment=environment(command_line()),
-            model=model_name(flags.engine_dir),
-            items=items,
-            max_input_length=flags.max_input_len,
-            output_len=flags.sampling.max_output_len,
+            settings=settings,
             rows=tuple(rows),
+            items=items,
         )
         console.document(filled.document())
         return

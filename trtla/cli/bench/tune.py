@@ -13,7 +13,7 @@ from trtla.cli.shared import options as opt
 from trtla.cli.shared.command import Command
 from trtla.cli.shared.model import (
     check_batch_size,
-    check_texts,
+    check_sets,
     engine_limits,
     is_trtllm,
     loading,
@@ -71,7 +71,7 @@ class TuneFlags:
         "Prompts decoded together; the first is what the recommendation is for.",
         section="Search",
         show_default="those of 1,4,16 that the engine takes",
-        former="batch_sizes",
+        alias="batch_sizes",
     )
     budget: float = opt.flag(
         "Time to measure for, such as 90s, 2m or 1h; what was measured is kept, and the same "
@@ -166,7 +166,7 @@ def tune(console: Console, /, **values: Any) -> None:
 
 
 def _check(flags: TuneFlags, console: Console) -> TuneSettings:
-    from trtla.cli.bench.tune_output import check_folder, check_preset
+    from trtla.cli.bench.tune_output import check_preset, make_folder
     from trtla.data.prompt_sets import load_sets
     from trtla.formats.gguf.folder import model_name
     from trtla.tune.grid import TuneSettings
@@ -192,14 +192,13 @@ def _check(flags: TuneFlags, console: Console) -> TuneSettings:
         )
     sizes = _batch_sizes(flags, model)
     sets = load_sets(flags.prompts, (), flags.num_prompts)
-    texts = any(not one.is_chat for chosen in sets for one in chosen.questions)
-    check_texts(console, flags.asking, (model, flags.options.tokenizer_dir), any_texts=texts)
+    check_sets(console, flags.asking, (model, flags.options.tokenizer_dir), sets)
     gpu = _gpu(flags, planned)
     if flags.write is not None:
         check_preset(Path(flags.write))
         check_new_file(Path(flags.write), "--write", force=flags.force)
     if not flags.dry_run:
-        check_folder(Path(flags.output_dir))
+        make_folder(Path(flags.output_dir))
     return TuneSettings(
         model=model,
         engine=model_name(flags.engine_dir or model),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trtla.cli.shared.params import check_folder
 from trtla.console import Console
 from trtla.errors import UsageError
 from trtla.files import write_whole, written
@@ -145,13 +146,11 @@ def write_document(tuned: Tune, path: Path) -> None:
         write_whole(path, json.dumps(tuned.document(), indent=1) + "\n")
 
 
-def check_folder(folder: Path) -> None:
-    """Make the folder and see that it can be written to."""
-    probe = folder / ".trtla-tune"
+def make_folder(folder: Path) -> None:
+    """Make the folder of --output-dir, and see that it can be written to."""
     with written(folder, "give another --output-dir"):
         folder.mkdir(parents=True, exist_ok=True)
-        probe.touch()
-        probe.unlink()
+    check_folder(folder / "tune.json", "--output-dir")
 
 
 def check_preset(path: Path) -> None:
@@ -182,7 +181,7 @@ def preset_text(tuned: Tune) -> str:
     found = tuned.recommendation
     kind = "by the roofline, not measured" if _by_roofline(tuned) else "predicted"
     lines = [
-        f"Lookahead for {tuned.engine}, batch size {found.batch_size}: {_described(found, kind)}, "
+        f"Lookahead for {tuned.model}, batch size {found.batch_size}: {_described(found, kind)}, "
         "over plain decoding.",
         "",
         f"  {tuned.argv}",

@@ -55,6 +55,7 @@ from trtla.settings.upstream.option import Accepted
 from trtla.settings.upstream.running import EXECUTOR
 
 if TYPE_CHECKING:
+    from trtla.data.prompt_sets import PromptSet
     from trtla.formats.engine import Engine
     from trtla.formats.model_folder import ModelFolder
     from trtla.llm.llm import LLM
@@ -335,6 +336,14 @@ def check_texts(
     """`check_template` for texts that all become the same messages, if there are any."""
     prompts = [("--chat", asking.prompt("text"), ANSWER)] if any_texts or asking.chat else []
     check_template(console, asking, folders, prompts, variables)
+
+
+def check_sets(
+    console: Console, asking: Asking, folders: Folders, sets: Iterable[PromptSet]
+) -> None:
+    """`check_texts` for the prompts of sets."""
+    texts = any(not one.is_chat for chosen in sets for one in chosen.questions)
+    check_texts(console, asking, folders, any_texts=texts)
 
 
 def _fill_in(

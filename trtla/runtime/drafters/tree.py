@@ -61,7 +61,7 @@ class TreeDrafter(Drafter):
         fixed: lookahead with an explicit triple, fed whole in every step.
         drawn: True if the target draws the cells of `window`.
         others: drafters whose drafts become branches of the tree, the most trusted first.
-        chain_len: skip further drafters once they have proposed so many tokens together.
+        chain_len: skip further drafters once they have proposed this many tokens together.
     """
 
     def __init__(

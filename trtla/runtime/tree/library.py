@@ -284,7 +284,7 @@ class Planner:
         self._grow(1, most, 16)
 
     def _grow(self, trees: int, most: int, knots: int) -> None:
-        """Make room for so many of each."""
+        """Make room for that many trees, nodes of a tree, and knots of prices."""
         if most > self._most:
             self._most = most
             self._tokens, self._parents = (c_int32 * most)(), (c_int32 * most)()
