@@ -153,7 +153,7 @@ def test_rounds_and_arms_of_bench_do_not_profit_from_earlier_ones(llm):
     cell = Cell(
         device="cpu", dtype="float32", threads=1, batch_size=1, temperature=0.0, category="code"
     )
-    arms = [way.arm(llm) for way in (PLAIN, Way(None, "auto"), Way("auto again", "auto"))]
+    arms = [way.arm(llm) for way in (PLAIN, Way("", "auto"), Way("auto again", "auto"))]
     measured = measure(cell, arms, rounds_of([[prompt]], sampling, 2))
     accepted = {name: [one.accepted for one in runs] for name, runs in measured.runs().items()}
     assert accepted == {AR: [0, 0], "lookahead auto": [0, 0], "auto again": [0, 0]}

@@ -148,8 +148,8 @@ class Arm:
 class Way:
     """How our engine decodes, before a model is open: what an arm of it is made from."""
 
-    name: str | None
-    """None: `ar`, or lookahead with its triple."""
+    name: str
+    """Empty: `ar`, or lookahead with its triple."""
     lookahead: Lookahead | None
     """None: what the model is opened with."""
     drafter: DrafterSettings = LOOKAHEAD
@@ -163,9 +163,9 @@ class Way:
     def arm(self, llm: LLM) -> EngineArm:
         """The arm."""
         triple = llm.limits.lookahead if self.largest else self.lookahead
-        if triple is None and self.name is None:
+        if triple is None and not self.name:
             triple = llm.lookahead
-        arm = EngineArm(llm, triple, self.drafter, self.name, self.options)
+        arm = EngineArm(llm, triple, self.drafter, self.name or None, self.options)
         arm.setting = self.setting
         return arm
 

@@ -177,7 +177,7 @@ def _ways(triples: Sequence[Lookahead], drafters: Sequence[DrafterSettings]) -> 
     others = [one for one in drafters if one.drafter not in alone]
     return (
         PLAIN,
-        *(Way(None, triple) for triple in named),
+        *(Way("", triple) for triple in named),
         *(Way(one.name, None, one, largest=largest) for one in others),
     )
 
