@@ -28,7 +28,7 @@ from trtla.settings.sampling import BeamSettings, SamplingParams
 class More(DrafterSettings):
     """A drafter with one setting of each kind more."""
 
-    width: int = option(2, "Branches side by side.", least=1, most=9, former="branches")
+    width: int = option(2, "Branches side by side.", least=1, most=9, alias="branches")
     weight: float = option(0.5, "Of the past.", most=1)
     eager: bool = option(False, "Draft at once.")
     careful: bool = option(True, "Look twice.")

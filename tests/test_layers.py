@@ -38,7 +38,7 @@ LAYERS = (
     "__main__",
 )
 RUNTIME = (
-    "stats draft blocks costs arrays device threads",
+    "stats draft blocks costs arrays device grammar threads",
     "request",
     "limits sequence",
     "executor lengths sampling ranks",

@@ -318,7 +318,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def validate(model: type[ModelT], data: Any, where: str, hint: str = _OWN_FILE) -> ModelT:
     """Build a pydantic model; its first error becomes a `UsageError` naming key and value.
 
-    `where` names the data in errors, `hint` tells what to do about a wrong value."""
+    `where` names the data in errors, `hint` suggests a correction of a wrong value."""
     import pydantic
 
     try:

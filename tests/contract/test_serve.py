@@ -92,6 +92,7 @@ LACKING = {
     "logprobs": 2,
     "lookahead": "auto",
     "drafter": "ngram",
+    "gamma": 3,
     "prediction": {"type": "content", "content": "ab"},
     "repetition_penalty": 1.2,
     "presence_penalty": 1,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -10,11 +12,14 @@ from tests.support.real_models import folder_and_model
 from tests.support.toys import Made, request, run, tokens_of
 from trtla.formats.engine import engine_from_hugging_face
 from trtla.runtime.draft import Draft, NoDrafter
+from trtla.runtime.drafters.tree import TreeDrafter
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.loop.executor import TorchExecutor
 from trtla.runtime.models.llama import LlamaModel
 from trtla.runtime.sequence import Feed
+from trtla.runtime.tree.library import SharedTrees
 from trtla.settings.lookahead import LookaheadConfig
+from trtla.settings.sampling import SamplingParams
 
 CPU = torch.device("cpu")
 PROMPTS = [(3, 1, 4, 1, 5), (2, 6)]
@@ -88,18 +93,30 @@ class Head(NoDrafter):
         self.states.append(states)
 
 
+def in_a_tree(head):
+    """A candidate tree whose only source is what the head proposes."""
+    shared = SharedTrees(96)
+    tree = shared.tree(PROMPTS[0], SamplingParams(), ("chain",), True)
+    return TreeDrafter(tree, shared, 4, 11, others=(head,))
+
+
 @needs_compiler
-def test_a_drafter_sees_the_states_of_the_input_and_the_accepted_tokens():
+@pytest.mark.parametrize("in_tree", [False, True])
+@pytest.mark.parametrize("most", [64, 3])
+def test_a_drafter_sees_the_states_of_the_prompt_and_of_all_accepted_tokens(in_tree, most):
     for model in pair(config_of(num_hidden_layers=3)):
-        limits = ExecutorLimits(2, 64, 96, 64, 96, LookaheadConfig(3, 3, 2))
+        limits = ExecutorLimits(2, 64, 96, most, 96, LookaheadConfig(1, 1, 0))
         asked = request(PROMPTS[0], 11)
         plain = TorchExecutor(model, model.new_cache(24), limits, Made(lambda *_: NoDrafter()))
         text = tokens_of(run(plain, [asked])[0])
         model.taps, head = (0, 2), Head(text)
-        tapped = TorchExecutor(model, model.new_cache(24), limits, Made(lambda *_, head=head: head))
-        assert tokens_of(run(tapped, [asked])[0]) == text
-        assert len(head.states) == 1 + 4  # a prompt, then steps of 3, 3, 3 and 1 tokens
+        made = Made(lambda *_, head=head: in_a_tree(head) if in_tree else head)
+        tapped = TorchExecutor(model, model.new_cache(24), limits, made)
+        assert tokens_of(run(tapped, [replace(asked, adaptive=in_tree)])[0]) == text
+        if most == 64 and not in_tree:
+            assert len(head.states) == 1 + 4  # a prompt, then steps of 3, 3, 3 and 1 tokens
         (whole,) = sequences(cache := model.new_cache(4), [(*PROMPTS[0], *text)])
         wanted = states(model, [Feed.prompt(whole, len(whole.prompt), True)], cache)
         found = torch.cat([*map(torch.from_numpy, head.states)], 1)
-        torch.testing.assert_close(found, wanted[:, 4:], rtol=1e-4, atol=1e-4)
+        assert found.shape[1] in (15, 16)  # the last token is fed if it was drafted
+        torch.testing.assert_close(found, wanted[:, : found.shape[1]], rtol=1e-4, atol=1e-4)

@@ -9,7 +9,8 @@ import pytest
 from pydantic import ValidationError
 
 from tests.support.served import ASK, JSON, open_shipped, refused, serving
-from trtla.api.protocol import ChatBody, read_body
+from trtla.api.protocol import ChatBody
+from trtla.api.reading import read_body
 
 HELLO = [{"role": "user", "content": "hello"}]
 

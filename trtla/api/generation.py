@@ -14,6 +14,8 @@ from typing import Any
 
 from trtla.api.declared import DRAFTING
 from trtla.api.errors import ApiError, refused, too_late
+from trtla.api.grammars import FIELDS as GRAMMARS
+from trtla.api.grammars import grammar_of
 from trtla.api.protocol import Body, ChatBody, CompletionBody, Content, Message
 from trtla.errors import RendererLost, TrtlaError, UsageError
 from trtla.llm.answer import Answer, Chunk, Completion, chunk_of
@@ -156,6 +158,7 @@ def _sampling(
         "top_k": max(0, body.top_k),
         "top_p": body.top_p,
     }
+    grammar = grammar_of({name: getattr(body, name) for name in GRAMMARS})
     with _naming(None):
         return SamplingParams(
             max_output_len=length,
@@ -165,6 +168,7 @@ def _sampling(
             n=body.n,
             **({} if llm.force_greedy else sampled),
             **{name: getattr(body, name) for name in BEYOND},
+            grammar=grammar,
             allotted_time_ms=None if timeout_s is None else max(1, round(timeout_s * 1000)),
         )
 
@@ -175,6 +179,8 @@ def _drafting(llm: RequestMaker, body: Body) -> tuple[Lookahead | None, DrafterS
         triple = LookaheadConfig.parse(lookahead) if isinstance(lookahead, list) else lookahead
     settings = ((name, getattr(body, name)) for name in DRAFTING)
     changes = {name: value for name, value in settings if value is not None}
+    for name in changes if llm.limits.fixed_triples else ():
+        raise ApiError(400, f"{name} is for drafters that the engine has not; omit {name}", name)
     with _naming("drafter"):
         if body.drafter is not None:
             changes["drafter"] = parse_drafter(body.drafter)
@@ -192,7 +198,7 @@ def _expected(llm: RequestMaker, body: Body) -> tuple[int, ...] | None:
 
 
 def _message(message: Message) -> dict[str, Any]:
-    """A message for the template; `name` and thoughts are there for templates that use them."""
+    """Return a message for the template; `name` and thoughts are for templates that use them."""
     role = "system" if message.role == "developer" else message.role
     fields = {"role": role, "content": _plain(message.content or "")}
     more = {"name": message.name, "reasoning_content": message.reasoning_content}

@@ -1,4 +1,4 @@
-"""Request bodies as in OpenAI's API, with trtla's own fields: parsing and checks.
+"""Request bodies as in OpenAI's API, with trtla's own fields.
 
 An unknown field is refused by name, whatever its value: an answer that silently ignored it would be
 wrong. `NEUTRAL` lists values that request nothing.
@@ -6,8 +6,7 @@ wrong. `NEUTRAL` lists values that request nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     BaseModel,
@@ -15,23 +14,18 @@ from pydantic import (
     Discriminator,
     Field,
     Tag,
-    ValidationError,
     create_model,
     model_validator,
 )
 
-from trtla.api.declared import RULES, body_fields, chosen_at_start
-from trtla.api.errors import ApiError
-from trtla.errors import did_you_mean, needed
-from trtla.files import JsonError, parse_json
+from trtla.api.declared import body_fields
 from trtla.runtime.request import FinishReason
 from trtla.settings.messages import ANSWER, Rendering
 
 _MOST_CHOICES = 128
 _MOST_STOPS = 16
-_MOST_BIASES = 1024
-_MOST_NESTED = 10_000
-"""Lists and objects in a body: each of them costs as much as a long text."""
+MOST_BIASES = 1024
+"""Tokens with a bias, and tokens that end a text."""
 _LARGEST = 2**63 - 1
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -79,7 +73,7 @@ class Strict(BaseModel):
     )
 
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = {}
-    """The values that ask for nothing, of fields that there are not."""
+    """Values without effect of unsupported fields, which are accepted."""
     labels: ClassVar[tuple[str, ...]] = ()
     """Fields with texts that are ignored."""
 
@@ -122,10 +116,10 @@ class TextPart(Strict):
     text: str
 
 
-_PARTS = "parts"
+PARTS = "parts"
 Content = Annotated[
-    Annotated[str, Tag("text")] | Annotated[list[TextPart], Field(fail_fast=True), Tag(_PARTS)],
-    Discriminator(lambda value: _PARTS if isinstance(value, list) else "text"),
+    Annotated[str, Tag("text")] | Annotated[list[TextPart], Field(fail_fast=True), Tag(PARTS)],
+    Discriminator(lambda value: PARTS if isinstance(value, list) else "text"),
 ]
 """A discriminated union, so that an error in a part names the part."""
 
@@ -161,10 +155,11 @@ class Predicted(Strict):
     content: Content
 
 
+Object = dict[str, Any]
 Text = Annotated[str, Field(min_length=1)]
 _Id = Annotated[str, Field(pattern=r"^[0-9]{1,10}$")]
 Biases = Annotated[
-    dict[_Id, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=_MOST_BIASES)
+    dict[_Id, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MOST_BIASES)
 ]
 Lookahead = Literal["auto"] | Annotated[list[int], Field(min_length=3, max_length=3)]
 
@@ -194,9 +189,23 @@ class Body(_Declared):
     stop: Text | Annotated[list[Text], Field(max_length=_MOST_STOPS, fail_fast=True)] | None = None
     stop_token_ids: Annotated[
         list[Annotated[int, Field(ge=0, le=_LARGEST)]],
-        Field(max_length=_MOST_BIASES, fail_fast=True),
+        Field(max_length=MOST_BIASES, fail_fast=True),
     ] = Field([], description="trtla, as vLLM: tokens that end a text and are not in it.")
     n: int = Field(1, ge=1, le=_MOST_CHOICES, description="Choices; the i-th has seed + i.")
+    response_format: Object | None = Field(
+        None, description="json_object, or json_schema with a schema that the answer follows."
+    )
+    structured_outputs: Object | None = Field(
+        None, description="trtla, as vLLM: one of json, json_object, regex, choice and grammar."
+    )
+    guided_json: Object | str | None = Field(None, description="trtla, as vLLM: a JSON schema.")
+    guided_regex: str | None = Field(None, description="trtla, as vLLM: a regular expression.")
+    guided_choice: list[str] | None = Field(None, description="trtla, as vLLM: one of these texts.")
+    guided_grammar: str | None = Field(None, description="trtla, as vLLM: rules in Lark or GBNF.")
+    grammar: Object | None = Field(
+        None,
+        description="trtla: one of json_schema, json_object, regex, choice and lark, as in files.",
+    )
     stream: bool = False
     stream_options: StreamOptions | None = None
     prediction: Predicted | None = None
@@ -231,7 +240,7 @@ class ChatBody(Body):
         None, description="trtla, as vLLM: begin an answer; None: unless a message is continued."
     )
     continue_final_message: bool = Field(
-        False, description="trtla, as vLLM: go on with the assistant's message that comes last."
+        False, description="trtla, as vLLM: continue the assistant's message that comes last."
     )
 
     chat_template_kwargs: dict[str, Any] = Field(
@@ -299,115 +308,3 @@ class CompletionBody(Body):
         if isinstance(self.prompt, str) or isinstance(self.prompt[0], int):
             return [self.prompt]
         return list(self.prompt)
-
-
-BodyT = TypeVar("BodyT", bound=Body)
-
-
-def read_body(kind: type[BodyT], data: bytes) -> BodyT:
-    """Parse and check a request's body."""
-    nested = _nested(data)
-    if nested > _MOST_NESTED:
-        raise ApiError(
-            400,
-            f"the body has {nested} lists and objects, above {_MOST_NESTED}; send fewer messages, "
-            "parts or prompts at a time",
-            code="body_too_large",
-        )
-    try:
-        value = parse_json(data, unique=True)
-    except JsonError as error:
-        raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from None
-    return check_body(kind, value)
-
-
-def check_body(kind: type[BodyT], value: Any) -> BodyT:
-    """Check a parsed body; raises `ApiError` if it is invalid."""
-    try:
-        return kind.model_validate(value)
-    except ValidationError as error:
-        errors = error.errors(include_url=False, include_input=False)
-    raise body_error(errors)
-
-
-def _nested(data: bytes) -> int:
-    """Count the lists and objects of a JSON text, without brackets in its strings."""
-    if data.count(b"[") + data.count(b"{") <= _MOST_NESTED:
-        return 0
-    bare = data.replace(b"\\\\", b"").replace(b'\\"', b"")
-    return sum(part.count(b"[") + part.count(b"{") for part in bare.split(b'"')[::2])
-
-
-_MODELS = (ChatBody, CompletionBody, Message, Predicted, StreamOptions, TextPart)
-_FIELDS = {*LABELS, *(name for model in _MODELS for name in model.model_fields)}
-_RULES = {
-    **RULES,
-    "content": "a text, or a list of parts of type text",
-    "name": "a name of at most 64 characters, none of them a space, <, |, \\, / or >",
-    "lookahead": '[window, ngram, verification], such as [3,3,3], or "auto"',
-    "prompt": "a text, token ids, or a list of several of either, none of them empty",
-    "stop": "a text, or up to 16 texts, none of them empty",
-    "stop_token_ids": f"a list of at most {_MOST_BIASES} token ids",
-}
-"""The rules of fields that take several kinds of values."""
-_PART_RULE = "text: contents are texts, or lists of parts of type text"
-_LONGEST_NAME = 100  # in an error
-
-
-def body_error(errors: Iterable[Mapping[str, Any]]) -> ApiError:
-    """Return the refusal of a body for the outermost of pydantic's errors."""
-    first = min(errors, key=lambda error: len(error["loc"]), default={})
-    kind, path = first.get("type"), [part for part in first.get("loc", ()) if part != "body"]
-    path = _without_tags(path)
-    if kind == "json_invalid":
-        return ApiError(400, "the body is not JSON", code="invalid_json")
-    if kind == "extra_forbidden":
-        return _unknown(".".join(map(str, path)), str(path[-1]))
-    name = _field(path)
-    if kind == "missing":
-        return ApiError(400, f"{name or 'the body'} is missing", name, "missing_parameter")
-    if kind == "value_error":  # a rule of several fields, whose first word is one of them
-        text = str(first["msg"]).removeprefix("Value error, ")
-        word = text.partition(" ")[0]
-        return ApiError(400, text, word if word in _FIELDS else name, "invalid_parameter")
-    rule = _rule(name or "") or needed(first)
-    return ApiError(400, f"{name or 'the body'} must be {rule}", name, "invalid_parameter")
-
-
-def _rule(name: str) -> str | None:
-    last = name.rpartition(".")[2]
-    return _PART_RULE if last == "type" and ".content." in name else _RULES.get(last)
-
-
-def _without_tags(path: list[Any]) -> list[Any]:
-    """Return the path without the tags of content kinds."""
-    return [
-        part
-        for before, part in zip((None, *path), path, strict=False)
-        if before != "content" or part not in ("text", _PARTS)
-    ]
-
-
-def _unknown(name: str, last: str) -> ApiError:
-    name, last = name[:_LONGEST_NAME], last[:_LONGEST_NAME]
-    if flag := chosen_at_start(name):
-        message = f"{name} is chosen for all requests, when the model is opened: start with {flag}"
-        return ApiError(400, message, name, "unsupported_parameter")
-    guess = did_you_mean(last, _FIELDS)
-    return ApiError(
-        400,
-        f"{name} is not supported; {guess or 'omit it'}".rstrip(),
-        name,
-        "unsupported_parameter",
-    )
-
-
-def _field(location: list[Any]) -> str | None:
-    """Return the path of the field, without the names of alternative kinds of values."""
-    path: list[str] = []
-    for part in location:
-        in_list = path == ["messages"] or path[-1:] == ["content"]
-        if part not in _FIELDS and not (isinstance(part, int) and in_list):
-            break
-        path.append(str(part))
-    return ".".join(path) or None

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from trtla.api.errors import ApiError
-from trtla.api.protocol import ChatBody, CompletionBody, check_body
+from trtla.api.protocol import ChatBody, CompletionBody
+from trtla.api.reading import check_body
 from trtla.errors import UsageError
 from trtla.files import JsonError, parse_texts
 

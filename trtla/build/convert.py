@@ -75,10 +75,7 @@ def convert(
     check_target(target, force=force, sources=inputs)
     model = HFModel.open(source)
     integer = dtype in INTEGERS or dtype in ALGORITHMS
-    if integer or calibration is not None:
-        _refuse_twice(source, model)
-    if dtype not in INTEGERS and not (dtype == "auto" and model.config.block_types):
-        check_family(model.config)  # what is written would be TensorRT-LLM's format
+    _check_dtype(source, model, dtype, rounds=integer or calibration is not None)
     config = checkpoint_config(model.config, "auto" if integer else dtype, tp_size, pp_size)
     weights: TensorSource = in_type(model, model.config, config)
     if fp8_kv_cache and (integer or calibration is None):
@@ -126,8 +123,11 @@ def _integers(
     return config, AwqSource(model, config, importance)
 
 
-def _refuse_twice(source: Path, model: HFModel) -> None:
-    if model.quantized:
+def _check_dtype(source: Path, model: HFModel, dtype: str, *, rounds: bool) -> None:
+    """Refuse to round twice, and TensorRT-LLM's types for families that it is not known to run."""
+    if dtype not in INTEGERS and not (dtype == "auto" and model.config.block_types):
+        check_family(model.config)
+    if rounds and model.quantized:
         raise UsageError(
             f"{weight_file(source)} is quantised already ({', '.join(model.quantized)}), and "
             "quantising twice loses more than either does",

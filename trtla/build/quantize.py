@@ -107,7 +107,7 @@ def _read_texts(
     see: _See,
     cache: DynamicCache | None,
 ) -> int:
-    """Run the model over all texts; returns the number of their tokens."""
+    """Run the model over all texts; return the number of their tokens."""
     longest = min(MAX_TEXT_TOKENS, config.max_positions)
     prompts = [list(prompt)[:longest] for prompt in calibration.prompts if prompt]
     if not prompts:

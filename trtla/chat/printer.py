@@ -96,7 +96,10 @@ class Printer:
             table.add_column(Text(f"{name}: {side}"), ratio=1, overflow="fold")
         texts = (
             Text.assemble(
-                *((self.clean(text), _ACCEPTED if own else "") for text, own in reply.pieces)
+                *(
+                    (self.clean(text), _ACCEPTED if accepted else "")
+                    for text, accepted in reply.pieces
+                )
             )
             for reply in replies
         )

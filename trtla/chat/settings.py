@@ -118,11 +118,11 @@ def _keys() -> dict[str, tuple[str, Any]]:
     """Return each key of the file with its setting's path and field; keys as in prompt files."""
     keys: dict[str, tuple[str, Any]] = {}
     for part, kind in PARTS.items():
-        for one in declared(kind).values():
-            hint = one.json_type | None if one.optional else one.json_type
-            # A file may lack settings that there were not when it was written.
-            default = ... if part == "sampling" and one.name in _FIRST else None
-            keys[one.name] = (f"{part}.{one.name}", (hint, default))
+        for name, setting in declared(kind).items():
+            hint = setting.json_type | None if setting.optional else setting.json_type
+            # A file may lack settings that did not exist when it was written.
+            default = ... if part == "sampling" and name in _FIRST else None
+            keys[name] = (f"{part}.{name}", (hint, default))
     del keys["allotted_time_ms"]
     top = get_type_hints(ChatSettings) | {"lookahead": Literal["auto"] | list[int] | None}
     del top["system"], top["colors"]  # the latter is this terminal's

@@ -54,6 +54,7 @@ class _Line(BaseModel):
     expected_output: str | list[int] | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    grammar: dict[str, Any] | None = None
 
 
 def prompt_line(*kinds: type) -> type[_Line]:
@@ -226,6 +227,8 @@ def _from_line(
         )
     try:
         sampling, line_drafter = _replaced(flags, line), _replaced(drafter, line)
+        if line.grammar is not None:
+            sampling = replace(sampling, grammar=line.grammar)
         lookahead = _lookahead(line)
     except UsageError as error:
         raise UsageError(f"{where}: {error.message}", error.hint) from None

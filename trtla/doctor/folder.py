@@ -187,7 +187,7 @@ def _parameters(model: Model) -> int:
 
 
 def _chosen(config: CheckpointConfig) -> dict[str, Any]:
-    """What a model does differently from Llama."""
+    """The options in which a model differs from Llama."""
     fields = CheckpointConfig.model_fields
     keys = (key for key in _FAMILY_KEYS if getattr(config, key) != fields[key].default)
     return _picked(config, tuple(keys))

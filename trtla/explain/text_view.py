@@ -264,7 +264,7 @@ def _branch(nodes: Sequence[TreeNode], index: int) -> str:
 
 
 def _cell_size(columns: int, room: int = _ROOM) -> tuple[int, int]:
-    """Return (width of a cell, cells that fit) for a grid of so many columns."""
+    """Return (width of a cell, cells that fit) for a grid of `columns` columns."""
     size = max(_NARROWEST, min(_WIDEST, (room + 1) // columns - 1))
     return size, min(columns, (room + 1) // (size + 1))
 

@@ -37,14 +37,14 @@ SHORT: dict[Reason, str] = {
 
 
 def fit(text: str, width: int) -> str:
-    """Return a text in exactly so many columns, cut with an ellipsis."""
+    """Return a text in exactly `width` columns, cut with an ellipsis."""
     if cell_len(text) <= width or width < 1:
         return set_cell_size(text, max(0, width))
     return set_cell_size(text, width - 1) + ELLIPSIS
 
 
 def clip(text: str, width: int) -> str:
-    """Return a text in at most so many columns."""
+    """Return a text in at most `width` columns."""
     return fit(text, width) if cell_len(text) > width else text
 
 
@@ -77,7 +77,7 @@ class Words:
         return f"'{escaped(self.raw(token))}'"
 
     def end(self, tokens: Sequence[int], width: int) -> str:
-        """Return the end of a text on one line, as much as fits into so many columns."""
+        """Return the end of a text on one line, as much as fits into `width` columns."""
         recent = tokens[-width * _MOST_TOKENS :]
         text = "".join(map(self.raw, recent))
         if self._decode is not None:  # omit a letter that they begin within

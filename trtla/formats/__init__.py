@@ -1,1 +1,1 @@
-"""What lies on disk: checkpoints, engine folders and their limits, read and written."""
+"""Models on disk: checkpoints, engine folders and Hugging Face folders, read and written."""

@@ -26,9 +26,9 @@ from trtla.formats.engine_limits import (
     unknown_triple,
 )
 from trtla.formats.folder import tokenizer_dir
-from trtla.formats.hf_config import T5Config, decoder_config, read_t5_config, refuse_to_convert
 from trtla.formats.model_folder import CONFIG, ModelFolder
 from trtla.formats.special_tokens import end_tokens
+from trtla.formats.t5_config import T5Config, decoder_config, read_t5_config, refuse_to_convert
 from trtla.settings.fields import whole
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig, check_default
 from trtla.version import __version__

@@ -245,6 +245,12 @@ FAMILIES = ", ".join(_NAMES[:-1]) + f" {_NAMES[-1]}"
 """For sentences."""
 
 
+def architecture(data: Any) -> Any:
+    """What a parsed config.json of Hugging Face names first, or what its model_type stands for."""
+    names, kind = data.get("architectures"), data.get("model_type")
+    return names[0] if isinstance(names, list) and names else MODEL_TYPES.get(str(kind), kind)
+
+
 def spelled(architecture: str) -> str:
     """Hugging Face's spelling of the architecture that a checkpoint names."""
     return architecture.replace("LLaMA", "Llama")

@@ -56,8 +56,7 @@ class Model:
     @cached_property
     def is_encoder_decoder(self) -> bool:
         """Whether it is of the T5 family."""
-        from trtla.formats.families import ENCODER_DECODERS
-        from trtla.formats.hf_config import architecture
+        from trtla.formats.families import ENCODER_DECODERS, architecture
 
         if self.kind != "Hugging Face model":
             return False
@@ -69,7 +68,8 @@ class Model:
         from trtla.formats.checkpoint import read_checkpoint_config
         from trtla.formats.gguf.folder import weight_file
         from trtla.formats.hf import HFModel
-        from trtla.formats.hf_config import decoder_config, read_hf_config, read_t5_config
+        from trtla.formats.hf_config import read_hf_config
+        from trtla.formats.t5_config import decoder_config, read_t5_config
 
         if self.engine is not None:
             return self.engine.config.pretrained_config

@@ -149,7 +149,7 @@ def prompt_requests(
     shared["rendering"] = Rendering.of(
         continue_final_message, chat_template_kwargs=chat_template_kwargs
     )
-    return [PromptRequest(*one, **shared) for one in each]
+    return [PromptRequest(*arguments, **shared) for arguments in each]
 
 
 def _one_each(value: object, number: int, setting: _Setting) -> list[Any]:

@@ -65,7 +65,7 @@ class ChatText:
 
 
 def unused(text: str, number: int) -> tuple[str, ...]:
-    """Return so many characters that the text lacks."""
+    """Return `number` characters that the text lacks."""
     used = set(text)
     chars = tuple(islice((char for char in map(chr, _PRIVATE) if char not in used), number))
     if len(chars) < number:

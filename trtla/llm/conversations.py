@@ -27,7 +27,7 @@ from trtla.settings.messages import (
 Fill = Callable[[list[dict[str, Any]], Rendering], str]
 """Renders messages, and the text behind them that the rendering asks for."""
 _KEPT = 64
-"""Pairs of a role and of variables whose trials are remembered."""
+"""Pairs of a role and of variables whose trials are cached."""
 _WORD, _STRAY = "trialword7f3c", "straykey9d2e"
 _SURE = 12
 """Characters of a text that a template is unlikely to contain itself."""
@@ -66,14 +66,15 @@ class Conversations:
         return self._fill(self._adapted(messages, rendering), rendering)
 
     def _begun(self, messages: Messages, rendering: Rendering) -> str:
-        """Up to the end of the last text; blanks there are dropped where the template strips."""
+        """Render up to the end of the last text, whose final blanks a stripping template drops."""
         (mark,) = unused("".join(written(messages)), 1)
-        own = part_texts(messages[-1]["content"])[-1]
-        marked = [*messages[:-1], with_text(messages[-1], -1, f"{own}{mark} ")]
-        text, found, rest = self._fill(self._adapted(marked, rendering), rendering).rpartition(mark)
-        if own.strip() and not rest.startswith(" "):
-            text = text.removesuffix(own[len(own.rstrip()) :])
-        if not found or mark in text or not text.rstrip().endswith(own.strip()):
+        beginning = part_texts(messages[-1]["content"])[-1]
+        marked = [*messages[:-1], with_text(messages[-1], -1, f"{beginning}{mark} ")]
+        rendered = self._fill(self._adapted(marked, rendering), rendering)
+        text, separator, rest = rendered.rpartition(mark)
+        if beginning.strip() and not rest.startswith(" "):
+            text = text.removesuffix(beginning[len(beginning.rstrip()) :])
+        if not separator or mark in text or not text.rstrip().endswith(beginning.strip()):
             raise UsageError(
                 "the model's chat template changes the last message, which can then not be "
                 "continued",
@@ -83,8 +84,8 @@ class Conversations:
 
     def _adapted(self, messages: Messages, rendering: Rendering) -> list[dict[str, Any]]:
         return [
-            {**one, "content": self._content(one["role"], one["content"], rendering)}
-            for one in messages
+            {**message, "content": self._content(message["role"], message["content"], rendering)}
+            for message in messages
         ]
 
     def _content(self, role: str, content: Content, rendering: Rendering) -> Content:
@@ -95,7 +96,7 @@ class Conversations:
         return joined(content)
 
     def _takes(self, role: str, rendering: Rendering) -> tuple[bool, bool]:
-        """Whether a role's contents may be texts, and whether parts; tried once for each role.
+        """Try whether a role's contents may be texts, and whether parts; once for each role.
 
         Neither: the template requires other messages next to this one, or rejects the role.
         """
@@ -110,7 +111,7 @@ class Conversations:
         return self._taken[key]
 
     def _writes(self, role: str, content: Content, rendering: Rendering) -> bool:
-        """Whether the template writes a content's text, and does not show parts as Python does."""
+        """Return True if the template writes a content's text, and no Python repr of parts."""
         trial: list[dict[str, Any]] = [{"role": role, "content": content}]
         if role != "user":
             question = {"role": "user", "content": self._content("user", "a", rendering)}
@@ -124,7 +125,7 @@ class Conversations:
         return _WORD in text and _STRAY not in text
 
     def _left_out(self, messages: Messages, rendering: Rendering, text: str) -> int | None:
-        """Return the index of a user's message that is not in the prompt, however it is changed.
+        """Return the index of a user's message that is missing from the prompt, in any form.
 
         A message that is not there literally counts if other letters in it change the prompt; if
         the trials have not shown that contents are written, each half of it has to count. The last
@@ -143,7 +144,7 @@ class Conversations:
     def _changed(
         self, messages: Messages, indexes: list[int], rendering: Rendering
     ) -> Iterator[Messages]:
-        """The messages with other letters at some places."""
+        """Yield the messages with other letters in some of them."""
         known = any(self._takes("user", rendering))
         for change in (_others,) if known else (_others_first, _others_last):
             changed = [*messages]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,8 @@ _KEPT = 32
 """Grammars that stay compiled, the last ones used."""
 _MOST_STATES = 50_000
 """Of a grammar's lexer, some 2 kB each."""
+_BLANKS = r"[\x20\x0A\x0D\x09]{1,20}"
+"""Between the parts of JSON: without a bound some models write nothing else any more."""
 _INSTALL = "pip install 'trtla[structured]'"
 
 
@@ -62,7 +63,7 @@ class GrammarCompiler:
         self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
 
     def start(self, grammar: Grammar) -> GrammarStart:
-        """What makes a grammar's state at the beginning of an output.
+        """Compile a grammar; the result makes its state at the beginning of an output.
 
         Raises:
             UsageError: the grammar is none, allows no text, or takes too much computing; the model
@@ -114,7 +115,7 @@ def _matcher(spelling: LLTokenizer, grammar: Grammar) -> LLMatcher:
     library = _llguidance()
     limits = library.LLParserLimits(max_lexer_states=_MOST_STATES, verbose_errors=False)
     try:
-        text = _written(library.LLMatcher, grammar)
+        text = _written(library, grammar)
         matcher: LLMatcher = library.LLMatcher(spelling, text, log_level=0, limits=limits)
     except ValueError as error:
         raise _refusal(grammar, error) from None
@@ -127,14 +128,11 @@ def _matcher(spelling: LLTokenizer, grammar: Grammar) -> LLMatcher:
 
 
 def _written(library: Any, grammar: Grammar) -> str:
-    if grammar.kind == "regex":
-        return str(library.grammar_from_regex(grammar.text))
-    if grammar.kind == "lark":
-        return str(library.grammar_from_lark(grammar.text))
-    if grammar.kind == "choice":
-        rules = " | ".join(map(json.dumps, json.loads(grammar.text)))
-        return str(library.grammar_from_lark(f"start: {rules}"))
-    return str(library.grammar_from_json_schema(grammar.text))
+    if grammar.kind in ("json_schema", "json_object"):
+        how = {"whitespace_pattern": _BLANKS}
+        return str(library.LLMatcher.grammar_from_json_schema(grammar.text, overrides=how))
+    kind = "grammar" if grammar.kind == "lark" else grammar.kind
+    return str(library.grammar_from(kind, grammar.text))
 
 
 _WHAT = {"json_schema": "the JSON schema", "regex": "the regular expression"}

@@ -165,13 +165,13 @@ class LLM(RequestMaker):
                 drafts, which changes no text. A text or token ids, for all prompts, or a list of
                 one each; torch engines only.
             logprobs: report each output token's log probability at temperature 1 without filters,
-                and so many most probable tokens in its place, at most 20; torch engines only.
-            private: keep nothing of a prompt and its output for others, and use nothing of others
-                for it: no K/V blocks, no texts to draft from, a corpus included.
-            continue_final_message: go on with the last message of the conversations, which is the
-                beginning of an assistant's, instead of answering it.
+                and this many most probable tokens in its place, at most 20; torch engines only.
+            private: share nothing of a prompt and its output with other requests: no K/V blocks, no
+                texts to draft from, a corpus included.
+            continue_final_message: continue the last message of the conversations, the beginning of
+                an assistant's, instead of answering it.
             chat_template_kwargs: variables of the chat template for these conversations, such as
-                `{"enable_thinking": False}`, in place of those that the LLM was opened with.
+                `{"enable_thinking": False}`, instead of those that the LLM was opened with.
             margins: report the target's top-2 logit margins.
             names: of the prompts in errors.
             watch: records every prompt's drafts; torch engines only.

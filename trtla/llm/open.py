@@ -163,7 +163,7 @@ def _flag(name: str) -> str:
 
 
 def _check_split(engine: Engine, name: str, size: int) -> None:
-    """Refuse a model that cannot run on so many ranks, before these are started."""
+    """Refuse a model that cannot run on that many ranks, before they are started."""
     if isinstance(engine, EncoderDecoder):
         raise UsageError(
             f"{engine.name} is an encoder-decoder, which one process runs, and {name} is {size}",

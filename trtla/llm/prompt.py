@@ -64,9 +64,9 @@ class PromptRequest:
     """Report the target's top-2 logit margins."""
     watch: DrafterWatch | None = None
     turn: int = 0
-    """Its place in a conversation; a later turn continues the request before, with its answer."""
+    """Its index in a conversation; a later turn continues the request before, with its answer."""
     rendering: Rendering = ANSWER
-    """What is asked for behind a conversation."""
+    """The text behind a conversation: the beginning of an answer, or none if one continues."""
     is_chat: bool = False
     """Treat a text as a chat message if the model has a template."""
     most: int | None = None
@@ -173,14 +173,15 @@ class RequestMaker:
         """Return the bytes of a token; none without a tokenizer."""
         return b"" if self.tokenizer is None else self.tokenizer.token_bytes(token)
 
-    def request(self, one: PromptRequest) -> Request:
-        """A prompt as a request, without stop strings; here it is checked, and nowhere again."""
-        return self._request(one, self.encode(one.prompt, one.name, one.most, one.rendering))
+    def request(self, prompt: PromptRequest) -> Request:
+        """Make a prompt's checked request, without stop strings; it is not checked again later."""
+        ids = self.encode(prompt.prompt, prompt.name, prompt.most, prompt.rendering)
+        return self._request(prompt, ids)
 
-    def request_and_text(self, one: PromptRequest) -> tuple[Request, str | None]:
-        """`request`, and the prompt as text, a conversation as rendered; None: no tokenizer."""
-        ids, text = self._read(one.prompt, one.name, one.most, one.rendering)
-        request = self._request(one, ids)
+    def request_and_text(self, prompt: PromptRequest) -> tuple[Request, str | None]:
+        """Make the request, and return the prompt's text, as rendered; None without a tokenizer."""
+        ids, text = self._read(prompt.prompt, prompt.name, prompt.most, prompt.rendering)
+        request = self._request(prompt, ids)
         if text is None and self.tokenizer is not None:
             text = self.tokenizer.decode(ids)
         return request, text
@@ -220,8 +221,8 @@ class RequestMaker:
         """Return a prompt's token ids; `name` is for errors.
 
         Args:
-            most: a text that cannot be so few tokens is refused before it is encoded.
-            rendering: what is asked for behind a conversation.
+            most: a text that must have more tokens is refused before it is encoded.
+            rendering: of a conversation.
 
         Raises:
             UsageError: it is no prompt or empty, it needs a tokenizer or chat template that is
@@ -233,7 +234,7 @@ class RequestMaker:
     def _read(
         self, prompt: Prompt, name: str, most: int | None, rendering: Rendering
     ) -> tuple[tuple[int, ...], str | None]:
-        """A prompt's ids, and the text that they are of; None where the prompt is ids itself."""
+        """Return a prompt's ids and their text; None if the prompt is ids itself."""
         if rendering != ANSWER and not is_conversation(prompt):
             raise UsageError(
                 f"{name} is no conversation, and {rendering.changed} is for conversations",

@@ -50,13 +50,13 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         variables: Variables = NO_VARIABLES,
     ) -> str:
-        """Messages as text; raises whatever the template does.
+        """Render messages; raises any error of the template.
 
         Keys with a value of None are omitted, as in transformers.
 
         Args:
-            add_generation_prompt: end where the next answer begins.
-            variables: further ones that the template may read.
+            add_generation_prompt: end with the beginning of the next answer.
+            variables: further ones for the template.
         """
         shown = [{k: v for k, v in message.items() if v is not None} for message in messages]
         return self._compiled.render(
@@ -118,7 +118,7 @@ class TemplateProcess:
         add_generation_prompt: bool = True,
         variables: Variables = NO_VARIABLES,
     ) -> str:
-        """Render a conversation; if the process is lost meanwhile, a new one gets it again."""
+        """Render a conversation; if the process is lost meanwhile, a new one renders it."""
         arguments = [messages, add_generation_prompt, dict(variables)]
         with self._lock:
             answer = self._answer(arguments) or self._answer(arguments)

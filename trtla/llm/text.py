@@ -58,8 +58,8 @@ class Tokenizer:
         """Load the tokenizer files of a folder; raises `UsageError` when they cannot be used.
 
         Args:
-            parse_special: take the names of control tokens in messages as these tokens.
-            variables: of the chat template, for conversations that bring no others.
+            parse_special: read control tokens' names in messages as these tokens.
+            variables: of the chat template, for conversations without their own.
         """
         self._variables = variables
         self.files, self._parse_special = ModelFolder.of(place), parse_special
@@ -270,7 +270,7 @@ class Tokenizer:
         return None
 
     def chat_text(self, messages: Messages, rendering: Rendering = ANSWER) -> str:
-        """Messages in the chat template, up to where the model goes on.
+        """Render messages in the chat template, up to where the model continues.
 
         Raises:
             UsageError: there is no template, it fails, or it omits a user's message.
@@ -321,7 +321,7 @@ class Tokenizer:
     def chat(
         self, messages: Messages, most: int | None = None, rendering: Rendering = ANSWER
     ) -> ChatText:
-        """Messages in the chat template, with the control tokens that are the template's own."""
+        """Render messages in the chat template, with the control tokens that belong to it."""
         text = self.chat_text(messages, rendering)
         self._check_length(text, most)
         if self._parse_special:

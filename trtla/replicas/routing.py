@@ -18,8 +18,8 @@ from trtla.replicas.beginnings import Beginnings
 from trtla.runtime.request import Request
 
 _SLACK = 4
-"""A replica with a text's beginning may have so many texts more than the least busy one and still
-get that text."""
+"""A replica with a text's beginning gets that text if it has at most this many texts more than the
+least busy one."""
 
 
 class PrefixRouter(FIFOMixin, RequestRouter):  # type: ignore[misc]

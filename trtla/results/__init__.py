@@ -1,1 +1,1 @@
-"""What commands report: metrics, JSON documents, the environment they were measured in."""
+"""Reports of commands: metrics, JSON documents, and the environment of a measurement."""

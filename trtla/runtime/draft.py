@@ -8,7 +8,7 @@ parents, so nothing else has to be said about them.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -119,6 +119,11 @@ class Draft:
                 kept[node] = len(kept)
         return self._kept(tuple(kept)[1:], 1)
 
+    def without(self, nodes: Collection[int]) -> Draft:
+        """Leave out some nodes, all that are below them included; none is of a window."""
+        kept = tuple(node for node in range(1, self.size) if node not in nodes)
+        return self._kept(kept, self.first_candidate)
+
     def _kept(self, nodes: tuple[int, ...], first_candidate: int) -> Draft:
         """Keep these nodes alone, which include their parents. All of `read` stays, or none."""
         indexes = {0: 0} | {node: index for index, node in enumerate(nodes, 1)}
@@ -187,10 +192,11 @@ class Drafter(ABC):
         """
 
     def saw_hidden(self, states: ndarray) -> None:  # noqa: B027
-        """Learn from `Model.taps`, if any, at the input and each accepted node; before `observe`.
+        """Learn from `Model.taps`, if any: called before `observe`, and for every part of a prompt.
 
         Args:
-            states: float [taps, nodes, hidden size].
+            states: float [taps, tokens, hidden size] of all tokens of a prompt that are fed, later
+                of the input and each accepted node.
         """
 
     def close(self) -> None:  # noqa: B027

@@ -102,7 +102,7 @@ class Executor(ABC):
         raise self._unable("has no beams", "search")
 
     def step_seconds(self, tokens: int, sequences: int) -> float | None:
-        """Return the expected seconds of a step with so many tokens and sequences, if known."""
+        """Return the expected seconds of a step of this size, if known."""
         return None
 
     def check_ranks(self) -> None:  # noqa: B027

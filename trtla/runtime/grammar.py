@@ -1,4 +1,4 @@
-"""Which tokens may follow a text, by the grammar that its request asks for.
+"""The tokens that may follow a text, by the grammar of its request.
 
 The state follows the text, and runs ahead along paths of drafts and back: no mask is computed twice
 in a step. What computes is `llguidance`'s matcher, made where the tokenizer is known.
@@ -94,7 +94,7 @@ class GrammarState:
         return wide
 
     def allowed(self, path: Sequence[int]) -> int:
-        """How many of the path's tokens the grammar allows behind the output."""
+        """The number of the path's tokens that the grammar allows behind the output."""
         if self._ended:
             return 0
         self._moved(())

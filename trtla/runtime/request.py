@@ -120,7 +120,7 @@ class Request:
 
     @property
     def changes_rows(self) -> bool:
-        """Whether rows of logits are changed before tokens are chosen."""
+        """Rows of logits are changed before tokens are chosen."""
         return self.grammar is not None or self.sampling.changes_rows
 
     @property

@@ -22,7 +22,7 @@ def num_threads() -> int:
 
 
 def set_threads(count: int | None) -> None:
-    """Compute with so many threads on a CPU from now on; None changes nothing."""
+    """Use this many threads on a CPU from now on; None changes nothing."""
     if count is None:
         return
     if not is_whole(count) or not 1 <= count <= _MOST:

@@ -1,1 +1,1 @@
-"""An OpenAI-compatible HTTP server on `LLM`: one thread decodes, one answers the network."""
+"""An OpenAI-compatible HTTP server: one thread decodes, one event loop answers the network."""

@@ -90,7 +90,9 @@ class ServerMetrics:
 
     def _show_drafts(self) -> None:
         """Include metrics of executors that report drafts."""
-        known = (one for name, one in self._counters.items() if not COUNTERS[name].everywhere)
+        known = (
+            counter for name, counter in self._counters.items() if not COUNTERS[name].everywhere
+        )
         self._show(*known, self._fed_by_source, self._accepted_by_source, self._queries)
 
     def _histogram(self, name: str, about: str, buckets: Iterable[float]) -> Histogram:

@@ -20,7 +20,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from trtla.api.answers import Writer, dumps, event
 from trtla.api.errors import ApiError, gone, too_late
-from trtla.api.protocol import read_body
+from trtla.api.reading import read_body
 from trtla.serve.generation import AsyncGeneration
 from trtla.serve.log import note_error
 

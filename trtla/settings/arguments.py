@@ -1,6 +1,6 @@
 """Keyword arguments of Python: other names of settings, and suggestions for unknown names.
 
-Flags have the same: `Option.former` in `trtla.settings.fields`, and the command line's hints.
+Flags have the same: `Option.alias` in `trtla.settings.fields`, and the command line's hints.
 """
 
 from __future__ import annotations
@@ -100,9 +100,7 @@ def named_settings(kind: type[Kind]) -> type[Kind]:
     """Have a class of settings accept their other names, and refuse unknown ones."""
     make: Callable[..., None] = kind.__init__
     order = [item.name for item in fields(kind) if item.init]  # type: ignore[arg-type]
-    others = {
-        item.option.former: item.name for item in declared(kind).values() if item.option.former
-    }
+    others = {item.option.alias: item.name for item in declared(kind).values() if item.option.alias}
 
     @wraps(make)
     def checked(self: object, /, *args: Any, **kwargs: Any) -> None:
@@ -139,4 +137,4 @@ def _unknown(where: str, word: str, known: Iterable[str], settings: Iterable[typ
 
 def _names(kind: type) -> list[str]:
     options = declared(kind).values()
-    return [item.name for item in options] + [o.option.former for o in options if o.option.former]
+    return [item.name for item in options] + [o.option.alias for o in options if o.option.alias]

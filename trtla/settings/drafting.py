@@ -24,9 +24,9 @@ DRAFT_PREFIX = "draft:"
 DRAFTERS = ("none", "lookahead", "ngram", "prompt-lookup")
 """Names of drafters, beside `draft:PATH`."""
 
-SOURCES = ("context", "expected", "requests", "window", "chain", "recycling")
+SOURCES = ("context", "expected", "requests", "window", "chain", "grammar", "recycling")
 """The sources of `auto`'s drafts: the request's own text, its expected output, texts of other
-requests, the lookahead window, further drafters, and token recycling.
+requests, the lookahead window, further drafters, the request's grammar, and token recycling.
 """
 PROPOSERS = (*SOURCES, "agreement")
 """Proposers of a node: a source, or a text and recycled logits that agree."""
@@ -260,7 +260,7 @@ class DraftOptions:
     cells: Literal["greedy", "drawn"] = option(
         "greedy",
         "What the window of a sampled request is made of: the most probable tokens, or drawn ones.",
-        former="draft_cells",
+        alias="draft_cells",
     )
     sources: tuple[str, ...] = option(
         SOURCES,

@@ -183,12 +183,12 @@ class ExecutorOptions:
 
     @property
     def of_answers(self) -> dict[str, Any]:
-        """What is asked for that may change an answer, if only in its last bits."""
-        names = (one.name for one in fields(ExecutorOptions) if one.name not in _SAME_ANSWERS)
-        found = {name: getattr(self, name) for name in names}
+        """The chosen options that may change an answer, if only in its last bits."""
+        names = (item.name for item in fields(ExecutorOptions) if item.name not in _SAME_ANSWERS)
+        chosen = {name: getattr(self, name) for name in names}
         if self.drafter.rejection:
-            found["drafter"] = repr(self.drafter)
-        return {name: value for name, value in found.items() if value and (name, value) != _ALONE}
+            chosen["drafter"] = repr(self.drafter)
+        return {name: value for name, value in chosen.items() if value and (name, value) != _ALONE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,7 @@ _SAME_ANSWERS = (
     *("draft_options", "draft_models", "draft_device", "draft_dtype", "corpus", "block_reuse"),
     *("bounded_steps", "trtllm"),
 )
-"""What gives the same answers to the last bit, and the tokenizer's folder, whose files count."""
+"""Options that change no bit of an answer, and the tokenizer's folder, whose files count."""
 _ALONE = ("tp_size", 1)
 _GROUPS = {
     "drafter": LOOKAHEAD, "draft_options": DEFAULT_DRAFT_OPTIONS, "trtllm": TRTLLM_DEFAULTS,

@@ -41,7 +41,7 @@ class Option:
     """A former name of its command in the chat, still accepted."""
     short: str = ""
     """The letter of its flag's short form."""
-    former: str = ""
+    alias: str = ""
     """Another name that is accepted: a former one, or the one most libraries use."""
     draws: bool = False
     """It decides which of a row's tokens is drawn: temperature and filters."""

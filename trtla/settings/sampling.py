@@ -120,7 +120,7 @@ class SamplingParams:
     """
 
     max_output_len: int = option(
-        USUAL_LEN, "Most tokens to write.", least=1, chat="length", short="n", former="max_tokens"
+        USUAL_LEN, "Most tokens to write.", least=1, chat="length", short="n", alias="max_tokens"
     )
     temperature: float = option(0.0, "0 takes the most probable token.", draws=True)
     top_k: int = option(0, "0 keeps all tokens.", most=math.inf, draws=True)

@@ -290,8 +290,8 @@ class _Requests:
 
 
 def _is_greedy(config: Any) -> bool:
-    """Whether the target takes the argmax. Values are None, numbers, or lists of one as in C++."""
+    """Return True if the target takes the argmax; values are None, numbers, or lists as in C++."""
     values = {name: getattr(config, name, None) for name in DRAWN}
-    own = {n: v[0] if isinstance(v, (list, tuple)) and v else v for n, v in values.items()}
-    chosen = own["temperature"] == 0 or own["top_k"] == 1 or own["top_p"] == 0
-    return chosen or all(value is None for value in own.values())
+    single = {n: v[0] if isinstance(v, (list, tuple)) and v else v for n, v in values.items()}
+    chosen = single["temperature"] == 0 or single["top_k"] == 1 or single["top_p"] == 0
+    return chosen or all(value is None for value in single.values())

@@ -246,8 +246,8 @@ def check_trtllm(
 
 def check_family(config: CheckpointConfig) -> None:
     """Refuse to make anything for TensorRT-LLM of a family that it is not known to run."""
-    own = "give the folder or GGUF file itself to trtla run, or to trtla build --backend torch"
-    _allow(family(config), own, "TensorRT-LLM cannot run the model: ")
+    hint = "give the folder or GGUF file itself to trtla run, or to trtla build --backend torch"
+    _allow(family(config), hint, "TensorRT-LLM cannot run the model: ")
 
 
 def _check_gpu(config: CheckpointConfig, capability: Capability | None) -> None:

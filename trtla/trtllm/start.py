@@ -36,7 +36,7 @@ _CHECKED = (
     *("max_batch_size", "drafter", "draft_models", "draft_device", "draft_dtype", "corpus"),
     *("chat_template_kwargs", "trtllm"),
 )
-"""Options that such an engine has, or whose own checks say what it has not."""
+"""Options of such an engine, or with checks that refuse them elsewhere."""
 _REASONS = {
     "tp_size": (
         "which has the ranks that it was built for: tp_size {value} is no choice",
@@ -58,7 +58,7 @@ _REASONS = {
         "omit bounded_steps; --enable-chunked-context reads long prompts in pieces",
     ),
 }
-"""Why it has not the others, and what to do; empty: to omit them."""
+"""Reasons why it lacks other options, and hints; empty: omit the option."""
 _NESTED = ("kv_cache_config", "extended_runtime_perf_knob_config", "peft_cache_config")
 _CACHE, _SCHEDULER, _PARALLEL = "kv_cache_config", "scheduler_config", "parallel_config"
 _TUNING, _CHUNKS = "dynamic_batch_config", "context_chunking_policy"
@@ -94,20 +94,20 @@ def open_trtllm_executor(engine: Engine, options: ExecutorOptions) -> TrtllmExec
 
 
 def refuse_torch_choices(engine: Engine, options: ExecutorOptions) -> None:
-    """Raise `UsageError` where something is asked for that only the torch executor can do."""
-    own, device, dtype = engine.config.pretrained_config.dtype, options.device, options.dtype
+    """Raise `UsageError` for an option that only the torch executor has."""
+    compiled, device, dtype = engine.config.pretrained_config.dtype, options.device, options.dtype
     if device != "auto" and not device.startswith("cuda"):
         hint = f"omit --device, {_REBUILD}"
         raise trtllm_cannot(engine.name, f"device {device} cannot run it", hint)
-    if dtype not in ("auto", own):
+    if dtype not in ("auto", compiled):
         hint = f"omit --dtype, {_REBUILD}"
-        raise trtllm_cannot(engine.name, f"it computes in {own}, not in {dtype}", hint)
-    for one in fields(options):
-        value = getattr(options, one.name)
-        if one.name not in _CHECKED and value != one.default:
-            flag = flag_name(one.name)
-            usual = f"which has no {one.name}", f"omit {flag}, {_REBUILD}"
-            reason, hint = _REASONS.get(one.name, usual)
+        raise trtllm_cannot(engine.name, f"it computes in {compiled}, not in {dtype}", hint)
+    for option in fields(options):
+        value = getattr(options, option.name)
+        if option.name not in _CHECKED and value != option.default:
+            flag = flag_name(option.name)
+            usual = f"which has no {option.name}", f"omit {flag}, {_REBUILD}"
+            reason, hint = _REASONS.get(option.name, usual)
             changed = ", ".join(options.draft_options.changed)
             reason = reason.format(value=value, changed=changed)
             raise trtllm_cannot(engine.name, reason, hint or f"omit {flag}, {_REBUILD}")

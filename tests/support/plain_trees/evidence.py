@@ -77,12 +77,13 @@ _VALUE_BOUNDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7)
 # Weights before anything was learnt, in log odds: near what SmolLM2 taught on Spec-Bench.
 _BY_LENGTH = (0.0, -1.1, -0.7, 0.0, 0.5, 1.1, 1.5, 2.5)
 _BY_SHARE = (0.0, 0.2, -0.9, -1.3)
-_BY_KIND = (  # context, expected, requests, window, chain; by depth
+_BY_KIND = (  # context, expected, requests, window, chain, grammar; by depth
     (0.9, 0.7, 0.3, 0.1),
     (0.9, 0.8, 0.8, 0.8),
     (-0.2, -0.2, 0.0, 0.2),
     (-0.8, -0.8, -0.8, -0.8),
     (0.0, 0.0, 0.0, 0.0),
+    (1.0, 1.0, 1.0, 1.0),
 )
 _BY_NOISE = (0.0, 0.2, -0.2, -0.3, -0.9)
 _BY_SCORE = (-3.2, -2.9, -2.2, -1.8, -1.4, -1.0, -0.8, -0.5)

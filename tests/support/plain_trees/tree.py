@@ -27,7 +27,7 @@ from trtla.settings.drafting import PROPOSERS, SOURCES
 if TYPE_CHECKING:
     from trtla.settings.sampling import SamplingParams
 
-_CONTEXT, _EXPECTED, _REQUESTS, _WINDOW, _CHAIN, _RECYCLING = range(6)  # places in SOURCES
+_CONTEXT, _EXPECTED, _REQUESTS, _WINDOW, _CHAIN, _, _RECYCLING = range(7)  # places in SOURCES
 _AGREEMENT = PROPOSERS.index("agreement")
 _AFTER_TWO, _AFTER_ONE, _AFTER_ONE_TOO, _NEXT_NEXT = range(4)
 _MOST_PROPOSALS = 32  # at a node

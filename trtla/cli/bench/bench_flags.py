@@ -135,7 +135,7 @@ class AblationFlags:
         f"{_ABLATION_READS}; the categories of --prompts are tasks.",
         basic=True,
     )
-    input_text: str | None = _ablation("Decode this text, not the tasks.", "-p", former="prompt")
+    input_text: str | None = _ablation("Decode this text, not the tasks.", "-p", alias="prompt")
     full: bool = _ablation(
         "All prompts of every task and 3 repeats, 420 decodings an arm. What is in "
         "--output already is kept."

@@ -65,7 +65,7 @@ class SummarizeFlags(CorpusFlags):
         section="Data",
         type=TOKENS,
         default=923,
-        former="max_input_length",
+        alias="max_input_length",
     )
     test_trtla: bool = opt.flag("Measure the engine, with lookahead and without.", section="Sides")
     test_hf: bool = opt.flag("Measure transformers' greedy generate.", section="Sides")
@@ -91,7 +91,7 @@ class SummarizeFlags(CorpusFlags):
 @opt.model_flags(required=False, show_default="--hf-model-dir, with --test-hf alone")
 @opt.flags_of(SummarizeFlags)
 @opt.length_flag(basic=False, type=TOKENS, default=100, help="Longest summary in tokens.")
-@opt.former("output_len", now="max_output_len", type=TOKENS)
+@opt.alias("output_len", now="max_output_len", type=TOKENS)
 @opt.chat_flags
 @opt.sampling_flags
 @opt.stop_ids_flag

@@ -109,7 +109,7 @@ _SETTINGS = (*_LIMITS, "lookahead", "gather_context_logits", "backend", "dtype",
     type=click.IntRange(0),
     show_default="computed",
     help="As trtllm-build has it. Must agree with --lookahead; alone it makes an engine that holds "
-    "every triple that needs exactly so many draft tokens: --lookahead of trtla run chooses one.",
+    "every triple that needs exactly that many draft tokens: --lookahead of trtla run chooses one.",
 )
 @setting(
     "--dtype",

@@ -30,7 +30,7 @@ from trtla.cli.shared.model import (
     sample_model,
     save_corpus,
 )
-from trtla.cli.shared.params import source, with_processor
+from trtla.cli.shared.params import source, with_grammar, with_processor
 from trtla.console import Console
 from trtla.errors import UsageError
 from trtla.files import user_cache, write_whole
@@ -97,6 +97,7 @@ class ChatFlags(CorpusFlags):
 @opt.sampling_flags
 @opt.processor_flag
 @opt.stop_flags
+@opt.grammar_flags
 @opt.drafter_flags
 @opt.corpus_flags
 @opt.draft_flags
@@ -107,13 +108,13 @@ def chat(console: Console, /, **flags: Any) -> None:
     """Talk with a model, without --engine-dir that of the last chat, or else a small one to try
     trtla with; the K/V cache is kept between turns.
 
-    /help lists the commands, which change every setting while the conversation goes on. Where
+    /help lists the commands, which change every setting during the conversation. Where
     stdin is no terminal every line is a message or a command: answers go to stdout, all else to
     stderr, and the exit code is 2 where a line was refused.
     """
     model = _model(flags["engine_dir"], console)
     flags["engine_dir"] = str(model_at(model).path)
-    settings = parsed(ChatFlags, with_processor(flags))
+    settings = parsed(ChatFlags, with_processor(with_grammar(flags)))
     Asking(settings.chat, settings.system or None)  # refuses --system with --no-chat
     console.color = settings.color
     named = [

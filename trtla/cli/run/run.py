@@ -28,7 +28,7 @@ from trtla.cli.shared.model import (
     save_corpus,
     with_trtllm_settings,
 )
-from trtla.cli.shared.params import Positional, source, with_processor
+from trtla.cli.shared.params import Positional, source, with_grammar, with_processor
 from trtla.cli.shared.values import COUNT, LOOKAHEAD, TEXT
 from trtla.console import Console
 from trtla.errors import UsageError, trtllm_cannot
@@ -75,7 +75,7 @@ class RunFlags(CorpusFlags):
         several=True,
     )
     continue_final_message: bool = opt.flag(
-        "Go on with the last message of the file's conversations, an assistant's, instead of "
+        "Continue the last message of the file's conversations, an assistant's, instead of "
         "answering it.",
         section="Prompts",
     )
@@ -131,6 +131,7 @@ class RunFlags(CorpusFlags):
 @opt.sampling_flags
 @opt.processor_flag
 @opt.stop_flags
+@opt.grammar_flags
 @opt.options_of(
     SamplingParams, "Sampling", only=("allotted_time_ms",), allotted_time_ms={"type": COUNT}
 )
@@ -162,7 +163,7 @@ def run(console: Console, /, **params: Any) -> None:
         params["input_text"] = (prompt, *params["input_text"])
     if source(click.get_current_context(), "max_output_len") == "default":
         params["max_output_len"] = USUAL_LEN  # shrinks to fit, unlike an explicit 256
-    flags = parsed(RunFlags, with_trtllm_settings(with_processor(params)))
+    flags = parsed(RunFlags, with_trtllm_settings(with_processor(with_grammar(params))))
     console.color = flags.color
     by_beams = _beams_wanted(flags.beams, flags.num_return_sequences)
     # mpirun gives stdin to rank 0 only; other ranks have no prompts of their own.

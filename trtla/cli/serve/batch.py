@@ -125,7 +125,7 @@ def _resume(console: Console, flags: BatchFlags, name: str) -> int:
 def _identity(flags: BatchFlags, digest: str, name: str) -> Identity:
     from trtla.batch.job import Identity, fingerprint
 
-    folders = [Path(one) for one in (flags.engine_dir, flags.options.tokenizer_dir) if one]
+    folders = [Path(path) for path in (flags.engine_dir, flags.options.tokenizer_dir) if path]
     settings = flags.options.of_answers | {"served_model_name": name}
     settings |= {"force_greedy": True} if flags.force_greedy else {}
     return Identity(digest, fingerprint(tuple(folders)), settings)

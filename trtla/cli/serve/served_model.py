@@ -103,11 +103,13 @@ def served_name(served: str | None, named: str | None, flags: ServedModelFlags) 
     return served or Path(named or flags.engine_dir).resolve().name.removesuffix(".gguf")
 
 
-def open_served(flags: ServedModelFlags, who: str, model: Model | None = None, **more: Any) -> LLM:
+def open_served(
+    flags: ServedModelFlags, caller: str, model: Model | None = None, **more: Any
+) -> LLM:
     """Open the model for requests of OpenAI's API.
 
     Args:
-        who: the caller, for the refusal of a model without a tokenizer.
+        caller: the command as a noun, for the refusal of a model without a tokenizer.
         model: the command's own description of the model, for threads of its process.
         more: arguments of `LLM` for the torch executor alone.
     """
@@ -118,7 +120,7 @@ def open_served(flags: ServedModelFlags, who: str, model: Model | None = None, *
     if llm.tokenizer is None:
         llm.close()
         raise UsageError(
-            f"{flags.engine_dir} has no tokenizer files, and {who} speaks text",
+            f"{flags.engine_dir} has no tokenizer files, and {caller} speaks text",
             "name their folder with --tokenizer-dir",
         )
     return llm
@@ -166,9 +168,9 @@ def replica_records(
     note: Callable[[str], None],
     flags: ServedModelFlags,
     task: Task,
-    who: str,
+    caller: str,
 ) -> Iterator[Iterator[Record]]:
-    """The records of a job's lines from replicas, which end with the block; `who` as in
+    """The records of a job's lines from replicas, which end with the block; `caller` as in
     `open_served`."""
     from trtla.batch.ray_data import Pool, Share, ray_records
     from trtla.replicas.cluster import Cluster, quiet
@@ -179,7 +181,7 @@ def replica_records(
     threads = each.options.threads or 1
     model = model_at(flags.engine_dir).open(None)
     batch_size = model.batch_size(flags.options.max_batch_size)
-    opening = partial(open_served, each, who)
+    opening = partial(open_served, each, caller)
     share = Share(opening, task.source.resolve(), task.labelling)
     cluster = Cluster(flags.replication.ray_address, threads * number)
     try:

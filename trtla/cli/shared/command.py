@@ -13,7 +13,7 @@ import click
 
 from trtla.cli.shared.params import (
     AWAITED,
-    Former,
+    Alias,
     ModelArgument,
     ModelPath,
     Setting,
@@ -88,7 +88,7 @@ class Command(click.Command):
             error.ctx = error.ctx or ctx
             raise
         for param in self.params:
-            if isinstance(param, Former | ModelArgument | UpstreamOption):
+            if isinstance(param, Alias | ModelArgument | UpstreamOption):
                 param.hand_over(ctx)
         if self.instead_of is not None:
             translate_values(self.instead_of, ctx)

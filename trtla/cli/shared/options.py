@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from trtla.cli.shared import values
-from trtla.cli.shared.params import Former, ModelArgument, ModelPath, Setting, Several
+from trtla.cli.shared.params import Alias, ModelArgument, ModelPath, Setting, Several
 from trtla.console import Console
 from trtla.errors import UsageError
 from trtla.settings.drafting import DrafterSettings, DraftOptions
@@ -37,9 +37,9 @@ def several(*names: str, section: str = "Options", **kwargs: Any) -> Decorator:
     return click.option(*names, cls=Several, section=section, **kwargs)
 
 
-def former(name: str, **kwargs: Any) -> Decorator:
-    """A flag's former name, or its short form; `kwargs`: of `Former` and of `click.option`."""
-    return click.option(flag_name(name), cls=Former, **kwargs)
+def alias(name: str, **kwargs: Any) -> Decorator:
+    """Another name of a flag, hidden in the help; `kwargs`: of `Alias` and of `click.option`."""
+    return click.option(flag_name(name), cls=Alias, **kwargs)
 
 
 def switch(*names: str, section: str = "Options", **kwargs: Any) -> Decorator:
@@ -53,7 +53,7 @@ def flag(about: str, *names: str, **arguments: Any) -> Any:
     Args:
         about: its help.
         names: other names than the field's, if they are long ones in place of it.
-        arguments: `section`, `several`, a `former` name, and those of `click.option`.
+        arguments: `section`, `several`, an `alias`, and those of `click.option`.
     """
     return field(metadata={_FLAG: (names, {"help": about, **arguments})})
 
@@ -75,7 +75,7 @@ def flags_of(kind: Any) -> Decorator:
 def _own_flag(item: Any) -> Decorator:
     names, arguments = item.metadata[_FLAG]
     annotation, arguments = item.type.removesuffix(" | None"), {**arguments}
-    before = arguments.pop("former", None)
+    other = arguments.pop("alias", None)
     if not any(name.startswith("--") for name in names):
         names = (*names, flag_name(item.name))
     if annotation == "bool":
@@ -86,9 +86,9 @@ def _own_flag(item: Any) -> Decorator:
         arguments = {"callback": lambda ctx, param, value: value or (), **arguments}
     arguments = {"type": _OF_ANNOTATION.get(annotation), **arguments}
     option = setting(*names, **arguments)
-    if not before:
+    if not other:
         return option
-    return stack(option, former(before, now=item.name, type=arguments["type"]))
+    return stack(option, alias(other, now=item.name, type=arguments["type"]))
 
 
 def json_flag(help_text: str, section: str = "Options") -> Decorator:
@@ -167,11 +167,11 @@ def options_of(
     """
     names = [name for name in only or declared(kind) if name not in but]
     known = declared(kind).items()
-    chosen = [one for name, one in known if name in names and not one.option.flagless]
-    flags = (_flag(one, section, other.get(one.name, {})) for one in chosen)
-    renamed = (one for one in chosen if one.option.former)
-    formers = (former(one.option.former, now=one.flag, **_type(one)) for one in renamed)
-    return stack(*flags, *formers)
+    chosen = [item for name, item in known if name in names and not item.option.flagless]
+    flags = (_flag(item, section, other.get(item.name, {})) for item in chosen)
+    aliased = (item for item in chosen if item.option.alias)
+    aliases = (alias(item.option.alias, now=item.flag, **_type(item)) for item in aliased)
+    return stack(*flags, *aliases)
 
 
 def _flag(item: Declared, section: str, other: Mapping[str, Any]) -> Decorator:
@@ -215,7 +215,7 @@ _OPENING: dict[str, Any] = {
 }
 _PLACE = ("device", "dtype", "kv_cache_dtype", "threads", "max_seq_len")
 place_flags = options_of(ExecutorOptions, "Model", only=_PLACE, **_OPENING)
-"""Where a model runs, in which type, and how long texts may be."""
+"""The device and types that a model runs with, and the longest text."""
 _OF_DRAFTS: dict[str, Any] = {"draft_device": _DEVICE, "draft_dtype": {"type": DTYPES}}
 _LAST = ("parse_special",)  # behind --lookahead
 
@@ -242,9 +242,9 @@ def opening_flags(lookahead: str = "auto; of a TensorRT-LLM engine its own") -> 
         "engine's. auto: each step feeds only as many draft tokens as are worth their cost, at "
         "most those of the engine's triple; whatever drafts (torch engines).",
     )
-    own = options_of(ExecutorOptions, "Model", but=(*_OF_DRAFTS, *_LAST), **_OPENING)
+    opening = options_of(ExecutorOptions, "Model", but=(*_OF_DRAFTS, *_LAST), **_OPENING)
     parsing = options_of(ExecutorOptions, "Model", only=_LAST)
-    return stack(own, triple, parsing, _variables_flag)
+    return stack(opening, triple, parsing, _variables_flag)
 
 
 def model_flags(**other: Any) -> Decorator:
@@ -277,9 +277,9 @@ def _refuse_context(ctx: click.Context, param: click.Parameter, value: object) -
 
 draft_flags = stack(
     options_of(DraftOptions, "Lookahead drafting"),
-    former("draft_merge", is_flag=True),
-    former("draft_accept_window", is_flag=True),
-    former("draft_context", callback=_refuse_context),
+    alias("draft_merge", is_flag=True),
+    alias("draft_accept_window", is_flag=True),
+    alias("draft_context", callback=_refuse_context),
 )
 """Flags of lookahead's drafts, and former flags: the first two ask for what is the default now."""
 
@@ -301,6 +301,30 @@ filter_flags = options_of(SamplingParams, "Sampling", only=("top_k", "top_p"))
 """Filters of tokens to draw."""
 beyond_flags = options_of(SamplingParams, "Sampling", only=BEYOND)
 """min_p, penalties and biases."""
+grammar_flags = stack(
+    setting(
+        "--json-schema",
+        section="Sampling",
+        type=values.TEXT,
+        metavar="FILE|JSON",
+        help="A JSON schema that every output follows; nothing else changes how tokens are drawn.",
+    ),
+    setting(
+        "--regex",
+        section="Sampling",
+        type=values.TEXT,
+        metavar="PATTERN",
+        help="A regular expression that every output matches as a whole.",
+    ),
+    setting(
+        "--grammar",
+        section="Sampling",
+        type=values.TEXT,
+        metavar="FILE|RULES",
+        help="Rules in Lark or GBNF that every output follows.",
+    ),
+)
+"""What outputs must be; `with_grammar` makes one setting of them."""
 stop_ids_flag = options_of(SamplingParams, "Sampling", only=("stop_token_ids",))
 stop_flags = stack(options_of(SamplingParams, "Sampling", only=("stop",)), stop_ids_flag)
 

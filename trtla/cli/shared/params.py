@@ -13,8 +13,9 @@ from click.core import ParameterSource
 
 from trtla.cli.shared.values import ListType, TripleType
 from trtla.errors import UsageError, closest, did_you_mean
-from trtla.files import written
+from trtla.files import read_text, written
 from trtla.settings.fields import flag_name, shown
+from trtla.settings.grammar import Grammar
 from trtla.settings.sampling import Filters, parse_processor
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class Setting(click.Option):
             raise click.BadParameter(text, ctx, self) from None
 
 
-class Former(Setting):
+class Alias(Setting):
     """Another name of a setting, such as a former one: hidden, used where the setting is not
     given itself. Without `now` it sets nothing."""
 
@@ -253,6 +254,35 @@ def with_processor(flags: dict[str, Any]) -> dict[str, Any]:
     return {**others, **chosen._asdict()}
 
 
+_GRAMMARS = {"json_schema": "json_schema", "regex": "regex", "grammar": "lark"}
+"""The flags that say what outputs must be, and the kinds of grammar that they are."""
+
+
+def with_grammar(flags: dict[str, Any]) -> dict[str, Any]:
+    """The running command's flags, those that say what outputs must be turned into one grammar."""
+    given = [name for name in _GRAMMARS if flags[name] is not None]
+    others = {name: value for name, value in flags.items() if name not in _GRAMMARS}
+    if not given:
+        return others
+    if len(given) > 1:
+        first, second = map(flag_name, given[:2])
+        raise UsageError(f"{first} and {second} exclude each other", "omit one of them")
+    (name,) = given
+    text = flags[name] if name == "regex" else _file_or_text(flag_name(name), flags[name])
+    try:
+        return {**others, "grammar": Grammar.of({_GRAMMARS[name]: text})}
+    except UsageError as error:
+        raise UsageError(f"{flag_name(name)}: {error.message}", error.hint) from None
+
+
+def _file_or_text(flag: str, value: str) -> str:
+    """A file's text; what is no file's name is the text itself."""
+    is_text = value.lstrip().startswith("{") or any(one in value for one in (":", "\n"))
+    if is_text and not Path(value).is_file():
+        return value
+    return read_text(Path(value))
+
+
 def refuse_filters(processor: object) -> None:
     """Refuse filters beside a processor, which stands for them."""
     context = click.get_current_context()
@@ -266,5 +296,5 @@ def need_model(engine_dir: str | None) -> None:
     """Refuse a command without its model, where not all of its modes need one."""
     if engine_dir is None:
         context = click.get_current_context()
-        param = next(one for one in context.command.params if one.name == "engine_dir")
+        param = next(p for p in context.command.params if p.name == "engine_dir")
         raise click.MissingParameter(ctx=context, param=param)

@@ -1,1 +1,1 @@
-"""Model files of llama.cpp."""
+"""GGUF files, the models of llama.cpp: their headers, weights, tokenizers and templates."""

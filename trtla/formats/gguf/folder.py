@@ -290,10 +290,10 @@ def _windows(keys: _Keys) -> dict[str, Any]:
         return {}
     llama = keys.family is BY_GGUF["llama"]
     if not (all(pattern) if llama else keys.family.has_windows):
-        why = "for some layers only" if llama else f"{window}, which is not supported"
+        what = "of these layers" if llama else str(window)
         raise UsageError(
-            f"{keys.path}: {keys.family.gguf}.attention.sliding_window is {why}",
-            "trtla runs models of this family with a window in every layer or in none",
+            f"{keys.path}: {keys.family.gguf}.attention.sliding_window {what} is not supported",
+            f"trtla runs it in {'every layer' if llama else 'no layer'} of this architecture",
         )
     kinds = [SLIDING if local else FULL for local in pattern]
     return {"sliding_window": window, "use_sliding_window": True, "layer_types": kinds}

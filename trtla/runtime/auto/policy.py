@@ -13,15 +13,21 @@ from typing import NamedTuple
 
 from trtla.runtime.auto.steps import StepCosts
 from trtla.runtime.costs import FREE, NodePrices
+from trtla.runtime.draft import NO_DRAFT, Draft
 from trtla.runtime.drafters.tree import FIRST_WORTH, Backoff, TreeDrafter
-from trtla.runtime.tree.library import Planner
+from trtla.runtime.tree.library import Planner, Tree
 
 _MARGIN = 0.1  # gain required beyond a node's cost, as a share of its expected gain
 _LEAST_CHANCE = 0.003  # of a node to be accepted, if feeding it costs nothing
 _LESSON = 0.02  # accepted tokens that a fed node's row brings later, right or wrong
 _MOST_NODES = 512  # of a step
+_MOST_PLANS = 3  # of a step whose grammar forbids or forces nodes
 _MEMORY = 1.0 / 64.0  # weight of a step in the averages
 _TRIAL_SHARE = 0.01  # of the time of plain steps, for steps that only explore costs
+
+
+TreeLimits = tuple[list[Tree], list[int], list[int]]
+"""Trees, and the most nodes and depth of each."""
 
 
 class _Step(NamedTuple):
@@ -98,14 +104,27 @@ class TreePolicy:
             step = _Step(base + sizes, count, step.rate)
         most = max(0, min(room - sizes, sum(nodes), _MOST_NODES))
         most, prices = self._prices(step, most)
-        self._planner = self._planner or Planner()
-        drafts = self._planner.plan(trees, nodes, depths, most, prices)
+        drafts = self._planned(due, (trees, nodes, depths), most, prices)
         for drafter, draft in zip(due, drafts, strict=True):
             drafter.plan(draft, drafter in windows)
         each = (self._clock() - started) / len(due)
         self._plan_s += (each - self._plan_s) * (_HOST_MEMORY if self._plan_s else 1.0)
         if prices.knots:
             self._judge_plans(due, step, prices)
+
+    def _planned(
+        self, drafters: Sequence[TreeDrafter], limits: TreeLimits, most: int, prices: NodePrices
+    ) -> list[Draft]:
+        """Choose nodes; again, where a grammar has more to say along those that were chosen."""
+        self._planner = self._planner or Planner()
+        for one in drafters:
+            one.look(NO_DRAFT)
+        for _ in range(_MOST_PLANS):
+            drafts = self._planner.plan(*limits, most, prices)
+            again = [one.look(draft) for one, draft in zip(drafters, drafts, strict=True)]
+            if not any(again):
+                break
+        return drafts
 
     def _is_due(self, drafter: TreeDrafter) -> bool:
         drafter.backoff = drafter.backoff or Backoff(self._worth)

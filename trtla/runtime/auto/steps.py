@@ -59,7 +59,7 @@ class StepCosts:
         self._learnt = dict(learnt or {})
 
     def seconds(self, tokens: int, sequences: int) -> float:
-        """Return the time of a step that feeds so many tokens over so many sequences."""
+        """Return the time of a step that feeds `tokens` over `sequences`."""
         prices, (low, share) = self._places.get((tokens, sequences)) or self._place(
             tokens, sequences
         )
@@ -67,7 +67,7 @@ class StepCosts:
         return prices.plain_s * (1.0 + below + (prices.extras[low + 1] - below) * share)
 
     def knots(self, tokens: int, sequences: int, most: int) -> tuple[Point, ...]:
-        """Return (nodes, seconds) of a step with so many tokens and up to `most` more nodes."""
+        """Return (nodes, seconds) of a step with `tokens` and up to `most` more nodes."""
         known = self._knots.get((tokens, sequences, most))
         if known is None:
             nodes = [0]
@@ -116,7 +116,7 @@ class StepCosts:
 
 
 class _Prices:
-    """The prices of steps of about so many sequences: a plain one's seconds, and extras by size."""
+    """Prices of steps of about `sequences` sequences: a plain one's seconds, and extras by size."""
 
     def __init__(self, table: CostTable, sequences: int, learnt: object) -> None:
         self._base_s = table.seconds(sequences, sequences)

@@ -5,11 +5,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import takewhile
 
+from numpy import ndarray
+
 from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, TopRows
+from trtla.runtime.drafters.grammar import GrammarGuide
 from trtla.runtime.drafters.lookahead import DraftTree, LookaheadDrafter, LookaheadWindow
+from trtla.runtime.grammar import GrammarState
 from trtla.runtime.stats import SourceCounts
 from trtla.runtime.tree.library import READ, SharedTrees, Tree
 from trtla.settings.drafting import PROPOSERS
@@ -57,7 +61,7 @@ class TreeDrafter(Drafter):
         fixed: lookahead with an explicit triple, fed whole in every step.
         drawn: True if the target draws the cells of `window`.
         others: drafters whose drafts become branches of the tree, the most trusted first.
-        chain_len: skip further drafters once they have proposed so many tokens together.
+        chain_len: skip further drafters once they have proposed this many tokens together.
     """
 
     def __init__(
@@ -96,6 +100,9 @@ class TreeDrafter(Drafter):
         """Committed tokens that the tree has not seen yet."""
         self._gained: dict[str, float] = {}
         self._failure: Exception | None = None
+        self.constraint: Callable[[], GrammarState | None] | None = None
+        """The request's grammar behind its text, if it has one."""
+        self._guide: GrammarGuide | None = None
 
     @property
     def tree(self) -> Tree:
@@ -132,8 +139,31 @@ class TreeDrafter(Drafter):
         self._base = self._planned = base
         self._places = {0: 0} if base.tokens else {}
 
+    def look(self, draft: Draft) -> bool:
+        """Have the tree follow the grammar along a draft; True if it should be planned again.
+
+        A failure is the request's alone: `propose` raises it.
+        """
+        if self.constraint is None:
+            return False
+        try:
+            if self._guide is None:
+                state = self.constraint()
+                if state is None:
+                    return False
+                self._guide = GrammarGuide(self.tree, state)
+            return self._guide.look(draft)
+        except Exception as error:
+            self._failure = error
+            return False
+
     def plan(self, chosen: Draft, with_window: bool) -> None:
-        """Feed these nodes of the tree in the next step, and the window if requested."""
+        """Feed these nodes of the tree in the next step, and the window if requested.
+
+        Nodes that the grammar forbids are left out.
+        """
+        if self._guide is not None:
+            chosen = self._guide.allowed(chosen)
         self.chosen, self.top_rows = chosen, READ
         self.had_chain &= bool(chosen.tokens)
         self.fed_window = with_window and self.window is not None
@@ -215,6 +245,10 @@ class TreeDrafter(Drafter):
             if other.ranks:
                 other.ranked(tops)
 
+    def saw_hidden(self, states: ndarray) -> None:
+        for other in self.others:
+            other.saw_hidden(states)
+
     def observe(self, greedy: Sequence[int], committed: Sequence[int]) -> None:
         if not committed:  # the target had no answer
             return
@@ -234,6 +268,7 @@ class TreeDrafter(Drafter):
         self.output += committed
         self._last = committed[-1]
         self._rows, self._accepted, self.top_rows = None, 0, 0
+        self._guide = None
         self.chosen = self._base = self._planned = NO_DRAFT
 
     def close(self) -> None:

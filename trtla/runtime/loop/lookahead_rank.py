@@ -74,8 +74,11 @@ def query_message(queries: Sequence[RowQuery]) -> list[Any]:
 
 
 def read_queries(message: Sequence[Any]) -> list[RowQuery]:
-    """Those of a `query_message`."""
-    return [RowQuery(one, drawn_with(tuple(how)), noise, top) for one, how, noise, top in message]
+    """Read the queries of a `query_message`."""
+    return [
+        RowQuery(greedy, drawn_with(tuple(settings)), noise, top)
+        for greedy, settings, noise, top in message
+    ]
 
 
 def width(queries: Sequence[RowQuery]) -> int:

@@ -47,7 +47,7 @@ class PromptBudget:
         self._reads: deque[_Read] = deque(maxlen=_REMEMBERED)
 
     def tokens(self, generating: int) -> int:
-        """Return the most prompt tokens of the next step, next to so many texts.
+        """Return the most prompt tokens of the next step, next to `generating` texts.
 
         0 now and then if prompts never pause, so that a step without them is measured.
         """

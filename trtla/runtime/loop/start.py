@@ -101,8 +101,8 @@ def open_torch_executor(
     drafters = Drafters(limits, options.draft_options, models)
     reused = _max_reused_len(checkpoint, limits) if options.block_reuse else 0
     costs, keep = _costs(checkpoint, model, together, on)
-    made = (model, cache, limits, drafters, costs, reused, totals)
-    return TorchExecutor(*made, options=options, ranks=ranks, keep=keep)
+    parts = (model, cache, limits, drafters, costs, reused, totals)
+    return TorchExecutor(*parts, options=options, ranks=ranks, keep=keep)
 
 
 def _costs(

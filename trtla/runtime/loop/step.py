@@ -162,6 +162,8 @@ class Stepper:
                     raise RequestFailed(feed.sequence) from error
             else:
                 feed.sequence.num_cached += length
+                if fed is not None:
+                    feed.sequence.drafter.saw_hidden(fed)
         self._move_accepted(moves)
         return step.draft_s + forward_s + time.perf_counter() - predicted
 
@@ -225,7 +227,8 @@ class Stepper:
             nodes = accepted[:count]
             sequence.drafter.saw(nodes, prediction.tops.after(nodes))
         if hidden is not None:
-            sequence.drafter.saw_hidden(hidden[:, (feed.rows[0], *accepted[:count])])
+            places = slice(None) if feed.draft is None else (0, *accepted[:count])
+            sequence.drafter.saw_hidden(hidden[:, places])
         read = () if feed.draft is None or not feed.draft.read else _read(feed.draft, prediction)
         sequence.observe(read, tokens)
 

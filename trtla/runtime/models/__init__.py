@@ -1,1 +1,1 @@
-"""Models: fed tokens in, logits out."""
+"""Models of the torch executor: fed tokens in, logits out, in PyTorch or compiled C++."""

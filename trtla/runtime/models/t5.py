@@ -18,7 +18,7 @@ from torch import Tensor
 
 from trtla.errors import TrtlaError, UsageError
 from trtla.formats.engine import EncoderDecoder
-from trtla.formats.hf_config import T5Config
+from trtla.formats.t5_config import T5Config
 from trtla.formats.transformers_load import load_model
 from trtla.runtime.models.attention import AttentionGroup, StepGroup
 from trtla.runtime.models.batch import (

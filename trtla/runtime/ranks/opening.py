@@ -190,7 +190,7 @@ _sharing, _lock = _Sharing(), threading.Lock()
 
 
 def share_cores(most: int) -> int:
-    """Compute with at most so many threads until `give_back_cores`; return their number."""
+    """Use at most this many threads until `give_back_cores`; return their number."""
     with _lock:
         if not _sharing.models:
             _sharing.before = num_threads()

@@ -64,8 +64,8 @@ _LACKING = -1
 
 @lru_cache(maxsize=1024)
 def share(parents: tuple[int, ...], parts: int) -> tuple[Nodes, ...]:
-    """Split a tree into so many parts, each of adjacent branches; the largest is as small as such
-    parts can be.
+    """Split a tree into `parts` parts, each of adjacent branches, with the largest as small as
+    possible.
 
     Returns:
         Each part's nodes, rising: node 0 is in all, and every node comes with its ancestors.

@@ -3,7 +3,7 @@ nodes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from ctypes import (
     CDLL,
     POINTER,
@@ -28,6 +28,8 @@ from trtla.runtime.stats import SourceCounts
 from trtla.settings.drafting import PROPOSERS, SOURCES
 
 if TYPE_CHECKING:
+    from numpy import ndarray
+
     from trtla.settings.sampling import SamplingParams
 
 READ = 16
@@ -80,6 +82,11 @@ _CALLS: Calls = {
     "tree_free_sequence": (None, (c_void_p,)),
     "tree_add_text": (None, (c_void_p, c_int64, c_void_p, c_int64)),
     "tree_set_chains": (None, (c_void_p, c_void_p, c_int64)),
+    "tree_set_grammar": (
+        None,
+        (*(c_void_p, c_void_p, c_int64), *(c_void_p, c_int64), c_void_p),
+    ),
+    "tree_drop": (None, (c_void_p, c_void_p, c_int64)),
     "tree_plan": (None, (POINTER(_Plan),)),
     "tree_commit": (
         None,
@@ -92,7 +99,9 @@ _CALLS: Calls = {
 
 def declared(library: CDLL) -> CDLL:
     """Return the library with its calls' types."""
-    return declare(library, _CALLS, ("tree_plan", "tree_commit", "tree_set_chains"))
+    return declare(
+        library, _CALLS, ("tree_plan", "tree_commit", "tree_set_chains", "tree_set_grammar")
+    )
 
 
 @lru_cache(maxsize=1)
@@ -119,7 +128,7 @@ class _Counters(Structure):
         ("fed", _Counts),
         ("accepted", _Counts),
         ("expected", _Counts),
-        ("gained", c_double * 5),
+        ("gained", c_double * (len(SOURCES) - 1)),
     ]
 
 
@@ -229,6 +238,26 @@ class Tree:
         tokens = [token for chain in chains for token in (*chain, _SEPARATOR)]
         self._library.tree_set_chains(self.handle, _ids(tokens), len(tokens))
 
+    def set_grammar(
+        self, forced: Iterable[Sequence[int]], masks: Mapping[tuple[int, ...], ndarray]
+    ) -> None:
+        """Follow a grammar until the text goes on.
+
+        Args:
+            forced: paths, each with the tokens that have to follow it.
+            masks: the tokens that may follow each path, as of `GrammarState.mask`; kept until then.
+        """
+        chains = [token for chain in forced for token in (*chain, _SEPARATOR)]
+        paths = [token for path in masks for token in (*path, _SEPARATOR)]
+        bits = (c_void_p * len(masks))(*map(address, masks.values()))
+        self._library.tree_set_grammar(
+            self.handle, _ids(chains), len(chains), _ids(paths), len(paths), bits
+        )
+
+    def drop(self, nodes: Sequence[int]) -> None:
+        """Take nodes out of the draft that was planned; later ones move up."""
+        self._library.tree_drop(self.handle, _ids(nodes), len(nodes))
+
     def commit(self, tokens: Sequence[int], accepted: int = 0, rows: TopRows | None = None) -> None:
         """Append tokens to the text and learn from them.
 
@@ -255,7 +284,7 @@ class Planner:
         self._grow(1, most, 16)
 
     def _grow(self, trees: int, most: int, knots: int) -> None:
-        """Make room for so many of each."""
+        """Make room for that many trees, nodes of a tree, and knots of prices."""
         if most > self._most:
             self._most = most
             self._tokens, self._parents = (c_int32 * most)(), (c_int32 * most)()

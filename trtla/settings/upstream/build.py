@@ -73,7 +73,7 @@ _LIMITS = (
         "max_draft_len",
         Accepted(
             note="computed from `--lookahead`; alone it makes an engine that holds every triple "
-            "that needs exactly so many"
+            "that needs exactly that many"
         ),
         "0",
     ),

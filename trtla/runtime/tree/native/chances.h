@@ -6,7 +6,7 @@
 #include <cmath>
 #include <cstdint>
 
-enum Kind { CONTEXT, EXPECTED, REQUESTS, WINDOW, CHAIN, KINDS };  // texts that propose
+enum Kind { CONTEXT, EXPECTED, REQUESTS, WINDOW, CHAIN, GRAMMAR, KINDS };  // texts that propose
 enum Order { AFTER_TWO, AFTER_ONE, AFTER_ONE_TOO, NEXT_NEXT, ORDERS };  // rows that propose
 enum Source { RECYCLING = KINDS, AGREEMENT, SOURCES };  // a text's kind, a row, or both agree
 
@@ -84,7 +84,8 @@ inline void first_weights(double* out) {
                                                {0.9, 0.8, 0.8, 0.8},
                                                {-0.2, -0.2, 0.0, 0.2},
                                                {-0.8, -0.8, -0.8, -0.8},
-                                               {0.0, 0.0, 0.0, 0.0}};
+                                               {0.0, 0.0, 0.0, 0.0},
+                                               {1.0, 1.0, 1.0, 1.0}};
     static const double noise[NOISES] = {0.0, 0.2, -0.2, -0.3, -0.9};
     static const double score[SCORES] = {-3.2, -2.9, -2.2, -1.8, -1.4, -1.0, -0.8, -0.5};
     static const double order[ORDERS][DEPTHS] = {{0.0, 0.2, 0.6, 0.6},

@@ -8,6 +8,8 @@
 
 constexpr int MOST_PROPOSALS = 32;  // at a node
 constexpr int COUNTED_DEPTHS = 32;
+constexpr int GRAMMAR_MATCH = 1 << 30;  // above every match: a grammar's token is the only one, or of few
+constexpr int MOST_ALLOWED = 4;     // tokens of a mask that are all proposed
 constexpr int CHAIN_MATCH = 16;     // match length that another drafter's token counts as
 
 struct Counters {
@@ -84,6 +86,31 @@ public:
     // Args: drafts of other drafters, each of which ends in a separator.
     void set_chains(const int32_t* tokens, int64_t count) { chains_.assign(tokens, tokens + count); }
 
+    // Has the next trees follow a grammar, until the text goes on.
+    //
+    // Args: forced tokens behind paths, each path and its tokens ending in a separator; paths that
+    // end in a separator; and the tokens that may follow each path, as bits.
+    void set_grammar(const int32_t* forced, int64_t count, const int32_t* paths, int64_t size,
+                     const uint32_t* const* masks) {
+        forced_.assign(forced, forced + count);
+        masks_.clear();
+        for (int64_t at = 0; at < size; ++at) {
+            Mask mask{{}, masks[masks_.size()]};
+            for (; paths[at] != SEPARATOR; ++at) mask.path.push_back(paths[at]);
+            masks_.push_back(mask);
+        }
+    }
+
+    // Takes nodes out of the draft that was planned; those behind them move up.
+    void drop(const int32_t* places, int64_t count) {
+        for (size_t node = 1; node < used_; ++node) {
+            int32_t& place = nodes_[node].place;
+            const int32_t* end = places + count;
+            const int64_t before = std::count_if(places, end, [&](int32_t one) { return one < place; });
+            if (place > 0) place = std::find(places, end, place) != end ? -1 : place - before;
+        }
+    }
+
     // Begin a step's tree: the root is the last token of the text.
     void start() {
         if (window_.tokens().size() > MOST_IN_WINDOW) window_.clear();  // no node has places of it
@@ -128,42 +155,51 @@ public:
         if (nodes_[at].expanded) return;
         nodes_[at].expanded = true;
         tail_of(at);
+        mask_ = mask_of(at);
         const int64_t position = text_.size() - settings_.unplaced + nodes_[at].depth;
         noise_ = settings_.greedy ? 0 : noise_at(settings_.seed, position);
         if (uses(CONTEXT)) propose_text(at, CONTEXT, context_);
         if (uses(EXPECTED) && expected_.tokens().size()) propose_text(at, EXPECTED, expected_);
         if (uses(REQUESTS)) propose_requests(at);
         if (uses(WINDOW) && window_.tokens().size()) propose_text(at, WINDOW, window_);
-        propose_chains(at);
+        propose_chains(at, chains_, CHAIN, CHAIN_MATCH);
+        if (uses(GRAMMAR)) propose_grammar(at);
         if (uses(RECYCLING)) propose_rows(at);
+        if (mask_) forbid(nodes_[at].proposals);
         order(nodes_[at]);
     }
 
     // Append tokens to the text, the first `accepted` of which were nodes of the draft.
     void commit(const int32_t* tokens, int64_t count, int64_t accepted, const Rows& rows) {
         if (!started_) start();
+        for (size_t node = 1; node < used_; ++node) count_planned(nodes_[node]);
         int32_t at = 0;
         for (int64_t place = 0; place < count && at >= 0; ++place)
             at = judge(at, tokens[place], place < accepted);
         correct(tokens, count);
         learn(rows);
         for (int64_t place = 0; place < count; ++place) append(tokens[place]);
+        forced_.clear();
+        masks_.clear();
         started_ = false;
-    }
-
-    void count_fed(int32_t at) {
-        const Node& node = nodes_[at];
-        count(&Counters::fed, node.source, node.depth, 1.0);
-        count(&Counters::expected, node.source, node.depth, node.value);
-    }
-    void count_proposed(int32_t at) {
-        count(&Counters::proposed, nodes_[at].source, nodes_[at].depth, 1.0);
     }
 
 private:
     static constexpr size_t MOST_IN_WINDOW = 32768;
     static constexpr double OWN_RATE = 0.1, SHARED_RATE = 0.15;
     static constexpr double CORRECTING = 2.0;  // corrections learn faster: from every node
+
+    struct Mask {
+        std::vector<int32_t> path;
+        const uint32_t* bits;
+    };
+
+    void count_planned(const Node& node) {
+        count(&Counters::proposed, node.source, node.depth, 1.0);
+        if (node.place <= 0) return;
+        count(&Counters::fed, node.source, node.depth, 1.0);
+        count(&Counters::expected, node.source, node.depth, node.value);
+    }
 
     bool uses(int source) const { return settings_.sources >> source & 1; }
     // True if proposals are ranked with the noise that draws them.
@@ -266,9 +302,9 @@ private:
 
     // Propose another drafter's tokens as a path; their length class stands for its confidence.
     // A node proposes the next token of each chain that its path goes along.
-    void propose_chains(int32_t at) {
-        for (size_t begin = 0; begin < chains_.size();) {
-            const int32_t* chain = chains_.data() + begin;
+    void propose_chains(int32_t at, const std::vector<int32_t>& chains, int kind, int match) {
+        for (size_t begin = 0; begin < chains.size();) {
+            const int32_t* chain = chains.data() + begin;
             int32_t size = 0, node = at;
             while (chain[size] != SEPARATOR) ++size;
             begin += size + 1;
@@ -276,8 +312,47 @@ private:
             while (nodes_[node].depth && nodes_[node].token == chain[nodes_[node].depth - 1])
                 node = nodes_[node].parent;
             if (!nodes_[node].depth)
-                offer_text(nodes_[at], chain[nodes_[at].depth], CHAIN, CHAIN_MATCH, 0);
+                offer_text(nodes_[at], chain[nodes_[at].depth], kind, match, 0);
         }
+    }
+
+    // The tokens that may follow a node, a bit each; nullptr: not known.
+    const uint32_t* mask_of(int32_t at) const {
+        for (const Mask& mask : masks_) {
+            if ((int32_t)mask.path.size() != nodes_[at].depth) continue;
+            int32_t node = at;
+            while (nodes_[node].depth && mask.path[nodes_[node].depth - 1] == nodes_[node].token)
+                node = nodes_[node].parent;
+            if (!nodes_[node].depth) return mask.bits;
+        }
+        return nullptr;
+    }
+
+    bool allows(int32_t token) const { return !mask_ || (mask_[token / 32] >> token % 32 & 1); }
+
+    // How many tokens the mask allows, at most so many.
+    int64_t allowed(int64_t most) const {
+        int64_t found = 0;
+        for (int64_t word = 0; word < (shared_.vocab + 31) / 32 && found < most; ++word)
+            found += __builtin_popcount(mask_[word]);
+        return std::min(found, most);
+    }
+
+    void forbid(std::vector<Proposal>& proposals) const {
+        proposals.erase(std::remove_if(proposals.begin(), proposals.end(),
+                                       [&](const Proposal& one) { return !allows(one.token); }),
+                        proposals.end());
+    }
+
+    // What is forced here, or one of the few tokens that are allowed.
+    void propose_grammar(int32_t at) {
+        propose_chains(at, forced_, GRAMMAR, GRAMMAR_MATCH);
+        const int64_t count = mask_ ? allowed(MOST_ALLOWED + 1) : 0;
+        if (!count || count > MOST_ALLOWED) return;
+        for (int64_t token = 0; token < shared_.vocab; ++token)
+            if (!mask_[token / 32]) token |= 31;
+            else if (allows(token))
+                offer_text(nodes_[at], token, GRAMMAR, GRAMMAR_MATCH, share_class(1, count));
     }
 
     void propose_rows(int32_t at) {
@@ -311,10 +386,24 @@ private:
 
     // Propose a row's tokens in the order of their chances, with this position's noise if drawn.
     void offer_row(Node& node, const int32_t* ids, const double* logs, int count, int order) {
-        if (!count) return;
-        double scores[READ];
+        double rest = 1.0, scores[READ], kept[READ];
+        int32_t own[READ];
+        int size = 0;
+        for (int rank = 0; rank < count; ++rank) {
+            rest -= std::exp(logs[rank]);
+            if (!allows(ids[rank])) continue;
+            own[size] = ids[rank];
+            kept[size++] = logs[rank];
+        }
+        if (mask_) rest *= (double)allowed(shared_.vocab) / shared_.vocab;
+        if (size) offer_ranked(node, own, kept, size, rest, scores, order);
+    }
+
+    // Args: the probability of all other tokens together.
+    void offer_ranked(Node& node, const int32_t* ids, const double* logs, int count, double rest,
+                      double* scores, int order) {
         int ranked[READ];
-        scored(ids, logs, count, scores);
+        scored(ids, logs, count, rest, scores);
         for (int rank = 0; rank < count; ++rank) {  // without noise they are in order already
             int place = rank;
             for (; place && scores[ranked[place - 1]] < scores[rank]; --place)
@@ -331,12 +420,12 @@ private:
     }
 
     // Compute each token's share if the row is right: its probability, weighted by the noise.
-    void scored(const int32_t* ids, const double* logs, int count, double* scores) const {
+    void scored(const int32_t* ids, const double* logs, int count, double rest,
+                double* scores) const {
         const double heat = settings_.greedy ? 1.0 : std::max(settings_.temperature, 0.05);
-        double rest = 1.0, total = 0.0;
+        double total = 0.0;
         for (int rank = 0; rank < count; ++rank) {
             const double share = std::exp(logs[rank]);
-            rest -= share;
             scores[rank] = heat == 1.0 ? share : std::exp(logs[rank] / heat);
             if (drawn()) scores[rank] /= smallness(ids[rank]);
             total += scores[rank];
@@ -425,7 +514,9 @@ private:
 
     Shared& shared_;
     Settings settings_;
-    std::vector<int32_t> text_, chains_, last_ids_;
+    std::vector<int32_t> text_, chains_, forced_, last_ids_;
+    std::vector<Mask> masks_;
+    const uint32_t* mask_ = nullptr;  // of the node whose proposals are collected
     std::vector<float> last_logs_;
     Index context_, expected_, window_;
     std::vector<Node> nodes_;

@@ -86,7 +86,6 @@ private:
         ++sizes_[best.sequence];
         Sequence& sequence = *plan_.sequences[best.sequence];
         const int32_t child = sequence.child(best.node, best.which, best.product, best.value);
-        sequence.count_proposed(child);
         taken_.push_back({best.sequence, child});
         const double chance = sequence.nodes()[best.node].proposals[best.which].chance;
         offer(best.sequence, best.node, best.which + 1, best.left * (1.0 - chance), best.value);
@@ -133,7 +132,6 @@ private:
                 plan_.parents[place] = nodes[node.parent].place;
                 plan_.values[place] = node.value;
                 plan_.sources[place++] = node.source;
-                sequence.count_fed(taken.node);
             }
             plan_.sizes[index] = size;
         }
@@ -176,6 +174,14 @@ EXPORTED void tree_add_text(Sequence* sequence, int64_t kind, const int32_t* tok
 }
 EXPORTED void tree_set_chains(Sequence* sequence, const int32_t* tokens, int64_t count) {
     sequence->set_chains(tokens, count);
+}
+
+EXPORTED void tree_set_grammar(Sequence* sequence, const int32_t* forced, int64_t count,
+                               const int32_t* paths, int64_t size, const uint32_t* const* masks) {
+    sequence->set_grammar(forced, count, paths, size, masks);
+}
+EXPORTED void tree_drop(Sequence* sequence, const int32_t* places, int64_t count) {
+    sequence->drop(places, count);
 }
 
 EXPORTED void tree_plan(const Plan* plan) { Choice(*plan).run(); }

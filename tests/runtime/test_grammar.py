@@ -1,0 +1,343 @@
+"""Outputs that follow a grammar: the mask belongs to the target, whatever drafts."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import lru_cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.served import SHIPPED
+from trtla import LLM, SamplingParams
+from trtla.errors import TrtlaError, UsageError
+from trtla.llm.text import Tokenizer
+from trtla.runtime.grammar import GrammarState, allowed_tokens
+from trtla.settings.drafting import SOURCES, DrafterSettings, DraftOptions
+from trtla.settings.grammar import Grammar
+from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
+
+pytest.importorskip("llguidance")
+jsonschema = pytest.importorskip("jsonschema_rs")
+
+PET = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 99},
+        "kind": {"enum": ["cat", "dog"]},
+        "tags": {"type": "array", "items": {"type": "string", "maxLength": 5}, "maxItems": 2},
+    },
+    "required": ["name", "age", "kind", "tags"],
+    "additionalProperties": False,
+}
+GRAMMARS = [
+    {"json_schema": PET},
+    {"regex": r"[a-f]{3}-[0-9]{2,4}(,[a-f]+){0,3}"},
+    {"choice": ["def", "class", "import this"]},
+    {"lark": 'start: "(" word ("," word)* ")"\nword: /[a-z]{1,6}/'},
+    {"lark": 'root ::= "[" [0-9]+ "]"'},
+]
+DRAWS = [{}, {"temperature": 0.8}, {"temperature": 1.2, "top_p": 0.9, "top_k": 20}]
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with LLM(SHIPPED, dtype="float32", max_batch_size=4) as one:
+        yield one
+
+
+def asked(grammar, **more):
+    return SamplingParams(more.pop("length", 96), grammar=grammar, **more)
+
+
+@pytest.mark.parametrize("draw", DRAWS, ids=["greedy", "sampled", "filtered"])
+@pytest.mark.parametrize("grammar", GRAMMARS, ids=["json", "regex", "choice", "lark", "gbnf"])
+def test_the_text_is_the_same_whatever_drafts(llm, grammar, draw):
+    params = asked(grammar, seed=7, **draw)
+    (plain,) = llm.generate("def f(x):", params, lookahead=AUTOREGRESSIVE)
+    ways = [
+        {},
+        {"lookahead": LookaheadConfig(4, 3, 4)},
+        {"drafter": DrafterSettings(("ngram",))},
+        {"drafter": DrafterSettings(("prompt-lookup", "lookahead"))},
+    ]
+    for how in ways:
+        for _ in range(2):  # the second time texts of the first are drafted from
+            (one,) = llm.generate("def f(x):", params, **how)
+            assert (one.text, one.finish_reason) == (plain.text, plain.finish_reason)
+    many = llm.generate(["def f(x):"] * 3, [params, SamplingParams(9), params])
+    assert [many[0].text, many[2].text] == [plain.text] * 2
+
+
+def test_an_output_is_what_the_grammar_says(llm):
+    for seed in range(6):
+        draw = {"temperature": 1.0, "seed": seed, "length": 200}
+        (pet,) = llm.generate("A cat: ", asked({"json_schema": PET}, **draw))
+        assert pet.finish_reason == "end_id"
+        jsonschema.validate(PET, json.loads(pet.text))
+        (word,) = llm.generate("A cat: ", asked({"regex": "[a-f]{3}-[0-9]{2,4}"}, **draw))
+        assert re.fullmatch("[a-f]{3}-[0-9]{2,4}", word.text)
+        (chosen,) = llm.generate("A cat: ", asked({"choice": ["yes", "no"]}, **draw))
+        assert chosen.text in ("yes", "no")
+        (thing,) = llm.generate("A cat: ", asked({"json_object": True}, **draw))
+        assert thing.text.lstrip().startswith("{")
+
+
+def test_an_output_that_is_cut_says_so(llm):
+    (cut,) = llm.generate("A cat: ", asked({"json_schema": PET}, length=5))
+    assert cut.finish_reason == "length"
+    (stopped,) = llm.generate("A cat: ", asked({"json_schema": PET}, stop=['"name"']))
+    assert stopped.finish_reason == "stop_words"
+
+
+_KEYS = st.sampled_from(["a", "name", "the key", "é", "list"])
+_LEAVES = st.sampled_from(
+    [
+        {"type": "string", "maxLength": 4},
+        {"type": "integer", "minimum": -5, "maximum": 120},
+        {"type": "boolean"},
+        {"type": "null"},
+        {"enum": ["x", 1, None, "two words"]},
+        {"const": {"a": [1]}},
+        {"type": "string", "pattern": "^[ab]{2}$"},
+        {"type": "string", "format": "date"},
+    ]
+)
+
+
+def _objects(parts):
+    made = st.dictionaries(_KEYS, parts, min_size=1, max_size=3)
+    return made.map(
+        lambda own: {
+            "type": "object",
+            "properties": own,
+            "required": sorted(own),
+            "additionalProperties": False,
+        }
+    )
+
+
+def _arrays(parts):
+    return parts.map(lambda one: {"type": "array", "items": one, "minItems": 1, "maxItems": 2})
+
+
+SCHEMAS = st.recursive(_LEAVES, lambda parts: _objects(parts) | _arrays(parts), max_leaves=5)
+
+
+@settings(max_examples=25)
+@given(
+    schema=SCHEMAS,
+    seed=st.integers(0, 99),
+    temperature=st.sampled_from([0.0, 0.7, 1.3]),
+    sources=st.sets(st.sampled_from(SOURCES), min_size=1),
+    length=st.integers(3, 120),
+)
+def test_any_schema_is_kept_whatever_drafts(llm, schema, seed, temperature, sources, length):
+    params = asked({"json_schema": schema}, seed=seed, temperature=temperature, length=length)
+    (plain,) = llm.generate("x = ", params, lookahead=AUTOREGRESSIVE)
+    with opened(tuple(sorted(sources))) as other:
+        (drafted,) = other.generate("x = ", params)
+    assert (drafted.text, drafted.finish_reason) == (plain.text, plain.finish_reason)
+    if plain.finish_reason == "end_id":
+        jsonschema.validate(schema, json.loads(plain.text))
+
+
+class opened:  # noqa: N801
+    """A model that drafts from some sources alone, opened once for each set of them."""
+
+    def __init__(self, sources):
+        self._sources = sources
+
+    def __enter__(self):
+        return _opened(self._sources)
+
+    def __exit__(self, *_):
+        pass
+
+
+@lru_cache(maxsize=80)
+def _opened(sources):
+    options = DraftOptions(sources=sources)
+    return LLM(SHIPPED, dtype="float32", max_batch_size=1, draft_options=options)
+
+
+def test_forbidden_nodes_are_not_fed_and_forced_ones_are(llm):
+    long = {"regex": "The quick brown fox jumps over the lazy dog\\. (Again|Never)\\."}
+    (plain,) = llm.generate("Say: ", asked(long), lookahead=AUTOREGRESSIVE)
+    (drafted,) = _opened(("grammar",)).generate("Say: ", asked(long))
+    assert drafted.text == plain.text
+    assert drafted.stats.steps < plain.stats.steps / 2
+    counts = drafted.stats.sources["grammar"]
+    assert sum(counts.accepted) > 0.5 * sum(counts.fed)
+    assert set(drafted.stats.sources) == {"grammar"}
+
+
+def test_a_pytorch_forward_draws_the_same(llm, monkeypatch):
+    params = asked({"json_schema": PET}, seed=3, temperature=0.9)
+    (compiled,) = llm.generate("def f(x):", params)
+    monkeypatch.setenv("TRTLA_COMPILED", "0")
+    with LLM(SHIPPED, dtype="float32", max_batch_size=2) as torch:
+        assert "compiled" not in torch.description
+        for how in ({}, {"lookahead": AUTOREGRESSIVE}):
+            (one,) = torch.generate("def f(x):", params, **how)
+            assert one.text == compiled.text
+
+
+class Toy:
+    """A matcher of "ab" repeated, whose tokens are 0 = a, 1 = b, 2 = the end."""
+
+    def __init__(self):
+        self.read, self.computed = [], 0
+
+    def _fits(self, token):
+        return token == len(self.read) % 2 or (token == 2 and len(self.read) % 2 == 0)
+
+    def compute_bitmask(self):
+        self.computed += 1
+        bits = sum(1 << token for token in range(3) if self._fits(token))
+        return bits.to_bytes(4, "little")
+
+    def compute_ff_tokens(self):
+        return [1] if len(self.read) % 2 else []
+
+    def try_consume_tokens(self, tokens):
+        for count, token in enumerate(tokens):
+            if not self._fits(token) or 2 in self.read:
+                return count
+            self.read.append(token)
+        return len(tokens)
+
+    def validate_tokens(self, tokens):
+        before = len(self.read)
+        count = self.try_consume_tokens(tokens)
+        del self.read[before:]
+        return count
+
+    def rollback(self, num_tokens):
+        del self.read[len(self.read) - num_tokens :]
+        return True
+
+    def is_error(self):
+        return False
+
+    def get_error(self):
+        return ""
+
+
+@given(st.lists(st.lists(st.integers(0, 2), max_size=5), max_size=8), st.integers(0, 3))
+def test_a_state_goes_along_paths_and_back(paths, committed):
+    toy = Toy()
+    state = GrammarState(toy, (2,), 40)
+    output = [0, 1] * committed
+    state.follow(output)
+    for path in map(tuple, paths):
+        mask = state.mask(path)
+        fits = all(token == place % 2 for place, token in enumerate(path[:-1]))
+        fits &= not path or Toy._fits(Fake(path[:-1]), path[-1])
+        if not fits:
+            assert mask is None
+        elif not path or path[-1] != 2:
+            allowed = allowed_tokens(mask, 40).nonzero()[0].tolist()
+            assert allowed == ([1] if len(path) % 2 else [0, 2])
+            assert state.forced(path) == ([1] if len(path) % 2 else [])
+        computed = toy.computed
+        state.mask(path)
+        assert toy.computed == computed  # no mask is computed twice
+    state.follow([*output, 0])
+    assert allowed_tokens(state.mask(), 40).nonzero()[0].tolist() == [1]
+
+
+class Fake:
+    def __init__(self, read):
+        self.read = list(read)
+
+
+def test_behind_its_end_a_text_may_only_end_again():
+    state = GrammarState(Toy(), (2, 38), 40)
+    state.follow([0, 1, 2, 2])
+    assert allowed_tokens(state.mask(), 40).nonzero()[0].tolist() == [2, 38]
+    assert state.forced() == []
+    assert state.allowed((0,)) == 0
+
+
+@pytest.mark.parametrize(
+    ("grammar", "said"),
+    [
+        ({}, "not an object of one key"),
+        ({"regex": "a", "choice": ["b"]}, "not an object of one key"),
+        ({"rgex": "a"}, "unknown key"),
+        ({"regex": ""}, "not a text"),
+        ({"choice": []}, "not a list of texts"),
+        ({"json_schema": "{"}, "is not JSON"),
+        ({"json_schema": [1]}, "not an object"),
+        ({"regex": "a" * 2_000_000}, "above 1048576"),
+        ("a", "not an object of one key"),
+    ],
+)
+def test_what_is_no_grammar_is_refused_at_once(grammar, said):
+    with pytest.raises(UsageError, match=said):
+        SamplingParams(grammar=grammar)
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        {"regex": "[a-z"},
+        {"lark": "start: nothing"},
+        {"json_schema": {"type": "nothing"}},
+        {"json_schema": {"$ref": "https://example.com/schema.json"}},
+        {"json_schema": {"allOf": [{"type": "string"}, {"type": "integer"}]}},
+        {"json_schema": {"type": "string", "pattern": "("}},
+    ],
+)
+def test_a_grammar_that_cannot_be_used_is_refused_in_a_sentence(llm, grammar):
+    with pytest.raises(UsageError, match=r"prompt 0: the .* cannot be used: ") as refusal:
+        llm.generate("a", asked(grammar))
+    assert "\n" not in refusal.value.message
+    assert llm.generate("a", SamplingParams(2))[0].token_ids
+
+
+def test_a_schema_that_refers_to_itself_ends(llm):
+    tree = {
+        "$defs": {"node": {"type": "object", "properties": {"left": {"$ref": "#/$defs/node"}}}},
+        "$ref": "#/$defs/node",
+    }
+    (one,) = llm.generate("a", asked({"json_schema": tree}, length=40, temperature=1.0, seed=2))
+    assert one.finish_reason in ("end_id", "length")
+
+
+def test_tokens_are_spelt_as_the_tokenizer_decodes_them():
+    tokenizer = Tokenizer(SHIPPED)
+    text = 'def f(x): return {"é": [1, 2]}\n'
+    ids = tokenizer.encode(text, special=False)
+    assert b"".join(tokenizer.token_bytes(token) for token in ids) == text.encode()
+
+
+def test_a_grammar_goes_as_an_object_of_json():
+    for value in GRAMMARS:
+        grammar = Grammar.of(value)
+        assert Grammar.of(json.loads(json.dumps(grammar.value))) == grammar
+
+
+def test_masks_of_other_sizes_fit_the_model():
+    state = GrammarState(Toy(), (2,), 100)
+    mask = state.mask()
+    assert mask.dtype == np.uint32
+    assert len(mask) == 4
+    assert allowed_tokens(mask, 100).nonzero()[0].tolist() == [0, 2]
+
+
+def test_a_matcher_that_gives_up_fails_its_request_alone():
+    class Failing(Toy):
+        def is_error(self):
+            return self.computed > 0
+
+        def get_error(self):
+            return "too complex\nlong trace"
+
+    with pytest.raises(TrtlaError, match=r"the grammar cannot go on: too complex\n"):
+        GrammarState(Failing(), (2,), 40).mask()

@@ -1,0 +1,91 @@
+"""The grammar that a body asks for, under OpenAI's, vLLM's and trtla's names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trtla.api.errors import ApiError
+from trtla.errors import UsageError, did_you_mean
+from trtla.settings.fields import shown
+from trtla.settings.grammar import Grammar
+
+_GUIDED = {
+    "guided_json": "json_schema",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "lark",
+}
+_STRUCTURED = {
+    "json": "json_schema",
+    "json_object": "json_object",
+    "regex": "regex",
+    "choice": "choice",
+    "grammar": "lark",
+}
+FIELDS = ("response_format", "structured_outputs", "grammar", *_GUIDED)
+"""The fields that say what an output must be; a body has one of them at most."""
+
+
+def grammar_of(fields: Mapping[str, Any]) -> Grammar | None:
+    """Make the grammar of a body's fields; None without any.
+
+    Raises:
+        ApiError: two of them are given, or one says nothing that can be kept to.
+    """
+    given = [name for name in FIELDS if fields.get(name) is not None]
+    if not given:
+        return None
+    if len(given) > 1:
+        raise _refusal(given[1], f"{given[0]} and {given[1]} exclude each other; omit one of them")
+    (name,) = given
+    try:
+        return _READERS.get(name, _guided)(name, fields[name])
+    except UsageError as error:
+        raise _refusal(name, f"{name}: {error.message}; {error.hint}") from None
+
+
+def _refusal(name: str, message: str) -> ApiError:
+    return ApiError(400, message, name, "invalid_parameter")
+
+
+def _guided(name: str, value: Any) -> Grammar:
+    return Grammar.of({_GUIDED[name]: value})
+
+
+def _own(name: str, value: Any) -> Grammar:
+    return Grammar.of(value)
+
+
+def _structured(name: str, value: Any) -> Grammar:
+    given = {key: one for key, one in value.items() if one is not None}
+    for key in given:
+        if key not in _STRUCTURED:
+            guess = did_you_mean(key, _STRUCTURED) or f"use one of {', '.join(_STRUCTURED)}"
+            raise UsageError(f"{shown(key)} is not supported", guess)
+    if len(given) != 1:
+        raise UsageError(
+            f"it has {len(given)} of {', '.join(_STRUCTURED)}", "give exactly one of them"
+        )
+    ((key, one),) = given.items()
+    return Grammar.of({_STRUCTURED[key]: one})
+
+
+def _format(name: str, value: Any) -> Grammar:
+    kind = value.get("type")
+    if kind == "json_object":
+        return Grammar.of({"json_object": True})
+    if kind != "json_schema":
+        raise UsageError(
+            f"the type {shown(kind)} is not supported", "use text, json_object or json_schema"
+        )
+    described = value.get("json_schema")
+    if not isinstance(described, Mapping) or "schema" not in described:
+        raise UsageError(
+            "json_schema has no schema",
+            'give {"type": "json_schema", "json_schema": {"name": "...", "schema": {...}}}',
+        )
+    return Grammar.of({"json_schema": described["schema"]})
+
+
+_READERS = {"response_format": _format, "structured_outputs": _structured, "grammar": _own}
