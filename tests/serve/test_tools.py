@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 
 import jsonschema_rs
 import openai
@@ -12,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import trtla
 from tests.support.chat_templates import (
     CHATML,
     HERMES_TOOLS,
@@ -151,6 +154,33 @@ def test_an_agent_takes_three_turns_with_two_tools(served):
                 messages.append({"role": "tool", "tool_call_id": call.id, "content": results[name]})
     assert len(messages) == 6
     assert messages[-1]["content"]
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_a_mark_may_be_a_token(tmp_path, special):
+    folder = with_template(SHIPPED, tmp_path, HERMES_TOOLS, "<tool_call>")
+    file = folder / "tokenizer.json"
+    said = json.loads(file.read_text())
+    (mark,) = [token for token in said["added_tokens"] if token["content"] == "<tool_call>"]
+    mark["special"] = special
+    file.write_text(json.dumps(said))
+    with serving(partial(LLM, folder)) as one:
+        choice = choice_of(one.chat(**ASK, tool_choice="required", logprobs=True))
+        messages, _ = streamed(one, **ASK, tool_choice="required")
+    assert choice["logprobs"]["content"][0]["token"] == "<tool_call>"
+    assert {check(call) for call in choice["message"]["tool_calls"]} <= SCHEMAS.keys()
+    assert len(messages[0]["tool_calls"]) == len(choice["message"]["tool_calls"])
+
+
+def test_the_documented_request_calls_its_tool(tmp_path):
+    page = (Path(trtla.__file__).parents[1] / "docs" / "serving.md").read_text()
+    body = re.search(r"^## Tools\n\n```\ncurl .*? -d '(.*?)'\n```", page, re.DOTALL | re.MULTILINE)[
+        1
+    ]
+    with serving(partial(LLM, with_template(SHIPPED, tmp_path, HERMES_TOOLS))) as one:
+        asked = json.loads(body) | {"max_tokens": 60, "parallel_tool_calls": False, "seed": 1}
+        message = choice_of(one.chat(**asked))["message"]
+    assert [call["function"]["name"] for call in message["tool_calls"]] == ["get_weather"]
 
 
 def _answered():
