@@ -309,6 +309,32 @@ def test_the_grammar_of_a_format(compiler, format_, state, must, allowed, forbid
         assert start().allowed(ids) < len(ids), text
 
 
+@pytest.mark.parametrize(
+    ("more", "allowed"),
+    [
+        ({}, ["{}"]),
+        ({"parameters": {"properties": {"a": {"type": "integer"}}}}, ["{}", '{"a": 1}']),
+        ({"parameters": {"additionalProperties": True}}, ["{}", '{"a": 1}', '{"b": 1}']),
+    ],
+)
+def test_arguments_have_the_keys_of_the_schema_alone(compiler, more, allowed):
+    rules = HERMES.grammar(
+        [Function(name="f", **more)],
+        state="answering",
+        must=True,
+        several=False,
+        control=lambda name: None,
+    )
+    start = compiler.start(Grammar("lark", rules))
+
+    def is_allowed(arguments):
+        text = f'<tool_call>\n{{"name": "f", "arguments": {arguments}}}\n</tool_call>'
+        ids = compiler._tokenizer.encode(text, special=False)
+        return start().allowed(ids) == len(ids)
+
+    assert [one for one in ("{}", '{"a": 1}', '{"b": 1}') if is_allowed(one)] == allowed
+
+
 def test_formats_are_found_by_their_templates():
     found = [format_of(one) for one in (HERMES_TOOLS, LLAMA_3_TOOLS, MISTRAL_TOOLS, CHATML)]
     assert found == [HERMES, LLAMA_3, MISTRAL, None]
