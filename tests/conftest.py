@@ -81,11 +81,9 @@ def pytest_collection(session: pytest.Session) -> Iterator[object]:
 
 
 def _prepare_torch() -> None:
-    import torch
+    import torch  # noqa: F401
 
     set_threads(1)
-    if not torch.cuda.is_available():
-        os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

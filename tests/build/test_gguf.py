@@ -28,7 +28,7 @@ from trtla.errors import UsageError
 from trtla.files import user_cache
 from trtla.formats.engine import engine_from_hugging_face, open_engine
 from trtla.formats.engine_limits import BuildSettings
-from trtla.formats.gguf.folder import model_folder
+from trtla.formats.gguf.folder import model_folder, model_name
 from trtla.formats.gguf.header import quick_header, read_header
 from trtla.formats.gguf.weights import GgufFile
 from trtla.formats.hf_config import read_hf_config
@@ -71,6 +71,9 @@ def test_a_file_is_the_folder_it_was_made_from(name: str, tmp_path: Path) -> Non
     ours, theirs = (engine_from_hugging_face(path, dtype="float32") for path in
                     (model_folder(file), folder))  # fmt: skip
     assert ours.config.pretrained_config == theirs.config.pretrained_config
+    assert [model_name(str(path)) for path in (model_folder(file), folder)] == [
+        str(file), str(folder)
+    ]  # fmt: skip
     for (name, one), (_, other) in zip(ours.weights(), theirs.weights(), strict=True):
         assert equal(one, other), name
 

@@ -213,10 +213,13 @@ def test_without_serve_its_flags_are_refused() -> None:
     refused(trtla("bench"), 2, "missing option", "--engine-dir")
 
 
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "httpx", None)
+@pytest.mark.parametrize(("module", "package"), [("httpx", "httpx"), ("httpx_sse", "httpx-sse")])
+def test_a_missing_package_is_named(
+    module: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
     ran = trtla("bench", "--serve", "http://127.0.0.1:9")
-    refused(ran, 1, '"httpx"', "pip install 'trtla[serve]'")
+    refused(ran, 1, f'"{package}"', "pip install 'trtla[serve]'")
 
 
 def test_no_report_is_made_of_it(tmp_path: Path) -> None:

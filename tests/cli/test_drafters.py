@@ -11,6 +11,8 @@ import pytest
 
 from tests.support.command import refused, trtla
 from trtla.cli.commands import COMMANDS
+from trtla.settings.drafting import DrafterSettings
+from trtla.settings.fields import declared
 
 TEXTS = ("--input-text", "abcabcabcabc", "aaaa", "--json")
 
@@ -157,9 +159,7 @@ def test_bench_has_an_arm_for_every_drafter(plain_engine: Path) -> None:
 
 
 def test_the_commands_share_the_flags() -> None:
-    names = ("drafter", "gamma", "egag", "gamma_min", "gamma_max", "ema", "ngram_kind",
-             "ngram_order", "top_k_filler", "stop_if_unknown", "reset_in_between",
-             "rejection", "draft_device", "draft_dtype")  # fmt: skip
+    names = (*declared(DrafterSettings), "draft_device", "draft_dtype")
     for command in ("run", "bench", "summarize"):
         params = {p.name: p for p in COMMANDS[command].params}
         assert {getattr(params[name], "section", None) for name in names} == {

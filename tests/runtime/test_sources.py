@@ -17,7 +17,7 @@ from tests.support.toys import (
     toy_executor,
 )
 from trtla import LLM, DraftOptions, LookaheadConfig, SamplingParams, UsageError
-from trtla.bench.arms import AR, EngineArm, engine_arms
+from trtla.bench.arms import AR, PLAIN, EngineArm, Way
 from trtla.bench.turns import measure, rounds_of
 from trtla.results.bench_documents import Cell
 from trtla.results.metrics import total
@@ -153,7 +153,7 @@ def test_rounds_and_arms_of_bench_do_not_profit_from_earlier_ones(llm):
     cell = Cell(
         device="cpu", dtype="float32", threads=1, batch_size=1, temperature=0.0, category="code"
     )
-    arms = [*engine_arms(llm, ["auto"]), EngineArm(llm, "auto", name="auto again")]
+    arms = [way.arm(llm) for way in (PLAIN, Way("", "auto"), Way("auto again", "auto"))]
     measured = measure(cell, arms, rounds_of([[prompt]], sampling, 2))
     accepted = {name: [one.accepted for one in runs] for name, runs in measured.runs().items()}
     assert accepted == {AR: [0, 0], "lookahead auto": [0, 0], "auto again": [0, 0]}

@@ -43,6 +43,7 @@ from trtla.runtime.draft import NO_DRAFT, Draft
 from trtla.runtime.models.llama import LlamaModel
 from trtla.runtime.models.load import load_engine
 from trtla.runtime.sequence import Feed
+from trtla.settings.drafting import DrafterSettings
 from trtla.settings.lookahead import AUTOREGRESSIVE
 
 MODELS = ["mistral-window", "qwen2-window"]
@@ -83,9 +84,14 @@ def test_texts_equal_generates_whoever_drafts_and_whatever_is_reused(name, compi
     wanted = [generated(name, prompt, 24) for prompt in prompts]
     reused = accepted = 0
     for batch in (1, 4):
-        with open_llm(name, (5, 4, 5), max_batch_size=batch, block_reuse=True) as llm:
-            for how in ("auto", LookaheadConfig(3, 4, 4), AUTOREGRESSIVE):
-                done = llm.generate(prompts, SamplingParams(max_output_len=24), how)
+        draft = str(folder_and_model(MODELS[0])[0])
+        options = {"max_batch_size": batch, "block_reuse": True, "draft_models": [draft]}
+        with open_llm(name, (5, 4, 5), **options) as llm:
+            for how in ("auto", LookaheadConfig(3, 4, 4), AUTOREGRESSIVE, draft):
+                given = {"lookahead": how}
+                if how is draft:
+                    given = {"drafter": DrafterSettings((f"draft:{draft}",))}
+                done = llm.generate(prompts, SamplingParams(max_output_len=24), **given)
                 assert [one.output_ids for one in done] == wanted
                 reused += sum(one.stats.reused_tokens for one in done)
                 accepted += sum(one.stats.accepted for one in done)

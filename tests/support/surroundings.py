@@ -51,3 +51,5 @@ def _settle_environment() -> None:
         if name not in KEPT and (name in _NAMES or name.startswith(_PREFIXES)):
             del os.environ[name]
     os.environ.update(_SET)
+    if not os.path.exists("/dev/nvidiactl"):  # no GPU: kernels are interpreted
+        os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported

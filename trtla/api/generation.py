@@ -159,6 +159,10 @@ def _sampling(
         "top_p": body.top_p,
     }
     grammar = grammar_of({name: getattr(body, name) for name in GRAMMARS})
+    if grammar is not None and body.ignore_eos:
+        raise ApiError(
+            400, "a text with a grammar ends where the grammar does; omit ignore_eos", "ignore_eos"
+        )
     with _naming(None):
         return SamplingParams(
             max_output_len=length,

@@ -31,13 +31,10 @@ OWN_PROMPT = "prompt"
 
 
 def resolved(way: Way, own: LookaheadConfig) -> Way:
-    """An arm with its setting, and with the engine's own triple where it has none.
-
-    Lookahead alone is named by its triple.
-    """
-    triple = way.lookahead or own
+    """An ablation's arm with its setting; lookahead alone is named by its triple."""
+    triple = own if way.largest or way.lookahead is None else way.lookahead
     name = f"{way.name} {triple}" if way.name == "lookahead" else way.name
-    found = replace(way, name=name, lookahead=triple)
+    found = replace(way, name=name, lookahead=triple, largest=False)
     return replace(found, setting=_setting(found))
 
 

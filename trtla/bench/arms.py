@@ -149,19 +149,28 @@ class Way:
     """How our engine decodes, before a model is open: what an arm of it is made from."""
 
     name: str
+    """Empty: `ar`, or lookahead with its triple."""
     lookahead: Lookahead | None
-    """None: the engine's own triple."""
+    """None: what the model is opened with."""
     drafter: DrafterSettings = LOOKAHEAD
     options: DraftOptions | None = None
     """What auto drafts with; None: as the model is opened."""
     setting: str | None = None
     """What tells it from others of its name, in words."""
+    largest: bool = False
+    """Whether it drafts with the engine's largest triple, in place of `lookahead`."""
 
     def arm(self, llm: LLM) -> EngineArm:
         """The arm."""
-        arm = EngineArm(llm, self.lookahead, self.drafter, self.name, self.options)
+        triple = llm.limits.lookahead if self.largest else self.lookahead
+        if triple is None and not self.name:
+            triple = llm.lookahead
+        arm = EngineArm(llm, triple, self.drafter, self.name or None, self.options)
         arm.setting = self.setting
         return arm
+
+
+PLAIN = Way(AR, AUTOREGRESSIVE, NO_DRAFTER)
 
 
 class EngineArm(Arm):
@@ -320,18 +329,3 @@ def _engine_bytes(llm: LLM) -> int:
     checkpoint = llm.engine.config.pretrained_config
     dtype = resolve_dtype(checkpoint.dtype, checkpoint.dtype, "cpu")
     return weight_bytes(checkpoint, getattr(torch, dtype), fp8=checkpoint.fp8)
-
-
-def engine_arms(
-    llm: LLM, triples: Sequence[Lookahead], drafters: Sequence[DrafterSettings] = ()
-) -> list[Arm]:
-    """`ar`, the triples of lookahead alone, then other drafters and chains; none twice.
-
-    Those draft with the largest triple where one is named, else with what the model is opened with.
-    """
-    alone = (LOOKAHEAD.drafter, NO_DRAFTER.drafter)
-    arms: list[Arm] = [EngineArm(llm, triple) for triple in (AUTOREGRESSIVE, *triples)]
-    fixed = llm.limits.lookahead if any(triple != "auto" for triple in triples) else None
-    others = (one for one in drafters if one.drafter not in alone)
-    arms += [EngineArm(llm, fixed, one, one.name) for one in others]
-    return list({arm.name: arm for arm in arms}.values())

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from trtla.bench.ablation_arms import resolved
-from trtla.bench.arms import HUGGING_FACE, LLAMA_CPP, Arm, Note, Way, engine_arms, gguf_of
+from trtla.bench.arms import HUGGING_FACE, LLAMA_CPP, Arm, Note, Way, gguf_of
 from trtla.bench.hardware import Hardware, read_bandwidth, torch_device
 from trtla.bench.journal import Measurements, engine_facts, fingerprint
 from trtla.bench.opened import OpenedModel, Setup
@@ -42,10 +42,10 @@ from trtla.llm.llm import LLM
 from trtla.results.bench_documents import Cell, Decoding, MeasuredCell, Row
 from trtla.runtime.models.llama import weight_bytes
 from trtla.runtime.threads import num_threads, set_threads
-from trtla.settings.drafting import LOOKAHEAD, DrafterSettings
+from trtla.settings.drafting import LOOKAHEAD
 from trtla.settings.executor import ExecutorOptions
 from trtla.settings.fields import declared
-from trtla.settings.lookahead import Lookahead, check_request
+from trtla.settings.lookahead import LookaheadConfig, check_request
 from trtla.settings.sampling import Filters
 
 _WARM_UP_TOKENS = 8
@@ -53,29 +53,15 @@ _OF_CELLS = ("device", "dtype", "threads")
 """Options of the executor that a cell has; turns that are kept depend on the others as well."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ablation:
-    """Arms of our engine that are measured in place of triples and drafters, plain decoding first.
-
-    Round i has seed + i, and arms warm up on a few tokens.
-    """
-
-    ways: tuple[Way, ...]
-    journal: Path
-    """What it holds is not measured again."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep(Setup):
     """What to measure: every combination of the lists is a cell.
 
-    Triples and drafters are arms beside plain decoding; without any, lookahead is one, with auto
-    where the engine has that.
+    Where turns are kept, round i has seed + i, arms warm up on a few tokens, and texts are scored.
     """
 
-    triples: tuple[Lookahead, ...] = ()
-    """Empty: what the model is opened with, where lookahead drafts."""
-    drafters: tuple[DrafterSettings, ...] = ()
+    ways: tuple[Way, ...]
+    """Arms of our engine, plain decoding first; one that is named twice is one arm."""
     peers: tuple[str, ...] = ()
     hf_model_dir: str | None = None
     assistant_dir: str | None = None
@@ -84,7 +70,8 @@ class Sweep(Setup):
     """Empty: the prompts' own lengths."""
     filters: tuple[Filters, ...]
     rounds: int
-    ablation: Ablation | None = None
+    journal: Path | None = None
+    """Where turns are kept; what it holds is not measured again."""
 
 
 @dataclass(slots=True)
@@ -125,17 +112,17 @@ class _OpenedBench:
         self._wanted_dtype = dtype
         self._check_temperatures()
         self._opened = OpenedModel(llm, sweep, device, dtype)
+        self._journal = self._open_journal(sweep.journal) if sweep.journal else None
         self._arms = self._make_arms()
         self._prompts: dict[tuple[str, Filters], list[Ids]] = {}
         self._references: dict[Ids, str] = {}
-        self._journal = self._open_journal(sweep.ablation) if sweep.ablation else None
 
-    def _open_journal(self, ablation: Ablation) -> Measurements:
+    def _open_journal(self, path: Path) -> Measurements:
         names = (name for name in declared(ExecutorOptions) if name not in _OF_CELLS)
         options = {name: getattr(self._sweep.options, name) for name in names}
         facts = {"engine": engine_facts(self._llm.engine), "options": options}
         more = {"model": self._sweep.model, "ends": self._sweep.ignore_eos}
-        return Measurements(ablation.journal, fingerprint({**facts, **more}), "--output")
+        return Measurements(path, fingerprint({**facts, **more}), "--output")
 
     def _check_temperatures(self) -> None:
         hot = max(filters.temperature for filters in self._sweep.filters)
@@ -147,21 +134,16 @@ class _OpenedBench:
             )
 
     def _make_arms(self) -> list[Arm]:
-        limit = self._llm.limits.lookahead
-        if self._sweep.ablation is not None:
-            ways = (resolved(way, limit) for way in self._sweep.ablation.ways)
-            return list({arm.key: arm for arm in (way.arm(self._llm) for way in ways)}.values())
-        for triple in self._sweep.triples:
-            if triple != "auto":
-                check_request(triple, limit, "--lookahead")
-        drafters, triples = self._sweep.drafters, self._sweep.triples
-        if not triples and (not drafters or LOOKAHEAD.drafter in (d.drafter for d in drafters)):
-            triples = (self._llm.lookahead,)
-        if limit.is_autoregressive:  # auto is plain decoding then, which is there already
-            triples = tuple(triple for triple in triples if triple != "auto")
-        arms = engine_arms(self._llm, triples, drafters)
+        limit, arms = self._llm.limits.lookahead, list[Arm]()
+        for way in self._sweep.ways:
+            if isinstance(way.lookahead, LookaheadConfig):
+                check_request(way.lookahead, limit, "--lookahead")
+            elif limit.is_autoregressive and way.drafter == LOOKAHEAD:
+                continue  # auto is plain decoding then, which is there already
+            arms.append((resolved(way, limit) if self._journal else way).arm(self._llm))
         peers = {arm.name: arm for arm in (*self._hugging_face_arms(), *self._llama_cpp_arms())}
-        return arms + [peers[name] for name in self._sweep.peers]
+        found = {arm.key: arm for arm in arms}
+        return [*found.values(), *(peers[name] for name in self._sweep.peers)]
 
     def _hugging_face_arms(self) -> list[Arm]:
         names = [name for name in self._sweep.peers if name in HUGGING_FACE]
@@ -221,7 +203,7 @@ class _OpenedBench:
     def _batches(self, cell: Cell, prompts: Sequence[Ids]) -> list[Batch]:
         filters = Filters(cell.temperature, cell.top_k, cell.top_p)
         sampling = replace(self._sweep.sampling, **filters._asdict())
-        reseed = self._sweep.ablation is not None
+        reseed = self._journal is not None
         work = batches(prompts, cell.batch_size)
         return rounds_of(work, sampling, self._sweep.rounds, reseed=reseed)
 

@@ -22,7 +22,7 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _ACCEPTED, _REJECTED, _TARGET = "green", "red", "blue"
 _SOURCES = {
     "context": "green", "expected": "bright_green", "requests": "cyan", "window": "magenta",
-    "chain": "blue", "recycling": "yellow", "agreement": "bright_yellow",
+    "chain": "blue", "grammar": "bright_cyan", "recycling": "yellow", "agreement": "bright_yellow",
 }  # fmt: skip
 
 

@@ -123,8 +123,9 @@ def _basis(document: Document) -> Iterator[tuple[str, int | None, int]]:
             yield "prompt", sum(texts.values()), _FEW_PROMPTS
             yield "round", max((row.rounds or 0 for row in rows), default=0), _FEW_ROUNDS
             yield "token", sum(tokens.values()), _FEW_TOKENS
-        case Summarize(items=items):
+        case Summarize(items=items, rows=rows):
             yield "article", items, _FEW_PROMPTS
+            yield "token", rows[0].output_tokens, _FEW_TOKENS
         case Run(results=results, stats=stats):
             yield "prompt", len(results), _FEW_PROMPTS
             yield "token", stats.output_tokens, _FEW_TOKENS

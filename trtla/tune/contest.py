@@ -12,12 +12,12 @@ from itertools import product
 from statistics import median
 from typing import TYPE_CHECKING
 
-from trtla.bench.arms import AR, ArmRun, Note, Way
+from trtla.bench.arms import AR, PLAIN, ArmRun, Note, Way
 from trtla.bench.turns import Batch, CellRuns, Kept, Turn, rows, take
 from trtla.bench.turns import together as joined
 from trtla.results.bench_documents import EVERY_CATEGORY, Cell, Row, whole_category
-from trtla.settings.drafting import NO_DRAFTER, DrafterSettings
-from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
+from trtla.settings.drafting import DrafterSettings
+from trtla.settings.lookahead import LookaheadConfig
 from trtla.tune import clock
 from trtla.tune.grid import Groups, as_work, nearness
 from trtla.tune.prediction import AUTO, ranked
@@ -37,7 +37,6 @@ _WARM_UP, _SHORT = 2, 8
 """Tokens that a contender writes before it is timed, and prompt tokens that it reads for that."""
 
 
-PLAIN = Way(AR, AUTOREGRESSIVE, NO_DRAFTER)
 OTHERS = (Way(AUTO, "auto"), Way("prompt-lookup", "auto", DrafterSettings(("prompt-lookup",))))
 """What needs no triple; prompt lookup proposes 4 tokens a draft."""
 

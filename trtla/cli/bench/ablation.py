@@ -1,4 +1,4 @@
-"""`trtla bench --ablation`: its flags, checks and printing; the work is in trtla.bench.ablation."""
+"""`trtla bench --ablation`: its flags, checks and printing; the work is in trtla.bench.sweep."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _write(
 def _extent(sweep: Sweep) -> str:
     models = len(sweep.devices) * len(sweep.dtypes)
     factors = {
-        "arm": len(sweep.ablation.ways if sweep.ablation else ()),
+        "arm": len(sweep.ways),
         "prompt": sum(len(chosen.questions) for chosen in sweep.sets),
         "processor": len(sweep.filters),
         "repeat": sweep.rounds,
@@ -139,7 +139,7 @@ def _check(console: Console, flags: BenchFlags, lookahead: LookaheadConfig | Non
     filters = dict.fromkeys(map(parse_processor, flags.processor or _PROCESSORS))
     sets = _sets(flags)
     _check_output(flags)
-    from trtla.bench.sweep import Ablation, Sweep
+    from trtla.bench.sweep import Sweep
 
     drafting = [arm.drafter for arm in made if arm.drafter.most_tokens]
     return Sweep(
@@ -148,7 +148,8 @@ def _check(console: Console, flags: BenchFlags, lookahead: LookaheadConfig | Non
         sets=tuple(sets),
         filters=tuple(filters),
         rounds=flags.repeats or (FULL_REPEATS if flags.full else 1),
-        ablation=Ablation(tuple(made), _table(flags).with_suffix(".jsonl")),
+        ways=tuple(made),
+        journal=_table(flags).with_suffix(".jsonl"),
     )
 
 

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from trtla.bench.arms import BATCHING, HUGGING_FACE, INSTALL_LLAMA_CPP, LLAMA_CPP, PEERS, gguf_of
+from trtla.bench.arms import (
+    BATCHING,
+    HUGGING_FACE,
+    INSTALL_LLAMA_CPP,
+    LLAMA_CPP,
+    PEERS,
+    PLAIN,
+    Way,
+    gguf_of,
+)
 from trtla.cli.bench.ablation import run_ablation_command
 from trtla.cli.bench.bench_flags import (
     ABLATION,
@@ -43,10 +52,10 @@ from trtla.cli.shared.params import need_model, refuse_filters, source
 from trtla.cli.shared.values import TOKENS
 from trtla.console import Console
 from trtla.errors import TrtlaError, UsageError
-from trtla.settings.drafting import LOOKAHEAD, parse_drafter
+from trtla.settings.drafting import LOOKAHEAD, NO_DRAFTER, DrafterSettings, parse_drafter
 from trtla.settings.executor import ExecutorOptions
 from trtla.settings.fields import parsed
-from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
+from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead, LookaheadConfig
 from trtla.settings.sampling import BEYOND
 
 if TYPE_CHECKING:
@@ -113,8 +122,7 @@ def bench(console: Console, /, **values: Any) -> None:
         run_ablation_command(console, flags, _lookahead(flags))
         return
     sweep = _check(flags)
-    drafters = () if flags.lookahead else sweep.drafters  # triples are arms of lookahead alone
-    asked = product(flags.lookahead or (None,), drafters or (LOOKAHEAD,))
+    asked = [(way.lookahead, way.drafter) for way in sweep.ways[1:]]
     note_without_drafts(console.note, flags.engine_dir, asked)
     folders = (flags.engine_dir, flags.options.tokenizer_dir)
     check_sets(console, flags.asking, folders, sweep.sets)
@@ -145,8 +153,7 @@ def _check(flags: BenchFlags) -> Sweep:
         **shared_setup(flags, lookahead, drafters, models),
         sampling=sampling[0],
         batch_sizes=flags.batch_size,
-        triples=flags.lookahead,
-        drafters=tuple(drafters),
+        ways=_ways(flags.lookahead, drafters),
         peers=tuple(dict.fromkeys(flags.compare)),
         hf_model_dir=flags.hf_model_dir,
         assistant_dir=flags.assistant_dir,
@@ -154,6 +161,24 @@ def _check(flags: BenchFlags) -> Sweep:
         prompt_lens=flags.prompt_len,
         filters=filters,
         rounds=flags.rounds,
+    )
+
+
+def _ways(triples: Sequence[Lookahead], drafters: Sequence[DrafterSettings]) -> tuple[Way, ...]:
+    """Plain decoding, triples of lookahead alone, then other drafters and chains.
+
+    Those draft with the largest triple where one is named, else with what the model is opened with.
+    """
+    alone = (LOOKAHEAD.drafter, NO_DRAFTER.drafter)
+    named: Sequence[Lookahead | None] = triples
+    if not triples and (not drafters or LOOKAHEAD.drafter in (one.drafter for one in drafters)):
+        named = (None,)
+    largest = any(triple != "auto" for triple in triples)
+    others = [one for one in drafters if one.drafter not in alone]
+    return (
+        PLAIN,
+        *(Way("", triple) for triple in named),
+        *(Way(one.name, None, one, largest=largest) for one in others),
     )
 
 

@@ -22,7 +22,7 @@ def run(console: Console, sweep: Sweep) -> Results | None:
         filters = filters_text(cell.temperature, cell.top_k, cell.top_p)
         last = ((name, runs[-1].tokens_per_s) for name, runs in measured.runs().items())
         speeds = ", ".join(f"{name} {speed:.0f} tok/s" for name, speed in last)
-        if sweep.ablation is not None:
+        if sweep.journal is not None:
             return
         console.note(
             f"{cell.category}, {filters}, batch {cell.batch_size}, round {number} of "

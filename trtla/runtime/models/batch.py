@@ -76,14 +76,14 @@ def make_batch(
     cache: TensorCache,
     group_size: int,
     dtype: torch.dtype,
-    windows: Seq[int] = (),
+    windows: Seq[int | None] = (None,),
 ) -> Batch:
     """Pack feeds, prompts first, into the tensors of one forward.
 
     Args:
         group_size: query heads per K/V head.
         dtype: type of the attention bias, the model's.
-        windows: those of the model's layers.
+        windows: those of the model's layers, None of those that see all.
     """
     device = cache.data.device
     positions = [feed.positions() for feed in feeds]
@@ -100,10 +100,11 @@ def make_batch(
     ]
     made = partial(attention_groups, feeds, tables, group_size, dtype, device)
     longest = max(feed.total for feed in feeds)
-    local = {window: made(window) for window in windows if window < longest}
+    local = {window: made(window) for window in windows if window and window < longest}
+    groups = made(None) if len(local) < len(windows) else ()
     tokens = [token for feed in feeds for token in feed.tokens]
     flat = ([*chain.from_iterable(positions)], [*chain.from_iterable(lengths)])
     parts = (tokens, *flat, slots, rows)
     packed = integers([*chain.from_iterable(parts)], device)  # one tensor, one copy to a device
     fed, at, seen, written, wanted = torch.split(packed, [len(part) for part in parts])
-    return Batch(fed, at, seen, written, made(None), wanted, local=local)
+    return Batch(fed, at, seen, written, groups, wanted, local=local)

@@ -98,7 +98,7 @@ class LlamaModel(PackedModel):
         self._rotary_of = layer_rotaries(config)
         scale = config.attention_scale
         self._query_scale = 1.0 if scale is None else scale * math.sqrt(config.head_size)
-        self.windows = tuple({*filter(None, config.windows)})
+        self.windows = tuple(dict.fromkeys(config.windows))
         self._heads = (config.num_attention_heads, config.num_key_value_heads)
 
     def use_fast_path(self) -> None:
@@ -181,15 +181,15 @@ class LlamaModel(PackedModel):
             states, normed = small.add_norm(states, delta, layer.input_norm, epsilon, scale)
             if index - 1 in self.taps:
                 hidden[index - 1] = states
-            qkv, rotary = self._scaled(layer, layer.qkv(normed)), rotaries[self._rotary_of[index]]
-            queries = small.rotate_write(qkv, rotary, batch.slots, cache, index)
+            turned = (rotaries[self._rotary_of[index]], batch.slots, cache, index)
+            # Products have no names here: what they give would stay while the next ones come.
+            queries = small.rotate_write(self._scaled(layer, layer.qkv(normed)), *turned)
             groups = batch.seen_in(self.config.windows[index])
             attended = _attend(queries, groups, cache, index)
             part = layer.dense(small.rounded(attended, layer.dense.input_scale))
             delta = self._added(part, layer.attention_norm)
             scale = layer.gate_up.input_scale
             states, normed = small.add_norm(states, delta, layer.post_norm, epsilon, scale)
-            # No name for gate and up: the next layer's would come while these are still there.
             scale = layer.down.input_scale
             part = layer.down(self._activated(small, *layer.gate_up(normed), scale))
             delta = self._added(part, layer.mlp_norm)

@@ -37,8 +37,8 @@ class TensorModel(Model[TensorCache]):
 class PackedModel(TensorModel):
     """A model in PyTorch that runs on one packed batch, which CUDA graphs can capture."""
 
-    windows: tuple[int, ...] = ()
-    """The attention windows of layers that have one, each once."""
+    windows: tuple[int | None, ...] = (None,)
+    """The attention windows of its layers, each once; None: of those that see all."""
     _sampler: StepSampler | None = None
 
     @property

@@ -11,6 +11,7 @@ const SOURCES = {
   requests: "other texts that this server has seen",
   window: "n-grams of the lookahead window",
   chain: "a further drafter, such as a small model",
+  grammar: "what the request's grammar leaves",
   recycling: "the model's likely tokens when it last read the same token",
   agreement: "an earlier text and the model's likely tokens, which agree",
   drafter: "lookahead with a fixed triple, or another drafter",

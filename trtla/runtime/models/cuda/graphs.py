@@ -81,10 +81,10 @@ class GraphRunner:
         max_cached: int,
         capture: Capture | None = None,
         max_num_tokens: int | None = None,
-        windows: Sequence[int] = (),
+        windows: Sequence[int | None] = (),
     ) -> None:
         self._forward, self._cache, self._capture = forward, cache, capture
-        self._windows = [window for window in windows if window < max_cached]
+        self._windows = [window for window in windows if window and window < max_cached]
         self._scratch = cache.pool.reserve()
         self._step_tokens, self._max_cached = step_sizes[-1], max_cached
         self._buckets = buckets(step_sizes, max_batch_size, max_num_tokens)

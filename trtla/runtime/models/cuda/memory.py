@@ -60,7 +60,7 @@ class ForwardMemory:
         if config.fp8_kv_cache:  # as bytes, in float32, and rounded
             gathered += gathered // self.itemsize * (1 + _LOGIT)
         group = config.num_attention_heads // config.num_key_value_heads
-        masks = (most + rows) * group * longest * self.itemsize
+        masks = (most + rows) * group * longest * self.itemsize * len({*config.windows})
         return products + gathered + masks + self._logit_bytes(rows) + _LIBRARIES
 
     def graph_bytes(self, tokens: int) -> int:

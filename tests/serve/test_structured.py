@@ -1,0 +1,154 @@
+"""Structured answers by OpenAI's, vLLM's and trtla's fields, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import pytest
+from pydantic import BaseModel
+
+from tests.support.chat_templates import CHATML, with_template
+from tests.support.served import SHIPPED, refused, serving
+from trtla import LLM
+
+pytest.importorskip("llguidance")
+jsonschema = pytest.importorskip("jsonschema_rs")
+
+HELLO = [{"role": "user", "content": "hello"}]
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "pet", "schema": SCHEMA, "strict": True}}
+CHAT = {"messages": HELLO, "max_tokens": 200, "seed": 5, "temperature": 1.0}
+TEXT = {"prompt": "x", "max_tokens": 60, "seed": 5, "temperature": 1.0}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    model = with_template(SHIPPED, tmp_path_factory.mktemp("structured"), CHATML)
+    with serving(partial(LLM, model, max_batch_size=3)) as one:
+        yield one
+
+
+def said(answer) -> str:
+    assert answer.status_code == 200, answer.text
+    choice = answer.json()["choices"][0]
+    return choice["message"]["content"] if "message" in choice else choice["text"]
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"response_format": FORMAT},
+        {"structured_outputs": {"json": SCHEMA}},
+        {"guided_json": SCHEMA},
+        {"guided_json": json.dumps(SCHEMA)},
+        {"grammar": {"json_schema": SCHEMA}},
+    ],
+)
+def test_an_answer_follows_a_schema_by_any_of_the_fields(served, field):
+    text = said(served.chat(**CHAT, **field))
+    jsonschema.validate(SCHEMA, json.loads(text))
+    assert text == said(served.chat(**CHAT, response_format=FORMAT, lookahead=[1, 1, 0]))
+
+
+@pytest.mark.parametrize(
+    ("field", "pattern"),
+    [
+        ({"structured_outputs": {"regex": "[ab]{4}"}}, "[ab]{4}"),
+        ({"guided_regex": "[ab]{4}"}, "[ab]{4}"),
+        ({"structured_outputs": {"choice": ["red", "blue"]}}, "red|blue"),
+        ({"guided_choice": ["red", "blue"]}, "red|blue"),
+        ({"structured_outputs": {"grammar": 'root ::= "a"+ "b"'}}, "a+b"),
+        ({"guided_grammar": 'start: "a" "b"*'}, "ab*"),
+    ],
+)
+def test_other_grammars_work_for_texts_as_well(served, field, pattern):
+    assert re.fullmatch(pattern, said(served.complete(**TEXT, **field)))
+
+
+def test_a_stream_says_the_same_as_a_whole_answer(served):
+    whole = said(served.chat(**CHAT, response_format=FORMAT))
+    lines = served.chat(**CHAT, response_format=FORMAT, stream=True).text.splitlines()
+    events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    assert "".join(one["choices"][0]["delta"].get("content", "") for one in events) == whole
+    assert events[-1]["choices"][0]["finish_reason"] == "stop"
+    cut = served.chat(**{**CHAT, "max_tokens": 3}, response_format=FORMAT).json()["choices"][0]
+    assert cut["finish_reason"] == "length"
+
+
+def test_several_choices_each_follow_it(served):
+    answer = served.chat(**CHAT, n=3, response_format=FORMAT).json()
+    texts = [one["message"]["content"] for one in answer["choices"]]
+    for text in texts:
+        jsonschema.validate(SCHEMA, json.loads(text))
+
+
+class Pet(BaseModel):
+    name: str
+    age: int
+
+
+def test_openais_client_parses_what_it_gets(served):
+    openai = pytest.importorskip("openai")
+    client = openai.OpenAI(base_url=served.api, api_key="none")
+    answer = client.chat.completions.parse(
+        model="tiny", messages=HELLO, response_format=Pet, seed=3, temperature=1.0, max_tokens=300
+    )
+    assert isinstance(answer.choices[0].message.parsed, Pet)
+
+
+def test_langchains_client_parses_what_it_gets(served):
+    langchain = pytest.importorskip("langchain_openai")
+    chat = langchain.ChatOpenAI(
+        base_url=served.api, api_key="none", model="tiny", seed=3, temperature=1.0, max_tokens=300
+    )
+    pet = chat.with_structured_output(Pet, method="json_schema").invoke("hello")
+    assert isinstance(pet, Pet)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"response_format": {"type": "xml"}}, "response_format", "use text, json_object"),
+        ({"response_format": {"type": "json_schema"}}, "response_format", "has no schema"),
+        ({"structured_outputs": {"jsno": {}}}, "structured_outputs", "did you mean json"),
+        ({"structured_outputs": {}}, "structured_outputs", "give exactly one"),
+        ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice", "exclude each other"),
+        ({"guided_choice": []}, "guided_choice", "not a list of texts"),
+        ({"guided_regex": "[a"}, "messages", "cannot be used"),
+        ({"grammar": {"json_schema": {"$ref": "http://x.test/s"}}}, "messages", "cannot be used"),
+        ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos", "grammar"),
+    ],
+)
+def test_what_cannot_be_kept_to_is_refused_by_name(served, fields, param, words):
+    assert words in refused(served.chat(**CHAT, **fields), 400, param)
+
+
+CATASTROPHIC = [
+    "(a|a)*" * 200 + "b",
+    "(?:[a-z]{1,500}[0-9]{1,500}){1,500}",
+    "(.*a){60}",
+]
+
+
+@pytest.mark.parametrize("pattern", CATASTROPHIC)
+def test_a_grammar_that_takes_long_delays_no_other_request(served, pattern):
+    ask = {"prompt": "def f(", "max_tokens": 4, "temperature": 0}
+    served.complete(**ask)
+    with ThreadPoolExecutor(1) as pool:
+        dear = pool.submit(served.complete, **TEXT, guided_regex=pattern)
+        started, count = time.monotonic(), 0
+        while not dear.done() and time.monotonic() - started < 60:
+            assert served.complete(**ask).status_code == 200
+            count += 1
+        answer = dear.result(60)
+    assert answer.status_code in (200, 400)
+    assert count
