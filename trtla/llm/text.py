@@ -7,7 +7,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
@@ -208,14 +208,27 @@ class Tokenizer:
         ids = sorted(self.vocabulary.items(), key=itemgetter(1, 0))
         return hashlib.sha256(json.dumps(ids).encode()).hexdigest()
 
-    def stream(self, prompt: Sequence[int], stop: Sequence[str] = ()) -> TextStream:
+    def stream(
+        self, prompt: Sequence[int], stop: Sequence[str] = (), shown: str = ""
+    ) -> TextStream:
         """Return the text stream of an output, up to the first stop string.
 
         A control token's name stops a text at the token as well as where it is spelt.
+
+        Args:
+            shown: the name of a control token that the text has in it.
         """
         named = (self._named(text) for text in stop)
         stops = (*as_stop_texts(stop), *(stop_text for stop_text in named if stop_text.tokens))
-        return TextStream(self.decode, prompt, stops, self.byte_tokens)
+        decode = (
+            partial(self._decode_showing, shown, self.token_id(shown)) if shown else self.decode
+        )
+        return TextStream(decode, prompt, stops, self.byte_tokens)
+
+    def _decode_showing(self, name: str, token: int | None, ids: Sequence[int]) -> str:
+        """Decode ids without special tokens except one."""
+        edges = [-1, *(at for at, id_ in enumerate(ids) if id_ == token), len(ids)]
+        return name.join(self.decode(ids[a + 1 : b]) for a, b in pairwise(edges))
 
     def _named(self, stop: str) -> StopText:
         controls = self._control.find(stop)
@@ -284,6 +297,8 @@ class Tokenizer:
     def _fill_in(self, messages: list[dict[str, Any]], rendering: Rendering) -> str:
         template, answer = self._known_template(), rendering.add_generation_prompt
         variables = {**self._variables, **rendering.chat_template_kwargs}
+        if rendering.tools:
+            variables["tools"] = list(rendering.tools)
         if self._plain is not None or fills_in_by_jinja(self.inner):
             return str((self._process or template).render(messages, answer, variables))
         options = {"tokenize": False, "add_generation_prompt": answer}
@@ -327,11 +342,22 @@ class Tokenizer:
         if self._parse_special:
             return ChatText(text)
         check_text("".join(written(messages)), "the text")
+        self._check_tools(rendering)
 
         def render(others: Messages) -> str:
             return self._by_template(self._conversations.filled_in, others, rendering)
 
         return chat_text(render, self._control, messages, text)
+
+    def _check_tools(self, rendering: Rendering) -> None:
+        """Refuse control tokens in tools, which the template writes as they are."""
+        said = json.dumps(rendering.tools, ensure_ascii=False)
+        for token in self._control.names(said)[:1]:
+            raise UsageError(
+                f"the tools hold {self.token_name(token)}, which is a control token of the model",
+                "remove it from their names, descriptions and parameters",
+                "tools",
+            )
 
     def encode_chat(self, chat: ChatText) -> tuple[int, ...]:
         """Encode a conversation or a part of it."""
