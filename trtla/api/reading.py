@@ -1,4 +1,4 @@
-"""Reads the bodies of requests, and says what is wrong with one: a field, its rule, a near name."""
+"""Reads the bodies of requests; the error for a wrong one names field, rule and similar names."""
 
 from __future__ import annotations
 

@@ -41,8 +41,8 @@ class CallSplitter:
         self._held += text
         content, calls = "", dict[int, Json]()
         states: set[tuple[str, int]] = set()
-        while (place := (self._state, len(self._held))) not in states:
-            states.add(place)
+        while (progress := (self._state, len(self._held))) not in states:
+            states.add(progress)
             if self._state == "text":
                 content += self._text(last)
             elif self._state == "head":
@@ -51,8 +51,8 @@ class CallSplitter:
                 self._arguments(calls)
             else:
                 self._tail(last)
-        found: Json = {"content": content} if content else {}
-        return found | ({"tool_calls": list(calls.values())} if calls else {})
+        message: Json = {"content": content} if content else {}
+        return message | ({"tool_calls": list(calls.values())} if calls else {})
 
     def _text(self, last: bool) -> str:
         """The text in front of a mark, without the blanks between."""
@@ -86,15 +86,15 @@ class CallSplitter:
         return text
 
     def _head(self, last: bool, calls: dict[int, Json]) -> str:
-        found = self._name.match(self._held)
-        if found is not None:
-            self._held, self._state = self._held[found.end() :], "arguments"
+        match = self._name.match(self._held)
+        if match is not None:
+            self._held, self._state = self._held[match.end() :], "arguments"
             index, self.count, self._begun = self.count, self.count + 1, False
             digest = hashlib.blake2b(f"{self._key}-{index}".encode()).hexdigest()
-            function = {"name": found[1], "arguments": ""}
+            function = {"name": match[1], "arguments": ""}
             identity = {"index": index, "id": digest[:_ID_DIGITS], "type": "function"}
             calls[index] = {**identity, "function": function}
-        if found is not None or not last:
+        if match is not None or not last:
             return ""
         text, self._held, self._state = self._opened + self._held, "", "text"
         return text

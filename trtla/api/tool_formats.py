@@ -1,4 +1,4 @@
-"""How models write calls of functions, as their chat templates show, and the grammar of it.
+"""Formats of function calls, as models' chat templates show them, and their grammars.
 
 A grammar has the frame of a format with fixed blanks, as templates write it, and in it the schema
 of each function's parameters.
@@ -107,7 +107,7 @@ class ToolFormat:
         ]
 
     def _behind(self, mark: str, control: ControlToken, several: bool) -> str:
-        """What follows the first mark."""
+        """The grammar behind the first mark."""
         begin, joint = _terminal(self.begin, control), _terminal(self.joint, control)
         end = f"{_terminal(self.finish, control)} {_terminal(self.close, control)}"
         if not (several and self.joint):
@@ -160,8 +160,8 @@ def format_of(template: str) -> ToolFormat | None:
 def known_format(llm: RequestMaker) -> ToolFormat:
     """The format of a model's calls; raises `ApiError` if its template has none that is known."""
     template = "" if llm.tokenizer is None else llm.tokenizer.template_text
-    if (found := format_of(template)) is not None:
-        return found
+    if (known := format_of(template)) is not None:
+        return known
     raise ApiError(
         400,
         "the model's chat template has no calls of tools as Qwen (Hermes), Llama 3 and Mistral "

@@ -42,7 +42,7 @@ def tool_grammar(llm: RequestMaker, body: ChatBody, messages: Messages) -> Gramm
 
 
 def _thoughts(llm: RequestMaker, body: ChatBody, messages: Messages) -> State:
-    """Where the thoughts are when the answer begins, by the end of the prompt."""
+    """The state of the thoughts when the answer begins, by the end of the prompt."""
     tokenizer = llm.tokenizer
     if tokenizer is None or not marks_reasoning(tokenizer.template_text):
         return "answering"

@@ -344,8 +344,8 @@ class Tokenizer:
 
     def _check_tools(self, rendering: Rendering) -> None:
         """Refuse control tokens in tools, which the template writes as they are."""
-        said = json.dumps(rendering.tools, ensure_ascii=False)
-        for token in self._control.names(said)[:1]:
+        tools = json.dumps(rendering.tools, ensure_ascii=False)
+        for token in self._control.names(tools)[:1]:
             raise UsageError(
                 f"the tools hold {self.token_name(token)}, which is a control token of the model",
                 "remove it from their names, descriptions and parameters",

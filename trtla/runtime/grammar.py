@@ -35,7 +35,7 @@ class GrammarState:
 
     Args:
         matcher: at the beginning of the output.
-        end_ids: what may follow a text that has ended.
+        end_ids: the tokens that may follow a text that has ended.
         vocab_size: of the model's logits.
     """
 
@@ -50,7 +50,7 @@ class GrammarState:
         """By path, since the output last grew."""
 
     def follow(self, output_ids: Sequence[int]) -> GrammarState:
-        """Read what the output has more than before."""
+        """Read the new tokens of the output."""
         new = list(output_ids[self._length :])
         if new:
             if not self._moved(new):
@@ -89,7 +89,7 @@ class GrammarState:
             )
         if len(mask) == self._words:
             return mask
-        wide = np.zeros(self._words, np.uint32)  # the model has tokens that the tokenizer has not
+        wide = np.zeros(self._words, np.uint32)  # the model has more tokens than the tokenizer
         wide[: len(mask)] = mask[: self._words]
         return wide
 
@@ -132,5 +132,5 @@ def _bits(ids: Sequence[int], vocab_size: int) -> ndarray:
 def allowed_tokens(mask: ndarray, vocab_size: int) -> ndarray:
     """A mask as booleans, [vocab]."""
     bits = np.unpackbits(mask.view(np.uint8), bitorder="little", count=vocab_size)
-    found: ndarray = bits.view(bool)
-    return found
+    booleans: ndarray = bits.view(bool)
+    return booleans
