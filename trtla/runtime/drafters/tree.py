@@ -149,7 +149,7 @@ class TreeDrafter(Drafter):
         try:
             if self._guide is None:
                 state = self.constraint()
-                if state is None:
+                if state is None or state.failure:
                     return False
                 self._guide = GrammarGuide(self.tree, state)
             return self._guide.look(draft)
