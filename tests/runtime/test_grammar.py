@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import weakref
 from functools import lru_cache
 
 import numpy as np
@@ -16,6 +17,7 @@ from trtla import LLM, SamplingParams
 from trtla.errors import TrtlaError, UsageError
 from trtla.llm.text import Tokenizer
 from trtla.runtime.grammar import CompiledGrammar, GrammarState, allowed_tokens
+from trtla.runtime.tree.library import Tree
 from trtla.settings.drafting import SOURCES, DrafterSettings, DraftOptions
 from trtla.settings.grammar import Grammar
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
@@ -396,3 +398,26 @@ def test_a_grammar_without_a_way_on_says_so(llm):
     for how in ({}, {"lookahead": AUTOREGRESSIVE}, {"lookahead": LookaheadConfig(4, 3, 4)}):
         with pytest.raises(TrtlaError, match="prompt 0: the grammar allows nothing as output tok"):
             llm.generate("x", asked(dead), **how)
+
+
+def test_masks_live_until_the_tree_has_seen_the_tokens(llm, monkeypatch):
+    given, seen = {}, []
+    set_grammar, commit = Tree.set_grammar, Tree.commit
+
+    def setting(tree, forced, masks):
+        given[tree.handle] = [weakref.ref(mask) for mask in masks.values()]
+        set_grammar(tree, forced, masks)
+
+    def committing(tree, *args):
+        seen.extend(mask() is not None for mask in given.pop(tree.handle, ()))
+        commit(tree, *args)
+
+    monkeypatch.setattr(Tree, "set_grammar", setting)
+    monkeypatch.setattr(Tree, "commit", committing)
+    drafter = DrafterSettings(("lookahead", "prompt-lookup"))
+    for how in ({}, {"lookahead": LookaheadConfig(4, 3, 4)}):
+        params = asked({"regex": "[a-z ]{1,40}"}, length=20)
+        llm.generate("def f(x): return", params, drafter=drafter, **how)
+        assert len(seen) > 4
+        assert all(seen)
+        seen.clear()
