@@ -401,15 +401,15 @@ def test_a_grammar_without_a_way_on_says_so(llm):
 
 
 def test_masks_live_until_the_tree_has_seen_the_tokens(llm, monkeypatch):
-    given, seen = {}, []
+    given, seen = weakref.WeakKeyDictionary(), []
     set_grammar, commit = Tree.set_grammar, Tree.commit
 
     def setting(tree, forced, masks):
-        given[tree.handle] = [weakref.ref(mask) for mask in masks.values()]
+        given[tree] = [weakref.ref(mask) for mask in masks.values()]
         set_grammar(tree, forced, masks)
 
     def committing(tree, *args):
-        seen.extend(mask() is not None for mask in given.pop(tree.handle, ()))
+        seen.extend(mask() is not None for mask in given.pop(tree, ()))
         commit(tree, *args)
 
     monkeypatch.setattr(Tree, "set_grammar", setting)
