@@ -77,12 +77,14 @@ def test_a_grammar_travels_as_its_text():
         llm = replica._engine.llm
         words = asked(llm, {"regex": "[a-z]+( [a-z]+){5}"})
         (whole,) = llm.generate(["def f("], words.sampling)
+        written = tuple(whole.token_ids)
         for begun in (0, 3):
-            sent = pickle.loads(pickle.dumps(packed(words, whole.token_ids[:begun], None)))
+            sent = packed(words, written[:begun], None)
+            sent = pickle.loads(pickle.dumps(sent))  # noqa: S301  written here
             said = await outputs(replica, sent)
             rest = tuple(token for one in said for token in one.new_tokens)
             assert said[-1].finish_reason == whole.finish_reason
-            assert tuple(whole.token_ids) == (*whole.token_ids[:begun], *rest)[: len(whole.token_ids)]
+            assert (*written[:begun], *rest)[: len(written)] == written
         bad = replace(words, sampling=replace(words.sampling, grammar={"regex": "["}))
         (refused,) = await outputs(replica, packed(bad, (), None))
         assert "one: the regular expression cannot be used" in refused.error.message
