@@ -121,7 +121,8 @@ class CacheEnd:
     def of(cls, cache: Any) -> CacheEnd | None:
         """Return the end of a cache; None: it does not go back, or has no place for it."""
         kinds = {type(layer) for layer in getattr(cache, "layers", ())}
-        kinds |= {getattr(cache, "layer_class_to_replicate", None)} - {None}
+        if (new := getattr(cache, "layer_class_to_replicate", None)) is not None:
+            kinds.add(new)
         known = {DynamicLayer, StaticLayer, DynamicSlidingWindowLayer}
         if not kinds or kinds - known or getattr(cache, "offloading", False):
             return None
@@ -144,7 +145,7 @@ class CacheEnd:
         """Tokens that a static cache still takes; None: any number."""
         if not self.is_static:
             return None
-        return min(layer.max_cache_len for layer in self.cache.layers) - len(self)
+        return min(int(layer.max_cache_len) for layer in self.cache.layers) - len(self)
 
     def slots(self, fed: int) -> int:
         """Return the slots that attention sees in a step that feeds these many tokens."""

@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 from transformers import DynamicCache
-from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from trtla.errors import TrtlaError, UsageError
 from trtla.plugins.attention import CacheEnd, Layout, ancestors, layout_of
