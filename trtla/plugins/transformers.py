@@ -8,7 +8,6 @@ decides. The rows of a batch stay equally long, so all go on by what the least a
 from __future__ import annotations
 
 import inspect
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 from transformers import DynamicCache
-from transformers.generation.utils import GenerateDecoderOnlyOutput
+from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerationMixin
 
 from trtla.errors import TrtlaError, UsageError
 from trtla.plugins.attention import CacheEnd, Layout, ancestors, layout_of
@@ -96,7 +95,7 @@ def generate(
     Raises:
         UsageError: an encoder-decoder, beams, or another mode than greedy and sampling.
     """
-    called = sys._getframe(1).f_locals  # transformers keeps these arguments to itself
+    called = _arguments()
     streamer = model_kwargs.pop("streamer", None) or called.get("streamer")
     triple = None if lookahead is None else LookaheadConfig.parse(lookahead)
     _check(model, generation_config, called.get("assistant_model"))
@@ -121,6 +120,15 @@ def generate(
     run = _Run(model, known, end, choice, input_ids, model_kwargs)
     run.decode(layout if end.moves else None, triple, drafts)
     return run.result()
+
+
+def _arguments() -> dict[str, Any]:
+    """Return the arguments of the call of `model.generate`, which hands on only some of them."""
+    code = inspect.unwrap(GenerationMixin.generate).__code__
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return dict(frame.f_locals) if frame is not None else {}
 
 
 def _check(model: Any, config: Any, assistant: Any) -> None:
