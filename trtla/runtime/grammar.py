@@ -54,18 +54,13 @@ class CompiledGrammar:
 class GrammarState:
     """The grammar of one request behind its output.
 
-        Where a matcher gives up, since drafts or other texts have filled its lexer, a new one reads the
-        output again. So whether a mask can be computed depends on its path alone.
+    If a matcher gives up, since drafts or other texts have filled its lexer, a new one reads the
+    output again. So it depends on the path alone whether a mask can be computed.
 
-        Args:
-    <<<<<<< HEAD
-            matcher: at the beginning of the output.
-            end_ids: the tokens that may follow a text that has ended.
-    =======
-            grammar: what outputs must be.
-            end_ids: what may follow a text that has ended.
-    >>>>>>> helper46
-            vocab_size: of the model's logits.
+    Args:
+        grammar: the grammar of the whole output.
+        end_ids: the tokens that may follow a text that has ended.
+        vocab_size: of the model's logits.
     """
 
     def __init__(self, grammar: CompiledGrammar, end_ids: Sequence[int], vocab_size: int) -> None:
