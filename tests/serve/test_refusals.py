@@ -94,6 +94,10 @@ def test_the_hottest_temperature_of_the_api_is_taken(served):
     assert served.complete(**{**ASK, "temperature": 2}).status_code == 200
 
 
+def test_the_format_text_asks_for_nothing(served):
+    assert served.complete(**ASK, response_format={"type": "text"}).status_code == 200
+
+
 @pytest.mark.parametrize("name", sorted(NEUTRAL))
 def test_a_field_that_asks_for_nothing_is_taken(served, name):
     for value in (None, *NEUTRAL[name]):

@@ -196,9 +196,9 @@ def test_a_forced_call_comes_behind_the_thoughts(tmp_path, ends):
 
 def test_the_documented_request_calls_its_tool(tmp_path):
     page = (Path(trtla.__file__).parents[1] / "docs" / "serving.md").read_text()
-    body = re.search(r"^## Tools\n\n```\ncurl .*? -d '(.*?)'\n```", page, re.DOTALL | re.MULTILINE)[
-        1
-    ]
+    body = re.search(
+        r"^## Tools\n\n[^\n]*\n\n```\ncurl .*? -d '(.*?)'\n```", page, re.DOTALL | re.MULTILINE
+    )[1]
     with serving(partial(LLM, with_template(SHIPPED, tmp_path, HERMES_TOOLS))) as one:
         asked = json.loads(body) | {"max_tokens": 60, "parallel_tool_calls": False, "seed": 1}
         message = choice_of(one.chat(**asked))["message"]
@@ -376,6 +376,9 @@ def tool(**more):
         ({"tools": [tool(), tool()]}, "tools", "two functions named f"),
         ({"tools": [tool()], "tool_choice": "any"}, "tool_choice", "none, auto, required"),
         ({"tool_choice": "required"}, "tool_choice", "there are none"),
+        ({"functions": [tool()["function"]]}, "functions", "not supported; use tools"),
+        ({"function_call": "auto"}, "function_call", "not supported; use tool_choice"),
+        ({"reasoning_effort": "low"}, "reasoning_effort", "use chat_template_kwargs"),
         ({"tools": [tool()], "tool_choice": tool(name="g")}, "tool_choice", "names g"),
         ({"tools": [tool()], "guided_regex": "a"}, "tools", "exclude"),
         ({"tools": [tool(description="<|end|>")]}, "tools", "hold <|end|>"),

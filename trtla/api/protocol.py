@@ -30,7 +30,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "length_penalty": (1,),
     "metadata": ({},),
     "modalities": (["text"],),
-    "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
     "store": (False,),
     "suffix": ("",),
@@ -141,7 +140,11 @@ else:
 class Body(_Declared):
     """The fields of both kinds of requests, besides the settings of the same names."""
 
-    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {**NEUTRAL, "seed": (-1,)}
+    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
+        **NEUTRAL,
+        "seed": (-1,),
+        "response_format": ({"type": "text"},),
+    }
     labels = LABELS
     model: str | None = Field(None, description="The served model's name, or none.")
     max_tokens: int | None = Field(None, ge=1, le=_LARGEST)

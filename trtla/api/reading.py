@@ -69,6 +69,12 @@ _MODELS = (
     CalledFunction,
 )  # fmt: skip
 _FIELDS = {*LABELS, *(name for model in _MODELS for name in model.model_fields)}
+_INSTEAD = {
+    "functions": "use tools",
+    "function_call": "use tool_choice",
+    "reasoning_effort": 'use chat_template_kwargs, such as {"enable_thinking": false}',
+}
+"""What serves in place of OpenAI's fields that are not supported."""
 _RULES = {
     **RULES,
     "content": "a text, or a list of parts of type text",
@@ -130,7 +136,7 @@ def _unknown(name: str, last: str) -> ApiError:
     if flag := chosen_at_start(name):
         message = f"{name} is chosen for all requests, when the model is opened: start with {flag}"
         return ApiError(400, message, name, "unsupported_parameter")
-    guess = did_you_mean(last, _FIELDS)
+    guess = _INSTEAD.get(name) or did_you_mean(last, _FIELDS)
     return ApiError(
         400,
         f"{name} is not supported; {guess or 'omit it'}".rstrip(),
