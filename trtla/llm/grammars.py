@@ -129,8 +129,8 @@ def _matcher(spelling: LLTokenizer, grammar: Grammar) -> LLMatcher:
 
 def _written(library: Any, grammar: Grammar) -> str:
     if grammar.kind in ("json_schema", "json_object"):
-        how = {"whitespace_pattern": _BLANKS}
-        return str(library.LLMatcher.grammar_from_json_schema(grammar.text, overrides=how))
+        options = {"whitespace_pattern": _BLANKS}
+        return str(library.LLMatcher.grammar_from_json_schema(grammar.text, overrides=options))
     kind = "grammar" if grammar.kind == "lark" else grammar.kind
     return str(library.grammar_from(kind, grammar.text))
 

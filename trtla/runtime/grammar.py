@@ -1,7 +1,7 @@
 """The tokens that may follow a text, by the grammar of its request.
 
 The state follows the text, and runs ahead along paths of drafts and back: no mask is computed twice
-in a step. What computes is `llguidance`'s matcher, made where the tokenizer is known.
+in a step. Masks are computed by `llguidance`'s matcher, made where the tokenizer is known.
 """
 
 from __future__ import annotations
@@ -105,17 +105,17 @@ class GrammarState:
         return self._matcher.compute_ff_tokens() if not self._ended and self._moved(path) else []
 
     def _moved(self, path: Sequence[int]) -> bool:
-        """Have the matcher stand behind output and path; False where that is not allowed."""
-        ahead, wanted = self._ahead, list(path)
+        """Move the matcher behind output and path; False if the grammar forbids the path."""
+        ahead, target = self._ahead, list(path)
         common = 0
-        while common < min(len(ahead), len(wanted)) and ahead[common] == wanted[common]:
+        while common < min(len(ahead), len(target)) and ahead[common] == target[common]:
             common += 1
         if len(ahead) > common:
             self._matcher.rollback(len(ahead) - common)
             del ahead[common:]
-        count = self._matcher.try_consume_tokens(wanted[common:])
-        ahead += wanted[common : common + count]
-        return len(ahead) == len(wanted)
+        count = self._matcher.try_consume_tokens(target[common:])
+        ahead += target[common : common + count]
+        return len(ahead) == len(target)
 
 
 GrammarStart = Callable[[], GrammarState]
