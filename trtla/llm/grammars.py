@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 _KEPT = 32
 """Grammars that stay compiled, the last ones used."""
 _MOST_STATES = 50_000
-"""Of a grammar's lexer, some 2 kB each."""
+"""The most states of a grammar's lexer, some 2 kB each."""
 _BLANKS = r"[\x20\x0A\x0D\x09]{1,20}"
-"""Between the parts of JSON: without a bound some models write nothing else any more."""
+"""Blanks between the parts of JSON: without a bound some models write nothing else any more."""
 _INSTALL = "pip install 'trtla[structured]'"
 
 
