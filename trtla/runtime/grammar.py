@@ -47,7 +47,7 @@ class GrammarState:
         self._ends = _bits(end_ids, vocab_size)
         self._words = len(self._ends)
         self._masks: dict[tuple[int, ...], ndarray | None] = {}
-        """By path, since the output last grew."""
+        """Masks by path, since the output last grew."""
 
     def follow(self, output_ids: Sequence[int]) -> GrammarState:
         """Read the new tokens of the output."""

@@ -48,7 +48,7 @@ def accept_by_rejection(feed: Feed, prediction: Prediction, draft_probs: ndarray
     """Keep drafted tokens, first to last, then add one token of the target.
 
     Args:
-        feed: the input token and a chain below it, all rows wanted.
+        feed: the input token and a chain below it, with logits of all rows.
         prediction: the target's, after each of them.
         draft_probs: the distribution of each drafted token, [drafted, vocab].
     """

@@ -22,7 +22,7 @@ Row = tuple[int, Feed, int]
 
 
 def changed_rows(feeds: Sequence[Feed]) -> list[Row]:
-    """The rows, of all that the feeds want, which their requests have changed."""
+    """The logit rows of the feeds that their requests change."""
     rows: list[Row] = []
     start = 0
     for feed in feeds:

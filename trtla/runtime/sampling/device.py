@@ -1,6 +1,6 @@
 """A step's choices on a CUDA device: one launch, or two where filters cut, for all of its rows.
 
-What the kernels compute is in `device_kernels`; the texts are those of `draw`.
+The kernels are in `device_kernels`; the chosen tokens are those of `draw`.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ _SETTINGS = [
 def difference(device: torch.device, sampler: StepSampler, size: int = 5008) -> str | None:
     """Describe the first row of a small step whose choices differ from those of `draw`."""
     example, draws = _example(device, size)
-    for logits in (example, example.flip(1)):  # what the first call leaves behind, the second finds
+    for logits in (example, example.flip(1)):  # the second call must not see the first one's state
         numbers = on_host(logits)
         greedy = argmax(numbers)
         drawn = [draw_at(numbers[d.row : d.row + 1], d.params, [d.noise])[0] for d in draws]

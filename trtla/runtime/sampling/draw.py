@@ -58,7 +58,7 @@ def _top_k(logits: ndarray, top_k: int) -> ndarray:
 
 
 def largest(rows: ndarray, count: int) -> ndarray:
-    """The `count` largest numbers of each row, the largest first; all where there are fewer."""
+    """The `count` largest numbers of each row, or all if there are fewer, the largest first."""
     count = min(count, rows.shape[-1])
     top = np.partition(rows, rows.shape[-1] - count, axis=-1)[..., rows.shape[-1] - count :]
     return np.sort(top, axis=-1)[..., ::-1]
@@ -88,7 +88,7 @@ def _nucleus(
 
 def argmax(logits: ndarray) -> list[int]:
     """The most probable token of each row of [rows, vocab], or NO_TOKEN."""
-    best = logits.argmax(axis=-1)  # the first NaN, where there is one
+    best = logits.argmax(axis=-1)  # the first NaN, if there is any
     values = np.take_along_axis(logits, best[:, None], axis=-1)[:, 0]
     tokens: list[int] = np.where(np.isfinite(values), best, NO_TOKEN).tolist()
     return tokens

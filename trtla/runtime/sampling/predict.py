@@ -31,7 +31,7 @@ class Draw(NamedTuple):
     params: SamplingParams
     """Temperature above 0, and filters."""
     noise: float
-    """In [0, 1), from seed and position."""
+    """A number in [0, 1), from seed and position."""
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ _FILTERED = SamplingParams(temperature=1.0, top_k=2, top_p=0.5)
 
 
 class RowSampler(Protocol):
-    """Chooses for one row at a time, where that costs no more than for all of them at once."""
+    """Chooses for one row at a time, if that costs no more than for all of them at once."""
 
     def most_probable(self, logits: ndarray, row: int) -> int:
         """The argmax of a row of [rows, vocab]; NO_TOKEN where its logits are not finite."""
@@ -73,7 +73,7 @@ class RowSampler(Protocol):
 
 
 class StepSampler:
-    """Chooses for all rows of a step in one go, where a call costs more than most of its rows."""
+    """Chooses for all rows of a step at once, if a call costs more than most of its rows."""
 
     def choose(self, logits: Tensor, draws: Sequence[Draw]) -> tuple[list[int], list[int]]:
         """The argmax of every row of [rows, vocab], and the token of each draw.
@@ -240,7 +240,7 @@ def logits_after(feed: Feed, nodes: Sequence[int], prediction: Prediction) -> nd
 
 
 def most_probable(feed: Feed, nodes: Sequence[int], prediction: Prediction) -> list[list[int]]:
-    """The tokens that a feed's drafter asks for after each of these nodes, best first."""
+    """The most probable tokens after each of these nodes, as many as the drafter ranks."""
     sampling, ranks = feed.sequence.request.sampling, feed.sequence.drafter.ranks
     return top_tokens(logits_after(feed, nodes, prediction), ranks, sampling)
 
