@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from trtla.errors import UsageError, first_line
 from trtla.llm.text import Tokenizer
-from trtla.runtime.grammar import GrammarStart, GrammarState
+from trtla.runtime.grammar import CompiledGrammar, GrammarStart, GrammarState
 from trtla.settings.grammar import Grammar
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class GrammarCompiler:
         self._end_ids = tuple(sorted(end_ids))
         self._lock = Lock()
         self._spelling: LLTokenizer | None = None
-        self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()
 
     def start(self, grammar: Grammar) -> GrammarStart:
         """Compile a grammar; the result makes its state at the beginning of an output.
@@ -76,14 +77,14 @@ class GrammarCompiler:
             )
         with self._lock:
             spelling = self._spelling = self._spelling or self._spelt()
-            matcher = self._compiled.get(grammar)
-        matcher = matcher or _matcher(spelling, grammar)
+            compiled = self._compiled.get(grammar)
+        compiled = compiled or CompiledGrammar(partial(_matcher, spelling, grammar))
         with self._lock:
-            self._compiled[grammar] = matcher
+            self._compiled[grammar] = compiled
             self._compiled.move_to_end(grammar)
             while len(self._compiled) > _KEPT:
                 self._compiled.popitem(last=False)
-        return lambda: GrammarState(matcher.deep_copy(), self._end_ids, self._vocab_size)
+        return lambda: GrammarState(compiled, self._end_ids, self._vocab_size)
 
     def _spelt(self) -> LLTokenizer:
         library = _llguidance()

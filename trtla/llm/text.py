@@ -7,7 +7,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
@@ -23,7 +23,7 @@ from trtla.llm.chat_text import ChatText, ControlTokens, chat_text
 from trtla.llm.conversations import Conversations
 from trtla.llm.stops import StopText, as_stop_texts
 from trtla.llm.templates import ChatTemplate, TemplateProcess
-from trtla.llm.text_stream import TextStream
+from trtla.llm.text_stream import TextStream, showing
 from trtla.llm.tokenizer_files import (
     TokenLengths,
     named_tokens,
@@ -220,15 +220,8 @@ class Tokenizer:
         """
         named = (self._named(text) for text in stop)
         stops = (*as_stop_texts(stop), *(stop_text for stop_text in named if stop_text.tokens))
-        decode = (
-            partial(self._decode_showing, shown, self.token_id(shown)) if shown else self.decode
-        )
+        decode = showing(self.decode, shown, self.token_id(shown)) if shown else self.decode
         return TextStream(decode, prompt, stops, self.byte_tokens)
-
-    def _decode_showing(self, name: str, token: int | None, ids: Sequence[int]) -> str:
-        """Decode ids without special tokens except one."""
-        edges = [-1, *(at for at, id_ in enumerate(ids) if id_ == token), len(ids)]
-        return name.join(self.decode(ids[a + 1 : b]) for a, b in pairwise(edges))
 
     def _named(self, stop: str) -> StopText:
         controls = self._control.find(stop)
