@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 _KEPT = 32
 """Grammars that stay compiled, the last ones used."""
 _MOST_STATES = 50_000
-"""Of a grammar's lexer, some 2 kB each."""
+"""The most states of a grammar's lexer, some 2 kB each."""
 _BLANKS = r"[\x20\x0A\x0D\x09]{1,20}"
-"""Between the parts of JSON: without a bound some models write nothing else any more."""
+"""Blanks between the parts of JSON: without a bound some models write nothing else any more."""
 _INSTALL = "pip install 'trtla[structured]'"
 
 
@@ -130,8 +130,8 @@ def _matcher(spelling: LLTokenizer, grammar: Grammar) -> LLMatcher:
 
 def _written(library: Any, grammar: Grammar) -> str:
     if grammar.kind in ("json_schema", "json_object"):
-        how = {"whitespace_pattern": _BLANKS}
-        return str(library.LLMatcher.grammar_from_json_schema(grammar.text, overrides=how))
+        options = {"whitespace_pattern": _BLANKS}
+        return str(library.LLMatcher.grammar_from_json_schema(grammar.text, overrides=options))
     kind = "grammar" if grammar.kind == "lark" else grammar.kind
     return str(library.grammar_from(kind, grammar.text))
 
