@@ -51,7 +51,7 @@ FAST = replace(
 class FakeArm:
     """Gives the run it was made with, and remembers what it was asked."""
 
-    own = True
+    same_draws = True
     setting: str | None = None
 
     def __init__(self, name: str, run: ArmRun) -> None:
