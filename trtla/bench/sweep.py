@@ -221,7 +221,7 @@ class _OpenedBench:
         ]
         if count := sum(turns) * len(self._arms):
             all_of_them = len(turns) * len(self._arms)
-            self._on_note(f"{count} of {all_of_them} decodings are there already")
+            self._on_note(f"{count} of {all_of_them} decodings are kept from before")
 
     def _decodings(self, arm: Arm, cells: Sequence[tuple[Cell, list[Ids]]]) -> int:
         """Count the batches that an arm decodes, with one in each cell that warms it up."""

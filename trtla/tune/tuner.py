@@ -45,7 +45,7 @@ _SEARCH_SHARE = 0.45
 """The share of the budget for the search, if a contest follows."""
 _OWN_SHARE = 0.6
 """The share of the remaining time for a contest, if others follow."""
-_GOES_ON = "the same command with a larger --budget goes on"
+_GOES_ON = "the same command with a larger --budget resumes"
 _BUSY = 1.3
 """Turns of one speed-up that differ by more indicate a busy machine."""
 
@@ -90,7 +90,7 @@ class _Tuning:
         key = fingerprint(self._facts(samples))
         self._journal = Measurements(settings.output_dir / FILE, key, "--output-dir")
         if self._journal.entries:
-            on_note(f"goes on: {len(self._journal.entries)} measurements are kept from before")
+            on_note(f"resumed: {len(self._journal.entries)} measurements are kept from before")
         self._sizes = settings.batch_sizes
         self._cost, self._table = self._costs(samples)
         self._kept = Kept(self._journal)
@@ -148,7 +148,7 @@ class _Tuning:
         else:
             table, source = self._executor_table(), "executor"
             threads = counted(torch.get_num_threads(), "thread")
-            note = f"what auto counts with on {self._llm.description}, {threads}"
+            note = f"costs that auto uses on {self._llm.description}, {threads}"
             if settings.planned:
                 note += "; TensorRT-LLM's own kernels are faster, and have not been timed"
         rows = tuple(CostRow(sequences=count, points=points) for count, points in table.rows)
@@ -178,7 +178,7 @@ class _Tuning:
             cost = executor.step_seconds(tokens, size)
             if cost is None:
                 raise UsageError(
-                    f"{self._llm.description} does not say what steps cost", "give --gpu"
+                    f"{self._llm.description} does not report the costs of steps", "give --gpu"
                 )
             return cost
 
