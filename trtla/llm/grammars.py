@@ -141,4 +141,5 @@ _NAMES = {"json_schema": "the JSON schema", "regex": "the regular expression"}
 
 def _refusal(grammar: Grammar, reason: object) -> UsageError:
     name = _NAMES.get(grammar.kind, "the grammar")
-    return UsageError(f"{name} cannot be used: {first_line(reason)}", "correct or simplify it")
+    told = str(reason).rpartition("\nerror: ")[2]  # a regex's faults are drawn above their reason
+    return UsageError(f"{name} cannot be used: {first_line(told)}", "correct or simplify it")
