@@ -234,7 +234,7 @@ class Toy:
 
 
 def following(make, *args):
-    return GrammarState(CompiledGrammar(make), *args)
+    return GrammarState(CompiledGrammar(make, is_quick=True), *args)
 
 
 @given(st.lists(st.lists(st.integers(0, 2), max_size=5), max_size=8), st.integers(0, 3))

@@ -23,7 +23,7 @@ _BLANKS = r"[\x20\x0A\x0D\x09]{1,20}"
 """Between the parts of JSON: without a bound some models write nothing else any more."""
 _INSTALL = "pip install 'trtla[structured]'"
 
-_HARMLESS = 4000
+_HARMLESS = 2000
 """Characters up to which only some words let a grammar take long."""
 _WORDS = ("multipleOf", "%json")
 _MOST_S = 1
@@ -64,15 +64,19 @@ def _written(library: Any, grammar: Grammar) -> str:
     return str(library.grammar_from(kind, grammar.text))
 
 
+def is_quick(grammar: Grammar) -> bool:
+    """Return True for a grammar that is compiled in little time."""
+    return len(grammar.text) <= _HARMLESS and not any(word in grammar.text for word in _WORDS)
+
+
 def why_not(grammar: Grammar) -> str:
     """Return why a grammar cannot be compiled; empty: it may have an error, but can be tried."""
-    text = grammar.text
-    if len(text) <= _HARMLESS and not any(word in text for word in _WORDS):
+    if is_quick(grammar):
         return ""
     path = f"import sys; sys.path[:] = {sys.path!r}"
     done = subprocess.run(
         [sys.executable, "-c", f"{path}; from {__name__} import main; main()"],
-        input=json.dumps([grammar.kind, text]).encode(),
+        input=json.dumps([grammar.kind, grammar.text]).encode(),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,  # a terminal's Ctrl-C is not for it

@@ -10,7 +10,7 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from trtla.errors import UsageError, first_line
-from trtla.llm.grammar_compiling import compiled, llguidance, why_not
+from trtla.llm.grammar_compiling import compiled, is_quick, llguidance, why_not
 from trtla.llm.text import Tokenizer
 from trtla.runtime.grammar import CompiledGrammar, GrammarStart, GrammarState
 from trtla.settings.grammar import Grammar
@@ -74,10 +74,10 @@ class GrammarCompiler:
         with self._lock:
             spelling = self._spelling = self._spelling or self._spelt()
             known = self._compiled.get(grammar)
-        if known is None:
+        if known is None or known.is_spent:
             if why := why_not(grammar):
                 raise _refusal(grammar, why)
-            known = CompiledGrammar(partial(_matcher, spelling, grammar))
+            known = CompiledGrammar(partial(_matcher, spelling, grammar), is_quick(grammar))
         with self._lock:
             self._compiled[grammar] = known
             self._compiled.move_to_end(grammar)

@@ -38,14 +38,24 @@ class CompiledGrammar:
 
     Args:
         compiled: compiles the grammar.
+        is_quick: that takes less than a step.
     """
 
-    def __init__(self, compiled: Callable[[], Matcher]) -> None:
-        self._compiled = compiled
+    def __init__(self, compiled: Callable[[], Matcher], is_quick: bool) -> None:
+        self._compiled, self._is_quick = compiled, is_quick
         self.matcher = compiled()
+        self.is_spent = False
+        """No matcher of it may be of use."""
 
     def renew(self, spent: Matcher) -> Matcher:
-        """Return another matcher than one whose copies have given up."""
+        """Return another matcher than one whose copies have given up.
+
+        Raises:
+            TrtlaError: compiling it again would delay other requests.
+        """
+        if self.matcher is spent and not self._is_quick:
+            self.is_spent = True
+            raise TrtlaError("the grammar takes too much computing here", "simplify it")
         if self.matcher is spent:
             self.matcher = self._compiled()
         return self.matcher
