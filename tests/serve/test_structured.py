@@ -156,6 +156,18 @@ def test_a_grammar_that_takes_long_delays_no_other_request(served, pattern):
     assert count
 
 
+def test_a_grammar_that_gives_up_fails_its_request_alone(served, capfd):
+    ask = {"prompt": "def f(", "max_tokens": 40, "temperature": 0}
+    alone = said(served.complete(**ask))
+    with ThreadPoolExecutor(1) as pool:
+        beside = pool.submit(served.complete, **ask)
+        failed = served.complete(**TEXT, guided_regex="(a|a)*" * 2000 + "b")
+        assert said(beside.result(60)) == alone
+    assert failed.status_code == 500
+    assert "the grammar allows nothing as output token" in failed.text
+    assert "a step failed" not in capfd.readouterr().err
+
+
 def test_small_requests_do_not_wait_for_a_grammar(served, monkeypatch):
     begun, goes_on = Event(), Event()
     start = GrammarCompiler.start

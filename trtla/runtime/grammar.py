@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy import ndarray
 
-from trtla.errors import TrtlaError, first_line
+from trtla.errors import first_line
 
 _WORD = 32
 """Tokens in an integer of a mask."""
@@ -50,14 +50,11 @@ class CompiledGrammar:
     def renew(self, spent: Matcher) -> Matcher:
         """Return another matcher than one whose copies have given up.
 
-        Raises:
-            TrtlaError: compiling it again would delay other requests.
+        The same where compiling it again would delay other requests.
         """
-        if self.matcher is spent and not self._is_quick:
-            self.is_spent = True
-            raise TrtlaError("the grammar takes too much computing here", "simplify it")
         if self.matcher is spent:
-            self.matcher = self._compiled()
+            self.is_spent = not self._is_quick
+            self.matcher = self._compiled() if self._is_quick else spent
         return self.matcher
 
 
@@ -166,7 +163,7 @@ class GrammarState:
         self._original = self._grammar.renew(self._original)
         self._matcher, self._ahead = self._original.deep_copy(), []
         if self._matcher.try_consume_tokens(self._output) < len(self._output):
-            raise TrtlaError("the grammar takes too much computing here", "simplify it")
+            self._matcher.compute_bitmask()  # it says that it gives up
 
 
 GrammarStart = Callable[[], GrammarState]
