@@ -15,7 +15,7 @@ from trtla.build.engine import build_engine
 from trtla.build.quantize import Calibration
 from trtla.errors import UsageError
 from trtla.formats.checkpoint import Checkpoint
-from trtla.formats.config import OPTIONS
+from trtla.formats.config import OPTIONS, CheckpointConfig
 from trtla.formats.engine import open_engine
 from trtla.formats.engine_limits import BuildSettings
 from trtla.formats.families import DECODERS
@@ -157,6 +157,13 @@ def test_an_engine_holds_the_familys_options(name: str, tmp_path: Path) -> None:
     for option in (*OPTIONS, "layer_windows", "rotary_scaling", "hidden_act"):
         assert getattr(own, option) == getattr(stored, option), option
     assert text_of(tmp_path / "engine") == text_of(folder)
+
+
+def test_a_multiplier_of_tensorrt_llms_own_is_no_option_of_ours() -> None:
+    config = HFModel.open(folder_and_model("granite")[0]).config.model_dump()
+    CheckpointConfig(**config, attention_multiplier=1.0)
+    with pytest.raises(ValueError, match="attention_multiplier is TensorRT-LLM's"):
+        CheckpointConfig(**config, attention_multiplier=0.1)
 
 
 def test_rounded_weights_of_a_family_are_for_trtlas_own_executor(tmp_path: Path) -> None:

@@ -19,8 +19,9 @@ from tests.support.trtllm_engines import edit_plugins, write_engine
 from trtla import LookaheadConfig
 from trtla.build.engine import describe_build, estimate_memory
 from trtla.errors import TrtlaError, UsageError
-from trtla.formats.config import BuildConfig, CheckpointConfig, Mapping, Quantization
+from trtla.formats.config import CheckpointConfig, Mapping, Quantization
 from trtla.formats.engine import open_engine
+from trtla.formats.engine_config import BuildConfig
 from trtla.formats.engine_limits import BuildSettings, plan_limits
 from trtla.formats.plan import rank_plan
 from trtla.trtllm import library as trtllm_library

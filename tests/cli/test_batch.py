@@ -62,7 +62,7 @@ WRONG: list[tuple[Any, str | None, str, str | None, str | None]] = [
     (ask("x18", lookahead=[9, 9, 9]), "x18", "lookahead", "lookahead", None),
     (ask("x19", drafter="draft:/etc/passwd"), "x19", "is not loaded", "drafter", None),
     ({**ask("x20"), "url": CHAT}, "x20", "messages is missing", "messages", None),
-    (chat("x21", tools=[{}]), "x21", "tools is not supported", "tools", None),
+    (chat("x21", tools=[{}]), "x21", "tools.0.type is missing", "tools.0.type", None),
 ]  # fmt: skip
 """Lines, then what their errors have: custom_id, message, param and code; None: any code."""
 UNNAMED = [ask("y1", model="gpt-4o")]

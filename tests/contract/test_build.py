@@ -25,8 +25,8 @@ from trtla import LookaheadConfig, TrtlaError
 from trtla.build.convert import convert
 from trtla.build.engine import build_engine, describe_build
 from trtla.build.quantize import Calibration
-from trtla.formats.config import EngineManifest
 from trtla.formats.engine import Engine, open_engine
+from trtla.formats.engine_config import EngineManifest
 from trtla.formats.engine_limits import BuildSettings
 from trtla.llm.open import open_executor
 from trtla.settings.executor import ExecutorOptions

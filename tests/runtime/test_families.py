@@ -90,3 +90,24 @@ def test_long_texts_of_longrope_are_those_of_generate(triple):
         llm.end_ids = frozenset()
         texts = llm.generate(prompts, SamplingParams(max_output_len=COUNT))
     assert [text.output_ids for text in texts] == [greedy_text(model, p, COUNT) for p in prompts]
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", GGUF_NAMES)
+def test_a_gguf_file_gives_what_llama_cpp_gives(name, tmp_path):
+    """Up to the table of GELU's values that it takes."""
+    llama_cpp = pytest.importorskip("llama_cpp")
+    if name == "qwen3-biases":
+        pytest.skip("llama.cpp has no place for the biases")
+    bytes_ = [f"<0x{n:02X}>" for n in range(98)]
+    tokens = {"tokens": ["<unk>", "<s>", "</s>", *bytes_], "token_type": [2, 3, 3, *[6] * 98]}
+    vocabulary = {"model": "llama", **tokens, "scores": [0.0] * 101}
+    file = gguf_file(name, tmp_path / "model.gguf", tokenizer=vocabulary)
+    theirs = llama_cpp.Llama(
+        str(file), n_ctx=256, logits_all=True, verbose=False, n_threads=1, type_k=0, type_v=0
+    )
+    theirs.eval(list(TEXT))
+    expected = torch.tensor(theirs.scores[KNOWN : len(TEXT)])
+    found = logits_of(model_folder(file), TEXT, KNOWN, longest=160)
+    torch.testing.assert_close(found, expected, rtol=0, atol=5e-3)
+    assert torch.equal(found.argmax(-1), expected.argmax(-1))

@@ -62,7 +62,7 @@ def check(feeds, cache, group_size, dtype, splits, room=None, window=None):
     """Paged attention of all of a step's groups equals the packed one."""
     windows = [] if window is None else [window]
     device, (kv_heads, size) = cache.data.device, cache.data.shape[-2:]
-    expected_batch = make_batch(feeds, cache, group_size, dtype, windows)
+    expected_batch = make_batch(feeds, cache, group_size, dtype, [window])
     batch = StepInputs(room or Room.of(feeds), NUM_BLOCKS, device, windows).fill(feeds)
     shape = (len(batch.tokens), group_size * kv_heads + 2, size)  # rows with keys and values behind
     heads = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(device, dtype)

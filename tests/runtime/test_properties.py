@@ -293,10 +293,10 @@ def test_25_a_text_that_fills_every_slot():
 
 def test_toy_notices_a_wrong_mask(monkeypatch):
     """The toy is worth something only if a mask slip breaks it."""
-    import trtla.runtime.models.batch as batch
+    from trtla.runtime.models import attention
 
-    right = batch.tree_bias
-    monkeypatch.setattr(batch, "tree_bias", lambda parents: right((0,) * len(parents)))
+    right = attention.tree_bias
+    monkeypatch.setattr(attention, "tree_bias", lambda parents: right((0,) * len(parents)))
     with pytest.raises(AssertionError, match="positions seen"):
         decode(lambda s: s[-1], 3, (2, 4, 2), [request([1, 1], 9)])
 

@@ -34,6 +34,45 @@ THINKING = (
     "{% endif %}"
 )
 """As of models that think in front of an answer, unless `enable_thinking` is false."""
+HERMES_TOOLS = (
+    "{% if tools %}{{ '<|system|>\n# Tools\n<tools>' }}{% for tool in tools %}{{ '\n' + (tool "
+    '| tojson) }}{% endfor %}{{ \'\n</tools>\nCall one as <tool_call>\n{"name": <name>, '
+    '"arguments": <object>}\n</tool_call><|end|>\n\' }}{% endif %}{% for message in messages '
+    "%}{% if message.role == 'tool' %}{{ '<|user|>\n<tool_response>\n' + message.content + '\n"
+    "</tool_response><|end|>\n' }}{% else %}{{ '<|' + message.role + '|>\n' + message.content "
+    '}}{% for call in message.tool_calls or [] %}{{ \'\n<tool_call>\n{"name": "\' + '
+    "call.function.name + '\", \"arguments\": ' + (call.function.arguments | tojson) + '}\n"
+    "</tool_call>' }}{% endfor %}{{ '<|end|>\n' }}{% endif %}{% endfor %}{% if "
+    "add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
+)
+"""As of Qwen2.5 and Hermes: arguments are an object."""
+LLAMA_3_TOOLS = (
+    "{% for message in messages %}{{ '<|' + ('ipython' if message.role == 'tool' else "
+    "message.role) + '|>\n' }}{% if tools and loop.first %}{{ 'Respond in the format "
+    '{"name": function name, "parameters": dictionary of argument name and its value}.\n\' '
+    "}}{% for tool in tools %}{{ (tool | tojson(indent=4)) + '\n' }}{% endfor %}{% endif %}{% "
+    "if message.tool_calls %}{% if message.tool_calls | length != 1 %}{{ raise_exception('This "
+    "model only supports single tool-calls at once!') }}{% endif %}{% set call = "
+    'message.tool_calls[0].function %}{{ \'{"name": "\' + call.name + \'", "parameters": \' + '
+    "(call.arguments | tojson) + '}' }}{% elif message.role == 'tool' %}{{ message.content | "
+    "tojson }}{% else %}{{ message.content }}{% endif %}{{ '<|end|>\n' }}{% endfor %}{% if "
+    "add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
+)
+"""As of Llama 3.1: one call, the answer of a tool as JSON."""
+MISTRAL_TOOLS = (
+    "{% for message in messages %}{% if message.role == 'user' %}{% if tools and loop.last "
+    "%}{{ '[AVAILABLE_TOOLS]' + (tools | tojson) + '[/AVAILABLE_TOOLS]' }}{% endif %}{{ "
+    "'[INST] ' + message.content + '[/INST]' }}{% elif message.tool_calls %}{{ '[TOOL_CALLS][' "
+    "}}{% for call in message.tool_calls %}{% if call.id | length != 9 %}{{ "
+    "raise_exception('Tool call IDs should be alphanumeric strings with length 9!') }}{% endif "
+    '%}{{ \'{"name": "\' + call.function.name + \'", "arguments": \' + call.function.arguments '
+    "+ ', \"id\": \"' + call.id + '\"}' }}{% if not loop.last %}{{ ', ' }}{% endif %}{% "
+    "endfor %}{{ ']<|end|>' }}{% elif message.role == 'tool' %}{{ "
+    '\'[TOOL_RESULTS]{"content": \' + message.content + \', "call_id": "\' + '
+    "message.tool_call_id + '\"}[/TOOL_RESULTS]' }}{% else %}{{ message.content + '<|end|>' "
+    "}}{% endif %}{% endfor %}"
+)
+"""As of Mistral, with arguments as their text; the tools stand before the last question."""
 NO_SYSTEM = (
     "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}"
     "{% endif %}{% for message in messages %}{% if (message['role'] == 'user') != (loop.index0 % 2 "
@@ -48,9 +87,12 @@ _TOKENS = {
 }
 
 
-def with_template(model: Path, folder: Path, template: str) -> Path:
-    """A copy of a model's folder with this template."""
+def with_template(model: Path, folder: Path, template: str, renamed: str = "") -> Path:
+    """A copy of a model's folder with this template; `renamed`: the name of its unused token."""
     shutil.copytree(model, folder, dirs_exist_ok=True)
+    if renamed:
+        for path in folder.glob("*token*.json"):
+            path.write_text(path.read_text().replace("<|pad|>", renamed))
     config = folder / "tokenizer_config.json"
     said = json.loads(config.read_text()) | {"chat_template": template}
     config.write_text(json.dumps(said))

@@ -12,6 +12,8 @@ from typing import Any
 from trtla.api.generation import Generation
 from trtla.api.protocol import FINISH_REASONS, ChatBody, CompletionBody
 from trtla.api.reasoning import ReasoningSplitter, marks_reasoning
+from trtla.api.tool_calls import AnswerSplitter, CallSplitter
+from trtla.api.tool_formats import known_format
 from trtla.llm.answer import Chunk, Completion
 from trtla.llm.prompt import RequestMaker
 from trtla.results.metrics import Metrics
@@ -54,16 +56,20 @@ class Labels:
 
 
 def _splitters(
-    body: ChatBody | CompletionBody, llm: RequestMaker, generation: Generation
-) -> dict[int, ReasoningSplitter]:
-    """By choice, what splits its text; none where the chat template knows no thoughts."""
+    body: ChatBody | CompletionBody, llm: RequestMaker, generation: Generation, key: str
+) -> dict[int, AnswerSplitter]:
+    """By choice, what splits its text; none where it is one content."""
     if not isinstance(body, ChatBody) or llm.tokenizer is None:
         return {}
-    if not marks_reasoning(llm.tokenizer.template_text):
+    thinks = marks_reasoning(llm.tokenizer.template_text)
+    format_ = known_format(llm) if body.offered else None
+    if not (thinks or format_):
         return {}
-    begun = body.last_text if body.continue_final_message else ""
     return {
-        index: ReasoningSplitter(answer.input_text or "", begun)
+        index: AnswerSplitter(
+            ReasoningSplitter(answer.input_text or "", body.begun_text) if thinks else None,
+            CallSplitter(format_, f"{key}-{index}") if format_ else None,
+        )
         for index, answer in enumerate(generation.answers)
     }
 
@@ -89,7 +95,7 @@ class Writer:
             "model": labels.model,
         }
         self._spell = llm.spell
-        self._splitters = _splitters(body, llm, generation)
+        self._splitters = _splitters(body, llm, generation, labels.key)
         self._offsets: dict[int, int] = {}
         """Characters of each choice that log probabilities were listed for."""
         self._begun: set[int] = set()
@@ -110,7 +116,7 @@ class Writer:
         choice: Json = {"index": index, **delta}
         choice["logprobs"] = self._logprobs(index, chunk.logprobs)
         done = chunk.completion
-        choice["finish_reason"] = FINISH_REASONS.get(done.finish_reason) if done else None
+        choice["finish_reason"] = self._reason(done) if done else None
         if self._body.pieces:
             choice["pieces"] = list(_pieces(chunk))
             choice["tokens"] = self._generation.answers[index].length  # so far
@@ -126,8 +132,7 @@ class Writer:
         new: Json = {"content": chunk.text}
         if index in self._splitters:
             last = chunk.completion is not None
-            parts = self._splitters[index].push(chunk.text, last=last)._asdict()
-            new = {name: text for name, text in parts.items() if text}
+            new = self._splitters[index].push(chunk.text, last=last)
             if not (new or last or chunk.logprobs or self._body.pieces):
                 return None
         role = {} if index in self._begun else {"role": "assistant"}
@@ -162,16 +167,26 @@ class Writer:
         text: Json = {"text": done.text}
         if self._chat:
             text = {"message": {"role": "assistant", **self._message(done), "refusal": None}}
-        reason = FINISH_REASONS.get(done.finish_reason)
-        logprobs = self._logprobs(self._index(done), done.logprobs)
+        logprobs, reason = self._logprobs(self._index(done), done.logprobs), self._reason(done)
         return {"index": self._index(done), **text, "logprobs": logprobs, "finish_reason": reason}
+
+    def _reason(self, done: Completion) -> str | None:
+        """Return why a choice ended; its text has been split."""
+        reason, splitter = (
+            FINISH_REASONS.get(done.finish_reason),
+            self._splitters.get(self._index(done)),
+        )
+        return "tool_calls" if reason == "stop" and splitter and splitter.calls else reason
 
     def _message(self, done: Completion) -> Json:
         splitter = self._splitters.get(self._index(done))
         if splitter is None:
             return {"content": done.text}
-        thoughts, content = splitter.push(done.text, last=True)
-        return {"content": content, **({"reasoning_content": thoughts} if thoughts else {})}
+        parts = splitter.push(done.text, last=True)
+        calls = parts.get("tool_calls", [])
+        for call in calls:
+            del call["index"]
+        return {"content": None if calls else "", **parts}
 
     def _logprobs(self, index: int, tokens: Sequence[TokenLogProb]) -> Json | None:
         """Return the log probabilities of these tokens of a choice; None if not requested."""

@@ -17,6 +17,8 @@ from trtla.api.errors import ApiError, refused, too_late
 from trtla.api.grammars import FIELDS as GRAMMARS
 from trtla.api.grammars import grammar_of
 from trtla.api.protocol import Body, ChatBody, CompletionBody, Content, Message
+from trtla.api.tool_formats import known_format
+from trtla.api.tool_grammars import tool_grammar
 from trtla.errors import RendererLost, TrtlaError, UsageError
 from trtla.llm.answer import Answer, Chunk, Completion, chunk_of
 from trtla.llm.prompt import Prompt, PromptRequest, RequestMaker
@@ -98,13 +100,15 @@ def answers_to(
     seed = secrets.randbelow(_SEEDS) if body.seed is None else body.seed % _SEEDS
     how = (*_drafting(llm, body), _expected(llm, body))
     sharing = (body.tops, body.cache == "private", space)
-    sampling, most = _sampling(llm, body, timeout_s, seed), llm.limits.max_prompt_len
+    prompts = _prompts(llm, body)
     with _naming("chat_template_kwargs"):
         rendering = body.rendering
+    sampling, most = _sampling(llm, body, timeout_s, seed), llm.limits.max_prompt_len
+    shown = known_format(llm).mark if rendering.tools else ""
     answers: list[Answer] = []
-    for index, (name, prompt) in enumerate(_prompts(llm, body)):
+    for index, (name, prompt) in enumerate(prompts):
         request = PromptRequest(
-            name, prompt, sampling, *how, *sharing, rendering=rendering, most=most
+            name, prompt, sampling, *how, *sharing, rendering=rendering, most=most, shown=shown
         )
         with _naming("messages" if isinstance(body, ChatBody) else "prompt"):
             answers += llm.answers(index, request)
@@ -129,7 +133,11 @@ def _prompts(llm: RequestMaker, body: ChatBody | CompletionBody) -> list[tuple[s
         raise ApiError(
             400, "this model has no chat template; POST texts to /v1/completions", "messages"
         )
-    return [("the conversation", [_message(message) for message in body.messages])]
+    return [("the conversation", _conversation(body))]
+
+
+def _conversation(body: ChatBody) -> list[dict[str, Any]]:
+    return [_message(message) for message in body.messages]
 
 
 def check_name(wanted: str | None, name: str, who: str) -> None:
@@ -159,6 +167,13 @@ def _sampling(
         "top_p": body.top_p,
     }
     grammar = grammar_of({name: getattr(body, name) for name in GRAMMARS})
+    if isinstance(body, ChatBody) and body.offered:
+        if grammar is not None:
+            raise ApiError(
+                400, "tools exclude another grammar of the answer; omit one of them", "tools"
+            )
+        with _naming("messages"):
+            grammar = tool_grammar(llm, body, _conversation(body))
     if grammar is not None and body.ignore_eos:
         raise ApiError(
             400, "a text with a grammar ends where the grammar does; omit ignore_eos", "ignore_eos"
@@ -205,7 +220,11 @@ def _message(message: Message) -> dict[str, Any]:
     """Return a message for the template; `name` and thoughts are for templates that use them."""
     role = "system" if message.role == "developer" else message.role
     fields = {"role": role, "content": _plain(message.content or "")}
-    more = {"name": message.name, "reasoning_content": message.reasoning_content}
+    more: dict[str, Any] = {
+        key: getattr(message, key) for key in ("name", "reasoning_content", "tool_call_id")
+    }
+    if message.tool_calls:
+        more["tool_calls"] = [call.model_dump() for call in message.tool_calls]
     return fields | {key: text for key, text in more.items() if text is not None}
 
 

@@ -24,21 +24,22 @@ _STRUCTURED = {
     "grammar": "lark",
 }
 FIELDS = ("response_format", "structured_outputs", "grammar", *_GUIDED)
-"""The fields that say what an output must be; a body has one of them at most."""
+"""Fields with rules for an output; a body has at most one of them."""
 
 
 def grammar_of(fields: Mapping[str, Any]) -> Grammar | None:
     """Make the grammar of a body's fields; None without any.
 
     Raises:
-        ApiError: two of them are given, or one says nothing that can be kept to.
+        ApiError: two of them are given, or one has no rule that can be kept.
     """
-    given = [name for name in FIELDS if fields.get(name) is not None]
-    if not given:
+    present = [name for name in FIELDS if fields.get(name) is not None]
+    if not present:
         return None
-    if len(given) > 1:
-        raise _refusal(given[1], f"{given[0]} and {given[1]} exclude each other; omit one of them")
-    (name,) = given
+    if len(present) > 1:
+        first, second = present[:2]
+        raise _refusal(second, f"{first} and {second} exclude each other; omit one of them")
+    (name,) = present
     try:
         return _READERS.get(name, _guided)(name, fields[name])
     except UsageError as error:
@@ -58,17 +59,17 @@ def _own(name: str, value: Any) -> Grammar:
 
 
 def _structured(name: str, value: Any) -> Grammar:
-    given = {key: one for key, one in value.items() if one is not None}
-    for key in given:
+    rules = {key: item for key, item in value.items() if item is not None}
+    for key in rules:
         if key not in _STRUCTURED:
             guess = did_you_mean(key, _STRUCTURED) or f"use one of {', '.join(_STRUCTURED)}"
             raise UsageError(f"{shown(key)} is not supported", guess)
-    if len(given) != 1:
+    if len(rules) != 1:
         raise UsageError(
-            f"it has {len(given)} of {', '.join(_STRUCTURED)}", "give exactly one of them"
+            f"it has {len(rules)} of {', '.join(_STRUCTURED)}", "give exactly one of them"
         )
-    ((key, one),) = given.items()
-    return Grammar.of({_STRUCTURED[key]: one})
+    ((key, item),) = rules.items()
+    return Grammar.of({_STRUCTURED[key]: item})
 
 
 def _format(name: str, value: Any) -> Grammar:

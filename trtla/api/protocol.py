@@ -8,17 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    create_model,
-    model_validator,
-)
+from pydantic import Discriminator, Field, Tag, create_model, model_validator
 
 from trtla.api.declared import body_fields
+from trtla.api.strict import Object, Strict
+from trtla.api.tools import MOST_TOOLS, CallId, Tool, ToolCall, ToolChoice, checked_choice
 from trtla.runtime.request import FinishReason
 from trtla.settings.messages import ANSWER, Rendering
 
@@ -36,13 +30,10 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "length_penalty": (1,),
     "metadata": ({},),
     "modalities": (["text"],),
-    "parallel_tool_calls": (True, False),
     "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
     "store": (False,),
     "suffix": ("",),
-    "tool_choice": ("none",),
-    "tools": ([],),
 }
 """Fields of OpenAI's API that are not supported, with the values that request nothing.
 
@@ -61,51 +52,13 @@ LABELS = ("user", "safety_identifier", "prompt_cache_key")
 """Fields that identify the caller and request nothing; their texts are accepted and ignored."""
 
 
-def _equal(value: Any, other: Any) -> bool:
-    return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
-
-
-class Strict(BaseModel):
-    """A model without type conversions, infinite numbers and unknown fields."""
-
-    model_config = ConfigDict(
-        extra="forbid", strict=True, frozen=True, allow_inf_nan=False, protected_namespaces=()
-    )
-
-    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {}
-    """Values without effect of unsupported fields, which are accepted."""
-    labels: ClassVar[tuple[str, ...]] = ()
-    """Fields with texts that are ignored."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_neutral(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        kept: dict[str, Any] = {}
-        refused = False
-        for name, value in data.items():
-            unknown = name not in cls.model_fields
-            if unknown and refused:  # the first one is enough
-                continue
-            if cls._requests(name, value):
-                kept[name] = value
-                refused |= unknown
-        return kept
-
-    @classmethod
-    def _requests(cls, name: str, value: Any) -> bool:
-        if value is None:
-            return False
-        if name in cls.labels:
-            return not isinstance(value, str)
-        return not any(_equal(value, neutral) for neutral in cls.neutral.get(name, ()))
-
-
 class StreamOptions(Strict):
     """Contents of a stream besides the text."""
 
-    neutral = {"continuous_usage_stats": (False,), "include_obfuscation": (False,)}
+    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "continuous_usage_stats": (False,),
+        "include_obfuscation": (False,),
+    }
     include_usage: bool = Field(False, description="A last chunk with the usage.")
 
 
@@ -127,8 +80,8 @@ Content = Annotated[
 class Message(Strict):
     """One message of a conversation; an answer of this API can be sent back as it is."""
 
-    neutral = {"annotations": ([],), "tool_calls": ([],)}
-    role: Literal["system", "developer", "user", "assistant"]
+    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {"annotations": ([],), "tool_calls": ([],)}
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     name: Annotated[str, Field(max_length=64, pattern=r"^[^\s<|\\/>]+$")] | None = Field(
         None, description="Who speaks, for templates that say it."
     )
@@ -136,6 +89,16 @@ class Message(Strict):
     reasoning_content: str | None = Field(
         None, description="What an assistant thought, for templates that keep it."
     )
+    tool_calls: list[ToolCall] | None = Field(
+        None, min_length=1, fail_fast=True, description="Of an assistant, as it was answered."
+    )
+    tool_call_id: CallId | None = Field(None, description="The call that a tool answers.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _calls_need_no_content(cls, data: Any) -> Any:
+        calls = isinstance(data, dict) and data.get("tool_calls")
+        return {"content": None, **data} if calls else data
 
     @classmethod
     def _requests(cls, name: str, value: Any) -> bool:
@@ -145,6 +108,12 @@ class Message(Strict):
     def _check_content(self) -> Message:
         if self.content is None and self.role != "assistant":
             raise ValueError("content is null; only an assistant's may be: give a text")
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError("tool_calls are of an assistant; give them in its message")
+        if (self.tool_call_id is None) == (self.role == "tool"):
+            raise ValueError(
+                "tool_call_id says which call a tool answers; give it in messages of tools"
+            )
         return self
 
 
@@ -155,7 +124,6 @@ class Predicted(Strict):
     content: Content
 
 
-Object = dict[str, Any]
 Text = Annotated[str, Field(min_length=1)]
 _Id = Annotated[str, Field(pattern=r"^[0-9]{1,10}$")]
 Biases = Annotated[
@@ -247,6 +215,13 @@ class ChatBody(Body):
         {},
         description="trtla, as vLLM: variables of the chat template, such as enable_thinking.",
     )
+    tools: list[Tool] = Field(
+        [], max_length=MOST_TOOLS, fail_fast=True, description="Functions that may be called."
+    )
+    tool_choice: ToolChoice | None = Field(
+        None, description="none, auto, required, or a function by name; None: auto with tools."
+    )
+    parallel_tool_calls: bool = Field(True, description="False: one call in an answer at most.")
 
     @model_validator(mode="after")
     def _consistent(self) -> ChatBody:
@@ -257,6 +232,7 @@ class ChatBody(Body):
                 "continue_final_message and add_generation_prompt exclude each other; set one of "
                 "them to false"
             )
+        checked_choice(self.tools, self.tool_choice)
         both = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(both) > 1:
             raise ValueError("max_tokens and max_completion_tokens differ; give one of them")
@@ -268,15 +244,23 @@ class ChatBody(Body):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
-    def last_text(self) -> str:
-        """The last message's content as one text."""
+    def begun_text(self) -> str:
+        """The answer's beginning, if the last message is continued."""
+        if not self.continue_final_message:
+            return ""
         content = self.messages[-1].content or ""
         return content if isinstance(content, str) else "".join(part.text for part in content)
 
     @property
     def rendering(self) -> Rendering:
         end = self.continue_final_message, self.add_generation_prompt
-        return Rendering.of(*end, self.chat_template_kwargs)
+        tools = tuple(tool.definition for tool in self.offered)
+        return Rendering.of(*end, self.chat_template_kwargs, tools)
+
+    @property
+    def offered(self) -> list[Tool]:
+        """The tools that the answer may call."""
+        return [] if self.tool_choice == "none" else self.tools
 
     @property
     def length(self) -> int | None:

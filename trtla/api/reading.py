@@ -1,4 +1,4 @@
-"""Reads the bodies of requests, and says what is wrong with one: a field, its rule, a near name."""
+"""Reads the bodies of requests; the error for a wrong one names field, rule and similar names."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from trtla.api.protocol import (
     StreamOptions,
     TextPart,
 )
+from trtla.api.tools import CalledFunction, Function, Tool, ToolCall
 from trtla.errors import did_you_mean, needed
 from trtla.files import JsonError, parse_json
 
@@ -63,7 +64,10 @@ def _nested(data: bytes) -> int:
     return sum(part.count(b"[") + part.count(b"{") for part in bare.split(b'"')[::2])
 
 
-_MODELS = (ChatBody, CompletionBody, Message, Predicted, StreamOptions, TextPart)
+_MODELS = (
+    ChatBody, CompletionBody, Message, Predicted, StreamOptions, TextPart, Tool, Function, ToolCall,
+    CalledFunction,
+)  # fmt: skip
 _FIELDS = {*LABELS, *(name for model in _MODELS for name in model.model_fields)}
 _RULES = {
     **RULES,
@@ -72,10 +76,16 @@ _RULES = {
     "lookahead": '[window, ngram, verification], such as [3,3,3], or "auto"',
     "prompt": "a text, token ids, or a list of several of either, none of them empty",
     "stop": "a text, or up to 16 texts, none of them empty",
+    "tool_choice": 'none, auto, required, or {"type": "function", "function": {"name": "..."}}',
     "stop_token_ids": f"a list of at most {MOST_BIASES} token ids",
 }
 """The rules of fields that take several kinds of values."""
+_TOOL_RULES = {
+    "name": "a name of at most 64 letters, digits, _, - and .",
+    "type": "function: other kinds of tools are not supported",
+}
 _PART_RULE = "text: contents are texts, or lists of parts of type text"
+_LISTS = (["messages"], ["content"], ["tools"], ["tool_calls"])
 _LONGEST_NAME = 100  # in an error
 
 
@@ -101,6 +111,8 @@ def body_error(errors: Iterable[Mapping[str, Any]]) -> ApiError:
 
 def _rule(name: str) -> str | None:
     last = name.rpartition(".")[2]
+    if name.startswith("tools.") or ".tool_calls." in name:
+        return _TOOL_RULES.get(last)
     return _PART_RULE if last == "type" and ".content." in name else _RULES.get(last)
 
 
@@ -131,7 +143,7 @@ def _field(location: list[Any]) -> str | None:
     """Return the path of the field, without the names of alternative kinds of values."""
     path: list[str] = []
     for part in location:
-        in_list = path == ["messages"] or path[-1:] == ["content"]
+        in_list = path[-1:] in _LISTS
         if part not in _FIELDS and not (isinstance(part, int) and in_list):
             break
         path.append(str(part))

@@ -33,38 +33,39 @@ class ReasoningSplitter:
     """
 
     def __init__(self, prompt: str, begun: str = "") -> None:
-        self._state: State = "undecided"
+        self.state: State = "undecided"
+        """The part that is next."""
         before = begun or prompt.rstrip()
         opened, closed = before.rfind(BEGIN), before.rfind(END)
         if begun or before.endswith((BEGIN, END)):
-            self._state = "thinking" if opened > closed else "answering"
+            self.state = "thinking" if opened > closed else "answering"
         self._held = ""
         """Text that the next piece may make part of a mark, or of the blanks around it."""
-        self._begun = bool(begun) or self._state == "answering"
+        self._begun = bool(begun) or self.state == "answering"
         """The part that is open has shown something."""
 
     def push(self, text: str, *, last: bool = False) -> Parts:
         """Add a piece; returns what is now certain of each part. With `last` all of it."""
         self._held += text
-        if self._state == "undecided" and not self._decide(last):
+        if self.state == "undecided" and not self._decide(last):
             return Parts("", "")
-        reasoning = self._thoughts(last) if self._state == "thinking" else ""
-        content = self._answer() if self._state == "answering" else ""
+        reasoning = self._thoughts(last) if self.state == "thinking" else ""
+        content = self._answer() if self.state == "answering" else ""
         return Parts(reasoning, content)
 
     def _decide(self, last: bool) -> bool:
         """Return True once it is known whether thoughts come first."""
         start = self._held.lstrip()
         if start.startswith(BEGIN):
-            self._state, self._held = "thinking", start[len(BEGIN) :]
+            self.state, self._held = "thinking", start[len(BEGIN) :]
         elif last or not BEGIN.startswith(start):
-            self._state, self._begun = "answering", True  # nothing is in front of it
-        return self._state != "undecided"
+            self.state, self._begun = "answering", True  # nothing is in front of it
+        return self.state != "undecided"
 
     def _thoughts(self, last: bool) -> str:
         thoughts, end, rest = self._held.partition(END)
         if end:
-            self._state, self._held = "answering", rest
+            self.state, self._held = "answering", rest
             thoughts, begun, self._begun = thoughts.rstrip(), self._begun, False
             return thoughts if begun else thoughts.lstrip()
         certain = thoughts.rstrip() if last else thoughts[: len(thoughts) - _held_back(thoughts)]

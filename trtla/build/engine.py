@@ -18,8 +18,9 @@ from trtla.errors import UsageError
 from trtla.files import write_json
 from trtla.formats.atomic import atomic_directory, check_target
 from trtla.formats.checkpoint import Progress, link_ranks, write_ranks
-from trtla.formats.config import DTYPE_BYTES, BuildConfig, CheckpointConfig, EngineConfig
+from trtla.formats.config import DTYPE_BYTES, CheckpointConfig
 from trtla.formats.engine import MANIFEST, Engine, new_manifest, open_engine
+from trtla.formats.engine_config import BuildConfig, EngineConfig
 from trtla.formats.engine_limits import BuildSettings, plan_limits
 from trtla.formats.folder import copy_side_files, side_files
 from trtla.formats.gguf.folder import model_inputs

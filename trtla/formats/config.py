@@ -1,7 +1,6 @@
-"""The schemas of checkpoint and engine files, and the types that weights are stored in.
+"""The schema of checkpoint files, and the types that weights are stored in.
 
-Key names are TensorRT-LLM's (checkpoint config.json, BuildConfig), so that one reader serves the
-files of both.
+Key names are TensorRT-LLM's, so that one reader serves the files of both.
 """
 
 from __future__ import annotations
@@ -17,8 +16,6 @@ from pydantic import (
     model_serializer,
     model_validator,
 )
-
-from trtla.settings.lookahead import LookaheadConfig
 
 DType = Literal["float16", "bfloat16", "float32"]
 """Weight and activation types of a checkpoint."""
@@ -58,11 +55,6 @@ OPTIONS = (
     *("local_rotary_base", "unrotated_layers"),
 )
 """Fields of `CheckpointConfig` for what Llama does not do."""
-
-LOOKAHEAD_DECODING = 8
-"""TensorRT-LLM's SpeculativeDecodingMode.LOOKAHEAD_DECODING as config.json stores it."""
-NO_SPECULATION = 1
-"""TensorRT-LLM's SpeculativeDecodingMode.NONE."""
 
 QWEN2 = "Qwen2ForCausalLM"
 """The architecture whose `attn_bias` means q, k and v only (QWenConfig, models/qwen/model.py)."""
@@ -307,96 +299,3 @@ class CheckpointConfig(BaseModel):
             before = scaling.get("original_max_position_embeddings") or trained
             return max(trained, int(before * factor))
         return int(trained * factor) if self.rope_type in ("linear", "dynamic") else trained
-
-
-class BuildConfig(BaseModel):
-    """The limits of an engine: the part of TensorRT-LLM's BuildConfig that both executors read.
-
-    `max_seq_len` already includes `max_draft_len`, as TensorRT-LLM's `build()` stores it: prompt
-    and output together may use `max_seq_len - max_draft_len` tokens. Engines of TensorRT-LLM 0.20
-    to 1.2 read as they are: keys trtla does not use are kept.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="allow")
-
-    max_batch_size: Size
-    max_beam_width: Size = 1
-    max_input_len: Size
-    max_seq_len: Size
-    max_num_tokens: int = Field(ge=1, le=2**63 - 1)
-    max_draft_len: int = Field(default=0, ge=0, le=LARGEST)
-    speculative_decoding_mode: int = NO_SPECULATION
-    kv_cache_type: str | None = None
-    """PAGED, CONTINUOUS or DISABLED in any case; absent means CONTINUOUS (gptJsonConfig.cpp)."""
-    gather_context_logits: bool = False
-    plugin_config: dict[str, Any] = {}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_token_limit(cls, data: Any) -> Any:
-        """A full batch of full sequences, where an engine names no max_num_tokens."""
-        if not isinstance(data, dict) or data.get("max_num_tokens") is not None:
-            return data
-        sizes = data.get("max_batch_size"), data.get("max_seq_len")
-        if not all(isinstance(size, int) for size in sizes):
-            return data
-        return {**data, "max_num_tokens": data["max_batch_size"] * data["max_seq_len"]}
-
-    @model_validator(mode="after")
-    def _mode(self) -> BuildConfig:
-        if self.speculative_decoding_mode == LOOKAHEAD_DECODING and self.max_draft_len < 1:
-            raise ValueError(
-                f"max_draft_len {self.max_draft_len} must be above 0 in a lookahead engine"
-            )
-        if self.max_seq_len <= self.max_draft_len:
-            raise ValueError(
-                f"max_seq_len {self.max_seq_len} leaves no room beside "
-                f"max_draft_len {self.max_draft_len}"
-            )
-        return self
-
-    @property
-    def max_text_len(self) -> int:
-        """Prompt + output tokens that one request may use."""
-        return self.max_seq_len - self.max_draft_len
-
-
-class EngineConfig(BaseModel):
-    """An engine directory's config.json, TensorRT-LLM's layout."""
-
-    model_config = ConfigDict(frozen=True, extra="allow")
-
-    version: str
-    pretrained_config: CheckpointConfig
-    build_config: BuildConfig
-
-
-class EngineManifest(BaseModel):
-    """An engine's trtla.json: what config.json has no place for. Unknown keys are errors."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    format_version: Literal[1] = 1
-    backend: Literal["torch", "tensorrt-llm"]
-    lookahead: tuple[int, int, int]
-    dtype: DType
-    trtla_version: str
-    torch_version: str
-    tensorrt_llm_version: str | None = None
-    """The release that compiled a tensorrt-llm engine; it runs on that one only."""
-    compute_capability: str | None = Field(default=None, pattern=r"^\d+\.\d+$")
-    """The GPU that a tensorrt-llm engine was compiled on, such as 9.0; it runs on that kind only.
-    None where it is not known, for engines that trtllm-build made."""
-    source: str
-    source_sha256: str = Field(pattern="^[0-9a-f]{64}$")
-    """The digest of the weights and config.json that the engine was built from; where trtllm-build
-    made it, of its own files."""
-    settings: dict[str, str] = {}
-    """Where each build setting came from (flag, environment, config, default)."""
-    trtllm: dict[str, Any] = {}
-    """What TensorRT-LLM's builder was asked by its own names."""
-
-    @property
-    def triple(self) -> LookaheadConfig:
-        """The lookahead triple; (1,1,0) for a plain engine."""
-        return LookaheadConfig(*self.lookahead)

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Literal
 
 from trtla.errors import UsageError
 from trtla.files import validate
-from trtla.formats.config import CheckpointConfig, EngineConfig, EngineManifest
+from trtla.formats.config import CheckpointConfig
+from trtla.formats.engine_config import EngineConfig, EngineManifest
 from trtla.formats.engine_limits import (
     BuildSettings,
     check_compiled,

@@ -17,11 +17,13 @@ from typing import Any, NamedTuple
 from trtla.errors import UsageError
 from trtla.files import validate
 from trtla.formats.config import (
+    TOKENS_PER_BLOCK,
+    CheckpointConfig,
+)
+from trtla.formats.engine_config import (
     LOOKAHEAD_DECODING,
     NO_SPECULATION,
-    TOKENS_PER_BLOCK,
     BuildConfig,
-    CheckpointConfig,
     EngineConfig,
 )
 from trtla.settings.fields import wrong

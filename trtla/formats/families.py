@@ -81,8 +81,6 @@ class Family:
     """Whether they do in Hugging Face's."""
     fused: bool = False
     """Whether q, k and v are one weight in its files, and gate and up another."""
-    offset_norms: bool = False
-    """Whether Hugging Face's files hold the weights of norms less 1."""
     trtllm: str | None = None
     """The folder of its converter in TensorRT-LLM, whose lookahead decoding runs it."""
 
@@ -230,7 +228,6 @@ DECODERS = (
             "ffn_norm": "pre_feedforward_layernorm",
             "post_ffw_norm": "post_feedforward_layernorm",
         },
-        offset_norms=True,
     ),
 )
 

@@ -9,7 +9,8 @@ from typing import Any
 from trtla.errors import UsageError
 from trtla.files import validate
 from trtla.formats.checkpoint import Checkpoint, read_checkpoint_config
-from trtla.formats.config import DTYPES, OPTIONS, QWEN2, BuildConfig, CheckpointConfig, Mapping
+from trtla.formats.config import DTYPES, OPTIONS, QWEN2, CheckpointConfig, Mapping
+from trtla.formats.engine_config import BuildConfig
 from trtla.formats.engine_limits import BuildSettings
 from trtla.formats.gguf.folder import find_folder, weight_file
 from trtla.formats.hf import HFModel

@@ -75,7 +75,7 @@ def stored_forms(config: CheckpointConfig, *, gguf: bool) -> dict[str, StoredFor
         first = begun.get(fused, 0)
         begun[fused] = first + shape[0]
         turned = name.split(".")[-2] in _TURNED
-        offset = float(family.offset_norms and not gguf and "norm" in name)
+        offset = float(config.offset_norms and not gguf and "norm" in name)
         forms[name] = StoredForm(fused, first, order if turned else (), offset)
     return forms
 

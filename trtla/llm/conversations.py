@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from trtla.errors import RendererLost, TrtlaError, UsageError
@@ -15,6 +16,7 @@ from trtla.llm.chat_text import unused
 from trtla.llm.templates import TemplateStopped
 from trtla.settings.messages import (
     Content,
+    Message,
     Messages,
     Rendering,
     joined,
@@ -23,12 +25,16 @@ from trtla.settings.messages import (
     with_text,
     written,
 )
+from trtla.settings.tool_calls import with_arguments
 
 Fill = Callable[[list[dict[str, Any]], Rendering], str]
 """Renders messages, and the text behind them that the rendering asks for."""
 _KEPT = 64
 """Pairs of a role and of variables whose trials are cached."""
 _WORD, _STRAY = "trialword7f3c", "straykey9d2e"
+_CALLS = "calls"
+"""In place of a role: the arguments of an assistant's calls, as objects and as texts."""
+_ASKING = ("user", "tool")
 _SURE = 12
 """Characters of a text that a template is unlikely to contain itself."""
 
@@ -43,6 +49,7 @@ class Conversations:
     def __init__(self, fill: Fill) -> None:
         self._fill = fill
         self._taken: dict[tuple[str, str], tuple[bool, bool]] = {}
+        self._writes_tools = False
 
     def text(self, messages: Messages, rendering: Rendering) -> str:
         """Render the conversation as the model reads it, with every user's text in it.
@@ -52,12 +59,29 @@ class Conversations:
         """
         rendering.check(messages)
         text = self.filled_in(messages, rendering)
+        self._check_tools(messages, rendering, text)
         if (index := self._left_out(messages, rendering, text)) is not None:
             raise UsageError(
-                f"the model's chat template leaves out messages[{index}] (user)",
+                f"the model's chat template leaves out messages[{index}] "
+                f"({messages[index]['role']})",
                 "give messages that it takes, or go without it: --no-chat, in a chat /chat off",
             )
         return text
+
+    def _check_tools(self, messages: Messages, rendering: Rendering, text: str) -> None:
+        """Refuse tools if the template writes the same without, also for a question alone."""
+        if not rendering.tools or self._writes_tools:
+            return
+        bare = replace(rendering, tools=())
+        question = [self._question(bare)]
+        same = self._trial(question, bare) == self._trial(question, rendering)
+        if same and self._tried(messages, bare) == text:
+            raise UsageError(
+                "the model's chat template leaves out tools",
+                "omit tools, or use another model",
+                "tools",
+            )
+        self._writes_tools = True
 
     def filled_in(self, messages: Messages, rendering: Rendering) -> str:
         """Render without the check."""
@@ -83,10 +107,16 @@ class Conversations:
         return text
 
     def _adapted(self, messages: Messages, rendering: Rendering) -> list[dict[str, Any]]:
-        return [
-            {**message, "content": self._content(message["role"], message["content"], rendering)}
-            for message in messages
-        ]
+        return [self._message(message, rendering) for message in messages]
+
+    def _message(self, message: Message, rendering: Rendering) -> dict[str, Any]:
+        content = self._content(message["role"], message["content"], rendering)
+        calls = message.get("tool_calls")
+        if not calls:
+            return {**message, "content": content}
+        objects, _ = self._takes(_CALLS, rendering)
+        form = _as_object if objects else _as_text
+        return {**message, "content": content, "tool_calls": with_arguments(calls, form)}
 
     def _content(self, role: str, content: Content, rendering: Rendering) -> Content:
         texts, parts = self._takes(role, rendering)
@@ -103,35 +133,63 @@ class Conversations:
         variables = rendering.chat_template_kwargs
         key = role, json.dumps(variables, sort_keys=True)
         if key not in self._taken:
-            parts = [{**text_part(_WORD), _STRAY: ""}]
             how = Rendering(chat_template_kwargs=variables)
+            found = self._trials_of_calls(how) if role == _CALLS else self._trials(role, how)
             if len(self._taken) >= _KEPT:
                 self._taken = {}
-            self._taken[key] = self._writes(role, _WORD, how), self._writes(role, parts, how)
+            self._taken[key] = found
         return self._taken[key]
+
+    def _trials(self, role: str, how: Rendering) -> tuple[bool, bool]:
+        parts = [{**text_part(_WORD), _STRAY: ""}]
+        return self._writes(role, _WORD, how), self._writes(role, parts, how)
+
+    def _trials_of_calls(self, how: Rendering) -> tuple[bool, bool]:
+        """Try arguments as an object and as its text: no Python repr and no JSON in a text."""
+
+        def writes(arguments: Any) -> bool:
+            text = self._trial([self._question(how), *_called(arguments)], how)
+            return _WORD in text and not any(
+                wrong in text for wrong in (f"'{_WORD}", f'\\"{_WORD}')
+            )
+
+        return writes({"a": _WORD}), writes(json.dumps({"a": _WORD}))
 
     def _writes(self, role: str, content: Content, rendering: Rendering) -> bool:
         """Return True if the template writes a content's text, and no Python repr of parts."""
         trial: list[dict[str, Any]] = [{"role": role, "content": content}]
-        if role != "user":
-            question = {"role": "user", "content": self._content("user", "a", rendering)}
-            trial = [*trial, question] if role == "system" else [question, *trial, question]
+        question = self._question(rendering) if role != "user" else {}
+        if role == "system":
+            trial = [*trial, question]
+        elif role == "tool":
+            calling, answer = _called({})
+            calling = self._message(calling, rendering)
+            trial = [question, calling, {**answer, "content": content}]
+        elif role != "user":
+            trial = [question, *trial, question]
+        text = self._trial(trial, rendering)
+        return _WORD in text and _STRAY not in text
+
+    def _question(self, rendering: Rendering) -> dict[str, Any]:
+        return {"role": "user", "content": self._content("user", "a", rendering)}
+
+    def _trial(self, messages: list[dict[str, Any]], rendering: Rendering) -> str:
+        """Return a trial's text in small letters; empty if the template rejects it."""
         try:
-            text = self._fill(trial, rendering).casefold()
+            return self._fill(messages, rendering).casefold()
         except (TrtlaError, TemplateStopped):
             raise
         except Exception:  # jinja2's, or any other
-            return False
-        return _WORD in text and _STRAY not in text
+            return ""
 
     def _left_out(self, messages: Messages, rendering: Rendering, text: str) -> int | None:
-        """Return the index of a user's message that is missing from the prompt, in any form.
+        """Return the index of a user's or tool's message that the prompt lacks, in any form.
 
         A message that is not there literally counts if other letters in it change the prompt; if
         the trials have not shown that contents are written, each half of it has to count. The last
         question is tried on its own, earlier ones together: few trials for any length.
         """
-        users = [index for index, message in enumerate(messages) if message["role"] == "user"]
+        users = [index for index, message in enumerate(messages) if message["role"] in _ASKING]
         contents = [part_texts(message["content"]) for message in messages]
         question = [index for index in users[-1:] if not _is_surely_there(contents, index, text)]
         earlier = [index for index in users[:-1] if not _is_there(contents[index], text)]
@@ -161,6 +219,22 @@ class Conversations:
             raise
         except Exception:  # whether a template raises depends on the text
             return None
+
+
+def _called(arguments: Any) -> list[dict[str, Any]]:
+    """Return a call and its answer."""
+    function = {"name": "trial", "arguments": arguments}
+    call = {"id": "trial7f3c", "type": "function", "function": function}
+    answer = {"role": "tool", "tool_call_id": "trial7f3c", "content": "a"}
+    return [{"role": "assistant", "content": "", "tool_calls": [call]}, answer]
+
+
+def _as_object(arguments: Any) -> Any:
+    return arguments
+
+
+def _as_text(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
 def _core(text: str) -> str:

@@ -49,7 +49,7 @@ class GrammarCompiler:
 
     Args:
         vocab_size: of the model's logits.
-        end_ids: what ends a text.
+        end_ids: the tokens that end a text.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_ids: Sequence[int]) -> None:
@@ -95,10 +95,10 @@ class GrammarCompiler:
             lambda text: tokenizer.encode(text, special=False),
         )
         wrapped = library.TokenizerWrapper(spelling)
-        made: LLTokenizer = library.LLTokenizer(
+        result: LLTokenizer = library.LLTokenizer(
             wrapped, n_vocab=count, eos_token=list(self._end_ids)
         )
-        return made
+        return result
 
 
 def _matcher(spelling: LLTokenizer, grammar: Grammar) -> LLMatcher:
@@ -114,9 +114,9 @@ def _matcher(spelling: LLTokenizer, grammar: Grammar) -> LLMatcher:
     return matcher
 
 
-_WHAT = {"json_schema": "the JSON schema", "regex": "the regular expression"}
+_NAMES = {"json_schema": "the JSON schema", "regex": "the regular expression"}
 
 
 def _refusal(grammar: Grammar, reason: object) -> UsageError:
-    what = _WHAT.get(grammar.kind, "the grammar")
-    return UsageError(f"{what} cannot be used: {first_line(reason)}", "correct or simplify it")
+    name = _NAMES.get(grammar.kind, "the grammar")
+    return UsageError(f"{name} cannot be used: {first_line(reason)}", "correct or simplify it")

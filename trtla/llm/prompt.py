@@ -71,6 +71,8 @@ class PromptRequest:
     """Treat a text as a chat message if the model has a template."""
     most: int | None = None
     """A limit of tokens: a text that must exceed it is refused before it is encoded."""
+    shown: str = ""
+    """The name of a control token that answers have in their texts."""
 
 
 class RequestMaker:
@@ -141,7 +143,7 @@ class RequestMaker:
                 changes["request_id"] = next(self._ids)
             stream = None
             if self.tokenizer is not None:
-                new_stream = partial(self.tokenizer.stream, request.input_ids, stop)
+                new_stream = partial(self.tokenizer.stream, request.input_ids, stop, prompt.shown)
                 stream = new_stream()
                 changes |= {"stop_check": StopStrings(new_stream)} if stop else {}
             chosen = replace(request, **changes) if changes else request
@@ -261,7 +263,7 @@ class RequestMaker:
         try:
             return self.tokenizer.read_prompt(prompt, most, rendering)
         except UsageError as error:
-            raise type(error)(f"{name}: {error.message}", error.hint) from None
+            raise type(error)(f"{name}: {error.message}", error.hint, error.setting) from None
 
     def _expected_ids(self, prompt: PromptRequest) -> tuple[int, ...]:
         expected, name = prompt.expected_output, f"the expected output of {prompt.name}"

@@ -56,15 +56,14 @@ class ChatTemplate:
 
         Args:
             add_generation_prompt: end with the beginning of the next answer.
-            variables: further ones for the template.
+            variables: further ones for the template, such as `tools`.
         """
         shown = [{k: v for k, v in message.items() if v is not None} for message in messages]
         return self._compiled.render(
             messages=shown,
-            tools=None,
             documents=None,
             add_generation_prompt=add_generation_prompt,
-            **{**dict.fromkeys(_ROLES, ""), **self.tokens, **variables},
+            **{"tools": None, **dict.fromkeys(_ROLES, ""), **self.tokens, **variables},
         )
 
     def parse(self) -> None:

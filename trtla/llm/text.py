@@ -23,7 +23,7 @@ from trtla.llm.chat_text import ChatText, ControlTokens, chat_text
 from trtla.llm.conversations import Conversations
 from trtla.llm.stops import StopText, as_stop_texts
 from trtla.llm.templates import ChatTemplate, TemplateProcess
-from trtla.llm.text_stream import TextStream
+from trtla.llm.text_stream import TextStream, showing
 from trtla.llm.tokenizer_files import (
     TokenLengths,
     named_tokens,
@@ -208,14 +208,20 @@ class Tokenizer:
         ids = sorted(self.vocabulary.items(), key=itemgetter(1, 0))
         return hashlib.sha256(json.dumps(ids).encode()).hexdigest()
 
-    def stream(self, prompt: Sequence[int], stop: Sequence[str] = ()) -> TextStream:
+    def stream(
+        self, prompt: Sequence[int], stop: Sequence[str] = (), shown: str = ""
+    ) -> TextStream:
         """Return the text stream of an output, up to the first stop string.
 
         A control token's name stops a text at the token as well as where it is spelt.
+
+        Args:
+            shown: the name of a control token that the text has in it.
         """
         named = (self._named(text) for text in stop)
         stops = (*as_stop_texts(stop), *(stop_text for stop_text in named if stop_text.tokens))
-        return TextStream(self.decode, prompt, stops, self.byte_tokens)
+        decode = showing(self.decode, shown, self.token_id(shown)) if shown else self.decode
+        return TextStream(decode, prompt, stops, self.byte_tokens)
 
     def _named(self, stop: str) -> StopText:
         controls = self._control.find(stop)
@@ -284,6 +290,8 @@ class Tokenizer:
     def _fill_in(self, messages: list[dict[str, Any]], rendering: Rendering) -> str:
         template, answer = self._known_template(), rendering.add_generation_prompt
         variables = {**self._variables, **rendering.chat_template_kwargs}
+        if rendering.tools:
+            variables["tools"] = list(rendering.tools)
         if self._plain is not None or fills_in_by_jinja(self.inner):
             return str((self._process or template).render(messages, answer, variables))
         options = {"tokenize": False, "add_generation_prompt": answer}
@@ -327,11 +335,22 @@ class Tokenizer:
         if self._parse_special:
             return ChatText(text)
         check_text("".join(written(messages)), "the text")
+        self._check_tools(rendering)
 
         def render(others: Messages) -> str:
             return self._by_template(self._conversations.filled_in, others, rendering)
 
         return chat_text(render, self._control, messages, text)
+
+    def _check_tools(self, rendering: Rendering) -> None:
+        """Refuse control tokens in tools, which the template writes as they are."""
+        tools = json.dumps(rendering.tools, ensure_ascii=False)
+        for token in self._control.names(tools)[:1]:
+            raise UsageError(
+                f"the tools hold {self.token_name(token)}, which is a control token of the model",
+                "remove it from their names, descriptions and parameters",
+                "tools",
+            )
 
     def encode_chat(self, chat: ChatText) -> tuple[int, ...]:
         """Encode a conversation or a part of it."""

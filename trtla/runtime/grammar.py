@@ -61,12 +61,12 @@ class CompiledGrammar:
 class GrammarState:
     """The grammar of one request behind its output.
 
-    Where a matcher gives up, since drafts or other texts have filled its lexer, a new one reads the
-    output again. So whether a mask can be computed depends on its path alone.
+    If a matcher gives up, since drafts or other texts have filled its lexer, a new one reads the
+    output again. So it depends on the path alone whether a mask can be computed.
 
     Args:
-        grammar: what outputs must be.
-        end_ids: what may follow a text that has ended.
+        grammar: the grammar of the whole output.
+        end_ids: the tokens that may follow a text that has ended.
         vocab_size: of the model's logits.
     """
 
@@ -84,7 +84,7 @@ class GrammarState:
         """Why no token was allowed where that was last so."""
 
     def follow(self, output_ids: Sequence[int]) -> GrammarState:
-        """Read what the output has more than before."""
+        """Read the new tokens of the output."""
         new = list(output_ids[len(self._output) :])
         if new:
             self._ended = self._refuses(new)  # behind an end token
@@ -122,7 +122,7 @@ class GrammarState:
     def _fitted(self, mask: ndarray) -> ndarray:
         if len(mask) == self._words:
             return mask
-        wide = np.zeros(self._words, np.uint32)  # the model has tokens that the tokenizer has not
+        wide = np.zeros(self._words, np.uint32)  # the model has more tokens than the tokenizer
         wide[: len(mask)] = mask[: self._words]
         return wide
 
@@ -180,5 +180,5 @@ def _bits(ids: Sequence[int], vocab_size: int) -> ndarray:
 def allowed_tokens(mask: ndarray, vocab_size: int) -> ndarray:
     """A mask as booleans, [vocab]."""
     bits = np.unpackbits(mask.view(np.uint8), bitorder="little", count=vocab_size)
-    found: ndarray = bits.view(bool)
-    return found
+    booleans: ndarray = bits.view(bool)
+    return booleans

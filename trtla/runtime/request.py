@@ -9,15 +9,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from trtla.errors import TrtlaError
 from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, RecordedForward
-from trtla.runtime.grammar import GrammarStart
 from trtla.runtime.stats import RequestStats
 from trtla.settings.drafting import DrafterSettings, DraftOptions
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.settings.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from trtla.runtime.grammar import GrammarStart
 
 
 def committed_prefix(

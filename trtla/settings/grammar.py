@@ -40,11 +40,11 @@ class Grammar:
             return value
         if not isinstance(value, Mapping) or len(value) != 1:
             raise UsageError(f"grammar is {shown(value)}, not an object of one key", _EXAMPLE)
-        ((kind, own),) = value.items()
+        ((kind, rule),) = value.items()
         if kind not in KINDS:
             guess = did_you_mean(str(kind), KINDS)
             raise UsageError(f"grammar has the unknown key {shown(kind)}", f"{guess}{_EXAMPLE}")
-        return cls(kind, _TEXTS[kind](own))
+        return cls(kind, _TEXTS[kind](rule))
 
     @property
     def value(self) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def _any_object(value: object) -> str:
 
 def _choice(value: object) -> str:
     texts = value if isinstance(value, Sequence) and not isinstance(value, (str, bytes)) else ()
-    if not texts or not all(isinstance(one, str) and one for one in texts):
+    if not texts or not all(isinstance(text, str) and text for text in texts):
         raise UsageError(
             f"choice is {shown(value)}, not a list of texts", 'give some, such as ["yes", "no"]'
         )

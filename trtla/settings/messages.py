@@ -13,11 +13,13 @@ from typing import Any, TypeGuard
 
 from trtla.errors import UsageError, did_you_mean
 from trtla.settings.fields import check, check_text, option, shown
+from trtla.settings.tool_calls import call_texts, changed_calls, check_calls, check_id
 
 Message = Mapping[str, Any]
 """A role, and a content: a text, or a list of parts `{"type": "text", "text": ...}`.
 
 A `name` says who speaks, to chat templates that use it. None is an assistant's content of no text.
+An assistant's `tool_calls` and a tool's `tool_call_id` have OpenAI's form.
 """
 Messages = Sequence[Message]
 """A conversation; the model answers the last message."""
@@ -27,7 +29,7 @@ Variables = Mapping[str, Any]
 """Values of JSON for the variables of a chat template, such as {"enable_thinking": false}."""
 NO_VARIABLES: Variables = {}
 
-ROLES = ("system", "user", "assistant")
+ROLES = ("system", "user", "assistant", "tool")
 _FORM = 'write {"role": "user", "content": "..."} messages'
 
 
@@ -42,7 +44,7 @@ _SET_ELSEWHERE = {
     "messages": "give it as the prompt",
     "add_generation_prompt": "give it beside chat_template_kwargs",
     "continue_final_message": "give it beside chat_template_kwargs",
-    "tools": "omit it: tools are not supported",
+    "tools": "omit it: tools are a field of the server's requests",
     "documents": "omit it: documents are not supported",
 }
 
@@ -76,6 +78,8 @@ class Rendering:
     """Continue the last message, which is the beginning of an answer."""
     chat_template_kwargs: Variables = field(default_factory=dict)
     """Variables of the chat template, in place of those that the model was opened with."""
+    tools: Sequence[Mapping[str, Any]] = ()
+    """What the answer may call, in OpenAI's form."""
 
     def __post_init__(self) -> None:
         check_variables(self.chat_template_kwargs)
@@ -92,6 +96,7 @@ class Rendering:
         continue_final_message: object,
         add_generation_prompt: bool | None = None,
         chat_template_kwargs: Variables | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> Rendering:
         """From arguments; an answer is asked for unless the last message is continued."""
         if not isinstance(continue_final_message, bool):
@@ -101,7 +106,7 @@ class Rendering:
         if add_generation_prompt is None:
             add_generation_prompt = not continue_final_message
         variables = {} if chat_template_kwargs is None else chat_template_kwargs
-        return cls(add_generation_prompt, continue_final_message, variables)
+        return cls(add_generation_prompt, continue_final_message, variables, tools)
 
     @property
     def changed(self) -> str:
@@ -128,6 +133,7 @@ class Rendering:
 ANSWER, CONTINUED = Rendering(), Rendering(False, True)
 _MORE_TEXTS = ("name", "reasoning_content")
 _KEYS = ("role", "content", *_MORE_TEXTS)
+_KEYS_OF = {"assistant": (*_KEYS, "tool_calls"), "tool": (*_KEYS, "tool_call_id")}
 
 
 def part_texts(content: Content) -> list[str]:
@@ -159,6 +165,7 @@ def written(messages: Messages) -> Iterator[str]:
     for message in messages:
         yield from part_texts(message["content"])
         yield from (message[key] for key in _MORE_TEXTS if message.get(key))
+        yield from call_texts(message.get("tool_calls", ()))
 
 
 def rewritten(messages: Messages, change: Callable[[str], str]) -> list[dict[str, Any]]:
@@ -171,6 +178,8 @@ def rewritten(messages: Messages, change: Callable[[str], str]) -> list[dict[str
         for key in _MORE_TEXTS:
             if new.get(key):
                 new[key] = change(new[key])
+        if calls := new.get("tool_calls"):
+            new["tool_calls"] = changed_calls(calls, change)
         changed.append(new)
     return changed
 
@@ -193,25 +202,36 @@ def _message(message: object, name: str) -> dict[str, Any]:
         problem = f"the role {shown(role)}" if "role" in message else "no role"
         raise UsageError(f"{name} has {problem}", f"{guess}use {', '.join(ROLES)}")
     for key in message:
-        if key not in _KEYS:
+        if key not in _KEYS_OF.get(role, _KEYS):
             raise UsageError(f"{name} ({role}) has the unknown key {shown(key)}", "remove the key")
-    if "content" not in message:
+    calls = message.get("tool_calls") or ()
+    if "content" not in message and not calls:
         raise UsageError(f"{name} ({role}) has no content", _FORM)
-    content = message["content"]
+    content = message.get("content")
     empty = content is None and role == "assistant"
     message_out: dict[str, Any] = {
         "role": str(role),
         "content": "" if empty else _content(content, f"{name} ({role})"),
+        **dict(_more_texts(message, name)),
     }
+    if calls:
+        message_out["tool_calls"] = check_calls(calls, name)
+    if "tool_call_id" in message:
+        message_out["tool_call_id"] = check_id(message["tool_call_id"], name)
+    return message_out
+
+
+def _more_texts(message: Message, name: str) -> Iterator[tuple[str, str]]:
     for key in _MORE_TEXTS:
         text = message.get(key)
         if text is None:
             continue
         if not isinstance(text, str):
-            raise UsageError(f"{name} ({role}) has the {key} {shown(text)}", "give a text")
+            raise UsageError(
+                f"{name} ({message['role']}) has the {key} {shown(text)}", "give a text"
+            )
         check_text(text, name)
-        message_out[key] = text
-    return message_out
+        yield key, text
 
 
 def _content(content: object, name: str) -> Content:

@@ -20,7 +20,7 @@ from trtla.errors import TrtlaError, UsageError
 from trtla.files import json_text, write_json, write_whole
 from trtla.formats.atomic import os_failure
 from trtla.formats.checkpoint import Progress, write_ranks
-from trtla.formats.config import BuildConfig, CheckpointConfig, EngineManifest
+from trtla.formats.config import CheckpointConfig
 from trtla.formats.engine import (
     MANIFEST,
     Engine,
@@ -29,6 +29,7 @@ from trtla.formats.engine import (
     open_engine,
     read_engine,
 )
+from trtla.formats.engine_config import BuildConfig, EngineManifest
 from trtla.formats.engine_limits import BuildSettings, check_compiled, some_triples, unknown_triple
 from trtla.formats.folder import copy_side_files, tokenizer_dir
 from trtla.formats.model_folder import ModelFolder

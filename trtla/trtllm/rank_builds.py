@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from trtla.errors import TrtlaError, sentence
-from trtla.formats.config import BuildConfig
+from trtla.formats.engine_config import BuildConfig
 from trtla.formats.families import BY_ARCHITECTURE, spelled
 from trtla.formats.gguf.folder import weight_file
 from trtla.formats.source import BuildSource

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 
 from trtla.errors import UsageError
-from trtla.formats.config import WEIGHT_ONLY, BuildConfig, CheckpointConfig
+from trtla.formats.config import WEIGHT_ONLY, CheckpointConfig
+from trtla.formats.engine_config import BuildConfig
 from trtla.formats.engine_limits import stage_problems
 from trtla.formats.families import BY_ARCHITECTURE, spelled
 from trtla.formats.plan import block_names, linear_sizes

@@ -27,8 +27,8 @@ from trtla.trtllm.library import (
 from trtla.trtllm.rules import gpu_capability, show
 
 if TYPE_CHECKING:
-    from trtla.formats.config import BuildConfig
     from trtla.formats.engine import Engine
+    from trtla.formats.engine_config import BuildConfig
 
 _REBUILD = "or build with --backend torch"
 _CHECKED = (

@@ -342,7 +342,7 @@ def check_sets(
     console: Console, asking: Asking, folders: Folders, sets: Iterable[PromptSet]
 ) -> None:
     """`check_texts` for the prompts of sets."""
-    texts = any(not one.is_chat for chosen in sets for one in chosen.questions)
+    texts = any(not question.is_chat for chosen in sets for question in chosen.questions)
     check_texts(console, asking, folders, any_texts=texts)
 
 

@@ -255,19 +255,19 @@ def with_processor(flags: dict[str, Any]) -> dict[str, Any]:
 
 
 _GRAMMARS = {"json_schema": "json_schema", "regex": "regex", "grammar": "lark"}
-"""The flags that say what outputs must be, and the kinds of grammar that they are."""
+"""The flags with rules for outputs, and their kinds of grammar."""
 
 
 def with_grammar(flags: dict[str, Any]) -> dict[str, Any]:
-    """The running command's flags, those that say what outputs must be turned into one grammar."""
-    given = [name for name in _GRAMMARS if flags[name] is not None]
+    """The running command's flags, with the rules for outputs turned into one grammar."""
+    present = [name for name in _GRAMMARS if flags[name] is not None]
     others = {name: value for name, value in flags.items() if name not in _GRAMMARS}
-    if not given:
+    if not present:
         return others
-    if len(given) > 1:
-        first, second = map(flag_name, given[:2])
+    if len(present) > 1:
+        first, second = map(flag_name, present[:2])
         raise UsageError(f"{first} and {second} exclude each other", "omit one of them")
-    (name,) = given
+    (name,) = present
     text = flags[name] if name == "regex" else _file_or_text(flag_name(name), flags[name])
     try:
         return {**others, "grammar": Grammar.of({_GRAMMARS[name]: text})}
@@ -276,8 +276,8 @@ def with_grammar(flags: dict[str, Any]) -> dict[str, Any]:
 
 
 def _file_or_text(flag: str, value: str) -> str:
-    """A file's text; what is no file's name is the text itself."""
-    is_text = value.lstrip().startswith("{") or any(one in value for one in (":", "\n"))
+    """A file's text; a value that is no file's name is the text itself."""
+    is_text = value.lstrip().startswith("{") or any(mark in value for mark in (":", "\n"))
     if is_text and not Path(value).is_file():
         return value
     return read_text(Path(value))

@@ -227,7 +227,7 @@ def choices(
 
 def _engines_own(engine_dir: object) -> tuple[str, ...]:
     from trtla.files import read_json, validate
-    from trtla.formats.config import EngineManifest
+    from trtla.formats.engine_config import EngineManifest
 
     if isinstance(engine_dir, str):
         path = Path(engine_dir).expanduser() / "trtla.json"

@@ -115,13 +115,13 @@ class TreePolicy:
     def _planned(
         self, drafters: Sequence[TreeDrafter], limits: TreeLimits, most: int, prices: NodePrices
     ) -> list[Draft]:
-        """Choose nodes; again, where a grammar has more to say along those that were chosen."""
+        """Choose nodes, and choose again if a grammar has more rules along the chosen ones."""
         self._planner = self._planner or Planner()
-        for one in drafters:
-            one.look(NO_DRAFT)
+        for drafter in drafters:
+            drafter.look(NO_DRAFT)
         for _ in range(_MOST_PLANS):
             drafts = self._planner.plan(*limits, most, prices)
-            again = [one.look(draft) for one, draft in zip(drafters, drafts, strict=True)]
+            again = [drafter.look(draft) for drafter, draft in zip(drafters, drafts, strict=True)]
             if not any(again):
                 break
         return drafts

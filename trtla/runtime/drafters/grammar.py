@@ -1,4 +1,4 @@
-"""A grammar along the drafts of one step: which nodes it allows, and what it forces behind them."""
+"""A grammar along the drafts of one step: the nodes that it allows, and tokens that it forces."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FEW = 4
 
 
 class GrammarGuide:
-    """What one step's tree was told of a request's grammar."""
+    """The part of a request's grammar that one step's tree knows."""
 
     def __init__(self, tree: Tree, state: GrammarState) -> None:
         self._tree, self._state = tree, state
@@ -25,8 +25,8 @@ class GrammarGuide:
         self._forced: list[tuple[int, ...]] = []
 
     def look(self, draft: Draft) -> bool:
-        """Compute masks behind likely nodes; whether the draft should be planned once more."""
-        known, planned_anew = len(self._masks), False
+        """Compute masks behind likely nodes; return True if the draft should be planned again."""
+        known, plan_again = len(self._masks), False
         for node in range(draft.size):
             if node and draft.values[node - 1] < _LIKELY:
                 continue
@@ -34,10 +34,10 @@ class GrammarGuide:
             mask = self._masks.get(path)
             if mask is None:
                 mask = self._state.mask(path)
-                planned_anew |= mask is None or self._add(path, mask)
+                plan_again |= mask is None or self._add(path, mask)
         if len(self._masks) > known:
             self._tree.set_grammar(self._forced, self._masks)
-        return planned_anew
+        return plan_again
 
     def _add(self, path: tuple[int, ...], mask: ndarray) -> bool:
         self._masks[path] = mask

@@ -164,6 +164,7 @@ def attention_groups(
     device: torch.device,
     window: int | None,
 ) -> tuple[AttentionGroup, ...]:
+    """Group a step's feeds by what their attention has in common; arguments as of `make_batch`."""
     readers = [_Reader(*pair, window) for pair in zip(feeds, tables, strict=True)]
     together = [[piece] for one in readers if one.feed.draft is None for piece in one.pieces()]
     if trees := [one for one in readers if one.feed.draft is not None]:
@@ -270,6 +271,7 @@ def _hide(bias: Tensor, reader: _Reader) -> None:
 
 
 def integers(values: list[int], device: torch.device) -> Tensor:
+    """Return the numbers on the device, int64."""
     return torch.tensor(values, dtype=torch.int64).to(device)
 
 

@@ -176,6 +176,24 @@ def _store(
         tl.store(logs + places, log, mask=real)
 
 
+@triton.jit
+def _bounds(
+    positions: tl.tensor,
+    nodes: tl.tensor,
+    real: tl.tensor,
+    cached: tl.tensor,
+    window: tl.tensor,
+    BLOCK_N: tl.constexpr,
+    WINDOWED: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """The first position that each node sees, and how many cached tokens none of them does."""
+    begins, unread = nodes, cached * 0
+    if WINDOWED:
+        begins = tl.load(positions + nodes, mask=real, other=0) - window + 1
+        unread = tl.maximum(cached - window + 1, 0) // BLOCK_N * BLOCK_N
+    return begins, unread
+
+
 # Sizes of a step are no reason to compile again, nor are addresses that no vector is loaded from.
 # Strides of queries and slots are the model's: as multiples of 16 they let a thread load 16 bytes.
 @triton.jit(
@@ -224,25 +242,20 @@ def attend_pages(
     q = tl.load(queries + places, mask=real[:, None], other=0.0)
     keys, values = keys + head * HEAD_SIZE, values + head * HEAD_SIZE
     value_scale = tl.load(scale) if SCALED else 1.0
-    factor *= value_scale
     busy = first < fed * GROUP_SIZE
-    unread = cached * 0
-    begins = nodes
     positions += start
-    if WINDOWED:
-        begins = tl.load(positions + nodes, mask=real, other=0) - window + 1
-        unread = tl.maximum(cached - window + 1, 0) // BLOCK_N * BLOCK_N
+    begins, unread = _bounds(positions, nodes, real, cached, window, BLOCK_N, WINDOWED)
     stretch = tl.cdiv(tl.cdiv(cached - unread, BLOCK_N), SPLITS) * BLOCK_N
     at = unread + split * stretch
     last = tl.where(busy, tl.minimum(cached, at + stretch), 0)
     peak, total, sums = _absorb_cached(
-        q, factor, keys, values, table, slot_stride, at, last, begins,
+        q, factor * value_scale, keys, values, table, slot_stride, at, last, begins,
         HEAD_SIZE, PAGE, BLOCK_M, BLOCK_N, WINDOWED,
     )  # fmt: skip
     end = tl.minimum(fed, (first + BLOCK_M - 1) // GROUP_SIZE + 1)  # parents come first
     end = tl.where(busy & (split == SPLITS - 1), end, 0)
     peak, total, sums = _absorb_fed(
-        q, factor, keys, values, table, slot_stride, masks, nodes, cached, fed, end,
+        q, factor * value_scale, keys, values, table, slot_stride, masks, nodes, cached, fed, end,
         positions, begins, peak, total, sums, HEAD_SIZE, PAGE, words, BLOCK_N, CAUSAL, WINDOWED,
     )  # fmt: skip
     places = (split * rows + start + nodes) * (KV_HEADS * GROUP_SIZE) + heads

@@ -2,37 +2,14 @@
 // product, heads of attention, tokens. Which thread takes a piece changes no result.
 #pragma once
 
-#include <atomic>
 #include <cmath>
 #include <utility>
 #include <vector>
 
-#include "attention.h"
-#include "matmul.h"
-#include "model.h"
 #include "phases.h"
 #include "team.h"
 
 constexpr int TWICE = 16384;  // numbers up to which each thread makes a product's inputs for itself
-
-// Room for a step's intermediate results, kept from step to step: a token has a row in each.
-struct Buffers {
-    std::vector<float> states, qkv, attended, gated, delta;
-    Operand inputs[PRODUCTS];
-};
-
-inline uint64_t next_stamp() {
-    static std::atomic<uint64_t> last{0};
-    return ++last;
-}
-
-// Whether QUERIES take all queries of a K/V head: then one piece of work places and attends.
-inline bool queries_are_one_piece(const Model& model, const Step& step) {
-    const int group_size = model.heads / model.kv_heads;
-    for (int i = 0; i < step.num_sequences; ++i)
-        if (step.sequences()[i].count * group_size > QUERIES) return false;
-    return true;
-}
 
 // C: the type of keys and values in the cache.
 template <class C>

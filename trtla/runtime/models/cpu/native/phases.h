@@ -1,8 +1,14 @@
-// What a forward does, phase by phase, and how the threads share a phase.
+// What a forward does phase by phase, how the threads share a phase, and room for its results.
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
+#include <vector>
+
+#include "attention.h"
+#include "matmul.h"
+#include "model.h"
 
 // Those of matrix products come first.
 enum Kind { QKV, DENSE, GATE_UP, DOWN, SCORE, EMBED, PREPARE, PLACE, ATTEND, TAP, MEET, ADD };
@@ -29,3 +35,22 @@ struct Chunks {
         return done + (int64_t)size * (index % threads) / threads;
     }
 };
+
+// Room for a step's intermediate results, kept from step to step: a token has a row in each.
+struct Buffers {
+    std::vector<float> states, qkv, attended, gated, delta;
+    Operand inputs[PRODUCTS];
+};
+
+inline uint64_t next_stamp() {
+    static std::atomic<uint64_t> last{0};
+    return ++last;
+}
+
+// Whether QUERIES take all queries of a K/V head: then one piece of work places and attends.
+inline bool queries_are_one_piece(const Model& model, const Step& step) {
+    const int group_size = model.heads / model.kv_heads;
+    for (int i = 0; i < step.num_sequences; ++i)
+        if (step.sequences()[i].count * group_size > QUERIES) return false;
+    return true;
+}

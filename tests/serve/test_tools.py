@@ -1,0 +1,422 @@
+"""Calls of functions: the formats of three families, forced and free, whole and streamed."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+import jsonschema_rs
+import openai
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import trtla
+from tests.support.chat_templates import (
+    CHATML,
+    HERMES_TOOLS,
+    LLAMA_3_TOOLS,
+    MISTRAL_TOOLS,
+    THINKING,
+    with_template,
+)
+from tests.support.served import SHIPPED, refused, serving
+from trtla import LLM
+from trtla.api.reasoning import ReasoningSplitter
+from trtla.api.tool_calls import AnswerSplitter, CallSplitter
+from trtla.api.tool_formats import HERMES, LLAMA_3, MISTRAL, format_of
+from trtla.api.tools import Function
+from trtla.errors import UsageError
+from trtla.llm.grammars import GrammarCompiler
+from trtla.llm.text import Tokenizer
+from trtla.settings.grammar import Grammar
+from trtla.settings.messages import check_messages
+
+HELLO = [{"role": "user", "content": "hello"}]
+WEATHER = {
+    "type": "object",
+    "properties": {
+        "city": {"enum": ["Paris", "Oslo"]},
+        "days": {"$ref": "#/$defs/days"},
+        "exact": {"type": "boolean"},
+    },
+    "required": ["city", "days"],
+    "additionalProperties": False,
+    "$defs": {"days": {"type": "integer", "minimum": 1, "maximum": 9}},
+}
+TIME = {"type": "object", "properties": {"zone": {"enum": ["UTC"]}}, "required": ["zone"],
+        "additionalProperties": False}  # fmt: skip
+SCHEMAS = {"get_weather": WEATHER, "get_time": TIME}
+TOOLS = [
+    {"type": "function",
+     "function": {"name": name, "description": f"It does {name}.", "parameters": schema}}
+    for name, schema in SCHEMAS.items()
+]  # fmt: skip
+ASKS = "'<|assistant|>\n'"
+"""Where the template of Hermes begins an answer."""
+KINDS = {
+    "hermes": (HERMES_TOOLS, ""),
+    "llama": (LLAMA_3_TOOLS, "<|python_tag|>"),
+    "mistral": (MISTRAL_TOOLS, "[TOOL_CALLS]"),
+}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def served(request, tmp_path_factory):
+    template, renamed = KINDS[request.param]
+    folder = with_template(SHIPPED, tmp_path_factory.mktemp(request.param), template, renamed)
+    with serving(partial(LLM, folder, max_batch_size=2)) as one:
+        one.kind = request.param
+        yield one
+
+
+ASK = {"messages": HELLO, "tools": TOOLS, "max_tokens": 150, "temperature": 0.9, "seed": 3}
+
+
+def check(call) -> str:
+    """The name of a valid call."""
+    assert call.keys() == {"id", "type", "function"}
+    name = call["function"]["name"]
+    jsonschema_rs.validator_for(SCHEMAS[name]).validate(json.loads(call["function"]["arguments"]))
+    return name
+
+
+def choice_of(answer):
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"][0]
+
+
+def streamed(served, **body):
+    """The message of each choice, put together from its deltas."""
+    messages, reasons = {}, {}
+    for line in served.chat(**body, stream=True).text.splitlines():
+        for choice in json.loads(line[6:])["choices"] if line.startswith("data: {") else ():
+            message = messages.setdefault(choice["index"], {"content": "", "tool_calls": []})
+            delta = choice["delta"]
+            message["content"] += delta.get("content") or ""
+            for call in delta.get("tool_calls", ()):
+                index, function = call["index"], call["function"]
+                if "id" in call:
+                    assert index == len(message["tool_calls"])
+                    new = {key: call[key] for key in ("id", "type")}
+                    message["tool_calls"].append(new | {"function": {**function}})
+                else:
+                    message["tool_calls"][index]["function"]["arguments"] += function["arguments"]
+            reasons[choice["index"]] = choice["finish_reason"]
+    return messages, reasons
+
+
+@pytest.mark.parametrize("named", [None, "get_time"])
+def test_a_forced_call_is_valid_whole_and_streamed(served, named):
+    choice = {"type": "function", "function": {"name": named}} if named else "required"
+    ask = {**ASK, "tool_choice": choice, "n": 2, "parallel_tool_calls": False, "logprobs": True}
+    answer = served.chat(**ask)
+    assert answer.status_code == 200, answer.text
+    whole = {one["index"]: one for one in answer.json()["choices"]}
+    messages, reasons = streamed(served, **ask)
+    for index, one in whole.items():
+        assert one["finish_reason"] == reasons[index] == "tool_calls"
+        assert one["message"]["content"] is None
+        (call,) = one["message"]["tool_calls"]
+        assert check(call) in ([named] if named else SCHEMAS)
+        (again,) = messages[index]["tool_calls"]
+        assert again["function"] == call["function"]
+        assert messages[index]["content"] == ""
+        assert one["logprobs"]["content"]
+
+
+def test_a_free_answer_has_text_or_valid_calls(served):
+    for seed in range(3):
+        ask = {**ASK, "seed": seed, "max_tokens": 30}
+        one = choice_of(served.chat(**ask))
+        message, (messages, reasons) = one["message"], streamed(served, **ask)
+        assert (message["content"] or "") == messages[0]["content"]
+        assert reasons[0] == one["finish_reason"]
+        assert bool(message["content"]) or message["tool_calls"]
+
+
+def test_an_agent_takes_three_turns_with_two_tools(served):
+    results = {"get_weather": "sunny, 20 degrees", "get_time": '{"time": "12:00"}'}
+    messages = [{"role": "user", "content": "What is the weather, and what time is it?"}]
+    with openai.OpenAI(base_url=served.api, api_key="none") as client:
+        for name in ("get_weather", "get_time", None):
+            choice = {"type": "function", "function": {"name": name}} if name else "none"
+            done = client.chat.completions.create(
+                model="tiny", messages=messages, tools=TOOLS, tool_choice=choice, max_tokens=120,
+                temperature=0.0,
+            )  # fmt: skip
+            message = done.choices[0].message
+            messages.append(message.model_dump())
+            assert [call.function.name for call in message.tool_calls or []] == [name] * bool(name)
+            for call in message.tool_calls or []:
+                check(call.model_dump())
+                messages.append({"role": "tool", "tool_call_id": call.id, "content": results[name]})
+    assert len(messages) == 6
+    assert messages[-1]["content"]
+
+
+def as_word(folder, name):
+    """Make the padding token, which has this name, a word."""
+    for path in folder.glob("*token*.json"):
+        said = json.loads(path.read_text())
+        said.pop("pad_token", None)
+        for token in said.get("added_tokens", ()):
+            token["special"] &= token["content"] != name
+        path.write_text(json.dumps(said))
+    assert Tokenizer(folder).token_id(name) not in Tokenizer(folder).control_ids
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_a_mark_may_be_a_token(tmp_path, special):
+    folder = with_template(SHIPPED, tmp_path, HERMES_TOOLS, "<tool_call>")
+    if not special:
+        as_word(folder, "<tool_call>")
+    with serving(partial(LLM, folder)) as one:
+        choice = choice_of(one.chat(**ASK, tool_choice="required", logprobs=True))
+        messages, _ = streamed(one, **ASK, tool_choice="required")
+    assert choice["logprobs"]["content"][0]["token"] == "<tool_call>"
+    assert {check(call) for call in choice["message"]["tool_calls"]} <= SCHEMAS.keys()
+    assert len(messages[0]["tool_calls"]) == len(choice["message"]["tool_calls"])
+
+
+@pytest.mark.parametrize("ends", ["<think>\\n</think>\\n\\n", "<think>\\n"])
+def test_a_forced_call_comes_behind_the_thoughts(tmp_path, ends):
+    template = f"{HERMES_TOOLS.replace(ASKS, ASKS[:-1] + ends + ASKS[-1])}{{# </think> #}}"
+    folder = with_template(SHIPPED, tmp_path, template, "</think>")
+    as_word(folder, "</think>")
+    likely = {str(Tokenizer(folder).token_id("</think>")): 100.0}
+    with serving(partial(LLM, folder)) as one:
+        choice = choice_of(one.chat(**ASK, tool_choice="required", logit_bias=likely))
+    assert choice["message"]["content"] is None
+    assert check(choice["message"]["tool_calls"][0]) in SCHEMAS
+
+
+def test_the_documented_request_calls_its_tool(tmp_path):
+    page = (Path(trtla.__file__).parents[1] / "docs" / "serving.md").read_text()
+    body = re.search(r"^## Tools\n\n```\ncurl .*? -d '(.*?)'\n```", page, re.DOTALL | re.MULTILINE)[
+        1
+    ]
+    with serving(partial(LLM, with_template(SHIPPED, tmp_path, HERMES_TOOLS))) as one:
+        asked = json.loads(body) | {"max_tokens": 60, "parallel_tool_calls": False, "seed": 1}
+        message = choice_of(one.chat(**asked))["message"]
+    assert [call["function"]["name"] for call in message["tool_calls"]] == ["get_weather"]
+
+
+def _answered():
+    """A conversation with a call and its answer."""
+    function = {"name": "f", "arguments": '{"a": "<|end|> é", "b": [1]}'}
+    call = {"id": "abcdefghi", "type": "function", "function": function}
+    return [*HELLO, {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "abcdefghi", "content": "it<|end|>s"}]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_calls_reach_the_template_as_it_takes_them(kind, tmp_path):
+    template, renamed = KINDS[kind]
+    tokenizer = Tokenizer(with_template(SHIPPED, tmp_path, template, renamed))
+    messages = check_messages(_answered(), "the conversation")
+    text = tokenizer.chat_text(messages)
+    assert '{"a": "<|end|> é", "b": [1]}' in text
+    assert "it<|end|>s" in text
+    ends = tokenizer.prompt_ids(messages).count(tokenizer.token_id("<|end|>"))
+    assert ends == text.count("<|end|>") - 2  # those of the call and of the tool are text
+
+
+TEXTS = {
+    "hermes": (HERMES, 'Well.\n<tool_call>\n{"name": "f", "arguments": {"a": "}\\" <"}}\n'
+               '</tool_call>\n<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>', "Well."),
+    "llama": (LLAMA_3, '{"name": "f", "parameters": {"a": "}\\" <"}}', ""),
+    "tagged": (LLAMA_3, '<|python_tag|>{"name": "f", "parameters": {"a": "}\\" <"}}', ""),
+    "mistral": (MISTRAL, 'Well. [TOOL_CALLS] [{"name": "f", "arguments": {"a": "}\\" <"}, "id": '
+                '"1"}, {"name":"g","arguments":{}}]', "Well."),
+}  # fmt: skip
+
+
+def split(format_, text, cuts):
+    """Content and calls of a text that comes in pieces."""
+    splitter = AnswerSplitter(None, CallSplitter(format_, "key"))
+    content, calls = "", {}
+    edges = [0, *sorted(cuts), len(text)]
+    for number, (a, b) in enumerate(pairwise(edges), start=2):
+        parts = splitter.push(text[a:b], last=number == len(edges))
+        content += parts.get("content", "")
+        for call in parts.get("tool_calls", ()):
+            name = call["function"].get("name", "")
+            before = calls.get(call["index"], ("", ""))
+            calls[call["index"]] = before[0] + name, before[1] + call["function"]["arguments"]
+    return content, [calls[index] for index in sorted(calls)]
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+def test_calls_come_off_a_text(kind):
+    format_, text, content = TEXTS[kind]
+    calls = [("f", '{"a": "}\\" <"}')] + [("g", "{}")] * ('"g"' in text)
+    assert split(format_, text, ()) == split(format_, text, range(len(text))) == (content, calls)
+
+
+@given(
+    st.sampled_from(list(TEXTS)),
+    st.lists(st.sampled_from(
+        ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[", "]", ",", '{"name": "f", ', "}", " ",
+         '"arguments": {', '"parameters": {', '"', "\\", "a", "\n", "<|python_tag|>"]),
+        max_size=12),
+    st.sets(st.integers(0, 200)),
+)  # fmt: skip
+def test_the_pieces_of_a_text_make_no_difference(kind, parts, cuts):
+    format_, text = TEXTS[kind][0], "".join(parts)
+    assert split(format_, text, {cut for cut in cuts if cut <= len(text)}) == split(
+        format_, text, ()
+    )
+
+
+def test_what_only_begins_as_a_call_is_text():
+    assert split(HERMES, "a <tool_call> b", ()) == ("a <tool_call> b", [])
+    assert split(LLAMA_3, '{"x": 1}', range(8)) == ('{"x": 1}', [])
+
+
+def test_thoughts_come_off_in_front_of_calls():
+    splitter = AnswerSplitter(ReasoningSplitter(""), CallSplitter(HERMES, "key"))
+    call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    text = f"<think>f or <tool_call>?</think>\n\n{call}"
+    parts = [splitter.push(sign, last=at == len(text) - 1) for at, sign in enumerate(text)]
+    assert "".join(part.get("reasoning_content", "") for part in parts) == "f or <tool_call>?"
+    assert not any(part.get("content") for part in parts)
+    assert splitter.calls
+
+
+@pytest.fixture(scope="module")
+def compiler(tmp_path_factory):
+    folder = with_template(SHIPPED, tmp_path_factory.mktemp("rules"), CHATML, "[TOOL_CALLS]")
+    return GrammarCompiler(Tokenizer(folder), 2048, [0])
+
+
+CALL = '{"name": "get_time", "arguments": {"zone": "UTC"}}'
+LLAMA_CALL = CALL.replace("arguments", "parameters")
+WRAPPED = f"<tool_call>\n{CALL}\n</tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("format_", "state", "must", "allowed", "forbidden"),
+    [
+        (HERMES, "answering", False, ["", "a < b", f"a {WRAPPED}", f"{WRAPPED}\n{WRAPPED}"],
+         ["<tool_call> ", f"{WRAPPED} a", '<tool_call>\n{"name": "no']),
+        (HERMES, "answering", True, [WRAPPED, f"{WRAPPED}\n{WRAPPED}"], ["a", "\n"]),
+        (HERMES, "undecided", True, [f"<think>a</think>\n\n{WRAPPED}", WRAPPED], ["a"]),
+        (HERMES, "undecided", False,
+         [f"<think><tool_call> a</think>\n\nb{WRAPPED}", "<think>a</think> b", "b"],
+         [f"{WRAPPED} a"]),
+        (HERMES, "thinking", False, [f"a <tool_call></think>\n\n{WRAPPED}", "a</think> b"], []),
+        (HERMES, "thinking", True, [f"a</think>\n\n{WRAPPED}"], ["a</think>\n\nb"]),
+        (MISTRAL, "answering", False, ["", "a [", f"[TOOL_CALLS][{CALL}, {CALL}]"],
+         ["[TOOL_CALLS]a", f"[TOOL_CALLS][{CALL}]a"]),
+        (MISTRAL, "answering", True, [f"[TOOL_CALLS][{CALL}]"], ["a", "[TOOL_CALLS][]"]),
+        (LLAMA_3, "answering", False, ["", "a {", LLAMA_CALL], ["{a", f"{LLAMA_CALL};"]),
+        (LLAMA_3, "answering", True, [LLAMA_CALL, f"<|python_tag|>{LLAMA_CALL}"], ["a"]),
+    ],
+)  # fmt: skip
+def test_the_grammar_of_a_format(compiler, format_, state, must, allowed, forbidden):
+    tokenizer = compiler._tokenizer
+    control = {tokenizer.token_name(token): token for token in tokenizer.control_ids}.get
+    functions = [Function(name=name, parameters=schema) for name, schema in SCHEMAS.items()]
+    rules = format_.grammar(functions, state=state, must=must, several=True, control=control)
+    start = compiler.start(Grammar("lark", rules))
+    for text in allowed:
+        ids = tokenizer.encode(text, special=False)
+        assert start().allowed([*ids, 0]) == len(ids) + 1, text
+    for text in forbidden:
+        ids = tokenizer.encode(text, special=False)
+        assert start().allowed(ids) < len(ids), text
+
+
+@pytest.mark.parametrize(
+    ("more", "allowed"),
+    [
+        ({}, ["{}"]),
+        ({"parameters": {"properties": {"a": {"type": "integer"}}}}, ["{}", '{"a": 1}']),
+        ({"parameters": {"additionalProperties": True}}, ["{}", '{"a": 1}', '{"b": 1}']),
+    ],
+)
+def test_arguments_have_the_keys_of_the_schema_alone(compiler, more, allowed):
+    rules = HERMES.grammar(
+        [Function(name="f", **more)],
+        state="answering",
+        must=True,
+        several=False,
+        control=lambda name: None,
+    )
+    start = compiler.start(Grammar("lark", rules))
+
+    def is_allowed(arguments):
+        text = f'<tool_call>\n{{"name": "f", "arguments": {arguments}}}\n</tool_call>'
+        ids = compiler._tokenizer.encode(text, special=False)
+        return start().allowed(ids) == len(ids)
+
+    assert [one for one in ("{}", '{"a": 1}', '{"b": 1}') if is_allowed(one)] == allowed
+
+
+def test_formats_are_found_by_their_templates():
+    found = [format_of(one) for one in (HERMES_TOOLS, LLAMA_3_TOOLS, MISTRAL_TOOLS, CHATML)]
+    assert found == [HERMES, LLAMA_3, MISTRAL, None]
+    assert format_of("<tool_call>\n<function=") is None
+    assert format_of("[TOOL_CALLS]name[ARGS]{}") is None
+
+
+def tool(**more):
+    return {"type": "function", "function": {"name": "f", **more}}
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "said"),
+    [
+        ({"tools": [{"type": "web_search"}]}, "tools.0.type", "other kinds of tools"),
+        ({"tools": [tool(name="a b")]}, "tools.0.function.name", "letters, digits"),
+        ({"tools": [tool(), tool()]}, "tools", "two functions named f"),
+        ({"tools": [tool()], "tool_choice": "any"}, "tool_choice", "none, auto, required"),
+        ({"tool_choice": "required"}, "tool_choice", "there are none"),
+        ({"tools": [tool()], "tool_choice": tool(name="g")}, "tool_choice", "names g"),
+        ({"tools": [tool()], "guided_regex": "a"}, "tools", "exclude"),
+        ({"tools": [tool(description="<|end|>")]}, "tools", "hold <|end|>"),
+        ({"tools": [tool(parameters={"type": "array"})]}, "tools.0.function", "use object"),
+        ({"tools": [tool(parameters={"properties": {"a": {"type": "b"}}})]}, "messages",
+         "the grammar cannot be used"),
+        ({"messages": [{"role": "tool", "content": "a"}]}, "tool_call_id", "which call"),
+        ({"messages": [{**HELLO[0], "tool_calls": [{"id": "a", **tool(arguments="{}")}]}]},
+         "tool_calls", "of an assistant"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_refused_by_name(served, body, param, said):
+    assert said in refused(served.chat(**{"messages": HELLO, "max_tokens": 4, **body}), 400, param)
+
+
+def test_no_tools_and_none_ask_for_nothing(served):
+    plain = {"messages": HELLO, "max_tokens": 6, "temperature": 0}
+    text = choice_of(served.chat(**plain))
+    for more in ({"tools": []}, {"tools": TOOLS, "tool_choice": "none"}, {"tool_choice": "none"}):
+        assert choice_of(served.chat(**plain, **more)) == text
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [(CHATML, "has no calls of tools"), (f"{THINKING}{{# <tool_call> #}}", "leaves out tools")],
+)
+def test_a_template_without_tools_refuses_them(tmp_path, template, said):
+    with serving(partial(LLM, with_template(SHIPPED, tmp_path, template))) as one:
+        answer = one.chat(messages=HELLO, tools=TOOLS, max_tokens=2)
+    assert said in refused(answer, 400, "tools")
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ({"role": "assistant", "tool_calls": "f"}, "no list"),
+        ({"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}, "has the function"),
+        ({"role": "tool", "content": "a", "tool_call_id": "[a]"}, "call id"),
+        ({"role": "user", "content": "a", "tool_calls": []}, "unknown key"),
+    ],
+)
+def test_calls_in_messages_are_checked(message, said):
+    with pytest.raises(UsageError, match=said):
+        check_messages([message], "the conversation")

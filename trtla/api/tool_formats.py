@@ -1,0 +1,171 @@
+"""Formats of function calls, as models' chat templates show them, and their grammars.
+
+A grammar has the frame of a format with fixed blanks, as templates write it, and in it the schema
+of each function's parameters.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from trtla.api.errors import ApiError
+from trtla.api.reasoning import BEGIN, END, State
+from trtla.api.strict import Object
+from trtla.api.tools import Function
+from trtla.llm.prompt import RequestMaker
+
+_GUIDANCE = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,20}"}
+_SIMPLE = {"type", "title", "description", "properties", "required", "$defs", "$schema"}
+"""Keywords of schemas whose properties are all that they have."""
+_END = END.replace("/", r"\/")
+_THOUGHTS = {"undecided": rf"\s*{BEGIN}(?s:.*){_END}", "thinking": f"(?s:.*){_END}"}
+_NO_THOUGHTS = rf" & ~/\s*{BEGIN}(?s:.*)/"
+_STARTS = {"undecided": "rest | thoughts BLANKS rest", "thinking": "thoughts BLANKS rest"}
+_ANY = "(?s:.*)"
+ControlToken = Callable[[str], int | None]
+"""The id of a control token by its name; None: the name is no control token."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """One format of calls: a mark, and objects of JSON with a function's name and arguments."""
+
+    mark: str
+    """In front of the calls, or of each one."""
+    begin: str
+    """Between mark and call."""
+    key: str
+    """Of the arguments."""
+    finish: str
+    """Behind the call, or the last one."""
+    close: str = ""
+    """The mark behind that."""
+    joint: str = ""
+    """Between two calls; empty: an answer has one."""
+    marks_each: bool = False
+    """The marks are around each call."""
+    leads: bool = False
+    """A call is the whole answer, with the mark or without."""
+
+    def name_in_front(self) -> re.Pattern[str]:
+        """The pattern of a call up to its arguments; its group is the name."""
+        begin = rf"(?:{re.escape(self.begin.strip())}\s*)?"
+        name = r'"([A-Za-z0-9_.-]+)"'
+        return re.compile(rf'\s*{begin}\{{\s*"name"\s*:\s*{name}\s*,\s*"{self.key}"\s*:\s*(?=\{{)')
+
+    def grammar(
+        self,
+        functions: Sequence[Function],
+        *,
+        state: State,
+        must: bool,
+        several: bool,
+        control: ControlToken,
+    ) -> str:
+        """Rules in Lark for answers with calls of these functions.
+
+        Args:
+            state: where the thoughts are when the answer begins.
+            must: the answer is a call, or several; else it may be a text, or begin with one.
+            several: it may have more than one call.
+            control: of the tokenizer.
+        """
+        mark = _terminal(self.mark, control)
+        marks_text = mark.startswith('"')
+        rules = [
+            f"start: {_STARTS.get(state, 'rest')}",
+            f"rest: {'calls' if must else self._either(marks_text)}",
+            f"calls: {f'({mark})?' if self.leads else mark} behind",
+            f"behind: {self._behind(mark, control, several)}",
+            f"call: {' | '.join(f'call_{i}' for i in range(len(functions)))}",
+            *(self._rule(number, function) for number, function in enumerate(functions)),
+        ]
+        if state in _THOUGHTS:
+            rules += [f"thoughts[lazy]: /{_THOUGHTS[state]}/", r"BLANKS: /[\n ]{0,2}/"]
+        if not must:
+            rules += self._texts(marks_text, _NO_THOUGHTS if state == "undecided" else "")
+        return "\n".join(rules)
+
+    def _either(self, marks_text: bool) -> str:
+        if self.leads:
+            return "TEXT | calls"
+        return "TEXT | head behind" if marks_text else "TEXT | TEXT calls"
+
+    def _texts(self, marks_text: bool, but: str) -> list[str]:
+        """The rules of texts without calls; one in front of a mark ends with it."""
+        if self.leads:
+            return [rf"TEXT: /([^\s{{]{_ANY})?/{but}"]
+        if not marks_text:
+            return [f"TEXT: /{_ANY}/{but}"]
+        mark = re.escape(self.mark).replace("/", r"\/")
+        return [
+            f"TEXT: /{_ANY}/ & ~/{_ANY}{mark}{_ANY}/{but}",
+            f"head[lazy]: HEAD\nHEAD: /{_ANY}{mark}/{but}",
+        ]
+
+    def _behind(self, mark: str, control: ControlToken, several: bool) -> str:
+        """The grammar behind the first mark."""
+        begin, joint = _terminal(self.begin, control), _terminal(self.joint, control)
+        end = f"{_terminal(self.finish, control)} {_terminal(self.close, control)}"
+        if not (several and self.joint):
+            return f"{begin} call {end}"
+        if self.marks_each:
+            return f"{begin} call {end} ({joint} {mark} {begin} call {end})*"
+        return f"{begin} call ({joint} call)* {end}"
+
+    def _rule(self, number: int, function: Function) -> str:
+        guidance = _GUIDANCE | {"lenient": not function.strict}
+        schema = {**_closed(function.parameters), "x-guidance": guidance}
+        head = f'{{"name": {_json(function.name)}, "{self.key}": '
+        return f'call_{number}: {_json(head)} %json {_json(schema)} "}}"'
+
+
+def _closed(parameters: Object) -> Object:
+    """A schema of an object, without further keys where it does not speak of them."""
+    simple = parameters.keys() <= _SIMPLE
+    return {"type": "object", **({"additionalProperties": False} if simple else {}), **parameters}
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _terminal(text: str, control: ControlToken) -> str:
+    """A text in a rule: the token if it is a control token."""
+    token = control(text) if text else None
+    return "" if not text else _json(text) if token is None else f"<[{token}]>"
+
+
+HERMES = ToolFormat(
+    "<tool_call>", "\n", "arguments", "\n", "</tool_call>", joint="\n", marks_each=True
+)
+MISTRAL = ToolFormat("[TOOL_CALLS]", "[", "arguments", "]", joint=", ")
+LLAMA_3 = ToolFormat("<|python_tag|>", "", "parameters", "", leads=True)
+
+
+def format_of(template: str) -> ToolFormat | None:
+    """The format that a chat template has; None: none of these."""
+    if HERMES.mark in template and "<function=" not in template:
+        return HERMES
+    if MISTRAL.mark in template and "[ARGS]" not in template:
+        return MISTRAL
+    if '"parameters": ' in template and '"name": ' in template:
+        return LLAMA_3
+    return None
+
+
+def known_format(llm: RequestMaker) -> ToolFormat:
+    """The format of a model's calls; raises `ApiError` if its template has none that is known."""
+    template = "" if llm.tokenizer is None else llm.tokenizer.template_text
+    if (known := format_of(template)) is not None:
+        return known
+    raise ApiError(
+        400,
+        "the model's chat template has no calls of tools as Qwen (Hermes), Llama 3 and Mistral "
+        "write them; omit tools",
+        "tools",
+        "unsupported_parameter",
+    )

@@ -1,0 +1,96 @@
+"""Tools of a request: functions that the model may call, which of them, and calls sent back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from trtla.api.strict import Object, Strict
+from trtla.settings.fields import shown
+from trtla.settings.tool_calls import CALL_ID, FUNCTION_NAME
+
+MOST_TOOLS = 128
+FunctionName = Annotated[str, Field(pattern=FUNCTION_NAME)]
+CallId = Annotated[str, Field(pattern=CALL_ID)]
+
+
+class Function(Strict):
+    """A function; its arguments follow the schema of its parameters."""
+
+    name: FunctionName
+    description: str = ""
+    parameters: Object = Field({"type": "object", "properties": {}}, description="Their schema.")
+    strict: bool = Field(False, description="Refuse keywords of the schema that are not supported.")
+
+    @model_validator(mode="after")
+    def _takes_an_object(self) -> Function:
+        if (kind := self.parameters.get("type", "object")) != "object":
+            raise ValueError(f"the parameters are of type {shown(kind)}; use object")
+        return self
+
+
+class Tool(Strict):
+    """A tool; functions are the one kind."""
+
+    type: Literal["function"]
+    function: Function
+
+    @property
+    def definition(self) -> dict[str, Any]:
+        """The tool as chat templates take it."""
+        function = self.function.model_dump(exclude={"strict"})
+        return {"type": self.type, "function": function}
+
+
+class NamedFunction(Strict):
+    """A function by its name."""
+
+    name: FunctionName
+
+
+class NamedTool(Strict):
+    """The function that must be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool
+
+
+class CalledFunction(Strict):
+    """A function and its arguments, which are JSON."""
+
+    name: FunctionName
+    arguments: str
+
+
+class ToolCall(Strict):
+    """A call of an earlier answer."""
+
+    id: CallId
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+def checked_choice(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
+    """Refuse tools of one name, and a choice that they do not have; raises `ValueError`."""
+    names = [tool.function.name for tool in tools]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"tools has two functions named {name}; rename one")
+    if choice not in (None, "none") and not tools:
+        raise ValueError("tool_choice is for tools, and there are none; give tools, or omit it")
+    if isinstance(choice, NamedTool) and choice.function.name not in names:
+        raise ValueError(
+            f"tool_choice names {choice.function.name}, which is not in tools; use "
+            f"{' or '.join(names)}"
+        )
+
+
+def callable_tools(tools: Sequence[Tool], choice: ToolChoice | None) -> list[Tool]:
+    """The tools that may be called; with a named function it alone."""
+    named = choice.function.name if isinstance(choice, NamedTool) else None
+    return [tool for tool in tools if named in (None, tool.function.name)]
