@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy import ndarray
 
-from trtla.errors import TrtlaError, first_line
+from trtla.errors import first_line
 
 _WORD = 32
 """Tokens in an integer of a mask."""
@@ -38,16 +38,23 @@ class CompiledGrammar:
 
     Args:
         compiled: compiles the grammar.
+        is_quick: that takes less than a step.
     """
 
-    def __init__(self, compiled: Callable[[], Matcher]) -> None:
-        self._compiled = compiled
+    def __init__(self, compiled: Callable[[], Matcher], is_quick: bool) -> None:
+        self._compiled, self._is_quick = compiled, is_quick
         self.matcher = compiled()
+        self.is_spent = False
+        """No matcher of it may be of use."""
 
     def renew(self, spent: Matcher) -> Matcher:
-        """Return a fresh matcher in place of one whose copies have given up."""
+        """Return a fresh matcher in place of one whose copies have given up.
+
+        The same where compiling it again would delay other requests.
+        """
         if self.matcher is spent:
-            self.matcher = self._compiled()
+            self.is_spent = not self._is_quick
+            self.matcher = self._compiled() if self._is_quick else spent
         return self.matcher
 
 
@@ -156,7 +163,7 @@ class GrammarState:
         self._original = self._grammar.renew(self._original)
         self._matcher, self._ahead = self._original.deep_copy(), []
         if self._matcher.try_consume_tokens(self._output) < len(self._output):
-            raise TrtlaError("the grammar takes too much computing here", "simplify it")
+            self._matcher.compute_bitmask()  # it says that it gives up
 
 
 GrammarStart = Callable[[], GrammarState]
