@@ -63,9 +63,11 @@ class LookaheadConfig:
             return value
         if isinstance(value, str):
             match = _TRIPLE.fullmatch(value)
-            numbers: list[int] = [int(part) for part in match.groups() if part] if match else []
+            numbers = [int(part) for part in match.groups() if part] if match else []
+        elif isinstance(value, (list, tuple)):
+            numbers = list(value)
         else:
-            numbers = list(value) if isinstance(value, Sequence) else []
+            numbers = []
         if len(numbers) != 3:
             raise UsageError(
                 f"lookahead {value!r} is not a triple of whole numbers",
