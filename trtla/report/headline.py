@@ -41,9 +41,9 @@ def headline(compared: Sequence[Comparison], sources: Sequence[Source]) -> Headl
     if (few := _fastest(compared)) is not None:
         return Headline(_not_enough(little[few[0].source]))
     for source in sources:
-        if text := _without_arms(source):
+        if sentence := _without_arms(source):
             reason = little.get(source.number)
-            return Headline(_not_enough(reason) if reason else text)
+            return Headline(_not_enough(reason) if reason else sentence)
     return Headline("Nothing in these documents compares a method with plain decoding.")
 
 
