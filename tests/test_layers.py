@@ -28,6 +28,7 @@ LAYERS = (
     "settings",
     "formats charts",
     "runtime",
+    "plugins",
     "trtllm",
     "build llm",
     "__init__ data doctor",

@@ -17,9 +17,10 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support.chat_templates import with_template
 from tests.support.command import trtla
 from tests.support.ranks import free_port
-from tests.support.served import Served, serving
+from tests.support.served import Served, refused, serving
 from tests.support.standin import Standin
 from tests.support.standin_engines import build
 from trtla import LLM, LookaheadConfig, SamplingParams
@@ -44,8 +45,18 @@ def flags() -> tuple[str, ...]:
 
 
 @pytest.fixture
+def template() -> str:
+    return ""
+
+
+@pytest.fixture
 def served(
-    engine: Path, tiny_model: Path, flags: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    engine: Path,
+    tiny_model: Path,
+    tmp_path: Path,
+    flags: tuple[str, ...],
+    template: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Served]:
     """The command's own way to open the engine, in a server of this process."""
     opened: list[Callable[[], LLM]] = []
@@ -56,7 +67,8 @@ def served(
         return 0
 
     monkeypatch.setattr("trtla.serve.server.serve", run)
-    files = ("--engine-dir", engine, "--tokenizer-dir", tiny_model)
+    folder = with_template(tiny_model, tmp_path / "chat", template) if template else tiny_model
+    files = ("--engine-dir", engine, "--tokenizer-dir", folder)
     assert trtla("serve", *files, "--lookahead", "4,4,4", *flags).code == 0
     with serving(*opened) as one:
         yield one
@@ -125,6 +137,15 @@ def test_a_model_without_a_template_has_no_chats(served: Served, tiny_model: Pat
     assert answer.status_code == 400
     assert "/v1/completions" in answer.json()["error"]["message"]
     assert str(tiny_model) not in answer.text  # where its files are is nobody's business
+
+
+@pytest.mark.parametrize("template", ["{{ tools }}<tool_call>{{ messages[0].content }}"])
+def test_tools_are_recognised_and_not_forced(served: Served) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    asked = {"messages": CHAT, "max_tokens": 4, "tools": tools}
+    free, forced = served.chat(**asked), served.chat(**asked, tool_choice="required")
+    assert free.json()["choices"][0]["message"]["content"]
+    assert "use auto" in refused(forced, 400, "tool_choice")
 
 
 def gauges(served: Served) -> dict[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import pickle
 import threading
 import time
 from dataclasses import replace
@@ -57,6 +58,36 @@ def test_texts_from_the_middle_and_errors():
         late = await outputs(replica, packed(request(llm, 900), (), 1))
         assert late[-1].finish_reason == "timed_out"
         assert not replica._engine.num_in_flight
+        await stopped(replica)
+
+    asyncio.run(work())
+
+
+def test_a_grammar_travels_as_its_text():
+    pytest.importorskip("llguidance")
+
+    def asked(llm: LLM, grammar: dict[str, str]) -> Request:
+        sampling = SamplingParams(30, 0.8, seed=2, grammar=grammar)
+        (answer,) = llm.answers(0, PromptRequest("one", "def f(", sampling))
+        return answer.request
+
+    async def work() -> None:
+        replica = Replica(open_shipped, "app")
+        await replica.opened()
+        llm = replica._engine.llm
+        words = asked(llm, {"regex": "[a-z]+( [a-z]+){5}"})
+        (whole,) = llm.generate(["def f("], words.sampling)
+        written = tuple(whole.token_ids)
+        for begun in (0, 3):
+            sent = packed(words, written[:begun], None)
+            sent = pickle.loads(pickle.dumps(sent))  # noqa: S301  written here
+            said = await outputs(replica, sent)
+            rest = tuple(token for one in said for token in one.new_tokens)
+            assert said[-1].finish_reason == whole.finish_reason
+            assert (*written[:begun], *rest)[: len(written)] == written
+        bad = replace(words, sampling=replace(words.sampling, grammar={"regex": "["}))
+        (refused,) = await outputs(replica, packed(bad, (), None))
+        assert "one: the regular expression cannot be used" in refused.error.message
         await stopped(replica)
 
     asyncio.run(work())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import weakref
 from functools import lru_cache
 
 import numpy as np
@@ -15,7 +16,8 @@ from tests.support.served import SHIPPED
 from trtla import LLM, SamplingParams
 from trtla.errors import TrtlaError, UsageError
 from trtla.llm.text import Tokenizer
-from trtla.runtime.grammar import GrammarState, allowed_tokens
+from trtla.runtime.grammar import CompiledGrammar, GrammarState, allowed_tokens
+from trtla.runtime.tree.library import Tree
 from trtla.settings.drafting import SOURCES, DrafterSettings, DraftOptions
 from trtla.settings.grammar import Grammar
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
@@ -160,8 +162,8 @@ class opened:  # noqa: N801
 
 
 @lru_cache(maxsize=80)
-def _opened(sources):
-    options = DraftOptions(sources=sources)
+def _opened(sources, nodes=None):
+    options = DraftOptions(sources=sources, nodes=nodes)
     return LLM(SHIPPED, dtype="float32", max_batch_size=1, draft_options=options)
 
 
@@ -227,11 +229,18 @@ class Toy:
     def get_error(self):
         return ""
 
+    def deep_copy(self):
+        return self
+
+
+def following(make, *args):
+    return GrammarState(CompiledGrammar(make), *args)
+
 
 @given(st.lists(st.lists(st.integers(0, 2), max_size=5), max_size=8), st.integers(0, 3))
 def test_a_state_goes_along_paths_and_back(paths, committed):
     toy = Toy()
-    state = GrammarState(toy, (2,), 40)
+    state = following(lambda: toy, (2,), 40)
     output = [0, 1] * committed
     state.follow(output)
     for path in map(tuple, paths):
@@ -257,7 +266,7 @@ class Fake:
 
 
 def test_behind_its_end_a_text_may_only_end_again():
-    state = GrammarState(Toy(), (2, 38), 40)
+    state = following(Toy, (2, 38), 40)
     state.follow([0, 1, 2, 2])
     assert allowed_tokens(state.mask(), 40).nonzero()[0].tolist() == [2, 38]
     assert state.forced() == []
@@ -284,18 +293,24 @@ def test_what_is_no_grammar_is_refused_at_once(grammar, said):
 
 
 @pytest.mark.parametrize(
-    "grammar",
+    ("grammar", "reason"),
     [
-        {"regex": "[a-z"},
-        {"lark": "start: nothing"},
-        {"json_schema": {"type": "nothing"}},
-        {"json_schema": {"$ref": "https://example.com/schema.json"}},
-        {"json_schema": {"allOf": [{"type": "string"}, {"type": "integer"}]}},
-        {"json_schema": {"type": "string", "pattern": "("}},
+        ({"regex": "[a-z"}, "unclosed character class"),
+        (
+            {"regex": "(?=a)b"},
+            "look-around, including look-ahead and look-behind, is not supported",
+        ),
+        ({"lark": "start: nothing"}, ""),
+        ({"json_schema": {"type": "nothing"}}, "Invalid type: nothing"),
+        ({"json_schema": {"$ref": "https://example.com/schema.json"}}, ""),
+        ({"json_schema": {"allOf": [{"type": "string"}, {"type": "integer"}]}}, ""),
+        ({"json_schema": {"type": "string", "pattern": "("}}, "unclosed group"),
     ],
 )
-def test_a_grammar_that_cannot_be_used_is_refused_in_a_sentence(llm, grammar):
-    with pytest.raises(UsageError, match=r"prompt 0: the .* cannot be used: ") as refusal:
+def test_a_grammar_that_cannot_be_used_is_refused_in_a_sentence(llm, grammar, reason):
+    with pytest.raises(
+        UsageError, match=rf"prompt 0: the .* cannot be used: .*{reason}"
+    ) as refusal:
         llm.generate("a", asked(grammar))
     assert "\n" not in refusal.value.message
     assert llm.generate("a", SamplingParams(2))[0].token_ids
@@ -324,20 +339,91 @@ def test_a_grammar_goes_as_an_object_of_json():
 
 
 def test_masks_of_other_sizes_fit_the_model():
-    state = GrammarState(Toy(), (2,), 100)
+    state = following(Toy, (2,), 100)
     mask = state.mask()
     assert mask.dtype == np.uint32
     assert len(mask) == 4
     assert allowed_tokens(mask, 100).nonzero()[0].tolist() == [0, 2]
 
 
-def test_a_matcher_that_gives_up_fails_its_request_alone():
+def test_where_a_matcher_gives_up_twice_nothing_is_allowed():
+    made = []
+
     class Failing(Toy):
+        def __init__(self):
+            super().__init__()
+            made.append(self)
+
         def is_error(self):
-            return self.computed > 0
+            return self.computed > 0 and self.read[:1] == [0]
 
         def get_error(self):
             return "too complex\nlong trace"
 
-    with pytest.raises(TrtlaError, match=r"the grammar cannot go on: too complex\n"):
-        GrammarState(Failing(), (2,), 40).mask()
+    state = following(Failing, (2,), 40)
+    assert not state.mask((0,)).any()
+    assert state.failure == "too complex"
+    assert len(made) == 2
+    assert allowed_tokens(state.mask(), 40).nonzero()[0].tolist() == [0, 2]
+    assert not state.follow([0]).mask().any()
+
+
+def attempted(llm, params, **how):
+    try:
+        (one,) = llm.generate("def f(x):", params, **how)
+    except TrtlaError as error:
+        return error.message
+    return one.text, one.finish_reason
+
+
+def test_drafts_that_fill_a_lexer_change_no_text(llm, monkeypatch):
+    monkeypatch.setattr("trtla.llm.grammars._MOST_STATES", 250)
+    said = set()
+    for seed in (1, 2):
+        draw = {"seed": seed, "temperature": seed - 1.0, "length": 60}
+        params = asked({"regex": r"(a|b|c)(.{0,40}[ab].{30}c){30}"}, **draw)
+        said.add(plain := attempted(llm, params, lookahead=AUTOREGRESSIVE))
+        for other in (llm, _opened(SOURCES, 30)):
+            assert attempted(other, params) == plain
+    assert all("allows nothing as output token" in one or one[1] == "length" for one in said)
+
+
+def test_a_lexer_that_a_request_has_filled_serves_the_next(llm):
+    pattern = {"regex": r"[ab]|b(.{0,400}[ab].{300}c){30}"}
+    llm.generate("A: ", asked(pattern, temperature=1.0, length=2))
+    spent = llm._grammars._compiled[Grammar.of(pattern)].matcher.deep_copy()
+    while not spent.is_error():
+        mask = allowed_tokens(np.frombuffer(spent.compute_bitmask(), np.uint32), 2048)
+        spent.try_consume_tokens([int(mask.nonzero()[0][-1])])
+    (one,) = llm.generate("A: ", asked(pattern, temperature=1.0, length=20))
+    assert one.finish_reason in ("end_id", "length")
+
+
+def test_a_grammar_without_a_way_on_says_so(llm):
+    dead = {"lark": 'start: "a" X "q"\nX: /b+/ & /c+/'}
+    for how in ({}, {"lookahead": AUTOREGRESSIVE}, {"lookahead": LookaheadConfig(4, 3, 4)}):
+        with pytest.raises(TrtlaError, match="prompt 0: the grammar allows nothing as output tok"):
+            llm.generate("x", asked(dead), **how)
+
+
+def test_masks_live_until_the_tree_has_seen_the_tokens(llm, monkeypatch):
+    given, seen = weakref.WeakKeyDictionary(), []
+    set_grammar, commit = Tree.set_grammar, Tree.commit
+
+    def setting(tree, forced, masks):
+        given[tree] = [weakref.ref(mask) for mask in masks.values()]
+        set_grammar(tree, forced, masks)
+
+    def committing(tree, *args):
+        seen.extend(mask() is not None for mask in given.pop(tree, ()))
+        commit(tree, *args)
+
+    monkeypatch.setattr(Tree, "set_grammar", setting)
+    monkeypatch.setattr(Tree, "commit", committing)
+    drafter = DrafterSettings(("lookahead", "prompt-lookup"))
+    for how in ({}, {"lookahead": LookaheadConfig(4, 3, 4)}):
+        params = asked({"regex": "[a-z ]{1,40}"}, length=20)
+        llm.generate("def f(x): return", params, drafter=drafter, **how)
+        assert len(seen) > 4
+        assert all(seen)
+        seen.clear()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 
 import jsonschema_rs
 import openai
@@ -12,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import trtla
 from tests.support.chat_templates import (
     CHATML,
     HERMES_TOOLS,
@@ -52,6 +55,8 @@ TOOLS = [
      "function": {"name": name, "description": f"It does {name}.", "parameters": schema}}
     for name, schema in SCHEMAS.items()
 ]  # fmt: skip
+ASKS = "'<|assistant|>\n'"
+"""Where the template of Hermes begins an answer."""
 KINDS = {
     "hermes": (HERMES_TOOLS, ""),
     "llama": (LLAMA_3_TOOLS, "<|python_tag|>"),
@@ -151,6 +156,53 @@ def test_an_agent_takes_three_turns_with_two_tools(served):
                 messages.append({"role": "tool", "tool_call_id": call.id, "content": results[name]})
     assert len(messages) == 6
     assert messages[-1]["content"]
+
+
+def as_word(folder, name):
+    """Make the padding token, which has this name, a word."""
+    for path in folder.glob("*token*.json"):
+        said = json.loads(path.read_text())
+        said.pop("pad_token", None)
+        for token in said.get("added_tokens", ()):
+            token["special"] &= token["content"] != name
+        path.write_text(json.dumps(said))
+    assert Tokenizer(folder).token_id(name) not in Tokenizer(folder).control_ids
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_a_mark_may_be_a_token(tmp_path, special):
+    folder = with_template(SHIPPED, tmp_path, HERMES_TOOLS, "<tool_call>")
+    if not special:
+        as_word(folder, "<tool_call>")
+    with serving(partial(LLM, folder)) as one:
+        choice = choice_of(one.chat(**ASK, tool_choice="required", logprobs=True))
+        messages, _ = streamed(one, **ASK, tool_choice="required")
+    assert choice["logprobs"]["content"][0]["token"] == "<tool_call>"
+    assert {check(call) for call in choice["message"]["tool_calls"]} <= SCHEMAS.keys()
+    assert len(messages[0]["tool_calls"]) == len(choice["message"]["tool_calls"])
+
+
+@pytest.mark.parametrize("ends", ["<think>\\n</think>\\n\\n", "<think>\\n"])
+def test_a_forced_call_comes_behind_the_thoughts(tmp_path, ends):
+    template = f"{HERMES_TOOLS.replace(ASKS, ASKS[:-1] + ends + ASKS[-1])}{{# </think> #}}"
+    folder = with_template(SHIPPED, tmp_path, template, "</think>")
+    as_word(folder, "</think>")
+    likely = {str(Tokenizer(folder).token_id("</think>")): 100.0}
+    with serving(partial(LLM, folder)) as one:
+        choice = choice_of(one.chat(**ASK, tool_choice="required", logit_bias=likely))
+    assert choice["message"]["content"] is None
+    assert check(choice["message"]["tool_calls"][0]) in SCHEMAS
+
+
+def test_the_documented_request_calls_its_tool(tmp_path):
+    page = (Path(trtla.__file__).parents[1] / "docs" / "serving.md").read_text()
+    body = re.search(r"^## Tools\n\n```\ncurl .*? -d '(.*?)'\n```", page, re.DOTALL | re.MULTILINE)[
+        1
+    ]
+    with serving(partial(LLM, with_template(SHIPPED, tmp_path, HERMES_TOOLS))) as one:
+        asked = json.loads(body) | {"max_tokens": 60, "parallel_tool_calls": False, "seed": 1}
+        message = choice_of(one.chat(**asked))["message"]
+    assert [call["function"]["name"] for call in message["tool_calls"]] == ["get_weather"]
 
 
 def _answered():
@@ -277,6 +329,32 @@ def test_the_grammar_of_a_format(compiler, format_, state, must, allowed, forbid
     for text in forbidden:
         ids = tokenizer.encode(text, special=False)
         assert start().allowed(ids) < len(ids), text
+
+
+@pytest.mark.parametrize(
+    ("more", "allowed"),
+    [
+        ({}, ["{}"]),
+        ({"parameters": {"properties": {"a": {"type": "integer"}}}}, ["{}", '{"a": 1}']),
+        ({"parameters": {"additionalProperties": True}}, ["{}", '{"a": 1}', '{"b": 1}']),
+    ],
+)
+def test_arguments_have_the_keys_of_the_schema_alone(compiler, more, allowed):
+    rules = HERMES.grammar(
+        [Function(name="f", **more)],
+        state="answering",
+        must=True,
+        several=False,
+        control=lambda name: None,
+    )
+    start = compiler.start(Grammar("lark", rules))
+
+    def is_allowed(arguments):
+        text = f'<tool_call>\n{{"name": "f", "arguments": {arguments}}}\n</tool_call>'
+        ids = compiler._tokenizer.encode(text, special=False)
+        return start().allowed(ids) == len(ids)
+
+    assert [one for one in ("{}", '{"a": 1}', '{"b": 1}') if is_allowed(one)] == allowed
 
 
 def test_formats_are_found_by_their_templates():

@@ -100,12 +100,13 @@ def answers_to(
     seed = secrets.randbelow(_SEEDS) if body.seed is None else body.seed % _SEEDS
     how = (*_drafting(llm, body), _expected(llm, body))
     sharing = (body.tops, body.cache == "private", space)
+    prompts = _prompts(llm, body)
     with _naming("chat_template_kwargs"):
         rendering = body.rendering
     sampling, most = _sampling(llm, body, timeout_s, seed), llm.limits.max_prompt_len
     shown = known_format(llm).mark if rendering.tools else ""
     answers: list[Answer] = []
-    for index, (name, prompt) in enumerate(_prompts(llm, body)):
+    for index, (name, prompt) in enumerate(prompts):
         request = PromptRequest(
             name, prompt, sampling, *how, *sharing, rendering=rendering, most=most, shown=shown
         )

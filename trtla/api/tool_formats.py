@@ -13,10 +13,13 @@ from dataclasses import dataclass
 
 from trtla.api.errors import ApiError
 from trtla.api.reasoning import BEGIN, END, State
+from trtla.api.strict import Object
 from trtla.api.tools import Function
 from trtla.llm.prompt import RequestMaker
 
 _GUIDANCE = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,20}"}
+_SIMPLE = {"type", "title", "description", "properties", "required", "$defs", "$schema"}
+"""Keywords of schemas whose properties are all that they have."""
 _END = END.replace("/", r"\/")
 _THOUGHTS = {"undecided": rf"\s*{BEGIN}(?s:.*){_END}", "thinking": f"(?s:.*){_END}"}
 _NO_THOUGHTS = rf" & ~/\s*{BEGIN}(?s:.*)/"
@@ -114,10 +117,16 @@ class ToolFormat:
         return f"{begin} call ({joint} call)* {end}"
 
     def _rule(self, number: int, function: Function) -> str:
-        schema = {"type": "object", **function.parameters}
-        schema["x-guidance"] = _GUIDANCE | {"lenient": not function.strict}
+        guidance = _GUIDANCE | {"lenient": not function.strict}
+        schema = {**_closed(function.parameters), "x-guidance": guidance}
         head = f'{{"name": {_json(function.name)}, "{self.key}": '
         return f'call_{number}: {_json(head)} %json {_json(schema)} "}}"'
+
+
+def _closed(parameters: Object) -> Object:
+    """A schema of an object, without further keys where it does not speak of them."""
+    simple = parameters.keys() <= _SIMPLE
+    return {"type": "object", **({"additionalProperties": False} if simple else {}), **parameters}
 
 
 def _json(value: object) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trtla.api.errors import ApiError
 from trtla.api.protocol import ChatBody
 from trtla.api.reasoning import ReasoningSplitter, State, marks_reasoning
 from trtla.api.tool_formats import known_format
@@ -16,7 +17,14 @@ def tool_grammar(llm: RequestMaker, body: ChatBody, messages: Messages) -> Gramm
     must = body.tool_choice not in (None, "auto")
     format_, tokenizer = known_format(llm), llm.tokenizer
     assert tokenizer is not None
-    if llm.limits.fixed_triples and not must:
+    if llm.limits.fixed_triples:
+        if must:
+            raise ApiError(
+                400,
+                "tool_choice has a call forced by a grammar, which engines of TensorRT-LLM do not "
+                "apply here; use auto",
+                "tool_choice",
+            )
         return None
 
     def control(name: str) -> int | None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from trtla.errors import UsageError, first_line
 from trtla.llm.text import Tokenizer
-from trtla.runtime.grammar import GrammarStart, GrammarState
+from trtla.runtime.grammar import CompiledGrammar, GrammarStart, GrammarState
 from trtla.settings.grammar import Grammar
 
 if TYPE_CHECKING:
@@ -19,9 +20,9 @@ if TYPE_CHECKING:
 _KEPT = 32
 """Grammars that stay compiled, the last ones used."""
 _MOST_STATES = 50_000
-"""Of a grammar's lexer, some 2 kB each."""
+"""The most states of a grammar's lexer, some 2 kB each."""
 _BLANKS = r"[\x20\x0A\x0D\x09]{1,20}"
-"""Between the parts of JSON: without a bound some models write nothing else any more."""
+"""Blanks between the parts of JSON: without a bound some models write nothing else any more."""
 _INSTALL = "pip install 'trtla[structured]'"
 
 
@@ -60,7 +61,7 @@ class GrammarCompiler:
         self._end_ids = tuple(sorted(end_ids))
         self._lock = Lock()
         self._spelling: LLTokenizer | None = None
-        self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()
 
     def start(self, grammar: Grammar) -> GrammarStart:
         """Compile a grammar; the result makes its state at the beginning of an output.
@@ -76,14 +77,14 @@ class GrammarCompiler:
             )
         with self._lock:
             spelling = self._spelling = self._spelling or self._spelt()
-            matcher = self._compiled.get(grammar)
-        matcher = matcher or _matcher(spelling, grammar)
+            compiled = self._compiled.get(grammar)
+        compiled = compiled or CompiledGrammar(partial(_matcher, spelling, grammar))
         with self._lock:
-            self._compiled[grammar] = matcher
+            self._compiled[grammar] = compiled
             self._compiled.move_to_end(grammar)
             while len(self._compiled) > _KEPT:
                 self._compiled.popitem(last=False)
-        return lambda: GrammarState(matcher.deep_copy(), self._end_ids, self._vocab_size)
+        return lambda: GrammarState(compiled, self._end_ids, self._vocab_size)
 
     def _spelt(self) -> LLTokenizer:
         library = _llguidance()
@@ -129,8 +130,8 @@ def _matcher(spelling: LLTokenizer, grammar: Grammar) -> LLMatcher:
 
 def _written(library: Any, grammar: Grammar) -> str:
     if grammar.kind in ("json_schema", "json_object"):
-        how = {"whitespace_pattern": _BLANKS}
-        return str(library.LLMatcher.grammar_from_json_schema(grammar.text, overrides=how))
+        options = {"whitespace_pattern": _BLANKS}
+        return str(library.LLMatcher.grammar_from_json_schema(grammar.text, overrides=options))
     kind = "grammar" if grammar.kind == "lark" else grammar.kind
     return str(library.grammar_from(kind, grammar.text))
 
@@ -140,4 +141,5 @@ _NAMES = {"json_schema": "the JSON schema", "regex": "the regular expression"}
 
 def _refusal(grammar: Grammar, reason: object) -> UsageError:
     name = _NAMES.get(grammar.kind, "the grammar")
-    return UsageError(f"{name} cannot be used: {first_line(reason)}", "correct or simplify it")
+    told = str(reason).rpartition("\nerror: ")[2]  # a regex's faults are drawn above their reason
+    return UsageError(f"{name} cannot be used: {first_line(told)}", "correct or simplify it")

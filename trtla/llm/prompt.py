@@ -133,7 +133,7 @@ class RequestMaker:
                 f"{prompt.name} has a stop string, but the model has no tokenizer",
                 "omit stop, or give --tokenizer-dir",
             )
-        start = self._grammar_start(prompt)
+        start = self.grammar_start(prompt.sampling, prompt.name)
         answers = []
         for choice, sampling in enumerate(request.sampling.choices()):
             changes: dict[str, Any] = {} if sampling is request.sampling else {"sampling": sampling}
@@ -150,19 +150,23 @@ class RequestMaker:
             answers.append(Answer(index, chosen, text, stream, choice))
         return answers
 
-    def _grammar_start(self, prompt: PromptRequest) -> GrammarStart | None:
-        grammar = prompt.sampling.grammar
-        if grammar is None:
+    def grammar_start(self, sampling: SamplingParams, name: str) -> GrammarStart | None:
+        """Compile the grammar of a request's settings, if they have one; `name` is for errors.
+
+        Raises:
+            UsageError: it cannot be used.
+        """
+        if sampling.grammar is None:
             return None
         if self.tokenizer is None:
             raise UsageError(
-                f"{prompt.name} has a grammar, but the model has no tokenizer",
+                f"{name} has a grammar, but the model has no tokenizer",
                 "omit the grammar, or give --tokenizer-dir",
             )
         try:
-            return self._grammars.start(Grammar.of(grammar))
+            return self._grammars.start(Grammar.of(sampling.grammar))
         except UsageError as error:
-            raise UsageError(f"{prompt.name}: {error.message}", error.hint) from None
+            raise UsageError(f"{name}: {error.message}", error.hint) from None
 
     @cached_property
     def _grammars(self) -> GrammarCompiler:

@@ -8,6 +8,7 @@ step does not matter.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 
 from trtla.llm.stops import Beginning, Place, StopText
 
@@ -19,6 +20,16 @@ _CONTEXT = 6  # prompt tokens decoded along, so that the first piece keeps its l
 _LONGEST_CHARACTER = 4  # tokens: one byte each
 _OTHERS = -1  # no token: stands for omitted control tokens
 _WINDOW = 12  # final tokens decoded along with new ones, at least; at most twice as many
+
+
+def showing(decode: Decode, name: str, token: int | None) -> Decode:
+    """Decode with one special token shown by its name."""
+
+    def decode_with(ids: Sequence[int]) -> str:
+        edges = [-1, *(at for at, id_ in enumerate(ids) if id_ == token), len(ids)]
+        return name.join(decode(ids[a + 1 : b]) for a, b in pairwise(edges))
+
+    return decode_with
 
 
 class TextStream:

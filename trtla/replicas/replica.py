@@ -48,11 +48,11 @@ def packed(request: Request, begun: Sequence[int], left_ms: int | None) -> Reque
         left_ms: of its time; None: unlimited.
     """
     sampling = replace(request.sampling, allotted_time_ms=left_ms)
-    return replace(request, sampling=sampling, begun=tuple(begun), stop_check=None)
+    return replace(request, sampling=sampling, begun=tuple(begun), stop_check=None, grammar=None)
 
 
 def unpacked(request: Request, request_id: int, tokenizer: Tokenizer | None) -> Request:
-    """Restore a received request, with an id of the decoding process."""
+    """Restore a received request but for its grammar, with an id of the decoding process."""
     check: Callable[[list[int]], bool] | None = None
     if request.sampling.stop and tokenizer is not None:
         stop = request.sampling.stop
@@ -162,9 +162,13 @@ class Replica:
         """
         if self._engine.state != "ready":
             raise NotOpen(self._why())
-        local = unpacked(request, next(self._ids), self._engine.llm.tokenizer)
+        llm = self._engine.llm
+        local = unpacked(request, next(self._ids), llm.tokenizer)
         try:
-            self._engine.llm.limits.check(local)  # it comes from another process
+            if local.sampling.grammar is not None:
+                start = await asyncio.to_thread(llm.grammar_start, local.sampling, local.label)
+                local = replace(local, grammar=start)
+            llm.limits.check(local)  # it comes from another process
         except UsageError as error:
             yield [light(refusal(local, error))]
             return

@@ -1,7 +1,7 @@
 """The tokens that may follow a text, by the grammar of its request.
 
 The state follows the text, and runs ahead along paths of drafts and back: no mask is computed twice
-in a step. What computes is `llguidance`'s matcher, made where the tokenizer is known.
+in a step. Masks are computed by `llguidance`'s matcher, made where the tokenizer is known.
 """
 
 from __future__ import annotations
@@ -28,34 +28,60 @@ class Matcher(Protocol):
     def rollback(self, num_tokens: int) -> bool: ...
     def is_error(self) -> bool: ...
     def get_error(self) -> str: ...
+    def deep_copy(self) -> Matcher: ...
+
+
+class CompiledGrammar:
+    """A grammar's matcher at the beginning of an output, whose copies share one lexer.
+
+    A lexer that has reached its limit of states, for any of its texts, cannot be used again.
+
+    Args:
+        compiled: compiles the grammar.
+    """
+
+    def __init__(self, compiled: Callable[[], Matcher]) -> None:
+        self._compiled = compiled
+        self.matcher = compiled()
+
+    def renew(self, spent: Matcher) -> Matcher:
+        """Return a fresh matcher in place of one whose copies have given up."""
+        if self.matcher is spent:
+            self.matcher = self._compiled()
+        return self.matcher
 
 
 class GrammarState:
     """The grammar of one request behind its output.
 
+    If a matcher gives up, since drafts or other texts have filled its lexer, a new one reads the
+    output again. So it depends on the path alone whether a mask can be computed.
+
     Args:
-        matcher: at the beginning of the output.
+        grammar: the grammar of the whole output.
         end_ids: the tokens that may follow a text that has ended.
         vocab_size: of the model's logits.
     """
 
-    def __init__(self, matcher: Matcher, end_ids: Sequence[int], vocab_size: int) -> None:
-        self._matcher = matcher
-        self._length = 0  # output tokens that were read
-        self._ahead: list[int] = []  # tokens behind them that were read
+    def __init__(self, grammar: CompiledGrammar, end_ids: Sequence[int], vocab_size: int) -> None:
+        self._grammar, self._original = grammar, grammar.matcher
+        self._matcher = self._original.deep_copy()
+        self._output: list[int] = []  # that was read
+        self._ahead: list[int] = []  # tokens behind it that were read
         self._ended = False
         self._ends = _bits(end_ids, vocab_size)
         self._words = len(self._ends)
         self._masks: dict[tuple[int, ...], ndarray | None] = {}
-        """By path, since the output last grew."""
+        """Masks by path, since the output last grew."""
+        self.failure = ""
+        """The reason why a mask last allowed no token."""
 
     def follow(self, output_ids: Sequence[int]) -> GrammarState:
         """Read the new tokens of the output."""
-        new = list(output_ids[self._length :])
+        new = list(output_ids[len(self._output) :])
         if new:
-            if not self._moved(new):
-                self._ended = True  # an end token has come, and more behind it
-            self._length, self._ahead = len(output_ids), self._ahead[len(new) :]
+            self._ended = self._refuses(new)  # behind an end token
+            self._output, self._ahead = list(output_ids), self._ahead[len(new) :]
             self._masks = {
                 path[len(new) :]: mask
                 for path, mask in self._masks.items()
@@ -67,26 +93,26 @@ class GrammarState:
         """The tokens that may follow output and path, a bit each, uint32 [words].
 
         Returns:
-            None where the grammar does not allow the path itself.
-
-        Raises:
-            TrtlaError: the grammar takes too much computing here.
+            None where the grammar does not allow the path itself. No bit is set where nothing may
+            follow, or where that takes too much computing: `failure` has the reason.
         """
         if path not in self._masks:
-            self._masks[path] = self._computed(path)
+            self._masks[path] = self._ends if self._ended else self._computed(path)
         return self._masks[path]
 
     def _computed(self, path: tuple[int, ...]) -> ndarray | None:
-        if self._ended:
-            return self._ends
-        if not self._moved(path):
-            return None
-        mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)
-        if self._matcher.is_error():
-            raise TrtlaError(
-                f"the grammar cannot go on: {first_line(self._matcher.get_error())}",
-                "simplify it",
-            )
+        for attempt in range(2):
+            if attempt:
+                self._renew()
+            if self._refuses(path):
+                return None
+            mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)
+            if not self._matcher.is_error():
+                return self._fitted(mask)
+        self.failure = first_line(self._matcher.get_error())
+        return np.zeros(self._words, np.uint32)
+
+    def _fitted(self, mask: ndarray) -> ndarray:
         if len(mask) == self._words:
             return mask
         wide = np.zeros(self._words, np.uint32)  # the model has more tokens than the tokenizer
@@ -105,17 +131,32 @@ class GrammarState:
         return self._matcher.compute_ff_tokens() if not self._ended and self._moved(path) else []
 
     def _moved(self, path: Sequence[int]) -> bool:
-        """Have the matcher stand behind output and path; False where that is not allowed."""
-        ahead, wanted = self._ahead, list(path)
+        """Move the matcher behind output and path; False if the grammar forbids the path."""
+        if self._matcher.is_error():
+            self._renew()
+        ahead, target = self._ahead, list(path)
         common = 0
-        while common < min(len(ahead), len(wanted)) and ahead[common] == wanted[common]:
+        while common < min(len(ahead), len(target)) and ahead[common] == target[common]:
             common += 1
         if len(ahead) > common:
             self._matcher.rollback(len(ahead) - common)
             del ahead[common:]
-        count = self._matcher.try_consume_tokens(wanted[common:])
-        ahead += wanted[common : common + count]
-        return len(ahead) == len(wanted)
+        count = self._matcher.try_consume_tokens(target[common:])
+        ahead += target[common : common + count]
+        return len(ahead) == len(target)
+
+    def _refuses(self, path: Sequence[int]) -> bool:
+        """Return True if the grammar forbids the path; False as well if the matcher gives up."""
+        if self._moved(path):
+            return False
+        self._matcher.compute_bitmask()  # a full lexer refuses everything: only a mask says why
+        return not self._matcher.is_error()
+
+    def _renew(self) -> None:
+        self._original = self._grammar.renew(self._original)
+        self._matcher, self._ahead = self._original.deep_copy(), []
+        if self._matcher.try_consume_tokens(self._output) < len(self._output):
+            raise TrtlaError("the grammar takes too much computing here", "simplify it")
 
 
 GrammarStart = Callable[[], GrammarState]

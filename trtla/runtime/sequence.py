@@ -14,7 +14,7 @@ from numpy import ndarray
 from trtla.errors import TrtlaError, sentence
 from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, depths
 from trtla.runtime.grammar import GrammarState
-from trtla.runtime.request import DraftRecorder, FinishReason, Output, Request
+from trtla.runtime.request import DraftRecorder, FinishReason, Output, Request, no_answer
 from trtla.runtime.stats import RequestStats
 from trtla.settings.drafting import LOOKAHEAD, DrafterSettings
 from trtla.settings.lookahead import LookaheadConfig
@@ -170,6 +170,18 @@ class Sequence:
         if self.grammar is None:
             self.grammar = start()
         return self.grammar.follow(self.output_ids)
+
+    def no_answer(self, tokens: Seq[int]) -> TrtlaError:
+        """Return the error of a text that cannot go on behind these new tokens."""
+        output, grammar = [*self.output_ids, *tokens], self.constraint()
+        mask = None if grammar is None else grammar.follow(output).mask()
+        if grammar is None or mask is None or mask.any():
+            return no_answer(self.request.label, len(output))
+        return TrtlaError(
+            f"{self.request.label}: the grammar allows nothing as output token {len(output)}: "
+            f"{grammar.failure or 'the tokenizer cannot write what would follow'}",
+            "correct or simplify it",
+        )
 
     def propose(self) -> Draft:
         """Return the drafter's proposal for the next step."""

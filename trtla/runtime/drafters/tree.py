@@ -103,6 +103,7 @@ class TreeDrafter(Drafter):
         self.constraint: Callable[[], GrammarState | None] | None = None
         """The request's grammar behind its text, if it has one."""
         self._guide: GrammarGuide | None = None
+        """Its masks are the tree's as well, until that has seen the step's tokens."""
 
     @property
     def tree(self) -> Tree:
@@ -110,6 +111,7 @@ class TreeDrafter(Drafter):
         if self._missed:
             self._tree.commit(self._missed)
             self._missed.clear()
+            self._guide = None
         return self._tree
 
     def counts(self) -> dict[str, SourceCounts]:
@@ -147,11 +149,12 @@ class TreeDrafter(Drafter):
         if self.constraint is None:
             return False
         try:
+            tree = self.tree
             if self._guide is None:
                 state = self.constraint()
-                if state is None:
+                if state is None or state.failure:
                     return False
-                self._guide = GrammarGuide(self.tree, state)
+                self._guide = GrammarGuide(tree, state)
             return self._guide.look(draft)
         except Exception as error:
             self._failure = error
@@ -262,13 +265,13 @@ class TreeDrafter(Drafter):
             self._missed += committed
         else:
             self.tree.commit(committed, min(self._accepted, len(committed)), self._rows)
+            self._guide = None
         for other in self.others:
             other.observe((), committed)
         self._left -= len(committed)
         self.output += committed
         self._last = committed[-1]
         self._rows, self._accepted, self.top_rows = None, 0, 0
-        self._guide = None
         self.chosen = self._base = self._planned = NO_DRAFT
 
     def close(self) -> None:

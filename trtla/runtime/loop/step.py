@@ -18,7 +18,7 @@ from trtla.runtime.loop.scores import token_log_probs
 from trtla.runtime.models.forward import Forwarded, Model
 from trtla.runtime.models.kv_cache import KVCache
 from trtla.runtime.ranks.opening import Ranks
-from trtla.runtime.request import Output, TokenLogProb, committed_prefix, no_answer
+from trtla.runtime.request import Output, TokenLogProb, committed_prefix
 from trtla.runtime.sampling.accept import Path, accept, accept_by_rejection
 from trtla.runtime.sampling.draw import top2_margin
 from trtla.runtime.sampling.predict import (
@@ -202,7 +202,7 @@ class Stepper:
             reason,
             stats,
             margins,
-            no_answer(request.label, start + count) if reason == "failed" else None,
+            sequence.no_answer(tokens) if reason == "failed" else None,
             start=start,
             accepted=len(accepted[:count]),
             sources=feed.tree.proposers(accepted[:count]) if accepted else (),

@@ -1,0 +1,1 @@
+"""Candidate trees inside other libraries' decoding loops."""
