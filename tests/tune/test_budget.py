@@ -63,7 +63,7 @@ def kinds(folder: Path) -> dict[str, int]:
 
 
 def test_what_does_not_fit_is_refused_when_costs_are_known(tiny_llama, tmp_path, ticks):
-    with pytest.raises(UsageError, match=r"a budget of 0\.01 s is too small: the least") as caught:
+    with pytest.raises(UsageError, match=r"a budget of 0\.01 s is too small: the") as caught:
         tune(settings(tiny_llama, tmp_path, 0.01), lambda text: None)
     assert " takes about " in caught.value.message
     assert "--budget" in (caught.value.hint or "")

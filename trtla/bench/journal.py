@@ -72,8 +72,8 @@ class Measurements:
     def put(self, name: str, value: Any) -> None:
         """Append a measurement, written in one piece before this returns."""
         row = {"format_version": FORMAT_VERSION, "key": self._key, "name": name, "value": value}
-        before = "" if self._whole else "\n"  # behind a line that was cut off
-        hint = f"free some space, or give another {self._flag}; what was measured is kept"
+        before = "" if self._whole else "\n"  # after a line that was cut off
+        hint = f"free some space, or give another {self._flag}; measurements are kept"
         with written(self.path, hint), self.path.open("a", encoding="utf-8") as file:
             file.write(f"{before}{json.dumps(row)}\n")
         self._whole = True

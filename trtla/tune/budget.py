@@ -38,10 +38,10 @@ class Budget:
         if least_s > self.left:
             needed = duration(math.ceil(clock.now() - self.begin + least_s))
             raise UsageError(
-                f"a budget of {self.seconds:g} s is too small: the least that tells anything takes "
-                f"about {needed} here",
+                f"a budget of {self.seconds:g} s is too small: the smallest useful measurement "
+                f"takes about {needed} here",
                 "raise --budget, or lower --batch-size, --max-output-len or the number of "
-                "categories; what was measured is kept",
+                "categories; measurements are kept",
             )
 
 

@@ -246,7 +246,7 @@ class BenchFlags(LoadFlags, AblationFlags):
         "Types to compute in; auto is the engine's.", metavar="|".join(DTYPES), default="auto"
     )
     device: tuple[str, ...] = _axis(
-        "Devices to run on; auto takes CUDA if available.",
+        "Where to run; auto takes CUDA if available.",
         type=DEVICES,
         metavar="auto|cpu|cuda",
         default="auto",
