@@ -91,6 +91,8 @@ class Machine:
     platform: str
     torch: Torch
     transformers: str | None
+    llguidance: str | None
+    """Its version; structured output needs it."""
     cpu: Cpu
     driver: Driver
     gpus: tuple[Gpu, ...]
@@ -101,24 +103,29 @@ class Machine:
 
 def look() -> Machine:
     """Describe this machine."""
-    import importlib.metadata
-
     torch, seen = _torch()
     listed, driver_version = _nvidia_smi()
-    try:
-        transformers = importlib.metadata.version("transformers")
-    except importlib.metadata.PackageNotFoundError:
-        transformers = None
     return Machine(
         python=platform.python_version(),
         platform=platform.platform(),
         cpu=cpu(),
         driver=Driver(driver_version, _driver_cuda()),
         torch=torch,
-        transformers=transformers,
+        transformers=_installed("transformers"),
+        llguidance=_installed("llguidance"),
         gpus=seen or listed,
         usable=bool(seen),
     )
+
+
+def _installed(package: str) -> str | None:
+    """The version of an installed package, which is not imported."""
+    import importlib.metadata
+
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def loaded_driver() -> tuple[str | None, str | None]:

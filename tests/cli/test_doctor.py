@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import subprocess
 import sys
@@ -49,6 +50,7 @@ def test_without_tensorrt_llm(patch: pytest.MonkeyPatch) -> None:
     assert found["backend"] == {"auto": "torch", "reason": "TensorRT-LLM is not installed"}
     assert found["model"] is None
     assert found["cpu"]["cores"] >= 1
+    assert found["llguidance"] == _installed("llguidance")
     assert found["lookahead_kernels"]["head_sizes"] == [64, 128]
     assert not [name for name in sys.modules if name.startswith("tensorrt_llm")]
 
@@ -94,6 +96,26 @@ def test_what_a_release_has_counts_and_not_its_number(
     assert (found["backend"]["auto"] == "tensorrt-llm") == complete
     assert len(found["warnings"]) == bool(warned)
     assert all(part in found["warnings"][0] for part in warned)
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def test_without_llguidance_it_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    version = importlib.metadata.version
+
+    def absent(package: str) -> str:
+        if package == "llguidance":
+            raise importlib.metadata.PackageNotFoundError(package)
+        return version(package)
+
+    monkeypatch.setattr(importlib.metadata, "version", absent)
+    (row,) = (line for line in trtla("doctor").out.splitlines() if "llguidance" in line)
+    assert "trtla[structured]" in row
 
 
 def test_the_program_is_not_needed(patch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -308,6 +308,7 @@ def test_rows_are_forgotten_and_their_texts_bounded() -> None:
         ({"num_beams": 3}, "num_beams is 3, and beams are not drafted for"),
         ({"penalty_alpha": 0.6, "top_k": 4}, "contrastive_search is neither greedy"),
         ({"lookahead": (4, 1, 4)}, r"lookahead .* is not legal"),
+        ({"lookahead": 7}, "lookahead 7 is not a triple of whole numbers"),
         (
             {"return_dict_in_generate": True, "output_attentions": True},
             "output_attentions and output_hidden_states are not collected",

@@ -55,6 +55,8 @@ TOOLS = [
      "function": {"name": name, "description": f"It does {name}.", "parameters": schema}}
     for name, schema in SCHEMAS.items()
 ]  # fmt: skip
+ASKS = "'<|assistant|>\n'"
+"""Where the template of Hermes begins an answer."""
 KINDS = {
     "hermes": (HERMES_TOOLS, ""),
     "llama": (LLAMA_3_TOOLS, "<|python_tag|>"),
@@ -156,20 +158,40 @@ def test_an_agent_takes_three_turns_with_two_tools(served):
     assert messages[-1]["content"]
 
 
+def as_word(folder, name):
+    """Make the padding token, which has this name, a word."""
+    for path in folder.glob("*token*.json"):
+        said = json.loads(path.read_text())
+        said.pop("pad_token", None)
+        for token in said.get("added_tokens", ()):
+            token["special"] &= token["content"] != name
+        path.write_text(json.dumps(said))
+    assert Tokenizer(folder).token_id(name) not in Tokenizer(folder).control_ids
+
+
 @pytest.mark.parametrize("special", [True, False])
 def test_a_mark_may_be_a_token(tmp_path, special):
     folder = with_template(SHIPPED, tmp_path, HERMES_TOOLS, "<tool_call>")
-    file = folder / "tokenizer.json"
-    said = json.loads(file.read_text())
-    (mark,) = [token for token in said["added_tokens"] if token["content"] == "<tool_call>"]
-    mark["special"] = special
-    file.write_text(json.dumps(said))
+    if not special:
+        as_word(folder, "<tool_call>")
     with serving(partial(LLM, folder)) as one:
         choice = choice_of(one.chat(**ASK, tool_choice="required", logprobs=True))
         messages, _ = streamed(one, **ASK, tool_choice="required")
     assert choice["logprobs"]["content"][0]["token"] == "<tool_call>"
     assert {check(call) for call in choice["message"]["tool_calls"]} <= SCHEMAS.keys()
     assert len(messages[0]["tool_calls"]) == len(choice["message"]["tool_calls"])
+
+
+@pytest.mark.parametrize("ends", ["<think>\\n</think>\\n\\n", "<think>\\n"])
+def test_a_forced_call_comes_behind_the_thoughts(tmp_path, ends):
+    template = f"{HERMES_TOOLS.replace(ASKS, ASKS[:-1] + ends + ASKS[-1])}{{# </think> #}}"
+    folder = with_template(SHIPPED, tmp_path, template, "</think>")
+    as_word(folder, "</think>")
+    likely = {str(Tokenizer(folder).token_id("</think>")): 100.0}
+    with serving(partial(LLM, folder)) as one:
+        choice = choice_of(one.chat(**ASK, tool_choice="required", logit_bias=likely))
+    assert choice["message"]["content"] is None
+    assert check(choice["message"]["tool_calls"][0]) in SCHEMAS
 
 
 def test_the_documented_request_calls_its_tool(tmp_path):

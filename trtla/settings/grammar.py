@@ -14,12 +14,13 @@ GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "lark"]
 KINDS: tuple[GrammarKind, ...] = get_args(GrammarKind)
 LONGEST = 1 << 20
 """Characters of a grammar, at most."""
+_SCHEMA = 'give one such as {"type": "object"}'
 _EXAMPLE = 'give one such as {"regex": "[0-9]+"} or {"json_schema": {"type": "object"}}'
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A grammar of whole outputs; an end token comes only where it allows an end."""
+    """A grammar of whole outputs; an end token may come only where it allows an end."""
 
     kind: GrammarKind
     text: str
@@ -58,13 +59,13 @@ def _schema(value: object) -> str:
         try:
             value = json.loads(value)
         except (ValueError, RecursionError) as error:
-            raise UsageError(f"the JSON schema is not JSON: {error}", _EXAMPLE) from None
+            raise UsageError(f"the JSON schema is not JSON: {error}", _SCHEMA) from None
     if not isinstance(value, (Mapping, bool)):
-        raise UsageError(f"the JSON schema is {shown(value)}, not an object", _EXAMPLE)
+        raise UsageError(f"the JSON schema is {shown(value)}, not an object", _SCHEMA)
     try:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise UsageError(f"the JSON schema is no JSON: {error}", _EXAMPLE) from None
+        raise UsageError(f"the JSON schema is no JSON: {error}", _SCHEMA) from None
 
 
 def _any_object(value: object) -> str:

@@ -65,7 +65,7 @@ class LookaheadConfig:
             match = _TRIPLE.fullmatch(value)
             numbers: list[int] = [int(part) for part in match.groups() if part] if match else []
         else:
-            numbers = list(value)
+            numbers = list(value) if isinstance(value, Sequence) else []
         if len(numbers) != 3:
             raise UsageError(
                 f"lookahead {value!r} is not a triple of whole numbers",

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 Row = tuple[str, object]
 SCHEMA_VERSION = 1
+_NO_GRAMMARS = "not installed; the extra trtla[structured] brings it for structured output"
+_MEND = "make or copy its files again, or take a model that the guide's model families list"
 _FOLDER = (
     "A folder: a Hugging Face model, a checkpoint made by trtla convert or an engine; a GGUF file; "
     "or a name on the hub."
@@ -82,7 +84,7 @@ def _show(console: Console, report: Report, check: ModelCheck | None) -> None:
 
 def _way_out(check: ModelCheck) -> str:
     if check.backend != "tensorrt-llm":
-        return "correct the problems above, or make the folder again; trtla inspect shows more"
+        return f"{_MEND}; trtla inspect shows more"
     if check.kind == "engine":
         return "build an engine for this machine; --backend torch runs everywhere"
     return "build it with --backend torch, which runs everywhere"
@@ -119,7 +121,7 @@ def inspect_path(console: Console, engine_dir: str) -> None:
     if problems:
         raise CheckFailed(
             f"{engine_dir} has {counted(len(problems), 'problem')}",
-            "make the folder again, or copy the files again",
+            _MEND,
         )
 
 
@@ -190,6 +192,7 @@ def _machine_rows(report: Report) -> Iterator[Row]:
     yield "Python", f"{machine.python} on {machine.platform}"
     yield "PyTorch", _torch(machine.torch)
     yield "transformers", machine.transformers
+    yield "llguidance", machine.llguidance or _NO_GRAMMARS
     memory = _memory(cpu.memory_bytes, cpu.free_bytes)
     yield "CPU", f"{cpu.model}, {counted(cpu.cores, 'core')}, {memory}"
     yield "CPU instruction sets", " ".join(cpu.instruction_sets) or None

@@ -61,8 +61,8 @@ class RunFlags(CorpusFlags):
         several=True,
     )
     input_file: str | None = opt.flag(
-        "A .txt file with one prompt a line, a .jsonl file with text, messages or input_ids and "
-        "settings of their own, or with Spec-Bench's turns, or - for either on stdin.",
+        "A .txt file, one prompt a line; a .jsonl file of text, messages, input_ids or "
+        "Spec-Bench's turns, with settings of their own; - is stdin.",
         section="Prompts",
         basic=True,
         type=click.Path(allow_dash=True),
@@ -109,6 +109,7 @@ class RunFlags(CorpusFlags):
     examples=[
         "trtla run model.gguf 'Once upon a time'",
         "trtla run model.gguf -p 'Why is the sky blue?' 'What is a tree?' --chat --check-lossless",
+        "trtla run model.gguf 'A date: ' --regex '[0-9]{4}-[0-9]{2}-[0-9]{2}'",
         "trtla run engine --input-file prompts.jsonl --json > results.json",
         "trtla run engine --input-text 'def f(' --request-lookahead 3,3,3 --stream",
         "cat prompt.txt | trtla run engine -q > answer.txt",

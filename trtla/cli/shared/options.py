@@ -305,9 +305,10 @@ grammar_flags = stack(
     setting(
         "--json-schema",
         section="Sampling",
+        basic=True,
         type=values.TEXT,
         metavar="FILE|JSON",
-        help="A JSON schema that every output follows; nothing else changes how tokens are drawn.",
+        help="Schema of outputs; or --regex, --grammar.",
     ),
     setting(
         "--regex",
