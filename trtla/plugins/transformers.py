@@ -25,6 +25,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerationM
 from trtla.errors import TrtlaError, UsageError
 from trtla.plugins.attention import CacheEnd, Layout, ancestors, layout_of
 from trtla.plugins.trees import ModelTrees, Row, RowDrafts
+from trtla.runtime.costs import CostTable
 from trtla.runtime.draft import NO_DRAFT, Draft, TopRows, depths
 from trtla.runtime.sampling.draw import draw_at
 from trtla.runtime.sampling.noise import uniform
@@ -35,6 +36,12 @@ from trtla.settings.sampling import SamplingParams
 _MOST_FED = 512
 """Most drafted tokens of a step over all rows."""
 _SEEDS = 2**63
+_ON_CPU = CostTable.of(
+    [(1, 0.053), (2, 0.088), (4, 0.097), (8, 0.111), (16, 0.14), (32, 0.2), (128, 0.6)]
+)
+"""Measured in float32: a second token makes products of vectors products of matrices."""
+_ELSEWHERE = CostTable.of([(1, 0.02), (16, 0.0204), (64, 0.022), (256, 0.03)])
+"""An estimate for GPUs, whose time goes to launching kernels."""
 _UNFILTERED = SamplingParams(temperature=1.0)  # processors have applied temperature and filters
 
 
@@ -46,6 +53,7 @@ class _Model:
         parameters = inspect.signature(model.forward).parameters
         self.takes_positions = "position_ids" in parameters
         self.takes_mask = "attention_mask" in parameters
+        self._costs = _ON_CPU if model.device.type == "cpu" else _ELSEWHERE
         self._vocab_size = model.config.get_text_config(decoder=True).vocab_size
 
     def layout(self, model: Any) -> Layout | None:
@@ -56,7 +64,7 @@ class _Model:
 
     @cached_property
     def trees(self) -> ModelTrees:
-        return ModelTrees(self._vocab_size)
+        return ModelTrees(self._vocab_size, self._costs)
 
 
 _models: WeakKeyDictionary[Any, _Model] = WeakKeyDictionary()
