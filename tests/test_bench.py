@@ -51,7 +51,7 @@ FAST = replace(
 class FakeArm:
     """Gives the run it was made with, and remembers what it was asked."""
 
-    own = True
+    same_draws = True
     setting: str | None = None
 
     def __init__(self, name: str, run: ArmRun) -> None:
@@ -239,7 +239,7 @@ def test_cells_together_are_one_row_an_arm_and_each_keeps_what_its_arm_chose() -
 
 def test_peers_sampled_texts_are_not_compared() -> None:
     arm = FakeArm("hf", FAST)
-    arm.own = False
+    arm.same_draws = False
     for temperature, expected in ((0.0, 2), (0.5, None)):
         cell = CELL.model_copy(update={"temperature": temperature})
         measured = measure(

@@ -226,14 +226,14 @@ def test_a_killed_run_keeps_its_turns_and_goes_on(model: Path, tmp_path: Path) -
     ran = trtla(*args)
     assert ran.code == 0, ran.err
     assert journal.read_text().startswith(kept[: kept.rfind("\n") + 1])
-    assert f"note: {8 * turns} of 64 decodings are there already" in ran.err
+    assert f"note: {8 * turns} of 64 decodings are kept from before" in ran.err
     rows = read(path)
     assert len(rows) == 64
     assert all(row["equal_texts"] == "1" for row in rows)
     before, lines = measured(path), journal.read_bytes()
     ran = trtla(*args)
     assert ran.code == 0
-    assert "note: 64 of 64 decodings are there already" in ran.err
+    assert "note: 64 of 64 decodings are kept from before" in ran.err
     assert (measured(path), journal.read_bytes()) == (before, lines)  # nothing was left to do
 
 
@@ -246,7 +246,7 @@ def test_a_half_written_turn_is_measured_again(table: Path, model: Path, tmp_pat
     path.write_text(table.read_text())
     ran = ablation(model, path, "--categories", "translation,code")
     assert ran.code == 0, ran.err
-    assert "note: 56 of 64 decodings are there already" in ran.err
+    assert "note: 56 of 64 decodings are kept from before" in ran.err
     assert measured(path)[:-8] == measured(table)[:-8]
     journal.unlink()
     refused(ablation(model, path), 2, "results.jsonl", "is not there", "--output")
@@ -268,7 +268,7 @@ def test_it_says_beforehand_how_much_it_decodes_and_keeps_its_default_small(
     assert whole.code == 0, whole.err
     said = "note: 210 decodings of up to 1 token: 1 arm, 70 prompts, 1 processor, 3 repeats\n"
     assert whole.err.startswith(said)
-    assert "note: 8 of 210 decodings are there already" in whole.err
+    assert "note: 8 of 210 decodings are kept from before" in whole.err
     less = trtla(*args, "--full", "--processor", "greedy", "--repeats", "1")
     assert less.err.startswith("note: 70 decodings ")
     refused(trtla("bench", "--engine-dir", model, "--full"), 2, "--full is read by --ablation")
@@ -323,7 +323,7 @@ def test_the_sources_of_auto_are_switched_off_one_by_one(model: Path, tmp_path: 
             steps.setdefault((row["setting"], row["prompt"]), []).append(row["steps"])
     assert all(first == second for first, second in steps.values())  # a repeat learns nothing
     again = ablation(model, path, *args, "--prompts-per-task", "2")
-    assert "note: 32 of 32 decodings are there already" in again.err
+    assert "note: 32 of 32 decodings are kept from before" in again.err
     assert "| auto-nodes (nodes 5) " in again.out
     other = ablation(model, tmp_path / "others.csv", *args[:1], "--arms", "ar")
     refused(other, 2, "--sources and --arms exclude each other")

@@ -70,7 +70,7 @@ def test_rows_of_an_ablation_are_of_their_draft_models_type(
     for flags, kept in (((), False), (("--draft-dtype", "bfloat16"), False), ((), True)):
         ran = trtla(*given, *flags)
         assert ran.code == 0, ran.err
-        assert ("note: 2 of 2 decodings are there already" in ran.err) is kept
+        assert ("note: 2 of 2 decodings are kept from before" in ran.err) is kept
     refused(
         trtla(*given[:-4], "--arms", "nasd", "--output", rows, "--draft-dtype", "bfloat16"),
         2, "draft_dtype bfloat16 needs a draft model",

@@ -185,7 +185,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Tokenizer]
         chosen = found[kind][parse_special]
         chosen.inner.chat_template = template(name)
         names = chosen.inner.special_tokens_map
-        chosen.__dict__["_template"] = ChatTemplate(template(name), names)
+        chosen._chats.__dict__["template"] = ChatTemplate(template(name), names)
         return chosen
 
     return tokenizer

@@ -234,7 +234,7 @@ class Toy:
 
 
 def following(make, *args):
-    return GrammarState(CompiledGrammar(make), *args)
+    return GrammarState(CompiledGrammar(make, is_quick=True), *args)
 
 
 @given(st.lists(st.lists(st.integers(0, 2), max_size=5), max_size=8), st.integers(0, 3))
@@ -316,6 +316,27 @@ def test_a_grammar_that_cannot_be_used_is_refused_in_a_sentence(llm, grammar, re
     assert llm.generate("a", SamplingParams(2))[0].token_ids
 
 
+def _chain(count):
+    rules = (f'r{place}: "x" r{place + 1}' for place in range(count))
+    return "\n".join(("start: r0", *rules, f'r{count}: "e"'))
+
+
+@pytest.mark.deep(first=1)
+@pytest.mark.parametrize(
+    ("grammar", "why"),
+    [
+        ({"lark": _chain(40_000)}, "it is too large, or nested too deeply"),
+        ({"json_schema": {"type": "integer", "multipleOf": 99_999_989}}, "it takes more than 1 s"),
+    ],
+    ids=["deep", "endless"],
+)
+def test_a_grammar_that_would_hang_or_end_the_process_is_refused(llm, grammar, why):
+    with pytest.raises(UsageError, match=why):
+        llm.generate("a", asked(grammar))
+    assert llm.generate("a", asked({"json_schema": {"multipleOf": 5}}, length=3))
+    assert llm.generate("a", asked({"lark": _chain(400)}, length=3))
+
+
 def test_a_schema_that_refers_to_itself_ends(llm):
     tree = {
         "$defs": {"node": {"type": "object", "properties": {"left": {"$ref": "#/$defs/node"}}}},
@@ -377,7 +398,7 @@ def attempted(llm, params, **how):
 
 
 def test_drafts_that_fill_a_lexer_change_no_text(llm, monkeypatch):
-    monkeypatch.setattr("trtla.llm.grammars._MOST_STATES", 250)
+    monkeypatch.setattr("trtla.llm.grammar_compiling._MOST_STATES", 250)
     said = set()
     for seed in (1, 2):
         draw = {"seed": seed, "temperature": seed - 1.0, "length": 60}

@@ -86,7 +86,7 @@ def test_parts_of_a_content_stay_parts_and_are_lines() -> None:
     [
         ([{"role": "usr", "content": "a"}], r"prompt 0: messages\[0\] has the role 'usr'"),
         ([USER, {"content": "a"}], r"messages\[1\] has no role"),
-        ([{"role": "tool", "content": "a"}], "the role 'tool'"),
+        ([{"role": "function", "content": "a"}], "the role 'function'"),
         ([{"role": ["user"], "content": "a"}], "the role"),
         ([{"role": "user"}], r"messages\[0\] \(user\) has no content"),
         ([{"role": "user", "content": 3}], "content 3"),
@@ -117,7 +117,7 @@ def test_what_is_no_conversation_is_refused(llm: LLM, messages: Any, part: str) 
 def test_a_mistyped_role_is_corrected() -> None:
     with pytest.raises(UsageError) as caught:
         check_messages([{"role": "assistent", "content": "a"}], "it")
-    assert caught.value.hint == "did you mean assistant? use system, user, assistant"
+    assert caught.value.hint == "did you mean assistant? use system, user, assistant, tool"
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from threading import Event
 
 import pytest
 from pydantic import BaseModel
@@ -14,6 +15,7 @@ from pydantic import BaseModel
 from tests.support.chat_templates import CHATML, with_template
 from tests.support.served import SHIPPED, refused, serving
 from trtla import LLM
+from trtla.llm.grammars import GrammarCompiler
 
 pytest.importorskip("llguidance")
 jsonschema = pytest.importorskip("jsonschema_rs")
@@ -152,3 +154,36 @@ def test_a_grammar_that_takes_long_delays_no_other_request(served, pattern):
         answer = dear.result(60)
     assert answer.status_code in (200, 400)
     assert count
+
+
+def test_a_grammar_that_gives_up_fails_its_request_alone(served, capfd):
+    ask = {"prompt": "def f(", "max_tokens": 40, "temperature": 0}
+    alone = said(served.complete(**ask))
+    with ThreadPoolExecutor(1) as pool:
+        beside = pool.submit(served.complete, **ask)
+        failed = served.complete(**TEXT, guided_regex="(a|a)*" * 2000 + "b")
+        assert said(beside.result(60)) == alone
+    assert failed.status_code == 500
+    assert "the grammar allows nothing as output token" in failed.text
+    assert "a step failed" not in capfd.readouterr().err
+
+
+def test_small_requests_do_not_wait_for_a_grammar(served, monkeypatch):
+    begun, goes_on = Event(), Event()
+    start = GrammarCompiler.start
+
+    def slowly(compiler, grammar):
+        begun.set()
+        assert goes_on.wait(60)
+        return start(compiler, grammar)
+
+    monkeypatch.setattr(GrammarCompiler, "start", slowly)
+    with ThreadPoolExecutor(1) as pool:
+        dear = pool.submit(served.complete, **TEXT, guided_regex="[ab]{3}c")
+        try:
+            assert begun.wait(60)
+            assert served.complete(prompt="def f(", max_tokens=2).status_code == 200
+            assert not dear.done()
+        finally:
+            goes_on.set()
+        assert re.fullmatch("[ab]{3}c", said(dear.result(60)))

@@ -63,7 +63,7 @@ def kinds(folder: Path) -> dict[str, int]:
 
 
 def test_what_does_not_fit_is_refused_when_costs_are_known(tiny_llama, tmp_path, ticks):
-    with pytest.raises(UsageError, match=r"a budget of 0\.01 s is too small: the least") as caught:
+    with pytest.raises(UsageError, match=r"a budget of 0\.01 s is too small: the") as caught:
         tune(settings(tiny_llama, tmp_path, 0.01), lambda text: None)
     assert " takes about " in caught.value.message
     assert "--budget" in (caught.value.hint or "")
@@ -76,7 +76,7 @@ def test_nothing_begins_when_the_budget_is_over(tiny_llama, tmp_path, ticks):
     found = tune(settings(tiny_llama, tmp_path, 10.0), notes.append)
     assert found.time_s <= 10.0 + 20 * TICK_S
     assert not found.finished
-    assert "the search's time was over: the same command with a larger --budget goes on" in notes
+    assert "the search's time was over: the same command with a larger --budget resumes" in notes
     first = kinds(tmp_path)
     assert first["search"] > 2
     assert 2 <= first["turn"] <= 2 * 6  # of both categories

@@ -30,7 +30,7 @@ def searched(llm: LLM, groups: Groups, folder, deadline: float, limit=LIMIT):
         Kept(Measurements(folder / "kept.jsonl", "key", "--output-dir")),
         notes.append,
     )
-    predictor = Predictor(CELL, groups, search.found, FREE_TOKENS)
+    predictor = Predictor(CELL, groups, search.finished, FREE_TOKENS)
     return search, search.go(lambda: predictor.rows([1]), deadline), notes
 
 
@@ -45,27 +45,27 @@ def test_steps_in_a_shared_batch_are_those_of_a_request_alone(llm, tmp_path, tem
     groups = make_groups(llm, 1, temperature=temperature)
     search, finished, _ = searched(llm, groups, tmp_path, FOREVER, LookaheadConfig(2, 3, 2))
     assert finished
-    assert len(search.found) > 3
-    for triple, ran in search.found.items():
+    assert len(search.finished) > 3
+    for triple, ran in search.finished.items():
         assert ran == {one[0]: alone(llm, one[0], triple) for one in groups.values()}
 
 
 def test_the_better_triples_run_on_all_samples_and_others_on_one(llm, tmp_path):
     groups = make_groups(llm, 3, length=8)
     search, _, _ = searched(llm, groups, tmp_path, FOREVER)
-    counts = [len(ran) for ran in search.found.values()]
-    assert set(coarse(LIMIT)) <= set(search.found)
+    counts = [len(ran) for ran in search.finished.values()]
+    assert set(coarse(LIMIT)) <= set(search.finished)
     assert set(counts) == {2, 4, 6}  # of a sample, two and all three of each category
     assert counts.count(6) < counts.count(2) + counts.count(4)
-    assert all(triple.fits(LIMIT) for triple in search.found)
+    assert all(triple.fits(LIMIT) for triple in search.finished)
 
 
 def test_after_the_deadline_only_the_smallest_triple_runs(llm, tmp_path):
     groups = make_groups(llm, 2)
     search, finished, notes = searched(llm, groups, tmp_path, deadline=0.0)
     assert not finished
-    assert list(search.found) == coarse(LIMIT)[:1]
-    assert set(search.found[coarse(LIMIT)[0]]) == {own[0] for own in groups.values()}
+    assert list(search.finished) == coarse(LIMIT)[:1]
+    assert set(search.finished[coarse(LIMIT)[0]]) == {own[0] for own in groups.values()}
     assert len(notes) == 1
 
 
@@ -75,7 +75,7 @@ def test_a_search_goes_on_from_what_is_kept(llm, tmp_path):
     first, _, _ = searched(llm, groups, tmp_path, FOREVER)
     again, finished, notes = searched(llm, groups, tmp_path, deadline=0.0)
     assert (finished, notes) == (True, [])
-    assert again.found == first.found
+    assert again.finished == first.finished
 
 
 def test_the_coarse_grid_keeps_to_the_limit_component_by_component():

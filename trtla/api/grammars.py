@@ -1,4 +1,4 @@
-"""The grammar that a body asks for, under OpenAI's, vLLM's and trtla's names."""
+"""The grammar of a request's body, under OpenAI's, vLLM's and trtla's names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An answer in two parts, piece by piece: what the model thought, and what it says.
+"""Answers in two parts, split piece by piece: the model's reasoning and its content.
 
 Models that think write so between `<think>` and `</think>`, in front of the answer, as their chat
 templates show. Blanks around both parts belong to neither.
@@ -45,7 +45,7 @@ class ReasoningSplitter:
         """The part that is open has shown something."""
 
     def push(self, text: str, *, last: bool = False) -> Parts:
-        """Add a piece; returns what is now certain of each part. With `last` all of it."""
+        """Add a piece; returns the text that is now certain of each part, with `last` all of it."""
         self._held += text
         if self.state == "undecided" and not self._decide(last):
             return Parts("", "")
@@ -63,9 +63,9 @@ class ReasoningSplitter:
         return self.state != "undecided"
 
     def _thoughts(self, last: bool) -> str:
-        thoughts, end, rest = self._held.partition(END)
+        thoughts, end, content = self._held.partition(END)
         if end:
-            self.state, self._held = "answering", rest
+            self.state, self._held = "answering", content
             thoughts, begun, self._begun = thoughts.rstrip(), self._begun, False
             return thoughts if begun else thoughts.lstrip()
         certain = thoughts.rstrip() if last else thoughts[: len(thoughts) - _held_back(thoughts)]

@@ -1,1 +1,1 @@
-"""`trtla bench`: lookahead, plain decoding and peers on the same prompts, in rounds."""
+"""The measuring engine: arms of our engine and of peers in turns, load on servers, and tables."""

@@ -1,7 +1,7 @@
-"""What is compared: an arm, what a decoding gives, and the arms of our engine.
+"""Arms that are compared, the runs that they return, and the arms of our engine.
 
-Peers decode in trtla.bench.peers and trtla.bench.llama_cpp. All arms get token ids and give token
-ids: no arm pays for text.
+Peers decode in trtla.bench.peers and trtla.bench.llama_cpp. All arms get and return token ids, so
+that no arm pays for text.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 AR = "ar"
 """The arm that all others are compared with: the engine without lookahead."""
 Options = Mapping[str, Any]
-"""What a peer is called with, such as {"prompt_lookup_num_tokens": 10}."""
+"""Arguments of a peer's call, such as {"prompt_lookup_num_tokens": 10}."""
 Decode = Callable[[Sequence["Ids"], Sequence[SamplingParams], Options], "ArmRun"]
 """A peer's decoding of a batch with options."""
 Note = Callable[[str], None]
-"""Is told what a user should know, in a sentence."""
+"""Reports to the user in one sentence."""
 LOOKUP_TOKENS = (3, 5, 10, 20)
 """The settings of prompt lookup that are tried; the fastest on the first batch is measured."""
 
@@ -42,15 +42,15 @@ HUGGING_FACE = ("hf", "hf-prompt-lookup", "hf-assisted")
 LLAMA_CPP_LOOKUP = "llama.cpp-prompt-lookup"
 LLAMA_CPP_CONVERTED = "llama.cpp-converted"
 LLAMA_CPP = ("llama.cpp", LLAMA_CPP_LOOKUP, LLAMA_CPP_CONVERTED)
-"""They run a GGUF file; the first two as it is."""
+"""Peers that run a GGUF file; the first two run it as it is."""
 PEERS = (*HUGGING_FACE, *LLAMA_CPP)
 BATCHING = ("hf",)
-"""The peers that decode several prompts together."""
+"""Peers that decode several prompts together."""
 INSTALL_LLAMA_CPP = "pip install 'trtla[bench]' (it compiles llama.cpp), or omit the peer"
 
 
 def gguf_of(model: str, hf_model_dir: str | None) -> Path:
-    """The GGUF file that llama.cpp runs: the one that is named for peers, or the model itself."""
+    """Return the GGUF file for llama.cpp: the one that is named for peers, or the model itself."""
     from trtla.formats.gguf.folder import weight_file  # brings pydantic
 
     for named in filter(None, (hf_model_dir, model)):
@@ -66,7 +66,7 @@ def gguf_of(model: str, hf_model_dir: str | None) -> Path:
 
 @dataclass(slots=True, kw_only=True)
 class ArmRun(Metrics):
-    """Metrics of one batch, or of several added up, with what only a benchmark asks for."""
+    """Metrics of one batch, or of several added up, with figures that only benchmarks need."""
 
     first_s: tuple[float, ...]
     """Seconds from the start to each request's first token."""
@@ -80,11 +80,11 @@ class ArmRun(Metrics):
     fed_each: tuple[int | None, ...] = ()
     """The tokens that each request fed in its steps; `fed` is their sum."""
     draft_model: DraftTotals | None = None
-    """What a draft model did, where there is one."""
+    """Totals of the draft model, if the arm has one."""
     peak_bytes: int = field(default=0, metadata={"join": max})
     weight_bytes: int | None = field(default=None, metadata={"join": max})
-    """Bytes of the weights that a forward reads; without it the model's in the cell's type count.
-    The compiled forward holds float16 weights as they are also where it computes in float32."""
+    """Bytes of the weights that a forward reads; None: those of the model in the cell's type.
+    The compiled forward keeps float16 weights as they are even if it computes in float32."""
 
     @property
     def ms_per_token(self) -> float | None:
@@ -108,11 +108,11 @@ class Arm:
     """One way of decoding."""
 
     name: str
-    own = False
-    """Whether sampled text must equal that of `ar`: our noise depends on seed and position."""
+    same_draws = False
+    """True: sampled text must equal that of `ar`, since the noise depends on seed and position."""
 
     setting: str | None = None
-    """What the arm chose for itself."""
+    """The setting that the arm chose for itself."""
     weight_type: str | None = None
     """The type of most weights in memory, such as bfloat16, FP8 or Q4_1; None: unknown."""
     compute_type: str | None = None
@@ -120,48 +120,48 @@ class Arm:
 
     @property
     def label(self) -> str:
-        """What it is called among others of its name."""
+        """The name that distinguishes it from arms of the same name."""
         return self.name
 
     @property
     def key(self) -> str:
-        """All that its decodings depend on, for a journal."""
+        """Everything that its decodings depend on, as the key of a journal."""
         return self.label
 
     def takes(self, batch_size: int) -> bool:
-        """Whether it can decode such a batch."""
+        """Return whether it can decode a batch of this size."""
         raise NotImplementedError
 
     def warm_up(self, prompts: Sequence[Ids], sampling: Sequence[SamplingParams]) -> None:
-        """Decode untimed, and choose what there is to choose."""
+        """Decode untimed, and choose the setting if there are several."""
         self.decode(prompts, sampling)
 
     def begin_round(self) -> None:
-        """Forget the texts that were decoded so far: a round decodes the same ones again."""
+        """Forget the texts decoded so far, since each round decodes the same ones again."""
 
     def decode(self, prompts: Sequence[Ids], sampling: Sequence[SamplingParams]) -> ArmRun:
-        """Decode one batch, all prompts in flight at once where the arm can do that."""
+        """Decode one batch, all prompts in flight at once if the arm can do that."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How our engine decodes, before a model is open: what an arm of it is made from."""
+    """Description of an arm of our engine, which exists before a model is open."""
 
     name: str
     """Empty: `ar`, or lookahead with its triple."""
     lookahead: Lookahead | None
-    """None: what the model is opened with."""
+    """None: the triple with which the model is opened."""
     drafter: DrafterSettings = LOOKAHEAD
     options: DraftOptions | None = None
-    """What auto drafts with; None: as the model is opened."""
+    """Options of auto's drafts; None: those with which the model is opened."""
     setting: str | None = None
-    """What tells it from others of its name, in words."""
+    """Words that distinguish it from arms of the same name."""
     largest: bool = False
-    """Whether it drafts with the engine's largest triple, in place of `lookahead`."""
+    """True: draft with the engine's largest triple, in place of `lookahead`."""
 
     def arm(self, llm: LLM) -> EngineArm:
-        """The arm."""
+        """Make the arm with an open model."""
         triple = llm.limits.lookahead if self.largest else self.lookahead
         if triple is None and not self.name:
             triple = llm.lookahead
@@ -174,13 +174,14 @@ PLAIN = Way(AR, AUTOREGRESSIVE, NO_DRAFTER)
 
 
 class EngineArm(Arm):
-    """Our engine with one drafter for all requests; no triple is what the `LLM` was opened with.
+    """Our engine with one drafter for all requests.
 
-    What its drafts learn serves its own later batches of the round, and no other arm.
+    Its draft memory serves its own later batches of the round, and no other arm.
 
     Args:
-        name: None: made from what it is given, where `ar` names all plain decoding.
-        options: what drafts are made with; None: as the model was opened.
+        triple: None: that with which the `LLM` was opened.
+        name: None: made from drafter and triple; all plain decoding is named `ar`.
+        options: options of drafts; None: those with which the model was opened.
     """
 
     def __init__(
@@ -194,7 +195,7 @@ class EngineArm(Arm):
         if name is None and (triple == AUTOREGRESSIVE or drafter.drafter == NO_DRAFTER.drafter):
             name, drafter = AR, NO_DRAFTER
         self.name = name or (drafter.name if triple is None else f"lookahead {triple}")
-        self.own = not drafter.rejection  # which draws otherwise
+        self.same_draws = not drafter.rejection  # which draws otherwise
         self._llm, self._triple, self._drafter = llm, triple, drafter
         self._options = options
         stats, stored = llm.stats(), llm.engine.config.pretrained_config
@@ -217,7 +218,7 @@ class EngineArm(Arm):
         self._memory = DraftMemory(self._options)
 
     def use_memory(self) -> None:
-        """Let the executor draft from what this arm has learnt."""
+        """Let the executor draft from the memory of this arm."""
         self._llm.executor.call(lambda executor: executor.use_memory(self._memory))
 
     def decode(self, prompts: Sequence[Ids], sampling: Sequence[SamplingParams]) -> ArmRun:
@@ -255,7 +256,7 @@ class EngineArm(Arm):
 
 @dataclass(slots=True)
 class Meter:
-    """Counts and times a peer's forwards, of which the first one is the prefill."""
+    """Counter and timer of a peer's forwards, of which the first is the prefill."""
 
     forwards: int = 0
     fed: int = 0
@@ -263,17 +264,17 @@ class Meter:
     _start: float = 0.0
 
     def begin(self, tokens: int) -> None:
-        """A forward of so many tokens begins."""
+        """Note the beginning of a forward of this many tokens."""
         self.fed += tokens if self.forwards else 0
         self.forwards += 1
         self._start = time.perf_counter()
 
     def end(self) -> None:
-        """It has ended."""
+        """Note the end of the forward."""
         self.seconds += time.perf_counter() - self._start
 
     def run(self, outputs: Sequence[Ids], forward_s: float | None, **more: Any) -> ArmRun:
-        """What was decoded with these forwards."""
+        """Return the run that these forwards decoded."""
         steps = self.forwards - 1
         return ArmRun(
             outputs=tuple(outputs),
@@ -312,7 +313,8 @@ class PeerArm(Arm):
     def warm_up(self, prompts: Sequence[Ids], sampling: Sequence[SamplingParams]) -> None:
         super().warm_up(prompts, sampling)
         if len(self._choices) > 1:
-            seconds = [self._decode_with(prompts, sampling, one).time_s for one in self._choices]
+            runs = [self._decode_with(prompts, sampling, options) for options in self._choices]
+            seconds = [run.time_s for run in runs]
             self._choose(self._choices[seconds.index(min(seconds))])
 
     def decode(self, prompts: Sequence[Ids], sampling: Sequence[SamplingParams]) -> ArmRun:

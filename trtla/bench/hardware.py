@@ -1,4 +1,4 @@
-"""The machine that arms run on: its memory's speed, and how much memory they take."""
+"""Memory bandwidth of the machine that arms run on, and the peak memory that they take."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from trtla.runtime.device import resolve_device
 
 _BYTES = 2**29
 _TRIES = 5
-_CUDA_SHARE = 8  # times the bytes of a CPU's sum, which a GPU is done with at once
+_CUDA_SHARE = 8  # times the bytes of a CPU's sum, which would be too short on a GPU
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """What forwards are held against."""
+    """Figures of model and machine to which forwards are compared."""
 
     weight_bytes: int
-    """Read by one forward of an arm that does not report its own."""
+    """Bytes that one forward reads, for arms that do not report theirs."""
     read_bandwidth: float
     """Bytes a second."""
 
@@ -37,7 +37,7 @@ class Hardware:
 
 
 def read_bandwidth(device: torch.device, size: int = _BYTES) -> float:
-    """Bytes a second, the best of some tries: a sum, on CUDA also a copy (read + write)."""
+    """Measure bytes a second, the best of some tries: a sum, on CUDA also a copy (read + write)."""
     if device.type == "cuda":
         return _device_bandwidth(device, _CUDA_SHARE * size)
     data = torch.ones(size // 4, device=device)
@@ -50,7 +50,7 @@ def read_bandwidth(device: torch.device, size: int = _BYTES) -> float:
 
 
 def _device_bandwidth(device: torch.device, size: int) -> float:
-    """By the device's own clock: the host's would count what a launch takes."""
+    """Measure by the device's own clock: the host's would include the launch."""
     size = min(size, torch.cuda.mem_get_info(device)[0] // 4)
     with torch.cuda.device(device):  # events are of the current one
         data = torch.ones(size // 4, device=device)
@@ -72,12 +72,12 @@ def _device_s(launch: Callable[[], object]) -> float:
 
 
 def torch_device(name: str) -> torch.device:
-    """Auto, cpu, cuda or cuda:N."""
+    """Return the device that is named auto, cpu, cuda or cuda:N."""
     return torch.device(str(resolve_device(name)))
 
 
 def reset_peak(device: torch.device) -> None:
-    """Start counting peak memory again, where the system can."""
+    """Start counting peak memory again, if the system supports it."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return
@@ -86,7 +86,7 @@ def reset_peak(device: torch.device) -> None:
 
 
 def peak_bytes(device: torch.device) -> int:
-    """Most memory since `reset_peak`: of the device on CUDA, else resident in this process."""
+    """Return the peak since `reset_peak`: of the device on CUDA, else resident in this process."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     with suppress(OSError):

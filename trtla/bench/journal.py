@@ -1,6 +1,6 @@
-"""What was measured, line by line as it comes: a run that was cut off resumes from there.
+"""The journal of measurements, from which an interrupted run resumes.
 
-One JSON object a line, each with the key of its circumstances. Lines of other circumstances, and a
+Each line is a JSON object with the key of its circumstances. Lines of other circumstances, and a
 last line that a kill left half-written, are skipped.
 """
 
@@ -24,34 +24,34 @@ _WEIGHTS = ("*.safetensors", "*.bin", "*.engine", MADE_OF)
 
 
 def fingerprint(facts: Mapping[str, Any]) -> str:
-    """A key for circumstances: equal facts, equal key."""
+    """Return a key for circumstances: equal facts have equal keys."""
     text = json.dumps(facts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def engine_facts(engine: Engine) -> dict[str, object]:
-    """What identifies an engine's weights and limits, without reading the weights."""
+    """Describe an engine's weights and limits uniquely, without reading the weights."""
     facts: dict[str, object] = {"config": engine.config.model_dump(mode="json")}
     if engine.manifest is not None:
         return {**facts, "source": engine.manifest.source_sha256}
     # There is no checksum: sizes and times stand for it.
     weights = sorted(path for pattern in _WEIGHTS for path in engine.path.glob(pattern))
     stamps = [(path.name, path.stat()) for path in weights]
-    return {**facts, "files": [[name, own.st_size, own.st_mtime_ns] for name, own in stamps]}
+    return {**facts, "files": [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stamps]}
 
 
 class Measurements:
     """The measurements of one key in a file.
 
     Args:
-        key: `fingerprint` of all that they depend on and their names do not say.
-        flag: names the file's place, for errors.
+        key: `fingerprint` of everything that they depend on and their names do not say.
+        flag: the flag that names the file's folder, for errors.
     """
 
     def __init__(self, path: Path, key: str, flag: str) -> None:
         self.path, self._key, self._flag = path, key, flag
         self.entries: dict[str, Any] = {}
-        """By name, in the order in which they came."""
+        """Values by name, in the order in which they were measured."""
         text = ""
         with suppress(FileNotFoundError):
             text = path.read_text(encoding="utf-8", errors="replace")
@@ -66,14 +66,14 @@ class Measurements:
                 self.entries[row["name"]] = row["value"]
 
     def get(self, name: str) -> Any:
-        """What was measured under a name; None: nothing yet."""
+        """Return the measurement of a name; None: there is none yet."""
         return self.entries.get(name)
 
     def put(self, name: str, value: Any) -> None:
-        """Keep a measurement, handed to the system in one piece before this returns."""
+        """Append a measurement, written in one piece before this returns."""
         row = {"format_version": FORMAT_VERSION, "key": self._key, "name": name, "value": value}
-        before = "" if self._whole else "\n"  # behind a line that was cut off
-        hint = f"free some space, or give another {self._flag}; what was measured is kept"
+        before = "" if self._whole else "\n"  # after a line that was cut off
+        hint = f"free some space, or give another {self._flag}; measurements are kept"
         with written(self.path, hint), self.path.open("a", encoding="utf-8") as file:
             file.write(f"{before}{json.dumps(row)}\n")
         self._whole = True

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     import torch
 
 _GRAIN = 256
-"""Room for texts is made in steps of so many tokens."""
+"""Contexts are multiples of this many tokens."""
 _LOG_ERROR = 4
 """GGML_LOG_LEVEL_ERROR of ggml.h."""
 _FILE_TYPES = {"float32": "ALL_F32", "float16": "MOSTLY_F16", "bfloat16": "MOSTLY_BF16"}
@@ -74,8 +74,8 @@ class LlamaCpp:
     """A GGUF file in llama.cpp, ready for its arms.
 
     Args:
-        end_ids: what ends a text.
-        dtype: dequantise the weights to this type before; None runs them as they are.
+        end_ids: tokens that end a text.
+        dtype: the type to which weights are dequantised first; None: they run as they are.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class LlamaCpp:
         self.weight_type, self._weight_bytes = _weight_type(header), _read_bytes(header)
         amx = b"AMX_INT8 = 1" in self._library.llama_print_system_info()
         self.without_amx = amx and self.weight_type not in DTYPES
-        """Whether quantised products leave AMX out: it kills the process (llama.cpp #20824)."""
+        """True: quantised products do without AMX, which kills the process (llama.cpp #20824)."""
         self._opened: dict[bool, Any] = {}
 
     def decode(
@@ -105,23 +105,23 @@ class LlamaCpp:
         """Decode one prompt; with options by llama-cpp-python's prompt lookup."""
         import torch
 
-        prompt, own, output, seen = prompts[0], sampling[0], list[int](), list[float]()
-        ends = {*self._end_ids, *own.stop_ids}
-        room = len(prompt) + own.max_output_len + max(LOOKUP_TOKENS) + 1
+        prompt, params, output, seen = prompts[0], sampling[0], list[int](), list[float]()
+        ends = {*self._end_ids, *params.stop_ids}
+        room = len(prompt) + params.max_output_len + max(LOOKUP_TOKENS) + 1
         model = self._model(room, drafting=bool(options))
         if options:
             model.draft_model = _lookup()(**options)
         self._library.llama_set_n_threads(model.ctx, *[torch.get_num_threads()] * 2)
-        model.reset()  # it would go on behind a beginning that it knows
-        model.set_seed(own.seed % 2**31)
+        model.reset()  # it would continue a prefix that it knows
+        model.set_seed(params.seed % 2**31)
         with _metered(self._library, model) as meter:
             start = time.perf_counter()
             for token in model.generate(
-                list(prompt), own.top_k, own.top_p, min_p=0.0, temp=own.temperature
+                list(prompt), params.top_k, params.top_p, min_p=0.0, temp=params.temperature
             ):
                 output.append(int(token))
                 seen.append(time.perf_counter() - start)
-                if token in ends or len(output) == own.max_output_len:
+                if token in ends or len(output) == params.max_output_len:
                     break
         return meter.run(
             [tuple(output)],
@@ -133,7 +133,7 @@ class LlamaCpp:
         )
 
     def _model(self, room: int, *, drafting: bool) -> Any:
-        """A `Llama` with a context for so many tokens; drafting keeps all logits."""
+        """Return a `Llama` with a context of this many tokens; drafting keeps all logits."""
         model = self._opened.get(drafting)
         if model is None or model.n_ctx() < room:
             if model is not None:
@@ -162,7 +162,7 @@ class LlamaCpp:
 
     @contextmanager
     def _safe_kernels(self) -> Iterator[None]:
-        """Without AMX where it would crash; `Llama` has no argument for that."""
+        """Disable AMX if it would crash; `Llama` has no argument for that."""
         inner = self._library.llama_cpp
         params = inner.llama_model_default_params()
         params.use_extra_bufts = not self.without_amx
@@ -176,7 +176,7 @@ def _lookup() -> Any:
 
 @contextmanager
 def _metered(library: Any, model: Any) -> Iterator[Meter]:
-    """Counts and times the forwards of a `Llama`."""
+    """Count and time the forwards of a `Llama`."""
     meter, inner = Meter(), model.eval
 
     def timed(tokens: Sequence[int]) -> None:
@@ -203,7 +203,7 @@ def _dequantise(library: Any, source: Path, target: Path, dtype: str) -> None:
 
 
 def _weight_type(header: Header) -> str:
-    """The type of most weights, such as bfloat16, or what the file calls itself, such as Q4_K_M."""
+    """Return the type of most weights, such as bfloat16, or the file's own type, such as Q4_K_M."""
     import gguf
 
     try:
@@ -218,7 +218,7 @@ def _weight_type(header: Header) -> str:
 
 
 def _read_bytes(header: Header) -> int:
-    """Bytes of weights that a forward reads: of an embedding that is no output, only rows are."""
+    """Count the bytes of weights that a forward reads; of an input embedding only rows are."""
     tensors = dict(header.tensors)
     if "output.weight" in tensors:
         tensors.pop("token_embd.weight")
@@ -233,7 +233,7 @@ def llama_cpp_arms(
     dtype: str,
     on_note: Callable[[str], None],
 ) -> list[Arm]:
-    """The peers by name; `dtype` is what `llama.cpp-converted` dequantises to."""
+    """Make the named peers; `llama.cpp-converted` dequantises to `dtype`."""
     lookups: list[Options] = [{"num_pred_tokens": number} for number in LOOKUP_TOKENS]
 
     @cache

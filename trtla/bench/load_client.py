@@ -1,4 +1,4 @@
-"""The client of an OpenAI-compatible server: what models it has, and one streamed request.
+"""A client of an OpenAI-compatible server: its list of models, and one streamed request.
 
 Times are taken by time.perf_counter where bytes are received. No proxy is used.
 """
@@ -31,25 +31,25 @@ class AnswerFailed(Exception):
 
 @dataclass(slots=True)
 class StreamedAnswer:
-    """What one request brought, and when; times are seconds of one clock."""
+    """The answer to one request with the times of its chunks, in seconds of one clock."""
 
     start: float
-    """When it was sent."""
+    """The time of sending."""
     texts: list[str] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
-    """When each of the texts was received."""
+    """The time at which each of the texts was received."""
     last: float | None = None
-    """When the last chunk with a choice was received."""
+    """The time at which the last chunk with a choice was received."""
     closed: float = 0.0
-    """When the answer was over, complete or not."""
+    """The time at which the answer ended, complete or not."""
     usage: Mapping[str, Any] | None = None
     metrics: Mapping[str, Any] | None = None
-    """trtla's extension."""
+    """Counters of `trtla serve`, an extension of the API."""
     finished: bool = False
     status: int | None = None
-    """The status of HTTP; None before any."""
+    """The HTTP status; None: no response yet."""
     error: str | None = None
-    """Why there is no complete answer."""
+    """The reason why there is no complete answer."""
 
     @property
     def text(self) -> str:
@@ -61,23 +61,23 @@ class StreamedAnswer:
 
     @property
     def output_tokens(self) -> int:
-        """As the server reports them, else the number of chunks with text."""
+        """The number that the server reports, else the number of chunks with text."""
         reported = self._counted("completion_tokens")
         return len(self.texts) if reported is None else reported
 
     @property
     def ttft_s(self) -> float | None:
-        """From sending to the first text; None where there was no text."""
+        """Seconds from sending to the first text; None: there was no text."""
         return self.times[0] - self.start if self.times else None
 
     @property
     def e2el_s(self) -> float | None:
-        """From sending to the last chunk with a choice."""
+        """Seconds from sending to the last chunk with a choice."""
         return None if self.last is None else self.last - self.start
 
     @property
     def tpot_s(self) -> float | None:
-        """Time of an output token after the first; None for fewer than two."""
+        """Mean seconds of an output token after the first; None: there are fewer than two."""
         if self.last is None or not self.times or self.output_tokens < 2:
             return None
         return (self.last - self.times[0]) / (self.output_tokens - 1)
@@ -120,14 +120,14 @@ class StreamedAnswer:
             self.times.append(at)
 
     def end(self) -> None:
-        """Refuse a stream that has ended before its answer had."""
+        """Refuse a stream that ended before its answer did."""
         if not self.finished:
             chunks = counted(len(self.texts), "chunk")
             raise AnswerFailed(f"the stream ended early, after {chunks}")
 
 
 def _text(choice: Mapping[str, Any]) -> str:
-    """A chunk's text: of a completion, or of a chat with what it thinks before it answers."""
+    """Return a chunk's text: of a completion, or of a chat with its reasoning."""
     delta = choice.get("delta")
     if not isinstance(delta, Mapping):
         return str(choice.get("text") or "")
@@ -136,7 +136,7 @@ def _text(choice: Mapping[str, Any]) -> str:
 
 
 def reason_of(body: Any) -> str:
-    """A server's message in one line, from what it has for a body: OpenAI's form or another."""
+    """Return a server's message in one line, from a body in OpenAI's form or another."""
     while isinstance(body, Mapping):
         named = (body.get(key) for key in ("error", "message", "detail"))
         body = next((value for value in named if value), json.dumps(body))
@@ -145,7 +145,7 @@ def reason_of(body: Any) -> str:
 
 Endpoint = Literal["chat", "completions"]
 OURS = "trtla"
-"""What our own server has for the owner of its model."""
+"""The owner that our own server reports for its model."""
 _CONNECT_S = 10.0
 _LIST_S = 30.0
 _SILENCE_S = 600.0
@@ -155,31 +155,31 @@ _BAD_REQUEST = (400, 422)
 
 @dataclass(frozen=True, slots=True)
 class LoadRequest:
-    """One request."""
+    """One prompt with its sampling."""
 
     prompt: str | Messages
     sampling: SamplingParams
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What its text depends on: greedy decoding has no seed."""
+        """Everything that its text depends on; greedy decoding has no seed."""
         seed = None if self.sampling.greedy else self.sampling.seed
         return str(self.prompt), self.sampling.draw_settings, self.sampling.max_output_len, seed
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Where requests go, and what its requests have in common."""
+    """The server's address, and the fields that all requests share."""
 
     url: str
     """Without `/v1`."""
     key: str | None = None
     model: str | None = None
-    """None until the server was asked."""
+    """None: not known before the server reports its models."""
     endpoint: Endpoint | None = None
     owned_by: str | None = None
     usage: bool = True
-    """Whether it takes `stream_options`, which ask for the numbers of tokens."""
+    """True: the server accepts `stream_options`, which ask for the numbers of tokens."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """More keys of every request."""
 
@@ -225,9 +225,9 @@ class Client:
         await self._http.aclose()
 
     async def look(self) -> None:
-        """Ask the server for its model where none is named, and whether it is ours."""
+        """Ask the server for its model if none is named, and for its owner."""
         models = await self._models()
-        names = [str(one.get("id")) for one in models]
+        names = [str(model.get("id")) for model in models]
         wanted = self.server.model or next(iter(names), None)
         if wanted is None:
             raise TrtlaError(
@@ -237,7 +237,7 @@ class Client:
             raise UsageError(
                 f"{self.server.url} has no model {wanted}", f"it has {', '.join(names)}"
             )
-        about = next((one for one in models if one.get("id") == wanted), {})
+        about = next((model for model in models if model.get("id") == wanted), {})
         endpoint: Endpoint = "completions" if about.get("chat") is False else "chat"
         self.server = replace(
             self.server,
@@ -247,7 +247,7 @@ class Client:
         )
 
     async def _models(self) -> list[Mapping[str, Any]]:
-        """What the server lists; nothing where it has no such route."""
+        """Return the server's list of models, empty if it has no such route."""
         url = self.server.url
         try:
             response = await self._http.get(f"{url}/v1/models", timeout=_LIST_S)
@@ -264,10 +264,12 @@ class Client:
         if response.status_code == 503:
             raise TrtlaError(f"{url} is not ready: {body}", "wait until it has loaded its model")
         data = body.get("data") if isinstance(body, Mapping) else None
-        return [one for one in data if isinstance(one, Mapping)] if isinstance(data, list) else []
+        return (
+            [item for item in data if isinstance(item, Mapping)] if isinstance(data, list) else []
+        )
 
     async def warm_up(self, request: LoadRequest) -> StreamedAnswer:
-        """Ask once, uncounted; a server that refuses `stream_options` gets none from now on."""
+        """Send one uncounted request; a server that refuses `stream_options` gets none later on."""
         first = await self.ask(request)
         if first.status in _BAD_REQUEST and self.server.usage:
             self.server = replace(self.server, usage=False)
@@ -282,7 +284,7 @@ class Client:
         return first
 
     async def ask(self, request: LoadRequest) -> StreamedAnswer:
-        """Send a request and read its answer; what goes wrong is the answer's `error`."""
+        """Send a request and read its answer; a failure becomes the answer's `error`."""
         answer = StreamedAnswer(time.perf_counter())
         try:
             await self._read(request, answer)
@@ -308,7 +310,7 @@ class Client:
 
 
 def _body(response: httpx.Response) -> Any:
-    """A refusal's JSON, else its text."""
+    """Return a refusal's JSON, else its text."""
     try:
         return response.json()
     except ValueError:

@@ -1,4 +1,4 @@
-"""Runs of load as rows, their JSON document, and what stands around their tables."""
+"""Runs of load as rows, their JSON document, and the lines around their tables."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ from trtla.results.documents import SCHEMA_VERSION
 from trtla.runtime.stats import tokens_per_step
 
 _REASONS = 5
-"""Different reasons of failures that are kept."""
+"""Distinct reasons of failures that are kept."""
 
 
 def row(run: LoadRun) -> Row:
-    """The figures of a run."""
-    done = [one for one in run.answers.values() if one.error is None]
+    """Return the figures of a run."""
+    done = [answer for answer in run.answers.values() if answer.error is None]
     rate, seconds = run.load.request_rate, run.duration_s
-    inputs = [one.input_tokens for one in done]
-    known = None if None in inputs else sum(one for one in inputs if one is not None)
-    written = sum(one.output_tokens for one in done)
+    inputs = [answer.input_tokens for answer in done]
+    known = None if None in inputs else sum(filter(None, inputs))
+    written = sum(answer.output_tokens for answer in done)
     both = None if known is None else known + written
-    reasons = Counter(one.error for one in run.answers.values() if one.error is not None)
+    errors = (answer.error for answer in run.answers.values())
+    reasons = Counter(error for error in errors if error is not None)
     return Row.fill(
         run.load,
         run.filters,
@@ -50,10 +51,10 @@ def row(run: LoadRun) -> Row:
         request_throughput=_each_second(len(done), seconds),
         tokens_per_s=_each_second(written, seconds),
         total_token_throughput=None if both is None else _each_second(both, seconds),
-        **_spread("ttft_ms", [one.ttft_s for one in done]),
-        **_spread("tpot_ms", [one.tpot_s for one in done]),
-        **_spread("itl_ms", [gap for one in done for gap in one.gaps_s]),
-        **_spread("e2el_ms", [one.e2el_s for one in done]),
+        **_spread("ttft_ms", [answer.ttft_s for answer in done]),
+        **_spread("tpot_ms", [answer.tpot_s for answer in done]),
+        **_spread("itl_ms", [gap for answer in done for gap in answer.gaps_s]),
+        **_spread("e2el_ms", [answer.e2el_s for answer in done]),
         **_drafting(done),
         failures=tuple(
             FailureCount(reason=reason, count=number)
@@ -67,38 +68,41 @@ def _each_second(number: int, seconds: float) -> float | None:
 
 
 def _spread(name: str, seconds: Iterable[float | None]) -> dict[str, float | None]:
-    """Mean, median, standard deviation and 99th percentile as numpy has them, as vLLM's are."""
-    known = [1000 * one for one in seconds if one is not None]
+    """Return mean, median, standard deviation and 99th percentile by numpy, as in vLLM."""
+    times = [1000 * value for value in seconds if value is not None]
     figures: dict[str, Callable[[list[float]], Any]] = {
         "mean": numpy.mean,
         "median": numpy.median,
         "std": numpy.std,
         "p99": partial(numpy.percentile, q=99),
     }
-    return {f"{key}_{name}": float(one(known)) if known else None for key, one in figures.items()}
+    return {
+        f"{key}_{name}": float(figure(times)) if times else None for key, figure in figures.items()
+    }
 
 
 def _drafting(done: Sequence[StreamedAnswer]) -> dict[str, Any]:
-    """Sums of what `trtla serve` reports of its drafts; nothing of other servers."""
-    if not done or any(one.metrics is None for one in done):
+    """Sum the counters of drafts that `trtla serve` reports; other servers report none."""
+    if not done or any(answer.metrics is None for answer in done):
         return {}
-    found: dict[str, int | None] = {}
+    counters: dict[str, int | None] = {}
     for name in ("steps", "drafted", "accepted"):
-        values = [(one.metrics or {}).get(name) for one in done]
+        values = [(answer.metrics or {}).get(name) for answer in done]
         whole = [value for value in values if isinstance(value, int)]
-        found[name] = sum(whole) if len(whole) == len(values) else None
-    steps, drafted, accepted = found.values()
-    decoded = sum(one.output_tokens - 1 for one in done if one.output_tokens)
+        counters[name] = sum(whole) if len(whole) == len(values) else None
+    steps, drafted, accepted = counters.values()
+    decoded = sum(answer.output_tokens - 1 for answer in done if answer.output_tokens)
     return {
-        **found,
+        **counters,
         "acceptance_rate": accepted / drafted if drafted and accepted is not None else None,
         "tokens_per_step": None if steps is None else tokens_per_step(decoded, steps),
     }
 
 
-def document(test: LoadTest, measured: LoadResult, found: dict[str, Any]) -> dict[str, Any]:
-    """The JSON document, with the environment that was found."""
-    answers = [one for run in measured.runs for one in run.answers.values() if one.error is None]
+def document(test: LoadTest, measured: LoadResult, environment: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON document of all runs."""
+    answers = [answer for run in measured.runs for answer in run.answers.values()]
+    reported = all(answer.usage is not None for answer in answers if answer.error is None)
     server = measured.server
     settings = {
         "url": server.url,
@@ -110,13 +114,13 @@ def document(test: LoadTest, measured: LoadResult, found: dict[str, Any]) -> dic
         "seed": test.sampling.seed,
         "arrivals_seed": test.arrivals_seed,
         "extra_body": dict(server.extra),
-        "tokens_from": "chunks" if any(one.usage is None for one in answers) else "usage",
+        "tokens_from": "usage" if reported else "chunks",
     }
     checked = measured.checked
     more = {} if checked is None else {"checked_texts": checked}
     return LoadDocument(
         schema_version=SCHEMA_VERSION,
-        environment=found,
+        environment=environment,
         settings=settings,
         interrupted=measured.interrupted,
         rows=tuple(map(row, measured.runs)),
@@ -124,17 +128,19 @@ def document(test: LoadTest, measured: LoadResult, found: dict[str, Any]) -> dic
     ).document()
 
 
-def head(test: LoadTest, measured: LoadResult, found: dict[str, Any]) -> str:
-    """The circumstances in a few lines."""
+def head(test: LoadTest, measured: LoadResult, environment: dict[str, Any]) -> str:
+    """Describe the circumstances in a few lines."""
     server = measured.server
+    commit = environment["commit"] or "no checkout"
+    cores = counted(environment["cores"], "core")
     owner = f" (owned by {server.owned_by})" if server.owned_by else ""
     return "\n".join(
         (
-            f"`{found['command']}`",
+            f"`{environment['command']}`",
             "",
             f"- server: {server.url}, {server.model}{owner}, {server.endpoint}",
-            f"- client: trtla {found['trtla']} ({found['commit'] or 'no checkout'}), Python "
-            f"{found['python']}, {counted(found['cores'], 'core')} of {found['cpu']}",
+            f"- client: trtla {environment['trtla']} ({commit}), Python {environment['python']}, "
+            f"{cores} of {environment['cpu']}",
             f"- a run: {counted(test.requests, 'request')}, at most "
             f"{counted(test.sampling.max_output_len, 'token')} each; times are medians (p99) in ms",
         )
@@ -142,12 +148,12 @@ def head(test: LoadTest, measured: LoadResult, found: dict[str, Any]) -> str:
 
 
 def remarks(measured: LoadResult, rows: Sequence[Row]) -> list[str]:
-    """What failed, and what the check of texts found."""
-    said = [
-        f"{one.arm}: {failed.count} failed: {failed.reason}"
-        for one in rows
-        for failed in one.failures
+    """List the failures and the result of the check of texts."""
+    lines = [
+        f"{row.arm}: {failed.count} failed: {failed.reason}"
+        for row in rows
+        for failed in row.failures
     ]
     if (checked := measured.checked) is not None:
-        said.append(f"texts as alone: {checked.equal} of {checked.texts}")
-    return said
+        lines.append(f"texts as alone: {checked.equal} of {checked.texts}")
+    return lines

@@ -1,6 +1,6 @@
-"""Runs of load: when requests are sent, what came of each, and their texts once more alone.
+"""Runs of load: the times of requests, their answers, and their texts once more alone.
 
-What is done so far stands in `LoadResult` at any time, so that an interrupted run has results.
+`LoadResult` holds the answers so far at any time, so that an interrupted run has results.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from trtla.settings.messages import Asking
 from trtla.settings.sampling import Filters, SamplingParams
 
 Send = Callable[[int], Awaitable[None]]
-"""Sends the request of this index and waits for its answer."""
+"""Sends the request with this index and waits for its answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How requests arrive: so many at a time, or so many a second at random times."""
+    """The arrival of requests: a number at a time, or a number a second at random times."""
 
     concurrency: int | None = None
     request_rate: float | None = None
@@ -45,7 +45,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadTest:
-    """What to measure: every load with every way of sampling is a run."""
+    """A test of a server: every load with every set of filters is a run."""
 
     server: Server
     loads: tuple[Load, ...]
@@ -55,19 +55,19 @@ class LoadTest:
     requests: int
     """Requests of a run."""
     sampling: SamplingParams
-    """Request i of all runs has its seed + i; its filters are not used."""
+    """Settings of all requests, but for the filters; request i has seed + i."""
     arrivals_seed: int
     check_texts: bool = False
 
     def runs(self, chat: bool) -> Iterator[LoadRun]:
-        """Every run goes on in the prompts where the one before ended: a server may keep texts."""
+        """Yield the runs, each with the next prompts, since a server may keep texts."""
         numbered = enumerate(cycle(self.prompts))
         for filters, load in product(self.filters, self.loads):
             texts = islice(numbered, self.requests)
-            yield LoadRun(load, filters, [self._request(filters, *one, chat) for one in texts])
+            yield LoadRun(load, filters, [self._request(filters, *text, chat) for text in texts])
 
     def warm_up(self, chat: bool) -> LoadRequest:
-        """A request that is not counted: half a prompt, so that the server keeps none of a run."""
+        """Return an uncounted request: half a prompt, so that the server keeps no text of a run."""
         first = self.prompts[0]
         return self._request(self.filters[0], 0, first[len(first) // 2 :], chat)
 
@@ -86,17 +86,18 @@ class LoadRun:
     requests: Sequence[LoadRequest]
     start: float = 0.0
     answers: dict[int, StreamedAnswer] = field(default_factory=dict)
-    """By the request's index, in the order in which they were over."""
+    """Answers by the request's index, in the order in which they ended."""
 
     @property
     def duration_s(self) -> float:
-        """From the first request to the end of the last answer."""
-        return max((one.closed for one in self.answers.values()), default=self.start) - self.start
+        """Seconds from the first request to the end of the last answer."""
+        ends = (answer.closed for answer in self.answers.values())
+        return max(ends, default=self.start) - self.start
 
 
 @dataclass(slots=True)
 class LoadResult:
-    """All that is known so far."""
+    """The runs so far, and the check of their texts."""
 
     server: Server
     runs: list[LoadRun] = field(default_factory=list)
@@ -110,7 +111,7 @@ def measure(
     on_run: Callable[[LoadRun], None],
     stages: Stages = silent,
 ) -> LoadResult:
-    """Run every load; Ctrl-C ends it, with what there is by then."""
+    """Run every load; Ctrl-C ends the test with the runs so far."""
     done = LoadResult(test.server)
 
     async def work() -> None:
@@ -189,7 +190,7 @@ async def _run(client: Client, run: LoadRun, arrivals_seed: int, progress: Progr
 
 
 async def _in_turn(send: Send, requests: int, concurrency: int) -> None:
-    """Send so many at a time: the next one when one is over."""
+    """Keep this many requests in flight: each answer lets the next request go."""
     waiting = iter(range(requests))
 
     async def work() -> None:
@@ -200,7 +201,7 @@ async def _in_turn(send: Send, requests: int, concurrency: int) -> None:
 
 
 async def _at(send: Send, times: Sequence[float]) -> None:
-    """Send each at its time, whatever has been answered."""
+    """Send each request at its time, without waiting for answers."""
 
     async def wait(index: int, at: float) -> None:
         await asyncio.sleep(at - time.perf_counter())
@@ -210,7 +211,7 @@ async def _at(send: Send, times: Sequence[float]) -> None:
 
 
 def arrivals(requests: int, rate: float, seed: int) -> list[float]:
-    """When requests of a Poisson process arrive, in seconds; the first comes at once."""
+    """Draw the arrival times of a Poisson process in seconds; the first is 0."""
     draw, times, at = random.Random(seed), [], 0.0
     for _ in range(requests):
         times.append(at)
@@ -219,7 +220,7 @@ def arrivals(requests: int, rate: float, seed: int) -> list[float]:
 
 
 async def _check(client: Client, done: LoadResult, progress: Progress) -> None:
-    """Ask every distinct request alone, and compare the texts that it had under load."""
+    """Send every distinct request alone, and compare its texts under load with that answer."""
     under_load: dict[tuple[Any, ...], list[tuple[str, LoadRequest, StreamedAnswer]]] = {}
     for run in done.runs:
         for index, answer in sorted(run.answers.items()):

@@ -1,8 +1,8 @@
-"""Models opened to be measured, and what they are asked as token ids.
+"""Models opened to be measured, and their prompts as token ids.
 
 An `LLM` that is opened here loses its tokenizer, so that no arm pays for text while it is timed,
-and its end ids where texts go on behind them. Later turns hold the turn before and its answer, by
-plain decoding, since the drafter cannot change a text.
+and its end ids if texts continue past them. Later turns of a question include the turns before with
+their answers by plain decoding, since the drafter cannot change a text.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ if TYPE_CHECKING:
     from trtla.runtime.limits import ExecutorLimits
 
 Answer = Callable[[Sequence[Ids], Sequence[int]], Sequence[str]]
-"""Answers prompts; it is also given their places in the set, on which their seeds depend."""
+"""Answers prompts, whose seeds depend on their positions in the set, the second argument."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What models are opened with; one after the other for each device and type."""
+    """Settings with which models are opened, one after the other for each device and type."""
 
     model: str
     options: ExecutorOptions = ENGINE_OPTIONS
-    """The options of all models, but for device, type, threads and batch size."""
+    """Options of all models, but for device, type, threads and batch size."""
     devices: tuple[str, ...] = ("auto",)
     dtypes: tuple[str, ...] = ("auto",)
     threads: tuple[int, ...] = ()
     """Empty: PyTorch's own number."""
     sampling: SamplingParams
-    """The output's length and the first seed; what is measured has its own filters."""
+    """The output's length and the first seed; filters are set by what is measured."""
     ignore_eos: bool = True
     batch_sizes: tuple[int, ...] = (1,)
     asking: Asking = AS_TEXT
-    """Whether texts are put into the chat template."""
+    """The form of prompts: plain texts, or messages in the chat template."""
 
     def open(self, device: str, dtype: str) -> LLM:
         from trtla.llm.llm import LLM
@@ -60,10 +60,10 @@ class Setup:
 
 
 class OpenedModel:
-    """An `LLM` from which measuring takes over; it is used for nothing else.
+    """An `LLM` that is used for measuring alone.
 
     Args:
-        dtype: the type that was wanted; auto is the engine's.
+        dtype: the requested type; auto is the engine's.
     """
 
     def __init__(self, llm: LLM, setup: Setup, device: torch.device, dtype: str) -> None:
@@ -87,31 +87,31 @@ class OpenedModel:
     def prompts(
         self, questions: Sequence[Question], sampling: SamplingParams, on_note: Note, of: str = ""
     ) -> list[Ids]:
-        """All turns as ids, cut to their room; first turns are answered here for the later ones.
+        """Return all turns as ids, cut to their room; the answers to first turns are decoded here.
 
         Args:
-            sampling: of the answers; the prompt at place i has seed + i.
-            of: whose prompts they are, for notes.
+            sampling: of the answers; the prompt at position i has seed + i.
+            of: words that name the set in notes, such as " of code".
         """
         encoder = Encoder(self.tokenizer, self._setup.asking, self.room)
         answer = plain_answers(self.llm, self.tokenizer, sampling, self._ends)
-        if any(len(one.turns) > 1 for one in questions):
+        if any(len(question.turns) > 1 for question in questions):
             on_note(f"plain decoding answers the first turns{of}, which the second ones continue")
-        found = encoder.questions(questions, answer)
+        prompts = encoder.questions(questions, answer)
         if encoder.cut:
             cut = counted(encoder.cut, "prompt")
             verb = "is" if encoder.cut == 1 else "are"
             on_note(f"{cut}{of} {verb} cut to {counted(self.room, 'token')}")
-        return found
+        return prompts
 
     @property
     def room(self) -> int:
-        """Tokens that a prompt may have; raises `UsageError` where there are none."""
+        """The most tokens of a prompt; raises `UsageError` if there is no room for any."""
         return prompt_room(self.llm.limits, self._setup.sampling.max_output_len)
 
 
 def prompt_room(limits: ExecutorLimits, length: int) -> int:
-    """Tokens that a prompt may have beside an output of a length; refuses if there are none."""
+    """Return the most tokens of a prompt with an output of this length, or refuse."""
     room = min(limits.max_input_len, limits.max_text_len - length)
     if room < 1:
         raise UsageError(
@@ -123,7 +123,7 @@ def prompt_room(limits: ExecutorLimits, length: int) -> int:
 
 
 def take_tokenizer(llm: LLM) -> Tokenizer:
-    """The model's tokenizer, taken away from it: no arm pays for text."""
+    """Take the tokenizer away from the model, so that no arm pays for text."""
     tokenizer, llm.tokenizer = llm.tokenizer, None
     if tokenizer is None:
         raise UsageError(
@@ -133,22 +133,22 @@ def take_tokenizer(llm: LLM) -> Tokenizer:
 
 
 class Encoder:
-    """Makes token ids of what is asked.
+    """An encoder of prompts and questions as token ids.
 
     Args:
-        asking: whether texts are messages.
-        room: most tokens of a prompt; None: any number.
+        asking: the form of prompts.
+        room: the most tokens of a prompt; None: any number.
     """
 
     def __init__(
         self, tokenizer: Tokenizer, asking: Asking = AS_TEXT, room: int | None = None
     ) -> None:
         self.cut = 0
-        """Prompts that were cut so far."""
+        """The number of prompts that were cut so far."""
         self._tokenizer, self._asking, self._room = tokenizer, asking, room
 
     def ids(self, prompt: str | Messages) -> Ids:
-        """A prompt's ids. What has no room loses its beginning; the chat template stays whole."""
+        """Encode a prompt. A long one loses its beginning; the chat template stays whole."""
         ids = self._tokenizer.prompt_ids(prompt)
         if self._room is None or len(ids) <= self._room:
             return ids
@@ -156,19 +156,19 @@ class Encoder:
         return ids[-self._room :] if isinstance(prompt, str) else self._shortened(prompt, ids)
 
     def questions(self, questions: Sequence[Question], answer: Answer) -> list[Ids]:
-        """All turns of all questions, in their order; the turns of a question are neighbours."""
-        chats = [self._first(one) for one in questions]
-        turns = [len(one.turns) for one in questions]
-        places = [sum(turns[:i]) for i in range(len(turns))]
-        found = dict(zip(places, map(self.ids, chats), strict=True))
+        """Encode all turns of all questions in order; the turns of a question are neighbours."""
+        chats = [self._first(question) for question in questions]
+        turns = [len(question.turns) for question in questions]
+        starts = [sum(turns[:i]) for i in range(len(turns))]
+        prompts = dict(zip(starts, map(self.ids, chats), strict=True))
         for turn in range(1, max(turns, default=0)):
-            going_on = [i for i, length in enumerate(turns) if turn < length]
-            before = [places[i] + turn - 1 for i in going_on]
-            answers = answer([found[place] for place in before], before)
-            for i, place, text in zip(going_on, before, answers, strict=True):
+            continued = [i for i, length in enumerate(turns) if turn < length]
+            before = [starts[i] + turn - 1 for i in continued]
+            answers = answer([prompts[position] for position in before], before)
+            for i, position, text in zip(continued, before, answers, strict=True):
                 chats[i] = _next(chats[i], text, questions[i].turns[turn])
-                found[place + 1] = self.ids(chats[i])
-        return [found[place] for place in sorted(found)]
+                prompts[position + 1] = self.ids(chats[i])
+        return [prompts[position] for position in sorted(prompts)]
 
     def _first(self, question: Question) -> str | Messages:
         template = (
@@ -177,16 +177,16 @@ class Encoder:
         return self._asking.prompt(question.turns[0], chat=template)
 
     def _shortened(self, messages: Messages, ids: Ids) -> Ids:
-        """Contents lose their beginning, that of the first message first; system messages none."""
+        """Cut the beginnings of contents, the first message's first; system messages stay whole."""
         kept, room = list(messages), self._room or 0
-        for place, message in enumerate(messages):
+        for index, message in enumerate(messages):
             words = "" if message["role"] == "system" else joined(message["content"])
             content = self._tokenizer.encode_chat(ChatText(words, ()))
             keep = len(content)
             while keep and len(ids) > room:
                 keep = max(0, keep - (len(ids) - room))
                 text = self._tokenizer.decode(content[len(content) - keep :])
-                kept[place] = {**message, "content": text}
+                kept[index] = {**message, "content": text}
                 ids = self._tokenizer.prompt_ids(kept)
         if len(ids) > room:
             raise UsageError(
@@ -206,15 +206,15 @@ def _next(chat: str | Messages, answer: str, question: str) -> str | Messages:
 def plain_answers(
     llm: LLM, tokenizer: Tokenizer, sampling: SamplingParams, ends: frozenset[int]
 ) -> Answer:
-    """Answers of plain decoding up to an end token; the prompt at place i has seed + i."""
+    """Return an `Answer` by plain decoding up to an end token; position i has seed + i."""
 
-    def answer(prompts: Sequence[Ids], places: Sequence[int]) -> list[str]:
-        own = [replace(sampling, seed=sampling.seed + place) for place in places]
-        done = llm.generate(list(prompts), own, AUTOREGRESSIVE, drafter=NO_DRAFTER)
+    def answer(prompts: Sequence[Ids], positions: Sequence[int]) -> list[str]:
+        seeded = [replace(sampling, seed=sampling.seed + i) for i in positions]
+        done = llm.generate(list(prompts), seeded, AUTOREGRESSIVE, drafter=NO_DRAFTER)
         texts = []
-        for prompt, one in zip(prompts, done, strict=True):
-            ids = one.output_ids
-            end = next((place for place, token in enumerate(ids) if token in ends), len(ids))
+        for prompt, completion in zip(prompts, done, strict=True):
+            ids = completion.output_ids
+            end = next((i for i, token in enumerate(ids) if token in ends), len(ids))
             texts.append(tokenizer.stream(prompt).push(ids[:end], last=True))
         return texts
 

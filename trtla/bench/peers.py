@@ -1,7 +1,7 @@
-"""Peers on transformers: generate as it is, with prompt lookup, with an assistant model.
+"""Peers on transformers: generate as it is, with prompt lookup, and with an assistant model.
 
-They get the same ids, threads and device as the engine, and the type that is fastest for them;
-forwards are counted and timed by hooks on the model, tokens by a streamer.
+They get the same ids, threads and device as the engine, and the type that is fastest for them.
+Forwards are counted and timed by hooks on the model, tokens by a streamer.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from trtla.formats.transformers_load import load_model
 from trtla.settings.sampling import SamplingParams
 
 _TRIES = 2
-"""Forwards of each type, from which the peer's is chosen."""
+"""Timed forwards of each type, by which the peer's type is chosen."""
 
 
 class _Clock(BaseStreamer):
-    """When tokens came: (seconds, tokens of a request so far)."""
+    """A streamer that notes when tokens came: (seconds, tokens of a request so far)."""
 
     def __init__(self, batch_size: int) -> None:
         self._batch_size = batch_size
@@ -35,7 +35,7 @@ class _Clock(BaseStreamer):
         self.seen: list[tuple[float, int]] = [(0.0, 0)]
 
     def put(self, value: torch.Tensor) -> None:
-        """Called with the prompt first, then with what each step brings."""
+        """Take the prompt first, then the tokens of each step."""
         if self._prompt:
             self._prompt = False
             return
@@ -43,7 +43,7 @@ class _Clock(BaseStreamer):
         self.seen.append((time.perf_counter() - self._start, count))
 
     def end(self) -> None:
-        """Called at the end of the output."""
+        """Take the end of the output, which needs no note."""
 
     def when(self, count: int) -> float:
         return next((s for s, seen in self.seen if seen >= count), self.seen[-1][0])
@@ -52,9 +52,9 @@ class _Clock(BaseStreamer):
 def peer_dtypes(
     wanted: str, run: torch.dtype, stored: str, device: torch.device
 ) -> list[torch.dtype]:
-    """The types that a peer may compute in: the run's, but for auto on a CPU stored and float32.
+    """Return the types that a peer may compute in: the run's; for auto on a CPU stored and float32.
 
-    Which of them is faster there depends on the processor; float32 changes no weight.
+    The processor decides which of the two is faster; float32 changes no weight.
     """
     if wanted != "auto" or device.type != "cpu":
         return [run]
@@ -66,7 +66,7 @@ class HuggingFace:
 
     Args:
         dtypes: types to compute in, the narrowest first; the fastest of them is kept.
-        end_ids: what ends a text; None is the model's own.
+        end_ids: tokens that end a text; None: the model's.
     """
 
     def __init__(
@@ -80,8 +80,8 @@ class HuggingFace:
         self._meter = Meter()
         self.model.register_forward_pre_hook(self._before, with_kwargs=True)
         self.model.register_forward_hook(lambda *_: self._meter.end())
-        own = self.model.generation_config.eos_token_id
-        listed = own if isinstance(own, list) else [own] * (own is not None)
+        eos = self.model.generation_config.eos_token_id
+        listed = eos if isinstance(eos, list) else [eos] * (eos is not None)
         self._end_ids = sorted(listed if end_ids is None else end_ids)
         self._weight_bytes = _weight_bytes(self.model)
 
@@ -92,24 +92,24 @@ class HuggingFace:
         options: Options = MappingProxyType({}),
         assistant: Any = None,
     ) -> ArmRun:
-        """One call of generate, padded on the left; `options` join its configuration."""
+        """Call generate once, padded on the left; `options` are added to its configuration."""
         ids, mask = _padded(prompts, self.model.device)
         ends = [*self._end_ids, *sampling[0].stop_ids]
         config = _generation(sampling[0], ends, options)
-        self.model.generation_config = config  # what a config leaves out is filled from here
+        self.model.generation_config = config  # fills the fields that a config omits
         torch.manual_seed(sampling[0].seed)
         self._meter = Meter()
         clock = _Clock(len(prompts))
         start = time.perf_counter()
         with torch.inference_mode():
-            found = self.model.generate(
+            texts = self.model.generate(
                 ids,
                 attention_mask=mask,
                 generation_config=config,
                 streamer=clock,
                 assistant_model=assistant,
             )
-        rows = found[:, ids.shape[1] :].tolist()
+        rows = texts[:, ids.shape[1] :].tolist()
         time_s = time.perf_counter() - start
         outputs = [_until_end(row, ends) for row in rows]
         return self._meter.run(
@@ -126,7 +126,7 @@ class HuggingFace:
 
 
 def peer_arms(names: Sequence[str], inner: HuggingFace, assistant_dir: str | None) -> list[Arm]:
-    """The peers by name."""
+    """Make the named peers."""
     model, arms = inner.model, list[Arm]()
     dtype = str(model.dtype).removeprefix("torch.")
     for name in names:
@@ -147,7 +147,7 @@ def _load(folder: str, device: torch.device, dtype: torch.dtype) -> Any:
 
 
 def _fastest(model: Any, dtypes: Sequence[torch.dtype]) -> Any:
-    """The model in the type in which a forward of one token takes the least time."""
+    """Return the model in the type in which a forward of one token takes the least time."""
     if len(dtypes) == 1:
         return model
     token, best = torch.zeros((1, 1), dtype=torch.long, device=model.device), {}
@@ -163,7 +163,7 @@ def _fastest(model: Any, dtypes: Sequence[torch.dtype]) -> Any:
 
 
 def _weight_bytes(model: Any) -> int:
-    """Bytes of weights that a forward reads: of an embedding that is no output, only rows are."""
+    """Count the bytes of weights that a forward reads; of an input embedding only rows are."""
     size: int = sum(weight.nbytes for weight in model.parameters())
     inputs, outputs = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     return size if inputs is outputs else size - int(inputs.nbytes)
@@ -198,6 +198,6 @@ def _generation(
 
 
 def _until_end(row: Sequence[int], end_ids: Sequence[int]) -> Ids:
-    """The ids up to and with the first end id: a batch is padded behind it."""
+    """Return the ids up to and including the first end id: a batch is padded after it."""
     end = next((i for i, token in enumerate(row) if token in end_ids), len(row))
     return tuple(row[: end + 1])

@@ -16,11 +16,11 @@ from trtla.runtime.loop.scores import perplexity
 
 
 class TextScores:
-    """Scores of texts; arms write the same ones, so each is scored once, after all are timed.
+    """Scores of texts; arms write the same texts, so each is scored once, after all are timed.
 
     Args:
-        references: by prompt.
-        journal: keeps what the target computes.
+        references: reference texts by prompt.
+        journal: keeps the perplexities that the target computes.
     """
 
     def __init__(
@@ -29,15 +29,15 @@ class TextScores:
         self._model, self._references, self._journal = model, references, journal
 
     def of(self, turns: Sequence[Turn], label: str) -> dict[str, float | None]:
-        """Means over the texts of an arm; None where none has the score."""
+        """Return means over the texts of an arm; None if no text has the score."""
         pairs = (zip(turn.batch.work[0], turn.runs[label].outputs, strict=True) for turn in turns)
         texts = list(chain.from_iterable(pairs))
-        found = {
+        scores = {
             "rougeL": [self._rouge_l(*text) for text in texts],
             "perplexity": [self._perplexity(*text) for text in texts],
         }
-        known = {name: [one for one in own if one is not None] for name, own in found.items()}
-        return {name: fmean(own) if own else None for name, own in known.items()}
+        known = {name: [x for x in values if x is not None] for name, values in scores.items()}
+        return {name: fmean(values) if values else None for name, values in known.items()}
 
     def _rouge_l(self, prompt: Ids, output: Ids) -> float | None:
         reference = self._references.get(prompt)
@@ -46,7 +46,7 @@ class TextScores:
         return rouge(self._model.tokenizer.decode(output), reference, ("rougeL",))["rougeL"]
 
     def _perplexity(self, prompt: Ids, output: Ids) -> float | None:
-        """At temperature 1 without filters; None where the executor does not report it."""
+        """Return it at temperature 1 without filters; None if the executor does not report it."""
         if self._model.llm.engine.backend == "tensorrt-llm":
             return None
         name = fingerprint({"perplexity": (prompt, output)})

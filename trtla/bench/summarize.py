@@ -1,7 +1,7 @@
-"""What `trtla summarize` does: TensorRT-LLM's summarize.py on an engine, plain decoding, and HF.
+"""TensorRT-LLM's summarize.py on an engine, on plain decoding and on Hugging Face.
 
-Articles in, summaries out, with latency, step counts and ROUGE for each side. Sides are arms of the
-measuring engine, which take turns on the batches.
+It summarises articles and reports latency, step counts and ROUGE of each side. Sides are arms of
+the measuring engine, which take turns on the batches.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from trtla.llm.text import Tokenizer
 
 ENGINE, PLAIN = "trtla", "trtla_without_lookahead"
-"""The sides of our engine: as it drafts, and decoding plainly."""
+"""The sides of our engine: with its drafts, and with plain decoding."""
 ROUGE = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 _HINT = 'give --dataset PATH.jsonl with {"article", "highlights"} lines'
 
@@ -77,14 +77,14 @@ def load_articles(dataset: str, count: int, seed: int) -> list[Article]:
 
 
 def prompt_text(article: str) -> str:
-    """An article as summarize.py asks for its summary."""
+    """Return the prompt in which summarize.py asks for an article's summary."""
     return (article + " TL;DR: ").strip().replace(" n't", "n't")
 
 
 def encode(
     tokenizer: Tokenizer, articles: Sequence[Article], max_input_length: int, asking: Asking
 ) -> list[Ids]:
-    """Prompts as ids. Long articles lose their beginning: the question at the end must stay."""
+    """Encode prompts; long articles lose their beginning, since the question is at the end."""
     texts = [prompt_text(item.article) for item in articles]
     if asking.chat:
         encoder = Encoder(tokenizer, asking, max_input_length)
@@ -98,23 +98,23 @@ def encode(
 
 @dataclass(frozen=True, slots=True)
 class SummarySide:
-    """One way of decoding, measured over all items."""
+    """The run of an arm over all articles, with texts and scores."""
 
     name: str
     run: ArmRun
     texts: tuple[str, ...]
-    """Decoded alike for all sides, special tokens omitted."""
+    """Texts without special tokens, decoded in the same way for all sides."""
     scores: tuple[dict[str, float], ...]
     """ROUGE of each text."""
 
     @property
     def rouge(self) -> dict[str, float]:
-        """Means over the texts."""
+        """Mean scores over the texts."""
         return {key: fmean(score[key] for score in self.scores) for key in ROUGE}
 
 
 def engine_arms(llm: LLM, drafter: DrafterSettings) -> list[EngineArm]:
-    """The engine as it drafts, and decoding plainly where that differs."""
+    """Make the arms of our engine: with its drafts, and plain decoding if that differs."""
     arms = [EngineArm(llm, None, drafter, ENGINE)]
     if llm.limits.drafter.max_draft_len(llm.limits.lookahead):
         arms.append(EngineArm(llm, AUTOREGRESSIVE, NO_DRAFTER, PLAIN))
@@ -122,7 +122,7 @@ def engine_arms(llm: LLM, drafter: DrafterSettings) -> list[EngineArm]:
 
 
 def hf_arm(model_dir: str, device: str, dtype: str, engine_dtype: str) -> Arm:
-    """transformers' greedy generate in the engine's arithmetic."""
+    """Make the arm of transformers' greedy generate in the engine's arithmetic."""
     import torch
 
     from trtla.bench.hardware import torch_device
@@ -142,23 +142,24 @@ def measure_sides(
     sampling: SamplingParams,
     stages: Stages = silent,
 ) -> CellRuns:
-    """Decode all prompts in batches, the arms in turns; the first one once before, untimed."""
+    """Decode all prompts in batches, the arms in turns; the first prompt once before, untimed."""
     from trtla.bench.turns import Batch, measure
 
     starts = range(0, len(prompts), cell.batch_size)
-    works = [(own := prompts[at : at + cell.batch_size], [sampling] * len(own)) for at in starts]
-    batches = [Batch(1, place, work) for place, work in enumerate(works)]
+    groups = [prompts[at : at + cell.batch_size] for at in starts]
+    works = [(group, [sampling] * len(group)) for group in groups]
+    batches = [Batch(1, index, work) for index, work in enumerate(works)]
     done, total = count(1 - len(arms)), len(batches) * len(arms)
     with stages("summarize", "batches") as progress:
-        found = measure(
+        measured = measure(
             cell,
             arms,
             batches,
             on_run=lambda *_: progress(max(0, next(done)), total),
             first=(prompts[:1], [sampling]),
         )
-    found.plain = PLAIN
-    return found
+    measured.plain = PLAIN
+    return measured
 
 
 def side(
@@ -168,7 +169,7 @@ def side(
     articles: Sequence[Article],
     stop_ids: Sequence[int] = (),
 ) -> SummarySide:
-    """A run with its texts and their ROUGE; `stop_ids` are the tokens that are none of a text."""
+    """Return a run with its texts, which end before any of `stop_ids`, and their ROUGE."""
     shown = [ids[:-1] if ids and ids[-1] in stop_ids else ids for ids in run.outputs]
     texts = [str(tokenizer.decode(list(ids), skip_special_tokens=True)) for ids in shown]
     pairs = zip(texts, articles, strict=True)
@@ -177,30 +178,30 @@ def side(
 
 
 def rouge(text: str, reference: str, kinds: Sequence[str] = ROUGE) -> dict[str, float]:
-    """ROUGE F-measures x100, as `evaluate`'s rouge by default; needs the package rouge-score."""
+    """Compute ROUGE F-measures x100, as `evaluate`'s rouge does by default, with rouge-score."""
     from rouge_score.rouge_scorer import RougeScorer
 
-    found = RougeScorer(list(kinds), use_stemmer=False).score(reference, text)
-    return {kind: 100.0 * found[kind].fmeasure for kind in kinds}
+    scores = RougeScorer(list(kinds), use_stemmer=False).score(reference, text)
+    return {kind: 100.0 * scores[kind].fmeasure for kind in kinds}
 
 
 def items(sides: Sequence[SummarySide], prompts: Sequence[Ids]) -> Iterator[dict[str, Any]]:
-    """What --output writes: one object an article, with every side's text and scores."""
+    """Yield the lines of --output: for each article every side's text and scores."""
     for index, prompt in enumerate(prompts):
-        found = {
-            one.name: {
-                "text": one.texts[index],
-                "output_tokens": len(one.run.outputs[index]),
-                "steps": one.run.steps_each[index],
-                **one.scores[index],
+        by_side = {
+            side.name: {
+                "text": side.texts[index],
+                "output_tokens": len(side.run.outputs[index]),
+                "steps": side.run.steps_each[index],
+                **side.scores[index],
             }
-            for one in sides
+            for side in sides
         }
-        yield {"index": index, "input_tokens": len(prompt), "sides": found}
+        yield {"index": index, "input_tokens": len(prompt), "sides": by_side}
 
 
 def check_rouge1(row: Row, threshold: float) -> None:
-    """Compare a side's ROUGE-1 with a threshold."""
+    """Raise `CheckFailed` if a side's ROUGE-1 is below the threshold."""
     rouge1 = row.rouge1 or 0.0
     if rouge1 < threshold:
         raise CheckFailed(

@@ -1,4 +1,4 @@
-"""The cells of a benchmark one after the other: models opened, arms made, prompts cut, rounds run.
+"""A sweep over the cells of a benchmark: models, arms, prompts and rounds of each in turn.
 
 An ablation is a benchmark of named arms whose turns are kept and whose texts are scored.
 
@@ -50,18 +50,18 @@ from trtla.settings.sampling import Filters
 
 _WARM_UP_TOKENS = 8
 _OF_CELLS = ("device", "dtype", "threads")
-"""Options of the executor that a cell has; turns that are kept depend on the others as well."""
+"""Executor options that are part of a cell; kept turns depend on the others as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep(Setup):
-    """What to measure: every combination of the lists is a cell.
+    """Settings of a benchmark: every combination of the lists is a cell.
 
-    Where turns are kept, round i has seed + i, arms warm up on a few tokens, and texts are scored.
+    With a journal, round i has seed + i, arms warm up on a few tokens, and texts are scored.
     """
 
     ways: tuple[Way, ...]
-    """Arms of our engine, plain decoding first; one that is named twice is one arm."""
+    """Arms of our engine, plain decoding first; duplicates count once."""
     peers: tuple[str, ...] = ()
     hf_model_dir: str | None = None
     assistant_dir: str | None = None
@@ -71,12 +71,12 @@ class Sweep(Setup):
     filters: tuple[Filters, ...]
     rounds: int
     journal: Path | None = None
-    """Where turns are kept; what it holds is not measured again."""
+    """The file that keeps turns, which are not measured again."""
 
 
 @dataclass(slots=True)
 class Results:
-    """Rows for the table, and what every cell was measured with."""
+    """Rows of the table, and the circumstances of every cell."""
 
     rows: list[Row] = field(default_factory=list)
     cells: list[MeasuredCell] = field(default_factory=list)
@@ -139,11 +139,11 @@ class _OpenedBench:
             if isinstance(way.lookahead, LookaheadConfig):
                 check_request(way.lookahead, limit, "--lookahead")
             elif limit.is_autoregressive and way.drafter == LOOKAHEAD:
-                continue  # auto is plain decoding then, which is there already
+                continue  # auto is then plain decoding, the first arm
             arms.append((resolved(way, limit) if self._journal else way).arm(self._llm))
         peers = {arm.name: arm for arm in (*self._hugging_face_arms(), *self._llama_cpp_arms())}
-        found = {arm.key: arm for arm in arms}
-        return [*found.values(), *(peers[name] for name in self._sweep.peers)]
+        distinct = {arm.key: arm for arm in arms}
+        return [*distinct.values(), *(peers[name] for name in self._sweep.peers)]
 
     def _hugging_face_arms(self) -> list[Arm]:
         names = [name for name in self._sweep.peers if name in HUGGING_FACE]
@@ -178,7 +178,7 @@ class _OpenedBench:
         watch = Watch(
             {arm.label: self._decodings(arm, cells) for arm in self._arms}, progress, self._on_note
         )
-        kept, found = Kept(self._journal), list[CellRuns]()
+        kept, all_runs = Kept(self._journal), list[CellRuns]()
         if self._journal is not None:
             self._note_kept(kept, cells)
         for cell, prompts in cells:
@@ -190,14 +190,14 @@ class _OpenedBench:
             work = self._batches(cell, prompts)
             first = self._short(work[0].work) if self._journal is not None else None
             measured = measure(cell, arms, work, on_round, watch.saw, first=first, kept=kept)
-            found.append(measured)
+            all_runs.append(measured)
             results.cells.append(_describe(measured, hardware[cell.threads], prompts))
         score = no_scores
         if self._journal is not None:
             score = TextScores(self._opened, self._references, self._journal).of
-            for measured in found:
+            for measured in all_runs:
                 results.decodings += decodings(measured, hardware[measured.cell.threads], score)
-        for measured in (*found, *together(found)):
+        for measured in (*all_runs, *together(all_runs)):
             results.rows += rows(measured, hardware[measured.cell.threads], score)
 
     def _batches(self, cell: Cell, prompts: Sequence[Ids]) -> list[Batch]:
@@ -211,7 +211,7 @@ class _OpenedBench:
     def _short(work: Work) -> Work:
         prompts, sampling = work
         most = min(_WARM_UP_TOKENS, sampling[0].max_output_len)
-        return prompts, [replace(one, max_output_len=most) for one in sampling]
+        return prompts, [replace(params, max_output_len=most) for params in sampling]
 
     def _note_kept(self, kept: Kept, cells: Sequence[tuple[Cell, list[Ids]]]) -> None:
         turns = [
@@ -221,10 +221,10 @@ class _OpenedBench:
         ]
         if count := sum(turns) * len(self._arms):
             all_of_them = len(turns) * len(self._arms)
-            self._on_note(f"{count} of {all_of_them} decodings are there already")
+            self._on_note(f"{count} of {all_of_them} decodings are kept from before")
 
     def _decodings(self, arm: Arm, cells: Sequence[tuple[Cell, list[Ids]]]) -> int:
-        """How often an arm decodes a batch, each cell beginning with one that warms up."""
+        """Count the batches that an arm decodes, with one in each cell that warms it up."""
         return sum(
             1 + self._sweep.rounds * len(batches(prompts, cell.batch_size))
             for cell, prompts in cells
@@ -250,17 +250,17 @@ class _OpenedBench:
             yield cell, fit(self._encoded(chosen, filters), length, self._opened.room)
 
     def _encoded(self, chosen: PromptSet, filters: Filters) -> list[Ids]:
-        """A set's prompts: second turns hold answers, which depend on the filters."""
+        """Return a set's prompts: second turns include answers, which depend on the filters."""
         key = (chosen.category, filters)
         if key not in self._prompts:
             sampling = replace(self._sweep.sampling, **filters._asdict())
             of = f" of {chosen.category}"
-            found = self._opened.prompts(chosen.questions, sampling, self._on_note, of)
-            self._prompts[key], places = found, iter(found)
-            for one in chosen.questions:
-                *_, last = islice(places, len(one.turns))
-                if one.reference is not None:
-                    self._references[last] = one.reference
+            prompts = self._opened.prompts(chosen.questions, sampling, self._on_note, of)
+            self._prompts[key], turns = prompts, iter(prompts)
+            for question in chosen.questions:
+                *_, last = islice(turns, len(question.turns))
+                if question.reference is not None:
+                    self._references[last] = question.reference
         return self._prompts[key]
 
 

@@ -55,18 +55,17 @@ _COLUMNS = {
     "rougeLsum": "ROUGE-Lsum",
     "perplexity": "perplexity",
 }
-"""The columns of a table, each shown if a row has it; what a narrow terminal shows first counts
-most."""
+"""The columns of a table, the most important first; each is shown if a row has it."""
 _SPREADS = ("ttft", "tpot", "itl", "e2el")
 _SOURCE_FIGURES = (
     "proposed", "fed", "accepted", "expected", "calibration", "accepted/fed by depth"
 )  # fmt: skip
-_DEPTHS = 8  # that are shown
+_SHOWN_DEPTHS = 8
 _EXACT = ("tokens_per_s", "peak_memory_mb", "ttft_ms")  # shown with fewer digits
 
 
-def document(results: Results, sweep: Sweep, found: dict[str, Any]) -> dict[str, Any]:
-    """The JSON document, with the environment that was found."""
+def document(results: Results, sweep: Sweep, environment: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON document of a sweep."""
     names = ("max_output_len", "seed", *sweep.sampling.beyond)
     settings = {
         "model": model_name(sweep.model),
@@ -76,47 +75,47 @@ def document(results: Results, sweep: Sweep, found: dict[str, Any]) -> dict[str,
         **{name: getattr(sweep.sampling, name) for name in names},
     }
     filled = Bench.fill(
-        results, schema_version=SCHEMA_VERSION, environment=found, settings=settings
+        results, schema_version=SCHEMA_VERSION, environment=environment, settings=settings
     )
     return filled.document()
 
 
-def csv_text(results: Results, sweep: Sweep, found: dict[str, Any]) -> str:
-    """One line an arm and cell, with the model and the environment in the last columns."""
+def csv_text(results: Results, sweep: Sweep, environment: dict[str, Any]) -> str:
+    """Return a line for each arm and cell, with model and environment in the last columns."""
     extra = {"model": model_name(sweep.model)}
-    extra |= {key: found[key] for key in CSV_ENVIRONMENT}
+    extra |= {key: environment[key] for key in CSV_ENVIRONMENT}
     return rows_text(results.rows, extra)
 
 
 def rows_text(rows: Sequence[Part], extra: Mapping[str, object] = {}) -> str:
-    """Rows as CSV, below the names of the columns that they have; lists and the like are JSON."""
+    """Return rows as CSV below the names of their columns; lists and objects are JSON."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    given = {name for row in rows for name in row.model_fields_set}
-    columns = [name for name in type(rows[0]).model_fields if name in given]
+    present = {name for row in rows for name in row.model_fields_set}
+    columns = [name for name in type(rows[0]).model_fields if name in present]
     writer.writerow([*columns, *extra])
     for row in rows:
         values = {**row.document(), **extra}
         cells = (values.get(name) for name in (*columns, *extra))
-        writer.writerow(json.dumps(one) if isinstance(one, list | dict) else one for one in cells)
+        writer.writerow(json.dumps(x) if isinstance(x, list | dict) else x for x in cells)
     return out.getvalue()
 
 
 def tables(
     rows: Sequence[Row], table: TableText = markdown, names: Iterable[str] = _COLUMNS
 ) -> Iterator[str]:
-    """A table for each cell with an arm a line, and what is to be said of its arms.
+    """Yield a table for each cell with an arm a line, and remarks on its arms.
 
     Args:
-        names: the columns, of those that rows have; what drafts came of follows if all are.
+        names: the columns to show if rows have them; all of them add the sources of drafts.
     """
     for _, members in groupby(rows, key=lambda row: row.cell):
-        own = list(members)
-        cells = {key: [_shown(row, key) for row in own] for key in names}
+        group = list(members)
+        cells = {key: [_shown(row, key) for row in group] for key in names}
         cells = {key: column for key, column in cells.items() if set(column) != {"-"}}
         lines = [list(line) for line in zip(*cells.values(), strict=True)]
-        yield f"{_title(own[0])}\n\n{table([_COLUMNS[key] for key in cells], lines)}"
-        for row in own:
+        yield f"{_title(group[0])}\n\n{table([_COLUMNS[key] for key in cells], lines)}"
+        for row in group:
             name = _shown(row, "arm")
             if row.sources and names is _COLUMNS:
                 yield _sources_table(name, row.sources, table)
@@ -124,23 +123,26 @@ def tables(
                 yield f"{name}: {why}."
 
 
-def head(results: Results, sweep: Sweep, found: dict[str, Any]) -> str:
-    """The circumstances of all cells in a few lines."""
-    gpus = f", {', '.join(found['gpus'])}" if found["gpus"] else ""
+def head(results: Results, sweep: Sweep, environment: dict[str, Any]) -> str:
+    """Describe the circumstances of all cells in a few lines."""
+    gpus = f", {', '.join(environment['gpus'])}" if environment["gpus"] else ""
+    commit = environment["commit"] or "no checkout"
     ends = "ignored" if sweep.ignore_eos else "respected"
     bandwidth = {c.threads: c.read_bandwidth_gb_per_s for c in results.cells}
     speeds = ", ".join(f"{gb:.1f} GB/s with {counted(n, 'thread')}" for n, gb in bandwidth.items())
-    cores, length = counted(found["cores"], "core"), counted(sweep.sampling.max_output_len, "token")
+    cores, length = (
+        counted(environment["cores"], "core"),
+        counted(sweep.sampling.max_output_len, "token"),
+    )
     llama_cpp = any(name in LLAMA_CPP for name in sweep.peers)
-    peer = f", llama-cpp-python {found['llama_cpp_python']}" if llama_cpp else ""
+    peer = f", llama-cpp-python {environment['llama_cpp_python']}" if llama_cpp else ""
     return "\n".join(
         (
-            f"`{found['command']}`",
+            f"`{environment['command']}`",
             "",
-            f"- machine: {cores} of {found['cpu']}{gpus}; read bandwidth {speeds}",
-            f"- versions: trtla {found['trtla']} ({found['commit'] or 'no checkout'}), Python "
-            f"{found['python']}, torch {found['torch']}, transformers {found['transformers']}"
-            f"{peer}",
+            f"- machine: {cores} of {environment['cpu']}{gpus}; read bandwidth {speeds}",
+            f"- versions: trtla {environment['trtla']} ({commit}), Python {environment['python']}, "
+            f"torch {environment['torch']}, transformers {environment['transformers']}{peer}",
             f"- engine: {', '.join(results.executors)}; {length} a "
             f"prompt, end tokens {ends}, {counted(sweep.rounds, 'round')} alternating, medians",
         )
@@ -149,7 +151,7 @@ def head(results: Results, sweep: Sweep, found: dict[str, Any]) -> str:
 
 def _title(row: Row) -> str:
     filters = filters_text(row.temperature, row.top_k, row.top_p)
-    if row.threads is None:  # of a server, of which that is not known
+    if row.threads is None:  # of a server: unknown
         return f"**{filters}**"
     length = f", prompts of {counted(row.prompt_len, 'token')}" if row.prompt_len else ""
     return (
@@ -159,16 +161,20 @@ def _title(row: Row) -> str:
 
 
 def _sources_table(arm: str, sources: Mapping[str, SourceRow], table: TableText) -> str:
-    """What came of each source's nodes, and of all."""
-    counts = {name: own.counts for name, own in sources.items()}
+    """Return the figures of each source's nodes, and of all sources."""
+    counts = {name: source.counts for name, source in sources.items()}
     counts["all"] = total(counts.values())
     cells = []
-    for name, own in counts.items():
-        pairs = zip_longest(own.accepted[:_DEPTHS], own.fed[:_DEPTHS], fillvalue=0)
+    for name, source in counts.items():
+        pairs = zip_longest(
+            source.accepted[:_SHOWN_DEPTHS], source.fed[:_SHOWN_DEPTHS], fillvalue=0
+        )
         depths = " ".join(f"{accepted}/{fed}" for accepted, fed in pairs)
-        more = " ..." * (len(own.fed) > _DEPTHS)
-        sums = [str(sum(counts)) for counts in (own.proposed, own.fed, own.accepted)]
-        cells.append([name, *sums, f"{own.expected:.1f}", shown(own.calibration), depths + more])
+        more = " ..." * (len(source.fed) > _SHOWN_DEPTHS)
+        sums = [str(sum(counts)) for counts in (source.proposed, source.fed, source.accepted)]
+        cells.append(
+            [name, *sums, f"{source.expected:.1f}", shown(source.calibration), depths + more]
+        )
     return table([f"sources of {arm}", *_SOURCE_FIGURES], cells)
 
 
@@ -176,8 +182,8 @@ def _shown(row: Row, key: str) -> str:
     if key == "arm":
         return f"{row.arm} ({row.setting})" if row.setting else row.arm
     if key == "weight_type":
-        own = row.weight_type or "-"
-        return own if row.compute_type in (None, own) else f"{own} in {row.compute_type}"
+        kind = row.weight_type or "-"
+        return kind if row.compute_type in (None, kind) else f"{kind} in {row.compute_type}"
     if key in _SPREADS:
         middle, p99 = getattr(row, f"median_{key}_ms"), getattr(row, f"p99_{key}_ms")
         return "-" if middle is None else f"{middle:.1f} ({p99:.1f})"

@@ -1,8 +1,8 @@
-"""The measuring engine: arms that take turns on the same work, and the rows of what they gave.
+"""The measuring engine: arms that take turns on the same work, and the rows of their runs.
 
 All arms decode a batch before the next batch begins, so that a machine that slows down slows all.
-bench, its ablation, tune and summarize differ in their arms, their work and what they make of the
-runs. A journal keeps turns, so that what was cut off goes on from there.
+bench, its ablation, tune and summarize differ in their arms, their work and their use of the runs.
+A journal keeps turns, from which an interrupted measurement resumes.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from trtla.settings.sampling import SamplingParams
 
 AnyArm = TypeVar("AnyArm", bound=Arm)
 Work = tuple[Sequence[Ids], Sequence[SamplingParams]]
-"""The prompts of a batch, and how each is sampled."""
+"""The prompts of a batch with the sampling of each."""
 
 
 def alternate(
     arms: Sequence[AnyArm], work: Iterable[Work], device: torch.device
 ) -> Iterator[tuple[AnyArm, ArmRun]]:
-    """All arms decode each batch, one after the other; yields each decoding as it ends."""
+    """Decode each batch by all arms, one after the other, and yield each run as it ends."""
     for prompts, sampling in work:
         for arm in arms:
             reset_peak(device)
@@ -45,15 +45,15 @@ def alternate(
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The work of a turn, and where it stands among the others."""
+    """The work of a turn, and its position among the others."""
 
     round: int
-    """From 1."""
-    place: int
-    """In its round, from 0."""
+    """The number of the round, from 1."""
+    index: int
+    """Position in the round, from 0."""
     work: Work
     again: int = 0
-    """How many batches of its round have the same work and come before it."""
+    """The number of earlier batches of its round with the same work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,29 +62,29 @@ class Turn:
 
     batch: Batch
     runs: dict[str, ArmRun]
-    """By the arms' labels, in the order in which they ran."""
+    """Runs by the arms' labels, in the order in which they ran."""
 
 
 @dataclass(slots=True)
 class CellRuns:
-    """What the arms of a cell gave."""
+    """The runs of the arms of a cell."""
 
     cell: Cell
     arms: dict[str, Arm]
-    """By label."""
+    """Arms by label."""
     turns: list[Turn] = field(default_factory=list)
     settings: dict[str, str | None] = field(default_factory=dict)
-    """What arms chose for this cell, by label."""
+    """The settings that arms chose for this cell, by label."""
     reseeded: bool = False
-    """Whether every round has seeds of its own, and so texts of its own."""
+    """True: every round has its own seeds, and so its own texts."""
     plain: str = AR
-    """The arm that others are compared with; where it is not there, the first."""
+    """The label of the arm that others are compared with; the first arm if it is missing."""
 
     def runs(self) -> dict[str, list[ArmRun]]:
-        """One a round, by label; added up at every call."""
-        rounds = [list(own) for _, own in groupby(self.turns, key=lambda turn: turn.batch.round)]
+        """Return one run a round by label, added up at every call."""
+        rounds = [list(group) for _, group in groupby(self.turns, attrgetter("batch.round"))]
         return {
-            name: [add(turn.runs[name] for turn in own) for own in rounds] for name in self.arms
+            name: [add(turn.runs[name] for turn in group) for group in rounds] for name in self.arms
         }
 
     @property
@@ -93,28 +93,28 @@ class CellRuns:
 
     @property
     def order(self) -> list[str]:
-        """The arms as they ran."""
+        """The labels of arms in the order in which they ran."""
         return [name for turn in self.turns for name in turn.runs]
 
 
 def together(cells: Sequence[CellRuns]) -> Iterator[CellRuns]:
-    """The cells that differ in their category alone, as one."""
+    """Join cells that differ in their category alone."""
     groups: dict[Cell, list[CellRuns]] = {}
-    for one in cells:
-        shared = one.cell.model_copy(update={"category": EVERY_CATEGORY})
-        groups.setdefault(shared, []).append(one)
+    for runs in cells:
+        shared = runs.cell.model_copy(update={"category": EVERY_CATEGORY})
+        groups.setdefault(shared, []).append(runs)
     for cell, members in groups.items():
         turns = sorted(
-            chain.from_iterable(own.turns for own in members), key=attrgetter("batch.round")
+            chain.from_iterable(runs.turns for runs in members), key=attrgetter("batch.round")
         )
-        chosen = [own.settings.items() for own in members]
+        chosen = [runs.settings.items() for runs in members]
         shared_by_all = dict(set[tuple[str, str | None]].intersection(*map(set, chosen)))
         if len(members) > 1:
             yield replace(members[0], cell=cell, turns=turns, settings=shared_by_all)
 
 
 class Kept:
-    """Turns of a journal, which are not taken again; those of None are not kept.
+    """The turns of a journal, which are not taken again; without one no turn is kept.
 
     The times of a turn belong together: if one of its arms is missing, all decode it again.
     """
@@ -129,20 +129,20 @@ class Kept:
         return f"turn {cell.batch_size} {batch.round} {key}{again}"
 
     def has(self, cell: Cell, batch: Batch, arms: Sequence[Arm]) -> bool:
-        """Whether all the arms have decoded the batch."""
+        """Return whether all the arms have decoded the batch."""
         return self._of(cell, batch, arms) is not None
 
     def get(self, cell: Cell, batch: Batch, arms: Sequence[Arm]) -> dict[str, ArmRun] | None:
-        """What all the arms gave; None: the turn is to be taken."""
-        found = self._of(cell, batch, arms)
-        if found is None:
+        """Return the runs of all the arms; None: the turn is to be taken."""
+        dumped = self._of(cell, batch, arms)
+        if dumped is None:
             return None
-        return {arm.label: _RUN.validate_python(found[arm.key]) for arm in arms}
+        return {arm.label: _RUN.validate_python(dumped[arm.key]) for arm in arms}
 
     def put(
         self, cell: Cell, batch: Batch, runs: Mapping[str, ArmRun], arms: Sequence[Arm]
     ) -> None:
-        """Keep a turn."""
+        """Append a turn to the journal."""
         if self._journal is not None:
             dumped = {arm.key: _RUN.dump_python(runs[arm.label], mode="json") for arm in arms}
             _, name = self._fields(self._name(cell, batch))
@@ -150,22 +150,22 @@ class Kept:
 
     def _of(self, cell: Cell, batch: Batch, arms: Sequence[Arm]) -> Mapping[str, Any] | None:
         fields, _ = self._fields(self._name(cell, batch))
-        return next((one for one in fields if all(arm.key in one for arm in arms)), None)
+        return next((runs for runs in fields if all(arm.key in runs for arm in arms)), None)
 
     def _fields(self, name: str) -> tuple[list[Mapping[str, Any]], str]:
-        """The turns of a name, each of other arms, and the name that the next one gets."""
-        found: list[Mapping[str, Any]] = []
+        """Return the turns of a name, each with other arms, and the name for the next one."""
+        turns: list[Mapping[str, Any]] = []
         while True:
-            place = f"{name} field {len(found) + 1}" if found else name
-            kept = self._journal and self._journal.get(place)
+            entry = f"{name} field {len(turns) + 1}" if turns else name
+            kept = self._journal and self._journal.get(entry)
             if not kept:
-                return found, place
-            found.append(kept)
+                return turns, entry
+            turns.append(kept)
 
 
 _RUN = TypeAdapter(ArmRun)
 OnRound = Callable[[CellRuns, int], None]
-"""Called after a round with what is measured so far and the round's number, from 1."""
+"""Called after a round with the runs so far and the round's number, from 1."""
 OnRun = Callable[[Arm, ArmRun | None], None]
 """Called after each decoding; None: an arm has warmed up, or the decoding is kept from before."""
 
@@ -173,21 +173,21 @@ OnRun = Callable[[Arm, ArmRun | None], None]
 def rounds_of(
     prompts: Sequence[Sequence[Ids]], sampling: SamplingParams, rounds: int, *, reseed: bool = False
 ) -> list[Batch]:
-    """The batches of rounds: request i of a cell is sampled with seed + i, in every arm and round.
+    """Return the batches of rounds; request i of a cell has seed + i in every arm and round.
 
     Args:
-        prompts: those of each batch.
+        prompts: the prompts of each batch.
         reseed: round i has seed + i instead, the same for all its requests.
     """
-    found = list[Batch]()
+    batches = list[Batch]()
     for number in range(rounds):
         seeds = repeat(sampling.seed + number) if reseed else count(sampling.seed)
         works = list[Work]()
-        for place, batch in enumerate(prompts):
+        for index, batch in enumerate(prompts):
             work = (batch, [replace(sampling, seed=next(seeds)) for _ in batch])
-            found.append(Batch(number + 1, place, work, works.count(work)))
+            batches.append(Batch(number + 1, index, work, works.count(work)))
             works.append(work)
-    return found
+    return batches
 
 
 def measure(
@@ -200,10 +200,10 @@ def measure(
     first: Work | None = None,
     kept: Kept | None = None,
 ) -> CellRuns:
-    """Warm every arm up, then take a turn a batch, of which the kept ones are not taken again.
+    """Warm every arm up, then take a turn for each batch, unless it is kept.
 
     Args:
-        first: what arms warm up on; None: the first batch.
+        first: the work on which arms warm up; None: the first batch.
     """
     kept = kept or Kept()
     is_kept = all(kept.has(cell, batch, arms) for batch in batches)
@@ -211,12 +211,12 @@ def measure(
         if not is_kept:
             arm.warm_up(*(first or batches[0].work))
         on_run(arm, None)
-    seeds = {batch.work[1][0].seed for batch in batches if batch.place == 0}
+    seeds = {batch.work[1][0].seed for batch in batches if batch.index == 0}
     measured = CellRuns(cell, {arm.label: arm for arm in arms}, reseeded=len(seeds) > 1)
-    for number, own in groupby(batches, key=attrgetter("round")):
+    for number, group in groupby(batches, key=attrgetter("round")):
         for arm in arms:
             arm.begin_round()
-        for batch in own:
+        for batch in group:
             measured.turns.append(Turn(batch, take(cell, batch, arms, kept, on_run)))
         on_round(measured, number)
     measured.settings = {arm.label: arm.setting for arm in arms}
@@ -230,11 +230,11 @@ def take(
     kept: Kept,
     on_run: OnRun = lambda *_: None,
 ) -> dict[str, ArmRun]:
-    """What the arms give in a turn, which is then kept."""
-    if found := kept.get(cell, batch, arms):
+    """Return the runs of the arms in a turn, which is then kept."""
+    if known := kept.get(cell, batch, arms):
         for arm in arms:
             on_run(arm, None)
-        return found
+        return known
     runs = {}
     for arm, run in alternate(arms, [batch.work], torch.device(cell.device)):
         runs[arm.label] = run
@@ -245,11 +245,11 @@ def take(
 
 _MEDIANS = ("time_s", "ttft_ms", "ms_per_token", "host_ms_per_step")
 Score = Callable[[Sequence[Turn], str], Mapping[str, float | None]]
-"""Further figures of the texts that an arm wrote in turns."""
+"""Returns further figures of the texts that an arm wrote in turns."""
 
 
 def no_scores(turns: Sequence[Turn], label: str) -> Mapping[str, float | None]:
-    """The scores of texts that are not scored: none."""
+    """Score no texts."""
     return {}
 
 
@@ -258,14 +258,14 @@ def rows(
     hardware: Hardware | None = None,
     score: Score = no_scores,
 ) -> list[Row]:
-    """One row an arm. A figure with a spread is the median over rounds; its `_min` and `_max` stand
-    beside it. Ratios to `ar` are taken round by round, so that a slower machine slows both."""
+    """Return one row an arm. A figure with a spread is the median over rounds, with `_min` and
+    `_max` next to it. Ratios to `ar` are taken round by round: a slower machine slows both."""
     runs = measured.runs()
     return [_row(measured, runs, label, hardware, score) for label in measured.arms]
 
 
 def decodings(measured: CellRuns, hardware: Hardware, score: Score) -> Iterator[Decoding]:
-    """A row for each arm and turn."""
+    """Yield a row for each arm and turn."""
     for turn in measured.turns:
         prompts, sampling = turn.batch.work
         alone = replace(measured, turns=[turn])
@@ -274,7 +274,7 @@ def decodings(measured: CellRuns, hardware: Hardware, score: Score) -> Iterator[
                 **dict(row),
                 round=turn.batch.round,
                 seed=sampling[0].seed,
-                prompt=turn.batch.place,
+                prompt=turn.batch.index,
                 prompt_tokens=sum(map(len, prompts)),
                 finish_reason=run.reasons[0] if run.reasons else None,
                 output_sha256=sha256(str(run.outputs).encode()).hexdigest(),
@@ -291,10 +291,10 @@ def _row(
     runs, arm, plain = all_runs[label], measured.arms[label], all_runs[measured.base]
     ratios = [a.tokens_per_s / b.tokens_per_s for a, b in zip(runs, plain, strict=True)]
     # Counters are those of all rounds if their texts differ.
-    whole, base = (add(own) if measured.reseeded else own[0] for own in (runs, plain))
+    whole, base = (add(rounds) if measured.reseeded else rounds[0] for rounds in (runs, plain))
     gb_per_s = hardware and _median(runs, hardware.gb_per_s)
     equal = agreement(whole, base)
-    if not arm.own and measured.cell.temperature > 0.0:  # peers draw other random numbers
+    if not arm.same_draws and measured.cell.temperature > 0.0:  # peers draw other random numbers
         equal |= {"equal_texts": None, "first_divergence": None}
     draft = whole.draft_model
     return Row.fill(
@@ -320,8 +320,8 @@ def _row(
 
 
 def _median(runs: Sequence[ArmRun], figure: Callable[[ArmRun], float | None]) -> float | None:
-    found = [value for value in map(figure, runs) if value is not None]
-    return median(found) if found else None
+    values = [value for value in map(figure, runs) if value is not None]
+    return median(values) if values else None
 
 
 def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
@@ -329,14 +329,14 @@ def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
 
 
 _SLOW, _LONG_S = 3.0, 60.0
-"""An arm that takes so many times as long as the first one, and so long, is announced."""
+"""An arm is announced if it takes this many times as long as the first, and this long in all."""
 
 
 class Watch:
-    """How far a benchmark is, how long it takes, and which arms are far slower than plain decoding.
+    """A watch of a benchmark's progress and time, and of arms far slower than plain decoding.
 
     Args:
-        decodings: of each arm in all cells, by label, warming up counted.
+        decodings: the number of decodings of each arm in all cells, by label, with warm-ups.
     """
 
     def __init__(self, decodings: Mapping[str, int], progress: Progress, on_note: Note) -> None:
@@ -346,13 +346,13 @@ class Watch:
         progress(0, self._total)
 
     def saw(self, arm: Arm, run: ArmRun | None) -> None:
-        """Count a decoding, and announce an arm the first time that it turns out slow."""
+        """Count a decoding, and announce an arm whose first decoding is slow."""
         self._done += 1
         self._progress(self._done, self._total)
         if run is None or arm.label in self._seconds:
             return
         self._seconds[arm.label] = run.time_s
-        takes = {name: one * self._decodings[name] for name, one in self._seconds.items()}
+        takes = {name: s * self._decodings[name] for name, s in self._seconds.items()}
         factor, whole = run.time_s / next(iter(self._seconds.values())), takes[arm.label]
         if factor >= _SLOW and whole >= _LONG_S:
             self._note(

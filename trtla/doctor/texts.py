@@ -8,7 +8,7 @@ from trtla.errors import UsageError
 from trtla.formats.chat_templates import stored_template
 from trtla.formats.folder import tokenizer_dir
 from trtla.formats.model_folder import ModelFolder
-from trtla.formats.special_tokens import end_tokens, said_by
+from trtla.formats.special_tokens import end_tokens, token_source
 from trtla.llm.reading import reading_notes
 from trtla.llm.text import Tokenizer
 
@@ -49,5 +49,5 @@ def _template(folder: ModelFolder, tokenizer: Tokenizer) -> dict[str, Any] | Non
     if stored is None:
         return None
     named = tokenizer.template_tokens.items()
-    tokens = {role: {"token": name, "source": said_by(folder, role)} for role, name in named}
+    tokens = {role: {"token": name, "source": token_source(folder, role)} for role, name in named}
     return {"source": stored[1], "tokens": tokens}

@@ -24,7 +24,7 @@ from trtla.files import flush, read_json
 from trtla.interrupts import INTERRUPTS
 from trtla.leftovers import locked, remove_abandoned
 
-_NEW, _OLD = "tmp", "old"  # what siblings are: .NAME.tmp-RANDOM, .NAME.old-RANDOM
+_NEW, _OLD = "tmp", "old"  # kinds of siblings: .NAME.tmp-RANDOM, .NAME.old-RANDOM
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of Linux, fcntl.h and fs.h
 _REASONS = {
     errno.ENOSPC: ("the disk is full", "free some space, or choose an --output-dir elsewhere"),
@@ -64,7 +64,7 @@ def check_target(target: Path, *, force: bool, sources: Sequence[Path] = ()) -> 
 
 
 def _real(path: Path) -> Path:
-    """Where links lead; `Path.resolve` raises RuntimeError where they lead in a circle."""
+    """Follow links; `Path.resolve` raises RuntimeError for those that lead in a circle."""
     return Path(os.path.realpath(path))
 
 
@@ -72,9 +72,9 @@ def _check_replaceable(target: Path, resolved: Path) -> None:
     foreign = next((entry.name for entry in resolved.iterdir() if not entry.is_file()), None)
     if foreign is None and _is_ours(resolved / "config.json"):
         return
-    found = f" (it holds {foreign}/)" if foreign else ""
+    note = f" (it holds {foreign}/)" if foreign else ""
     raise UsageError(
-        f"output folder {target} is no checkpoint or engine{found}, so --force does not replace it",
+        f"output folder {target} is no checkpoint or engine{note}, so --force does not replace it",
         "remove it yourself, or choose another --output-dir",
     )
 
@@ -137,13 +137,13 @@ def restore(target: Path) -> None:
 
     Nothing happens where the target is there, or where the process is still running.
     """
-    with suppress(OSError, ValueError):  # the caller reports what is wrong
+    with suppress(OSError, ValueError):  # the caller reports the fault
         resolved = _real(target)
         if os.path.lexists(resolved):
             return
-        for left in _siblings(resolved, _OLD):
-            with locked(left):
-                left.rename(resolved)
+        for sibling in _siblings(resolved, _OLD):
+            with locked(sibling):
+                sibling.rename(resolved)
             return
 
 
@@ -158,17 +158,17 @@ def _move_into_place(folder: Path, target: Path, force: bool) -> None:
         _replace(folder, target)
 
 
-def _exchange(one: Path, other: Path) -> bool:
+def _exchange(first: Path, second: Path) -> bool:
     """Let two folders change places in one step; False where the system or the disk cannot."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         return False
-    paths = _AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other)
+    paths = _AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second)
     return bool(rename(*paths, _RENAME_EXCHANGE) == 0)
 
 
 def _replace(folder: Path, target: Path) -> None:
-    """In two steps; while the target is locked, `restore` leaves it alone."""
+    """Replace it in two steps; while the target is locked, `restore` leaves it alone."""
     aside = _sibling(target, _OLD)
     with locked(target):
         try:

@@ -90,7 +90,7 @@ class BinFile:
         return np.ascontiguousarray(rows)
 
     def close(self) -> None:
-        """Close the file; whoever reads on opens it again."""
+        """Close the file; the next read opens it again."""
         self._bytes.close()
 
 
@@ -99,9 +99,9 @@ def _entry(tensor: _Stored | ndarray) -> Entry:
 
 
 class _Archive(pickle._Unpickler):
-    """An open archive; `load` gives what its pickle holds, of tensors where they lie.
+    """An open archive; `load` gives the content of its pickle, with tensors as `_Stored`.
 
-    In Python: the compiled one makes as much room as a few bytes of a pickle ask for.
+    In Python: the compiled unpickler reserves as much memory as a few bytes of a pickle ask for.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -116,7 +116,7 @@ class _Archive(pickle._Unpickler):
         super().__init__(io.BytesIO(self._zip.read(pickled)))
 
     def find_class(self, module: str, name: str) -> Any:
-        """What a name in the pickle stands for; nothing of it is a module's own but OrderedDict."""
+        """The object that a name in the pickle stands for; only OrderedDict is a module's own."""
         if (module, name) == ("collections", "OrderedDict"):
             return OrderedDict
         if module == "torch" and name in _DTYPES:
@@ -148,7 +148,7 @@ class _Archive(pickle._Unpickler):
 
 
 class _Other:
-    """What is of PyTorch and no plain tensor."""
+    """An object of PyTorch that is no plain tensor."""
 
     def __init__(self, *_: object) -> None:
         pass
@@ -160,15 +160,15 @@ def _tensor(
     if not isinstance(storage, _Storage):
         return _Other()
     numbers = (offset, *shape, *strides)
-    whole = all(type(number) is int and number >= 0 for number in numbers)
-    if not whole or len(shape) != len(strides) or prod(shape) > 2**63:
+    valid = all(type(number) is int and number >= 0 for number in numbers)
+    if not valid or len(shape) != len(strides) or prod(shape) > 2**63:
         raise ValueError(shape)
     dtype, start, size = storage
     entry = Entry(dtype, tuple(shape), start + offset * dtype.itemsize)
-    found = _Stored(entry, tuple(step * dtype.itemsize for step in strides))
-    if offset * dtype.itemsize + found.span(entry.shape) > size:
+    tensor = _Stored(entry, tuple(step * dtype.itemsize for step in strides))
+    if offset * dtype.itemsize + tensor.span(entry.shape) > size:
         raise ValueError(offset)
-    return found
+    return tensor
 
 
 def _load_old(path: Path) -> Any:
@@ -183,7 +183,7 @@ def _load_old(path: Path) -> Any:
             return as_array(value)
         return value
 
-    return {name: array(one) for name, one in state.items()} if isinstance(state, dict) else state
+    return {name: array(item) for name, item in state.items()} if isinstance(state, dict) else state
 
 
 def _checked(path: Path, state: Any) -> dict[str, _Stored | ndarray]:

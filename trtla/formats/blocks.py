@@ -1,7 +1,7 @@
-"""Quantised weights in blocks: ggml's types as they lie in GGUF files, and two of our own.
+"""Quantised weights in blocks: ggml's types, as GGUF files store them, and two of our own.
 
-A row of a weight is cut into blocks of inputs. A block holds small integers, its codes, and what
-turns them into numbers: value = scale x (code - zero) + minimum. The layouts are those of
+A row of a weight is cut into blocks of inputs. A block holds small integers, its codes, with a
+scale, and perhaps a minimum: value = scale x (code - zero) + minimum. The layouts are those of
 ggml-common.h; Q8_G and Q4_G are Q8_0 and Q4_0 with larger blocks.
 """
 
@@ -50,7 +50,7 @@ class BlockType:
     zero: int
     """The code of 0 where there is no minimum."""
     _unpack: Callable[[BlockType, ndarray], Codes]
-    """From uint8 [rows, blocks, bytes of a block]; codes come as [rows, blocks, inputs]."""
+    """Takes uint8 [rows, blocks, bytes of a block] apart; codes are [rows, blocks, inputs]."""
 
     def row_bytes(self, inputs: int) -> int:
         """Bytes of a row; `inputs` is a multiple of the block's."""
@@ -58,22 +58,22 @@ class BlockType:
 
     def unpack(self, rows: ndarray) -> Codes:
         """Take rows of blocks, uint8 [rows, bytes of a row], apart."""
-        found = self._unpack(self, rows.reshape(len(rows), -1, self.nbytes))
-        parts = (found.factors, found.min_factors)
+        unpacked = self._unpack(self, rows.reshape(len(rows), -1, self.nbytes))
+        parts = (unpacked.factors, unpacked.min_factors)
         factors, min_factors = (None if part is None else _flat(part) for part in parts)
-        codes = _flat(found.codes).view(np.int8)
-        return Codes(codes, found.scales, found.minimums, factors, min_factors)
+        codes = _flat(unpacked.codes).view(np.int8)
+        return Codes(codes, unpacked.scales, unpacked.minimums, factors, min_factors)
 
 
 def dequantize_blocks(kind: BlockType, rows: ndarray) -> ndarray:
     """The numbers of rows of blocks, float32 [rows, inputs], as ggml computes them."""
-    found = kind.unpack(rows)
-    scales = _by_group(found.scales, found.factors)
-    values = found.codes.reshape(*scales.shape, -1).astype(np.float32)
+    unpacked = kind.unpack(rows)
+    scales = _by_group(unpacked.scales, unpacked.factors)
+    values = unpacked.codes.reshape(*scales.shape, -1).astype(np.float32)
     values -= kind.zero
     values *= scales[..., None]
-    if found.minimums is not None:
-        minimums = _by_group(found.minimums, found.min_factors)
+    if unpacked.minimums is not None:
+        minimums = _by_group(unpacked.minimums, unpacked.min_factors)
         values = values.reshape(*minimums.shape, -1)
         values += minimums[..., None]
     return _flat(values)
@@ -154,7 +154,7 @@ def _q6_k(_: BlockType, blocks: ndarray) -> Codes:
 _UNPACKED: dict[str, Callable[[BlockType, ndarray], Codes]] = {
     "Q4_K": _k, "Q5_K": _k, "Q6_K": _q6_k,
 }  # fmt: skip
-"""What takes blocks apart that are not `_plain`."""
+"""Functions that take blocks apart that are not `_plain`."""
 BLOCK_TYPES = {
     name: BlockType(name, *layout, _UNPACKED.get(name, _plain)) for name, layout in BLOCKS.items()
 }

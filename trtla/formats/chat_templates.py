@@ -18,7 +18,7 @@ Stored = str | dict[str, str]
 
 
 def stored_template(folder: ModelFolder) -> tuple[Stored, str] | None:
-    """A folder's template, found as transformers does, and what holds it; None: there is none."""
+    """A folder's template, found as transformers does, and its source; None: there is none."""
     files = {path.stem: f"{MORE_TEMPLATES}/{path.name}" for path in more_templates(folder.path)}
     if (folder.path / TEMPLATE).is_file():
         files = {"default": TEMPLATE, **files}
@@ -38,8 +38,8 @@ def more_templates(folder: Path) -> list[Path]:
 
 def _by_name(stored: Any) -> Stored | None:
     if isinstance(stored, list):
-        pairs = [one for one in stored if isinstance(one, dict)]
-        return {str(one.get("name")): str(one.get("template")) for one in pairs}
+        pairs = [item for item in stored if isinstance(item, dict)]
+        return {str(item.get("name")): str(item.get("template")) for item in pairs}
     return stored if isinstance(stored, str) else None
 
 

@@ -4,7 +4,7 @@ A checkpoint of any tp and pp reads as the model before the split: fused q, k an
 copies of K/V heads and vocabulary padding vanish, layers have their global numbers again.
 
 Rank files are written piece by piece: memory holds one, however large the model is. A checkpoint's
-file that is to be the same in an engine is linked, and compared with what would have been written.
+file that is to be the same in an engine is linked, and compared with the bytes to be written.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in total)."""
 _REMAKE = "make it again with trtla convert"
 _Rank = tuple[SafetensorsFile, Sequence[Target]]
-"""A rank's file and what it holds."""
+"""A rank's file and its tensors."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Placement:
-    """Where a block of a Hugging Face tensor lies: file, tensor, first row in that tensor."""
+    """The location of a block of a Hugging Face tensor: file, tensor, first row in that tensor."""
 
     file: SafetensorsFile
     name: str
@@ -97,16 +97,16 @@ class Checkpoint:
 
     @cached_property
     def config(self) -> CheckpointConfig:
-        """As in config.json, but not tied where the stored lm_head differs from the embedding."""
+        """The config of config.json, untied if the stored lm_head differs from the embedding."""
         stored, same = self._stored, self._where[LM_HEAD] is self._where[EMBEDDING]
         if not stored.tie_word_embeddings or same or equal_ends(self, stored.vocab_size):
             return stored
         return untied(stored)
 
     @classmethod
-    def open(cls, place: str | Path | ModelFolder) -> Checkpoint:
+    def open(cls, location: str | Path | ModelFolder) -> Checkpoint:
         """Check config.json and every rank file's header; no weights are read."""
-        folder = ModelFolder.of(place)
+        folder = ModelFolder.of(location)
         path = folder.path
         if not path.is_dir():
             raise UsageError(f"{path} is not a folder", "give the --output-dir of trtla convert")
@@ -117,29 +117,29 @@ class Checkpoint:
     def read(self, name: str, start: int, stop: int) -> ndarray:
         """Rows [start, stop) of a Hugging Face tensor, put together from the ranks."""
         width = self._shapes[name][1:]
-        places = [
+        blocks = [
             at
             for at in self._where[name]
             if max(start, at.block.rows[0]) < min(stop, at.block.rows[1])
         ]
-        if len(places) == 1 and places[0].block.cols in (None, (0, *width)):
-            return places[0].read(start, stop)
-        spans = [(max(start, at.block.rows[0]), min(stop, at.block.rows[1])) for at in places]
-        parts = [at.read(*span) for at, span in zip(places, spans, strict=True)]
+        if len(blocks) == 1 and blocks[0].block.cols in (None, (0, *width)):
+            return blocks[0].read(start, stop)
+        spans = [(max(start, at.block.rows[0]), min(stop, at.block.rows[1])) for at in blocks]
+        parts = [at.read(*span) for at, span in zip(blocks, spans, strict=True)]
         out = np.empty((stop - start, *width), parts[0].dtype)
-        for at, (first, last), part in zip(places, spans, parts, strict=True):
+        for at, (first, last), part in zip(blocks, spans, parts, strict=True):
             view = out[first - start : last - start]
             view[(slice(None), slice(*at.block.cols)) if at.block.cols else ...] = part
         return out
 
     def close(self) -> None:
-        """Close the rank files; whoever reads on opens them again."""
-        for places in self._where.values():
-            for at in places:
+        """Close the rank files; the next read opens them again."""
+        for blocks in self._where.values():
+            for at in blocks:
                 at.file.close()
 
     def full_tensors(self) -> Iterator[tuple[str, Weight]]:
-        """What one rank would compute with, see `rank_tensors`."""
+        """Load the tensors of the model on one rank, see `rank_tensors`."""
         tensors = rank_tensors(self, single_rank(self.config), 0)
         return ((name, tensor.load()) for name, tensor in tensors)
 
@@ -194,17 +194,17 @@ def _open_ranks(folder: Path, config: CheckpointConfig) -> tuple[list[_Rank], li
         types = {target.name: target.dtype for target in plan if target.dtype not in DTYPES}
         problems += tensor_problems(str(file.path), file.entries, shapes, _REMAKE, types)
         ranks.append((file, plan))
-    with ExitStack() as read:
+    with ExitStack() as stack:
         for file, _ in ranks:
-            read.callback(file.close)
+            stack.callback(file.close)
         return ranks, problems or _scale_problems(ranks)
 
 
 def _may_lack(name: str, file: SafetensorsFile, config: CheckpointConfig) -> bool:
     """TensorRT-LLM takes the embedding for a tied lm_head that is not in the file."""
     tied = config.tie_word_embeddings and config.mapping.pp_size == 1
-    whole = config.mapping.tp_size == 1 or not config.use_parallel_embedding
-    return name == LM_HEAD and name not in file.entries and tied and whole
+    unsplit = config.mapping.tp_size == 1 or not config.use_parallel_embedding
+    return name == LM_HEAD and name not in file.entries and tied and unsplit
 
 
 def _scale_problems(ranks: Iterable[_Rank]) -> list[UsageError]:
@@ -265,9 +265,9 @@ def _link(checkpoint: Path, folder: Path, name: str, plan: Sequence[Target]) -> 
 
 
 def _access(path: Path) -> tuple[int, int, int]:
-    """Whose it is and who may read it; of a symbolic link its own."""
-    found = path.lstat()
-    return found.st_mode, found.st_uid, found.st_gid
+    """Mode and owner of a file; of a symbolic link its own."""
+    stat = path.lstat()
+    return stat.st_mode, stat.st_uid, stat.st_gid
 
 
 def _header(plan: Sequence[Target]) -> bytes:
@@ -286,7 +286,7 @@ def write_ranks(
 
     Args:
         folder: an existing folder.
-        config: dtype and mapping of what is written.
+        config: dtype and mapping of the files.
         source: gives the rows of the tensors.
         progress: called after every piece.
         digest: called with names and bytes in file order.

@@ -46,7 +46,7 @@ BLOCKS = {
     "Q6_K": (256, 210, 6, 32),
 }
 """Every type of quantised weights, ggml's and with _G our own: inputs and bytes of a block, bits of
-a code, and the code of 0 where there is no minimum. What is in them: `trtla.formats.blocks`."""
+a code, and the code of 0 in types without minimum. `trtla.formats.blocks` has their layouts."""
 BLOCK_SIZES = {name: (inputs, nbytes) for name, (inputs, nbytes, _, _) in BLOCKS.items()}
 
 OPTIONS = (
@@ -54,7 +54,7 @@ OPTIONS = (
     *("attention_scale", "residual_multiplier", "logits_scaling"),
     *("local_rotary_base", "unrotated_layers"),
 )
-"""Fields of `CheckpointConfig` for what Llama does not do."""
+"""Fields of `CheckpointConfig` for arithmetic that Llama does not have."""
 
 QWEN2 = "Qwen2ForCausalLM"
 """The architecture whose `attn_bias` means q, k and v only (QWenConfig, models/qwen/model.py)."""
@@ -78,7 +78,7 @@ def as_dtype(name: str) -> DType | None:
 
 
 class Mapping(BaseModel):
-    """How a checkpoint is split over ranks: rank = pp_rank * tp_size + tp_rank.
+    """The split of a checkpoint over ranks: rank = pp_rank * tp_size + tp_rank.
 
     Only the keys that every release from 0.20 to 1.2 accepts are written.
     """
@@ -103,7 +103,7 @@ class Mapping(BaseModel):
 class Quantization(BaseModel):
     """A checkpoint's `quantization` block: QuantConfig of TensorRT-LLM's models/modeling_utils.py.
 
-    It is given to QuantConfig's constructor as it is, so only keys that all releases know are
+    QuantConfig's constructor gets it as it is, so only keys that all releases know are
     written; keys of theirs that trtla does not use are kept.
     """
 
@@ -112,13 +112,13 @@ class Quantization(BaseModel):
     quant_algo: str | None = None
     kv_cache_quant_algo: str | None = None
     exclude_modules: list[str] | None = None
-    """Names or fnmatch patterns of what stays as it is; None: TensorRT-LLM's own list, which holds
-    lm_head and the embedding."""
+    """Names or fnmatch patterns of modules that stay as they are; None: TensorRT-LLM's own list,
+    which holds lm_head and the embedding."""
     group_size: int | None = None
     """Weights of a group that share a scale, for W4A16_AWQ; TensorRT-LLM's default is 128."""
     has_zero_point: bool | None = None
     pre_quant_scale: bool | None = None
-    """Whether W4A16_AWQ multiplies the inputs of every linear by a vector first."""
+    """W4A16_AWQ multiplies the inputs of every linear by a vector first."""
     block_types: dict[str, str] | None = None
     """Hugging Face's name of a weight in blocks -> their type; trtla's own key."""
 
@@ -173,33 +173,33 @@ class CheckpointConfig(BaseModel):
     mapping: Mapping = Mapping()
     quantization: Quantization = Quantization()
     qk_layernorm: bool = False
-    """Whether each head's queries and keys are normalised before they are turned."""
+    """Each head's queries and keys are normalised before they are rotated."""
     sandwich_norms: bool = False
-    """Whether the outputs of attention and MLP are normalised too, before they are added."""
+    """The outputs of attention and MLP are normalised too, before they are added."""
     offset_norms: bool = False
-    """Whether Hugging Face's files hold the weights of norms less 1; they are whole here."""
+    """Hugging Face's files hold the weights of norms less 1; here 1 has been added."""
     embedding_multiplier: float = Field(default=1.0, gt=0)
     attention_scale: float | None = Field(default=None, gt=0)
-    """By what scores are multiplied; None: 1 / sqrt(head_size)."""
+    """The factor of attention's scores; None: 1 / sqrt(head_size)."""
     residual_multiplier: float = Field(default=1.0, gt=0)
-    """By what the outputs of attention and MLP are multiplied before they are added."""
+    """The factor of the outputs of attention and MLP before they are added."""
     logits_scaling: float = Field(default=1.0, gt=0)
-    """By what logits are divided."""
+    """The divisor of logits."""
     rotary_pct: float = Field(default=1.0, ge=0, le=1)
-    """The share of a head's numbers that rotary embedding turns."""
+    """The share of a head's numbers that rotary embedding rotates."""
     local_rotary_base: float | None = Field(default=None, gt=0)
     """The base of layers with a window, which then have no rotary scaling; None: that of all."""
     unrotated_layers: tuple[int, ...] = ()
-    """Layers that turn no queries and keys."""
+    """Layers without rotary embedding."""
     layer_windows: tuple[Size | None, ...] = ()
     """The last tokens of a text that each layer's attention sees; None: all. Empty: all do."""
     sliding_window: Size | None = None
-    """Of files older than `layer_windows`: some layers' window, so texts are no longer than it."""
+    """Some layers' window, in files older than `layer_windows`: texts are no longer than it."""
 
     @model_validator(mode="before")
     @classmethod
     def _defaults(cls, data: Any) -> Any:
-        """Fill what TensorRT-LLM derives: biases, kv heads, head size, intermediate size."""
+        """Fill keys that TensorRT-LLM derives: biases, kv heads, head size, intermediate size."""
         if not isinstance(data, dict):
             return data
         data = dict(data)
@@ -238,23 +238,23 @@ class CheckpointConfig(BaseModel):
 
     @property
     def rotary_size(self) -> int:
-        """How many numbers of a head rotary embedding turns."""
+        """The number of a head's dimensions that rotary embedding rotates."""
         return int(self.head_size * self.rotary_pct + 1e-6)  # a share may be rounded down
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """As `layer_windows`, with an entry for each layer."""
+        """The attention window of each layer; None: it sees the whole text."""
         return self.layer_windows or (None,) * self.num_hidden_layers
 
     @property
     def shortest_window(self) -> int | None:
         """The window that texts outgrow first; None: no layer has one."""
-        found = [*filter(None, self.layer_windows), *filter(None, [self.sliding_window])]
-        return min(found, default=None)
+        windows = [*filter(None, self.layer_windows), *filter(None, [self.sliding_window])]
+        return min(windows, default=None)
 
     @property
     def dense_bias(self) -> bool:
-        """Whether attention's output linear has a bias."""
+        """Return True if attention's output linear has a bias."""
         return self.attn_bias and self.architecture != QWEN2
 
     @property
@@ -269,7 +269,7 @@ class CheckpointConfig(BaseModel):
 
     @property
     def rounded_when_built(self) -> bool:
-        """Whether weights are plain here, and integers in TensorRT-LLM."""
+        """Return True if weights are plain here, and integers in TensorRT-LLM."""
         return self.quantization.quant_algo in ("W8A16", "W4A16")
 
     @property
@@ -278,7 +278,7 @@ class CheckpointConfig(BaseModel):
 
     @property
     def block_types(self) -> dict[str, str]:
-        """Type of every weight in blocks, by Hugging Face's name; empty where there is none."""
+        """Type of every weight in blocks, by Hugging Face's name; empty if none is."""
         return self.quantization.block_types or {}
 
     @property

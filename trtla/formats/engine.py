@@ -1,7 +1,7 @@
 """An engine: its limits, its lookahead triple, its weights, from a folder or from memory.
 
-The folder has TensorRT-LLM's layout; `trtla.json` beside config.json holds what that has no place
-for.
+The folder has TensorRT-LLM's layout; `trtla.json` beside config.json holds everything that
+config.json has no place for.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ of the length."""
 
 @dataclass(frozen=True)
 class Engine:
-    """An opened engine; weights are read when asked for."""
+    """An opened engine; weights are read on demand."""
 
     folder: ModelFolder
     """The engine's, or the Hugging Face folder of an engine made in memory."""
@@ -54,7 +54,7 @@ class Engine:
     manifest: EngineManifest | None
     """None for engines made by TensorRT-LLM and for engines in memory."""
     source: FileSource | None = field(default=None, repr=False, compare=False)
-    """Where the weights come from; None: only its limits were read, or nobody can read them."""
+    """The source of the weights; None: only its limits were read, or they cannot be read."""
     in_memory_lookahead: LookaheadConfig | None = None
 
     @property
@@ -82,7 +82,7 @@ class Engine:
         return None if self.config.build_config.max_draft_len else AUTOREGRESSIVE
 
     def default_triple(self, requested: LookaheadConfig | None) -> LookaheadConfig:
-        """The triple of requests that name none: the one asked for, else the engine's own.
+        """The triple of requests that name none: the requested one, else the engine's own.
 
         TensorRT-LLM would take (4,3,4) without one, and fail at start.
         """
@@ -94,7 +94,7 @@ class Engine:
         return triple
 
     def batch_size(self, requested: int | None) -> int:
-        """The number of requests in flight: the one asked for, else the engine's limit."""
+        """The number of requests in flight: the requested one, else the engine's limit."""
         if requested is not None:
             whole("max_batch_size", requested, "a whole number, at least 1", 1)
         largest = self.config.build_config.max_batch_size
@@ -107,7 +107,7 @@ class Engine:
 
     @property
     def is_in_memory(self) -> bool:
-        """Whether it was made of a model as it was opened, with limits of the model's own."""
+        """Return True if it was made when its model was opened, with the model's own limits."""
         return self.in_memory_lookahead is not None
 
     @property
@@ -118,7 +118,7 @@ class Engine:
         return self.config.build_config.max_text_len
 
     def text_len(self, requested: int | None) -> int:
-        """The most tokens of prompt and output: those asked for, else the engine's limit."""
+        """The most tokens of prompt and output: the requested number, else the engine's limit."""
         largest = self.config.build_config.max_text_len
         if requested is not None and requested > largest:
             raise UsageError(
@@ -134,7 +134,7 @@ class Engine:
 
     @property
     def decoder_start(self) -> int | None:
-        """What an output goes on from where an encoder reads the prompt; None: none does."""
+        """The decoder's first token, if an encoder reads the prompt; None: it has no encoder."""
         return None
 
     @property
@@ -166,7 +166,7 @@ class Engine:
     def stored_weights(
         self, rank: int = 0, tp_size: int = 1
     ) -> Iterator[Iterator[tuple[str, StoredTensor]]]:
-        """As `weights`, each read when it is needed; the files are open until the context ends."""
+        """Give `weights` unread: each is read on demand, while the context keeps the files open."""
         source, tensors = self._stored(rank, tp_size)
         with closing(source):
             yield tensors
@@ -181,7 +181,7 @@ class Engine:
         return source, rank_tensors(source, split_config(config, tp_size), rank)
 
     def tensor_source(self) -> tuple[FileSource, CheckpointConfig]:
-        """Where the weights come from, by Hugging Face's names, and the config that they fit."""
+        """The source of the weights, by Hugging Face's names, and the config that they fit."""
         if self.source is None:
             raise UsageError(
                 f"{self.name} has no readable weights", "build it with --backend torch"
@@ -193,16 +193,16 @@ class Engine:
         return self.source, self.config.pretrained_config
 
 
-def open_engine(place: str | Path | ModelFolder) -> Engine:
+def open_engine(location: str | Path | ModelFolder) -> Engine:
     """Open an engine folder and check it whole: config, manifest, and the header of the weights.
 
     An engine that trtllm-build made is opened too, without a manifest.
     """
     from trtla.formats.checkpoint import Checkpoint, check_config
 
-    found = ModelFolder.of(place)
-    check_is_engine(found)
-    engine, folder = read_engine(found), found.path
+    model_folder = ModelFolder.of(location)
+    check_is_engine(model_folder)
+    engine, folder = read_engine(model_folder), model_folder.path
     check_manifest(engine)
     config = engine.config.pretrained_config
     if engine.backend == "tensorrt-llm":
@@ -218,7 +218,7 @@ def open_engine(place: str | Path | ModelFolder) -> Engine:
 
 
 def check_is_engine(folder: ModelFolder) -> None:
-    """Raise `UsageError`, with what to run, where a folder is no engine."""
+    """Raise `UsageError`, with a command to run, if a folder is no engine."""
     if folder.kind != "engine":
         raise UsageError(
             f"{folder.path} is a {folder.kind}, not an engine",
@@ -226,9 +226,9 @@ def check_is_engine(folder: ModelFolder) -> None:
         )
 
 
-def read_engine(place: Path | ModelFolder, *, manifest: bool = True) -> Engine:
+def read_engine(location: Path | ModelFolder, *, manifest: bool = True) -> Engine:
     """Read config.json and trtla.json of an engine folder, without comparing them or weights."""
-    folder = ModelFolder.of(place)
+    folder = ModelFolder.of(location)
     config = validate(EngineConfig, folder.read(CONFIG), str(folder.path / CONFIG))
     return Engine(folder, config, _manifest(folder) if manifest else None)
 
@@ -291,7 +291,7 @@ def check_manifest(engine: Engine) -> None:
 
 
 def engine_from_hugging_face(
-    place: str | Path | ModelFolder, settings: BuildSettings | None = None, dtype: str = "auto"
+    location: str | Path | ModelFolder, settings: BuildSettings | None = None, dtype: str = "auto"
 ) -> Engine:
     """An engine in memory: nothing is written, `weights()` converts on the fly.
 
@@ -301,23 +301,23 @@ def engine_from_hugging_face(
     from trtla.formats.hf import HFModel
     from trtla.formats.source import checkpoint_config, in_type
 
-    folder = ModelFolder.of(place)
+    folder = ModelFolder.of(location)
     model = HFModel.open(folder)
     config = model.config if dtype == "auto" else checkpoint_config(model.config, dtype)
     source = in_type(model, model.config, config)
-    own, triple = _in_memory(config, settings or BuildSettings())
-    return Engine(folder, own, None, source, triple)
+    engine_config, triple = _in_memory(config, settings or BuildSettings())
+    return Engine(folder, engine_config, None, source, triple)
 
 
 def _in_memory(
     config: CheckpointConfig, settings: BuildSettings
 ) -> tuple[EngineConfig, LookaheadConfig]:
     """The config with limits as long as the model's own, and the triple."""
-    own = replace(settings, max_seq_len=settings.max_seq_len or longest_text(config))
-    planned = plan_limits(own, config)
+    limited = replace(settings, max_seq_len=settings.max_seq_len or longest_text(config))
+    planned = plan_limits(limited, config)
     limits = planned.build_config
-    made = EngineConfig(version=__version__, pretrained_config=config, build_config=limits)
-    return made, planned.lookahead
+    engine_config = EngineConfig(version=__version__, pretrained_config=config, build_config=limits)
+    return engine_config, planned.lookahead
 
 
 def _loaded(
@@ -352,10 +352,10 @@ class EncoderDecoder(Engine):
 
 
 def open_encoder_decoder(
-    place: str | Path | ModelFolder, settings: BuildSettings
+    location: str | Path | ModelFolder, settings: BuildSettings
 ) -> EncoderDecoder:
     """Read the folder's config; the decoder's positions are the limit of start token + output."""
-    folder = ModelFolder.of(place)
+    folder = ModelFolder.of(location)
     t5 = read_t5_config(folder)
     config, triple = _in_memory(decoder_config(folder, t5), settings)
     return EncoderDecoder(folder, config, None, in_memory_lookahead=triple, t5=t5)
@@ -376,10 +376,10 @@ def model_digest(engine: Engine) -> str:
     from trtla.formats.plan import source_shapes
 
     source, config = engine.tensor_source()
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     with closing(source):
         for name, shape in source_shapes(config).items():
             row = source.read(name, shape[0] // 2, shape[0] // 2 + 1)
-            found.update(f"{name} {shape} torch.{row.dtype}\n".encode())
-            found.update(row.tobytes())
-    return found.hexdigest()[:16]
+            digest.update(f"{name} {shape} torch.{row.dtype}\n".encode())
+            digest.update(row.tobytes())
+    return digest.hexdigest()[:16]

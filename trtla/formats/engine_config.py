@@ -40,7 +40,7 @@ class BuildConfig(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_token_limit(cls, data: Any) -> Any:
-        """A full batch of full sequences, where an engine names no max_num_tokens."""
+        """Fill a missing max_num_tokens with a full batch of full sequences."""
         if not isinstance(data, dict) or data.get("max_num_tokens") is not None:
             return data
         sizes = data.get("max_batch_size"), data.get("max_seq_len")
@@ -78,7 +78,7 @@ class EngineConfig(BaseModel):
 
 
 class EngineManifest(BaseModel):
-    """An engine's trtla.json: what config.json has no place for. Unknown keys are errors."""
+    """An engine's trtla.json: facts that config.json has no place for. Unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -98,9 +98,9 @@ class EngineManifest(BaseModel):
     """The digest of the weights and config.json that the engine was built from; where trtllm-build
     made it, of its own files."""
     settings: dict[str, str] = {}
-    """Where each build setting came from (flag, environment, config, default)."""
+    """The origin of each build setting (flag, environment, config, default)."""
     trtllm: dict[str, Any] = {}
-    """What TensorRT-LLM's builder was asked by its own names."""
+    """Options of TensorRT-LLM's builder, by its own names."""
 
     @property
     def triple(self) -> LookaheadConfig:

@@ -49,7 +49,7 @@ class BuildSettings:
     """The user's limits, in tokens and sequences; None takes a default that fits the model.
 
     `max_seq_len` is prompt + output of one request, without draft tokens. `max_draft_len` is for
-    people who paste it from a TensorRT-LLM command: it must agree with the triple.
+    users who paste it from a TensorRT-LLM command: it must agree with the triple.
     """
 
     lookahead: LookaheadConfig | None = None
@@ -59,7 +59,7 @@ class BuildSettings:
     max_input_len: int | None = None
     """None: max_seq_len, for TensorRT-LLM at most 1024."""
     max_seq_len: int | None = None
-    """None: 2048, at most what the model's positions allow, and for TensorRT-LLM its windows."""
+    """None: 2048, or less if the model's positions, for TensorRT-LLM its windows, allow less."""
     max_num_tokens: int | None = None
     """None: 8192, at least one generation step of a full batch."""
     max_draft_len: int | None = None
@@ -68,11 +68,11 @@ class BuildSettings:
     trtllm: tuple[str, ...] = ()
     """KEY=VALUE: fields of TensorRT-LLM's BuildConfig and PluginConfig, by their own names."""
     timing_cache: Path | None = None
-    """Where TensorRT's measurements of kernels are read, and written for the next build."""
+    """The file of TensorRT's measurements of kernels, read and then written for the next build."""
 
 
 class PlannedLimits(NamedTuple):
-    """The limits of an engine, and a sentence for each one that differs from what was asked."""
+    """The limits of an engine, and a sentence for each one that differs from the request."""
 
     build_config: BuildConfig
     notes: tuple[str, ...]
@@ -123,12 +123,12 @@ def plan_limits(
             "tokens_per_block": TOKENS_PER_BLOCK,
         },
     }
-    made = validate(BuildConfig, data, "the build settings")
-    return PlannedLimits(made, (*why, *notes), triple)
+    build_config = validate(BuildConfig, data, "the build settings")
+    return PlannedLimits(build_config, (*why, *notes), triple)
 
 
 def _triple(settings: BuildSettings, backend: str) -> tuple[LookaheadConfig, list[str]]:
-    """The triple asked for, else the default; and a sentence where nobody has asked for it."""
+    """The requested triple, else the default and a sentence about it."""
     if settings.lookahead is not None:
         return settings.lookahead, []
     if settings.max_draft_len is not None:
@@ -157,8 +157,8 @@ def _num_tokens(
     """max_num_tokens after all corrections, and a sentence for each, in the order of `build()`."""
     batch_size, notes = settings.max_batch_size, list[str]()
     if draft_len:
-        what = f"max_seq_len {seq_len}"
-        raised = f"build() raises {what}" if compiled else f"{what} is raised"
+        limit = f"max_seq_len {seq_len}"
+        raised = f"build() raises {limit}" if compiled else f"{limit} is raised"
         notes.append(f"{raised} by max_draft_len {draft_len} to {seq_len + draft_len}")
     step = batch_size * (draft_len + 1)
     drafts = f" x (max_draft_len {draft_len} + 1)" if draft_len else ""
@@ -236,7 +236,7 @@ def _seq_len(requested: int | None, config: CheckpointConfig, backend: str) -> i
 
 
 def is_compiled(folder: Path) -> bool:
-    """Whether a folder holds an engine of TensorRT-LLM, if only one rank of it."""
+    """Return True if a folder holds an engine of TensorRT-LLM, if only one rank of it."""
     return any(folder.glob("rank*.engine"))
 
 
@@ -262,7 +262,7 @@ def compiled_problems(folder: Path, config: EngineConfig) -> Iterator[UsageError
 
 
 def stage_problems(config: CheckpointConfig, *, lookahead: bool) -> Iterator[UsageError]:
-    """What TensorRT-LLM gets wrong in pipeline stages, in generation steps.
+    """Faults of TensorRT-LLM's pipeline stages in generation steps.
 
     Only the last stage has drafts, positions and masks (decoderBuffers.cpp), and C++ pads the
     vocabulary to a multiple of all ranks (gptJsonConfig.cpp), the model to one of tp_size.

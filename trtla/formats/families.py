@@ -1,8 +1,8 @@
 """The families of models that are read, each an entry of `DECODERS` or run as it is.
 
-An entry says what a family is called, what its config.json leaves unsaid, which keys that change
-the arithmetic it may have, and how its files keep weights. Everything behind that is a field of the
-model's config.
+An entry has a family's names, the values of keys that its config.json may lack, the keys that
+change the arithmetic, and the form of weights in its files. All other code reads only the fields of
+the model's config.
 """
 
 from __future__ import annotations
@@ -58,29 +58,29 @@ class Family:
     gguf: str
     """The architecture of its GGUF files."""
     absent: Mapping[str, Any] = field(default_factory=dict)
-    """What keys that a config.json lacks stand for."""
+    """Values of keys that a config.json lacks."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
-    """What holds whatever config.json says."""
+    """Values that hold whatever config.json says."""
     spelled: tuple[tuple[str, str], ...] = ()
     """Keys of its config.json that Llama has by another name."""
     reads: tuple[str, ...] = ()
     """Keys of `ARITHMETIC` that its config.json may have."""
     has_windows: bool = True
-    """Whether the keys of sliding windows have a meaning."""
+    """The keys of sliding windows have a meaning."""
     gguf_keys: Mapping[str, str] = field(default_factory=dict)
-    """Keys of its GGUF files, and what config.json calls them."""
+    """Keys of its GGUF files, and their names in config.json."""
     gguf_absent: Mapping[str, Any] = field(default_factory=dict)
-    """What keys that its GGUF files lack stand for."""
+    """Values of keys that its GGUF files lack."""
     gguf_implied: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda keys: {}
-    """What its GGUF files leave to the reader, of the other keys of config.json."""
+    """Computes keys that its GGUF files leave to the reader, from the other keys of config.json."""
     gguf_names: Mapping[str, str] = field(default_factory=dict)
-    """Weights of a layer that its GGUF files call otherwise than those of Llama."""
+    """Weights of a layer whose names in its GGUF files differ from Llama's."""
     gguf_pairs: bool = False
-    """Whether numbers that rotary embedding turns together lie side by side in its GGUF files."""
+    """Numbers that rotary embedding rotates together lie side by side in its GGUF files."""
     pairs: bool = False
-    """Whether they do in Hugging Face's."""
+    """They do in Hugging Face's files."""
     fused: bool = False
-    """Whether q, k and v are one weight in its files, and gate and up another."""
+    """q, k and v are one weight in its files, and gate and up another."""
     trtllm: str | None = None
     """The folder of its converter in TensorRT-LLM, whose lookahead decoding runs it."""
 
@@ -102,7 +102,7 @@ _ALL_WINDOWED = {"use_sliding_window": True, "max_window_layers": 0}
 
 
 def _gemma3_scale(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """As in llama.cpp, where only the model of 27B, which has 62 layers, is an exception."""
+    """The scale as in llama.cpp: only the model of 27B, which has 62 layers, is an exception."""
     large = keys["num_hidden_layers"] == 62
     width = keys["hidden_size"] // keys["num_attention_heads"] if large else keys["head_dim"]
     return {"query_pre_attn_scalar": width}
@@ -234,16 +234,16 @@ DECODERS = (
 ARCHITECTURES = tuple(family.architecture for family in DECODERS)
 BY_ARCHITECTURE = {family.architecture: family for family in DECODERS}
 BY_GGUF = {family.gguf: family for family in reversed(DECODERS)}
-"""Of two families with one name the first: a Mistral's file is a llama."""
+"""Architecture of a GGUF file -> family, the first of several: a Mistral's file is a llama."""
 MODEL_TYPES = {family.model_type: family.architecture for family in DECODERS} | ENCODER_DECODERS
 """model_type -> architecture."""
 _NAMES = (*ARCHITECTURES[:-1], f"and {ARCHITECTURES[-1]}")
 FAMILIES = ", ".join(_NAMES[:-1]) + f" {_NAMES[-1]}"
-"""For sentences."""
+"""The names of the decoders in a list, for sentences."""
 
 
 def architecture(data: Any) -> Any:
-    """What a parsed config.json of Hugging Face names first, or what its model_type stands for."""
+    """The architecture that a config.json of Hugging Face names first, else its model_type's."""
     names, kind = data.get("architectures"), data.get("model_type")
     return names[0] if isinstance(names, list) and names else MODEL_TYPES.get(str(kind), kind)
 

@@ -1,5 +1,5 @@
-"""A model's files beside the weights: the tokenizer's, and what generation_config.json asks for, of
-which trtla applies nothing but end ids by itself."""
+"""A model's files beside the weights: the tokenizer's, and generation_config.json, of which trtla
+applies nothing but end ids by itself."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "suppress_tokens": ([],),
     "typical_p": (1,),
 }
-"""What trtla has not, and the values that change nothing; null is one of each."""
+"""Options that trtla does not have, and the values that change nothing; null is one of each."""
 
 
 def tokenizer_dir(folder: Path) -> Path | None:
     """The folder itself if it holds a tokenizer, else None."""
-    found = any((folder / name).is_file() for name in _ANY_ONE_MAKES_A_TOKENIZER)
-    return folder if found else None
+    is_tokenizer = any((folder / name).is_file() for name in _ANY_ONE_MAKES_A_TOKENIZER)
+    return folder if is_tokenizer else None
 
 
 def no_chat_template(folder: Path) -> UsageError:
@@ -91,20 +91,21 @@ def copy_side_files(source: Path, target: Path) -> None:
             shutil.copyfile(source / name, target / name)
     if GENERATION_CONFIG in names:
         folder = ModelFolder(source)
-        generation, found = folder.object(GENERATION_CONFIG), model_end_ids(folder)
-        if found and not generation.get("eos_token_id"):
-            ids = found[0] if len(found) == 1 else found
+        generation, ends = folder.object(GENERATION_CONFIG), model_end_ids(folder)
+        if ends and not generation.get("eos_token_id"):
+            ids = ends[0] if len(ends) == 1 else ends
             generation = {**generation, "eos_token_id": ids}
         write_json(target / GENERATION_CONFIG, generation)
 
 
 def unapplied(folder: ModelFolder) -> str | None:
-    """What a model's generation config asks for, in a sentence; None: lengths and end tokens only.
+    """A sentence about the options of a model's generation config; None: it has only lengths and
+    end tokens.
 
     A broken or absent file counts as saying nothing.
     """
-    found = folder.object(GENERATION_CONFIG)
-    known, unknown = _applicable(found), _unknown(found)
+    generation = folder.object(GENERATION_CONFIG)
+    known, unknown = _applicable(generation), _unknown(generation)
     parts = []
     if known:
         flags = " ".join(f"--{name.replace('_', '-')} {value:g}" for name, value in known.items())
@@ -118,20 +119,21 @@ def unapplied(folder: ModelFolder) -> str | None:
     return f"{where} asks for {'; and for '.join(parts)}" if parts else None
 
 
-def _applicable(found: Mapping[str, Any]) -> dict[str, float]:
-    """What flags can ask for; drawing at temperature 1 is something that is asked for."""
-    draws = found.get("do_sample") is True
+def _applicable(generation: Mapping[str, Any]) -> dict[str, float]:
+    """Options that flags can set; `do_sample` alone draws at temperature 1."""
+    draws = generation.get("do_sample") is True
     neutral = {**(_DRAWN if draws else {}), **_FLAGS}
-    numbers = {name: found[name] for name in neutral if _is_number(found.get(name))}
-    own = {name: value for name, value in numbers.items() if value != neutral[name]}
-    return {"temperature": 1.0, **own} if draws else own
+    numbers = {name: generation[name] for name in neutral if _is_number(generation.get(name))}
+    changes = {name: value for name, value in numbers.items() if value != neutral[name]}
+    return {"temperature": 1.0, **changes} if draws else changes
 
 
-def _unknown(found: Mapping[str, Any]) -> dict[str, Any]:
+def _unknown(generation: Mapping[str, Any]) -> dict[str, Any]:
+    values = {name: generation.get(name) for name in _NEUTRAL if name not in _DRAWN}
     return {
-        name: found[name]
-        for name, neutral in _NEUTRAL.items()
-        if name not in _DRAWN and found.get(name) is not None and found[name] not in neutral
+        name: value
+        for name, value in values.items()
+        if value is not None and value not in _NEUTRAL[name]
     }
 
 

@@ -55,12 +55,12 @@ class HFModel:
     """GGUF's types of all its weights that are quantised."""
 
     @classmethod
-    def open(cls, place: str | Path | ModelFolder) -> HFModel:
+    def open(cls, location: str | Path | ModelFolder) -> HFModel:
         """Read config.json and the headers of the weight files; no weights yet."""
-        found = ModelFolder.of(place)
-        _ = found.kind  # which says what else the folder is
-        config, dtype = read_hf_config(found)
-        folder, stored = found.path, _locate(found.path)
+        model_folder = ModelFolder.of(location)
+        _ = model_folder.kind  # refuses any other folder, and names its kind
+        config, dtype = read_hf_config(model_folder)
+        folder, stored = model_folder.path, _locate(model_folder.path)
         where, problems = _weights(folder, config, stored)
         raise_first(problems)
         if note := _unused_note(folder, stored):
@@ -75,7 +75,7 @@ class HFModel:
         model = cls(folder, config.model_copy(update=update), where, forms, quantized)
         if not config.tie_word_embeddings or where[EMBEDDING] == where[LM_HEAD]:
             return model
-        # transformers ties no stored tensors that differ, whatever the config says
+        # transformers ties no stored tensors that differ, whatever the config has
         same = equal_ends(model, config.vocab_size)
         return model if same else replace(model, config=untied(model.config))
 
@@ -98,7 +98,7 @@ class HFModel:
             yield name, rows - 1 if gguf and "norm" in name else rows
 
     def close(self) -> None:
-        """Close the weight files; whoever reads on opens them again."""
+        """Close the weight files; the next read opens them again."""
         for file, _ in self._where.values():
             file.close()
 
@@ -106,20 +106,20 @@ class HFModel:
 def _quantized_weights(
     where: _Where, config: CheckpointConfig, forms: Mapping[str, StoredForm]
 ) -> dict[str, str]:
-    """The types of a GGUF file's quantised weights; says which of them are not read as blocks."""
+    """The types of a GGUF file's quantised weights; logs those that are not read as blocks."""
     names = [name for name, shape in hf_shapes(config).items() if len(shape) == 2]
     files = ((name, *where[forms[name].name]) for name in names)
-    found = {n: file.type_of(own) for n, file, own in files if isinstance(file, GgufFile)}
-    types = {name: kind for name, kind in found.items() if kind not in PLAIN}
-    if others := ", ".join(sorted({*types.values()} - {*BLOCK_TYPES})):
+    kinds = {n: file.type_of(stored) for n, file, stored in files if isinstance(file, GgufFile)}
+    types = {name: kind for name, kind in kinds.items() if kind not in PLAIN}
+    if dequantized := ", ".join(sorted({*types.values()} - {*BLOCK_TYPES})):
         path = where[EMBEDDING][0].path
-        _note_once(path, f"{path.name}: weights of type {others} are dequantised")
+        _note_once(path, f"{path.name}: weights of type {dequantized} are dequantised")
     return types
 
 
 @lru_cache
 def _note_once(path: Path, note: str) -> None:
-    """Once for a file or folder, however often it is opened."""
+    """Log a note once for a file or folder, however often it is opened."""
     _log.warning("note: %s", note)
 
 
@@ -136,7 +136,7 @@ def model_problems(folder: Path, config: CheckpointConfig) -> tuple[list[UsageEr
 def _weights(
     folder: Path, config: CheckpointConfig, stored_at: _Where
 ) -> tuple[_Where, list[UsageError]]:
-    """Where the tensors are, and everything that is wrong with them.
+    """Locate the tensors, and list everything that is wrong with them.
 
     If the config ties embedding and lm_head, the one that is there stands for both.
     """
@@ -144,14 +144,14 @@ def _weights(
     _check_layers(folder, "num_hidden_layers", config.num_hidden_layers, len(where))
     if config.tie_word_embeddings and (stored := where.get(EMBEDDING) or where.get(LM_HEAD)):
         where = {EMBEDDING: stored, LM_HEAD: stored, **where}
-    found = {name: file.entries[stored] for name, (file, stored) in where.items()}
-    return where, tensor_problems(str(folder), found, stored_shapes(config), _HINT)
+    entries = {name: file.entries[stored] for name, (file, stored) in where.items()}
+    return where, tensor_problems(str(folder), entries, stored_shapes(config), _HINT)
 
 
 def _unused_note(folder: Path, stored: _Where) -> str | None:
-    """Which tensors lie beside a model and are no part of it, in a sentence; None: there are none.
+    """A sentence about tensors that are no part of the model; None: there are none.
 
-    What is beside `model` and `lm_head`, such as a value head, takes no part in texts.
+    Tensors outside `model` and `lm_head`, such as a value head's, have no effect on texts.
     """
     names = [name for name in stored if not _is_used(name)]
     if not names:
@@ -166,7 +166,7 @@ def _is_used(name: str) -> bool:
 
 
 def stored_parameters(folder: Path) -> int:
-    """Numbers in the weight files of a folder, whatever model they are of."""
+    """The count of numbers in the weight files of a folder, of any model."""
     return sum(prod(file.entries[name].shape) for name, file in _stored(folder).items())
 
 
@@ -191,16 +191,16 @@ def _check_layers(folder: Path, key: str, layers: int, tensors: int) -> None:
 
 
 def _locate(folder: Path) -> _Where:
-    found: _Where = {name: (file, name) for name, file in _stored(folder).items()}
-    found = {name: at for name, at in found.items() if not name.endswith("rotary_emb.inv_freq")}
-    if any(name.startswith("model.") for name in found):
-        return found
-    return {_prefixed(name): at for name, at in found.items()}
+    where: _Where = {name: (file, name) for name, file in _stored(folder).items()}
+    where = {name: at for name, at in where.items() if not name.endswith("rotary_emb.inv_freq")}
+    if any(name.startswith("model.") for name in where):
+        return where
+    return {_prefixed(name): at for name, at in where.items()}
 
 
 def _prefixed(name: str) -> str:
-    own = name.partition(".")[0] in ("embed_tokens", "layers", "norm")
-    return f"model.{name}" if own else name
+    unprefixed = name.partition(".")[0] in ("embed_tokens", "layers", "norm")
+    return f"model.{name}" if unprefixed else name
 
 
 def _stored(folder: Path) -> Mapping[str, WeightFile]:
@@ -228,14 +228,14 @@ def _indexed(index: Path, kind: type[WeightFile]) -> Mapping[str, WeightFile]:
     if missing := _missing(shards):
         raise UsageError(f"{index.parent} lacks the shard {missing.name}", "copy the missing file")
     files = {path: kind(path) for path in sorted({*shards.values()})}
-    found = {name: files[path] for name, path in shards.items()}
-    for name, file in found.items():
+    files_by_tensor = {name: files[path] for name, path in shards.items()}
+    for name, file in files_by_tensor.items():
         if name not in file.entries:
             raise UsageError(
                 f"{file.path} lacks tensor {name}, which {index.name} has there",
                 "copy the index and its shards again",
             )
-    return found
+    return files_by_tensor
 
 
 def _missing(shards: Mapping[str, Path]) -> Path | None:

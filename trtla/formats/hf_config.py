@@ -48,11 +48,11 @@ _SAME_KEYS = {
 _WINDOW_KEYS = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
 FULL, SLIDING = "full_attention", "sliding_attention"
 LAYER_TYPES = (FULL, SLIDING)
-"""How layers may attend, by transformers' names."""
+"""Kinds of attention that layers may have, by transformers' names."""
 
 
 class HFConfig(BaseModel):
-    """What trtla reads of config.json; absent keys have the defaults of the family's class."""
+    """The keys of config.json that trtla reads; absent ones have the family's class's defaults."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
@@ -137,7 +137,7 @@ class HFConfig(BaseModel):
             local = [kind == SLIDING for kind in self.layer_types]
         if not (self.use_sliding_window and self.sliding_window and any(local)):
             return ()
-        return tuple(self.sliding_window if one else None for one in local)
+        return tuple(self.sliding_window if is_local else None for is_local in local)
 
 
 def _of_layers(rope: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -155,39 +155,39 @@ def _family(data: dict[str, Any]) -> Family:
 
 def _unrotated(config: HFConfig) -> tuple[int, ...]:
     """The layers without rotary embedding; `no_rope_layers` has a 1 for each that has one."""
-    every, turned = config.no_rope_layer_interval, config.no_rope_layers
-    if turned is None and every is not None:
-        turned = [(index + 1) % every for index in range(config.num_hidden_layers)]
-    return tuple(index for index, has in enumerate(turned or ()) if not has)
+    every, rotated = config.no_rope_layer_interval, config.no_rope_layers
+    if rotated is None and every is not None:
+        rotated = [(index + 1) % every for index in range(config.num_hidden_layers)]
+    return tuple(index for index, has in enumerate(rotated or ()) if not has)
 
 
 def _of_family(data: dict[str, Any], family: Family) -> dict[str, Any]:
-    """Fill what the family's class in transformers has for absent keys, and what it fixes.
+    """Fill absent keys with the defaults of the family's class in transformers, and fix others.
 
     An absent key and a null mean the same, except for a window: null is no window.
     """
-    kept = {key: value for key, value in data.items() if value is not None}
+    keys = {key: value for key, value in data.items() if value is not None}
     for theirs, ours in family.spelled:
-        if theirs in kept:
-            kept[ours] = kept[theirs]
+        if theirs in keys:
+            keys[ours] = keys[theirs]
     if not family.has_windows:
-        kept = {key: value for key, value in kept.items() if key not in _WINDOW_KEYS}
+        keys = {key: value for key, value in keys.items() if key not in _WINDOW_KEYS}
     elif "sliding_window" in data:
-        kept["sliding_window"] = data["sliding_window"]
-    return {**family.absent, **kept, **family.fixed}
+        keys["sliding_window"] = data["sliding_window"]
+    return {**family.absent, **keys, **family.fixed}
 
 
-def read_hf_config(place: Path | ModelFolder) -> tuple[CheckpointConfig, DType | None]:
+def read_hf_config(location: Path | ModelFolder) -> tuple[CheckpointConfig, DType | None]:
     """The checkpoint config of a model folder's config.json, and the dtype the file names, if any.
 
     The returned config's own dtype is that one, or float32 as a placeholder.
     """
-    folder = ModelFolder.of(place)
+    folder = ModelFolder.of(location)
     return parse_hf_config(folder.read(CONFIG), folder.path / CONFIG)
 
 
 def parse_hf_config(data: Any, path: Path) -> tuple[CheckpointConfig, DType | None]:
-    """As `read_hf_config`, of what is in the file; `path` is for the messages."""
+    """Parse the content of a config.json as `read_hf_config` does; `path` is for the messages."""
     name = _supported_architecture(data, path)
     _check_arithmetic(data, _family(data), path)
     config = validate(HFConfig, data, str(path))
@@ -204,7 +204,7 @@ def parse_hf_config(data: Any, path: Path) -> tuple[CheckpointConfig, DType | No
 
 
 def _supported_architecture(data: Any, path: Path) -> str:
-    """Before the keys: another architecture's config has other keys, which is not what is wrong."""
+    """Check the architecture first: another one has other keys, whose absence is not the fault."""
     if not isinstance(data, dict):
         raise UsageError(f"{path} holds no JSON object", "copy the file again")
     if (kind := config_kind(data)) in ("checkpoint", "engine"):
@@ -234,13 +234,13 @@ def _check_arithmetic(data: dict[str, Any], family: Family, path: Path) -> None:
 
 
 def _dtype(name: str | None, path: Path) -> DType | None:
-    found = as_dtype(name or "")
-    if name and found is None:
+    dtype = as_dtype(name or "")
+    if name and dtype is None:
         raise UsageError(
             f"{path}: dtype {name} is not supported",
             "trtla reads float16, bfloat16 and float32 checkpoints",
         )
-    return found
+    return dtype
 
 
 def _checkpoint_keys(config: HFConfig, dtype: DType | None) -> dict[str, Any]:
@@ -278,23 +278,23 @@ def _scaling(config: HFConfig) -> dict[str, Any] | None:
     scaling = config.rope_scaling
     if not scaling:
         return None
-    kept = {key: value for key, value in scaling.items() if key != "rope_theta"}
-    kind = kept.get("rope_type") or kept.get("type") or "default"
-    if kind == "default" and kept.get("partial_rotary_factor", 1.0) == 1.0:
+    keys = {key: value for key, value in scaling.items() if key != "rope_theta"}
+    kind = keys.get("rope_type") or keys.get("type") or "default"
+    if kind == "default" and keys.get("partial_rotary_factor", 1.0) == 1.0:
         return None
-    if kind in ("su", "yarn", "longrope") and "long_factor" in kept:  # its older names
-        kind, kept = "longrope", _longrope(kept, config)
-    return {**kept, "type": kind, "rope_type": kind}
+    if kind in ("su", "yarn", "longrope") and "long_factor" in keys:  # its older names
+        kind, keys = "longrope", _longrope(keys, config)
+    return {**keys, "type": kind, "rope_type": kind}
 
 
 def _longrope(scaling: dict[str, Any], config: HFConfig) -> dict[str, Any]:
-    """The scaling with what follows from other keys."""
+    """The scaling, with keys filled that follow from others."""
     positions = config.max_position_embeddings
     trained = config.original_max_position_embeddings or positions
-    kept = {"original_max_position_embeddings": trained, **scaling}
-    if kept.get("attention_factor") is None:
-        kept["attention_factor"] = longrope_magnitude(kept, positions)
-    return kept
+    keys = {"original_max_position_embeddings": trained, **scaling}
+    if keys.get("attention_factor") is None:
+        keys["attention_factor"] = longrope_magnitude(keys, positions)
+    return keys
 
 
 def built_of(folder: Path) -> str | None:
@@ -303,4 +303,4 @@ def built_of(folder: Path) -> str | None:
     if config_kind(data) not in ("checkpoint", "engine"):
         return None
     name = data.get("pretrained_config", data).get("architecture")
-    return next((kind for kind, own in MODEL_TYPES.items() if own == name), None)
+    return next((kind for kind, architecture in MODEL_TYPES.items() if architecture == name), None)

@@ -27,30 +27,30 @@ _SMALL = ("config.json", GENERATION_CONFIG, *TOKENIZER_FILES, "*.index.json")
 _WEIGHTS = ("*.safetensors", "*.bin")
 """The second only where the first is not there."""
 _ELSEWHERE = ("*/*", "training_args.bin", "consolidated*")
-"""Other formats' folders, what is no weight, and the weights once more under Mistral's names."""
+"""Other formats' folders, files without weights, and the weights again under Mistral's names."""
 
 
 def hub_folder(path: str | Path) -> Path:
     """The path itself, or the snapshot or GGUF file of the model that it names on the hub.
 
-    Only what no local path can mean is looked up: one slash, the hub's letters, and no folder of
+    Only names that are no local path are looked up: one slash, the hub's letters, and no folder of
     the first part's name.
     """
-    local, found = Path(path), _NAME.fullmatch(str(path))
-    if found is None or local.exists() or Path(local.parts[0]).exists():
+    local, match = Path(path), _NAME.fullmatch(str(path))
+    if match is None or local.exists() or Path(local.parts[0]).exists():
         return local
     with hub_if_it_answers() as silence:
         try:
-            if found["file"]:
-                return _gguf_file(found["repo"], found["revision"], found["file"])
-            return _snapshot(found["repo"], found["revision"])
+            if match["file"]:
+                return _gguf_file(match["repo"], match["revision"], match["file"])
+            return _snapshot(match["repo"], match["revision"])
         except UsageError:
             raise
         except Exception as error:  # of the network, of the hub, of the cache's disk
             why = f"it does not answer ({silence})" if silence else sentence(error)
             raise UsageError(
                 f"{path} does not exist here and could not be fetched from the hub: {why}",
-                f"check the path, or run hf download {found['repo']} where there is a network",
+                f"check the path, or run hf download {match['repo']} where there is a network",
             ) from None
 
 
@@ -108,10 +108,10 @@ def _snapshot(repo: str, revision: str | None) -> Path:
     return folder
 
 
-def _gguf_file(repo: str, revision: str | None, wanted: str) -> Path:
-    """The first part of the GGUF file that is wanted, all parts of which are in the cache."""
+def _gguf_file(repo: str, revision: str | None, selector: str) -> Path:
+    """The path of a GGUF file's first part, once all parts are in the cache."""
     folder, names = _listed(repo, revision)
-    chosen = _chosen(repo, wanted, names)
+    chosen = _chosen(repo, selector, names)
     if folder is not None:
         return folder / chosen[0]
     from huggingface_hub import hf_hub_download
@@ -121,7 +121,7 @@ def _gguf_file(repo: str, revision: str | None, wanted: str) -> Path:
 
 
 def _listed(repo: str, revision: str | None) -> tuple[Path | None, list[str]]:
-    """The names of the model's files; where the hub is not asked, those in the cache, and where."""
+    """The names of a model's files at the hub; offline, the cache's folder and the names there."""
     from huggingface_hub import HfApi, constants, snapshot_download
 
     if not constants.HF_HUB_OFFLINE:
@@ -130,20 +130,20 @@ def _listed(repo: str, revision: str | None) -> tuple[Path | None, list[str]]:
     return folder, [str(file.relative_to(folder)) for file in folder.rglob("*.gguf")]
 
 
-def _chosen(repo: str, wanted: str, names: list[str]) -> list[str]:
+def _chosen(repo: str, selector: str, names: list[str]) -> list[str]:
     files: dict[str, list[str]] = {}
     for name in sorted(names):
         if name.endswith(".gguf") and not Path(name).name.startswith("mmproj"):
             files.setdefault(_PART.sub("", name.removesuffix(".gguf")), []).append(name)
-    if wanted.lower().endswith(".gguf"):
-        found = [stem for stem, parts in files.items() if wanted in (*parts, f"{stem}.gguf")]
+    if selector.lower().endswith(".gguf"):
+        matches = [stem for stem, parts in files.items() if selector in (*parts, f"{stem}.gguf")]
     else:
-        quant = re.compile(rf"(?<![a-z0-9]){re.escape(wanted)}$", re.I)
-        found = [stem for stem in files if quant.search(stem)]
-    if len(found) == 1:
-        return files[found[0]]
-    there = ", ".join(f"{Path(stem).name}.gguf" for stem in found or files) or "none"
+        quant = re.compile(rf"(?<![a-z0-9]){re.escape(selector)}$", re.I)
+        matches = [stem for stem in files if quant.search(stem)]
+    if len(matches) == 1:
+        return files[matches[0]]
+    available = ", ".join(f"{Path(stem).name}.gguf" for stem in matches or files) or "none"
     raise UsageError(
-        f"{repo} has {'several GGUF files' if found else 'no GGUF file'} for {wanted}",
-        f"name one of these: {there}" if files else "name a model with GGUF files",
+        f"{repo} has {'several GGUF files' if matches else 'no GGUF file'} for {selector}",
+        f"name one of these: {available}" if files else "name a model with GGUF files",
     )

@@ -1,4 +1,4 @@
-"""Folders that people give for a model and that are something else, and what to give instead."""
+"""Refusals of folders that are mistaken for a model's, with a hint at the right folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trtla.files import read_json
 
 
 def no_model(path: Path) -> UsageError:
-    """What to say of a folder without a config.json."""
+    """The refusal of a folder without a config.json."""
     if (path / "adapter_config.json").is_file():
         return _adapter(path)
     if (path / "params.json").is_file() and any(path.glob("consolidated.*")):
@@ -18,8 +18,8 @@ def no_model(path: Path) -> UsageError:
             "give the model in Hugging Face's format, whose folder has a config.json",
         )
     if (path / "snapshots").is_dir() or any(path.glob("models--*")):
-        found = sorted(path.glob("**/snapshots/*/config.json"))
-        hint = f"such as {found[0].parent}" if found else "which this one has none of"
+        configs = sorted(path.glob("**/snapshots/*/config.json"))
+        hint = f"such as {configs[0].parent}" if configs else "which this one has none of"
         return UsageError(
             f"{path} is a cache of the hub, not a model", f"give a folder in its snapshots, {hint}"
         )

@@ -1,4 +1,4 @@
-"""A model as it lies on the disk: looked at once, checked before it is opened, then opened."""
+"""A model on the disk: inspected once, checked before it is opened, then opened."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Model:
-    """What is known of a model without its weights; pydantic is imported for engines only."""
+    """The facts about a model without its weights; pydantic is imported for engines only."""
 
     folder: ModelFolder
 
     @classmethod
-    def at(cls, place: str | Path | Model) -> Model:
-        """The model of a folder, a GGUF file or a name on the hub, or the one that is given."""
-        if isinstance(place, Model):
-            return place
+    def at(cls, location: str | Path | Model) -> Model:
+        """The model of a folder, a GGUF file or a name on the hub; a `Model` itself."""
+        if isinstance(location, Model):
+            return location
         from trtla.formats.gguf.folder import find_folder
 
-        return cls(find_folder(place))
+        return cls(find_folder(location))
 
     @property
     def path(self) -> Path:
@@ -36,7 +36,7 @@ class Model:
 
     @property
     def kind(self) -> FolderKind:
-        """What its folder is; raises `UsageError` where that holds no model."""
+        """The kind of its folder; raises `UsageError` if that holds no model."""
         return self.folder.kind
 
     @cached_property
@@ -50,12 +50,12 @@ class Model:
 
     @property
     def is_trtllm(self) -> bool:
-        """Whether TensorRT-LLM runs it."""
+        """Return True if TensorRT-LLM runs it."""
         return self.engine is not None and self.engine.backend == "tensorrt-llm"
 
     @cached_property
     def is_encoder_decoder(self) -> bool:
-        """Whether it is of the T5 family."""
+        """Return True for a model of the T5 family."""
         from trtla.formats.families import ENCODER_DECODERS, architecture
 
         if self.kind != "Hugging Face model":

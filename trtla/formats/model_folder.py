@@ -25,28 +25,28 @@ class ModelFolder:
     _read: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
-    def of(cls, place: str | Path | ModelFolder) -> ModelFolder:
-        """The folder at a path, or the one that is given, with what was read of it."""
-        return place if isinstance(place, ModelFolder) else cls(Path(place))
+    def of(cls, location: str | Path | ModelFolder) -> ModelFolder:
+        """The folder at a path; a `ModelFolder` itself, with the files that it has read."""
+        return location if isinstance(location, ModelFolder) else cls(Path(location))
 
     def read(self, name: str) -> Any:
-        """What a JSON file holds, not to be changed; raises `UsageError` where it is broken."""
+        """Read a JSON file, once; not to be changed. Raises `UsageError` if it is broken."""
         return self._once(name, read_json)
 
     def text(self, name: str) -> str:
-        """What a text file holds; raises `UsageError` where it is absent or no UTF-8."""
+        """Read a text file, once; raises `UsageError` if it is absent or no UTF-8."""
         return str(self._once(name, read_text))
 
-    def _once(self, name: str, read: Callable[[Path], Any]) -> Any:
+    def _once(self, name: str, reader: Callable[[Path], Any]) -> Any:
         if name not in self._read:
             try:
-                self._read[name] = read(self.path / name)
+                self._read[name] = reader(self.path / name)
             except UsageError as error:
                 self._read[name] = error
-        found = self._read[name]
-        if isinstance(found, UsageError):
-            raise UsageError(found.message, found.hint)
-        return found
+        content = self._read[name]
+        if isinstance(content, UsageError):
+            raise UsageError(content.message, content.hint)
+        return content
 
     def object(self, name: str) -> dict[str, Any]:
         """A file's object; an empty one where it is broken or absent."""
@@ -58,7 +58,7 @@ class ModelFolder:
 
     @cached_property
     def kind(self) -> FolderKind:
-        """What the folder is; raises `UsageError` where it holds no model."""
+        """The kind of the folder; raises `UsageError` if it holds no model."""
         path = self.path
         if not path.exists():
             restore(path)
@@ -82,7 +82,7 @@ class ModelFolder:
 
 
 def config_kind(data: Any) -> FolderKind | None:
-    """What folder a parsed config.json belongs to; None when to none of the three."""
+    """The kind of folder that a parsed config.json belongs to; None: it is none of the three."""
     if not isinstance(data, dict):
         return None
     if "pretrained_config" in data or "build_config" in data:

@@ -1,4 +1,4 @@
-"""Which Hugging Face rows and columns make up every tensor of a TensorRT-LLM checkpoint.
+"""The plan of a TensorRT-LLM checkpoint: each tensor's rows and columns of Hugging Face's tensors.
 
 One list of targets a rank is the only description of the format: conversion streams it, reassembly
 inverts it, validation compares files with it. Shapes and names follow TensorRT-LLM's
@@ -49,7 +49,7 @@ class Target:
 
     name: str
     shape: tuple[int, ...]
-    """As stored: of quantised weights outputs, and bytes of a row of blocks."""
+    """The stored shape: for weights in blocks outputs, and bytes of a row."""
     blocks: tuple[Block, ...]
     dtype: str
     """The checkpoint's dtype, or the type of blocks; with FP8 and W4A16_AWQ also float8_e4m3fn or
@@ -89,7 +89,7 @@ def untied(config: CheckpointConfig) -> CheckpointConfig:
 
 
 def stored_plan(config: CheckpointConfig, rank: int) -> tuple[Target, ...]:
-    """What is written of `rank_plan`: one rank's tied lm_head is the embedding, and stored once.
+    """The written part of `rank_plan`: one rank's tied lm_head is the embedding, and stored once.
 
     TensorRT-LLM takes the embedding for a missing lm_head (PretrainedModel.load and
     share_embedding), but not where the ranks' shapes of them differ.
@@ -139,14 +139,14 @@ def _awq_shapes(config: CheckpointConfig) -> dict[str, tuple[int, ...]]:
     if group_size is None:
         return {}
     shapes: dict[str, tuple[int, ...]] = {}
-    whole = hf_shapes(config)
+    plain = hf_shapes(config)
     for name, weights in fp8_groups(config).items():
         for weight in weights:
-            outputs, inputs = whole[weight]
+            outputs, inputs = plain[weight]
             shapes[weight] = (outputs // 2, inputs)
             shapes[awq_scales(weight)] = (outputs, inputs // group_size)
         if config.quantization.pre_quant_scale:
-            shapes[awq_input_scale(name)] = (whole[weights[0]][1],)
+            shapes[awq_input_scale(name)] = (plain[weights[0]][1],)
     return shapes
 
 
@@ -156,7 +156,7 @@ def awq_scales(weight: str) -> str:
 
 
 def awq_input_scale(linear: str) -> str:
-    """What the inputs of a linear, as in `fp8_groups`, are multiplied by first, in a source."""
+    """The name, in a source, of the vector that first multiplies the inputs of an `fp8_groups`."""
     return f"{linear}.pre_quant_scale"
 
 
@@ -180,8 +180,8 @@ def linear_sizes(config: CheckpointConfig) -> dict[str, tuple[int, int]]:
     plain = config.model_copy(update={"quantization": Quantization()})
     prefix = "transformer.layers.0."
     targets = (target for target in rank_plan(plain, 0) if target.name.startswith(prefix))
-    found = ((target.name.removeprefix(prefix), target.shape) for target in targets)
-    return {n.removesuffix(".weight"): (s[0], s[1]) for n, s in found if len(s) == 2}
+    shapes = ((target.name.removeprefix(prefix), target.shape) for target in targets)
+    return {n.removesuffix(".weight"): (s[0], s[1]) for n, s in shapes if len(s) == 2}
 
 
 def kv_scale(layer: int) -> str:
@@ -298,7 +298,7 @@ class _RankPlanner:
         return self._target(name, Block(EMBEDDING, (0, config.vocab_size), cols))
 
     def _vocab_rows(self, source: str) -> list[Block]:
-        """ceil(V / tp) rows; what lies above the vocabulary is zero (pad_vocab_size)."""
+        """ceil(V / tp) rows; those above the vocabulary are zero (pad_vocab_size)."""
         vocab, cols = self.config.vocab_size, (0, self.config.hidden_size)
         each = -(-vocab // self.config.mapping.tp_size)
         start, stop = self.tp_rank * each, (self.tp_rank + 1) * each
@@ -333,10 +333,10 @@ class _RankPlanner:
     ) -> Iterator[Target]:
         """Pairs of outputs in a byte, and a scale for every output and group of inputs."""
         first, last = blocks[0].cols or (0, 0)
-        pairs = (replace(one, rows=(one.rows[0] // 2, one.rows[1] // 2)) for one in blocks)
+        pairs = (replace(part, rows=(part.rows[0] // 2, part.rows[1] // 2)) for part in blocks)
         yield self._target(f"{to}.weight", *pairs, dtype=INT4)
         groups = (first // group_size, last // group_size)
-        scales = (Block(awq_scales(one.source or ""), one.rows, groups) for one in blocks)
+        scales = (Block(awq_scales(part.source or ""), part.rows, groups) for part in blocks)
         yield self._target(f"{to}.weights_scaling_factor", *scales, dtype="float32")
         if self.config.quantization.pre_quant_scale:
             block = Block(awq_input_scale(source), (first, last), None)

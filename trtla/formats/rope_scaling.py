@@ -1,7 +1,7 @@
-"""How rotary scalings change the frequencies: llama3's and yarn's, in the arithmetic of the
-frequencies that are given, float32 in a model.
+"""Rotary scalings: the changes that llama3, yarn and longrope make to the frequencies.
 
-`1 / x * y` stands where `y / x` would do: it is what PyTorch computes, to the last bit.
+Arithmetic is in the type of the frequencies, float32 in a model. `1 / x * y` stands where `y / x`
+would do: it is what PyTorch computes, to the last bit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def llama3_frequencies(
 
     Args:
         inverse: the frequencies without scaling.
-        trained: positions of the training, where the scaling does not say them.
+        trained: positions of the training, if the scaling does not have them.
     """
     factor = float(scaling["factor"])
     low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
@@ -38,18 +38,18 @@ def llama3_frequencies(
 def yarn_frequencies(
     inverse: Frequencies, scaling: Mapping[str, Any], base: float, trained: int
 ) -> Frequencies:
-    """Rotary frequencies in yarn's scaling: those that turn seldom within the trained length are
-    divided by the factor, fast ones kept, those between interpolated by their index.
+    """Rotary frequencies in yarn's scaling: low ones, of few turns within the trained length, are
+    divided by the factor, high ones kept, those between interpolated by their index.
 
     Args:
         inverse: the frequencies without scaling.
-        trained: positions of the training, where the scaling does not say them.
+        trained: positions of the training, if the scaling does not have them.
     """
     size, factor = 2 * len(inverse), float(scaling["factor"])
     length = float(scaling.get("original_max_position_embeddings") or trained)
 
     def index(turns: float) -> float:
-        """The place of the frequency that turns so often."""
+        """The index of the frequency with so many turns."""
         return size * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(base))
 
     first = index(float(scaling.get("beta_fast") or 32))
@@ -59,9 +59,9 @@ def yarn_frequencies(
     first, last = max(first, 0), min(last, size - 1)
     last += 0.001 if first == last else 0
     indices = np.arange(len(inverse), dtype=inverse.dtype)
-    kept = 1 - np.clip((indices - first) / (last - first), 0, 1)
+    share = 1 - np.clip((indices - first) / (last - first), 0, 1)
     divided = 1.0 / (factor * (1.0 / inverse))
-    mixed: Frequencies = divided * (1 - kept) + inverse * kept
+    mixed: Frequencies = divided * (1 - share) + inverse * share
     return mixed
 
 
@@ -71,8 +71,8 @@ _LONG = "long"  # of a scaling: whether texts may be longer than those of the tr
 def for_texts(scaling: dict[str, Any] | None, longest: int) -> dict[str, Any] | None:
     """A model's scaling for texts of up to `longest` tokens: longrope has two tables of factors.
 
-    Keys that one of them has turned do not go with queries that the other one turns. So a model
-    has the table of the longest text that it is opened for, as in llama.cpp and vLLM.
+    Keys rotated by one table do not go with queries rotated by the other. So a model has the table
+    of the longest text that it is opened for, as in llama.cpp and vLLM.
     """
     if not scaling or "long_factor" not in scaling:
         return scaling
@@ -80,13 +80,13 @@ def for_texts(scaling: dict[str, Any] | None, longest: int) -> dict[str, Any] | 
 
 
 def longrope_factors(scaling: Mapping[str, Any]) -> list[float]:
-    """By what the wavelength of each frequency is multiplied."""
+    """The factor of each frequency's wavelength."""
     factors: list[float] = scaling["long_factor" if scaling.get(_LONG) else "short_factor"]
     return factors
 
 
 def longrope_magnitude(scaling: Mapping[str, Any], positions: int) -> float:
-    """What longrope multiplies cosines and sines by, where the model does not say it.
+    """Longrope's factor of cosines and sines, for models that do not have it in their config.
 
     Args:
         positions: of the model.
@@ -97,7 +97,7 @@ def longrope_magnitude(scaling: Mapping[str, Any], positions: int) -> float:
 
 
 def yarn_magnitude(scaling: Mapping[str, Any]) -> float:
-    """What yarn multiplies cosines and sines by: attention to longer texts is flatter."""
+    """Yarn's factor of cosines and sines, which makes attention to longer texts flatter."""
     factor, explicit = float(scaling["factor"]), scaling.get("attention_factor")
     if explicit is not None:
         return float(explicit)
@@ -105,5 +105,5 @@ def yarn_magnitude(scaling: Mapping[str, Any]) -> float:
     def grown(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
-    own, all_ = scaling.get("mscale"), scaling.get("mscale_all_dim")
-    return grown(own) / grown(all_) if own and all_ else grown(1.0)
+    scale, all_dims = scaling.get("mscale"), scaling.get("mscale_all_dim")
+    return grown(scale) / grown(all_dims) if scale and all_dims else grown(1.0)

@@ -1,4 +1,4 @@
-"""What an engine is built from, with its dtype: a checkpoint, Hugging Face folder or GGUF file."""
+"""The source of an engine and its dtype: a checkpoint, Hugging Face folder or GGUF file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class BuildSource:
 
     @property
     def is_checkpoint(self) -> bool:
-        """Whether TensorRT-LLM can read it as it is: a checkpoint of the engine's dtype."""
+        """Return True if TensorRT-LLM reads it as it is: a checkpoint of the engine's dtype."""
         return self.kind == "checkpoint" and self.config == self.stored
 
 
@@ -47,40 +47,40 @@ class EngineBuild:
     lookahead: LookaheadConfig
     settings: BuildSettings
     origin: dict[str, str]
-    """Where each setting came from."""
+    """The origin of each setting."""
     trtllm: dict[str, Any]
     """Fields of TensorRT-LLM's BuildConfig and, behind `plugin_config.`, of its PluginConfig."""
 
 
 def read_source(folder: Path, dtype: str | None) -> BuildSource:
     """Read config.json only; without a dtype there or here, a Hugging Face folder is float16."""
-    found = _local(folder)
-    folder, kind = found.path, found.kind
+    model_folder = _local(folder)
+    folder, kind = model_folder.path, model_folder.kind
     if kind == "checkpoint":
-        return _checkpoint_source(folder, read_checkpoint_config(found), dtype)
+        return _checkpoint_source(folder, read_checkpoint_config(model_folder), dtype)
     if weight_file(folder) is not None:  # the types of its blocks are in the header
         return open_source(folder, dtype)[0]
-    config, named = read_hf_config(found)
-    wanted = "float16" if dtype in (None, "auto") and not named else dtype or "auto"
-    return BuildSource(folder, kind, checkpoint_config(config, wanted), config)
+    config, named = read_hf_config(model_folder)
+    target = "float16" if dtype in (None, "auto") and not named else dtype or "auto"
+    return BuildSource(folder, kind, checkpoint_config(config, target), config)
 
 
 def open_source(folder: Path, dtype: str | None) -> tuple[BuildSource, FileSource]:
     """Read config.json and the headers of the weight files."""
-    found = _local(folder)
-    if found.kind == "checkpoint":
-        checkpoint = Checkpoint.open(found)
-        source = _checkpoint_source(found.path, checkpoint.config, dtype)
+    model_folder = _local(folder)
+    if model_folder.kind == "checkpoint":
+        checkpoint = Checkpoint.open(model_folder)
+        source = _checkpoint_source(model_folder.path, checkpoint.config, dtype)
         return source, in_type(checkpoint, source.stored, source.config)
-    model = HFModel.open(found)
+    model = HFModel.open(model_folder)
     config = checkpoint_config(model.config, dtype or "auto")
-    source = BuildSource(found.path, found.kind, config, model.config)
+    source = BuildSource(model_folder.path, model_folder.kind, config, model.config)
     return source, in_type(model, model.config, config)
 
 
-def in_type(source: FileSource, stored: CheckpointConfig, wanted: CheckpointConfig) -> FileSource:
-    """The source itself, or one that dequantises its blocks where they are not wanted."""
-    dequantized = stored.block_types and not wanted.block_types
+def in_type(source: FileSource, stored: CheckpointConfig, target: CheckpointConfig) -> FileSource:
+    """The source itself, or one that dequantises blocks that the target config does not have."""
+    dequantized = stored.block_types and not target.block_types
     return Dequantized(source, stored.block_types) if dequantized else source
 
 
@@ -90,7 +90,7 @@ def _checkpoint_source(folder: Path, stored: CheckpointConfig, dtype: str | None
 
 
 def _in_dtype(config: CheckpointConfig, dtype: str) -> CheckpointConfig:
-    """With another dtype; one that is asked for dequantises blocks.
+    """The config in another dtype; any but `auto` dequantises blocks.
 
     `auto` is the stored dtype, but float16 for float32, as TensorRT-LLM's convert does.
     """

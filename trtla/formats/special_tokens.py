@@ -1,4 +1,4 @@
-"""Special tokens that files beside a model name: each by one rule, with the file that says so.
+"""Special tokens from the files beside a model: each by one rule, with the file that names it.
 
 Names are those of tokenizer_config.json and of the older special_tokens_map.json. Texts end at the
 tokenizer's end token and at the ids of generation_config.json, or where that names none, of
@@ -41,13 +41,13 @@ def token_name(token: object) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def said_by(folder: ModelFolder, key: str) -> str | None:
-    """What names a token in the tokenizer's files, a file and its key; None: nothing does."""
-    made = gguf_sources(folder)
-    if key in made:
-        return str(made[key])
+def token_source(folder: ModelFolder, key: str) -> str | None:
+    """The file and key that name a token in the tokenizer's files; None: nothing does."""
+    sources = gguf_sources(folder)
+    if key in sources:
+        return str(sources[key])
     files = _tokenizer_configs(folder)
-    name = next((one for one in files if key in folder.object(one)), None)
+    name = next((file for file in files if key in folder.object(file)), None)
     return name and f"{name}, {key}"
 
 
@@ -60,24 +60,24 @@ def gguf_sources(folder: ModelFolder) -> dict[str, Any]:
 def end_tokens(
     folder: ModelFolder, tokenizer: ModelFolder | None = None, find: FindToken | None = None
 ) -> dict[int, str]:
-    """All ids that end a text, with what says so; empty: no end id is known.
+    """All ids that end a text, with their sources; empty: no end id is known.
 
-    Broken or absent files count as saying nothing.
+    Broken or absent files name none.
 
     Args:
         folder: the model's.
         tokenizer: the folder of its tokenizer, where that is another.
         find: the ids of the tokenizer's tokens; else they are looked up in its files.
     """
-    made = gguf_sources(folder).get("ends")
-    found = _named_ids(folder) if made is None else {int(key): str(made[key]) for key in made}
-    place = tokenizer or folder
-    name = token_name(read_tokenizer_config(place).get("eos_token"))
-    token = None if name is None else (find or _finder(place))(name)
+    stored = gguf_sources(folder).get("ends")
+    ends = _named_ids(folder) if stored is None else {int(key): str(stored[key]) for key in stored}
+    tokenizer_folder = tokenizer or folder
+    name = token_name(read_tokenizer_config(tokenizer_folder).get("eos_token"))
+    token = None if name is None else (find or _finder(tokenizer_folder))(name)
     if token is not None:
-        own = said_by(place, "eos_token") or ""
-        found[token] = "; ".join(dict.fromkeys(filter(None, (found.get(token), own))))
-    return found
+        source = token_source(tokenizer_folder, "eos_token") or ""
+        ends[token] = "; ".join(dict.fromkeys(filter(None, (ends.get(token), source))))
+    return ends
 
 
 def model_end_ids(folder: ModelFolder) -> list[int]:
@@ -87,9 +87,9 @@ def model_end_ids(folder: ModelFolder) -> list[int]:
 
 def _named_ids(folder: ModelFolder) -> dict[int, str]:
     for name in (GENERATION_CONFIG, CONFIG):
-        found = _ids(folder.object(name).get("eos_token_id"))
-        if found:
-            return dict.fromkeys(found, f"{name}, eos_token_id")
+        ids = _ids(folder.object(name).get("eos_token_id"))
+        if ids:
+            return dict.fromkeys(ids, f"{name}, eos_token_id")
     return {}
 
 
@@ -99,29 +99,29 @@ def _ids(value: Any) -> list[int]:
 
 
 def _finder(folder: ModelFolder) -> FindToken:
-    """Looks tokens up as JSON; the long file is read where the short one has not the token."""
+    """Return a look-up in the JSON files; the long one is read if the short one lacks the token."""
 
     def find(name: str) -> int | None:
         tokens = listed_tokens(folder.object(TOKENIZER_CONFIG)).items()
-        found = next((number for number, one in tokens if token_name(one) == name), None)
-        return found if found is not None else next(_in_vocabulary(folder, name), None)
+        listed = next((number for number, token in tokens if token_name(token) == name), None)
+        return listed if listed is not None else next(_in_vocabulary(folder, name), None)
 
     return find
 
 
 def listed_tokens(config: dict[str, Any]) -> dict[int, dict[str, Any]]:
-    """The added tokens of a tokenizer's config, by id; what is no such list says nothing."""
+    """The added tokens of a tokenizer's config, by id; entries in another form are skipped."""
     listed = config.get("added_tokens_decoder")
     items = listed.items() if isinstance(listed, dict) else ()
-    return {int(key): one for key, one in items if key.isdecimal() and isinstance(one, dict)}
+    return {int(key): token for key, token in items if key.isdecimal() and isinstance(token, dict)}
 
 
 def _in_vocabulary(folder: ModelFolder, name: str) -> Iterator[int]:
     data = folder.object("tokenizer.json")
     added, model = data.get("added_tokens"), data.get("model")
-    for one in added if isinstance(added, list) else ():
-        if isinstance(one, dict) and one.get("content") == name:
-            yield from _ids(one.get("id"))
+    for token in added if isinstance(added, list) else ():
+        if isinstance(token, dict) and token.get("content") == name:
+            yield from _ids(token.get("id"))
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     if isinstance(vocabulary, dict):
         yield from _ids(vocabulary.get(name))

@@ -1,8 +1,8 @@
-"""Where a family's files keep the weights that a plan names: alone, or as rows of a fused one.
+"""The forms in which a family's files store a plan's weights: alone, or as rows of a fused one.
 
-Rows of q and k come in the order of Llama's: rotary embedding turns number i of a head together
-with number i + head_size / 2. Attention does not mind in which order a head's numbers are, so other
-orders are brought to this one when rows are read, and whole rows change places, of blocks too.
+Rows of q and k come in the order of Llama's: rotary embedding rotates number i of a head together
+with number i + head_size / 2. Attention does not depend on the order of a head's numbers, so other
+orders are brought to this one when rows are read; whole rows are moved, of blocks too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FUSED = {
     "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
 }
-_TURNED = ("q_proj", "k_proj", "q_norm", "k_norm")
+_ROTATED = ("q_proj", "k_proj", "q_norm", "k_norm")
 Shapes = dict[str, tuple[int, ...]]
 ReadRows = Callable[[int, int], ndarray]
 """Rows [start, stop) of a stored tensor."""
@@ -35,24 +35,24 @@ class StoredForm:
     """The stored tensor's."""
     first: int = 0
     order: tuple[int, ...] = ()
-    """Of a head's rows, the stored place of each; empty: as they are."""
+    """The stored index of each of a head's rows; empty: they are in order."""
     offset: float = 0.0
-    """What is added to the stored numbers."""
+    """The number added to the stored ones."""
 
-    def read(self, start: int, stop: int, read: ReadRows) -> ndarray:
+    def read(self, start: int, stop: int, read_rows: ReadRows) -> ndarray:
         """Rows [start, stop) of the plan's tensor."""
         if self.order:
-            return self._turned(start, stop, read)
-        rows = read(self.first + start, self.first + stop)
+            return self._reordered(start, stop, read_rows)
+        rows = read_rows(self.first + start, self.first + stop)
         return rows if not self.offset else rows.astype(np.float32) + np.float32(self.offset)
 
-    def _turned(self, start: int, stop: int, read: ReadRows) -> ndarray:
+    def _reordered(self, start: int, stop: int, read_rows: ReadRows) -> ndarray:
         size = len(self.order)
         begin, end = start // size * size, -(-stop // size) * size
-        rows = read(self.first + begin, self.first + end)
+        rows = read_rows(self.first + begin, self.first + end)
         heads = rows.reshape(-1, size, *rows.shape[1:])[:, list(self.order)].reshape(rows.shape)
-        kept: ndarray = heads[start - begin : stop - begin]
-        return kept if not self.offset else kept.astype(np.float32) + np.float32(self.offset)
+        part: ndarray = heads[start - begin : stop - begin]
+        return part if not self.offset else part.astype(np.float32) + np.float32(self.offset)
 
 
 def stored_shapes(config: CheckpointConfig) -> Shapes:
@@ -66,7 +66,7 @@ def stored_shapes(config: CheckpointConfig) -> Shapes:
 
 
 def stored_forms(config: CheckpointConfig, *, gguf: bool) -> dict[str, StoredForm]:
-    """Where each of the plan's tensors lies, in a GGUF file or in Hugging Face's."""
+    """The stored form of each of the plan's tensors, in a GGUF file or in Hugging Face's."""
     family, begun = _family(config), dict[str, int]()
     order = _order(config, pairs=family.pairs)
     forms = {}
@@ -74,9 +74,9 @@ def stored_forms(config: CheckpointConfig, *, gguf: bool) -> dict[str, StoredFor
         fused = _fused_name(name) if family.fused else name
         first = begun.get(fused, 0)
         begun[fused] = first + shape[0]
-        turned = name.split(".")[-2] in _TURNED
+        rotated = name.split(".")[-2] in _ROTATED
         offset = float(config.offset_norms and not gguf and "norm" in name)
-        forms[name] = StoredForm(fused, first, order if turned else (), offset)
+        forms[name] = StoredForm(fused, first, order if rotated else (), offset)
     return forms
 
 
@@ -91,12 +91,12 @@ def _fused_name(name: str) -> str:
 
 
 def _order(config: CheckpointConfig, *, pairs: bool) -> tuple[int, ...]:
-    """The stored place of each number of a head; empty: they are in place."""
-    size, turned = config.head_size, config.rotary_size
-    places = np.arange(size)
+    """The stored index of each number of a head; empty: they are in order."""
+    size, rotated = config.head_size, config.rotary_size
+    indices = np.arange(size)
     if pairs:
-        places[:turned] = np.concatenate((places[:turned:2], places[1:turned:2]))
-    first, second = np.split(places[:turned], 2)
-    third, fourth = np.split(places[turned:], [(size - turned) // 2])
-    found = np.concatenate((first, third, second, fourth)).tolist()
-    return () if found == list(range(size)) else tuple(found)
+        indices[:rotated] = np.concatenate((indices[:rotated:2], indices[1:rotated:2]))
+    first, second = np.split(indices[:rotated], 2)
+    third, fourth = np.split(indices[rotated:], [(size - rotated) // 2])
+    order = np.concatenate((first, third, second, fourth)).tolist()
+    return () if order == list(range(size)) else tuple(order)

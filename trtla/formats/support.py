@@ -1,7 +1,6 @@
-"""What trtla can convert and run: architectures, rotary scalings, quantisations, ranks.
+"""Checks of models that trtla converts and runs: architectures, scalings, quantisations, ranks.
 
-One check for Hugging Face models, checkpoints and engines, so that all three refuse the same
-things.
+The same ones for Hugging Face models, checkpoints and engines, so that all three are refused alike.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _YARN_KEYS = (
 
 
 def check_supported(config: CheckpointConfig, where: str) -> None:
-    """Refuse what trtla has no rule for."""
+    """Refuse models that trtla has no rules for."""
     if spelled(config.architecture) not in ARCHITECTURES:
         name = config.architecture
         raise _unsupported(f"{where}: architecture {name}", f"trtla runs {FAMILIES}")
@@ -53,8 +52,8 @@ def check_supported(config: CheckpointConfig, where: str) -> None:
     _check_rope(config, where)
 
 
-def _unsupported(what: str, hint: str) -> UsageError:
-    return UsageError(f"{what} is not supported", hint)
+def _unsupported(feature: str, hint: str) -> UsageError:
+    return UsageError(f"{feature} is not supported", hint)
 
 
 def check_mapping(config: CheckpointConfig) -> None:
@@ -128,7 +127,7 @@ def _check_awq(config: CheckpointConfig, group_size: int, where: str) -> None:
 
 
 def _check_blocks(config: CheckpointConfig, where: str) -> None:
-    """Refuse blocks of what is no weight of the model, or that do not divide its inputs."""
+    """Refuse blocks of names that are no weight of the model, or that do not divide its inputs."""
     hint, algorithm = "make it again with trtla convert", config.quantization.quant_algo
     if algorithm:
         raise UsageError(f"{where}: weights are in blocks and in {algorithm}", hint)
@@ -216,7 +215,7 @@ def split_config(config: CheckpointConfig, tp_size: int) -> CheckpointConfig:
 
 
 def shard_config(config: CheckpointConfig, tp_size: int) -> CheckpointConfig:
-    """What one rank computes, as a model of its own; its vocabulary stays whole."""
+    """One rank's part of a model as a model of its own, with the whole vocabulary."""
     sizes = {
         "num_attention_heads": config.num_attention_heads // tp_size,
         "num_key_value_heads": max(1, config.num_key_value_heads // tp_size),

@@ -14,11 +14,11 @@ from trtla.formats.families import architecture
 from trtla.formats.model_folder import CONFIG, ModelFolder
 from trtla.formats.special_tokens import GENERATION_CONFIG
 
-_POSITIONS = 1024  # relative positions have no limit: what to plan with where none is named
+_POSITIONS = 1024  # the plan for models that name none: relative positions have no limit
 
 
 class T5Config(BaseModel):
-    """What trtla reads of config.json; absent keys have transformers' defaults for T5."""
+    """The keys of config.json that trtla reads; absent ones have transformers' defaults for T5."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
@@ -101,7 +101,7 @@ def decoder_config(folder: ModelFolder, config: T5Config) -> CheckpointConfig:
 
 
 def refuse_to_convert(folder: Path, name: str) -> UsageError:
-    """Why a model of the T5 family becomes neither checkpoint nor engine."""
+    """The refusal to make a checkpoint or engine of a model of the T5 family."""
     return UsageError(
         f"{folder} is an encoder-decoder ({name}), which is neither converted nor built",
         f"run it as it is: trtla run --engine-dir {folder} --input-text '...'",

@@ -1,6 +1,6 @@
 """The numbers of a checkpoint: their types in NumPy, rounding to FP8, and tensors in pieces.
 
-A weight in blocks passes as rows of bytes; `Dequantized` is for who needs numbers.
+A weight in blocks passes as rows of bytes; `Dequantized` turns it into numbers.
 
 FP8 (e4m3) is per tensor: value = number x scale, with one float32 scale. Scales are TensorRT-LLM's
 scaling factors: multipliers that undo the quantisation.
@@ -43,7 +43,7 @@ E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 E4M3_MAX = 448.0
 """The largest number of the type."""
 CHUNK_BYTES = 2 * 2**20  # small enough to stay in the processor's cache between read and write
-"""How much of a tensor is in memory at a time while streaming."""
+"""Bytes of a tensor that are in memory at a time while streaming."""
 _QKV = ("q.weight", "k.weight", "v.weight")
 _SUMMED_BIASES = ("attention.dense.bias", "mlp.proj.bias")
 
@@ -54,8 +54,8 @@ class TensorSource(Protocol):
     def read(self, name: str, start: int, stop: int) -> ndarray:
         """Rows [start, stop), or elements of a vector, as stored, in memory of their own.
 
-        What the checkpoint holds in FP8 comes in FP8, and what it holds in blocks as rows of blocks
-        in uint8: only a source can quantise.
+        Tensors that the checkpoint has in FP8 come in FP8, those in blocks as rows of blocks in
+        uint8: only a source can quantise.
         """
 
 
@@ -63,7 +63,7 @@ class FileSource(TensorSource, Protocol):
     """A source that reads from files, and keeps them open from the first row on."""
 
     def close(self) -> None:
-        """Close the files; whoever reads on opens them again."""
+        """Close the files; the next read opens them again."""
 
 
 Weight = ndarray | BlockTensor
@@ -187,7 +187,7 @@ class StoredTensor:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The type of what is read; uint8 of blocks."""
+        """The type of the rows that `read` gives; uint8 for blocks."""
         return numpy_dtype(self.target.dtype)
 
     @property
@@ -212,14 +212,14 @@ class StoredTensor:
 
     def load(self) -> Weight:
         """All of it."""
-        kind, whole = self.kind, _materialize(self.target, self.source)
-        return whole if kind is None else BlockTensor(kind, whole)
+        kind, tensor = self.kind, _materialize(self.target, self.source)
+        return tensor if kind is None else BlockTensor(kind, tensor)
 
 
 def rank_tensors(
     source: TensorSource, config: CheckpointConfig, rank: int
 ) -> Iterator[tuple[str, StoredTensor]]:
-    """What a rank of the config's mapping computes with, in the order of its file; no tied lm_head.
+    """The tensors that a rank computes with, in the order of its file, without a tied lm_head.
 
     Weights of W4A16_AWQ come as numbers. Of several ranks each has its part of lm_head, and the
     first the biases of linears that are split by inputs: sums over the ranks have them once.
@@ -235,7 +235,7 @@ def rank_tensors(
 
 
 def equal_ends(source: FileSource, rows: int) -> bool:
-    """Whether embedding and lm_head hold the same numbers."""
+    """Return True if embedding and lm_head hold the same numbers."""
     spans = ((row, min(row + 1024, rows)) for row in range(0, rows, 1024))
     with closing(source):
         return all(
@@ -294,17 +294,17 @@ def cast(values: ndarray, dtype: np.dtype) -> ndarray:
         return wide if dtype == FLOAT32 else cast(wide, dtype)
     if values.dtype == FLOAT32 and dtype == FLOAT16 and largest(values) < _FLOAT16_OVERFLOW:
         return _halved(values)
-    with np.errstate(over="ignore"):  # infinity is what it rounds to
+    with np.errstate(over="ignore"):  # it rounds to infinity
         return values.astype(dtype)
 
 
 def overflows_float16(values: ndarray) -> bool:
-    """Whether a number, or an infinity, becomes an infinity in float16."""
+    """Return True if a number, or an infinity, becomes an infinity in float16."""
     return largest(values) >= _FLOAT16_OVERFLOW
 
 
 def largest(values: ndarray) -> float:
-    """The largest absolute value; NaN where one is among them, 0 where there are none."""
+    """The largest absolute value; NaN if any value is NaN, 0 without values."""
     if not values.size:
         return 0.0
     wide = cast(values, FLOAT32) if values.dtype.itemsize < FLOAT32.itemsize else values

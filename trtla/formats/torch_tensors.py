@@ -1,4 +1,4 @@
-"""Between arrays and PyTorch's tensors, and FP8 (e4m3) in PyTorch: value = number x scale."""
+"""Conversion of arrays to PyTorch's tensors and back, and FP8 (e4m3): value = number x scale."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _VIEWS = {
     np.dtype(ml_dtypes.float8_e4m3fn): (np.uint8, E4M3),
     np.dtype(ml_dtypes.float8_e5m2): (np.uint8, torch.float8_e5m2),
 }
-"""Types that NumPy has from `ml_dtypes`: as what integers they pass."""
+"""Types that NumPy has from `ml_dtypes`, and the integers as which their bits pass."""
 _BACK = {kind: (np.dtype(bits), dtype) for dtype, (bits, kind) in _VIEWS.items()}
 
 
@@ -33,15 +33,15 @@ def as_array(tensor: Tensor) -> np.ndarray:
     """The same numbers, in the same memory where that is contiguous and the host's."""
     tensor = tensor.detach().cpu().contiguous()
     if tensor.dtype not in _BACK:
-        found: np.ndarray = tensor.numpy()
-        return found
+        array: np.ndarray = tensor.numpy()
+        return array
     bits, dtype = _BACK[tensor.dtype]
     integers = torch.uint16 if bits.itemsize == 2 else torch.uint8
     return tensor.view(integers).numpy().view(dtype)
 
 
 def quantize(values: Tensor, scale: Tensor) -> Tensor:
-    """The nearest FP8 numbers to values / scale; what lies beyond the range becomes +-448.
+    """The nearest FP8 numbers to values / scale; beyond the range they are +-448.
 
     Args:
         scale: float32, one element.

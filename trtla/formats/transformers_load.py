@@ -1,4 +1,4 @@
-"""What transformers itself has to load: models of other kinds, and tokenizers in Python."""
+"""Loading by transformers itself: models of other kinds, and tokenizers in Python."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from trtla.formats.hf import HFModel
 
 _TIKTOKEN = re.compile(rb"[A-Za-z0-9+/=]+ \d+\r?\n")
-"""How a file of tiktoken begins: a token in base64 and its rank."""
+"""The beginning of a file of tiktoken: a token in base64 and its rank."""
 _VERBOSITY = "TRANSFORMERS_VERBOSITY"
 
 
@@ -35,20 +35,20 @@ def load_model(kind: str, folder: str | Path, dtype: torch.dtype, hint: str) -> 
     Args:
         kind: transformers' class, such as AutoModelForCausalLM.
         dtype: the type of its weights in memory.
-        hint: what to do when it cannot be loaded.
+        hint: the next step when it cannot be loaded.
     """
     from trtla.formats.hf import HFModel, check_layers
 
-    what = f"the weights in {folder}"
+    weights = f"the weights in {folder}"
     if Path(folder).is_dir():
         check_layers(Path(folder))
     if (Path(folder) / MADE_OF).is_file():
         return _load_dequantized(kind, HFModel.open(folder), dtype)
     with _quiet():
-        model, found = _load(kind, folder, what, hint, dtype=dtype, output_loading_info=True)
-    if found["missing_keys"]:  # transformers fills them with random numbers
-        name = min(found["missing_keys"])
-        raise UsageError(f"{what} lack the tensor {name} that config.json asks for", hint)
+        model, info = _load(kind, folder, weights, hint, dtype=dtype, output_loading_info=True)
+    if info["missing_keys"]:  # transformers fills them with random numbers
+        name = min(info["missing_keys"])
+        raise UsageError(f"{weights} lack the tensor {name} that config.json asks for", hint)
     return model.eval()
 
 
@@ -62,10 +62,10 @@ def _load_dequantized(kind: str, model: HFModel, dtype: torch.dtype) -> Any:
     with closing(model):
         state = {name: as_tensor(array).to(dtype) for name, array in model.stored_numbers()}
     with _quiet():
-        made = getattr(transformers, kind).from_config(config, dtype=dtype)
-        made.load_state_dict(state, strict=False, assign=True)
-        made.tie_weights()
-    return made.eval()
+        result = getattr(transformers, kind).from_config(config, dtype=dtype)
+        result.load_state_dict(state, strict=False, assign=True)
+        result.tie_weights()
+    return result.eval()
 
 
 def load_tokenizer(folder: str | Path) -> Any:
@@ -79,20 +79,20 @@ def load_tokenizer(folder: str | Path) -> Any:
 
 @lru_cache(maxsize=1)
 def _tokenizer(folder: str, files: tuple[tuple[str, int, int], ...]) -> Any:
-    """The tokenizer of these very files: a command asks for it before and after the model opens."""
+    """The tokenizer of these very files: a command needs it before and after the model opens."""
     _check_packages(Path(folder))
     hint = "give a folder that holds tokenizer.json with --tokenizer-dir"
-    what, options = f"the tokenizer in {folder}", {}
+    label, options = f"the tokenizer in {folder}", {}
     with _quiet():
         if (kind := built_of(Path(folder))) is not None:
             from transformers import AutoConfig
 
             options["config"] = AutoConfig.for_model(kind)
-        return _load("AutoTokenizer", folder, what, hint, **options)
+        return _load("AutoTokenizer", folder, label, hint, **options)
 
 
 def _check_packages(folder: Path) -> None:
-    """Refuse a tokenizer that takes a package which is not there, before transformers guesses."""
+    """Refuse a tokenizer that needs a missing package, before transformers guesses."""
     path = folder / "tokenizer.model"
     if (folder / "tokenizer.json").is_file() or not path.is_file():
         return
@@ -116,7 +116,7 @@ def _is_installed(module: str) -> bool:
 
 
 def wrapped_tokenizer(tokenizer: Any, tokens: dict[str, str], template: Any) -> Any:
-    """A `tokenizers.Tokenizer` as one of transformers, which reads and writes as that does."""
+    """Wrap a `tokenizers.Tokenizer` as one of transformers, which encodes and decodes alike."""
     with _quiet():
         from transformers import PreTrainedTokenizerFast
 
@@ -131,7 +131,7 @@ def wrapped_tokenizer(tokenizer: Any, tokens: dict[str, str], template: Any) -> 
 
 
 def fills_in_by_jinja(tokenizer: Any) -> bool:
-    """Whether a tokenizer of transformers fills chat templates in as most do."""
+    """Return True for a tokenizer of transformers that fills chat templates in as most do."""
     from transformers import PreTrainedTokenizerBase
 
     usual = PreTrainedTokenizerBase.apply_chat_template
@@ -140,7 +140,7 @@ def fills_in_by_jinja(tokenizer: Any) -> bool:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what transformers prints: progress bars, warnings, tables before it raises."""
+    """Silence transformers within the block: progress bars, warnings, tables before it raises."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         log = _its_logging()
@@ -154,7 +154,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _its_logging() -> Any:
-    """transformers' own; it warns of what it does not find when it is imported, too."""
+    """The logging module of transformers, which warns of missing packages on import, too."""
     if "transformers" in sys.modules or _VERBOSITY in os.environ:
         from transformers.utils import logging
     else:
@@ -167,11 +167,11 @@ def _its_logging() -> Any:
     return logging
 
 
-def _load(kind: str, folder: str | Path, what: str, hint: str, **options: Any) -> Any:
+def _load(kind: str, folder: str | Path, label: str, hint: str, **options: Any) -> Any:
     import transformers
 
     if not Path(folder).is_dir():  # else transformers takes it for a name on the hub
-        raise UsageError(f"{what} cannot be loaded: {folder} is not a folder", hint)
+        raise UsageError(f"{label} cannot be loaded: {folder} is not a folder", hint)
     try:
         return getattr(transformers, kind).from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=False, **options
@@ -179,10 +179,10 @@ def _load(kind: str, folder: str | Path, what: str, hint: str, **options: Any) -
     except Exception as error:  # transformers raises whatever its readers raise
         if "trust_remote_code" in str(error):
             raise UsageError(
-                f"{what} cannot be loaded without code of its own, which trtla never runs",
+                f"{label} cannot be loaded without code of its own, which trtla never runs",
                 "give a folder whose model and tokenizer are among those of transformers",
             ) from None
         reason = sentence(error)
         if "ignore_mismatched_sizes" in reason:  # an argument that users cannot give
             reason = "a tensor has another shape than config.json asks for"
-        raise UsageError(f"{what} cannot be loaded: {reason}", hint) from None
+        raise UsageError(f"{label} cannot be loaded: {reason}", hint) from None

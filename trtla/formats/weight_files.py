@@ -1,8 +1,8 @@
-"""Weight files: their bytes, those of safetensors, and how tensors differ from a config's.
+"""Weight files: their bytes, safetensors' headers, and comparison of tensors with a config.
 
 The header of a safetensors file is parsed and checked here, so that a truncated file is named
-before any work, and reading goes through the page cache without mapping it: resident memory is what
-is asked for and no more, and another process that cuts or replaces the file ends no process here.
+before any work, and reading goes through the page cache without mapping it: only the rows read take
+resident memory, and another process that cuts or replaces the file ends no process here.
 """
 
 from __future__ import annotations
@@ -72,23 +72,23 @@ class FileBytes:
     def fill(self, view: memoryview, offset: int, name: str) -> None:
         """Read from an offset on until the memory is full; several threads may do so at a time.
 
-        Raises `UsageError` where the file ends before, or is no longer what it was; `TrtlaError`
+        Raises `UsageError` where the file ends before, or has been changed; `TrtlaError`
         where the disk fails.
         """
         try:
             file = self._opened()
             while view and (count := os.preadv(file, [view], offset)):
                 view, offset = view[count:], offset + count
-            found = stamp(os.fstat(file))
+            now = stamp(os.fstat(file))
         except OSError as error:
             raise _unread(self.path, error) from None
-        if found != self._stamp:
+        if now != self._stamp:
             raise changed(self.path)
         if view:
             raise UsageError(f"{self.path} ends inside tensor {name}", COPY_AGAIN)
 
     def close(self) -> None:
-        """Close the file; whoever reads on opens it again."""
+        """Close the file; the next read opens it again."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -99,9 +99,9 @@ class FileBytes:
             return self._file.fileno()
 
 
-def stamp(found: os.stat_result) -> tuple[int, int]:
+def stamp(stat: os.stat_result) -> tuple[int, int]:
     """Size and time of a file: they differ when another process has written to it."""
-    return found.st_size, found.st_mtime_ns
+    return stat.st_size, stat.st_mtime_ns
 
 
 def changed(path: Path) -> UsageError:
@@ -135,7 +135,7 @@ class SafetensorsFile:
         return raw.view(entry.dtype).reshape(stop - start, *entry.shape[1:])
 
     def close(self) -> None:
-        """Close the file; whoever reads on opens it again."""
+        """Close the file; the next read opens it again."""
         self._bytes.close()
 
 
@@ -147,7 +147,7 @@ def header_bytes(tensors: Iterable[tuple[str, tuple[int, ...], np.dtype[Any]]]) 
         start, end = end, end + prod(shape) * dtype.itemsize
         header[name] = {"dtype": _NAMES[dtype], "shape": shape, "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # the format wants the data 8-byte aligned
+    text += b" " * (-len(text) % 8)  # the format aligns the data to 8 bytes
     return len(text).to_bytes(8, "little") + text
 
 
@@ -158,14 +158,14 @@ def array_bytes(array: ndarray) -> memoryview:
 
 def _read_header(path: Path) -> tuple[dict[str, Entry], FileBytes]:
     with refusing(path, "has a broken safetensors header"), path.open("rb") as file:
-        found = stamp(os.fstat(file.fileno()))
-        size, length = found[0], int.from_bytes(file.read(8), "little")
+        file_stamp = stamp(os.fstat(file.fileno()))
+        size, length = file_stamp[0], int.from_bytes(file.read(8), "little")
         if size < 8 or length > _MAX_HEADER or 8 + length > size:
             refuse_stand_in(path)
             raise UsageError(f"{path} is truncated or not safetensors", COPY_AGAIN)
         entries = dict(_entries(parse_json(file.read(length)), 8 + length))
     _check_layout(path, entries, 8 + length, size)
-    return entries, FileBytes(path, found)
+    return entries, FileBytes(path, file_stamp)
 
 
 def _entries(header: dict[str, Any], base: int) -> Iterator[tuple[str, Entry]]:
@@ -207,7 +207,7 @@ def _check_layout(path: Path, entries: dict[str, Entry], base: int, size: int) -
 
 @contextmanager
 def refusing(path: Path, broken: str) -> Iterator[None]:
-    """Every way in which a file cannot be read as a sentence; `broken` is about its content."""
+    """Turn any failure to read a file into a sentence; `broken` is about its content."""
     try:
         yield
     except TrtlaError:
@@ -225,7 +225,7 @@ def refusing(path: Path, broken: str) -> Iterator[None]:
 
 def tensor_problems(
     where: str,
-    found: Mapping[str, Entry],
+    entries: Mapping[str, Entry],
     expected: Mapping[str, tuple[int, ...]],
     hint: str,
     quantized: Mapping[str, str] = MappingProxyType({}),
@@ -234,26 +234,26 @@ def tensor_problems(
 
     Args:
         where: the file or folder, for the messages.
-        expected: name and shape of what config.json asks for.
+        expected: names and shapes by config.json.
         quantized: types of the tensors that are FP8, int4 or in blocks; all others are float16,
             bfloat16 or float32.
     """
-    problems = [f"{where} lacks tensor {name}" for name in expected if name not in found]
+    problems = [f"{where} lacks tensor {name}" for name in expected if name not in entries]
     problems += [
         f"{where} holds tensor {name}, which config.json has no place for"
-        for name in found
+        for name in entries
         if name not in expected
     ]
     for name, shape in expected.items():
-        if (entry := found.get(name)) is None:
+        if (entry := entries.get(name)) is None:
             continue
         if entry.shape != shape:
             problems.append(
                 f"{where}: tensor {name} has shape {list(entry.shape)}, "
                 f"config.json asks for {list(shape)}"
             )
-        wanted, reads = _stored_as(quantized.get(name))
-        if entry.dtype.name not in wanted:
+        types, reads = _stored_as(quantized.get(name))
+        if entry.dtype.name not in types:
             problems.append(f"{where}: tensor {name} is {entry.dtype}, trtla reads {reads}")
     return [UsageError(problem, hint) for problem in problems]
 
@@ -270,7 +270,7 @@ def _stored_as(kind: str | None) -> tuple[tuple[str, ...], str]:
 
 
 def raise_first(problems: Sequence[UsageError]) -> None:
-    """Raise the first problem, if any, and say how many more there are."""
+    """Raise the first problem, if any, with the count of the others."""
     if problems:
         more = f" (and {len(problems) - 1} more of the kind)" if len(problems) > 1 else ""
         raise UsageError(problems[0].message + more, problems[0].hint)

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trtla.errors import UsageError, first_line
+from trtla.llm.grammar_compiling import compiled, is_quick, llguidance, why_not
 from trtla.llm.text import Tokenizer
 from trtla.runtime.grammar import CompiledGrammar, GrammarStart, GrammarState
 from trtla.settings.grammar import Grammar
@@ -19,11 +20,6 @@ if TYPE_CHECKING:
 
 _KEPT = 32
 """Grammars that stay compiled, the last ones used."""
-_MOST_STATES = 50_000
-"""Of a grammar's lexer, some 2 kB each."""
-_BLANKS = r"[\x20\x0A\x0D\x09]{1,20}"
-"""Between the parts of JSON: without a bound some models write nothing else any more."""
-_INSTALL = "pip install 'trtla[structured]'"
 
 
 @dataclass(frozen=True)
@@ -77,17 +73,20 @@ class GrammarCompiler:
             )
         with self._lock:
             spelling = self._spelling = self._spelling or self._spelt()
-            compiled = self._compiled.get(grammar)
-        compiled = compiled or CompiledGrammar(partial(_matcher, spelling, grammar))
+            known = self._compiled.get(grammar)
+        if known is None or known.is_spent:
+            if why := why_not(grammar):
+                raise _refusal(grammar, why)
+            known = CompiledGrammar(partial(_matcher, spelling, grammar), is_quick(grammar))
         with self._lock:
-            self._compiled[grammar] = compiled
+            self._compiled[grammar] = known
             self._compiled.move_to_end(grammar)
             while len(self._compiled) > _KEPT:
                 self._compiled.popitem(last=False)
-        return lambda: GrammarState(compiled, self._end_ids, self._vocab_size)
+        return lambda: GrammarState(known, self._end_ids, self._vocab_size)
 
     def _spelt(self) -> LLTokenizer:
-        library = _llguidance()
+        library = llguidance()
         tokenizer, count = self._tokenizer, self._vocab_size
         spelling = _Spelling(
             [tokenizer.token_bytes(token) for token in range(count)],
@@ -102,22 +101,9 @@ class GrammarCompiler:
         return result
 
 
-def _llguidance() -> Any:
-    try:
-        import llguidance
-    except ImportError:
-        raise UsageError(
-            "a grammar needs the package llguidance, which is not installed", _INSTALL
-        ) from None
-    return llguidance
-
-
 def _matcher(spelling: LLTokenizer, grammar: Grammar) -> LLMatcher:
-    library = _llguidance()
-    limits = library.LLParserLimits(max_lexer_states=_MOST_STATES, verbose_errors=False)
     try:
-        text = _written(library, grammar)
-        matcher: LLMatcher = library.LLMatcher(spelling, text, log_level=0, limits=limits)
+        matcher = compiled(grammar, spelling)
     except ValueError as error:
         raise _refusal(grammar, error) from None
     mask = b"" if matcher.is_error() else matcher.compute_bitmask()
@@ -126,14 +112,6 @@ def _matcher(spelling: LLTokenizer, grammar: Grammar) -> LLMatcher:
     if not any(mask):
         raise _refusal(grammar, "it allows no text")
     return matcher
-
-
-def _written(library: Any, grammar: Grammar) -> str:
-    if grammar.kind in ("json_schema", "json_object"):
-        how = {"whitespace_pattern": _BLANKS}
-        return str(library.LLMatcher.grammar_from_json_schema(grammar.text, overrides=how))
-    kind = "grammar" if grammar.kind == "lark" else grammar.kind
-    return str(library.grammar_from(kind, grammar.text))
 
 
 _NAMES = {"json_schema": "the JSON schema", "regex": "the regular expression"}

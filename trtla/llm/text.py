@@ -5,29 +5,25 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from trtla.errors import PromptTooLong, TrtlaError, UsageError, first_line
-from trtla.formats.chat_templates import no_default
-from trtla.formats.folder import no_chat_template
+from trtla.errors import PromptTooLong, UsageError
 from trtla.formats.model_folder import ModelFolder
 from trtla.formats.special_tokens import TOKENIZER_CONFIG, read_tokenizer_config
-from trtla.formats.transformers_load import fills_in_by_jinja, load_tokenizer, wrapped_tokenizer
+from trtla.formats.transformers_load import load_tokenizer, wrapped_tokenizer
+from trtla.llm.chat_renderer import ChatRenderer
 from trtla.llm.chat_text import ChatText, ControlTokens, chat_text
-from trtla.llm.conversations import Conversations
 from trtla.llm.stops import StopText, as_stop_texts
-from trtla.llm.templates import ChatTemplate, TemplateProcess
+from trtla.llm.templates import TemplateProcess
 from trtla.llm.text_stream import TextStream, showing
 from trtla.llm.tokenizer_files import (
     TokenLengths,
     named_tokens,
-    read_chat_template,
     token_lengths,
 )
 from trtla.llm.tokenizer_json import Frame, frame, open_tokenizer_json
@@ -42,7 +38,6 @@ from trtla.settings.messages import (
 )
 
 _log = logging.getLogger(__name__)
-_TAKES = "give messages that it takes, or go without it: --no-chat, in a chat /chat off"
 
 
 class Tokenizer:
@@ -61,11 +56,10 @@ class Tokenizer:
             parse_special: read control tokens' names in messages as these tokens.
             variables: of the chat template, for conversations without their own.
         """
-        self._variables = variables
+        self._chats = ChatRenderer(self, variables)
         self.files, self._parse_special = ModelFolder.of(place), parse_special
         """Its files, as far as they were read."""
         folder = self.files.path
-        self._process: TemplateProcess | None = None
         if (folder / TOKENIZER_CONFIG).is_file():
             self.files.read(TOKENIZER_CONFIG)  # a broken one is reported, not read as empty
         self.config = read_tokenizer_config(self.files)
@@ -82,7 +76,7 @@ class Tokenizer:
         """The tokenizer as one of transformers, loaded on first use."""
         if self._plain is None:
             return load_tokenizer(self.folder)
-        template = self._template and self._template.template
+        template = self._chats.template and self._chats.template.template
         return wrapped_tokenizer(self._plain, dict(named_tokens(self.config)), template)
 
     @property
@@ -233,89 +227,24 @@ class Tokenizer:
         texts = tuple(stop[a:b] for a, b in list(pairwise(edges))[::2])
         return StopText(texts, tuple(control.token for control in controls))
 
-    @cached_property
+    @property
     def has_chat_template(self) -> bool:
-        return self._template is not None
-
-    @cached_property
-    def _template(self) -> ChatTemplate | None:
-        """The template, with those tokens that have ids: other names would be spelt in letters."""
-        if self._plain is None:
-            return read_chat_template(self.files, self.inner.special_tokens_map)
-        template = read_chat_template(self.files, self.config)
-        if template is None:
-            return None
-        known = {
-            role: token
-            for role, token in template.tokens.items()
-            if self.token_id(token) is not None
-        }
-        return replace(template, tokens=known)
+        return self._chats.template is not None
 
     @property
     def template_text(self) -> str:
         """The chat template's text; empty without one."""
-        return "" if self._template is None else self._template.text
+        return "" if self._chats.template is None else self._chats.template.text
 
     @property
     def template_tokens(self) -> dict[str, str]:
         """The tokens that the chat template may name; empty without a template."""
-        return {} if self._template is None else self._template.tokens
+        return {} if self._chats.template is None else self._chats.template.tokens
 
     def template_problem(self) -> UsageError | None:
         """Return the error for which the chat template takes no messages; None: sound, or
         missing."""
-        if self._template is None:
-            return None
-        try:
-            self._known_template().parse()
-        except UsageError as error:
-            return error
-        except Exception as error:  # jinja2's
-            return _failing(error, "correct it, or go without it: --no-chat, in a chat /chat off")
-        return None
-
-    def chat_text(self, messages: Messages, rendering: Rendering = ANSWER) -> str:
-        """Render messages in the chat template, up to where the model continues.
-
-        Raises:
-            UsageError: there is no template, it fails, or it omits a user's message.
-        """
-        return self._by_template(self._conversations.text, messages, rendering)
-
-    @cached_property
-    def _conversations(self) -> Conversations:
-        return Conversations(self._fill_in)
-
-    def _fill_in(self, messages: list[dict[str, Any]], rendering: Rendering) -> str:
-        template, answer = self._known_template(), rendering.add_generation_prompt
-        variables = {**self._variables, **rendering.chat_template_kwargs}
-        if rendering.tools:
-            variables["tools"] = list(rendering.tools)
-        if self._plain is not None or fills_in_by_jinja(self.inner):
-            return str((self._process or template).render(messages, answer, variables))
-        options = {"tokenize": False, "add_generation_prompt": answer}
-        return str(self.inner.apply_chat_template(messages, **options, **variables))
-
-    def _by_template(
-        self, work: Callable[[Messages, Rendering], str], messages: Messages, rendering: Rendering
-    ) -> str:
-        try:
-            text = work(messages, rendering)
-            check_text(text, "what the chat template makes")
-            return text
-        except TrtlaError:
-            raise
-        except Exception as error:  # jinja2's, or any other
-            raise self.template_problem() or _failing(error, _TAKES) from None
-
-    def _known_template(self) -> ChatTemplate:
-        template = self._template
-        if template is None:
-            raise no_chat_template(self.folder)
-        if isinstance(template.template, dict) and "default" not in template.template:
-            raise no_default(sorted(template.template))
-        return template
+        return self._chats.problem()
 
     def render_in_process(self, most_s: float) -> TemplateProcess:
         """Render the chat template in a process of its own from now on; the caller closes that.
@@ -323,8 +252,15 @@ class Tokenizer:
         Args:
             most_s: seconds for a conversation.
         """
-        self._process = TemplateProcess(self._known_template, most_s)
-        return self._process
+        return self._chats.in_process(most_s)
+
+    def chat_text(self, messages: Messages, rendering: Rendering = ANSWER) -> str:
+        """Render messages in the chat template, up to where the model continues.
+
+        Raises:
+            UsageError: there is no template, it fails, or it omits a user's message.
+        """
+        return self._chats.text(messages, rendering)
 
     def chat(
         self, messages: Messages, most: int | None = None, rendering: Rendering = ANSWER
@@ -338,7 +274,7 @@ class Tokenizer:
         self._check_tools(rendering)
 
         def render(others: Messages) -> str:
-            return self._by_template(self._conversations.filled_in, others, rendering)
+            return self._chats.unchecked(others, rendering)
 
         return chat_text(render, self._control, messages, text)
 
@@ -420,11 +356,6 @@ def runs_own_code(config: Mapping[str, Any]) -> bool:
     """Return True if a tokenizer's config names code of the folder for it."""
     names = config.get("auto_map")
     return bool(names.get("AutoTokenizer") if isinstance(names, dict) else names)
-
-
-def _failing(error: Exception, hint: str) -> UsageError:
-    """Return the error of a template that raises something or is invalid."""
-    return UsageError(f"the model's chat template fails: {first_line(error)}", hint)
 
 
 def _byte_letters() -> dict[str, int]:

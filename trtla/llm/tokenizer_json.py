@@ -16,7 +16,7 @@ from typing import Any
 from trtla.errors import UsageError, first_line
 from trtla.files import refuse_stand_in
 from trtla.formats.model_folder import ModelFolder
-from trtla.formats.special_tokens import listed_tokens, said_by, token_name
+from trtla.formats.special_tokens import listed_tokens, token_name, token_source
 
 FILE = "tokenizer.json"
 
@@ -98,7 +98,7 @@ def frame(tokenizer: Any, config: dict[str, Any], folder: ModelFolder | None = N
     sides = zip(("bos", "eos"), _frame_of_file(tokenizer), strict=True)
     before, after = (_by_flag(config, role, tokens) for role, tokens in sides)
     flag = config.get("add_bos_token") is True
-    source = said_by(folder, "add_bos_token" if flag else FILE) if folder is not None else None
+    source = token_source(folder, "add_bos_token" if flag else FILE) if folder is not None else None
     return Frame(before, after, source or FILE)
 
 

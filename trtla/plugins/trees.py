@@ -12,8 +12,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from trtla.errors import TrtlaError
-from trtla.runtime.auto.fixed import FIXED_COSTS, new_policy
+from trtla.runtime.auto.fixed import FIXED_COSTS, costs_are_fixed, new_policy
 from trtla.runtime.auto.steps import StepCosts
+from trtla.runtime.costs import CostTable
 from trtla.runtime.draft import Draft, Drafter, TopRows
 from trtla.runtime.drafters.lookahead import LookaheadDrafter, new_window
 from trtla.runtime.drafters.tree import TreeDrafter
@@ -49,17 +50,20 @@ class ModelTrees:
     Calls may come from several threads.
 
     Args:
+        costs: of steps, until measured ones correct them.
         most_tokens: of ended rows' texts.
     """
 
-    def __init__(self, vocab_size: int, most_tokens: int = MOST_TOKENS) -> None:
+    def __init__(
+        self, vocab_size: int, costs: CostTable = FIXED_COSTS, most_tokens: int = MOST_TOKENS
+    ) -> None:
         self._vocab_size = vocab_size
         try:
             self._shared = SharedTrees(vocab_size, most_tokens)
         except NotCompiled as error:
             message = f"there are no compiled candidate trees: {error}"
             raise TrtlaError(message, error.hint) from None
-        self._policy = new_policy(StepCosts(FIXED_COSTS), None)
+        self._policy = new_policy(StepCosts(FIXED_COSTS if costs_are_fixed() else costs), None)
         self._lock = threading.Lock()
 
     def open(self, rows: Sequence[Row], lookahead: LookaheadConfig | None = None) -> RowDrafts:

@@ -1,4 +1,4 @@
-"""One HTML page from the documents that trtla's commands print; it compares and draws.
+"""The HTML page of a report: reading result documents, comparing arms, drawing charts.
 
 The documents' fields are those of trtla.results.
 """

@@ -1,4 +1,4 @@
-"""The rows that compare arms, and the arms under equal conditions."""
+"""Rows that compare arms, grouped into comparisons under equal conditions."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class ArmRow:
     model: str
     figures: Row
     sampling: str
-    """How tokens are chosen."""
+    """The filters of the samples, in words."""
     whole: bool
-    """Whether it is over all tasks of its document, or of the only one."""
+    """True: the row is over all tasks of its document, or over its only one."""
 
     @property
     def arm(self) -> str:
-        """Its name, without the way to a draft model's folder."""
+        """The arm's name, without the path to a draft model's folder."""
         parts = (part.partition(":") for part in self.figures.arm.split(","))
         return ",".join(
             f"{kind}:{Path(path).name}" if kind == "draft" and path else kind + colon + path
@@ -46,7 +46,7 @@ class ArmRow:
 
     @property
     def task(self) -> str | None:
-        """None: all of them."""
+        """The task of the row; None: all of them."""
         return None if self.figures.category == EVERY_CATEGORY else self.figures.category
 
     @property
@@ -63,21 +63,21 @@ class ArmRow:
 
     @cached_property
     def conditions(self) -> str:
-        """What it was measured under; arms are compared under equal ones only."""
+        """The conditions of the measurement; only arms under equal ones are compared."""
         return self.under(f"batch {self.figures.batch_size}")
 
     def under(self, batch: str = "") -> str:
-        """The conditions, with what is given for the batch size."""
+        """Return the conditions with these words for the batch size."""
         row = self.figures
-        place = [row.executor] if row.executor else [row.device, row.dtype]
+        device = [row.executor] if row.executor else [row.device, row.dtype]
         threads = counted(row.threads, "thread") if row.threads else ""
         length = f"prompts of {counted(row.prompt_len, 'token')}" if row.prompt_len else ""
-        parts = (self.model, *place, threads, batch, self.sampling, length)
+        parts = (self.model, *device, threads, batch, self.sampling, length)
         return ", ".join(part for part in parts if part)
 
 
 def measured(source: Source) -> list[ArmRow]:
-    """The rows of a document that compare arms; those of run have none."""
+    """Return the rows of a document that compare arms; a run has none."""
     if isinstance(source.document, Run):
         return []
     model, rows = source.document.model, source.document.rows
@@ -100,15 +100,15 @@ class Comparison:
 
     source: int
     rows: tuple[ArmRow, ...]
-    """Over all tasks."""
+    """Rows over all tasks."""
     tasks: dict[str, tuple[float, ...]]
-    """The speed-ups of an arm's tasks, by its name; empty where there is one task."""
+    """The speed-ups of an arm's tasks, by its name; empty if there is one task."""
     measures: tuple[ArmRow, ...]
-    """All of the document's, under whatever conditions."""
+    """All rows of the document, under any conditions."""
 
     def more_mb(self, row: ArmRow) -> float | None:
-        """Peak memory beyond plain decoding's."""
-        plain = next((one.figures.peak_memory_mb for one in self.rows if one.plain), None)
+        """Return the peak memory beyond plain decoding's."""
+        plain = next((arm.figures.peak_memory_mb for arm in self.rows if arm.plain), None)
         peak = row.figures.peak_memory_mb
         return None if row.plain or peak is None or plain is None else peak - plain
 
@@ -118,82 +118,83 @@ class Comparison:
 
     @property
     def best(self) -> ArmRow | None:
-        """The fastest arm beside plain decoding."""
+        """The fastest arm except plain decoding."""
         return next((row for row in self.rows if not row.plain and row.speedup is not None), None)
 
 
 def comparisons(measures: Iterable[ArmRow]) -> list[Comparison]:
-    """One comparison a document and model."""
-    groups = grouped(measures, lambda one: (one.source, one.model))
+    """Return one comparison for each document and model."""
+    groups = grouped(measures, lambda row: (row.source, row.model))
     return [_compare(source, members) for (source, _), members in groups.items()]
 
 
 def grouped(measures: Iterable[ArmRow], key: Callable[[ArmRow], Key]) -> dict[Key, list[ArmRow]]:
-    """Measures by what they share, in the order of their first ones."""
+    """Group rows by a key, in the order of their first ones."""
     groups: dict[Key, list[ArmRow]] = {}
-    for one in measures:
-        groups.setdefault(key(one), []).append(one)
+    for row in measures:
+        groups.setdefault(key(row), []).append(row)
     return groups
 
 
 def _compare(source: int, measures: Sequence[ArmRow]) -> Comparison:
-    """Greedy where that was measured, then the smallest batch, then what comes first."""
-    whole = [one for one in measures if one.whole]
-    first = min(whole, key=lambda one: (one.sampling != GREEDY, one.figures.batch_size or 0))
-    rows = [one for one in whole if one.conditions == first.conditions]
-    rows.sort(key=lambda one: -(one.speedup or 0.0))
-    here = [one for one in measures if one.conditions == first.conditions and one.task is not None]
+    """Compare arms under greedy decoding if it was measured, then the smallest batch, the first."""
+    whole = [row for row in measures if row.whole]
+    first = min(whole, key=lambda row: (row.sampling != GREEDY, row.figures.batch_size or 0))
+    rows = [row for row in whole if row.conditions == first.conditions]
+    rows.sort(key=lambda row: -(row.speedup or 0.0))
+    alike = (row for row in measures if row.conditions == first.conditions)
+    by_task = [row for row in alike if row.task is not None]
     tasks = {
-        name: tuple(one.speedup for one in own if one.speedup is not None)
-        for name, own in grouped(here, lambda one: one.name).items()
-        if len(own) > 1
+        name: tuple(row.speedup for row in group if row.speedup is not None)
+        for name, group in grouped(by_task, lambda row: row.name).items()
+        if len(group) > 1
     }
     return Comparison(source, tuple(rows), tasks, tuple(measures))
 
 
 @dataclass(frozen=True, slots=True)
 class Equality:
-    """An arm's texts over all conditions of a document."""
+    """The equality of an arm's texts with plain decoding's, over all conditions of a document."""
 
     source: int
     name: str
     texts: int
     equal: int
     first: int | None = None
-    """The earliest place where a text differs, in tokens; None where that is not recorded."""
+    """The earliest index of a token that differs; None: it is not recorded."""
     margin: float | None = None
     """The target's top-2 logit margin there."""
 
 
 def equality(sources: Sequence[Source], measures: Iterable[ArmRow]) -> list[Equality]:
-    """The equality of every arm that was compared, in the order of the documents."""
-    whole = (one for one in measures if one.whole and not one.plain)
-    compared = (one for one in whole if one.figures.equal_texts is not None)
-    found = [one for source in sources for one in _of_run(source)]
-    for (source, name), members in grouped(compared, lambda one: (one.source, one.name)).items():
-        rows = [one.figures for one in members]
+    """Return the equality of every arm that was compared, in the order of the documents."""
+    whole = (row for row in measures if row.whole and not row.plain)
+    compared = (row for row in whole if row.figures.equal_texts is not None)
+    entries = [entry for source in sources for entry in _of_run(source)]
+    for (source, name), members in grouped(compared, lambda row: (row.source, row.name)).items():
+        rows = [member.figures for member in members]
         texts, equal = (
             sum(row.texts or 0 for row in rows),
             sum(row.equal_texts or 0 for row in rows),
         )
-        places = [row.first_divergence for row in rows if row.first_divergence is not None]
-        found.append(Equality(source, name, texts, equal, min(places, default=None)))
-    return sorted(found, key=lambda one: one.source)
+        firsts = [row.first_divergence for row in rows if row.first_divergence is not None]
+        entries.append(Equality(source, name, texts, equal, min(firsts, default=None)))
+    return sorted(entries, key=lambda entry: entry.source)
 
 
 def _of_run(source: Source) -> Iterator[Equality]:
     if not isinstance(source.document, Run):
         return
-    compared = [one for one in source.document.results if one.lossless is not None]
+    compared = [result for result in source.document.results if result.lossless is not None]
     if not compared:
         return
-    places = [one.divergence for one in compared if one.divergence is not None]
-    first = min(places, key=lambda found: found.position, default=None)
+    divergences = [result.divergence for result in compared if result.divergence is not None]
+    first = min(divergences, key=lambda divergence: divergence.position, default=None)
     yield Equality(
         source.number,
         compared[0].drafter or "run",
         len(compared),
-        sum(one.lossless is True for one in compared),
+        sum(result.lossless is True for result in compared),
         first.position if first else None,
         first.margin if first else None,
     )

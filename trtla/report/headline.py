@@ -1,8 +1,9 @@
 """The page's headline, which never says more than the documents show.
 
-It is of the fastest arm, by these rules. A document that rests on too little (`too_little`) counts
-only for saying so. An arm of ours cannot be faster than its tokens per step: what is, is noise. And
-where two documents have an arm faster and slower than plain decoding, that is the headline.
+It names the fastest arm, by these rules. A document with too few measurements (`too_little`) only
+adds a headline that says so. An arm of ours cannot be faster than its tokens per step; if it is,
+that is noise. And if an arm is faster than plain decoding in one document and slower in another,
+that is the headline.
 """
 
 from __future__ import annotations
@@ -23,48 +24,48 @@ _ABOVE_S = 1.1  # a speed-up over tokens per step by more than this is noise
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """The one sentence that a reader takes away, and the arm that it is of."""
+    """The one sentence that a reader takes away, and the arm that it names."""
 
     text: str
     best: tuple[Comparison, ArmRow] | None = None
     """None: no arm is worth a headline."""
 
 
-def headline(found: Sequence[Comparison], sources: Sequence[Source]) -> Headline:
-    """The headline of documents and their comparisons."""
-    little = {one.number: text for one in sources if (text := too_little(one.document))}
-    enough = [one for one in found if one.source not in little]
+def headline(compared: Sequence[Comparison], sources: Sequence[Source]) -> Headline:
+    """Return the headline of documents and their comparisons."""
+    little = {source.number: text for source in sources if (text := too_little(source.document))}
+    enough = [comparison for comparison in compared if comparison.source not in little]
     if (best := _fastest(enough)) is not None:
         doubt = _disagreement(best, enough) or _above_s(best[1])
         return Headline(doubt) if doubt else Headline(_measured(best[1]), best)
-    if (few := _fastest(found)) is not None:
+    if (few := _fastest(compared)) is not None:
         return Headline(_not_enough(little[few[0].source]))
     for source in sources:
-        if said := _without_arms(source):
+        if sentence := _without_arms(source):
             reason = little.get(source.number)
-            return Headline(_not_enough(reason) if reason else said)
+            return Headline(_not_enough(reason) if reason else sentence)
     return Headline("Nothing in these documents compares a method with plain decoding.")
 
 
-def _not_enough(what: str) -> str:
-    return f"Not enough to tell what is faster: {what}."
+def _not_enough(reason: str) -> str:
+    return f"Not enough to tell what is faster: {reason}."
 
 
-def _fastest(found: Sequence[Comparison]) -> tuple[Comparison, ArmRow] | None:
-    """The fastest arm of all comparisons."""
-    known = [(one, row) for one in found if (row := one.best) is not None]
+def _fastest(compared: Sequence[Comparison]) -> tuple[Comparison, ArmRow] | None:
+    """Return the fastest arm of all comparisons."""
+    known = [(comparison, row) for comparison in compared if (row := comparison.best) is not None]
     return max(known, key=lambda pair: pair[1].speedup or 0.0, default=None)
 
 
-def _disagreement(best: tuple[Comparison, ArmRow], found: Sequence[Comparison]) -> str | None:
-    """What another document of the same model says against an arm that is faster here."""
+def _disagreement(best: tuple[Comparison, ArmRow], compared: Sequence[Comparison]) -> str | None:
+    """Describe the disagreement if the fastest arm is slow in a document of the same model."""
     comparison, row = best
     others = [
-        (one.speedup, other.source)
-        for other in found
+        (arm.speedup, other.source)
+        for other in compared
         if other.source != comparison.source
-        for one in other.rows
-        if (one.model, one.name) == (row.model, row.name) and one.speedup is not None
+        for arm in other.rows
+        if (arm.model, arm.name) == (row.model, row.name) and arm.speedup is not None
     ]
     low, number = min(others, default=(1.0, 0))
     if (row.speedup or 0.0) < 1.0 + _SAME or low >= 1.0:
@@ -76,7 +77,7 @@ def _disagreement(best: tuple[Comparison, ArmRow], found: Sequence[Comparison]) 
 
 
 def _above_s(row: ArmRow) -> str | None:
-    """Why a speed-up is not believed; peers' steps are not ours, and say nothing of it."""
+    """Describe a speed-up above the tokens per step, which is noise; peers count other steps."""
     ratio, steps = row.speedup or 0.0, row.figures.tokens_per_step
     if row.arm in PEERS or steps is None or ratio < 1.0 + _SAME or ratio <= _ABOVE_S * steps:
         return None
@@ -104,8 +105,8 @@ def _without_arms(source: Source) -> str | None:
                 return f"tune recommends auto, the default, with {auto} (measured)."
             w, n, g = chosen.lookahead
             return f"tune recommends W {w}, N {n}, G {g}: {choice_speed(chosen)}."
-        case Run(plain_stats=plain, stats=own) if plain is not None and plain.tokens_per_s:
-            ratio = times(own.tokens_per_s / plain.tokens_per_s)
+        case Run(plain_stats=plain, stats=stats) if plain is not None and plain.tokens_per_s:
+            ratio = times(stats.tokens_per_s / plain.tokens_per_s)
             return f"The run is {ratio} as fast as with plain decoding."
         case _:
             return None

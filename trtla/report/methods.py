@@ -1,4 +1,4 @@
-"""What an arm is: its name in documents, what it needs, and when to use it."""
+"""A table of methods: their names in documents, their needs, and when to use them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A way of decoding; the texts are cells of the comparison table."""
+    """A method of decoding; the texts are cells of the comparison table."""
 
     names: tuple[str, ...]
-    """What documents call it."""
+    """Names of its arms in documents."""
     title: str
     training: str = "none"
     memory: str = "none"
@@ -89,13 +89,13 @@ _METHODS = (
     ),
 )
 _UNKNOWN = Method((), "", "-", "-", "-")
-_BY_NAME = {name: one for one in _METHODS for name in one.names}
+_BY_NAME = {name: method for method in _METHODS for name in method.names}
 _NO_DRAFTS = ("1", "1", "0")
 _TRIPLE = re.compile(r"lookahead (\d+),(\d+),(\d+)")
 
 
 def method(arm: str) -> Method:
-    """What an arm is, by the name that the documents give it."""
+    """Return the method of an arm by its name in the documents."""
     triple = _TRIPLE.fullmatch(arm)
     if triple and triple.groups() == _NO_DRAFTS:
         return PLAIN

@@ -1,4 +1,4 @@
-"""Documents in, one HTML page out: gathers the sections and fills the template.
+"""The page of a report: it gathers the sections and fills the template.
 
 The template escapes everything that comes from a document.
 """
@@ -42,31 +42,31 @@ _LABELS = {
 
 
 def report(paths: Sequence[Path], title: str) -> str:
-    """The page that the files make."""
+    """Return the page of the files."""
     return page(read_all(paths), title)
 
 
 def page(sources: Sequence[Source], title: str) -> str:
-    """The page of documents that are read."""
-    every = [one for source in sources for one in measured(source)]
-    found = comparisons(every)
-    many, said = len(sources) > 1, headline(found, sources)
+    """Return the page of documents that have been read."""
+    rows = [row for source in sources for row in measured(source)]
+    compared = comparisons(rows)
+    many, head = len(sources) > 1, headline(compared, sources)
     return _fill(
         title=title,
         version=__version__,
-        headline=said.text,
-        best=said.best,
-        comparisons=found,
+        headline=head.text,
+        best=head.best,
+        comparisons=compared,
         pictures=[
             picture
-            for one in found
-            for picture in speed_pictures(one, f" (document {one.source})" if many else "")
+            for item in compared
+            for picture in speed_pictures(item, f" (document {item.source})" if many else "")
         ],
-        equality=equality(sources, every),
+        equality=equality(sources, rows),
         thin=list(sentences.thin(sources)),
-        caveats=list(sentences.caveats(sources, every)),
-        measures=every,
-        rouge=[name for name in ROUGE if any(getattr(one.figures, name) for one in every)],
+        caveats=list(sentences.caveats(sources, rows)),
+        measures=rows,
+        rouge=[name for name in ROUGE if any(getattr(row.figures, name) for row in rows)],
         sources=sources,
         many=many,
     )
@@ -99,26 +99,26 @@ def _own_file(name: str) -> str:
 
 
 def figure(value: float | None, digits: int = 2) -> str:
-    """A number for a cell; large ones without decimals."""
+    """Format a number for a cell, large ones without decimals."""
     if value is None:
         return "-"
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.{digits}f}"
 
 
 def command_of(source: Source) -> str | None:
-    """The command that made a document."""
+    """Return the command that made a document."""
     if isinstance(source.document, Tune):
         return source.document.argv
     return source.document.environment.get("command")
 
 
 def facts_of(source: Source) -> list[tuple[str, str]]:
-    """The settings and the machine of a document."""
-    made_on = {**source.document.environment}
-    made_on.pop("command", None)
-    if isinstance(memory := made_on.get("memory_bytes"), int | float):
-        made_on["memory_bytes"] = f"{memory / 2**30:.1f} GiB"
-    facts = {**_settings(source.document), **made_on}
+    """Return the settings and the machine of a document, with their labels."""
+    machine = {**source.document.environment}
+    machine.pop("command", None)
+    if isinstance(memory := machine.get("memory_bytes"), int | float):
+        machine["memory_bytes"] = f"{memory / 2**30:.1f} GiB"
+    facts = {**_settings(source.document), **machine}
     return [
         (_LABELS.get(name, name), _words(value))
         for name, value in facts.items()
@@ -131,29 +131,29 @@ def _words(value: object) -> str:
 
 
 def _settings(document: Document) -> dict[str, object]:
-    """What a document says of itself, in words."""
+    """Return the settings of a document, by labels in words."""
     if isinstance(document, Run):
         return {"executor": document.executor, "prompts": len(document.results)}
-    own = {name.replace("_", " "): value for name, value in document.settings.items()}
+    settings = {name.replace("_", " "): value for name, value in document.settings.items()}
     if isinstance(document, Summarize):
-        own["articles"] = document.items
+        settings["articles"] = document.items
     if isinstance(document, Tune) and document.time_s is not None:
-        own["tuning took"] = f"{document.time_s:.0f} s"
-    return own
+        settings["tuning took"] = f"{document.time_s:.0f} s"
+    return settings
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """Speed-ups as bars, those of an arm alike in every group."""
+    """A chart of speed-ups as bars, in which an arm has one colour."""
 
     title: str
     groups: dict[str, dict[str, float]]
-    """{group: {arm: speed-up}}."""
+    """Speed-ups by arm, by group."""
     caption: str
 
     @property
     def top(self) -> float:
-        """The value at the right end; plain decoding's 1 has a place in any chart."""
+        """The value at the right end, at least plain decoding's 1."""
         return max(1.0, *(value for arms in self.groups.values() for value in arms.values()))
 
     @property
@@ -163,14 +163,14 @@ class Picture:
 
 
 def speed_pictures(comparison: Comparison, mark: str) -> Iterator[Picture]:
-    """The speed-up by task and by batch size, where there are several."""
-    here = [one for one in comparison.measures if one.conditions == comparison.conditions]
-    by_task = _groups(comparison, [one for one in here if one.task], lambda one: str(one.task))
+    """Yield charts of the speed-up by task and by batch size, if there are several."""
+    same = [row for row in comparison.measures if row.conditions == comparison.conditions]
+    by_task = _groups(comparison, [row for row in same if row.task], lambda row: str(row.task))
     if len(by_task) > 1:
         yield _picture(comparison, by_task, f"Speed-up by task{mark}", comparison.conditions)
-    shared = here[0].under()
-    alike = [one for one in comparison.measures if one.whole and one.under() == shared]
-    by_batch = _groups(comparison, alike, lambda one: f"batch {one.figures.batch_size}")
+    shared = same[0].under()
+    alike = [row for row in comparison.measures if row.whole and row.under() == shared]
+    by_batch = _groups(comparison, alike, lambda row: f"batch {row.figures.batch_size}")
     if len(by_batch) > 1:
         title, caption = f"Speed-up by batch size{mark}", f"{shared}; over all tasks"
         yield _picture(comparison, by_batch, title, caption)
@@ -179,16 +179,16 @@ def speed_pictures(comparison: Comparison, mark: str) -> Iterator[Picture]:
 def _groups(
     comparison: Comparison, measures: Sequence[ArmRow], key: Callable[[ArmRow], str]
 ) -> dict[str, dict[str, float]]:
-    """{group: {arm: speed-up}}, the fastest arms only, plain decoding left to the line."""
-    names, found = chart_names(comparison), dict[str, dict[str, float]]()
-    for one in measures:
-        if one.name in names and one.speedup is not None:
-            found.setdefault(key(one), {})[names[one.name]] = one.speedup
-    return found
+    """Return speed-ups by arm, by group, of the fastest arms without plain decoding."""
+    names, groups = chart_names(comparison), dict[str, dict[str, float]]()
+    for row in measures:
+        if row.name in names and row.speedup is not None:
+            groups.setdefault(key(row), {})[names[row.name]] = row.speedup
+    return groups
 
 
 def chart_names(comparison: Comparison) -> dict[str, str]:
-    """The fastest arms by name, and what a chart calls them: the arm alone where that is enough."""
+    """Return labels of the fastest arms by name: the arm without its setting if that is unique."""
     rows = [row for row in comparison.rows if not row.plain]
     arms = [row.arm for row in rows]
     return {

@@ -1,4 +1,4 @@
-"""Reads result files: recognises each document by its content, and refuses what is none of them.
+"""Reading of result files: each document is recognised by its content, other files are refused.
 
 A JSON object is recognised by its keys, a CSV table by its columns.
 """
@@ -29,7 +29,7 @@ _KINDS: dict[Kind, tuple[type[Document], tuple[str, ...]]] = {
     "summarize": (Summarize, ("rows", "items")),
     "run": (Run, ("results", "stats")),
 }
-"""The keys that a JSON document has; the first are its results."""
+"""Keys of each kind of JSON document, of which the first holds its results."""
 _HINT = (
     "give what trtla bench --json, bench --ablation, tune --json, summarize --json or run --json "
     "printed, or a CSV file of bench"
@@ -41,7 +41,7 @@ class Source:
     """A document and the file that it came from."""
 
     number: int
-    """From 1, as the page calls it."""
+    """The number of the document on the page, from 1."""
     name: str
     """The file's name, without its folder."""
     kind: Kind
@@ -60,9 +60,9 @@ def _read(number: int, path: Path) -> Source:
         document = model.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        what = "it is missing" if first["type"] == "missing" else f"it must be {needed(first)}"
-        raise UsageError(f"{path} has {place or 'a value'} wrong: {what}", _HINT) from None
+        field = ".".join(map(str, first["loc"]))
+        fault = "it is missing" if first["type"] == "missing" else f"it must be {needed(first)}"
+        raise UsageError(f"{path} has {field or 'a value'} wrong: {fault}", _HINT) from None
     if not getattr(document, part):
         raise UsageError(f"{path} holds no results: its {part} are empty", _HINT)
     if not isinstance(document, Run) and not whole_category(document.rows):
@@ -71,7 +71,7 @@ def _read(number: int, path: Path) -> Source:
 
 
 def _recognise(path: Path, text: str) -> tuple[Kind, Any]:
-    """What kind of document it is, and its values, unchecked."""
+    """Return the kind of a document and its unchecked values."""
     if not text.strip():
         raise UsageError(f"{path} is empty", _HINT)
     if not text.lstrip().startswith(("{", "[")):
@@ -83,8 +83,8 @@ def _recognise(path: Path, text: str) -> tuple[Kind, Any]:
     keys = set(value) if isinstance(value, dict) else set()
     if keys == {"error"}:
         raise UsageError(f"{path} reports an error, not results", "run that command again")
-    for kind, (_, own) in _KINDS.items():
-        if keys.issuperset(own):
+    for kind, (_, needed_keys) in _KINDS.items():
+        if keys.issuperset(needed_keys):
             return kind, value
     raise UsageError(f"{path} is no document of trtla that a report is made of", _HINT)
 
@@ -98,10 +98,10 @@ def _table(path: Path, text: str) -> tuple[Kind, Any]:
         raise UsageError(f"{path} has a wrong cell: {sentence(error)}", _HINT) from None
     if not columns.issuperset(("arm", "category", "speedup_vs_ar")):
         raise UsageError(f"{path} is neither a JSON document nor a table of trtla bench", _HINT)
-    found = [{key: cell or None for key, cell in row.items()} for row in rows]
-    first = found[0] if found else {}
+    values = [{key: cell or None for key, cell in row.items()} for row in rows]
+    first = values[0] if values else {}
     return "bench", {
         "environment": {key: first.get(key) for key in CSV_ENVIRONMENT},
         "settings": {"model": first.get("model")},
-        "rows": found,
+        "rows": values,
     }

@@ -1,4 +1,4 @@
-"""What the page says in sentences that a reader needs to judge the figures."""
+"""Sentences of the page that help a reader to judge the figures."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ _FEW_TOKENS = 128
 
 
 def times(ratio: float) -> str:
-    """A speed-up in words, 1.73x."""
+    """Format a speed-up, such as 1.73x."""
     return f"{ratio:.2f}x"
 
 
-def choice_speed(one: Choice) -> str:
-    """A triple's speed-up, and whether it was measured."""
-    if one.measured_speedup is not None:
-        return f"measured {times(one.measured_speedup)}"
-    return "-" if one.predicted_speedup is None else f"predicted {times(one.predicted_speedup)}"
+def choice_speed(choice: Choice) -> str:
+    """Describe a triple's speed-up as measured or predicted."""
+    if choice.measured_speedup is not None:
+        return f"measured {times(choice.measured_speedup)}"
+    predicted = choice.predicted_speedup
+    return "-" if predicted is None else f"predicted {times(predicted)}"
 
 
 def range_text(comparison: Comparison, row: ArmRow) -> str | None:
-    """The slowest and the fastest task of an arm."""
+    """Describe the range of an arm's speed-ups over tasks."""
     ratios = comparison.tasks.get(row.name, ())
     if row.plain or not ratios:
         return None
@@ -38,11 +39,11 @@ def range_text(comparison: Comparison, row: ArmRow) -> str | None:
 
 
 def caveats(sources: Sequence[Source], measures: Sequence[ArmRow]) -> Iterator[str]:
-    """What flatters or blurs the figures, each in a sentence."""
+    """Yield what flatters or blurs the figures, each in a sentence."""
     yield from _loops(measures)
     yield from _differences(measures)
     yield from _machines(sources)
-    if len({one.model for one in measures}) > 1:
+    if len({row.model for row in measures}) > 1:
         yield "The documents are of several models: compare figures within a table only."
     yield (
         "Memory on CPUs is the process's resident peak, so small differences between arms say "
@@ -65,10 +66,10 @@ def _machines(sources: Sequence[Source]) -> Iterator[str]:
 
 def _loops(measures: Sequence[ArmRow]) -> Iterator[str]:
     shares = [(m.figures.distinct_4grams, m.task) for m in measures]
-    found = [(share, task) for share, task in shares if share is not None and share < _LOOPS]
-    if found:
-        tasks = ", ".join(dict.fromkeys(task for _, task in found if task))
-        low = min(share for share, _ in found)
+    looping = [(share, task) for share, task in shares if share is not None and share < _LOOPS]
+    if looping:
+        tasks = ", ".join(dict.fromkeys(task for _, task in looping if task))
+        low = min(share for share, _ in looping)
         yield (
             f"Texts that loop flatter every drafter: under half of the 4-grams are distinct in "
             f"{tasks or 'some texts'} (lowest share {low:.2f})."
@@ -76,8 +77,8 @@ def _loops(measures: Sequence[ArmRow]) -> Iterator[str]:
 
 
 def _differences(measures: Sequence[ArmRow]) -> Iterator[str]:
-    found = ((one.name, one.figures) for one in measures)
-    names = dict.fromkeys(name for name, row in found if row.equal_texts not in (None, row.texts))
+    named = ((row.name, row.figures) for row in measures)
+    names = dict.fromkeys(name for name, row in named if row.equal_texts not in (None, row.texts))
     if names:
         yield (
             f"Some texts of {', '.join(names)} differ from plain decoding's. Rounding of "
@@ -86,22 +87,22 @@ def _differences(measures: Sequence[ArmRow]) -> Iterator[str]:
 
 
 def thin(sources: Sequence[Source]) -> Iterator[str]:
-    """Documents that rest on too little to be relied on, each in a sentence."""
+    """Yield a sentence for each document with too few measurements to rely on."""
     for source in sources:
         if isinstance(source.document, Tune) and source.document.doubts:
             yield f"tune said of document {source.number}: {'; '.join(source.document.doubts)}."
-        elif found := too_little(source.document):
+        elif lack := too_little(source.document):
             yield (
-                f"Document {source.number} rests on {found} only: its figures may "
+                f"Document {source.number} rests on {lack} only: its figures may "
                 "come out otherwise the next time."
             )
 
 
 def too_little(document: Document) -> str:
-    """What there is too little of in a document, such as `1 round and 24 tokens`; empty: nothing.
+    """Describe the few measurements of a document, such as `1 round and 24 tokens`; empty: enough.
 
-    Enough are 2 prompts, 3 rounds and 128 tokens, of those that a document counts. Of a document of
-    tune it is the first that tune has said against its figures.
+    Enough are 2 prompts, 3 rounds and 128 tokens, of those that a document counts. For a document
+    of tune it is the first of its doubts.
     """
     if isinstance(document, Tune):
         return next(iter(document.doubts), "")
@@ -113,7 +114,7 @@ def too_little(document: Document) -> str:
 
 
 def _basis(document: Document) -> Iterator[tuple[str, int | None, int]]:
-    """What a document has, how many of it, and how many are enough."""
+    """Yield what a document counts: the noun, the number, and the number that is enough."""
     match document:
         case Bench(rows=rows):
             texts = {row.category: row.texts or 0 for row in rows}

@@ -1,1 +1,1 @@
-"""Reports of commands: metrics, JSON documents, and the environment of a measurement."""
+"""Results of commands: metrics, JSON documents, and the environment of a measurement."""

@@ -1,7 +1,7 @@
-"""The row of everything that is measured, and the JSON documents of bench, summarize and load.
+"""The row of every measurement, and the JSON documents of bench, summarize and load.
 
 A field of a row is a key of the document and a column of the table. Rows are filled from records
-by the fields' names: a counter of `Metrics` that gets a field here is in every output.
+by the fields' names: a counter of `Metrics` with a field here is in every output.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ Shares = tuple[FiniteFloat, ...]
 
 
 def _listed(value: Any) -> Any:
-    """A list or a dictionary is a text in a table."""
+    """Parse the text that stands for a list or a dictionary in a table."""
     return json.loads(value) if isinstance(value, str) else value
 
 
 _TRIPLE = re.compile(r"lookahead (\d+),(\d+),(\d+)")
 CSV_ENVIRONMENT = ("cpu", "cores", "torch", "transformers", "trtla", "commit")
-"""What the last columns of a CSV have of the environment."""
+"""Keys of the environment in the last columns of a CSV."""
 EVERY_CATEGORY = "all"
 """The category of all categories together."""
 
 
 class Circumstances(Part):
-    """How texts are drawn, and what they are about."""
+    """The sampling and the category of texts, and the executor that wrote them."""
 
     temperature: FiniteFloat
     category: str
     top_k: int = 0
     top_p: FiniteFloat = 1.0
     executor: str | None = None
-    """What runs our engine, in its own words: library, device, arithmetic."""
+    """The executor's description of itself: library, device, arithmetic."""
 
 
 class Cell(Circumstances):
@@ -54,11 +54,11 @@ class Cell(Circumstances):
     threads: int
     batch_size: int
     prompt_len: int | None = None
-    """None: the prompts' own lengths."""
+    """Tokens of every prompt; None: the prompts' own lengths."""
 
 
 class FailureCount(Part):
-    """A reason why requests had no complete answer, and how many had none for it."""
+    """A reason of incomplete answers, and the number of requests with it."""
 
     reason: str
     count: int
@@ -67,10 +67,10 @@ class FailureCount(Part):
 class Row(Circumstances):
     """An arm in a cell: figures and counters, whose definitions are in docs/algorithm.md.
 
-    Rows of load on a server have no device, type, threads and batch size, and have what stands
-    last. Its names and definitions are those of vLLM's `bench serve`: times are over completed
-    requests, TTFT from sending to the first text, TPOT of the output tokens after the first, ITL
-    between chunks with text, E2EL from sending to the last chunk.
+    Rows of load on a server have no device, type, threads and batch size; the last fields are
+    theirs alone. These have the names and definitions of vLLM's `bench serve`: times are over
+    completed requests, TTFT from sending to the first text, TPOT of the output tokens after the
+    first, ITL between chunks with text, E2EL from sending to the last chunk.
     """
 
     device: str | None = None
@@ -80,11 +80,11 @@ class Row(Circumstances):
     prompt_len: int | None = None
     arm: str
     setting: str | None = None
-    """What the arm is set to, or chose for itself, in words."""
+    """The arm's setting, or its own choice, in words."""
     weight_type: str | None = None
     """The type of most weights in memory, such as Q4_1."""
     compute_type: str | None = None
-    """The type of the arithmetic; `dtype` is that of our engine."""
+    """The arm's type of arithmetic; `dtype` is that of our engine."""
     rounds: int | None = None
     time_s: Figure = None
     """Seconds of a round, prefills included."""
@@ -108,7 +108,7 @@ class Row(Circumstances):
     speedup_vs_ar_min: Figure = None
     speedup_vs_ar_max: Figure = None
     predicted_speedup: Figure = None
-    """By what steps cost, of a row of tune that was not measured."""
+    """The speed-up by the cost of steps, in a row of tune that was not measured."""
     efficiency: Figure = None
     fed_per_step: Figure = None
     host_ms_per_step: Figure = None
@@ -119,24 +119,24 @@ class Row(Circumstances):
     distinct_4grams: Figure = None
     texts: int | None = None
     equal_texts: int | None = None
-    """None where texts are not comparable: peers draw other random numbers."""
+    """None: texts are not comparable, since peers draw other random numbers."""
     first_divergence: int | None = None
     rouge1: Figure = None
-    """F-measure x100 against references, if available; of summaries and of an ablation."""
+    """The F-measure x100 against references, if available; of summaries and of an ablation."""
     rouge2: Figure = None
     rougeL: Figure = None  # noqa: N815  # rouge-score's names
     rougeLsum: Figure = None  # noqa: N815
     perplexity: Figure = None
-    """The target's own of the texts, at temperature 1 without filters; of an ablation."""
+    """The target's perplexity of an ablation's texts, at temperature 1 without filters."""
     concurrency: int | None = None
-    """Requests at a time; None where they arrive at a rate."""
+    """Requests at a time; None: they arrive at a rate."""
     request_rate: FiniteFloat | Literal["inf"] | None = None
-    """A second, of a Poisson process."""
+    """Requests a second, of a Poisson process."""
     requests: int | None = None
     completed: int | None = None
     failed: int | None = None
     total_input_tokens: int | None = None
-    """None where the server does not report them."""
+    """None: the server does not report them."""
     request_throughput: Figure = None
     """Completed requests a second."""
     total_token_throughput: Figure = None
@@ -157,22 +157,22 @@ class Row(Circumstances):
     std_e2el_ms: Figure = None
     p99_e2el_ms: Figure = None
     failures: Annotated[tuple[FailureCount, ...], BeforeValidator(_listed)] = ()
-    """The first reasons."""
+    """The first distinct reasons."""
 
     @property
     def cell(self) -> tuple[object, ...]:
-        """What the arms of a table share."""
+        """The values that the arms of a table share."""
         return tuple(getattr(self, name) for name in Cell.model_fields)
 
     @property
     def triple(self) -> Triple | None:
         """The triple of an arm of lookahead alone or of plain decoding; None: it has none."""
-        found = _TRIPLE.fullmatch("lookahead 1,1,0" if self.arm == "ar" else self.arm)
-        return None if found is None else (int(found[1]), int(found[2]), int(found[3]))
+        match = _TRIPLE.fullmatch("lookahead 1,1,0" if self.arm == "ar" else self.arm)
+        return None if match is None else (int(match[1]), int(match[2]), int(match[3]))
 
 
 def whole_category(rows: Sequence[Row]) -> str | None:
-    """The category that stands for the whole: that of all, or the only one; None: there is none."""
+    """Return the category that stands for the whole: that of all, or the only one, or None."""
     names = {row.category for row in rows}
     return EVERY_CATEGORY if EVERY_CATEGORY in names else names.pop() if len(names) == 1 else None
 
@@ -184,15 +184,15 @@ class Decoding(Row):
     seed: int
     """The seed of its first prompt."""
     prompt: int
-    """Place of the batch in its category, from 0."""
+    """Position of the batch in its category, from 0."""
     prompt_tokens: int
     finish_reason: str | None = None
-    """Why its first text ended."""
+    """The finish reason of its first text."""
     output_sha256: str
 
 
 class MeasuredCell(Cell):
-    """What a cell was measured with: the samples behind the medians, and their order."""
+    """The circumstances of a cell, with the samples behind its medians and the arms' order."""
 
     prompts: int
     mean_prompt_tokens: FiniteFloat
@@ -203,12 +203,12 @@ class MeasuredCell(Cell):
 
 
 class Document(Part):
-    """What the documents of all that is measured have."""
+    """The fields that all documents of measurements share."""
 
     schema_version: int | None = None
     environment: dict[str, Any] = Field(default_factory=dict)
     settings: dict[str, Any] = Field(default_factory=dict)
-    """What all rows share, by the settings' names."""
+    """Settings that all rows share, by name."""
     rows: tuple[Row, ...]
 
     @property
@@ -219,20 +219,20 @@ class Document(Part):
 
 
 class Bench(Document):
-    """`trtla bench --json`, and a row of its CSV."""
+    """`trtla bench --json`; a row is also a line of its CSV."""
 
     cells: tuple[MeasuredCell, ...] = ()
 
 
 class Summarize(Document):
-    """`trtla summarize --json`: rows of the engine as it drafts, plain, and of transformers."""
+    """`trtla summarize --json`: rows of the engine with drafts and without, and of transformers."""
 
     items: int | None = None
-    """Articles."""
+    """The number of articles."""
 
 
 class LoadCheck(Part):
-    """Texts under load beside those of the same requests alone."""
+    """The comparison of texts under load with those of the same requests alone."""
 
     texts: int
     equal: int

@@ -1,7 +1,7 @@
 """The JSON documents of run: filled by the command, read by `trtla report`.
 
-Those of what is measured are in bench_documents and tune_documents. A reader ignores unknown
-fields; optional ones have defaults.
+Those of measurements are in bench_documents and tune_documents. Readers ignore unknown fields, and
+optional ones have defaults.
 """
 
 from __future__ import annotations
@@ -32,42 +32,42 @@ class Part(BaseModel):
 
     @classmethod
     def fill(cls: type[PartT], *sources: object, **known: Any) -> PartT:
-        """Make it; a field that is not given is read from the first source that has its name."""
+        """Make a part; a field that is not known is read from the first source with its name."""
         for name in cls.model_fields:
-            having = next((one for one in sources if hasattr(one, name)), None)
+            having = next((source for source in sources if hasattr(source, name)), None)
             if having is not None:
                 known.setdefault(name, getattr(having, name))
         return cls(**known)
 
     def document(self) -> dict[str, Any]:
-        """Plain values for JSON: the fields that were given."""
+        """Return plain values for JSON, of the fields that were set."""
         return self.model_dump(mode="json", exclude_unset=True)
 
 
 class Divergence(Part):
-    """Where a text first differs from plain decoding's."""
+    """The first difference of a text from plain decoding's."""
 
     position: int
-    """Index of the first output token that differs; the number of tokens where none does."""
+    """Index of the first output token that differs; the number of tokens if none does."""
     id: int | None = None
-    """None where this text has ended already, or where the tokens are the same."""
+    """The token here; None: this text has ended already, or the tokens are the same."""
     plain_id: int | None = None
     margin: Figure = None
     """The target's top-2 logit margin there: near zero is rounding, a large one is a bug."""
     of: Literal["ids", "text", "finish_reason"] = "ids"
-    """What differs. With the same ids, another text or reason is a bug."""
+    """The part that differs. With the same ids, another text or reason is a bug."""
 
     def describe(self) -> str:
         if self.of != "ids":
-            what = self.of.replace("_", " ")
-            return f"the {self.position} output tokens are the same, the {what} is another"
+            part = self.of.replace("_", " ")
+            return f"the {self.position} output tokens are the same, the {part} is another"
         margin = "unknown" if self.margin is None else f"{self.margin:.3g}"
         ids = f"{self.id} here, {self.plain_id} there"
         return f"differs at output token {self.position}: {ids}; top-2 margin {margin}"
 
 
 class SourceRow(Part):
-    """What a source of the candidate tree did; item i of a list is for depth i + 1."""
+    """Counts of a source of the candidate tree; item i of a list is for depth i + 1."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", from_attributes=True)
 
@@ -77,7 +77,7 @@ class SourceRow(Part):
     expected: FiniteFloat = 0.0
     """Sum of the fed nodes' chances to be accepted."""
     calibration: Figure = None
-    """Expected over accepted: 1 where the chances are right."""
+    """Expected over accepted nodes: 1 if the chances are right."""
 
     @property
     def counts(self) -> SourceCounts:
@@ -85,29 +85,29 @@ class SourceRow(Part):
 
 
 Sources = dict[str, SourceRow] | None
-"""By source; None where `auto` did not draft, alone or for all."""
+"""Counts by source; None: `auto` did not draft, alone or for all."""
 
 
 class Counted(Part):
-    """A part with the counters of texts, those too that have no field here."""
+    """A part with all counters of texts, including those without a field here."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
     @classmethod
     def fill(cls: type[PartT], *sources: object, **known: Any) -> PartT:
         """As `Part.fill`; counters are those of the first source that has them."""
-        counters = next(one for one in sources if isinstance(one, RequestCounters))
+        counters = next(source for source in sources if isinstance(source, RequestCounters))
         more = counters.reported("run").items()
         known |= {name: value for name, value in more if name not in cls.model_fields}
         return super().fill(*sources, **known)
 
 
 class RunResult(Counted):
-    """A prompt's text; `lossless` and `divergence` with --check-lossless only."""
+    """The result of a prompt; only --check-lossless sets `lossless` and `divergence`."""
 
     index: int | None = None
     input_text: str | None = None
-    """None for a model without tokenizer files; `text` likewise."""
+    """None, as `text`: the model has no tokenizer files."""
     input_ids: Ids = ()
     output_ids: Ids = ()
     text: str | None = None
@@ -144,7 +144,7 @@ class RunTotals(Counted):
 
 
 class Run(Part):
-    """`trtla run --json`, with `--check-lossless` or without."""
+    """`trtla run --json`, with or without `--check-lossless`."""
 
     schema_version: int | None = None
     environment: dict[str, Any] = {}
@@ -155,7 +155,7 @@ class Run(Part):
 
 
 class Beam(Part):
-    """One of the most probable texts."""
+    """One of a prompt's most probable texts."""
 
     text: str | None
     output_ids: Ids
@@ -174,7 +174,7 @@ class PromptBeams(Part):
 
 
 class BeamSearch(Part):
-    """`trtla run --num-beams 4 --json`; reports are not made of it."""
+    """`trtla run --num-beams 4 --json`, which is not for reports."""
 
     schema_version: int
     executor: str
@@ -184,7 +184,7 @@ class BeamSearch(Part):
 
 
 def environment(command: str) -> dict[str, Any]:
-    """The machine, the versions, the commit and the command, to stand beside every number."""
+    """Describe the machine, the versions, the commit and the command of a measurement."""
     machine = look()
     return {
         **host(command),
@@ -197,16 +197,16 @@ def environment(command: str) -> dict[str, Any]:
 
 
 def host(command: str) -> dict[str, Any]:
-    """What is known of these without torch: for commands that compute elsewhere."""
-    found = cpu()
+    """Describe them as far as possible without torch, for commands that compute elsewhere."""
+    processor = cpu()
     return {
         "command": command,
         "trtla": __version__,
         "commit": _commit(),
-        "cpu": found.model,
-        "cores": found.cores,
-        "instruction_sets": list(found.instruction_sets),
-        "memory_bytes": found.memory_bytes,
+        "cpu": processor.model,
+        "cores": processor.cores,
+        "instruction_sets": list(processor.instruction_sets),
+        "memory_bytes": processor.memory_bytes,
         "platform": platform.platform(),
         "python": platform.python_version(),
     }
@@ -220,7 +220,7 @@ def _version(package: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """The commit of the checkout that trtla lies in, with `-dirty` where files differ from it."""
+    """Return the commit of trtla's checkout, with `-dirty` if files differ from it."""
     folder = Path(__file__).parents[2]
     if not (folder / ".git").exists():
         return None

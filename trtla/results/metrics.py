@@ -1,4 +1,4 @@
-"""One record of what decoding gave and took: counters that add up, and the figures made of them.
+"""The record of decoded texts and their time: counters that add up, and figures computed from them.
 
 The names of the figures are those of docs/algorithm.md; run, summarize, bench and its ablation
 share them.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from trtla.llm.answer import Completion
 
 SHORT_TEXT = 4
-"""Texts of fewer tokens on average say nothing about decoding."""
+"""Texts with fewer tokens on average say nothing about decoding."""
 MetricsT = TypeVar("MetricsT", bound="Metrics")
 
 
@@ -33,15 +33,15 @@ MetricsT = TypeVar("MetricsT", bound="Metrics")
 class Metrics(RequestCounters):
     """Finished outputs, their counters and their time; None: the executor does not report it.
 
-    `fed` are the tokens that were fed in the steps, without prompts.
+    `fed` counts the tokens that were fed in the steps, without prompts.
     """
 
     outputs: tuple[tuple[int, ...], ...]
     """Token ids of each request."""
     reasons: tuple[FinishReason | None, ...] = ()
-    """Why each output ended; empty where that is not reported."""
+    """The finish reason of each output; empty: they are not reported."""
     time_s: float
-    """Prefills included."""
+    """Seconds with prefills."""
     accepted_lengths: tuple[Sequence[int], ...] | None = None
     """Accepted drafts of each step, per request."""
 
@@ -50,12 +50,12 @@ class Metrics(RequestCounters):
         cls: type[MetricsT], completions: Sequence[Completion], time_s: float, **more: Any
     ) -> MetricsT:
         """Add the counters of completions up."""
-        stats = [one.stats for one in completions]
-        names = (one.name for one in fields(RequestCounters) if one.name != "fed")
-        counted = {name: total(getattr(one, name) for one in stats) for name in names}
+        stats = [completion.stats for completion in completions]
+        names = (field.name for field in fields(RequestCounters) if field.name != "fed")
+        counted = {name: total(getattr(each, name) for each in stats) for name in names}
         return cls(
-            outputs=tuple(one.output_ids for one in completions),
-            reasons=tuple(one.finish_reason for one in completions),
+            outputs=tuple(completion.output_ids for completion in completions),
+            reasons=tuple(completion.finish_reason for completion in completions),
             time_s=time_s,
             **counted,
             fed=total(map(fed_in_steps, completions)),
@@ -83,7 +83,7 @@ class Metrics(RequestCounters):
 
     @property
     def acceptance_rate(self) -> float | None:
-        """Accepted over drafted tokens; None where nothing was drafted."""
+        """Accepted over drafted tokens; None: nothing was drafted."""
         return self.accepted / self.drafted if self.drafted else None
 
     @property
@@ -93,7 +93,7 @@ class Metrics(RequestCounters):
 
     @property
     def accepted_per_pos(self) -> list[float] | None:
-        """Item i: in how many of all steps a draft was accepted at depth i + 1."""
+        """Shares of all steps, item i of those that accepted a draft at depth i + 1."""
         return None if self.accepted_lengths is None else accepted_per_pos(self.accepted_lengths)
 
     @property
@@ -102,7 +102,7 @@ class Metrics(RequestCounters):
 
 
 def too_short(texts: int | None, tokens: int | None) -> str | None:
-    """What texts of next to no tokens are worth, in a sentence; None where they are long enough."""
+    """Describe texts that are too short to say anything, in a sentence; None: they are not."""
     if not texts or tokens is None or tokens >= SHORT_TEXT * texts:
         return None
     plural = "s" * (tokens != texts)
@@ -114,43 +114,43 @@ def _lengths(stats: RequestStats) -> tuple[Sequence[int]] | None:
 
 
 def fed_in_steps(done: Completion) -> int | None:
-    """The tokens that a request fed in its steps, without its prompt."""
+    """Return the number of tokens that a request fed in its steps, without its prompt."""
     stats = done.stats
     return None if stats.fed is None else stats.fed + stats.reused_tokens - len(done.input_ids)
 
 
 def add(metrics: Iterable[MetricsT]) -> MetricsT:
-    """Several batches as one record; what one of them does not report, the sum does not."""
+    """Add several batches up; a figure that one of them does not report is None."""
     summed: MetricsT = total(metrics)
     return summed
 
 
 def total(values: Iterable[Any]) -> Any:
-    """The sum of numbers, tuples, records, or dictionaries of them; None where one is None."""
+    """Add up numbers, tuples, records, or dictionaries of them; None if one of them is None."""
     return reduce(_joined, values)
 
 
 def _joined(first: Any, second: Any) -> Any:
-    """The sum of two values; a record's fields may say how they are joined."""
+    """Add two values; a record's field may declare another way to join it."""
     if first is None or second is None:
         return None
     if isinstance(first, dict):
-        return {key: total(one[key] for one in (first, second) if key in one)
+        return {key: total(counts[key] for counts in (first, second) if key in counts)
                 for key in first | second}  # fmt: skip
     if not isinstance(first, Metrics | DraftTotals):
         return first + second
     values = {}
-    for one in fields(first):
-        pair = getattr(first, one.name), getattr(second, one.name)
-        join = None if None in pair else one.metadata.get("join")
-        values[one.name] = _joined(*pair) if join is None else join(*pair)
+    for field in fields(first):
+        pair = getattr(first, field.name), getattr(second, field.name)
+        join = None if None in pair else field.metadata.get("join")
+        values[field.name] = _joined(*pair) if join is None else join(*pair)
     return type(first)(**values)
 
 
 def distinct_4grams(outputs: Iterable[Sequence[int]]) -> float | None:
-    """Share of 4-grams that differ from all others of their text; None for texts below 4 tokens.
+    """Return the share of distinct 4-grams of each text; None for texts below 4 tokens.
 
-    Text that loops has few of them, and makes any lookahead look good.
+    Texts that loop have few of them, and flatter any drafter.
     """
     grams = [[tuple(ids[i : i + 4]) for i in range(len(ids) - 3)] for ids in outputs]
     count = sum(map(len, grams))
@@ -158,25 +158,27 @@ def distinct_4grams(outputs: Iterable[Sequence[int]]) -> float | None:
 
 
 def first_difference(ours: Sequence[object], theirs: Sequence[object]) -> int | None:
-    """The first index at which two outputs differ, the shorter one's end included; None: equal."""
+    """Return the first index at which two outputs differ, maybe the shorter's end; None: equal."""
     shorter = min(len(ours), len(theirs))
     end = None if len(ours) == len(theirs) else shorter
     return next((i for i in range(shorter) if ours[i] != theirs[i]), end)
 
 
 def agreement(ours: Metrics, reference: Metrics) -> dict[str, int | None]:
-    """How many outputs equal the reference's, and the earliest index where one does not.
+    """Count the outputs that equal the reference's, and find the earliest index of a difference.
 
-    Ids and finish reasons are compared, on which alone the text depends. Where only the reason
-    differs, that is at the output's length.
+    Ids and finish reasons are compared, on which alone the text depends. If only the reason
+    differs, the index is the output's length.
     """
     at: list[int | None] = []
-    for own, other, reason, others in zip_longest(
+    for output, other, reason, other_reason in zip_longest(
         ours.outputs, reference.outputs, ours.reasons, reference.reasons
     ):
-        first = first_difference(own, other)
-        only_reason = first is None and None not in (reason, others) and reason != others
-        at.append(len(own) if only_reason else first)
+        first = first_difference(output, other)
+        only_reason = (
+            first is None and None not in (reason, other_reason) and reason != other_reason
+        )
+        at.append(len(output) if only_reason else first)
     different = [index for index in at if index is not None]
     return {
         "texts": len(at),

@@ -1,4 +1,4 @@
-"""What `trtla run` does: decode prompts, measure, compare with plain decoding; no printing."""
+"""The work of `trtla run`: decoding prompts, measuring, comparing with plain decoding."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Decoded:
     completions: list[Completion]
     totals: Metrics
     ttft_ms: float
-    """Mean milliseconds from the start, of a later turn from its own, to a prompt's first token."""
+    """Mean milliseconds from the start of a turn to a prompt's first token."""
 
 
 def decode(
@@ -48,7 +48,7 @@ def decode(
     plain: bool = False,
     on_chunk: Callable[[Chunk], None] | None = None,
 ) -> Decoded:
-    """Decode all prompts in one in-flight batch; later turns after the answers they continue.
+    """Decode all prompts in one in-flight batch, later turns after the answers that they continue.
 
     Args:
         plain: decode every request without drafts and record the target's margins.
@@ -69,12 +69,13 @@ def decode(
         began = time.perf_counter()
         together = [_undrafted(requests[i]) if plain else requests[i] for i in wave]
         for chunk in llm.decode(together):
-            own = _renumbered(chunk, wave[chunk.index]) if len(wave) < len(requests) else chunk
-            first_s.setdefault(own.index, time.perf_counter() - began)
-            if own.completion is not None:
-                done[own.index] = own.completion
+            if len(wave) < len(requests):
+                chunk = _renumbered(chunk, wave[chunk.index])
+            first_s.setdefault(chunk.index, time.perf_counter() - began)
+            if chunk.completion is not None:
+                done[chunk.index] = chunk.completion
             if on_chunk is not None:
-                on_chunk(own)
+                on_chunk(chunk)
     time_s = time.perf_counter() - start
     completions = [done[i] for i in range(len(requests))]
     ttft_ms = 1000.0 * mean(first_s.values())
@@ -100,19 +101,19 @@ def warm_up(llm: LLM, request: PromptRequest) -> None:
 
 
 _LEAST_STEPS = 8
-"""Fewer do not show what a triple accepts."""
+"""The fewest steps that show a triple's acceptance."""
 _GAIN = 1.1
-"""How many times as fast plain decoding has to be to be worth a word."""
+"""The least ratio of plain decoding's speed that is worth a note."""
 
 
 def lookahead_loss(llm: LLM, requests: Sequence[PromptRequest], decoded: Decoded) -> str | None:
-    """What a triple cost that was slower than plain decoding; None: it was not, or who knows.
+    """Describe the loss of a triple that was slower than plain decoding; None: none is known.
 
-    Costs are those that `auto` counts with.
+    Costs of steps are those that `auto` uses.
     """
     done, totals = decoded.completions, decoded.totals
-    triples = {one.lookahead for one in done}
-    drafters = {one.stats.drafter for one in done}
+    triples = {completion.lookahead for completion in done}
+    drafters = {completion.stats.drafter for completion in done}
     if len(triples) > 1 or drafters != {LOOKAHEAD.name} or totals.steps < _LEAST_STEPS:
         return None
     if any((request.lookahead or llm.lookahead) == "auto" for request in requests):
@@ -139,7 +140,7 @@ def lookahead_loss(llm: LLM, requests: Sequence[PromptRequest], decoded: Decoded
 
 
 def divergence(completion: Completion, plain: Completion) -> Divergence | None:
-    """Where an answer first differs from plain decoding's; None: ids, text and reason are equal."""
+    """Find the first difference from plain decoding; None: ids, text and reason are equal."""
     ours, theirs = completion.output_ids, plain.output_ids
     position = first_difference(ours, theirs)
     if position is not None:
@@ -162,11 +163,11 @@ def _at(row: Sequence[T], index: int) -> T | None:
 
 
 def result(completion: Completion, plain: Completion | None = None) -> RunResult:
-    """A completion's entry in the JSON document; with `plain`, what the comparison found."""
+    """Return a completion's entry in the JSON document, with `plain` also their comparison."""
     compared: dict[str, Any] = {} if completion.input_text is not None else {"text": None}
     if plain is not None:
-        found = divergence(completion, plain)
-        compared |= {"lossless": found is None, "divergence": found}
+        first = divergence(completion, plain)
+        compared |= {"lossless": first is None, "divergence": first}
     return RunResult.fill(
         completion,
         completion.stats,
@@ -177,7 +178,7 @@ def result(completion: Completion, plain: Completion | None = None) -> RunResult
 
 
 def document(decoded: Decoded, plain: Decoded | None, executor: str) -> dict[str, Any]:
-    """The JSON document of a run; with `plain`, what the comparison with plain decoding found."""
+    """Return the JSON document of a run, with `plain` also the comparison with plain decoding."""
     compared: dict[str, Any] = {}
     theirs: Sequence[Completion | None] = [None] * len(decoded.completions)
     if plain is not None:
@@ -201,25 +202,25 @@ def search(
     settings: BeamSettings,
     num_return_sequences: int | None = None,
 ) -> BeamSearch:
-    """Search the prompts one after another; all are checked before.
+    """Search the prompts one after another; all are checked first.
 
     Args:
-        requests: prompts; of their settings `max_output_len` counts.
-        num_return_sequences: most beams of a prompt; None is all.
+        requests: prompts, of whose settings only `max_output_len` counts.
+        num_return_sequences: the most beams of a prompt; None: all.
     """
-    prompts = [llm.request_and_text(one) for one in requests]
-    start, found = time.perf_counter(), []
+    prompts = [llm.request_and_text(request) for request in requests]
+    start, results = time.perf_counter(), list[PromptBeams]()
     spelled = {} if llm.tokenizer is not None else {"text": None}
     for index, (request, text) in enumerate(prompts):
         ids = request.given_ids
-        beams = llm.beams(request, settings)[:num_return_sequences]
-        own = tuple(Beam.fill(beam, **spelled) for beam in beams)
-        found.append(PromptBeams(index=index, input_text=text, input_ids=ids, beams=own))
+        best = llm.beams(request, settings)[:num_return_sequences]
+        beams = tuple(Beam.fill(beam, **spelled) for beam in best)
+        results.append(PromptBeams(index=index, input_text=text, input_ids=ids, beams=beams))
     time_s = time.perf_counter() - start
     return BeamSearch(
         schema_version=SCHEMA_VERSION,
         executor=llm.description,
         settings=asdict(settings),
-        results=tuple(found),
-        stats={"prompts": len(found), "time_s": time_s},
+        results=tuple(results),
+        stats={"prompts": len(results), "time_s": time_s},
     )

@@ -1,4 +1,4 @@
-"""The JSON document of tune: rows of what was measured, what steps cost, a recommendation."""
+"""The JSON document of tune: measured rows, the costs of steps, a recommendation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Cost(Part):
     """The cost curve of an engine."""
 
     source: str
-    """executor: what auto counts with on this machine; or roofline."""
+    """executor: the costs that auto uses on this machine; or roofline."""
     note: str | None = None
     rows: tuple[CostRow, ...]
     knee: int | None = None
@@ -29,22 +29,22 @@ class Cost(Part):
 
 
 class Choice(Part):
-    """The best fixed triple of a batch size, or of a category, beside `auto`."""
+    """The best fixed triple of a batch size or of a category, and `auto` for comparison."""
 
     lookahead: Triple
     batch_size: int | None = None
     category: str | None = None
     predicted_speedup: Figure = None
-    """None where it was measured."""
+    """None: the triple was measured."""
     measured_speedup: Figure = None
     auto_speedup: Figure = None
-    """The speed-up of `auto`, the default, as measured; None: it was not."""
+    """The measured speed-up of `auto`, the default; None: it was not measured."""
     keep_auto: bool = False
-    """Whether `auto` is to be kept: no triple was measured ahead of it."""
+    """True: no triple was measured ahead of `auto`, which is to be kept."""
 
 
 class Recommendation(Choice):
-    """What tune would run."""
+    """The triple or `auto` that tune recommends."""
 
     by_batch_size: tuple[Choice, ...] = ()
     by_category: tuple[Choice, ...] = ()
@@ -57,7 +57,7 @@ def _one_text(value: Any) -> Any:
 class Tune(Document):
     """`trtla tune --json`.
 
-    Rows are of what was measured in turns: plain decoding, triples, and drafters without one. Of
+    Rows are those of the arms in turns: plain decoding, triples, and drafters without a triple. For
     batch sizes without time, and for an engine that does not run here, they are predictions.
     """
 
@@ -66,7 +66,7 @@ class Tune(Document):
     cost: Cost
     recommendation: Recommendation
     finished: bool | None = None
-    """False: the budget was over before the search was."""
+    """False: the budget ended before the search did."""
     doubts: tuple[str, ...] = ()
-    """What tune has said against its figures: too few tokens or turns, a busy machine."""
+    """Reasons against the figures: too few tokens or turns, a busy machine."""
     time_s: Figure = None

@@ -1,7 +1,7 @@
 """The tokens that may follow a text, by the grammar of its request.
 
 The state follows the text, and runs ahead along paths of drafts and back: no mask is computed twice
-in a step. What computes is `llguidance`'s matcher, made where the tokenizer is known.
+in a step. Masks are computed by `llguidance`'s matcher, made where the tokenizer is known.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy import ndarray
 
-from trtla.errors import TrtlaError, first_line
+from trtla.errors import first_line
 
 _WORD = 32
 """Tokens in an integer of a mask."""
@@ -34,20 +34,27 @@ class Matcher(Protocol):
 class CompiledGrammar:
     """A grammar's matcher at the beginning of an output, whose copies share one lexer.
 
-    A lexer that has had too many states, for whichever of its texts, is of no more use.
+    A lexer that has reached its limit of states, for any of its texts, cannot be used again.
 
     Args:
         compiled: compiles the grammar.
+        is_quick: that takes less than a step.
     """
 
-    def __init__(self, compiled: Callable[[], Matcher]) -> None:
-        self._compiled = compiled
+    def __init__(self, compiled: Callable[[], Matcher], is_quick: bool) -> None:
+        self._compiled, self._is_quick = compiled, is_quick
         self.matcher = compiled()
+        self.is_spent = False
+        """No matcher of it may be of use."""
 
     def renew(self, spent: Matcher) -> Matcher:
-        """Return another matcher than one whose copies have given up."""
+        """Return a fresh matcher in place of one whose copies have given up.
+
+        The same where compiling it again would delay other requests.
+        """
         if self.matcher is spent:
-            self.matcher = self._compiled()
+            self.is_spent = not self._is_quick
+            self.matcher = self._compiled() if self._is_quick else spent
         return self.matcher
 
 
@@ -72,9 +79,9 @@ class GrammarState:
         self._ends = _bits(end_ids, vocab_size)
         self._words = len(self._ends)
         self._masks: dict[tuple[int, ...], ndarray | None] = {}
-        """By path, since the output last grew."""
+        """Masks by path, since the output last grew."""
         self.failure = ""
-        """Why no token was allowed where that was last so."""
+        """The reason why a mask last allowed no token."""
 
     def follow(self, output_ids: Sequence[int]) -> GrammarState:
         """Read the new tokens of the output."""
@@ -94,7 +101,7 @@ class GrammarState:
 
         Returns:
             None where the grammar does not allow the path itself. No bit is set where nothing may
-            follow, or where that takes too much computing: `failure` says why.
+            follow, or where that takes too much computing: `failure` has the reason.
         """
         if path not in self._masks:
             self._masks[path] = self._ends if self._ended else self._computed(path)
@@ -131,22 +138,22 @@ class GrammarState:
         return self._matcher.compute_ff_tokens() if not self._ended and self._moved(path) else []
 
     def _moved(self, path: Sequence[int]) -> bool:
-        """Have the matcher stand behind output and path; False where that is not allowed."""
+        """Move the matcher behind output and path; False if the grammar forbids the path."""
         if self._matcher.is_error():
             self._renew()
-        ahead, wanted = self._ahead, list(path)
+        ahead, target = self._ahead, list(path)
         common = 0
-        while common < min(len(ahead), len(wanted)) and ahead[common] == wanted[common]:
+        while common < min(len(ahead), len(target)) and ahead[common] == target[common]:
             common += 1
         if len(ahead) > common:
             self._matcher.rollback(len(ahead) - common)
             del ahead[common:]
-        count = self._matcher.try_consume_tokens(wanted[common:])
-        ahead += wanted[common : common + count]
-        return len(ahead) == len(wanted)
+        count = self._matcher.try_consume_tokens(target[common:])
+        ahead += target[common : common + count]
+        return len(ahead) == len(target)
 
     def _refuses(self, path: Sequence[int]) -> bool:
-        """True if the grammar does not allow the path; False as well if the matcher gives up."""
+        """Return True if the grammar forbids the path; False as well if the matcher gives up."""
         if self._moved(path):
             return False
         self._matcher.compute_bitmask()  # a full lexer refuses everything: only a mask says why
@@ -156,7 +163,7 @@ class GrammarState:
         self._original = self._grammar.renew(self._original)
         self._matcher, self._ahead = self._original.deep_copy(), []
         if self._matcher.try_consume_tokens(self._output) < len(self._output):
-            raise TrtlaError("the grammar takes too much computing here", "simplify it")
+            self._matcher.compute_bitmask()  # it says that it gives up
 
 
 GrammarStart = Callable[[], GrammarState]

@@ -20,6 +20,7 @@ from starlette.exceptions import HTTPException
 from trtla.api.answers import Labels, Writer
 from trtla.api.errors import ApiError, unavailable
 from trtla.api.generation import answers_to, check_name
+from trtla.api.grammars import FIELDS as GRAMMARS
 from trtla.api.protocol import ChatBody, CompletionBody
 from trtla.errors import sentence
 from trtla.serve.generation import CHAT, TEXTS, ServedModel
@@ -180,6 +181,8 @@ async def _answer(
     lane = CHAT if isinstance(body, ChatBody) else TEXTS
     if len(await request.body()) > LONG:
         lane = f"long-{lane}"
+    if any(getattr(body, name) is not None for name in GRAMMARS):
+        lane = "grammars"  # some take long to compile
     prepare = partial(answers_to, body, space=served.space(request))
     work = model.generate(prepare, count, lane, not body.stream)
     generation = await while_there(request.receive, work)

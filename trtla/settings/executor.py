@@ -62,7 +62,7 @@ class ExecutorOptions:
     An option of one executor alone is refused by the other when it differs from its default.
     """
 
-    device: str = option("auto", "Where to run; auto takes CUDA where it is.")
+    device: str = option("auto", "Where to run; auto takes CUDA if available.")
     dtype: str = option("auto", "Type to compute in; auto is the engine's.")
     kv_cache_dtype: Literal["auto", "int8"] = option(
         "auto",

@@ -20,7 +20,7 @@ _EXAMPLE = 'give one such as {"regex": "[0-9]+"} or {"json_schema": {"type": "ob
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A grammar of whole outputs; an end token comes only where it allows an end."""
+    """A grammar of whole outputs; an end token may come only where it allows an end."""
 
     kind: GrammarKind
     text: str

@@ -6,7 +6,7 @@ All of trtla's knowledge about the limits of a triple is here.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
@@ -63,9 +63,11 @@ class LookaheadConfig:
             return value
         if isinstance(value, str):
             match = _TRIPLE.fullmatch(value)
-            numbers: list[int] = [int(part) for part in match.groups() if part] if match else []
+            numbers = [int(part) for part in match.groups() if part] if match else []
+        elif isinstance(value, (list, tuple)):
+            numbers = list(value)
         else:
-            numbers = list(value) if isinstance(value, Iterable) else []
+            numbers = []
         if len(numbers) != 3:
             raise UsageError(
                 f"lookahead {value!r} is not a triple of whole numbers",

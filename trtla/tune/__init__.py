@@ -1,1 +1,1 @@
-"""`trtla tune`: the best lookahead triple for a model, a machine, batch sizes and kinds of text."""
+"""Tuning: the search for the best lookahead triple of a model, a machine and kinds of text."""

@@ -1,4 +1,4 @@
-"""The time that a tuning may take, and what the least that tells anything takes of it."""
+"""The time budget of a tuning, and estimates of the time that requests and turns take."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trtla.tune.grid import Groups, Sample
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """A time that has begun."""
+    """A budget of seconds with the time of its beginning."""
 
     seconds: float
     begin: float
@@ -30,33 +30,33 @@ class Budget:
         return self.end - clock.now()
 
     def check(self, least_s: float) -> None:
-        """Refuse to begin what will not be over in time.
+        """Refuse a budget in which not even the smallest useful measurement ends.
 
         Args:
-            least_s: seconds of the least that tells anything, from now on.
+            least_s: seconds that this measurement takes from now on.
         """
         if least_s > self.left:
             needed = duration(math.ceil(clock.now() - self.begin + least_s))
             raise UsageError(
-                f"a budget of {self.seconds:g} s is too small: the least that tells anything takes "
-                f"about {needed} here",
+                f"a budget of {self.seconds:g} s is too small: the smallest useful measurement "
+                f"takes about {needed} here",
                 "raise --budget, or lower --batch-size, --max-output-len or the number of "
-                "categories; what was measured is kept",
+                "categories; measurements are kept",
             )
 
 
 def requests_s(
     costs: CostTable, samples: Sequence[Sample], triple: LookaheadConfig, *, at_a_time: int
 ) -> float:
-    """The most that requests take which are decoded so many at a time: every step gives a token."""
-    steps = max((one.sampling.max_output_len for one in samples), default=0)
+    """Return the most seconds of requests, `at_a_time` in flight: each step gives a token."""
+    steps = max((sample.sampling.max_output_len for sample in samples), default=0)
     rounds = -(-len(samples) // at_a_time)
-    prompts = costs.seconds(sum(len(one.prompt) for one in samples), 1)
+    prompts = costs.seconds(sum(len(sample.prompt) for sample in samples), 1)
     fed = at_a_time * triple.max_decoding_tokens
     return prompts + rounds * steps * costs.seconds(fed, at_a_time)
 
 
 def turn_s(costs: CostTable, groups: Groups, size: int, triple: LookaheadConfig) -> float:
-    """The most that a contender takes for one turn: a batch of every category."""
-    batches = ([own[place % len(own)] for place in range(size)] for own in groups.values())
+    """Return the most seconds that a contender takes for one turn: a batch of every category."""
+    batches = ([group[i % len(group)] for i in range(size)] for group in groups.values())
     return sum(requests_s(costs, batch, triple, at_a_time=size) for batch in batches)

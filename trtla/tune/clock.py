@@ -6,5 +6,5 @@ import time
 
 
 def now() -> float:
-    """Seconds on the clock of all deadlines."""
+    """Return the seconds of the clock of all deadlines."""
     return time.monotonic()

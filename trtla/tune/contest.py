@@ -1,7 +1,7 @@
-"""The best triples on the real model: whole requests in turns with plain decoding, medians.
+"""A contest of the best triples, measured on whole requests in turns with plain decoding.
 
-A turn is a batch of every category, decoded by all contenders. The field is halved as it goes, and
-sooner where time is short.
+A turn is a batch of every category, decoded by all contenders. The slower half of the field leaves
+every few turns, and earlier if time is short.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ if TYPE_CHECKING:
     from trtla.llm.llm import LLM
 
 LEAST_TURNS = 3
-"""Turns that are enough, if so many are wanted: a median of fewer is none."""
+"""The fewest turns that give a median, if that many are requested."""
 LEAST_FIELD = 3
-"""Contenders that stay in any case: plain decoding, the best triple and `auto`."""
+"""Contenders that always stay: plain decoding, the best triple and `auto`."""
 _BEST = 6
-"""Triples of all categories together that begin; beside them the best of each category."""
+"""Triples of all categories together that begin; the best of each category is added."""
 _FEW_TRIPLES = 3
-"""Triples that are not halved any more."""
+"""Triples that are too few to be halved."""
 _WARM_UP, _SHORT = 2, 8
-"""Tokens that a contender writes before it is timed, and prompt tokens that it reads for that."""
+"""Tokens that a contender writes to warm up, and prompt tokens that it reads for that."""
 
 
 OTHERS = (Way(AUTO, "auto"), Way("prompt-lookup", "auto", DrafterSettings(("prompt-lookup",))))
-"""What needs no triple; prompt lookup proposes 4 tokens a draft."""
+"""Contenders that need no triple; prompt lookup proposes 4 tokens a draft."""
 
 
 def contenders(rows: Sequence[Row], size: int) -> list[Way]:
-    """Plain decoding and the best triple, what needs none, then further good triples."""
+    """List plain decoding, the best triple, contenders without one, then further good triples."""
     drafting = [row for row in rows if row.arm != AR]
     names = dict.fromkeys(row.category for row in drafting)
-    found = ranked(drafting, whole_category(drafting), size)[:_BEST]
-    found += [row for name in names for row in ranked(drafting, name, size)[:1]]
+    best = ranked(drafting, whole_category(drafting), size)[:_BEST]
+    best += [row for name in names for row in ranked(drafting, name, size)[:1]]
     first, *others = (
         Way(f"lookahead {triple}", triple)
-        for triple in dict.fromkeys(LookaheadConfig(*row.triple) for row in found if row.triple)
+        for triple in dict.fromkeys(LookaheadConfig(*row.triple) for row in best if row.triple)
     )
     return [PLAIN, first, *OTHERS, *others]
 
@@ -58,8 +58,8 @@ class Contest:
     """Contenders in batches of one size, and their turns so far.
 
     Args:
-        cell: what all turns are taken under, but for category and batch size.
-        guess_s: the seconds that a contender takes for a turn, at most.
+        cell: the circumstances of all turns, but for their category.
+        guess_s: the most seconds that a contender takes for a turn.
     """
 
     def __init__(
@@ -74,13 +74,13 @@ class Contest:
     ) -> None:
         self._guess_s, self._groups, self._kept, self._note = guess_s, groups, kept, note
         self.size = cell.batch_size
-        self._arms = {one: one.arm(llm) for one in dict.fromkeys(field)}
+        self._arms = {way: way.arm(llm) for way in dict.fromkeys(field)}
         self._cells = {name: cell.model_copy(update={"category": name}) for name in groups}
         self._turns: dict[str, list[Turn]] = {name: [] for name in groups}
 
     @property
     def field(self) -> list[Way]:
-        """Those that are left, plain decoding first."""
+        """The contenders that are left, plain decoding first."""
         return list(self._arms)
 
     @property
@@ -89,20 +89,20 @@ class Contest:
 
     @property
     def expected_s(self) -> float:
-        """What the next turn takes: as long as the last one, or before it at most the guess."""
+        """Seconds that the next turn takes: those of the last turn, or before it the guess."""
         if not self.turns:
             return self._guess_s * len(self._arms)
-        latest = [own[self.turns - 1].runs for own in self._turns.values()]
-        return sum(runs[one.name].time_s for runs in latest for one in self._arms)
+        latest = [turns[self.turns - 1].runs for turns in self._turns.values()]
+        return sum(runs[way.name].time_s for runs in latest for way in self._arms)
 
     def _batch(self, category: str) -> Batch:
-        """What the next turn decodes."""
-        own, first = self._groups[category], self.turns * self.size
-        samples = [own[place % len(own)] for place in range(first, first + self.size)]
+        """Return the batch of the next turn."""
+        group, first = self._groups[category], self.turns * self.size
+        samples = [group[i % len(group)] for i in range(first, first + self.size)]
         return Batch(self.turns + 1, 0, as_work(samples))
 
     def _is_kept(self) -> bool:
-        """Whether the next turn was taken before with all contenders."""
+        """Return whether the journal has the next turn with all contenders."""
         arms = list(self._arms.values())
         return all(
             self._kept.has(cell, self._batch(name), arms) for name, cell in self._cells.items()
@@ -112,8 +112,8 @@ class Contest:
         """Take turns until a deadline of `tune.clock`; False: there was no time for enough.
 
         Args:
-            most: turns, at most.
-            needed: whether one turn is taken in any case, and is enough.
+            most: the most turns.
+            needed: one turn is always taken, and is enough.
         """
         least = min(LEAST_TURNS, most)
         is_warm = False
@@ -133,7 +133,7 @@ class Contest:
         return True
 
     def _shorten(self, deadline: float, least: int) -> None:
-        """Have the last contenders leave while there is no time for all of them."""
+        """Remove the last contenders while there is no time for all of them."""
         left, wanted = deadline - clock.now(), max(1, least - self.turns)
         before = list(self._arms)
         while (
@@ -145,24 +145,24 @@ class Contest:
         self._note_left(before, "there is no time for")
 
     def _halve(self) -> None:
-        """Leave the slower half of the triples out, by how near they come to the best anywhere."""
-        triples = [one for one in self._arms if one not in (PLAIN, *OTHERS)]
+        """Remove the slower half of the triples, by their nearness to the best of any category."""
+        triples = [way for way in self._arms if way not in (PLAIN, *OTHERS)]
         if len(triples) <= _FEW_TRIPLES:
             return
-        places = product(triples, self._categories)
-        score = nearness({(one.name, at): median(self._ratios(one, at)) for one, at in places})
-        triples.sort(key=lambda one: score[one.name], reverse=True)
+        pairs = product(triples, self._categories)
+        score = nearness({(way.name, at): median(self._ratios(way, at)) for way, at in pairs})
+        triples.sort(key=lambda way: score[way.name], reverse=True)
         before = list(self._arms)
-        for one in triples[max(_FEW_TRIPLES, len(triples) // 2) :]:
-            del self._arms[one]
+        for way in triples[max(_FEW_TRIPLES, len(triples) // 2) :]:
+            del self._arms[way]
         self._note_left(before, f"after {self.turns} turns the slower ones leave:")
 
     def _note_left(self, before: Sequence[Way], why: str) -> None:
-        if names := [one.name for one in before if one not in self._arms]:
+        if names := [way.name for way in before if way not in self._arms]:
             self._note(f"batch size {self.size}: {why} {', '.join(names)}")
 
     def _turn(self) -> None:
-        """One more turn. What was cut off is taken again, since its times belong together."""
+        """Take one more turn, all of it even if it was interrupted: its times belong together."""
         batches = {name: self._batch(name) for name in self._cells}
         for name, batch in batches.items():
             self._turns[name].append(Turn(batch, self._take(self._cells[name], batch)))
@@ -186,30 +186,30 @@ class Contest:
         return [*self._groups, *([EVERY_CATEGORY] if len(self._groups) > 1 else [])]
 
     def rows(self) -> list[Row]:
-        """Medians over the turns, of those that stayed."""
+        """Return medians over the turns of the contenders that stayed."""
         arms = {arm.label: arm for arm in self._arms.values()}
         cells = [
             CellRuns(cell, {**arms}, self._turns[name], reseeded=True)
             for name, cell in self._cells.items()
         ]
-        return [row for one in (*cells, *joined(cells)) for row in rows(one)]
+        return [row for runs in (*cells, *joined(cells)) for row in rows(runs)]
 
     def scatter(self) -> float:
-        """How far a speed-up on the same samples differs from turn to turn at most, as a ratio."""
-        cycle = max(len(own) for own in self._groups.values())
-        found = [1.0]
-        for one in self._arms:
+        """Return the largest ratio between turns of a speed-up on the same samples."""
+        cycle = max(len(group) for group in self._groups.values())
+        scatters = [1.0]
+        for way in self._arms:
             for category in self._groups:
-                ratios = self._ratios(one, category)
-                same = (ratios[place::cycle] for place in range(min(cycle, len(ratios))))
-                found += [max(own) / min(own) for own in same]
-        return max(found)
+                ratios = self._ratios(way, category)
+                repeats = (ratios[i::cycle] for i in range(min(cycle, len(ratios))))
+                scatters += [max(same) / min(same) for same in repeats]
+        return max(scatters)
 
-    def _ratios(self, one: Way, category: str) -> list[float]:
+    def _ratios(self, way: Way, category: str) -> list[float]:
         names = self._groups if category == EVERY_CATEGORY else (category,)
         turns = zip(*(self._turns[name] for name in names), strict=True)
         return [
-            sum(turn.runs[PLAIN.name].time_s for turn in own)
-            / sum(turn.runs[one.name].time_s for turn in own)
-            for own in turns
+            sum(turn.runs[PLAIN.name].time_s for turn in group)
+            / sum(turn.runs[way.name].time_s for turn in group)
+            for group in turns
         ]

@@ -1,7 +1,7 @@
-"""Predicted speed-ups: the steps that a triple took on the texts, times what such steps cost.
+"""Predicted speed-ups: the steps that a triple took on the texts, times the cost of such steps.
 
-Plain arithmetic over finished requests. Host work is not in it: what counts in the end is measured.
-For a GPU that is not here, a step costs at least bytes over bandwidth, or operations over peak.
+This is plain arithmetic over finished requests, without host work; the contest measures it. For a
+GPU that is not here, a step costs at least bytes over bandwidth, or operations over peak.
 """
 
 from __future__ import annotations
@@ -17,79 +17,80 @@ from trtla.results.bench_documents import EVERY_CATEGORY, Cell, Row, whole_categ
 from trtla.results.tune_documents import Choice, Recommendation
 from trtla.runtime.costs import CostTable
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
-from trtla.tune.grid import Found, Groups, Sample, Steps
+from trtla.tune.grid import Finished, Groups, Sample, Steps
 
 if TYPE_CHECKING:
     from trtla.formats.config import CheckpointConfig
 
 
 AUTO = "lookahead auto"
-"""The arm of the default."""
+"""The name of the arm with default options."""
 WORTH = 1.02
 """Speed-up from which a triple is recommended in place of plain decoding."""
 KNEE = 1.25
-"""Steps of up to this many plain steps' time count as cheap."""
+"""Steps of at most this many times a plain step's time count as cheap."""
 
 
 def plain_steps(sample: Sample) -> Steps:
-    """Plain decoding's, which need not run: all texts are of full length."""
+    """Return the counts of plain decoding, which need not run: all texts have full length."""
     count = sample.sampling.max_output_len - 1
     return Steps(count, count, count)
 
 
 class Predictor:
-    """Predicts from what has been found so far, which may grow, and what forwards cost."""
+    """A predictor from finished requests, which may grow, and the costs of forwards."""
 
-    def __init__(self, cell: Cell, groups: Groups, found: Found, table: CostTable) -> None:
-        self._cell, self._groups, self._found, self._table = cell, groups, found, table
+    def __init__(self, cell: Cell, groups: Groups, finished: Finished, table: CostTable) -> None:
+        self._cell, self._groups, self._finished, self._table = cell, groups, finished, table
 
     def rows(self, batch_sizes: Sequence[int]) -> list[Row]:
-        """Every triple that ran, for each category that it ran on, and for all of them together."""
-        plain = {one: plain_steps(one) for own in self._groups.values() for one in own}
-        found = []
-        for size, triple in product(batch_sizes, (AUTOREGRESSIVE, *self._found)):
-            done = self._found.get(triple, plain)
+        """Predict every triple that ran, for each of its categories and for all together."""
+        samples = [sample for group in self._groups.values() for sample in group]
+        plain = {sample: plain_steps(sample) for sample in samples}
+        rows = list[Row]()
+        for size, triple in product(batch_sizes, (AUTOREGRESSIVE, *self._finished)):
+            done = self._finished.get(triple, plain)
             ran = {
-                name: {one: done[one] for one in own if one in done}
-                for name, own in self._groups.items()
+                name: {sample: done[sample] for sample in group if sample in done}
+                for name, group in self._groups.items()
             }
             if len(ran) > 1 and all(ran.values()):
                 ran[EVERY_CATEGORY] = dict(done)
-            found += [self._row(triple, name, own, size) for name, own in ran.items() if own]
-        return found
+            rows += [self._row(triple, name, part, size) for name, part in ran.items() if part]
+        return rows
 
     def _row(
         self, triple: LookaheadConfig, category: str, done: Mapping[Sample, Steps], size: int
     ) -> Row:
-        steps = sum(one.steps for one in done.values())
-        plain = sum(self._request_s(one, plain_steps(one), size) for one in done)
-        own = sum(self._request_s(one, took, size) for one, took in done.items())
+        steps = sum(count.steps for count in done.values())
+        plain_s = sum(self._request_s(sample, plain_steps(sample), size) for sample in done)
+        time_s = sum(self._request_s(sample, count, size) for sample, count in done.items())
         cell = self._cell.model_copy(update={"category": category, "batch_size": size})
         return Row.fill(
             cell,
             arm=AR if triple == AUTOREGRESSIVE else f"lookahead {triple}",
-            tokens_per_step=round(sum(one.tokens for one in done.values()) / steps, 4),
-            fed_per_step=round(sum(one.fed for one in done.values()) / steps, 2),
-            predicted_speedup=round(plain / own, 4),
+            tokens_per_step=round(sum(count.tokens for count in done.values()) / steps, 4),
+            fed_per_step=round(sum(count.fed for count in done.values()) / steps, 2),
+            predicted_speedup=round(plain_s / time_s, 4),
         )
 
-    def _request_s(self, sample: Sample, took: Steps, size: int) -> float:
-        """A request's share of the time of a batch of equal ones, its prompt included."""
+    def _request_s(self, sample: Sample, count: Steps, size: int) -> float:
+        """Return a request's share of the time of a batch of equal requests, prompts included."""
         prompt = self._table.seconds(len(sample.prompt) * size, size)
         return (
-            prompt + took.steps * self._table.seconds(took.fed / took.steps * size, size)
+            prompt + count.steps * self._table.seconds(count.fed / count.steps * size, size)
         ) / size
 
 
 def speed(row: Row) -> float:
-    """An arm's speed-up over plain decoding: measured, else predicted."""
+    """Return an arm's speed-up over plain decoding: measured, else predicted."""
     return next(filter(None, (row.speedup_vs_ar, row.predicted_speedup)), 0.0)
 
 
 def ranked(rows: Sequence[Row], category: str | None, batch_size: int | None) -> list[Row]:
-    """The rows of a category and batch size, the fastest first; of equals the smaller triple."""
-    own = [row for row in rows if (row.category, row.batch_size) == (category, batch_size)]
-    return sorted(own, key=lambda row: (-speed(row), _draft_len(row)))
+    """Return the rows of a category and batch size, the fastest first, then the smaller triple."""
+    matching = [row for row in rows if (row.category, row.batch_size) == (category, batch_size)]
+    return sorted(matching, key=lambda row: (-speed(row), _draft_len(row)))
 
 
 def _draft_len(row: Row) -> int:
@@ -97,9 +98,9 @@ def _draft_len(row: Row) -> int:
 
 
 def knee(table: CostTable, sequences: int = 1) -> int:
-    """The most fed tokens whose forward takes at most 1.25 times that of one token a sequence.
+    """Return the most fed tokens whose forward takes at most 1.25 times that of one a sequence.
 
-    Tokens up to there are nearly free; whole tokens between the measured points, up to the last.
+    Tokens up to there are nearly free. It may lie between the points of the table, up to the last.
     """
     points = next((points for count, points in table.rows if count == sequences), table.rows[0][1])
     most, first = KNEE * points[0][1], points[0][0]
@@ -108,12 +109,11 @@ def knee(table: CostTable, sequences: int = 1) -> int:
 
 
 def recommend(rows: Sequence[Row]) -> Recommendation:
-    """The triple for the first batch size and all categories together, and where it differs.
+    """Recommend a triple for the first batch size and all categories, and for each of either alone.
 
-    Where triples were measured, the fastest of them counts, else the best prediction; plain
-    decoding where none is ahead of it by more than timings scatter. A triple of whose drafts no
-    token was accepted is never ahead, whatever the timings are. `auto` is kept where the triple is
-    not ahead of it by as much.
+    The fastest measured triple counts, else the best prediction, or plain decoding if no triple is
+    ahead of it by more than timings scatter. A triple of whose drafts no token was accepted is
+    never ahead. `auto` is kept if the triple is not ahead of it by as much.
     """
     sizes = list(dict.fromkeys(row.batch_size for row in rows))
     first, whole = sizes[0], whole_category(rows)
@@ -132,12 +132,12 @@ def recommend(rows: Sequence[Row]) -> Recommendation:
     )
 
 
-def _chosen(own: Sequence[Row]) -> dict[str, Any]:
-    """The best triple of rows, the fastest first."""
-    triples = [row for row in own if row.triple is not None]
+def _chosen(rows: Sequence[Row]) -> dict[str, Any]:
+    """Choose the best triple of rows that are ordered by speed."""
+    triples = [row for row in rows if row.triple is not None]
     ahead = [row for row in triples if row.tokens_per_step != 1.0 and speed(row) >= WORTH]
     plain = [row for row in triples if row.arm == AR]
-    chosen, auto = [*ahead, *plain][0], next((row for row in own if row.arm == AUTO), None)
+    chosen, auto = [*ahead, *plain][0], next((row for row in rows if row.arm == AUTO), None)
     auto_speedup = None if auto is None else auto.speedup_vs_ar
     measured = chosen.speedup_vs_ar
     return {
@@ -155,11 +155,11 @@ class GpuPeaks:
 
     name: str
     terabytes_per_s: float
-    """Memory bandwidth."""
+    """The memory bandwidth."""
     teraflops: float
     """Dense float16 and bfloat16 products with float32 sums."""
     fp8_teraflops: float | None
-    """Dense; None: it has no FP8 products."""
+    """Dense FP8 products; None: the GPU has none."""
     source: str
 
 
@@ -177,26 +177,26 @@ GPUS = {
         GpuPeaks("rtx4090", 1.008, 165.2, 330.3, "NVIDIA Ada GPU architecture white paper"),
     )
 }
-"""By the name that --gpu takes."""
+"""Peaks by the name that --gpu takes."""
 
 
 def find_gpu(name: str) -> GpuPeaks:
-    """A GPU of the table."""
-    found = GPUS.get(name.lower())
-    if found is None:
+    """Return a GPU of the table by its name."""
+    gpu = GPUS.get(name.lower())
+    if gpu is None:
         hint = f"{did_you_mean(name.lower(), GPUS)}use {', '.join(GPUS)}"
         raise UsageError(f"--gpu {name} is not known", hint)
-    return found
+    return gpu
 
 
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
 
 class Roofline:
-    """The least time of a model's steps on one GPU; its ranks share the work where it is split.
+    """The least time of a model's steps on one GPU, with a rank's share if the model is split.
 
     Args:
-        context: cached tokens of a sequence, on average.
+        context: the average number of a sequence's cached tokens.
     """
 
     def __init__(self, config: CheckpointConfig, gpu: GpuPeaks, context: int) -> None:
@@ -208,12 +208,12 @@ class Roofline:
         self._weight_bytes = self._layers * (1 if config.fp8 else 2) + self._head * 2
         self._kv_bytes = kv_bytes_per_token(config)
         heads = config.num_attention_heads * config.num_hidden_layers * config.head_size
-        self._attention = 4.0 * heads / ranks  # operations a fed token spends on a cached one
+        self._attention = 4.0 * heads / ranks  # operations of a fed token with a cached one
         fp8 = gpu.fp8_teraflops if config.fp8 else None
         self._layer_flops = (fp8 or gpu.teraflops) * 1e12
 
     def seconds(self, sequences: int, fed_each: int) -> float:
-        """The bound of a step of so many sequences that feed so many tokens each."""
+        """Return the least seconds of a step in which each sequence feeds `fed_each` tokens."""
         fed, context = sequences * fed_each, self._context
         read = self._weight_bytes + sequences * context * self._kv_bytes
         peak = self.gpu.teraflops * 1e12
@@ -240,7 +240,7 @@ class Roofline:
 
 
 def _parameters(config: CheckpointConfig) -> tuple[int, int]:
-    """Weights that every fed token is multiplied with: those of the layers, and of the head."""
+    """Count the weights that every fed token is multiplied with, in the layers and in the head."""
     hidden, size = config.hidden_size, config.head_size
     attention = hidden * size * 2 * (config.num_attention_heads + config.num_key_value_heads)
     layer = attention + 3 * hidden * config.intermediate_size

@@ -1,8 +1,8 @@
 """One tuning from the opened model to the document: costs, search, contest, recommendation.
 
-It prints nothing: `on_note` receives how far it is. What is measured goes through `Measurements`.
-The budget counts from before the model is opened. When the first costs are known, a budget that the
-least does not fit into is refused; all else ends in time, by what steps cost.
+Progress goes to `on_note`, measurements to `Measurements`. The budget counts from before the model
+is opened. Once the costs of steps are known, a budget that is too small for the smallest useful
+measurement is refused; the rest ends in time by these costs.
 """
 
 from __future__ import annotations
@@ -38,28 +38,28 @@ FILE = "measurements.jsonl"
 _SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """Fed tokens of a sequence in the cost table."""
 _SHOWN = 16
-"""Tokens of the text that shows the executor what steps cost here."""
+"""Tokens of the text by which the executor learns the costs of steps here."""
 _FEW_TOKENS = 256
-"""Tokens of plain decoding of all prompts; the answer from fewer depends on what they are."""
+"""The fewest tokens of all outputs for a recommendation without doubts."""
 _SEARCH_SHARE = 0.45
-"""The share of the budget for the search, where a contest follows."""
+"""The share of the budget for the search, if a contest follows."""
 _OWN_SHARE = 0.6
-"""The share of the time that is left for the contest of a batch size that others follow."""
-_GOES_ON = "the same command with a larger --budget goes on"
+"""The share of the remaining time for a contest, if others follow."""
+_GOES_ON = "the same command with a larger --budget resumes"
 _BUSY = 1.3
 """Turns of one speed-up that differ by more indicate a busy machine."""
 
 
 def tune(settings: TuneSettings, on_note: Note, stages: Stages = silent) -> Tune:
-    """Tune; the document.
+    """Tune a model and return the document.
 
     Raises:
-        UsageError: the least that tells anything takes longer than the budget.
+        UsageError: the smallest useful measurement takes longer than the budget.
     """
     budget = Budget(settings.budget_s, clock.now())
     with LLM(settings.model, settings.options) as llm:
-        found = _Tuning(settings, llm, budget, on_note, stages).go()
-    return found.model_copy(update={"time_s": round(clock.now() - budget.begin, 1)})
+        tuned = _Tuning(settings, llm, budget, on_note, stages).go()
+    return tuned.model_copy(update={"time_s": round(clock.now() - budget.begin, 1)})
 
 
 class _Tuning:
@@ -83,25 +83,25 @@ class _Tuning:
             category=EVERY_CATEGORY,
             executor=llm.description,
         )
-        samples = [one for own in self._groups.values() for one in own]
-        if (tokens := sum(one.sampling.max_output_len for one in samples)) < _FEW_TOKENS:
+        samples = [sample for group in self._groups.values() for sample in group]
+        if (tokens := sum(sample.sampling.max_output_len for sample in samples)) < _FEW_TOKENS:
             texts = f"{counted(len(samples), 'prompt')} and {counted(tokens, 'token')}"
             self._doubt(f"{texts} say little", "raise --num-prompts or --max-output-len")
         key = fingerprint(self._facts(samples))
         self._journal = Measurements(settings.output_dir / FILE, key, "--output-dir")
         if self._journal.entries:
-            on_note(f"goes on: {len(self._journal.entries)} measurements are kept from before")
+            on_note(f"resumed: {len(self._journal.entries)} measurements are kept from before")
         self._sizes = settings.batch_sizes
         self._cost, self._table = self._costs(samples)
         self._kept = Kept(self._journal)
         self._search = Search(
             llm, self._groups, settings.limit, self._cell, self._kept, on_note, stages, self._takes
         )
-        self._predictor = Predictor(self._cell, self._groups, self._search.found, self._table)
+        self._predictor = Predictor(self._cell, self._groups, self._search.finished, self._table)
 
     @property
     def _costs_are_ours(self) -> bool:
-        """Whether costs are those of what decodes here, so that times follow from them."""
+        """True: costs are those of this machine, so that times follow from them."""
         return self._settings.gpu is None
 
     def _takes(self, triple: LookaheadConfig, samples: Sequence[Sample]) -> float:
@@ -110,16 +110,17 @@ class _Tuning:
         return requests_s(self._table, samples, triple, at_a_time=len(samples))
 
     def _check_budget(self) -> None:
-        """Refuse a budget that is too small for the smallest triple, and for the least contest."""
+        """Refuse a budget that is too small for the smallest triple and the shortest contest."""
         if not self._costs_are_ours or self._settings.planned:
             return
         size, groups = self._sizes[0], self._groups
-        names = (name.split() for name in self._journal.entries)
-        taken = {own[2] for own in names if own[:2] == ["turn", str(size)]} - {str(SEARCH_ROUND)}
+        names = [name.split() for name in self._journal.entries]
+        rounds = {words[2] for words in names if words[:2] == ["turn", str(size)]}
+        taken = rounds - {str(SEARCH_ROUND)}
         turns = max(min(LEAST_TURNS, self._settings.rounds) - len(taken), 0)
         least = turns * LEAST_FIELD * turn_s(self._table, groups, size, AUTOREGRESSIVE)
-        if not any(own[0] == "turn" for own in map(str.split, self._journal.entries)):
-            firsts = [own[0] for own in groups.values()]
+        if not any(words[0] == "turn" for words in names):
+            firsts = [group[0] for group in groups.values()]
             least += self._takes(coarse(self._settings.limit)[0], firsts)
         self._budget.check(least)
 
@@ -137,7 +138,7 @@ class _Tuning:
 
     def _costs(self, samples: list[Sample]) -> tuple[Cost, CostTable]:
         settings = self._settings
-        cached = sum(len(one.prompt) for one in samples) // len(samples)
+        cached = sum(len(sample.prompt) for sample in samples) // len(samples)
         context = cached + settings.sampling.max_output_len // 2
         if settings.gpu is not None:
             config = self._llm.engine.config.pretrained_config
@@ -147,14 +148,14 @@ class _Tuning:
         else:
             table, source = self._executor_table(), "executor"
             threads = counted(torch.get_num_threads(), "thread")
-            note = f"what auto counts with on {self._llm.description}, {threads}"
+            note = f"costs that auto uses on {self._llm.description}, {threads}"
             if settings.planned:
                 note += "; TensorRT-LLM's own kernels are faster, and have not been timed"
         rows = tuple(CostRow(sequences=count, points=points) for count, points in table.rows)
         return Cost(source=source, note=note, rows=rows, knee=knee(table)), table
 
     def _executor_table(self) -> CostTable:
-        """What the executor expects of steps, after a short text that shows it this machine."""
+        """Return the executor's cost table, after a short text that it measures on this machine."""
         rows = []
         for size in sorted({1, *self._sizes}):
             name = f"costs {size}"
@@ -166,7 +167,7 @@ class _Tuning:
         return CostTable(tuple(rows))
 
     def _show_steps(self, size: int) -> None:
-        """Let the executor see steps of so many sequences."""
+        """Let the executor measure steps of `size` sequences."""
         sample = next(iter(self._groups.values()))[0]
         length = min(_SHOWN, sample.sampling.max_output_len)
         short = replace(sample, sampling=replace(sample.sampling, max_output_len=length))
@@ -174,16 +175,16 @@ class _Tuning:
 
     def _points(self, size: int) -> tuple[Point, ...]:
         def seconds(executor: Executor, tokens: int) -> float:
-            found = executor.step_seconds(tokens, size)
-            if found is None:
+            cost = executor.step_seconds(tokens, size)
+            if cost is None:
                 raise UsageError(
-                    f"{self._llm.description} does not say what steps cost", "give --gpu"
+                    f"{self._llm.description} does not report the costs of steps", "give --gpu"
                 )
-            return found
+            return cost
 
         tokens = [size * each for each in _SIZES]
-        found = self._llm.executor.call(lambda one: {n: seconds(one, n) for n in tokens})
-        return rising(found)
+        costs = self._llm.executor.call(lambda inner: {n: seconds(inner, n) for n in tokens})
+        return rising(costs)
 
     def go(self) -> Tune:
         settings, budget = self._settings, self._budget
@@ -211,26 +212,26 @@ class _Tuning:
         return self._predictor.rows(self._sizes)
 
     def _verify(self, points: list[Row], end: float) -> list[Row]:
-        """A contest for each batch size; the first one, which counts, has most of the time."""
-        sizes, contests, found = self._sizes, list[Contest](), list[Row]()
-        for place, size in enumerate(sizes, 1):
+        """Hold a contest for each batch size; the first, which counts, gets most of the time."""
+        sizes, contests, rows = self._sizes, list[Contest](), list[Row]()
+        for number, size in enumerate(sizes, 1):
             now = clock.now()
-            until = end if place == len(sizes) else now + (end - now) * _OWN_SHARE
+            until = end if number == len(sizes) else now + (end - now) * _OWN_SHARE
             field = contenders(points, size)
             guess_s = turn_s(self._table, self._groups, size, AUTOREGRESSIVE)
             cell = self._cell.model_copy(update={"batch_size": size})
             contest = Contest(self._llm, self._groups, field, cell, self._kept, self._note, guess_s)
-            if self._compete(contest, until, first=place == 1):
+            if self._compete(contest, until, first=number == 1):
                 contests.append(contest)
-                found += contest.rows()
+                rows += contest.rows()
             else:
                 self._note(f"batch size {size} is predicted only: the budget is small")
-                found += [row for row in points if row.batch_size == size]
+                rows += [row for row in points if row.batch_size == size]
         self._note_times(contests)
-        return found
+        return rows
 
     def _compete(self, contest: Contest, until: float, *, first: bool) -> bool:
-        names = ", ".join(one.name for one in contest.field)
+        names = ", ".join(way.name for way in contest.field)
         self._note(f"verified in turns, batch size {contest.size}: {names}")
         most = self._settings.rounds
         with self._stages(f"batch size {contest.size}, as time allows", "turns") as progress:
@@ -241,10 +242,10 @@ class _Tuning:
         if turns < min(LEAST_TURNS, self._settings.rounds):
             after = f"the budget of {self._budget.seconds:g} s was over after"
             self._doubt(f"{after} {counted(turns, 'turn')}", _GOES_ON)
-        if (scatter := max(one.scatter() for one in contests)) > _BUSY:
+        if (scatter := max(contest.scatter() for contest in contests)) > _BUSY:
             self._doubt(f"turns differ by up to {scatter:.1f}x", "try a machine that is less busy")
 
-    def _doubt(self, what: str, hint: str) -> None:
-        """Note what speaks against the figures; it stays with them."""
-        self._doubts.append(what)
-        self._note(f"{what}: {hint}")
+    def _doubt(self, reason: str, hint: str) -> None:
+        """Note a reason against the figures, which the document keeps."""
+        self._doubts.append(reason)
+        self._note(f"{reason}: {hint}")

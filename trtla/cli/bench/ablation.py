@@ -64,14 +64,14 @@ _PROCESSORS = ("greedy", "nucleus:0.8:0.9")
 def run_ablation_command(
     console: Console, flags: BenchFlags, lookahead: LookaheadConfig | None
 ) -> None:
-    """Check, say how much it is, measure, and print a summary."""
+    """Check the flags, note the number of decodings, measure, and print a summary."""
     sweep = _check(console, flags, lookahead)
     output = _table(flags)
     folders = (flags.engine_dir, flags.options.tokenizer_dir)
     check_sets(console, flags.asking, folders, sweep.sets)
     with written(output, "give another --output"), output.open("a", encoding="utf-8"):
         console.note(f"note: {_extent(sweep)}")
-    kept = f"note: decodings so far are in {output.with_suffix('.jsonl')}; the same command goes on"
+    kept = f"note: decodings so far are in {output.with_suffix('.jsonl')}; the same command resumes"
     with INTERRUPTS.saying(lambda: kept):
         results = run(console, sweep)
     if results is None:  # a serving rank of mpirun has nothing to report
@@ -83,7 +83,7 @@ def run_ablation_command(
 
 
 def _over_all(rows: list[Row]) -> list[Row]:
-    """The rows over all tasks, or those of the only one."""
+    """Return the rows over all tasks, or those of the only one."""
     from trtla.results.bench_documents import EVERY_CATEGORY
 
     return [row for row in rows if row.category == EVERY_CATEGORY] or rows
@@ -95,10 +95,10 @@ def _write(
     from trtla.bench.tables import csv_text, document, rows_text
     from trtla.results.documents import environment
 
-    found, means = environment(command_line()), output.with_name(f"{output.stem}_means.csv")
-    texts = {output: rows_text(results.decodings), means: csv_text(results, sweep, found)}
+    machine, means = environment(command_line()), output.with_name(f"{output.stem}_means.csv")
+    texts = {output: rows_text(results.decodings), means: csv_text(results, sweep, machine)}
     if _is_document(flags):
-        texts[Path(flags.output)] = json_text(document(results, sweep, found))
+        texts[Path(flags.output)] = json_text(document(results, sweep, machine))
     for path, text in texts.items():
         with written(path, "give another --output"):
             write_whole(path, text)
@@ -124,37 +124,37 @@ def _extent(sweep: Sweep) -> str:
 
 
 def _check(console: Console, flags: BenchFlags, lookahead: LookaheadConfig | None) -> Sweep:
-    """What can be refused before torch is imported."""
+    """Make the sweep, with all checks that need no torch."""
     if len(flags.threads) > 1:
         raise UsageError(
             f"--threads has {len(flags.threads)} numbers, and --ablation takes one",
             "run it once for each, with an --output of its own",
         )
-    made = _served(console, flags, _arms(flags))
-    asked = [(arm.lookahead, arm.drafter) for arm in made]
-    if note_without_drafts(console.note, flags.engine_dir, asked):
-        made = [arm for arm in made if arm.drafter != LOOKAHEAD]
-    named = [(f"--arms {arm.name}", arm.drafter) for arm in made]
+    arms = _served(console, flags, _arms(flags))
+    drafting = [(arm.lookahead, arm.drafter) for arm in arms]
+    if note_without_drafts(console.note, flags.engine_dir, drafting):
+        arms = [arm for arm in arms if arm.drafter != LOOKAHEAD]
+    named = [(f"--arms {arm.name}", arm.drafter) for arm in arms]
     models = check_drafters(flags.engine_dir, named, flags.options)
     filters = dict.fromkeys(map(parse_processor, flags.processor or _PROCESSORS))
     sets = _sets(flags)
     _check_output(flags)
     from trtla.bench.sweep import Sweep
 
-    drafting = [arm.drafter for arm in made if arm.drafter.most_tokens]
+    drafters = [arm.drafter for arm in arms if arm.drafter.most_tokens]
     return Sweep(
-        **shared_setup(flags, lookahead, drafting, models),
+        **shared_setup(flags, lookahead, drafters, models),
         sampling=SamplingParams(flags.sampling.max_output_len, seed=flags.seed),
         sets=tuple(sets),
         filters=tuple(filters),
         rounds=flags.repeats or (FULL_REPEATS if flags.full else 1),
-        ways=tuple(made),
+        ways=tuple(arms),
         journal=_table(flags).with_suffix(".jsonl"),
     )
 
 
 def _check_output(flags: BenchFlags) -> None:
-    """Refuse to replace what an ablation of this version has not written."""
+    """Refuse to replace files that an ablation of this version has not written."""
     output = Path(flags.output)
     if output.suffix.lower() not in (".csv", _DOCUMENT):
         raise UsageError(
@@ -184,7 +184,7 @@ def _is_table(path: Path) -> bool:
 
 
 def _table(flags: BenchFlags) -> Path:
-    """The file of decodings."""
+    """Return the file of decodings."""
     return Path(flags.output).with_suffix(".csv") if _is_document(flags) else Path(flags.output)
 
 
@@ -192,19 +192,19 @@ def _is_document(flags: BenchFlags) -> bool:
     return Path(flags.output).suffix.lower() == _DOCUMENT
 
 
-def _served(console: Console, flags: BenchFlags, made: list[Way]) -> list[Way]:
-    """The arms that can run: the shipped draft model is for the shipped model's vocabulary."""
+def _served(console: Console, flags: BenchFlags, arms: list[Way]) -> list[Way]:
+    """Return the arms that can run: the shipped draft model has the shipped model's vocabulary."""
     if source(click.get_current_context(), "draft_model") != "default":
-        return made
+        return arms
     try:
         check_vocabulary(flags.draft_model, flags.engine_dir, flags.options.tokenizer_dir)
     except UsageError:
-        left = [arm for arm in made if arm.drafter.draft_model is None]
-        names = ", ".join(dict.fromkeys(arm.name for arm in made if arm not in left))
+        left = [arm for arm in arms if arm.drafter.draft_model is None]
+        names = ", ".join(dict.fromkeys(arm.name for arm in arms if arm not in left))
         if names:
             console.note(f"note: {names} need a --draft-model of this vocabulary, and are skipped")
         return left
-    return made
+    return arms
 
 
 def _arms(flags: BenchFlags) -> list[Way]:
@@ -233,7 +233,7 @@ def _arms(flags: BenchFlags) -> list[Way]:
 
 
 def _drafters(method: str, flags: BenchFlags) -> list[DrafterSettings]:
-    """Every combination of a method's grids is an arm of its own."""
+    """List the drafters of a method: every combination of its grids is an arm."""
     draft, kinds = f"{DRAFT_PREFIX}{flags.draft_model}", flags.grid_ngram_kind
     match method:
         case "ar":
@@ -273,7 +273,7 @@ def _tree_options(method: str, flags: BenchFlags) -> list[DraftOptions]:
 
 
 def _sets(flags: BenchFlags) -> list[PromptSet]:
-    """The tasks as sets of prompts."""
+    """Return the tasks as sets of prompts."""
     from trtla.data.prompt_sets import PromptSet, Question, load_sets
 
     named = source(click.get_current_context(), "prompts") != "default"
@@ -281,8 +281,8 @@ def _sets(flags: BenchFlags) -> list[PromptSet]:
     if flags.input_text is None:
         names = flags.prompts if named else tuple(TASK_FILES.values())
         return load_sets(names, flags.categories, most)
-    for name, given in (("prompts", named), ("categories", bool(flags.categories))):
-        if given:
+    for name, is_set in (("prompts", named), ("categories", bool(flags.categories))):
+        if is_set:
             raise UsageError(f"--input-text and --{name} exclude each other", "omit one of them")
     if not flags.input_text:
         raise UsageError("--input-text is empty", "give at least one character")

@@ -105,7 +105,7 @@ def bench(console: Console, /, **values: Any) -> None:
     efficiency is speed-up / S. A low share of distinct 4-grams says that texts loop, which flatters
     S.
 
-    With --serve the arms are runs of load on a server that is there already.
+    With --serve the arms are runs of load on a running server.
     """
     if values.pop("json"):
         values["output_format"] = "json"
@@ -122,8 +122,8 @@ def bench(console: Console, /, **values: Any) -> None:
         run_ablation_command(console, flags, _lookahead(flags))
         return
     sweep = _check(flags)
-    asked = [(way.lookahead, way.drafter) for way in sweep.ways[1:]]
-    note_without_drafts(console.note, flags.engine_dir, asked)
+    drafting = [(way.lookahead, way.drafter) for way in sweep.ways[1:]]
+    note_without_drafts(console.note, flags.engine_dir, drafting)
     folders = (flags.engine_dir, flags.options.tokenizer_dir)
     check_sets(console, flags.asking, folders, sweep.sets)
     results = run(console, sweep)
@@ -138,13 +138,13 @@ def _check(flags: BenchFlags) -> Sweep:
     check_choices("--compare", flags.compare, PEERS)
     _check_peers(flags)
     filters = filters_of(flags)
-    sampling = [replace(flags.sampling, seed=flags.seed, **one._asdict()) for one in filters]
+    sampling = [replace(flags.sampling, seed=flags.seed, **each._asdict()) for each in filters]
     lookahead = _lookahead(flags)
     check_batch_size(flags.engine_dir, max(flags.batch_size))
     check_length(flags.engine_dir, flags.options.max_seq_len)
     names = map(parse_drafter, dict.fromkeys(flags.drafters))
     drafters = [replace(flags.options.drafter, drafter=name) for name in names]
-    named = [("--drafter", one) for one in drafters]
+    named = [("--drafter", drafter) for drafter in drafters]
     models = check_drafters(flags.engine_dir, named, flags.options)
     sets = load_sets(flags.prompts, flags.categories, flags.num_prompts)
     from trtla.bench.sweep import Sweep
@@ -165,29 +165,29 @@ def _check(flags: BenchFlags) -> Sweep:
 
 
 def _ways(triples: Sequence[Lookahead], drafters: Sequence[DrafterSettings]) -> tuple[Way, ...]:
-    """Plain decoding, triples of lookahead alone, then other drafters and chains.
+    """List plain decoding, triples of lookahead alone, then other drafters and chains.
 
-    Those draft with the largest triple where one is named, else with what the model is opened with.
+    The last draft with the largest triple if one is named, else with that of the opened model.
     """
-    alone = (LOOKAHEAD.drafter, NO_DRAFTER.drafter)
+    alone, names = (LOOKAHEAD.drafter, NO_DRAFTER.drafter), [each.drafter for each in drafters]
     named: Sequence[Lookahead | None] = triples
-    if not triples and (not drafters or LOOKAHEAD.drafter in (one.drafter for one in drafters)):
+    if not triples and (not names or LOOKAHEAD.drafter in names):
         named = (None,)
     largest = any(triple != "auto" for triple in triples)
-    others = [one for one in drafters if one.drafter not in alone]
+    others = [drafter for drafter in drafters if drafter.drafter not in alone]
     return (
         PLAIN,
         *(Way("", triple) for triple in named),
-        *(Way(one.name, None, one, largest=largest) for one in others),
+        *(Way(drafter.name, None, drafter, largest=largest) for drafter in others),
     )
 
 
 def _lookahead(flags: BenchFlags) -> LookaheadConfig | None:
-    """The triple to open the model with, into which all fit; None is the engine's own."""
+    """Return the triple with which the model is opened and all others fit; None: the engine's."""
     # An engine of trtllm-build does not say its triple, and a Hugging Face folder has none.
-    own = (Path(flags.engine_dir) / "trtla.json").is_file()
+    has_triple = (Path(flags.engine_dir) / "trtla.json").is_file()
     fixed, lookahead = [triple for triple in flags.lookahead if triple != "auto"], None
-    if fixed and not own:
+    if fixed and not has_triple:
         sizes = [triple.as_tuple() for triple in (*fixed, AUTOREGRESSIVE)]
         lookahead = LookaheadConfig(*map(max, zip(*sizes, strict=True)))
     check_triples(

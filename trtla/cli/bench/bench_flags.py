@@ -1,4 +1,4 @@
-"""The flags of `trtla bench` and its two modes, and what is refused of them."""
+"""The flags of `trtla bench` and its two modes, and their checks."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from trtla.settings.sampling import Filters, SamplingParams, parse_processor
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """Something that bench does in place of its tables."""
+    """A mode of bench, which replaces its tables."""
 
     flag: str
     section: str
-    """The section of the help with the flags that are read by it alone."""
+    """The section of the help with the flags that it alone reads."""
     read: tuple[str, ...]
-    """The other flags that it reads, by their names in Python."""
+    """Other flags that it reads, by their names in Python."""
 
 
 def flag_of(name: str) -> str:
-    """A flag from its name in Python."""
+    """Return a flag by its name in Python."""
     return f"--{name.replace('_', '-')}"
 
 
@@ -68,7 +68,7 @@ _axis = partial(flag, section="Lists: every combination is measured")
 
 
 def remember_format(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
-    """With --output-format json and --json errors are JSON as well."""
+    """Print errors as JSON with --output-format json and --json."""
     console = ctx.find_object(Console)
     if console is not None:
         console.json = console.json or value in ("json", True)
@@ -79,7 +79,7 @@ _RESULTS = "ablation_results.csv"
 
 
 def _or_format(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    """The file of -o; a format behind it is what its former meaning, --output-format, takes."""
+    """Return the file of -o, which once meant --output-format: a format is handed over to that."""
     if value not in FORMATS.choices:
         return value
     where = ctx.get_parameter_source("output")
@@ -91,7 +91,7 @@ def _or_format(ctx: click.Context, param: click.Parameter, value: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadFlags:
-    """What load is put on a server."""
+    """Flags of load on a server."""
 
     serve: str | None = _load(
         "Measure this server, in place of arms in this process: trtla serve, vLLM, SGLang, "
@@ -101,7 +101,7 @@ class LoadFlags:
         metavar="URL",
     )
     concurrency: tuple[int, ...] | None = _load(
-        "Requests at a time: the next one is sent when one is over.", show_default="1"
+        "Requests in flight: each answer lets the next one go.", show_default="1"
     )
     request_rate: tuple[float, ...] | None = _load(
         "Requests a second in place of that, at random times (a Poisson process); inf sends "
@@ -126,7 +126,7 @@ class LoadFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class AblationFlags:
-    """Arms, prompts and grids of an ablation; lists are grids."""
+    """Flags of an ablation's arms, prompts and grids."""
 
     ablation: bool = _ablation(
         "In place of the tables: plain decoding, a draft model with fixed gamma and with "
@@ -137,8 +137,8 @@ class AblationFlags:
     )
     input_text: str | None = _ablation("Decode this text, not the tasks.", "-p", alias="prompt")
     full: bool = _ablation(
-        "All prompts of every task and 3 repeats, 420 decodings an arm. What is in "
-        "--output already is kept."
+        "All prompts of every task and 3 repeats, 420 decodings an arm. Decodings in "
+        "--output are kept."
     )
     prompts_per_task: int | None = _ablation(
         "Most prompts of a task.", show_default=f"{TASK_PROMPTS}; with --full all"
@@ -148,24 +148,24 @@ class AblationFlags:
         show_default=f"1; with --full {FULL_REPEATS}",
     )
     arms: tuple[str, ...] = _ablation(
-        f"What to measure; ar always comes first. Beside these: {', '.join(SOURCE_METHODS[1:])}.",
+        f"Arms to measure; ar always comes first. Others: {', '.join(SOURCE_METHODS[1:])}.",
         default=",".join(METHODS),
     )
     sources: bool = _ablation(
-        "Measure what the sources of auto's drafts are worth, in place of --arms: "
+        "Measure the worth of the sources of auto's drafts, in place of --arms: "
         f"{', '.join(SOURCE_METHODS)}."
     )
     draft_model: str = _ablation(
-        "What drafts in sd, egag and the chain; it has the model's vocabulary. Without one "
-        "that has, these arms are skipped.",
+        "The drafter of sd, egag and the chain, with the model's vocabulary; without such a "
+        "model these arms are skipped.",
         type=PATH,
         default=str(ASSETS / "tiny-llama-draft"),
         show_default="the shipped tiny-llama-draft",
     )
     output: str = _ablation(
         "Decodings go to this FILE.csv, the rows over them and over all tasks to FILE_means.csv; "
-        "what was measured is kept in FILE.jsonl. FILE.json is the JSON document, as bench's, with "
-        "decodings beside it in FILE.csv.",
+        "measurements are kept in FILE.jsonl. FILE.json is the JSON document, as bench's, with "
+        "decodings in FILE.csv.",
         "-o",
         type=PATH,
         default=_RESULTS,
@@ -182,7 +182,7 @@ class AblationFlags:
     grid_ngram_kind: tuple[NgramKind, ...] = _ablation(
         "basic or onelevel, of nasd; the chain has the first.", type=NAMES, default="basic"
     )
-    """Anything, until `DrafterSettings` has checked it."""
+    """Any names, before `DrafterSettings` checks them."""
     grid_ngram_order: tuple[int, ...] = _ablation("Of nasd and the chain.", default="3")
     grid_top_k_filler: tuple[int, ...] = _ablation("Of nasd and the chain.", default="3")
 
@@ -192,17 +192,17 @@ class BenchFlags(LoadFlags, AblationFlags):
     """The command's flags, each under its own name."""
 
     engine_dir: str
-    """Not there with `serve`."""
+    """Unset with `serve`."""
     options: ExecutorOptions
     asking: Asking
     drafters: tuple[str, ...]
-    """Those of --drafter; `options.drafter` has what they have in common."""
+    """The names of --drafter; `options.drafter` has their common settings."""
     processor: tuple[str, ...]
-    """Empty: not given."""
+    """The texts of --processor; empty: none is set."""
     sampling: SamplingParams
-    """All but the lists, `temperature` and `processor`, and the seed."""
+    """All sampling fields but `temperature`, `processor` and the seed."""
     lookahead: tuple[Lookahead, ...] = _arms(
-        "Triples or auto, several after one flag, each an arm beside plain decoding (ar); at most "
+        "Triples or auto, several after one flag, each an arm next to plain decoding (ar); at most "
         "the engine's. A Hugging Face folder takes any.",
         type=TRIPLES,
         metavar="W,N,G|auto",
@@ -219,7 +219,7 @@ class BenchFlags(LoadFlags, AblationFlags):
     hf_model_dir: str | None = _arms(
         "The Hugging Face folder that peers load, or the GGUF file that llama.cpp does.",
         type=MODEL,
-        show_default="--engine-dir where that is one",
+        show_default="--engine-dir if that is one",
     )
     assistant_dir: str | None = _arms("The small model of hf-assisted.", type=MODEL)
     prompts: tuple[str, ...] = _prompts(
@@ -246,7 +246,7 @@ class BenchFlags(LoadFlags, AblationFlags):
         "Types to compute in; auto is the engine's.", metavar="|".join(DTYPES), default="auto"
     )
     device: tuple[str, ...] = _axis(
-        "Where to run; auto takes CUDA where it is.",
+        "Where to run; auto takes CUDA if available.",
         type=DEVICES,
         metavar="auto|cpu|cuda",
         default="auto",
@@ -275,7 +275,7 @@ class BenchFlags(LoadFlags, AblationFlags):
 
 
 def check_read(chosen: Mode | None, modes: Iterable[Mode]) -> None:
-    """Refuse flags that change nothing in the chosen mode; None is that of the tables."""
+    """Refuse flags that change nothing in the chosen mode; None: the tables."""
     context, owners = click.get_current_context(), {mode.section: mode for mode in modes}
     unread: list[str] = []
     for param in context.command.params:
@@ -299,14 +299,14 @@ def shared_setup(
     drafters: Iterable[DrafterSettings],
     draft_models: Iterable[str],
 ) -> dict[str, Any]:
-    """Fields of `trtla.bench.opened.Setup`; models get memory for the drafters' longest draft."""
+    """Return fields of `trtla.bench.opened.Setup`, with memory for the drafters' longest draft."""
     return {
         "model": flags.engine_dir,
         "options": replace(
             flags.options,
             lookahead=lookahead,
             draft_models=tuple(draft_models),
-            drafter=max(drafters, key=lambda one: one.most_tokens, default=LOOKAHEAD),
+            drafter=max(drafters, key=lambda drafter: drafter.most_tokens, default=LOOKAHEAD),
         ),
         "devices": flags.device,
         "dtypes": flags.dtype,
@@ -317,7 +317,7 @@ def shared_setup(
 
 
 def check_choices(flag: str, names: tuple[str, ...], known: tuple[str, ...]) -> None:
-    """Refuse a name of a list that is not known."""
+    """Refuse an unknown name of a list."""
     for name in names:
         if name not in known:
             guess = did_you_mean(name, known)
@@ -325,11 +325,11 @@ def check_choices(flag: str, names: tuple[str, ...], known: tuple[str, ...]) -> 
 
 
 def filters_of(flags: BenchFlags) -> tuple[Filters, ...]:
-    """Those of --processor, or every temperature with the same top-k and top-p."""
+    """Return the filters of --processor, or of every temperature with the same top-k and top-p."""
     if flags.processor:
         return tuple(dict.fromkeys(map(parse_processor, flags.processor)))
-    own = flags.sampling
-    return tuple(Filters(heat, own.top_k, own.top_p) for heat in flags.temperature)
+    common = flags.sampling
+    return tuple(Filters(heat, common.top_k, common.top_p) for heat in flags.temperature)
 
 
 def print_as(

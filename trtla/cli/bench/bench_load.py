@@ -1,4 +1,4 @@
-"""`trtla bench --serve`: its flags, checks and printing; the work is in trtla.bench.load."""
+"""`trtla bench --serve`: its flags, checks and printing; the work is in trtla.bench.load_runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def run_load_command(console: Console, flags: BenchFlags) -> None:
-    """Check, measure with a note a run, and print the figures."""
+    """Check the flags, measure with a note for each run, and print the figures."""
     test = _check(console, flags)
     from trtla.bench.load_report import document, head, remarks, row
     from trtla.bench.load_runs import measure
@@ -39,15 +39,15 @@ def run_load_command(console: Console, flags: BenchFlags) -> None:
         lambda run: console.note(_described(row(run))),
         console.progress,
     )
-    found, rows = host(command_line()), [row(run) for run in measured.runs]
-    about = {key: found[key] for key in ("cpu", "cores", "trtla", "commit")}
+    machine, rows = host(command_line()), [row(run) for run in measured.runs]
+    extra = {key: machine[key] for key in ("cpu", "cores", "trtla", "commit")}
     print_as(
         console,
         flags.output_format,
-        document=lambda: document(test, measured, found),
-        csv=lambda: rows_text(rows, about),
+        document=lambda: document(test, measured, machine),
+        csv=lambda: rows_text(rows, extra),
         text=lambda: [
-            head(test, measured, found),
+            head(test, measured, machine),
             *tables(rows, console.table_text),
             *remarks(measured, rows),
         ],
@@ -63,9 +63,9 @@ def _check(console: Console, flags: BenchFlags) -> LoadTest:
     from trtla.data.prompt_sets import load_sets, mixed
 
     filters: tuple[Filters, ...] = (Filters(0.0, flags.sampling.top_k, flags.sampling.top_p),)
-    if flags.processor or _is_set("temperature"):  # else one: a load has runs enough
+    if flags.processor or _is_set("temperature"):  # else one set: loads alone are enough runs
         filters = filters_of(flags)
-    sampling = [replace(flags.sampling, seed=flags.seed, **one._asdict()) for one in filters]
+    sampling = [replace(flags.sampling, seed=flags.seed, **each._asdict()) for each in filters]
     system = flags.asking.system
     endpoint: Endpoint | None = flags.endpoint or (None if system is None else "chat")
     if system is not None and endpoint != "chat":
@@ -74,7 +74,7 @@ def _check(console: Console, flags: BenchFlags) -> LoadTest:
         )
     limit = flags.num_prompts if _is_set("num_prompts") else sys.maxsize
     questions = mixed(load_sets(flags.prompts, flags.categories, limit))
-    if any(len(one.turns) > 1 for one in questions):
+    if any(len(question.turns) > 1 for question in questions):
         console.note("note: of questions with several turns, the first one is asked")
     loads = _loads(flags)
     share = max(1, len(questions) // (len(loads) * len(filters)))
@@ -88,7 +88,7 @@ def _check(console: Console, flags: BenchFlags) -> LoadTest:
         ),
         loads=loads,
         filters=filters,
-        prompts=tuple(one.turns[0] for one in questions),
+        prompts=tuple(question.turns[0] for question in questions),
         asking=Asking(system=system),
         requests=flags.num_prompts if _is_set("num_prompts") else share,
         sampling=sampling[0],
@@ -115,7 +115,7 @@ def _loads(flags: BenchFlags) -> tuple[Load, ...]:
 
 
 def server_url(text: str) -> str:
-    """The address of a server, without a `/v1` at its end."""
+    """Return the address of a server, without a `/v1` at its end."""
     try:
         parts = urlsplit(text)
         known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
@@ -138,9 +138,9 @@ def _key(file: str | None) -> str | None:
 
 
 def _extra(flags: BenchFlags) -> dict[str, Any]:
-    own = {"ignore_eos": flags.ignore_eos} if _is_set("ignore_eos") else {}
+    fields = {"ignore_eos": flags.ignore_eos} if _is_set("ignore_eos") else {}
     if flags.extra_body is None:
-        return own
+        return fields
     try:
         value = json.loads(flags.extra_body)
     except ValueError:
@@ -149,7 +149,7 @@ def _extra(flags: BenchFlags) -> dict[str, Any]:
         raise UsageError(
             f"--extra-body {flags.extra_body} is no JSON object", "write it like '{\"min_p\": 0.1}'"
         )
-    return {**own, **value}
+    return {**fields, **value}
 
 
 def _described(row: Row) -> str:
@@ -162,9 +162,9 @@ def _described(row: Row) -> str:
 
 
 def _check_answers(measured: LoadResult) -> None:
-    """Fail where nothing was answered, or texts depend on what ran beside them."""
-    answers = [one for run in measured.runs for one in run.answers.values()]
-    failed = [one.error for one in answers if one.error is not None]
+    """Fail if no request was answered, or if texts depend on concurrent requests."""
+    answers = [answer for run in measured.runs for answer in run.answers.values()]
+    failed = [answer.error for answer in answers if answer.error is not None]
     if len(failed) == len(answers):
         raise TrtlaError(
             f"no request of {len(answers)} was answered: {failed[0]}",
@@ -179,5 +179,5 @@ def _check_answers(measured: LoadResult) -> None:
         raise CheckFailed(
             f"{checked.texts - checked.equal} of {checked.texts} texts differ from those of the "
             f"same requests alone: {checked.first}",
-            "with such a server a text depends on what runs beside it; look at its precision",
+            "with such a server a text depends on concurrent requests; look at its precision",
         )

@@ -1,4 +1,4 @@
-"""How `trtla bench` and its ablation run, and how they print their results."""
+"""The run of `trtla bench` and its ablation with progress, and the printing of results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def run(console: Console, sweep: Sweep) -> Results | None:
-    """Measure, with a line a round; None in the serving ranks of mpirun."""
+    """Measure, with a note for each round; None in the serving ranks of mpirun."""
     from trtla.bench.sweep import run_sweep
 
     def on_round(measured: CellRuns, number: int) -> None:
@@ -39,14 +39,14 @@ def show(console: Console, results: Results, sweep: Sweep, output_format: str) -
     from trtla.results.documents import environment
     from trtla.results.metrics import too_short
 
-    found = environment(command_line())
+    machine = environment(command_line())
     for row in results.rows:
         if output_format != "md" and (short := too_short(row.texts, row.output_tokens)):
             console.note(f"note: {row.category}, {row.arm}: {short}")
     print_as(
         console,
         output_format,
-        document=lambda: document(results, sweep, found),
-        csv=lambda: csv_text(results, sweep, found),
-        text=lambda: [head(results, sweep, found), *tables(results.rows, console.table_text)],
+        document=lambda: document(results, sweep, machine),
+        csv=lambda: csv_text(results, sweep, machine),
+        text=lambda: [head(results, sweep, machine), *tables(results.rows, console.table_text)],
     )

@@ -1,4 +1,4 @@
-"""`trtla report`: flags and files; the page is made in trtla.report."""
+"""`trtla report`: its flags and files; trtla.report writes the page."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _STDOUT = "-"
     default="report.html",
     help="The page; - prints it on stdout.",
 )
-@setting("--title", default="Decoding report", help="What stands above the headline.")
-@switch("--force", help="Replace the page when it is there already.")
+@setting("--title", default="Decoding report", help="The title above the headline.")
+@switch("--force", help="Replace the page if it exists.")
 @click.pass_obj
 def report(
     console: Console, results: tuple[str, ...], output: str, title: str, *, force: bool

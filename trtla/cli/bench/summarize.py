@@ -150,7 +150,7 @@ def _check(flags: SummarizeFlags) -> None:
 def _measure(
     console: Console, flags: SummarizeFlags, articles: list[Article]
 ) -> tuple[list[Row], list[SummarySide], list[Ids]]:
-    """The sides in turns, the engine's first; its limits cut the prompts of all."""
+    """Measure the sides in turns, the engine's first; its limits cut the prompts of all."""
     from trtla.bench import summarize as work
     from trtla.bench.hardware import torch_device
     from trtla.bench.opened import take_tokenizer
@@ -166,12 +166,12 @@ def _measure(
         tokenizer, longest = take_tokenizer(llm), _cap(console, flags, llm.limits)
         prompts = work.encode(tokenizer, articles, longest, flags.asking)
         by_engine = flags.test_trtla or not flags.test_hf
-        own = work.engine_arms(llm, flags.options.drafter) if by_engine else []
-        arms: list[Arm] = [*own]
+        ours = work.engine_arms(llm, flags.options.drafter) if by_engine else []
+        arms: list[Arm] = [*ours]
         stored = llm.engine.config.pretrained_config.dtype
         if flags.test_hf and flags.hf_model_dir:
-            place = (flags.options.device, flags.options.dtype)
-            arms.append(work.hf_arm(flags.hf_model_dir, *place, stored))
+            device, dtype = flags.options.device, flags.options.dtype
+            arms.append(work.hf_arm(flags.hf_model_dir, device, dtype, stored))
         cell = Cell.fill(
             flags.sampling,
             device=str(torch_device(flags.options.device)),
@@ -182,18 +182,18 @@ def _measure(
             executor=llm.description,
         )
         measured = work.measure_sides(cell, arms, prompts, flags.sampling, console.progress)
-        if own:
-            own[0].use_memory()
+        if ours:
+            ours[0].use_memory()
         save_corpus(console, llm, flags.save_corpus)
     stops = flags.sampling.stop_ids
     sides = {name: work.side(name, run, tokenizer.inner, articles, stops)
              for name, (run,) in measured.runs().items()}  # fmt: skip
-    found = rows(measured, score=lambda turns, name: sides[name].rouge)
-    return found, list(sides.values()), prompts
+    scored = rows(measured, score=lambda turns, name: sides[name].rouge)
+    return scored, list(sides.values()), prompts
 
 
 def _cap(console: Console, flags: SummarizeFlags, limits: ExecutorLimits) -> int:
-    """--max-input-len, or what the engine allows when that is less."""
+    """Return --max-input-len, or the engine's limit if that is less."""
     from trtla.bench.opened import prompt_room
 
     room = prompt_room(limits, flags.sampling.max_output_len)
@@ -203,8 +203,8 @@ def _cap(console: Console, flags: SummarizeFlags, limits: ExecutorLimits) -> int
 
 
 def _print(console: Console, rows: Sequence[Row], items: int, flags: SummarizeFlags) -> None:
-    """TensorRT-LLM's lines for each side, which programs read, then one table;
-    or one JSON document, which has all digits."""
+    """Print TensorRT-LLM's lines for each side, which programs read, then one table; or one JSON
+    document, which has all digits."""
     from trtla.bench.summarize import ENGINE, PLAIN, ROUGE
     from trtla.bench.tables import tables
     from trtla.formats.gguf.folder import model_name

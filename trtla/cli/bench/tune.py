@@ -74,8 +74,8 @@ class TuneFlags:
         alias="batch_sizes",
     )
     budget: float = opt.flag(
-        "Time to measure for, such as 90s, 2m or 1h; what was measured is kept, and the same "
-        "command goes on from there.",
+        "Time to measure for, such as 90s, 2m or 1h; measurements are kept, and the same "
+        "command resumes from them.",
         section="Search",
         basic=True,
         type=DURATION,
@@ -144,10 +144,10 @@ DOCUMENT = "tune.json"
 def tune(console: Console, /, **values: Any) -> None:
     """Find the window, n-gram and verification set sizes that are fastest here.
 
-    What a triple accepts depends on the text alone, and is seen first. With what steps cost here,
-    as auto counts, that predicts the speed-up of every triple that is tried; the best ones and
-    auto, the default, are then decoded for real, in rounds with plain decoding.
-    The fastest is recommended. Texts go on behind an end token.
+    A triple's acceptance depends on the text alone, and is counted first. With the costs of steps
+    that auto uses here, it predicts the speed-up of every triple that is tried; the best ones and
+    auto, the default, are then measured in rounds with plain decoding, and the fastest is
+    recommended. Texts continue past end tokens.
     """
     flags = parsed(TuneFlags, values)
     plan = _check(flags, console)
@@ -225,7 +225,7 @@ def _is_planned(flags: TuneFlags) -> bool:
 def _model(
     flags: TuneFlags, *, planned: bool
 ) -> tuple[str, LookaheadConfig, LookaheadConfig | None]:
-    """The model that is decoded, the limit of the answer, and the triple to open the model with."""
+    """Return the model to decode, the limit of triples, and the triple to open the model with."""
     from trtla.tune.grid import FREE, coarse
 
     model = (flags.model_dir if planned else None) or flags.engine_dir
@@ -290,7 +290,7 @@ def _gpu(flags: TuneFlags, planned: bool) -> str | None:
 
 @contextmanager
 def _as_torch_model(plan: TuneSettings) -> Iterator[TuneSettings]:
-    """The settings with a model that runs: a checkpoint becomes an engine for the time being."""
+    """Yield the settings with a model that runs: a checkpoint becomes a temporary engine."""
     if model_at(plan.model).kind != "checkpoint":
         yield plan
         return

@@ -100,7 +100,7 @@ _quantised = partial(setting, section="Quantisation")
     type=DEVICE,
     metavar="auto|cpu|cuda",
     default="auto",
-    help="Where the model runs for calibration; auto takes CUDA where it is.",
+    help="Where the model runs for calibration; auto takes CUDA if available.",
 )
 @click.pass_context
 def convert(ctx: click.Context, /, **flags: Any) -> None:

@@ -1,7 +1,7 @@
-"""A GGUF file as a Hugging Face folder, which everything else reads as it reads any other.
+"""A GGUF file as a Hugging Face folder, which all other code reads like any other.
 
 The folder has config.json, the tokenizer and the chat template; its weights stay in the GGUF file.
-It lies in the user's cache, made again when the file has changed, and may be deleted at any time.
+It is kept in the user's cache, made again when the file has changed, and may be deleted any time.
 
 Keys of the metadata are those of ggml's docs/gguf.md. The architectures are those of the families;
 files of Mistral, SmolLM2 and TinyLlama call themselves llama too.
@@ -57,9 +57,9 @@ from trtla.formats.stored_form import stored_shapes
 from trtla.formats.weight_files import raise_first, tensor_problems
 
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
-"""What every Llama 3 has; the file holds only what follows from it."""
+"""Settings of every Llama 3; the file holds only the factors that follow from them."""
 _LLAMA3_LENGTHS = (8192, *(2**power for power in range(4, 21)))
-"""Trained lengths that are tried, the most likely one first."""
+"""Trained lengths to try, the most likely one first."""
 
 
 def model_folder(path: str | Path) -> Path:
@@ -68,48 +68,48 @@ def model_folder(path: str | Path) -> Path:
 
 
 def find_folder(path: str | Path) -> ModelFolder:
-    """As `model_folder`, with what was read of it."""
+    """Find the folder of `model_folder`, with the files of it that have been read."""
     local = hub_folder(path)
     return _gguf_folder(local.absolute()) if is_gguf(local) else ModelFolder(local)
 
 
 def _gguf_folder(path: Path) -> ModelFolder:
     """The folder of a GGUF file, made if it is not there."""
-    found = stamps(shards(path))
-    folder = cached_folder(path, found)
+    file_stamps = stamps(shards(path))
+    folder = cached_folder(path, file_stamps)
     known = ModelFolder(folder)
     if _is_whole(known):
         return known
     header = read_header(path)
-    files, said = _files(path, header), _said(path, header)
+    files, notes = _files(path, header), _said(path, header)
     with written(folder, CACHE_HINT):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with temporary_folder(folder.parent) as made:
-            _write(made / "new", files, {"path": str(path), "stamps": found, **said})
-            _publish(made, folder)
+        with temporary_folder(folder.parent) as temporary:
+            _write(temporary / "new", files, {"path": str(path), "stamps": file_stamps, **notes})
+            _publish(temporary, folder)
     return ModelFolder(folder)
 
 
 def weight_file(folder: Path) -> Path | None:
-    """The GGUF file, the first of several, that a model folder was made of; None: of none."""
+    """The GGUF file, the first of several, from which a folder was made; None: from none."""
     named = folder / MADE_OF
     return shards(Path(read_json(named)["path"]))[0] if named.is_file() else None
 
 
 def model_name(folder: str) -> str:
-    """What a user calls a model folder: the GGUF file that it was made of, else the folder."""
+    """A model's name for the user: the GGUF file that its folder was made of, else the folder."""
     return str(weight_file(Path(folder)) or folder)
 
 
 def model_inputs(path: str | Path) -> tuple[Path, ...]:
-    """What must stay while a model is read: its folder or file, and all parts of a GGUF file."""
+    """The paths that must stay while a model is read: its folder, or all parts of a GGUF file."""
     local = Path(path)
     file = weight_file(local) or local
     return (local, *(shards(file) if is_gguf(file) else ()))
 
 
 def _is_whole(folder: ModelFolder) -> bool:
-    """Whether all files are there that were written; a cache may be cleared file by file."""
+    """Return True if all written files are there; a cache may be cleared file by file."""
     try:
         sizes = folder.read(MADE_OF)["sizes"]
         return all((folder.path / name).stat().st_size == size for name, size in sizes.items())
@@ -126,8 +126,8 @@ def _files(path: Path, header: Header) -> dict[str, dict[str, Any] | str]:
     if config["tie_word_embeddings"]:
         del shapes[LM_HEAD]
     expected = {gguf_name(name, family): shape for name, shape in shapes.items()}
-    found = {gguf_name(name, family): entry for name, entry in weights.entries.items()}
-    raise_first(tensor_problems(str(path), found, expected, "copy the file again"))
+    entries = {gguf_name(name, family): entry for name, entry in weights.entries.items()}
+    raise_first(tensor_problems(str(path), entries, expected, "copy the file again"))
     files: dict[str, dict[str, Any] | str] = {"config.json": config, HEADER: header_text(header)}
     if _has_vocabulary(header):
         vocabulary = Vocabulary(path, header.metadata)
@@ -145,7 +145,7 @@ def _has_vocabulary(header: Header) -> bool:
 
 
 def _said(path: Path, header: Header) -> dict[str, Any]:
-    """Where special tokens come from, and what is to be said of the vocabulary."""
+    """Sources of special tokens, and a note about the vocabulary."""
     if not _has_vocabulary(header):
         return {}
     vocabulary = Vocabulary(path, header.metadata)
@@ -153,7 +153,7 @@ def _said(path: Path, header: Header) -> dict[str, Any]:
 
 
 def vocabulary_note(folder: ModelFolder) -> str | None:
-    """What is to be said of the vocabulary of the GGUF file that a folder was made of."""
+    """The note about the vocabulary of the GGUF file that a folder was made of, if any."""
     note = folder.object(MADE_OF).get("note")
     return note if isinstance(note, str) else None
 
@@ -179,12 +179,12 @@ def _write(folder: Path, files: dict[str, dict[str, Any] | str], made_of: dict[s
     (folder / MADE_OF).write_text(json.dumps({**made_of, "sizes": sizes}), encoding="utf-8")
 
 
-def _publish(made: Path, folder: Path) -> None:
-    """Rename what is new into place, unless another process was faster."""
+def _publish(temporary: Path, folder: Path) -> None:
+    """Rename the new folder into place, unless another process was faster."""
     if folder.exists() and not _is_whole(ModelFolder(folder)):
-        folder.rename(made / "damaged")
+        folder.rename(temporary / "damaged")
     try:
-        (made / "new").rename(folder)
+        (temporary / "new").rename(folder)
     except OSError:
         if not _is_whole(ModelFolder(folder)):
             raise
@@ -247,16 +247,16 @@ def _sizes(keys: _Keys, header: Header) -> dict[str, Any]:
 
 
 def _share(keys: _Keys, head: int) -> dict[str, float]:
-    """The part of a head that is turned, where it is not all of it."""
-    turned = keys.size("rope.dimension_count", head)
-    if turned == head:
+    """The part of a head that is rotated, if it is not all of it."""
+    rotated = keys.size("rope.dimension_count", head)
+    if rotated == head:
         return {}
     if "partial_rotary_factor" not in keys.family.reads:
         raise UsageError(
-            f"{keys.path}: rotary embedding turns {turned} of the {head} numbers of a head",
+            f"{keys.path}: rotary embedding turns {rotated} of the {head} numbers of a head",
             "trtla runs models of this family that rotate whole heads",
         )
-    return {"partial_rotary_factor": turned / head}
+    return {"partial_rotary_factor": rotated / head}
 
 
 def _check_arithmetic(keys: _Keys) -> None:
@@ -290,9 +290,9 @@ def _windows(keys: _Keys) -> dict[str, Any]:
         return {}
     llama = keys.family is BY_GGUF["llama"]
     if not (all(pattern) if llama else keys.family.has_windows):
-        what = "of these layers" if llama else str(window)
+        value = "of these layers" if llama else str(window)
         raise UsageError(
-            f"{keys.path}: {keys.family.gguf}.attention.sliding_window {what} is not supported",
+            f"{keys.path}: {keys.family.gguf}.attention.sliding_window {value} is not supported",
             f"trtla runs it in {'every layer' if llama else 'no layer'} of this architecture",
         )
     kinds = [SLIDING if local else FULL for local in pattern]
@@ -302,7 +302,7 @@ def _windows(keys: _Keys) -> dict[str, Any]:
 def _stored_dtype(header: Header) -> str:
     """The type of most weights; bfloat16 stands for quantised ones.
 
-    What a 4 to 8 bit weight loses in bfloat16 is far below what it lost when it was quantised.
+    A 4 to 8 bit weight loses far less in bfloat16 than it lost when it was quantised.
     """
     sizes: Counter[str] = Counter()
     for info in header.tensors.values():
@@ -327,7 +327,7 @@ class _Keys:
         return value
 
     def listed(self, key: str) -> list[Any] | None:
-        """What differs from layer to layer; None: it is one number, or not there."""
+        """A list with a value for each layer; None: the key has one number, or is absent."""
         value = self._metadata.get(f"{self._name}.{key}")
         return value if isinstance(value, list) else None
 
@@ -340,10 +340,10 @@ class _Keys:
         value = self._there(key, self.get(key, default), (int, float), "a number")
         return float(f"{value:.7g}")
 
-    def _there(self, key: str, value: Any, kinds: type | tuple[type, ...], what: str) -> Any:
+    def _there(self, key: str, value: Any, kinds: type | tuple[type, ...], description: str) -> Any:
         if isinstance(value, bool) or not isinstance(value, kinds):
             raise UsageError(
-                f"{self.path}: {self._name}.{key} is {value!r}, and must be {what}",
+                f"{self.path}: {self._name}.{key} is {value!r}, and must be {description}",
                 "convert the model again with a current llama.cpp",
             )
         return value
@@ -373,7 +373,7 @@ def _rope_scaling(keys: _Keys, header: Header, head: int) -> dict[str, Any] | No
 
 
 def _factors(keys: _Keys, header: Header, name: str) -> np.ndarray:
-    """What is in the file for each frequency, float64."""
+    """The file's factors of the frequencies, float64."""
     if (info := header.tensors.get(name)) is None:
         raise UsageError(f"{keys.path} lacks tensor {name}", "copy the file again")
     stored = GgufFile(keys.path, Header(header.paths, {}, {"rope.factors": info}))
@@ -389,8 +389,8 @@ def _llama3_scaling(keys: _Keys, header: Header, head: int) -> dict[str, Any]:
     for length in _LLAMA3_LENGTHS if factors.size else ():
         largest = float(factors.max())
         scaling = {"factor": largest, **_LLAMA3, "original_max_position_embeddings": length}
-        wanted = frequencies / llama3_frequencies(frequencies, scaling, length)
-        if wanted.shape == factors.shape and np.all(np.abs(wanted / factors - 1) < 1e-4):
+        expected = frequencies / llama3_frequencies(frequencies, scaling, length)
+        if expected.shape == factors.shape and np.all(np.abs(expected / factors - 1) < 1e-4):
             return {"rope_type": "llama3", **scaling}
     raise UsageError(
         f"{keys.path}: {ROPE_FACTORS} holds factors that are not those of a Llama 3",

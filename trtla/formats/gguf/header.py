@@ -1,11 +1,11 @@
-"""Reads the header of a GGUF file: its metadata, and where each tensor lies.
+"""Reads the header of a GGUF file: its metadata, and the location of each tensor.
 
 The layout is that of ggml's docs/gguf.md, versions 2 and 3: keys with typed values, then the
 tensors' names, shapes and types, then their bytes. Every length is checked against the file's, so
 that a truncated file is named before any work. A model may be split over several files.
 
-The header is kept in the model folder too, so that a second start does not read the files'. What is
-kept is checked by its digest; where it is absent or damaged, the files are read.
+The header is kept in the model folder too, so that a second start does not read the files'. That
+copy is checked by its digest; if it is absent or damaged, the files are read.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FORMAT = 5
 _LONGEST = 200
 """Bytes of a file's name in that of its folder."""
 MADE_OF = "gguf.json"
-"""In a model folder: the GGUF files that it was made of, which hold its weights."""
+"""The file, in a model folder, that names the GGUF files with its weights."""
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _COPY_AGAIN = "copy the file again"
@@ -55,7 +55,7 @@ class TensorInfo:
     shape: tuple[int, ...]
     """Outermost dimension first, as in PyTorch; GGUF has them the other way round."""
     offset: int
-    """From the beginning of the file."""
+    """The first byte, from the beginning of the file."""
     row_bytes: int
     """Bytes of one step along dimension 0."""
 
@@ -74,7 +74,7 @@ class Header:
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether it is a file that is called GGUF or begins as one."""
+    """Return True for a file that is named .gguf or begins as a GGUF file."""
     try:
         if not path.is_file():
             return False
@@ -88,10 +88,10 @@ def is_gguf(path: Path) -> bool:
 
 def shards(path: Path) -> tuple[Path, ...]:
     """The files of a model, from the name of any of them; raises `UsageError` if one is missing."""
-    found = _SHARD.fullmatch(path.name)
-    if found is None:
+    match = _SHARD.fullmatch(path.name)
+    if match is None:
         return (path,)
-    stem, _, count = found.groups()
+    stem, _, count = match.groups()
     names = [f"{stem}-{number:05d}-of-{count}.gguf" for number in range(1, int(count) + 1)]
     missing = next((name for name in names if not (path.parent / name).is_file()), None)
     if missing is not None:
@@ -104,12 +104,12 @@ def shards(path: Path) -> tuple[Path, ...]:
 
 def stamps(paths: Iterable[Path]) -> list[list[str | int]]:
     """Name, size and time of files: they differ when a file has been replaced."""
-    found: list[list[str | int]] = []
+    file_stamps: list[list[str | int]] = []
     for path in paths:
         with _refusing(path):
             stat = path.stat()
-        found.append([str(path), stat.st_size, stat.st_mtime_ns])
-    return found
+        file_stamps.append([str(path), stat.st_size, stat.st_mtime_ns])
+    return file_stamps
 
 
 def read_header(path: Path) -> Header:
@@ -132,7 +132,7 @@ def check_names(path: Path, names: Iterable[str]) -> None:
 
 
 def _check_count(path: Path, metadata: dict[str, Any], files: int, tensors: int) -> None:
-    """A model's first file says how many files and tensors there are in all."""
+    """Compare the numbers of files and tensors with those that a model's first file has."""
     if metadata.get("split.count", files) not in (files, 0):
         raise UsageError(
             f"{path} is one of {metadata['split.count']} files and has not the name of one",
@@ -155,7 +155,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
 
 
 def _parse(path: Path, file: BinaryIO, size: int) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
-    """Read so much that the header is in it: what is not mapped may be cut by another process."""
+    """Read until the header is complete, without mapping the file, which others may truncate."""
     for head in _HEADS:
         file.seek(0)
         try:
@@ -184,7 +184,7 @@ class _Reader:
     def __init__(self, path: Path, data: bytes, size: int) -> None:
         self._path, self._data, self._at = path, data, len(_MAGIC)
         self._size = size
-        """The file's bytes; `data` is how it begins."""
+        """The file's bytes; `data` holds its beginning."""
 
     def read(self) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
         version = self._number("I")
@@ -250,15 +250,15 @@ class _Reader:
 
     def _texts(self) -> list[str]:
         """An array of strings; a vocabulary has some 100,000, so no call is made for each."""
-        data, at, found = self._data, self._at + 8, []
+        data, at, texts = self._data, self._at + 8, []
         for _ in range(self._count(8)):
             start = at + 8
             at = start + _SIZE.unpack_from(data, at)[0]
-            found.append(data[start:at].decode("utf-8"))
+            texts.append(data[start:at].decode("utf-8"))
         if at > len(data):
             raise IndexError(at)
         self._at = at
-        return found
+        return texts
 
     def _described(self) -> tuple[str, tuple[int, ...], int, int]:
         name, dimensions = self._text(), self._number("I")
@@ -268,8 +268,8 @@ class _Reader:
         return name, shape[::-1], self._number("I"), self._number("Q")
 
     def _info(self, name: str, shape: tuple[int, ...], kind: int, offset: int) -> TensorInfo:
-        what, row_bytes = _row_bytes(kind, shape)
-        info = TensorInfo(self._path, what, shape, offset, row_bytes)
+        type_name, row_bytes = _row_bytes(kind, shape)
+        info = TensorInfo(self._path, type_name, shape, offset, row_bytes)
         if row_bytes * prod(shape) and info.end > self._size:
             raise UsageError(
                 f"{self._path} is truncated: tensor {name} ends at byte {info.end}, the file at "
@@ -301,52 +301,52 @@ def _row_bytes(kind: int, shape: tuple[int, ...]) -> tuple[str, int]:
     """The name of a ggml type, and the bytes of a row of it; raises `ValueError`."""
     import gguf
 
-    found = gguf.GGMLQuantizationType(kind)
-    block, size = gguf.GGML_QUANT_SIZES[found]
+    ggml_type = gguf.GGMLQuantizationType(kind)
+    block, size = gguf.GGML_QUANT_SIZES[ggml_type]
     row = prod(shape[1:])
     if shape[-1] % block or row % block:
         raise ValueError(shape)
     row_bytes: int = row // block * size
-    return found.name, row_bytes
+    return ggml_type.name, row_bytes
 
 
-def cached_folder(path: Path, found: list[list[str | int]]) -> Path:
-    """Where the model folder of a file lies, be it there or not; of the `stamps` of its files."""
+def cached_folder(path: Path, file_stamps: list[list[str | int]]) -> Path:
+    """The path of a file's model folder, be it there or not, from the `stamps` of its files."""
     short = path.stem.encode(errors="replace")[:_LONGEST].decode(errors="ignore")
-    return user_cache() / "gguf" / f"{short}-{_digest(repr((_FORMAT, found)))[:12]}"
+    return user_cache() / "gguf" / f"{short}-{_digest(repr((_FORMAT, file_stamps)))[:12]}"
 
 
 def quick_header(path: Path) -> Header:
-    """As `read_header`, but without the tokenizer's arrays in its metadata."""
+    """Read a header as `read_header` does, but without the tokenizer's arrays in its metadata."""
     paths = shards(path)
-    kept = cached_folder(path, stamps(paths)) / HEADER
+    copy = cached_folder(path, stamps(paths)) / HEADER
     try:
-        return _parsed(paths, kept.read_text(encoding="utf-8"))
+        return _parsed(paths, copy.read_text(encoding="utf-8"))
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError):
         header = read_header(path)
         return Header(header.paths, _small(header.metadata), header.tensors)
 
 
 def header_text(header: Header) -> str:
-    """What `HEADER` holds: the header as JSON, and its digest."""
+    """The content of `HEADER`: the header as JSON, and its digest."""
     tensors = {
-        name: [header.paths.index(one.path), one.type, one.shape, one.offset, one.row_bytes]
-        for name, one in header.tensors.items()
+        name: [header.paths.index(info.path), info.type, info.shape, info.offset, info.row_bytes]
+        for name, info in header.tensors.items()
     }
     text = json.dumps({"metadata": _small(header.metadata), "tensors": tensors})
     return json.dumps({"sha256": _digest(text), "header": text})
 
 
 def _parsed(paths: tuple[Path, ...], content: str) -> Header:
-    kept = json.loads(content)
-    if _digest(kept["header"]) != kept["sha256"]:
-        raise ValueError(kept["sha256"])
-    found = json.loads(kept["header"])
+    copy = json.loads(content)
+    if _digest(copy["header"]) != copy["sha256"]:
+        raise ValueError(copy["sha256"])
+    header = json.loads(copy["header"])
     tensors = {
         name: TensorInfo(paths[part], kind, tuple(shape), offset, row_bytes)
-        for name, (part, kind, shape, offset, row_bytes) in found["tensors"].items()
+        for name, (part, kind, shape, offset, row_bytes) in header["tensors"].items()
     }
-    return Header(paths, found["metadata"], tensors)
+    return Header(paths, header["metadata"], tensors)
 
 
 def _digest(text: str) -> str:

@@ -2,8 +2,8 @@
 
 Rules are those of llama.cpp's src/llama-vocab.cpp. `gpt2` vocabularies are byte-level BPE: texts
 between special tokens are split by the regular expressions of a named pre-tokenizer. `llama` ones
-are SentencePiece's BPE: the pair whose merged token has the highest score goes first, and what is
-no token is spelt in bytes.
+are SentencePiece's BPE: the pair whose merged token has the highest score goes first, and a
+character that is no token is spelt in bytes.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ _SAME_SPLITS = {
 """Other names of the same regular expressions."""
 _WITH_BOS = ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0",
              "lfm2", "tekken")  # fmt: skip
-"""Pre-tokenizers that put a beginning in front unless the file says otherwise; their words may be
+"""Pre-tokenizers that put a beginning in front unless the file forbids it; their words may be
 tokens as they are, without merges."""
 _END_TEXTS = (
     "</s>", "<eos>", "[EOS]", "<EOT>", "_<EOT>", "[EOT]", "<|eot_id|>", "<|eom_id|>", "<|im_end|>",
     "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<|return|>", "<|call|>", "<end_of_turn>",
     "<end_of_utterance>", "<\uff5cend\u2581of\u2581sentence\uff5c>",
 )  # fmt: skip
-"""Tokens that end an answer in whatever model they are."""
+"""Tokens that end an answer in any model that has them."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Vocabulary:
 
     @cached_property
     def types(self) -> list[int]:
-        """What each token is; normal where the file does not say it."""
+        """The type of each token; empty if the file has none, for normal tokens."""
         types = self.get("token_type")
         return types if isinstance(types, list) and len(types) == len(self.tokens) else []
 
@@ -124,16 +124,16 @@ class Vocabulary:
 
     @cached_property
     def ends(self) -> dict[int, str]:
-        """The tokens that end a text, with what says so."""
+        """The tokens that end a text, and the source of each."""
         texts = {index for index, token in enumerate(self.tokens) if token in _END_TEXTS}
         if {"<|return|>", "<|call|>"} <= {self.tokens[index] for index in texts}:
             texts = {index for index in texts if self.tokens[index] != "<|end|>"}
-        found = dict.fromkeys(texts, "a token of this name ends every answer")
+        sources = dict.fromkeys(texts, "a token of this name ends every answer")
         named = {key: self._id(key) for key in ("eom", "eot", "eos")}
-        return found | {i: self._source(key) for key, i in named.items() if i is not None}
+        return sources | {i: self._source(key) for key, i in named.items() if i is not None}
 
     def sources(self) -> dict[str, Any]:
-        """What says which tokens are special, in the words of `inspect`."""
+        """Sources of the special tokens, in the words of `inspect`."""
         return {
             "ends": self.ends,
             "bos_token": self._source("bos"),
@@ -146,11 +146,11 @@ class Vocabulary:
         return self._stored(f"{role}_token_id")
 
     def _stored(self, key: str) -> str:
-        found = f"tokenizer.ggml.{key}"
-        return found if found in self.metadata else f"llama.cpp's default for {found}"
+        name = f"tokenizer.ggml.{key}"
+        return name if name in self.metadata else f"llama.cpp's default for {name}"
 
     def note(self) -> str | None:
-        """What is missing that decides how texts are split; None: nothing is."""
+        """A sentence about a missing pre-tokenizer, which splits texts; None: it is there."""
         if self.get("model") != "gpt2" or self.get("pre"):
             return None
         return (
@@ -173,9 +173,9 @@ class Vocabulary:
         return {"id": index, "content": self.tokens[index], **plain, "special": special}
 
     def _post_processor(self) -> dict[str, Any]:
-        """Beginning and end around a text, as far as the file wants them."""
-        wanted = self.get("model") == "llama" or self.get("pre") in _WITH_BOS
-        bos = self._id("bos") if self.get("add_bos_token", wanted) else None
+        """Put beginning and end around a text, if the file has them added."""
+        default = self.get("model") == "llama" or self.get("pre") in _WITH_BOS
+        bos = self._id("bos") if self.get("add_bos_token", default) else None
         eos = self._id("eos") if self.get("add_eos_token", False) else None
         frames = {
             self.tokens[i]: {"id": self.tokens[i], "ids": [i], "tokens": [self.tokens[i]]}
@@ -220,7 +220,7 @@ class Vocabulary:
 
     def _splits(self) -> tuple[str, ...]:
         pre = self.get("pre") or "default"
-        name = next((one for one, others in _SAME_SPLITS.items() if pre in others), pre)
+        name = next((name for name, aliases in _SAME_SPLITS.items() if pre in aliases), pre)
         if not isinstance(name, str) or name not in _SPLITS:
             raise UsageError(
                 f"{self.path}: pre-tokenizer {pre!r} is not supported",
@@ -263,11 +263,11 @@ class Vocabulary:
             for cut in range(1, len(token)):
                 if cut not in sizes or len(token) - cut not in sizes:
                     continue  # a token of a megabyte is not worth a million copies
-                left, right = token[:cut], token[cut:]
-                if left in vocab and right in vocab:
-                    ranked.append((-scores[index], vocab[left], vocab[right], left, right))
+                first, second = token[:cut], token[cut:]
+                if first in vocab and second in vocab:
+                    ranked.append((-scores[index], vocab[first], vocab[second], first, second))
         ranked.sort()
-        return [[left, right] for *_, left, right in ranked]
+        return [[first, second] for *_, first, second in ranked]
 
 
 def _bpe(vocab: dict[str, int]) -> dict[str, Any]:

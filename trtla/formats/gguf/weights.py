@@ -1,8 +1,8 @@
 """The tensors of a GGUF file by their Hugging Face names, as blocks or as numbers.
 
 In some architectures the rows of q and k are ordered so that two numbers that rotary embedding
-turns together lie side by side; Hugging Face has them half a head apart. Whole rows change places,
-so quantised blocks stay as they are.
+rotates together lie side by side; Hugging Face has them half a head apart. Whole rows are moved, so
+quantised blocks stay as they are.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _LAYER = {
     "ffn_down": "mlp.down_proj",
 }
 ROPE_FACTORS = "rope_freqs.weight"
-"""By what each rotary frequency is divided: llama3's scaling. No weight."""
+"""The divisor of each rotary frequency in llama3's scaling. No weight."""
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 """The same of longrope's two ranges of lengths."""
 NO_WEIGHTS = (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS)
@@ -69,15 +69,16 @@ class GgufFile:
     """
 
     def __init__(self, path: Path, header: Header | None = None) -> None:
-        made = read_json(path) if path.name == MADE_OF else None
-        self.path = Path(made["path"]) if made else path
-        found = stamps(shards(self.path))  # before the header, which may be another one's by then
-        if made and found != made["stamps"]:
+        origin = read_json(path) if path.name == MADE_OF else None
+        self.path = Path(origin["path"]) if origin else path
+        # Before the header: the files may be replaced after it is read.
+        file_stamps = stamps(shards(self.path))
+        if origin and file_stamps != origin["stamps"]:
             raise changed(self.path)
         header = header or quick_header(self.path)
         self._files = {
             path: FileBytes(path, (int(size), int(time)))
-            for path, (_, size, time) in zip(header.paths, found, strict=True)
+            for path, (_, size, time) in zip(header.paths, file_stamps, strict=True)
         }
         family = BY_GGUF.get(str(header.metadata.get("general.architecture")))
         names = {name: hf_name(name, family) for name in header.tensors}
@@ -106,8 +107,8 @@ class GgufFile:
         size = info.shape[0] // heads
         first, last = start // size * size, -(-stop // size) * size
         rows = self._rows(info, name, first, last).reshape(-1, size // 2, 2, info.row_bytes)
-        whole: ndarray = rows.transpose(0, 2, 1, 3).reshape(-1, info.row_bytes)
-        return whole[start - first : stop - first]
+        reordered: ndarray = rows.transpose(0, 2, 1, 3).reshape(-1, info.row_bytes)
+        return reordered[start - first : stop - first]
 
     def _rows(self, info: TensorInfo, name: str, start: int, stop: int) -> ndarray:
         raw = np.empty((stop - start, info.row_bytes), np.uint8)
@@ -116,7 +117,7 @@ class GgufFile:
         return raw
 
     def close(self) -> None:
-        """Close the files; whoever reads on opens them again."""
+        """Close the files; the next read opens them again."""
         for file in self._files.values():
             file.close()
 
@@ -124,21 +125,21 @@ class GgufFile:
 def hf_name(name: str, family: Family | None = None) -> str:
     """Hugging Face's name of a tensor; one that has none there keeps its own."""
     kind, layer, stem, last = [*name.split(".", 3), "", "", ""][:4]
-    own = _layer_names(family).get(stem)
-    if kind != "blk" or own is None:
+    hf_stem = _layer_names(family).get(stem)
+    if kind != "blk" or hf_stem is None:
         return _MODEL.get(name, name)
-    return f"model.layers.{layer}.{own}.{last}"
+    return f"model.layers.{layer}.{hf_stem}.{last}"
 
 
 def gguf_name(name: str, family: Family | None = None) -> str:
     """llama.cpp's name of a tensor of Hugging Face's."""
     if not name.startswith("model.layers."):
-        return next((own for own, theirs in _MODEL.items() if theirs == name), name)
+        return next((ours for ours, theirs in _MODEL.items() if theirs == name), name)
     layer, _, tail = name.removeprefix("model.layers.").partition(".")
     stem, _, last = tail.rpartition(".")
     names = _layer_names(family)
-    own = next((own for own, theirs in names.items() if theirs == stem), stem)
-    return f"blk.{layer}.{own}.{last}"
+    ours = next((ours for ours, theirs in names.items() if theirs == stem), stem)
+    return f"blk.{layer}.{ours}.{last}"
 
 
 def _layer_names(family: Family | None) -> dict[str, str]:
@@ -146,13 +147,13 @@ def _layer_names(family: Family | None) -> dict[str, str]:
 
 
 def _turned_heads(metadata: dict[str, Any], family: Family | None) -> dict[str, int]:
-    """Heads of the tensors whose rows are paired; none where they lie as at Hugging Face."""
+    """Heads of the tensors whose rows are paired; empty if rows are in Hugging Face's order."""
     if family is None or not family.gguf_pairs:
         return {}
     heads = metadata.get(f"{family.gguf}.attention.head_count")
     keys = metadata.get(f"{family.gguf}.attention.head_count_kv", heads)
-    found = {"q_proj": heads, "k_proj": keys}
-    return {name: count for name, count in found.items() if isinstance(count, int)}
+    counts = {"q_proj": heads, "k_proj": keys}
+    return {name: count for name, count in counts.items() if isinstance(count, int)}
 
 
 def _entry(name: str, info: TensorInfo) -> Entry:
@@ -166,7 +167,7 @@ def _entry(name: str, info: TensorInfo) -> Entry:
 
 @lru_cache
 def _readable(kind: str) -> bool:
-    """Whether it is a plain type, or one that the library dequantises."""
+    """Return True for a plain type, or one that the library dequantises."""
     if kind in PLAIN or kind in BLOCK_TYPES:
         return True
     import gguf
@@ -184,5 +185,5 @@ def _dequantized(kind: str, rows: ndarray) -> ndarray:
     import gguf
 
     # As one long row: the library works on groups of 16 rows otherwise, slowly.
-    found: ndarray = gguf.dequantize(rows.reshape(1, -1), gguf.GGMLQuantizationType[kind])
-    return found
+    numbers: ndarray = gguf.dequantize(rows.reshape(1, -1), gguf.GGMLQuantizationType[kind])
+    return numbers

@@ -1,4 +1,4 @@
-"""Which keys the fed tokens of a step read, and PyTorch's attention over them."""
+"""Attention of a step's fed tokens in PyTorch: the keys that each reads, and the arithmetic."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class StepGroup(Protocol):
 
     @property
     def rows(self) -> slice:
-        """The group's stretch of the packed tokens."""
+        """The group's range of the packed tokens."""
 
     def attend(
         self, queries: Tensor, keys: Tensor, values: Tensor, scale: Tensor | None = None
@@ -34,7 +34,7 @@ class StepGroup(Protocol):
             queries: [rows, heads, head_size], the group's rows only.
             keys: the layer's cached keys, [slots, kv_heads, head_size], fed tokens included.
             values: the layer's cached values, same shape.
-            scale: of FP8 keys and values, whose bytes are given; None: they have the queries' type.
+            scale: of FP8 keys and values, which come as bytes; None: they have the queries' type.
         """
 
 
@@ -43,11 +43,11 @@ class AttentionGroup:
     """B sequences with up to Q fed tokens and up to L visible cache slots each."""
 
     rows: slice
-    """The group's stretch of the packed tokens."""
+    """The group's range of the packed tokens."""
     shape: tuple[int, int, int]
     """(B, Q, L)."""
     keys: slice | Tensor
-    """Cache slots of all keys: a stretch when B is 1 and consecutive, else int64 [B * L]."""
+    """Cache slots of all keys: a range when B is 1 and consecutive, else int64 [B * L]."""
     bias: Tensor | None
     """0 where visible, else -inf: [B, 1, heads per K/V head * Q, L]; None: all visible."""
     causal: bool = False
@@ -57,8 +57,8 @@ class AttentionGroup:
     unpad: Tensor | None = None
     """Padded query of each row, int64 [rows]; None when nothing is padded."""
     guarded: bool = False
-    """Whether keys and values may hold numbers that are not finite, which must not reach queries
-    that do not see them: their weight is 0, and 0 times NaN is NaN."""
+    """Keys and values may hold numbers that are not finite, which must not reach queries that do
+    not see them: their weight is 0, and 0 times NaN is NaN."""
 
     def attend(
         self, queries: Tensor, keys: Tensor, values: Tensor, scale: Tensor | None = None
@@ -90,7 +90,7 @@ class AttentionGroup:
         return out if self.unpad is None else out.index_select(0, self.unpad)
 
     def _seen(self, keys: Tensor) -> Tensor:
-        """Which queries see any of the keys [B, K/V heads, L]: [B, K/V heads, 1 or heads, Q]."""
+        """Mark queries that see any of keys [B, K/V heads, L]: [B, K/V heads, 1 or heads, Q]."""
         if self.causal:
             return (keys.cumsum(-1) > 0).unsqueeze(2)
         if self.bias is None:
@@ -119,12 +119,12 @@ def _causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 _MASK_WIDTH = 16
 _PIECE = 256
-"""Tokens of a prompt that read the same keys, where their windows have others."""
+"""Tokens of a prompt that read the same keys, though each has its own window."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """A feed, and which of its sequence's slots are read; places count from the first of them."""
+    """A feed, and the slots of its sequence that are read; offsets count from the first of them."""
 
     feed: Feed
     table: SlotTable
@@ -132,7 +132,7 @@ class _Reader:
 
     @property
     def first(self) -> int:
-        """Where what its first token sees begins."""
+        """The position of the first key that its first token sees."""
         before = self.feed.sequence.num_cached
         return 0 if self.window is None else max(0, before + 1 - self.window)
 
@@ -145,7 +145,7 @@ class _Reader:
         return self.feed.total - self.first
 
     def pieces(self) -> Iterator[_Reader]:
-        """Itself; of a prompt that is longer than the window stretches that read little more."""
+        """Itself, or pieces of a prompt longer than the window, which read little more than it."""
         feed, size = self.feed, len(self.feed.tokens)
         if feed.draft is not None or self.window is None or feed.total <= self.window:
             yield self
@@ -164,10 +164,11 @@ def attention_groups(
     device: torch.device,
     window: int | None,
 ) -> tuple[AttentionGroup, ...]:
-    """Group a step's feeds by what their attention has in common; arguments as of `make_batch`."""
+    """Group feeds that are attended together; arguments as of `make_batch`."""
     readers = [_Reader(*pair, window) for pair in zip(feeds, tables, strict=True)]
-    together = [[piece] for one in readers if one.feed.draft is None for piece in one.pieces()]
-    if trees := [one for one in readers if one.feed.draft is not None]:
+    prompts = (reader for reader in readers if reader.feed.draft is None)
+    together = [[piece] for prompt in prompts for piece in prompt.pieces()]
+    if trees := [reader for reader in readers if reader.feed.draft is not None]:
         together.append(trees)
     groups, start = [], 0
     for members in together:
@@ -179,8 +180,8 @@ def attention_groups(
 def _group(
     readers: Seq[_Reader], start: int, group_size: int, dtype: torch.dtype, device: torch.device
 ) -> AttentionGroup:
-    counts = [len(one.feed.tokens) for one in readers]
-    totals = [one.total for one in readers]
+    counts = [len(reader.feed.tokens) for reader in readers]
+    totals = [reader.total for reader in readers]
     count, length = max(counts), max(totals)
     rows = slice(start, start + sum(counts))
     shape = (len(readers), count, length)
@@ -206,34 +207,34 @@ def _group(
 
 def _keys(readers: Seq[_Reader], totals: list[int], device: torch.device) -> slice | Tensor:
     """Slots of all keys; shorter sequences are padded with a slot that the bias hides."""
-    firsts = [one.table.first + one.first for one in readers if one.table.first is not None]
+    firsts = [r.table.first + r.first for r in readers if r.table.first is not None]
     if len(firsts) < len(readers):
         return _scattered_keys(readers, max(totals)).to(device)
     if len(readers) == 1:
         return slice(firsts[0], firsts[0] + totals[0])
-    places = _places(max(totals))
+    offsets = _places(max(totals))
     start, total = torch.tensor((firsts, totals)).unsqueeze(-1)
-    slots = torch.where(places < total, places + start, start)
+    slots = torch.where(offsets < total, offsets + start, start)
     return slots.flatten().to(device)
 
 
 def _scattered_keys(readers: Seq[_Reader], length: int) -> Tensor:
-    stretches = []
-    for one in readers:
-        slots = one.table.slots[one.first : one.feed.total]
-        stretches += [slots, np.full(length - one.total, slots[0])]
-    return torch.from_numpy(np.concatenate(stretches))
+    parts = []
+    for reader in readers:
+        slots = reader.table.slots[reader.first : reader.feed.total]
+        parts += [slots, np.full(length - reader.total, slots[0])]
+    return torch.from_numpy(np.concatenate(parts))
 
 
 def _chunk_bias(
     reader: _Reader, width: int, group_size: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """The bias of a stretch of a prompt behind cached tokens, made where it is used."""
+    """The bias of a piece of a prompt behind cached tokens, made on the device that uses it."""
     last = torch.arange(reader.feed.length, device=device).unsqueeze(1) + reader.cached
-    places = torch.arange(width, device=device)
-    hidden = places > last
+    offsets = torch.arange(width, device=device)
+    hidden = offsets > last
     if reader.window is not None:
-        hidden |= places <= last - reader.window
+        hidden |= offsets <= last - reader.window
     bias = torch.zeros(hidden.shape, dtype=dtype, device=device)
     return bias.masked_fill_(hidden, float("-inf")).repeat(group_size, 1)[None, None]
 
@@ -246,27 +247,27 @@ def _bias(
         bias = torch.zeros((1, 1, group_size, count, length), dtype=dtype)
         _hide(bias[0, 0], readers[0])
         return bias.flatten(2, 3)
-    # Padded queries see what is cached: a row of -inf alone would give NaN.
-    alone = [len(one.feed.tokens) == 1 for one in readers]
-    seen = [one.total if single else one.cached for one, single in zip(readers, alone, strict=True)]
+    # Padded queries see the cached tokens: a row of -inf alone would give NaN.
+    alone = [len(reader.feed.tokens) == 1 for reader in readers]
+    seen = [r.total if single else r.cached for r, single in zip(readers, alone, strict=True)]
     hidden = _places(length) >= torch.tensor(seen).unsqueeze(-1)
     bias = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))
     bias = bias[:, None, None].repeat(1, 1, group_size * count, 1)
     by_query = bias.view(batch, group_size, count, length)
-    for index, one in enumerate(readers):
+    for index, reader in enumerate(readers):
         if not alone[index]:
-            _hide(by_query[index, :, : one.feed.length], one)
+            _hide(by_query[index, :, : reader.feed.length], reader)
     return bias
 
 
 def _hide(bias: Tensor, reader: _Reader) -> None:
-    """Write what each node of a tree sees to a bias [heads, nodes, places]."""
+    """Hide from each node of a tree the keys that it does not see; bias is [heads, nodes, keys]."""
     parents, cached, total = reader.feed.tree.parents, reader.cached, reader.total
     bias[..., cached:total] = tree_bias(parents)
     if reader.window is not None:
         depths = torch.tensor([reader.feed.depth(node) for node in range(reader.feed.length)])
-        places = torch.cat((_places(cached), cached + depths))
-        hidden = places <= (cached + depths - reader.window).unsqueeze(-1)
+        offsets = torch.cat((_places(cached), cached + depths))
+        hidden = offsets <= (cached + depths - reader.window).unsqueeze(-1)
         bias[..., :total].masked_fill_(hidden, float("-inf"))
 
 
@@ -293,7 +294,7 @@ def tree_bias(parents: tuple[int, ...]) -> Tensor:
 def seen_nodes(parents: Seq[int], size: int) -> bytes:
     """A mask of `size` bytes for each node, little-endian: bit i is set where it sees node i.
 
-    A step whose shape is new must not cost what its forward does.
+    For a step of a new shape, this must cost far less than its forward.
     """
     seen = [1]
     for node, parent in enumerate(parents, 1):

@@ -25,17 +25,17 @@ class Batch:
     tokens: Tensor
     positions: Tensor
     lengths: Tensor
-    """Text length each token's rotary scaling counts with."""
+    """The text length on which each token's rotary scaling depends."""
     slots: Tensor
     """Cache slot of each fed token."""
     groups: tuple[StepGroup, ...]
     rows: Tensor
-    """Packed rows whose logits are wanted, feed by feed."""
+    """Packed rows whose logits are computed, feed by feed."""
     moves: Tensor | None = None
-    """Slots whose keys and values are moved before any are read: int64 [2, moves], from which and
-    to which. None: nothing is moved."""
+    """Source and target slots of keys and values to move before any are read, int64 [2, moves].
+    None: nothing is moved."""
     local: Mapping[int, tuple[StepGroup, ...]] = field(default_factory=dict)
-    """The groups of layers with a window, by windows that a text is longer than."""
+    """The groups of layers with a window, for windows shorter than a text."""
 
     def seen_in(self, window: int | None) -> tuple[StepGroup, ...]:
         """The groups of a layer with this window."""
@@ -43,17 +43,17 @@ class Batch:
 
 
 def all_finite(states: Tensor) -> bool:
-    """Whether no number is infinite or NaN; huge ones, whose sum overflows, are taken for such."""
+    """Return True if no number is infinite or NaN, nor the sum of all of them."""
     exact = torch.promote_types(states.dtype, torch.float32)
     return math.isfinite(float(states.sum(dtype=exact)))
 
 
 def guarded(batch: Batch) -> Batch:
-    """The same batch, none of whose tokens can spoil one that does not see it."""
+    """The same batch, in which a token that overflows spoils none that does not see it."""
 
     def each(groups: tuple[StepGroup, ...]) -> tuple[StepGroup, ...]:
-        own = cast("Seq[AttentionGroup]", groups)  # paged ones need no guard
-        return tuple(replace(group, guarded=True) for group in own)
+        packed = cast("Seq[AttentionGroup]", groups)  # paged ones need no guard
+        return tuple(replace(group, guarded=True) for group in packed)
 
     local = {window: each(groups) for window, groups in batch.local.items()}
     return replace(batch, groups=each(batch.groups), local=local)
@@ -61,7 +61,7 @@ def guarded(batch: Batch) -> Batch:
 
 @dataclass(frozen=True, slots=True)
 class BatchOutput:
-    """What a forward over a batch gives."""
+    """The output of a forward over a batch."""
 
     logits: Tensor
     """Float [batch.rows, vocab]; the next forward may overwrite them."""
@@ -83,7 +83,7 @@ def make_batch(
     Args:
         group_size: query heads per K/V head.
         dtype: type of the attention bias, the model's.
-        windows: those of the model's layers, None of those that see all.
+        windows: those of the model's layers; None for layers that see the whole text.
     """
     device = cache.data.device
     positions = [feed.positions() for feed in feeds]
@@ -98,13 +98,13 @@ def make_batch(
         for feed, table in zip(feeds, tables, strict=True)
         for slot in table.order[feed.sequence.num_cached :][: len(feed.tokens)]
     ]
-    made = partial(attention_groups, feeds, tables, group_size, dtype, device)
+    group = partial(attention_groups, feeds, tables, group_size, dtype, device)
     longest = max(feed.total for feed in feeds)
-    local = {window: made(window) for window in windows if window and window < longest}
-    groups = made(None) if len(local) < len(windows) else ()
+    local = {window: group(window) for window in windows if window and window < longest}
+    groups = group(None) if len(local) < len(windows) else ()
     tokens = [token for feed in feeds for token in feed.tokens]
     flat = ([*chain.from_iterable(positions)], [*chain.from_iterable(lengths)])
     parts = (tokens, *flat, slots, rows)
     packed = integers([*chain.from_iterable(parts)], device)  # one tensor, one copy to a device
-    fed, at, seen, written, wanted = torch.split(packed, [len(part) for part in parts])
-    return Batch(fed, at, seen, written, groups, wanted, local=local)
+    fed, at, seen, written, logit_rows = torch.split(packed, [len(part) for part in parts])
+    return Batch(fed, at, seen, written, groups, logit_rows, local=local)

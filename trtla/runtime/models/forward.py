@@ -1,4 +1,4 @@
-"""What runs a step: the base of all models, and how an executor calls one.
+"""The base of all models, and the call by which an executor runs a step of one.
 
 A model is compiled for the CPU (`cpu`), or runs in PyTorch (`tensor_model`). Callers only see a
 `StepForward`.
@@ -24,7 +24,7 @@ CacheT = TypeVar("CacheT", bound=KVCache)
 
 
 class Forwarded(NamedTuple):
-    """What a forward gives."""
+    """The output of a forward."""
 
     logits: Logits
     """Feed by feed; the next forward may overwrite them. Arrays, unless a `StepSampler` reads them
@@ -32,12 +32,11 @@ class Forwarded(NamedTuple):
     hidden: ndarray | None = None
     """Float [taps, fed tokens, hidden size], the output of each tapped layer; None without taps."""
     sampler: RowSampler | None = None
-    """What chooses tokens where other ranks have the logits, which are empty then; None: the
-    model's."""
+    """The sampler if other ranks have the logits, which are empty then; None: the model's."""
 
 
 StepForward = Callable[[Sequence[Feed]], Forwarded]
-"""A step's feeds, prompts first -> what their forward gives."""
+"""A step's feeds, prompts first -> the output of their forward."""
 
 
 class Model(ABC, Generic[CacheT]):
@@ -48,13 +47,13 @@ class Model(ABC, Generic[CacheT]):
     taps: tuple[int, ...] = ()
     """Layers of a Llama whose output drafters see, for trained heads; set before it is run."""
     graphs: str = ""
-    """Which steps run as graphs, such as `graphs` or `graphs of up to 96 tokens`; `step_forward`
-    finds out."""
+    """The steps that run as graphs, such as `graphs` or `graphs of up to 96 tokens`; set by
+    `step_forward`."""
 
     @property
     @abstractmethod
     def arithmetic(self) -> str:
-        """What it computes in, for people to read."""
+        """A description of its arithmetic, for people."""
 
     @property
     @abstractmethod
@@ -87,7 +86,7 @@ class Model(ABC, Generic[CacheT]):
 
     @abstractmethod
     def forward(self, feeds: Sequence[Feed], cache: CacheT) -> Forwarded:
-        """Write the fed tokens' keys and values, and compute the wanted rows' logits."""
+        """Write the fed tokens' keys and values, and compute the logits of the feeds' rows."""
 
     def scratch_bytes(self, limits: ExecutorLimits, step_sizes: Sequence[int] = ()) -> int:
         """Bytes of the device's memory that forwards and graphs take beside weights and cache.
@@ -99,11 +98,11 @@ class Model(ABC, Generic[CacheT]):
     def step_forward(
         self, cache: CacheT, limits: ExecutorLimits, step_sizes: Sequence[int] = ()
     ) -> StepForward:
-        """How an executor with these limits runs its steps over this cache.
+        """Return the function by which an executor with these limits runs its steps on this cache.
 
         Args:
             step_sizes: tokens that most sequences feed in a step, rising; none feeds more than the
-                last one. None given: those of `limits`.
+                last one. Empty: those of `limits`.
         """
 
         def step(feeds: Sequence[Feed]) -> Forwarded:

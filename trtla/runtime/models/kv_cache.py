@@ -1,4 +1,4 @@
-"""The paged K/V cache: the blocks that sequences own, and how many of them there is memory for.
+"""The paged K/V cache: the blocks that sequences own, and the number that memory has room for.
 
 A sequence reserves all the blocks it can ever need when it is admitted (TensorRT-LLM's
 GUARANTEED_NO_EVICT), so a running sequence is never evicted and a draft always finds its slots.
@@ -26,7 +26,7 @@ from trtla.runtime.device import Device
 
 @dataclass(frozen=True)
 class SlotTable:
-    """Where a sequence lies in the cache: entry i is the slot of its i-th token."""
+    """The slots of a sequence in the cache: entry i is that of its i-th token."""
 
     order: Sequence[int]
     first: int | None
@@ -75,14 +75,14 @@ class KVCache(ABC):
         self.table = lru_cache(maxsize=1024)(SlotTable.of)
         """The slot table of a sequence's blocks."""
         self._moves: list[tuple[int, int]] = []
-        """Slots from which and to which the next forward moves rows before it reads any."""
+        """Source and target slots of rows that the next forward moves before it reads any."""
 
     def synchronize(self) -> None:  # noqa: B027
-        """Wait until the device has done what it was given, so that timings include the kernels."""
+        """Wait until the device is idle, so that timings include the kernels."""
 
     @abstractmethod
     def move_now(self) -> None:
-        """Do what `move_later` was told; the slots may overlap."""
+        """Do the moves of `move_later`; the slots may overlap."""
 
     def move_later(self, moves: Iterable[tuple[int, int]]) -> None:
         """Have accepted drafts' keys and values copied by the next forward, before it reads any."""
@@ -102,7 +102,7 @@ Place = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class CacheNeed:
-    """What a loaded model needs of its device, beside its weights."""
+    """The memory that a loaded model needs on its device, beside its weights."""
 
     device: Device
     block_bytes: int
@@ -144,19 +144,19 @@ def cache_blocks(
     """Blocks of each cache: all that the batch can need, or as many as memory allows.
 
     Args:
-        free: what `free_bytes` has found before; None: it is asked now.
+        free: an earlier result of `free_bytes`; None: it is called now.
     """
-    found = []
+    counts = []
     affordables = _affordable(needs, free_bytes(needs) if free is None else free)
     for need, affordable in zip(needs, affordables, strict=True):
         if affordable < need.blocks:
             raise _too_small(need, needs, affordable, max_batch_size)
-        found.append(min(affordable, need.batch_blocks(max_batch_size)))
-    return found
+        counts.append(min(affordable, need.batch_blocks(max_batch_size)))
+    return counts
 
 
 def free_bytes(needs: Sequence[CacheNeed], ranks: int = 1) -> dict[Place, int]:
-    """What caches and forwards may take of each device.
+    """The bytes of each device that caches and forwards may take.
 
     Args:
         ranks: that share this machine's memory, each with caches like these; a GPU is of one rank.
@@ -178,40 +178,40 @@ def longest_fit(
     low, high = 0, most
     while low < high:
         middle = (low + high + 1) // 2
-        wanted = needs(middle)
-        fits = all(map(int.__le__, (one.blocks for one in wanted), _affordable(wanted, free)))
+        tried = needs(middle)
+        fits = all(map(int.__le__, (need.blocks for need in tried), _affordable(tried, free)))
         low, high = (middle, high) if fits else (low, middle - 1)
     return low
 
 
 def _affordable(needs: Sequence[CacheNeed], free: Mapping[Place, int]) -> list[int]:
     """Blocks that each cache can have beside the others on its device."""
-    left, sizes = dict(free), dict.fromkeys(free, 0)
+    room, sizes = dict(free), dict.fromkeys(free, 0)
     for need in needs:
-        left[need.place] -= need.scratch_bytes
+        room[need.place] -= need.scratch_bytes
         sizes[need.place] += need.bytes
-    shares = (max(0, left[need.place]) * need.bytes // sizes[need.place] for need in needs)
+    shares = (max(0, room[need.place]) * need.bytes // sizes[need.place] for need in needs)
     return [share // need.block_bytes for share, need in zip(shares, needs, strict=True)]
 
 
 def _too_small(
     need: CacheNeed, needs: Sequence[CacheNeed], affordable: int, max_batch_size: int
 ) -> TrtlaError:
-    neighbours = [other for other in needs if other.place == need.place]
-    scratch = sum(other.scratch_bytes for other in neighbours)
-    ways, taken, build = [], "", "--max-seq-len"
+    neighbours = [neighbour for neighbour in needs if neighbour.place == need.place]
+    scratch = sum(neighbour.scratch_bytes for neighbour in neighbours)
+    ways, reserved, build = [], "", "--max-seq-len"
     if scratch:
-        taken = f" beside the {scratch / 2**30:.1f} GiB that forwards take"
+        reserved = f" beside the {scratch / 2**30:.1f} GiB that forwards take"
         build += " or --max-num-tokens"
         if max_batch_size > 1:
             ways.append(f"use a --max-batch-size below {max_batch_size}")
     if len(neighbours) > 1:
-        taken += ", of each of its models"
+        reserved += ", of each of its models"
         ways.append("give draft models another --draft-device")
-    made = "rebuild with" if need.usual_seq_len is None else "open the model with"
-    ways += [f"{made} a smaller {build}", "or use a device with more memory"]
+    remedy = "rebuild with" if need.usual_seq_len is None else "open the model with"
+    ways += [f"{remedy} a smaller {build}", "or use a device with more memory"]
     return TrtlaError(
-        f"{need.device} has memory for {affordable * TOKENS_PER_BLOCK} cached tokens{taken}, "
+        f"{need.device} has memory for {affordable * TOKENS_PER_BLOCK} cached tokens{reserved}, "
         f"one sequence may need {need.max_seq_len}",
         ", ".join(ways),
     )
@@ -221,15 +221,15 @@ def _free_bytes(device: Device) -> int:
     if device.type == "cuda":
         import torch
 
-        torch.cuda.empty_cache()  # what loading has freed is PyTorch's own until then
+        torch.cuda.empty_cache()  # until then PyTorch keeps the memory that loading has freed
         return int(torch.cuda.mem_get_info(str(device))[0] * _CUDA_SHARE)
     return int(_free_memory() * _CPU_SHARE)
 
 
 def _free_memory(*, swap: bool = False) -> int:
-    found = available_memory(swap=swap)
-    if found is not None:
-        return found
+    available = available_memory(swap=swap)
+    if available is not None:
+        return available
     try:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError):  # not every system counts free pages
@@ -250,7 +250,7 @@ def check_memory(name: str, weights: int, cache: int, ranks: int = 1) -> None:
     reserve, free = max(cache, _LEAST_RESERVE), _free_memory(swap=True) // ranks
     if (needed := weights + cache + reserve) <= free:
         return
-    parts = [f"{one / 2**30:.2f}" for one in (needed, free, weights, cache, reserve)]
+    parts = [f"{size / 2**30:.2f}" for size in (needed, free, weights, cache, reserve)]
     raise TrtlaError(
         "{} needs {} GiB of memory and {} are free: it takes {} for weights, {} for keys and "
         "values, {} for all else".format(name, *parts),

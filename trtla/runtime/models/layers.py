@@ -20,16 +20,16 @@ from trtla.runtime.models.rotary import exponents, frequencies, magnitude, magni
 from trtla.runtime.models.tensor_cache import TensorCache
 
 _STEP_TOKENS = 16
-"""Tokens that oneDNN shall expect: a layout for one token is slow for all other counts."""
+"""The count of tokens that oneDNN expects: a layout for one token is slow for all other counts."""
 
 _FEW_TOKENS = 4
 """Fewer tokens are padded for large weights, which oneDNN streams from memory faster for four."""
 
 _LARGE_ELEMENTS = 2**21
-"""Large weights come from memory; smaller ones lie in the processor's cache, calls cost there."""
+"""Numbers of a large weight, which comes from memory; for smaller ones calls cost more."""
 
 _WIDENING = hasattr(torch.ops.aten.mm, "dtype")
-"""Whether `torch.mm` takes an `out_dtype`, as it does on CUDA from PyTorch 2.8 on."""
+"""`torch.mm` takes an `out_dtype`, as it does on CUDA from PyTorch 2.8 on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +44,18 @@ class Linear:
     bias: Tensor | None = None
 
     input_scale: ClassVar[None] = None
-    """As of `Fp8Linear`: the input is not quantised."""
+    """The input is not quantised, as that of `Fp8Linear` is."""
 
     @classmethod
     def of(cls, weight: Tensor, bias: Tensor | None = None, *, shared: bool = False) -> Linear:
-        """From a checkpoint's weight [out, in].
+        """Make one from a checkpoint's weight [out, in].
 
         Args:
             shared: something else reads it too, so it is not copied where that can be avoided.
         """
         if not _can_pack(weight):
-            kept = shared or weight.device.type == "cuda"
-            return cls(None, weight.t() if kept else weight.t().contiguous(), bias)
+            is_view = shared or weight.device.type == "cuda"
+            return cls(None, weight.t() if is_view else weight.t().contiguous(), bias)
         packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _STEP_TOKENS)
         twice = weight.dtype == torch.float32 and weight.numel() < _LARGE_ELEMENTS
         return cls(packed, weight.t().contiguous() if twice else None, bias)
@@ -72,7 +72,7 @@ class Linear:
         return _packed_product(states, self.packed, self.bias)
 
     def wide(self, states: Tensor) -> Tensor:
-        """The product in float32; on CUDA, where there is no bias, never rounded to less."""
+        """The product in float32; on CUDA, without a bias, never rounded to less."""
         half = states.is_cuda and states.dtype in (torch.float16, torch.bfloat16)
         if half and self.widens and self.transposed is not None:
             return torch.mm(states, self.transposed, out_dtype=torch.float32)
@@ -80,7 +80,7 @@ class Linear:
 
     @property
     def widens(self) -> bool:
-        """Whether `wide` rounds nothing on CUDA, and makes no smaller copy before."""
+        """Return True if `wide` rounds nothing on CUDA, and makes no smaller copy before."""
         return _WIDENING and self.bias is None
 
 
@@ -107,7 +107,7 @@ class LinearPair:
 
     @classmethod
     def of(cls, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> LinearPair:
-        """From two weights [out, in] of the same sizes and their biases, both or none."""
+        """Make a pair of two weights [out, in] of the same sizes and their biases, both or none."""
         present = [bias for bias in biases if bias is not None]
         return cls(Linear.of(torch.cat(tuple(weights)), torch.cat(present) if present else None))
 
@@ -117,7 +117,7 @@ class LinearPair:
 
 
 _CAPABILITY = (8, 9)  # Ada, the first with FP8 tensor cores
-_MULTIPLE = 16  # what torch._scaled_mm asks of a weight's sizes on CUDA
+_MULTIPLE = 16  # that torch._scaled_mm needs of a weight's sizes on CUDA
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class Fp8Pair:
     first: Fp8Linear
     second: Fp8Linear
     same_scale: bool
-    """Whether the input, quantised once, serves both."""
+    """The input, quantised once, serves both."""
 
     @classmethod
     def of(cls, first: Fp8Linear, second: Fp8Linear) -> Fp8Pair:
@@ -161,7 +161,7 @@ class Fp8Pair:
 
     @property
     def input_scale(self) -> Tensor | None:
-        """What the input may be quantised with before; None: each product has its own scale."""
+        """The scale that the input may be quantised with before; None: each product has its own."""
         return self.first.input_scale if self.same_scale else None
 
     def __call__(self, states: Tensor) -> tuple[Tensor, Tensor]:
@@ -172,10 +172,10 @@ class Fp8Pair:
 
 
 def fp8_products(config: CheckpointConfig, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether a model's FP8 weights are multiplied in FP8 here.
+    """Return True if a model's FP8 weights are multiplied in FP8 here.
 
-    They are on GPUs that can and for sizes that CUDA takes. Not in float32: who asks for it wants
-    its precision, and activations rounded to FP8 have none.
+    They are on GPUs that can and for sizes that CUDA takes. Not in float32, whose precision is lost
+    in activations rounded to FP8.
     """
     if device.type != "cuda" or dtype == torch.float32:
         return False
@@ -237,7 +237,7 @@ def rotate(states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
 
 
 class PlainOperations:
-    """What a layer computes between its matrix products and its attention, in PyTorch.
+    """The operations of a layer between its matrix products and its attention, in PyTorch.
 
     A `scale` is that of an FP8 product that follows: the result may then be quantised with it.
     """
@@ -283,5 +283,5 @@ class PlainOperations:
         return F.gelu(gate, approximate="tanh") * up
 
     def move(self, cache: TensorCache, moves: Tensor) -> None:
-        """Copy keys and values of all layers: int64 [2, moves], from which slots and to which."""
+        """Copy keys and values of all layers from slots to slots, int64 [2, moves]."""
         cache.move(*moves)

@@ -50,10 +50,10 @@ class Layer:
     gate_up: LinearPair | Fp8Pair
     down: Linear | Fp8Linear
     q_norm: Tensor | None
-    """Of each head's queries; None: they are not normalised."""
+    """The norm of each head's queries; None: they are not normalised."""
     k_norm: Tensor | None
     attention_norm: Tensor | None
-    """Of what attention adds to the states; None: it is not normalised."""
+    """The norm of attention's output; None: it is not normalised."""
     mlp_norm: Tensor | None
 
 
@@ -64,13 +64,13 @@ class LlamaModel(PackedModel):
         weights: (checkpoint name, tensor) of the complete model; each is moved and released in
             turn.
         dtype: type of activations, and of weights that are not FP8.
-        products: whether FP8 weights are multiplied in FP8, else they are dequantised here; None:
-            where the device can.
+        products: FP8 weights are multiplied in FP8, else they are dequantised here; None: if the
+            device can.
         world: of a rank of tensor parallelism, whose part of a model config and weights are.
     """
 
     operations = PlainOperations()
-    """What runs between matrix products: PyTorch's operations, or `FusedOperations`."""
+    """The operations between matrix products: PyTorch's, or `FusedOperations`."""
 
     def __init__(
         self,
@@ -181,9 +181,9 @@ class LlamaModel(PackedModel):
             states, normed = small.add_norm(states, delta, layer.input_norm, epsilon, scale)
             if index - 1 in self.taps:
                 hidden[index - 1] = states
-            turned = (rotaries[self._rotary_of[index]], batch.slots, cache, index)
-            # Products have no names here: what they give would stay while the next ones come.
-            queries = small.rotate_write(self._scaled(layer, layer.qkv(normed)), *turned)
+            arguments = (rotaries[self._rotary_of[index]], batch.slots, cache, index)
+            # Products have no names here, which would keep their memory during the next ones.
+            queries = small.rotate_write(self._scaled(layer, layer.qkv(normed)), *arguments)
             groups = batch.seen_in(self.config.windows[index])
             attended = _attend(queries, groups, cache, index)
             part = layer.dense(small.rounded(attended, layer.dense.input_scale))
@@ -204,7 +204,7 @@ class LlamaModel(PackedModel):
         return BatchOutput(logits, tapped, states)
 
     def _scaled(self, layer: Layer, qkv: Tensor) -> Tensor:
-        """Queries and keys normalised head by head, and queries scaled beyond what attention does,
+        """Normalise queries and keys head by head, and scale queries beyond attention's own scale,
         in place."""
         heads, kv_heads = self._heads
         size = self.config.head_size
@@ -226,7 +226,7 @@ class LlamaModel(PackedModel):
         return small.gelu_mul(gate, up)
 
     def _added(self, part: Tensor, norm: Tensor | None) -> Tensor:
-        """What a half of a layer adds to the states, of this rank's part of its output."""
+        """A half-layer's output, summed over ranks, normalised and scaled, to add to the states."""
         total = part if self._world is None else self._world.sum(part)
         if norm is not None:
             total = F.rms_norm(total, norm.shape, norm, self.config.norm_epsilon)
@@ -256,8 +256,8 @@ class DeviceTensors:
     def dequantized(self, weight: Tensor, scale: Tensor) -> Tensor:
         return dequantize(weight, scale, self.dtype)
 
-    def equal(self, one: Tensor, other: Tensor) -> bool:
-        return torch.equal(one, other)
+    def equal(self, first: Tensor, second: Tensor) -> bool:
+        return torch.equal(first, second)
 
 
 def _kv_scales(tensors: ModelTensors[Tensor], config: CheckpointConfig) -> list[float]:
@@ -312,6 +312,6 @@ def weight_bytes(config: CheckpointConfig, dtype: torch.dtype, *, fp8: bool = Fa
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     attention = hidden * head * (2 * heads + 2 * kv_heads)
     layer = attention + 3 * hidden * config.intermediate_size
-    others = 2 * hidden * config.num_hidden_layers + hidden + hidden * config.vocab_size
+    plain = 2 * hidden * config.num_hidden_layers + hidden + hidden * config.vocab_size
     layers = layer * config.num_hidden_layers
-    return layers * (1 if fp8 else dtype.itemsize) + others * dtype.itemsize
+    return layers * (1 if fp8 else dtype.itemsize) + plain * dtype.itemsize

@@ -36,9 +36,9 @@ def load_engine(
     ranks: Ranks | None = None,
     least_text: int = 0,
 ) -> Model[Any]:
-    """The model that is fastest here, of an opened engine or folder, or one rank's part of it.
+    """Load the fastest model here of an opened engine or folder, or one rank's part of it.
 
-    What keeps it from being compiled is no error.
+    A model that cannot be compiled runs in PyTorch, which is no error.
 
     Args:
         least_text: tokens of the shortest text that memory must have room for beside the weights.
@@ -80,18 +80,18 @@ def _load_tensors(
     from trtla.runtime.models.llama import LlamaModel
     from trtla.runtime.models.t5 import load_t5
 
-    kind, place = getattr(torch, dtype), torch.device(str(device))
-    if place.type == "cuda":
+    kind, torch_device = getattr(torch, dtype), torch.device(str(device))
+    if torch_device.type == "cuda":
         # cuDNN's attention is compiled again for every length: on Hopper 30 ms for each token.
         torch.backends.cuda.enable_cudnn_sdp(False)
     else:
         set_torch_threads()
     if isinstance(engine, EncoderDecoder):
-        return load_t5(engine, kind, place)
-    path = choose_path(config, kind, place) if place.type == "cuda" else None
+        return load_t5(engine, kind, torch_device)
+    path = choose_path(config, kind, torch_device) if torch_device.type == "cuda" else None
     if path is not None and not path.fast:
-        _log.warning("decoding on %s is slower than it could be: %s", place, path)
-    model = LlamaModel(config, engine.weights(*part), kind, place, world=world)
+        _log.warning("decoding on %s is slower than it could be: %s", torch_device, path)
+    model = LlamaModel(config, engine.weights(*part), kind, torch_device, world=world)
     if path is not None and path.fast:
         model.use_fast_path()
     return model
@@ -118,7 +118,7 @@ def check_cache_dtype(kv_cache_dtype: str, engine: Engine, dtype: str, device: D
 
 
 def not_compiled(config: CheckpointConfig, dtype: str) -> str | None:
-    """Why a model on the CPU runs through PyTorch's operations; None: it does not."""
+    """The reason why a model on the CPU runs through PyTorch's operations; None: it does not."""
     if os.environ.get("TRTLA_COMPILED") == "0":
         return "TRTLA_COMPILED=0 says so"
     try:
@@ -132,7 +132,7 @@ _DTYPES = ("float32", "bfloat16", "float16")
 
 
 def model_dtype(dtype: str, checkpoint: CheckpointConfig, device: Device) -> str:
-    """As `resolve_dtype`; weights in blocks on a CPU leave only the K/V cache to choose for.
+    """Resolve a dtype as `resolve_dtype` does; for weights in blocks on a CPU, that of the cache.
 
     A cache of bfloat16 needs no arithmetic of that type.
     """
@@ -158,6 +158,6 @@ def resolve_dtype(dtype: str, engine_dtype: str, device_type: str) -> str:
 
 
 def _cpu_computes(dtype: str) -> bool:
-    has = cpu().instruction_sets
+    available = cpu().instruction_sets
     needs = {"bfloat16": {"amx_tile", "avx512_bf16"}, "float16": {"amx_fp16"}}
-    return dtype == "float32" or not needs[dtype].isdisjoint(has)
+    return dtype == "float32" or not needs[dtype].isdisjoint(available)

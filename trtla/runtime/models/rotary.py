@@ -23,9 +23,9 @@ _Angles = tuple[ndarray, ndarray]
 
 
 def exponents(head_size: int) -> ndarray:
-    """What the base is raised to for each frequency, float32 [head_size / 2]."""
-    found: ndarray = np.arange(0, head_size, 2, dtype=np.float32) / np.float32(head_size)
-    return found
+    """The exponent of the base for each frequency, float32 [head_size / 2]."""
+    result: ndarray = np.arange(0, head_size, 2, dtype=np.float32) / np.float32(head_size)
+    return result
 
 
 def powers(base: ndarray | float, exponent: ndarray) -> ndarray:
@@ -34,7 +34,7 @@ def powers(base: ndarray | float, exponent: ndarray) -> ndarray:
 
 
 def rotary_configs(config: CheckpointConfig) -> tuple[CheckpointConfig, ...]:
-    """The model's config for each way in which its layers turn queries and keys."""
+    """The model's config for each way in which its layers rotate queries and keys."""
     if config.unrotated_layers:
         return config, config.model_copy(update={"rotary_pct": 0.0, "rotary_scaling": None})
     if config.local_rotary_base is not None:
@@ -44,20 +44,20 @@ def rotary_configs(config: CheckpointConfig) -> tuple[CheckpointConfig, ...]:
 
 
 def layer_rotaries(config: CheckpointConfig) -> tuple[int, ...]:
-    """Which of `rotary_configs` each layer has."""
+    """The index in `rotary_configs` of each layer."""
     layers = range(config.num_hidden_layers)
     local = [False for _ in layers] if config.local_rotary_base is None else config.windows
     return tuple(int(index in config.unrotated_layers or bool(local[index])) for index in layers)
 
 
 def frequencies(config: CheckpointConfig) -> ndarray:
-    """Inverse frequencies at the trained length, float32 [head_size / 2]; 0: nothing is turned."""
-    inverse = _turned_frequencies(config)
+    """Inverse frequencies at the trained length, float32 [head_size / 2]; 0: no rotation."""
+    inverse = _rotated_frequencies(config)
     still = np.zeros(config.head_size // 2 - len(inverse), np.float32)
     return np.concatenate((inverse, still)) if len(still) else inverse
 
 
-def _turned_frequencies(config: CheckpointConfig) -> ndarray:
+def _rotated_frequencies(config: CheckpointConfig) -> ndarray:
     wavelengths = powers(config.rotary_base, exponents(config.rotary_size))
     inverse: ndarray = 1.0 / wavelengths
     scaling = config.rotary_scaling or {}
@@ -82,7 +82,7 @@ def _turned_frequencies(config: CheckpointConfig) -> ndarray:
 
 
 def magnitude(config: CheckpointConfig) -> float:
-    """What cosines and sines of what is turned are multiplied by."""
+    """The factor of the cosines and sines of rotated dimensions."""
     scaling = config.rotary_scaling or {}
     if config.rope_type == "longrope":
         return float(scaling["attention_factor"])
@@ -90,13 +90,13 @@ def magnitude(config: CheckpointConfig) -> float:
 
 
 def magnitudes(config: CheckpointConfig) -> ndarray:
-    """The same of each of a head's pairs, float32 [head_size / 2]."""
-    turned = np.arange(config.head_size // 2) < config.rotary_size // 2
-    return np.where(turned, magnitude(config), 1.0).astype(np.float32)
+    """The factor of the cosine and sine of each of a head's pairs, float32 [head_size / 2]."""
+    rotated = np.arange(config.head_size // 2) < config.rotary_size // 2
+    return np.where(rotated, magnitude(config), 1.0).astype(np.float32)
 
 
 class RotaryTable:
-    """Where the forward finds each fed token's cosine and sine."""
+    """The rotary table: cosines and sines of fed tokens, by position."""
 
     def __init__(self, config: CheckpointConfig) -> None:
         self._config, self._magnitude = config, magnitudes(config)
@@ -106,13 +106,13 @@ class RotaryTable:
         self._beyond = lru_cache(maxsize=4096)(self._row)
 
     def _angles(self, positions: ndarray, inverse: ndarray) -> _Angles:
-        """Angles in float32, as the model was trained with; of them the nearest numbers."""
+        """Exact cosines and sines, as float32, of angles in float32 as in the model's training."""
         angles = (positions[:, None].astype(np.float32) * inverse).astype(np.float64)
         cosine, sine = (f(angles).astype(np.float32) * self._magnitude for f in (np.cos, np.sin))
         return cosine, sine
 
     def _row(self, position: int, length: int) -> _Angles:
-        """One token's, in a text longer than the trained length: NTK's base grows with it."""
+        """A token's row in a text longer than the trained length: NTK's base grows with it."""
         config, trained = self._config, self._config.max_position_embeddings
         factor, size = float((config.rotary_scaling or {})["factor"]), config.head_size
         growth = np.float32(factor * length) / np.float32(trained) - np.float32(factor - 1)
@@ -139,11 +139,11 @@ class RotaryTable:
         self, positions: Sequence[int], lengths: Sequence[int], trained: int
     ) -> tuple[ndarray, ndarray, list[int]]:
         keys = list(zip(positions, lengths, strict=True))
-        places = {key: place for place, key in enumerate(dict.fromkeys(keys))}
+        row_of = {key: row for row, key in enumerate(dict.fromkeys(keys))}
         rows = [
             self._beyond(position, length) if length > trained
             else (self._cosine[position : position + 1], self._sine[position : position + 1])
-            for position, length in places
+            for position, length in row_of
         ]  # fmt: skip
         cosines, sines = zip(*rows, strict=True)
-        return np.concatenate(cosines), np.concatenate(sines), [places[key] for key in keys]
+        return np.concatenate(cosines), np.concatenate(sines), [row_of[key] for key in keys]

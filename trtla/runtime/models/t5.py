@@ -41,9 +41,9 @@ Activation = Callable[[Tensor], Tensor]
 LayerStates = tuple[Tensor, Tensor]
 """A layer's keys and values of a prompt, each [1, heads, prompt tokens, head_size]."""
 PromptStates = tuple[LayerStates, ...]
-"""Those of all layers."""
+"""The states of all layers."""
 RelativeGroups = list[tuple[AttentionGroup, Tensor]]
-"""A step's attention groups, and how far each of their queries stands behind each key."""
+"""A step's attention groups, with the distance of each of their queries from each key."""
 
 
 def distance_buckets(num_buckets: int, max_distance: int) -> Tensor:
@@ -60,11 +60,11 @@ def distance_buckets(num_buckets: int, max_distance: int) -> Tensor:
 
 
 class RelativeBias:
-    """What is added to attention scores, by head and by how far back a key stands.
+    """The bias of attention scores, by head and by a key's distance backwards.
 
     Args:
         weight: [buckets, heads].
-        max_distance: from here on all distances are alike.
+        max_distance: the distance whose bias all larger ones have too.
     """
 
     def __init__(self, weight: Tensor, max_distance: int) -> None:
@@ -80,15 +80,15 @@ class RelativeBias:
 def relative_groups(
     feeds: Sequence[Feed], groups: Sequence[StepGroup], device: torch.device
 ) -> RelativeGroups:
-    """The relative positions of the groups that `make_batch` has made of these feeds."""
+    """Pair the groups of `make_batch` for these feeds with their queries' distances from keys."""
     members = [[feed] for feed in feeds if feed.draft is None]
     steps = [feed for feed in feeds if feed.draft is not None]
     if steps:
         members.append(steps)
-    own = cast("Sequence[AttentionGroup]", groups)  # `make_batch` makes no others
+    attention_groups = cast("Sequence[AttentionGroup]", groups)  # `make_batch` makes no others
     return [
         (group, _distances(part, group).to(device))
-        for part, group in zip(members, own, strict=True)
+        for part, group in zip(members, attention_groups, strict=True)
     ]
 
 
@@ -169,7 +169,7 @@ class T5Weights:
     logit_scale: float
     """d_model ** -0.5 where the embedding is the output projection (T5 1.0), else 1."""
     nbytes: int
-    """Bytes of what a step reads."""
+    """Bytes of the weights that a step reads."""
 
 
 class T5Model(TensorModel):
@@ -205,7 +205,7 @@ class T5Model(TensorModel):
 
     @torch.inference_mode()
     def forward(self, feeds: Sequence[Feed], cache: TensorCache) -> Forwarded:
-        """Write the fed tokens' keys and values, return logits [wanted rows, vocab].
+        """Write the fed tokens' keys and values, return logits [batch.rows, vocab].
 
         They are float32, or float64 for a float64 decoder. Prompts that are new are encoded first.
         """
@@ -259,12 +259,12 @@ class T5Model(TensorModel):
         return text.out(torch.cat(parts))
 
     def _prompt_states(self, prompt: tuple[int, ...]) -> PromptStates:
-        read, found = self._encode(prompt), []
+        encoded, layers = self._encode(prompt), []
         for layer in self._weights.layers:
-            parts = map(self._heads, layer.prompt.key_value(read))
+            parts = map(self._heads, layer.prompt.key_value(encoded))
             keys, values = (part.transpose(0, 1)[None].contiguous() for part in parts)
-            found.append((keys, values))
-        return tuple(found)
+            layers.append((keys, values))
+        return tuple(layers)
 
     def _heads(self, states: Tensor) -> Tensor:
         return states.view(len(states), *self._shape)
@@ -287,16 +287,16 @@ class EncodedPrompts:
         return len(self._by_request)
 
     def of(self, request: Request) -> PromptStates:
-        key = id(request)  # not used anew while the request lives, and forgotten when it ends
-        found = self._by_request.get(key)
-        if found is None:
+        key = id(request)  # unique while the request lives, and forgotten when it ends
+        states = self._by_request.get(key)
+        if states is None:
             if request.encoder_ids is None:
                 raise TrtlaError(
                     f"{request.label} has no encoder_ids", "give the encoder's input with it"
                 )
-            found = self._by_request[key] = self._encode(request.encoder_ids)
+            states = self._by_request[key] = self._encode(request.encoder_ids)
             weakref.finalize(request, self._by_request.pop, key, None).atexit = False
-        return found
+        return states
 
 
 def attend_prompts(
@@ -325,14 +325,15 @@ def load_t5(engine: EncoderDecoder, dtype: torch.dtype, device: torch.device) ->
     weights = _weights(tensors, engine.t5, _scales_logits(theirs.config))
 
     def encode(prompt: tuple[int, ...]) -> Tensor:
-        read: Tensor = encoder(input_ids=torch.tensor([prompt], device=device)).last_hidden_state
-        return read[0]
+        output = encoder(input_ids=torch.tensor([prompt], device=device))
+        states: Tensor = output.last_hidden_state[0]
+        return states
 
     return T5Model(weights, engine.t5, encode, dtype, device)
 
 
 def _scales_logits(config: Any) -> bool:
-    """What transformers does: T5 by a key of its own (by the tie before 5.0), UMT5 by the tie."""
+    """Decide as transformers does: T5 by its own key (before 5.0 by the tie), UMT5 by the tie."""
     if config.model_type == "mt5":
         return False
     return bool(getattr(config, "scale_decoder_outputs", config.tie_word_embeddings))
@@ -345,8 +346,8 @@ def _activation(name: str) -> Activation:
         raise UsageError(
             f"the activation {name} is not known", "check feed_forward_proj in config.json"
         )
-    found: Activation = ACT2FN[name]
-    return found
+    function: Activation = ACT2FN[name]
+    return function
 
 
 def _weights(tensors: Mapping[str, Tensor], config: T5Config, scales_logits: bool) -> T5Weights:
@@ -356,14 +357,14 @@ def _weights(tensors: Mapping[str, Tensor], config: T5Config, scales_logits: boo
         for index in range(config.num_decoder_layers)
     )
     head = tensors["lm_head.weight"]
-    read = [tensor for name, tensor in tensors.items() if name.startswith("decoder.block.")]
+    blocks = [tensor for name, tensor in tensors.items() if name.startswith("decoder.block.")]
     return T5Weights(
         layers,
         tensors["shared.weight"],
         tensors["decoder.final_layer_norm.weight"],
         Linear.of(head),
         config.d_model**-0.5 if scales_logits else 1.0,
-        sum(tensor.nbytes for tensor in (*read, head)),
+        sum(tensor.nbytes for tensor in (*blocks, head)),
     )
 
 

@@ -57,7 +57,7 @@ class TensorCache(KVCache):
         return self._layers[layer]
 
     def scale(self, layer: int) -> Tensor | None:
-        """What stored keys and values of a layer are to be multiplied with; None: nothing."""
+        """The scale of stored keys and values of a layer; None: they are not FP8."""
         return None if self._scales is None else self._scales[layer]
 
     def move(self, source: Tensor, target: Tensor) -> None:

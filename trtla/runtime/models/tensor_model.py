@@ -58,30 +58,30 @@ class PackedModel(TensorModel):
         """Run one packed batch."""
 
     def run(self, feeds: Sequence[Feed], cache: TensorCache) -> BatchOutput:
-        """As `forward`, with tensors.
+        """Run a step as `forward` does, but return tensors.
 
-        Where a token's numbers overflow, PyTorch's attention lets them reach those that do not see
-        it, which then are not finite either: the forward runs again, with a guard.
+        If a token's numbers overflow, PyTorch's attention spoils tokens that do not see it: numbers
+        that are not finite make the forward run again, with a guard.
         """
         batch = make_batch(feeds, cache, self.group_size, self.dtype, self.windows)
-        done = self.forward_batch(batch, cache)
-        if done.states is None or all_finite(done.states):
-            return done
+        output = self.forward_batch(batch, cache)
+        if output.states is None or all_finite(output.states):
+            return output
         return self.forward_batch(guarded(batch), cache)
 
     def forward(self, feeds: Sequence[Feed], cache: TensorCache) -> Forwarded:
         return self._for_sampler(self.run(feeds, cache))
 
-    def _for_sampler(self, done: BatchOutput) -> Forwarded:
+    def _for_sampler(self, output: BatchOutput) -> Forwarded:
         """Logits come as arrays, unless a `StepSampler` reads them on the device."""
         on_device = isinstance(self.row_sampler, StepSampler)
-        hidden = None if done.hidden is None else on_host(done.hidden)
-        return Forwarded(done.logits if on_device else on_host(done.logits), hidden)
+        hidden = None if output.hidden is None else on_host(output.hidden)
+        return Forwarded(output.logits if on_device else on_host(output.logits), hidden)
 
     def step_forward(
         self, cache: TensorCache, limits: ExecutorLimits, step_sizes: Sequence[int] = ()
     ) -> StepForward:
-        """Packed, or through graphs and pages where `fast` says so.
+        """Return a packed forward, or if `fast` one through graphs and pages.
 
         Graphs are captured and all kernels compiled now: no step waits for either.
         """
@@ -111,11 +111,11 @@ class PackedModel(TensorModel):
         return self._for_sampler(runner(feeds))
 
     def _warm_up_sampler(self, logits: Tensor) -> None:
-        """Compile what chooses tokens; where that fails, the host chooses."""
+        """Compile the sampler; if that fails, the host chooses tokens."""
         if self._sampler is not None:
             try:
                 self._sampler.warm_up(logits)
             except Exception as error:  # of Triton, the driver, or no memory
                 self._sampler = None
-                why = first_line(error)
-                _log.warning("tokens are chosen on the host, which is slower: %s", why)
+                reason = first_line(error)
+                _log.warning("tokens are chosen on the host, which is slower: %s", reason)

@@ -1,4 +1,4 @@
-"""A checkpoint's tensors on their way into a model, one by one: plain, in FP8 or in blocks."""
+"""Hands a checkpoint's tensors to a model, one by one: plain, in FP8 or in blocks."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ W = TypeVar("W")
 
 
 class TensorKind(Protocol[W]):
-    """What a model keeps its weights as: arrays, or tensors on a device."""
+    """The form in which a model keeps its weights: arrays, or tensors on a device."""
 
     def placed(self, weight: W) -> W:
-        """In the type that it is kept in."""
+        """Convert a weight to the type that it is kept in."""
 
     def is_fp8(self, weight: W) -> bool:
-        """Whether it is in FP8, which stays until its scale is known."""
+        """Return True for a weight in FP8, which stays until its scale is known."""
 
     def dequantized(self, weight: W, scale: W) -> W:
         """The numbers of an FP8 weight, in the arithmetic's type."""
 
-    def equal(self, one: W, other: W) -> bool:
-        """Whether both hold the same numbers."""
+    def equal(self, first: W, second: W) -> bool:
+        """Return True if both hold the same numbers."""
 
 
 class ModelTensors(Generic[W]):
@@ -46,7 +46,7 @@ class ModelTensors(Generic[W]):
 
     Args:
         weights: (checkpoint name, tensor).
-        kind: what is kept.
+        kind: the form of the weights in memory.
         prefix: of the names, for errors.
 
     All methods raise `TrtlaError` for a tensor that is not there.
@@ -57,27 +57,27 @@ class ModelTensors(Generic[W]):
     ) -> None:
         self._kind, self._prefix = kind, prefix
         self._tensors = {
-            name.removeprefix("transformer."): one if self._stays(name, one) else kind.placed(one)
-            for name, one in weights
+            name.removeprefix("transformer."): w if self._stays(name, w) else kind.placed(w)
+            for name, w in weights
         }
 
     def _stays(self, name: str, weight: W) -> bool:
         return bool(self._prefix) or name.endswith("_scaling_factor") or self._kind.is_fp8(weight)
 
     def layer(self, index: int) -> ModelTensors[W]:
-        """Remove a layer's."""
+        """Remove the tensors of a layer and return them."""
         prefix = f"layers.{index}."
         names = [name for name in self._tensors if name.startswith(prefix)]
-        own = [(name.removeprefix(prefix), self._tensors.pop(name)) for name in names]
-        return ModelTensors(own, self._kind, prefix)
+        tensors = [(name.removeprefix(prefix), self._tensors.pop(name)) for name in names]
+        return ModelTensors(tensors, self._kind, prefix)
 
     def vector(self, name: str) -> W:
         """A tensor that stays, and is never in blocks: a norm's weight, or a scale."""
         try:
             return self._tensors[name]
         except KeyError:
-            what = f"transformer.{self._prefix}{name}"
-            raise TrtlaError(f"the weights lack {what}", "build the engine again") from None
+            tensor = f"transformer.{self._prefix}{name}"
+            raise TrtlaError(f"the weights lack {tensor}", "build the engine again") from None
 
     def ends(self, config: CheckpointConfig) -> tuple[W, W]:
         """Remove the embedding and lm_head; they are one object where the model ties them."""
@@ -118,25 +118,25 @@ class ModelTensors(Generic[W]):
 
 
 OPTIONAL_NORMS = ("q_norm", "k_norm", "attention_norm", "mlp_norm")
-"""Those of `layer_norms` that not all models have."""
+"""The norms of `layer_norms` that not all models have."""
 
 
 def layer_norms(config: CheckpointConfig) -> dict[str, str]:
-    """The norms of a layer by what they are used for, and the names of their tensors."""
+    """The norms of a layer by their use, and the names of their tensors."""
     first, middle = "input_layernorm.weight", "post_layernorm.weight"
-    found = {"input_norm": first, "post_norm": middle}
+    norms = {"input_norm": first, "post_norm": middle}
     if config.sandwich_norms:
-        found["post_norm"] = "pre_feedforward_layernorm.weight"
-        found |= {"attention_norm": middle, "mlp_norm": "post_feedforward_layernorm.weight"}
+        norms["post_norm"] = "pre_feedforward_layernorm.weight"
+        norms |= {"attention_norm": middle, "mlp_norm": "post_feedforward_layernorm.weight"}
     if config.qk_layernorm:
-        found |= {f"{part}_norm": f"attention.{part}_layernorm.weight" for part in "qk"}
-    return found
+        norms |= {f"{part}_norm": f"attention.{part}_layernorm.weight" for part in "qk"}
+    return norms
 
 
 def numbers(weight: Weight | StoredTensor) -> ndarray:
     """A weight's numbers; float32 where it is in blocks."""
-    whole = weight.load() if isinstance(weight, StoredTensor) else weight
-    return whole.dequantize() if isinstance(whole, BlockTensor) else whole
+    tensor = weight.load() if isinstance(weight, StoredTensor) else weight
+    return tensor.dequantize() if isinstance(tensor, BlockTensor) else tensor
 
 
 _STORED = (FLOAT32, FLOAT16, BFLOAT16)
@@ -146,8 +146,8 @@ _STORED = (FLOAT32, FLOAT16, BFLOAT16)
 def placed_type(dtype: np.dtype[Any], arithmetic: str) -> np.dtype[Any]:
     """The arithmetic's type, or one of fewer bits that holds the same numbers."""
     exact = dtype if dtype in _STORED else FLOAT32
-    kept: np.dtype[Any] = BFLOAT16 if arithmetic == "bfloat16" else exact
-    return kept
+    result: np.dtype[Any] = BFLOAT16 if arithmetic == "bfloat16" else exact
+    return result
 
 
 def placed(weight: ndarray, arithmetic: str) -> ndarray:
@@ -173,7 +173,7 @@ class ArrayTensors:
     def dequantized(self, weight: Weight | StoredTensor, scale: Weight | StoredTensor) -> Weight:
         return dequantize(numbers(weight), numbers(scale), np.dtype(self.arithmetic))
 
-    def equal(self, one: Weight | StoredTensor, other: Weight | StoredTensor) -> bool:
-        if isinstance(one, BlockTensor) and isinstance(other, BlockTensor):
-            return one.kind == other.kind and np.array_equal(one.rows, other.rows)
-        return np.array_equal(numbers(one), numbers(other))
+    def equal(self, first: Weight | StoredTensor, second: Weight | StoredTensor) -> bool:
+        if isinstance(first, BlockTensor) and isinstance(second, BlockTensor):
+            return first.kind == second.kind and np.array_equal(first.rows, second.rows)
+        return np.array_equal(numbers(first), numbers(second))

@@ -1,1 +1,1 @@
-"""From logits to tokens: draws, predictions, acceptance."""
+"""Choosing tokens from logits: changes of rows, draws, predictions, acceptance."""

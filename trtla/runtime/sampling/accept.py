@@ -1,4 +1,4 @@
-"""Which drafted tokens are accepted: by the target's own draws (Rule A), or rejection (Rule B)."""
+"""Acceptance of drafted tokens: by the target's own draws (Rule A), or by rejection (Rule B)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def accept(draft: Draft, draws: Mapping[int, int]) -> Path:
     """The longest drafted path that matches the target's draws, and the draw that ends it.
 
     Args:
-        draft: what was fed.
+        draft: the fed tree.
         draws: the target's token after node 0 and after every candidate node.
     """
     children: dict[tuple[int, int], list[int]] = {}
@@ -48,29 +48,29 @@ def accept_by_rejection(feed: Feed, prediction: Prediction, draft_probs: ndarray
     """Keep drafted tokens, first to last, then add one token of the target.
 
     Args:
-        feed: the input token and a chain below it, all rows wanted.
+        feed: the input token and a chain below it, with logits of all rows.
         prediction: the target's, after each of them.
-        draft_probs: what each drafted token was drawn from, [drafted, vocab].
+        draft_probs: the distribution of each drafted token, [drafted, vocab].
     """
-    params, places = feed.sequence.request.sampling, feed.positions()
+    params, positions = feed.sequence.request.sampling, feed.positions()
     drafted = feed.tree.tokens
-    own = on_host(prediction.logits[prediction.start :])
-    with changed(own, changed_rows([feed])):
-        probs = probabilities(own[: len(drafted)], params)
-    for place, (token, p, q) in enumerate(zip(drafted, probs, draft_probs, strict=True)):
-        seed, position = params.seed + _OWN_SEEDS, places[place] + 1
+    logits = on_host(prediction.logits[prediction.start :])
+    with changed(logits, changed_rows([feed])):
+        probs = probabilities(logits[: len(drafted)], params)
+    for index, (token, p, q) in enumerate(zip(drafted, probs, draft_probs, strict=True)):
+        seed, position = params.seed + _OWN_SEEDS, positions[index] + 1
         if not keeps(uniform(seed, position), p[token].item(), q[token].item()):
             noise = uniform(seed, position + _RESIDUAL)
-            other = draw_weighted(residual(p, q), noise)
-            return (*drafted[:place], other), tuple(range(1, place + 1))
+            replacement = draw_weighted(residual(p, q), noise)
+            return (*drafted[:index], replacement), tuple(range(1, index + 1))
     last = prediction.draws[len(drafted)]
     return (*drafted, last), tuple(range(1, len(drafted) + 1))
 
 
 def keeps(noise: float, p: float, q: float) -> bool:
-    """Whether a token with probabilities p of the target, q of the draft is kept: min(1, p / q).
+    """Return True, with probability min(1, p / q), if the token stays: p target's, q draft's.
 
-    A token with p = 0 never is, not even where the noise or q is 0.
+    A token with p = 0 is never kept, not even if the noise or q is 0.
     """
     return noise * q < p
 

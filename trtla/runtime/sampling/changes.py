@@ -1,6 +1,6 @@
 """Penalties, biases and grammars: rows of logits changed by the text before them, and put back.
 
-A change is a function of the row and its text alone, the same for every drafter and batch.
+A change depends on the row and its text alone: it is the same for every drafter and batch.
 Penalties and biases touch the logits of the text's tokens and of biased ones, then a grammar
 forbids tokens. Reports read the rows as they were.
 """
@@ -22,60 +22,60 @@ Row = tuple[int, Feed, int]
 
 
 def changed_rows(feeds: Sequence[Feed]) -> list[Row]:
-    """The rows, of all that the feeds want, which their requests have changed."""
-    found: list[Row] = []
+    """The logit rows of the feeds that their requests change."""
+    rows: list[Row] = []
     start = 0
     for feed in feeds:
         if feed.sequence.request.changes_rows:
-            found += [(start + place, feed, node) for place, node in enumerate(feed.rows)]
+            rows += [(start + index, feed, node) for index, node in enumerate(feed.rows)]
         start += len(feed.rows)
-    return found
+    return rows
 
 
 @contextmanager
 def changed(logits: Logits, rows: Sequence[Row]) -> Iterator[None]:
-    """Have these rows of [rows, vocab] as tokens are chosen from them, and then as they were."""
+    """Change these rows of [rows, vocab] within the block, and put them back at its end."""
     with penalised(logits, rows), _masked(logits, rows):
         yield
 
 
 @contextmanager
 def _masked(logits: Logits, rows: Sequence[Row]) -> Iterator[None]:
-    """Have only the tokens possible that each row's grammar allows."""
+    """Make tokens impossible that a row's grammar forbids, within the block."""
     masks = [(row, feed.mask(node)) for row, feed, node in rows if feed.sequence.request.grammar]
-    found = [(row, mask) for row, mask in masks if mask is not None]
-    if not found:
+    masked = [(row, mask) for row, mask in masks if mask is not None]
+    if not masked:
         yield
         return
-    places, vocab = [row for row, _ in found], logits.shape[-1]
-    before = forbid(logits, places, np.stack([allowed_tokens(mask, vocab) for _, mask in found]))
+    indices, vocab = [row for row, _ in masked], logits.shape[-1]
+    before = forbid(logits, indices, np.stack([allowed_tokens(mask, vocab) for _, mask in masked]))
     try:
         yield
     finally:
-        logits[places] = before
+        logits[indices] = before
 
 
 @contextmanager
 def penalised(logits: Logits, rows: Sequence[Row]) -> Iterator[None]:
-    """The same with penalties and biases alone."""
-    rows = [one for one in rows if one[1].sequence.request.sampling.changes_rows]
+    """Change rows as `changed` does, by penalties and biases alone."""
+    rows = [row for row in rows if row[1].sequence.request.sampling.changes_rows]
     if not rows:
         yield
         return
-    places, numbers = _columns(rows)
-    before = on_host(logits[places])
-    write(logits, places, _changed(before, numbers))
+    indices, numbers = _columns(rows)
+    before = on_host(logits[indices])
+    write(logits, indices, _changed(before, numbers))
     try:
         yield
     finally:
-        write(logits, places, before)
+        write(logits, indices, before)
 
 
 def _columns(rows: Sequence[Row]) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
-    """(rows, tokens) of all changes, and what changes them."""
-    parts, wide = zip(*(_of_row(*row) for row in rows), strict=True)
-    places = np.concatenate(parts, axis=1)
-    return (places[0], places[1]), np.concatenate(wide, axis=1)
+    """(rows, tokens) of all changes, and their numbers as of `_numbers`."""
+    parts, numbers = zip(*(_of_row(*row) for row in rows), strict=True)
+    indices = np.concatenate(parts, axis=1)
+    return (indices[0], indices[1]), np.concatenate(numbers, axis=1)
 
 
 def _of_row(row: int, feed: Feed, node: int) -> tuple[np.ndarray, np.ndarray]:
@@ -83,13 +83,13 @@ def _of_row(row: int, feed: Feed, node: int) -> tuple[np.ndarray, np.ndarray]:
     path = () if feed.draft is None else feed.draft.tokens_to(node)
     with written.ahead(path):
         ids = written.ids
-        places = np.empty((2, len(ids)), np.int64)
-        places[0], places[1] = row, ids
-        return places, _numbers(sampling, written)
+        indices = np.empty((2, len(ids)), np.int64)
+        indices[0], indices[1] = row, ids
+        return indices, _numbers(sampling, written)
 
 
 def _numbers(sampling: SamplingParams, written: Written) -> np.ndarray:
-    """Bias, divisor and what is subtracted of each token, float32 [3, tokens]."""
+    """Bias, divisor and both penalties to subtract of each token, float32 [4, tokens]."""
     counts = written.counts
     numbers = np.empty((4, len(counts)), np.float32)
     numbers[0] = written.biases

@@ -1,6 +1,6 @@
 """A step's choices on a CUDA device: one launch, or two where filters cut, for all of its rows.
 
-What the kernels compute is in `device_kernels`; the texts are those of `draw`.
+The kernels are in `device_kernels`; the chosen tokens are those of `draw`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """How rows are cut; powers of 2. A row's sums depend on these and on its size alone."""
+    """Sizes of a row's parts, powers of 2. A row's sums depend on these and on its size alone."""
 
     chunk: int = 2048
     """Least logits of a program; more where the chunks of a row would be too many."""
@@ -45,7 +45,7 @@ class Tiles:
 
 _TILES = Tiles()
 _KNOWN = ("temperature", "top_k", "top_p")
-"""What the kernels draw by; with other filters rows are drawn on the host."""
+"""Settings that the kernels know; rows with others are drawn on the host."""
 _CHUNK_WARPS, _BLOCK_WARPS = 8, 16
 
 
@@ -77,30 +77,30 @@ class DeviceSampler(StepSampler):
         logits = logits if logits.stride(1) == 1 else logits.contiguous()
         on_cuda = logits.device.type == "cuda"
         with torch.cuda.device(logits.device) if on_cuda else contextlib.nullcontext():
-            found: list[list[int]] = self._launched(logits, draws).tolist()
-        tokens = [found[draw.row][1] for draw in draws]
-        cut = [i for i, one in enumerate(draws) if not draws_by(_KNOWN, one.params.draw_settings)]
+            choices: list[list[int]] = self._launched(logits, draws).tolist()
+        tokens = [choices[draw.row][1] for draw in draws]
+        cut = [i for i, draw in enumerate(draws) if not draws_by(_KNOWN, draw.params.draw_settings)]
         if cut:
             exact = drawn([draws[i] for i in cut], on_host(logits))
-            for place, token in zip(cut, exact, strict=True):
-                tokens[place] = token
-        return [first for first, _ in found], tokens
+            for index, token in zip(cut, exact, strict=True):
+                tokens[index] = token
+        return [first for first, _ in choices], tokens
 
     def _launched(self, logits: Tensor, draws: Sequence[Draw]) -> Tensor:
-        """Argmax and draw of each row, int32 [rows, 2]; no draw where none is asked for."""
+        """Argmax and draw of each row, int32 [rows, 2]; no draw for rows that need none."""
         from trtla.runtime.sampling.device_kernels import choose_rows, filter_rows
 
         (rows, size), tiles = logits.shape, self._tiles
         chunk, chunks = tiles.of(size)
-        own = self._room(rows, chunks, logits.device)
-        _write(own.numbers[:rows], size, draws)
-        own.jobs[:rows].copy_(own.host[:rows], non_blocking=True)
+        buffers = self._room(rows, chunks, logits.device)
+        _write(buffers.numbers[:rows], size, draws)
+        buffers.jobs[:rows].copy_(buffers.host[:rows], non_blocking=True)
         choose_rows[(rows, chunks)](
             logits,
-            own.jobs,
-            own.parts,
-            own.arrived,
-            own.out,
+            buffers.jobs,
+            buffers.parts,
+            buffers.arrived,
+            buffers.out,
             logits.stride(0),
             size,
             CHUNK=chunk,
@@ -111,26 +111,26 @@ class DeviceSampler(StepSampler):
         if any(draw.params.top_p < 1.0 or 0 < draw.params.top_k < size for draw in draws):
             filter_rows[(rows,)](
                 logits,
-                own.jobs,
-                own.parts,
-                own.out,
+                buffers.jobs,
+                buffers.parts,
+                buffers.out,
                 logits.stride(0),
                 size,
                 chunks,
                 BLOCK=tiles.block,
                 num_warps=_BLOCK_WARPS,
             )
-        return own.out[:rows]
+        return buffers.out[:rows]
 
     def _room(self, rows: int, chunks: int, device: torch.device) -> _Buffers:
-        own = self._buffers
-        if own is None or own.rows < rows or own.chunks < chunks:
-            own = self._buffers = _Buffers(1 << (rows - 1).bit_length(), chunks, device)
-        return own
+        buffers = self._buffers
+        if buffers is None or buffers.rows < rows or buffers.chunks < chunks:
+            buffers = self._buffers = _Buffers(1 << (rows - 1).bit_length(), chunks, device)
+        return buffers
 
 
 def _write(numbers: np.ndarray, size: int, draws: Sequence[Draw]) -> None:
-    """The rows' jobs: those that are not drawn have temperature 0."""
+    """Write the rows' jobs: rows that are not drawn have temperature 0."""
     settings = numbers[:, 2:].view(np.float64)
     numbers[:, :2], settings[:] = (0, size), (0.0, 1.0)
     for row, params, noise in draws:
@@ -142,16 +142,16 @@ def device_sampler(device: torch.device) -> DeviceSampler | None:
     """A model's sampler for its device; None where PyTorch's operations have to choose."""
     if device.type != "cuda" or find_spec("triton") is None:
         return None
-    found = self_test(device)
-    if found is not None:
-        _log.warning("tokens are chosen on the host, which is slower: %s", found)
+    reason = self_test(device)
+    if reason is not None:
+        _log.warning("tokens are chosen on the host, which is slower: %s", reason)
         return None
     return DeviceSampler()
 
 
 @lru_cache(maxsize=8)
 def self_test(device: torch.device) -> str | None:
-    """What is wrong with the kernel on this device, compared with `draw`; None: nothing is."""
+    """Describe how the kernel differs from `draw` on this device; None: it does not."""
     try:
         return difference(device, DeviceSampler())
     except Exception as error:  # of many types: no compiler, a driver that refuses, no memory
@@ -165,17 +165,17 @@ _SETTINGS = [
 
 
 def difference(device: torch.device, sampler: StepSampler, size: int = 5008) -> str | None:
-    """Where a small step's choices are not those of `draw`: the first such row."""
+    """Describe the first row of a small step whose choices differ from those of `draw`."""
     example, draws = _example(device, size)
-    for logits in (example, example.flip(1)):  # what the first call leaves behind, the second finds
+    for logits in (example, example.flip(1)):  # the second call must not see the first one's state
         numbers = on_host(logits)
         greedy = argmax(numbers)
         drawn = [draw_at(numbers[d.row : d.row + 1], d.params, [d.noise])[0] for d in draws]
         for right, got in zip((greedy, drawn), sampler.choose(logits, draws), strict=True):
-            for row, (token, other) in enumerate(zip(right, got, strict=True)):
-                if token != other:
+            for row, (token, choice) in enumerate(zip(right, got, strict=True)):
+                if token != choice:
                     name = "argmax" if right is greedy else "draw"
-                    return f"the {name} of row {row} is {other}, and should be {token}"
+                    return f"the {name} of row {row} is {choice}, and should be {token}"
         if sampler.choose(logits, ())[0] != greedy:
             return "the argmax of a step without draws is wrong"
     return None

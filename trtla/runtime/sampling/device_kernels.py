@@ -1,7 +1,7 @@
-"""Argmax and draws of rows of logits, as Triton kernels: `draw` is what they compute.
+"""Argmax and draws of rows of logits, as Triton kernels with the results of `draw`.
 
-`choose_rows` reads each row once, in chunks; `filter_rows` goes on where a row has filters, without
-sorting it. The token that wins over the whole row is drawn unless a filter excludes it: then only
+`choose_rows` reads each row once, in chunks; `filter_rows` follows for rows with filters, without
+sorting them. The token that wins over the whole row is drawn unless a filter excludes it: then only
 the tokens before it in the order of logits, equal ones by id, are left to win. Sums are in an order
 that depends on the vocabulary alone, never on the other rows.
 """

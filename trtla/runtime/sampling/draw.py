@@ -27,25 +27,25 @@ _quiet = np.errstate(all="ignore")  # rows that are no answer hold NaN and infin
 def log_softmax(rows: ndarray) -> ndarray:
     """Logarithms of the probabilities of [rows, vocab], in their type."""
     relative = rows - rows.max(axis=-1, keepdims=True)
-    found: ndarray = relative - np.log(np.exp(relative).sum(axis=-1, keepdims=True))
-    return found
+    logs: ndarray = relative - np.log(np.exp(relative).sum(axis=-1, keepdims=True))
+    return logs
 
 
 @_quiet
 def probabilities(logits: ndarray, params: SamplingParams) -> ndarray:
-    """What `draw` draws from: temperature, top-k, top-p, then min-p; float64 [rows, vocab]."""
+    """Apply temperature, top-k, top-p, then min-p; returns float64 [rows, vocab]."""
     weights = np.exp(log_weights(logits, params))
-    found: ndarray = weights / weights.sum(axis=-1, keepdims=True)
-    return found
+    result: ndarray = weights / weights.sum(axis=-1, keepdims=True)
+    return result
 
 
 def log_weights(logits: ndarray, params: SamplingParams) -> ndarray:
     """Logarithms of `probabilities`, each row up to a constant."""
-    kept = _top_k(logits.astype(np.float64), params.top_k)
+    remaining = _top_k(logits.astype(np.float64), params.top_k)
     # Relative to the largest, so that a temperature near 0 gives 0 and -inf, not inf.
-    relative: ndarray = (kept - kept.max(axis=-1, keepdims=True)) / params.temperature
+    relative: ndarray = (remaining - remaining.max(axis=-1, keepdims=True)) / params.temperature
     if params.top_p < 1.0:
-        relative[~_nucleus(kept, relative, params)] = -math.inf
+        relative[~_nucleus(remaining, relative, params)] = -math.inf
     if params.min_p > 0.0:
         relative[relative < math.log(params.min_p)] = -math.inf
     return relative
@@ -58,16 +58,16 @@ def _top_k(logits: ndarray, top_k: int) -> ndarray:
 
 
 def largest(rows: ndarray, count: int) -> ndarray:
-    """The `count` largest numbers of each row, the largest first; all where there are fewer."""
+    """The `count` largest numbers of each row, or all if there are fewer, the largest first."""
     count = min(count, rows.shape[-1])
-    found = np.partition(rows, rows.shape[-1] - count, axis=-1)[..., rows.shape[-1] - count :]
-    return np.sort(found, axis=-1)[..., ::-1]
+    top = np.partition(rows, rows.shape[-1] - count, axis=-1)[..., rows.shape[-1] - count :]
+    return np.sort(top, axis=-1)[..., ::-1]
 
 
 def _nucleus(
     logits: ndarray, relative: ndarray, params: SamplingParams, most: int = _MOST_SORTED
 ) -> ndarray:
-    """Which tokens are in the smallest set of most probable ones whose mass reaches top_p.
+    """Mark the tokens in the smallest set of most probable ones whose mass reaches top_p.
 
     They are ordered by their logits, since a high temperature makes several equally probable, and
     equal logits by their ids. Rows whose `most` largest do not reach it are sorted whole.
@@ -88,9 +88,9 @@ def _nucleus(
 
 def argmax(logits: ndarray) -> list[int]:
     """The most probable token of each row of [rows, vocab], or NO_TOKEN."""
-    places = logits.argmax(axis=-1)  # the first NaN, where there is one
-    found = np.take_along_axis(logits, places[:, None], axis=-1)[:, 0]
-    tokens: list[int] = np.where(np.isfinite(found), places, NO_TOKEN).tolist()
+    best = logits.argmax(axis=-1)  # the first NaN, if there is any
+    values = np.take_along_axis(logits, best[:, None], axis=-1)[:, 0]
+    tokens: list[int] = np.where(np.isfinite(values), best, NO_TOKEN).tolist()
     return tokens
 
 
@@ -111,18 +111,18 @@ def draw(logits: ndarray, params: SamplingParams, positions: Sequence[int]) -> l
 
 @_quiet
 def draw_at(logits: ndarray, params: SamplingParams, noise: Sequence[float]) -> list[int]:
-    """As `draw`, with each row's noise in [0, 1) given: rows of several seeds in one call.
+    """Draw as `draw` does, with each row's noise in [0, 1): rows of several seeds in one call.
 
     A row's token does not depend on the rows beside it.
     """
-    places = {number: place for place, number in enumerate(dict.fromkeys(noise))}
-    gumbel = _gumbel(list(places), logits.shape[-1])
-    return argmax(log_weights(logits, params) + gumbel[[places[number] for number in noise]])
+    index = {number: i for i, number in enumerate(dict.fromkeys(noise))}
+    gumbel = _gumbel(list(index), logits.shape[-1])
+    return argmax(log_weights(logits, params) + gumbel[[index[number] for number in noise]])
 
 
 @_quiet
 def draw_weighted(weights: ndarray, noise: float) -> int:
-    """As `draw_at`, from weights [vocab] of any sum above 0."""
+    """Draw as `draw_at` does, from weights [vocab] of any sum above 0."""
     scores = np.log(weights.astype(np.float64)) + _gumbel([noise], len(weights))
     return argmax(scores)[0]
 
@@ -134,8 +134,8 @@ def _gumbel(noise: Sequence[float], vocab: int) -> ndarray:
     for shift, factor in ((30, FIRST), (27, SECOND)):
         mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
     bits = (mixed ^ (mixed >> np.uint64(31))) >> np.uint64(12)
-    found: ndarray = -np.log(-np.log((bits.astype(np.float64) + 0.5) * 2.0**-52))
-    return found
+    gumbel: ndarray = -np.log(-np.log((bits.astype(np.float64) + 0.5) * 2.0**-52))
+    return gumbel
 
 
 def top2_margin(logits: ndarray) -> list[float]:

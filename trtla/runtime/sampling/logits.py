@@ -1,7 +1,7 @@
 """Logits as a step's choices see them: NumPy's on the host, or a tensor that stays on its device.
 
 A model whose `StepSampler` chooses on the device leaves its logits there; all others hand out
-arrays. Nothing here imports torch: what is given decides.
+arrays. Nothing here imports torch: the type of the argument decides.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ def on_host(numbers: Logits) -> ndarray:
     """The same numbers as an array; of a tensor on the host in the same memory."""
     if isinstance(numbers, ndarray):
         return numbers
-    found: ndarray = numbers.detach().cpu().numpy()
-    return found
+    array: ndarray = numbers.detach().cpu().numpy()
+    return array
 
 
 def on_device(logits: Logits) -> Tensor:
-    """What a `StepSampler` reads: a tensor, as models that have one leave it."""
+    """Return the tensor that a `StepSampler` reads, as models that have one leave it."""
     if isinstance(logits, ndarray):
         raise TypeError("these logits are on the host")
     return logits
@@ -41,26 +41,26 @@ def host_rows(logits: Logits, rows: Sequence[int]) -> ndarray:
 
 
 def fitted(logits: Logits, vocab_size: int) -> Logits:
-    """The rows for a vocabulary of another size: what they have not is improbable."""
-    rows, own = logits.shape
-    if own == vocab_size:
+    """The rows for a vocabulary of another size: tokens that they lack are impossible."""
+    rows, width = logits.shape
+    if width == vocab_size:
         return logits
-    kept = min(own, vocab_size)
+    common = min(width, vocab_size)
     if isinstance(logits, ndarray):
-        found = np.full((rows, vocab_size), -np.inf, logits.dtype)
-        found[:, :kept] = logits[:, :kept]
-        return found
+        padded = np.full((rows, vocab_size), -np.inf, logits.dtype)
+        padded[:, :common] = logits[:, :common]
+        return padded
     wide = logits.new_full((rows, vocab_size), -math.inf)
-    wide[:, :kept] = logits[:, :kept]
+    wide[:, :common] = logits[:, :common]
     return wide
 
 
-def write(logits: Logits, places: tuple[ndarray, ndarray], numbers: ndarray) -> None:
+def write(logits: Logits, indices: tuple[ndarray, ndarray], numbers: ndarray) -> None:
     """Put numbers at (rows, tokens)."""
     if isinstance(logits, ndarray):
-        logits[places] = numbers
+        logits[indices] = numbers
     else:
-        rows, tokens = (logits.new_tensor(place).long() for place in places)
+        rows, tokens = (logits.new_tensor(index).long() for index in indices)
         logits.index_put_((rows, tokens), logits.new_tensor(numbers))
 
 
@@ -74,6 +74,6 @@ def forbid(logits: Logits, rows: Sequence[int], allowed: ndarray) -> Any:
         before = logits[list(rows)]
         logits[list(rows)] = np.where(allowed, before, -np.inf)
         return before
-    kept = logits[list(rows)]
-    logits[list(rows)] = kept.masked_fill(~kept.new_tensor(allowed).bool(), -math.inf)
-    return kept
+    stored = logits[list(rows)]
+    logits[list(rows)] = stored.masked_fill(~stored.new_tensor(allowed).bool(), -math.inf)
+    return stored

@@ -1,4 +1,4 @@
-"""What the target predicts after a step's rows: from logits to tokens.
+"""Predictions of the target after a step's rows: from logits to tokens.
 
 All feeds in few calls, or row by row where single rows are cheap and most are never read.
 """
@@ -31,7 +31,7 @@ class Draw(NamedTuple):
     params: SamplingParams
     """Temperature above 0, and filters."""
     noise: float
-    """In [0, 1), from seed and position."""
+    """A number in [0, 1), from seed and position."""
 
 
 @dataclass(slots=True)
@@ -46,14 +46,14 @@ class Prediction:
     start: int
     """The first of this feed's rows in them; the others follow in their order."""
     tops: TopRows | None = None
-    """What the target holds for likely after the nodes, where the drafter wants to see that."""
+    """The most probable tokens after the nodes, if the drafter reads them."""
 
 
 _FILTERED = SamplingParams(temperature=1.0, top_k=2, top_p=0.5)
 
 
 class RowSampler(Protocol):
-    """Chooses for one row at a time, where that costs no more than for all of them at once."""
+    """Chooses for one row at a time, if that costs no more than for all of them at once."""
 
     def most_probable(self, logits: ndarray, row: int) -> int:
         """The argmax of a row of [rows, vocab]; NO_TOKEN where its logits are not finite."""
@@ -73,7 +73,7 @@ class RowSampler(Protocol):
 
 
 class StepSampler:
-    """Chooses for all rows of a step in one go, where a call costs more than most of its rows."""
+    """Chooses for all rows of a step at once, if a call costs more than most of its rows."""
 
     def choose(self, logits: Tensor, draws: Sequence[Draw]) -> tuple[list[int], list[int]]:
         """The argmax of every row of [rows, vocab], and the token of each draw.
@@ -90,11 +90,11 @@ class StepSampler:
 
 
 class _LazyTokens(dict[int, int]):
-    """Choices by node, made when they are asked for: few of a draft's rows ever are.
+    """Choices by node, made when they are read: few of a draft's rows ever are.
 
     Args:
         start: the feed's first row of the logits.
-        drawn: whether tokens are drawn; else they are the most probable ones.
+        drawn: tokens are drawn; else they are the most probable ones.
     """
 
     __slots__ = ("_by_row", "_drawn", "_feed", "_logits", "_next", "_start")
@@ -118,7 +118,7 @@ class _LazyTokens(dict[int, int]):
         return token
 
     def know(self, tops: TopRows) -> None:
-        """Take the first tokens of these rows for the most probable ones, which they mostly are."""
+        """Take the first tokens of these rows as the most probable ones, which they mostly are."""
         if not self._feed.sequence.request.changes_rows:
             firsts = zip(self._feed.rows, tops.ids[:, 0].tolist(), strict=True)
             self.update([pair for pair in firsts if pair[1] >= 0])
@@ -146,23 +146,23 @@ def predict(
     """Every feed's choices, from the logits of all their rows.
 
     Args:
-        sampler: a `RowSampler` chooses when asked, and the logits must stay until then. None: all
-            rows at once, by `draw`.
-        tops: `top_rows` of each feed, where a drafter wants to see them.
+        sampler: a `RowSampler` chooses when a choice is read, and the logits must stay until then.
+            None: all rows at once, by `draw`.
+        tops: `top_rows` of each feed whose drafter reads them.
     """
     if sampler is None or isinstance(sampler, StepSampler):
         with changed(logits, changed_rows(feeds)):
-            found = _predict_all(feeds, logits, sampler)
+            predictions = _predict_all(feeds, logits, sampler)
     else:
-        found, start, numbers = [], 0, on_host(logits)
+        predictions, start, numbers = [], 0, on_host(logits)
         for feed in feeds:
-            found.append(_predict_lazily(feed, numbers, start, sampler))
+            predictions.append(_predict_lazily(feed, numbers, start, sampler))
             start += len(feed.rows)
-    for prediction, top in zip(found, tops, strict=False):
+    for prediction, top in zip(predictions, tops, strict=False):
         prediction.tops = top
         if top is not None and isinstance(prediction.greedy, _LazyTokens):
             prediction.greedy.know(top)
-    return found
+    return predictions
 
 
 def _predict_lazily(feed: Feed, logits: ndarray, start: int, by_row: RowSampler) -> Prediction:
@@ -179,9 +179,9 @@ def _predict_all(
     if sampler is not None:
         greedy, tokens = sampler.choose(on_device(logits), draws)
     else:
-        wanted = any(f.sequence.request.sampling.greedy or f.tree.read for f in feeds)
+        reads_greedy = any(f.sequence.request.sampling.greedy or f.tree.read for f in feeds)
         numbers = on_host(logits)
-        greedy = argmax(numbers) if wanted and len(numbers) else [0] * len(numbers)
+        greedy = argmax(numbers) if reads_greedy and len(numbers) else [0] * len(numbers)
         tokens = drawn(draws, numbers)
     chosen = list(greedy)
     for draw, token in zip(draws, tokens, strict=True):
@@ -190,21 +190,21 @@ def _predict_all(
     for feed in feeds:
         rows, stop = feed.rows, start + len(feed.rows)
         best = dict(zip(rows, greedy[start:stop], strict=True))
-        own = best if not draws else dict(zip(rows, chosen[start:stop], strict=True))
-        predictions.append(Prediction(best, own, logits, start))
+        tokens_by_node = best if not draws else dict(zip(rows, chosen[start:stop], strict=True))
+        predictions.append(Prediction(best, tokens_by_node, logits, start))
         start = stop
     return predictions
 
 
 def row_draws(feeds: Sequence[Feed]) -> list[Draw]:
-    """The draws of sampled requests, at the rows where one can be asked for."""
+    """The draws of sampled requests, at the rows where one may be needed."""
     draws, start = [], 0
     for feed in feeds:
         params = feed.sequence.request.sampling
         if feed.rows and not params.greedy:
-            places = feed.positions()
+            positions = feed.positions()
             draws += [
-                Draw(start + index, params, uniform(params.seed, places[node] + 1))
+                Draw(start + index, params, uniform(params.seed, positions[node] + 1))
                 for index, node in enumerate(_drawn_nodes(feed))
             ]
         start += len(feed.rows)
@@ -212,17 +212,17 @@ def row_draws(feeds: Sequence[Feed]) -> list[Draw]:
 
 
 def drawn(draws: Sequence[Draw], logits: ndarray) -> list[int]:
-    """Their tokens; those with the same filters together: one call costs less than many."""
+    """The tokens of draws; those with the same filters together: one call costs less than many."""
     alike: dict[DrawSettings, list[int]] = {}
-    for place, draw in enumerate(draws):
-        alike.setdefault(draw.params.draw_settings, []).append(place)
+    for index, draw in enumerate(draws):
+        alike.setdefault(draw.params.draw_settings, []).append(index)
     tokens = [0] * len(draws)
-    for places in alike.values():
-        rows, noise = [draws[i].row for i in places], [draws[i].noise for i in places]
+    for indices in alike.values():
+        rows, noise = [draws[i].row for i in indices], [draws[i].noise for i in indices]
         chosen = logits if len(rows) == len(logits) else logits[rows]
-        found = draw_at(chosen, draws[places[0]].params, noise)
-        for place, token in zip(places, found, strict=True):
-            tokens[place] = token
+        drawn_tokens = draw_at(chosen, draws[indices[0]].params, noise)
+        for index, token in zip(indices, drawn_tokens, strict=True):
+            tokens[index] = token
     return tokens
 
 
@@ -240,7 +240,7 @@ def logits_after(feed: Feed, nodes: Sequence[int], prediction: Prediction) -> nd
 
 
 def most_probable(feed: Feed, nodes: Sequence[int], prediction: Prediction) -> list[list[int]]:
-    """The tokens that a feed's drafter asks for after each of these nodes, best first."""
+    """The most probable tokens after each of these nodes, as many as the drafter ranks."""
     sampling, ranks = feed.sequence.request.sampling, feed.sequence.drafter.ranks
     return top_tokens(logits_after(feed, nodes, prediction), ranks, sampling)
 
@@ -248,25 +248,25 @@ def most_probable(feed: Feed, nodes: Sequence[int], prediction: Prediction) -> l
 def top_rows(
     feeds: Sequence[Feed], logits: Logits, sampler: RowSampler | StepSampler | None
 ) -> list[TopRows | None]:
-    """What the target holds for likely after every node whose logits there are.
+    """Rank the most probable tokens after every node that has logits.
 
     Returns:
-        None for feeds whose drafters do not want to see it; nothing where none does.
+        None for feeds whose drafters do not read them; an empty list if no drafter does.
     """
-    wanted = [feed.sequence.drafter.top_rows for feed in feeds]
-    if not any(wanted):
+    counts = [feed.sequence.drafter.top_rows for feed in feeds]
+    if not any(counts):
         return []
     rows: list[int] = []
     start = 0
-    for feed, count in zip(feeds, wanted, strict=True):
+    for feed, count in zip(feeds, counts, strict=True):
         rows += range(start, start + len(feed.rows)) if count else ()
         start += len(feed.rows)
     if not rows:  # parts of prompts have none
         return [None] * len(feeds)
-    ids, logs = ranked_rows(logits, rows, max(wanted), sampler)
-    found: list[TopRows | None] = []
+    ids, logs = ranked_rows(logits, rows, max(counts), sampler)
+    tops: list[TopRows | None] = []
     start = 0
-    for feed, count in zip(feeds, wanted, strict=True):
+    for feed, count in zip(feeds, counts, strict=True):
         stop = start + (len(feed.rows) if count else 0)
         nodes = (0,) if feed.draft is None else feed.rows
         top = None
@@ -274,15 +274,15 @@ def top_rows(
             top = TopRows(nodes, ids, logs)
         elif stop > start:
             top = TopRows(nodes, ids[start:stop], logs[start:stop])
-        found.append(top)
+        tops.append(top)
         start = stop
-    return found
+    return tops
 
 
 def ranked_rows(
     logits: Logits, rows: Sequence[int], count: int, sampler: RowSampler | StepSampler | None
 ) -> tuple[ndarray, ndarray]:
-    """As `RowSampler.top_rows`, with any sampler."""
+    """Rank rows as `RowSampler.top_rows` does, with any sampler."""
     if sampler is None or isinstance(sampler, StepSampler):
         return _top_rows(host_rows(logits, rows), count)
     return sampler.top_rows(on_host(logits), rows, count)
@@ -290,9 +290,9 @@ def ranked_rows(
 
 def _top_rows(logits: ndarray, count: int) -> tuple[ndarray, ndarray]:
     ids, logs = np.full((len(logits), count), -1, np.int32), np.full((len(logits), count), -100.0)
-    found, width = _ranked(logits, count), min(count, logits.shape[-1])
-    ids[:, :width] = found
-    logs[:, :width] = np.take_along_axis(log_softmax(logits), found, axis=-1)
+    ranked, width = _ranked(logits, count), min(count, logits.shape[-1])
+    ids[:, :width] = ranked
+    logs[:, :width] = np.take_along_axis(log_softmax(logits), ranked, axis=-1)
     ids[~np.isfinite(logs)] = -1
     return ids, logs.astype(np.float32)
 
@@ -300,14 +300,14 @@ def _top_rows(logits: ndarray, count: int) -> tuple[ndarray, ndarray]:
 def _ranked(logits: ndarray, count: int) -> ndarray:
     """The most probable tokens of each row, int64 [rows, count], equal ones by their ids."""
     count = min(count, logits.shape[-1])
-    found = [_first_of(row, count) for row in logits]
-    return np.stack(found) if found else np.empty((0, count), np.int64)
+    firsts = [_first_of(row, count) for row in logits]
+    return np.stack(firsts) if firsts else np.empty((0, count), np.int64)
 
 
 def _first_of(row: ndarray, count: int) -> ndarray:
     ids = (row >= largest(row, count)[-1]).nonzero()[0]
-    found: ndarray = ids[np.argsort(-row[ids], kind="stable")][:count]
-    return found if len(found) == count else np.argsort(-row, kind="stable")[:count]  # NaN
+    first: ndarray = ids[np.argsort(-row[ids], kind="stable")][:count]
+    return first if len(first) == count else np.argsort(-row, kind="stable")[:count]  # NaN
 
 
 @np.errstate(all="ignore")  # rows that are no answer hold NaN and infinities
@@ -324,5 +324,5 @@ def top_tokens(logits: ndarray, count: int, params: SamplingParams) -> list[list
         weights = log_weights(largest(logits, params.top_k), params)[:, : tokens.shape[1]]
     else:
         weights = np.take_along_axis(log_weights(logits, params), tokens, axis=-1)
-    kept = np.exp(weights) > 0.0
-    return [row[:size] for row, size in zip(ranked, kept.sum(axis=-1).tolist(), strict=True)]
+    possible = np.exp(weights) > 0.0
+    return [row[:size] for row, size in zip(ranked, possible.sum(axis=-1).tolist(), strict=True)]

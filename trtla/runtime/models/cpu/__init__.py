@@ -1,1 +1,1 @@
-"""The CPU's own forward: C++ compiled for this processor when it is first needed."""
+"""The forward on CPUs: C++, prebuilt or compiled for this processor when it is first needed."""

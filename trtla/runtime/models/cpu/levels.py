@@ -1,7 +1,6 @@
-"""Levels of processors: what the C++ parts are compiled for, in wheels as on this machine.
+"""Levels of processors: the C++ parts are compiled for them, in wheels as on this machine.
 
-One level has one set of compiler flags, so that what is compiled here and what a wheel carries are
-the same.
+A level has one set of compiler flags, so that a library compiled here and a wheel's are the same.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ class Level:
     flags: tuple[str, ...]
     """The compiler's."""
     needs: frozenset[str]
-    """What Linux calls them."""
+    """Linux's names of them."""
 
 
 class UnknownLevel(Exception):
-    """Why there is no level of this processor, in one line."""
+    """A level that this processor does not run; the reason in one line."""
 
 
 _V2 = frozenset({"cx16", "popcnt", "ssse3", "sse4_1", "sse4_2"})
@@ -61,45 +60,45 @@ NATIVE = Level("native", ("-march=native",), frozenset())
 
 
 def chosen_level() -> Level:
-    """The fastest level of this processor, or what `TRTLA_MARCH` names."""
-    own = own_levels()
+    """The fastest level of this processor, or the one that `TRTLA_MARCH` names."""
+    levels = own_levels()
     named = os.environ.get("TRTLA_MARCH")
     if not named:
-        return own[-1]
-    found = {level.name: level for level in (NATIVE, *own)}
-    if named not in found:
-        raise UnknownLevel(f"TRTLA_MARCH is {named}: this processor runs {', '.join(found)}")
-    return found[named]
+        return levels[-1]
+    by_name = {level.name: level for level in (NATIVE, *levels)}
+    if named not in by_name:
+        raise UnknownLevel(f"TRTLA_MARCH is {named}: this processor runs {', '.join(by_name)}")
+    return by_name[named]
 
 
 @lru_cache(maxsize=1)
 def own_levels() -> tuple[Level, ...]:
-    """What this processor runs, the fastest last."""
+    """The levels that this processor runs, the fastest last."""
     return levels_of(platform.machine(), _features())
 
 
 def levels_of(machine: str, features: frozenset[str]) -> tuple[Level, ...]:
-    """What a processor with these features runs, the fastest last."""
+    """The levels that a processor with these features runs, the fastest last."""
     known = tuple(level for level in LEVELS.get(machine, ()) if level.needs <= features)
     return known or (NATIVE,)
 
 
 def processor() -> tuple[str, ...]:
-    """What `NATIVE` depends on."""
+    """The identity of this processor, on which `NATIVE` depends."""
     return (platform.machine(), platform.processor(), *sorted(_features()))
 
 
 def _features() -> frozenset[str]:
-    """The instructions that Linux lists; matrix tiles only where it gives them to this process."""
+    """The instructions that Linux lists; matrix tiles only if it grants them to this process."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return frozenset()
     cores = [set(line.split()) for line in lines if line.startswith(("flags", "Features"))]
-    found = frozenset(set.intersection(*cores) if cores else ())
-    return found if "amx_tile" not in found or _tiles_are_given() else found - _TILES
+    common = frozenset(set.intersection(*cores) if cores else ())
+    return common if "amx_tile" not in common or _may_use_tiles() else common - _TILES
 
 
-def _tiles_are_given() -> bool:
+def _may_use_tiles() -> bool:
     arch_prctl, request_permission, tile_data = 158, 0x1023, 18
     return not ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data)

@@ -1,4 +1,4 @@
-"""The compiled forward as Python calls it, by ctypes."""
+"""The compiled forward's calls and structures, by ctypes."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from trtla.runtime.threads import num_threads
 from trtla.settings.sampling import DRAWN, DrawSettings, SamplingParams, draws_by
 
 ROTARIES = 2
-"""Ways in which layers may turn queries and keys."""
+"""The most rotary tables of a model: layers may rotate queries and keys in different ways."""
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
-"""As in the C++'s `Activation`."""
+"""The C++'s `Activation`, in its order."""
 
 
 class Matrix(Structure):
@@ -90,7 +90,7 @@ class NativeModel(Structure):
 
 
 class Exchange(Structure):
-    """What a rank of tensor parallelism shares with the others; see `exchange.h`."""
+    """The memory that a rank of tensor parallelism shares with the others; see `exchange.h`."""
 
     _fields_ = [
         ("rank", c_int64),
@@ -150,13 +150,13 @@ class NativeLibrary:
         self.masked = library.trtla_masked
         self._pack, self._panel_bytes = library.trtla_pack, library.trtla_panel_bytes
         self.filters = tuple(library.trtla_filters().decode().split())
-        """What `draw` draws by, in its order, by the names of `SamplingParams`."""
+        """The filters of `draw`, in its order, by the names of `SamplingParams`."""
         self.types = {name: i for i, name in enumerate(library.trtla_types().decode().split())}
         """The numbers of types of weights, by name; see `operands.h`."""
         self.lanes = int(library.trtla_lanes())
         """Numbers of 32 bits in a vector register."""
         self.has_bfloat16_products = bool(library.trtla_has_bfloat16_products())
-        """Whether the processor multiplies bfloat16."""
+        """The processor multiplies bfloat16."""
 
     def panel_bytes(self, kind: int, inputs: int) -> int:
         """The bytes of a panel of a type; see `packing.cpp`."""
@@ -177,7 +177,7 @@ class NativeLibrary:
 class RowChooser:
     """The `RowSampler` of one model, whose logits are contiguous and float32.
 
-    What `top_rows` gives is valid until its next call.
+    The result of `top_rows` is valid until its next call.
     """
 
     def __init__(self) -> None:
@@ -185,7 +185,7 @@ class RowChooser:
         self._most_probable, self._draw = calls.most_probable, calls.draw
         self._top_rows = calls.top_rows
         self._known: tuple[ndarray, int, int] | None = None
-        """Logits, where their rows begin, and the size of each."""
+        """The last logits, the address of their rows, and the size of each."""
         self._masked, self._allowed = calls.masked, np.empty((1, 0), np.float32)
         self._room = np.empty((2, 0), np.int32)
         self._tops: dict[tuple[int, int], _Tops] = {}
@@ -214,12 +214,12 @@ class RowChooser:
     def top_rows(self, logits: ndarray, rows: Sequence[int], count: int) -> tuple[ndarray, ndarray]:
         num_rows = len(rows)
         tops = self._tops.get((num_rows, count)) or self._made(num_rows, count)
-        places, out = _places(tuple(rows)), tops.out
-        self._top_rows(*self._place(logits), places, num_rows, count, *out, num_threads())
+        indices, out = _indices(tuple(rows)), tops.out
+        self._top_rows(*self._place(logits), indices, num_rows, count, *out, num_threads())
         return tops.ids, tops.logs
 
     def _place(self, logits: ndarray) -> tuple[int, int]:
-        """Where rows begin, and the size of each: those of one array are asked for many times."""
+        """The address of the rows and the size of each, kept since one array is read many times."""
         if self._known is None or self._known[0] is not logits:
             self._known = logits, address(logits), logits.shape[1]
         return self._known[1:]
@@ -235,7 +235,7 @@ class RowChooser:
 
 
 class _Tops(NamedTuple):
-    """Room for the tokens of some rows and their logarithms, and where both are."""
+    """Room for the tokens of some rows and their logarithms, and the addresses of both."""
 
     ids: ndarray
     logs: ndarray
@@ -246,13 +246,13 @@ _FLOAT = 4
 
 
 @lru_cache(maxsize=64)
-def _places(rows: tuple[int, ...]) -> Array[c_int64]:
+def _indices(rows: tuple[int, ...]) -> Array[c_int64]:
     return (c_int64 * len(rows))(*rows)
 
 
 @lru_cache(maxsize=64)
 def _filters(settings: DrawSettings) -> Array[c_double] | None:
-    """What the library draws by; None where it lacks one of the filters that are asked for."""
+    """The settings of the library's filters; None if it lacks one that changes the draw."""
     names, named = library().filters, dict(zip(DRAWN, settings, strict=True))
     if not draws_by(names, settings):
         return None
@@ -261,5 +261,5 @@ def _filters(settings: DrawSettings) -> Array[c_double] | None:
 
 @lru_cache(maxsize=1)
 def library() -> NativeLibrary:
-    """The library for this processor; raises `NotCompiled` where there is none."""
+    """The library for this processor; raises `NotCompiled` if there is none."""
     return NativeLibrary(FORWARD.load())

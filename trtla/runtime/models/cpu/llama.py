@@ -1,8 +1,8 @@
 """The Llama forward on CPUs in one compiled call a step, for float32 and bfloat16 arithmetic.
 
-A token's numbers do not depend on what else is fed, to the last bit: neither on drafts beside it
-nor on other sequences. Weights keep the checkpoint's 16 bits where the arithmetic is float32: they
-are widened in registers, which is exact and halves what is read from memory.
+A token's numbers do not depend on the other fed tokens, to the last bit: neither on drafts beside
+it nor on other sequences. Weights keep the checkpoint's 16 bits if the arithmetic is float32: they
+are widened in registers, which is exact and halves the bytes read from memory.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def native_problem(config: CheckpointConfig, dtype: str) -> str | None:
-    """Why a model cannot run here in this arithmetic; None: it can."""
+    """The reason why a model cannot run here in this arithmetic; None: it can."""
     library = native.library()
     quantised = bool(config.block_types)
     if dtype == "bfloat16" and not (quantised or library.has_bfloat16_products):
@@ -50,7 +50,7 @@ def native_problem(config: CheckpointConfig, dtype: str) -> str | None:
 
 
 def attention_scale(config: CheckpointConfig) -> float:
-    """By what scores are multiplied, as it is rounded to float32."""
+    """The factor of attention's scores, as it is rounded to float32."""
     if config.attention_scale is not None:
         return config.attention_scale
     return float(np.float32(1.0) / np.sqrt(np.float32(config.head_size)))
@@ -62,7 +62,7 @@ class HostCache(KVCache):
     Those of int8 are rounded by the forward: each row holds its own scale behind its numbers.
 
     Args:
-        heads: K/V heads of all layers; the tokens of each lie in a row.
+        heads: K/V heads of all layers; the tokens of each are consecutive.
         cache_type: float32, bfloat16 or int8.
     """
 
@@ -72,7 +72,7 @@ class HostCache(KVCache):
         self.data = paged(shape)
         parts = self.data.reshape(-1, *shape[2:])
         self.addresses = array("Q", map(address, parts))
-        """Where each head's keys and values begin, as a C function takes them."""
+        """The addresses of each head's keys and values, as a C function takes them."""
 
     def move_now(self) -> None:
         if self._moves:
@@ -105,9 +105,9 @@ class NativeLlama(Model[HostCache]):
         self._chooser = native.RowChooser()
         self._rotaries = [RotaryTable(each) for each in rotary_configs(config)]
         self._step = native.NativeStep(vocabulary=config.vocab_size)
-        """The record of all steps: what does not change from one to the next stays."""
+        """The record of all steps: fields that do not change from one to the next stay."""
         self._angles: list[tuple[ndarray, ndarray] | None] = [None] * len(self._rotaries)
-        """Whose addresses are in it."""
+        """The arrays whose addresses are in it."""
         layers = [self._layer(str(i), rotary) for i, rotary in enumerate(layer_rotaries(config))]
         lm_head = panels.matrices[LM_HEAD]
         self._model = native.NativeModel(
@@ -170,7 +170,7 @@ class NativeLlama(Model[HostCache]):
 
     @property
     def weight_bytes(self) -> int:
-        """As they are held, all but the embedding's; biases do not count."""
+        """Bytes of the weights in memory, all but the embedding's; biases do not count."""
         matrices = self._panels.matrices.items()
         held = [matrix.weight for name, matrix in matrices if name != EMBEDDING]
         return sum(weight.nbytes for weight in (*held, *self._panels.vectors.values()))
@@ -196,7 +196,7 @@ class NativeLlama(Model[HostCache]):
 
     @property
     def row_sampler(self) -> RowSampler:
-        """In C++, row by row: most rows are never asked for."""
+        """The sampler in C++, row by row: most rows' choices are never read."""
         return self._chooser
 
     def new_cache(self, num_blocks: int) -> HostCache:
@@ -205,7 +205,7 @@ class NativeLlama(Model[HostCache]):
         return HostCache(heads, config.head_size, num_blocks, self._cache_type)
 
     def forward(self, feeds: Sequence[Feed], cache: HostCache) -> Forwarded:
-        rope_rows = self._turn(feeds)
+        rope_rows = self._set_angles(feeds)
         tables = [cache.table(feed.sequence.blocks) for feed in feeds]  # alive during the call
         rows, integers = step_integers(feeds, rope_rows, tables)
         logits = self._room(len(rope_rows), rows)
@@ -221,19 +221,19 @@ class NativeLlama(Model[HostCache]):
             raise lost_in_step()
         return Forwarded(logits, hidden)
 
-    def _turn(self, feeds: Sequence[Feed]) -> list[int]:
+    def _set_angles(self, feeds: Sequence[Feed]) -> list[int]:
         """Each fed token's row in the tables of cosines and sines, which all have the same rows."""
         positions, rows = [feed.positions() for feed in feeds], list[int]()
-        for place, rotary in enumerate(self._rotaries):
+        for index, rotary in enumerate(self._rotaries):
             cosine, sine, rows = rotary.of(feeds, positions)
-            known = self._angles[place]
+            known = self._angles[index]
             if known is None or cosine is not known[0]:
-                self._angles[place] = cosine, sine
-                self._step.cosine[place], self._step.sine[place] = address(cosine), address(sine)
+                self._angles[index] = cosine, sine
+                self._step.cosine[index], self._step.sine[index] = address(cosine), address(sine)
         return rows
 
     def _tapped(self, tokens: int) -> ndarray:
-        """Room for what the tapped layers give."""
+        """Room for the tapped layers' output."""
         if max(self.taps) >= self.config.num_hidden_layers:
             raise ValueError(f"there is no layer {max(self.taps)} to tap")
         hidden = np.empty((len(self.taps), tokens, self.config.hidden_size), np.float32)
@@ -243,7 +243,7 @@ class NativeLlama(Model[HostCache]):
         return hidden
 
     def _room(self, tokens: int, rows: int) -> ndarray:
-        """Where a step's logits go: the same array for as many rows."""
+        """The array for a step's logits: the same one for as many rows."""
         if self._shared is not None:
             self._shared.room.check(tokens, rows)
         elif rows > len(self._logits):  # kept: the system clears the pages of a new one
@@ -259,7 +259,7 @@ class NativeLlama(Model[HostCache]):
 
 
 _CACHE_TYPES = ("float32", "bfloat16", "int8")
-"""As in the C++'s `CacheType`."""
+"""The C++'s `CacheType`, in its order."""
 
 
 def _exchange(shared: SharedMemory, outputs: int) -> native.Exchange:
@@ -278,7 +278,7 @@ def _exchange(shared: SharedMemory, outputs: int) -> native.Exchange:
 def step_integers(
     feeds: Sequence[Feed], rope_rows: Sequence[int], tables: Sequence[SlotTable]
 ) -> tuple[int, array[int]]:
-    """How many rows are wanted, and the integers of `Step` in their order; they hold addresses of
+    """The number of logit rows, and the integers of `Step` in their order; they hold addresses of
     the tables' slots."""
     ids: list[int] = []
     rows: list[int] = []

@@ -23,22 +23,22 @@ from trtla.machine import usable_cores
 from trtla.runtime.models.cpu.levels import NATIVE, Level, UnknownLevel, chosen_level, processor
 
 SLOWER = "decoding is at least 3 times slower"
-"""What it costs on CPUs that there is no compiled forward."""
+"""The cost on CPUs of having no compiled forward."""
 FLAGS = ("-O3", "-std=gnu++17", "-pthread", "-fvisibility=hidden", "-fPIC")
 PREBUILT = Path(__file__).parent / "prebuilt"
-"""Where a wheel for one platform has its libraries."""
+"""The folder of a wheel's libraries for its platform."""
 _NATIVE = Path(__file__).parent / "native"
 _SEAL = b"trtla sha256"
-"""What stands behind the program in a library's file, before the digest of both."""
+"""The mark behind the program in a library's file, before the digest of both."""
 _DIGEST_BYTES = 32
 _TIMEOUT_S = 300
-"""The time that a compiler has for one file."""
+"""The most time for a compiler's work on one file."""
 _log = logging.getLogger(__name__)
 _noted: set[str] = set()
 
 
 class NotCompiled(Exception):
-    """Why there is no compiled library, in one line."""
+    """A library that cannot be compiled; the reason in one line."""
 
     def __init__(self, cause: str, hint: str = "name another compiler with CXX") -> None:
         super().__init__(cause)
@@ -55,7 +55,7 @@ class Build:
 
 
 def note_slower(error: NotCompiled, cost: str) -> None:
-    """Say on stderr what it costs that a library is not there, once in a process."""
+    """Log, once in a process, the cost of a missing library."""
     if cost not in _noted:
         _noted.add(cost)
         _log.warning("note: %s: %s; %s", error, cost, error.hint)
@@ -64,17 +64,17 @@ def note_slower(error: NotCompiled, cost: str) -> None:
 def find_compiler() -> str:
     """The path of `CXX`, or else of g++ or clang++."""
     names = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++", "c++"]
-    found = next(filter(None, map(shutil.which, names)), None)
-    if found is None:
+    compiler = next(filter(None, map(shutil.which, names)), None)
+    if compiler is None:
         raise NotCompiled(
             f"no C++ compiler was found ({', '.join(names)})",
             "install g++, or trtla from a wheel for this platform",
         )
-    return found
+    return compiler
 
 
 def make(builds: Sequence[Build], progress: Progress) -> None:
-    """Make libraries beside their places and move them there, so no one ever finds half of one."""
+    """Make libraries in a temporary folder and move them into place, so none is ever half there."""
     for build in builds:
         build.library.parent.mkdir(parents=True, exist_ok=True)
     with temporary_folder(builds[0].library.parent, "compile") as folder:
@@ -86,21 +86,21 @@ def make(builds: Sequence[Build], progress: Progress) -> None:
         pool = ThreadPoolExecutor(usable_cores())
         try:
             running = [
-                pool.submit(_run, folder, build.command, "-c", "-o", made, file)
-                for (build, file), made in objects.items()
+                pool.submit(_run, folder, build.command, "-c", "-o", target, file)
+                for (build, file), target in objects.items()
             ]
             progress(0, len(running))
-            for done, one in enumerate(as_completed(running), 1):
-                one.result()
+            for done, task in enumerate(as_completed(running), 1):
+                task.result()
                 progress(done, len(running))
         finally:  # after an error nothing more is begun
             pool.shutdown(cancel_futures=True)
         for build in builds:
-            made = folder / build.library.name
-            own = [objects[build, file] for file in build.files]
-            _run(folder, build.command, "-shared", "-o", made, *own)
-            write_sealed(made, made.read_bytes())
-            made.replace(build.library)
+            target = folder / build.library.name
+            parts = [objects[build, file] for file in build.files]
+            _run(folder, build.command, "-shared", "-o", target, *parts)
+            write_sealed(target, target.read_bytes())
+            target.replace(build.library)
 
 
 def write_sealed(path: Path, program: bytes) -> None:
@@ -141,15 +141,15 @@ class NativeCode:
 
     name: str
     instead: str
-    """What runs without it."""
+    """The mechanism that runs without it."""
     folder: Path
     """The folder of its C++ files; each is compiled on its own."""
     includes: Sequence[Path] = ()
     """Folders that they include files of."""
     flags: Sequence[str] = ()
-    """For the compiler, beside `FLAGS`."""
+    """Flags for the compiler, beside `FLAGS`."""
     also: Sequence[NativeCode] = ()
-    """What is compiled at the same time, since it is needed soon."""
+    """Code that is compiled at the same time, since it is needed soon."""
     _failed: dict[Path, NotCompiled] = field(default_factory=dict)
 
     @property
@@ -194,21 +194,21 @@ class NativeCode:
             raise _not_written(error.strerror) from None
 
     def build(self, level: Level, compiler: str, library: Path, *flags: str) -> Build:
-        """How a library is made for a level; `flags` change nothing that it computes."""
+        """The build of a library for a level; `flags` must not change its results."""
         return Build(library, (compiler, *level.flags, *FLAGS, *self.flags, *flags), self.files)
 
     def is_prebuilt(self) -> bool:
         return is_whole(PREBUILT / self.file_name(_level()))
 
     def is_there(self) -> bool:
-        """Whether `load` has nothing to compile."""
+        """Return True if `load` has nothing to compile."""
         try:
             return self.is_prebuilt() or is_whole(self._place(_level()))
         except NotCompiled:
             return False
 
     def problem(self) -> str | None:
-        """Why `load` would fail, as far as is known without compiling; None: nothing is."""
+        """The reason why `load` would fail, as far as is known without compiling; None: none is."""
         try:
             if not self.is_there():
                 self.file_name(_level())
@@ -218,21 +218,21 @@ class NativeCode:
         return None
 
     def state(self) -> str:
-        """What runs, or what `load` would do, for people."""
+        """A description, for people, of the library that runs or that `load` would make."""
         problem = self.problem()
         if problem:
             return f"{self.instead}: {problem}"
         if not self.is_there():
             return f"{Path(find_compiler()).name} compiles it when it is first needed"
-        made = "prebuilt" if self.is_prebuilt() else "compiled here"
-        return f"{made} for {_level().name}"
+        origin = "prebuilt" if self.is_prebuilt() else "compiled here"
+        return f"{origin} for {_level().name}"
 
     def file_name(self, level: Level) -> str:
-        """That of its library: another one for other sources, flags or levels."""
+        """The name of its library's file, which depends on sources, flags and level."""
         return f"{self.name}-{level.name}-{self._digest(level)}.so"
 
     def _place(self, level: Level) -> Path:
-        """In the user's cache; a compiler that is named has libraries of its own."""
+        """The path in the user's cache; a compiler that `CXX` names has libraries of its own."""
         return user_cache() / os.environ.get("CXX", "").replace("/", "_") / self.file_name(level)
 
     def _digest(self, level: Level) -> str:
@@ -251,15 +251,15 @@ class NativeCode:
 
 
 Calls = Mapping[str, tuple[Any, Sequence[Any]]]
-"""The functions of a library: what each returns, and what it takes."""
+"""The functions of a library, with the types of their results and arguments."""
 
 
 def declare(library: ctypes.CDLL, calls: Calls, short: Sequence[str] = ()) -> ctypes.CDLL:
     """The library, with the types of its calls.
 
     Args:
-        short: those that keep the interpreter to themselves: they end before another thread that
-            took it would give it back.
+        short: calls that hold the interpreter's lock: they end before another thread that took it
+            would give it back.
     """
     holding = ctypes.PyDLL(library._name, handle=library._handle)
     for name, (result, arguments) in calls.items():
@@ -270,10 +270,10 @@ def declare(library: ctypes.CDLL, calls: Calls, short: Sequence[str] = ()) -> ct
 
 
 def is_whole(library: Path) -> bool:
-    """Whether it is there, and as it was written.
+    """Return True if a library is there, and as it was written.
 
-    A process is killed by SIGBUS where the file of a loaded library lacks what is read, and by any
-    signal where it holds something else.
+    Otherwise loading it could kill the process: by SIGBUS if its file is short, and by any signal
+    if it holds something else.
     """
     try:
         stat = library.stat()

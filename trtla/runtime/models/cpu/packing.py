@@ -2,7 +2,7 @@
 
 A panel has some outputs, and is read from start to end. `native/matmul.h` has the layout of plain
 weights, `native/blocks.h` that of weights in blocks. Both are repacked without loss, by
-`native/packing.cpp`, piece by piece on all threads: what a file holds is never whole in memory.
+`native/packing.cpp`, piece by piece on all threads: a file is never in memory as a whole.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from trtla.runtime.models.tensors import (
 from trtla.runtime.threads import num_threads
 
 _PAIRS = "bfloat16-pairs"
-_PIECE_BYTES = 1 << 20  # what is read of a file fits into a core's cache until it is packed
+_PIECE_BYTES = 1 << 20  # a piece that is read fits into a core's cache until it is packed
 EMBEDDING, LM_HEAD, NORM = "embedding", "lm_head", "norm"
 Source = Weight | StoredTensor
 """A weight in memory, or still in its file."""
@@ -53,7 +53,7 @@ class Packed:
 
     @property
     def in_blocks(self) -> bool:
-        """Whether it is multiplied in integers."""
+        """Return True if it is multiplied in integers."""
         return self.type in BLOCK_TYPES
 
     @property
@@ -65,7 +65,7 @@ class Packed:
 
 @dataclass(frozen=True, slots=True)
 class ModelPanels:
-    """All of a model."""
+    """The packed weights of a model."""
 
     matrices: dict[str, Packed]
     vectors: dict[str, ndarray]
@@ -77,7 +77,7 @@ class ModelPanels:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Some panels of a matrix, and the rows of its parts that they are made of."""
+    """Some panels of a matrix, and the parts whose rows fill them."""
 
     matrix: Packed
     parts: tuple[Source, ...]
@@ -102,12 +102,12 @@ class Packer:
     def matrix(
         self, *parts: Source, biases: ndarray | None = None, alternate: bool = False
     ) -> Packed:
-        """A place for the panels of parts of one type, [outputs, inputs], filled by `run`.
+        """Allocate the panels of parts of one type, [outputs, inputs], which `run` fills.
 
         Args:
             biases: of all outputs.
-            alternate: outputs of the parts take turns, `lanes` at a time; else they follow each
-                other.
+            alternate: outputs of the parts alternate, `lanes` at a time; else the parts follow
+                each other.
         """
         outputs, inputs = sum(part.shape[0] for part in parts), parts[0].shape[1]
         name, stored = self._types(parts[0])
@@ -145,7 +145,7 @@ class Packer:
             pool.shutdown(cancel_futures=True)
 
     def _types(self, weight: Source) -> tuple[str, str]:
-        """The type of the panels, and of what is stored."""
+        """The type of the panels, and of the stored weight."""
         kind = _block_type(weight)
         if kind is not None:
             short = kind.name.split("_G")[0]  # larger groups: their scale repeated
@@ -168,7 +168,7 @@ class Packer:
         addresses = np.concatenate([_addresses(part) for part in rows])
         if piece.alternate:
             addresses = addresses.reshape(len(rows), -1, self.lanes).swapaxes(0, 1).reshape(-1)
-        zeros = np.zeros(_row_bytes(rows[0]), np.uint8)  # what stands for missing outputs
+        zeros = np.zeros(_row_bytes(rows[0]), np.uint8)  # stands for missing outputs
         missing = np.full(stop - start - len(addresses), address(zeros), np.uint64)
         blocks = _block_type(piece.parts[0])
         library().pack(
@@ -202,8 +202,8 @@ class Packer:
             rows = part.read(start, stop)
         else:
             rows = part[start:stop]
-        kept = placed(rows, self.arithmetic) if _block_type(part) is None else rows
-        contiguous: ndarray = np.ascontiguousarray(kept)
+        rows = placed(rows, self.arithmetic) if _block_type(part) is None else rows
+        contiguous: ndarray = np.ascontiguousarray(rows)
         return contiguous
 
 
@@ -218,7 +218,7 @@ def _row_bytes(rows: ndarray) -> int:
 
 
 def _addresses(rows: ndarray) -> ndarray:
-    """Where each row begins, uint64."""
+    """The address of each row, uint64."""
     first, step = address(rows), _row_bytes(rows)
     return np.arange(first, first + step * len(rows), step, dtype=np.uint64)
 
@@ -257,13 +257,13 @@ def _add_layer(
     norms: Mapping[str, str],
 ) -> None:
     matrices = panels.matrices
-    for own, theirs in norms.items():
-        panels.vectors[f"{name}.{own}"] = _wide(tensors.vector(theirs))
-    for place, matrix in enumerate(_qkv(packer, tensors)):
-        matrices[f"{name}.qkv.{place}"] = matrix
-    for own, theirs in (("dense", "attention.dense"), ("down", "mlp.proj")):
-        weight, bias = tensors.take_plain(theirs)
-        matrices[f"{name}.{own}"] = packer.matrix(weight, biases=_bias(bias))
+    for norm, stored in norms.items():
+        panels.vectors[f"{name}.{norm}"] = _wide(tensors.vector(stored))
+    for part, matrix in enumerate(_qkv(packer, tensors)):
+        matrices[f"{name}.qkv.{part}"] = matrix
+    for linear, stored in (("dense", "attention.dense"), ("down", "mlp.proj")):
+        weight, bias = tensors.take_plain(stored)
+        matrices[f"{name}.{linear}"] = packer.matrix(weight, biases=_bias(bias))
     matrices[f"{name}.gate_up"] = _gate_up(packer, tensors)
 
 
@@ -272,15 +272,15 @@ def _bias(bias: Source | None) -> ndarray | None:
 
 
 def _qkv(packer: Packer, tensors: ModelTensors[Source]) -> Iterator[Packed]:
-    """One matrix of all outputs where the parts are of one type, else one of each."""
+    """One matrix of all outputs if the parts are of one type, else one of each."""
     weights, bias = tensors.take_qkv()
     parts = _alike(packer, weights, mixed_blocks=True)
     alone = len({_block_type(part) for part in parts}) > 1
     biases, groups = _bias(bias), [[part] for part in parts] if alone else [parts]
     cuts = np.cumsum([sum(part.shape[0] for part in group) for group in groups])[:-1]
-    own = [None] * len(groups) if biases is None else np.split(biases, cuts)
-    for group, some in zip(groups, own, strict=True):
-        yield packer.matrix(*group, biases=some)
+    split = [None] * len(groups) if biases is None else np.split(biases, cuts)
+    for group, part in zip(groups, split, strict=True):
+        yield packer.matrix(*group, biases=part)
 
 
 def _gate_up(packer: Packer, tensors: ModelTensors[Source]) -> Packed:
@@ -293,7 +293,7 @@ def _gate_up(packer: Packer, tensors: ModelTensors[Source]) -> Packed:
 
 
 def _alike(packer: Packer, weights: list[Source], mixed_blocks: bool = False) -> list[Source]:
-    """As they are where they can be multiplied with the same inputs, else all dequantised."""
+    """The weights as they are if one kind of input multiplies them, else all dequantised."""
     kinds = {_block_type(weight) for weight in weights}
     if len(kinds) == 1 or (mixed_blocks and None not in kinds):
         return weights

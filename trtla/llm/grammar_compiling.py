@@ -1,0 +1,103 @@
+"""Compiling grammars by `llguidance`, first in a process that it may end or keep busy."""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from trtla.errors import UsageError
+from trtla.settings.grammar import Grammar
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+_MOST_STATES = 50_000
+"""Of a grammar's lexer, some 0.6 kB each."""
+_BLANKS = r"[\x20\x0A\x0D\x09]{1,20}"
+"""Between the parts of JSON: without a bound some models write nothing else any more."""
+_INSTALL = "pip install 'trtla[structured]'"
+
+_HARMLESS = 2000
+"""Characters up to which only some words let a grammar take long."""
+_WORDS = ("multipleOf", "%json")
+_MOST_S = 1
+_MOST_BYTES = 1 << 30
+_STACK_BYTES = 6 << 20
+"""Less than any thread has that compiles."""
+
+
+def llguidance() -> Any:
+    """Import the library, which is an extra."""
+    try:
+        import llguidance
+    except ImportError:
+        raise UsageError(
+            "a grammar needs the package llguidance, which is not installed", _INSTALL
+        ) from None
+    return llguidance
+
+
+def compiled(grammar: Grammar, spelling: LLTokenizer | None = None) -> LLMatcher:
+    """Compile a grammar, for a tokenizer of bytes without another.
+
+    An error may be raised as `ValueError`, and may be the matcher's.
+    """
+    library = llguidance()
+    limits = library.LLParserLimits(max_lexer_states=_MOST_STATES, verbose_errors=False)
+    spelling = spelling or library.LLTokenizer("byte")
+    text = _written(library, grammar)
+    matcher: LLMatcher = library.LLMatcher(spelling, text, log_level=0, limits=limits)
+    return matcher
+
+
+def _written(library: Any, grammar: Grammar) -> str:
+    if grammar.kind in ("json_schema", "json_object"):
+        how = {"whitespace_pattern": _BLANKS}
+        return str(library.LLMatcher.grammar_from_json_schema(grammar.text, overrides=how))
+    kind = "grammar" if grammar.kind == "lark" else grammar.kind
+    return str(library.grammar_from(kind, grammar.text))
+
+
+def is_quick(grammar: Grammar) -> bool:
+    """Return True for a grammar that is compiled in little time."""
+    return len(grammar.text) <= _HARMLESS and not any(word in grammar.text for word in _WORDS)
+
+
+def why_not(grammar: Grammar) -> str:
+    """Return why a grammar cannot be compiled; empty: it may have an error, but can be tried."""
+    if is_quick(grammar):
+        return ""
+    path = f"import sys; sys.path[:] = {sys.path!r}"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{path}; from {__name__} import main; main()"],
+        input=json.dumps([grammar.kind, grammar.text]).encode(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # a terminal's Ctrl-C is not for it
+        check=False,
+    )
+    if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
+        return f"it takes more than {_MOST_S} s to compile"
+    return "it is too large, or nested too deeply" if done.returncode else ""
+
+
+def main() -> None:
+    """Compile the grammar that comes on stdin for a tokenizer of bytes."""
+    kind, text = json.load(sys.stdin)
+    grammar = Grammar(kind, text)
+    spent = resource.getrusage(resource.RUSAGE_SELF)
+    seconds = int(spent.ru_utime + spent.ru_stime) + 1 + _MOST_S
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+    with suppress(ValueError):  # a lower limit holds already
+        resource.setrlimit(resource.RLIMIT_AS, (_MOST_BYTES, _MOST_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    threading.stack_size(_STACK_BYTES)
+    trial = threading.Thread(target=compiled, args=(grammar,))
+    trial.start()
+    trial.join()
