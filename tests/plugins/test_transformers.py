@@ -187,6 +187,11 @@ def test_a_streamer_gets_prompt_and_tokens(tiny) -> None:
     assert streamer.ended
 
 
+def _assert_near(found: torch.Tensor, expected: torch.Tensor) -> None:
+    """Products of other shapes add in other orders."""
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("implementation", [None, "static"])
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
 def test_the_cache_holds_the_text_but_its_last_token(tiny, kind, implementation) -> None:
@@ -198,8 +203,8 @@ def test_the_cache_holds_the_text_but_its_last_token(tiny, kind, implementation)
     for _ in range(2):
         found = model(custom_generate=trtla.generate, **options)
     assert torch.equal(found.sequences, plain.sequences)
-    torch.testing.assert_close(torch.stack(found.scores), torch.stack(plain.scores))
-    torch.testing.assert_close(torch.stack(found.logits), torch.stack(plain.logits))
+    _assert_near(torch.stack(found.scores), torch.stack(plain.scores))
+    _assert_near(torch.stack(found.logits), torch.stack(plain.logits))
     size = plain.sequences.shape[1] - 1
     assert int(found.past_key_values.get_seq_length()) == size
     for ours, theirs in zip(
@@ -207,8 +212,8 @@ def test_the_cache_holds_the_text_but_its_last_token(tiny, kind, implementation)
     ):
         count = min(size, theirs.keys.shape[-2], 5)
         at = slice(size - count, size) if implementation else slice(-count, None)
-        torch.testing.assert_close(ours.keys[..., at, :], theirs.keys[..., at, :])
-        torch.testing.assert_close(ours.values[..., at, :], theirs.values[..., at, :])
+        _assert_near(ours.keys[..., at, :], theirs.keys[..., at, :])
+        _assert_near(ours.values[..., at, :], theirs.values[..., at, :])
 
 
 def test_a_cache_goes_on_with_the_next_turn(tiny) -> None:
@@ -269,6 +274,7 @@ def test_sampled_tokens_are_as_frequent_as_their_probabilities(tiny) -> None:
 def test_lookahead_feeds_its_window_in_every_step(tiny, kind: str) -> None:
     model = tiny(kind)
     plain = model()
+    model(custom_generate=trtla.generate)  # whether it takes tree masks is tried once
     found = model(custom_generate=trtla.generate, lookahead=(4, 3, 4))
     assert torch.equal(found, plain)
     assert min(model.fed[1:]) > 4

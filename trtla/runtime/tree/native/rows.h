@@ -54,7 +54,10 @@ public:
     explicit RowTables(int64_t vocab)
         : known_(vocab), after_one_(vocab), sets_(SETS), after_two_(SETS * WAYS) {}
 
-    const Row* after(int32_t token) const { return known_[token] ? &after_one_[token] : nullptr; }
+    // Tokens below 0 stand for what is in no vocabulary, such as an image: nothing is known of them.
+    const Row* after(int32_t token) const {
+        return token >= 0 && known_[token] ? &after_one_[token] : nullptr;
+    }
 
     const Row* after(int32_t before, int32_t token) const {
         const int64_t at = set_of(before, token);
@@ -66,6 +69,7 @@ public:
     }
 
     void learn(int32_t before, int32_t token, const int32_t* ids, const float* values) {
+        if (token < 0) return;
         known_[token] = true;
         after_one_[token].set(ids, values);
         if (before < 0) return;
