@@ -264,10 +264,10 @@ def test_a_system_message_that_cannot_be_read_is_refused(session, llm, monkeypat
     assert now == "/chat is now off; the system message is for /chat on only"
     lines(session, "/system off", "/chat on")
     ignoring = "{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}"
-    monkeypatch.setitem(llm.tokenizer.__dict__, "_template", ChatTemplate(ignoring, {}))
+    monkeypatch.setitem(llm.tokenizer._chats.__dict__, "template", ChatTemplate(ignoring, {}))
     assert "omits system messages" in refusal(session, "/system Be brief.")
     assert not session.settings.system
-    monkeypatch.setitem(llm.tokenizer.__dict__, "has_chat_template", False)
+    monkeypatch.setitem(llm.tokenizer._chats.__dict__, "template", None)
     assert "no place for a system message" in refusal(session, "/system Be brief.")
 
 
@@ -361,7 +361,7 @@ def test_a_model_without_a_tokenizer_cannot_chat(llm, monkeypatch):
 
 
 def test_without_a_template_messages_are_plain_text(llm, monkeypatch):
-    monkeypatch.setitem(llm.tokenizer.__dict__, "has_chat_template", False)
+    monkeypatch.setitem(llm.tokenizer._chats.__dict__, "template", None)
     session = RecordedSession(llm, ChatSettings())
     assert not session.settings.chat
     assert "no chat template" in refusal(session, "/chat on")
@@ -369,7 +369,7 @@ def test_without_a_template_messages_are_plain_text(llm, monkeypatch):
 
 def test_a_template_that_fails_is_one_line(session, llm, monkeypatch):
     broken = "{{ raise_exception('no such\\nrole') }}"
-    monkeypatch.setitem(llm.tokenizer.__dict__, "_template", ChatTemplate(broken, {}))
+    monkeypatch.setitem(llm.tokenizer._chats.__dict__, "template", ChatTemplate(broken, {}))
     text = refusal(session, ASK)
     assert "fails: no such" in text
     assert "/chat off" in text

@@ -144,7 +144,7 @@ def test_a_port_in_use_is_one_sentence(tiny_llama):
         process = run(tiny_llama, "--max-output-len", "4", env={**os.environ, **env})
         _, said = process.communicate(timeout=SOON_S)
     assert process.returncode == 1
-    assert f"error: the ranks cannot meet at 127.0.0.1:{port}" in said
+    assert f"error: the ranks cannot connect at 127.0.0.1:{port}" in said
     assert "hint: choose another --master-port" in said
     assert "Traceback" not in said
 

@@ -98,7 +98,7 @@ def launched(models, *flags):
             for rank, model in enumerate(models)
         ]
         ended = [started[0].communicate(timeout=SOON_S)]
-        if "the ranks cannot meet at" in ended[0][1]:  # somebody has taken the port meanwhile
+        if "the ranks cannot connect at" in ended[0][1]:  # somebody has taken the port meanwhile
             for process in started[1:]:
                 process.kill()
                 process.wait()
