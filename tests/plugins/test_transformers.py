@@ -232,6 +232,7 @@ def test_a_cache_goes_on_with_the_next_turn(tiny) -> None:
     assert torch.equal(*texts)
 
 
+@pytest.mark.deep(first=3)
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "bloom", "mamba"])
 def test_a_seed_has_one_text_however_it_is_drafted(tiny, kind: str, batch: int) -> None:
