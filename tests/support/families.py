@@ -16,6 +16,7 @@ import transformers
 
 from tests.support.compiled import sequences
 from tests.support.gguf_models import write_gguf
+from tests.support.models import SIZES
 from trtla.formats.engine import engine_from_hugging_face
 from trtla.formats.engine_limits import BuildSettings
 from trtla.runtime.device import CPU
@@ -24,16 +25,7 @@ from trtla.runtime.models.load import load_engine
 from trtla.runtime.sequence import Feed
 
 SHARPER = 2.0  # the random model's choices, so that texts loop and drafts are accepted
-BASE: dict[str, Any] = {
-    "vocab_size": 101,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 160,
-    "pad_token_id": None,
-}
+BASE: dict[str, Any] = {**SIZES, "max_position_embeddings": 160, "pad_token_id": None}
 
 
 @dataclass(frozen=True)

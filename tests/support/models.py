@@ -37,16 +37,15 @@ LLAMA3 = {
     "original_max_position_embeddings": 16,
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 48}
-BASE: dict[str, Any] = {
+SIZES: dict[str, Any] = {
     "vocab_size": 101,
     "hidden_size": 64,
     "intermediate_size": 96,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "max_position_embeddings": 16,
-    "rms_norm_eps": 1e-5,
 }
+BASE: dict[str, Any] = {**SIZES, "max_position_embeddings": 16, "rms_norm_eps": 1e-5}
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 """Fields of OpenAI's API that are not supported, with the values that request nothing.
 
-Their absence and these values are the same, as is `null` for every known or neutral field.
+Omitting such a field means the same, and so does `null`, for these fields and supported ones.
 """
 FINISH_REASONS: dict[FinishReason, str] = {
     "end_id": "stop",

@@ -216,7 +216,7 @@ class MemoryEstimate:
     draft_kv_cache_bytes: int
     draft_kv_cache_bytes_per_rank: int
     step_tokens: int
-    """Tokens of a full batch's step: one and the drafts for every sequence."""
+    """The tokens of a full batch's step: one for each sequence, and its drafts."""
     logits_bytes: int
 
 

@@ -77,7 +77,7 @@ class ChatCommand:
 
 
 def commands_of(kind: type, part: str, *others: str) -> Iterator[ChatCommand]:
-    """Yield a command for every setting of a class, except `others`."""
+    """Yield a command for each setting of a class except `others`."""
     for setting in declared(kind).values():
         if setting.name not in others:
             former = (setting.option.chat,) if setting.option.chat else ()

@@ -97,10 +97,7 @@ class _Walk:
     children: dict[tuple[int, int], list[int]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.children = {}
-        for node in self.draft.candidates if self.draft.tokens else ():
-            edge = (self.draft.parents[node - 1], self.draft.tokens[node - 1])
-            self.children.setdefault(edge, []).append(node)
+        self.children = self.draft.children()
 
     def go(self, token: int) -> bool:
         """Step to the nodes of a token; False: there is none."""

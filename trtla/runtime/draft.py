@@ -92,8 +92,15 @@ class Draft:
         return tuple(self.tokens[ancestor - 1] for ancestor in self.path(node))
 
     def proposers(self, nodes: Sequence[int]) -> tuple[str, ...]:
-        """Return the names of these nodes' proposers; empty if the drafter does not know them."""
+        """Return the names of the proposers of these nodes; empty if the drafter records none."""
         return tuple(PROPOSERS[self.sources[node - 1]] for node in nodes) if self.sources else ()
+
+    def children(self) -> dict[tuple[int, int], list[int]]:
+        """Return the candidates by their parent and token; a window may have several alike."""
+        children: dict[tuple[int, int], list[int]] = {}
+        for node in self.candidates:
+            children.setdefault((self.parents[node - 1], self.tokens[node - 1]), []).append(node)
+        return children
 
     @property
     def rows(self) -> tuple[int, ...]:
@@ -192,7 +199,7 @@ class Drafter(ABC):
         """
 
     def saw_hidden(self, states: ndarray) -> None:  # noqa: B027
-        """Learn from `Model.taps`, if any: called before `observe`, and for every part of a prompt.
+        """Learn from the states of `Model.taps`; called before `observe`, for prompts in parts.
 
         Args:
             states: float [taps, tokens, hidden size] of all tokens of a prompt that are fed, later

@@ -315,7 +315,7 @@ def _excluded(flags: RunFlags) -> Iterator[tuple[str, str]]:
     for name in ("corpus", "save_corpus"):
         if source(context, name) == "flag":
             yield flag_name(name), _UNDRAFTED
-    # Presets and the environment name a drafter for every command that can use one.
+    # Presets and the environment set a drafter for all commands that accept one.
     if source(context, "drafter") == "flag" and options.drafter.name != NO_DRAFTER.name:
         yield "--drafter", _UNDRAFTED
 

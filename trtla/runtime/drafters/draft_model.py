@@ -213,7 +213,7 @@ class DraftModelDrafters:
         self.cache.pool.reset()
 
     def draft(self) -> None:
-        """Draft for every request whose text has grown: all of them are in this step."""
+        """Draft for each request with new text; this step contains all of them."""
         due, self.due = self.due, {}
         drafting = [drafter for drafter in due if drafter.room > 0 and self._has_blocks(drafter)]
         self._catch_up(drafting)

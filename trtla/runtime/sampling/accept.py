@@ -26,10 +26,7 @@ def accept(draft: Draft, draws: Mapping[int, int]) -> Path:
         draft: the fed tree.
         draws: the target's token after node 0 and after every candidate node.
     """
-    children: dict[tuple[int, int], list[int]] = {}
-    for node in draft.candidates:
-        edge = (draft.parents[node - 1], draft.tokens[node - 1])
-        children.setdefault(edge, []).append(node)
+    children = draft.children()
     tokens = [draws[0]]
     frontier = [0]
     while True:
