@@ -19,7 +19,6 @@ from trtla.runtime.draft import NO_DRAFT, Draft, NoDrafter
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.models import tensor_model
 from trtla.runtime.models.cuda import graphs
-from trtla.runtime.models.cuda.fused import FusedOperations
 from trtla.runtime.models.cuda.graphs import CudaCapture
 from trtla.runtime.models.forward import SPARE_BLOCKS, StepForward
 from trtla.runtime.models.layers import PlainOperations
@@ -69,7 +68,9 @@ FED = {shape: 1 + len(draft.tokens) for shape, draft in SHAPES.items()}
 
 def set_path(model: LlamaModel, *, fused: bool) -> None:
     """Run steps through graphs over pages, whatever a self-test would say; fused kernels or not."""
-    model.fast, model.operations = True, FusedOperations() if fused else PlainOperations()
+    model.use_fast_path()
+    if not fused:
+        model.operations = PlainOperations()
 
 
 def stepper(model: LlamaModel, text: int) -> tuple[StepForward, TensorCache]:

@@ -95,7 +95,7 @@ def tests() -> None:
         RuntimeError: pytest ended before it ran them.
     """
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-n", "6"]
-    command += ["-p", "no:cacheprovider", "tests/runtime"]
+    command += ["-p", "no:cacheprovider", "tests/runtime", "tests/plugins"]
     printed = _streamed(command, OMP_NUM_THREADS="1")
     counts = {
         what: int(number) for number, what in re.findall(r"(\d+) (passed|failed|error)", printed)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-import torch
 from gpu_probe.device import DRY, DTYPE, copy_rate, enable_cudnn, host_ms, sync, timed_us
 from gpu_probe.feeds import (
     FED,
@@ -24,7 +23,8 @@ from gpu_probe.figures import record
 from trtla.runtime.models.forward import Forwarded
 from trtla.runtime.models.llama import LlamaModel
 from trtla.runtime.sampling.draw import argmax
-from trtla.runtime.sampling.logits import on_host
+from trtla.runtime.sampling.logits import on_device, on_host
+from trtla.runtime.sampling.predict import StepSampler
 from trtla.runtime.sequence import Feed
 
 CONTEXT, TEXT = (20, 100) if DRY else (700, 2000)
@@ -101,7 +101,7 @@ def _costs(steps: dict[str, Step], model: LlamaModel, label: str) -> dict[str, C
     """Print what steps cost, by shape."""
     found = {}
     for shape, run in steps.items():
-        found[shape] = cost = _cost(lambda: run().logits.argmax(-1))  # noqa: B023
+        found[shape] = cost = _cost(run, model.row_sampler)
         print(
             f"{shape}, {label}: fed {FED[shape]}, GPU {cost.gpu:.0f} us, with host "
             f"{cost.whole:.0f}, {model.weight_bytes / cost.gpu / 1e3:.0f} GB/s",
@@ -110,8 +110,12 @@ def _costs(steps: dict[str, Step], model: LlamaModel, label: str) -> dict[str, C
     return found
 
 
-def _cost(run: Callable[[], torch.Tensor]) -> Cost:
-    whole = [1e3 * host_ms(lambda: run().tolist()) for _ in range(ROUNDS)]
+def _cost(run: Step, sampler: StepSampler | None) -> Cost:
+    def chosen() -> object:
+        logits = run().logits
+        return argmax(on_host(logits)) if sampler is None else sampler.choose(on_device(logits), ())
+
+    whole = [1e3 * host_ms(chosen) for _ in range(ROUNDS)]
     many = 1 if DRY else 10
     gpu = timed_us(lambda: [run() for _ in range(many)]) / many
     return Cost(statistics.median(whole), gpu)

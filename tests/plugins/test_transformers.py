@@ -75,6 +75,7 @@ class Counted:
         if batch > 1:
             mask[0, :4] = mask[1, :1] = 0
             ids[mask == 0] = 0
+        ids, mask = ids.to(self.model.device), mask.to(self.model.device)
         self.forwards, self.fed, self.trees = 0, [], 0
         options = {"max_new_tokens": NEW, "do_sample": False, **options}
         return self.model.generate(ids, attention_mask=mask, **options)
@@ -105,6 +106,24 @@ def test_greedy_ids_are_those_of_generate_in_fewer_forwards(tiny, kind: str, bat
     for _ in range(2):  # the second time its own output is drafted from
         assert torch.equal(model(batch, custom_generate=trtla.generate), plain)
     assert model.forwards < forwards
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("kind", [*WITH_TREES, "bloom"])
+def test_a_gpu_drafts_too(tiny, kind: str, batch: int, dtype: str) -> None:
+    model = tiny(kind)
+    before = model.model.to("cuda", getattr(torch, dtype))
+    try:
+        plain = model(batch)
+        forwards = model.forwards
+        for _ in range(2):
+            found = model(batch, custom_generate=trtla.generate)
+            assert dtype == "bfloat16" or torch.equal(found, plain)
+        assert model.forwards < forwards
+    finally:
+        before.to("cpu", torch.float32)
 
 
 @pytest.mark.parametrize("implementation", [None, "static"])

@@ -53,6 +53,20 @@ def test_texts_are_those_of_generate_plain_and_drafted(name):
         assert [text.output_ids for text in texts] == expected
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("path", ["auto", "plain"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_gpu_gives_the_same_texts(name, path, monkeypatch):
+    monkeypatch.setenv("TRTLA_CUDA_PATH", path)
+    prompts = prompts_for(name, 4)
+    expected = [generated(name, prompt) for prompt in prompts]
+    options = {"max_batch_size": 4, "device": "cuda", "dtype": "float32"}
+    for triple in ((1, 1, 0), (5, 4, 5), None):
+        with open_llm(folder_and_model(name)[0], triple, **options) as llm:
+            texts = llm.generate(prompts, SamplingParams(max_output_len=COUNT))
+        assert [text.output_ids for text in texts] == expected
+
+
 @pytest.mark.parametrize("name", GGUF_NAMES)
 def test_a_gguf_file_gives_the_folders_logits(name, tmp_path):
     file = gguf_file(name, tmp_path / "model.gguf")

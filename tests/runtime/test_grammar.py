@@ -16,7 +16,7 @@ from tests.support.served import SHIPPED
 from trtla import LLM, SamplingParams
 from trtla.errors import TrtlaError, UsageError
 from trtla.llm.text import Tokenizer
-from trtla.runtime.grammar import CompiledGrammar, GrammarState, allowed_tokens
+from trtla.runtime.grammar import CompiledGrammar, GrammarState
 from trtla.runtime.tree.library import Tree
 from trtla.settings.drafting import SOURCES, DrafterSettings, DraftOptions
 from trtla.settings.grammar import Grammar
@@ -46,6 +46,11 @@ GRAMMARS = [
 DRAWS = [{}, {"temperature": 0.8}, {"temperature": 1.2, "top_p": 0.9, "top_k": 20}]
 
 
+def allowed_tokens(mask, vocab_size):
+    """A mask as booleans, [vocab]."""
+    return np.unpackbits(mask.view(np.uint8), bitorder="little", count=vocab_size).view(bool)
+
+
 @pytest.fixture(scope="module")
 def llm():
     with LLM(SHIPPED, dtype="float32", max_batch_size=4) as one:
@@ -73,6 +78,20 @@ def test_the_text_is_the_same_whatever_drafts(llm, grammar, draw):
             assert (one.text, one.finish_reason) == (plain.text, plain.finish_reason)
     many = llm.generate(["def f(x):"] * 3, [params, SamplingParams(9), params])
     assert [many[0].text, many[2].text] == [plain.text] * 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("draw", DRAWS, ids=["greedy", "sampled", "filtered"])
+@pytest.mark.parametrize("grammar", GRAMMARS, ids=["json", "regex", "choice", "lark", "gbnf"])
+def test_a_gpu_gives_the_same_texts(llm, grammar, draw):
+    params = asked(grammar, seed=7, **draw)
+    (plain,) = llm.generate("def f(x):", params, lookahead=AUTOREGRESSIVE)
+    with LLM(SHIPPED, dtype="float32", max_batch_size=4, device="cuda") as other:
+        for how in ({"lookahead": AUTOREGRESSIVE}, {}, {"lookahead": LookaheadConfig(4, 3, 4)}):
+            done = other.generate(["def f(x):"] * 3, params, **how)
+            assert [(one.text, one.finish_reason) for one in done] == [
+                (plain.text, plain.finish_reason)
+            ] * 3
 
 
 def test_an_output_is_what_the_grammar_says(llm):

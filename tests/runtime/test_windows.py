@@ -99,6 +99,19 @@ def test_texts_equal_generates_whoever_drafts_and_whatever_is_reused(name, compi
     assert accepted > 20
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("path", ["auto", "plain"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_gpu_gives_the_same_texts(name, path, monkeypatch):
+    monkeypatch.setenv("TRTLA_CUDA_PATH", path)
+    prompts = prompts_for(5, 4)
+    wanted = [generated(name, prompt, 24) for prompt in prompts]
+    with open_llm(name, (5, 4, 5), max_batch_size=4, device="cuda", dtype="float32") as llm:
+        for how in ("auto", LookaheadConfig(3, 4, 4), AUTOREGRESSIVE):
+            done = llm.generate(prompts, SamplingParams(max_output_len=24), lookahead=how)
+            assert [one.output_ids for one in done] == wanted
+
+
 @pytest.mark.parametrize("quantised", [False, True])
 def test_engines_keep_the_windows_of_the_layers(quantised, tmp_path):
     """FP8's ranges are found with the windows too, in texts that are longer than they."""

@@ -13,7 +13,7 @@ from trtla.runtime.sampling import accept, draw, predict
 
 
 def _array(value):
-    return value.numpy() if isinstance(value, torch.Tensor) else value
+    return value.cpu().numpy() if isinstance(value, torch.Tensor) else value
 
 
 def _tensor(value):

@@ -175,10 +175,3 @@ def _bits(ids: Sequence[int], vocab_size: int) -> ndarray:
     for token in ids:
         mask[token // _WORD] |= np.uint32(1 << token % _WORD)
     return mask
-
-
-def allowed_tokens(mask: ndarray, vocab_size: int) -> ndarray:
-    """A mask as booleans, [vocab]."""
-    bits = np.unpackbits(mask.view(np.uint8), bitorder="little", count=vocab_size)
-    booleans: ndarray = bits.view(bool)
-    return booleans

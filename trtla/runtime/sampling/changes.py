@@ -12,8 +12,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from trtla.runtime.grammar import allowed_tokens
-from trtla.runtime.sampling.logits import Logits, forbid, on_host, write
+from trtla.runtime.sampling.logits import Logits, forbid, on_host, put_back, write
 from trtla.runtime.sequence import Feed, Written
 from trtla.settings.sampling import SamplingParams
 
@@ -47,12 +46,12 @@ def _masked(logits: Logits, rows: Sequence[Row]) -> Iterator[None]:
     if not masked:
         yield
         return
-    indices, vocab = [row for row, _ in masked], logits.shape[-1]
-    before = forbid(logits, indices, np.stack([allowed_tokens(mask, vocab) for _, mask in masked]))
+    indices = [row for row, _ in masked]
+    before = forbid(logits, indices, np.stack([mask.view(np.uint8) for _, mask in masked]))
     try:
         yield
     finally:
-        logits[indices] = before
+        put_back(logits, indices, before)
 
 
 @contextmanager

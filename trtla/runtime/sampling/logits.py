@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Union
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Union
 
 import numpy as np
 from numpy import ndarray
@@ -59,21 +60,44 @@ def write(logits: Logits, indices: tuple[ndarray, ndarray], numbers: ndarray) ->
     """Put numbers at (rows, tokens)."""
     if isinstance(logits, ndarray):
         logits[indices] = numbers
-    else:
+        return
+    with _editing():
         rows, tokens = (logits.new_tensor(index).long() for index in indices)
         logits.index_put_((rows, tokens), logits.new_tensor(numbers))
 
 
-def forbid(logits: Logits, rows: Sequence[int], allowed: ndarray) -> Any:
+def forbid(logits: Logits, rows: Sequence[int], masks: ndarray) -> Logits:
     """Make all tokens of some rows but the allowed ones impossible; returns these rows before.
 
     Args:
-        allowed: bool [rows, vocab].
+        masks: bits of the allowed tokens, [rows, bytes], the lowest bit first. They go to a device
+            as they are.
     """
     if isinstance(logits, ndarray):
-        before = logits[list(rows)]
-        logits[list(rows)] = np.where(allowed, before, -np.inf)
+        bits = np.unpackbits(masks, axis=1, count=logits.shape[1], bitorder="little")
+        before: ndarray = logits[list(rows)]
+        logits[list(rows)] = np.where(bits.view(bool), before, -np.inf)
         return before
-    stored = logits[list(rows)]
-    logits[list(rows)] = stored.masked_fill(~stored.new_tensor(allowed).bool(), -math.inf)
-    return stored
+    with _editing():
+        stored = logits[list(rows)]
+        words = logits.new_tensor(masks).byte()
+        tokens = words.new_tensor(range(8)).expand(*words.shape, 8)
+        bits = (words.unsqueeze(-1) >> tokens & 1).flatten(1)[:, : logits.shape[1]]
+        logits[list(rows)] = stored.masked_fill(bits == 0, -math.inf)
+        return stored
+
+
+def put_back(logits: Logits, rows: Sequence[int], before: Logits) -> None:
+    """Write whole rows again."""
+    if isinstance(logits, ndarray):
+        logits[list(rows)] = before
+        return
+    with _editing():
+        logits[list(rows)] = before
+
+
+def _editing() -> AbstractContextManager[object]:
+    """What a forward has returned can only be changed as it was made."""
+    import torch
+
+    return torch.inference_mode()
