@@ -144,7 +144,7 @@ def check_rows(outputs, inputs, dtype):
         assert torch.equal(product(states[:count]), alone[:count]), count
         assert torch.equal(product.wide(states[:count]).to(dtype), alone[:count]), count
     wanted = exact(product, states[:7])
-    torch.testing.assert_close(product.wide(states[:7]).double(), wanted, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(product.wide(states[:7]).double(), wanted, rtol=5e-4, atol=5e-4)
 
 
 @pytest.mark.gpu

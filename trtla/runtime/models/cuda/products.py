@@ -45,9 +45,19 @@ class SteadyLinear(Linear):
         """The same weight, which is not copied."""
         return cls(plain.packed, plain.transposed, plain.bias)
 
+    @property
+    def plain(self) -> Linear:
+        """The same weight, multiplied by cuBLAS."""
+        return Linear(self.packed, self.transposed, self.bias)
+
     def _product(self, states: Tensor, dtype: torch.dtype) -> Tensor:
         assert self.transposed is not None
         return multiply(states.contiguous(), self.transposed.t(), self.bias, dtype)
+
+
+def plain_of(product: Linear) -> Linear:
+    """The product without a fixed order."""
+    return product.plain if isinstance(product, SteadyLinear) else product
 
 
 def multiply(states: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
