@@ -122,6 +122,7 @@ class LlamaModel(PackedModel):
         choice = SteadyChoice(counts)
         self._change_products(choice)
         self.steady = choice.steady
+        torch.cuda.empty_cache()  # graphs take memory of their own
 
     def _change_products(self, change: Callable[[str, Linear], Linear]) -> None:
         self._layers = [_with_products(layer, change) for layer in self._layers]
