@@ -119,7 +119,7 @@ def steady() -> None:
 
     Sums of times are of the shapes of 8B's layers where cuBLAS' rows depend on their number.
     """
-    kept, sums = [], {rows: (0.0, 0.0) for rows in TIMED}
+    kept, sums = [], dict.fromkeys(TIMED, (0.0, 0.0))
     for name, (out, inner) in ALL.items():
         cublas = [Linear(None, weight.t()) for weight in _weights(out, inner, 24)]
         ours = [SteadyLinear.of_plain(one) for one in cublas]

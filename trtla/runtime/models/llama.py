@@ -317,12 +317,20 @@ def _gate_up(tensors: ModelTensors[Tensor], fp8: torch.dtype | None) -> LinearPa
 
 def _with_products(layer: Layer, change: Callable[[str, Linear], Linear]) -> Layer:
     """The layer with other products of its weights that are not FP8."""
-    plain = {name: getattr(layer, name) for name in ("qkv", "dense", "down")}
-    own = {name: change(name, one) for name, one in plain.items() if isinstance(one, Linear)}
     pair = layer.gate_up
     if isinstance(pair, LinearPair):
         pair = LinearPair(change("gate_up", pair.stacked))
-    return replace(layer, gate_up=pair, **own)
+
+    def changed(name: str, one: Linear | Fp8Linear) -> Linear | Fp8Linear:
+        return change(name, one) if isinstance(one, Linear) else one
+
+    return replace(
+        layer,
+        qkv=changed("qkv", layer.qkv),
+        dense=changed("dense", layer.dense),
+        gate_up=pair,
+        down=changed("down", layer.down),
+    )
 
 
 def _fp8_linear(tensors: ModelTensors[Tensor], name: str, dtype: torch.dtype) -> Fp8Linear:

@@ -77,7 +77,7 @@ def rows_differ(product: Product, states: Tensor, counts: Sequence[int]) -> bool
     Numbers without memory are left out with all larger ones, as their graphs are.
     """
     try:
-        alone = torch.cat([product(row) for row in states.split(1)])
+        alone = torch.cat([product(row) for row in torch.split(states, 1)])
         return any(_differ(product, states, alone, count) for count in counts)
     except torch.OutOfMemoryError:
         torch.cuda.empty_cache()
@@ -86,7 +86,7 @@ def rows_differ(product: Product, states: Tensor, counts: Sequence[int]) -> bool
 
 def _differ(product: Product, states: Tensor, alone: Tensor, count: int) -> bool:
     repeated = states.repeat(-(-count // len(states)), 1)
-    parts = product(repeated[:count]).split(len(alone))
+    parts = torch.split(product(repeated[:count]), len(alone))
     return not all(torch.equal(part, alone[: len(part)]) for part in parts)
 
 
