@@ -94,7 +94,7 @@ def _steps(size: str, share: float, wide: float, fused: float) -> Iterable[Figur
     yield Figure(section, f"graph over PyTorch's operations, {size}", "times",
                  "whether the graph path stays the default", most=0.9)  # fmt: skip
     yield Figure(section, f"kernels a layer, {size}", "",
-                 "whether a kernel runs that should be fused", most=11)  # fmt: skip
+                 "whether a kernel runs that should be fused", most=12)  # fmt: skip
     yield Figure(section, f"attention of 84 tokens, {size}", "us a layer",
                  "tiles and splits of the attention kernel", most=10)  # fmt: skip
     yield Figure(section, f"host beside a step, {size}", "ms",

@@ -20,22 +20,18 @@ from tests.support.products import (
     SHAPES_1B,
     SHAPES_8B,
     exact,
+    interpreted,
     numbers,
     steady,
     sums_in_order,
 )
 from tests.support.unchanged import CUDA_SOURCES
-from trtla.runtime.models.cuda import product_kernels
 from trtla.runtime.models.cuda.products import MOST_ROWS
 from trtla.runtime.models.layers import Linear
 
 pytestmark = [pytest.mark.deep, CUDA_SOURCES]
 
 CUDA = torch.device("cuda")
-interpreted = pytest.mark.skipif(
-    not type(product_kernels.multiply).__name__.startswith("Interpreted"),
-    reason="Triton was imported to compile, not to interpret",
-)
 COUNTS = (1, 2, 7, 16, 33, 84, 120, 128, 300)
 
 

@@ -9,10 +9,15 @@ import pytest
 import torch
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
+from trtla.runtime.models.cuda import product_kernels
 from trtla.runtime.models.cuda.products import SteadyLinear
 from trtla.runtime.models.layers import Linear
 
 CPU = torch.device("cpu")
+interpreted = pytest.mark.skipif(
+    not type(product_kernels.multiply).__name__.startswith("Interpreted"),
+    reason="Triton was imported to compile, not to interpret",
+)
 SHAPES_8B = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096))
 SHAPES_1B = ((3072, 2048), (2048, 2048), (16384, 2048), (2048, 8192))
 """Weights [out, in] of Llamas: qkv, dense, gate and up, down, and the larger one's head."""
