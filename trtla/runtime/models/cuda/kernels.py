@@ -217,7 +217,15 @@ def _absorb_stretch(
 
 @triton.jit(
     do_not_specialize=["rows", "spans", "tiles", "sequence_stride", "path_stride", "window"],
-    do_not_specialize_on_alignment=["sequences", "owners", "paths", "positions", "scale"],
+    do_not_specialize_on_alignment=[
+        "sequences",
+        "owners",
+        "paths",
+        "positions",
+        "scale",
+        "peaks",
+        "totals",
+    ],
 )
 def attend_trees(
     queries: tl.tensor,
@@ -319,7 +327,7 @@ def _load_part(
 
 @triton.jit(
     do_not_specialize=["rows", "spans", "sequence_stride"],
-    do_not_specialize_on_alignment=["sequences", "owners", "positions", "scale"],
+    do_not_specialize_on_alignment=["sequences", "owners", "positions", "scale", "peaks", "totals"],
 )
 def join_parts(
     parts: tl.tensor,
