@@ -298,7 +298,8 @@ def attend_trees(
             stop = tl.minimum(number * STRETCH + STRETCH, end)
             next_peak, next_total, next_sums = _absorb_stretch(
                 q, scaled, own_keys, own_values, table + 3, slot_stride,
-                paths + row * path_stride, cached, at, stop, begins, HEAD_SIZE, PAGE, BLOCK_M, BLOCK_N, WINDOWED,
+                paths + row * path_stride, cached, at, stop, begins,
+                HEAD_SIZE, PAGE, BLOCK_M, BLOCK_N, WINDOWED,
             )  # fmt: skip
             next_peak = tl.fma(next_peak, tl.full([BLOCK_M], scaled, tl.float32), nothing)
             peak, total, sums = _joined(peak, total, sums, next_peak, next_total, next_sums)
