@@ -58,6 +58,7 @@ sizes = st.sampled_from((16, 32, 64, 128))
 group_size = st.integers(1, 4)
 small_steps = steps(prompts=1, generating=2)
 splits = st.booleans()
+long_steps = steps(prompts=0, generating=1, most_cached=1100)
 
 
 def check(feeds, cache, group_size, dtype, split, room=None, window=None):
