@@ -58,6 +58,14 @@ from trtla.formats.weight_files import raise_first, tensor_problems
 
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 """Settings of every Llama 3; the file holds only the factors that follow from them."""
+_MAGNITUDE = "rope.scaling.attn_factor"
+_YARN = {
+    "rope.scaling.original_context_length": "original_max_position_embeddings",
+    "rope.scaling.yarn_attn_factor": "attention_factor",
+    "rope.scaling.yarn_beta_fast": "beta_fast",
+    "rope.scaling.yarn_beta_slow": "beta_slow",
+}
+"""Keys of yarn's settings, and Hugging Face's names."""
 _LLAMA3_LENGTHS = (8192, *(2**power for power in range(4, 21)))
 """Trained lengths to try, the most likely one first."""
 
@@ -270,10 +278,14 @@ def _check_arithmetic(keys: _Keys) -> None:
     named = {key: keys.get(key) for key in GGUF_ARITHMETIC}
     key = unknown_arithmetic(named, GGUF_ARITHMETIC, family.gguf_keys)
     if key is not None:
-        raise UsageError(
-            f"{keys.path}: {family.gguf}.{key} {named[key]} is not supported",
-            "the text would be another one; run the file with llama.cpp",
-        )
+        raise _changes_the_text(keys, key)
+
+
+def _changes_the_text(keys: _Keys, key: str) -> UsageError:
+    return UsageError(
+        f"{keys.path}: {keys.family.gguf}.{key} {keys.get(key)} is not supported",
+        "the text would be another one; run the file with llama.cpp",
+    )
 
 
 def _windows(keys: _Keys) -> dict[str, Any]:
@@ -286,14 +298,15 @@ def _windows(keys: _Keys) -> dict[str, Any]:
     if pattern is None:
         every = keys.size("attention.sliding_window_pattern", 0)
         pattern = [not every or (index + 1) % every > 0 for index in range(layers)]
-    if not window:
+    family, alike = keys.family, len(pattern) == layers and all(pattern)
+    if not window and "attention.sliding_window_pattern" not in family.gguf_absent:
         return {}
-    llama = keys.family is BY_GGUF["llama"]
-    if not (all(pattern) if llama else keys.family.has_windows):
-        value = "of these layers" if llama else str(window)
+    everywhere = family is BY_GGUF["llama"] or "layer_types" in family.fixed
+    if not (window and (alike if everywhere else family.has_windows)):
+        value = "of these layers" if everywhere else str(window)
         raise UsageError(
-            f"{keys.path}: {keys.family.gguf}.attention.sliding_window {value} is not supported",
-            f"trtla runs it in {'every layer' if llama else 'no layer'} of this architecture",
+            f"{keys.path}: {family.gguf}.attention.sliding_window {value} is not supported",
+            f"trtla runs it in {'every layer' if everywhere else 'no layer'} of this architecture",
         )
     kinds = [SLIDING if local else FULL for local in pattern]
     return {"sliding_window": window, "use_sliding_window": True, "layer_types": kinds}
@@ -356,20 +369,19 @@ def _rope_scaling(keys: _Keys, header: Header, head: int) -> dict[str, Any] | No
             "short_factor": _factors(keys, header, SHORT_FACTORS).tolist(),
             "long_factor": _factors(keys, header, LONG_FACTORS).tolist(),
             "original_max_position_embeddings": keys.size("rope.scaling.original_context_length"),
-            "attention_factor": keys.number("rope.scaling.attn_factor", 1.0),
+            "attention_factor": keys.number(_MAGNITUDE, 1.0),
         }
+    if keys.get(_MAGNITUDE, 1) != 1:
+        raise _changes_the_text(keys, _MAGNITUDE)
     if ROPE_FACTORS in header.tensors:
         return _llama3_scaling(keys, header, head)
     kind = keys.get("rope.scaling.type", "linear")  # as in llama.cpp: a factor alone scales
     factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 1.0))
-    if kind == "yarn":
-        raise UsageError(
-            f"{keys.path}: rope scaling yarn is not supported in GGUF files",
-            "use the model's Hugging Face folder",
-        )
     if kind == "none" or (kind == "linear" and factor in (0, 1)):
         return None
-    return {"rope_type": kind, "factor": factor}
+    own = _YARN.items() if kind == "yarn" else ()
+    given = {ours: keys.number(key) for key, ours in own if keys.get(key) is not None}
+    return {"rope_type": kind, "factor": factor, **given}
 
 
 def _factors(keys: _Keys, header: Header, name: str) -> np.ndarray:
