@@ -377,6 +377,7 @@ def _damaged_source() -> bytes:
         ({"keys": {"rope.scaling.factor": -1.5}}, "factor"),
         ({"keys": {"rope.dimension_count": 8}}, "turns 8 of the 16 numbers"),
         ({"keys": {"rope.scaling.type": "yarn", "rope.scaling.factor": 0.0}}, '"factor" 0.0'),
+        ({"keys": {"rope.scaling.type": 0, "rope.scaling.factor": 2.0}}, "rope scaling 0 is not"),
         ({"keys": {"rope.scaling.yarn_ext_factor": 0.5}}, "yarn_ext_factor 0.5 is not supported"),
         ({"keys": {"rope.scaling.attn_factor": 0.5}}, "attn_factor 0.5 is not supported"),
         ({"tokenizer": {"model": "bert"}}, "tokenizer 'bert' is not supported"),

@@ -182,7 +182,7 @@ def _rotary(data: dict[str, Any], family: Family) -> dict[str, Any]:
     elif scaling:
         rope = scaling
     found |= {"rope_scaling": rope, "rope_theta": rope.get("rope_theta")}
-    return {key: value for key, value in found.items() if value}
+    return {key: value for key, value in found.items() if value not in (None, {})}
 
 
 def _kind(scaling: dict[str, Any]) -> Any:

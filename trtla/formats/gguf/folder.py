@@ -381,7 +381,7 @@ def _rope_scaling(keys: _Keys, header: Header, head: int) -> dict[str, Any] | No
         return None
     own = _YARN.items() if kind == "yarn" else ()
     given = {ours: keys.number(key) for key, ours in own if keys.get(key) is not None}
-    return {"rope_type": kind, "factor": factor, **given}
+    return {"rope_type": str(kind), "factor": factor, **given}
 
 
 def _factors(keys: _Keys, header: Header, name: str) -> np.ndarray:
