@@ -117,6 +117,7 @@ _LOCAL, _GLOBAL = "sliding_attention", "full_attention"
 _DEFAULT: dict[str, Any] = {"rope_type": "default"}
 _LINEAR: dict[str, Any] = {"rope_type": "linear", "factor": 2.0}
 _YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32}
+_LLAMA3 = {**_YARN, "rope_type": "llama3", "low_freq_factor": 4.0, "high_freq_factor": 1.0}
 _LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
 
 
@@ -131,6 +132,12 @@ _LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": 
         ("Gemma3", {"rope_parameters": {_GLOBAL: _DEFAULT}, "rope_scaling": "x"}, "rope_scaling"),
         ("Qwen3", {"rope_parameters": {_GLOBAL: _DEFAULT}}, "rope_parameters has full_attention"),
         ("Qwen3", {"rope_parameters": "x"}, '"rope_parameters" is'),
+        ("Gemma3", {"rope_scaling": {_GLOBAL: _LINEAR}}, "rope_scaling has full_attention"),
+        ("Qwen3", {"rope_scaling": _YARN, "rope_theta": 1}, "yarn of heads of 16 and base 1 can"),
+        ("Qwen3", {"rope_scaling": _LLAMA3}, "llama3 of heads of 16 and base 10000 cannot be"),
+        ("Qwen3", {"rope_scaling": {**_LINEAR, "rope_type": "dynamic"}, "head_dim": 2}, "dynamic"),
+        ("Phi3", {"rope_scaling": {"rope_type": ["yarn"]}}, "rope scaling .'yarn'. is not"),
+        ("Llama", {"model_type": "mistral"}, '"architectures" names Llama.*"model_type" Mistral'),
         ("Qwen3", {"layer_types": [_LOCAL, _GLOBAL]}, "there is no sliding_window"),
         ("Qwen3", {"layer_types": []}, "layer_types has 0 entries for 2 layers"),
         ("SmolLM3", {"no_rope_layers": [1]}, "no_rope_layers has 1 entries for 2 layers"),

@@ -110,7 +110,8 @@ class HFConfig(BaseModel):
         scaling = data.get("rope_scaling")
         if isinstance(scaling, dict) and "partial_rotary_factor" in family.reads:
             share = scaling.get("partial_rotary_factor", data.get("partial_rotary_factor", 1.0))
-            kind = _LONGROPE.get(_kind(scaling), _kind(scaling))
+            kind = str(_kind(scaling))
+            kind = _LONGROPE.get(kind, kind)
             scaling = {**scaling, "partial_rotary_factor": 1.0, "rope_type": kind}
             data |= {"partial_rotary_factor": share, "rope_scaling": scaling}
         return data
@@ -171,6 +172,8 @@ def _rotary(data: dict[str, Any], family: Family) -> dict[str, Any]:
     found, by_kind = {}, "rope_local_base_freq" in family.reads
     if rope and by_kind != any(kind in rope for kind in LAYER_TYPES):
         raise ValueError(f"rope_parameters {'lacks' if by_kind else 'has'} {FULL} and {SLIDING}")
+    if any(kind in scaling for kind in LAYER_TYPES):
+        raise ValueError(f"rope_scaling has {FULL} and {SLIDING}")
     if by_kind:
         full, local = (rope.get(kind) or {} for kind in LAYER_TYPES)
         if not isinstance(full, dict):
@@ -253,6 +256,11 @@ def _supported_architecture(data: Any, path: Path) -> str:
         raise UsageError(
             f"{path}: architecture {name} is not supported",
             f"trtla runs {FAMILIES}, and the encoder-decoders {others}",
+        )
+    if (named := MODEL_TYPES.get(str(data.get("model_type")), name)) != name:
+        raise UsageError(
+            f'{path}: "architectures" names {name}, and "model_type" {named}',
+            "correct the one that the weights are not of",
         )
     return str(name)
 

@@ -183,6 +183,18 @@ def _check_rope(config: CheckpointConfig, where: str) -> None:
             raise UsageError(
                 f'{where}: rope scaling {kind} has "{key}" {value!r}', "give a number above 0"
             )
+    low, high = (scaling.get(f"{end}_freq_factor", 0) for end in ("low", "high"))
+    impossible = {
+        "yarn": config.rotary_base == 1,
+        "dynamic": config.head_size == 2,
+        "llama3": kind == "llama3" and low >= high,
+    }
+    if impossible.get(kind):
+        size, base = config.head_size, config.rotary_base
+        raise UsageError(
+            f"{where}: rope scaling {kind} of heads of {size} and base {base:g} cannot be computed",
+            "copy config.json again",
+        )
 
 
 def _check_longrope(scaling: dict[str, Any], count: int, where: str) -> None:
