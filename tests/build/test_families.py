@@ -53,6 +53,7 @@ _UNKNOWN: list[tuple[str, str, Any]] = [
     ("Qwen2", "use_mrope", True),
     ("Qwen3", "num_experts", 128),
     ("Qwen3", "is_causal", False),
+    ("Mistral", "sliding_window_pattern", 2),
     ("Qwen3", "embedding_multiplier", 12.0),
     ("Granite", "num_local_experts", 32),
     ("Gemma3", "final_logit_softcapping", 30.0),
@@ -140,6 +141,7 @@ _LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": 
         ("Llama", {"model_type": "mistral"}, '"architectures" names Llama.*"model_type" Mistral'),
         ("Qwen3", {"layer_types": [_LOCAL, _GLOBAL]}, "there is no sliding_window"),
         ("Qwen3", {"layer_types": []}, "layer_types has 0 entries for 2 layers"),
+        ("Mistral", {"layer_types": "x"}, '"layer_types" is'),
         ("SmolLM3", {"no_rope_layers": [1]}, "no_rope_layers has 1 entries for 2 layers"),
         ("Phi3", {"rope_scaling": {**_LONGROPE, "factor": "x"}}, "\"factor\" 'x'"),
         ("Phi3", {"rope_scaling": _LONGROPE, "original_max_position_embeddings": 1}, "longrope"),
@@ -163,6 +165,7 @@ def test_layers_and_scalings_that_make_no_model_are_refused(
         ("Gemma3Text", {"rope_parameters": {_GLOBAL: {**_LINEAR, "rope_theta": 1e5}}}),
         ("Gemma3Text", {"rope_parameters": {_LOCAL: {**_DEFAULT, "rope_theta": 3e4}}}),
         ("Mistral", {"sliding_window": 9, "layer_types": [_LOCAL, _GLOBAL]}),
+        ("Llama", {"offset_norms": True, "scales_embedding": True}),
         ("SmolLM3", {"use_sliding_window": True, "sliding_window": 9, "no_rope_layers": [1, 0]}),
         ("SmolLM3", {"sliding_window": 9, "no_rope_layers": [1, 0]}),
         (

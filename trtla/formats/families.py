@@ -33,6 +33,7 @@ ARITHMETIC: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("num_kv_shared_layers", "scale_depth", "dim_model_base"), (0,)),
     **dict.fromkeys(("use_bidirectional_attention", "attn_temperature_tuning"), (False,)),
     "is_causal": (True,),
+    "sliding_window_pattern": (),
 }
 """Keys of a config.json that change the arithmetic of families that know them, and the values with
 which they change nothing; null is always one."""
@@ -104,7 +105,7 @@ _GRANITE = {
     "residual_scale": "residual_multiplier",
     "logit_scale": "logits_scaling",
 }
-_ALL_WINDOWED = {"use_sliding_window": True, "max_window_layers": 0, "layer_types": None}
+_ALL_WINDOWED = {"use_sliding_window": True, "windows_everywhere": True}
 
 
 def _gemma3_scale(keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -225,7 +226,7 @@ DECODERS = (
             "mlp_bias": False,
         },
         spelled=(("hidden_activation", "hidden_act"),),
-        reads=("query_pre_attn_scalar", "rope_local_base_freq"),
+        reads=("query_pre_attn_scalar", "rope_local_base_freq", "sliding_window_pattern"),
         gguf_keys={"rope.freq_base_swa": "rope_local_base_freq"},
         gguf_absent={"attention.sliding_window_pattern": 6},
         gguf_implied=_gemma3_scale,

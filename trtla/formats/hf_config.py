@@ -46,6 +46,8 @@ _SAME_KEYS = {
 }
 """Keys that a checkpoint's config has too."""
 _WINDOW_KEYS = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
+_OUR_KEYS = ("sandwich_norms", "offset_norms", "scales_embedding", "windows_everywhere")
+"""Keys that no config.json has; families fix them."""
 FULL, SLIDING = "full_attention", "sliding_attention"
 LAYER_TYPES = (FULL, SLIDING)
 """Kinds of attention that layers may have, by transformers' names."""
@@ -79,6 +81,7 @@ class HFConfig(BaseModel):
     tie_word_embeddings: bool = False
     sliding_window: Size | None = None
     use_sliding_window: bool = True
+    windows_everywhere: bool = False
     max_window_layers: int = 0
     layer_types: list[str] | None = None
     quantization_config: dict[str, Any] | None = None
@@ -126,7 +129,7 @@ class HFConfig(BaseModel):
         if unknown := next((kind for kind in kinds if kind not in LAYER_TYPES), None):
             raise ValueError(f"layer_types has {unknown!r}, none of {', '.join(LAYER_TYPES)}")
         chosen = self.layer_types is not None or self.sliding_window_pattern is not None
-        if chosen and any(self._local) and not self._window:
+        if chosen and not self.windows_everywhere and any(self._local) and not self._window:
             raise ValueError(f"layers have {SLIDING}, and there is no sliding_window")
         return self
 
@@ -146,6 +149,8 @@ class HFConfig(BaseModel):
     def _local(self) -> list[bool]:
         """The layers that have the window, if there is one."""
         layers, every = range(self.num_hidden_layers), self.sliding_window_pattern
+        if self.windows_everywhere:  # whatever else the file has
+            return [True for _ in layers]
         if self.layer_types is not None:
             return [kind == SLIDING for kind in self.layer_types]
         if self.no_rope_layer_interval is not None:
@@ -202,7 +207,7 @@ def _of_family(data: dict[str, Any], family: Family) -> dict[str, Any]:
 
     An absent key and a null mean the same, except for a window: null is no window.
     """
-    keys = {key: value for key, value in data.items() if value is not None}
+    keys = {k: value for k, value in data.items() if value is not None and k not in _OUR_KEYS}
     for theirs, ours in family.spelled:
         if theirs in keys:
             keys[ours] = keys[theirs]

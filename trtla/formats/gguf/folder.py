@@ -301,7 +301,7 @@ def _windows(keys: _Keys) -> dict[str, Any]:
     family, alike = keys.family, len(pattern) == layers and all(pattern)
     if not window and "attention.sliding_window_pattern" not in family.gguf_absent:
         return {}
-    everywhere = family is BY_GGUF["llama"] or "layer_types" in family.fixed
+    everywhere = family is BY_GGUF["llama"] or "windows_everywhere" in family.fixed
     if not (window and (alike if everywhere else family.has_windows)):
         value = "of these layers" if everywhere else str(window)
         raise UsageError(
