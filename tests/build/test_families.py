@@ -125,7 +125,7 @@ _LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": 
 @pytest.mark.parametrize(
     ("name", "keys", "said"),
     [
-        ("Gemma3", {"sliding_window": None}, "there is no sliding_window"),
+        ("Gemma3", {"sliding_window": None}, "the model has no sliding window"),
         ("Gemma3", {"rope_parameters": _LINEAR}, "rope_parameters lacks full_attention"),
         ("Gemma3", {"rope_parameters": {_LOCAL: _LINEAR}}, "has sliding_attention .* which scales"),
         ("Gemma3", {"rope_parameters": {_LOCAL: "x"}}, "has sliding_attention x"),
@@ -139,8 +139,9 @@ _LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": 
         ("Qwen3", {"rope_scaling": {**_LINEAR, "rope_type": "dynamic"}, "head_dim": 2}, "dynamic"),
         ("Phi3", {"rope_scaling": {"rope_type": ["yarn"]}}, "rope scaling .'yarn'. is not"),
         ("Llama", {"model_type": "mistral"}, '"architectures" names Llama.*"model_type" Mistral'),
-        ("Qwen3", {"layer_types": [_LOCAL, _GLOBAL]}, "there is no sliding_window"),
+        ("Qwen3", {"layer_types": [_LOCAL, _GLOBAL]}, "the model has no sliding window"),
         ("Qwen3", {"layer_types": []}, "layer_types has 0 entries for 2 layers"),
+        ("Llama", {"layer_types": [_LOCAL] * 2, "sliding_window": 9}, "has no sliding window"),
         ("Mistral", {"layer_types": "x"}, '"layer_types" is'),
         ("SmolLM3", {"no_rope_layers": [1]}, "no_rope_layers has 1 entries for 2 layers"),
         ("Phi3", {"rope_scaling": {**_LONGROPE, "factor": "x"}}, "\"factor\" 'x'"),

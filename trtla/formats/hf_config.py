@@ -45,7 +45,7 @@ _SAME_KEYS = {
     *("residual_multiplier", "logits_scaling"),
 }
 """Keys that a checkpoint's config has too."""
-_WINDOW_KEYS = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
+_WINDOW_KEYS = ("sliding_window", "use_sliding_window", "max_window_layers")
 _OUR_KEYS = ("sandwich_norms", "offset_norms", "scales_embedding", "windows_everywhere")
 """Keys that no config.json has; families fix them."""
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -130,7 +130,7 @@ class HFConfig(BaseModel):
             raise ValueError(f"layer_types has {unknown!r}, none of {', '.join(LAYER_TYPES)}")
         chosen = self.layer_types is not None or self.sliding_window_pattern is not None
         if chosen and not self.windows_everywhere and any(self._local) and not self._window:
-            raise ValueError(f"layers have {SLIDING}, and there is no sliding_window")
+            raise ValueError(f"layers have {SLIDING}, and the model has no sliding window")
         return self
 
     @property
