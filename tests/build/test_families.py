@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 
-from tests.support.families import GGUF_NAMES, NAMES, VARIANTS, folder_and_model, gguf_file
+from tests.support.families import (
+    GGUF_NAMES,
+    NAMES,
+    VARIANTS,
+    folder_and_model,
+    gguf_file,
+    logits_of,
+)
 from trtla.build.convert import convert
 from trtla.build.engine import build_engine
 from trtla.build.quantize import Calibration
@@ -43,6 +52,8 @@ _UNKNOWN: list[tuple[str, str, Any]] = [
     ("Mistral", "vision_config", {}),
     ("Qwen2", "use_mrope", True),
     ("Qwen3", "num_experts", 128),
+    ("Qwen3", "is_causal", False),
+    ("Mistral", "sliding_window_pattern", 2),
     ("Qwen3", "embedding_multiplier", 12.0),
     ("Granite", "num_local_experts", 32),
     ("Gemma3", "final_logit_softcapping", 30.0),
@@ -103,10 +114,94 @@ def test_rotary_scalings_that_are_not_whole_are_refused(
         read_hf_config(written(tmp_path, "Phi3", rope_scaling=scaling))
 
 
+_LOCAL, _GLOBAL = "sliding_attention", "full_attention"
+_DEFAULT: dict[str, Any] = {"rope_type": "default"}
+_LINEAR: dict[str, Any] = {"rope_type": "linear", "factor": 2.0}
+_YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32}
+_LLAMA3 = {**_YARN, "rope_type": "llama3", "low_freq_factor": 4.0, "high_freq_factor": 1.0}
+_LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "said"),
+    [
+        ("Gemma3", {"sliding_window": None}, "the model has no sliding window"),
+        ("Gemma3", {"rope_parameters": _LINEAR}, "rope_parameters lacks full_attention"),
+        ("Gemma3", {"rope_parameters": {_LOCAL: _LINEAR}}, "has sliding_attention .* which scales"),
+        ("Gemma3", {"rope_parameters": {_LOCAL: "x"}}, "has sliding_attention x"),
+        ("Gemma3", {"rope_parameters": {_GLOBAL: "x"}}, "has full_attention x"),
+        ("Gemma3", {"rope_parameters": {_GLOBAL: _DEFAULT}, "rope_scaling": "x"}, "rope_scaling"),
+        ("Qwen3", {"rope_parameters": {_GLOBAL: _DEFAULT}}, "rope_parameters has full_attention"),
+        ("Qwen3", {"rope_parameters": "x"}, '"rope_parameters" is'),
+        ("Gemma3", {"rope_scaling": {_GLOBAL: _LINEAR}}, "rope_scaling has full_attention"),
+        ("Qwen3", {"rope_scaling": _YARN, "rope_theta": 1}, "yarn of heads of 16 and base 1 can"),
+        ("Qwen3", {"rope_scaling": _LLAMA3}, "llama3 of heads of 16 and base 10000 cannot be"),
+        ("Qwen3", {"rope_scaling": {**_LINEAR, "rope_type": "dynamic"}, "head_dim": 2}, "dynamic"),
+        ("Phi3", {"rope_scaling": {"rope_type": ["yarn"]}}, "rope scaling .'yarn'. is not"),
+        ("Llama", {"model_type": "mistral"}, '"architectures" names Llama.*"model_type" Mistral'),
+        ("Qwen3", {"layer_types": [_LOCAL, _GLOBAL]}, "the model has no sliding window"),
+        ("Qwen3", {"layer_types": []}, "layer_types has 0 entries for 2 layers"),
+        ("Llama", {"layer_types": [_LOCAL] * 2, "sliding_window": 9}, "has no sliding window"),
+        ("Mistral", {"layer_types": "x"}, '"layer_types" is'),
+        ("SmolLM3", {"no_rope_layers": [1]}, "no_rope_layers has 1 entries for 2 layers"),
+        ("Phi3", {"rope_scaling": {**_LONGROPE, "factor": "x"}}, "\"factor\" 'x'"),
+        ("Phi3", {"rope_scaling": _LONGROPE, "original_max_position_embeddings": 1}, "longrope"),
+        ("Phi3", {"rope_scaling": {"type": "yarn", "factor": 2.0}}, '"short_factor" of rope'),
+    ],
+)
+def test_layers_and_scalings_that_make_no_model_are_refused(
+    name: str, keys: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        read_hf_config(written(tmp_path, name, **keys))
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("Qwen3", {"rope_theta": 1e4, "rope_scaling": {**_LINEAR, "rope_theta": 5e5}}),
+        ("Qwen3", {"rope_scaling": {}, "rope_parameters": {**_LINEAR, "rope_theta": 5e5}}),
+        ("Qwen3", {"rope_scaling": {**_LONGROPE, **_YARN}}),
+        ("Gemma3Text", {"rope_theta": 1e5, "rope_scaling": _LINEAR, "rope_local_base_freq": 2e4}),
+        ("Gemma3Text", {"rope_parameters": {_GLOBAL: {**_LINEAR, "rope_theta": 1e5}}}),
+        ("Gemma3Text", {"rope_parameters": {_LOCAL: {**_DEFAULT, "rope_theta": 3e4}}}),
+        ("Mistral", {"sliding_window": 9, "layer_types": [_LOCAL, _GLOBAL]}),
+        ("Llama", {"offset_norms": True, "scales_embedding": True}),
+        ("SmolLM3", {"use_sliding_window": True, "sliding_window": 9, "no_rope_layers": [1, 0]}),
+        ("SmolLM3", {"sliding_window": 9, "no_rope_layers": [1, 0]}),
+        (
+            "Phi3",
+            {
+                "rope_scaling": {**_LONGROPE, "original_max_position_embeddings": 64},
+                "original_max_position_embeddings": 32,
+                "max_position_embeddings": 128,
+            },
+        ),
+    ],
+)
+def test_keys_mean_what_they_mean_in_transformers(
+    name: str, keys: dict[str, Any], tmp_path: Path
+) -> None:
+    """By the logits of a random model, for a text beyond windows and trained lengths."""
+    config = {**_SIZES, "num_key_value_heads": 4, "max_position_embeddings": 160, **keys}
+    torch.manual_seed(0)
+    kind = name.removesuffix("Text")
+    theirs = getattr(transformers, f"{kind}ForCausalLM")(
+        getattr(transformers, f"{name}Config")(**copy.deepcopy(config), pad_token_id=None)
+    ).eval()
+    theirs.save_pretrained(tmp_path)
+    written(tmp_path, kind, **config, torch_dtype="float32", pad_token_id=None)
+    text = tuple((7 * i + i * i) % 100 for i in range(45))
+    with torch.no_grad():
+        expected = theirs(torch.tensor([text])).logits[0, 9:]
+    torch.testing.assert_close(logits_of(tmp_path, text, 9), expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("name", "key", "value"),
     [
         ("qwen3", "expert_count", 8),
+        ("gemma3", "attention.sliding_window", 0),
         ("qwen3", "logit_scale", 0.5),
         ("gemma3", "final_logit_softcapping", 30.0),
         ("granite", "attention.sliding_window", 32),

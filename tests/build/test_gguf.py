@@ -94,7 +94,8 @@ def test_every_nth_layer_or_those_of_a_list_have_no_window(
     ("arch", "pattern", "named"),
     [
         ("llama", [True, False], "llama.attention.sliding_window of these layers is not"),
-        ("llama", [True], "layer_types has 1 entries for 2 layers"),
+        ("llama", [True], "llama.attention.sliding_window of these layers is not"),
+        ("phi3", [True, False], "phi3.attention.sliding_window of these layers is not"),
         ("qwen2", [True], "layer_types has 1 entries for 2 layers"),
     ],
 )
@@ -375,7 +376,10 @@ def _damaged_source() -> bytes:
         ({"keys": {"rope.scaling.factor": "2"}}, "rope.scaling.factor is '2', and must be a num"),
         ({"keys": {"rope.scaling.factor": -1.5}}, "factor"),
         ({"keys": {"rope.dimension_count": 8}}, "turns 8 of the 16 numbers"),
-        ({"keys": {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}}, "rope scaling yarn"),
+        ({"keys": {"rope.scaling.type": "yarn", "rope.scaling.factor": 0.0}}, '"factor" 0.0'),
+        ({"keys": {"rope.scaling.type": 0, "rope.scaling.factor": 2.0}}, "rope scaling 0 is not"),
+        ({"keys": {"rope.scaling.yarn_ext_factor": 0.5}}, "yarn_ext_factor 0.5 is not supported"),
+        ({"keys": {"rope.scaling.attn_factor": 0.5}}, "attn_factor 0.5 is not supported"),
         ({"tokenizer": {"model": "bert"}}, "tokenizer 'bert' is not supported"),
         ({"tokenizer": {"model": "gpt2", "pre": "falcon", "tokens": ["a"], "merges": ["a b"]}},
          "pre-tokenizer 'falcon' is not supported"),

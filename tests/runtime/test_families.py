@@ -74,9 +74,20 @@ def test_a_gguf_file_gives_the_folders_logits(name, tmp_path):
     torch.testing.assert_close(found, expected_logits(name, TEXT, KNOWN), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", GGUF_NAMES)
+BLOCKS = {
+    "Q4_1": "qwen3",
+    "Q5_0": "gemma3",
+    "Q5_1": "phi3",
+    "Q8_0": "granite",
+    **dict.fromkeys(("Q4_K", "Q5_K", "Q6_K"), "gemma3-wide"),
+}
+"""A family for every other type of blocks."""
+
+
+@pytest.mark.parametrize("name", [*GGUF_NAMES, *BLOCKS])
 def test_quantised_texts_are_the_same_for_every_draft(name, tmp_path):
-    file = gguf_file(name, tmp_path / "model.gguf", "Q4_0")
+    kind, name = (name, BLOCKS[name]) if name in BLOCKS else ("Q4_0", name)
+    file = gguf_file(name, tmp_path / "model.gguf", kind)
     prompts = prompts_for(name, 4)
     for params in (SamplingParams(COUNT), SamplingParams(COUNT, 1.0, seed=7)):
         found = []

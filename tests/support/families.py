@@ -104,11 +104,31 @@ LONGROPE = Variant(
         "rope.scaling.attn_factor": float(np.sqrt(1 + np.log(160 / 96) / np.log(96))),
     },
 )
+_YARN = {
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 4.0,
+    "rope.scaling.original_context_length": 40,
+}
 OTHERS = {
     "qwen3-tied": Variant(
         "Qwen3", "qwen3", {"head_dim": 16, "tie_word_embeddings": True, "num_key_value_heads": 1}
     ),
     "qwen3-biases": Variant("Qwen3", "qwen3", {"head_dim": 32, "attention_bias": True}),
+    "gemma3-wide": Variant(
+        "Gemma3Text",
+        "gemma3",
+        {
+            **GEMMA,
+            "num_hidden_layers": 2,
+            "layer_types": [_LOCAL, _GLOBAL],
+            "hidden_size": 256,
+            "intermediate_size": 256,
+        },
+        {
+            "attention.sliding_window": 12,
+            "attention.sliding_window_pattern": [True, False],
+        },
+    ),
     "gemma3-seven": Variant(
         "Gemma3Text",
         "gemma3",
@@ -138,7 +158,7 @@ OTHERS = {
     "smollm3-all": Variant("SmolLM3", "", {"no_rope_layers": [1, 1], "attention_bias": True}),
     "qwen3-yarn": Variant(
         "Qwen3",
-        "",
+        "qwen3",
         {
             "head_dim": 32,
             "rope_parameters": {
@@ -148,6 +168,32 @@ OTHERS = {
                 "rope_theta": 1e6,
             },
         },
+        _YARN,
+    ),
+    "granite-yarn": Variant(
+        "Granite",
+        "granite",
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 40,
+                "attention_factor": 0.8,
+                "beta_fast": 20,
+                "beta_slow": 2,
+                "rope_theta": 1e4,
+            },
+        },
+        {
+            **_YARN,
+            "rope.scaling.yarn_attn_factor": 0.8,
+            "rope.scaling.yarn_beta_fast": 20.0,
+            "rope.scaling.yarn_beta_slow": 2.0,
+            "attention.scale": 1.0,
+        },
+    ),
+    "smollm3-window": Variant(
+        "SmolLM3", "", {"num_hidden_layers": 5, "use_sliding_window": True, "sliding_window": 12}
     ),
 }
 """More of them, for the deep tests."""

@@ -35,6 +35,16 @@ def test_a_cache_and_more_sequences_cost_more():
     assert long.seconds(16, 1) > long.seconds(1, 1)
 
 
+def test_layers_with_a_window_read_no_more_than_it():
+    windows = (1000, None) * 16  # on average 4500 of 8000
+    local = LLAMA_3_8B.model_copy(update={"layer_windows": windows})
+    for context, whole in ((8000, 4500), (500, 500)):
+        found = Roofline(local, find_gpu("a100"), context)
+        expected = Roofline(LLAMA_3_8B, find_gpu("a100"), whole)
+        for fed in (1, 1000):
+            assert found.seconds(4, fed) == pytest.approx(expected.seconds(4, fed))
+
+
 def test_fp8_weights_halve_the_bytes_of_the_layers():
     fp8 = LLAMA_3_8B.model_copy(
         update={"quantization": LLAMA_3_8B.quantization.model_copy(update={"quant_algo": "FP8"})}

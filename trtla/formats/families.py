@@ -32,6 +32,8 @@ ARITHMETIC: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("no_rope_layers", "no_rope_layer_interval", "rope_local_base_freq"), ()),
     **dict.fromkeys(("num_kv_shared_layers", "scale_depth", "dim_model_base"), (0,)),
     **dict.fromkeys(("use_bidirectional_attention", "attn_temperature_tuning"), (False,)),
+    "is_causal": (True,),
+    "sliding_window_pattern": (),
 }
 """Keys of a config.json that change the arithmetic of families that know them, and the values with
 which they change nothing; null is always one."""
@@ -42,6 +44,11 @@ GGUF_ARITHMETIC: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("attention.scale", "attention.clamp_kqv", "attention.max_alibi_bias"), (0,)),
     **dict.fromkeys(("expert_count", "leading_dense_block_count", "nextn_predict_layers"), (0,)),
     **dict.fromkeys(("rope.freq_base_swa", "rope.dimension_sections"), ()),
+    **dict.fromkeys(("attention.shared_kv_layers", "attention.temperature_scale"), (0,)),
+    **dict.fromkeys(("attention.q_lora_rank", "attention.kv_lora_rank"), (0,)),
+    **dict.fromkeys(("attention.output_scale", "rope.scaling.alpha"), (0, 1)),
+    "rope.scaling.yarn_ext_factor": (-1, 1),
+    "rope.scaling.yarn_log_multiplier": (0,),
     **dict.fromkeys(("use_parallel_residual",), (False,)),
     **dict.fromkeys(("attention.causal",), (True,)),
 }
@@ -98,7 +105,7 @@ _GRANITE = {
     "residual_scale": "residual_multiplier",
     "logit_scale": "logits_scaling",
 }
-_ALL_WINDOWED = {"use_sliding_window": True, "max_window_layers": 0}
+_ALL_WINDOWED = {"use_sliding_window": True, "windows_everywhere": True}
 
 
 def _gemma3_scale(keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -219,7 +226,7 @@ DECODERS = (
             "mlp_bias": False,
         },
         spelled=(("hidden_activation", "hidden_act"),),
-        reads=("query_pre_attn_scalar", "rope_local_base_freq"),
+        reads=("query_pre_attn_scalar", "rope_local_base_freq", "sliding_window_pattern"),
         gguf_keys={"rope.freq_base_swa": "rope_local_base_freq"},
         gguf_absent={"attention.sliding_window_pattern": 6},
         gguf_implied=_gemma3_scale,

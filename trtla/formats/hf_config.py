@@ -34,7 +34,7 @@ from trtla.formats.families import (
     unknown_arithmetic,
 )
 from trtla.formats.model_folder import CONFIG, ModelFolder, config_kind
-from trtla.formats.rope_scaling import longrope_magnitude
+from trtla.formats.rope_scaling import is_positive, longrope_magnitude
 from trtla.formats.support import check_supported
 from trtla.formats.t5_config import refuse_to_convert
 
@@ -45,10 +45,14 @@ _SAME_KEYS = {
     *("residual_multiplier", "logits_scaling"),
 }
 """Keys that a checkpoint's config has too."""
-_WINDOW_KEYS = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
+_WINDOW_KEYS = ("sliding_window", "use_sliding_window", "max_window_layers")
+_OUR_KEYS = ("sandwich_norms", "offset_norms", "scales_embedding", "windows_everywhere")
+"""Keys that no config.json has; families fix them."""
 FULL, SLIDING = "full_attention", "sliding_attention"
 LAYER_TYPES = (FULL, SLIDING)
 """Kinds of attention that layers may have, by transformers' names."""
+_LONGROPE = dict.fromkeys(("su", "yarn"), "longrope")
+"""Its older names, in families that have no other scaling."""
 
 
 class HFConfig(BaseModel):
@@ -71,11 +75,13 @@ class HFConfig(BaseModel):
     max_position_embeddings: Size = 2048
     rope_theta: float = Field(default=10000.0, gt=0)
     rope_scaling: dict[str, Any] | None = None
+    rope_parameters: dict[str, Any] | None = None
     attention_bias: bool = False
     mlp_bias: bool = False
     tie_word_embeddings: bool = False
     sliding_window: Size | None = None
     use_sliding_window: bool = True
+    windows_everywhere: bool = False
     max_window_layers: int = 0
     layer_types: list[str] | None = None
     quantization_config: dict[str, Any] | None = None
@@ -103,62 +109,97 @@ class HFConfig(BaseModel):
             return data
         family = _family(data)
         data = {"dtype": data.get("torch_dtype"), **_of_family(data, family)}
-        rope = data.get("rope_parameters")
-        if isinstance(rope, dict):
-            rope, local = _of_layers(rope)
-            data |= local
-            data.setdefault("rope_scaling", rope)
-            if rope.get("rope_theta") is not None:
-                data["rope_theta"] = rope["rope_theta"]
+        data |= _rotary(data, family)
         scaling = data.get("rope_scaling")
         if isinstance(scaling, dict) and "partial_rotary_factor" in family.reads:
             share = scaling.get("partial_rotary_factor", data.get("partial_rotary_factor", 1.0))
-            scaling = {**scaling, "partial_rotary_factor": 1.0}
+            kind = str(_kind(scaling))
+            kind = _LONGROPE.get(kind, kind)
+            scaling = {**scaling, "partial_rotary_factor": 1.0, "rope_type": kind}
             data |= {"partial_rotary_factor": share, "rope_scaling": scaling}
         return data
 
     @model_validator(mode="after")
     def _layers(self) -> HFConfig:
-        kinds, layers = self.layer_types or (), self.num_hidden_layers
-        if kinds and len(kinds) != layers:
-            raise ValueError(f"layer_types has {len(kinds)} entries for {layers} layers")
+        layers = self.num_hidden_layers
+        for key in ("layer_types", "no_rope_layers"):
+            if (listed := getattr(self, key)) is not None and len(listed) != layers:
+                raise ValueError(f"{key} has {len(listed)} entries for {layers} layers")
+        kinds = self.layer_types or ()
         if unknown := next((kind for kind in kinds if kind not in LAYER_TYPES), None):
             raise ValueError(f"layer_types has {unknown!r}, none of {', '.join(LAYER_TYPES)}")
+        chosen = self.layer_types is not None or self.sliding_window_pattern is not None
+        if chosen and not self.windows_everywhere and any(self._local) and not self._window:
+            raise ValueError(f"layers have {SLIDING}, and the model has no sliding window")
         return self
 
     @property
     def layer_windows(self) -> tuple[int | None, ...]:
         """Each layer's attention window; none where no layer has one."""
-        first = self.max_window_layers  # the layers before it read everything
-        local = [index >= first for index in range(self.num_hidden_layers)]
-        if (every := self.sliding_window_pattern) is not None:
-            local = [(index + 1) % every > 0 for index in range(self.num_hidden_layers)]
-        if self.layer_types is not None:
-            local = [kind == SLIDING for kind in self.layer_types]
-        if not (self.use_sliding_window and self.sliding_window and any(local)):
+        local, window = self._local, self._window
+        if not (window and any(local)):
             return ()
-        return tuple(self.sliding_window if is_local else None for is_local in local)
+        return tuple(window if is_local else None for is_local in local)
+
+    @property
+    def _window(self) -> int | None:
+        return self.sliding_window if self.use_sliding_window else None
+
+    @property
+    def _local(self) -> list[bool]:
+        """The layers that have the window, if there is one."""
+        layers, every = range(self.num_hidden_layers), self.sliding_window_pattern
+        if self.windows_everywhere:  # whatever else the file has
+            return [True for _ in layers]
+        if self.layer_types is not None:
+            return [kind == SLIDING for kind in self.layer_types]
+        if self.no_rope_layer_interval is not None:
+            return [index in self.unrotated_layers for index in layers]
+        if every is not None:
+            return [(index + 1) % every > 0 for index in layers]
+        return [index >= self.max_window_layers for index in layers]  # others read everything
+
+    @property
+    def unrotated_layers(self) -> tuple[int, ...]:
+        """The layers without rotary embedding; `no_rope_layers` has a 1 for each that has one."""
+        every, rotated = self.no_rope_layer_interval, self.no_rope_layers
+        if rotated is None and every is not None:
+            rotated = [(index + 1) % every for index in range(self.num_hidden_layers)]
+        return tuple(index for index, has in enumerate(rotated or ()) if not has)
 
 
-def _of_layers(rope: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The rotary parameters of all layers, or of those without a window, and the base of others."""
-    if not isinstance(rope.get(FULL), dict):
-        return rope, {}
-    local = rope.get(SLIDING) or {}
-    base = {"rope_local_base_freq": local["rope_theta"]} if local.get("rope_theta") else {}
-    return rope[FULL], base
+def _rotary(data: dict[str, Any], family: Family) -> dict[str, Any]:
+    """The keys of `rope_parameters` and `rope_scaling`, which comes first, as older files have
+    them."""
+    rope, scaling = data.get("rope_parameters") or {}, data.get("rope_scaling") or {}
+    if not isinstance(rope, dict) or not isinstance(scaling, dict):
+        return {}  # it is refused by its type
+    found, by_kind = {}, "rope_local_base_freq" in family.reads
+    if rope and by_kind != any(kind in rope for kind in LAYER_TYPES):
+        raise ValueError(f"rope_parameters {'lacks' if by_kind else 'has'} {FULL} and {SLIDING}")
+    if any(kind in scaling for kind in LAYER_TYPES):
+        raise ValueError(f"rope_scaling has {FULL} and {SLIDING}")
+    if by_kind:
+        full, local = (rope.get(kind) or {} for kind in LAYER_TYPES)
+        if not isinstance(full, dict):
+            raise ValueError(f"rope_parameters has {FULL} {str(full)[:60]}")
+        if not isinstance(local, dict) or _kind(local) != "default":
+            raise ValueError(f"rope_parameters has {SLIDING} {str(local)[:60]}, which scales")
+        found = {"rope_local_base_freq": local.get("rope_theta")}
+        rope = {**full, **scaling}
+    elif scaling:
+        rope = scaling
+    found |= {"rope_scaling": rope, "rope_theta": rope.get("rope_theta")}
+    return {key: value for key, value in found.items() if value not in (None, {})}
+
+
+def _kind(scaling: dict[str, Any]) -> Any:
+    """The type of a rotary scaling, in either spelling."""
+    return scaling.get("rope_type") or scaling.get("type") or "default"
 
 
 def _family(data: dict[str, Any]) -> Family:
     return BY_ARCHITECTURE[architecture(data)]
-
-
-def _unrotated(config: HFConfig) -> tuple[int, ...]:
-    """The layers without rotary embedding; `no_rope_layers` has a 1 for each that has one."""
-    every, rotated = config.no_rope_layer_interval, config.no_rope_layers
-    if rotated is None and every is not None:
-        rotated = [(index + 1) % every for index in range(config.num_hidden_layers)]
-    return tuple(index for index, has in enumerate(rotated or ()) if not has)
 
 
 def _of_family(data: dict[str, Any], family: Family) -> dict[str, Any]:
@@ -166,7 +207,7 @@ def _of_family(data: dict[str, Any], family: Family) -> dict[str, Any]:
 
     An absent key and a null mean the same, except for a window: null is no window.
     """
-    keys = {key: value for key, value in data.items() if value is not None}
+    keys = {k: value for k, value in data.items() if value is not None and k not in _OUR_KEYS}
     for theirs, ours in family.spelled:
         if theirs in keys:
             keys[ours] = keys[theirs]
@@ -216,9 +257,15 @@ def _supported_architecture(data: Any, path: Path) -> str:
     if name in ENCODER_DECODERS.values():
         raise refuse_to_convert(path.parent, str(name))
     if name not in ARCHITECTURES:
+        others = ", ".join(ENCODER_DECODERS.values())
         raise UsageError(
             f"{path}: architecture {name} is not supported",
-            f"trtla converts {FAMILIES}",
+            f"trtla runs {FAMILIES}, and the encoder-decoders {others}",
+        )
+    if (named := MODEL_TYPES.get(str(data.get("model_type")), name)) != name:
+        raise UsageError(
+            f'{path}: "architectures" names {name}, and "model_type" {named}',
+            "correct the one that the weights are not of",
         )
     return str(name)
 
@@ -257,7 +304,7 @@ def _checkpoint_keys(config: HFConfig, dtype: DType | None) -> dict[str, Any]:
         "attention_scale": config.attention_multiplier or _query_scale(config),
         "embedding_multiplier": _embedding_multiplier(config),
         "local_rotary_base": config.rope_local_base_freq,
-        "unrotated_layers": _unrotated(config),
+        "unrotated_layers": config.unrotated_layers,
         "layer_windows": config.layer_windows,
     }
 
@@ -279,20 +326,22 @@ def _scaling(config: HFConfig) -> dict[str, Any] | None:
     if not scaling:
         return None
     keys = {key: value for key, value in scaling.items() if key != "rope_theta"}
-    kind = keys.get("rope_type") or keys.get("type") or "default"
+    kind = _kind(keys)
     if kind == "default" and keys.get("partial_rotary_factor", 1.0) == 1.0:
         return None
-    if kind in ("su", "yarn", "longrope") and "long_factor" in keys:  # its older names
-        kind, keys = "longrope", _longrope(keys, config)
+    if kind == "longrope":
+        keys = _longrope(keys, config)
     return {**keys, "type": kind, "rope_type": kind}
 
 
 def _longrope(scaling: dict[str, Any], config: HFConfig) -> dict[str, Any]:
-    """The scaling, with keys filled that follow from others."""
-    positions = config.max_position_embeddings
-    trained = config.original_max_position_embeddings or positions
-    keys = {"original_max_position_embeddings": trained, **scaling}
-    if keys.get("attention_factor") is None:
+    """The scaling, with keys filled that follow from others; the model's trained length goes
+    before the scaling's own."""
+    positions, name = config.max_position_embeddings, "original_max_position_embeddings"
+    trained = config.original_max_position_embeddings or scaling.get(name) or positions
+    keys = {**scaling, name: trained}
+    known = is_positive(trained) and trained > 1 and is_positive(scaling.get("factor") or 1)
+    if known and keys.get("attention_factor") is None:
         keys["attention_factor"] = longrope_magnitude(keys, positions)
     return keys
 

@@ -17,6 +17,11 @@ Frequencies = NDArray[np.floating[Any]]
 """Inverse frequencies, [head_size / 2]."""
 
 
+def is_positive(value: object) -> bool:
+    """Return True for a number that a scaling may have."""
+    return not isinstance(value, bool) and isinstance(value, int | float) and 0 < value < 1e9
+
+
 def llama3_frequencies(
     inverse: Frequencies, scaling: Mapping[str, Any], trained: int
 ) -> Frequencies:

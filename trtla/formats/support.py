@@ -21,6 +21,7 @@ from trtla.formats.config import (
 )
 from trtla.formats.families import ARCHITECTURES, FAMILIES, spelled
 from trtla.formats.plan import block_names, fp8_linears, hf_shapes, linear_sizes, single_rank
+from trtla.formats.rope_scaling import is_positive
 
 _KINDS = {
     "hidden_act": ("silu", "gelu_pytorch_tanh"),
@@ -32,10 +33,13 @@ _SCALING_KEYS = {
     "longrope": ("original_max_position_embeddings", "attention_factor"),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
 }
-_YARN_KEYS = (
-    *("original_max_position_embeddings", "attention_factor"),
-    *("beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
-)
+_OPTIONAL_KEYS = {
+    "longrope": ("factor",),
+    "yarn": (
+        *("original_max_position_embeddings", "attention_factor"),
+        *("beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
+    ),
+}
 """They have defaults."""
 
 
@@ -170,15 +174,27 @@ def _check_rope(config: CheckpointConfig, where: str) -> None:
     if partial != 1.0:
         hint = "trtla runs models that rotate whole heads"
         raise _unsupported(f"{where}: partial_rotary_factor {partial}", hint)
-    yarn = [key for key in _YARN_KEYS if kind == "yarn" and scaling.get(key) is not None]
-    for key in (*_SCALING_KEYS.get(kind, ()), *yarn):
+    given = [key for key in _OPTIONAL_KEYS.get(kind, ()) if scaling.get(key) is not None]
+    for key in (*given, *_SCALING_KEYS.get(kind, ())):
         value = scaling.get(key)
         if key in ("mscale", "mscale_all_dim") and value == 0:
             continue
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
+        if not is_positive(value):
             raise UsageError(
                 f'{where}: rope scaling {kind} has "{key}" {value!r}', "give a number above 0"
             )
+    low, high = (scaling.get(f"{end}_freq_factor", 0) for end in ("low", "high"))
+    impossible = {
+        "yarn": config.rotary_base == 1,
+        "dynamic": config.head_size == 2,
+        "llama3": kind == "llama3" and low >= high,
+    }
+    if impossible.get(kind):
+        size, base = config.head_size, config.rotary_base
+        raise UsageError(
+            f"{where}: rope scaling {kind} of heads of {size} and base {base:g} cannot be computed",
+            "copy config.json again",
+        )
 
 
 def _check_longrope(scaling: dict[str, Any], count: int, where: str) -> None:
@@ -186,7 +202,7 @@ def _check_longrope(scaling: dict[str, Any], count: int, where: str) -> None:
     for key in ("short_factor", "long_factor"):
         factors = scaling.get(key)
         known = factors if isinstance(factors, list) and len(factors) == count else [None]
-        if not all(isinstance(f, int | float) and 0 < f < 1e9 for f in known):
+        if not all(map(is_positive, known)):
             raise UsageError(
                 f'{where}: "{key}" of rope scaling longrope is not {count} numbers above 0',
                 "copy config.json again",

@@ -202,7 +202,8 @@ class Roofline:
     def __init__(self, config: CheckpointConfig, gpu: GpuPeaks, context: int) -> None:
         from trtla.formats.support import kv_bytes_per_token
 
-        self.gpu, self._context = gpu, context
+        seen = [min(window or context, context) for window in config.windows]
+        self.gpu, self._context = gpu, sum(seen) / len(seen)
         ranks = config.mapping.world_size
         self._layers, self._head = (count / ranks for count in _parameters(config))
         self._weight_bytes = self._layers * (1 if config.fp8 else 2) + self._head * 2
