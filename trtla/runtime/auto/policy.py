@@ -122,7 +122,8 @@ class TreePolicy:
             drafter.look(NO_DRAFT)
         for _ in range(_MOST_PLANS):
             drafts = self._planner.plan(*limits, most, prices)
-            if not any([drafter.look(drafts[at]) for at, drafter in guided]):
+            again = [drafter.look(drafts[at]) for at, drafter in guided]
+            if not any(again):
                 break
         return drafts
 
