@@ -28,6 +28,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 FORMAT = {"type": "json_schema", "json_schema": {"name": "pet", "schema": SCHEMA, "strict": True}}
+_FORMAT = {"type": "json_schema", "json_schema": {"schema": {"type": "nothing"}}}
 CHAT = {"messages": HELLO, "max_tokens": 200, "seed": 5, "temperature": 1.0}
 TEXT = {"prompt": "x", "max_tokens": 60, "seed": 5, "temperature": 1.0}
 
@@ -125,8 +126,10 @@ def test_langchains_client_parses_what_it_gets(served):
         ({"structured_outputs": {}}, "structured_outputs", "give exactly one"),
         ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice", "exclude each other"),
         ({"guided_choice": []}, "guided_choice", "not a list of texts"),
-        ({"guided_regex": "[a"}, "messages", "cannot be used"),
-        ({"grammar": {"json_schema": {"$ref": "http://x.test/s"}}}, "messages", "cannot be used"),
+        ({"guided_regex": "[a"}, "guided_regex", "cannot be used"),
+        ({"response_format": _FORMAT}, "response_format", "cannot be used"),
+        ({"grammar": {"json_schema": {"$ref": "http://x.test/s"}}}, "grammar", "cannot be used"),
+        ({"guided_regex": "a" * 70_000}, "guided_regex", "has 70000 characters, above 65536"),
         ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos", "grammar"),
     ],
 )
@@ -163,8 +166,10 @@ def test_a_grammar_that_gives_up_fails_its_request_alone(served, capfd):
         beside = pool.submit(served.complete, **ask)
         failed = served.complete(**TEXT, guided_regex="(a|a)*" * 2000 + "b")
         assert said(beside.result(60)) == alone
-    assert failed.status_code == 500
-    assert "the grammar allows nothing as output token" in failed.text
+    assert "the grammar allows nothing as output token" in refused(failed, 400, "guided_regex")
+    lines = served.complete(**TEXT, guided_regex="(a|a)*" * 2000 + "b", stream=True).text
+    error = json.loads(lines.split("data: ")[-1])["error"]
+    assert (error["type"], error["param"]) == ("invalid_request_error", "guided_regex")
     assert "a step failed" not in capfd.readouterr().err
 
 

@@ -38,23 +38,16 @@ class CompiledGrammar:
 
     Args:
         compiled: compiles the grammar.
-        is_quick: that takes less than a step.
     """
 
-    def __init__(self, compiled: Callable[[], Matcher], is_quick: bool) -> None:
-        self._compiled, self._is_quick = compiled, is_quick
+    def __init__(self, compiled: Callable[[], Matcher]) -> None:
+        self._compiled = compiled
         self.matcher = compiled()
-        self.is_spent = False
-        """No matcher of it may be of use."""
 
     def renew(self, spent: Matcher) -> Matcher:
-        """Return a fresh matcher in place of one whose copies have given up.
-
-        The same where compiling it again would delay other requests.
-        """
+        """Return a fresh matcher in place of one whose copies have given up."""
         if self.matcher is spent:
-            self.is_spent = not self._is_quick
-            self.matcher = self._compiled() if self._is_quick else spent
+            self.matcher = self._compiled()
         return self.matcher
 
 
@@ -116,7 +109,7 @@ class GrammarState:
             mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)
             if not self._matcher.is_error():
                 return self._fitted(mask)
-        self.failure = first_line(self._matcher.get_error())
+        self.failure = f"it takes too much computing ({first_line(self._matcher.get_error())})"
         return np.zeros(self._words, np.uint32)
 
     def _fitted(self, mask: ndarray) -> ndarray:

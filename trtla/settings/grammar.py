@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from trtla.errors import UsageError, did_you_mean
@@ -12,8 +12,8 @@ from trtla.settings.fields import check_text, shown
 
 GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "lark"]
 KINDS: tuple[GrammarKind, ...] = get_args(GrammarKind)
-LONGEST = 1 << 20
-"""Characters of a grammar, at most."""
+LONGEST = 1 << 16
+"""Characters of a grammar, at most: longer ones delay other requests with each of their tokens."""
 _SCHEMA = 'give one such as {"type": "object"}'
 _EXAMPLE = 'give one such as {"regex": "[0-9]+"} or {"json_schema": {"type": "object"}}'
 
@@ -25,6 +25,8 @@ class Grammar:
     kind: GrammarKind
     text: str
     """The schema or the list of choices as JSON, the expression, or the rules."""
+    given_as: str = field(default="grammar", compare=False)
+    """The setting or the request's field that it comes from."""
 
     def __post_init__(self) -> None:
         check_text(self.text, f"the grammar ({self.kind})")
