@@ -124,4 +124,6 @@ _NAMES = {"json_schema": "the JSON schema", "regex": "the regular expression"}
 def _refusal(grammar: Grammar, reason: object) -> UsageError:
     name = _NAMES.get(grammar.kind, "the grammar")
     told = str(reason).rpartition("\nerror: ")[2]  # a regex's faults are drawn above their reason
+    if told.startswith("NoExtension"):
+        told = "the tokenizer cannot write its texts"
     return UsageError(f"{name} cannot be used: {first_line(told)}", "correct or simplify it")
