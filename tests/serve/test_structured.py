@@ -12,7 +12,7 @@ from threading import Event
 import pytest
 from pydantic import BaseModel
 
-from tests.support.chat_templates import CHATML, with_template
+from tests.support.chat_templates import HERMES_TOOLS, with_template
 from tests.support.served import SHIPPED, refused, serving
 from trtla import LLM
 from trtla.llm.grammars import GrammarCompiler
@@ -35,7 +35,7 @@ TEXT = {"prompt": "x", "max_tokens": 60, "seed": 5, "temperature": 1.0}
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    model = with_template(SHIPPED, tmp_path_factory.mktemp("structured"), CHATML)
+    model = with_template(SHIPPED, tmp_path_factory.mktemp("structured"), HERMES_TOOLS)
     with serving(partial(LLM, model, max_batch_size=3)) as one:
         yield one
 
@@ -173,7 +173,11 @@ def test_a_grammar_that_gives_up_fails_its_request_alone(served, capfd):
     assert "a step failed" not in capfd.readouterr().err
 
 
-def test_small_requests_do_not_wait_for_a_grammar(served, monkeypatch):
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+
+
+@pytest.mark.parametrize("field", [{"guided_regex": "[ab]{3}c"}, {"tools": TOOLS}])
+def test_small_requests_do_not_wait_for_a_grammar(served, monkeypatch, field):
     begun, goes_on = Event(), Event()
     start = GrammarCompiler.start
 
@@ -184,11 +188,11 @@ def test_small_requests_do_not_wait_for_a_grammar(served, monkeypatch):
 
     monkeypatch.setattr(GrammarCompiler, "start", slowly)
     with ThreadPoolExecutor(1) as pool:
-        dear = pool.submit(served.complete, **TEXT, guided_regex="[ab]{3}c")
+        dear = pool.submit(served.chat, **CHAT, **field)
         try:
             assert begun.wait(60)
-            assert served.complete(prompt="def f(", max_tokens=2).status_code == 200
+            assert served.chat(messages=HELLO, max_tokens=2).status_code == 200
             assert not dear.done()
         finally:
             goes_on.set()
-        assert re.fullmatch("[ab]{3}c", said(dear.result(60)))
+        assert dear.result(60).status_code == 200
