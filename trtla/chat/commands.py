@@ -110,6 +110,14 @@ TABLE = (
         values.PROCESSOR,
         _FILTERS,
     ),
+    *(
+        ChatCommand(name, about, values.grammar_value(kind, usage), ("sampling.grammar",))
+        for name, kind, usage, about in (
+            ("json_schema", "json_schema", "FILE|JSON", "Schema of answers."),
+            ("regex", "regex", "PATTERN", "A regular expression that answers match as a whole."),
+            ("grammar", "lark", "FILE|RULES", "Rules in Lark or GBNF that answers follow."),
+        )
+    ),
     ChatCommand("speculative", "Draft at all; off answers plainly.", TOGGLE, ("speculative",)),
     ChatCommand(
         "lookahead",
