@@ -94,7 +94,15 @@ def tests() -> None:
     Raises:
         RuntimeError: pytest ended before it ran them.
     """
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-n", "6"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-m",
+        "gpu",
+        "-n",
+        "10",
+    ]  # the project's own options have -q
     command += ["-p", "no:cacheprovider", "tests/runtime", "tests/plugins"]
     printed = _streamed(command, OMP_NUM_THREADS="1")
     counts = {
