@@ -53,42 +53,40 @@ class TreeProposer:
             num_tokens_no_spec: int32 [rows]: how long the texts are.
             token_ids_cpu: int32 [rows, max_model_len]: the texts.
         """
-        drafts: list[list[int]] = [[] for _ in sampled_token_ids]
-        if self._chains is None:
-            return drafts
-        try:
-            rows = [row for row, sampled in enumerate(sampled_token_ids) if sampled]
-            requests = [
-                self._request(token_ids_cpu[row][: int(num_tokens_no_spec[row])],
-                              len(sampled_token_ids[row]))
-                for row in rows
-            ]  # fmt: skip
-            for row, chain in zip(rows, self._chains.draft(requests), strict=True):
-                drafts[row] = chain
-        except Exception as error:
-            self._stop(error)
-            return [[] for _ in drafts]
-        return drafts
+        if self._chains is not None:
+            try:
+                each = zip(sampled_token_ids, num_tokens_no_spec, token_ids_cpu, strict=False)
+                requests = [self._request(text[:size], len(new)) for new, size, text in each]
+                return self._chains.draft(requests)
+            except Exception as error:
+                self._stop(error)
+        return [[] for _ in sampled_token_ids]
 
     def _request(self, text: Any, sampled: int) -> ChainRequest:
-        room = min(self._most, self._max_model_len - len(text) - 1)  # a step adds a token itself
+        room = self._max_model_len - len(text) - 1  # a step adds a token itself
+        room = min(self._most, room) if sampled else 0
         return ChainRequest(None, memoryview(text), len(text) - sampled, room)
 
     def _stop(self, error: Exception) -> None:
         self._chains = None
-        known = error if isinstance(error, TrtlaError) else None
+        reason, fault = sentence(error), error
+        if isinstance(error, TrtlaError):
+            reason, fault = f"{error.message}; {error.hint}", None
         _log.error(
-            "trtla drafts no more, texts stay what they are: %s (vLLM %s; tried with %s)",
-            sentence(error), _version(), _KNOWN_VERSIONS,
-            exc_info=None if known else error,
+            "trtla drafts no more, texts stay what they are: %s (vLLM %s; known to work: %s)",
+            reason, _version(), _KNOWN_VERSIONS, exc_info=fault,
         )  # fmt: skip
 
 
 def _settings(vllm_config: Any) -> ChainSettings:
+    """Those of the model, and what `--additional-config` has under `trtla`."""
     return ChainSettings(
-        max_draft_len=int(vllm_config.speculative_config.num_speculative_tokens),
-        vocab_size=int(vllm_config.model_config.get_vocab_size()),
-        idle=_IDLE,
+        **{
+            "max_draft_len": int(vllm_config.speculative_config.num_speculative_tokens),
+            "vocab_size": int(vllm_config.model_config.get_vocab_size()),
+            "idle": _IDLE,
+            **(vllm_config.additional_config or {}).get("trtla", {}),
+        }
     )
 
 
