@@ -86,6 +86,7 @@ def test_what_a_cpu_can_tell_is_judged(dry_run):
         "logits of graphs, float32",
         "draws as on the CPU",
         "draws of a row alone",
+        "rows of a fixed order, alone and among others",
     }
     assert judged == (kernels if TRITON else set()) | {
         "texts in float32 as the CPU's",

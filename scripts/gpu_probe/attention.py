@@ -28,17 +28,17 @@ KV_HEADS, FP8_SCALE = 2, 0.013
 
 @dataclass(frozen=True)
 class Heads:
-    """A head size, query heads of a K/V head, and into how many parts a context is cut."""
+    """A head size, query heads of a K/V head, and whether trees read single stretches."""
 
     size: int
     group_size: int
-    splits: int | None = None
+    split: bool | None = None
 
 
 HEADS = {
-    "bfloat16": (Heads(128, 4), Heads(128, 4, splits=8), Heads(64, 4)),
+    "bfloat16": (Heads(128, 4), Heads(128, 4, split=True), Heads(64, 4)),
     "float16": (Heads(128, 4),),
-    "float32": (Heads(128, 4), Heads(64, 2, splits=1)),
+    "float32": (Heads(128, 4), Heads(64, 2, split=False)),
 }
 STEPS: tuple[tuple[str, list[int]], ...] = (
     ("AR", [1]),
@@ -53,7 +53,7 @@ STEPS: tuple[tuple[str, list[int]], ...] = (
 """What is fed, and how many tokens each sequence has cached."""
 PROMPT, PADDING = 150, 13
 if DRY:
-    HEADS = {"float32": (Heads(16, 2, splits=2),)}
+    HEADS = {"float32": (Heads(16, 2, split=True),)}
     STEPS = (("7,7,7", [3, 20]), ("prompt", [20]))
     PROMPT, PADDING = 5, 2
 
@@ -90,7 +90,7 @@ def _error(dtype: torch.dtype, heads: Heads, shape: str, cached: list[int], most
 
 def mini() -> None:
     """Few launches, for compute-sanitizer."""
-    heads = Heads(16, 2, splits=2) if DRY else Heads(128, 4, splits=4)
+    heads = Heads(16, 2, split=True) if DRY else Heads(128, 4, split=True)
     cached = [3, 40] if DRY else [70, 300]
     for shape in ("AR", "7,7,7"):
         print(shape, f"{relative_error(DTYPE, heads, shape, cached):.1e}")
@@ -114,7 +114,7 @@ def relative_error(
         queries = torch.randn(size, device=DEVICE, dtype=dtype)[:, : KV_HEADS * heads.group_size]
         expected = torch.cat([g.attend(queries[g.rows].double(), *exact.layer(0)) for g in groups])
         parts = [
-            paged_attend(queries[g.rows], *cache.layer(0), g, cache.scale(0), heads.splits)
+            paged_attend(queries[g.rows], *cache.layer(0), g, cache.scale(0), heads.split)
             for g in batch.groups
             if isinstance(g, PagedGroup)
         ]

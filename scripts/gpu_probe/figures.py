@@ -94,7 +94,7 @@ def _steps(size: str, share: float, wide: float, fused: float) -> Iterable[Figur
     yield Figure(section, f"graph over PyTorch's operations, {size}", "times",
                  "whether the graph path stays the default", most=0.9)  # fmt: skip
     yield Figure(section, f"kernels a layer, {size}", "",
-                 "whether a kernel runs that should be fused", most=11)  # fmt: skip
+                 "whether a kernel runs that should be fused", most=12)  # fmt: skip
     yield Figure(section, f"attention of 84 tokens, {size}", "us a layer",
                  "tiles and splits of the attention kernel", most=10)  # fmt: skip
     yield Figure(section, f"host beside a step, {size}", "ms",
@@ -149,6 +149,12 @@ FIGURES: tuple[Figure, ...] = (
            "whether a draw depends on the rows beside it", least=1, exact=True),
     *_steps("1B", 0.6, 1.25, 0.85),
     *_steps("8B", 0.8, 1.12, 0.93),
+    Figure("steady", "rows of a fixed order, alone and among others", "share equal",
+           "whether products of a fixed order may be used", least=1, exact=True),
+    Figure("steady", "fixed order over cuBLAS, one token", "times",
+           "what texts that no draft changes cost", most=1.1),
+    Figure("steady", "fixed order over cuBLAS, 84 tokens", "times",
+           "the same for 7,7,7", most=1.45),
     Figure("texts", "texts in float32 as the CPU's", "share",
            "whether the graph path is right", least=1, exact=True),
     Figure("texts", "texts in float32, PyTorch's operations", "share",

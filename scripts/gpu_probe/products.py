@@ -1,11 +1,12 @@
-"""Sections `stall`, `gemm` and `tune` of scripts/gpu_probe: what single operations cost.
+"""Sections `stall`, `gemm`, `steady` and `tune` of scripts/gpu_probe: what single operations cost.
 
-SDPA at a new key length, matrix products by weight layout and number of tokens, and autotuned ones.
+SDPA at a new key length, matrix products by weight layout and number of tokens, those of a fixed
+order, and autotuned ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -21,15 +22,24 @@ from gpu_probe.device import (
 from gpu_probe.figures import record
 from torch import Tensor
 
+from trtla.runtime.models.cuda.products import SteadyLinear
+from trtla.runtime.models.cuda.steady import rows_differ
+from trtla.runtime.models.layers import Linear
+
 LAYER = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}
 """Weights [out, in] of an 8B model."""
 SHAPES = {**LAYER, "head": (128256, 4096), "1B gate_up": (16384, 2048), "1B o": (2048, 2048)}
 TOKENS: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 84, 88, 100, 112, 120, 128, 136)
+ALL = {**SHAPES, "1B qkv": (3072, 2048), "1B down": (2048, 8192), "1B head": (128256, 2048)}
+GRAPHS: tuple[int, ...] = (1, 2, 4, 8, 16, 24, 32, 48, 64, 84, 96, 120, 128, 192, 256, 384, 512)
+"""Tokens of steps with graphs."""
 FED = 84
 """Tokens of a step of 7,7,7."""
+TIMED: tuple[int, ...] = (1, 16, FED, 128)
 if DRY:
-    LAYER = SHAPES = {"qkv": (96, 64)}
-    TOKENS, FED = (1, 2), 2
+    LAYER = SHAPES = ALL = {"qkv": (96, 64)}
+    TOKENS = GRAPHS = TIMED = (1, 2)
+    FED = 2
 Product = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -102,6 +112,42 @@ def _us(product: Product, states: Tensor, weights: list[Tensor]) -> float:
 def _rate(weights: list[Tensor], taken_us: float) -> float:
     """GB/s of reading one of these weights."""
     return weights[0].nbytes / taken_us / 1e3
+
+
+def steady() -> None:
+    """Products of a fixed order: where cuBLAS has none, what they cost, and whether they keep it.
+
+    Sums of times are of the shapes of 8B's layers where cuBLAS' rows depend on their number.
+    """
+    kept, sums = [], dict.fromkeys(TIMED, (0.0, 0.0))
+    for name, (out, inner) in ALL.items():
+        cublas = [Linear(None, weight.t()) for weight in _weights(out, inner, 24)]
+        ours = [SteadyLinear.of_plain(one) for one in cublas]
+        states = torch.randn(max(TIMED), inner, device=DEVICE, dtype=DTYPE)
+        first, second = (_products(ways[:1], name)[0] for ways in (cublas, ours))
+        differs = [count for count in GRAPHS if rows_differ(first, states[:32], (count,))]
+        kept.append(not rows_differ(second, states[:32], GRAPHS))
+        print(f"{name:11s} rows of cuBLAS differ among {differs or 'none'}", end="")
+        for rows in TIMED:
+            fed = states[:rows]
+            theirs, taken = (_ways_us(_products(ways, name), fed) for ways in (cublas, ours))
+            print(f"; {rows}: {taken:.1f} us, {taken / theirs:.2f} of cuBLAS'", end="")
+            if name in LAYER and (differs or DRY):
+                sums[rows] = sums[rows][0] + taken, sums[rows][1] + theirs
+        print(flush=True)
+    record("rows of a fixed order, alone and among others", sum(kept) / len(kept))
+    for label, rows in (("one token", 1), ("84 tokens", FED)):
+        if sums[rows][1]:
+            record(f"fixed order over cuBLAS, {label}", sums[rows][0] / sums[rows][1])
+
+
+def _products(ways: Sequence[Linear], name: str) -> list[Callable[[Tensor], Tensor]]:
+    """As a model multiplies: its head's numbers are not rounded."""
+    return [one.wide if "head" in name else one for one in ways]
+
+
+def _ways_us(products: Sequence[Callable[[Tensor], Tensor]], states: Tensor) -> float:
+    return replayed_us(lambda: [product(states) for product in products][-1], len(products))
 
 
 def tune() -> None:

@@ -46,6 +46,7 @@ SECTIONS = {
     "mini": "gpu_probe.attention:mini",
     "stall": "gpu_probe.products:stall",
     "gemm": "gpu_probe.products:gemm",
+    "steady": "gpu_probe.products:steady",
     "sample": "gpu_probe.draws:sample",
     "step": "gpu_probe.step:step",
     "texts": "gpu_probe.texts:texts",
@@ -82,6 +83,7 @@ STAGES = {
     ),
     "s2": (
         Work(20, ("models",)),
+        Work(45, ("steady",)),
         Work(110, ("texts",)),
         Work(30, ("doctor",)),
         Work(90, ("bench:1B",)),
@@ -102,7 +104,7 @@ LIMITS = {one: work.limit_s for works in STAGES.values() for work in works for o
 """Of every section."""
 ALWAYS = ("click", "gguf", "numpy", "prompt_toolkit", "pydantic", "rich", "safetensors", "torch",
           "transformers", "yaml")  # fmt: skip
-KERNELS = ("check", "mini", "sample", "step", "sanitizer")
+KERNELS = ("check", "mini", "sample", "steady", "step", "sanitizer")
 """Sections that need Triton on a CPU too."""
 FOR = {
     **dict.fromkeys(KERNELS, ("triton",)),

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from trtla.runtime.sampling.device import DeviceSampler
 from trtla.runtime.sampling.logits import forbid, put_back, write
+from trtla.runtime.sampling.predict import ranked_rows
 
 VOCAB = 100
 
@@ -44,3 +46,17 @@ def test_single_numbers_are_written(device):
         write(logits, at, numbers)
     assert array[at].tolist() == [1, 2, 3]
     assert np.array_equal(tensor.cpu().numpy(), array)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("vocab", [1, 5, 2048, 2049, 7000])
+@pytest.mark.parametrize("rows", [[0, 1, 2, 3], [2, 0]])
+def test_rows_are_ranked_as_on_the_host(device, vocab, rows):
+    """A row of distinct numbers, one with impossible tokens, one without an answer."""
+    numbers = np.random.default_rng(5).permuted(np.tile(np.arange(vocab) / 500, (4, 1)), axis=1)
+    numbers[1, 3:], numbers[2, 0] = -np.inf, np.nan
+    logits = torch.from_numpy(numbers.astype(np.float32)).to(device)
+    ids, logs = ranked_rows(logits, rows, 16, DeviceSampler())
+    right_ids, right_logs = ranked_rows(logits.cpu().numpy(), rows, 16, None)
+    assert np.array_equal(ids, right_ids)
+    assert np.allclose(logs[ids >= 0], right_logs[ids >= 0], atol=1e-5)

@@ -90,7 +90,12 @@ def asked(number, length, count, drafting, settings):
 def test_serving_launches_nothing_that_was_not_launched_at_the_start(dtype):
     with served(llama(dtype)) as (executor, found):
         known = set(found)
-        assert {name for name, _ in known} >= {"attend_pages", "combine", "filter_rows"}
+        assert {name for name, _ in known} >= {
+            "attend_prompts",
+            "attend_trees",
+            "join_parts",
+            "filter_rows",
+        }
 
         @examples(30)
         @given(st.lists(wanted, min_size=1, max_size=6))

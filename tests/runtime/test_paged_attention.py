@@ -6,6 +6,8 @@ multiplies its bit patterns.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import example, given
@@ -49,16 +51,16 @@ pytestmark = [
 CUDA = torch.device("cuda")
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 interpreted = pytest.mark.skipif(
-    not type(kernels.attend_pages).__name__.startswith("Interpreted"),
+    not type(kernels.attend_trees).__name__.startswith("Interpreted"),
     reason="Triton was imported to compile, not to interpret",
 )
 sizes = st.sampled_from((16, 32, 64, 128))
 group_size = st.integers(1, 4)
 small_steps = steps(prompts=1, generating=2)
-split_counts = st.sampled_from((1, 2, 4))
+splits = st.booleans()
 
 
-def check(feeds, cache, group_size, dtype, splits, room=None, window=None):
+def check(feeds, cache, group_size, dtype, split, room=None, window=None):
     """Paged attention of all of a step's groups equals the packed one."""
     windows = [] if window is None else [window]
     device, (kv_heads, size) = cache.data.device, cache.data.shape[-2:]
@@ -72,7 +74,7 @@ def check(feeds, cache, group_size, dtype, splits, room=None, window=None):
     expected = attend_packed(queries[:used], keys, values, groups, scale)
     got = torch.cat(
         [
-            paged_attend(queries[g.rows], keys, values, g, scale, splits)
+            paged_attend(queries[g.rows], keys, values, g, scale, split)
             for g in batch.seen_in(window)
         ]
     )
@@ -82,28 +84,26 @@ def check(feeds, cache, group_size, dtype, splits, room=None, window=None):
 
 @interpreted
 @examples(12)
-@given(small_steps, st.integers(1, 2), group_size, sizes, split_counts, st.booleans())
-def test_trees_and_prompts_equal_packed_attention(
-    feeds, kv_heads, group_size, size, splits, padded
-):
+@given(small_steps, st.integers(1, 2), group_size, sizes, splits, st.booleans())
+def test_trees_and_prompts_equal_packed_attention(feeds, kv_heads, group_size, size, split, padded):
     cache = empty_cache(kv_heads, size)
     room = wide_room(feeds) if padded else None
-    check(feeds, cache, group_size, torch.float32, splits, room)
+    check(feeds, cache, group_size, torch.float32, split, room)
 
 
 @interpreted
 @examples(12)
-@given(small_steps, group_size, split_counts, st.sampled_from((1, 5, 32, 90)), st.booleans())
-def test_what_a_window_hides_is_not_seen(feeds, group_size, splits, window, padded):
+@given(small_steps, group_size, splits, st.sampled_from((1, 5, 32, 90)), st.booleans())
+def test_what_a_window_hides_is_not_seen(feeds, group_size, split, window, padded):
     room = wide_room(feeds) if padded else None
-    check(feeds, empty_cache(2, 16), group_size, torch.float32, splits, room, window)
+    check(feeds, empty_cache(2, 16), group_size, torch.float32, split, room, window)
 
 
 @interpreted
 @examples(4)
-@given(small_steps, group_size, sizes, split_counts)
-def test_half_precision_stays_within_its_rounding(feeds, group_size, size, splits):
-    check(feeds, empty_cache(2, size, torch.float16), group_size, torch.float16, splits)
+@given(small_steps, group_size, sizes, splits)
+def test_half_precision_stays_within_its_rounding(feeds, group_size, size, split):
+    check(feeds, empty_cache(2, size, torch.float16), group_size, torch.float16, split)
 
 
 def fp8_cache(size, device=CPU):
@@ -116,24 +116,29 @@ def fp8_cache(size, device=CPU):
 
 @interpreted
 @examples(4)
-@given(small_steps, group_size, sizes, split_counts)
-def test_fp8_caches_are_scaled(feeds, group_size, size, splits):
-    check(feeds, fp8_cache(size), group_size, torch.float32, splits)
+@given(small_steps, group_size, sizes, splits)
+def test_fp8_caches_are_scaled(feeds, group_size, size, split):
+    check(feeds, fp8_cache(size), group_size, torch.float32, split)
 
 
 @interpreted
 @examples(12)
-@given(st.integers(1, 300), st.sampled_from((2, 8, 16)))
-def test_more_splits_than_context_change_nothing(cached, splits):
-    feeds = [tree_feed(sequence_of(cached, 3, list(range(NUM_BLOCKS))), (0, 0))]
-    check(feeds, empty_cache(), 2, torch.float32, splits)
+@given(st.integers(100, 500), splits, st.booleans())
+def test_stretches_of_long_texts_are_joined(cached, split, padded):
+    """A tree whose nodes lie on both sides of a stretch's end, where the text ends just before."""
+    blocks = list(range(NUM_BLOCKS))
+    feeds = [tree_feed(sequence_of(cached, 9, blocks), (0, 1, 2, 0, 4, 5, 6, 7))]
+    feeds.append(tree_feed(sequence_of(257 - cached // 2, 1, blocks), ()))
+    room = wide_room(feeds) if padded else None
+    check(feeds, empty_cache(), 2, torch.float32, split, room)
 
 
 @interpreted
-def test_every_bit_of_a_word_is_seen():
+@pytest.mark.parametrize("split", [False, True])
+def test_a_long_chain_is_seen_node_by_node(split):
     blocks = list(range(NUM_BLOCKS))
-    feeds = [tree_feed(sequence_of(33, 130, blocks), tuple(range(129)))]
-    check(feeds, empty_cache(), 4, torch.float32, 1)
+    feeds = [tree_feed(sequence_of(33, 90, blocks), tuple(range(89)))]
+    check(feeds, empty_cache(), 4, torch.float32, split)
 
 
 @interpreted
@@ -151,8 +156,8 @@ def test_a_model_on_pages_gives_the_logits_of_the_packed_one(feeds):
 @interpreted
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, where Triton has NaN
 @examples(12)
-@given(small_steps, sizes, split_counts, st.data())
-def test_keys_that_are_not_finite_reach_only_who_sees_them(feeds, size, splits, data):
+@given(small_steps, sizes, splits, st.data())
+def test_keys_that_are_not_finite_reach_only_who_sees_them(feeds, size, split, data):
     """As `rotate_write` leaves a token whose numbers overflow: its key NaN, its value zeros."""
     cache = empty_cache(2, size)
     batch = StepInputs(Room.of(feeds), NUM_BLOCKS, CPU).fill(feeds)
@@ -163,7 +168,7 @@ def test_keys_that_are_not_finite_reach_only_who_sees_them(feeds, size, splits, 
     queries = torch.randn(len(batch.tokens), 4, size, generator=torch.Generator().manual_seed(1))
     for group in batch.groups:
         own = queries[group.rows]
-        found = paged_attend(own, keys, values, group, None, splits).view(len(own), 4, size)
+        found = paged_attend(own, keys, values, group, None, split).view(len(own), 4, size)
         wanted = paged_reference(own, keys, values, group).view(len(own), 4, size)
         assert torch.equal(found.isnan(), wanted.isnan())
         torch.testing.assert_close(found, wanted, rtol=2e-5, atol=2e-5, equal_nan=True)
@@ -174,36 +179,39 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 from trtla.runtime.models.cuda import kernels
 
-sizes = dict(KV_HEADS=8, GROUP_SIZE=4, HEAD_SIZE=128, PAGE=32, BLOCK_M={tile}, BLOCK_N=64)
-modes = dict(SPLITS={splits}, CAUSAL={causal}, SCALED={scaled}, WINDOWED={windowed})
-pointers = dict(queries="*{dtype}", keys="*{cache}", values="*{cache}", sequences="*i32")
-pointers |= dict(masks="*i64", positions="*i64", scale="*fp32", out="*fp32", logs="*fp32")
-pointers |= dict(factor="fp32")
-names = ("rows", "query_stride", "slot_stride", "sequence_stride", "words", "window")
-numbers = dict.fromkeys(names, "i32")
-constants = sizes | modes
-signature = pointers | numbers | dict.fromkeys(constants, "constexpr")
 target = GPUTarget("cuda", {capability}, 32)
-done = compile(ASTSource(kernels.attend_pages, signature, constants), target=target)
-assert done.asm["cubin"] and done.metadata.shared <= 101376, done.metadata.shared
-pointers = dict(parts="*fp32", logs="*fp32", out="*{dtype}", stride="i32")
-constants = dict(HEAD_SIZE=128, SPLITS=16)
-signature = pointers | dict.fromkeys(constants, "constexpr")
-assert compile(ASTSource(kernels.combine, signature, constants), target=target).asm["cubin"]
+
+def built(kernel, constants, **types):
+    names = [name for name in kernel.arg_names if name not in constants]
+    signature = {{name: types.get(name, "i32") for name in names}}
+    signature |= dict.fromkeys(constants, "constexpr")
+    done = compile(ASTSource(kernel, signature, constants), target=target)
+    assert done.asm["cubin"] and done.metadata.shared <= 101376, done.metadata.shared
+
+pointers = dict(queries="*{dtype}", keys="*{cache}", values="*{cache}", sequences="*i32")
+pointers |= dict(positions="*i64", scale="*fp32", out="*{dtype}", factor="fp32")
+parts = dict(parts="*fp32", peaks="*fp32", totals="*fp32", owners="*i64", paths="*i16")
+sizes = dict(KV_HEADS=8, GROUP_SIZE=4, HEAD_SIZE=128, PAGE=32, BLOCK_N=64)
+sizes |= dict(SCALED={scaled}, WINDOWED={windowed})
+built(kernels.attend_prompts, sizes | dict(BLOCK_M={tile}), **pointers)
+cut = dict(STRETCH=128, SPLIT={split})
+built(kernels.attend_trees, sizes | cut | dict(BLOCK_M=min({tile}, 32)), **pointers, **parts)
+heads = dict(HEADS=32, HEAD_SIZE=128, BLOCK_H=8, SCALED={scaled})
+built(kernels.join_parts, heads | cut, **pointers, **parts)
 """
 
 
 @pytest.mark.parametrize(
     ("capability", "mode"),
     [
-        (80, ("bf16", "bf16", 128, 4, 0, 0, 1)),
-        (90, ("fp16", "fp16", 16, 1, 1, 0, 1)),
-        (90, ("bf16", "fp8e4nv", 64, 2, 0, 1, 0)),
+        (80, ("bf16", "bf16", 128, 1, 0, 1)),
+        (90, ("fp16", "fp16", 16, 0, 0, 1)),
+        (90, ("bf16", "fp8e4nv", 64, 1, 1, 0)),
     ],
-    ids=["bfloat16", "float16-prompt", "fp8-cache"],
+    ids=["bfloat16", "float16", "fp8-cache"],
 )
 def test_kernels_compile_to_machine_code_without_a_gpu(capability, mode, tmp_path):
-    names = ("dtype", "cache", "tile", "splits", "causal", "scaled", "windowed")
+    names = ("dtype", "cache", "tile", "split", "scaled", "windowed")
     code = COMPILE.format(**dict(zip(names, mode, strict=True)), capability=capability)
     compiled_in_a_process(code, tmp_path)
 
@@ -221,8 +229,74 @@ def on_cuda(cache):
 @given(steps(), st.sampled_from((1, 3, 4)), st.sampled_from((64, 128)), st.booleans())
 def test_compiled_kernels_equal_packed_attention(dtype, feeds, group_size, size, padded):
     cache = on_cuda(empty_cache(2, size, dtype))
-    for splits in (1, 4, None):
-        check(feeds, cache, group_size, dtype, splits, wide_room(feeds) if padded else None)
+    for split in (False, True, None):
+        check(feeds, cache, group_size, dtype, split, wide_room(feeds) if padded else None)
+
+
+def alone(feed, node, cache):
+    """The step that decodes one node of a tree without the others, and a cache that holds its text
+    in order."""
+    path, parents = [node], (0, *feed.draft.parents)
+    while path[0]:
+        path.insert(0, parents[path[0]])
+    (table, cached), copy = (feed.sequence.blocks, feed.sequence.num_cached), cache.data.clone()
+    for place, fed in enumerate(path):
+        target, source = (
+            table[(cached + at) // TOKENS_PER_BLOCK] * TOKENS_PER_BLOCK
+            + (cached + at) % TOKENS_PER_BLOCK
+            for at in (place, fed)
+        )
+        copy[:, :, target] = cache.data[:, :, source]
+    other = TensorCache(1, *cache.data.shape[-2:], NUM_BLOCKS, cache.data.dtype, cache.data.device)
+    other.data.copy_(copy)
+    text = sequence_of(cached + len(path) - 1, 1, list(table)[::-1])
+    return tree_feed(replace(text, blocks=table), ()), other
+
+
+def trees_beside(feeds, cache, group_size, split, room, node_of):
+    """(a row of a step, the same decoded alone) of one node of each feed."""
+    shape = (sum(feed.length for feed in feeds), group_size * 2, cache.data.shape[-1])
+    queries = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    queries = queries.to(cache.data)
+    start = 0
+    padded = torch.cat((queries, queries.new_zeros(room.tokens - len(queries), *shape[1:])))
+    batch = StepInputs(room, NUM_BLOCKS, cache.data.device).fill(feeds)
+    found = paged_attend(padded, *cache.layer(0), batch.groups[0], None, split)
+    for feed in feeds:
+        node = node_of(feed.length)
+        single, other = alone(feed, node, cache)
+        one = StepInputs(Room.of([single]), NUM_BLOCKS, cache.data.device).fill([single])
+        query = queries[start + node : start + node + 1]
+        for cut in (False, True):
+            yield (
+                found[start + node],
+                paged_attend(query, *other.layer(0), one.groups[0], None, cut)[0],
+            )
+        start += feed.length
+
+
+@interpreted
+@examples(8)
+@given(steps(prompts=0, generating=2, most_cached=300), splits, st.data())
+def test_a_node_of_a_tree_is_attended_as_if_decoded_alone(feeds, split, data):
+    def any_of(length):
+        return data.draw(st.integers(0, length - 1))
+
+    for found, wanted in trees_beside(feeds, empty_cache(), 2, split, wide_room(feeds), any_of):
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@examples(20)
+@given(steps(prompts=0, most_cached=900), st.sampled_from((1, 4, 8)), splits, st.data())
+def test_a_nodes_bits_do_not_depend_on_what_is_beside_it(dtype, feeds, group_size, split, data):
+    def any_of(length):
+        return data.draw(st.integers(0, length - 1))
+
+    cache = on_cuda(empty_cache(2, 128, dtype))
+    for found, wanted in trees_beside(feeds, cache, group_size, split, wide_room(feeds), any_of):
+        assert torch.equal(found, wanted)
 
 
 @pytest.mark.gpu

@@ -32,7 +32,7 @@ from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.models.batch import Batch, BatchOutput, make_batch
 from trtla.runtime.models.cuda.graphs import Bucket, GraphRunner, buckets
 from trtla.runtime.models.cuda.inputs import Room, StepInputs
-from trtla.runtime.models.cuda.paged_attention import choose_splits, kernels_problem
+from trtla.runtime.models.cuda.paged_attention import kernels_problem, stretch_of
 from trtla.runtime.sequence import Feed
 
 
@@ -90,16 +90,12 @@ def test_no_bucket_is_larger_than_a_step_and_none_is_missing(step, batch, most, 
     assert any(one.holds(tokens, count) for one in made) or tokens > largest
 
 
-@given(st.integers(1, 10**5), st.integers(0, 10**6), st.integers(1, 200))
-def test_splits_are_a_power_of_two_and_fill_the_device(programs, context, room):
-    splits = choose_splits(programs, context, room)
-    assert splits & (splits - 1) == 0
-    assert splits == 1 or splits * programs <= room
-    assert splits == 1 or splits * 128 <= context
-
-
-def test_long_contexts_of_one_sequence_are_split():
-    assert choose_splits(8, 4096, 264) == 32
+@given(st.integers(0, 10**6))
+def test_texts_are_cut_into_few_stretches(context):
+    stretch = stretch_of(context)
+    assert stretch & (stretch - 1) == 0
+    assert context <= 32 * stretch
+    assert stretch == 128 or context > 16 * stretch
 
 
 @examples(20)
@@ -201,10 +197,20 @@ def test_prompts_and_steps_beyond_every_bucket_run_without_a_graph():
     runner, calls = counting_runner(fake_capture, batch=2)
     assert len(runner(feeds_of(9)).logits) == 9
     assert len(runner(feeds_of(1, 1, 1)).logits) == 3
-    prompt = sequence_of(0, 30, [1, 2], range(30), ())
-    assert len(runner([Feed.prompt(prompt, 30, True), *feeds_of(2)]).logits) == 3
+    assert len(runner([prompt_of_30()]).logits) == 1
     assert runner.captured == []
-    assert calls == [9, 3, 32]
+    assert calls == [9, 3, 30]
+
+
+def test_prompts_and_the_steps_beside_them_are_two_forwards():
+    runner, calls = counting_runner(fake_capture, batch=2)
+    assert len(runner([prompt_of_30(), *feeds_of(2)]).logits) == 3
+    assert [bucket.tokens for bucket in runner.captured] == [2]
+    assert calls[0] == 30
+
+
+def prompt_of_30():
+    return Feed.prompt(sequence_of(0, 30, [1, 2], range(30), ()), 30, True)
 
 
 @pytest.mark.parametrize("error", [RuntimeError, ValueError, MemoryError])

@@ -23,7 +23,7 @@ from trtla.runtime.sampling import device_kernels
 from trtla.runtime.sampling.device import DeviceSampler
 
 _KERNELS = {
-    kernels: ("attend_pages", "combine"),
+    kernels: ("attend_prompts", "attend_trees", "join_parts"),
     fused: ("add_norm", "rotate_write", "silu_mul", "round_fp8", "move_rows"),
     device_kernels: ("choose_rows", "filter_rows"),
 }
@@ -88,8 +88,11 @@ def attended(queries, keys, values, group, scale=None):
         slots += places % TOKENS_PER_BLOCK
         rows, nodes = slice(start, start + fed), torch.arange(fed)
         seen = nodes <= nodes[:, None]
-        if group.masks is not None:
-            seen = (group.masks[rows][:, nodes // 64] >> nodes % 64) & 1 == 1
+        if group.paths is not None:
+            depths = (group.positions[rows] - cached).tolist()
+            seen = torch.zeros(fed, fed, dtype=torch.bool)
+            for node, depth in enumerate(depths):
+                seen[node, group.paths[start + node, : depth + 1].long()] = True
         seen = torch.cat((torch.ones(fed, cached, dtype=torch.bool), seen), 1)
         q, k, v = (part.transpose(0, 1) for part in (queries[rows], keys[slots], values[slots]))
         found = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)

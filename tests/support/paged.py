@@ -97,10 +97,12 @@ def visible(group, row, sequence):
     cached, _, start = group.sequences[sequence, :HEADER].tolist()
     blocks = group.sequences[sequence, HEADER:].tolist()
     node = row - start
-    seen = range(node + 1)
-    if group.masks is not None:
-        words = group.masks[row].tolist()
-        seen = [i for i in range(64 * len(words)) if words[i // 64] >> (i % 64) & 1]
+    seen = list(range(node + 1))
+    if group.paths is not None:
+        assert group.owners[row] == sequence
+        seen = group.paths[row, : group.positions[row] - cached + 1].tolist()
+        assert seen[0] == 0
+        assert seen[-1] == node
     places = [*range(cached), *(cached + i for i in seen)]
     if group.window is not None:
         stand = [*range(cached), *group.positions[start:].tolist()]

@@ -7,8 +7,8 @@ up_proj). Positions, cache slots and visibility come in the batch.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,8 @@ from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.models.attention import StepGroup
 from trtla.runtime.models.batch import Batch, BatchOutput
 from trtla.runtime.models.cuda.memory import ForwardMemory
+from trtla.runtime.models.cuda.products import plain_of
+from trtla.runtime.models.cuda.steady import HEAD, SteadyChoice
 from trtla.runtime.models.layers import (
     Fp8Linear,
     Fp8Pair,
@@ -71,6 +73,8 @@ class LlamaModel(PackedModel):
 
     operations = PlainOperations()
     """The operations between matrix products: PyTorch's, or `FusedOperations`."""
+    steady: tuple[str, ...] = ()
+    """Names of the products of a fixed order; the others are cuBLAS'."""
 
     def __init__(
         self,
@@ -111,6 +115,18 @@ class LlamaModel(PackedModel):
     def use_plain_path(self) -> None:
         super().use_plain_path()
         self.operations = PlainOperations()
+        self._change_products(lambda _, one: plain_of(one))
+        self.steady = ()
+
+    def settle_products(self, counts: Iterable[int]) -> None:
+        choice = SteadyChoice(counts)
+        self._change_products(choice)
+        self.steady = choice.steady
+        torch.cuda.empty_cache()  # graphs take memory of their own
+
+    def _change_products(self, change: Callable[[str, Linear], Linear]) -> None:
+        self._layers = [_with_products(layer, change) for layer in self._layers]
+        self._lm_head = change(HEAD, self._lm_head)
 
     @property
     def group_size(self) -> int:
@@ -297,6 +313,24 @@ def _gate_up(tensors: ModelTensors[Tensor], fp8: torch.dtype | None) -> LinearPa
         return Fp8Pair.of(*(_fp8_linear(tensors, name, fp8) for name in names))
     weights, biases = zip(*map(tensors.take_plain, names), strict=True)
     return LinearPair.of(weights, biases)
+
+
+def _with_products(layer: Layer, change: Callable[[str, Linear], Linear]) -> Layer:
+    """The layer with other products of its weights that are not FP8."""
+    pair = layer.gate_up
+    if isinstance(pair, LinearPair):
+        pair = LinearPair(change("gate_up", pair.stacked))
+
+    def changed(name: str, one: Linear | Fp8Linear) -> Linear | Fp8Linear:
+        return change(name, one) if isinstance(one, Linear) else one
+
+    return replace(
+        layer,
+        qkv=changed("qkv", layer.qkv),
+        dense=changed("dense", layer.dense),
+        gate_up=pair,
+        down=changed("down", layer.down),
+    )
 
 
 def _fp8_linear(tensors: ModelTensors[Tensor], name: str, dtype: torch.dtype) -> Fp8Linear:

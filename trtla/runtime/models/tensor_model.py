@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from trtla.errors import first_line
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.models.batch import Batch, BatchOutput, all_finite, guarded, make_batch
-from trtla.runtime.models.cuda.graphs import CudaCapture, GraphRunner
+from trtla.runtime.models.cuda.graphs import CudaCapture, GraphRunner, buckets
 from trtla.runtime.models.forward import Forwarded, Model, StepForward
 from trtla.runtime.models.tensor_cache import TensorCache
 from trtla.runtime.sampling.logits import on_host
@@ -53,6 +53,9 @@ class PackedModel(TensorModel):
     def use_plain_path(self) -> None:
         self.fast, self._sampler = False, None
 
+    def settle_products(self, counts: Iterable[int]) -> None:
+        """Choose matrix products whose rows are what they are alone among any of these counts."""
+
     @abstractmethod
     def forward_batch(self, batch: Batch, cache: TensorCache) -> BatchOutput:
         """Run one packed batch."""
@@ -87,11 +90,14 @@ class PackedModel(TensorModel):
         """
         if not self.fast or self.taps:
             return super().step_forward(cache, limits, step_sizes)
+        sizes = step_sizes or limits.step_sizes
+        made = buckets(sizes, limits.max_batch_size, limits.max_num_tokens)
+        self.settle_products({*(one.tokens for one in made), *range(1, limits.max_batch_size + 1)})
         runner = GraphRunner(
             self.forward_batch,
             cache,
             limits.max_batch_size,
-            step_sizes or limits.step_sizes,
+            sizes,
             limits.max_text_len + limits.max_draft_len,
             CudaCapture(cache.data.device),
             limits.max_num_tokens,

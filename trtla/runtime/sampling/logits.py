@@ -74,9 +74,9 @@ def forbid(logits: Logits, rows: Sequence[int], masks: ndarray) -> Logits:
             as they are.
     """
     if isinstance(logits, ndarray):
-        bits = np.unpackbits(masks, axis=1, count=logits.shape[1], bitorder="little")
+        allowed = np.unpackbits(masks, axis=1, count=logits.shape[1], bitorder="little")
         before: ndarray = logits[list(rows)]
-        logits[list(rows)] = np.where(bits.view(bool), before, -np.inf)
+        logits[list(rows)] = np.where(allowed.view(bool), before, -np.inf)
         return before
     with _editing():
         stored = logits[list(rows)]
@@ -93,7 +93,7 @@ def put_back(logits: Logits, rows: Sequence[int], before: Logits) -> None:
         logits[list(rows)] = before
         return
     with _editing():
-        logits[list(rows)] = before
+        logits[list(rows)] = on_device(before)
 
 
 def _editing() -> AbstractContextManager[object]:

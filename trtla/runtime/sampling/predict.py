@@ -82,11 +82,16 @@ class StepSampler:
         """
         raise NotImplementedError
 
+    def top_rows(self, logits: Tensor, rows: Sequence[int], count: int) -> tuple[ndarray, ndarray]:
+        """Rank rows as `RowSampler.top_rows` does; the order of equal ones is any."""
+        return _top_rows(host_rows(logits, rows), count)
+
     def warm_up(self, logits: Tensor) -> None:
         """Choose from rows like these with and without draws and filters, as compilers see it."""
         row = logits[:1].clone().zero_()
         for draws in ((), (Draw(0, _FILTERED, 0.5),)):
             self.choose(row, draws)
+        self.top_rows(row, [0], 1)
 
 
 class _LazyTokens(dict[int, int]):
@@ -283,8 +288,10 @@ def ranked_rows(
     logits: Logits, rows: Sequence[int], count: int, sampler: RowSampler | StepSampler | None
 ) -> tuple[ndarray, ndarray]:
     """Rank rows as `RowSampler.top_rows` does, with any sampler."""
-    if sampler is None or isinstance(sampler, StepSampler):
+    if sampler is None:
         return _top_rows(host_rows(logits, rows), count)
+    if isinstance(sampler, StepSampler):
+        return sampler.top_rows(on_device(logits), rows, count)
     return sampler.top_rows(on_host(logits), rows, count)
 
 

@@ -23,7 +23,7 @@ from trtla.errors import first_line
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.models.batch import Batch, BatchOutput
 from trtla.runtime.models.cuda.inputs import Room, StepInputs
-from trtla.runtime.models.cuda.paged_attention import LARGEST_TILE
+from trtla.runtime.models.cuda.paged_attention import LARGEST_TILE, stretch_of
 from trtla.runtime.models.tensor_cache import TensorCache
 from trtla.runtime.sequence import Feed
 
@@ -87,6 +87,7 @@ class GraphRunner:
         self._windows = [window for window in windows if window and window < max_cached]
         self._scratch = cache.pool.reserve()
         self._step_tokens, self._max_cached = step_sizes[-1], max_cached
+        self._stretch = stretch_of(max_cached)
         self._buckets = buckets(step_sizes, max_batch_size, max_num_tokens)
         self._graphs: dict[Bucket, _Graph] = {}
         self._logits: Tensor | None = None
@@ -149,7 +150,17 @@ class GraphRunner:
         return replace(exact, longest_tree=longest, context=0)
 
     def __call__(self, feeds: Sequence[Feed]) -> BatchOutput:
-        """Float logits [wanted rows, vocab], feed by feed; the next call may overwrite them."""
+        """Float logits [wanted rows, vocab], feed by feed; the next call may overwrite them.
+
+        Prompts run before trees, whose bits then do not depend on the prompts beside them.
+        """
+        prompts = sum(feed.draft is None for feed in feeds)
+        if not 0 < prompts < len(feeds):
+            return self._step(feeds)
+        parts = [self._step(feeds[:prompts]).logits, self._step(feeds[prompts:]).logits]
+        return BatchOutput(torch.cat(parts))
+
+    def _step(self, feeds: Sequence[Feed]) -> BatchOutput:
         with self._on_device():
             bucket = self._bucket(feeds)
             graph = None if bucket is None else self._graph(bucket)
@@ -183,10 +194,9 @@ class GraphRunner:
 
     def _plain_room(self, feeds: Sequence[Feed]) -> Room:
         """Just enough, but for trees what their bucket has: nothing is compiled for these sizes."""
-        exact, trees = Room.of(feeds), [feed for feed in feeds if feed.draft is not None]
-        if not trees:
+        exact, bucket = replace(Room.of(feeds), stretch=self._stretch), self._bucket(feeds)
+        if exact.prompts:
             return exact
-        bucket = self._bucket(trees)
         if bucket is None:
             return self._unsplit(exact)
         room = self._room(bucket)
@@ -258,6 +268,7 @@ class GraphRunner:
             longest_tree=min(bucket.tokens, self._step_tokens),
             blocks=-(-self._max_cached // TOKENS_PER_BLOCK),
             context=self._max_cached,
+            stretch=self._stretch,
             moves=min(_MOVES * bucket.sequences, _MOST_MOVES),
         )
 

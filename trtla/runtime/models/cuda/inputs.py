@@ -16,13 +16,12 @@ import torch
 from torch import Tensor
 
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
-from trtla.runtime.models.attention import seen_nodes
 from trtla.runtime.models.batch import Batch
-from trtla.runtime.models.cuda.paged_attention import HEADER, PagedGroup
+from trtla.runtime.models.cuda.paged_attention import HEADER, LEAST_STRETCH, PagedGroup
 from trtla.runtime.sequence import Feed
 
-WORD = 64
-"""Bits of a mask's word."""
+_IN_WORD = 4
+"""Nodes of a path in an int64."""
 _ALIGNED = 2
 """int64 numbers at whose multiples a part begins: kernels are compiled for addresses like these."""
 
@@ -48,7 +47,9 @@ class Room:
     blocks: int
     """Cache blocks of one sequence."""
     context: int
-    """Cached tokens of one sequence, which its splits are chosen for."""
+    """Cached tokens of one sequence, which its spans are chosen for."""
+    stretch: int = LEAST_STRETCH
+    """As of `PagedGroup`: the same in all steps of an executor."""
     moves: int = 0
     """Slots that are moved before."""
 
@@ -70,8 +71,9 @@ class Room:
         )
 
     @property
-    def words(self) -> int:
-        return -(-self.longest_tree // WORD) or 1
+    def path_words(self) -> int:
+        """int64 numbers of a path."""
+        return -(-self.longest_tree // _IN_WORD) or 1
 
     @property
     def sequences(self) -> int:
@@ -85,9 +87,10 @@ class _Parts(NamedTuple):
     positions: Any
     lengths: Any
     slots: Any
+    owners: Any
     rows: Any
     moves: Any
-    masks: Any
+    paths: Any
     sequences: Any
 
 
@@ -139,7 +142,8 @@ class StepInputs:
         arrays.slots[rows] = slots
         arrays.rows[first_row : first_row + len(feed.rows)] = np.array(feed.rows, int) + start
         if feed.draft is not None:
-            arrays.masks[rows] = mask_words(feed.draft.parents, self.room.words)
+            arrays.paths[rows] = path_nodes(feed.draft.parents, arrays.paths.shape[1])
+            arrays.owners[rows] = index - self.room.prompts
             start -= self.room.prompt_tokens
         arrays.sequences[index, :HEADER] = cached, feed.length, start
         arrays.sequences[index, HEADER : HEADER + len(blocks)] = blocks
@@ -148,6 +152,7 @@ class StepInputs:
         arrays = self._arrays
         arrays.tokens[tokens:] = arrays.positions[tokens:] = 0
         arrays.lengths[tokens:] = 1
+        arrays.owners[tokens:] = -1
         arrays.slots[tokens:] = self._scratch[tokens:]
         arrays.rows[rows:] = 0
         arrays.sequences[sequences:, :HEADER] = 0
@@ -164,14 +169,14 @@ def _parts(buffer: Tensor, room: Room) -> _Parts:
         at += size + size % _ALIGNED
     width = HEADER + room.blocks
     sequences = buffer[at:].view(torch.int32)[: room.sequences * width].view(-1, width)
-    masks = parts.pop().view(room.tokens, room.words)
+    paths = parts.pop().view(torch.int16).view(room.tokens, -1)
     moves = parts.pop().view(2, room.moves)
-    return _Parts._make([*parts, moves, masks, sequences])
+    return _Parts._make([*parts, moves, paths, sequences])
 
 
 def _sizes(room: Room) -> tuple[int, ...]:
     """int64 numbers of each part but the last."""
-    return (room.tokens,) * 4 + (room.rows, 2 * room.moves, room.tokens * room.words)
+    return (room.tokens,) * 5 + (room.rows, 2 * room.moves, room.tokens * room.path_words)
 
 
 def _size(room: Room) -> int:
@@ -181,22 +186,26 @@ def _size(room: Room) -> int:
 
 
 def _batch(parts: _Parts, room: Room, windows: Seq[int]) -> Batch:
-    middle = room.prompt_tokens
+    middle, positions = room.prompt_tokens, parts.positions
     groups = []
     if room.prompts:
-        prompts = parts.sequences[: room.prompts]
-        rows, sizes = slice(0, middle), (room.longest_prompt, room.context)
-        groups.append(PagedGroup(rows, prompts, None, *sizes, parts.positions[rows]))
+        prompts, rows = parts.sequences[: room.prompts], slice(0, middle)
+        groups.append(PagedGroup(rows, prompts, room.longest_prompt, room.context, positions[rows]))
     if room.trees:
-        trees, masks = parts.sequences[room.prompts :], parts.masks[middle:]
-        rows, sizes = slice(middle, room.tokens), (room.longest_tree, room.context)
-        groups.append(PagedGroup(rows, trees, masks, *sizes, parts.positions[rows]))
+        trees, rows = parts.sequences[room.prompts :], slice(middle, room.tokens)
+        nodes = (positions[rows], parts.owners[rows], parts.paths[rows])
+        sizes = (room.longest_tree, room.context)
+        groups.append(PagedGroup(rows, trees, *sizes, *nodes, stretch=room.stretch))
     moves = parts.moves if room.moves else None
     local = {one: tuple(replace(group, window=one) for group in groups) for one in windows}
     return Batch(*parts[:4], tuple(groups), parts.rows, moves, local)
 
 
-@lru_cache(maxsize=4096)
-def mask_words(parents: tuple[int, ...], words: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """int64 [nodes, words]: bit i % 64 of word i // 64 is set where a node sees node i."""
-    return np.frombuffer(seen_nodes(parents, words * WORD // 8), "<i8").reshape(-1, words)
+@lru_cache(maxsize=512)
+def path_nodes(parents: tuple[int, ...], most: int) -> np.ndarray[Any, np.dtype[np.int16]]:
+    """The nodes on the way to each node of a tree and itself, int16 [nodes, most]."""
+    paths = [b"\0\0"]
+    for node, parent in enumerate(parents, 1):
+        paths.append(paths[parent] + node.to_bytes(2, "little"))
+    joined = b"".join(path.ljust(2 * most, b"\0") for path in paths)
+    return np.frombuffer(joined, "<i2").reshape(-1, most)

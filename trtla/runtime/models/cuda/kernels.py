@@ -1,7 +1,16 @@
-"""Triton kernels: attention of packed tree tokens over a paged cache, split along the context.
+"""Triton kernels: attention of packed tokens over a paged cache.
 
-A program owns a tile of queries (all query heads of one K/V head, token by token), one sequence and
-one stretch of its context. Scores, sums and outputs are float32; powers are of two, not of e.
+`attend_prompts` attends stretches of prompts. A program owns a tile of queries, which are all query
+heads of one K/V head, token by token, and one sequence.
+
+`attend_trees` attends generation steps, and gives a row the same bits whatever is fed beside it:
+the text before it is cut at multiples of STRETCH, each part is read in blocks in the order of the
+text, and `join_parts` brings the parts together from left to right. Parts that all nodes of a tree
+see as a whole are read by tiles of its queries; the last ones, whose end is the node's own path, by
+each node for itself. Matrix products add along the keys in the order of the text, sums of weights
+are exact, and where a product and a sum could become one operation, it is written down.
+
+Scores, sums and outputs are float32; powers are of two, not of e.
 """
 
 # Triton comes without type hints and is not there on every machine; its constants are capitals.
@@ -12,6 +21,14 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+_ONE = tl.constexpr(16777216.0)  # a weight of 1 as an integer; a block's sum stays below 2**31
+
+
+@triton.jit
+def _summed(weights: tl.tensor) -> tl.tensor:
+    """The sum of each row of weights up to 1, which no order changes: they are integers."""
+    return tl.sum((weights * _ONE + 0.5).to(tl.int32), 1).to(tl.float32) / _ONE
 
 
 @triton.jit
@@ -29,20 +46,21 @@ def _absorb(
 ) -> tl.tensor:
     """Online softmax: take in a block of keys, and return (peak, total, sums).
 
-    All values are finite, as `fused.rotate_write` leaves them. A key that is not makes the total of
+    All values are finite, as `fused.rotate_write` leaves them. A key that is not makes the sums of
     a row that sees it NaN, and does nothing to others.
     """
     k = tl.load(keys + places, mask=inside[:, None], other=0.0).to(q.dtype)
-    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * factor
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee")
     scores = tl.where(visible, scores, float("-inf"))
     higher = tl.maximum(peak, tl.max(scores, 1))
     # A row that has seen nothing yet has -inf, and -inf - -inf would be NaN.
     base = tl.where(higher == float("-inf"), 0.0, higher)
-    shrink = tl.exp2(peak - base)
-    weights = tl.exp2(scores - base[:, None])
+    shrink = tl.exp2((peak - base) * factor)
+    less = tl.broadcast_to(-(base * factor)[:, None], scores.shape)
+    weights = tl.exp2(tl.fma(scores, tl.full(scores.shape, factor, tl.float32), less))
     v = tl.load(values + places, mask=inside[:, None], other=0.0).to(q.dtype)
-    sums = sums * shrink[:, None] + tl.dot(weights.to(q.dtype), v, input_precision="ieee")
-    return higher, total * shrink + tl.sum(weights, 1), sums
+    sums = tl.dot(weights.to(q.dtype), v, sums * shrink[:, None], input_precision="ieee")
+    return higher, tl.fma(total, shrink, _summed(weights)), sums
 
 
 @triton.jit
@@ -61,123 +79,7 @@ def _places(
 
 
 @triton.jit
-def _visible(
-    masks: tl.tensor,
-    queries: tl.tensor,
-    nodes: tl.tensor,
-    fed: tl.tensor,
-    word: tl.tensor,
-    words: tl.tensor,
-    CAUSAL: tl.constexpr,
-) -> tl.tensor:
-    """Which fed tokens a query sees: by its bits, or by their order. One word holds a block's."""
-    if CAUSAL:
-        seen = nodes[None, :] <= queries[:, None]
-    else:
-        bits = tl.load(masks + queries * words + word, mask=queries < fed, other=0)
-        seen = ((bits[:, None] >> (nodes % 64)[None, :].to(tl.int64)) & 1) != 0
-    return seen & (nodes < fed)[None, :]
-
-
-@triton.jit
-def _absorb_cached(
-    q: tl.tensor,
-    factor: tl.tensor,
-    keys: tl.tensor,
-    values: tl.tensor,
-    table: tl.tensor,
-    slot_stride: tl.tensor,
-    first: tl.tensor,
-    last: tl.tensor,
-    begins: tl.tensor,
-    HEAD_SIZE: tl.constexpr,
-    PAGE: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    WINDOWED: tl.constexpr,
-) -> tl.tensor:
-    """(peak, total, sums) of the cached tokens first..last, of which a query sees those from where
-    its window begins on; without a window all."""
-    peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    sums = tl.zeros([BLOCK_M, HEAD_SIZE], tl.float32)
-    for at in range(first, last, BLOCK_N):
-        tokens = at + tl.arange(0, BLOCK_N)
-        inside = tokens < last
-        visible = inside[None, :]
-        if WINDOWED:
-            visible = visible & (tokens[None, :] >= begins[:, None])
-        places = _places(table, tokens, inside, slot_stride, HEAD_SIZE, PAGE)
-        peak, total, sums = _absorb(
-            q, factor, keys, values, places, inside, visible, peak, total, sums
-        )
-    return peak, total, sums
-
-
-@triton.jit
-def _absorb_fed(
-    q: tl.tensor,
-    factor: tl.tensor,
-    keys: tl.tensor,
-    values: tl.tensor,
-    table: tl.tensor,
-    slot_stride: tl.tensor,
-    masks: tl.tensor,
-    queries: tl.tensor,
-    cached: tl.tensor,
-    fed: tl.tensor,
-    end: tl.tensor,
-    positions: tl.tensor,
-    begins: tl.tensor,
-    peak: tl.tensor,
-    total: tl.tensor,
-    sums: tl.tensor,
-    HEAD_SIZE: tl.constexpr,
-    PAGE: tl.constexpr,
-    words: tl.tensor,
-    BLOCK_N: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    WINDOWED: tl.constexpr,
-) -> tl.tensor:
-    """(peak, total, sums) with the fed tokens 0..end, of which each query sees some."""
-    for at in range(0, end, BLOCK_N):
-        nodes = at + tl.arange(0, BLOCK_N)
-        inside = nodes < end
-        visible = _visible(masks, queries, nodes, fed, at // 64, words, CAUSAL)
-        if WINDOWED:
-            stand = tl.load(positions + nodes, mask=nodes < fed, other=0)
-            visible = visible & (stand[None, :] >= begins[:, None])
-        places = _places(table, cached + nodes, inside, slot_stride, HEAD_SIZE, PAGE)
-        peak, total, sums = _absorb(
-            q, factor, keys, values, places, inside, visible, peak, total, sums
-        )
-    return peak, total, sums
-
-
-@triton.jit
-def _store(
-    sums: tl.tensor,
-    peak: tl.tensor,
-    total: tl.tensor,
-    out: tl.tensor,
-    logs: tl.tensor,
-    places: tl.tensor,
-    real: tl.tensor,
-    HEAD_SIZE: tl.constexpr,
-    SPLITS: tl.constexpr,
-) -> None:
-    divisor = tl.where(total == 0.0, 1.0, total)
-    result = (sums / divisor[:, None]).to(out.dtype.element_ty)
-    lanes = tl.arange(0, HEAD_SIZE)
-    stored = real & (total != 0.0)  # also what is NaN: it must show
-    tl.store(out + places[:, None] * HEAD_SIZE + lanes[None, :], result, mask=stored[:, None])
-    if SPLITS > 1:
-        log = tl.where(total == 0.0, float("-inf"), peak + tl.log2(divisor))
-        tl.store(logs + places, log, mask=real)
-
-
-@triton.jit
-def _bounds(
+def _first_seen(
     positions: tl.tensor,
     nodes: tl.tensor,
     real: tl.tensor,
@@ -197,25 +99,21 @@ def _bounds(
 # Sizes of a step are no reason to compile again, nor are addresses that no vector is loaded from.
 # Strides of queries and slots are the model's: as multiples of 16 they let a thread load 16 bytes.
 @triton.jit(
-    do_not_specialize=["rows", "sequence_stride", "words", "window"],
-    do_not_specialize_on_alignment=["sequences", "masks", "positions", "scale"],
+    do_not_specialize=["rows", "sequence_stride", "window"],
+    do_not_specialize_on_alignment=["sequences", "positions", "scale"],
 )
-def attend_pages(
+def attend_prompts(
     queries: tl.tensor,
     keys: tl.tensor,
     values: tl.tensor,
     sequences: tl.tensor,
-    masks: tl.tensor,
     positions: tl.tensor,
     scale: tl.tensor,
     out: tl.tensor,
-    logs: tl.tensor,
     factor: tl.tensor,
-    rows: tl.tensor,
     query_stride: tl.tensor,
     slot_stride: tl.tensor,
     sequence_stride: tl.tensor,
-    words: tl.tensor,
     window: tl.tensor,
     KV_HEADS: tl.constexpr,
     GROUP_SIZE: tl.constexpr,
@@ -223,62 +121,259 @@ def attend_pages(
     PAGE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    SPLITS: tl.constexpr,
-    CAUSAL: tl.constexpr,
     SCALED: tl.constexpr,
     WINDOWED: tl.constexpr,
 ) -> None:
-    """Grid (query tiles, K/V heads x SPLITS, sequences); out is [SPLITS, rows, heads, size]."""
-    head, split = tl.program_id(1) // SPLITS, tl.program_id(1) % SPLITS
+    """Grid (query tiles, K/V heads, sequences); out is [rows, heads, size]."""
+    head = tl.program_id(1)
     table = sequences + tl.program_id(2) * sequence_stride
     cached, fed, start = tl.load(table), tl.load(table + 1), tl.load(table + 2)
-    table, masks = table + 3, masks + start * words
+    table = table + 3
     first = tl.program_id(0) * BLOCK_M
     tile = first + tl.arange(0, BLOCK_M)
     nodes, heads = tile // GROUP_SIZE, head * GROUP_SIZE + tile % GROUP_SIZE
-    real = nodes < fed
+    real, lanes = nodes < fed, tl.arange(0, HEAD_SIZE)
     places = (start + nodes).to(tl.int64) * query_stride + heads * HEAD_SIZE
-    places = places[:, None] + tl.arange(0, HEAD_SIZE)[None, :]
-    q = tl.load(queries + places, mask=real[:, None], other=0.0)
+    q = tl.load(queries + places[:, None] + lanes[None, :], mask=real[:, None], other=0.0)
     keys, values = keys + head * HEAD_SIZE, values + head * HEAD_SIZE
     value_scale = tl.load(scale) if SCALED else 1.0
-    busy = first < fed * GROUP_SIZE
-    positions += start
-    begins, unread = _bounds(positions, nodes, real, cached, window, BLOCK_N, WINDOWED)
-    stretch = tl.cdiv(tl.cdiv(cached - unread, BLOCK_N), SPLITS) * BLOCK_N
-    at = unread + split * stretch
-    last = tl.where(busy, tl.minimum(cached, at + stretch), 0)
-    peak, total, sums = _absorb_cached(
-        q, factor * value_scale, keys, values, table, slot_stride, at, last, begins,
-        HEAD_SIZE, PAGE, BLOCK_M, BLOCK_N, WINDOWED,
-    )  # fmt: skip
-    end = tl.minimum(fed, (first + BLOCK_M - 1) // GROUP_SIZE + 1)  # parents come first
-    end = tl.where(busy & (split == SPLITS - 1), end, 0)
-    peak, total, sums = _absorb_fed(
-        q, factor * value_scale, keys, values, table, slot_stride, masks, nodes, cached, fed, end,
-        positions, begins, peak, total, sums, HEAD_SIZE, PAGE, words, BLOCK_N, CAUSAL, WINDOWED,
-    )  # fmt: skip
-    places = (split * rows + start + nodes) * (KV_HEADS * GROUP_SIZE) + heads
-    _store(sums * value_scale, peak, total, out, logs, places, real, HEAD_SIZE, SPLITS)
+    begins, at = _first_seen(positions + start, nodes, real, cached, window, BLOCK_N, WINDOWED)
+    end = cached + tl.minimum(fed, (first + BLOCK_M - 1) // GROUP_SIZE + 1)
+    end = tl.where(first < fed * GROUP_SIZE, end, 0)
+    peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total, sums = tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M, HEAD_SIZE], tl.float32)
+    for token in range(at, end, BLOCK_N):
+        tokens = token + tl.arange(0, BLOCK_N)
+        inside = tokens < end
+        visible = inside[None, :] & (tokens[None, :] <= (cached + nodes)[:, None])
+        if WINDOWED:
+            visible = visible & (tokens[None, :] >= begins[:, None])
+        key_places = _places(table, tokens, inside, slot_stride, HEAD_SIZE, PAGE)
+        peak, total, sums = _absorb(
+            q, factor * value_scale, keys, values, key_places, inside, visible, peak, total, sums
+        )
+    result = sums * value_scale / tl.where(total == 0.0, 1.0, total)[:, None]
+    places = (start + nodes).to(tl.int64) * (KV_HEADS * GROUP_SIZE) + heads
+    places = places[:, None] * HEAD_SIZE + lanes[None, :]
+    tl.store(out + places, result.to(out.dtype.element_ty), mask=real[:, None])
 
 
-@triton.jit(do_not_specialize=["stride"])
-def combine(
-    parts: tl.tensor,
-    logs: tl.tensor,
-    out: tl.tensor,
-    stride: tl.tensor,
+@triton.jit
+def _joined(
+    peak: tl.tensor,
+    total: tl.tensor,
+    sums: tl.tensor,
+    next_peak: tl.tensor,
+    next_total: tl.tensor,
+    next_sums: tl.tensor,
+) -> tl.tensor:
+    """(peak, total, sums) of two parts; peaks are multiplied by the factor already."""
+    higher = tl.maximum(peak, next_peak)
+    base = tl.where(higher == float("-inf"), 0.0, higher)
+    old, new = tl.exp2(peak - base), tl.exp2(next_peak - base)
+    total = tl.fma(total, old, next_total * new)
+    old = tl.broadcast_to(old[:, None], sums.shape)
+    return higher, total, tl.fma(sums, old, next_sums * new[:, None])
+
+
+@triton.jit
+def _absorb_stretch(
+    q: tl.tensor,
+    factor: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    table: tl.tensor,
+    slot_stride: tl.tensor,
+    path: tl.tensor,
+    cached: tl.tensor,
+    first: tl.tensor,
+    last: tl.tensor,
+    begins: tl.tensor,
     HEAD_SIZE: tl.constexpr,
-    SPLITS: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    WINDOWED: tl.constexpr,
+) -> tl.tensor:
+    """(peak, total, sums) of the tokens first..last of a text: those behind the cached ones are fed
+    ones, on a node's path."""
+    peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    sums = tl.zeros([BLOCK_M, HEAD_SIZE], tl.float32)
+    for at in range(first, last, BLOCK_N):
+        tokens = at + tl.arange(0, BLOCK_N)
+        inside = tokens < last
+        fed = tl.load(path + tokens - cached, mask=inside & (tokens >= cached), other=0)
+        stored = tl.where(tokens < cached, tokens, cached + fed.to(tl.int32))
+        visible = inside[None, :]
+        if WINDOWED:
+            visible = visible & (tokens[None, :] >= begins[:, None])
+        places = _places(table, stored, inside, slot_stride, HEAD_SIZE, PAGE)
+        peak, total, sums = _absorb(
+            q, factor, keys, values, places, inside, visible, peak, total, sums
+        )
+    return peak, total, sums
+
+
+@triton.jit(
+    do_not_specialize=["rows", "spans", "tiles", "sequence_stride", "path_stride", "window"],
+    do_not_specialize_on_alignment=["sequences", "owners", "paths", "positions", "scale"],
+)
+def attend_trees(
+    queries: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    sequences: tl.tensor,
+    owners: tl.tensor,
+    paths: tl.tensor,
+    positions: tl.tensor,
+    scale: tl.tensor,
+    parts: tl.tensor,
+    peaks: tl.tensor,
+    totals: tl.tensor,
+    factor: tl.tensor,
+    rows: tl.tensor,
+    spans: tl.tensor,
+    tiles: tl.tensor,
+    query_stride: tl.tensor,
+    slot_stride: tl.tensor,
+    sequence_stride: tl.tensor,
+    path_stride: tl.tensor,
+    window: tl.tensor,
+    KV_HEADS: tl.constexpr,
+    GROUP_SIZE: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STRETCH: tl.constexpr,
+    SPLIT: tl.constexpr,
+    SCALED: tl.constexpr,
+    WINDOWED: tl.constexpr,
 ) -> None:
-    """One row and head a program, grid (stride,): the splits' outputs by their weights."""
-    place = tl.program_id(0)
-    splits, lanes = tl.arange(0, SPLITS), tl.arange(0, HEAD_SIZE)
-    log = tl.load(logs + splits * stride + place)
-    there = log != float("-inf")  # NaN too, of a row that sees one
-    weights = tl.where(there, tl.exp2(log - tl.max(log, 0)), 0.0)
-    places = (splits.to(tl.int64) * stride + place)[:, None] * HEAD_SIZE + lanes[None, :]
-    part = tl.load(parts + places, mask=there[:, None], other=0.0)
-    divisor = tl.sum(weights, 0)
-    result = tl.sum(part * weights[:, None], 0) / tl.where(divisor == 0.0, 1.0, divisor)
-    tl.store(out + place * HEAD_SIZE + lanes, result.to(out.dtype.element_ty))
+    """Grid (2 x rows + sequences x tiles x spans, K/V heads); parts are [spans + 2, rows, heads,
+    size]. With SPLIT a span is a stretch that all nodes see, else there is one of all of those."""
+    program, head = tl.program_id(0), tl.program_id(1)
+    alone = program < 2 * rows  # a node, for the stretch in which the cached tokens end or the next
+    row, beyond = tl.where(alone, program // 2, 0), program % 2
+    owner = tl.load(owners + row).to(tl.int32)
+    tile, span = (program - 2 * rows) // spans, (program - 2 * rows) % spans
+    sequence = tl.where(alone, tl.maximum(owner, 0), tile // tiles)
+    table = sequences + sequence * sequence_stride
+    cached, fed, start = tl.load(table), tl.load(table + 1), tl.load(table + 2)
+    depth = (tl.load(positions + row) - cached).to(tl.int32)
+
+    whole = cached // STRETCH
+    stretch = tl.where(alone, whole + beyond, span)
+    last = tl.where(alone, stretch + 1, tl.minimum(span + 1, whole) if SPLIT else whole)
+    end = tl.where(alone, cached + depth + 1, whole * STRETCH)
+    first = tl.where(alone, (row - start) * GROUP_SIZE, tile % tiles * BLOCK_M)
+    busy = (first < fed * GROUP_SIZE) & (stretch * STRETCH < end) & ((owner >= 0) | (not alone))
+    last = tl.where(busy, last, stretch)
+
+    lane, lanes = tl.arange(0, BLOCK_M), tl.arange(0, HEAD_SIZE)
+    nodes = (first + lane) // GROUP_SIZE
+    heads = head * GROUP_SIZE + (first + lane) % GROUP_SIZE
+    real = busy & (nodes < fed) & ((lane < GROUP_SIZE) | (not alone))
+    places = (start + nodes).to(tl.int64) * query_stride + heads * HEAD_SIZE
+    q = tl.load(queries + places[:, None] + lanes[None, :], mask=real[:, None], other=0.0)
+    keys, values = keys + head * HEAD_SIZE, values + head * HEAD_SIZE
+    if SCALED:
+        factor = factor * tl.load(scale)
+    begins, unread = _first_seen(positions + start, nodes, real, cached, window, BLOCK_N, WINDOWED)
+
+    peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total, sums = tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M, HEAD_SIZE], tl.float32)
+    nothing = tl.zeros([BLOCK_M], tl.float32)  # so that the product is rounded before it is used
+    for number in range(stretch, last):
+        at = tl.maximum(number * STRETCH, unread)
+        stop = tl.minimum(number * STRETCH + STRETCH, end)
+        next_peak, next_total, next_sums = _absorb_stretch(
+            q, factor, keys, values, table + 3, slot_stride, paths + row * path_stride, cached,
+            at, stop, begins, HEAD_SIZE, PAGE, BLOCK_M, BLOCK_N, WINDOWED,
+        )  # fmt: skip
+        next_peak = tl.fma(next_peak, tl.full([BLOCK_M], factor, tl.float32), nothing)
+        peak, total, sums = _joined(peak, total, sums, next_peak, next_total, next_sums)
+    part = tl.where(alone, spans + beyond, span)
+    places = (part * rows + start + nodes).to(tl.int64) * (KV_HEADS * GROUP_SIZE) + heads
+    tl.store(peaks + places, peak, mask=real)
+    tl.store(totals + places, total, mask=real)
+    tl.store(parts + places[:, None] * HEAD_SIZE + lanes[None, :], sums, mask=real[:, None])
+
+
+@triton.jit
+def _load_part(
+    parts: tl.tensor,
+    peaks: tl.tensor,
+    totals: tl.tensor,
+    places: tl.tensor,
+    there: tl.tensor,
+    HEAD_SIZE: tl.constexpr,
+) -> tl.tensor:
+    """(peak, total, sums) of some heads, those of nothing where the part is not there."""
+    peak = tl.load(peaks + places, mask=there, other=float("-inf"))
+    total = tl.load(totals + places, mask=there, other=0.0)
+    places = places[:, None] * HEAD_SIZE + tl.arange(0, HEAD_SIZE)[None, :]
+    return peak, total, tl.load(parts + places, mask=there[:, None], other=0.0)
+
+
+@triton.jit(
+    do_not_specialize=["rows", "spans", "sequence_stride"],
+    do_not_specialize_on_alignment=["sequences", "owners", "positions", "scale"],
+)
+def join_parts(
+    parts: tl.tensor,
+    peaks: tl.tensor,
+    totals: tl.tensor,
+    sequences: tl.tensor,
+    owners: tl.tensor,
+    positions: tl.tensor,
+    scale: tl.tensor,
+    out: tl.tensor,
+    rows: tl.tensor,
+    spans: tl.tensor,
+    sequence_stride: tl.tensor,
+    HEADS: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    STRETCH: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    SPLIT: tl.constexpr,
+    SCALED: tl.constexpr,
+) -> None:
+    """Grid (rows, blocks of heads): the parts of a row from left to right."""
+    row, heads = tl.program_id(0), tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
+    owner = tl.load(owners + row).to(tl.int32)
+    cached = tl.load(sequences + tl.maximum(owner, 0) * sequence_stride)
+    depth = (tl.load(positions + row) - cached).to(tl.int32)
+    inside = (heads < HEADS) & (owner >= 0)
+    whole = cached // STRETCH
+    used = whole if SPLIT else tl.minimum(whole, 1)
+    step = rows.to(tl.int64) * HEADS
+    at = row * HEADS + heads
+    peak = tl.full([BLOCK_H], float("-inf"), tl.float32)
+    total, sums = tl.zeros([BLOCK_H], tl.float32), tl.zeros([BLOCK_H, HEAD_SIZE], tl.float32)
+    for part in range(0, used, 4):  # four loads at a time do not wait for each other
+        a = _load_part(parts, peaks, totals, part * step + at, inside, HEAD_SIZE)
+        b = _load_part(
+            parts, peaks, totals, (part + 1) * step + at, inside & (part + 1 < used), HEAD_SIZE
+        )
+        c = _load_part(
+            parts, peaks, totals, (part + 2) * step + at, inside & (part + 2 < used), HEAD_SIZE
+        )
+        d = _load_part(
+            parts, peaks, totals, (part + 3) * step + at, inside & (part + 3 < used), HEAD_SIZE
+        )
+        peak, total, sums = _joined(peak, total, sums, a[0], a[1], a[2])
+        peak, total, sums = _joined(peak, total, sums, b[0], b[1], b[2])
+        peak, total, sums = _joined(peak, total, sums, c[0], c[1], c[2])
+        peak, total, sums = _joined(peak, total, sums, d[0], d[1], d[2])
+    a = _load_part(parts, peaks, totals, spans * step + at, inside, HEAD_SIZE)
+    crosses = (whole + 1) * STRETCH < cached + depth + 1
+    b = _load_part(parts, peaks, totals, (spans + 1) * step + at, inside & crosses, HEAD_SIZE)
+    peak, total, sums = _joined(peak, total, sums, a[0], a[1], a[2])
+    peak, total, sums = _joined(peak, total, sums, b[0], b[1], b[2])
+    if SCALED:
+        sums = sums * tl.load(scale)
+    result = sums / tl.where(total == 0.0, 1.0, total)[:, None]
+    places = at[:, None] * HEAD_SIZE + tl.arange(0, HEAD_SIZE)[None, :]
+    tl.store(out + places, result.to(out.dtype.element_ty), mask=inside[:, None])

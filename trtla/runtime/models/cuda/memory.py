@@ -13,12 +13,14 @@ from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.models.cuda.graphs import Bucket, buckets
 
-_LIBRARIES = 160 * 2**20
-"""cuBLAS keeps up to 32 MiB for each of two streams, cuBLASLt as much again; attention over a long
-context leaves less than 32 MiB of parts to bring together."""
+_LIBRARIES = 224 * 2**20
+"""cuBLAS keeps up to 32 MiB for each of two streams, cuBLASLt as much again; attention that is cut
+along a long context leaves less than 96 MiB of parts to bring together."""
+_PARTS = 3
+"""Parts of attention that a row has at least, float32."""
 _A_GRAPH = 4 * 2**20
 """What the driver keeps of one: its launches and their arguments."""
-_LOGIT = 4
+_FLOAT = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,27 +60,28 @@ class ForwardMemory:
         products = most * self.itemsize * (self._kept() + keys + wide)
         gathered = limits.max_batch_size * longest * keys * self.itemsize
         if config.fp8_kv_cache:  # as bytes, in float32, and rounded
-            gathered += gathered // self.itemsize * (1 + _LOGIT)
+            gathered += gathered // self.itemsize * (1 + _FLOAT)
         group = config.num_attention_heads // config.num_key_value_heads
         masks = (most + rows) * group * longest * self.itemsize * len({*config.windows})
         return products + gathered + masks + self._logit_bytes(rows) + _LIBRARIES
 
     def graph_bytes(self, tokens: int) -> int:
         """Of graphs of up to so many tokens: they share one's memory, and copy their logits."""
-        return self.forward_bytes(tokens, tokens) + _LOGIT * self.config.vocab_size * tokens
+        return self.forward_bytes(tokens, tokens) + _FLOAT * self.config.vocab_size * tokens
 
     def forward_bytes(self, tokens: int, rows: int) -> int:
         """Of one forward with fused kernels, and logits of so many rows.
 
         Between operations are kept: states, what the layer adds to them, their norm, queries and
-        attention. On top come gate, up and their product, or q, k and v with the next queries and
-        two parts of attention, or behind the last layer the sum and the logits. In FP8 some of them
+        attention. On top come gate, up and their product, or q, k and v with the next queries, or
+        the parts of attention, or behind the last layer the sum and the logits. In FP8 some of them
         take less.
         """
         config = self.config
         queries, keys = _widths(config)
-        layer = max(3 * config.intermediate_size, 2 * queries + keys)
-        of_layer = tokens * self.itemsize * (self._kept() + layer)
+        layer = max(3 * config.intermediate_size, 2 * queries + keys) * self.itemsize
+        layer = max(layer, _PARTS * _FLOAT * queries)
+        of_layer = tokens * (self.itemsize * self._kept() + layer)
         head = tokens * self.itemsize * (self._kept() + config.hidden_size)
         return max(of_layer, head + self._logit_bytes(rows))
 
@@ -90,7 +93,7 @@ class ForwardMemory:
     def _logit_bytes(self, rows: int) -> int:
         config = self.config
         rounded = 0 if self.widens else self.itemsize
-        return rows * (config.vocab_size * (_LOGIT + rounded) + config.hidden_size * self.itemsize)
+        return rows * (config.vocab_size * (_FLOAT + rounded) + config.hidden_size * self.itemsize)
 
 
 def _widths(config: CheckpointConfig) -> tuple[int, int]:
@@ -99,7 +102,7 @@ def _widths(config: CheckpointConfig) -> tuple[int, int]:
 
 
 def _input_bytes(bucket: Bucket, step: int, longest: int) -> int:
-    """Of a graph's input: integers of each token, a mask's words, and the sequences' blocks."""
-    words = -(-min(bucket.tokens, step) // 64)
+    """Of a graph's input: integers of each token, its path, and the sequences' blocks."""
+    words = -(-min(bucket.tokens, step) // 4)
     blocks = -(-longest // TOKENS_PER_BLOCK)
-    return 8 * bucket.tokens * (5 + words) + 4 * bucket.sequences * (blocks + 4)
+    return 8 * bucket.tokens * (6 + words) + 4 * bucket.sequences * (blocks + 4)

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,8 +29,12 @@ _LEAST_TILE = 16
 LARGEST_TILE = 128
 """Most rows of a program, queries times heads: a sequence of so many tokens fills one."""
 _LARGEST_WIDE_TILE = 32  # of float32: more do not fit into registers
-_MAX_SPLITS = 64
-_KEYS_A_SPLIT = 128  # with fewer, bringing the splits together costs more than it gains
+_TREE_TILE = 32
+"""Of trees: larger ones are multiplied by other instructions, maybe with other bits."""
+LEAST_STRETCH = 128
+"""A multiple of every block of keys."""
+_STRETCHES = 32  # most of a text: joining more of them costs more than reading in longer ones
+_JOINED = 8  # heads of a program that joins parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +47,19 @@ class PagedGroup:
     """int32 [B, HEADER + blocks]: cached tokens, fed tokens, first row in the group, cache blocks.
 
     A sequence with 0 fed tokens is padding."""
-    masks: Tensor | None
-    """Bit i % 64 of word i // 64 is set where a row sees fed token i of its sequence, which is
-    itself or one before: int64 [rows, words]. None: it sees all those (prompts)."""
     longest: int
     """Most fed tokens that a sequence can have."""
     context: int
-    """Most cached tokens that a sequence is expected to have: for more it is not split further."""
+    """Most cached tokens that a sequence is expected to have; 0: any number, which is not split."""
     positions: Tensor
     """Of the rows, int64 [rows]."""
+    owners: Tensor | None = None
+    """The sequence of each row of trees, int64 [rows]; -1 of padding. None: these are prompts."""
+    paths: Tensor | None = None
+    """The fed tokens on the way to each row of trees, by their distance from the first one, and
+    itself: int16 [rows, most]."""
+    stretch: int = 0
+    """Tokens of a text at whose multiples trees cut it: what keeps a row's bits the same."""
     window: int | None = None
     """Tokens that a row sees of its text, the last ones; None: all."""
 
@@ -73,6 +82,8 @@ def kernels_problem(
         return "Triton is not installed"
     if config.fp8_kv_cache and torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
         return "Triton has no FP8 on this GPU"
+    if config.num_attention_heads > _TREE_TILE * config.num_key_value_heads:
+        return f"more than {_TREE_TILE} query heads share one K/V head"
     if config.head_size not in _HEAD_SIZES:
         return f"head_size is {config.head_size}, none of {', '.join(map(str, _HEAD_SIZES))}"
     return None if dtype in _DTYPES else f"there is no kernel for {dtype}"
@@ -84,86 +95,166 @@ def paged_attend(
     values: Tensor,
     group: PagedGroup,
     scale: Tensor | None = None,
-    splits: int | None = None,
+    split: bool | None = None,
 ) -> Tensor:
     """Attention outputs of a group's rows, as of `StepGroup.attend`.
 
     Args:
-        splits: into how many parts a context is cut, a power of 2; None: by the size of the grid.
+        split: whether programs of trees read single stretches of a text, which changes no bit;
+            None: where whole texts would leave processors without work.
     """
-    from trtla.runtime.models.cuda import kernels
-
-    (rows, heads, size), kv_heads = queries.shape, keys.shape[1]
-    tile, tiles = _tiles(group.longest * heads // kv_heads, queries.dtype)
-    if splits is None:
-        splits = _splits(group, tile, tiles * kv_heads, queries.device)
-    parts = logs = out = queries.new_empty(rows, heads * size)
-    if splits > 1:
-        parts = queries.new_empty((splits, rows, heads, size), dtype=torch.float32)
-        logs = queries.new_empty((splits, rows, heads), dtype=torch.float32)
-    unused = group.sequences
-    kernels.attend_pages[(tiles, kv_heads * splits, len(group.sequences))](
-        queries,
-        keys if scale is None else keys.view(E4M3),
-        values if scale is None else values.view(E4M3),
-        group.sequences,
-        unused if group.masks is None else group.masks,
-        group.positions,
-        unused if scale is None else scale,
-        parts,
-        logs,
-        math.log2(math.e) / math.sqrt(size),
-        rows,
-        queries.stride(0),
-        keys.stride(0),
-        group.sequences.stride(0),
-        1 if group.masks is None else group.masks.shape[1],
-        group.window or 0,
-        KV_HEADS=kv_heads,
-        GROUP_SIZE=heads // kv_heads,
-        HEAD_SIZE=size,
-        PAGE=TOKENS_PER_BLOCK,
-        BLOCK_M=tile,
-        BLOCK_N=32 if queries.dtype == torch.float32 else 64,
-        SPLITS=splits,
-        CAUSAL=group.masks is None,
-        SCALED=scale is not None,
-        WINDOWED=group.window is not None,
-        num_warps=8 if tile == LARGEST_TILE else 4,
-    )
-    if splits > 1:
-        stride = rows * heads
-        kernels.combine[(stride,)](
-            parts, logs, out, stride, HEAD_SIZE=size, SPLITS=splits, num_warps=4
-        )
+    out = queries.new_empty(len(queries), queries[0].numel())
+    if scale is not None:
+        keys, values = keys.view(E4M3), values.view(E4M3)
+    launch = _Launch(queries, keys, values, group, scale, out)
+    if group.owners is None:
+        launch.prompts()
+    else:
+        launch.trees(group.owners, split)
     return out
 
 
-def _tiles(longest: int, dtype: torch.dtype) -> tuple[int, int]:
-    """Rows of a program, and programs of a sequence, whose queries times heads are the longest."""
-    needed = max(1, longest)
-    largest = _LARGEST_WIDE_TILE if dtype == torch.float32 else LARGEST_TILE
-    tile = min(largest, max(_LEAST_TILE, 1 << (needed - 1).bit_length()))
-    return tile, -(-needed // tile)
+@dataclass(frozen=True, slots=True)
+class _Launch:
+    queries: Tensor
+    keys: Tensor
+    values: Tensor
+    group: PagedGroup
+    scale: Tensor | None
+    out: Tensor
+
+    def prompts(self) -> None:
+        from trtla.runtime.models.cuda.kernels import attend_prompts
+
+        group, queries, keys = self.group, self.queries, self.keys
+        tile, tiles = _tiles(group.longest * self._group_size, _largest(queries.dtype))
+        attend_prompts[(tiles, keys.shape[1], len(group.sequences))](
+            queries,
+            keys,
+            self.values,
+            group.sequences,
+            group.positions,
+            self._scale,
+            self.out,
+            self._factor,
+            queries.stride(0),
+            keys.stride(0),
+            group.sequences.stride(0),
+            group.window or 0,
+            BLOCK_M=tile,
+            num_warps=8 if tile == LARGEST_TILE else 4,
+            **self._constants,
+        )
+
+    def trees(self, owners: Tensor, split: bool | None) -> None:
+        from trtla.runtime.models.cuda.kernels import attend_trees
+
+        group, (rows, heads, size) = self.group, self.queries.shape
+        assert group.paths is not None
+        tile, tiles = _tiles(group.longest * self._group_size, _TREE_TILE)
+        programs = tiles * len(group.sequences)
+        if split is None:
+            whole = programs * self.keys.shape[1] >= _processors(self.queries.device)
+            split = group.context > 0 and not whole
+        spans = -(-group.context // group.stretch) or 1 if split else 1
+        parts = self.queries.new_empty((spans + 2, rows, heads, size), dtype=torch.float32)
+        peaks, totals = parts.new_empty((2, spans + 2, rows, heads))
+        attend_trees[(2 * rows + programs * spans, self.keys.shape[1])](
+            self.queries,
+            self.keys,
+            self.values,
+            group.sequences,
+            owners,
+            group.paths,
+            group.positions,
+            self._scale,
+            parts,
+            peaks,
+            totals,
+            self._factor,
+            rows,
+            spans,
+            tiles,
+            self.queries.stride(0),
+            self.keys.stride(0),
+            group.sequences.stride(0),
+            group.paths.stride(0),
+            group.window or 0,
+            BLOCK_M=tile,
+            STRETCH=group.stretch,
+            SPLIT=split,
+            num_warps=4,
+            **self._constants,
+        )
+        self._join(owners, parts, peaks, totals, split)
+
+    def _join(
+        self, owners: Tensor, parts: Tensor, peaks: Tensor, totals: Tensor, split: bool
+    ) -> None:
+        from trtla.runtime.models.cuda.kernels import join_parts
+
+        spans, rows, heads, size = parts.shape
+        join_parts[(rows, -(-heads // _JOINED))](
+            parts,
+            peaks,
+            totals,
+            self.group.sequences,
+            owners,
+            self.group.positions,
+            self._scale,
+            self.out,
+            rows,
+            spans - 2,
+            self.group.sequences.stride(0),
+            HEADS=heads,
+            HEAD_SIZE=size,
+            STRETCH=self.group.stretch,
+            BLOCK_H=_JOINED,
+            SPLIT=split,
+            SCALED=self.scale is not None,
+            num_warps=4,
+        )
+
+    @property
+    def _group_size(self) -> int:
+        return self.queries.shape[1] // self.keys.shape[1]
+
+    @property
+    def _scale(self) -> Tensor:
+        """Some tensor where there is none."""
+        return self.group.sequences if self.scale is None else self.scale
+
+    @property
+    def _factor(self) -> float:
+        return math.log2(math.e) / math.sqrt(self.queries.shape[-1])
+
+    @property
+    def _constants(self) -> dict[str, Any]:
+        """Of both kernels of attention."""
+        return {
+            "KV_HEADS": self.keys.shape[1],
+            "GROUP_SIZE": self._group_size,
+            "HEAD_SIZE": self.queries.shape[-1],
+            "PAGE": TOKENS_PER_BLOCK,
+            "BLOCK_N": 32 if self.queries.dtype == torch.float32 else 64,
+            "SCALED": self.scale is not None,
+            "WINDOWED": self.group.window is not None,
+        }
 
 
-def _splits(group: PagedGroup, tile: int, programs: int, device: torch.device) -> int:
-    if group.masks is None:
-        return 1
-    room = (1 if tile == LARGEST_TILE else 2) * _processors(device)
-    context = min(group.context, group.window or group.context)
-    return choose_splits(programs * len(group.sequences), context, room)
+def _largest(dtype: torch.dtype) -> int:
+    return _LARGEST_WIDE_TILE if dtype == torch.float32 else LARGEST_TILE
 
 
-def choose_splits(programs: int, context: int, room: int) -> int:
-    """Parts of a context, a power of 2: enough to fill the device, none too short.
+def _tiles(queries: int, largest: int) -> tuple[int, int]:
+    """Rows of a program, and programs of a sequence that feeds so many tokens times heads."""
+    tile = min(largest, max(_LEAST_TILE, 1 << (max(1, queries) - 1).bit_length()))
+    return tile, -(-max(1, queries) // tile)
 
-    Args:
-        programs: that there are without splits.
-        room: programs that the device runs at once: of the largest tile one a processor.
-    """
-    wanted = min(_MAX_SPLITS, room // max(1, programs), context // _KEYS_A_SPLIT)
-    return 1 << (wanted.bit_length() - 1) if wanted > 1 else 1
+
+def stretch_of(context: int) -> int:
+    """Tokens of a text at whose multiples trees cut it, by the longest text that there may be."""
+    return max(LEAST_STRETCH, 1 << (-(-max(1, context) // _STRETCHES) - 1).bit_length())
 
 
 @lru_cache(maxsize=16)

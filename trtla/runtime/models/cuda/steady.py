@@ -1,0 +1,100 @@
+"""Which weights of a model are multiplied in a fixed order, so that no draft changes a text.
+
+A draft changes how many tokens a step feeds, and in 16 bits cuBLAS adds up a token's numbers in an
+order that may depend on that. Here it multiplies weights of each shape by every number of tokens
+that graphs have: where a row is not what it is alone, `SteadyLinear` takes over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from trtla.runtime.models.cuda.products import MOST_ROWS, SteadyLinear, plain_of
+from trtla.runtime.models.layers import Linear
+
+HEAD = "lm_head"
+"""The product whose numbers are not rounded to 16 bits."""
+_HALF = (torch.float16, torch.bfloat16)
+_COMPARED = 64
+"""Rows that are multiplied alone, and repeated where more are multiplied together."""
+_ROUNDING = 0.02
+"""What may be between two products in 16 bits, as a share of their norm."""
+
+Product = Callable[[Tensor], Tensor]
+
+
+class SteadyChoice:
+    """Gives the product of each of a model's weights, by a test of the first one of a shape.
+
+    Args:
+        counts: tokens that a step may feed, padding included.
+    """
+
+    def __init__(self, counts: Iterable[int]) -> None:
+        self._counts = sorted(count for count in {*counts} if count <= MOST_ROWS)
+        self._steady: dict[tuple[object, ...], bool] = {}
+
+    @property
+    def steady(self) -> tuple[str, ...]:
+        """Names of the products that have a fixed order."""
+        return tuple(dict.fromkeys(str(key[0]) for key, found in self._steady.items() if found))
+
+    def __call__(self, name: str, now: Linear) -> Linear:
+        """The product that is used for a weight of this name."""
+        plain = plain_of(now)
+        weight = plain.transposed
+        if weight is None or weight.dtype not in _HALF or not weight.t().is_contiguous():
+            return plain
+        key = (name, *weight.shape, plain.bias is None)
+        if key not in self._steady:
+            self._steady[key] = needs_order(plain, self._counts, wide=name == HEAD)
+        return SteadyLinear.of_plain(plain) if self._steady[key] else plain
+
+
+@torch.inference_mode()
+def needs_order(plain: Linear, counts: Sequence[int], *, wide: bool) -> bool:
+    """Return True if rows of a product depend on their number, and a fixed order prevents it.
+
+    Args:
+        wide: the product in float32 is meant.
+    """
+    assert plain.transposed is not None
+    steady, device = SteadyLinear.of_plain(plain), plain.transposed.device
+    noise = torch.Generator(device).manual_seed(0)
+    shape = (_COMPARED, len(plain.transposed))
+    states = torch.randn(shape, generator=noise, device=device).to(plain.transposed.dtype)
+    now, then = (plain.wide, steady.wide) if wide else (plain, steady)
+    with torch.cuda.device_of(states):  # type: ignore[no-untyped-call]
+        return rows_differ(now, states, counts) and _works(then, now, states, counts)
+
+
+def rows_differ(product: Product, states: Tensor, counts: Sequence[int]) -> bool:
+    """Return True if a row of some number of rows has other bits than alone.
+
+    Numbers without memory are left out with all larger ones, as their graphs are.
+    """
+    try:
+        alone = torch.cat([product(row) for row in torch.split(states, 1)])
+        return any(_differ(product, states, alone, count) for count in counts)
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        return False
+
+
+def _differ(product: Product, states: Tensor, alone: Tensor, count: int) -> bool:
+    repeated = states.repeat(-(-count // len(states)), 1)
+    parts = torch.split(product(repeated[:count]), len(alone))
+    return not all(torch.equal(part, alone[: len(part)]) for part in parts)
+
+
+def _works(steady: Product, plain: Product, states: Tensor, counts: Sequence[int]) -> bool:
+    """Return True if the kernels run here, give what cuBLAS gives, and rows do not differ."""
+    try:
+        found, wanted = steady(states).float(), plain(states).float()
+        near = bool((found - wanted).norm() <= _ROUNDING * wanted.norm())
+        return near and not rows_differ(steady, states, counts)
+    except Exception:  # of Triton, its compiler or the driver: cuBLAS is right too
+        return False
