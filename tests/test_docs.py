@@ -24,7 +24,9 @@ from trtla.formats.transformers_load import load_model, load_tokenizer
 
 PAGES = ("README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))))
 RUN = tuple(
-    page for page in PAGES if re.search("README|install|guide|migrate|gguf|batch|python|plugins", page)
+    page
+    for page in PAGES
+    if re.search("README|install|guide|migrate|gguf|batch|python|plugins", page)
 )
 """Pages whose commands and Python run, each page from top to bottom in a folder of its own."""
 

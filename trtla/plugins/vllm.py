@@ -55,8 +55,10 @@ class TreeProposer:
         """
         if self._chains is not None:
             try:
-                each = zip(sampled_token_ids, num_tokens_no_spec, token_ids_cpu, strict=False)
-                requests = [self._request(text[:size], len(new)) for new, size, text in each]
+                requests = [
+                    self._request(token_ids_cpu[row][: num_tokens_no_spec[row]], len(sampled))
+                    for row, sampled in enumerate(sampled_token_ids)
+                ]
                 return self._chains.draft(requests)
             except Exception as error:
                 self._stop(error)
@@ -69,12 +71,12 @@ class TreeProposer:
 
     def _stop(self, error: Exception) -> None:
         self._chains = None
-        reason, fault = sentence(error), error
+        reason, trace = sentence(error), error.__traceback__
         if isinstance(error, TrtlaError):
-            reason, fault = f"{error.message}; {error.hint}", None
+            reason, trace = f"{error.message}; {error.hint}", None
         _log.error(
             "trtla drafts no more, texts stay what they are: %s (vLLM %s; known to work: %s)",
-            reason, _version(), _KNOWN_VERSIONS, exc_info=fault,
+            reason, _version(), _KNOWN_VERSIONS, exc_info=trace and error,
         )  # fmt: skip
 
 
