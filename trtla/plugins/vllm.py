@@ -18,6 +18,7 @@ from trtla.errors import TrtlaError, sentence
 from trtla.plugins.chains import ChainRequest, Chains, ChainSettings
 
 _IDLE = 8  # steps after which a row that is in no batch has ended; those preempted come back
+_LEAST_CHANCE = 0.1  # drafts are not padded there, so a token that is never drafted costs nothing
 _KNOWN_VERSIONS = "0.32"
 _log = logging.getLogger("vllm.trtla")  # below vLLM's own, which has handlers
 
@@ -87,6 +88,7 @@ def _settings(vllm_config: Any) -> ChainSettings:
             "max_draft_len": int(vllm_config.speculative_config.num_speculative_tokens),
             "vocab_size": int(vllm_config.model_config.get_vocab_size()),
             "idle": _IDLE,
+            "least_chance": _LEAST_CHANCE,
             **(vllm_config.additional_config or {}).get("trtla", {}),
         }
     )
