@@ -15,10 +15,16 @@ import numpy as np
 import pytest
 
 from tests.support.trees import phrases
+from trtla.plugins import vllm as plugin
 from trtla.plugins.chains import Chains
 from trtla.plugins.vllm import TreeProposer
 
 VOCAB, ROOM, MOST = 50, 160, 5
+
+
+@pytest.fixture(autouse=True)
+def known_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugin, "version", lambda _: "0.32.0")
 
 
 def config(**changes: Any) -> Any:
@@ -170,7 +176,11 @@ def _wrong_arguments(proposer: TreeProposer) -> None:
     proposer.propose([[1]], np.zeros(1, np.int32), np.zeros(1, np.float32))
 
 
-@pytest.mark.parametrize("fault", [_wrong_sizes, _wrong_arguments])
+def _later_interface(proposer: TreeProposer) -> None:
+    assert proposer.propose(MOST, [[1], [2]], batch=None) == [[], []]
+
+
+@pytest.mark.parametrize("fault", [_wrong_sizes, _wrong_arguments, _later_interface])
 def test_a_fault_is_logged_once_and_ends_drafting(
     fault: Callable[[TreeProposer], None], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -206,3 +216,12 @@ def test_a_configuration_that_does_not_fit_starts_without_drafts(
     proposer.load_model(None)
     assert proposer.propose([[1], []], None, None) == [[], []]
     assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize(("version", "says"), [("0.32.1", False), ("0.33.0", True)])
+def test_another_version_is_named_at_start(
+    version: str, says: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(plugin, "version", lambda _: version)
+    TreeProposer(config())
+    assert ("vLLM is 0.33.0; trtla is known to work with 0.32" in caplog.text) is says

@@ -37,15 +37,26 @@ class TreeProposer:
             self._max_model_len = int(vllm_config.model_config.max_model_len)
             self._chains = Chains(settings)
             self._most = settings.max_draft_len
+            _log_other_version()
         except Exception as error:
             self._stop(error)
 
     def load_model(self, *_args: Any, **_kwargs: Any) -> None:
         """vLLM calls this with the target; there is nothing to load."""
 
-    def propose(
-        self, sampled_token_ids: Sequence[Sequence[int]], num_tokens_no_spec: Any,
-        token_ids_cpu: Any, *_args: Any, **_kwargs: Any,
+    def propose(self, *args: Any, **kwargs: Any) -> list[list[int]]:
+        """Return the chain of each row; the arguments are those of `_draft` in known versions."""
+        if self._chains is not None:
+            try:
+                return self._draft(self._chains, *args, **kwargs)
+            except Exception as error:
+                self._stop(error)
+        sampled = next((one for one in args if isinstance(one, Sequence)), ())
+        return [[] for _ in sampled]
+
+    def _draft(
+        self, chains: Chains, sampled_token_ids: Sequence[Sequence[int]], num_tokens_no_spec: Any,
+        token_ids_cpu: Any, **_unused: Any,
     ) -> list[list[int]]:  # fmt: skip
         """Return the chain of each row, empty for those whose prompt is not read yet.
 
@@ -54,16 +65,12 @@ class TreeProposer:
             num_tokens_no_spec: int32 [rows]: how long the texts are.
             token_ids_cpu: int32 [rows, max_model_len]: the texts.
         """
-        if self._chains is not None:
-            try:
-                requests = [
-                    self._request(token_ids_cpu[row][: num_tokens_no_spec[row]], len(sampled))
-                    for row, sampled in enumerate(sampled_token_ids)
-                ]
-                return self._chains.draft(requests)
-            except Exception as error:
-                self._stop(error)
-        return [[] for _ in sampled_token_ids]
+        return chains.draft(
+            [
+                self._request(token_ids_cpu[row][: num_tokens_no_spec[row]], len(sampled))
+                for row, sampled in enumerate(sampled_token_ids)
+            ]
+        )
 
     def _request(self, text: Any, sampled: int) -> ChainRequest:
         room = self._max_model_len - len(text) - 1  # a step adds a token itself
@@ -92,6 +99,11 @@ def _settings(vllm_config: Any) -> ChainSettings:
             **(vllm_config.additional_config or {}).get("trtla", {}),
         }
     )
+
+
+def _log_other_version() -> None:
+    if not _version().startswith(_KNOWN_VERSIONS):
+        _log.warning("vLLM is %s; trtla is known to work with %s", _version(), _KNOWN_VERSIONS)
 
 
 def _version() -> str:
