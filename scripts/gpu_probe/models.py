@@ -94,7 +94,7 @@ def tests() -> None:
     Raises:
         RuntimeError: pytest ended before it ran them.
     """
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-n", "6"]
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-n", "10"]
     command += ["-p", "no:cacheprovider", "tests/runtime", "tests/plugins"]
     printed = _streamed(command, OMP_NUM_THREADS="1")
     counts = {

@@ -34,6 +34,7 @@ from trtla.runtime.costs import CostTable
 from trtla.runtime.drafters.factory import Drafters
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.loop.executor import TorchExecutor
+from trtla.runtime.models.batch import BatchOutput
 from trtla.runtime.models.cuda.graphs import GraphRunner
 from trtla.runtime.models.cuda.inputs import Room, StepInputs
 from trtla.runtime.models.tensor_cache import TensorCache
@@ -139,7 +140,7 @@ def test_layers_share_kernels_whatever_the_address_of_their_scale():
     with noted_launches(llama(HALF)) as found:
         for layer in range(6):
             launch(cache, layer)
-        assert len(found) == 1
+        assert sorted(name for name, _ in found) == ["attend_trees", "join_parts"]
 
 
 def launch(cache, layer):
@@ -186,14 +187,11 @@ def test_prompts_beside_trees_are_attended_like_the_trees_of_a_graph():
 
     def forward(batch, cache):
         seen.append([(g.longest, g.context, len(g.sequences)) for g in batch.groups])
-        raise InterruptedError
+        return BatchOutput(torch.zeros(len(batch.rows), 5))
 
     runner = GraphRunner(forward, empty_cache(), 4, (20,), 100)
     prompt = sequence_of(0, 30, [1, 2], range(30), ())
     trees = [tree_feed(sequence_of(40, 5, list(range(20))), (0, 0, 1, 2)) for _ in range(3)]
-    for feeds in (trees, [Feed.prompt(prompt, 30, True), *trees]):
-        with pytest.raises(InterruptedError):
-            runner(feeds)
-    assert seen[0] == [(16, 100, 4)]
-    assert [group[2:] for group in seen[1][:1]] == [(1,)]
-    assert seen[1][1:] == seen[0]
+    runner(trees)
+    runner([Feed.prompt(prompt, 30, True), *trees])
+    assert seen == [[(16, 100, 4)], [(30, 0, 1)], [(16, 100, 4)]]

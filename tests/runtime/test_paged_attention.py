@@ -289,7 +289,7 @@ def test_a_node_of_a_tree_is_attended_as_if_decoded_alone(feeds, split, data):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @examples(20)
-@given(steps(prompts=0, most_cached=900), st.sampled_from((1, 4, 8)), splits, st.data())
+@given(steps(prompts=0, generating=1, most_cached=1100), st.sampled_from((1, 4, 8)), splits, st.data())
 def test_a_nodes_bits_do_not_depend_on_what_is_beside_it(dtype, feeds, group_size, split, data):
     def any_of(length):
         return data.draw(st.integers(0, length - 1))

@@ -217,7 +217,15 @@ def _absorb_stretch(
 
 @triton.jit(
     do_not_specialize=["rows", "spans", "tiles", "sequence_stride", "path_stride", "window"],
-    do_not_specialize_on_alignment=["sequences", "owners", "paths", "positions", "scale"],
+    do_not_specialize_on_alignment=[
+        "sequences",
+        "owners",
+        "paths",
+        "positions",
+        "scale",
+        "peaks",
+        "totals",
+    ],
 )
 def attend_trees(
     queries: tl.tensor,
@@ -269,36 +277,37 @@ def attend_trees(
     end = tl.where(alone, cached + depth + 1, whole * STRETCH)
     first = tl.where(alone, (row - start) * GROUP_SIZE, tile % tiles * BLOCK_M)
     busy = (first < fed * GROUP_SIZE) & (stretch * STRETCH < end) & ((owner >= 0) | (not alone))
-    last = tl.where(busy, last, stretch)
+    if busy:
+        lane, lanes = tl.arange(0, BLOCK_M), tl.arange(0, HEAD_SIZE)
+        nodes = (first + lane) // GROUP_SIZE
+        heads = head * GROUP_SIZE + (first + lane) % GROUP_SIZE
+        real = (nodes < fed) & ((lane < GROUP_SIZE) | (not alone))
+        places = (start + nodes).to(tl.int64) * query_stride + heads * HEAD_SIZE
+        q = tl.load(queries + places[:, None] + lanes[None, :], mask=real[:, None], other=0.0)
+        own_keys, own_values = keys + head * HEAD_SIZE, values + head * HEAD_SIZE
+        scaled = factor * tl.load(scale) if SCALED else factor
+        begins, unread = _first_seen(
+            positions + start, nodes, real, cached, window, BLOCK_N, WINDOWED
+        )
 
-    lane, lanes = tl.arange(0, BLOCK_M), tl.arange(0, HEAD_SIZE)
-    nodes = (first + lane) // GROUP_SIZE
-    heads = head * GROUP_SIZE + (first + lane) % GROUP_SIZE
-    real = busy & (nodes < fed) & ((lane < GROUP_SIZE) | (not alone))
-    places = (start + nodes).to(tl.int64) * query_stride + heads * HEAD_SIZE
-    q = tl.load(queries + places[:, None] + lanes[None, :], mask=real[:, None], other=0.0)
-    keys, values = keys + head * HEAD_SIZE, values + head * HEAD_SIZE
-    if SCALED:
-        factor = factor * tl.load(scale)
-    begins, unread = _first_seen(positions + start, nodes, real, cached, window, BLOCK_N, WINDOWED)
-
-    peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total, sums = tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M, HEAD_SIZE], tl.float32)
-    nothing = tl.zeros([BLOCK_M], tl.float32)  # so that the product is rounded before it is used
-    for number in range(stretch, last):
-        at = tl.maximum(number * STRETCH, unread)
-        stop = tl.minimum(number * STRETCH + STRETCH, end)
-        next_peak, next_total, next_sums = _absorb_stretch(
-            q, factor, keys, values, table + 3, slot_stride, paths + row * path_stride, cached,
-            at, stop, begins, HEAD_SIZE, PAGE, BLOCK_M, BLOCK_N, WINDOWED,
-        )  # fmt: skip
-        next_peak = tl.fma(next_peak, tl.full([BLOCK_M], factor, tl.float32), nothing)
-        peak, total, sums = _joined(peak, total, sums, next_peak, next_total, next_sums)
-    part = tl.where(alone, spans + beyond, span)
-    places = (part * rows + start + nodes).to(tl.int64) * (KV_HEADS * GROUP_SIZE) + heads
-    tl.store(peaks + places, peak, mask=real)
-    tl.store(totals + places, total, mask=real)
-    tl.store(parts + places[:, None] * HEAD_SIZE + lanes[None, :], sums, mask=real[:, None])
+        peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        total, sums = tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M, HEAD_SIZE], tl.float32)
+        nothing = tl.zeros([BLOCK_M], tl.float32)  # added, so that a product is rounded by itself
+        for number in range(stretch, last):
+            at = tl.maximum(number * STRETCH, unread)
+            stop = tl.minimum(number * STRETCH + STRETCH, end)
+            next_peak, next_total, next_sums = _absorb_stretch(
+                q, scaled, own_keys, own_values, table + 3, slot_stride,
+                paths + row * path_stride, cached, at, stop, begins,
+                HEAD_SIZE, PAGE, BLOCK_M, BLOCK_N, WINDOWED,
+            )  # fmt: skip
+            next_peak = tl.fma(next_peak, tl.full([BLOCK_M], scaled, tl.float32), nothing)
+            peak, total, sums = _joined(peak, total, sums, next_peak, next_total, next_sums)
+        part = tl.where(alone, spans + beyond, span)
+        places = (part * rows + start + nodes).to(tl.int64) * (KV_HEADS * GROUP_SIZE) + heads
+        tl.store(peaks + places, peak, mask=real)
+        tl.store(totals + places, total, mask=real)
+        tl.store(parts + places[:, None] * HEAD_SIZE + lanes[None, :], sums, mask=real[:, None])
 
 
 @triton.jit
@@ -319,7 +328,7 @@ def _load_part(
 
 @triton.jit(
     do_not_specialize=["rows", "spans", "sequence_stride"],
-    do_not_specialize_on_alignment=["sequences", "owners", "positions", "scale"],
+    do_not_specialize_on_alignment=["sequences", "owners", "positions", "scale", "peaks", "totals"],
 )
 def join_parts(
     parts: tl.tensor,
@@ -353,25 +362,29 @@ def join_parts(
     peak = tl.full([BLOCK_H], float("-inf"), tl.float32)
     total, sums = tl.zeros([BLOCK_H], tl.float32), tl.zeros([BLOCK_H, HEAD_SIZE], tl.float32)
     for part in range(0, used, 4):  # four loads at a time do not wait for each other
-        a = _load_part(parts, peaks, totals, part * step + at, inside, HEAD_SIZE)
-        b = _load_part(
+        peak_0, total_0, sums_0 = _load_part(
+            parts, peaks, totals, part * step + at, inside, HEAD_SIZE
+        )
+        peak_1, total_1, sums_1 = _load_part(
             parts, peaks, totals, (part + 1) * step + at, inside & (part + 1 < used), HEAD_SIZE
         )
-        c = _load_part(
+        peak_2, total_2, sums_2 = _load_part(
             parts, peaks, totals, (part + 2) * step + at, inside & (part + 2 < used), HEAD_SIZE
         )
-        d = _load_part(
+        peak_3, total_3, sums_3 = _load_part(
             parts, peaks, totals, (part + 3) * step + at, inside & (part + 3 < used), HEAD_SIZE
         )
-        peak, total, sums = _joined(peak, total, sums, a[0], a[1], a[2])
-        peak, total, sums = _joined(peak, total, sums, b[0], b[1], b[2])
-        peak, total, sums = _joined(peak, total, sums, c[0], c[1], c[2])
-        peak, total, sums = _joined(peak, total, sums, d[0], d[1], d[2])
-    a = _load_part(parts, peaks, totals, spans * step + at, inside, HEAD_SIZE)
-    crosses = (whole + 1) * STRETCH < cached + depth + 1
-    b = _load_part(parts, peaks, totals, (spans + 1) * step + at, inside & crosses, HEAD_SIZE)
-    peak, total, sums = _joined(peak, total, sums, a[0], a[1], a[2])
-    peak, total, sums = _joined(peak, total, sums, b[0], b[1], b[2])
+        peak, total, sums = _joined(peak, total, sums, peak_0, total_0, sums_0)
+        peak, total, sums = _joined(peak, total, sums, peak_1, total_1, sums_1)
+        peak, total, sums = _joined(peak, total, sums, peak_2, total_2, sums_2)
+        peak, total, sums = _joined(peak, total, sums, peak_3, total_3, sums_3)
+    peak_0, total_0, sums_0 = _load_part(parts, peaks, totals, spans * step + at, inside, HEAD_SIZE)
+    crosses = inside & ((whole + 1) * STRETCH < cached + depth + 1)
+    peak_1, total_1, sums_1 = _load_part(
+        parts, peaks, totals, (spans + 1) * step + at, crosses, HEAD_SIZE
+    )
+    peak, total, sums = _joined(peak, total, sums, peak_0, total_0, sums_0)
+    peak, total, sums = _joined(peak, total, sums, peak_1, total_1, sums_1)
     if SCALED:
         sums = sums * tl.load(scale)
     result = sums / tl.where(total == 0.0, 1.0, total)[:, None]

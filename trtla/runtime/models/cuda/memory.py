@@ -73,14 +73,15 @@ class ForwardMemory:
         """Of one forward with fused kernels, and logits of so many rows.
 
         Between operations are kept: states, what the layer adds to them, their norm, queries and
-        attention. On top come gate, up and their product, or q, k and v with the next queries, or
-        the parts of attention, or behind the last layer the sum and the logits. In FP8 some of them
+        attention. On top come gate, up and their product, or q, k and v with the parts of
+        attention, or behind the last layer the sum and the logits. In FP8 some of them
         take less.
         """
         config = self.config
         queries, keys = _widths(config)
-        layer = max(3 * config.intermediate_size, 2 * queries + keys) * self.itemsize
-        layer = max(layer, _PARTS * _FLOAT * queries)
+        parts = _PARTS * _FLOAT * (queries + 2 * config.num_attention_heads)
+        attention = self.itemsize * (queries + keys) + parts
+        layer = max(3 * config.intermediate_size * self.itemsize, attention)
         of_layer = tokens * (self.itemsize * self._kept() + layer)
         head = tokens * self.itemsize * (self._kept() + config.hidden_size)
         return max(of_layer, head + self._logit_bytes(rows))
