@@ -20,6 +20,14 @@ GREEDY = SamplingParams()
 Trees = SharedTrees | PlainTrees
 
 
+def phrases(seed: int, size: int = 60, words: int = 6) -> list[int]:
+    """A text of tokens below 49 that says a few phrases again and again."""
+    dice = Random(seed)
+    known = [[dice.randrange(49) for _ in range(5)] for _ in range(words)]
+    text = [token for _ in range(size) for token in dice.choice(known)]
+    return text[:size]
+
+
 def top_rows(
     rows: Sequence[Mapping[int, float]], nodes: Sequence[int] = (), last: int = -1
 ) -> TopRows:
