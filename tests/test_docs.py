@@ -24,7 +24,9 @@ from trtla.formats.transformers_load import load_model, load_tokenizer
 
 PAGES = ("README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))))
 RUN = tuple(
-    page for page in PAGES if re.search("README|install|guide|migrate|gguf|batch|python", page)
+    page
+    for page in PAGES
+    if re.search("README|install|guide|migrate|gguf|batch|python|plugins", page)
 )
 """Pages whose commands and Python run, each page from top to bottom in a folder of its own."""
 
@@ -142,7 +144,7 @@ def test_the_checks_check(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(KeyError):
         parse(arguments("mpirun -n 2 trtla jog --engine-dir e"))
     assert sum(len(commands(page)) for page in PAGES) > 30
-    assert all(runnable(page) for page in RUN)
+    assert all(runnable(page) or python(page) for page in RUN)
     assert sum(len(python(page)) for page in RUN) > 2
     assert len(list(flag_tables("docs/migrate-from-tensorrt-llm.md"))) > 30
     assert "--qformat" not in flags_of("convert")

@@ -12,6 +12,7 @@ from trtla.chat.values import Known
 from trtla.errors import UsageError
 from trtla.settings.drafting import DrafterSettings
 from trtla.settings.fields import declared
+from trtla.settings.grammar import Grammar
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.settings.sampling import SamplingParams
 
@@ -23,6 +24,7 @@ REFERENCE = [
 ]
 OURS = [
     *("lookahead", "system"),
+    *("json_schema", "regex", "grammar"),
     *("exit", "retry", "undo", "stats", "save", "load", "reset", "compare", "colors"),
 ]
 HIDDEN = {
@@ -131,6 +133,21 @@ def test_a_shown_value_means_itself(command, settings):
     shown = command.shown(settings)
     if shown != "the default":
         assert command.apply(shown, settings) == settings
+
+
+def test_one_grammar_replaces_another_from_a_file_or_as_it_is(tmp_path):
+    (tmp_path / "schema.json").write_text('{"type": "object"}')
+    by_file = apply(f"/json_schema {tmp_path / 'schema.json'}", ChatSettings())
+    assert by_file.sampling.grammar == Grammar.of({"json_schema": {"type": "object"}})
+    assert apply('/json-schema {"type": "object"}', ChatSettings()) == by_file
+    assert find("json_schema").shown(by_file) == '{"type":"object"}'
+    assert find("regex").shown(by_file) == "off"
+    by_regex = apply("/regex [a b]+", by_file)
+    assert by_regex.sampling.grammar == Grammar("regex", "[a b]+")
+    assert apply('/grammar start: "a"', by_file).sampling.grammar == Grammar("lark", 'start: "a"')
+    assert apply("/regex off", by_regex) == ChatSettings()
+    with pytest.raises(UsageError, match="/json_schema: the JSON schema is not JSON"):
+        apply("/json_schema {a", by_regex)
 
 
 def test_help_shows_values_now_and_at_the_start():

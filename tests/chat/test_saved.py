@@ -47,8 +47,9 @@ def test_a_file_of_the_first_release_loads_and_is_written_as_it_was(tmp_path):
     assert json.loads(path.read_text()) == json.loads(FIRST_RELEASE)
 
 
-def test_penalties_and_biases_are_kept(tmp_path):
-    own = SamplingParams(repetition_penalty=1.1, logit_bias={17: -5, 3: 2.5})
+@pytest.mark.parametrize("grammar", [None, {"regex": "a+"}, {"choice": ["a", "b"]}])
+def test_penalties_biases_and_grammars_are_kept(tmp_path, grammar):
+    own = SamplingParams(repetition_penalty=1.1, logit_bias={17: -5, 3: 2.5}, grammar=grammar)
     settings = changed(ChatSettings(), {"sampling": own})
     save(tmp_path / "chat.json", replace(CHAT, settings=settings))
     assert load(tmp_path / "chat.json", ChatSettings()).settings == settings

@@ -157,6 +157,7 @@ def test_files_bring_prompts_with_lengths_of_their_own(bare_engine: Path, tmp_pa
         (("--processor", "multinomial:0.7"), "--processor (temperature 0.7)", "nothing is drawn"),
         (("--logit-bias", "5:1"), "--logit-bias does not go", "the model's own"),
         (("--repetition-penalty", "1.1"), "--repetition-penalty does not go", "omit it"),
+        (("--regex", "a+"), "--regex does not go with --num-beams", "omit it"),
         (("--stop", "x"), "--stop does not go with --num-beams", "end token"),
         (("--allotted-time-ms", "9"), "--allotted-time-ms does not go", "omit it"),
         (("--stream",), "--stream does not go", "omit it"),

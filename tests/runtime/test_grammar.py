@@ -13,8 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.served import SHIPPED
+from tests.support.tokenizer_kinds import save_kind
 from trtla import LLM, SamplingParams
 from trtla.errors import TrtlaError, UsageError
+from trtla.llm.grammars import GrammarCompiler
 from trtla.llm.text import Tokenizer
 from trtla.runtime.grammar import CompiledGrammar, GrammarState
 from trtla.runtime.tree.library import Tree
@@ -253,7 +255,7 @@ class Toy:
 
 
 def following(make, *args):
-    return GrammarState(CompiledGrammar(make, is_quick=True), *args)
+    return GrammarState(CompiledGrammar(make), *args)
 
 
 @given(st.lists(st.lists(st.integers(0, 2), max_size=5), max_size=8), st.integers(0, 3))
@@ -292,6 +294,12 @@ def test_behind_its_end_a_text_may_only_end_again():
     assert state.allowed((0,)) == 0
 
 
+def test_behind_a_token_that_only_the_mask_has_allowed_nothing_is():
+    state = following(Toy, (2, 38), 40)
+    state.follow([0, 0])
+    assert not state.mask().any()
+
+
 @pytest.mark.parametrize(
     ("grammar", "said"),
     [
@@ -302,7 +310,7 @@ def test_behind_its_end_a_text_may_only_end_again():
         ({"choice": []}, "not a list of texts"),
         ({"json_schema": "{"}, "is not JSON"),
         ({"json_schema": [1]}, "not an object"),
-        ({"regex": "a" * 2_000_000}, "above 1048576"),
+        ({"regex": "a" * 70_000}, "above 65536"),
         ("a", "not an object of one key"),
     ],
 )
@@ -324,6 +332,7 @@ def test_what_is_no_grammar_is_refused_at_once(grammar, said):
         ({"json_schema": {"$ref": "https://example.com/schema.json"}}, ""),
         ({"json_schema": {"allOf": [{"type": "string"}, {"type": "integer"}]}}, ""),
         ({"json_schema": {"type": "string", "pattern": "("}}, "unclosed group"),
+        ({"regex": "a{20000}"}, "its texts begin with 20000 fixed tokens, above 8192"),
     ],
 )
 def test_a_grammar_that_cannot_be_used_is_refused_in_a_sentence(llm, grammar, reason):
@@ -344,7 +353,7 @@ def _chain(count):
 @pytest.mark.parametrize(
     ("grammar", "why"),
     [
-        ({"lark": _chain(40_000)}, "it is too large, or nested too deeply"),
+        ({"lark": _chain(3400)}, "it is too large, or nested too deeply"),
         ({"json_schema": {"type": "integer", "multipleOf": 99_999_989}}, "it takes more than 1 s"),
     ],
     ids=["deep", "endless"],
@@ -372,6 +381,21 @@ def test_tokens_are_spelt_as_the_tokenizer_decodes_them():
     assert b"".join(tokenizer.token_bytes(token) for token in ids) == text.encode()
 
 
+@pytest.mark.parametrize("kind", ["sentencepiece", "unigram", "llama 3"])
+def test_a_text_that_a_tokenizer_cannot_write_is_refused_or_ends_in_nothing(kind, tmp_path):
+    save_kind(kind, tmp_path)
+    compiler = GrammarCompiler(Tokenizer(tmp_path), 512, (2,))
+    assert compiler.start(Grammar("regex", "(a|b) c"))().mask().any()
+    if kind == "unigram":  # it has neither bytes nor this letter
+        with pytest.raises(UsageError, match="the tokenizer cannot write its texts"):
+            compiler.start(Grammar("regex", "é"))
+        state = compiler.start(Grammar.of({"json_object": True}))()
+        (blank, *_) = allowed_tokens(state.mask(), 512).nonzero()[0].tolist()
+        assert not state.follow([blank]).mask().any()
+    else:
+        assert compiler.start(Grammar("regex", "(é|日)🦙"))().mask().any()
+
+
 def test_a_grammar_goes_as_an_object_of_json():
     for value in GRAMMARS:
         grammar = Grammar.of(value)
@@ -386,7 +410,14 @@ def test_masks_of_other_sizes_fit_the_model():
     assert allowed_tokens(mask, 100).nonzero()[0].tolist() == [0, 2]
 
 
-def test_where_a_matcher_gives_up_twice_nothing_is_allowed():
+@pytest.mark.parametrize(
+    ("error", "failure"),
+    [
+        ("too complex\nlong trace", "it takes too much computing (too complex)"),
+        ("NoExtensionBias", ""),  # the tokenizer has no token that goes on
+    ],
+)
+def test_where_a_matcher_gives_up_twice_nothing_is_allowed(error, failure):
     made = []
 
     class Failing(Toy):
@@ -398,11 +429,11 @@ def test_where_a_matcher_gives_up_twice_nothing_is_allowed():
             return self.computed > 0 and self.read[:1] == [0]
 
         def get_error(self):
-            return "too complex\nlong trace"
+            return error
 
     state = following(Failing, (2,), 40)
     assert not state.mask((0,)).any()
-    assert state.failure == "too complex"
+    assert state.failure == failure
     assert len(made) == 2
     assert allowed_tokens(state.mask(), 40).nonzero()[0].tolist() == [0, 2]
     assert not state.follow([0]).mask().any()

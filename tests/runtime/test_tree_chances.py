@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from random import Random
 
+import numpy as np
 import pytest
 import torch
 
@@ -105,3 +106,38 @@ def first_hits(by_noise, temperature):
 def test_noise_tells_what_an_exact_row_will_draw(temperature):
     assert first_hits(True, temperature) >= 59  # rows are kept in steps of 1/256
     assert first_hits(False, temperature) < 50
+
+
+def masked(masks, forced=()):
+    """A draft of eight nodes that a grammar alone proposes, and the mask of each path."""
+    tree = SharedTrees(VOCAB).tree([0, 1], GREEDY, ("grammar",), True)
+    bits = {
+        path: np.array([sum(1 << token for token in some)], np.uint32)
+        for path, some in masks.items()
+    }
+    tree.set_grammar(forced, bits)
+    return plan(tree, 8)
+
+
+def test_what_a_grammar_forces_is_certain_and_one_of_few_tokens_is_not():
+    forced = masked({(): (5,), (5,): (6,)}, [(5, 6, 7)])
+    assert forced.tokens == (5, 6, 7)
+    assert forced.values[1] > 0.99
+    for some in ((5, 6), (5, 6, 7), (5, 6, 7, 8)):
+        few = masked({(): some})
+        assert few.tokens == some
+        assert few.values[0] < 0.6
+        assert sum(few.values) > 0.9  # one of them has to come
+    assert masked({(): (5, 6, 7, 8, 9)}).tokens == ()
+
+
+def test_a_text_that_goes_on_with_one_of_few_tokens_is_believed_more():
+    tree = SharedTrees(VOCAB).tree(
+        [1, 2, 3, 4, 5, 6, 1, 2, 3, 4], GREEDY, ("context", "grammar"), True
+    )
+    mask = np.array([1 << 3 | 1 << 5 | 1 << 7], np.uint32)
+    tree.set_grammar((), {(): mask})
+    draft = plan(tree, 3, 1)
+    assert draft.tokens[0] == 5
+    assert draft.values[0] > 0.6
+    assert [PROPOSERS[source] for source in draft.sources] == ["context", "grammar", "grammar"]

@@ -12,7 +12,7 @@ from threading import Event
 import pytest
 from pydantic import BaseModel
 
-from tests.support.chat_templates import CHATML, with_template
+from tests.support.chat_templates import HERMES_TOOLS, with_template
 from tests.support.served import SHIPPED, refused, serving
 from trtla import LLM
 from trtla.llm.grammars import GrammarCompiler
@@ -28,13 +28,14 @@ SCHEMA = {
     "additionalProperties": False,
 }
 FORMAT = {"type": "json_schema", "json_schema": {"name": "pet", "schema": SCHEMA, "strict": True}}
+_FORMAT = {"type": "json_schema", "json_schema": {"schema": {"type": "nothing"}}}
 CHAT = {"messages": HELLO, "max_tokens": 200, "seed": 5, "temperature": 1.0}
 TEXT = {"prompt": "x", "max_tokens": 60, "seed": 5, "temperature": 1.0}
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    model = with_template(SHIPPED, tmp_path_factory.mktemp("structured"), CHATML)
+    model = with_template(SHIPPED, tmp_path_factory.mktemp("structured"), HERMES_TOOLS)
     with serving(partial(LLM, model, max_batch_size=3)) as one:
         yield one
 
@@ -125,8 +126,10 @@ def test_langchains_client_parses_what_it_gets(served):
         ({"structured_outputs": {}}, "structured_outputs", "give exactly one"),
         ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice", "exclude each other"),
         ({"guided_choice": []}, "guided_choice", "not a list of texts"),
-        ({"guided_regex": "[a"}, "messages", "cannot be used"),
-        ({"grammar": {"json_schema": {"$ref": "http://x.test/s"}}}, "messages", "cannot be used"),
+        ({"guided_regex": "[a"}, "guided_regex", "cannot be used"),
+        ({"response_format": _FORMAT}, "response_format", "cannot be used"),
+        ({"grammar": {"json_schema": {"$ref": "http://x.test/s"}}}, "grammar", "cannot be used"),
+        ({"guided_regex": "a" * 70_000}, "guided_regex", "has 70000 characters, above 65536"),
         ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos", "grammar"),
     ],
 )
@@ -163,12 +166,18 @@ def test_a_grammar_that_gives_up_fails_its_request_alone(served, capfd):
         beside = pool.submit(served.complete, **ask)
         failed = served.complete(**TEXT, guided_regex="(a|a)*" * 2000 + "b")
         assert said(beside.result(60)) == alone
-    assert failed.status_code == 500
-    assert "the grammar allows nothing as output token" in failed.text
+    assert "the grammar allows nothing as output token" in refused(failed, 400, "guided_regex")
+    lines = served.complete(**TEXT, guided_regex="(a|a)*" * 2000 + "b", stream=True).text
+    error = json.loads(lines.split("data: ")[-1])["error"]
+    assert (error["type"], error["param"]) == ("invalid_request_error", "guided_regex")
     assert "a step failed" not in capfd.readouterr().err
 
 
-def test_small_requests_do_not_wait_for_a_grammar(served, monkeypatch):
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+
+
+@pytest.mark.parametrize("field", [{"guided_regex": "[ab]{3}c"}, {"tools": TOOLS}])
+def test_small_requests_do_not_wait_for_a_grammar(served, monkeypatch, field):
     begun, goes_on = Event(), Event()
     start = GrammarCompiler.start
 
@@ -179,11 +188,11 @@ def test_small_requests_do_not_wait_for_a_grammar(served, monkeypatch):
 
     monkeypatch.setattr(GrammarCompiler, "start", slowly)
     with ThreadPoolExecutor(1) as pool:
-        dear = pool.submit(served.complete, **TEXT, guided_regex="[ab]{3}c")
+        dear = pool.submit(served.chat, **CHAT, **field)
         try:
             assert begun.wait(60)
-            assert served.complete(prompt="def f(", max_tokens=2).status_code == 200
+            assert served.chat(messages=HELLO, max_tokens=2).status_code == 200
             assert not dear.done()
         finally:
             goes_on.set()
-        assert re.fullmatch("[ab]{3}c", said(dear.result(60)))
+        assert dear.result(60).status_code == 200

@@ -383,7 +383,7 @@ def tool(**more):
         ({"tools": [tool()], "guided_regex": "a"}, "tools", "exclude"),
         ({"tools": [tool(description="<|end|>")]}, "tools", "hold <|end|>"),
         ({"tools": [tool(parameters={"type": "array"})]}, "tools.0.function", "use object"),
-        ({"tools": [tool(parameters={"properties": {"a": {"type": "b"}}})]}, "messages",
+        ({"tools": [tool(parameters={"properties": {"a": {"type": "b"}}})]}, "tools",
          "the grammar cannot be used"),
         ({"messages": [{"role": "tool", "content": "a"}]}, "tool_call_id", "which call"),
         ({"messages": [{**HELLO[0], "tool_calls": [{"id": "a", **tool(arguments="{}")}]}]},

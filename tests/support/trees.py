@@ -20,6 +20,14 @@ GREEDY = SamplingParams()
 Trees = SharedTrees | PlainTrees
 
 
+def phrases(seed: int, size: int = 60, words: int = 6) -> list[int]:
+    """A text of tokens below 49 that says a few phrases again and again."""
+    dice = Random(seed)
+    known = [[dice.randrange(49) for _ in range(5)] for _ in range(words)]
+    text = [token for _ in range(size) for token in dice.choice(known)]
+    return text[:size]
+
+
 def top_rows(
     rows: Sequence[Mapping[int, float]], nodes: Sequence[int] = (), last: int = -1
 ) -> TopRows:
@@ -64,6 +72,8 @@ class Session:
         self.planner: Any = PlainPlanner() if isinstance(shared, PlainTrees) else Planner()
         self.drafts: list[Draft] = []
         """All that was planned."""
+        self.masks: list[Any] = []
+        """Trees only point to them."""
         self.trees = [self._request() for _ in range(2)]
 
     def _request(self) -> Any:
@@ -108,8 +118,22 @@ class Session:
         if self.rng.random() < 0.5:
             count = self.rng.randrange(3)
             tree.set_chains([self._text(self.rng.randrange(1, 5)) for _ in range(count)])
+        if self.rng.random() < 0.5:
+            ahead = self._text(self.rng.randrange(1, 4))
+            masks = {tuple(ahead[:size]): self._mask() for size in range(len(ahead))}
+            tree.set_grammar([self._text(3)], masks)
+            self.masks.append(masks)
+
+    def _mask(self) -> np.ndarray:
+        """Few tokens or many that may follow."""
+        count = self.rng.choice([1, 2, 3, 4, self.vocab - 2])
+        return np.array([sum(1 << t for t in self.rng.sample(range(self.vocab), count))], np.uint32)
 
     def _commit(self, tree: Any, draft: Draft) -> None:
+        if draft.size > 1 and self.rng.random() < 0.2:
+            dropped = {draft.size - 1}
+            tree.drop(sorted(dropped))
+            draft = draft.without(dropped)
         leaf = self.rng.randrange(draft.size)
         path = draft.path(leaf)
         tokens = [*draft.tokens_to(leaf), self.rng.randrange(self.vocab)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from trtla.api.errors import ApiError
@@ -41,7 +42,7 @@ def grammar_of(fields: Mapping[str, Any]) -> Grammar | None:
         raise _refusal(second, f"{first} and {second} exclude each other; omit one of them")
     (name,) = present
     try:
-        return _READERS.get(name, _guided)(name, fields[name])
+        return replace(_READERS.get(name, _guided)(name, fields[name]), given_as=name)
     except UsageError as error:
         raise _refusal(name, f"{name}: {error.message}; {error.hint}") from None
 

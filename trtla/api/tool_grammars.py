@@ -38,7 +38,7 @@ def tool_grammar(llm: RequestMaker, body: ChatBody, messages: Messages) -> Gramm
         several=body.parallel_tool_calls and not isinstance(body.tool_choice, NamedTool),
         control=control,
     )
-    return Grammar("lark", rules)
+    return Grammar("lark", rules, given_as="tools")
 
 
 def _thoughts(llm: RequestMaker, body: ChatBody, messages: Messages) -> State:

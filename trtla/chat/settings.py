@@ -19,6 +19,7 @@ from trtla.files import read_json, validate, write_whole
 from trtla.runtime.request import FinishReason
 from trtla.settings.drafting import LOOKAHEAD, NO_DRAFTER, DrafterSettings
 from trtla.settings.fields import declared
+from trtla.settings.grammar import Grammar
 from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead, LookaheadConfig
 from trtla.settings.sampling import SamplingParams
 
@@ -124,6 +125,7 @@ def _keys() -> dict[str, tuple[str, Any]]:
             default = ... if part == "sampling" and name in _FIRST else None
             keys[name] = (f"{part}.{name}", (hint, default))
     del keys["allotted_time_ms"]
+    keys["grammar"] = ("sampling.grammar", (dict[str, Any] | None, None))
     top = get_type_hints(ChatSettings) | {"lookahead": Literal["auto"] | list[int] | None}
     del top["system"], top["colors"]  # the latter is this terminal's
     return keys | {key: (key, (hint, ...)) for key, hint in top.items() if key not in PARTS}
@@ -185,6 +187,8 @@ def _settings(chosen: ChatSettings) -> dict[str, Any]:
 
 
 def _to_json(value: Any) -> Any:
+    if isinstance(value, Grammar):
+        return value.value
     return value.as_tuple() if isinstance(value, LookaheadConfig) else value
 
 

@@ -15,6 +15,7 @@ from trtla.errors import UsageError
 from trtla.files import parse_json
 from trtla.settings.drafting import DRAFT_PREFIX, DRAFTERS, parse_drafter
 from trtla.settings.fields import Declared, check_text, shown
+from trtla.settings.grammar import Grammar, GrammarKind
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
 from trtla.settings.sampling import EXAMPLES, Filters, parse_processor
 
@@ -180,6 +181,19 @@ def _parse_ids(text: str) -> tuple[int, ...]:
 
 
 IDS = _or_word(Value("ID,...", _parse_ids, lambda ids: ",".join(map(str, ids))), "none", ())
+
+
+def grammar_value(kind: GrammarKind, usage: str) -> Value:
+    """Return the value of the commands for a kind of grammar; one replaces any other."""
+    return _or_word(
+        Value(
+            usage,
+            lambda text: Grammar.typed(kind, text),
+            lambda grammar: grammar.text if grammar.kind == kind else "off",
+            (lambda known, typed: ()) if kind == "regex" else _files,
+        ),
+        "off",
+    )
 
 
 def value_of(setting: Declared) -> Value:

@@ -64,14 +64,9 @@ def _written(library: Any, grammar: Grammar) -> str:
     return str(library.grammar_from(kind, grammar.text))
 
 
-def is_quick(grammar: Grammar) -> bool:
-    """Return True for a grammar that is compiled in little time."""
-    return len(grammar.text) <= _HARMLESS and not any(word in grammar.text for word in _WORDS)
-
-
 def why_not(grammar: Grammar) -> str:
     """Return why a grammar cannot be compiled; empty: it may have an error, but can be tried."""
-    if is_quick(grammar):
+    if len(grammar.text) <= _HARMLESS and not any(word in grammar.text for word in _WORDS):
         return ""
     path = f"import sys; sys.path[:] = {sys.path!r}"
     done = subprocess.run(

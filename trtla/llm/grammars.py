@@ -10,7 +10,7 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from trtla.errors import UsageError, first_line
-from trtla.llm.grammar_compiling import compiled, is_quick, llguidance, why_not
+from trtla.llm.grammar_compiling import compiled, llguidance, why_not
 from trtla.llm.text import Tokenizer
 from trtla.runtime.grammar import CompiledGrammar, GrammarStart, GrammarState
 from trtla.settings.grammar import Grammar
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _KEPT = 32
 """Grammars that stay compiled, the last ones used."""
+_MOST_FORCED = 1 << 13
+"""Fixed tokens at the beginning of a text: all are computed again at each of them."""
 
 
 @dataclass(frozen=True)
@@ -74,10 +76,10 @@ class GrammarCompiler:
         with self._lock:
             spelling = self._spelling = self._spelling or self._spelt()
             known = self._compiled.get(grammar)
-        if known is None or known.is_spent:
+        if known is None:
             if why := why_not(grammar):
                 raise _refusal(grammar, why)
-            known = CompiledGrammar(partial(_matcher, spelling, grammar), is_quick(grammar))
+            known = CompiledGrammar(partial(_matcher, spelling, grammar))
         with self._lock:
             self._compiled[grammar] = known
             self._compiled.move_to_end(grammar)
@@ -111,6 +113,8 @@ def _matcher(spelling: LLTokenizer, grammar: Grammar) -> LLMatcher:
         raise _refusal(grammar, matcher.get_error())
     if not any(mask):
         raise _refusal(grammar, "it allows no text")
+    if (forced := len(matcher.compute_ff_tokens())) > _MOST_FORCED:
+        raise _refusal(grammar, f"its texts begin with {forced} fixed tokens, above {_MOST_FORCED}")
     return matcher
 
 
@@ -120,4 +124,6 @@ _NAMES = {"json_schema": "the JSON schema", "regex": "the regular expression"}
 def _refusal(grammar: Grammar, reason: object) -> UsageError:
     name = _NAMES.get(grammar.kind, "the grammar")
     told = str(reason).rpartition("\nerror: ")[2]  # a regex's faults are drawn above their reason
+    if told.startswith("NoExtension"):
+        told = "the tokenizer cannot write its texts"
     return UsageError(f"{name} cannot be used: {first_line(told)}", "correct or simplify it")

@@ -166,7 +166,8 @@ class RequestMaker:
         try:
             return self._grammars.start(Grammar.of(sampling.grammar))
         except UsageError as error:
-            raise UsageError(f"{name}: {error.message}", error.hint) from None
+            where = Grammar.of(sampling.grammar).given_as
+            raise UsageError(f"{name}: {error.message}", error.hint, where) from None
 
     @cached_property
     def _grammars(self) -> GrammarCompiler:

@@ -111,12 +111,7 @@ class TemplateProcess:
         with self._lock, suppress(EOFError, OSError):  # the next use starts another
             self._started()
 
-    def render(
-        self,
-        messages: list[Any],
-        add_generation_prompt: bool = True,
-        variables: Variables = NO_VARIABLES,
-    ) -> str:
+    def render(self, messages: list[Any], add_generation_prompt: bool, variables: Variables) -> str:
         """Render a conversation; if the process is lost meanwhile, a new one renders it."""
         arguments = [messages, add_generation_prompt, dict(variables)]
         with self._lock:

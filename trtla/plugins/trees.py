@@ -58,11 +58,7 @@ class ModelTrees:
         self, vocab_size: int, costs: CostTable = FIXED_COSTS, most_tokens: int = MOST_TOKENS
     ) -> None:
         self._vocab_size = vocab_size
-        try:
-            self._shared = SharedTrees(vocab_size, most_tokens)
-        except NotCompiled as error:
-            message = f"there are no compiled candidate trees: {error}"
-            raise TrtlaError(message, error.hint) from None
+        self._shared = open_shared(vocab_size, most_tokens)
         self._policy = new_policy(StepCosts(FIXED_COSTS if costs_are_fixed() else costs), None)
         self._lock = threading.Lock()
 
@@ -74,19 +70,17 @@ class ModelTrees:
         """
         with self._lock:
             drafters = [self._drafter(row, lookahead) for row in rows]
-        return RowDrafts(self, [self._inside(row.text) for row in rows], drafters)
+        texts = [inside(row.text, self._vocab_size) for row in rows]
+        return RowDrafts(self, texts, drafters)
 
     def _drafter(self, row: Row, triple: LookaheadConfig | None) -> Drafter:
-        text = self._inside(row.text)
+        text = inside(row.text, self._vocab_size)
         if triple is not None:
             known = [token for token in text if token >= 0] or [0]
             window = new_window(triple, known, row.sampling.seed)
             return LookaheadDrafter(triple, known, window)
         tree = self._shared.tree(text, row.sampling, _SOURCES, by_noise=True)
         return TreeDrafter(tree, self._shared, _MOST_NODES, row.output_len)
-
-    def _inside(self, tokens: Iterable[int]) -> list[int]:
-        return [token if 0 <= token < self._vocab_size else _NO_TOKEN for token in tokens]
 
     def texts(self) -> list[tuple[int, ...]]:
         """Return the texts of ended rows that are drafted from."""
@@ -172,14 +166,35 @@ class RowDrafts:
 
 
 def _keep_chain(drafter: TreeDrafter) -> None:
-    """Plan the path of best nodes alone: a draft lists its nodes best first."""
-    draft, last = drafter.chosen, 0
-    dropped = []
-    for node, parent in enumerate(draft.parents, 1):
-        if parent == last:
-            last = node
-        else:
-            dropped.append(node)
+    draft = drafter.chosen
+    dropped = set(range(1, draft.size)) - set(best_path(draft))
     if dropped:
-        drafter.tree.drop(dropped)
-        drafter.plan(draft.without(set(dropped)), with_window=False)
+        drafter.tree.drop(sorted(dropped))
+        drafter.plan(draft.without(dropped), with_window=False)
+
+
+def best_path(draft: Draft) -> list[int]:
+    """Return the path of best nodes: a draft lists its nodes best first."""
+    path = [0]
+    for node, parent in enumerate(draft.parents, 1):
+        if parent == path[-1]:
+            path.append(node)
+    return path[1:]
+
+
+def inside(tokens: Iterable[int], vocab_size: int) -> list[int]:
+    """Return the tokens, with separators in place of those beyond the vocabulary."""
+    return [token if 0 <= token < vocab_size else _NO_TOKEN for token in tokens]
+
+
+def open_shared(vocab_size: int, most_tokens: int) -> SharedTrees:
+    """Return what the trees of a model's rows share.
+
+    Raises:
+        TrtlaError: there is no compiled library for this processor.
+    """
+    try:
+        return SharedTrees(vocab_size, most_tokens)
+    except NotCompiled as error:
+        message = f"there are no compiled candidate trees: {error}"
+        raise TrtlaError(message, error.hint) from None

@@ -38,23 +38,16 @@ class CompiledGrammar:
 
     Args:
         compiled: compiles the grammar.
-        is_quick: that takes less than a step.
     """
 
-    def __init__(self, compiled: Callable[[], Matcher], is_quick: bool) -> None:
-        self._compiled, self._is_quick = compiled, is_quick
+    def __init__(self, compiled: Callable[[], Matcher]) -> None:
+        self._compiled = compiled
         self.matcher = compiled()
-        self.is_spent = False
-        """No matcher of it may be of use."""
 
     def renew(self, spent: Matcher) -> Matcher:
-        """Return a fresh matcher in place of one whose copies have given up.
-
-        The same where compiling it again would delay other requests.
-        """
+        """Return a fresh matcher in place of one whose copies have given up."""
         if self.matcher is spent:
-            self.is_spent = not self._is_quick
-            self.matcher = self._compiled() if self._is_quick else spent
+            self.matcher = self._compiled()
         return self.matcher
 
 
@@ -81,13 +74,15 @@ class GrammarState:
         self._masks: dict[tuple[int, ...], ndarray | None] = {}
         """Masks by path, since the output last grew."""
         self.failure = ""
-        """The reason why a mask last allowed no token."""
+        """The reason why a mask last allowed no token; empty if no token can be written there."""
 
     def follow(self, output_ids: Sequence[int]) -> GrammarState:
         """Read the new tokens of the output."""
         new = list(output_ids[len(self._output) :])
         if new:
             self._ended = self._refuses(new)  # behind an end token
+            if self._ended and not self._ends[new[-1] // _WORD] >> new[-1] % _WORD & 1:
+                self._ends[:] = 0  # the mask was wrong: the tokenizer cannot write what follows
             self._output, self._ahead = list(output_ids), self._ahead[len(new) :]
             self._masks = {
                 path[len(new) :]: mask
@@ -116,7 +111,9 @@ class GrammarState:
             mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)
             if not self._matcher.is_error():
                 return self._fitted(mask)
-        self.failure = first_line(self._matcher.get_error())
+        reason = first_line(self._matcher.get_error())
+        if not reason.startswith("NoExtension"):  # no token goes on: nothing was too much
+            self.failure = f"it takes too much computing ({reason})"
         return np.zeros(self._words, np.uint32)
 
     def _fitted(self, mask: ndarray) -> ndarray:

@@ -11,7 +11,7 @@ from functools import lru_cache
 import numpy as np
 from numpy import ndarray
 
-from trtla.errors import TrtlaError, sentence
+from trtla.errors import TrtlaError, UsageError, sentence
 from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, depths
 from trtla.runtime.grammar import GrammarState
 from trtla.runtime.request import DraftRecorder, FinishReason, Output, Request, no_answer
@@ -177,10 +177,11 @@ class Sequence:
         mask = None if grammar is None else grammar.follow(output).mask()
         if grammar is None or mask is None or mask.any():
             return no_answer(self.request.label, len(output))
-        return TrtlaError(
+        return UsageError(
             f"{self.request.label}: the grammar allows nothing as output token {len(output)}: "
             f"{grammar.failure or 'the tokenizer cannot write what would follow'}",
             "correct or simplify it",
+            getattr(self.request.sampling.grammar, "given_as", None),
         )
 
     def propose(self) -> Draft:
@@ -303,7 +304,9 @@ class Feed:
 
     def lengths(self, positions: Seq[int]) -> list[int]:
         """Return the text's length when each token was first seen: the prompt's, then one more."""
-        prompt = len(self.sequence.prompt) if self.draft is None else 0
+        if self.draft is not None:
+            return [position + 1 for position in positions]
+        prompt = len(self.sequence.prompt)
         return [max(prompt, position + 1) for position in positions]
 
 

@@ -179,10 +179,10 @@ async def _answer(
     check_name(body.model, served.name, _WHO)
     model, log = served.model, request.scope["trtla"]
     lane = CHAT if isinstance(body, ChatBody) else TEXTS
+    if any(getattr(body, name, None) for name in (*GRAMMARS, "tools")):
+        lane = "grammars"  # some take long to compile
     if len(await request.body()) > LONG:
         lane = f"long-{lane}"
-    if any(getattr(body, name) is not None for name in GRAMMARS):
-        lane = "grammars"  # some take long to compile
     prepare = partial(answers_to, body, space=served.space(request))
     work = model.generate(prepare, count, lane, not body.stream)
     generation = await while_there(request.receive, work)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from trtla.errors import UsageError, did_you_mean
+from trtla.files import read_text
 from trtla.settings.fields import check_text, shown
 
 GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "lark"]
 KINDS: tuple[GrammarKind, ...] = get_args(GrammarKind)
-LONGEST = 1 << 20
-"""Characters of a grammar, at most."""
+LONGEST = 1 << 16
+"""Characters of a grammar, at most: longer ones delay other requests with each of their tokens."""
 _SCHEMA = 'give one such as {"type": "object"}'
 _EXAMPLE = 'give one such as {"regex": "[0-9]+"} or {"json_schema": {"type": "object"}}'
 
@@ -25,6 +27,8 @@ class Grammar:
     kind: GrammarKind
     text: str
     """The schema or the list of choices as JSON, the expression, or the rules."""
+    given_as: str = field(default="grammar", compare=False)
+    """The setting or the request's field that it comes from."""
 
     def __post_init__(self) -> None:
         check_text(self.text, f"the grammar ({self.kind})")
@@ -47,11 +51,24 @@ class Grammar:
             raise UsageError(f"grammar has the unknown key {shown(kind)}", f"{guess}{_EXAMPLE}")
         return cls(kind, _TEXTS[kind](rule))
 
+    @classmethod
+    def typed(cls, kind: GrammarKind, value: str) -> Grammar:
+        """Make one from a word of a command: a file with the rules, or these; a regex itself."""
+        return cls.of({kind: value if kind == "regex" else _file_or_text(value)})
+
     @property
     def value(self) -> dict[str, Any]:
         """The object of JSON that `of` takes."""
         is_json = self.kind in ("json_schema", "choice")
         return {self.kind: json.loads(self.text) if is_json else self.text}
+
+
+def _file_or_text(value: str) -> str:
+    """A file's text; a value that is no file's name is the text itself."""
+    is_text = value.lstrip().startswith("{") or any(mark in value for mark in (":", "\n"))
+    if is_text and not Path(value).is_file():
+        return value
+    return read_text(Path(value))
 
 
 def _schema(value: object) -> str:

@@ -30,6 +30,33 @@ class Row:
             self.ids, tuple(int(min(65534.0, max(0.0, -256.0 * log))) / -256.0 for log in self.logs)
         )
 
+    def among(self, allowed: Sequence[int] | None, vocab: int) -> tuple[Row, float]:
+        """The row without tokens that a grammar forbids, and the likelihood of all others."""
+        rest = 1.0
+        for log in self.logs:
+            rest -= math.exp(log)
+        if allowed is None:
+            return self, rest
+        kept = [at for at, token in enumerate(self.ids) if token in allowed]
+        row = Row(tuple(self.ids[at] for at in kept), tuple(self.logs[at] for at in kept))
+        return row, rest * len(allowed) / vocab
+
+
+def scores_of(
+    row: Row, rest: float, small: Sequence[float], heat: float, vocab: int
+) -> list[float]:
+    """Each token's share if the row is right: its likelihood, weighted by its noise."""
+    scores = [math.exp(log / heat) / noise for log, noise in zip(row.logs, small, strict=True)]
+    total = 0.0
+    for score in scores:
+        total += score
+    # Tokens that are not kept: as if each were a tenth as likely as the last one kept.
+    least = math.exp(row.logs[-1]) / 10.0 if row.logs else 0.0
+    if rest > 0.0 and least > 0.0:
+        total += min(rest / least, float(vocab)) * math.exp(math.log(least) / heat)
+    total = max(total, 1e-300)  # 0 where what is left of a row is impossible
+    return [score / total for score in scores]
+
 
 _SETS_BITS, _WAYS = 15, 4
 
@@ -227,8 +254,11 @@ class Chances:
             self._weights[place] += rate * error / math.sqrt(1.0 + self._sums[place])
 
 
+CERTAIN = 0.998
+
+
 def _chance(odds: float) -> float:
-    return max(1e-4, min(0.998, 1.0 / (1.0 + math.exp(min(-odds, 700.0)))))
+    return max(1e-4, min(CERTAIN, 1.0 / (1.0 + math.exp(min(-odds, 700.0)))))
 
 
 class Shared:

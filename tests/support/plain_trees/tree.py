@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from numpy import ndarray
+
 from tests.support.plain_trees.evidence import (
+    CERTAIN,
     Chances,
     Facts,
     Row,
     Shared,
     correction_of,
     rows_of,
+    scores_of,
     share_class,
     weights_of,
 )
+from tests.support.plain_trees.grammar import Path, PlainGrammar
 from tests.support.plain_trees.texts import LONGEST_MATCH, Index, Place
 from trtla.runtime.draft import TopRows
 from trtla.runtime.sampling.noise import GOLDEN, ODD, _mixed, uniform
@@ -27,7 +32,9 @@ from trtla.settings.drafting import PROPOSERS, SOURCES
 if TYPE_CHECKING:
     from trtla.settings.sampling import SamplingParams
 
-_CONTEXT, _EXPECTED, _REQUESTS, _WINDOW, _CHAIN, _, _RECYCLING = range(7)  # places in SOURCES
+_CONTEXT, _EXPECTED, _REQUESTS, _WINDOW, _CHAIN, _GRAMMAR, _RECYCLING = range(
+    7
+)  # places in SOURCES
 _AGREEMENT = PROPOSERS.index("agreement")
 _AFTER_TWO, _AFTER_ONE, _AFTER_ONE_TOO, _NEXT_NEXT = range(4)
 _MOST_PROPOSALS = 32  # at a node
@@ -88,6 +95,15 @@ class Node:
     """What is proposed below it, likeliest first; None: nobody was asked."""
 
 
+def _path(node: Node) -> Path:
+    """The tokens from the root down to a node."""
+    path: list[int] = []
+    while node.parent is not None:
+        path.append(node.token)
+        node = node.parent
+    return tuple(path[::-1])
+
+
 def propose_text(
     kind: int, places: Sequence[Place], index: Index, found: dict[int, Proposal]
 ) -> None:
@@ -126,6 +142,9 @@ class PlainTree:
         self._indexes = {_CONTEXT: Index(), _EXPECTED: Index(), _WINDOW: Index()}
         self._version = shared.others.version
         self._chains: list[tuple[int, ...]] = []
+        self._grammar = PlainGrammar()
+        self._allowed: Sequence[int] | None = None
+        """Tokens that may follow the node that is expanded."""
         self._last_row = Row((), ())
         """What the target held for likely where it drew the last token."""
         self._gained = [0.0] * len(SOURCES)
@@ -157,8 +176,12 @@ class PlainTree:
         self._counted[what, node.source][min(node.depth, _COUNTED_DEPTHS)] += 1
 
     def feed(self, nodes: Iterable[Node]) -> None:
-        for node in nodes:
-            self.fed.append(node)
+        self.fed += nodes
+
+    def _count_planned(self) -> None:
+        for node in self._nodes[1:]:
+            self._count("proposed", node)
+        for node in self.fed[1:]:
             self._count("fed", node)
             self._expected[node.source] += node.value
 
@@ -168,8 +191,15 @@ class PlainTree:
     def set_chains(self, chains: Iterable[Sequence[int]]) -> None:
         self._chains = [tuple(chain) for chain in chains]
 
+    def set_grammar(self, forced: Iterable[Path], masks: Mapping[Path, ndarray]) -> None:
+        self._grammar = PlainGrammar.of(forced, masks)
+
+    def drop(self, places: Sequence[int]) -> None:
+        self.fed = [node for place, node in enumerate(self.fed) if place not in places]
+
     def commit(self, tokens: Sequence[int], accepted: int = 0, rows: TopRows | None = None) -> None:
         at: Node | None = self.fed[0] if self.fed else self.start()
+        self._count_planned()
         for place, token in enumerate(tokens):
             if at is not None:
                 at = self._judge(at, token, place < accepted)
@@ -179,7 +209,7 @@ class PlainTree:
             self._learn(rows)
         for token in tokens:
             self._append(token)
-        self.fed = []
+        self.fed, self._grammar = [], PlainGrammar()
 
     def _append(self, token: int) -> None:
         self._text.append(token)
@@ -245,7 +275,6 @@ class PlainTree:
         )
         self._nodes.append(made)
         proposal.child = made
-        self._count("proposed", made)
         return made
 
     def expanded(self, node: Node) -> list[Proposal]:
@@ -254,19 +283,19 @@ class PlainTree:
             position = len(self._text) - self._unplaced + node.depth
             noise = uniform(self._seed, position) if self._drawn else 0.0
             tail = self._tail(node)
+            path = _path(node)
+            self._allowed = allowed = self._grammar.allowed.get(path)
             self._propose_texts(node, tail, found)
-            self._propose_chains(node, found)
+            self._propose_chains(path, found)
             if _RECYCLING in self._sources:
                 self._propose_rows(node, tail, noise, found)
+            if allowed is not None:
+                found = {token: one for token, one in found.items() if token in allowed}
             node.proposals = self._ordered(node, noise, list(found.values()))
         return node.proposals
 
     def _tail(self, node: Node) -> list[int]:
-        path: list[int] = []
-        while node.parent is not None:
-            path.append(node.token)
-            node = node.parent
-        return (self._text[-LONGEST_MATCH:] + path[::-1])[-LONGEST_MATCH:]
+        return [*self._text[-LONGEST_MATCH:], *_path(node)][-LONGEST_MATCH:]
 
     def _propose_texts(self, node: Node, tail: list[int], found: dict[int, Proposal]) -> None:
         others = self._shared.others
@@ -285,14 +314,13 @@ class PlainTree:
             if node.parent is None and place.match >= _USEFUL_MATCH:
                 others.touch(place.next)
 
-    def _propose_chains(self, node: Node, found: dict[int, Proposal]) -> None:
-        path, one = [], node
-        while one.parent is not None:
-            path.append(one.token)
-            one = one.parent
+    def _propose_chains(self, path: Path, found: dict[int, Proposal]) -> None:
         for chain in self._chains:
-            if len(path) < len(chain) and chain[: len(path)] == tuple(path[::-1]):
+            if len(path) < len(chain) and chain[: len(path)] == path:
                 offer_text(found, chain[len(path)], _CHAIN, _CHAIN_MATCH, 0)
+        if _GRAMMAR in self._sources:
+            for token, match, rivals in self._grammar.proposed(path):
+                offer_text(found, token, _GRAMMAR, match, share_class(1, rivals))
 
     def _propose_rows(
         self, node: Node, tail: list[int], noise: float, found: dict[int, Proposal]
@@ -313,26 +341,13 @@ class PlainTree:
             self._offer_row(Row(ids, logs), _NEXT_NEXT, noise, found)
 
     def _offer_row(self, row: Row, order: int, noise: float, found: dict[int, Proposal]) -> None:
-        scores = self._scores(row, noise)
+        row, rest = row.among(self._allowed, self._shared.vocab_size)
+        small = [smallness(noise, token) if self._drawn else 1.0 for token in row.ids]
+        scores = scores_of(row, rest, small, self._heat, self._shared.vocab_size)
         for rank, place in enumerate(sorted(range(len(scores)), key=lambda at: -scores[at])):
             one = found.setdefault(row.ids[place], Proposal(row.ids[place]))
             if one.order < 0:
                 one.order, one.rank, one.score = order, rank, scores[place]
-
-    def _scores(self, row: Row, noise: float) -> list[float]:
-        rest, total, scores = 1.0, 0.0, []
-        for token, log in zip(row.ids, row.logs, strict=True):
-            rest -= math.exp(log)
-            score = math.exp(log / self._heat)
-            scores.append(score / smallness(noise, token) if self._drawn else score)
-            total += scores[-1]
-        # Tokens that are not kept: as if each were a tenth as likely as the last one kept.
-        least = math.exp(row.logs[-1]) / 10.0 if row.logs else 0.0
-        if rest > 0.0 and least > 0.0:
-            count = min(rest / least, float(self._shared.vocab_size))
-            total += count * math.exp(math.log(least) / self._heat)
-        total = max(total, 1e-300)  # 0 where what is left of a row is impossible
-        return [score / total for score in scores]
 
     def _ordered(self, node: Node, noise: float, found: list[Proposal]) -> list[Proposal]:
         longest = max((one.match for one in found if one.kind >= 0), default=0)
@@ -346,4 +361,7 @@ class PlainTree:
                 )
             )  # fmt: skip
             one.chance = self._chances.of(one.weights)
-        return sorted(found, key=lambda one: -one.chance)[:_MOST_PROPOSALS]
+        found.sort(key=lambda one: -one.chance)
+        if self._allowed is not None and len(found) == len(self._allowed) > 0:
+            found[-1].chance, found[-1].weights = CERTAIN, ()
+        return found[:_MOST_PROPOSALS]

@@ -5,6 +5,7 @@ Precedence: flag > environment TRTLA_<COMMAND>_<OPTION> > --config > the engine'
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +14,9 @@ from click.core import ParameterSource
 
 from trtla.cli.shared.values import ListType, TripleType
 from trtla.errors import UsageError, closest, did_you_mean
-from trtla.files import read_text, written
+from trtla.files import written
 from trtla.settings.fields import flag_name, shown
-from trtla.settings.grammar import Grammar
+from trtla.settings.grammar import Grammar, GrammarKind
 from trtla.settings.sampling import Filters, parse_processor
 
 if TYPE_CHECKING:
@@ -254,7 +255,11 @@ def with_processor(flags: dict[str, Any]) -> dict[str, Any]:
     return {**others, **chosen._asdict()}
 
 
-_GRAMMARS = {"json_schema": "json_schema", "regex": "regex", "grammar": "lark"}
+_GRAMMARS: dict[str, GrammarKind] = {
+    "json_schema": "json_schema",
+    "regex": "regex",
+    "grammar": "lark",
+}
 """The flags with rules for outputs, and their kinds of grammar."""
 
 
@@ -268,19 +273,11 @@ def with_grammar(flags: dict[str, Any]) -> dict[str, Any]:
         first, second = map(flag_name, present[:2])
         raise UsageError(f"{first} and {second} exclude each other", "omit one of them")
     (name,) = present
-    text = flags[name] if name == "regex" else _file_or_text(flag_name(name), flags[name])
     try:
-        return {**others, "grammar": Grammar.of({_GRAMMARS[name]: text})}
+        grammar = Grammar.typed(_GRAMMARS[name], flags[name])
+        return {**others, "grammar": replace(grammar, given_as=name)}
     except UsageError as error:
         raise UsageError(f"{flag_name(name)}: {error.message}", error.hint) from None
-
-
-def _file_or_text(flag: str, value: str) -> str:
-    """A file's text; a value that is no file's name is the text itself."""
-    is_text = value.lstrip().startswith("{") or any(mark in value for mark in (":", "\n"))
-    if is_text and not Path(value).is_file():
-        return value
-    return read_text(Path(value))
 
 
 def refuse_filters(processor: object) -> None:

@@ -117,11 +117,12 @@ class TreePolicy:
     ) -> list[Draft]:
         """Choose nodes, and choose again if a grammar has more rules along the chosen ones."""
         self._planner = self._planner or Planner()
-        for drafter in drafters:
+        guided = [(at, one) for at, one in enumerate(drafters) if one.constraint is not None]
+        for _, drafter in guided:
             drafter.look(NO_DRAFT)
         for _ in range(_MOST_PLANS):
             drafts = self._planner.plan(*limits, most, prices)
-            again = [drafter.look(draft) for drafter, draft in zip(drafters, drafts, strict=True)]
+            again = [drafter.look(drafts[at]) for at, drafter in guided]
             if not any(again):
                 break
         return drafts

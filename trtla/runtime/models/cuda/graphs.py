@@ -166,11 +166,13 @@ class GraphRunner:
             graph = None if bucket is None else self._graph(bucket)
             if graph is None:
                 self._cache.move_now()
-                return self._run(self._plain_room(feeds), feeds)
-            graph.inputs.fill(feeds, self._moves(graph.inputs.room.moves))
-            graph.replay()
-            assert self._logits is not None
-            return BatchOutput(self._logits[: sum(len(feed.rows) for feed in feeds)])
+                logits = self._run(self._plain_room(feeds, bucket), feeds).logits
+            else:
+                graph.inputs.fill(feeds, self._moves(graph.inputs.room.moves))
+                graph.replay()
+                assert self._logits is not None
+                logits = self._logits
+            return BatchOutput(logits[: sum(len(feed.rows) for feed in feeds)])
 
     def _on_device(self) -> AbstractContextManager[object]:
         """Launches and streams follow the current device, not the tensors."""
@@ -192,17 +194,12 @@ class GraphRunner:
     def _inputs(self, room: Room) -> StepInputs:
         return StepInputs(room, self._scratch, self._cache.data.device, self._windows)
 
-    def _plain_room(self, feeds: Sequence[Feed]) -> Room:
-        """Just enough, but for trees what their bucket has: nothing is compiled for these sizes."""
-        exact, bucket = replace(Room.of(feeds), stretch=self._stretch), self._bucket(feeds)
-        if exact.prompts:
-            return exact
-        if bucket is None:
-            return self._unsplit(exact)
-        room = self._room(bucket)
-        return replace(
-            exact, trees=room.trees, longest_tree=room.longest_tree, context=room.context
-        )
+    def _plain_room(self, feeds: Sequence[Feed], bucket: Bucket | None) -> Room:
+        """Its bucket's for trees, which then have the bits of a graph; else just enough."""
+        if bucket is not None:
+            return replace(self._room(bucket), moves=0)
+        exact = replace(Room.of(feeds), stretch=self._stretch)
+        return exact if exact.prompts else self._unsplit(exact)
 
     def _moves(self, most: int) -> list[tuple[int, int]]:
         """What a graph has to move; where it has no room for all, that is done now."""

@@ -215,6 +215,43 @@ def _absorb_stretch(
     return peak, total, sums
 
 
+@triton.jit
+def _share(
+    sequences: tl.tensor,
+    owners: tl.tensor,
+    positions: tl.tensor,
+    rows: tl.tensor,
+    spans: tl.tensor,
+    tiles: tl.tensor,
+    sequence_stride: tl.tensor,
+    GROUP_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    STRETCH: tl.constexpr,
+    SPLIT: tl.constexpr,
+) -> tl.tensor:
+    """A program's share of a step: whether it is one node's, that node's row, the part that it
+    leaves, its sequence's blocks, cached tokens, fed ones and first row, the first query, stretches
+    first..last, and where what it sees ends."""
+    program = tl.program_id(0)
+    alone = program < 2 * rows  # a node, for the stretch in which the cached tokens end or the next
+    row, beyond = tl.where(alone, program // 2, 0), program % 2
+    owner = tl.load(owners + row).to(tl.int32)
+    tile, span = (program - 2 * rows) // spans, (program - 2 * rows) % spans
+    sequence = tl.where(alone, tl.maximum(owner, 0), tile // tiles)
+    table = sequences + sequence * sequence_stride
+    cached, fed, start = tl.load(table), tl.load(table + 1), tl.load(table + 2)
+    depth = (tl.load(positions + row) - cached).to(tl.int32)
+    whole = cached // STRETCH
+    stretch = tl.where(alone, whole + beyond, span)
+    last = tl.where(alone, stretch + 1, tl.minimum(span + 1, whole) if SPLIT else whole)
+    end = tl.where(alone, cached + depth + 1, whole * STRETCH)
+    first = tl.where(alone, (row - start) * GROUP_SIZE, tile % tiles * BLOCK_M)
+    busy = (first < fed * GROUP_SIZE) & (stretch * STRETCH < end) & ((owner >= 0) | (not alone))
+    part = tl.where(alone, spans + beyond, span)
+    last = tl.where(busy, last, stretch)
+    return alone, row, part, table + 3, cached, fed, start, first, stretch, last, end
+
+
 @triton.jit(
     do_not_specialize=["rows", "spans", "tiles", "sequence_stride", "path_stride", "window"],
     do_not_specialize_on_alignment=[
@@ -228,56 +265,22 @@ def _absorb_stretch(
     ],
 )
 def attend_trees(
-    queries: tl.tensor,
-    keys: tl.tensor,
-    values: tl.tensor,
-    sequences: tl.tensor,
-    owners: tl.tensor,
-    paths: tl.tensor,
-    positions: tl.tensor,
-    scale: tl.tensor,
-    parts: tl.tensor,
-    peaks: tl.tensor,
-    totals: tl.tensor,
-    factor: tl.tensor,
-    rows: tl.tensor,
-    spans: tl.tensor,
-    tiles: tl.tensor,
-    query_stride: tl.tensor,
-    slot_stride: tl.tensor,
-    sequence_stride: tl.tensor,
-    path_stride: tl.tensor,
-    window: tl.tensor,
-    KV_HEADS: tl.constexpr,
-    GROUP_SIZE: tl.constexpr,
-    HEAD_SIZE: tl.constexpr,
-    PAGE: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    STRETCH: tl.constexpr,
-    SPLIT: tl.constexpr,
-    SCALED: tl.constexpr,
-    WINDOWED: tl.constexpr,
-) -> None:
+    queries: tl.tensor, keys: tl.tensor, values: tl.tensor, sequences: tl.tensor,
+    owners: tl.tensor, paths: tl.tensor, positions: tl.tensor, scale: tl.tensor, parts: tl.tensor,
+    peaks: tl.tensor, totals: tl.tensor, factor: tl.tensor, rows: tl.tensor, spans: tl.tensor,
+    tiles: tl.tensor, query_stride: tl.tensor, slot_stride: tl.tensor, sequence_stride: tl.tensor,
+    path_stride: tl.tensor, window: tl.tensor, KV_HEADS: tl.constexpr, GROUP_SIZE: tl.constexpr,
+    HEAD_SIZE: tl.constexpr, PAGE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    STRETCH: tl.constexpr, SPLIT: tl.constexpr, SCALED: tl.constexpr, WINDOWED: tl.constexpr,
+) -> None:  # fmt: skip
     """Grid (2 x rows + sequences x tiles x spans, K/V heads); parts are [spans + 2, rows, heads,
     size]. With SPLIT a span is a stretch that all nodes see, else there is one of all of those."""
-    program, head = tl.program_id(0), tl.program_id(1)
-    alone = program < 2 * rows  # a node, for the stretch in which the cached tokens end or the next
-    row, beyond = tl.where(alone, program // 2, 0), program % 2
-    owner = tl.load(owners + row).to(tl.int32)
-    tile, span = (program - 2 * rows) // spans, (program - 2 * rows) % spans
-    sequence = tl.where(alone, tl.maximum(owner, 0), tile // tiles)
-    table = sequences + sequence * sequence_stride
-    cached, fed, start = tl.load(table), tl.load(table + 1), tl.load(table + 2)
-    depth = (tl.load(positions + row) - cached).to(tl.int32)
-
-    whole = cached // STRETCH
-    stretch = tl.where(alone, whole + beyond, span)
-    last = tl.where(alone, stretch + 1, tl.minimum(span + 1, whole) if SPLIT else whole)
-    end = tl.where(alone, cached + depth + 1, whole * STRETCH)
-    first = tl.where(alone, (row - start) * GROUP_SIZE, tile % tiles * BLOCK_M)
-    busy = (first < fed * GROUP_SIZE) & (stretch * STRETCH < end) & ((owner >= 0) | (not alone))
-    if busy:
+    head = tl.program_id(1)
+    alone, row, part, table, cached, fed, start, first, stretch, last, end = _share(
+        sequences, owners, positions, rows, spans, tiles, sequence_stride,
+        GROUP_SIZE, BLOCK_M, STRETCH, SPLIT,
+    )  # fmt: skip
+    if stretch < last:
         lane, lanes = tl.arange(0, BLOCK_M), tl.arange(0, HEAD_SIZE)
         nodes = (first + lane) // GROUP_SIZE
         heads = head * GROUP_SIZE + (first + lane) % GROUP_SIZE
@@ -297,13 +300,12 @@ def attend_trees(
             at = tl.maximum(number * STRETCH, unread)
             stop = tl.minimum(number * STRETCH + STRETCH, end)
             next_peak, next_total, next_sums = _absorb_stretch(
-                q, scaled, own_keys, own_values, table + 3, slot_stride,
+                q, scaled, own_keys, own_values, table, slot_stride,
                 paths + row * path_stride, cached, at, stop, begins,
                 HEAD_SIZE, PAGE, BLOCK_M, BLOCK_N, WINDOWED,
             )  # fmt: skip
             next_peak = tl.fma(next_peak, tl.full([BLOCK_M], scaled, tl.float32), nothing)
             peak, total, sums = _joined(peak, total, sums, next_peak, next_total, next_sums)
-        part = tl.where(alone, spans + beyond, span)
         places = (part * rows + start + nodes).to(tl.int64) * (KV_HEADS * GROUP_SIZE) + heads
         tl.store(peaks + places, peak, mask=real)
         tl.store(totals + places, total, mask=real)

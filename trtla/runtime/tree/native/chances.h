@@ -10,6 +10,7 @@ enum Kind { CONTEXT, EXPECTED, REQUESTS, WINDOW, CHAIN, GRAMMAR, KINDS };  // te
 enum Order { AFTER_TWO, AFTER_ONE, AFTER_ONE_TOO, NEXT_NEXT, ORDERS };  // rows that propose
 enum Source { RECYCLING = KINDS, AGREEMENT, SOURCES };  // a text's kind, a row, or both agree
 
+constexpr double CERTAIN = 0.998;  // the highest chance
 constexpr int DEPTHS = 4, LENGTHS = 8, SHARES = 4, NOISES = 5, RANKS = 5, SCORES = 8;
 
 inline int class_of(double value, const double* bounds, int count) {
@@ -142,7 +143,7 @@ public:
 
 private:
     static double from(double odds) {
-        return std::max(1e-4, std::min(0.998, 1.0 / (1.0 + std::exp(-odds))));
+        return std::max(1e-4, std::min(CERTAIN, 1.0 / (1.0 + std::exp(-odds))));
     }
 
     double weight(int place) const {

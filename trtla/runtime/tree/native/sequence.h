@@ -8,7 +8,8 @@
 
 constexpr int MOST_PROPOSALS = 32;  // at a node
 constexpr int COUNTED_DEPTHS = 32;
-constexpr int GRAMMAR_MATCH = 1 << 30;  // above every match: a grammar's token is the only one, or of few
+constexpr int FORCED_MATCH = 1 << 30;  // above every match: a grammar allows nothing else
+constexpr int FEW_MATCH = 3;            // match length that a token counts as, where few are allowed
 constexpr int MOST_ALLOWED = 4;     // tokens of a mask that are all proposed
 constexpr int CHAIN_MATCH = 16;     // match length that another drafter's token counts as
 
@@ -156,6 +157,7 @@ public:
         nodes_[at].expanded = true;
         tail_of(at);
         mask_ = mask_of(at);
+        allowed_ = count_allowed();
         const int64_t position = text_.size() - settings_.unplaced + nodes_[at].depth;
         noise_ = settings_.greedy ? 0 : noise_at(settings_.seed, position);
         if (uses(CONTEXT)) propose_text(at, CONTEXT, context_);
@@ -330,12 +332,11 @@ private:
 
     bool allows(int32_t token) const { return !mask_ || (mask_[token / 32] >> token % 32 & 1); }
 
-    // How many tokens the mask allows, at most so many.
-    int64_t allowed(int64_t most) const {
+    int64_t count_allowed() const {
         int64_t found = 0;
-        for (int64_t word = 0; word < (shared_.vocab + 31) / 32 && found < most; ++word)
+        for (int64_t word = 0; mask_ && word < (shared_.vocab + 31) / 32; ++word)
             found += __builtin_popcount(mask_[word]);
-        return std::min(found, most);
+        return found;
     }
 
     void forbid(std::vector<Proposal>& proposals) const {
@@ -346,13 +347,13 @@ private:
 
     // What is forced here, or one of the few tokens that are allowed.
     void propose_grammar(int32_t at) {
-        propose_chains(at, forced_, GRAMMAR, GRAMMAR_MATCH);
-        const int64_t count = mask_ ? allowed(MOST_ALLOWED + 1) : 0;
-        if (!count || count > MOST_ALLOWED) return;
+        propose_chains(at, forced_, GRAMMAR, FORCED_MATCH);
+        if (!mask_ || allowed_ > MOST_ALLOWED) return;
+        const int match = allowed_ == 1 ? FORCED_MATCH : FEW_MATCH;
         for (int64_t token = 0; token < shared_.vocab; ++token)
             if (!mask_[token / 32]) token |= 31;
             else if (allows(token))
-                offer_text(nodes_[at], token, GRAMMAR, GRAMMAR_MATCH, share_class(1, count));
+                offer_text(nodes_[at], token, GRAMMAR, match, share_class(1, allowed_));
     }
 
     void propose_rows(int32_t at) {
@@ -395,7 +396,7 @@ private:
             own[size] = ids[rank];
             kept[size++] = logs[rank];
         }
-        if (mask_) rest *= (double)allowed(shared_.vocab) / shared_.vocab;
+        if (mask_) rest *= (double)allowed_ / shared_.vocab;
         if (size) offer_ranked(node, own, kept, size, rest, scores, order);
     }
 
@@ -453,6 +454,10 @@ private:
         std::stable_sort(
             node.proposals.begin(), node.proposals.end(),
             [](const Proposal& a, const Proposal& b) { return a.chance > b.chance; });
+        if (mask_ && allowed_ && (int64_t)node.proposals.size() == allowed_) {
+            node.proposals.back().evidence = Evidence();  // nothing to learn
+            node.proposals.back().chance = CERTAIN;
+        }
         if (node.proposals.size() > MOST_PROPOSALS) node.proposals.resize(MOST_PROPOSALS);
     }
 
@@ -517,6 +522,7 @@ private:
     std::vector<int32_t> text_, chains_, forced_, last_ids_;
     std::vector<Mask> masks_;
     const uint32_t* mask_ = nullptr;  // of the node whose proposals are collected
+    int64_t allowed_ = 0;             // tokens that it allows
     std::vector<float> last_logs_;
     Index context_, expected_, window_;
     std::vector<Node> nodes_;
