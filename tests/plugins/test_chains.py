@@ -49,7 +49,7 @@ def test_what_is_done_to_a_draft_stays_outside() -> None:
     [chain] = chains.draft([ChainRequest(0, text, 8, 2)])
     assert chain == [1, 2]
     chain += [0, 9]
-    assert chains._requests[0].chain == [1, 2]
+    assert chains._requests[0].draft.tokens == (1, 2)
     assert chains.draft([ChainRequest(0, [*text, 1, 2, 0, 9], 8, 2)]) == [[1, 2]]
 
 

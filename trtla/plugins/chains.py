@@ -1,4 +1,4 @@
-"""Chains of tokens for hosts that verify one chain a request, and show its text but no logits.
+"""Drafts for hosts that show a request's text but no logits: a chain or a tree a request.
 
 So the sources are texts: the request's own and the outputs of requests that have ended. A chain
 takes the likeliest child of each node in the request's candidate tree.
@@ -9,13 +9,13 @@ from __future__ import annotations
 import threading
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from trtla.errors import UsageError
 from trtla.plugins.trees import best_path, inside, open_shared
 from trtla.runtime.costs import NodePrices
-from trtla.runtime.draft import alike
+from trtla.runtime.draft import NO_DRAFT, Draft
 from trtla.runtime.tree.library import Planner, Tree
 from trtla.settings.sampling import SamplingParams
 
@@ -80,7 +80,7 @@ class _Known:
     tail: list[int]
     """The last tokens of the text, as the host gave them."""
     output: array[int]
-    chain: list[int] = field(default_factory=list)
+    draft: Draft = NO_DRAFT
     seen: int = 0
 
     def goes_on_as(self, tokens: Sequence[int]) -> bool:
@@ -97,7 +97,7 @@ class _Known:
         Args:
             inner: the same tokens, with separators in place of those beyond the vocabulary.
         """
-        accepted = alike(self.chain, inner)
+        accepted = _accepted(self.draft, inner)
         if inner:
             self.tree.commit(inner[: accepted + 1], accepted)
         for token in inner[accepted + 1 :]:
@@ -128,13 +128,25 @@ class Chains:
 
     def draft(self, requests: Sequence[ChainRequest]) -> list[list[int]]:
         """Return the chain of each request, and end those that have been idle for too long."""
+        return [list(draft.tokens) for draft in self._step(requests, self._plan_chains)]
+
+    def trees(self, requests: Sequence[ChainRequest]) -> list[Draft]:
+        """Return a tree for each request, filled to its room; end idle ones as `draft` does."""
+        return self._step(requests, self._plan_trees)
+
+    def _step(
+        self, requests: Sequence[ChainRequest],
+        plan: Callable[[list[Tree], list[int]], list[Draft]],
+    ) -> list[Draft]:  # fmt: skip
         with self._lock:
             self._now += 1
             known = [self._follow(request) for request in requests]
             self._forget_idle()
-            if known:
-                self._plan(known, [max(0, request.room) for request in requests])
-            return [list(request.chain) for request in known]
+            rooms = [max(0, request.room) for request in requests]
+            drafts = plan([one.tree for one in known], rooms) if known else []
+            for one, draft in zip(known, drafts, strict=True):
+                one.draft = draft
+            return drafts
 
     def end(self, request: int, tokens: Sequence[int]) -> None:
         """End a request, or its stay in the cache: free its tree, and draft from its output."""
@@ -179,15 +191,18 @@ class Chains:
         added = tokens[known.size :]
         known.commit(added, inside(added, self._settings.vocab_size))
 
-    def _plan(self, known: list[_Known], rooms: list[int]) -> None:
+    def _plan_chains(self, trees: list[Tree], rooms: list[int]) -> list[Draft]:
         # At most 1 / least_chance nodes of a depth are that likely, so the chain is among them.
         share = int(1.0 / self._settings.least_chance) + 1
         nodes = [min(_MOST_NODES, room * share) for room in rooms]
-        trees = [known_request.tree for known_request in known]
         prices = NodePrices(least=self._settings.least_chance)
         drafts = self._planner.plan(trees, nodes, rooms, sum(nodes), prices)
-        for known_request, draft in zip(known, drafts, strict=True):
-            known_request.chain = [draft.tokens[node - 1] for node in best_path(draft)]
+        return [
+            Draft.chain([draft.tokens[node - 1] for node in best_path(draft)]) for draft in drafts
+        ]
+
+    def _plan_trees(self, trees: list[Tree], rooms: list[int]) -> list[Draft]:
+        return self._planner.plan(trees, rooms, rooms, sum(rooms))
 
     def _forget_idle(self) -> None:
         while self._requests:
@@ -200,3 +215,13 @@ class Chains:
     def _add_output(self, known: _Known) -> None:
         if self._settings.other_tokens:
             self._shared.add_text(known.output)
+
+
+def _accepted(draft: Draft, committed: Sequence[int]) -> int:
+    """Count the tokens of the draft that became text."""
+    node, children = 0, draft.children()
+    for count, token in enumerate(committed):
+        if (node, token) not in children:
+            return count
+        node = children[node, token][0]
+    return len(committed)
