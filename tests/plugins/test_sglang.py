@@ -101,6 +101,14 @@ def test_trees_have_branches_and_are_filled() -> None:
     assert tokens.dtype == mask.dtype == np.int64
 
 
+def test_breadth_1_keeps_to_chains() -> None:
+    text = [1, 2, 3, 1, 2, 4, 1, 2, 5, 1, 2]
+    tokens, mask = corpus(max_bfs_breadth=1).batch_get(["a"], [text], [len(text)])
+    drafted = int(np.count_nonzero(tokens))
+    assert drafted > 3
+    assert (mask.reshape(NODES, NODES)[:drafted, :drafted] == np.tri(drafted)).all()
+
+
 def test_ends_of_texts_are_joined() -> None:
     dice = Random(1)
     half = [dice.randrange(500) for _ in range(60)]

@@ -84,6 +84,8 @@ class TreeCorpus:
         self._chains: Chains | None = None
         self._texts: dict[str, _Text] = {}
         self._numbers = 0
+        # With breadth 1 SGLang allows pages that take no branches.
+        self._branches = settings.get("max_bfs_breadth") != 1
         try:
             if settings.get("external_sam_budget"):
                 raise UsageError(
@@ -104,7 +106,7 @@ class TreeCorpus:
         if self._chains is not None:
             try:
                 rows = zip(req_ids, batch_tokens, total_lens, strict=True)
-                drafts = self._chains.trees([self._request(*row) for row in rows])
+                drafts = self._drafts(self._chains, [self._request(*row) for row in rows])
                 return self._arrays([tail[-1] for tail in batch_tokens], drafts)
             except Exception as error:
                 self._stop(error)
@@ -147,6 +149,11 @@ class TreeCorpus:
             text.unseen = size - len(tail)
             self._numbers += 1
         return ChainRequest(text.number, text.tokens, text.prompt_len, self.draft_token_num - 1)
+
+    def _drafts(self, chains: Chains, requests: list[ChainRequest]) -> list[Draft]:
+        if self._branches:
+            return chains.trees(requests)
+        return [Draft.chain(chain) for chain in chains.draft(requests)]
 
     def _arrays(self, roots: list[int], drafts: list[Draft]) -> tuple[np.ndarray, np.ndarray]:
         count = self.draft_token_num
