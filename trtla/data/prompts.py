@@ -54,7 +54,7 @@ class _Line(BaseModel):
     expected_output: str | list[int] | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    grammar: dict[str, Any] | None = None
+    grammar: dict[str, Any] | str | None = None
 
 
 def prompt_line(*kinds: type) -> type[_Line]:

@@ -16,6 +16,7 @@ GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "lark"]
 KINDS: tuple[GrammarKind, ...] = get_args(GrammarKind)
 LONGEST = 1 << 16
 """Characters of a grammar, at most: longer ones delay other requests with each of their tokens."""
+_RULES = "give an expression such as [0-9]+, or rules such as root ::= [0-9]+"
 _SCHEMA = 'give one such as {"type": "object"}'
 _EXAMPLE = 'give one such as {"regex": "[0-9]+"} or {"json_schema": {"type": "object"}}'
 
@@ -40,16 +41,22 @@ class Grammar:
 
     @classmethod
     def of(cls, value: object) -> Grammar:
-        """Make one from an object of JSON with one key, a kind; raises `UsageError`."""
+        """Make one from an object of JSON with one key, a kind, or from rules as a text.
+
+        Raises:
+            UsageError: it is neither.
+        """
         if isinstance(value, Grammar):
             return value
+        if isinstance(value, str):
+            return cls("lark", _rules("lark", value))
         if not isinstance(value, Mapping) or len(value) != 1:
             raise UsageError(f"grammar is {shown(value)}, not an object of one key", _EXAMPLE)
         ((kind, rule),) = value.items()
         if kind not in KINDS:
             guess = did_you_mean(str(kind), KINDS)
             raise UsageError(f"grammar has the unknown key {shown(kind)}", f"{guess}{_EXAMPLE}")
-        return cls(kind, _TEXTS[kind](rule))
+        return cls(kind, _TEXTS[kind](rule) if kind in _TEXTS else _rules(kind, rule))
 
     @classmethod
     def typed(cls, kind: GrammarKind, value: str) -> Grammar:
@@ -59,6 +66,8 @@ class Grammar:
     @property
     def value(self) -> dict[str, Any]:
         """The object of JSON that `of` takes."""
+        if self.kind == "json_object":
+            return {self.kind: True}
         is_json = self.kind in ("json_schema", "choice")
         return {self.kind: json.loads(self.text) if is_json else self.text}
 
@@ -100,13 +109,12 @@ def _choice(value: object) -> str:
     return json.dumps(list(texts), ensure_ascii=False)
 
 
-def _text(value: object) -> str:
-    if not isinstance(value, str) or not value:
-        raise UsageError(f"the grammar is {shown(value)}, not a text", _EXAMPLE)
+def _rules(kind: GrammarKind, value: object) -> str:
+    if not isinstance(value, str):
+        raise UsageError(f"the {kind} is {shown(value)}, not a text", _RULES)
+    if not value:
+        raise UsageError(f"the {kind} is empty", _RULES)
     return value
 
 
-_TEXTS = {
-    "json_schema": _schema, "json_object": _any_object, "choice": _choice, "regex": _text,
-    "lark": _text,
-}  # fmt: skip
+_TEXTS = {"json_schema": _schema, "json_object": _any_object, "choice": _choice}
