@@ -61,7 +61,7 @@ class Grammar:
     @classmethod
     def typed(cls, kind: GrammarKind, value: str) -> Grammar:
         """Make one from a word of a command: a file with the rules, or these; a regex itself."""
-        return cls.of({kind: value if kind == "regex" else _file_or_text(value)})
+        return cls.of({kind: value if kind == "regex" else _file_or_text(value, kind)})
 
     @property
     def value(self) -> dict[str, Any]:
@@ -72,12 +72,18 @@ class Grammar:
         return {self.kind: json.loads(self.text) if is_json else self.text}
 
 
-def _file_or_text(value: str) -> str:
+def _file_or_text(value: str, kind: GrammarKind) -> str:
     """A file's text; a value that is no file's name is the text itself."""
     is_text = value.lstrip().startswith("{") or any(mark in value for mark in (":", "\n"))
     if is_text and not Path(value).is_file():
         return value
-    return read_text(Path(value))
+    itself = "schema itself, which begins with {" if kind == "json_schema" else "rules themselves"
+    if not value:
+        raise UsageError(f"the {kind} is empty", f"give a file, or the {itself}")
+    try:
+        return read_text(Path(value))
+    except UsageError as error:
+        raise UsageError(error.message, f"{error.hint}, or give the {itself}") from None
 
 
 def _schema(value: object) -> str:

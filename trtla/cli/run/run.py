@@ -302,6 +302,7 @@ def _excluded(flags: RunFlags) -> Iterator[tuple[str, str]]:
     by_name = source(context, "processor") != "default"
     for name, reason in _excluded_sampling(flags.sampling):
         flag = "processor" if by_name and name == "temperature" else name
+        flag = getattr(flags.sampling.grammar, "given_as", name) if name == "grammar" else flag
         shown = f" (temperature {flags.sampling.temperature:g})" if name == "temperature" else ""
         yield flag_name(flag) + shown, reason
     if flags.stream:

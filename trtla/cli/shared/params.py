@@ -5,6 +5,7 @@ Precedence: flag > environment TRTLA_<COMMAND>_<OPTION> > --config > the engine'
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -273,7 +274,8 @@ def with_grammar(flags: dict[str, Any]) -> dict[str, Any]:
         raise UsageError(f"{first} and {second} exclude each other", "omit one of them")
     (name,) = present
     try:
-        return {**others, "grammar": Grammar.typed(_GRAMMARS[name], flags[name])}
+        grammar = Grammar.typed(_GRAMMARS[name], flags[name])
+        return {**others, "grammar": replace(grammar, given_as=name)}
     except UsageError as error:
         raise UsageError(f"{flag_name(name)}: {error.message}", error.hint) from None
 
