@@ -30,6 +30,8 @@ class Grammar:
     """The schema or the list of choices as JSON, the expression, or the rules."""
     given_as: str = field(default="grammar", compare=False)
     """The setting or the request's field that it comes from."""
+    behind: str = ""
+    """A mark, in front of which is any text: the end of thoughts."""
 
     def __post_init__(self) -> None:
         check_text(self.text, f"the grammar ({self.kind})")
