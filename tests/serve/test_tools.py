@@ -283,6 +283,16 @@ def test_what_only_begins_as_a_call_is_text():
     assert split(LLAMA_3, '{"x": 1}', range(8)) == ('{"x": 1}', [])
 
 
+def test_the_beginning_of_a_mark_behind_a_call_is_no_text():
+    call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    second = '\n<tool_call>\n{"na'
+    for end in range(len(call) - len("\n</tool_call>"), len(call)):
+        assert split(HERMES, call[:end], ()) == ("", [("f", "{}")]), call[:end]
+    for end in range(len(second)):
+        assert split(HERMES, call + second[:end], ()) == ("", [("f", "{}")]), second[:end]
+    assert split(HERMES, call + "\nDone <", ()) == ("Done <", [("f", "{}")])
+
+
 def test_thoughts_come_off_in_front_of_calls():
     splitter = AnswerSplitter(ReasoningSplitter(""), CallSplitter(HERMES, "key"))
     call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
