@@ -43,7 +43,7 @@ _RENDERING = ("continue_final_message", "chat_template_kwargs")
 
 class _Line(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-    instead: ClassVar = {"prompt": "text", **dict.fromkeys(KINDS, "grammar")}
+    instead: ClassVar[dict[str, str]] = {"prompt": "text", **dict.fromkeys(KINDS, "grammar")}
     """The keys for what others call so."""
 
     text: str | None = None
