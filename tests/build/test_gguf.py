@@ -365,6 +365,7 @@ def _damaged_source() -> bytes:
         ({"arch": "gemma2"}, "architecture gemma2 is not supported"),
         ({"keys": {"expert_count": 8}}, "mixture of 8 experts"),
         ({"keys": {"block_count": None}}, "llama.block_count is None"),
+        ({"keys": {"block_count": 2**32 - 1}}, "num_hidden_layers.* must be at most 10000"),
         ({"keys": {"block_count": 3}}, "lacks tensor blk.2.attn_q.weight"),
         ({"keys": {"block_count": 1}}, "holds tensor blk.1.attn_"),
         ({"keys": {"feed_forward_length": 95}}, r"blk.0.ffn_gate.weight has shape \[96, 64\]"),

@@ -59,3 +59,10 @@ def test_names_that_others_use_lead_to_those_of_prompt_files(
     line = json.dumps({key: "x", "grammar": {"regex": "a"}})
     ran = trtla("run", no_weights, "--input-file", "-", stdin=line)
     refused(ran, 2, f'unknown key "{key}"', f'use "{instead}"')
+
+
+def test_presets_have_objects_as_they_are(tmp_path: Path) -> None:
+    preset = tmp_path / "preset.yaml"
+    preset.write_text("json_schema: {const: ab}\nchat_template_kwargs:\n  enable_thinking: false\n")
+    ran = trtla("run", SHIPPED, "-p", "x", "--json", "--config", preset)
+    assert [one["text"] for one in ran.json["results"]] == ['"ab"'], ran.err

@@ -56,7 +56,7 @@ interpreted = pytest.mark.skipif(
 )
 sizes = st.sampled_from((16, 32, 64, 128))
 group_size = st.integers(1, 4)
-small_steps = steps(prompts=1, generating=2)
+small_steps = steps(prompts=1, generating=2, longest=12)
 splits = st.booleans()
 long_steps = steps(prompts=0, generating=1, most_cached=1100)
 
@@ -123,7 +123,7 @@ def test_fp8_caches_are_scaled(feeds, group_size, size, split):
 
 
 @interpreted
-@examples(12)
+@examples(5)
 @given(st.integers(100, 500), splits, st.booleans())
 def test_stretches_of_long_texts_are_joined(cached, split, padded):
     """A tree whose nodes lie on both sides of a stretch's end, where the text ends just before."""
@@ -138,13 +138,13 @@ def test_stretches_of_long_texts_are_joined(cached, split, padded):
 @pytest.mark.parametrize("split", [False, True])
 def test_a_long_chain_is_seen_node_by_node(split):
     blocks = list(range(NUM_BLOCKS))
-    feeds = [tree_feed(sequence_of(33, 90, blocks), tuple(range(89)))]
-    check(feeds, empty_cache(), 4, torch.float32, split)
+    feeds = [tree_feed(sequence_of(33, 40, blocks), tuple(range(39)))]
+    check(feeds, empty_cache(1), 4, torch.float32, split)
 
 
 @interpreted
 @examples(6)
-@given(steps(prompts=1, generating=2, most_cached=60))
+@given(steps(prompts=1, generating=2, most_cached=60, longest=12))
 def test_a_model_on_pages_gives_the_logits_of_the_packed_one(feeds):
     model = llama()
     cache, other = filled_cache(model), filled_cache(model)
@@ -278,7 +278,7 @@ def trees_beside(feeds, cache, group_size, split, room, node_of):
 
 @interpreted
 @examples(8)
-@given(steps(prompts=0, generating=2, most_cached=300), splits, st.data())
+@given(steps(prompts=0, generating=2, most_cached=300, longest=9), splits, st.data())
 def test_a_node_of_a_tree_is_attended_as_if_decoded_alone(feeds, split, data):
     def any_of(length):
         return data.draw(st.integers(0, length - 1))

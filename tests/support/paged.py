@@ -69,17 +69,17 @@ def trees(draw, longest=90):
 
 
 @st.composite
-def steps(draw, prompts=2, generating=3, most_cached=140):
+def steps(draw, prompts=2, generating=3, most_cached=140, longest=90):
     """Feeds of a step, prompts first, in blocks that lie anywhere in the cache."""
     blocks = draw(st.permutations(range(NUM_BLOCKS)))
     feeds = []
     for _ in range(draw(st.integers(0, prompts))):
-        cached, length = draw(st.integers(0, 40)), draw(st.integers(1, 70))
+        cached, length = draw(st.integers(0, 40)), draw(st.integers(1, min(70, longest)))
         prompt = tuple((7 * i + length) % 101 for i in range(cached + length))
         sequence = sequence_of(cached, length, blocks, prompt, outputs=())
         feeds.append(Feed.prompt(sequence, length, draw(st.booleans())))
     for _ in range(draw(st.integers(0 if feeds else 1, generating))):
-        cached, parents = draw(st.integers(1, most_cached)), draw(trees())
+        cached, parents = draw(st.integers(1, most_cached)), draw(trees(longest))
         sequence = sequence_of(cached, len(parents) + 1, blocks)
         feeds.append(tree_feed(sequence, parents, cached))
     return feeds

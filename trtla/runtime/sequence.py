@@ -304,7 +304,9 @@ class Feed:
 
     def lengths(self, positions: Seq[int]) -> list[int]:
         """Return the text's length when each token was first seen: the prompt's, then one more."""
-        prompt = len(self.sequence.prompt) if self.draft is None else 0
+        if self.draft is not None:
+            return [position + 1 for position in positions]
+        prompt = len(self.sequence.prompt)
         return [max(prompt, position + 1) for position in positions]
 
 

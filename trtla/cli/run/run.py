@@ -302,9 +302,9 @@ def _excluded(flags: RunFlags) -> Iterator[tuple[str, str]]:
     by_name = source(context, "processor") != "default"
     for name, reason in _excluded_sampling(flags.sampling):
         flag = "processor" if by_name and name == "temperature" else name
-        flag = getattr(flags.sampling.grammar, "given_as", name) if name == "grammar" else flag
         shown = f" (temperature {flags.sampling.temperature:g})" if name == "temperature" else ""
-        yield flag_name(flag) + shown, reason
+        given = getattr(flags.sampling.grammar, "given_as", name) if name == "grammar" else flag
+        yield flag_name(given) + shown, reason
     if flags.stream:
         yield "--stream", "beams are known when all have ended"
     if flags.check_lossless:

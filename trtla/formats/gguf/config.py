@@ -36,6 +36,7 @@ from trtla.formats.rope_scaling import llama3_frequencies
 
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 """Settings of every Llama 3; the file holds only the factors that follow from them."""
+_MOST_LAYERS = 10_001
 _MAGNITUDE = "rope.scaling.attn_factor"
 _YARN = {
     "rope.scaling.original_context_length": "original_max_position_embeddings",
@@ -114,7 +115,7 @@ def _share(keys: _Keys, head: int) -> dict[str, float]:
             f"{keys.path}: rotary embedding turns {rotated} of the {head} numbers of a head",
             "trtla runs models of this family that rotate whole heads",
         )
-    return {"partial_rotary_factor": rotated / head}
+    return {"partial_rotary_factor": rotated / max(head, 1)}
 
 
 def _check_arithmetic(keys: _Keys) -> None:
@@ -143,7 +144,8 @@ def _windows(keys: _Keys) -> dict[str, Any]:
 
     `sliding_window_pattern` is a list, or a number N: every N-th layer has none. Without it all do.
     """
-    window, layers = keys.size("attention.sliding_window", 0), keys.size("block_count")
+    window = keys.size("attention.sliding_window", 0)
+    layers = min(keys.size("block_count"), _MOST_LAYERS)  # of more the config is refused
     pattern = keys.listed("attention.sliding_window_pattern")
     if pattern is None:
         every = keys.size("attention.sliding_window_pattern", 0)

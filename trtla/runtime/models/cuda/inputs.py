@@ -142,7 +142,8 @@ class StepInputs:
         arrays.slots[rows] = slots
         arrays.rows[first_row : first_row + len(feed.rows)] = np.array(feed.rows, int) + start
         if feed.draft is not None:
-            arrays.paths[rows] = path_nodes(feed.draft.parents, arrays.paths.shape[1])
+            paths = path_nodes(feed.draft.parents)
+            arrays.paths[rows, : paths.shape[1]] = paths  # what is behind a path is not read
             arrays.owners[rows] = index - self.room.prompts
             start -= self.room.prompt_tokens
         arrays.sequences[index, :HEADER] = cached, feed.length, start
@@ -202,10 +203,11 @@ def _batch(parts: _Parts, room: Room, windows: Seq[int]) -> Batch:
 
 
 @lru_cache(maxsize=512)
-def path_nodes(parents: tuple[int, ...], most: int) -> np.ndarray[Any, np.dtype[np.int16]]:
-    """The nodes on the way to each node of a tree and itself, int16 [nodes, most]."""
+def path_nodes(parents: tuple[int, ...]) -> np.ndarray[Any, np.dtype[np.int16]]:
+    """The nodes on the way to each node of a tree and itself, int16 [nodes, longest]."""
     paths = [b"\0\0"]
     for node, parent in enumerate(parents, 1):
         paths.append(paths[parent] + node.to_bytes(2, "little"))
-    joined = b"".join(path.ljust(2 * most, b"\0") for path in paths)
-    return np.frombuffer(joined, "<i2").reshape(-1, most)
+    longest = max(map(len, paths))
+    joined = b"".join([path.ljust(longest, b"\0") for path in paths])
+    return np.frombuffer(joined, "<i2").reshape(len(paths), -1)
