@@ -328,7 +328,9 @@ def validate(model: type[ModelT], data: Any, where: str, hint: str = _OWN_FILE) 
         if first["type"] == "extra_forbidden":
             *outer, key = first["loc"]
             known = [field.alias or name for name, field in model.model_fields.items()]
-            guess = did_you_mean(str(key), () if outer else known)
+            names = {} if outer else getattr(model, "instead", {})
+            guess = f'use "{names[key]}", or ' if key in names else ""
+            guess = guess or did_you_mean(str(key), () if outer else known)
             hint = f"{guess}remove the key, or check its spelling"
         raise UsageError(f"{where}: {_describe(first)}", hint) from None
 

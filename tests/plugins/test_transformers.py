@@ -335,6 +335,8 @@ def test_rows_are_forgotten_and_their_texts_bounded() -> None:
         ({"penalty_alpha": 0.6, "top_k": 4}, "contrastive_search is neither greedy"),
         ({"lookahead": (4, 1, 4)}, r"lookahead .* is not legal"),
         ({"lookahead": 7}, "lookahead 7 is not a triple of whole numbers"),
+        ({"do_sample": True, "seed": "a"}, "seed is 'a'"),
+        ({"drafts": "no"}, "drafts is 'no', neither True nor False"),
         (
             {"return_dict_in_generate": True, "output_attentions": True},
             "output_attentions and output_hidden_states are not collected",
@@ -344,6 +346,13 @@ def test_rows_are_forgotten_and_their_texts_bounded() -> None:
 def test_what_has_no_drafts_is_refused(tiny, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         tiny("llama")(custom_generate=trtla.generate, **options)
+
+
+def test_auto_names_the_tree(tiny) -> None:
+    named, usual = (
+        tiny("llama")(custom_generate=trtla.generate, **how) for how in ({"lookahead": "auto"}, {})
+    )
+    assert torch.equal(named, usual)
 
 
 def test_an_assistant_is_refused(tiny) -> None:

@@ -306,12 +306,14 @@ def test_behind_a_token_that_only_the_mask_has_allowed_nothing_is():
         ({}, "not an object of one key"),
         ({"regex": "a", "choice": ["b"]}, "not an object of one key"),
         ({"rgex": "a"}, "unknown key"),
-        ({"regex": ""}, "not a text"),
+        ({"regex": ""}, "the regex is empty"),
+        ({"regex": 5}, "the regex is 5, not a text"),
+        ("", "the lark is empty"),
         ({"choice": []}, "not a list of texts"),
         ({"json_schema": "{"}, "is not JSON"),
         ({"json_schema": [1]}, "not an object"),
         ({"regex": "a" * 70_000}, "above 65536"),
-        ("a", "not an object of one key"),
+        (["a"], "not an object of one key"),
     ],
 )
 def test_what_is_no_grammar_is_refused_at_once(grammar, said):
@@ -397,7 +399,7 @@ def test_a_text_that_a_tokenizer_cannot_write_is_refused_or_ends_in_nothing(kind
 
 
 def test_a_grammar_goes_as_an_object_of_json():
-    for value in GRAMMARS:
+    for value in (*GRAMMARS, {"json_object": True}, 'start: "a"'):
         grammar = Grammar.of(value)
         assert Grammar.of(json.loads(json.dumps(grammar.value))) == grammar
 

@@ -54,6 +54,8 @@ def said(answer) -> str:
         {"guided_json": SCHEMA},
         {"guided_json": json.dumps(SCHEMA)},
         {"grammar": {"json_schema": SCHEMA}},
+        {"response_format": {"type": "json_object", "schema": SCHEMA}},
+        {"response_format": {"type": "json_schema", "schema": SCHEMA}},
     ],
 )
 def test_an_answer_follows_a_schema_by_any_of_the_fields(served, field):
@@ -71,6 +73,7 @@ def test_an_answer_follows_a_schema_by_any_of_the_fields(served, field):
         ({"guided_choice": ["red", "blue"]}, "red|blue"),
         ({"structured_outputs": {"grammar": 'root ::= "a"+ "b"'}}, "a+b"),
         ({"guided_grammar": 'start: "a" "b"*'}, "ab*"),
+        ({"grammar": 'root ::= "a" "b"*'}, "ab*"),
     ],
 )
 def test_other_grammars_work_for_texts_as_well(served, field, pattern):
@@ -122,6 +125,9 @@ def test_langchains_client_parses_what_it_gets(served):
     [
         ({"response_format": {"type": "xml"}}, "response_format", "use text, json_object"),
         ({"response_format": {"type": "json_schema"}}, "response_format", "has no schema"),
+        ({"response_format": {"type": "json_object", "x": 1}}, "response_format", "x is not supp"),
+        ({"json_schema": SCHEMA}, "json_schema", "use response_format"),
+        ({"enable_thinking": False}, "enable_thinking", "use chat_template_kwargs"),
         ({"structured_outputs": {"jsno": {}}}, "structured_outputs", "did you mean json"),
         ({"structured_outputs": {}}, "structured_outputs", "give exactly one"),
         ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice", "exclude each other"),

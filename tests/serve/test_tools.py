@@ -183,13 +183,19 @@ def test_a_mark_may_be_a_token(tmp_path, special):
 
 
 @pytest.mark.parametrize("ends", ["<think>\\n</think>\\n\\n", "<think>\\n"])
-def test_a_forced_call_comes_behind_the_thoughts(tmp_path, ends):
+def test_a_forced_call_and_a_grammar_come_behind_the_thoughts(tmp_path, ends):
     template = f"{HERMES_TOOLS.replace(ASKS, ASKS[:-1] + ends + ASKS[-1])}{{# </think> #}}"
     folder = with_template(SHIPPED, tmp_path, template, "</think>")
     as_word(folder, "</think>")
     likely = {str(Tokenizer(folder).token_id("</think>")): 100.0}
     with serving(partial(LLM, folder)) as one:
         choice = choice_of(one.chat(**ASK, tool_choice="required", logit_bias=likely))
+        for grammar in ({"regex": "[ab/]{3}"}, {"choice": ["aab", "b/"]}, {"lark": 'start: "ab"'}):
+            said = one.chat(**ASK | {"tools": []}, logit_bias=likely, grammar=grammar)
+            assert re.fullmatch("[ab/]{2,3}", choice_of(said)["message"]["content"]), grammar
+        schema = {"json_schema": {"enum": [7]}}
+        said = one.chat(**ASK | {"tools": []}, logit_bias=likely, grammar=schema)
+        assert choice_of(said)["message"]["content"] == "7"
     assert choice["message"]["content"] is None
     assert check(choice["message"]["tool_calls"][0]) in SCHEMAS
 
@@ -275,6 +281,16 @@ def test_the_pieces_of_a_text_make_no_difference(kind, parts, cuts):
 def test_what_only_begins_as_a_call_is_text():
     assert split(HERMES, "a <tool_call> b", ()) == ("a <tool_call> b", [])
     assert split(LLAMA_3, '{"x": 1}', range(8)) == ('{"x": 1}', [])
+
+
+def test_the_beginning_of_a_mark_behind_a_call_is_no_text():
+    call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    second = '\n<tool_call>\n{"na'
+    for end in range(len(call) - len("\n</tool_call>"), len(call)):
+        assert split(HERMES, call[:end], ()) == ("", [("f", "{}")]), call[:end]
+    for end in range(len(second)):
+        assert split(HERMES, call + second[:end], ()) == ("", [("f", "{}")]), second[:end]
+    assert split(HERMES, call + "\nDone <", ()) == ("Done <", [("f", "{}")])
 
 
 def test_thoughts_come_off_in_front_of_calls():

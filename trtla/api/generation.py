@@ -17,8 +17,9 @@ from trtla.api.errors import ApiError, refused, too_late
 from trtla.api.grammars import FIELDS as GRAMMARS
 from trtla.api.grammars import grammar_of
 from trtla.api.protocol import Body, ChatBody, CompletionBody, Content, Message
+from trtla.api.reasoning import END
 from trtla.api.tool_formats import known_format
-from trtla.api.tool_grammars import tool_grammar
+from trtla.api.tool_grammars import thoughts, tool_grammar
 from trtla.errors import RendererLost, TrtlaError, UsageError
 from trtla.llm.answer import Answer, Chunk, Completion, chunk_of
 from trtla.llm.prompt import Prompt, PromptRequest, RequestMaker
@@ -174,6 +175,10 @@ def _sampling(
             )
         with _naming("messages"):
             grammar = tool_grammar(llm, body, _conversation(body))
+    elif isinstance(body, ChatBody) and grammar is not None:
+        with _naming("messages"):
+            if thoughts(llm, body, _conversation(body)) == "thinking":
+                grammar = replace(grammar, behind=END)
     if grammar is not None and body.ignore_eos:
         raise ApiError(
             400, "a text with a grammar ends where the grammar does; omit ignore_eos", "ignore_eos"

@@ -75,13 +75,17 @@ def _structured(name: str, value: Any) -> Grammar:
 
 def _format(name: str, value: Any) -> Grammar:
     kind = value.get("type")
-    if kind == "json_object":
-        return Grammar.of({"json_object": True})
-    if kind != "json_schema":
+    if kind not in ("json_object", "json_schema"):
         raise UsageError(
             f"the type {shown(kind)} is not supported", "use text, json_object or json_schema"
         )
-    described = value.get("json_schema")
+    given = {key: item for key, item in value.items() if key != "type" and item is not None}
+    for key in given:
+        if key not in ("schema", kind):
+            raise UsageError(f"{key} is not supported with the type {kind}", "omit it")
+    if "schema" in given or kind == "json_object":  # llama.cpp has the schema here
+        return Grammar.of({"json_schema": given.get("schema", {"type": "object"})})
+    described = given.get("json_schema")
     if not isinstance(described, Mapping) or "schema" not in described:
         raise UsageError(
             "json_schema has no schema",

@@ -173,9 +173,10 @@ class Body(_Declared):
     guided_regex: str | None = Field(None, description="trtla, as vLLM: a regular expression.")
     guided_choice: list[str] | None = Field(None, description="trtla, as vLLM: one of these texts.")
     guided_grammar: str | None = Field(None, description="trtla, as vLLM: rules in Lark or GBNF.")
-    grammar: Object | None = Field(
+    grammar: Object | str | None = Field(
         None,
-        description="trtla: one of json_schema, json_object, regex, choice and lark, as in files.",
+        description="trtla: one of json_schema, json_object, regex, choice and lark, as in files; "
+        "as a text, rules in Lark or GBNF.",
     )
     stream: bool = False
     stream_options: StreamOptions | None = None

@@ -69,12 +69,17 @@ _MODELS = (
     CalledFunction,
 )  # fmt: skip
 _FIELDS = {*LABELS, *(name for model in _MODELS for name in model.model_fields)}
+_THINKING = 'use chat_template_kwargs, such as {"enable_thinking": false}'
 _INSTEAD = {
     "functions": "use tools",
     "function_call": "use tool_choice",
-    "reasoning_effort": 'use chat_template_kwargs, such as {"enable_thinking": false}',
+    "reasoning_effort": _THINKING,
+    "enable_thinking": _THINKING,
+    "json_schema": "use response_format or guided_json",
+    "regex": "use guided_regex",
+    "choice": "use guided_choice",
 }
-"""What serves in place of OpenAI's fields that are not supported."""
+"""What serves in place of fields that are not supported."""
 _RULES = {
     **RULES,
     "content": "a text, or a list of parts of type text",

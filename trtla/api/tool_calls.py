@@ -63,7 +63,11 @@ class CallSplitter:
             text = before.rstrip()
             self._state, self._held, self._opened = "head", behind, before[len(text) :] + mark
             return self._shown(text)
-        kept = 0 if last else _held_back(before, mark=self._format.mark)
+        kept = _held_back(before, mark=self._format.mark)
+        if last and kept and kept == len(before) and self.count and not self._begun:
+            self._held = ""  # the next call's mark, cut off
+            return ""
+        kept = 0 if last else kept
         self._held = before[len(before) - kept :]
         return self._shown(before[: len(before) - kept])
 
@@ -95,6 +99,9 @@ class CallSplitter:
             identity = {"index": index, "id": digest[:_ID_DIGITS], "type": "function"}
             calls[index] = {**identity, "function": function}
         if match is not None or not last:
+            return ""
+        if self.count and not self._begun:  # the next call, cut off
+            self._held = ""
             return ""
         text, self._held, self._state = self._opened + self._held, "", "text"
         return text
@@ -129,7 +136,8 @@ class CallSplitter:
             return
         rest, format_ = behind.lstrip(), self._format
         ends = [format_.finish.strip(), format_.close, format_.joint.strip()]
-        if any(end.startswith(rest) for end in ends) and not last:
+        if any(end.startswith(rest) for end in ends):
+            self._held = "" if last else self._held
             return
         if ends[2] and rest.startswith(ends[2]):
             self._state, self._held, self._opened = "head", rest[len(ends[2]) :], ""

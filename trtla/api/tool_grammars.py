@@ -33,7 +33,7 @@ def tool_grammar(llm: RequestMaker, body: ChatBody, messages: Messages) -> Gramm
 
     rules = format_.grammar(
         [tool.function for tool in callable_tools(body.tools, body.tool_choice)],
-        state=_thoughts(llm, body, messages),
+        state=thoughts(llm, body, messages),
         must=must,
         several=body.parallel_tool_calls and not isinstance(body.tool_choice, NamedTool),
         control=control,
@@ -41,7 +41,7 @@ def tool_grammar(llm: RequestMaker, body: ChatBody, messages: Messages) -> Gramm
     return Grammar("lark", rules, given_as="tools")
 
 
-def _thoughts(llm: RequestMaker, body: ChatBody, messages: Messages) -> State:
+def thoughts(llm: RequestMaker, body: ChatBody, messages: Messages) -> State:
     """The state of the thoughts when the answer begins, by the end of the prompt."""
     tokenizer = llm.tokenizer
     if tokenizer is None or not marks_reasoning(tokenizer.template_text):

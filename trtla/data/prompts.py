@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, create_model
 
@@ -22,6 +22,7 @@ from trtla.files import parse_jsonl, read_text
 from trtla.llm.prompt import PromptRequest
 from trtla.settings.drafting import LOOKAHEAD, DrafterSettings
 from trtla.settings.fields import Kind, check_text, declared, wrong
+from trtla.settings.grammar import KINDS
 from trtla.settings.lookahead import Lookahead, LookaheadConfig
 from trtla.settings.messages import (
     ANSWER,
@@ -42,6 +43,8 @@ _RENDERING = ("continue_final_message", "chat_template_kwargs")
 
 class _Line(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    instead: ClassVar[dict[str, str]] = {"prompt": "text", **dict.fromkeys(KINDS, "grammar")}
+    """The keys for what others call so."""
 
     text: str | None = None
     input_ids: list[int] | None = None
@@ -54,7 +57,7 @@ class _Line(BaseModel):
     expected_output: str | list[int] | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    grammar: dict[str, Any] | None = None
+    grammar: dict[str, Any] | str | None = None
 
 
 def prompt_line(*kinds: type) -> type[_Line]:

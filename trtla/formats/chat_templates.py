@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,15 @@ def stored_template(folder: ModelFolder) -> tuple[Stored, str] | None:
         return only, str(gguf_sources(folder).get("chat_template", source))
     stored = _by_name(read_tokenizer_config(folder).get("chat_template"))
     return (stored, f"{TOKENIZER_CONFIG}, chat_template") if stored else None
+
+
+def unused_variables(template: Stored | None, variables: Mapping[str, object]) -> str:
+    """Say which variables change nothing, as no template is used, or it has no such word."""
+    if template is None:
+        return "--chat-template-kwargs changes nothing without --chat" if variables else ""
+    words = re.findall(r"\w+", str(template).replace("\\n", " "))
+    unknown = ", ".join(name for name in variables if name not in words)
+    return f"the chat template does not know {unknown}, which changes nothing" if unknown else ""
 
 
 def more_templates(folder: Path) -> list[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 import signal
 import subprocess
@@ -51,7 +52,7 @@ def compiled(grammar: Grammar, spelling: LLTokenizer | None = None) -> LLMatcher
     library = llguidance()
     limits = library.LLParserLimits(max_lexer_states=_MOST_STATES, verbose_errors=False)
     spelling = spelling or library.LLTokenizer("byte")
-    text = _written(library, grammar)
+    text = _behind(grammar, _written(library, grammar))
     matcher: LLMatcher = library.LLMatcher(spelling, text, log_level=0, limits=limits)
     return matcher
 
@@ -62,6 +63,18 @@ def _written(library: Any, grammar: Grammar) -> str:
         return str(library.LLMatcher.grammar_from_json_schema(grammar.text, overrides=how))
     kind = "grammar" if grammar.kind == "lark" else grammar.kind
     return str(library.grammar_from(kind, grammar.text))
+
+
+def _behind(grammar: Grammar, written: str) -> str:
+    """The rules behind the mark that the grammar is for, and at most two blanks."""
+    if not grammar.behind:
+        return written
+    is_lark = grammar.kind in ("lark", "choice")
+    parts = [{"lark_grammar": written}] if is_lark else json.loads(written)["grammars"]
+    mark = re.escape(grammar.behind).replace("/", r"\/")
+    front = f"start: front BLANKS @rest\nfront[lazy]: /(?s:.*){mark}/\nBLANKS: /[\\n ]{{0,2}}/"
+    parts[0]["name"] = "rest"
+    return json.dumps({"grammars": [{"name": "front", "lark_grammar": front}, *parts]})
 
 
 def why_not(grammar: Grammar) -> str:

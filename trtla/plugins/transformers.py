@@ -22,6 +22,7 @@ from transformers.generation.utils import GenerationMixin
 from trtla.errors import TrtlaError, UsageError
 from trtla.plugins.attention import CacheEnd
 from trtla.plugins.decoding import SEEDS, Choice, DecodingRun, ModelState
+from trtla.settings.fields import shown, whole
 from trtla.settings.lookahead import LookaheadConfig
 
 _models: WeakKeyDictionary[Any, ModelState] = WeakKeyDictionary()
@@ -54,7 +55,7 @@ def generate(
 
     Args:
         seed: of sampling; by default drawn from torch's generator, as `torch.manual_seed` has it.
-        lookahead: a triple (W, N, G): draft with lookahead's window and pool instead of the tree.
+        lookahead: a triple (W, N, G): draft with lookahead's window and pool; `auto`: the tree.
         drafts: False decodes without drafts.
 
     Raises:
@@ -62,7 +63,11 @@ def generate(
     """
     called = _arguments()
     streamer = model_kwargs.pop("streamer", None) or called.get("streamer")
-    triple = None if lookahead is None else LookaheadConfig.parse(lookahead)
+    triple = None if lookahead in (None, "auto") else LookaheadConfig.parse(lookahead)
+    if not isinstance(drafts, bool):
+        raise UsageError(f"drafts is {shown(drafts)}, neither True nor False", "give one of both")
+    if seed is not None:
+        seed = whole("seed", seed, "a whole number", -SEEDS, SEEDS)
     _check(model, generation_config, called.get("assistant_model"))
     if generation_config.do_sample and seed is None:
         seed = int(torch.randint(SEEDS - 1, ()))

@@ -16,6 +16,7 @@ GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "lark"]
 KINDS: tuple[GrammarKind, ...] = get_args(GrammarKind)
 LONGEST = 1 << 16
 """Characters of a grammar, at most: longer ones delay other requests with each of their tokens."""
+_RULES = "give an expression such as [0-9]+, or rules such as root ::= [0-9]+"
 _SCHEMA = 'give one such as {"type": "object"}'
 _EXAMPLE = 'give one such as {"regex": "[0-9]+"} or {"json_schema": {"type": "object"}}'
 
@@ -29,6 +30,8 @@ class Grammar:
     """The schema or the list of choices as JSON, the expression, or the rules."""
     given_as: str = field(default="grammar", compare=False)
     """The setting or the request's field that it comes from."""
+    behind: str = ""
+    """A mark, in front of which is any text: the end of thoughts."""
 
     def __post_init__(self) -> None:
         check_text(self.text, f"the grammar ({self.kind})")
@@ -40,35 +43,49 @@ class Grammar:
 
     @classmethod
     def of(cls, value: object) -> Grammar:
-        """Make one from an object of JSON with one key, a kind; raises `UsageError`."""
+        """Make one from an object of JSON with one key, a kind, or from rules as a text.
+
+        Raises:
+            UsageError: it is neither.
+        """
         if isinstance(value, Grammar):
             return value
+        if isinstance(value, str):
+            return cls("lark", _rules("lark", value))
         if not isinstance(value, Mapping) or len(value) != 1:
             raise UsageError(f"grammar is {shown(value)}, not an object of one key", _EXAMPLE)
         ((kind, rule),) = value.items()
         if kind not in KINDS:
             guess = did_you_mean(str(kind), KINDS)
             raise UsageError(f"grammar has the unknown key {shown(kind)}", f"{guess}{_EXAMPLE}")
-        return cls(kind, _TEXTS[kind](rule))
+        return cls(kind, _TEXTS[kind](rule) if kind in _TEXTS else _rules(kind, rule))
 
     @classmethod
     def typed(cls, kind: GrammarKind, value: str) -> Grammar:
         """Make one from a word of a command: a file with the rules, or these; a regex itself."""
-        return cls.of({kind: value if kind == "regex" else _file_or_text(value)})
+        return cls.of({kind: value if kind == "regex" else _file_or_text(value, kind)})
 
     @property
     def value(self) -> dict[str, Any]:
         """The object of JSON that `of` takes."""
+        if self.kind == "json_object":
+            return {self.kind: True}
         is_json = self.kind in ("json_schema", "choice")
         return {self.kind: json.loads(self.text) if is_json else self.text}
 
 
-def _file_or_text(value: str) -> str:
+def _file_or_text(value: str, kind: GrammarKind) -> str:
     """A file's text; a value that is no file's name is the text itself."""
     is_text = value.lstrip().startswith("{") or any(mark in value for mark in (":", "\n"))
     if is_text and not Path(value).is_file():
         return value
-    return read_text(Path(value))
+    itself = "schema itself, which begins with {" if kind == "json_schema" else "rules themselves"
+    if not value:
+        raise UsageError(f"the {kind} is empty", f"give a file, or the {itself}")
+    try:
+        return read_text(Path(value))
+    except UsageError as error:
+        raise UsageError(error.message, f"{error.hint}, or give the {itself}") from None
 
 
 def _schema(value: object) -> str:
@@ -100,13 +117,12 @@ def _choice(value: object) -> str:
     return json.dumps(list(texts), ensure_ascii=False)
 
 
-def _text(value: object) -> str:
-    if not isinstance(value, str) or not value:
-        raise UsageError(f"the grammar is {shown(value)}, not a text", _EXAMPLE)
+def _rules(kind: GrammarKind, value: object) -> str:
+    if not isinstance(value, str):
+        raise UsageError(f"the {kind} is {shown(value)}, not a text", _RULES)
+    if not value:
+        raise UsageError(f"the {kind} is empty", _RULES)
     return value
 
 
-_TEXTS = {
-    "json_schema": _schema, "json_object": _any_object, "choice": _choice, "regex": _text,
-    "lark": _text,
-}  # fmt: skip
+_TEXTS = {"json_schema": _schema, "json_object": _any_object, "choice": _choice}

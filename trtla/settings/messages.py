@@ -42,8 +42,8 @@ def is_conversation(prompt: object) -> TypeGuard[Messages]:
 
 _SET_ELSEWHERE = {
     "messages": "give it as the prompt",
-    "add_generation_prompt": "give it beside chat_template_kwargs",
-    "continue_final_message": "give it beside chat_template_kwargs",
+    "add_generation_prompt": "give it beside chat_template_kwargs, in a request of the server",
+    "continue_final_message": "give it beside chat_template_kwargs, as a setting of its own",
     "tools": "omit it: tools are a field of the server's requests",
     "documents": "omit it: documents are not supported",
 }

@@ -21,7 +21,7 @@ from trtla.cli.shared.upstream import trtllm_settings, upstream_values
 from trtla.console import Console
 from trtla.errors import UsageError
 from trtla.files import ASSETS
-from trtla.formats.chat_templates import stored_template
+from trtla.formats.chat_templates import stored_template, unused_variables
 from trtla.formats.folder import no_chat_template, tokenizer_dir
 from trtla.formats.model import Model
 from trtla.machine import process_rank
@@ -316,9 +316,11 @@ def check_template(
     folder = model_at(folders[1] or folders[0]).folder
     if tokenizer_dir(folder.path) is None:
         return
-    if stored_template(folder):
+    if stored := stored_template(folder):
         if chats:
             _fill_in(folder, chats, variables or NO_VARIABLES)
+        if unused := unused_variables(stored[0] if chats else None, variables or NO_VARIABLES):
+            console.note(f"note: {unused}")
         if asking.chat is None and not process_rank() and len(others) < len(named):
             console.note(ADVICE)
     elif chats:

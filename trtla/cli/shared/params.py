@@ -5,6 +5,7 @@ Precedence: flag > environment TRTLA_<COMMAND>_<OPTION> > --config > the engine'
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -196,6 +197,8 @@ def _as_flag(param: click.Parameter, value: Any, where: str) -> Any:
             return [triple] if param.multiple else triple
         if param.multiple:
             return [",".join(map(str, i)) if isinstance(i, list) else str(i) for i in value]
+    if isinstance(value, dict) and (param.metavar or "").endswith("JSON"):
+        return json.dumps(value, default=str)
     if isinstance(value, list | dict):
         raise UsageError(
             f'{where}: "{param.name}" is {shown(value)}, not a single value',

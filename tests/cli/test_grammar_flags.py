@@ -1,0 +1,68 @@
+"""--json-schema, --regex and --grammar, and the key `grammar` of prompt files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.command import refused, trtla
+from tests.support.served import SHIPPED
+
+pytest.importorskip("llguidance")
+
+
+def test_flags_and_keys_make_the_same_grammar(tmp_path: Path) -> None:
+    rules = 'root ::= "a" "b"'
+    (tmp_path / "rules.gbnf").write_text(rules)
+    (tmp_path / "schema.json").write_text('{"const": "ab"}')
+    lines = [
+        {"text": "x"},
+        {"text": "x", "grammar": rules},
+        {"text": "x", "grammar": {"lark": rules}},
+    ]
+    asked = ("run", SHIPPED, "--input-file", "-", "--json")
+    for flag, value, text in (
+        ("--grammar", tmp_path / "rules.gbnf", "ab"),
+        ("--grammar", rules, "ab"),
+        ("--regex", "ab", "ab"),
+        ("--json-schema", tmp_path / "schema.json", '"ab"'),
+    ):
+        ran = trtla(*asked, flag, value, stdin="\n".join(map(json.dumps, lines)))
+        assert [one["text"] for one in ran.json["results"]] == [text, "ab", "ab"], ran.err
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "message", "hint"),
+    [
+        ("--regex", "", "--regex: the regex is empty", "such as [0-9]+"),
+        ("--grammar", "", "--grammar: the lark is empty", "the rules themselves"),
+        ("--json-schema", "", "--json-schema: the json_schema is empty", "the schema itself"),
+        ("--json-schema", "[1]", "--json-schema: [1] does not exist", "or give the schema itself"),
+        ("--grammar", "none.gbnf", "none.gbnf does not exist", "or give the rules themselves"),
+        ("--json-schema", "{", "--json-schema: the JSON schema is not JSON", "give one such as"),
+    ],
+)
+def test_what_is_no_grammar_says_what_to_give(
+    no_weights: Path, flag: str, value: str, message: str, hint: str
+) -> None:
+    refused(trtla("run", no_weights, "-p", "x", flag, value), 2, message, hint)
+
+
+@pytest.mark.parametrize(
+    ("key", "instead"), [("prompt", "text"), ("regex", "grammar"), ("json_schema", "grammar")]
+)
+def test_names_that_others_use_lead_to_those_of_prompt_files(
+    no_weights: Path, key: str, instead: str
+) -> None:
+    line = json.dumps({key: "x", "grammar": {"regex": "a"}})
+    ran = trtla("run", no_weights, "--input-file", "-", stdin=line)
+    refused(ran, 2, f'unknown key "{key}"', f'use "{instead}"')
+
+
+def test_presets_have_objects_as_they_are(tmp_path: Path) -> None:
+    preset = tmp_path / "preset.yaml"
+    preset.write_text("json_schema: {const: ab}\nchat_template_kwargs:\n  enable_thinking: false\n")
+    ran = trtla("run", SHIPPED, "-p", "x", "--json", "--config", preset)
+    assert [one["text"] for one in ran.json["results"]] == ['"ab"'], ran.err
