@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from zlib import crc32
 
@@ -35,6 +36,20 @@ def test_records_come_back_in_the_order_of_the_input(tmp_path: Path) -> None:
     totals = (counts.answered, counts.failed, counts.prompt_tokens, counts.output_tokens)
     assert totals == (3, 1, 10, 20)
     assert (counts.steps, counts.accepted, counts.tokens_per_step) == (20, 10, 26 / 20)
+
+
+def test_what_a_signal_finds_written_but_not_counted_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Journal(tmp_path / "journal", "job", 5) as journal:
+        journal.add(records()[0])
+        with monkeypatch.context() as patch:
+            patch.setattr(journal, "_note", lambda *_: signal.raise_signal(signal.SIGINT))
+            with pytest.raises(KeyboardInterrupt):
+                journal.add(records()[1])
+        assert (journal.counts.done, journal.kept()) == (1, 2)
+    with Journal(tmp_path / "journal", "job", 5) as journal:
+        assert journal.counts.done == 2
 
 
 def test_records_of_earlier_releases_count(tmp_path: Path) -> None:

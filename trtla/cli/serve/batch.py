@@ -138,7 +138,7 @@ def _finish(console: Console, flags: BatchFlags, task: Task) -> int:
         console.note(f"note: {counts.done} of {lines} are done already")
 
     def kept() -> str:
-        done = f"{counts.done} of {lines} are done and kept in {task.job.folder}"
+        done = f"{task.journal.kept()} of {lines} are done and kept in {task.job.folder}"
         return f"note: {done}; the same command resumes"
 
     with INTERRUPTS.saying(kept):
