@@ -52,11 +52,26 @@ class Server:
     @contextmanager
     def awake(self) -> Iterator[None]:
         """Let it run inside the block alone."""
-        os.killpg(self.process.pid, signal.SIGCONT)
+        send(signal.SIGCONT, self.process.pid)
         try:
             yield
         finally:
-            os.killpg(self.process.pid, signal.SIGSTOP)
+            send(signal.SIGSTOP, self.process.pid)
+
+
+def send(number: signal.Signals, pid: int) -> None:
+    """Send a signal to a process and all that it has started, in whatever groups they are."""
+    parents = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            behind_name = (folder / "stat").read_text().rpartition(")")[2]
+            parents[int(folder.name)] = int(behind_name.split()[1])
+    family = {pid}
+    while more := {child for child, parent in parents.items() if parent in family} - family:
+        family |= more
+    for member in family:
+        with suppress(ProcessLookupError):
+            os.kill(member, number)
 
 
 @contextmanager
@@ -75,11 +90,10 @@ def opened(name: str, command: str, model: str, log: Path) -> Iterator[Server]:
     try:
         server = Server(name, process, f"http://127.0.0.1:{port}")
         await_answer(server, log)
-        os.killpg(process.pid, signal.SIGSTOP)
+        send(signal.SIGSTOP, process.pid)
         yield server
     finally:
-        with suppress(ProcessLookupError):  # it has ended itself
-            os.killpg(process.pid, signal.SIGKILL)
+        send(signal.SIGKILL, process.pid)
         process.wait()
 
 
@@ -140,8 +154,8 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--name", default="peer", help="what the table calls the peer")
     parser.add_argument("--clients", default="1,4,16")
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--prompts", default="code,chat,summarization")
-    parser.add_argument("--num-prompts", type=int, default=16)
+    parser.add_argument("--prompts", default="code,chat")
+    parser.add_argument("--num-prompts", type=int, default=8, help="of each set")
     parser.add_argument("--tokens", type=int, default=48)
     return parser.parse_args(words)
 
@@ -149,6 +163,7 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
 def main(words: Sequence[str]) -> None:
     """Measure in turns and print the table."""
     args = arguments(words)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the servers end with it
     rows: dict[tuple[int, str], list[Row]] = {}
     with ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -161,6 +176,8 @@ def main(words: Sequence[str]) -> None:
             for clients in map(int, args.clients.split(",")):
                 for server in servers if turn % 2 else reversed(servers):
                     row = load(server, clients, args)
+                    said = f"{clients} clients, {server.name}: {row.tokens_per_s or 0:.1f} tokens/s"
+                    print(f"turn {turn} of {args.turns}, {said}", file=sys.stderr, flush=True)
                     if turn:
                         rows.setdefault((clients, server.name), []).append(row)
     machine = cpu()
