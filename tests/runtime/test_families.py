@@ -81,7 +81,7 @@ BLOCKS = {
     "Q8_0": "granite",
     **dict.fromkeys(("Q4_K", "Q5_K", "Q6_K"), "gemma3-wide"),
 }
-"""A family for every other type of blocks."""
+"""The family that each of the other block types is tested with."""
 
 
 @pytest.mark.parametrize("name", [*GGUF_NAMES, *BLOCKS])

@@ -43,8 +43,8 @@ def exact(product, states):
 
 @contextmanager
 def sums_in_order():
-    """The interpreter adds up one input after the other, as it does not for every size of a tile:
-    NumPy's library chooses an order by that size."""
+    """Make the interpreter sum the inputs in order: NumPy's library would choose another order for
+    some tile sizes."""
 
     def dot(_, a, b, total, *__):
         left, right = (one.data.astype(np.float32) for one in (a, b))

@@ -39,7 +39,7 @@ def unused_variables(template: Stored | None, variables: Mapping[str, object]) -
         return "--chat-template-kwargs changes nothing without --chat" if variables else ""
     words = re.findall(r"\w+", str(template).replace("\\n", " "))
     unknown = ", ".join(name for name in variables if name not in words)
-    return f"the chat template does not know {unknown}, which changes nothing" if unknown else ""
+    return f"the chat template ignores {unknown}" if unknown else ""
 
 
 def more_templates(folder: Path) -> list[Path]:

@@ -6,13 +6,14 @@ takes the likeliest child of each node in the request's candidate tree.
 
 from __future__ import annotations
 
+import logging
 import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from trtla.errors import UsageError
+from trtla.errors import TrtlaError, UsageError, sentence
 from trtla.plugins.trees import best_path, inside, open_shared
 from trtla.runtime.costs import NodePrices
 from trtla.runtime.draft import NO_DRAFT, Draft
@@ -215,6 +216,19 @@ class Chains:
     def _add_output(self, known: _Known) -> None:
         if self._settings.other_tokens:
             self._shared.add_text(known.output)
+
+
+def log_fault(log: logging.Logger, then: str, host: str, error: Exception) -> None:
+    """Log why a plugin stops drafting.
+
+    Args:
+        then: what happens from now on.
+        host: the host's name and version, and those that are known to work.
+    """
+    reason, trace = sentence(error), error.__traceback__
+    if isinstance(error, TrtlaError):
+        reason, trace = f"{error.message}; {error.hint}", None
+    log.error("trtla drafts no more, %s: %s (%s)", then, reason, host, exc_info=trace and error)
 
 
 def _accepted(draft: Draft, committed: Sequence[int]) -> int:

@@ -18,15 +18,15 @@ from typing import Any
 
 import numpy as np
 
-from trtla.errors import TrtlaError, UsageError, sentence
-from trtla.plugins.chains import ChainRequest, Chains, ChainSettings
+from trtla.errors import UsageError
+from trtla.plugins.chains import ChainRequest, Chains, ChainSettings, log_fault
 from trtla.runtime.draft import Draft
 
 _CORPUS = "sglang.srt.speculative.cpp_ngram.ngram_corpus.NgramCorpus"
 _KNOWN_VERSION = "0.5.23"
 _OWN_DEPTH = 18  # SGLang's default: what its own trie learns grows with the square of it
 _COMPARED = 64  # tokens compared to see that a text is the known one
-_ANY_TOKEN = 2**31 - 1  # a corpus does not know the vocabulary; it takes any token as a draft
+_ANY_TOKEN = 2**31 - 1  # the vocabulary is not known here, so any token may be drafted
 _log = logging.getLogger("sglang.trtla")  # below SGLang's own, which has handlers
 
 
@@ -169,13 +169,8 @@ class TreeCorpus:
     def _stop(self, error: Exception) -> None:
         self._chains = None
         self._texts.clear()
-        reason, trace = sentence(error), error.__traceback__
-        if isinstance(error, TrtlaError):
-            reason, trace = f"{error.message}; {error.hint}", None
-        _log.error(
-            "trtla drafts no more, SGLang's own corpus does: %s (SGLang %s; known to work: %s)",
-            reason, _version(), _KNOWN_VERSION, exc_info=trace and error,
-        )  # fmt: skip
+        host = f"SGLang {_version()}; known to work: {_KNOWN_VERSION}"
+        log_fault(_log, "SGLang's own corpus does", host, error)
 
 
 def _version() -> str:

@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from trtla.errors import TrtlaError, sentence
-from trtla.plugins.chains import ChainRequest, Chains, ChainSettings
+from trtla.plugins.chains import ChainRequest, Chains, ChainSettings, log_fault
 
 _IDLE = 8  # steps after which a row that is in no batch has ended; those preempted come back
 _LEAST_CHANCE = 0.1  # drafts are not padded there, so a token that is never drafted costs nothing
@@ -79,13 +78,8 @@ class TreeProposer:
 
     def _stop(self, error: Exception) -> None:
         self._chains = None
-        reason, trace = sentence(error), error.__traceback__
-        if isinstance(error, TrtlaError):
-            reason, trace = f"{error.message}; {error.hint}", None
-        _log.error(
-            "trtla drafts no more, texts stay what they are: %s (vLLM %s; known to work: %s)",
-            reason, _version(), _KNOWN_VERSIONS, exc_info=trace and error,
-        )  # fmt: skip
+        host = f"vLLM {_version()}; known to work: {_KNOWN_VERSIONS}"
+        log_fault(_log, "texts stay what they are", host, error)
 
 
 def _settings(vllm_config: Any) -> ChainSettings:

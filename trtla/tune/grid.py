@@ -49,7 +49,7 @@ class TuneSettings(Setup):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One prompt with its sampling; its text is the same for every triple."""
+    """A prompt and how it is sampled; every triple gives it the same text."""
 
     category: str
     number: int

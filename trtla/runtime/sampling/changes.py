@@ -1,6 +1,6 @@
 """Penalties, biases and grammars: rows of logits changed by the text before them, and put back.
 
-A change depends on the row and its text alone: it is the same for every drafter and batch.
+A change depends only on the row and its text, so no drafter or batch makes a difference.
 Penalties and biases touch the logits of the text's tokens and of biased ones, then a grammar
 forbids tokens. Reports read the rows as they were.
 """
