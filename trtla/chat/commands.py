@@ -21,7 +21,7 @@ from trtla.console import starting
 from trtla.errors import TrtlaError, UsageError, closest, renamed
 from trtla.settings.drafting import LOOKAHEAD, DrafterSettings
 from trtla.settings.fields import declared
-from trtla.settings.grammar import GrammarKind
+from trtla.settings.grammar import SETTINGS as GRAMMARS
 from trtla.settings.sampling import SamplingParams
 
 _SHOWN = 24  # columns of a value in /help
@@ -89,10 +89,10 @@ def commands_of(kind: type, part: str, *others: str) -> Iterator[ChatCommand]:
 
 
 _FILTERS = tuple(f"sampling.{name}" for name in ("temperature", "top_k", "top_p"))
-_GRAMMARS: tuple[tuple[str, GrammarKind, str, str], ...] = (
-    ("json_schema", "json_schema", "FILE|JSON", "Schema of answers."),
-    ("regex", "regex", "PATTERN", "A regular expression that answers match as a whole."),
-    ("grammar", "lark", "FILE|RULES", "Rules in Lark or GBNF that answers follow."),
+_GRAMMARS = (
+    ("json_schema", "FILE|JSON", "Schema of answers."),
+    ("regex", "PATTERN", "A regular expression that answers match as a whole."),
+    ("grammar", "FILE|RULES", "Rules in Lark or GBNF that answers follow."),
 )
 
 TABLE = (
@@ -117,8 +117,8 @@ TABLE = (
         _FILTERS,
     ),
     *(
-        ChatCommand(name, about, values.grammar_value(kind, usage), ("sampling.grammar",))
-        for name, kind, usage, about in _GRAMMARS
+        ChatCommand(name, about, values.grammar_value(GRAMMARS[name], usage), ("sampling.grammar",))
+        for name, usage, about in _GRAMMARS
     ),
     ChatCommand("speculative", "Draft at all; off answers plainly.", TOGGLE, ("speculative",)),
     ChatCommand(

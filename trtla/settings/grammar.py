@@ -16,6 +16,12 @@ GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "lark"]
 KINDS: tuple[GrammarKind, ...] = get_args(GrammarKind)
 LONGEST = 1 << 16
 """Characters of a grammar, at most: longer ones delay other requests with each of their tokens."""
+SETTINGS: dict[str, GrammarKind] = {
+    "json_schema": "json_schema",
+    "regex": "regex",
+    "grammar": "lark",
+}
+"""The flags and chat commands that take a grammar, and its kind."""
 _RULES = "give an expression such as [0-9]+, or rules such as root ::= [0-9]+"
 _SCHEMA = 'give one such as {"type": "object"}'
 _EXAMPLE = 'give one such as {"regex": "[0-9]+"} or {"json_schema": {"type": "object"}}'

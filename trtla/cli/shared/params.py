@@ -17,7 +17,8 @@ from trtla.cli.shared.values import ListType, TripleType
 from trtla.errors import UsageError, closest, did_you_mean
 from trtla.files import written
 from trtla.settings.fields import flag_name, shown
-from trtla.settings.grammar import Grammar, GrammarKind
+from trtla.settings.grammar import SETTINGS as GRAMMARS
+from trtla.settings.grammar import Grammar
 from trtla.settings.sampling import Filters, parse_processor
 
 if TYPE_CHECKING:
@@ -258,18 +259,10 @@ def with_processor(flags: dict[str, Any]) -> dict[str, Any]:
     return {**others, **chosen._asdict()}
 
 
-_GRAMMARS: dict[str, GrammarKind] = {
-    "json_schema": "json_schema",
-    "regex": "regex",
-    "grammar": "lark",
-}
-"""The flags with rules for outputs, and their kinds of grammar."""
-
-
 def with_grammar(flags: dict[str, Any]) -> dict[str, Any]:
     """The running command's flags, with the rules for outputs turned into one grammar."""
-    present = [name for name in _GRAMMARS if flags[name] is not None]
-    others = {name: value for name, value in flags.items() if name not in _GRAMMARS}
+    present = [name for name in GRAMMARS if flags[name] is not None]
+    others = {name: value for name, value in flags.items() if name not in GRAMMARS}
     if not present:
         return others
     if len(present) > 1:
@@ -277,7 +270,7 @@ def with_grammar(flags: dict[str, Any]) -> dict[str, Any]:
         raise UsageError(f"{first} and {second} exclude each other", "omit one of them")
     (name,) = present
     try:
-        grammar = Grammar.typed(_GRAMMARS[name], flags[name])
+        grammar = Grammar.typed(GRAMMARS[name], flags[name])
         return {**others, "grammar": replace(grammar, given_as=name)}
     except UsageError as error:
         raise UsageError(f"{flag_name(name)}: {error.message}", error.hint) from None

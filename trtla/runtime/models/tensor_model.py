@@ -13,7 +13,7 @@ from torch import Tensor
 from trtla.errors import first_line
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.models.batch import Batch, BatchOutput, all_finite, guarded, make_batch
-from trtla.runtime.models.cuda.graphs import CudaCapture, GraphRunner, buckets
+from trtla.runtime.models.cuda.graphs import CudaCapture, GraphRunner
 from trtla.runtime.models.forward import Forwarded, Model, StepForward
 from trtla.runtime.models.tensor_cache import TensorCache
 from trtla.runtime.sampling.logits import on_host
@@ -90,19 +90,17 @@ class PackedModel(TensorModel):
         """
         if not self.fast or self.taps:
             return super().step_forward(cache, limits, step_sizes)
-        sizes = step_sizes or limits.step_sizes
-        made = buckets(sizes, limits.max_batch_size, limits.max_num_tokens)
-        self.settle_products({*(one.tokens for one in made), *range(1, limits.max_batch_size + 1)})
         runner = GraphRunner(
             self.forward_batch,
             cache,
             limits.max_batch_size,
-            sizes,
+            step_sizes or limits.step_sizes,
             limits.max_text_len + limits.max_draft_len,
             CudaCapture(cache.data.device),
             limits.max_num_tokens,
             self.windows,
         )
+        self.settle_products(runner.token_counts | {*range(1, limits.max_batch_size + 1)})
         runner.capture_all()
         logits = runner.warm_up()
         if logits is None:  # the problem may be the kernels', which would fail without graphs too

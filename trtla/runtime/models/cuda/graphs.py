@@ -98,6 +98,11 @@ class GraphRunner:
         """Why there are no graphs, where a capture failed."""
 
     @property
+    def token_counts(self) -> set[int]:
+        """The tokens of a step, padding included, by bucket."""
+        return {bucket.tokens for bucket in self._buckets}
+
+    @property
     def captured(self) -> list[Bucket]:
         return list(self._graphs)
 
