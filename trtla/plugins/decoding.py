@@ -130,6 +130,7 @@ class DecodingRun:
         kept = self._valid[:, -ids.shape[1] :].bool()
         self._texts = [row[keep].tolist() for row, keep in zip(ids, kept, strict=True)]
         self._going = torch.ones(len(ids), dtype=torch.bool, device=ids.device)
+        self._on = [True] * len(ids)  # the same, where it is read
         self._ends = any(hasattr(one, "eos_token_id") for one in choice.criteria)
         self._scores: list[Tensor] = []
         self._logits: list[Tensor] = []
@@ -140,14 +141,14 @@ class DecodingRun:
         self._end.begin()
         if not drafts or (triple is not None and triple.is_autoregressive):
             self._choose(logits, [NO_DRAFT] * len(self._ids))
-            while self._going.any():
+            while any(self._on):
                 self._step(None, None)
             return
         texts = [text or [0] for text in self._texts]
         rows = [Row(t, self._choice.sampling(i), left) for i, t in enumerate(texts)]
         with self._known.trees.open(rows, triple) as row_drafts:
             self._learn(row_drafts, logits, self._choose(logits, [NO_DRAFT] * len(self._ids)))
-            while self._going.any():
+            while any(self._on):
                 self._step(row_drafts, layout)
 
     def _prefill(self) -> Tensor:
@@ -162,7 +163,7 @@ class DecodingRun:
 
     def _step(self, row_drafts: RowDrafts | None, layout: Layout | None) -> None:
         started = time.perf_counter()
-        going = self._going.nonzero()[:, 0].tolist()
+        going = [row for row, on in enumerate(self._on) if on]
         drafts = [NO_DRAFT] * len(self._ids)
         if row_drafts is not None:
             room = self._end.room
@@ -225,12 +226,12 @@ class DecodingRun:
         walks = [_Walk(draft) for draft in drafts]
         rows = torch.arange(len(walks), device=logits.device)
         while True:
-            going = self._going.tolist()
+            went = self._on
             nodes = torch.tensor([walk.frontier[0] for walk in walks], device=logits.device)
             tokens = self._append(logits[rows, nodes].to(self._ids.device, torch.float32))
-            for walk, token, on in zip(walks, tokens, going, strict=True):
+            for walk, token, on in zip(walks, tokens, went, strict=True):
                 walk.tokens += [token] if on else []
-            steps = zip(walks, tokens, self._going.tolist(), strict=True)
+            steps = zip(walks, tokens, self._on, strict=True)
             found = [walk.go(token) for walk, token, on in steps if on]
             if not found or not all(found):
                 return walks
@@ -238,7 +239,7 @@ class DecodingRun:
     def _append(self, logits: Tensor) -> list[int]:
         """Choose and append the next token of each row."""
         choice, config = self._choice, self._choice.config
-        scores = choice.processor(self._ids, logits.clone())
+        scores = choice.processor(self._ids, logits.clone() if config.output_logits else logits)
         done = self._ids.shape[1] - self._prompt_len
         tokens = choice.tokens(scores, [len(text) + done for text in self._texts])
         if self._ends:
@@ -252,8 +253,9 @@ class DecodingRun:
         self._going &= ~choice.criteria(self._ids, kept)
         if choice.streamer is not None:
             choice.streamer.put(tokens.cpu())
-        found: list[int] = tokens.tolist()
-        return found
+        found, on = torch.stack((tokens, self._going.to(tokens.dtype))).tolist()
+        self._on = [bool(one) for one in on]
+        return list(found)
 
     def _learn(self, row_drafts: RowDrafts, logits: Tensor, walks: Sequence[_Walk]) -> None:
         for row, walk in enumerate(walks):
@@ -283,7 +285,9 @@ class DecodingRun:
 def _top_rows(logits: Tensor) -> TopRows:
     """The most probable tokens after each fed node."""
     count = min(READ, logits.shape[-1])
-    logs, ids = logits.float().log_softmax(-1).topk(count)
+    logits = logits.float()
+    best, ids = logits.topk(count)
+    logs = best - logits.logsumexp(-1, keepdim=True)
     room = (0, READ - count)
     return TopRows(
         tuple(range(len(logits))),
