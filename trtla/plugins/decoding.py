@@ -32,6 +32,8 @@ _ON_CPU = CostTable.of(
 """Measured in float32: a second token makes products of vectors products of matrices."""
 _ELSEWHERE = CostTable.of([(1, 0.02), (16, 0.0204), (64, 0.022), (256, 0.03)])
 """An estimate for GPUs, whose time goes to launching kernels."""
+_TYPES = {"token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids"}
+"""What transformers gives models for each token besides its position."""
 _UNFILTERED = SamplingParams(temperature=1.0)  # processors have applied temperature and filters
 
 
@@ -42,7 +44,6 @@ class ModelState:
         self._layout: list[Layout | None] = []
         parameters = inspect.signature(model.forward).parameters
         self.takes_positions = "position_ids" in parameters
-        self.takes_mask = "attention_mask" in parameters
         self._costs = _ON_CPU if model.device.type == "cpu" else _ELSEWHERE
         self._vocab_size = model.config.get_text_config(decoder=True).vocab_size
 
@@ -127,13 +128,16 @@ class DecodingRun:
         mask = model_kwargs.get("attention_mask")
         self._padded = mask is not None
         self._valid = torch.ones_like(ids) if mask is None else mask.long()
-        kept = self._valid[:, -ids.shape[1] :].bool()
+        kept = self._valid[:, self._valid.shape[1] - ids.shape[1] :].bool()
         self._texts = [row[keep].tolist() for row, keep in zip(ids, kept, strict=True)]
         self._going = torch.ones(len(ids), dtype=torch.bool, device=ids.device)
         self._on = [True] * len(ids)  # the same, where it is read
         self._ends = any(hasattr(one, "eos_token_id") for one in choice.criteria)
         self._scores: list[Tensor] = []
         self._logits: list[Tensor] = []
+        places = model_kwargs.get("position_ids")
+        self._last = (self._valid.sum(-1, keepdim=True) - 1) if places is None else places[:, -1:]
+        """The position of each prompt's last token."""
 
     def decode(self, layout: Layout | None, triple: LookaheadConfig | None, drafts: bool) -> None:
         left = self._choice.config.max_length - self._prompt_len
@@ -153,6 +157,7 @@ class DecodingRun:
 
     def _prefill(self) -> Tensor:
         outputs = self._model._prefill(self._ids, self._choice.config, self._kwargs)
+        self._kwargs = {k: v for k, v in self._kwargs.items() if k != "logits_to_keep"}
         size = len(self._end)
         if self._valid.shape[1] != size:  # prompts of embeddings, or without their cached part
             missing = size - self._valid.shape[1]
@@ -188,37 +193,42 @@ class DecodingRun:
         fill = [size - draft.size for draft in drafts]
         drafted = [[*d.tokens, *[0] * n] for d, n in zip(drafts, fill, strict=True)]
         after = self._ids.new_tensor(drafted).view(len(drafts), size - 1)
-        ids = torch.cat([self._ids[:, -1:], after], -1)
-        deep = [[*depths(d.parents), *range(d.size, size)] for d in drafts]
-        last = self._valid.sum(-1, keepdim=True)
-        left = max(0, self._choice.config.max_length - self._ids.shape[1])
-        # Nodes behind the longest possible text are never accepted, and a model may end there.
-        positions = torch.minimum(last + self._ids.new_tensor(deep), last + left)
-        options: dict[str, Any] = {"position_ids": positions} if self._known.takes_positions else {}
+        ids = torch.cat([self._ids, after], -1)
+        deep = self._ids.new_tensor([[*depths(d.parents), *range(d.size, size)] for d in drafts])
+        inputs = self._model.prepare_inputs_for_generation(
+            ids, next_sequence_length=size, **self._step_kwargs(deep)
+        )
         if is_tree and layout is not None:
-            options["attention_mask"] = self._tree_mask(drafts, size, positions, layout)
-        elif self._known.takes_mask and self._padded:
-            ones = self._valid.new_ones(len(ids), size)
-            options["attention_mask"] = torch.cat([self._valid, ones], -1)
-        outputs = self._model(
-            input_ids=ids, past_key_values=self._end.cache, use_cache=True, return_dict=True,
-            **options,
-        )  # fmt: skip
-        logits: Tensor = outputs.logits
+            inputs["attention_mask"] = self._tree_mask(drafts, size, deep, layout)
+        logits: Tensor = self._model(**inputs, return_dict=True).logits
         return logits
 
-    def _tree_mask(
-        self, drafts: Sequence[Draft], size: int, positions: Tensor, layout: Layout
-    ) -> Any:
+    def _step_kwargs(self, deep: Tensor) -> dict[str, Any]:
+        """Return what transformers prepares a step's inputs of, as for fed tokens this deep."""
+        kwargs, size = dict(self._kwargs), deep.shape[1]
+        done = self._ids.shape[1] - self._prompt_len
+        if self._known.takes_positions:
+            # Nodes behind the longest possible text are never accepted, and a model may end there.
+            most = max(0, self._choice.config.max_length - self._ids.shape[1])
+            kwargs["position_ids"] = self._last + done + deep.clamp(max=most)
+        if self._padded:
+            ones = self._valid.new_ones(len(deep), size)
+            kwargs["attention_mask"] = torch.cat([self._valid, ones], -1)
+        for name in _TYPES & kwargs.keys():
+            if (types := kwargs[name]) is not None:
+                last = types[..., -1:] * (name != "mm_token_type_ids")  # tokens are text
+                kwargs[name] = last.repeat_interleave(size, -1)
+        return kwargs
+
+    def _tree_mask(self, drafts: Sequence[Draft], size: int, deep: Tensor, layout: Layout) -> Any:
         device, start = self._ids.device, len(self._end)
         slots = self._end.slots(size)
         seen = torch.zeros(len(drafts), size, slots, dtype=torch.bool, device=device)
         seen[:, :, :start] = self._valid.bool()[:, None]
         seen[:, :, start : start + size] = ancestors(drafts, size).to(device)
-        places = torch.zeros(len(drafts), slots, dtype=torch.long, device=device)
-        places[:, :start] = self._valid.cumsum(-1) - 1
-        places[:, start : start + size] = positions
-        distance = positions[:, None, :, None] - places[:, None, None, :]
+        places = torch.arange(slots, device=device).repeat(len(drafts), 1)
+        places[:, start : start + size] = start + deep
+        distance = (start + deep)[:, None, :, None] - places[:, None, None, :]
         return layout.masks(seen[:, None], distance, self._model.dtype)
 
     def _choose(self, logits: Tensor, drafts: Sequence[Draft]) -> list[_Walk]:
