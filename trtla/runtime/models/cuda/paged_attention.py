@@ -31,10 +31,10 @@ LARGEST_TILE = 128
 _LARGEST_WIDE_TILE = 32  # of float32: more do not fit into registers
 _TREE_TILE = 32
 """Of trees: larger ones are multiplied by other instructions, maybe with other bits."""
+_TREE_WARPS, _PATH_WARPS = 4, 4
 LEAST_STRETCH = 128
 """A multiple of every block of keys."""
 _STRETCHES = 32  # most of a text: joining more of them costs more than reading in longer ones
-_JOINED = 8  # heads of a program that joins parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,19 +147,42 @@ class _Launch:
         )
 
     def trees(self, owners: Tensor, split: bool | None) -> None:
-        from trtla.runtime.models.cuda.kernels import attend_trees
+        from trtla.runtime.models.cuda.kernels import attend_paths, attend_trees
 
         group, (rows, heads, size) = self.group, self.queries.shape
         assert group.paths is not None
         tile, tiles = _tiles(group.longest * self._group_size, _TREE_TILE)
-        programs = tiles * len(group.sequences)
+        programs, kv_heads = tiles * len(group.sequences), self.keys.shape[1]
         if split is None:
-            whole = programs * self.keys.shape[1] >= _processors(self.queries.device)
+            whole = programs * kv_heads >= _processors(self.queries.device)
             split = group.context > 0 and not whole
-        spans = -(-group.context // group.stretch) or 1 if split else 1
-        parts = self.queries.new_empty((spans + 2, rows, heads, size), dtype=torch.float32)
-        peaks, totals = parts.new_empty((2, spans + 2, rows, heads))
-        attend_trees[(2 * rows + programs * spans, self.keys.shape[1])](
+        slots = -(-group.context // group.stretch) or 1 if split else 1
+        parts = self.queries.new_empty((slots + 1, rows, heads, size), dtype=torch.float32)
+        peaks, totals = parts.new_empty((2, slots + 1, rows, heads))
+        cut = {"STRETCH": group.stretch, "SPLIT": split, **self._constants}
+        attend_trees[(programs * (slots + 1 if split else 1), kv_heads)](
+            self.queries,
+            self.keys,
+            self.values,
+            group.sequences,
+            group.positions,
+            self._scale,
+            parts,
+            peaks,
+            totals,
+            self._factor,
+            rows,
+            slots,
+            tiles,
+            self.queries.stride(0),
+            self.keys.stride(0),
+            group.sequences.stride(0),
+            group.window or 0,
+            BLOCK_M=tile,
+            num_warps=_TREE_WARPS,
+            **cut,
+        )
+        attend_paths[(rows, kv_heads)](
             self.queries,
             self.keys,
             self.values,
@@ -171,48 +194,18 @@ class _Launch:
             parts,
             peaks,
             totals,
+            self.out,
             self._factor,
             rows,
-            spans,
-            tiles,
+            slots,
             self.queries.stride(0),
             self.keys.stride(0),
             group.sequences.stride(0),
             group.paths.stride(0),
             group.window or 0,
-            BLOCK_M=tile,
-            STRETCH=group.stretch,
-            SPLIT=split,
-            num_warps=4,
-            **self._constants,
-        )
-        self._join(owners, parts, peaks, totals, split)
-
-    def _join(
-        self, owners: Tensor, parts: Tensor, peaks: Tensor, totals: Tensor, split: bool
-    ) -> None:
-        from trtla.runtime.models.cuda.kernels import join_parts
-
-        spans, rows, heads, size = parts.shape
-        join_parts[(rows, -(-heads // _JOINED))](
-            parts,
-            peaks,
-            totals,
-            self.group.sequences,
-            owners,
-            self.group.positions,
-            self._scale,
-            self.out,
-            rows,
-            spans - 2,
-            self.group.sequences.stride(0),
-            HEADS=heads,
-            HEAD_SIZE=size,
-            STRETCH=self.group.stretch,
-            BLOCK_H=_JOINED,
-            SPLIT=split,
-            SCALED=self.scale is not None,
-            num_warps=4,
+            BLOCK_M=_tiles(self._group_size, _TREE_TILE)[0],
+            num_warps=_PATH_WARPS,
+            **cut,
         )
 
     @property
@@ -230,7 +223,7 @@ class _Launch:
 
     @property
     def _constants(self) -> dict[str, Any]:
-        """Of both kernels of attention."""
+        """Of all kernels of attention."""
         return {
             "KV_HEADS": self.keys.shape[1],
             "GROUP_SIZE": self._group_size,
