@@ -23,6 +23,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from trtla.runtime.models.cuda.overlap import after_previous
+
 _ONE = tl.constexpr(16777216.0)  # a weight of 1 as an integer; a block's sum stays below 2**31
 
 
@@ -243,24 +245,25 @@ def _store_part(
 
 
 @triton.jit(
-    do_not_specialize=["rows", "slots", "tiles", "sequence_stride", "window"],
+    do_not_specialize=["rows", "slots", "spans", "tiles", "sequence_stride", "window"],
     do_not_specialize_on_alignment=["sequences", "positions", "scale", "peaks", "totals"],
 )
 def attend_trees(
     queries: tl.tensor, keys: tl.tensor, values: tl.tensor, sequences: tl.tensor,
     positions: tl.tensor, scale: tl.tensor, parts: tl.tensor, peaks: tl.tensor, totals: tl.tensor,
-    factor: tl.tensor, rows: tl.tensor, slots: tl.tensor, tiles: tl.tensor,
+    factor: tl.tensor, rows: tl.tensor, slots: tl.tensor, spans: tl.tensor, tiles: tl.tensor,
     query_stride: tl.tensor, slot_stride: tl.tensor, sequence_stride: tl.tensor, window: tl.tensor,
     KV_HEADS: tl.constexpr, GROUP_SIZE: tl.constexpr, HEAD_SIZE: tl.constexpr, PAGE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STRETCH: tl.constexpr, SPLIT: tl.constexpr,
-    SCALED: tl.constexpr, WINDOWED: tl.constexpr,
+    SCALED: tl.constexpr, WINDOWED: tl.constexpr, PDL: tl.constexpr = False,
 ) -> None:  # fmt: skip
     """Grid (sequences x tiles x spans, K/V heads); parts are [slots + 1, rows, heads, size].
 
-    With SPLIT a span is one of slots + 1 stretches, else there is one of all of them, joined in
-    slot 0. The stretch in which the cached tokens end stays open, in the last slot."""
-    head, spans = tl.program_id(1), slots + 1 if SPLIT else 1
-    tile, span = tl.program_id(0) // spans, tl.program_id(0) % spans
+    With SPLIT the stretches of a text go round to the spans, and to a slot each; else there is one
+    span, which joins them in slot 0. The stretch in which the cached tokens end stays open, in the
+    last slot."""
+    after_previous(PDL)
+    head, tile, span = tl.program_id(1), tl.program_id(0) // spans, tl.program_id(0) % spans
     table = sequences + tile // tiles * sequence_stride
     cached, fed, start = tl.load(table), tl.load(table + 1), tl.load(table + 2)
     first, end = tile % tiles * BLOCK_M, _shared_end(cached, fed, BLOCK_N)
@@ -277,25 +280,27 @@ def attend_trees(
         )
         places = (start + nodes).to(tl.int64) * (KV_HEADS * GROUP_SIZE) + heads
         step = rows.to(tl.int64) * (KV_HEADS * GROUP_SIZE)
-        whole, last = cached // STRETCH, span + 1 if SPLIT else tl.cdiv(end, STRETCH)
+        whole = cached // STRETCH
         peak, total, sums = _empty(BLOCK_M, HEAD_SIZE)
-        for number in range(span, last):
+        for number in range(span, tl.cdiv(end, STRETCH), spans):
             next_peak, next_total, next_sums = _empty(BLOCK_M, HEAD_SIZE)
             next_peak, next_total, next_sums = _absorb_tokens(
                 q, scaled, keys, values, table + 3, slot_stride, positions, cached,
                 tl.maximum(number * STRETCH, unread), tl.minimum(number * STRETCH + STRETCH, end),
                 begins, next_peak, next_total, next_sums, HEAD_SIZE, PAGE, BLOCK_N, False, WINDOWED,
             )  # fmt: skip
-            if number < whole:
+            if (number < whole) & (not SPLIT):
                 next_peak = _closed(next_peak, scaled)
                 peak, total, sums = _joined(peak, total, sums, next_peak, next_total, next_sums)
             else:
+                is_open = number == whole
+                slot = tl.where(is_open, slots, number)
+                next_peak = tl.where(is_open, next_peak, _closed(next_peak, scaled))
                 _store_part(
-                    parts, peaks, totals, slots * step + places, real,
+                    parts, peaks, totals, slot * step + places, real,
                     next_peak, next_total, next_sums, HEAD_SIZE,
                 )  # fmt: skip
-        if span < whole:
-            places += span * step
+        if (whole > 0) & (not SPLIT):
             _store_part(parts, peaks, totals, places, real, peak, total, sums, HEAD_SIZE)
 
 
@@ -369,8 +374,10 @@ def attend_paths(
     path_stride: tl.tensor, window: tl.tensor, KV_HEADS: tl.constexpr, GROUP_SIZE: tl.constexpr,
     HEAD_SIZE: tl.constexpr, PAGE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     STRETCH: tl.constexpr, SPLIT: tl.constexpr, SCALED: tl.constexpr, WINDOWED: tl.constexpr,
+    PDL: tl.constexpr = False,
 ) -> None:  # fmt: skip
     """Grid (rows, K/V heads): bring a node's parts together, and the end of its text in."""
+    after_previous(PDL)
     row, head = tl.program_id(0), tl.program_id(1)
     owner = tl.load(owners + row).to(tl.int32)
     if owner >= 0:

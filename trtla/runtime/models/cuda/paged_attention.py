@@ -31,7 +31,8 @@ LARGEST_TILE = 128
 _LARGEST_WIDE_TILE = 32  # of float32: more do not fit into registers
 _TREE_TILE = 32
 """Of trees: larger ones are multiplied by other instructions, maybe with other bits."""
-_TREE_WARPS, _PATH_WARPS = 4, 4
+_TREE_WARPS, _PATH_WARPS = 4, 2
+_WAVES = 4
 LEAST_STRETCH = 128
 """A multiple of every block of keys."""
 _STRETCHES = 32  # most of a text: joining more of them costs more than reading in longer ones
@@ -148,19 +149,22 @@ class _Launch:
 
     def trees(self, owners: Tensor, split: bool | None) -> None:
         from trtla.runtime.models.cuda.kernels import attend_paths, attend_trees
+        from trtla.runtime.models.cuda.overlap import overlapping
 
         group, (rows, heads, size) = self.group, self.queries.shape
         assert group.paths is not None
         tile, tiles = _tiles(group.longest * self._group_size, _TREE_TILE)
         programs, kv_heads = tiles * len(group.sequences), self.keys.shape[1]
+        processors = _processors(self.queries.device)
         if split is None:
-            whole = programs * kv_heads >= _processors(self.queries.device)
-            split = group.context > 0 and not whole
+            split = group.context > 0 and programs * kv_heads < _WAVES * processors
         slots = -(-group.context // group.stretch) or 1 if split else 1
         parts = self.queries.new_empty((slots + 1, rows, heads, size), dtype=torch.float32)
         peaks, totals = parts.new_empty((2, slots + 1, rows, heads))
+        spans = min(slots + 1, -(-_WAVES * processors // (programs * kv_heads))) if split else 1
         cut = {"STRETCH": group.stretch, "SPLIT": split, **self._constants}
-        attend_trees[(programs * (slots + 1 if split else 1), kv_heads)](
+        cut |= overlapping(self.queries.device)
+        attend_trees[(programs * spans, kv_heads)](
             self.queries,
             self.keys,
             self.values,
@@ -173,6 +177,7 @@ class _Launch:
             self._factor,
             rows,
             slots,
+            spans,
             tiles,
             self.queries.stride(0),
             self.keys.stride(0),
