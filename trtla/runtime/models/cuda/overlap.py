@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 _CAPABILITY = (9, 0)
+LEVEL = 2
 
 
 @triton.jit
@@ -24,6 +25,7 @@ def after_previous(PDL: tl.constexpr) -> None:
     """Wait for the kernel before this one, and let the next one's programs start."""
     if PDL:
         tl.extra.cuda.gdc_wait()
+    if PDL == 2:
         tl.extra.cuda.gdc_launch_dependents()
 
 
@@ -32,4 +34,4 @@ def overlapping(device: torch.device) -> dict[str, bool]:
     """Arguments of a launch of a kernel that begins with `after_previous`."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < _CAPABILITY:
         return {}
-    return {"PDL": True, "launch_pdl": True}
+    return {"PDL": LEVEL, "launch_pdl": True}

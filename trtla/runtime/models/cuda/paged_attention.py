@@ -29,10 +29,13 @@ _LEAST_TILE = 16
 LARGEST_TILE = 128
 """Most rows of a program, queries times heads: a sequence of so many tokens fills one."""
 _LARGEST_WIDE_TILE = 32  # of float32: more do not fit into registers
-_TREE_TILE = 32
-"""Of trees: larger ones are multiplied by other instructions, maybe with other bits."""
+_TREE_TILE = 64
+"""Of trees in 16 bits: the largest that is sure to be multiplied with the bits of smaller ones."""
+_NEW_TILES = (10, 0)  # from here on tiles of 64 have instructions of their own, which nobody tried
+_MOST_SHARED = 32  # query heads of a K/V head
 _TREE_WARPS, _PATH_WARPS = 4, 2
 _WAVES = 4
+"""Programs for each processor that are worth cutting a text for."""
 LEAST_STRETCH = 128
 """A multiple of every block of keys."""
 _STRETCHES = 32  # most of a text: joining more of them costs more than reading in longer ones
@@ -81,10 +84,10 @@ def kernels_problem(
         return f"the device is {device}"
     if find_spec("triton") is None:
         return "Triton is not installed"
-    if config.fp8_kv_cache and torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
+    if config.fp8_kv_cache and _capability(device) < _FP8_CAPABILITY:
         return "Triton has no FP8 on this GPU"
-    if config.num_attention_heads > _TREE_TILE * config.num_key_value_heads:
-        return f"more than {_TREE_TILE} query heads share one K/V head"
+    if config.num_attention_heads > _MOST_SHARED * config.num_key_value_heads:
+        return f"more than {_MOST_SHARED} query heads share one K/V head"
     if config.head_size not in _HEAD_SIZES:
         return f"head_size is {config.head_size}, none of {', '.join(map(str, _HEAD_SIZES))}"
     return None if dtype in _DTYPES else f"there is no kernel for {dtype}"
@@ -153,7 +156,7 @@ class _Launch:
 
         group, (rows, heads, size) = self.group, self.queries.shape
         assert group.paths is not None
-        tile, tiles = _tiles(group.longest * self._group_size, _TREE_TILE)
+        tile, tiles = _tiles(group.longest * self._group_size, _tree_tile(self.queries))
         programs, kv_heads = tiles * len(group.sequences), self.keys.shape[1]
         processors = _processors(self.queries.device)
         if split is None:
@@ -208,7 +211,7 @@ class _Launch:
             group.sequences.stride(0),
             group.paths.stride(0),
             group.window or 0,
-            BLOCK_M=_tiles(self._group_size, _TREE_TILE)[0],
+            BLOCK_M=_tiles(self._group_size, _MOST_SHARED)[0],
             num_warps=_PATH_WARPS,
             **cut,
         )
@@ -244,6 +247,12 @@ def _largest(dtype: torch.dtype) -> int:
     return _LARGEST_WIDE_TILE if dtype == torch.float32 else LARGEST_TILE
 
 
+def _tree_tile(queries: Tensor) -> int:
+    """Most rows of a program that attends trees."""
+    wide = queries.dtype == torch.float32 or _capability(queries.device) >= _NEW_TILES
+    return _LARGEST_WIDE_TILE if wide else _TREE_TILE
+
+
 def _tiles(queries: int, largest: int) -> tuple[int, int]:
     """Rows of a program, and programs of a sequence that feeds so many tokens times heads."""
     tile = min(largest, max(_LEAST_TILE, 1 << (max(1, queries) - 1).bit_length()))
@@ -260,3 +269,8 @@ def _processors(device: torch.device) -> int:
     if device.type != "cuda":
         return 1
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@lru_cache(maxsize=16)
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
