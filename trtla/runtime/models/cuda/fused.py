@@ -19,7 +19,6 @@ import triton.language as tl
 from torch import Tensor
 
 from trtla.formats.torch_tensors import E4M3
-from trtla.runtime.models.cuda.overlap import after_previous, overlapping
 from trtla.runtime.models.layers import PlainOperations
 from trtla.runtime.models.tensor_cache import TensorCache
 
@@ -70,10 +69,8 @@ def add_norm(
     BLOCK: tl.constexpr,
     ADD: tl.constexpr,
     FP8: tl.constexpr,
-    PDL: tl.constexpr = False,
 ) -> None:
     """A token a program: total = states + delta (where ADD), and its RMS norm."""
-    after_previous(PDL)
     row, at = tl.program_id(0).to(tl.int64) * SIZE, tl.arange(0, BLOCK)
     inside = at < SIZE
     x = tl.load(states + row + at, mask=inside, other=0.0)
@@ -125,7 +122,6 @@ def rotate_write(
     GROUP_BLOCK: tl.constexpr,
     HALF_BLOCK: tl.constexpr,
     FP8: tl.constexpr,
-    PDL: tl.constexpr = False,
 ) -> None:
     """A token's K/V head and the queries that share it, grid (tokens, K/V heads).
 
@@ -133,7 +129,6 @@ def rotate_write(
     Values that are not finite become zeros, and their key NaN: attention takes scores only of keys
     that are seen, but multiplies all values, and 0 times NaN is NaN.
     """
-    after_previous(PDL)
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     lanes = tl.arange(0, HALF_BLOCK)
     inside = lanes < HALF
@@ -173,10 +168,8 @@ def silu_mul(
     STRIDE: tl.constexpr,
     BLOCK: tl.constexpr,
     FP8: tl.constexpr,
-    PDL: tl.constexpr = False,
 ) -> None:
     """silu(gate) * up, grid (tokens, blocks of SIZE); rows of both begin STRIDE apart."""
-    after_previous(PDL)
     row, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < SIZE
     x = tl.load(gate + row * STRIDE + at, mask=inside, other=0.0)
@@ -251,7 +244,6 @@ class FusedOperations(PlainOperations):
             ADD=delta is not None,
             FP8=scale is not None,
             num_warps=_warps(block, 16),
-            **overlapping(states.device),
         )
         return total, _typed(normed, scale)
 
@@ -283,7 +275,6 @@ class FusedOperations(PlainOperations):
             HALF_BLOCK=half,
             FP8=scale is not None,
             num_warps=_warps(group * half, 4),
-            **overlapping(qkv.device),
         )
         return queries
 
@@ -300,7 +291,6 @@ class FusedOperations(PlainOperations):
             BLOCK=_BLOCK,
             FP8=scale is not None,
             num_warps=4,
-            **overlapping(gate.device),
         )
         return _typed(out, scale)
 

@@ -23,8 +23,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from trtla.runtime.models.cuda.overlap import after_previous
-
 _ONE = tl.constexpr(16777216.0)  # a weight of 1 as an integer; a block's sum stays below 2**31
 
 
@@ -255,14 +253,13 @@ def attend_trees(
     query_stride: tl.tensor, slot_stride: tl.tensor, sequence_stride: tl.tensor, window: tl.tensor,
     KV_HEADS: tl.constexpr, GROUP_SIZE: tl.constexpr, HEAD_SIZE: tl.constexpr, PAGE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STRETCH: tl.constexpr, SPLIT: tl.constexpr,
-    SCALED: tl.constexpr, WINDOWED: tl.constexpr, PDL: tl.constexpr = False,
+    SCALED: tl.constexpr, WINDOWED: tl.constexpr,
 ) -> None:  # fmt: skip
     """Grid (sequences x tiles x spans, K/V heads); parts are [slots + 1, rows, heads, size].
 
     With SPLIT the stretches of a text go round to the spans, and to a slot each; else there is one
     span, which joins them in slot 0. The stretch in which the cached tokens end stays open, in the
     last slot."""
-    after_previous(PDL)
     head, tile, span = tl.program_id(1), tl.program_id(0) // spans, tl.program_id(0) % spans
     table = sequences + tile // tiles * sequence_stride
     cached, fed, start = tl.load(table), tl.load(table + 1), tl.load(table + 2)
@@ -374,10 +371,8 @@ def attend_paths(
     path_stride: tl.tensor, window: tl.tensor, KV_HEADS: tl.constexpr, GROUP_SIZE: tl.constexpr,
     HEAD_SIZE: tl.constexpr, PAGE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     STRETCH: tl.constexpr, SPLIT: tl.constexpr, SCALED: tl.constexpr, WINDOWED: tl.constexpr,
-    PDL: tl.constexpr = False,
 ) -> None:  # fmt: skip
     """Grid (rows, K/V heads): bring a node's parts together, and the end of its text in."""
-    after_previous(PDL)
     row, head = tl.program_id(0), tl.program_id(1)
     owner = tl.load(owners + row).to(tl.int32)
     if owner >= 0:

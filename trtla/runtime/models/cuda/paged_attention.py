@@ -33,9 +33,10 @@ _TREE_TILE = 64
 """Of trees in 16 bits: the largest that is sure to be multiplied with the bits of smaller ones."""
 _NEW_TILES = (10, 0)  # from here on tiles of 64 have instructions of their own, which nobody tried
 _MOST_SHARED = 32  # query heads of a K/V head
-_TREE_WARPS, _PATH_WARPS = 4, 2
 _WAVES = 4
 """Programs for each processor that are worth cutting a text for."""
+MOST_PARTS = 112 * 2**20
+"""Bytes of the parts of a step whose texts are cut."""
 LEAST_STRETCH = 128
 """A multiple of every block of keys."""
 _STRETCHES = 32  # most of a text: joining more of them costs more than reading in longer ones
@@ -152,21 +153,20 @@ class _Launch:
 
     def trees(self, owners: Tensor, split: bool | None) -> None:
         from trtla.runtime.models.cuda.kernels import attend_paths, attend_trees
-        from trtla.runtime.models.cuda.overlap import overlapping
 
         group, (rows, heads, size) = self.group, self.queries.shape
         assert group.paths is not None
         tile, tiles = _tiles(group.longest * self._group_size, _tree_tile(self.queries))
         programs, kv_heads = tiles * len(group.sequences), self.keys.shape[1]
-        processors = _processors(self.queries.device)
+        waves = -(-_WAVES * _processors(self.queries.device) // (programs * kv_heads))
+        slots = -(-group.context // group.stretch) or 1
         if split is None:
-            split = group.context > 0 and programs * kv_heads < _WAVES * processors
-        slots = -(-group.context // group.stretch) or 1 if split else 1
+            fits = (slots + 1) * rows * heads * (size + 2) * 4 <= MOST_PARTS
+            split = group.context > 0 and waves > 1 and fits
+        slots, spans = (slots, min(slots + 1, waves)) if split else (1, 1)
         parts = self.queries.new_empty((slots + 1, rows, heads, size), dtype=torch.float32)
         peaks, totals = parts.new_empty((2, slots + 1, rows, heads))
-        spans = min(slots + 1, -(-_WAVES * processors // (programs * kv_heads))) if split else 1
         cut = {"STRETCH": group.stretch, "SPLIT": split, **self._constants}
-        cut |= overlapping(self.queries.device)
         attend_trees[(programs * spans, kv_heads)](
             self.queries,
             self.keys,
@@ -187,7 +187,7 @@ class _Launch:
             group.sequences.stride(0),
             group.window or 0,
             BLOCK_M=tile,
-            num_warps=_TREE_WARPS,
+            num_warps=4,
             **cut,
         )
         attend_paths[(rows, kv_heads)](
@@ -212,7 +212,7 @@ class _Launch:
             group.paths.stride(0),
             group.window or 0,
             BLOCK_M=_tiles(self._group_size, _MOST_SHARED)[0],
-            num_warps=_PATH_WARPS,
+            num_warps=4 if self.queries.dtype == torch.float32 else 2,
             **cut,
         )
 

@@ -14,8 +14,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from trtla.runtime.models.cuda.overlap import after_previous
-
 
 @triton.jit(do_not_specialize=["rows", "parts"], do_not_specialize_on_alignment=["bias"])
 def multiply(
@@ -32,14 +30,12 @@ def multiply(
     BK: tl.constexpr,
     BIAS: tl.constexpr,
     EVEN: tl.constexpr,
-    PDL: tl.constexpr = False,
 ) -> None:
     """Grid (tiles of rows, tiles of outputs, parts of the inputs): out is [parts, rows, outputs].
 
     The tensor cores take the weight first: their tiles have 64 rows of it, and few tokens suffice.
     Programs that read the same weights run side by side. With EVEN, BK divides the inputs.
     """
-    after_previous(PDL)
     part = tl.program_id(2)
     row = tl.program_id(0) * BM + tl.arange(0, BM)
     output = tl.program_id(1) * BN + tl.arange(0, BN)
@@ -80,10 +76,8 @@ def add_parts(
     PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
     BIAS: tl.constexpr,
-    PDL: tl.constexpr = False,
 ) -> None:
     """Sums [PARTS, rows, outputs] and the bias, in this order; grid (blocks of outputs, rows)."""
-    after_previous(PDL)
     row = tl.program_id(1)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < outputs

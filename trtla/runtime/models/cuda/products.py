@@ -63,7 +63,6 @@ def plain_of(product: Linear) -> Linear:
 def multiply(states: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     """The product of states [rows, in] with a weight [out, in], both contiguous, rounded once."""
     from trtla.runtime.models.cuda import product_kernels
-    from trtla.runtime.models.cuda.overlap import overlapping
 
     (rows, inputs), outputs = states.shape, len(weight)
     parts, tile, gpu = _parts(outputs, inputs), _tile(rows), _gpu(states.device)
@@ -86,7 +85,6 @@ def multiply(states: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.d
         EVEN=inputs % _INPUTS == 0,
         num_warps=gpu.warps(tile),
         num_stages=gpu.stages(tile),
-        **overlapping(states.device),
     )
     if parts > 1:
         product_kernels.add_parts[(-(-outputs // _ADDED), rows)](
@@ -99,7 +97,6 @@ def multiply(states: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.d
             BLOCK=_ADDED,
             BIAS=bias is not None,
             num_warps=4,
-            **overlapping(states.device),
         )
     return out
 
