@@ -98,10 +98,12 @@ def test_quantised_texts_are_the_same_for_every_draft(name, tmp_path):
         assert found[0] == found[1] == found[2]
 
 
-def test_a_model_for_long_texts_has_longropes_other_factors():
+@pytest.mark.parametrize("kind", ["folder", "gguf"])
+def test_a_model_for_long_texts_has_longropes_other_factors(kind, tmp_path):
     """Of all its texts: keys that one table has turned do not go with queries of the other."""
-    (folder, _), text = folder_and_model("phi3-longrope"), tuple(5 * i % 101 for i in range(130))
-    found = logits_of(folder, text, 100, longest=140)
+    name, text = "phi3-longrope", tuple(5 * i % 101 for i in range(130))
+    made = folder_and_model(name)[0] if kind == "folder" else gguf_file(name, tmp_path / "m.gguf")
+    found = logits_of(model_folder(made) if kind == "gguf" else made, text, 100, longest=140)
     expected = expected_logits("phi3-longrope", text, 100)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 

@@ -190,6 +190,7 @@ OTHERS = {
             "rope.scaling.yarn_beta_fast": 20.0,
             "rope.scaling.yarn_beta_slow": 2.0,
             "attention.scale": 1.0,
+            "logit_scale": 1.0,  # which llama.cpp asks for
         },
     ),
     "smollm3-window": Variant(
