@@ -4,9 +4,9 @@
     .venv/bin/python scripts/structured_bench.py MODEL [--batch-size 8] [--temperature 0.7]
 
 Plain decoding, `auto` without the source `grammar` and `auto` decode the 60 prompts of
-structured_prompts.jsonl in turns, all under the same masks: 40 ask for JSON by a schema, 20 for a
-call of a tool. Where llama-cpp-python is installed and the model is a GGUF file, llama.cpp takes
-part with `json_schema`, one prompt at a time. Finished texts are checked against their schemas.
+structured_prompts.jsonl in turns, all under the same masks: 40 ask for JSON, 20 for a call of a
+tool. With --llama-cpp a GGUF file also runs in llama-cpp-python with `json_schema`, one prompt at a
+time. Finished texts are checked against their schemas.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +27,8 @@ from trtla import LLM
 from trtla.api.tool_formats import HERMES
 from trtla.api.tools import Function
 from trtla.bench.arms import PLAIN, Arm, ArmRun, EngineArm, Meter
-from trtla.bench.turns import alternate
+from trtla.bench.turns import Work, alternate
 from trtla.data.prompt_sets import Ids, batches
-from trtla.formats.gguf.header import is_gguf
 from trtla.machine import cpu
 from trtla.results.metrics import add, agreement
 from trtla.runtime.threads import num_threads
@@ -40,7 +38,17 @@ from trtla.settings.sampling import SamplingParams
 
 PROMPTS = Path(__file__).with_name("structured_prompts.jsonl")
 WITHOUT = tuple(name for name in SOURCES if name != "grammar")
-COLUMNS = ("arm", "tokens/s", "over plain", "S", "host ms a step", "finished", "valid", "as plain")
+COLUMNS = (
+    "arm",
+    "tokens/s",
+    "over plain",
+    "ms/token",
+    "S",
+    "host ms a step",
+    "finished",
+    "valid",
+    "as plain",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +83,9 @@ def read_cases(categories: Sequence[str], most: int) -> list[Case]:
 
 
 def _of_schema(line: Mapping[str, Any]) -> Case:
+    """A text as `response_format` has it: the schema is no part of the prompt."""
     schema = line["schema"]
-    text = f"{line['text']} It follows this schema:\n{json.dumps(schema)}"
-    return Case(line["category"], text, Grammar.of({"json_schema": schema}), schema)
+    return Case(line["category"], line["text"], Grammar.of({"json_schema": schema}), schema)
 
 
 def _of_tools(line: Mapping[str, Any]) -> Case:
@@ -153,9 +161,14 @@ class Bench:
         most_tokens: of an output.
     """
 
-    def __init__(self, model: str, llm: LLM, cases: Sequence[Case], most_tokens: int) -> None:
+    def __init__(self, llm: LLM, cases: Sequence[Case], most_tokens: int) -> None:
         assert llm.tokenizer is not None
-        self._tokenizer, self._most, self._end_ids = llm.tokenizer, most_tokens, set(llm.end_ids)
+        self._llm, self._tokenizer, self._most, self._end_ids = (
+            llm,
+            llm.tokenizer,
+            most_tokens,
+            set(llm.end_ids),
+        )
         message = [[{"role": "user", "content": case.text}] for case in cases]
         self._cases = dict(zip(map(llm.tokenizer.prompt_ids, message), cases, strict=True))
         self.arms: list[Arm] = [
@@ -163,9 +176,11 @@ class Bench:
             EngineArm(llm, "auto", LOOKAHEAD, "auto without it", DraftOptions(sources=WITHOUT)),
             EngineArm(llm, "auto", LOOKAHEAD, "auto", DraftOptions()),
         ]
-        if is_gguf(Path(model)) and find_spec("llama_cpp") is not None:
-            room = max(map(len, self._cases)) + most_tokens
-            self.arms.append(LlamaCppSchema(model, room, self._cases, self._end_ids))
+
+    def add_llama_cpp(self, file: str) -> None:
+        """Have llama.cpp decode this file as well."""
+        room = max(map(len, self._cases)) + self._most
+        self.arms.append(LlamaCppSchema(file, room, self._cases, self._end_ids))
 
     def cell(self, category: str, batch_size: int, temperature: float) -> Iterator[list[str]]:
         """Decode the prompts of a category and yield a row of the table for each arm."""
@@ -181,12 +196,19 @@ class Bench:
             arm.warm_up(*work[0])
             arm.begin_round()
         runs: dict[str, list[ArmRun]] = {arm.name: [] for arm in arms}
-        for arm, run in alternate(arms, work, torch.device("cpu")):
+        for arm, run in alternate(arms, self._compiled(work), torch.device("cpu")):
             runs[arm.name].append(run)
         order = [ids for some, _ in work for ids in some]
         whole = {name: add(each) for name, each in runs.items()}
         for name, run in whole.items():
             yield self._row(name, run, whole["ar"], order)
+
+    def _compiled(self, work: Sequence[Work]) -> Iterator[Work]:
+        """The batches; grammars are compiled before the first arm, which would pay for all."""
+        for prompts, sampling in work:
+            for params in sampling:
+                self._llm.grammar_start(params, "a prompt")
+            yield prompts, sampling
 
     def _row(self, name: str, run: ArmRun, plain: ArmRun, order: Sequence[Ids]) -> list[str]:
         done = [pair for pair in zip(order, run.outputs, strict=True) if self._ends(pair[1])]
@@ -198,6 +220,7 @@ class Bench:
             "plain" if name == "ar" else name,
             f"{run.tokens_per_s:.1f}",
             f"{run.tokens_per_s / plain.tokens_per_s:.2f}",
+            f"{run.ms_per_token:.2f}",
             f"{run.tokens_per_step:.2f}",
             "-" if host is None else f"{host:.2f}",
             f"{len(done)} of {len(order)}",
@@ -218,11 +241,14 @@ def main() -> None:
     parser.add_argument("--categories", nargs="+", default=["schemas", "tools"])
     parser.add_argument("--num-prompts", type=int, default=40, help="most of a category")
     parser.add_argument("--max-output-len", type=int, default=160)
+    parser.add_argument("--llama-cpp", action="store_true", help="measure it too, in batches of 1")
     asked = parser.parse_args()
     cases = read_cases(asked.categories, asked.num_prompts)
     print(f"{cpu()}, {num_threads()} threads, {Path(asked.model).name}")
     with LLM(asked.model, device="cpu", max_batch_size=max(asked.batch_size)) as llm:
-        bench = Bench(asked.model, llm, cases, asked.max_output_len)
+        bench = Bench(llm, cases, asked.max_output_len)
+        if asked.llama_cpp:
+            bench.add_llama_cpp(asked.model)
         for size in asked.batch_size:
             for heat in asked.temperature:
                 for category in asked.categories:
