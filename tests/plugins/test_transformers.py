@@ -65,7 +65,8 @@ class Counted:
 
     def _count(self, _model: Any, _args: Any, kwargs: dict[str, Any], _outputs: Any) -> None:
         self.forwards += 1
-        self.fed.append(kwargs["input_ids"].shape[1])
+        ids = kwargs.get("input_ids")
+        self.fed.append(0 if ids is None else ids.shape[1])
         mask = kwargs.get("attention_mask")
         self.trees += isinstance(mask, dict) or (mask is not None and mask.dim() == 4)
 
@@ -185,6 +186,41 @@ def test_what_generate_takes_has_the_same_effect(tiny, batch: int, options: Any)
     plain = model(batch, **options)
     for _ in range(2):
         assert torch.equal(model(batch, custom_generate=trtla.generate, **options), plain)
+
+
+PROMPTS = torch.randint(6, 97, (2, 12), generator=torch.Generator().manual_seed(3))
+HIDDEN = {name: torch.ones_like(PROMPTS) for name in ("left", "right", "hole")}
+HIDDEN["left"][0, :4] = HIDDEN["right"][0, 9:] = HIDDEN["hole"][1, 5] = 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("llama", {"attention_mask": HIDDEN["right"]}),
+        ("gemma3", {"attention_mask": HIDDEN["hole"]}),
+        ("llama", {"position_ids": torch.arange(3, 15).repeat(2, 1)}),
+        ("gpt2", {"token_type_ids": torch.arange(40, 64).view(2, 12)}),
+    ],
+    ids=["right", "hole", "positions", "types"],
+)
+def test_what_comes_with_the_prompts_stays_with_the_text(tiny, kind: str, options: Any) -> None:
+    model = tiny(kind).model
+    ends = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": None}
+    plain = model.generate(PROMPTS, **ends, **options)
+    for _ in range(2):
+        found = model.generate(PROMPTS, custom_generate=trtla.generate, **ends, **options)
+        assert torch.equal(found, plain)
+
+
+def test_prompts_may_be_embeddings_with_padding(tiny) -> None:
+    model = tiny("llama").model
+    prompt = {
+        "inputs_embeds": model.get_input_embeddings()(PROMPTS),
+        "attention_mask": HIDDEN["left"],
+    }
+    plain = model.generate(**prompt, max_new_tokens=NEW, do_sample=False)
+    options = {"max_new_tokens": NEW, "do_sample": False, "custom_generate": trtla.generate}
+    assert torch.equal(model.generate(**prompt, **options), plain)
 
 
 class Kept(BaseStreamer):

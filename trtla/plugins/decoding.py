@@ -32,6 +32,8 @@ _ON_CPU = CostTable.of(
 """Measured in float32: a second token makes products of vectors products of matrices."""
 _ELSEWHERE = CostTable.of([(1, 0.02), (16, 0.0204), (64, 0.022), (256, 0.03)])
 """An estimate for GPUs, whose time goes to launching kernels."""
+_TYPES = {"token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids"}
+"""What transformers gives models for each token besides its position."""
 _UNFILTERED = SamplingParams(temperature=1.0)  # processors have applied temperature and filters
 
 
@@ -42,7 +44,6 @@ class ModelState:
         self._layout: list[Layout | None] = []
         parameters = inspect.signature(model.forward).parameters
         self.takes_positions = "position_ids" in parameters
-        self.takes_mask = "attention_mask" in parameters
         self._costs = _ON_CPU if model.device.type == "cpu" else _ELSEWHERE
         self._vocab_size = model.config.get_text_config(decoder=True).vocab_size
 
@@ -127,12 +128,16 @@ class DecodingRun:
         mask = model_kwargs.get("attention_mask")
         self._padded = mask is not None
         self._valid = torch.ones_like(ids) if mask is None else mask.long()
-        kept = self._valid[:, -ids.shape[1] :].bool()
+        kept = self._valid[:, self._valid.shape[1] - ids.shape[1] :].bool()
         self._texts = [row[keep].tolist() for row, keep in zip(ids, kept, strict=True)]
         self._going = torch.ones(len(ids), dtype=torch.bool, device=ids.device)
+        self._on = [True] * len(ids)  # the same, where it is read
         self._ends = any(hasattr(one, "eos_token_id") for one in choice.criteria)
         self._scores: list[Tensor] = []
         self._logits: list[Tensor] = []
+        places = model_kwargs.get("position_ids")
+        self._last = (self._valid.sum(-1, keepdim=True) - 1) if places is None else places[:, -1:]
+        """The position of each prompt's last token."""
 
     def decode(self, layout: Layout | None, triple: LookaheadConfig | None, drafts: bool) -> None:
         left = self._choice.config.max_length - self._prompt_len
@@ -140,18 +145,19 @@ class DecodingRun:
         self._end.begin()
         if not drafts or (triple is not None and triple.is_autoregressive):
             self._choose(logits, [NO_DRAFT] * len(self._ids))
-            while self._going.any():
+            while any(self._on):
                 self._step(None, None)
             return
         texts = [text or [0] for text in self._texts]
         rows = [Row(t, self._choice.sampling(i), left) for i, t in enumerate(texts)]
         with self._known.trees.open(rows, triple) as row_drafts:
             self._learn(row_drafts, logits, self._choose(logits, [NO_DRAFT] * len(self._ids)))
-            while self._going.any():
+            while any(self._on):
                 self._step(row_drafts, layout)
 
     def _prefill(self) -> Tensor:
         outputs = self._model._prefill(self._ids, self._choice.config, self._kwargs)
+        self._kwargs = {k: v for k, v in self._kwargs.items() if k != "logits_to_keep"}
         size = len(self._end)
         if self._valid.shape[1] != size:  # prompts of embeddings, or without their cached part
             missing = size - self._valid.shape[1]
@@ -162,7 +168,7 @@ class DecodingRun:
 
     def _step(self, row_drafts: RowDrafts | None, layout: Layout | None) -> None:
         started = time.perf_counter()
-        going = self._going.nonzero()[:, 0].tolist()
+        going = [row for row, on in enumerate(self._on) if on]
         drafts = [NO_DRAFT] * len(self._ids)
         if row_drafts is not None:
             room = self._end.room
@@ -187,37 +193,42 @@ class DecodingRun:
         fill = [size - draft.size for draft in drafts]
         drafted = [[*d.tokens, *[0] * n] for d, n in zip(drafts, fill, strict=True)]
         after = self._ids.new_tensor(drafted).view(len(drafts), size - 1)
-        ids = torch.cat([self._ids[:, -1:], after], -1)
-        deep = [[*depths(d.parents), *range(d.size, size)] for d in drafts]
-        last = self._valid.sum(-1, keepdim=True)
-        left = max(0, self._choice.config.max_length - self._ids.shape[1])
-        # Nodes behind the longest possible text are never accepted, and a model may end there.
-        positions = torch.minimum(last + self._ids.new_tensor(deep), last + left)
-        options: dict[str, Any] = {"position_ids": positions} if self._known.takes_positions else {}
+        ids = torch.cat([self._ids, after], -1)
+        deep = self._ids.new_tensor([[*depths(d.parents), *range(d.size, size)] for d in drafts])
+        inputs = self._model.prepare_inputs_for_generation(
+            ids, next_sequence_length=size, **self._step_kwargs(deep)
+        )
         if is_tree and layout is not None:
-            options["attention_mask"] = self._tree_mask(drafts, size, positions, layout)
-        elif self._known.takes_mask and self._padded:
-            ones = self._valid.new_ones(len(ids), size)
-            options["attention_mask"] = torch.cat([self._valid, ones], -1)
-        outputs = self._model(
-            input_ids=ids, past_key_values=self._end.cache, use_cache=True, return_dict=True,
-            **options,
-        )  # fmt: skip
-        logits: Tensor = outputs.logits
+            inputs["attention_mask"] = self._tree_mask(drafts, size, deep, layout)
+        logits: Tensor = self._model(**inputs, return_dict=True).logits
         return logits
 
-    def _tree_mask(
-        self, drafts: Sequence[Draft], size: int, positions: Tensor, layout: Layout
-    ) -> Any:
+    def _step_kwargs(self, deep: Tensor) -> dict[str, Any]:
+        """Return what transformers prepares a step's inputs of, as for fed tokens this deep."""
+        kwargs, size = dict(self._kwargs), deep.shape[1]
+        done = self._ids.shape[1] - self._prompt_len
+        if self._known.takes_positions:
+            # Nodes behind the longest possible text are never accepted, and a model may end there.
+            most = max(0, self._choice.config.max_length - self._ids.shape[1])
+            kwargs["position_ids"] = self._last + done + deep.clamp(max=most)
+        if self._padded:
+            ones = self._valid.new_ones(len(deep), size)
+            kwargs["attention_mask"] = torch.cat([self._valid, ones], -1)
+        for name in _TYPES & kwargs.keys():
+            if (types := kwargs[name]) is not None:
+                last = types[..., -1:] * (name != "mm_token_type_ids")  # tokens are text
+                kwargs[name] = last.repeat_interleave(size, -1)
+        return kwargs
+
+    def _tree_mask(self, drafts: Sequence[Draft], size: int, deep: Tensor, layout: Layout) -> Any:
         device, start = self._ids.device, len(self._end)
         slots = self._end.slots(size)
         seen = torch.zeros(len(drafts), size, slots, dtype=torch.bool, device=device)
         seen[:, :, :start] = self._valid.bool()[:, None]
         seen[:, :, start : start + size] = ancestors(drafts, size).to(device)
-        places = torch.zeros(len(drafts), slots, dtype=torch.long, device=device)
-        places[:, :start] = self._valid.cumsum(-1) - 1
-        places[:, start : start + size] = positions
-        distance = positions[:, None, :, None] - places[:, None, None, :]
+        places = torch.arange(slots, device=device).repeat(len(drafts), 1)
+        places[:, start : start + size] = start + deep
+        distance = (start + deep)[:, None, :, None] - places[:, None, None, :]
         return layout.masks(seen[:, None], distance, self._model.dtype)
 
     def _choose(self, logits: Tensor, drafts: Sequence[Draft]) -> list[_Walk]:
@@ -225,12 +236,12 @@ class DecodingRun:
         walks = [_Walk(draft) for draft in drafts]
         rows = torch.arange(len(walks), device=logits.device)
         while True:
-            going = self._going.tolist()
+            went = self._on
             nodes = torch.tensor([walk.frontier[0] for walk in walks], device=logits.device)
             tokens = self._append(logits[rows, nodes].to(self._ids.device, torch.float32))
-            for walk, token, on in zip(walks, tokens, going, strict=True):
+            for walk, token, on in zip(walks, tokens, went, strict=True):
                 walk.tokens += [token] if on else []
-            steps = zip(walks, tokens, self._going.tolist(), strict=True)
+            steps = zip(walks, tokens, self._on, strict=True)
             found = [walk.go(token) for walk, token, on in steps if on]
             if not found or not all(found):
                 return walks
@@ -238,7 +249,7 @@ class DecodingRun:
     def _append(self, logits: Tensor) -> list[int]:
         """Choose and append the next token of each row."""
         choice, config = self._choice, self._choice.config
-        scores = choice.processor(self._ids, logits.clone())
+        scores = choice.processor(self._ids, logits.clone() if config.output_logits else logits)
         done = self._ids.shape[1] - self._prompt_len
         tokens = choice.tokens(scores, [len(text) + done for text in self._texts])
         if self._ends:
@@ -252,8 +263,9 @@ class DecodingRun:
         self._going &= ~choice.criteria(self._ids, kept)
         if choice.streamer is not None:
             choice.streamer.put(tokens.cpu())
-        found: list[int] = tokens.tolist()
-        return found
+        found, on = torch.stack((tokens, self._going.to(tokens.dtype))).tolist()
+        self._on = [bool(one) for one in on]
+        return list(found)
 
     def _learn(self, row_drafts: RowDrafts, logits: Tensor, walks: Sequence[_Walk]) -> None:
         for row, walk in enumerate(walks):
@@ -283,7 +295,9 @@ class DecodingRun:
 def _top_rows(logits: Tensor) -> TopRows:
     """The most probable tokens after each fed node."""
     count = min(READ, logits.shape[-1])
-    logs, ids = logits.float().log_softmax(-1).topk(count)
+    logits = logits.float()
+    best, ids = logits.topk(count)
+    logs = best - logits.logsumexp(-1, keepdim=True)
     room = (0, READ - count)
     return TopRows(
         tuple(range(len(logits))),
