@@ -20,6 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from real_sizes_families import KINDS, differences
 from real_sizes_files import SHAPES, write_enlarged, write_random
 
 from trtla.console import counted
@@ -50,15 +51,22 @@ HEADS = (
 )
 
 
+DIFFERENCES = ("family", "most in logits, folder", "GGUF file")
+
+
 def file_of(size: str, sample: Path) -> Path:
     """The model's file, written if it is not there."""
     if size == REAL:
         return sample
+    shape, _, family = size.partition("-")
     path = user_cache() / "real-sizes" / f"{sample.stem}-{size}-Q4_0.gguf"
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         print(f"note: writing {path}", file=sys.stderr)
-        write_enlarged(path, sample) if size == ENLARGED else write_random(path, sample, size)
+        if size == ENLARGED:
+            write_enlarged(path, sample)
+        else:
+            write_random(path, sample, shape, KINDS[family or "llama"])
     return path
 
 
@@ -116,14 +124,15 @@ def measured(size: str, args: argparse.Namespace) -> dict[str, Any]:
     if room is not None and room < need:
         raise TrtlaError(f"{size} needs {need / 1e9:.1f} GB of memory, {room / 1e9:.1f} are free")
     peers = find_spec("llama_cpp") is not None
-    common = ["-m", file, "--threads", "1,2", "--temperature", 0, "--rounds", 1 if quick else 5]
+    rounds, threads = 1 if quick else args.rounds, [int(n) for n in args.threads.split(",")]
+    common = ["-m", file, "--threads", args.threads, "--temperature", 0, "--rounds", rounds]
     plain = ["--prompt-len", PROMPT_LEN, "--num-prompts", 1, "--categories", "chat"]
     length = ["-n", 8 if quick else 64]
     found = {
         "size": size,
         "bytes": file.stat().st_size,
         "read_bytes": _read_bytes(file),
-        "loads": {n: loads(file, n, 1 if quick else 5) for n in (1, 2)},
+        "loads": {n: loads(file, n, rounds) for n in threads},
         "plain": bench(
             *common, *plain, *length, "--lookahead", "1,1,0", *["--compare", "llama.cpp"] * peers
         ),
@@ -132,7 +141,12 @@ def measured(size: str, args: argparse.Namespace) -> dict[str, Any]:
         asked: list[object] = ["--num-prompts", 1 if quick else 5, *length, "--respect-eos"]
         compared = ["--compare", "llama.cpp-prompt-lookup"] * peers
         found["drafts"] = bench(*common, *asked, "--lookahead", "auto", *compared)
-        found["ngram_mod"] = {n: ngram_mod(file, n, asked) for n in (1, 2)}
+        found["ngram_mod"] = {n: ngram_mod(file, n, asked) for n in threads}
+    shape, _, family = size.partition("-")
+    if family:
+        file.unlink()  # one of many
+    if family and shape == "tiny":
+        found["differences"] = differences(family)
     return found
 
 
@@ -164,6 +178,29 @@ def _row(found: dict[str, Any], cell: dict[str, Any]) -> str:
         _rate(drafts, threads, "llama.cpp-prompt-lookup"),
         _per_s(served and served["rows"][0]["mean_tpot_ms"]),
     ]
+    return _line(*cells)
+
+
+def _print_tables(documents: list[dict[str, Any]]) -> None:
+    first = documents[0]["plain"]
+    reads = ", ".join(
+        f"{cell['read_bandwidth_gb_per_s']:.1f} GB/s with {counted(cell['threads'], 'thread')}"
+        for cell in first["cells"]
+    )
+    found = first["environment"]
+    print(f"{found['cpu']}, {found['cores']} cores, which read {reads}; trtla / llama.cpp\n")
+    _print_table(HEADS, [row for document in documents for row in rows(document)])
+    compared = {d["size"].partition("-")[2]: d.get("differences") for d in documents}
+    if lines := [_line(name, *map("{:.1e}".format, d)) for name, d in compared.items() if d]:
+        print()
+        _print_table(DIFFERENCES, lines)
+
+
+def _print_table(heads: tuple[str, ...], lines: list[str]) -> None:
+    print(_line(*heads), "|---" * len(heads) + "|", *lines, sep="\n")
+
+
+def _line(*cells: str) -> str:
     return f"| {' | '.join(cells)} |"
 
 
@@ -186,11 +223,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).split("\n")[0])
     parser.add_argument("output_dir", type=Path)
     parser.add_argument("--sizes", default=f"{REAL},1B,3B,8B,{ENLARGED}")
+    parser.add_argument("--families", action="store_true", help="tiny and 1B of each family")
+    parser.add_argument("--threads", default="1,2")
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--sample", type=Path, help="the small real model, a GGUF file")
     parser.add_argument("--quick", action="store_true", help="one round of a few tokens")
     args = parser.parse_args()
-    sizes = args.sizes.split(",")
-    if unknown := {*sizes} - {REAL, ENLARGED, *SHAPES}:
+    of_families = [f"{shape}-{family}" for family in KINDS for shape in SHAPES]
+    every = [size for size in of_families if size.startswith(("tiny-", "1B-"))]
+    sizes = every if args.families else args.sizes.split(",")
+    if unknown := {*sizes} - {REAL, ENLARGED, *SHAPES, *of_families}:
         parser.error(f"--sizes has no {', '.join(sorted(unknown))}")
     args.output_dir.mkdir(parents=True, exist_ok=True)
     documents = []
@@ -202,15 +244,7 @@ def main() -> int:
     except (TrtlaError, subprocess.CalledProcessError) as error:
         print(f"error: {error}", file=sys.stderr)
     if documents:
-        first = documents[0]["plain"]
-        reads = ", ".join(
-            f"{cell['read_bandwidth_gb_per_s']:.1f} GB/s with {counted(cell['threads'], 'thread')}"
-            for cell in first["cells"]
-        )
-        found = first["environment"]
-        print(f"{found['cpu']}, {found['cores']} cores, which read {reads}; trtla / llama.cpp\n")
-        print("|", " | ".join(HEADS), "|\n" + "|---" * len(HEADS) + "|")
-        print(*(row for document in documents for row in rows(document)), sep="\n")
+        _print_tables(documents)
     return int(len(documents) < len(sizes))
 
 

@@ -1,4 +1,4 @@
-"""GGUF files in the shapes of real models: random weights, or a small model enlarged.
+"""GGUF files in the shapes of real models: random weights of any family, or a small model enlarged.
 
 Both are Q4_0 and written tensor by tensor, with the tokenizer of the small model.
 """
@@ -6,7 +6,7 @@ Both are Q4_0 and written tensor by tensor, with the tokenizer of the small mode
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,13 +15,14 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
+from real_sizes_families import KINDS, Kind, factors, shapes, stored_name
 from safetensors.torch import save_file
 from scale_llama_weights import Scaler, Shape, Source
 
 from trtla.errors import TrtlaError
 from trtla.formats.gguf.folder import model_folder
 from trtla.formats.gguf.header import read_header
-from trtla.formats.gguf.weights import GgufFile, gguf_name
+from trtla.formats.gguf.weights import GgufFile
 from trtla.formats.torch_tensors import as_tensor
 
 SHAPES = {
@@ -39,12 +40,13 @@ Rows = Callable[[str, tuple[int, ...]], np.ndarray]
 """A tensor in the file, by Hugging Face's name and shape."""
 
 
-def write_random(path: Path, sample: Path, size: str) -> None:
+def write_random(path: Path, sample: Path, size: str, kind: Kind = KINDS["llama"]) -> None:
     """Write random weights in one of `SHAPES`; 8B has an output matrix of its own."""
     metadata, draw = read_header(sample).metadata, np.random.default_rng(0)
     sizes = vars(SHAPES[size])
     sizes = {**sizes, "vocab_size": sizes["vocab_size"] or len(metadata["tokenizer.ggml.tokens"])}
     config = {"rms_norm_eps": 1e-5, "rope_theta": 5e5, "max_position_embeddings": 8192, **sizes}
+    config["tie_word_embeddings"] = size != "8B"
     scale = np.full(1, 0.01 / 8, np.float16).view(np.uint8)
 
     def rows(_: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -54,7 +56,7 @@ def write_random(path: Path, sample: Path, size: str) -> None:
         raw.reshape(-1, _BLOCK)[:, :2] = scale
         return raw.reshape(shape[0], -1)
 
-    _write(path, metadata, config, dict(_shapes(Shape(**sizes), tied=size != "8B")), rows)
+    _write(path, metadata, kind, config, rows)
 
 
 def write_enlarged(path: Path, sample: Path) -> None:
@@ -72,8 +74,7 @@ def write_enlarged(path: Path, sample: Path) -> None:
                 array = array.reshape(count, 2, -1, shape[1]).swapaxes(1, 2).reshape(shape)
             return gguf.quantize(array, _KIND)
 
-        shapes = dict(_shapes(new, tied=scaler.source.tied))
-        _write(path, read_header(sample).metadata, config, shapes, rows)
+        _write(path, read_header(sample).metadata, KINDS["llama"], config, rows)
 
 
 def _scaler(sample: Path, folder: Path) -> Scaler:
@@ -89,61 +90,39 @@ def _scaler(sample: Path, folder: Path) -> Scaler:
     return Scaler(source, Shape(**sizes), torch.float32)
 
 
-def _shapes(shape: Shape, *, tied: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
-    hidden, inter = shape.hidden_size, shape.intermediate_size
-    q, kv = (n * shape.head_dim for n in (shape.num_attention_heads, shape.num_key_value_heads))
-    yield "model.embed_tokens.weight", (shape.vocab_size, hidden)
-    for layer in range(shape.num_hidden_layers):
-        own = f"model.layers.{layer}"
-        for name, rows in (("q", q), ("k", kv), ("v", kv)):
-            yield f"{own}.self_attn.{name}_proj.weight", (rows, hidden)
-        yield f"{own}.self_attn.o_proj.weight", (hidden, q)
-        yield f"{own}.mlp.gate_proj.weight", (inter, hidden)
-        yield f"{own}.mlp.up_proj.weight", (inter, hidden)
-        yield f"{own}.mlp.down_proj.weight", (hidden, inter)
-        yield f"{own}.input_layernorm.weight", (hidden,)
-        yield f"{own}.post_attention_layernorm.weight", (hidden,)
-    yield "model.norm.weight", (hidden,)
-    if not tied:
-        yield "lm_head.weight", (shape.vocab_size, hidden)
-
-
 def _nbytes(shape: tuple[int, ...]) -> int:
     return prod(shape) // _PER * _BLOCK if len(shape) == 2 else 4 * prod(shape)
 
 
 def _write(
-    path: Path,
-    metadata: dict[str, Any],
-    config: dict[str, Any],
-    shapes: dict[str, tuple[int, ...]],
-    rows: Rows,
+    path: Path, metadata: dict[str, Any], kind: Kind, config: dict[str, Any], rows: Rows
 ) -> None:
-    size = sum(map(_nbytes, shapes.values()))
+    found = {**shapes(kind, config), **factors(kind, config["head_dim"])}
+    size = sum(map(_nbytes, found.values()))
     if (free := shutil.disk_usage(path.parent).free) < 1.1 * size:
         raise TrtlaError(
             f"{path} needs {size / 1e9:.1f} GB and {free / 1e9:.1f} are free",
             "free some space, or leave the size out with --sizes",
         )
     part = path.with_suffix(".part")
-    writer = gguf.GGUFWriter(part, "llama")
-    for key, value in _keys(metadata, config).items():
+    writer = gguf.GGUFWriter(part, kind.gguf)
+    for key, value in _keys(metadata, kind, config).items():
         _add(writer, key, value)
-    for name, shape in shapes.items():
-        kind = _KIND if len(shape) == 2 else None
-        stored = (*shape[:-1], shape[-1] // _PER * _BLOCK) if kind else shape
-        dtype = np.dtype(np.uint8 if kind else np.float32)
-        writer.add_tensor_info(gguf_name(name), stored, dtype, _nbytes(shape), kind)
+    for name, shape in found.items():
+        type_ = _KIND if len(shape) == 2 else None
+        stored = (*shape[:-1], shape[-1] // _PER * _BLOCK) if type_ else shape
+        dtype = np.dtype(np.uint8 if type_ else np.float32)
+        writer.add_tensor_info(stored_name(kind, name), stored, dtype, _nbytes(shape), type_)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    for name, shape in shapes.items():
+    for name, shape in found.items():
         writer.write_tensor_data(rows(name, shape))
     writer.close()
     part.rename(path)
 
 
-def _keys(metadata: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+def _keys(metadata: dict[str, Any], kind: Kind, config: dict[str, Any]) -> dict[str, Any]:
     """The small model's tokenizer, with tokens that stand for nothing, and the sizes."""
     kept = {key: value for key, value in metadata.items() if key.startswith("tokenizer.")}
     tokens, types = (kept.get(f"tokenizer.ggml.{one}", []) for one in ("tokens", "token_type"))
@@ -152,22 +131,23 @@ def _keys(metadata: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
     if types:
         kept["tokenizer.ggml.token_type"] = [*types, *[4] * more]
     theta = (config.get("rope_parameters") or config)["rope_theta"]
-    return {
-        **kept,
-        "general.file_type": 2,  # mostly Q4_0
-        "llama.vocab_size": config["vocab_size"],
-        "llama.context_length": config["max_position_embeddings"],
-        "llama.embedding_length": config["hidden_size"],
-        "llama.block_count": config["num_hidden_layers"],
-        "llama.feed_forward_length": config["intermediate_size"],
-        "llama.attention.head_count": config["num_attention_heads"],
-        "llama.attention.head_count_kv": config["num_key_value_heads"],
-        "llama.attention.key_length": config["head_dim"],
-        "llama.attention.value_length": config["head_dim"],
-        "llama.rope.dimension_count": config["head_dim"],
-        "llama.attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
-        "llama.rope.freq_base": float(theta),
+    own = {
+        "vocab_size": config["vocab_size"],
+        "context_length": config["max_position_embeddings"],
+        "embedding_length": config["hidden_size"],
+        "block_count": config["num_hidden_layers"],
+        "feed_forward_length": config["intermediate_size"],
+        "attention.head_count": config["num_attention_heads"],
+        "attention.head_count_kv": config["num_key_value_heads"],
+        "attention.key_length": config["head_dim"],
+        "attention.value_length": config["head_dim"],
+        "rope.dimension_count": int(config["head_dim"] * kind.rotated),
+        "attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
+        "rope.freq_base": float(theta),
+        **kind.keys,
     }
+    named = {f"{kind.gguf}.{key}": value for key, value in own.items()}
+    return {**kept, "general.file_type": 2, **named}  # mostly Q4_0
 
 
 def _add(writer: Any, key: str, value: Any) -> None:

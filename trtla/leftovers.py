@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-import secrets
 import shutil
 import time
 from collections.abc import Iterable, Iterator
@@ -22,7 +21,7 @@ _OWN = re.compile(r"\..+\.[0-9a-f]{12}|\.compile-\w{8}")  # the last: of an earl
 
 def temporary_name(name: str) -> str:
     """A unique hidden name for a file that will be called `name`."""
-    return f".{name}.{secrets.token_hex(6)}"
+    return f".{name}.{os.urandom(6).hex()}"
 
 
 def is_temporary(name: str) -> bool:

@@ -142,7 +142,7 @@ def _kernels(steps: dict[str, Step], layers: int, size: str) -> None:
         print(f"[{size} {shape}] {launched:.0f} kernels, {sum(us for us, *_ in rows):.0f} us busy")
         for us, count, name in rows[:SHOWN]:
             print(f"    {us:8.1f} us  x{count:<5.0f} {name[:100]}")
-        attention = sum(us for us, _, name in rows if name.startswith(("attend_", "join_parts")))
+        attention = sum(us for us, _, name in rows if name.startswith("attend_"))
         if shape == "AR":
             record(f"kernels a layer, {size}", launched / layers)
         if shape == "7,7,7":

@@ -38,6 +38,19 @@ def byte_level(pre: str) -> dict[str, Any]:
             "bos_token_id": len(tokens) - 2, "eos_token_id": len(tokens) - 2}  # fmt: skip
 
 
+def as_gemma() -> dict[str, Any]:
+    """Scores, with spaces and line ends that are tokens of their own, and none put in front."""
+    keys = scored()
+    own = ["\n", "\n\n", "\n\n\n", "  ", "   ", "    ", "<start_of_turn>", "<end_of_turn>"]
+    return {
+        **keys,
+        "tokens": [*keys["tokens"], *own],
+        "token_type": [*keys["token_type"], *[_USER_DEFINED] * 6, _CONTROL, _CONTROL],
+        "scores": [*keys["scores"], *[0.0] * len(own)],
+        "add_space_prefix": False,
+    }
+
+
 def loaded(keys: dict[str, Any]) -> Tokenizer:
     return Tokenizer.from_str(json.dumps(vocabulary(keys).tokenizer()))
 
@@ -117,7 +130,10 @@ def test_ends_are_those_of_the_file_and_those_of_every_chat() -> None:
 @pytest.mark.skipif(importlib.util.find_spec("llama_cpp") is None, reason="needs llama.cpp")
 @pytest.mark.parametrize(
     "pre",
-    ["scores", *sorted(_SPLITS.keys() - {"gpt2"}), *(names[-1] for names in _SAME_SPLITS.values())],
+    [
+        *("scores", "gemma", *sorted(_SPLITS.keys() - {"gpt2"}), *_OTHERS),
+        *("llama-bpe", "refact", "dbrx"),  # SmolLM3's, Granite's and Phi-4's
+    ],
 )
 def test_ids_are_those_of_llama_cpp(pre: str, tmp_path: Path) -> None:
     sys.path.insert(0, str(ROOT / "scripts"))
@@ -125,10 +141,10 @@ def test_ids_are_those_of_llama_cpp(pre: str, tmp_path: Path) -> None:
 
     path = tmp_path / f"{pre}.gguf"
     writer = gguf.GGUFWriter(path, "llama")
-    keys = scored() if pre == "scores" else byte_level(pre)
+    keys = {"scores": scored, "gemma": as_gemma}.get(pre, lambda: byte_level(pre))()
+    add = {str: writer.add_string, int: writer.add_uint32, list: writer.add_array}
     for key, value in keys.items():
-        add = {str: writer.add_string, int: writer.add_uint32, list: writer.add_array}[type(value)]
-        add(f"tokenizer.ggml.{key}", value)
+        {**add, bool: writer.add_bool}[type(value)](f"tokenizer.ggml.{key}", value)
     writer.add_context_length(64)
     writer.add_embedding_length(32)
     writer.add_block_count(1)

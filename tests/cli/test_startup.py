@@ -77,6 +77,14 @@ def test_a_run_loads_few_packages(run_of_an_engine: Loaded) -> None:
     assert {"trtla", "click", "tokenizers"} <= run_of_an_engine.packages <= _LIGHT
 
 
+def test_importing_llm_loads_no_other_package() -> None:
+    """What opens a model is imported when one is opened."""
+    script = "import sys; before = set(sys.modules); from trtla import LLM\n"
+    script += "print(*set(sys.modules) - before)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
+    assert Loaded(done.stdout.split(), 0, 0).packages == {"trtla"}, done.stderr
+
+
 def test_a_run_loads_nothing_that_builds_engines(run_of_an_engine: Loaded) -> None:
     assert not run_of_an_engine.within(_BUILDERS)
 

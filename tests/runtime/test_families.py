@@ -6,10 +6,13 @@ import functools
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
 from tests.support.families import (
     GGUF_NAMES,
     NAMES,
+    OTHERS,
+    VARIANTS,
     expected_logits,
     folder_and_model,
     gguf_file,
@@ -98,10 +101,12 @@ def test_quantised_texts_are_the_same_for_every_draft(name, tmp_path):
         assert found[0] == found[1] == found[2]
 
 
-def test_a_model_for_long_texts_has_longropes_other_factors():
+@pytest.mark.parametrize("kind", ["folder", "gguf"])
+def test_a_model_for_long_texts_has_longropes_other_factors(kind, tmp_path):
     """Of all its texts: keys that one table has turned do not go with queries of the other."""
-    (folder, _), text = folder_and_model("phi3-longrope"), tuple(5 * i % 101 for i in range(130))
-    found = logits_of(folder, text, 100, longest=140)
+    name, text = "phi3-longrope", tuple(5 * i % 101 for i in range(130))
+    made = folder_and_model(name)[0] if kind == "folder" else gguf_file(name, tmp_path / "m.gguf")
+    found = logits_of(model_folder(made) if kind == "gguf" else made, text, 100, longest=140)
     expected = expected_logits("phi3-longrope", text, 100)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
@@ -117,22 +122,52 @@ def test_long_texts_of_longrope_are_those_of_generate(triple):
     assert [text.output_ids for text in texts] == [greedy_text(model, p, COUNT) for p in prompts]
 
 
-@pytest.mark.deep
-@pytest.mark.parametrize("name", GGUF_NAMES)
-def test_a_gguf_file_gives_what_llama_cpp_gives(name, tmp_path):
-    """Up to the table of GELU's values that it takes."""
+def from_llama_cpp(file, texts, known):
+    """llama.cpp's logits behind token `known` of each text and all tokens after it."""
     llama_cpp = pytest.importorskip("llama_cpp")
+    files_own = {"yarn_attn_factor": -1.0, "yarn_beta_fast": -1.0, "yarn_beta_slow": -1.0}
+    model = llama_cpp.Llama(
+        str(file), n_ctx=256, logits_all=True, n_threads=1, type_k=0, type_v=0, verbose=False,
+        **files_own,
+    )  # fmt: skip
+    found = []
+    for text in texts:
+        model.reset()
+        model.eval(list(text))
+        found.append(torch.tensor(model.scores[known : len(text)]))
+    model.close()
+    return torch.stack(found)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_0"])
+@pytest.mark.parametrize("name", GGUF_NAMES)
+def test_a_gguf_file_gives_what_llama_cpp_gives(name, kind, tmp_path):
+    """Up to its table of GELU's values, and the scales of rounded inputs, which it has in float16.
+
+    Files with biases of Qwen3 and with a factor of yarn's magnitudes are left out: llama.cpp reads
+    neither.
+    """
     if name == "qwen3-biases":
         pytest.skip("llama.cpp has no place for the biases")
     bytes_ = [f"<0x{n:02X}>" for n in range(98)]
     tokens = {"tokens": ["<unk>", "<s>", "</s>", *bytes_], "token_type": [2, 3, 3, *[6] * 98]}
     vocabulary = {"model": "llama", **tokens, "scores": [0.0] * 101}
-    file = gguf_file(name, tmp_path / "model.gguf", tokenizer=vocabulary)
-    theirs = llama_cpp.Llama(
-        str(file), n_ctx=256, logits_all=True, verbose=False, n_threads=1, type_k=0, type_v=0
-    )
-    theirs.eval(list(TEXT))
-    expected = torch.tensor(theirs.scores[KNOWN : len(TEXT)])
-    found = logits_of(model_folder(file), TEXT, KNOWN, longest=160)
-    torch.testing.assert_close(found, expected, rtol=0, atol=5e-3)
-    assert torch.equal(found.argmax(-1), expected.argmax(-1))
+    keys = {**(VARIANTS | OTHERS)[name].gguf_keys, "rope.scaling.yarn_attn_factor": None}
+    file = gguf_file(name, tmp_path / "model.gguf", kind, tokenizer=vocabulary, keys=keys)
+    number = 1 if kind == "F32" else 6  # of texts, since rounding scatters
+    texts = torch.randint(101, (number, 150), generator=torch.Generator().manual_seed(0))
+    expected = from_llama_cpp(file, texts.tolist(), KNOWN)
+    dtype = "float32" if kind == "F32" else "auto"
+    folder = model_folder(file)
+    found = torch.stack([logits_of(folder, tuple(t), KNOWN, 160, dtype) for t in texts.tolist()])
+    losses = [
+        cross_entropy(one[:, :-1].flatten(0, 1), texts[:, KNOWN + 1 :].flatten())
+        for one in (found, expected)
+    ]
+    assert abs(float(losses[0] - losses[1])) < 0.005  # of perplexities 0.5 %
+    best, next_best = expected.topk(2).values.unbind(-1)
+    clear = best - next_best > (0 if kind == "F32" else 0.5)
+    assert torch.equal(found.argmax(-1)[clear], expected.argmax(-1)[clear])
+    if kind == "F32":
+        torch.testing.assert_close(found, expected, rtol=0, atol=5e-3)

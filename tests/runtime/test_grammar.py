@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel, Field
 
 from tests.support.served import SHIPPED
 from tests.support.tokenizer_kinds import save_kind
@@ -298,6 +299,28 @@ def test_behind_a_token_that_only_the_mask_has_allowed_nothing_is():
     state = following(Toy, (2, 38), 40)
     state.follow([0, 0])
     assert not state.mask().any()
+
+
+class Pet(BaseModel):
+    name: str
+    legs: int = Field(ge=0, le=8)
+
+
+def test_a_class_of_pydantic_is_its_schema():
+    for value in (Pet, {"json_schema": Pet}):
+        grammar = SamplingParams(grammar=value).grammar
+        assert grammar.value == {"json_schema": Pet.model_json_schema()}
+    with pytest.raises(UsageError, match="not an object of one key"):
+        SamplingParams(grammar=dict)
+
+
+@pytest.mark.parametrize("front", ["", "<think>ab</th></think>", "<think></think>\n\n"])
+def test_a_text_may_begin_with_thoughts_that_the_prompt_has_not_opened(llm, front):
+    grammar = Grammar("regex", "[ab]{2}<c>", behind="</think>", opened="<think>")
+    state = llm.grammar_start(SamplingParams(grammar=grammar), "one")()
+    whole = [*llm.tokenizer.encode(f"{front}ab<c>", special=False), min(llm.end_ids)]
+    assert state.allowed(whole) == len(whole)
+    assert state.allowed(llm.tokenizer.encode(f"{front}<c>", special=False)) < len(whole)
 
 
 @pytest.mark.parametrize(

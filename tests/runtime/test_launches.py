@@ -94,7 +94,7 @@ def test_serving_launches_nothing_that_was_not_launched_at_the_start(dtype):
         assert {name for name, _ in known} >= {
             "attend_prompts",
             "attend_trees",
-            "join_parts",
+            "attend_paths",
             "filter_rows",
         }
 
@@ -140,7 +140,7 @@ def test_layers_share_kernels_whatever_the_address_of_their_scale():
     with noted_launches(llama(HALF)) as found:
         for layer in range(6):
             launch(cache, layer)
-        assert sorted(name for name, _ in found) == ["attend_trees", "join_parts"]
+        assert sorted(name for name, _ in found) == ["attend_paths", "attend_trees"]
 
 
 def launch(cache, layer):

@@ -196,9 +196,8 @@ sizes = dict(KV_HEADS=8, GROUP_SIZE=4, HEAD_SIZE=128, PAGE=32, BLOCK_N=64)
 sizes |= dict(SCALED={scaled}, WINDOWED={windowed})
 built(kernels.attend_prompts, sizes | dict(BLOCK_M={tile}), **pointers)
 cut = dict(STRETCH=128, SPLIT={split})
-built(kernels.attend_trees, sizes | cut | dict(BLOCK_M=min({tile}, 32)), **pointers, **parts)
-heads = dict(HEADS=32, HEAD_SIZE=128, BLOCK_H=8, SCALED={scaled})
-built(kernels.join_parts, heads | cut, **pointers, **parts)
+built(kernels.attend_trees, sizes | cut | dict(BLOCK_M=min({tile}, 64)), **pointers, **parts)
+built(kernels.attend_paths, sizes | cut | dict(BLOCK_M=16), **pointers, **parts)
 """
 
 

@@ -182,7 +182,7 @@ def test_a_mark_may_be_a_token(tmp_path, special):
     assert len(messages[0]["tool_calls"]) == len(choice["message"]["tool_calls"])
 
 
-@pytest.mark.parametrize("ends", ["<think>\\n</think>\\n\\n", "<think>\\n"])
+@pytest.mark.parametrize("ends", ["<think>\\n</think>\\n\\n", "<think>\\n", ""])
 def test_a_forced_call_and_a_grammar_come_behind_the_thoughts(tmp_path, ends):
     template = f"{HERMES_TOOLS.replace(ASKS, ASKS[:-1] + ends + ASKS[-1])}{{# </think> #}}"
     folder = with_template(SHIPPED, tmp_path, template, "</think>")
@@ -402,6 +402,8 @@ def tool(**more):
         ({"tools": [tool(parameters={"properties": {"a": {"type": "b"}}})]}, "tools",
          "the grammar cannot be used"),
         ({"messages": [{"role": "tool", "content": "a"}]}, "tool_call_id", "which call"),
+        ({"messages": [*HELLO, {"role": "tool", "content": "a", "tool_call_id": "b"}]}, "messages",
+         "answer to the call b, which no message"),
         ({"messages": [{**HELLO[0], "tool_calls": [{"id": "a", **tool(arguments="{}")}]}]},
          "tool_calls", "of an assistant"),
     ],

@@ -190,6 +190,7 @@ OTHERS = {
             "rope.scaling.yarn_beta_fast": 20.0,
             "rope.scaling.yarn_beta_slow": 2.0,
             "attention.scale": 1.0,
+            "logit_scale": 1.0,  # which llama.cpp asks for
         },
     ),
     "smollm3-window": Variant(
@@ -243,14 +244,17 @@ def gguf_file(name: str, path: Path, kind: str = "F32", **more: Any) -> Path:
     return write_gguf(model, path, kind, **{**own, **more})
 
 
-def logits_of(folder: Path, text: tuple[int, ...], known: int, longest: int = 96) -> torch.Tensor:
+def logits_of(
+    folder: Path, text: tuple[int, ...], known: int, longest: int = 96, dtype: str = "float32"
+) -> torch.Tensor:
     """Logits behind token `known` of a text and all tokens after it, in float32.
 
     Args:
         known: tokens that are fed as a prompt; the others are drafted.
         longest: tokens of the longest text that the model is opened for.
+        dtype: "auto" leaves weights in their blocks.
     """
-    engine = engine_from_hugging_face(folder, BuildSettings(max_seq_len=longest), "float32")
+    engine = engine_from_hugging_face(folder, BuildSettings(max_seq_len=longest), dtype)
     model = load_engine(engine, "float32", CPU)
     cache = model.new_cache(16)
     (sequence,) = sequences(cache, [text[:known]], room=len(text))

@@ -23,7 +23,7 @@ from trtla.runtime.sampling import device_kernels
 from trtla.runtime.sampling.device import DeviceSampler
 
 _KERNELS = {
-    kernels: ("attend_prompts", "attend_trees", "join_parts"),
+    kernels: ("attend_prompts", "attend_trees", "attend_paths"),
     fused: ("add_norm", "rotate_write", "silu_mul", "round_fp8", "move_rows"),
     device_kernels: ("choose_rows", "filter_rows"),
 }

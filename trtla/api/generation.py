@@ -17,7 +17,7 @@ from trtla.api.errors import ApiError, refused, too_late
 from trtla.api.grammars import FIELDS as GRAMMARS
 from trtla.api.grammars import grammar_of
 from trtla.api.protocol import Body, ChatBody, CompletionBody, Content, Message
-from trtla.api.reasoning import END
+from trtla.api.reasoning import BEGIN, END
 from trtla.api.tool_formats import known_format
 from trtla.api.tool_grammars import thoughts, tool_grammar
 from trtla.errors import RendererLost, TrtlaError, UsageError
@@ -177,8 +177,10 @@ def _sampling(
             grammar = tool_grammar(llm, body, _conversation(body))
     elif isinstance(body, ChatBody) and grammar is not None:
         with _naming("messages"):
-            if thoughts(llm, body, _conversation(body)) == "thinking":
-                grammar = replace(grammar, behind=END)
+            state = thoughts(llm, body, _conversation(body))
+        if state != "answering":
+            opened = BEGIN if state == "undecided" else ""
+            grammar = replace(grammar, behind=END, opened=opened)
     if grammar is not None and body.ignore_eos:
         raise ApiError(
             400, "a text with a grammar ends where the grammar does; omit ignore_eos", "ignore_eos"

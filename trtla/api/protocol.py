@@ -237,6 +237,7 @@ class ChatBody(Body):
                 "them to false"
             )
         checked_choice(self.tools, self.tool_choice)
+        _check_answers(self.messages)
         both = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(both) > 1:
             raise ValueError("max_tokens and max_completion_tokens differ; give one of them")
@@ -269,6 +270,18 @@ class ChatBody(Body):
     @property
     def length(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+
+def _check_answers(messages: list[Message]) -> None:
+    """Refuse a tool's answer to a call that no message in front of it has, as OpenAI does."""
+    called = set[str]()
+    for message in messages:
+        if message.tool_call_id is not None and message.tool_call_id not in called:
+            raise ValueError(
+                f"messages has an answer to the call {message.tool_call_id}, which no message in "
+                "front of it has; give the id of one of the assistant's tool_calls"
+            )
+        called.update(call.id for call in message.tool_calls or ())
 
 
 Ids = Annotated[list[Annotated[int, Field(ge=0, le=_LARGEST)]], Field(min_length=1, fail_fast=True)]

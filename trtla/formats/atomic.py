@@ -12,7 +12,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import secrets
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -124,7 +123,7 @@ def os_failure(error: OSError, target: Path) -> TrtlaError:
 
 
 def _sibling(target: Path, kind: str) -> Path:
-    return target.with_name(f".{target.name}.{kind}-{secrets.token_hex(8)}")
+    return target.with_name(f".{target.name}.{kind}-{os.urandom(8).hex()}")
 
 
 def _siblings(target: Path, kind: str) -> list[Path]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 from trtla.console import counted
-from trtla.llm.text import Tokenizer
-from trtla.llm.text_stream import TextStream
 from trtla.runtime.request import (
     FinishReason,
     Hypothesis,
@@ -20,6 +19,10 @@ from trtla.runtime.request import (
 from trtla.runtime.stats import RequestStats
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.settings.sampling import BeamSettings
+
+if TYPE_CHECKING:
+    from trtla.llm.text import Tokenizer
+    from trtla.llm.text_stream import TextStream
 
 Piece = tuple[str, bool]
 """A stretch of output text, and whether it came from accepted drafts."""

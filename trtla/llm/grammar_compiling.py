@@ -71,8 +71,11 @@ def _behind(grammar: Grammar, written: str) -> str:
         return written
     is_lark = grammar.kind in ("lark", "choice")
     parts = [{"lark_grammar": written}] if is_lark else json.loads(written)["grammars"]
-    mark = re.escape(grammar.behind).replace("/", r"\/")
-    front = f"start: front BLANKS @rest\nfront[lazy]: /(?s:.*){mark}/\nBLANKS: /[\\n ]{{0,2}}/"
+    opened, mark = (
+        re.escape(mark).replace("/", r"\/") for mark in (grammar.opened, grammar.behind)
+    )
+    start = f"start: {'@rest | ' if opened else ''}front BLANKS @rest"
+    front = f"{start}\nfront[lazy]: /{opened}(?s:.*){mark}/\nBLANKS: /[\\n ]{{0,2}}/"
     parts[0]["name"] = "rest"
     return json.dumps({"grammars": [{"name": "front", "lark_grammar": front}, *parts]})
 

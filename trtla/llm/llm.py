@@ -14,9 +14,7 @@ from typing import Any, overload
 from trtla.formats.model import Model
 from trtla.llm.answer import Answer, BeamText, Chunk, Completion, Piece, beam_text, chunk_of
 from trtla.llm.arguments import conversations, prompt_requests, warn_unread
-from trtla.llm.corpus import Corpus
 from trtla.llm.engine_thread import EngineThread, Event
-from trtla.llm.open import open_executor
 from trtla.llm.prompt import ExpectedOutput, Prompt, PromptRequest, RequestMaker
 from trtla.machine import process_rank
 from trtla.runtime.limits import ExecutorLimits
@@ -82,6 +80,8 @@ class LLM(RequestMaker):
         self, model: str | Path | Model, options: ExecutorOptions | None = None, **settings: Any
     ) -> None:
         options = replace(options or ENGINE_OPTIONS, **settings)
+        from trtla.llm.corpus import Corpus
+        from trtla.llm.open import open_executor
         from trtla.runtime.threads import set_threads
 
         set_threads(options.threads)

@@ -16,11 +16,8 @@ from trtla.formats.folder import unapplied
 from trtla.formats.model import Model
 from trtla.llm.answer import Answer
 from trtla.llm.engine_thread import Decoder
-from trtla.llm.open import end_ids, is_adaptive, open_tokenizer
-from trtla.llm.reading import reading_notes
 from trtla.llm.text_stream import StopStrings
 from trtla.machine import process_rank
-from trtla.runtime.grammar import GrammarStart
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.request import DrafterWatch, Request
 from trtla.settings.drafting import DrafterSettings
@@ -33,6 +30,7 @@ from trtla.settings.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from trtla.llm.grammars import GrammarCompiler
+    from trtla.runtime.grammar import GrammarStart
 
 _log = logging.getLogger(__name__)
 ExpectedOutput = str | Sequence[int]
@@ -89,6 +87,8 @@ class RequestMaker:
                 f"model is {shown(model)}, not the path of a folder",
                 "give an engine directory or a Hugging Face folder, such as LLM('engine')",
             )
+        from trtla.llm.open import end_ids, is_adaptive, open_tokenizer
+
         self._drafter, self._auto = options.drafter, options.lookahead == "auto"
         self.engine = Model.at(model).open(options.triple, options.max_seq_len)
         self._adaptive = is_adaptive(self.engine, options.lookahead)
@@ -104,6 +104,8 @@ class RequestMaker:
         if note := unapplied(self.engine.folder):
             yield note
         if self.tokenizer is not None:
+            from trtla.llm.reading import reading_notes
+
             yield from reading_notes(self.tokenizer)
 
     @property

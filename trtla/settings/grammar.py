@@ -6,11 +6,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard, get_args
 
 from trtla.errors import UsageError, did_you_mean
 from trtla.files import read_text
 from trtla.settings.fields import check_text, shown
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "lark"]
 KINDS: tuple[GrammarKind, ...] = get_args(GrammarKind)
@@ -38,6 +41,8 @@ class Grammar:
     """The setting or the request's field that it comes from."""
     behind: str = ""
     """A mark, in front of which is any text: the end of thoughts."""
+    opened: str = ""
+    """A mark with which that text begins, and without which there is none; empty: it has begun."""
 
     def __post_init__(self) -> None:
         check_text(self.text, f"the grammar ({self.kind})")
@@ -49,7 +54,8 @@ class Grammar:
 
     @classmethod
     def of(cls, value: object) -> Grammar:
-        """Make one from an object of JSON with one key, a kind, or from rules as a text.
+        """Make one from an object of JSON with one key, a kind, from rules as a text, or from a
+        class with a JSON schema, such as pydantic's.
 
         Raises:
             UsageError: it is neither.
@@ -58,6 +64,8 @@ class Grammar:
             return value
         if isinstance(value, str):
             return cls("lark", _rules("lark", value))
+        if _is_model(value):
+            return cls("json_schema", _schema(value))
         if not isinstance(value, Mapping) or len(value) != 1:
             raise UsageError(f"grammar is {shown(value)}, not an object of one key", _EXAMPLE)
         ((kind, rule),) = value.items()
@@ -94,7 +102,13 @@ def _file_or_text(value: str, kind: GrammarKind) -> str:
         raise UsageError(error.message, f"{error.hint}, or give the {itself}") from None
 
 
+def _is_model(value: object) -> TypeGuard[type[BaseModel]]:
+    return isinstance(value, type) and hasattr(value, "model_json_schema")
+
+
 def _schema(value: object) -> str:
+    if _is_model(value):
+        value = value.model_json_schema()
     if isinstance(value, str):
         try:
             value = json.loads(value)

@@ -173,7 +173,7 @@ class SamplingParams:
     """Kept as pairs, ordered by id: `biases`."""
     stop_token_ids: int | Sequence[int] = option((), "Ids of tokens that end an output.")
     """Kept as a tuple; such a token is the output's last one, and not in its text."""
-    grammar: Grammar | Mapping[str, Any] | str | None = option(
+    grammar: Grammar | Mapping[str, Any] | str | type | None = option(
         None,
         "What the output must be: an object of one key, json_schema, json_object, regex, choice or "
         "lark; as a text, rules in Lark or GBNF.",

@@ -37,9 +37,10 @@ from trtla.formats.rope_scaling import llama3_frequencies
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 """Settings of every Llama 3; the file holds only the factors that follow from them."""
 _MOST_LAYERS = 10_001
+_TRAINED = "original_max_position_embeddings"
 _MAGNITUDE = "rope.scaling.attn_factor"
 _YARN = {
-    "rope.scaling.original_context_length": "original_max_position_embeddings",
+    "rope.scaling.original_context_length": _TRAINED,
     "rope.scaling.yarn_attn_factor": "attention_factor",
     "rope.scaling.yarn_beta_fast": "beta_fast",
     "rope.scaling.yarn_beta_slow": "beta_slow",
@@ -90,6 +91,8 @@ def _family(path: Path, header: Header) -> Family:
 def _sizes(keys: _Keys, header: Header) -> dict[str, Any]:
     heads, hidden = keys.size("attention.head_count"), keys.size("embedding_length")
     head = keys.size("attention.key_length", hidden // max(heads, 1))
+    scaling = _rope_scaling(keys, header, head)
+    trained = {_TRAINED: scaling[_TRAINED]} if scaling and "long_factor" in scaling else {}
     return {
         "hidden_size": hidden,
         "intermediate_size": keys.size("feed_forward_length"),
@@ -100,7 +103,8 @@ def _sizes(keys: _Keys, header: Header) -> dict[str, Any]:
         "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
         "max_position_embeddings": keys.size("context_length"),
         "rope_theta": keys.number("rope.freq_base", 10000.0),
-        "rope_scaling": _rope_scaling(keys, header, head),
+        "rope_scaling": scaling,
+        **trained,  # as in a Phi's config.json, whose class has a length of its own otherwise
         **_share(keys, head),
     }
 
@@ -220,7 +224,7 @@ def _rope_scaling(keys: _Keys, header: Header, head: int) -> dict[str, Any] | No
             "rope_type": "longrope",
             "short_factor": _factors(keys, header, SHORT_FACTORS).tolist(),
             "long_factor": _factors(keys, header, LONG_FACTORS).tolist(),
-            "original_max_position_embeddings": keys.size("rope.scaling.original_context_length"),
+            _TRAINED: keys.size("rope.scaling.original_context_length"),
             "attention_factor": keys.number(_MAGNITUDE, 1.0),
         }
     if keys.get(_MAGNITUDE, 1) != 1:
@@ -252,7 +256,7 @@ def _llama3_scaling(keys: _Keys, header: Header, head: int) -> dict[str, Any]:
     frequencies = keys.number("rope.freq_base", 10000.0) ** -exponents
     for length in _LLAMA3_LENGTHS if factors.size else ():
         largest = float(factors.max())
-        scaling = {"factor": largest, **_LLAMA3, "original_max_position_embeddings": length}
+        scaling = {"factor": largest, **_LLAMA3, _TRAINED: length}
         expected = frequencies / llama3_frequencies(frequencies, scaling, length)
         if expected.shape == factors.shape and np.all(np.abs(expected / factors - 1) < 1e-4):
             return {"rope_type": "llama3", **scaling}

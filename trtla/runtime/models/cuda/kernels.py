@@ -3,12 +3,13 @@
 `attend_prompts` attends stretches of prompts. A program owns a tile of queries, which are all query
 heads of one K/V head, token by token, and one sequence.
 
-`attend_trees` attends generation steps, and gives a row the same bits whatever is fed beside it:
-the text before it is cut at multiples of STRETCH, each part is read in blocks in the order of the
-text, and `join_parts` brings the parts together from left to right. Parts that all nodes of a tree
-see as a whole are read by tiles of its queries; the last ones, whose end is the node's own path, by
-each node for itself. Matrix products add along the keys in the order of the text, sums of weights
-are exact, and where a product and a sum could become one operation, it is written down.
+`attend_trees` and `attend_paths` attend generation steps, and give a row the same bits whatever is
+fed beside it: the text before it is cut at multiples of STRETCH, each part is read in blocks in the
+order of the text, and the parts are brought together from left to right. Blocks that all nodes of a
+tree see as a whole are read by tiles of its queries; the last ones, which end in the node's own
+path, by each node for itself, which goes on where the tile has left off. Matrix products add along
+the keys in the order of the text, sums of weights are exact, and where a product and a sum could
+become one operation, it is written down.
 
 Scores, sums and outputs are float32; powers are of two, not of e.
 """
@@ -177,34 +178,35 @@ def _joined(
 
 
 @triton.jit
-def _absorb_stretch(
-    q: tl.tensor,
-    factor: tl.tensor,
-    keys: tl.tensor,
-    values: tl.tensor,
-    table: tl.tensor,
-    slot_stride: tl.tensor,
-    path: tl.tensor,
-    cached: tl.tensor,
-    first: tl.tensor,
-    last: tl.tensor,
-    begins: tl.tensor,
-    HEAD_SIZE: tl.constexpr,
-    PAGE: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    WINDOWED: tl.constexpr,
-) -> tl.tensor:
-    """(peak, total, sums) of the tokens first..last of a text: those behind the cached ones are fed
-    ones, on a node's path."""
+def _closed(peak: tl.tensor, factor: tl.tensor) -> tl.tensor:
+    """A peak as `_joined` wants it: added to nothing, the product is rounded by itself."""
+    nothing = tl.zeros(peak.shape, tl.float32)
+    return tl.fma(peak, tl.full(peak.shape, factor, tl.float32), nothing)
+
+
+@triton.jit
+def _empty(BLOCK_M: tl.constexpr, HEAD_SIZE: tl.constexpr) -> tl.tensor:
+    """(peak, total, sums) of nothing."""
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    sums = tl.zeros([BLOCK_M, HEAD_SIZE], tl.float32)
+    return peak, tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M, HEAD_SIZE], tl.float32)
+
+
+@triton.jit
+def _absorb_tokens(
+    q: tl.tensor, factor: tl.tensor, keys: tl.tensor, values: tl.tensor, table: tl.tensor,
+    slot_stride: tl.tensor, path: tl.tensor, cached: tl.tensor, first: tl.tensor, last: tl.tensor,
+    begins: tl.tensor, peak: tl.tensor, total: tl.tensor, sums: tl.tensor,
+    HEAD_SIZE: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, ALONE: tl.constexpr,
+    WINDOWED: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Take in tokens first..last of a text; a node alone finds the fed ones by its path."""
     for at in range(first, last, BLOCK_N):
         tokens = at + tl.arange(0, BLOCK_N)
-        inside = tokens < last
-        fed = tl.load(path + tokens - cached, mask=inside & (tokens >= cached), other=0)
-        stored = tl.where(tokens < cached, tokens, cached + fed.to(tl.int32))
+        inside, stored = tokens < last, tokens
+        if ALONE:
+            behind = inside & (tokens >= cached)
+            node = tl.load(path + tokens - cached, mask=behind, other=0).to(tl.int32)
+            stored = tl.where(behind, cached + node, tokens)
         visible = inside[None, :]
         if WINDOWED:
             visible = visible & (tokens[None, :] >= begins[:, None])
@@ -216,100 +218,87 @@ def _absorb_stretch(
 
 
 @triton.jit
-def _share(
-    sequences: tl.tensor,
-    owners: tl.tensor,
-    positions: tl.tensor,
-    rows: tl.tensor,
-    spans: tl.tensor,
-    tiles: tl.tensor,
-    sequence_stride: tl.tensor,
-    GROUP_SIZE: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    STRETCH: tl.constexpr,
-    SPLIT: tl.constexpr,
-) -> tl.tensor:
-    """A program's share of a step: whether it is one node's, that node's row, the part that it
-    leaves, its sequence's blocks, cached tokens, fed ones and first row, the first query, stretches
-    first..last, and where what it sees ends."""
-    program = tl.program_id(0)
-    alone = program < 2 * rows  # a node, for the stretch in which the cached tokens end or the next
-    row, beyond = tl.where(alone, program // 2, 0), program % 2
-    owner = tl.load(owners + row).to(tl.int32)
-    tile, span = (program - 2 * rows) // spans, (program - 2 * rows) % spans
-    sequence = tl.where(alone, tl.maximum(owner, 0), tile // tiles)
-    table = sequences + sequence * sequence_stride
-    cached, fed, start = tl.load(table), tl.load(table + 1), tl.load(table + 2)
-    depth = (tl.load(positions + row) - cached).to(tl.int32)
-    whole = cached // STRETCH
-    stretch = tl.where(alone, whole + beyond, span)
-    last = tl.where(alone, stretch + 1, tl.minimum(span + 1, whole) if SPLIT else whole)
-    end = tl.where(alone, cached + depth + 1, whole * STRETCH)
-    first = tl.where(alone, (row - start) * GROUP_SIZE, tile % tiles * BLOCK_M)
-    busy = (first < fed * GROUP_SIZE) & (stretch * STRETCH < end) & ((owner >= 0) | (not alone))
-    part = tl.where(alone, spans + beyond, span)
-    last = tl.where(busy, last, stretch)
-    return alone, row, part, table + 3, cached, fed, start, first, stretch, last, end
+def _shared_end(cached: tl.tensor, fed: tl.tensor, BLOCK_N: tl.constexpr) -> tl.tensor:
+    """Where the blocks end that all nodes of a tree see as a whole, or a single node's text."""
+    return tl.where(fed == 1, cached + 1, cached // BLOCK_N * BLOCK_N)
+
+
+@triton.jit
+def _store_part(
+    parts: tl.tensor,
+    peaks: tl.tensor,
+    totals: tl.tensor,
+    places: tl.tensor,
+    real: tl.tensor,
+    peak: tl.tensor,
+    total: tl.tensor,
+    sums: tl.tensor,
+    HEAD_SIZE: tl.constexpr,
+) -> None:
+    """Keep (peak, total, sums) of some heads."""
+    tl.store(peaks + places, peak, mask=real)
+    tl.store(totals + places, total, mask=real)
+    places = places[:, None] * HEAD_SIZE + tl.arange(0, HEAD_SIZE)[None, :]
+    tl.store(parts + places, sums, mask=real[:, None])
 
 
 @triton.jit(
-    do_not_specialize=["rows", "spans", "tiles", "sequence_stride", "path_stride", "window"],
-    do_not_specialize_on_alignment=[
-        "sequences",
-        "owners",
-        "paths",
-        "positions",
-        "scale",
-        "peaks",
-        "totals",
-    ],
+    do_not_specialize=["rows", "slots", "spans", "tiles", "sequence_stride", "window"],
+    do_not_specialize_on_alignment=["sequences", "positions", "scale", "peaks", "totals"],
 )
 def attend_trees(
     queries: tl.tensor, keys: tl.tensor, values: tl.tensor, sequences: tl.tensor,
-    owners: tl.tensor, paths: tl.tensor, positions: tl.tensor, scale: tl.tensor, parts: tl.tensor,
-    peaks: tl.tensor, totals: tl.tensor, factor: tl.tensor, rows: tl.tensor, spans: tl.tensor,
-    tiles: tl.tensor, query_stride: tl.tensor, slot_stride: tl.tensor, sequence_stride: tl.tensor,
-    path_stride: tl.tensor, window: tl.tensor, KV_HEADS: tl.constexpr, GROUP_SIZE: tl.constexpr,
-    HEAD_SIZE: tl.constexpr, PAGE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    STRETCH: tl.constexpr, SPLIT: tl.constexpr, SCALED: tl.constexpr, WINDOWED: tl.constexpr,
+    positions: tl.tensor, scale: tl.tensor, parts: tl.tensor, peaks: tl.tensor, totals: tl.tensor,
+    factor: tl.tensor, rows: tl.tensor, slots: tl.tensor, spans: tl.tensor, tiles: tl.tensor,
+    query_stride: tl.tensor, slot_stride: tl.tensor, sequence_stride: tl.tensor, window: tl.tensor,
+    KV_HEADS: tl.constexpr, GROUP_SIZE: tl.constexpr, HEAD_SIZE: tl.constexpr, PAGE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STRETCH: tl.constexpr, SPLIT: tl.constexpr,
+    SCALED: tl.constexpr, WINDOWED: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Grid (2 x rows + sequences x tiles x spans, K/V heads); parts are [spans + 2, rows, heads,
-    size]. With SPLIT a span is a stretch that all nodes see, else there is one of all of those."""
-    head = tl.program_id(1)
-    alone, row, part, table, cached, fed, start, first, stretch, last, end = _share(
-        sequences, owners, positions, rows, spans, tiles, sequence_stride,
-        GROUP_SIZE, BLOCK_M, STRETCH, SPLIT,
-    )  # fmt: skip
-    if stretch < last:
-        lane, lanes = tl.arange(0, BLOCK_M), tl.arange(0, HEAD_SIZE)
-        nodes = (first + lane) // GROUP_SIZE
-        heads = head * GROUP_SIZE + (first + lane) % GROUP_SIZE
-        real = (nodes < fed) & ((lane < GROUP_SIZE) | (not alone))
+    """Grid (sequences x tiles x spans, K/V heads); parts are [slots + 1, rows, heads, size].
+
+    With SPLIT the stretches of a text go round to the spans, and to a slot each; else there is one
+    span, which joins them in slot 0. The stretch in which the cached tokens end stays open, in the
+    last slot."""
+    head, tile, span = tl.program_id(1), tl.program_id(0) // spans, tl.program_id(0) % spans
+    table = sequences + tile // tiles * sequence_stride
+    cached, fed, start = tl.load(table), tl.load(table + 1), tl.load(table + 2)
+    first, end = tile % tiles * BLOCK_M, _shared_end(cached, fed, BLOCK_N)
+    if (first < fed * GROUP_SIZE) & (span * STRETCH < end):
+        lane, lanes = first + tl.arange(0, BLOCK_M), tl.arange(0, HEAD_SIZE)
+        nodes, heads = lane // GROUP_SIZE, head * GROUP_SIZE + lane % GROUP_SIZE
+        real = nodes < fed
         places = (start + nodes).to(tl.int64) * query_stride + heads * HEAD_SIZE
         q = tl.load(queries + places[:, None] + lanes[None, :], mask=real[:, None], other=0.0)
-        own_keys, own_values = keys + head * HEAD_SIZE, values + head * HEAD_SIZE
+        keys, values = keys + head * HEAD_SIZE, values + head * HEAD_SIZE
         scaled = factor * tl.load(scale) if SCALED else factor
         begins, unread = _first_seen(
             positions + start, nodes, real, cached, window, BLOCK_N, WINDOWED
         )
-
-        peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
-        total, sums = tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M, HEAD_SIZE], tl.float32)
-        nothing = tl.zeros([BLOCK_M], tl.float32)  # added, so that a product is rounded by itself
-        for number in range(stretch, last):
-            at = tl.maximum(number * STRETCH, unread)
-            stop = tl.minimum(number * STRETCH + STRETCH, end)
-            next_peak, next_total, next_sums = _absorb_stretch(
-                q, scaled, own_keys, own_values, table, slot_stride,
-                paths + row * path_stride, cached, at, stop, begins,
-                HEAD_SIZE, PAGE, BLOCK_M, BLOCK_N, WINDOWED,
+        places = (start + nodes).to(tl.int64) * (KV_HEADS * GROUP_SIZE) + heads
+        step = rows.to(tl.int64) * (KV_HEADS * GROUP_SIZE)
+        whole = cached // STRETCH
+        peak, total, sums = _empty(BLOCK_M, HEAD_SIZE)
+        for number in range(span, tl.cdiv(end, STRETCH), spans):
+            next_peak, next_total, next_sums = _empty(BLOCK_M, HEAD_SIZE)
+            next_peak, next_total, next_sums = _absorb_tokens(
+                q, scaled, keys, values, table + 3, slot_stride, positions, cached,
+                tl.maximum(number * STRETCH, unread), tl.minimum(number * STRETCH + STRETCH, end),
+                begins, next_peak, next_total, next_sums, HEAD_SIZE, PAGE, BLOCK_N, False, WINDOWED,
             )  # fmt: skip
-            next_peak = tl.fma(next_peak, tl.full([BLOCK_M], scaled, tl.float32), nothing)
-            peak, total, sums = _joined(peak, total, sums, next_peak, next_total, next_sums)
-        places = (part * rows + start + nodes).to(tl.int64) * (KV_HEADS * GROUP_SIZE) + heads
-        tl.store(peaks + places, peak, mask=real)
-        tl.store(totals + places, total, mask=real)
-        tl.store(parts + places[:, None] * HEAD_SIZE + lanes[None, :], sums, mask=real[:, None])
+            if (number < whole) & (not SPLIT):
+                next_peak = _closed(next_peak, scaled)
+                peak, total, sums = _joined(peak, total, sums, next_peak, next_total, next_sums)
+            else:
+                is_open = number == whole
+                slot = tl.where(is_open, slots, number)
+                next_peak = tl.where(is_open, next_peak, _closed(next_peak, scaled))
+                _store_part(
+                    parts, peaks, totals, slot * step + places, real,
+                    next_peak, next_total, next_sums, HEAD_SIZE,
+                )  # fmt: skip
+        if (whole > 0) & (not SPLIT):
+            _store_part(parts, peaks, totals, places, real, peak, total, sums, HEAD_SIZE)
 
 
 @triton.jit
@@ -328,67 +317,102 @@ def _load_part(
     return peak, total, tl.load(parts + places, mask=there[:, None], other=0.0)
 
 
-@triton.jit(
-    do_not_specialize=["rows", "spans", "sequence_stride"],
-    do_not_specialize_on_alignment=["sequences", "owners", "positions", "scale", "peaks", "totals"],
-)
-def join_parts(
+@triton.jit
+def _joined_parts(
     parts: tl.tensor,
     peaks: tl.tensor,
     totals: tl.tensor,
-    sequences: tl.tensor,
-    owners: tl.tensor,
-    positions: tl.tensor,
-    scale: tl.tensor,
-    out: tl.tensor,
-    rows: tl.tensor,
-    spans: tl.tensor,
-    sequence_stride: tl.tensor,
-    HEADS: tl.constexpr,
+    places: tl.tensor,
+    real: tl.tensor,
+    step: tl.tensor,
+    used: tl.tensor,
+    BLOCK_M: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
-    STRETCH: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    SPLIT: tl.constexpr,
-    SCALED: tl.constexpr,
-) -> None:
-    """Grid (rows, blocks of heads): the parts of a row from left to right."""
-    row, heads = tl.program_id(0), tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
-    owner = tl.load(owners + row).to(tl.int32)
-    cached = tl.load(sequences + tl.maximum(owner, 0) * sequence_stride)
-    depth = (tl.load(positions + row) - cached).to(tl.int32)
-    inside = (heads < HEADS) & (owner >= 0)
-    whole = cached // STRETCH
-    used = whole if SPLIT else tl.minimum(whole, 1)
-    step = rows.to(tl.int64) * HEADS
-    at = row * HEADS + heads
-    peak = tl.full([BLOCK_H], float("-inf"), tl.float32)
-    total, sums = tl.zeros([BLOCK_H], tl.float32), tl.zeros([BLOCK_H, HEAD_SIZE], tl.float32)
+) -> tl.tensor:
+    """The first parts of some heads, joined from left to right."""
+    peak, total, sums = _empty(BLOCK_M, HEAD_SIZE)
     for part in range(0, used, 4):  # four loads at a time do not wait for each other
         peak_0, total_0, sums_0 = _load_part(
-            parts, peaks, totals, part * step + at, inside, HEAD_SIZE
+            parts, peaks, totals, part * step + places, real, HEAD_SIZE
         )
         peak_1, total_1, sums_1 = _load_part(
-            parts, peaks, totals, (part + 1) * step + at, inside & (part + 1 < used), HEAD_SIZE
+            parts, peaks, totals, (part + 1) * step + places, real & (part + 1 < used), HEAD_SIZE
         )
         peak_2, total_2, sums_2 = _load_part(
-            parts, peaks, totals, (part + 2) * step + at, inside & (part + 2 < used), HEAD_SIZE
+            parts, peaks, totals, (part + 2) * step + places, real & (part + 2 < used), HEAD_SIZE
         )
         peak_3, total_3, sums_3 = _load_part(
-            parts, peaks, totals, (part + 3) * step + at, inside & (part + 3 < used), HEAD_SIZE
+            parts, peaks, totals, (part + 3) * step + places, real & (part + 3 < used), HEAD_SIZE
         )
         peak, total, sums = _joined(peak, total, sums, peak_0, total_0, sums_0)
         peak, total, sums = _joined(peak, total, sums, peak_1, total_1, sums_1)
         peak, total, sums = _joined(peak, total, sums, peak_2, total_2, sums_2)
         peak, total, sums = _joined(peak, total, sums, peak_3, total_3, sums_3)
-    peak_0, total_0, sums_0 = _load_part(parts, peaks, totals, spans * step + at, inside, HEAD_SIZE)
-    crosses = inside & ((whole + 1) * STRETCH < cached + depth + 1)
-    peak_1, total_1, sums_1 = _load_part(
-        parts, peaks, totals, (spans + 1) * step + at, crosses, HEAD_SIZE
-    )
-    peak, total, sums = _joined(peak, total, sums, peak_0, total_0, sums_0)
-    peak, total, sums = _joined(peak, total, sums, peak_1, total_1, sums_1)
-    if SCALED:
-        sums = sums * tl.load(scale)
-    result = sums / tl.where(total == 0.0, 1.0, total)[:, None]
-    places = at[:, None] * HEAD_SIZE + tl.arange(0, HEAD_SIZE)[None, :]
-    tl.store(out + places, result.to(out.dtype.element_ty), mask=inside[:, None])
+    return peak, total, sums
+
+
+@triton.jit(
+    do_not_specialize=["rows", "slots", "sequence_stride", "path_stride", "window"],
+    do_not_specialize_on_alignment=[
+        "sequences",
+        "owners",
+        "paths",
+        "positions",
+        "scale",
+        "peaks",
+        "totals",
+    ],
+)
+def attend_paths(
+    queries: tl.tensor, keys: tl.tensor, values: tl.tensor, sequences: tl.tensor,
+    owners: tl.tensor, paths: tl.tensor, positions: tl.tensor, scale: tl.tensor, parts: tl.tensor,
+    peaks: tl.tensor, totals: tl.tensor, out: tl.tensor, factor: tl.tensor, rows: tl.tensor,
+    slots: tl.tensor, query_stride: tl.tensor, slot_stride: tl.tensor, sequence_stride: tl.tensor,
+    path_stride: tl.tensor, window: tl.tensor, KV_HEADS: tl.constexpr, GROUP_SIZE: tl.constexpr,
+    HEAD_SIZE: tl.constexpr, PAGE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    STRETCH: tl.constexpr, SPLIT: tl.constexpr, SCALED: tl.constexpr, WINDOWED: tl.constexpr,
+) -> None:  # fmt: skip
+    """Grid (rows, K/V heads): bring a node's parts together, and the end of its text in."""
+    row, head = tl.program_id(0), tl.program_id(1)
+    owner = tl.load(owners + row).to(tl.int32)
+    if owner >= 0:
+        table = sequences + owner * sequence_stride
+        cached, fed = tl.load(table), tl.load(table + 1)
+        position = tl.load(positions + row).to(tl.int32)
+        lane, lanes = tl.arange(0, BLOCK_M), tl.arange(0, HEAD_SIZE)
+        heads, real = head * GROUP_SIZE + lane, lane < GROUP_SIZE
+        places = row.to(tl.int64) * query_stride + heads * HEAD_SIZE
+        q = tl.load(queries + places[:, None] + lanes[None, :], mask=real[:, None], other=0.0)
+        keys, values = keys + head * HEAD_SIZE, values + head * HEAD_SIZE
+        scaled = factor * tl.load(scale) if SCALED else factor
+        places = row.to(tl.int64) * (KV_HEADS * GROUP_SIZE) + heads
+        step = rows.to(tl.int64) * (KV_HEADS * GROUP_SIZE)
+        whole, shared = cached // STRETCH, _shared_end(cached, fed, BLOCK_N)
+        begins = position - window + 1 + lane * 0
+        peak, total, sums = _joined_parts(
+            parts, peaks, totals, places, real, step,
+            whole if SPLIT else tl.minimum(whole, 1), BLOCK_M, HEAD_SIZE,
+        )  # fmt: skip
+        next_peak, next_total, next_sums = _load_part(
+            parts,
+            peaks,
+            totals,
+            slots * step + places,
+            real & (whole * STRETCH < shared),
+            HEAD_SIZE,
+        )
+        for number in range(whole, position // STRETCH + 1):
+            stop = tl.minimum(number * STRETCH + STRETCH, position + 1)
+            next_peak, next_total, next_sums = _absorb_tokens(
+                q, scaled, keys, values, table + 3, slot_stride, paths + row * path_stride, cached,
+                tl.maximum(number * STRETCH, shared), stop,
+                begins, next_peak, next_total, next_sums, HEAD_SIZE, PAGE, BLOCK_N, True, WINDOWED,
+            )  # fmt: skip
+            next_peak = _closed(next_peak, scaled)
+            peak, total, sums = _joined(peak, total, sums, next_peak, next_total, next_sums)
+            next_peak, next_total, next_sums = _empty(BLOCK_M, HEAD_SIZE)
+        if SCALED:
+            sums = sums * tl.load(scale)
+        result = sums / tl.where(total == 0.0, 1.0, total)[:, None]
+        places = places[:, None] * HEAD_SIZE + lanes[None, :]
+        tl.store(out + places, result.to(out.dtype.element_ty), mask=real[:, None])

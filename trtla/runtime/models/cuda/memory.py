@@ -12,11 +12,12 @@ from trtla.formats.config import CheckpointConfig
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.models.cuda.graphs import Bucket, buckets
+from trtla.runtime.models.cuda.paged_attention import MOST_PARTS
 
-_LIBRARIES = 224 * 2**20
+_LIBRARIES = 128 * 2**20 + MOST_PARTS
 """cuBLAS keeps up to 32 MiB for each of two streams, cuBLASLt as much again; attention that is cut
-along a long context leaves less than 96 MiB of parts to bring together."""
-_PARTS = 3
+along a long context leaves parts to bring together."""
+_PARTS = 2
 """Parts of attention that a row has at least, float32."""
 _A_GRAPH = 4 * 2**20
 """What the driver keeps of one: its launches and their arguments."""

@@ -29,12 +29,17 @@ _LEAST_TILE = 16
 LARGEST_TILE = 128
 """Most rows of a program, queries times heads: a sequence of so many tokens fills one."""
 _LARGEST_WIDE_TILE = 32  # of float32: more do not fit into registers
-_TREE_TILE = 32
-"""Of trees: larger ones are multiplied by other instructions, maybe with other bits."""
+_TREE_TILE = 64
+"""Of trees in 16 bits: the largest that is sure to be multiplied with the bits of smaller ones."""
+_NEW_TILES = (10, 0)  # from here on tiles of 64 have instructions of their own, which nobody tried
+_MOST_SHARED = 32  # query heads of a K/V head
+_WAVES = 4
+"""Programs for each processor that are worth cutting a text for."""
+MOST_PARTS = 112 * 2**20
+"""Bytes of the parts of a step whose texts are cut."""
 LEAST_STRETCH = 128
 """A multiple of every block of keys."""
 _STRETCHES = 32  # most of a text: joining more of them costs more than reading in longer ones
-_JOINED = 8  # heads of a program that joins parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +85,10 @@ def kernels_problem(
         return f"the device is {device}"
     if find_spec("triton") is None:
         return "Triton is not installed"
-    if config.fp8_kv_cache and torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
+    if config.fp8_kv_cache and _capability(device) < _FP8_CAPABILITY:
         return "Triton has no FP8 on this GPU"
-    if config.num_attention_heads > _TREE_TILE * config.num_key_value_heads:
-        return f"more than {_TREE_TILE} query heads share one K/V head"
+    if config.num_attention_heads > _MOST_SHARED * config.num_key_value_heads:
+        return f"more than {_MOST_SHARED} query heads share one K/V head"
     if config.head_size not in _HEAD_SIZES:
         return f"head_size is {config.head_size}, none of {', '.join(map(str, _HEAD_SIZES))}"
     return None if dtype in _DTYPES else f"there is no kernel for {dtype}"
@@ -147,19 +152,45 @@ class _Launch:
         )
 
     def trees(self, owners: Tensor, split: bool | None) -> None:
-        from trtla.runtime.models.cuda.kernels import attend_trees
+        from trtla.runtime.models.cuda.kernels import attend_paths, attend_trees
 
         group, (rows, heads, size) = self.group, self.queries.shape
         assert group.paths is not None
-        tile, tiles = _tiles(group.longest * self._group_size, _TREE_TILE)
-        programs = tiles * len(group.sequences)
+        tile, tiles = _tiles(group.longest * self._group_size, _tree_tile(self.queries))
+        programs, kv_heads = tiles * len(group.sequences), self.keys.shape[1]
+        waves = -(-_WAVES * _processors(self.queries.device) // (programs * kv_heads))
+        slots = -(-group.context // group.stretch) or 1
         if split is None:
-            whole = programs * self.keys.shape[1] >= _processors(self.queries.device)
-            split = group.context > 0 and not whole
-        spans = -(-group.context // group.stretch) or 1 if split else 1
-        parts = self.queries.new_empty((spans + 2, rows, heads, size), dtype=torch.float32)
-        peaks, totals = parts.new_empty((2, spans + 2, rows, heads))
-        attend_trees[(2 * rows + programs * spans, self.keys.shape[1])](
+            fits = (slots + 1) * rows * heads * (size + 2) * 4 <= MOST_PARTS
+            split = group.context > 0 and waves > 1 and fits
+        slots, spans = (slots, min(slots + 1, waves)) if split else (1, 1)
+        parts = self.queries.new_empty((slots + 1, rows, heads, size), dtype=torch.float32)
+        peaks, totals = parts.new_empty((2, slots + 1, rows, heads))
+        cut = {"STRETCH": group.stretch, "SPLIT": split, **self._constants}
+        attend_trees[(programs * spans, kv_heads)](
+            self.queries,
+            self.keys,
+            self.values,
+            group.sequences,
+            group.positions,
+            self._scale,
+            parts,
+            peaks,
+            totals,
+            self._factor,
+            rows,
+            slots,
+            spans,
+            tiles,
+            self.queries.stride(0),
+            self.keys.stride(0),
+            group.sequences.stride(0),
+            group.window or 0,
+            BLOCK_M=tile,
+            num_warps=4,
+            **cut,
+        )
+        attend_paths[(rows, kv_heads)](
             self.queries,
             self.keys,
             self.values,
@@ -171,48 +202,18 @@ class _Launch:
             parts,
             peaks,
             totals,
+            self.out,
             self._factor,
             rows,
-            spans,
-            tiles,
+            slots,
             self.queries.stride(0),
             self.keys.stride(0),
             group.sequences.stride(0),
             group.paths.stride(0),
             group.window or 0,
-            BLOCK_M=tile,
-            STRETCH=group.stretch,
-            SPLIT=split,
-            num_warps=4,
-            **self._constants,
-        )
-        self._join(owners, parts, peaks, totals, split)
-
-    def _join(
-        self, owners: Tensor, parts: Tensor, peaks: Tensor, totals: Tensor, split: bool
-    ) -> None:
-        from trtla.runtime.models.cuda.kernels import join_parts
-
-        spans, rows, heads, size = parts.shape
-        join_parts[(rows, -(-heads // _JOINED))](
-            parts,
-            peaks,
-            totals,
-            self.group.sequences,
-            owners,
-            self.group.positions,
-            self._scale,
-            self.out,
-            rows,
-            spans - 2,
-            self.group.sequences.stride(0),
-            HEADS=heads,
-            HEAD_SIZE=size,
-            STRETCH=self.group.stretch,
-            BLOCK_H=_JOINED,
-            SPLIT=split,
-            SCALED=self.scale is not None,
-            num_warps=4,
+            BLOCK_M=_tiles(self._group_size, _MOST_SHARED)[0],
+            num_warps=4 if self.queries.dtype == torch.float32 else 2,
+            **cut,
         )
 
     @property
@@ -230,7 +231,7 @@ class _Launch:
 
     @property
     def _constants(self) -> dict[str, Any]:
-        """Of both kernels of attention."""
+        """Of all kernels of attention."""
         return {
             "KV_HEADS": self.keys.shape[1],
             "GROUP_SIZE": self._group_size,
@@ -244,6 +245,12 @@ class _Launch:
 
 def _largest(dtype: torch.dtype) -> int:
     return _LARGEST_WIDE_TILE if dtype == torch.float32 else LARGEST_TILE
+
+
+def _tree_tile(queries: Tensor) -> int:
+    """Most rows of a program that attends trees."""
+    wide = queries.dtype == torch.float32 or _capability(queries.device) >= _NEW_TILES
+    return _LARGEST_WIDE_TILE if wide else _TREE_TILE
 
 
 def _tiles(queries: int, largest: int) -> tuple[int, int]:
@@ -262,3 +269,8 @@ def _processors(device: torch.device) -> int:
     if device.type != "cuda":
         return 1
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@lru_cache(maxsize=16)
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
