@@ -19,7 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-SETS = ("code", "functions", "chat", "summarization")
+SETS = "code,functions,chat,summarization"
 DRAFTED = 5
 WARM_UP = ("Once upon a time", False)
 ROOM = 8192
@@ -36,11 +36,11 @@ class Text(NamedTuple):
     output: list[int]
 
 
-def prompts(per_set: int) -> Iterator[tuple[str, bool]]:
+def prompts(sets: str, per_set: int) -> Iterator[tuple[str, bool]]:
     """The prompts that come with trtla, and whether each begins a chat."""
     from trtla.files import ASSETS
 
-    for name in SETS:
+    for name in sets.split(","):
         lines = (ASSETS / "bench" / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
         for line in map(json.loads, lines[:per_set]):
             yield (line["turns"][0], True) if "turns" in line else (line["text"], False)
@@ -57,7 +57,7 @@ def write_texts(args: argparse.Namespace) -> None:
             text = llm.tokenizer.chat_text([{"role": "user", "content": text}])
         return list(llm.tokenizer.encode(text))
 
-    asked = [ids(*prompt) for prompt in prompts(args.per_set)]
+    asked = [ids(*prompt) for prompt in prompts(args.sets, args.per_set)]
     outputs = llm.generate(asked, SamplingParams(max_tokens=args.tokens))
     texts = [Text(p, list(o.token_ids)) for p, o in zip(asked, outputs, strict=True)]
     Path(args.texts).write_text(json.dumps(texts), encoding="utf-8")
@@ -244,7 +244,7 @@ def generate_all(args: argparse.Namespace) -> None:
     same, tokens = dict.fromkeys(arms, 0), 0
     calls: list[int] = []
     model.register_forward_hook(lambda *_: calls.append(1))
-    asked = list(prompts(args.per_set))
+    asked = list(prompts(args.sets, args.per_set))
     for number, (text, chat) in enumerate([WARM_UP, *asked]):
         if chat:
             said = [{"role": "user", "content": text}]
@@ -284,6 +284,7 @@ def main() -> None:
         command.set_defaults(run=run)
         for operand in operands:
             command.add_argument(operand)
+        command.add_argument("--sets", default=SETS)
         command.add_argument("--per-set", type=int, default=12, help="prompts of each set")
         command.add_argument("--tokens", type=int, default=96)
         command.add_argument("--dtype", default="float32")
