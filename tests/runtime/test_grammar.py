@@ -506,9 +506,9 @@ def test_masks_live_until_the_tree_has_seen_the_tokens(llm, monkeypatch):
     given, seen = weakref.WeakKeyDictionary(), []
     set_grammar, commit = Tree.set_grammar, Tree.commit
 
-    def setting(tree, forced, masks):
+    def setting(tree, forced, masks, usual):
         given[tree] = [weakref.ref(mask) for mask in masks.values()]
-        set_grammar(tree, forced, masks)
+        set_grammar(tree, forced, masks, usual)
 
     def committing(tree, *args):
         seen.extend(mask() is not None for mask in given.pop(tree, ()))
