@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import thread_time
 
 from numpy import ndarray
 
@@ -17,6 +18,8 @@ _FEW = 4
 _USUAL = 0.7
 """Share of a mask's followers from which one is followed further."""
 _MOST_LEARNT = 1 << 14
+_MOST_S = 0.005
+"""For the masks of one draft; mostly all of them take a tenth of that."""
 Path = tuple[int, ...]
 
 
@@ -33,6 +36,8 @@ class GrammarGuide:
         self._hashes: dict[Path, int] = {}
         self._usual: dict[Path, Usual] = {}
         self._forced: list[Path] = []
+        self._spent_s = 0.0
+        """Of this processor, for masks."""
 
     def look(self, draft: Draft) -> bool:
         """Compute masks behind likely nodes; return True if the draft should be planned again."""
@@ -48,8 +53,10 @@ class GrammarGuide:
     def _follow(self, path: Path) -> bool:
         """Compute the masks behind a path, and behind what must follow it, or mostly does."""
         chance, plan_again = 1.0, False
-        while path not in self._masks and chance >= _USUAL:
+        while path not in self._masks and chance >= _USUAL and self._spent_s < _MOST_S:
+            started = thread_time()
             mask = self._state.mask(path)
+            self._spent_s += thread_time() - started
             if mask is None:
                 return True
             forced, usual = self._add(path, mask)
@@ -86,7 +93,10 @@ class GrammarGuide:
                 self._learnt[key] = Usual(token, 1, 1)
 
     def allowed(self, draft: Draft) -> Draft:
-        """The draft without nodes that the grammar forbids, which the tree forgets as well."""
+        """The draft without nodes that the grammar forbids, which the tree forgets as well.
+
+        Where masks take long it ends behind the known ones: all others wait for each mask.
+        """
         dropped: set[int] = set()
         for node in range(1, draft.size):
             parent = draft.parents[node - 1]
@@ -102,6 +112,8 @@ class GrammarGuide:
         mask = self._masks.get(path)
         if mask is not None:
             return bool(mask[token >> 5] >> (token & 31) & 1)
+        if self._spent_s >= _MOST_S:
+            return False
         return self._state.allowed((*path, token)) == len(path) + 1
 
 
