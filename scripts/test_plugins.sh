@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Tests the plugin for vLLM on vLLM's own server, with a tiny model on this machine's CPU:
 #   scripts/test_plugins.sh                                  makes .venv-plugins the first time (2 GB)
+#   TRTLA_VLLM_PYTHON=path/to/python scripts/test_plugins.sh that of an environment with vLLM
 #   TRTLA_VLLM_MODEL=path/to/folder scripts/test_plugins.sh  another model
 # Further arguments go to pytest.
 set -eu
@@ -8,6 +9,8 @@ cd "$(dirname "$0")/.."
 . scripts/setup.sh
 setup_venv dev
 
-setup_vllm
-TRTLA_VLLM_PYTHON="$PWD/.venv-plugins/bin/python" \
-    exec .venv/bin/python -m pytest -n 0 tests/plugins/test_vllm_server.py "$@"
+if [ -z "${TRTLA_VLLM_PYTHON:-}" ]; then
+    setup_vllm
+    export TRTLA_VLLM_PYTHON="$PWD/.venv-plugins/bin/python"
+fi
+exec .venv/bin/python -m pytest -n 0 tests/plugins/test_vllm_server.py "$@"
