@@ -144,11 +144,11 @@ def available_memory(*, swap: bool = False) -> int | None:
     room = _memory("MemAvailable")
     if swap and room is not None:
         room = min(room + (_memory("SwapFree") or 0), _memory("MemTotal") or room)
-    known = (room, *_cgroup_rooms(), _address_room())
+    known = (room, *_cgroup_rooms(swap), _address_room())
     return min((room for room in known if room is not None), default=None)
 
 
-def _cgroup_rooms() -> Iterator[int]:
+def _cgroup_rooms(swap: bool) -> Iterator[int]:
     """The room below each memory limit of this process's control group and its parents."""
     for line in _lines(Path("/proc/self/cgroup")):
         controllers, _, group = line.partition(":")[2].partition(":")
@@ -158,18 +158,32 @@ def _cgroup_rooms() -> Iterator[int]:
         cgroup = root / group.lstrip("/")  # in a container the root may be its own
         for folder in {root, cgroup, *cgroup.parents}:
             if folder.is_relative_to(root) and (room := _cgroup_room(folder, *files)) is not None:
-                yield room
+                size, free = room
+                yield min(free + _cgroup_swap(folder), size) if swap else free
 
 
-def _cgroup_room(folder: Path, limit: str, used: str, kept: str) -> int | None:
+def _cgroup_room(folder: Path, limit: str, used: str, kept: str) -> tuple[int, int] | None:
+    """The limit of a group's memory, and what is free below it."""
     most, taken = (_lines(folder / name) for name in (limit, used))
     if not most or not taken or not most[0].isdecimal():
         return None
     stat = dict(line.split(" ", 1) for line in _lines(folder / "memory.stat") if " " in line)
     cache = (stat.get(f"{kept}{name}_file", "0") for name in ("active", "inactive"))
     with suppress(ValueError):  # in sandboxes that only look like Linux
-        return max(0, int(most[0]) - int(taken[0]) + sum(map(int, cache)))
+        size = int(most[0])
+        return size, max(0, size - int(taken[0]) + sum(map(int, cache)))
     return None
+
+
+def _cgroup_swap(folder: Path) -> int:
+    """Free swap that a group of version 2 may use."""
+    most, taken = (_lines(folder / f"memory.swap.{name}") for name in ("max", "current"))
+    free = _memory("SwapFree") or 0
+    if most == ["max"]:
+        return free
+    if not most or not taken or not (most[0].isdecimal() and taken[0].isdecimal()):
+        return 0
+    return min(free, max(0, int(most[0]) - int(taken[0])))
 
 
 def _address_room() -> int | None:

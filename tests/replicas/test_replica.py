@@ -7,6 +7,7 @@ import contextlib
 import pickle
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from queue import Queue
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from trtla import LLM, SamplingParams, TrtlaError, UsageError
 from trtla.formats.engine import model_digest
 from trtla.llm.prompt import PromptRequest
 from trtla.replicas import replica as module
+from trtla.replicas.engine import ReplicaEngine
 from trtla.replicas.replica import NotOpen, Replica, ReplicaLost, open_same, packed
 from trtla.runtime.request import Output, Request
 
@@ -37,6 +39,28 @@ async def outputs(replica: Replica, asked: Request) -> list[Output]:
 
 async def stopped(replica: Replica) -> None:
     await replica._engine.close(120)
+
+
+def test_an_engine_that_is_closed_while_it_loads_ends_what_it_has_opened():
+    loading, loaded, ended = threading.Event(), threading.Event(), []
+    deployment = SimpleNamespace(opened="a model", close=lambda: ended.append("replicas"))
+    cluster = SimpleNamespace(close=lambda: ended.append("cluster"))
+
+    def deploy(cluster: object) -> SimpleNamespace:
+        loading.set()
+        loaded.wait(60)
+        return deployment
+
+    engine = ReplicaEngine(lambda: cluster, deploy, print)
+    with ThreadPoolExecutor(1) as threads:
+        opening = threads.submit(engine.open)
+        loading.wait(60)
+        assert not engine.close(0)
+        loaded.set()
+        with pytest.raises(TrtlaError, match="closed"):
+            opening.result(60)
+    assert engine.close(60)
+    assert ended == ["replicas", "cluster"]
 
 
 def test_texts_from_the_middle_and_errors():

@@ -14,7 +14,7 @@ from tests.support.compiled import arrays
 from tests.support.paged import CPU, NUM_BLOCKS, fake_capture, llama, sequence_of, tree_feed
 from trtla.formats.config import Quantization
 from trtla.runtime.limits import ExecutorLimits
-from trtla.runtime.models.cuda import fused, kernels
+from trtla.runtime.models.cuda import fused, kernels, tree_kernels
 from trtla.runtime.models.cuda import memory as memory_module
 from trtla.runtime.models.cuda.fused import FusedOperations
 from trtla.runtime.models.cuda.graphs import GraphRunner, buckets
@@ -42,7 +42,7 @@ class NoLaunch:
 @pytest.fixture
 def unlaunched(monkeypatch):
     kind = type(fused.add_norm)
-    for module in (fused, kernels):
+    for module in (fused, kernels, tree_kernels):
         for name in [name for name, one in vars(module).items() if isinstance(one, kind)]:
             monkeypatch.setattr(module, name, NoLaunch())
 

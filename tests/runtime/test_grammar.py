@@ -6,6 +6,7 @@ import json
 import re
 import weakref
 from functools import lru_cache
+from itertools import count as counting
 
 import numpy as np
 import pytest
@@ -19,8 +20,11 @@ from trtla import LLM, SamplingParams
 from trtla.errors import TrtlaError, UsageError
 from trtla.llm.grammars import GrammarCompiler
 from trtla.llm.text import Tokenizer
+from trtla.runtime.draft import NO_DRAFT, Draft
+from trtla.runtime.drafters import grammar as grammar_drafts
+from trtla.runtime.drafters.grammar import GrammarGuide
 from trtla.runtime.grammar import CompiledGrammar, GrammarState
-from trtla.runtime.tree.library import Tree
+from trtla.runtime.tree.library import Tree, Usual
 from trtla.settings.drafting import SOURCES, DrafterSettings, DraftOptions
 from trtla.settings.grammar import Grammar
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
@@ -301,6 +305,56 @@ def test_behind_a_token_that_only_the_mask_has_allowed_nothing_is():
     assert not state.mask().any()
 
 
+class Rules:
+    """A grammar's state that allows all tokens, and counts its masks."""
+
+    def __init__(self):
+        self.paths = []
+
+    def mask(self, path):
+        self.paths.append(path)
+        return np.array([len(path) + 2**20], np.uint32)
+
+    def forced(self, path):
+        return []
+
+
+class Kept:
+    """A tree that keeps what it is told of a grammar."""
+
+    def set_grammar(self, forced, masks, usual):
+        self.usual = dict(usual)
+
+    def drop(self, nodes):
+        pass
+
+
+def test_what_has_followed_a_mask_twice_is_expected_behind_it_again():
+    learnt, tree = {}, Kept()
+    for time in range(4):
+        guide = GrammarGuide(tree, Rules(), learnt)
+        guide.look(NO_DRAFT)
+        assert tree.usual == ({} if time < 2 else {(): Usual(7, time, time)})
+        guide.saw([7, 3])
+    assert {known.token for known in learnt.values()} == {7, 3}
+    guide = GrammarGuide(tree, Rules(), learnt)
+    for token in (4, 5, 6, 4):  # what comes in its place takes over
+        guide.look(NO_DRAFT)
+        guide.saw([token])
+    assert learnt[guide._hashes[()]].token != 7
+
+
+def test_masks_that_take_long_end_a_draft(monkeypatch):
+    clock = counting(0, 0.002)
+    monkeypatch.setattr(grammar_drafts, "thread_time", lambda: next(clock))
+    rules = Rules()
+    guide = GrammarGuide(Kept(), rules, {})
+    draft = Draft((20,) * 9, tuple(range(9)), 1, values=(0.9,) * 9, sources=(0,) * 9)
+    guide.look(draft)
+    assert len(rules.paths) == 3
+    assert guide.allowed(draft).size == 4
+
+
 class Pet(BaseModel):
     name: str
     legs: int = Field(ge=0, le=8)
@@ -506,9 +560,9 @@ def test_masks_live_until_the_tree_has_seen_the_tokens(llm, monkeypatch):
     given, seen = weakref.WeakKeyDictionary(), []
     set_grammar, commit = Tree.set_grammar, Tree.commit
 
-    def setting(tree, forced, masks):
+    def setting(tree, forced, masks, usual):
         given[tree] = [weakref.ref(mask) for mask in masks.values()]
-        set_grammar(tree, forced, masks)
+        set_grammar(tree, forced, masks, usual)
 
     def committing(tree, *args):
         seen.extend(mask() is not None for mask in given.pop(tree, ()))

@@ -114,6 +114,27 @@ def test_a_control_group_limits_memory(
     assert machine.available_memory() == 70 * MIB
 
 
+@pytest.mark.parametrize(
+    ("limit", "used", "room"),
+    [("", "", 40), ("0", "0", 40), ("max", "5", 60), (15 * MIB, 5 * MIB, 50), (99 * MIB, "x", 40)],
+)
+def test_what_a_control_group_holds_can_be_swapped_out(
+    limit: object, used: object, room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As far as its own limit of swap and the machine's swap allow."""
+    files = {"max": 90 * MIB, "current": 50 * MIB, "swap.max": limit, "swap.current": used}
+    for name, text in files.items():
+        (tmp_path / f"memory.{name}").write_text(f"{text}\n" if text != "" else "")
+    lines, known = machine._lines, {"MemTotal": 900, "MemAvailable": 600, "SwapFree": 20}
+    monkeypatch.setattr(
+        machine, "_lines", lambda p: ["0::/"] if str(p) == "/proc/self/cgroup" else lines(p)
+    )
+    monkeypatch.setattr(machine, "_memory", lambda key: known[key] * MIB)
+    monkeypatch.setattr(machine, "CGROUPS", tmp_path)
+    assert machine.available_memory() == 40 * MIB
+    assert machine.available_memory(swap=True) == room * MIB
+
+
 @pytest.mark.parametrize("group", ["", "odd", "0::/", "0::/../.."])
 @pytest.mark.parametrize(("used", "stat"), [("max", ""), ("5", "odd\n\na b c\nactive_file x\n")])
 def test_odd_control_groups_limit_nothing(

@@ -235,6 +235,7 @@ def test_a_hidden_token_has_no_probability_and_is_no_error():
     cache = model.new_cache(16)
 
     def forward(feeds):
+        cache.move_now()
         logits = model.forward(feeds, cache).logits
         logits[:, 5] = -INF
         return Forwarded(logits)

@@ -37,7 +37,7 @@ from trtla.formats.config import Quantization
 from trtla.formats.torch_tensors import quantize
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.models.batch import make_batch
-from trtla.runtime.models.cuda import kernels
+from trtla.runtime.models.cuda import tree_kernels
 from trtla.runtime.models.cuda.graphs import CudaCapture, GraphRunner
 from trtla.runtime.models.cuda.inputs import Room, StepInputs
 from trtla.runtime.models.cuda.paged_attention import kernels_problem, paged_attend
@@ -51,7 +51,7 @@ pytestmark = [
 CUDA = torch.device("cuda")
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 interpreted = pytest.mark.skipif(
-    not type(kernels.attend_trees).__name__.startswith("Interpreted"),
+    not type(tree_kernels.attend_trees).__name__.startswith("Interpreted"),
     reason="Triton was imported to compile, not to interpret",
 )
 sizes = st.sampled_from((16, 32, 64, 128))
@@ -178,7 +178,7 @@ def test_keys_that_are_not_finite_reach_only_who_sees_them(feeds, size, split, d
 COMPILE = """
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
-from trtla.runtime.models.cuda import kernels
+from trtla.runtime.models.cuda import kernels, tree_kernels
 
 target = GPUTarget("cuda", {capability}, 32)
 
@@ -196,8 +196,8 @@ sizes = dict(KV_HEADS=8, GROUP_SIZE=4, HEAD_SIZE=128, PAGE=32, BLOCK_N=64)
 sizes |= dict(SCALED={scaled}, WINDOWED={windowed})
 built(kernels.attend_prompts, sizes | dict(BLOCK_M={tile}), **pointers)
 cut = dict(STRETCH=128, SPLIT={split})
-built(kernels.attend_trees, sizes | cut | dict(BLOCK_M=min({tile}, 64)), **pointers, **parts)
-built(kernels.attend_paths, sizes | cut | dict(BLOCK_M=16), **pointers, **parts)
+built(tree_kernels.attend_trees, sizes | cut | dict(BLOCK_M=min({tile}, 64)), **pointers, **parts)
+built(tree_kernels.attend_paths, sizes | cut | dict(BLOCK_M=16), **pointers, **parts)
 """
 
 

@@ -15,7 +15,7 @@ from tests.support.paged import fake_capture
 from tests.support.tensors import argmax, draw_at
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.models import tensor_model
-from trtla.runtime.models.cuda import fused, kernels, paged_attention
+from trtla.runtime.models.cuda import fused, kernels, paged_attention, tree_kernels
 from trtla.runtime.models.cuda.fused import FusedOperations
 from trtla.runtime.models.cuda.paged_attention import HEADER
 from trtla.runtime.models.layers import PlainOperations
@@ -23,7 +23,8 @@ from trtla.runtime.sampling import device_kernels
 from trtla.runtime.sampling.device import DeviceSampler
 
 _KERNELS = {
-    kernels: ("attend_prompts", "attend_trees", "attend_paths"),
+    kernels: ("attend_prompts",),
+    tree_kernels: ("attend_trees", "attend_paths"),
     fused: ("add_norm", "rotate_write", "silu_mul", "round_fp8", "move_rows"),
     device_kernels: ("choose_rows", "filter_rows"),
 }

@@ -47,7 +47,7 @@ class Opened:
         executor, self.model, self.group = mixed_executor(
             LookaheadConfig(3, 3, 2), batch=3, budget=24, max_reused_len=160, ahead=ahead
         )
-        patch.setattr("trtla.llm.llm.open_executor", lambda *_: executor)
+        patch.setattr("trtla.llm.open.open_executor", lambda *_: executor)
         patch.setattr("trtla.llm.engine_thread._LOOK_EVERY_S", None)  # its lines are counted
         self.llm = LLM(SHIPPED, tokenizer_dir=None)
         self.llm.end_ids, self.executor = frozenset(), executor

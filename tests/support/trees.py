@@ -12,7 +12,7 @@ import numpy as np
 from tests.support.plain_trees.plan import PlainPlanner, PlainTrees
 from trtla.runtime.costs import NodePrices
 from trtla.runtime.draft import Draft, TopRows
-from trtla.runtime.tree.library import READ, Planner, SharedTrees, Tree
+from trtla.runtime.tree.library import READ, Planner, SharedTrees, Tree, Usual
 from trtla.settings.drafting import SOURCES
 from trtla.settings.sampling import SamplingParams
 
@@ -121,8 +121,12 @@ class Session:
         if self.rng.random() < 0.5:
             ahead = self._text(self.rng.randrange(1, 4))
             masks = {tuple(ahead[:size]): self._mask() for size in range(len(ahead))}
-            tree.set_grammar([self._text(3)], masks)
+            tree.set_grammar([self._text(3)], masks, {(): self._usual()})
             self.masks.append(masks)
+
+    def _usual(self) -> Usual:
+        all_ = self.rng.randrange(1, 20)
+        return Usual(self.rng.randrange(self.vocab), self.rng.randrange(1, all_ + 1), all_)
 
     def _mask(self) -> np.ndarray:
         """Few tokens or many that may follow."""

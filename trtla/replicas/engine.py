@@ -131,7 +131,8 @@ class ReplicaEngine:
         try:
             cluster = self._connect()
             self._deployment = self._deploy(cluster)
-            self._opened.set_result(self._deployment.opened)
+            if not self._ending.is_set():
+                self._opened.set_result(self._deployment.opened)
             while not self._ending.wait(1.0):  # replicas end if a server is silent
                 self._deployment.touch()
             self._deployment.close()

@@ -27,6 +27,7 @@ from tests.support.plain_trees.texts import LONGEST_MATCH, Index, Place
 from trtla.runtime.draft import TopRows
 from trtla.runtime.sampling.noise import GOLDEN, ODD, _mixed, uniform
 from trtla.runtime.stats import SourceCounts
+from trtla.runtime.tree.library import NO_USUAL, Usual
 from trtla.settings.drafting import PROPOSERS, SOURCES
 
 if TYPE_CHECKING:
@@ -191,8 +192,13 @@ class PlainTree:
     def set_chains(self, chains: Iterable[Sequence[int]]) -> None:
         self._chains = [tuple(chain) for chain in chains]
 
-    def set_grammar(self, forced: Iterable[Path], masks: Mapping[Path, ndarray]) -> None:
-        self._grammar = PlainGrammar.of(forced, masks)
+    def set_grammar(
+        self,
+        forced: Iterable[Path],
+        masks: Mapping[Path, ndarray],
+        usual: Mapping[Path, Usual] = NO_USUAL,
+    ) -> None:
+        self._grammar = PlainGrammar.of(forced, masks, usual)
 
     def drop(self, places: Sequence[int]) -> None:
         self.fed = [node for place, node in enumerate(self.fed) if place not in places]
@@ -319,8 +325,8 @@ class PlainTree:
             if len(path) < len(chain) and chain[: len(path)] == path:
                 offer_text(found, chain[len(path)], _CHAIN, _CHAIN_MATCH, 0)
         if _GRAMMAR in self._sources:
-            for token, match, rivals in self._grammar.proposed(path):
-                offer_text(found, token, _GRAMMAR, match, share_class(1, rivals))
+            for token, match, agreeing, all_ in self._grammar.proposed(path):
+                offer_text(found, token, _GRAMMAR, match, share_class(agreeing, all_))
 
     def _propose_rows(
         self, node: Node, tail: list[int], noise: float, found: dict[int, Proposal]

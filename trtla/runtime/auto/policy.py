@@ -21,7 +21,7 @@ _MARGIN = 0.1  # gain required beyond a node's cost, as a share of its expected 
 _LEAST_CHANCE = 0.003  # of a node to be accepted, if feeding it costs nothing
 _LESSON = 0.02  # accepted tokens that a fed node's row brings later, right or wrong
 _MOST_NODES = 512  # of a step
-_MOST_PLANS = 3  # of a step whose grammar forbids or forces nodes
+_MOST_PLANS = 2  # of a step whose grammar forbids or forces nodes
 _MEMORY = 1.0 / 64.0  # weight of a step in the averages
 _TRIAL_SHARE = 0.01  # of the time of plain steps, for steps that only explore costs
 

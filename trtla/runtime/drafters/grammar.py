@@ -3,26 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import thread_time
 
 from numpy import ndarray
 
 from trtla.runtime.draft import Draft
 from trtla.runtime.grammar import GrammarState
-from trtla.runtime.tree.library import Tree
+from trtla.runtime.tree.library import Tree, Usual
 
 _LIKELY = 0.2
 """Chance of a node whose mask is computed before it is fed: it will be needed then."""
 _FEW = 4
 """Allowed tokens that are worth a new plan, since the tree proposes them all."""
+_USUAL = 0.7
+"""Share of a mask's followers from which one is followed further."""
+_MOST_LEARNT = 1 << 14
+_MOST_S = 0.005
+"""For the masks of one draft; mostly all of them take a tenth of that."""
+Path = tuple[int, ...]
 
 
 class GrammarGuide:
-    """The part of a request's grammar that one step's tree knows."""
+    """The part of a request's grammar that one step's tree knows.
 
-    def __init__(self, tree: Tree, state: GrammarState) -> None:
-        self._tree, self._state = tree, state
-        self._masks: dict[tuple[int, ...], ndarray] = {}
-        self._forced: list[tuple[int, ...]] = []
+    Args:
+        usual: what has mostly followed masks of any request, by their hashes; it learns.
+    """
+
+    def __init__(self, tree: Tree, state: GrammarState, usual: dict[int, Usual]) -> None:
+        self._tree, self._state, self._learnt = tree, state, usual
+        self._masks: dict[Path, ndarray] = {}
+        self._hashes: dict[Path, int] = {}
+        self._usual: dict[Path, Usual] = {}
+        self._forced: list[Path] = []
+        self._spent_s = 0.0
+        """Of this processor, for masks."""
 
     def look(self, draft: Draft) -> bool:
         """Compute masks behind likely nodes; return True if the draft should be planned again."""
@@ -30,23 +45,58 @@ class GrammarGuide:
         for node in range(draft.size):
             if node and draft.values[node - 1] < _LIKELY:
                 continue
-            path = draft.tokens_to(node)
-            mask = self._masks.get(path)
-            if mask is None:
-                mask = self._state.mask(path)
-                plan_again |= mask is None or self._add(path, mask)
+            plan_again |= self._follow(draft.tokens_to(node))
         if len(self._masks) > known:
-            self._tree.set_grammar(self._forced, self._masks)
+            self._tree.set_grammar(self._forced, self._masks, self._usual)
         return plan_again
 
-    def _add(self, path: tuple[int, ...], mask: ndarray) -> bool:
+    def _follow(self, path: Path) -> bool:
+        """Compute the masks behind a path, and behind what must follow it, or mostly does."""
+        chance, plan_again = 1.0, False
+        while path not in self._masks and chance >= _USUAL and self._spent_s < _MOST_S:
+            started = thread_time()
+            mask = self._state.mask(path)
+            self._spent_s += thread_time() - started
+            if mask is None:
+                return True
+            forced, usual = self._add(path, mask)
+            plan_again |= bool(forced or usual) or _is_small(mask)
+            if usual is not None and not forced:
+                chance *= usual.agreeing / (usual.all + 1)
+            path += forced or (() if usual is None else (usual.token,))
+        return plan_again
+
+    def _add(self, path: Path, mask: ndarray) -> tuple[Path, Usual | None]:
+        """Keep a mask; return the tokens that it forces, and the one that mostly follows it."""
         self._masks[path] = mask
-        if forced := self._state.forced(path):
-            self._forced.append((*path, *forced))
-        return bool(forced) or _is_small(mask)
+        self._hashes[path] = hash(mask.tobytes())
+        usual = self._learnt.get(self._hashes[path])
+        if usual is not None and usual.all > 1 and usual.agreeing >= _USUAL * usual.all:
+            self._usual[path] = usual
+        if forced := tuple(self._state.forced(path)):
+            self._forced.append(path + forced)
+        return forced, self._usual.get(path)
+
+    def saw(self, tokens: Sequence[int]) -> None:
+        """Learn what has followed the masks along the text's new tokens."""
+        if len(self._learnt) > _MOST_LEARNT:
+            self._learnt.clear()
+        for place, token in enumerate(tokens):
+            key = self._hashes.get(tuple(tokens[:place]))
+            if key is None:
+                continue
+            known = self._learnt.get(key)
+            if known is not None and (known.token == token or 2 * known.agreeing > known.all + 1):
+                agreeing = known.agreeing + (known.token == token)
+                self._learnt[key] = Usual(known.token, agreeing, known.all + 1)
+            else:
+                self._learnt[key] = Usual(token, 1, 1)
 
     def allowed(self, draft: Draft) -> Draft:
-        """The draft without nodes that the grammar forbids, which the tree forgets as well."""
+        """The draft without nodes that the grammar forbids, which the tree forgets as well.
+
+        Where masks take long it ends behind the known ones: all others wait for each mask.
+        """
         dropped: set[int] = set()
         for node in range(1, draft.size):
             parent = draft.parents[node - 1]
@@ -62,6 +112,8 @@ class GrammarGuide:
         mask = self._masks.get(path)
         if mask is not None:
             return bool(mask[token >> 5] >> (token & 31) & 1)
+        if self._spent_s >= _MOST_S:
+            return False
         return self._state.allowed((*path, token)) == len(path) + 1
 
 

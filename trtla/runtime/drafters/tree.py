@@ -154,7 +154,7 @@ class TreeDrafter(Drafter):
                 state = self.constraint()
                 if state is None or state.failure:
                     return False
-                self._guide = GrammarGuide(tree, state)
+                self._guide = GrammarGuide(tree, state, self._shared.usual)
             return self._guide.look(draft)
         except Exception as error:
             self._failure = error
@@ -255,6 +255,8 @@ class TreeDrafter(Drafter):
     def observe(self, greedy: Sequence[int], committed: Sequence[int]) -> None:
         if not committed:  # the target had no answer
             return
+        if self._guide is not None:
+            self._guide.saw(committed)
         if self.fixed is not None:
             self.fixed.observe(greedy, committed)
         elif greedy and self.window is not None:

@@ -18,7 +18,7 @@ from ctypes import (
     c_void_p,
 )
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trtla.runtime.arrays import address
 from trtla.runtime.costs import FREE, NodePrices
@@ -73,6 +73,18 @@ class _Plan(Structure):
     ]
 
 
+class Usual(NamedTuple):
+    """The token that has mostly followed a mask."""
+
+    token: int
+    agreeing: int
+    """Times that it has."""
+    all: int
+    """Times that any token has."""
+
+
+NO_USUAL: Mapping[tuple[int, ...], Usual] = {}
+_NONE = Usual(-1, 0, 0)
 _CALLS: Calls = {
     "tree_shared": (c_void_p, (c_int64, c_int64)),
     "tree_free_shared": (None, (c_void_p,)),
@@ -84,7 +96,7 @@ _CALLS: Calls = {
     "tree_set_chains": (None, (c_void_p, c_void_p, c_int64)),
     "tree_set_grammar": (
         None,
-        (*(c_void_p, c_void_p, c_int64), *(c_void_p, c_int64), c_void_p),
+        (*(c_void_p, c_void_p, c_int64), *(c_void_p, c_int64), *[c_void_p] * 2),
     ),
     "tree_drop": (None, (c_void_p, c_void_p, c_int64)),
     "tree_plan": (None, (POINTER(_Plan),)),
@@ -150,6 +162,8 @@ class SharedTrees:
     def __init__(self, vocab_size: int, most_tokens: int = MOST_TOKENS) -> None:
         self._library = _library()
         self._handle = self._library.tree_shared(vocab_size, most_tokens)
+        self.usual: dict[int, Usual] = {}
+        """What has mostly followed a grammar's masks, by their hashes."""
 
     def __del__(self) -> None:
         if hasattr(self, "_handle"):
@@ -239,19 +253,24 @@ class Tree:
         self._library.tree_set_chains(self.handle, _ids(tokens), len(tokens))
 
     def set_grammar(
-        self, forced: Iterable[Sequence[int]], masks: Mapping[tuple[int, ...], ndarray]
+        self,
+        forced: Iterable[Sequence[int]],
+        masks: Mapping[tuple[int, ...], ndarray],
+        usual: Mapping[tuple[int, ...], Usual] = NO_USUAL,
     ) -> None:
         """Follow a grammar until the text goes on.
 
         Args:
             forced: paths, each with the tokens that have to follow it.
             masks: the tokens that may follow each path, as of `GrammarState.mask`; kept until then.
+            usual: what has mostly followed the same mask as that of a path.
         """
         chains = [token for chain in forced for token in (*chain, _SEPARATOR)]
         paths = [token for path in masks for token in (*path, _SEPARATOR)]
         bits = (c_void_p * len(masks))(*map(address, masks.values()))
+        follows = _ids([number for path in masks for number in usual.get(path, _NONE)])
         self._library.tree_set_grammar(
-            self.handle, _ids(chains), len(chains), _ids(paths), len(paths), bits
+            self.handle, _ids(chains), len(chains), _ids(paths), len(paths), bits, follows
         )
 
     def drop(self, nodes: Sequence[int]) -> None:

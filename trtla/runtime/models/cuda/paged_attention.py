@@ -1,7 +1,7 @@
 """Attention of a step's packed tokens over the pages of the cache: the Triton kernels, launched.
 
 It replaces `AttentionGroup` on CUDA: nothing is gathered, padded or repeated.
-Tiles and splits are chosen here; what the kernels compute is in `kernels`.
+Tiles and splits are chosen here; what the kernels compute is in `kernels` and `tree_kernels`.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class _Launch:
         )
 
     def trees(self, owners: Tensor, split: bool | None) -> None:
-        from trtla.runtime.models.cuda.kernels import attend_paths, attend_trees
+        from trtla.runtime.models.cuda.tree_kernels import attend_paths, attend_trees
 
         group, (rows, heads, size) = self.group, self.queries.shape
         assert group.paths is not None

@@ -9,6 +9,7 @@
 constexpr int MOST_PROPOSALS = 32;  // at a node
 constexpr int COUNTED_DEPTHS = 32;
 constexpr int FORCED_MATCH = 1 << 30;  // above every match: a grammar allows nothing else
+constexpr int MOST_USUAL = 15;  // match length that a mask's usual follower counts as, at most
 constexpr int FEW_MATCH = 3;            // match length that a token counts as, where few are allowed
 constexpr int MOST_ALLOWED = 4;     // tokens of a mask that are all proposed
 constexpr int CHAIN_MATCH = 16;     // match length that another drafter's token counts as
@@ -90,13 +91,15 @@ public:
     // Has the next trees follow a grammar, until the text goes on.
     //
     // Args: forced tokens behind paths, each path and its tokens ending in a separator; paths that
-    // end in a separator; and the tokens that may follow each path, as bits.
+    // end in a separator; the tokens that may follow each path, as bits; and for each path the
+    // token that has mostly followed such a mask (-1: none), how often, and how often any has.
     void set_grammar(const int32_t* forced, int64_t count, const int32_t* paths, int64_t size,
-                     const uint32_t* const* masks) {
+                     const uint32_t* const* masks, const int32_t* usual) {
         forced_.assign(forced, forced + count);
         masks_.clear();
         for (int64_t at = 0; at < size; ++at) {
-            Mask mask{{}, masks[masks_.size()]};
+            const int32_t* follows = usual + 3 * masks_.size();
+            Mask mask{{}, masks[masks_.size()], follows[0], follows[1], follows[2]};
             for (; paths[at] != SEPARATOR; ++at) mask.path.push_back(paths[at]);
             masks_.push_back(mask);
         }
@@ -156,7 +159,8 @@ public:
         if (nodes_[at].expanded) return;
         nodes_[at].expanded = true;
         tail_of(at);
-        mask_ = mask_of(at);
+        known_ = known_of(at);
+        mask_ = known_ ? known_->bits : nullptr;
         allowed_ = count_allowed();
         const int64_t position = text_.size() - settings_.unplaced + nodes_[at].depth;
         noise_ = settings_.greedy ? 0 : noise_at(settings_.seed, position);
@@ -194,6 +198,7 @@ private:
     struct Mask {
         std::vector<int32_t> path;
         const uint32_t* bits;
+        int32_t usual, agreeing, all;
     };
 
     void count_planned(const Node& node) {
@@ -318,14 +323,14 @@ private:
         }
     }
 
-    // The tokens that may follow a node, a bit each; nullptr: not known.
-    const uint32_t* mask_of(int32_t at) const {
+    // The tokens that may follow a node; nullptr: not known.
+    const Mask* known_of(int32_t at) const {
         for (const Mask& mask : masks_) {
             if ((int32_t)mask.path.size() != nodes_[at].depth) continue;
             int32_t node = at;
             while (nodes_[node].depth && mask.path[nodes_[node].depth - 1] == nodes_[node].token)
                 node = nodes_[node].parent;
-            if (!nodes_[node].depth) return mask.bits;
+            if (!nodes_[node].depth) return &mask;
         }
         return nullptr;
     }
@@ -345,9 +350,13 @@ private:
                         proposals.end());
     }
 
-    // What is forced here, or one of the few tokens that are allowed.
+    // What is forced here, what mostly follows where the same is allowed, or one of few tokens.
     void propose_grammar(int32_t at) {
         propose_chains(at, forced_, GRAMMAR, FORCED_MATCH);
+        if (known_ && known_->usual >= 0)
+            offer_text(nodes_[at], known_->usual, GRAMMAR,
+                       std::clamp(known_->agreeing, FEW_MATCH + 1, MOST_USUAL),
+                       share_class(known_->agreeing, known_->all));
         if (!mask_ || allowed_ > MOST_ALLOWED) return;
         const int match = allowed_ == 1 ? FORCED_MATCH : FEW_MATCH;
         for (int64_t token = 0; token < shared_.vocab; ++token)
@@ -521,7 +530,8 @@ private:
     Settings settings_;
     std::vector<int32_t> text_, chains_, forced_, last_ids_;
     std::vector<Mask> masks_;
-    const uint32_t* mask_ = nullptr;  // of the node whose proposals are collected
+    const Mask* known_ = nullptr;     // of the node whose proposals are collected
+    const uint32_t* mask_ = nullptr;  // its bits
     int64_t allowed_ = 0;             // tokens that it allows
     std::vector<float> last_logs_;
     Index context_, expected_, window_;

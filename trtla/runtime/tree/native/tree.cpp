@@ -177,8 +177,9 @@ EXPORTED void tree_set_chains(Sequence* sequence, const int32_t* tokens, int64_t
 }
 
 EXPORTED void tree_set_grammar(Sequence* sequence, const int32_t* forced, int64_t count,
-                               const int32_t* paths, int64_t size, const uint32_t* const* masks) {
-    sequence->set_grammar(forced, count, paths, size, masks);
+                               const int32_t* paths, int64_t size, const uint32_t* const* masks,
+                               const int32_t* usual) {
+    sequence->set_grammar(forced, count, paths, size, masks, usual);
 }
 EXPORTED void tree_drop(Sequence* sequence, const int32_t* places, int64_t count) {
     sequence->drop(places, count);
