@@ -27,6 +27,12 @@ def test_an_unknown_field_does_not_hide_a_nearer_fault(served):
     refused(served.chat(messages=[{**HELLO[0], "x": 1}]), 400, "messages.0.x")
 
 
+def test_a_field_of_the_other_route_is_sent_there(served):
+    answer = served.chat(messages=HELLO, prompt="hello")
+    refused(answer, 400, "prompt", "unsupported_parameter")
+    assert "it is a field of /v1/completions" in answer.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("where", ["body", "message"])
 def test_a_long_name_is_cut(served, where):
     odd = {"x" * 200_000: 1}

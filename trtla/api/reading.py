@@ -136,12 +136,20 @@ def _without_tags(path: list[Any]) -> list[Any]:
     ]
 
 
+def _elsewhere(name: str) -> str | None:
+    """Return a hint to the route that has a field; None where neither has it."""
+    for body, route in ((ChatBody, "chat/completions"), (CompletionBody, "completions")):
+        if name in body.model_fields:
+            return f"it is a field of /v1/{route}"
+    return None
+
+
 def _unknown(name: str, last: str) -> ApiError:
     name, last = name[:_LONGEST_NAME], last[:_LONGEST_NAME]
     if flag := chosen_at_start(name):
         message = f"{name} is chosen for all requests, when the model is opened: start with {flag}"
         return ApiError(400, message, name, "unsupported_parameter")
-    guess = _INSTEAD.get(name) or did_you_mean(last, _FIELDS)
+    guess = _INSTEAD.get(name) or _elsewhere(name) or did_you_mean(last, _FIELDS)
     return ApiError(
         400,
         f"{name} is not supported; {guess or 'omit it'}".rstrip(),

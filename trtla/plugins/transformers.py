@@ -67,7 +67,7 @@ def generate(
     if not isinstance(drafts, bool):
         raise UsageError(f"drafts is {shown(drafts)}, neither True nor False", "give one of both")
     if seed is not None:
-        seed = whole("seed", seed, "a whole number", -SEEDS, SEEDS)
+        seed = whole("seed", seed, "a whole number from -2**63 to 2**63", -SEEDS, SEEDS)
     _check(model, generation_config, called.get("assistant_model"))
     if generation_config.do_sample and seed is None:
         seed = int(torch.randint(SEEDS - 1, ()))

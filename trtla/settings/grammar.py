@@ -132,7 +132,8 @@ def _choice(value: object) -> str:
     texts = value if isinstance(value, Sequence) and not isinstance(value, (str, bytes)) else ()
     if not texts or not all(isinstance(text, str) and text for text in texts):
         raise UsageError(
-            f"choice is {shown(value)}, not a list of texts", 'give some, such as ["yes", "no"]'
+            f"choice is {shown(value)}, not a list of texts that are not empty",
+            'give some, such as ["yes", "no"]',
         )
     return json.dumps(list(texts), ensure_ascii=False)
 
