@@ -320,7 +320,7 @@ class Rules:
 
 
 class Kept:
-    """A tree that keeps what it is told of a grammar."""
+    """A tree that records what usually follows each mask."""
 
     def set_grammar(self, forced, masks, usual):
         self.usual = dict(usual)

@@ -158,12 +158,7 @@ class _Launch:
         assert group.paths is not None
         tile, tiles = _tiles(group.longest * self._group_size, _tree_tile(self.queries))
         programs, kv_heads = tiles * len(group.sequences), self.keys.shape[1]
-        waves = -(-_WAVES * _processors(self.queries.device) // (programs * kv_heads))
-        slots = -(-group.context // group.stretch) or 1
-        if split is None:
-            fits = (slots + 1) * rows * heads * (size + 2) * 4 <= MOST_PARTS
-            split = group.context > 0 and waves > 1 and fits
-        slots, spans = (slots, min(slots + 1, waves)) if split else (1, 1)
+        split, slots, spans = self._cut(programs * kv_heads, split)
         parts = self.queries.new_empty((slots + 1, rows, heads, size), dtype=torch.float32)
         peaks, totals = parts.new_empty((2, slots + 1, rows, heads))
         cut = {"STRETCH": group.stretch, "SPLIT": split, **self._constants}
@@ -215,6 +210,16 @@ class _Launch:
             num_warps=4 if self.queries.dtype == torch.float32 else 2,
             **cut,
         )
+
+    def _cut(self, programs: int, split: bool | None) -> tuple[bool, int, int]:
+        """Whether texts are cut, slots for their stretches, and programs that share a text."""
+        group, (rows, heads, size) = self.group, self.queries.shape
+        waves = -(-_WAVES * _processors(self.queries.device) // programs)
+        slots = -(-group.context // group.stretch) or 1
+        if split is None:
+            fits = (slots + 1) * rows * heads * (size + 2) * 4 <= MOST_PARTS
+            split = group.context > 0 and waves > 1 and fits
+        return (True, slots, min(slots + 1, waves)) if split else (False, 1, 1)
 
     @property
     def _group_size(self) -> int:

@@ -3,10 +3,10 @@
 `attend_trees` and `attend_paths` give a row the same bits whatever is fed beside it: the text
 before it is cut at multiples of STRETCH, each part is read in blocks in the order of the text, and
 the parts are brought together from left to right. Blocks that all nodes of a tree see as a whole
-are read by tiles of its queries; the last ones, which end in the node's own path, by each node for
-itself, which goes on where the tile has left off. Matrix products add along the keys in the order
-of the text, sums of weights are exact, and where a product and a sum could become one operation, it
-is written down.
+are read by tiles of its queries. Each node then reads the last ones, which end in its own path, and
+continues the sums of its tile. Matrix products add along the keys in the order of the text, sums of
+weights are exact, and where a product and a sum could become one operation, that operation is
+written out.
 """
 
 # Triton comes without type hints and is not there on every machine; its constants are capitals.
