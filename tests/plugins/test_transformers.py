@@ -373,6 +373,10 @@ def test_rows_are_forgotten_and_their_texts_bounded() -> None:
         ({"lookahead": 7}, "lookahead 7 is not a triple of whole numbers"),
         ({"do_sample": True, "seed": "a"}, "seed is 'a'"),
         ({"drafts": "no"}, "drafts is 'no', neither True nor False"),
+        ({"drafts": False, "lookahead": (4, 3, 4)}, r"lookahead is \(4, 3, 4\), and drafts=False"),
+        ({"drafts": False, "lookahead": "auto"}, "lookahead is 'auto', and drafts=False"),
+        ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens drafts, and custom_generate"),
+        ({"assistant_early_exit": 1}, "assistant_early_exit drafts, and custom_generate"),
         (
             {"return_dict_in_generate": True, "output_attentions": True},
             "output_attentions and output_hidden_states are not collected",

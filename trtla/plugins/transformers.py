@@ -27,6 +27,8 @@ from trtla.settings.lookahead import LookaheadConfig
 
 _models: WeakKeyDictionary[Any, ModelState] = WeakKeyDictionary()
 _lock = threading.Lock()
+_DRAFTERS = ("prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp")
+"""What makes `generate` draft by itself, in its configuration."""
 
 
 def _known(model: Any) -> ModelState:
@@ -59,16 +61,23 @@ def generate(
         drafts: False decodes without drafts.
 
     Raises:
-        UsageError: an encoder-decoder, beams, or another mode than greedy and sampling.
+        UsageError: an encoder-decoder, beams, another mode than greedy and sampling, or two
+            drafters.
     """
     called = _arguments()
     streamer = model_kwargs.pop("streamer", None) or called.get("streamer")
     triple = None if lookahead in (None, "auto") else LookaheadConfig.parse(lookahead)
     if not isinstance(drafts, bool):
         raise UsageError(f"drafts is {shown(drafts)}, neither True nor False", "give one of both")
+    if lookahead is not None and not drafts:
+        raise UsageError(
+            f"lookahead is {shown(lookahead)}, and drafts=False decodes without drafts",
+            "omit one of both",
+        )
     if seed is not None:
         seed = whole("seed", seed, "a whole number from -2**63 to 2**63", -SEEDS, SEEDS)
-    _check(model, generation_config, called.get("assistant_model"))
+    _check(model, generation_config)
+    _check_alone(generation_config, called.get("assistant_model"))
     if generation_config.do_sample and seed is None:
         seed = int(torch.randint(SEEDS - 1, ()))
     known = _known(model)
@@ -81,7 +90,7 @@ def generate(
     layout = known.layout(model) if drafts else None
     end = end.whole() if layout else end
     model_kwargs["past_key_values"] = end.cache
-    if triple is not None and drafts and not (layout and end.moves):
+    if triple is not None and not (layout and end.moves):
         raise UsageError(
             f"lookahead {triple} feeds a tree, and {type(model).__name__} takes no tree mask here",
             "omit lookahead: chains are drafted, or load with attn_implementation='sdpa'",
@@ -101,7 +110,7 @@ def _arguments() -> dict[str, Any]:
     return dict(frame.f_locals) if frame is not None else {}
 
 
-def _check(model: Any, config: Any, assistant: Any) -> None:
+def _check(model: Any, config: Any) -> None:
     """Refuse what has no drafts."""
     if not hasattr(model, "_prefill") or not hasattr(DynamicCache, "activate_past_recording"):
         raise TrtlaError(
@@ -113,11 +122,6 @@ def _check(model: Any, config: Any, assistant: Any) -> None:
         raise UsageError(
             f"{name} is an encoder-decoder, and custom_generate=trtla.generate drafts for decoders",
             "omit custom_generate",
-        )
-    if assistant is not None:
-        raise UsageError(
-            "assistant_model drafts, and custom_generate=trtla.generate drafts as well",
-            "pass one of both",
         )
     if config.num_beams > 1:
         raise UsageError(
@@ -134,6 +138,17 @@ def _check(model: Any, config: Any, assistant: Any) -> None:
             "output_attentions and output_hidden_states are not collected from drafted steps",
             "omit them, or custom_generate",
         )
+
+
+def _check_alone(config: Any, assistant: Any) -> None:
+    """Refuse another drafter of `model.generate`."""
+    others = {name: getattr(config, name, None) for name in _DRAFTERS}
+    for name, value in {"assistant_model": assistant, **others}.items():
+        if value:
+            raise UsageError(
+                f"{name} drafts, and custom_generate=trtla.generate drafts as well",
+                "pass one of both",
+            )
 
 
 def _plain(
