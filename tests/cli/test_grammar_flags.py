@@ -36,9 +36,9 @@ def test_flags_and_keys_make_the_same_grammar(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flag", "value", "message", "hint"),
     [
-        ("--regex", "", "--regex: the regex is empty", "such as [0-9]+"),
-        ("--grammar", "", "--grammar: the lark is empty", "the rules themselves"),
-        ("--json-schema", "", "--json-schema: the json_schema is empty", "the schema itself"),
+        ("--regex", "", "--regex: the regular expression is empty", "such as [0-9]+"),
+        ("--grammar", "", "--grammar: the grammar is empty", "the rules themselves"),
+        ("--json-schema", "", "--json-schema: the JSON schema is empty", "the schema itself"),
         ("--json-schema", "[1]", "--json-schema: [1] does not exist", "or give the schema itself"),
         ("--grammar", "none.gbnf", "none.gbnf does not exist", "or give the rules themselves"),
         ("--json-schema", "{", "--json-schema: the JSON schema is not JSON", "give one such as"),

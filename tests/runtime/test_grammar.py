@@ -383,13 +383,13 @@ def test_a_text_may_begin_with_thoughts_that_the_prompt_has_not_opened(llm, fron
         ({}, "not an object of one key"),
         ({"regex": "a", "choice": ["b"]}, "not an object of one key"),
         ({"rgex": "a"}, "unknown key"),
-        ({"regex": ""}, "the regex is empty"),
-        ({"regex": 5}, "the regex is 5, not a text"),
-        ("", "the lark is empty"),
+        ({"regex": ""}, "the regular expression is empty"),
+        ({"regex": 5}, "the regular expression is 5, not a text"),
+        ("", "the grammar is empty"),
         ({"choice": []}, "not a list of texts"),
         ({"json_schema": "{"}, "is not JSON"),
         ({"json_schema": [1]}, "not an object"),
-        ({"regex": "a" * 70_000}, "above 65536"),
+        ({"regex": "a" * 70_000}, "the regular expression has 70000 characters, above 65536"),
         (["a"], "not an object of one key"),
     ],
 )
@@ -421,6 +421,25 @@ def test_a_grammar_that_cannot_be_used_is_refused_in_a_sentence(llm, grammar, re
         llm.generate("a", asked(grammar))
     assert "\n" not in refusal.value.message
     assert llm.generate("a", SamplingParams(2))[0].token_ids
+
+
+@pytest.mark.parametrize(
+    ("grammar", "said"),
+    [
+        ({"regex": r"a\bc"}, "the regular expression cannot be used: lookarounds not"),
+        ({"lark": "start: nothing"}, "the grammar cannot be used: at 1(8): unknown name"),
+        ({"lark": "root ::= nothing"}, "the grammar cannot be used: Rule 'nothing' not found"),
+    ],
+)
+def test_a_refusal_names_what_was_given(llm, grammar, said):
+    with pytest.raises(UsageError) as refusal:
+        llm.generate("a", asked(grammar))
+    assert refusal.value.message.startswith(f"prompt 0: {said}")
+
+
+def test_the_rules_of_tools_are_called_theirs():
+    with pytest.raises(UsageError, match="the grammar of tools has 70000 characters"):
+        Grammar("lark", "a" * 70_000, given_as="tools")
 
 
 def _chain(count):

@@ -400,7 +400,7 @@ def tool(**more):
         ({"tools": [tool(description="<|end|>")]}, "tools", "hold <|end|>"),
         ({"tools": [tool(parameters={"type": "array"})]}, "tools.0.function", "use object"),
         ({"tools": [tool(parameters={"properties": {"a": {"type": "b"}}})]}, "tools",
-         "the grammar cannot be used"),
+         "the grammar of tools cannot be used"),
         ({"messages": [{"role": "tool", "content": "a"}]}, "tool_call_id", "which call"),
         ({"messages": [*HELLO, {"role": "tool", "content": "a", "tool_call_id": "b"}]}, "messages",
          "answer to the call b, which no message"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -118,12 +119,15 @@ def _matcher(spelling: LLTokenizer, grammar: Grammar) -> LLMatcher:
     return matcher
 
 
-_NAMES = {"json_schema": "the JSON schema", "regex": "the regular expression"}
+_PLACE = re.compile(r"at \d+\(\d+\): (?:invalid regex .* \(in regex\): )?")
+_OF_GBNF = "Failed to convert the grammar from GBNF to Lark: "
 
 
 def _refusal(grammar: Grammar, reason: object) -> UsageError:
-    name = _NAMES.get(grammar.kind, "the grammar")
     told = str(reason).rpartition("\nerror: ")[2]  # a regex's faults are drawn above their reason
+    if grammar.kind != "lark":  # nobody has seen the rules that it was turned into
+        told = _PLACE.sub("", told, count=1)
     if told.startswith("NoExtension"):
         told = "the tokenizer cannot write its texts"
-    return UsageError(f"{name} cannot be used: {first_line(told)}", "correct or simplify it")
+    told = first_line(told.removeprefix(_OF_GBNF))
+    return UsageError(f"{grammar.name} cannot be used: {told}", "correct or simplify it")

@@ -25,6 +25,13 @@ SETTINGS: dict[str, GrammarKind] = {
     "grammar": "lark",
 }
 """The flags and chat commands that take a grammar, and its kind."""
+_NAMES: dict[GrammarKind, str] = {
+    "json_schema": "the JSON schema",
+    "json_object": "json_object",
+    "regex": "the regular expression",
+    "choice": "the choice",
+    "lark": "the grammar",
+}
 _RULES = "give an expression such as [0-9]+, or rules such as root ::= [0-9]+"
 _SCHEMA = 'give one such as {"type": "object"}'
 _EXAMPLE = 'give one such as {"regex": "[0-9]+"} or {"json_schema": {"type": "object"}}'
@@ -45,11 +52,12 @@ class Grammar:
     """A mark with which that text begins, and without which there is none; empty: it has begun."""
 
     def __post_init__(self) -> None:
-        check_text(self.text, f"the grammar ({self.kind})")
+        check_text(self.text, self.name)
         if len(self.text) > LONGEST:
             raise UsageError(
-                f"the grammar ({self.kind}) has {len(self.text)} characters, above {LONGEST}",
+                f"{self.name} has {len(self.text)} characters, above {LONGEST}",
                 "shorten it",
+                self.given_as,
             )
 
     @classmethod
@@ -80,6 +88,11 @@ class Grammar:
         return cls.of({kind: value if kind == "regex" else _file_or_text(value, kind)})
 
     @property
+    def name(self) -> str:
+        """What was given, for sentences: the rules of `tools` are not the user's own."""
+        return f"the grammar of {self.given_as}" if self.given_as == "tools" else _NAMES[self.kind]
+
+    @property
     def value(self) -> dict[str, Any]:
         """The object of JSON that `of` takes."""
         if self.kind == "json_object":
@@ -95,7 +108,7 @@ def _file_or_text(value: str, kind: GrammarKind) -> str:
         return value
     itself = "schema itself, which begins with {" if kind == "json_schema" else "rules themselves"
     if not value:
-        raise UsageError(f"the {kind} is empty", f"give a file, or the {itself}")
+        raise UsageError(f"{_NAMES[kind]} is empty", f"give a file, or the {itself}")
     try:
         return read_text(Path(value))
     except UsageError as error:
@@ -140,9 +153,9 @@ def _choice(value: object) -> str:
 
 def _rules(kind: GrammarKind, value: object) -> str:
     if not isinstance(value, str):
-        raise UsageError(f"the {kind} is {shown(value)}, not a text", _RULES)
+        raise UsageError(f"{_NAMES[kind]} is {shown(value)}, not a text", _RULES)
     if not value:
-        raise UsageError(f"the {kind} is empty", _RULES)
+        raise UsageError(f"{_NAMES[kind]} is empty", _RULES)
     return value
 
 
