@@ -91,7 +91,7 @@ def _of_schema(line: Mapping[str, Any]) -> Case:
 def _of_tools(line: Mapping[str, Any]) -> Case:
     """A call as the server forces it with `tool_choice` required, in the format of Hermes."""
     tools = line["tools"]
-    rules = HERMES.grammar(
+    grammar = HERMES.grammar(
         [Function(**tool) for tool in tools],
         state="answering",
         must=True,
@@ -108,7 +108,7 @@ def _of_tools(line: Mapping[str, Any]) -> Case:
         for tool in tools
     ]
     text = f"Call one of these functions.\n{json.dumps(tools)}\n\n{line['text']}"
-    return Case(line["category"], text, Grammar("lark", rules), {"anyOf": calls})
+    return Case(line["category"], text, grammar, {"anyOf": calls})
 
 
 class LlamaCppSchema(Arm):

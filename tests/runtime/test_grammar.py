@@ -437,11 +437,6 @@ def test_a_refusal_names_what_was_given(llm, grammar, said):
     assert refusal.value.message.startswith(f"prompt 0: {said}")
 
 
-def test_the_rules_of_tools_are_called_theirs():
-    with pytest.raises(UsageError, match="the grammar of tools has 70000 characters"):
-        Grammar("lark", "a" * 70_000, given_as="tools")
-
-
 def _chain(count):
     rules = (f'r{place}: "x" r{place + 1}' for place in range(count))
     return "\n".join(("start: r0", *rules, f'r{count}: "e"'))

@@ -32,7 +32,6 @@ from trtla.api.tools import Function
 from trtla.errors import UsageError
 from trtla.llm.grammars import GrammarCompiler
 from trtla.llm.text import Tokenizer
-from trtla.settings.grammar import Grammar
 from trtla.settings.messages import check_messages
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -337,8 +336,8 @@ def test_the_grammar_of_a_format(compiler, format_, state, must, allowed, forbid
     tokenizer = compiler._tokenizer
     control = {tokenizer.token_name(token): token for token in tokenizer.control_ids}.get
     functions = [Function(name=name, parameters=schema) for name, schema in SCHEMAS.items()]
-    rules = format_.grammar(functions, state=state, must=must, several=True, control=control)
-    start = compiler.start(Grammar("lark", rules))
+    grammar = format_.grammar(functions, state=state, must=must, several=True, control=control)
+    start = compiler.start(grammar)
     for text in allowed:
         ids = tokenizer.encode(text, special=False)
         assert start().allowed([*ids, 0]) == len(ids) + 1, text
@@ -356,14 +355,14 @@ def test_the_grammar_of_a_format(compiler, format_, state, must, allowed, forbid
     ],
 )
 def test_arguments_have_the_keys_of_the_schema_alone(compiler, more, allowed):
-    rules = HERMES.grammar(
+    grammar = HERMES.grammar(
         [Function(name="f", **more)],
         state="answering",
         must=True,
         several=False,
         control=lambda name: None,
     )
-    start = compiler.start(Grammar("lark", rules))
+    start = compiler.start(grammar)
 
     def is_allowed(arguments):
         text = f'<tool_call>\n{{"name": "f", "arguments": {arguments}}}\n</tool_call>'
@@ -384,6 +383,9 @@ def tool(**more):
     return {"type": "function", "function": {"name": "f", **more}}
 
 
+UNCLOSED = {"properties": {"a": {"type": "string", "pattern": "("}}}
+
+
 @pytest.mark.parametrize(
     ("body", "param", "said"),
     [
@@ -399,8 +401,12 @@ def tool(**more):
         ({"tools": [tool()], "guided_regex": "a"}, "tools", "exclude"),
         ({"tools": [tool(description="<|end|>")]}, "tools", "hold <|end|>"),
         ({"tools": [tool(parameters={"type": "array"})]}, "tools.0.function", "use object"),
-        ({"tools": [tool(parameters={"properties": {"a": {"type": "b"}}})]}, "tools",
-         "the grammar of tools cannot be used"),
+        ({"tools": [tool(name="g"), tool(parameters={"properties": {"a": {"type": "b"}}})]},
+         "tools", "the parameters of the function f cannot be used: Invalid type: b"),
+        ({"tools": [tool(name="g"), tool(parameters=UNCLOSED)]},
+         "tools", "the parameters of the function f cannot be used: unclosed group"),
+        ({"tools": [tool(parameters={"description": "a" * 70_000})]}, "tools",
+         "the grammar of tools has"),
         ({"messages": [{"role": "tool", "content": "a"}]}, "tool_call_id", "which call"),
         ({"messages": [*HELLO, {"role": "tool", "content": "a", "tool_call_id": "b"}]}, "messages",
          "answer to the call b, which no message"),

@@ -16,6 +16,7 @@ from trtla.api.reasoning import BEGIN, END, State
 from trtla.api.strict import Object
 from trtla.api.tools import Function
 from trtla.llm.prompt import RequestMaker
+from trtla.settings.grammar import Grammar
 
 _GUIDANCE = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,20}"}
 _SIMPLE = {"type", "title", "description", "properties", "required", "$defs", "$schema"}
@@ -64,8 +65,8 @@ class ToolFormat:
         must: bool,
         several: bool,
         control: ControlToken,
-    ) -> str:
-        """Rules in Lark for answers with calls of these functions.
+    ) -> Grammar:
+        """The grammar of answers with calls of these functions.
 
         Args:
             state: where the thoughts are when the answer begins.
@@ -81,13 +82,17 @@ class ToolFormat:
             f"calls: {f'({mark})?' if self.leads else mark} behind",
             f"behind: {self._behind(mark, control, several)}",
             f"call: {' | '.join(f'call_{i}' for i in range(len(functions)))}",
-            *(self._rule(number, function) for number, function in enumerate(functions)),
         ]
+        parts = [
+            *("" for _ in rules),
+            *(f"the parameters of the function {f.name}" for f in functions),
+        ]
+        rules += [self._rule(number, function) for number, function in enumerate(functions)]
         if state in _THOUGHTS:
             rules += [f"thoughts[lazy]: /{_THOUGHTS[state]}/", r"BLANKS: /[\n ]{0,2}/"]
         if not must:
             rules += self._texts(marks_text, _NO_THOUGHTS if state == "undecided" else "")
-        return "\n".join(rules)
+        return Grammar("lark", "\n".join(rules), given_as="tools", parts=tuple(parts))
 
     def _either(self, marks_text: bool) -> str:
         if self.leads:

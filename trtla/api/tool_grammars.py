@@ -31,14 +31,13 @@ def tool_grammar(llm: RequestMaker, body: ChatBody, messages: Messages) -> Gramm
         token = tokenizer.token_id(name)
         return token if token in tokenizer.control_ids else None
 
-    rules = format_.grammar(
+    return format_.grammar(
         [tool.function for tool in callable_tools(body.tools, body.tool_choice)],
         state=thoughts(llm, body, messages),
         must=must,
         several=body.parallel_tool_calls and not isinstance(body.tool_choice, NamedTool),
         control=control,
     )
-    return Grammar("lark", rules, given_as="tools")
 
 
 def thoughts(llm: RequestMaker, body: ChatBody, messages: Messages) -> State:

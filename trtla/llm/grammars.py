@@ -119,15 +119,22 @@ def _matcher(spelling: LLTokenizer, grammar: Grammar) -> LLMatcher:
     return matcher
 
 
-_PLACE = re.compile(r"at \d+\(\d+\): (?:invalid regex .* \(in regex\): )?")
+_PLACE = re.compile(
+    r"at (\d+)\(\d+\): (?:invalid regex .* \(in regex\): |failed to compile JSON .*?: )?"
+)
 _OF_GBNF = "Failed to convert the grammar from GBNF to Lark: "
 
 
 def _refusal(grammar: Grammar, reason: object) -> UsageError:
-    told = str(reason).rpartition("\nerror: ")[2]  # a regex's faults are drawn above their reason
-    if grammar.kind != "lark":  # nobody has seen the rules that it was turned into
-        told = _PLACE.sub("", told, count=1)
+    text = str(reason)
+    place = _PLACE.match(text)
+    if place and (grammar.kind != "lark" or grammar.parts):  # nobody has seen the rules
+        text = text[place.end() :]
+    told = text.rpartition("\nerror: ")[2]  # a regex's faults are drawn above their reason
     if told.startswith("NoExtension"):
         told = "the tokenizer cannot write its texts"
-    told = first_line(told.removeprefix(_OF_GBNF))
-    return UsageError(f"{grammar.name} cannot be used: {told}", "correct or simplify it")
+    name = grammar.part(int(place[1]) if place else 0)
+    return UsageError(
+        f"{name} cannot be used: {first_line(told.removeprefix(_OF_GBNF))}",
+        "correct or simplify it",
+    )

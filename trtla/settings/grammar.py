@@ -50,6 +50,8 @@ class Grammar:
     """A mark, in front of which is any text: the end of thoughts."""
     opened: str = ""
     """A mark with which that text begins, and without which there is none; empty: it has begun."""
+    parts: tuple[str, ...] = field(default=(), compare=False)
+    """What each line of the rules was made of, for errors; of the user's own rules none."""
 
     def __post_init__(self) -> None:
         check_text(self.text, self.name)
@@ -89,8 +91,12 @@ class Grammar:
 
     @property
     def name(self) -> str:
-        """What was given, for sentences: the rules of `tools` are not the user's own."""
-        return f"the grammar of {self.given_as}" if self.given_as == "tools" else _NAMES[self.kind]
+        """What was given, for sentences."""
+        return f"the grammar of {self.given_as}" if self.parts else _NAMES[self.kind]
+
+    def part(self, line: int) -> str:
+        """What a line of the rules was made of, for sentences; lines count from 1."""
+        return self.parts[line - 1] or self.name if 0 < line <= len(self.parts) else self.name
 
     @property
     def value(self) -> dict[str, Any]:
