@@ -28,7 +28,7 @@ class ApiError(Exception):
         status: the HTTP status.
         message: one sentence, with the next step behind it.
         param: the field of the request that is at fault, if any.
-        code: a name for programs.
+        code: a name for programs; by default `invalid_parameter` where one is at fault.
         headers: further headers of the answer.
     """
 
@@ -41,6 +41,8 @@ class ApiError(Exception):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
+        if code is None and param is not None and status == 400:
+            code = "invalid_parameter"
         self.status, self.message, self.param, self.code = status, message, param, code
         self.headers = dict(headers or {})
 

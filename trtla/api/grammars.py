@@ -39,16 +39,12 @@ def grammar_of(fields: Mapping[str, Any]) -> Grammar | None:
         return None
     if len(present) > 1:
         first, second = present[:2]
-        raise _refusal(second, f"{first} and {second} exclude each other; omit one of them")
+        raise ApiError(400, f"{first} and {second} exclude each other; omit one of them", second)
     (name,) = present
     try:
         return replace(_READERS.get(name, _guided)(name, fields[name]), given_as=name)
     except UsageError as error:
-        raise _refusal(name, f"{name}: {error.message}; {error.hint}") from None
-
-
-def _refusal(name: str, message: str) -> ApiError:
-    return ApiError(400, message, name, "invalid_parameter")
+        raise ApiError(400, f"{name}: {error.message}; {error.hint}", name) from None
 
 
 def _guided(name: str, value: Any) -> Grammar:
