@@ -377,12 +377,34 @@ def test_a_text_may_begin_with_thoughts_that_the_prompt_has_not_opened(llm, fron
     assert state.allowed(llm.tokenizer.encode(f"{front}<c>", special=False)) < len(whole)
 
 
+def test_true_is_a_schema_of_any_json(llm, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    anything = Grammar.typed("json_schema", "true")
+    assert anything == Grammar.of({"json_schema": {}})
+    whole = llm.tokenizer.encode('["a", 1]', special=False)
+    assert llm.grammar_start(asked(anything), "one")().allowed(whole) == len(whole)
+    (tmp_path / "true").write_text('{"const": 1}')  # a file of that name comes first
+    assert Grammar.typed("json_schema", "true") == Grammar.of({"json_schema": {"const": 1}})
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [("json_schema", json.dumps({"enum": ["a" * 500]})), ("lark", f'start: "{"a" * 500}"')],
+)
+def test_what_is_too_long_for_a_name_of_a_file_is_the_text_itself(kind, text):
+    assert Grammar.typed(kind, text) == Grammar.of({kind: text})
+
+
 @pytest.mark.parametrize(
     ("grammar", "said"),
     [
         ({}, "not an object of one key"),
         ({"regex": "a", "choice": ["b"]}, "not an object of one key"),
-        ({"rgex": "a"}, "unknown key"),
+        ({"rgex": "a"}, "did you mean regex"),
+        ({"schema": {}}, "did you mean json_schema"),
+        ({"pattern": "a"}, "did you mean regex"),
+        ({"grammar": "a"}, "did you mean lark"),
+        ({"json_schema": False}, "which allows no text"),
         ({"regex": ""}, "the regular expression is empty"),
         ({"regex": 5}, "the regular expression is 5, not a text"),
         ("", "the grammar is empty"),

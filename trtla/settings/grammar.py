@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -109,8 +110,12 @@ class Grammar:
 
 def _file_or_text(value: str, kind: GrammarKind) -> str:
     """A file's text; a value that is no file's name is the text itself."""
-    is_text = value.lstrip().startswith("{") or any(mark in value for mark in (":", "\n"))
-    if is_text and not Path(value).is_file():
+    is_text = (
+        value.lstrip().startswith("{")
+        or any(mark in value for mark in (":", "\n"))
+        or (kind == "json_schema" and _is_json(value))
+    )
+    if is_text and not os.path.isfile(value):  # `Path.is_file` raises for a text as long as these
         return value
     itself = "schema itself, which begins with {" if kind == "json_schema" else "rules themselves"
     if not value:
@@ -121,6 +126,14 @@ def _file_or_text(value: str, kind: GrammarKind) -> str:
         raise UsageError(error.message, f"{error.hint}, or give the {itself}") from None
 
 
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
 def _is_model(value: object) -> TypeGuard[type[BaseModel]]:
     return isinstance(value, type) and hasattr(value, "model_json_schema")
 
@@ -128,13 +141,18 @@ def _is_model(value: object) -> TypeGuard[type[BaseModel]]:
 def _schema(value: object) -> str:
     if _is_model(value):
         value = value.model_json_schema()
+    given = value
     if isinstance(value, str):
         try:
             value = json.loads(value)
         except (ValueError, RecursionError) as error:
             raise UsageError(f"the JSON schema is not JSON: {error}", _SCHEMA) from None
-    if not isinstance(value, (Mapping, bool)):
-        raise UsageError(f"the JSON schema is {shown(value)}, not an object", _SCHEMA)
+    if value is False:
+        raise UsageError("the JSON schema is false, which allows no text", _SCHEMA)
+    if value is True:  # anything, which llguidance has as an object alone
+        value = {}
+    if not isinstance(value, Mapping):
+        raise UsageError(f"the JSON schema is {shown(given)}, not an object", _SCHEMA)
     try:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
