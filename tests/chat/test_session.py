@@ -130,6 +130,17 @@ def test_compare_refuses_and_changes_nothing(session):
     assert session.settings == before
 
 
+def test_a_grammar_that_cannot_be_used_is_refused_where_it_is_given(session):
+    pytest.importorskip("llguidance")
+    before = session.settings
+    for line in ("/regex (", '/json_schema {"type": "nothing"}', "/grammar start: nothing"):
+        assert refusal(session, line).startswith(f"{line}: the ")
+        assert session.settings == before
+    assert note(session, "/regex [a-z]{3}") == "/regex is now [a-z]{3}"
+    (answer,) = answers(session, ASK)
+    assert len(answer.text) == 3
+
+
 def test_stopping_keeps_what_was_written(session, monkeypatch):
     monkeypatch.setattr(session.recorder, "live", lambda text: session.stop())
     shown = lines(session, ASK)

@@ -143,6 +143,7 @@ class ChatModel:
                 f"the draft model {path} is not loaded", f"start again with --draft-model {path}"
             )
         self._check_request((0,), settings, name)
+        self._llm.grammar_start(settings.sampling, name)
         if settings.ngram:
             self._check_request((0,), settings.by_ngrams, name)
 
