@@ -236,3 +236,30 @@ def test_problems_are_told(engine: Path, tmp_path: Path) -> None:
     assert "problem: " in ran.out
     refused(ran, 3, "problem")
     assert trtla("inspect", broken, "--json").json["problems"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "problem", "hint"),
+    [
+        (
+            "architectures",
+            ["Gemma2ForCausalLM"],
+            "Gemma2ForCausalLM is not supported",
+            "trtla runs ",
+        ),
+        ("num_experts", 8, '"num_experts" 8 is not supported', "with transformers"),
+        ("num_key_value_heads", "x", "num_key_value_heads", "copy the file again"),
+    ],
+)
+def test_a_problem_has_its_own_hint(
+    model: Path, tmp_path: Path, key: str, value: object, problem: str, hint: str
+) -> None:
+    shutil.copytree(model, folder := tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, key: value}))
+    shown = trtla("inspect", folder)
+    assert problem in shown.out
+    refused(shown, 3, "has 1 problem", hint)
+    opened = trtla("run", folder, "-p", "x")
+    refused(opened, 2, problem, hint)
+    assert opened.err.splitlines()[-1] == shown.err.splitlines()[-1]

@@ -53,7 +53,8 @@ def inspect(path: str | Path) -> dict[str, Any]:
 
     Keys of every folder: path, kind, bytes (on disk), tokenizer and chat_template (present or not),
     end_ids, how texts begin and end and the chat template's tokens, with their sources (ends,
-    begins, template), notes and problems; of a GGUF file also tensor_types, the number of each. If
+    begins, template), notes, problems and hint (against the first of these, None without); of a
+    GGUF file also tensor_types, the number of each. If
     config.json is sound also architecture, dtype, quant_algo, kv_cache_quant_algo, parameters (a
     tied lm_head counts once), shape, mapping, max_text_len (prompt + output tokens of one request)
     and kv_cache_bytes (of such a text, in the model's dtype); for engines also version, backend,
@@ -85,16 +86,17 @@ def inspected(path: str | Path) -> tuple[dict[str, Any], Model | None]:
         result["tensor_types"] = dict(Counter(info.type for info in infos).most_common())
         sizes = ((i.type, prod(i.shape), i.shape[0] * i.row_bytes) for i in infos)
         result["weight_types"] = _weight_types(sizes)
-    problems: list[str] = []
+    problems: list[UsageError] = []
     sound = False
     try:
         sound = bool(model.config)
         result |= _describe(model)
-        for problem in _problems(model, texts["notes"]):
-            problems.append(problem.message)
+        problems += _problems(model, texts["notes"])
     except UsageError as error:
-        problems.append(error.message)
-    return {**result, "problems": problems}, model if sound else None
+        problems.append(error)
+    result["problems"] = [problem.message for problem in problems]
+    result["hint"] = problems[0].hint if problems else None
+    return result, model if sound else None
 
 
 def _problems(model: Model, notes: list[str]) -> Iterator[UsageError]:

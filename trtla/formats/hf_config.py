@@ -53,6 +53,7 @@ LAYER_TYPES = (FULL, SLIDING)
 """Kinds of attention that layers may have, by transformers' names."""
 _LONGROPE = dict.fromkeys(("su", "yarn"), "longrope")
 """Its older names, in families that have no other scaling."""
+_MEND = "copy the file again, or run the model with transformers"
 
 
 class HFConfig(BaseModel):
@@ -231,7 +232,7 @@ def parse_hf_config(data: Any, path: Path) -> tuple[CheckpointConfig, DType | No
     """Parse the content of a config.json as `read_hf_config` does; `path` is for the messages."""
     name = _supported_architecture(data, path)
     _check_arithmetic(data, _family(data), path)
-    config = validate(HFConfig, data, str(path))
+    config = validate(HFConfig, data, str(path), _MEND)
     if config.quantization_config is not None:
         method = config.quantization_config.get("quant_method", "an unnamed method")
         raise UsageError(
@@ -239,7 +240,7 @@ def parse_hf_config(data: Any, path: Path) -> tuple[CheckpointConfig, DType | No
         )
     dtype = _dtype(config.dtype, path)
     keys = {"architecture": name, **_checkpoint_keys(config, dtype)}
-    checkpoint = validate(CheckpointConfig, keys, str(path))
+    checkpoint = validate(CheckpointConfig, keys, str(path), _MEND)
     check_supported(checkpoint, str(path))
     return checkpoint, dtype
 

@@ -97,7 +97,7 @@ def decoder_config(folder: ModelFolder, config: T5Config) -> CheckpointConfig:
         "position_embedding_type": "relative",
         "max_position_embeddings": config.n_positions,
     }
-    return validate(CheckpointConfig, data, str(folder.path / CONFIG))
+    return validate(CheckpointConfig, data, str(folder.path / CONFIG), "copy the file again")
 
 
 def refuse_to_convert(folder: Path, name: str) -> UsageError:

@@ -119,10 +119,7 @@ def inspect_path(console: Console, engine_dir: str) -> None:
         for problem in problems:
             console.out(f"problem: {problem}")
     if problems:
-        raise CheckFailed(
-            f"{engine_dir} has {counted(len(problems), 'problem')}",
-            _MEND,
-        )
+        raise CheckFailed(f"{engine_dir} has {counted(len(problems), 'problem')}", content["hint"])
 
 
 def _readable(content: dict[str, Any]) -> dict[str, Any]:
@@ -132,7 +129,7 @@ def _readable(content: dict[str, Any]) -> dict[str, Any]:
         f"{each['bits_per_weight']:g} bits per weight"
         for kind, each in content.get("weight_types", {}).items()
     }
-    omitted = ("bytes", "end_ids", "notes", "problems", "tensor_types", "kv_cache_bytes")
+    omitted = ("bytes", "end_ids", "hint", "notes", "problems", "tensor_types", "kv_cache_bytes")
     template = content["template"] or {}
     return {
         **{key: value for key, value in content.items() if key not in omitted},
