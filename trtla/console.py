@@ -40,6 +40,8 @@ class Console:
     quiet: bool = False
     json: bool = False
     color: str = "auto"
+    advice: str = ""
+    """A note for the next output; an error that comes first drops it."""
 
     @property
     def colored(self) -> bool:
@@ -48,6 +50,7 @@ class Console:
         return self.color == "always"
 
     def out(self, text: str = "", end: str = "\n") -> None:
+        self._advise()
         sys.stdout.write(text + end)
         sys.stdout.flush()
 
@@ -59,8 +62,14 @@ class Console:
         return click.style(text, **style)
 
     def note(self, text: str) -> None:
+        self._advise()
         if not self.quiet:
             print(text, file=sys.stderr, flush=True)
+
+    def _advise(self) -> None:
+        text, self.advice = self.advice, ""
+        if text:
+            self.note(text)
 
     def document(self, value: object, *, line: bool = False) -> None:
         """Print one JSON document on stdout; `line` keeps it on one line."""
@@ -91,6 +100,7 @@ class Console:
             more: returns text to show behind the count.
             before: what was done in an earlier run, and does not count towards the speed.
         """
+        self._advise()
         if self.quiet:
             yield lambda done, total: None
         elif sys.stderr.isatty():

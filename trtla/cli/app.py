@@ -170,6 +170,7 @@ def _clear_stdout() -> None:
 
 
 def _report(error: Exception, console: Console) -> int:
+    console.advice = ""
     if console.verbose and not isinstance(error, click.ClickException):
         traceback.print_exception(error)
     failure = classify(error)

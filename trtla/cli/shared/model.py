@@ -322,7 +322,7 @@ def check_template(
         if unused := unused_variables(stored[0] if chats else None, variables or NO_VARIABLES):
             console.note(f"note: {unused}")
         if asking.chat is None and not process_rank() and len(others) < len(named):
-            console.note(ADVICE)
+            console.advice = ADVICE
     elif chats:
         raise no_chat_template(folder.path)
 
