@@ -165,7 +165,7 @@ def test_a_finished_job_does_nothing(begun: tuple[Path, Path]) -> None:
     assert ran.code == 1
     assert f"note: the job in {out} is finished; --force starts again\n" in ran.err
     assert "runs on" not in ran.err
-    assert "1 of 2 lines failed; the first, b: temprature" in ran.err
+    assert '1 of 2 lines failed; the first, custom_id "b": temprature' in ran.err
     assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == before
     ran = batch(source, out, "--json")
     assert (ran.code, ran.json["failed"], ran.json["this_run"]) == (1, 1, None)

@@ -207,7 +207,7 @@ def first_failure(job: Job) -> str:
         message = str(failed["response"]["body"]["error"]["message"])
     except (JsonError, KeyError, TypeError):
         raise UsageError(f"{job.errors} is not as the job has written it", _START_AGAIN) from None
-    return message if name is None else f"{name[:100]}: {message}"
+    return message if name is None else f'custom_id "{name[:100]}": {message}'
 
 
 def failure(job: Job) -> TrtlaError | None:
