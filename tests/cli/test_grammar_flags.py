@@ -33,6 +33,15 @@ def test_flags_and_keys_make_the_same_grammar(tmp_path: Path) -> None:
         assert [one["text"] for one in ran.json["results"]] == [text, "ab", "ab"], ran.err
 
 
+def test_null_is_no_grammar_whatever_the_flags_say() -> None:
+    def texts(grammar: object, *flags: str) -> list[str]:
+        line = json.dumps({"text": "def f(", "grammar": grammar, "max_output_len": 4})
+        ran = trtla("run", SHIPPED, "--input-file", "-", "--json", *flags, stdin=line)
+        return [one["text"] for one in ran.json["results"]]
+
+    assert texts(None, "--regex", "ab") == texts(None) != texts({"regex": "ab"}) == ["ab"]
+
+
 @pytest.mark.parametrize(
     ("flag", "value", "message", "hint"),
     [

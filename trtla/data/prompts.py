@@ -230,7 +230,7 @@ def _from_line(
         )
     try:
         sampling, line_drafter = _replaced(flags, line), _replaced(drafter, line)
-        if line.grammar is not None:
+        if "grammar" in line.model_fields_set:  # null: none, whatever the flags say
             sampling = replace(sampling, grammar=line.grammar)
         lookahead = _lookahead(line)
     except UsageError as error:
