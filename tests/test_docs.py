@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import click
 import pytest
@@ -19,6 +20,7 @@ from tests.support.command import ROOT, trtla
 from tests.support.gguf_models import BYTE_LEVEL, write_gguf
 from trtla.cli.app import cli
 from trtla.cli.commands import COMMANDS
+from trtla.errors import Extra
 from trtla.files import user_cache
 from trtla.formats.transformers_load import load_model, load_tokenizer
 
@@ -207,6 +209,14 @@ def test_commands_run_in_their_order_and_then_the_python(page: str) -> None:
         )
         assert done.returncode == 0, done.stderr
         assert len(done.stdout) > 100
+
+
+def test_the_extras_of_hints_are_those_of_the_project() -> None:
+    project = (ROOT / "pyproject.toml").read_text().split("[project.optional-dependencies]\n")[1]
+    extras = set(re.findall(r"^([\w-]+) = \[", project.split("\n[")[0], re.MULTILINE))
+    assert {*get_args(Extra)} == extras - {"dev", "tensorrt-llm"}
+    install = (ROOT / "docs" / "install.md").read_text()
+    assert all(f"| `pip install '.[{extra}]'` |" in install for extra in extras - {"dev"})
 
 
 def test_tensorrt_llm_is_installed_beside_a_torch_that_is_held() -> None:

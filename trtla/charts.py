@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtla.errors import TrtlaError, UsageError
+from trtla.errors import TrtlaError, UsageError, install_hint
 from trtla.files import write_whole, written
 
 if TYPE_CHECKING:
@@ -32,9 +32,7 @@ def theme() -> AbstractContextManager[None]:
     try:
         import matplotlib as mpl
     except ImportError:
-        raise TrtlaError(
-            "pictures need the package matplotlib", "pip install 'trtla[report]'"
-        ) from None
+        raise TrtlaError("pictures need the package matplotlib", install_hint("report")) from None
     return mpl.rc_context(_SETTINGS)  # type: ignore[arg-type]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 _NEAR = 0.75
 """Similarity of a likely typing error: `nsad` for `nasd`, not `bogus` for `verbose`."""
@@ -210,6 +210,15 @@ def did_you_mean(typed: str, known: Iterable[str]) -> str:
     """The beginning of a hint for a mistyped name: `did you mean NAME? `, or nothing."""
     guess = closest(typed, known)
     return f"did you mean {guess}? " if guess else ""
+
+
+Extra = Literal["bench", "eval", "ray", "report", "serve", "structured"]
+"""Optional packages, as pyproject.toml names them."""
+
+
+def install_hint(extra: Extra) -> str:
+    """The hint for a package of an extra that is not installed."""
+    return f"pip install 'trtla[{extra}]'"
 
 
 def missing_package(module: str) -> tuple[str, str]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtla.errors import UsageError
+from trtla.errors import UsageError, install_hint
 from trtla.formats.gguf.header import is_gguf, shards
 from trtla.formats.hub import hub_folder
 from trtla.results.metrics import Metrics, fed_in_steps
@@ -46,7 +46,7 @@ LLAMA_CPP = ("llama.cpp", LLAMA_CPP_LOOKUP, LLAMA_CPP_CONVERTED)
 PEERS = (*HUGGING_FACE, *LLAMA_CPP)
 BATCHING = ("hf",)
 """Peers that decode several prompts together."""
-INSTALL_LLAMA_CPP = "pip install 'trtla[bench]' (it compiles llama.cpp), or omit the peer"
+INSTALL_LLAMA_CPP = f"{install_hint('bench')} (it compiles llama.cpp), or omit the peer"
 
 
 def gguf_of(model: str, hf_model_dir: str | None) -> Path:

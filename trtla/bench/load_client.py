@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 from trtla.console import counted
-from trtla.errors import TrtlaError, UsageError, sentence
+from trtla.errors import TrtlaError, UsageError, install_hint, sentence
 from trtla.settings.messages import Messages
 from trtla.settings.sampling import SamplingParams
 
@@ -210,7 +210,7 @@ class Client:
         except ImportError as error:
             package = str(error.name).replace("_", "-")
             raise TrtlaError(
-                f'--serve needs the package "{package}"', "pip install 'trtla[serve]'"
+                f'--serve needs the package "{package}"', install_hint("serve")
             ) from None
         self.server = server
         self._httpx, self._sse = httpx, httpx_sse

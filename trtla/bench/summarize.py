@@ -20,7 +20,7 @@ from trtla.bench.arms import Arm, ArmRun, EngineArm, PeerArm
 from trtla.bench.opened import Encoder
 from trtla.console import Stages, silent
 from trtla.data.prompt_sets import CNN_DAILYMAIL, Ids, load_rows
-from trtla.errors import CheckFailed, TrtlaError, UsageError
+from trtla.errors import CheckFailed, TrtlaError, UsageError, install_hint
 from trtla.files import parse_jsonl, read_text
 from trtla.results.bench_documents import Cell, Row
 from trtla.settings.drafting import NO_DRAFTER, DrafterSettings
@@ -58,9 +58,7 @@ def require_extras(dataset: str) -> None:
         needed["datasets"] = "datasets"
     for module, package in needed.items():
         if find_spec(module) is None:
-            raise TrtlaError(
-                f'summarize needs the "{package}" package', "pip install 'trtla[eval]'"
-            )
+            raise TrtlaError(f'summarize needs the "{package}" package', install_hint("eval"))
 
 
 def load_articles(dataset: str, count: int, seed: int) -> list[Article]:

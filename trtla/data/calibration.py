@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 from trtla.build.quantize import Calibration
 from trtla.data.prompt_sets import CNN_DAILYMAIL, load_rows
-from trtla.errors import TrtlaError, UsageError
+from trtla.errors import TrtlaError, UsageError, install_hint
 from trtla.files import parse_jsonl, read_text
 from trtla.formats.folder import tokenizer_dir
 from trtla.llm.text import Tokenizer
@@ -85,7 +85,7 @@ def texts(data: str, size: int) -> Iterator[str]:
         if find_spec("datasets") is None:
             raise TrtlaError(
                 f'calibration on {CNN_DAILYMAIL} needs the "datasets" package',
-                f"pip install 'trtla[eval]', or {_HINT}",
+                f"{install_hint('eval')}, or {_HINT}",
             )
         yield from (row["article"] for row in load_rows("train", size, _HINT))
         return

@@ -12,7 +12,7 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from trtla.errors import UsageError
+from trtla.errors import UsageError, install_hint
 from trtla.settings.grammar import Grammar
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ _MOST_STATES = 50_000
 """Of a grammar's lexer, some 0.6 kB each."""
 _BLANKS = r"[\x20\x0A\x0D\x09]{1,20}"
 """Between the parts of JSON: without a bound some models write nothing else any more."""
-_INSTALL = "pip install 'trtla[structured]'"
 
 _HARMLESS = 2000
 """Characters up to which only some words let a grammar take long."""
@@ -39,7 +38,8 @@ def llguidance() -> Any:
         import llguidance
     except ImportError:
         raise UsageError(
-            "a grammar needs the package llguidance, which is not installed", _INSTALL
+            "a grammar needs the package llguidance, which is not installed",
+            install_hint("structured"),
         ) from None
     return llguidance
 

@@ -15,12 +15,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 
-from trtla.errors import TrtlaError, UsageError, first_line
+from trtla.errors import TrtlaError, UsageError, first_line, install_hint
 from trtla.machine import cpu
 
 LEAST, BELOW = (2, 60), (3, 0)
 """Supported releases of Ray: LEAST <= release < BELOW, as in pyproject.toml."""
-INSTALL = "pip install 'trtla[ray]'"
+INSTALL = install_hint("ray")
 _STORE = 128 << 20
 """Bytes of shared objects: little is sent here."""
 _ADDRESS = "RAY_ADDRESS"

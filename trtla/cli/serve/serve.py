@@ -24,7 +24,7 @@ from trtla.cli.shared.model import is_trtllm, model_at
 from trtla.cli.shared.options import PATH, engine_flags, options_of
 from trtla.cli.shared.values import SIZE
 from trtla.console import Console, counted
-from trtla.errors import TrtlaError, UsageError
+from trtla.errors import TrtlaError, UsageError, install_hint
 from trtla.machine import process_rank
 from trtla.settings.serving import ReplicaSettings, ServeSettings
 
@@ -120,8 +120,7 @@ def _check_packages() -> None:
         for name in ("fastapi", "prometheus_client", "uvicorn"):
             import_module(name)
     except ImportError as error:
-        hint = "pip install 'trtla[serve]'"
-        raise TrtlaError(f"serve needs the package {error.name}", hint) from None
+        raise TrtlaError(f"serve needs the package {error.name}", install_hint("serve")) from None
 
 
 def _check_isolation(flags: ServeFlags) -> None:
