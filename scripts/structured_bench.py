@@ -138,7 +138,8 @@ class LlamaCppSchema(Arm):
 
     def _one(self, prompt: Ids, params: SamplingParams) -> ArmRun:
         llama, seen, output = self._llama, list[float](), list[int]()
-        grammar = self._grammar(json.dumps(self._cases[prompt].schema))
+        schema = json.dumps(self._cases[prompt].schema)
+        grammar = self._grammar(schema.replace(r"\\.", "[.]"))  # its patterns have no "\."
         llama.reset()  # it would continue a prompt that it knows
         llama.set_seed(params.seed)
         start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""scripts/compare_peers.py, with a second server of trtla's as the peer."""
+"""scripts/compare_peers.py and compare_proposers.py, with servers of trtla as the peers."""
 
 from __future__ import annotations
 
@@ -36,3 +36,23 @@ def test_a_server_that_ends_is_named_with_what_it_said() -> None:
     done = compared("true", "--ours", f"{sys.executable} -c \"print('no such model')\"")
     assert done.returncode == 1
     assert done.stderr == "trtla does not answer: no such model\n\n"
+
+
+@pytest.mark.deep
+def test_each_prompt_goes_to_all_servers_and_their_texts_are_compared(tmp_path: Path) -> None:
+    serve = f"{sys.executable} -m trtla serve -m {{model}} --port {{port}} --dtype float32"
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"category": "a", "text": "def f(x):"}\n{"category": "b", "text": "x = "}\n')
+    command = [sys.executable, "scripts/compare_proposers.py", str(MODEL), "--tokens", "6"]
+    command += ["--server", "plain", f"{serve} --lookahead 1,1,0", "--server", "auto", serve]
+    done = subprocess.run(
+        [*command, "--prompts", str(prompts)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [line.split("|")[1:-1] for line in done.stdout.splitlines() if line.startswith("| ")]
+    cells = [[cell.strip() for cell in row] for row in rows[1:]]
+    expected = [[category, name] for category in ("a", "b", "all") for name in ("plain", "auto")]
+    assert [row[:2] for row in cells] == expected
+    assert {row[2] for row in cells} == {"1.00"}  # these servers do not count as vLLM's do
+    assert [row[5] for row in cells[::2]] == ["1.00"] * 3
+    assert [row[6] for row in cells] == ["1 of 1"] * 4 + ["2 of 2"] * 2

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Sequence
+from functools import lru_cache, partial
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -23,28 +22,38 @@ _KEPT = 32
 """Grammars that stay compiled, the last ones used."""
 _MOST_FORCED = 1 << 13
 """Fixed tokens at the beginning of a text: all are computed again at each of them."""
+_KEPT_TEXTS, _SHORT = 2048, 256
+"""Fixed texts whose tokens are remembered, and their longest in bytes: each step asks again for the
+same keys and names."""
 
 
-@dataclass(frozen=True)
 class _Spelling:
     """A tokenizer as `llguidance` takes it."""
 
-    tokens: Sequence[bytes]
-    special_token_ids: Sequence[int]
-    eos_token_id: int
-    encode: Callable[[str], Sequence[int]]
     bos_token_id: int | None = None
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_id: int) -> None:
+        self.tokens = [tokenizer.token_bytes(token) for token in range(vocab_size)]
+        self.special_token_ids = [
+            token for token in sorted(tokenizer.control_ids) if token < vocab_size
+        ]
+        self.eos_token_id = end_id
+        self._encode = partial(tokenizer.encode, special=False)
+        self._known = lru_cache(_KEPT_TEXTS)(self._ids)
 
     def __call__(self, text: bytes | str) -> list[int]:
         """The tokens of a text in the middle of another: without a space that some add in front."""
         data = text if isinstance(text, bytes) else text.encode()
+        return list((self._known if len(data) <= _SHORT else self._ids)(data))
+
+    def _ids(self, data: bytes) -> Sequence[int]:
         for before in (b"", b"\n"):
-            ids = self.encode((before + data).decode())
+            ids = self._encode((before + data).decode())
             parts = [self.tokens[token] for token in ids]
             for skipped in range(min(len(ids), 3)):
                 if b"".join(parts[skipped:]) == data:
-                    return list(ids[skipped:])
-        return []
+                    return ids[skipped:]
+        return ()
 
 
 class GrammarCompiler:
@@ -89,14 +98,8 @@ class GrammarCompiler:
         return lambda: GrammarState(known, self._end_ids, self._vocab_size)
 
     def _spelt(self) -> LLTokenizer:
-        library = llguidance()
-        tokenizer, count = self._tokenizer, self._vocab_size
-        spelling = _Spelling(
-            [tokenizer.token_bytes(token) for token in range(count)],
-            [token for token in sorted(tokenizer.control_ids) if token < count],
-            self._end_ids[0],
-            lambda text: tokenizer.encode(text, special=False),
-        )
+        library, count = llguidance(), self._vocab_size
+        spelling = _Spelling(self._tokenizer, count, self._end_ids[0])
         wrapped = library.TokenizerWrapper(spelling)
         result: LLTokenizer = library.LLTokenizer(
             wrapped, n_vocab=count, eos_token=list(self._end_ids)

@@ -1,0 +1,163 @@
+#!/usr/bin/env python3
+"""Measures servers of one model that draft in different ways: what scripts/compare_proposers.sh runs.
+
+    .venv/bin/python scripts/compare_proposers.py FOLDER --server plain 'COMMAND with {model} and {port}' \
+        --server ngram 'COMMAND' --server ours 'COMMAND'
+
+All stay open. Each prompt is sent to each of them in turn, greedy, one at a time, while the others
+are stopped. Prompts come once, so that no server has seen them. Drafts are counted by vLLM's metrics.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+from compare_peers import Server, opened
+
+from trtla.data.prompt_sets import Question, load_sets
+from trtla.machine import cpu
+
+WARM_UP = Question(("Once upon a time",))
+DRAFTED, ACCEPTED = (f"vllm:spec_decode_num_{kind}_tokens_total" for kind in ("draft", "accepted"))
+
+
+@dataclass(slots=True)
+class Tally:
+    """A server's tokens, seconds, drafted and accepted tokens, and texts."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+    drafted: float = 0.0
+    accepted: float = 0.0
+    texts: list[str] = field(default_factory=list)
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second."""
+        return self.tokens / self.seconds
+
+    def ask(self, server: Server, question: Question, tokens: int) -> None:
+        """Send a question and count what comes."""
+        body: dict[str, Any] = {"model": model_of(server), "temperature": 0, "max_tokens": tokens}
+        if question.is_chat:
+            path, more = "chat/completions", [{"role": "user", "content": question.turns[0]}]
+            body["messages"] = more
+        else:
+            path, body["prompt"] = "completions", question.turns[0]
+        before = counters(server)
+        started = time.perf_counter()
+        answer = httpx.post(f"{server.url}/v1/{path}", json=body, timeout=600)
+        self.seconds += time.perf_counter() - started
+        after = counters(server)
+        answer.raise_for_status()
+        said = answer.json()
+        choice = said["choices"][0]
+        self.texts.append(choice["message"]["content"] if question.is_chat else choice["text"])
+        self.tokens += said["usage"]["completion_tokens"]
+        self.drafted += after[0] - before[0]
+        self.accepted += after[1] - before[1]
+
+
+def model_of(server: Server) -> str:
+    """The name under which a server has its model."""
+    return str(httpx.get(f"{server.url}/v1/models", timeout=60).json()["data"][0]["id"])
+
+
+def counters(server: Server) -> tuple[float, float]:
+    """The drafted and the accepted tokens of a vLLM server so far; zeros of another one."""
+    text = httpx.get(f"{server.url}/metrics", timeout=60).text
+    values = [re.findall(rf"^{name}\{{.*\}} (\S+)$", text, re.M) for name in (DRAFTED, ACCEPTED)]
+    drafted, accepted = (sum(map(float, each)) for each in values)
+    return drafted, accepted
+
+
+def measure(
+    servers: Sequence[Server], questions: Sequence[Question], tokens: int
+) -> dict[str, Tally]:
+    """Send every question to every server, each time beginning with another one."""
+    tallies = {server.name: Tally() for server in servers}
+    for number, question in enumerate([WARM_UP, *questions]):
+        first = number % len(servers)
+        for server in (*servers[first:], *servers[:first]):
+            with server.awake():
+                (tallies[server.name] if number else Tally()).ask(server, question, tokens)
+        print(f"\r{number} of {len(questions)}", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    return tallies
+
+
+def rows(category: str, tallies: dict[str, Tally]) -> Iterator[str]:
+    """The table's lines of a category."""
+    plain = next(iter(tallies.values()))
+    for name, tally in tallies.items():
+        same = sum(map(str.__eq__, tally.texts, plain.texts))
+        steps = tally.tokens - tally.accepted
+        yield (
+            f"| {category} | {name} | {tally.tokens / steps:.2f} | {tally.drafted / steps:.2f} "
+            f"| {tally.rate:.1f} | {tally.rate / plain.rate:.2f} | {same} of {len(tally.texts)} |"
+        )
+
+
+def whole(each: Sequence[dict[str, Tally]]) -> dict[str, Tally]:
+    """The sums of all categories."""
+    sums = {name: Tally() for name in each[0]}
+    for tallies in each:
+        for name, tally in tallies.items():
+            of = sums[name]
+            of.tokens, of.seconds = of.tokens + tally.tokens, of.seconds + tally.seconds
+            of.drafted, of.accepted = of.drafted + tally.drafted, of.accepted + tally.accepted
+            of.texts += tally.texts
+    return sums
+
+
+def arguments(words: Sequence[str]) -> argparse.Namespace:
+    """The command line's."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", help="a Hugging Face folder that all servers open")
+    parser.add_argument(
+        "--server", nargs=2, action="append", required=True, metavar=("NAME", "COMMAND"),
+        help="the first one is what the others are compared with",
+    )  # fmt: skip
+    parser.add_argument("--prompts", default="code,chat,summarization", help="as of trtla bench")
+    parser.add_argument("--num-prompts", type=int, default=6, help="of each category")
+    parser.add_argument("--tokens", type=int, default=64)
+    return parser.parse_args(words)
+
+
+def main(words: Sequence[str]) -> None:
+    """Measure and print the table."""
+    args = arguments(words)
+    sets = load_sets(args.prompts.split(","), (), args.num_prompts)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the servers end with it
+    with ExitStack() as stack:
+        logs = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        servers = [
+            stack.enter_context(opened(name, command, args.model, logs / name))
+            for name, command in args.server
+        ]
+        machine, titles = cpu(), "tokens a step | drafted a step | tokens/s | over the first"
+        print(f"{machine.model}, {machine.cores} cores; {args.tokens} tokens\n")
+        print(f"| prompts | server | {titles} | texts as the first's |\n|---|---|---|---|---|---|---|")
+        each = []
+        for one in sets:
+            each.append(measure(servers, one.questions, args.tokens))
+            print("\n".join(rows(one.category, each[-1])), flush=True)
+        if len(each) > 1:
+            print("\n".join(rows("all", whole(each))))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
