@@ -54,6 +54,7 @@ def test_null_is_no_grammar_whatever_the_flags_say() -> None:
             "--json-schema: the JSON schema is '[1]', not an object",
             "such as",
         ),
+        ("--json-schema", "[1", "--json-schema: the JSON schema is not JSON", "give one such as"),
         ("--json-schema", "null", "the JSON schema is 'null', not an object", "give one such as"),
         ("--json-schema", "false", "the JSON schema is false, which allows no text", "give one"),
         ("--json-schema", "none.json", "none.json does not exist", "or give the schema itself"),

@@ -83,16 +83,14 @@ class ToolFormat:
             f"behind: {self._behind(mark, control, several)}",
             f"call: {' | '.join(f'call_{i}' for i in range(len(functions)))}",
         ]
-        parts = [
-            *("" for _ in rules),
-            *(f"the parameters of the function {f.name}" for f in functions),
-        ]
+        parts = ("",) * len(rules)
+        parts += tuple(f"the parameters of the function {function.name}" for function in functions)
         rules += [self._rule(number, function) for number, function in enumerate(functions)]
         if state in _THOUGHTS:
             rules += [f"thoughts[lazy]: /{_THOUGHTS[state]}/", r"BLANKS: /[\n ]{0,2}/"]
         if not must:
             rules += self._texts(marks_text, _NO_THOUGHTS if state == "undecided" else "")
-        return Grammar("lark", "\n".join(rules), given_as="tools", parts=tuple(parts))
+        return Grammar("lark", "\n".join(rules), given_as="tools", parts=parts)
 
     def _either(self, marks_text: bool) -> str:
         if self.leads:

@@ -66,14 +66,7 @@ def generate(
     """
     called = _arguments()
     streamer = model_kwargs.pop("streamer", None) or called.get("streamer")
-    triple = None if lookahead in (None, "auto") else LookaheadConfig.parse(lookahead)
-    if not isinstance(drafts, bool):
-        raise UsageError(f"drafts is {shown(drafts)}, neither True nor False", "give one of both")
-    if lookahead is not None and not drafts:
-        raise UsageError(
-            f"lookahead is {shown(lookahead)}, and drafts=False decodes without drafts",
-            "omit one of both",
-        )
+    triple = _triple(lookahead, drafts)
     if seed is not None:
         seed = whole("seed", seed, "a whole number from -2**63 to 2**63", -SEEDS, SEEDS)
     _check(model, generation_config)
@@ -99,6 +92,19 @@ def generate(
     run = DecodingRun(model, known, end, choice, input_ids, model_kwargs)
     run.decode(layout if end.moves else None, triple, drafts)
     return run.result()
+
+
+def _triple(lookahead: Any, drafts: Any) -> LookaheadConfig | None:
+    """The triple that drafts; None: the tree does, or nothing."""
+    triple = None if lookahead in (None, "auto") else LookaheadConfig.parse(lookahead)
+    if not isinstance(drafts, bool):
+        raise UsageError(f"drafts is {shown(drafts)}, neither True nor False", "give one of both")
+    if lookahead is not None and not drafts:
+        raise UsageError(
+            f"lookahead is {shown(lookahead)}, and drafts=False decodes without drafts",
+            "omit one of both",
+        )
+    return triple
 
 
 def _arguments() -> dict[str, Any]:

@@ -96,8 +96,8 @@ class Grammar:
         return f"the grammar of {self.given_as}" if self.parts else _NAMES[self.kind]
 
     def part(self, line: int) -> str:
-        """What a line of the rules was made of, for sentences; lines count from 1."""
-        return self.parts[line - 1] or self.name if 0 < line <= len(self.parts) else self.name
+        """What a line of the rules was made of, for sentences; they count from 1."""
+        return (*self.parts[line - 1 : line], "")[0] or self.name
 
     @property
     def value(self) -> dict[str, Any]:
@@ -110,11 +110,8 @@ class Grammar:
 
 def _file_or_text(value: str, kind: GrammarKind) -> str:
     """A file's text; a value that is no file's name is the text itself."""
-    is_text = (
-        value.lstrip().startswith("{")
-        or any(mark in value for mark in (":", "\n"))
-        or (kind == "json_schema" and _is_json(value))
-    )
+    is_json = value.lstrip().startswith(("{", "[")) or value.strip() in ("true", "false", "null")
+    is_text = is_json or any(mark in value for mark in (":", "\n"))
     if is_text and not os.path.isfile(value):  # `Path.is_file` raises for a text as long as these
         return value
     itself = "schema itself, which begins with {" if kind == "json_schema" else "rules themselves"
@@ -124,14 +121,6 @@ def _file_or_text(value: str, kind: GrammarKind) -> str:
         return read_text(Path(value))
     except UsageError as error:
         raise UsageError(error.message, f"{error.hint}, or give the {itself}") from None
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return True
 
 
 def _is_model(value: object) -> TypeGuard[type[BaseModel]]:
