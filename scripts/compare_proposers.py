@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Measures servers of one model that draft in different ways: what scripts/compare_proposers.sh runs.
+"""What scripts/compare_proposers.sh measures: servers of one model that draft in different ways.
 
-    .venv/bin/python scripts/compare_proposers.py FOLDER --server plain 'COMMAND with {model} and {port}' \
-        --server ngram 'COMMAND' --server ours 'COMMAND'
+    .venv/bin/python scripts/compare_proposers.py FOLDER \\
+        --server plain 'COMMAND with {model} and {port}' --server ngram 'COMMAND'
 
 All stay open. Each prompt is sent to each of them in turn, greedy, one at a time, while the others
-are stopped. Prompts come once, so that no server has seen them. Drafts are counted by vLLM's metrics.
+are stopped. Prompts come once, so that no server has seen them. vLLM's metrics count the drafts.
 """
 
 from __future__ import annotations
@@ -150,7 +150,9 @@ def main(words: Sequence[str]) -> None:
         ]
         machine, titles = cpu(), "tokens a step | drafted a step | tokens/s | over the first"
         print(f"{machine.model}, {machine.cores} cores; {args.tokens} tokens\n")
-        print(f"| prompts | server | {titles} | texts as the first's |\n|---|---|---|---|---|---|---|")
+        print(
+            f"| prompts | server | {titles} | texts as the first's |\n|---|---|---|---|---|---|---|"
+        )
         each = []
         for one in sets:
             each.append(measure(servers, one.questions, args.tokens))

@@ -42,7 +42,9 @@ def test_a_server_that_ends_is_named_with_what_it_said() -> None:
 def test_each_prompt_goes_to_all_servers_and_their_texts_are_compared(tmp_path: Path) -> None:
     serve = f"{sys.executable} -m trtla serve -m {{model}} --port {{port}} --dtype float32"
     prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text('{"category": "a", "text": "def f(x):"}\n{"category": "b", "text": "x = "}\n')
+    prompts.write_text(
+        '{"category": "a", "text": "def f(x):"}\n{"category": "b", "text": "x = "}\n'
+    )
     command = [sys.executable, "scripts/compare_proposers.py", str(MODEL), "--tokens", "6"]
     command += ["--server", "plain", f"{serve} --lookahead 1,1,0", "--server", "auto", serve]
     done = subprocess.run(
