@@ -305,6 +305,18 @@ def test_behind_a_token_that_only_the_mask_has_allowed_nothing_is():
     assert not state.mask().any()
 
 
+def test_a_draft_behind_a_token_that_only_the_mask_has_allowed_ends_there():
+    class Wrong(Toy):
+        def compute_bitmask(self):
+            return (0b11).to_bytes(4, "little")
+
+    state = following(Wrong, (2,), 40)
+    assert state.mask().any()
+    assert not state.mask((1,)).any()
+    assert state.mask((1, 0)) is None
+    assert not state.follow([1]).mask().any()
+
+
 class Rules:
     """A grammar's state that allows all tokens, and counts its masks."""
 
@@ -509,6 +521,30 @@ def test_a_text_that_a_tokenizer_cannot_write_is_refused_or_ends_in_nothing(kind
         assert not state.follow([blank]).mask().any()
     else:
         assert compiler.start(Grammar("regex", "(é|日)🦙"))().mask().any()
+
+
+@pytest.mark.parametrize("kind", ["qwen 2", "sentencepiece"])
+def test_what_a_tokenizer_writes_as_another_text_is_written_by_its_tokens(kind, tmp_path):
+    save_kind(kind, tmp_path)
+    path = tmp_path / "tokenizer.json"
+    data = json.loads(path.read_text())
+    others = (data["normalizer"] or {}).get("normalizers", [])
+    data["normalizer"] = {"type": "Sequence", "normalizers": [{"type": "NFC"}, *others]}
+    path.write_text(json.dumps(data))
+    tokenizer, text = Tokenizer(tmp_path), "cafe\u0301 \u2581"
+    assert tokenizer.decode(tokenizer.encode(text, special=False)).strip() != text
+    forced = GrammarCompiler(tokenizer, 512, (2,)).start(Grammar("regex", text))().forced()
+    assert b"".join(map(tokenizer.token_bytes, forced)).decode() == text
+
+
+def test_a_token_that_ends_texts_is_no_text(llm):
+    end, letter = min(llm.end_ids), llm.tokenizer.token_id("a")
+    compiler = GrammarCompiler(llm.tokenizer, llm.limits.vocab_size, (end, letter))
+    state = compiler.start(Grammar("regex", "[ab]"))()
+    allowed = allowed_tokens(state.mask(), llm.limits.vocab_size).nonzero()[0].tolist()
+    assert allowed == [llm.tokenizer.token_id("b")]
+    state.follow(allowed)
+    assert {end, letter} == set(allowed_tokens(state.mask(), 2048).nonzero()[0].tolist())
 
 
 def test_a_grammar_goes_as_an_object_of_json():

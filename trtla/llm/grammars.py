@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from collections.abc import Sequence
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,8 @@ _MOST_FORCED = 1 << 13
 _KEPT_TEXTS, _SHORT = 2048, 256
 """Fixed texts whose tokens are remembered, and their longest in bytes: each step asks again for the
 same keys and names."""
+_LONGEST = 16
+"""Bytes of a token that a text is written with where the tokenizer does not write it."""
 
 
 class _Spelling:
@@ -32,12 +34,12 @@ class _Spelling:
 
     bos_token_id: int | None = None
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_id: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_ids: Sequence[int]) -> None:
         self.tokens = [tokenizer.token_bytes(token) for token in range(vocab_size)]
-        self.special_token_ids = [
-            token for token in sorted(tokenizer.control_ids) if token < vocab_size
-        ]
-        self.eos_token_id = end_id
+        no_text = tokenizer.control_ids.union(end_ids)
+        self.special_token_ids = [token for token in sorted(no_text) if token < vocab_size]
+        self.eos_token_id = end_ids[0]
+        self._bytes = tokenizer.byte_tokens
         self._encode = partial(tokenizer.encode, special=False)
         self._known = lru_cache(_KEPT_TEXTS)(self._ids)
 
@@ -53,7 +55,28 @@ class _Spelling:
             for skipped in range(min(len(ids), 3)):
                 if b"".join(parts[skipped:]) == data:
                     return ids[skipped:]
-        return ()
+        return self._by_longest(data)
+
+    def _by_longest(self, data: bytes) -> Sequence[int]:
+        """The longest tokens one after another, for a text that the tokenizer writes as another,
+        such as one with composed letters; none if there are no such tokens."""
+        ids: list[int] = []
+        at = 0
+        while at < len(data):
+            parts = (data[at : at + size] for size in range(_LONGEST, 0, -1))
+            part = next((part for part in parts if part in self._by_text), b"")
+            if not part:
+                return ()
+            ids.append(self._by_text[part])
+            at += len(part)
+        return ids
+
+    @cached_property
+    def _by_text(self) -> dict[bytes, int]:
+        """Tokens by their bytes; a byte's own token only where no other has that text."""
+        ids = set(range(len(self.tokens))).difference(self.special_token_ids)
+        ordered = sorted(ids, key=lambda token: token not in self._bytes)
+        return {self.tokens[token]: token for token in ordered}
 
 
 class GrammarCompiler:
@@ -99,7 +122,7 @@ class GrammarCompiler:
 
     def _spelt(self) -> LLTokenizer:
         library, count = llguidance(), self._vocab_size
-        spelling = _Spelling(self._tokenizer, count, self._end_ids[0])
+        spelling = _Spelling(self._tokenizer, count, self._end_ids)
         wrapped = library.TokenizerWrapper(spelling)
         result: LLTokenizer = library.LLTokenizer(
             wrapped, n_vocab=count, eos_token=list(self._end_ids)

@@ -71,6 +71,7 @@ class GrammarState:
         self._ended = False
         self._ends = _bits(end_ids, vocab_size)
         self._words = len(self._ends)
+        self._none = np.zeros_like(self._ends)
         self._masks: dict[tuple[int, ...], ndarray | None] = {}
         """Masks by path, since the output last grew."""
         self.failure = ""
@@ -81,8 +82,8 @@ class GrammarState:
         new = list(output_ids[len(self._output) :])
         if new:
             self._ended = self._refuses(new)  # behind an end token
-            if self._ended and not self._ends[new[-1] // _WORD] >> new[-1] % _WORD & 1:
-                self._ends[:] = 0  # the mask was wrong: the tokenizer cannot write what follows
+            if self._ended and not _has(self._ends, new[-1]):
+                self._ends = self._none  # the mask was wrong: no token is what must follow
             self._output, self._ahead = list(output_ids), self._ahead[len(new) :]
             self._masks = {
                 path[len(new) :]: mask
@@ -95,8 +96,8 @@ class GrammarState:
         """The tokens that may follow output and path, a bit each, uint32 [words].
 
         Returns:
-            None where the grammar does not allow the path itself. No bit is set where nothing may
-            follow, or where that takes too much computing: `failure` has the reason.
+            None where a mask forbids the path itself. No bit is set where nothing may follow, or
+            where that takes too much computing: `failure` has the reason.
         """
         if path not in self._masks:
             self._masks[path] = self._ends if self._ended else self._computed(path)
@@ -107,14 +108,19 @@ class GrammarState:
             if attempt:
                 self._renew()
             if self._refuses(path):
-                return None
+                return self._none if self._let(path) else None
             mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)
             if not self._matcher.is_error():
                 return self._fitted(mask)
         reason = first_line(self._matcher.get_error())
         if not reason.startswith("NoExtension"):  # no token goes on: nothing was too much
             self.failure = f"it takes too much computing ({reason})"
-        return np.zeros(self._words, np.uint32)
+        return self._none
+
+    def _let(self, path: tuple[int, ...]) -> bool:
+        """Return True if the path's last mask allowed it, wrongly: no token can follow there."""
+        before = self.mask(path[:-1])
+        return before is not None and _has(before, path[-1])
 
     def _fitted(self, mask: ndarray) -> ndarray:
         if len(mask) == self._words:
@@ -165,6 +171,10 @@ class GrammarState:
 
 GrammarStart = Callable[[], GrammarState]
 """Makes the state of a request at the beginning of its output."""
+
+
+def _has(mask: ndarray, token: int) -> bool:
+    return bool(mask[token // _WORD] >> token % _WORD & 1)
 
 
 def _bits(ids: Sequence[int], vocab_size: int) -> ndarray:
