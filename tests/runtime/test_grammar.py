@@ -222,7 +222,8 @@ class Toy:
         self.read, self.computed = [], 0
 
     def _fits(self, token):
-        return token == len(self.read) % 2 or (token == 2 and len(self.read) % 2 == 0)
+        odd = len(self.read) % 2
+        return 2 not in self.read and token in ((1,) if odd else (0, 2))
 
     def compute_bitmask(self):
         self.computed += 1
@@ -234,7 +235,7 @@ class Toy:
 
     def try_consume_tokens(self, tokens):
         for count, token in enumerate(tokens):
-            if not self._fits(token) or 2 in self.read:
+            if not self._fits(token):
                 return count
             self.read.append(token)
         return len(tokens)
