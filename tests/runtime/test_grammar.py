@@ -515,7 +515,7 @@ def test_a_text_that_a_tokenizer_cannot_write_is_refused_or_ends_in_nothing(kind
     compiler = GrammarCompiler(Tokenizer(tmp_path), 512, (2,))
     assert compiler.start(Grammar("regex", "(a|b) c"))().mask().any()
     if kind == "unigram":  # it has neither bytes nor this letter
-        with pytest.raises(UsageError, match="the tokenizer cannot write its texts"):
+        with pytest.raises(UsageError, match="it allows no text that the tokenizer can write"):
             compiler.start(Grammar("regex", "é"))
         state = compiler.start(Grammar.of({"json_object": True}))()
         (blank, *_) = allowed_tokens(state.mask(), 512).nonzero()[0].tolist()
@@ -546,6 +546,21 @@ def test_a_token_that_ends_texts_is_no_text(llm):
     assert allowed == [llm.tokenizer.token_id("b")]
     state.follow(allowed)
     assert {end, letter} == set(allowed_tokens(state.mask(), 2048).nonzero()[0].tolist())
+
+
+def test_the_name_of_a_control_token_is_text_in_a_grammar(llm):
+    for name in llm.tokenizer.special_names:
+        for seed in (0, 1):
+            params = asked({"regex": f"(a|b){re.escape(name)}c"}, temperature=1.0, seed=seed)
+            (one,) = llm.generate("x", params)
+            assert one.text[1:] == f"{name}c"
+            assert one.finish_reason == "end_id"
+
+
+def test_one_of_thousands_of_texts_is_chosen(llm):
+    texts = [f"the {number:04}" for number in range(3000)]
+    (one,) = llm.generate("x", asked({"choice": texts}, temperature=1.0))
+    assert one.text in texts
 
 
 def test_a_grammar_goes_as_an_object_of_json():

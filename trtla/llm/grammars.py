@@ -36,8 +36,8 @@ class _Spelling:
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_ids: Sequence[int]) -> None:
         self.tokens = [tokenizer.token_bytes(token) for token in range(vocab_size)]
-        no_text = tokenizer.control_ids.union(end_ids)
-        self.special_token_ids = [token for token in sorted(no_text) if token < vocab_size]
+        self._no_text = tokenizer.control_ids.union(end_ids)
+        self.special_token_ids = [one for one in sorted(self._no_text) if one < vocab_size]
         self.eos_token_id = end_ids[0]
         self._bytes = tokenizer.byte_tokens
         self._encode = partial(tokenizer.encode, special=False)
@@ -51,6 +51,8 @@ class _Spelling:
     def _ids(self, data: bytes) -> Sequence[int]:
         for before in (b"", b"\n"):
             ids = self._encode((before + data).decode())
+            if not self._no_text.isdisjoint(ids):  # a control token's name, which is text here
+                break
             parts = [self.tokens[token] for token in ids]
             for skipped in range(min(len(ids), 3)):
                 if b"".join(parts[skipped:]) == data:
@@ -58,8 +60,8 @@ class _Spelling:
         return self._by_longest(data)
 
     def _by_longest(self, data: bytes) -> Sequence[int]:
-        """The longest tokens one after another, for a text that the tokenizer writes as another,
-        such as one with composed letters; none if there are no such tokens."""
+        """The longest tokens one after another, for a text that the tokenizer reads otherwise, such
+        as one with a control token's name; none if there are no such tokens."""
         ids: list[int] = []
         at = 0
         while at < len(data):
@@ -74,7 +76,7 @@ class _Spelling:
     @cached_property
     def _by_text(self) -> dict[bytes, int]:
         """Tokens by their bytes; a byte's own token only where no other has that text."""
-        ids = set(range(len(self.tokens))).difference(self.special_token_ids)
+        ids = set(range(len(self.tokens))).difference(self._no_text)
         ordered = sorted(ids, key=lambda token: token not in self._bytes)
         return {self.tokens[token]: token for token in ordered}
 
@@ -158,7 +160,7 @@ def _refusal(grammar: Grammar, reason: object) -> UsageError:
         text = text[place.end() :]
     told = text.rpartition("\nerror: ")[2]  # a regex's faults are drawn above their reason
     if told.startswith("NoExtension"):
-        told = "the tokenizer cannot write its texts"
+        told = "it allows no text that the tokenizer can write"
     name = grammar.part(int(place[1]) if place else 0)
     return UsageError(
         f"{name} cannot be used: {first_line(told.removeprefix(_OF_GBNF))}",
