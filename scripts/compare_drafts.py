@@ -37,11 +37,12 @@ class Text(NamedTuple):
 
 
 def prompts(sets: str, per_set: int) -> Iterator[tuple[str, bool]]:
-    """The prompts that come with trtla, and whether each begins a chat."""
+    """The prompts of files or of sets that come with trtla, and whether each begins a chat."""
     from trtla.files import ASSETS
 
     for name in sets.split(","):
-        lines = (ASSETS / "bench" / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+        path = Path(name) if name.endswith(".jsonl") else ASSETS / "bench" / f"{name}.jsonl"
+        lines = path.read_text(encoding="utf-8").splitlines()
         for line in map(json.loads, lines[:per_set]):
             yield (line["turns"][0], True) if "turns" in line else (line["text"], False)
 
@@ -284,7 +285,7 @@ def main() -> None:
         command.set_defaults(run=run)
         for operand in operands:
             command.add_argument(operand)
-        command.add_argument("--sets", default=SETS)
+        command.add_argument("--sets", default=SETS, help="names or .jsonl files")
         command.add_argument("--per-set", type=int, default=12, help="prompts of each set")
         command.add_argument("--tokens", type=int, default=96)
         command.add_argument("--dtype", default="float32")

@@ -48,6 +48,13 @@ def test_what_a_program_prints_is_printed_before_its_end(models, capsys, tmp_pat
     assert capsys.readouterr().out == "2\n"
 
 
+def test_a_test_that_fails_is_named_without_those_that_pass(models, capfd):
+    lines = [f"[gw1] [ 9%] {end} tests/test_a.py::{end}" for end in ("PASSED", "FAILED")]
+    printed = models._streamed(["printf", "%s\n", *lines], models._NO_FAILURE)
+    assert printed.splitlines() == lines
+    assert capfd.readouterr().out == lines[1] + "\n"
+
+
 @pytest.mark.deep
 def test_a_model_whose_making_was_interrupted_is_made_anew(models, tmp_path):
     folder, part = tmp_path / "2x", tmp_path / "2x.part"

@@ -88,6 +88,10 @@ def model_dir(size: str) -> str:
     return str(folder)
 
 
+_NO_FAILURE = re.compile(r"tests/|\[gw\d+\] \[ *\d+%\] (PASSED|SKIPPED) ")
+"""Lines of a test that begins or goes well: one that fails is named at once."""
+
+
 def tests() -> None:
     """The tests marked gpu.
 
@@ -102,9 +106,10 @@ def tests() -> None:
         "gpu",
         "-n",
         "10",
-    ]  # the project's own options have -q
+        "-vv",  # the project's own options have -q
+    ]
     command += ["-p", "no:cacheprovider", "tests/runtime", "tests/plugins"]
-    printed = _streamed(command, OMP_NUM_THREADS="1")
+    printed = _streamed(command, _NO_FAILURE, OMP_NUM_THREADS="1")
     counts = {
         what: int(number) for number, what in re.findall(r"(\d+) (passed|failed|error)", printed)
     }
@@ -130,8 +135,12 @@ def sanitizer() -> None:
     record("compute-sanitizer", int(found[1]))
 
 
-def _streamed(command: list[str], **environment: str) -> str:
-    """What a program prints, which is printed at once too: its end may never come."""
+def _streamed(command: list[str], hidden: re.Pattern[str] | None = None, **environment: str) -> str:
+    """What a program prints, which is printed at once too: its end may never come.
+
+    Args:
+        hidden: the beginnings of lines that are not printed.
+    """
     lines = []
     with subprocess.Popen(
         command, cwd=SCRIPTS.parent, env=os.environ | environment, text=True,
@@ -139,6 +148,7 @@ def _streamed(command: list[str], **environment: str) -> str:
     ) as process:  # fmt: skip
         assert process.stdout is not None
         for line in process.stdout:
-            print(line, end="", flush=True)
+            if hidden is None or not hidden.match(line):
+                print(line, end="", flush=True)
             lines.append(line)
     return "".join(lines)
