@@ -19,7 +19,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-SETS = "code,functions,chat,summarization"
+FUNCTIONS = (
+    Path(__file__).resolve().parent.parent / "trtla" / "assets" / "bench" / "functions.jsonl"
+)
+SETS = f"code,{FUNCTIONS},chat,summarization"
 DRAFTED = 5
 WARM_UP = ("Once upon a time", False)
 ROOM = 8192
@@ -38,13 +41,11 @@ class Text(NamedTuple):
 
 def prompts(sets: str, per_set: int) -> Iterator[tuple[str, bool]]:
     """The prompts of files or of sets that come with trtla, and whether each begins a chat."""
-    from trtla.files import ASSETS
+    from trtla.data.prompt_sets import load_sets
 
-    for name in sets.split(","):
-        path = Path(name) if name.endswith(".jsonl") else ASSETS / "bench" / f"{name}.jsonl"
-        lines = path.read_text(encoding="utf-8").splitlines()
-        for line in map(json.loads, lines[:per_set]):
-            yield (line["turns"][0], True) if "turns" in line else (line["text"], False)
+    for one in load_sets(sets.split(","), (), per_set):
+        for question in one.questions:
+            yield question.turns[0], question.is_chat
 
 
 def write_texts(args: argparse.Namespace) -> None:

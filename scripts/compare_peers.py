@@ -97,6 +97,18 @@ def opened(name: str, command: str, model: str, log: Path) -> Iterator[Server]:
         process.wait()
 
 
+@contextmanager
+def all_opened(commands: Sequence[tuple[str, str]], model: str) -> Iterator[list[Server]]:
+    """Start servers by their names and commands; they end with the block, and with SIGTERM."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    with ExitStack() as stack:
+        logs = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        yield [
+            stack.enter_context(opened(name, command, model, logs / name))
+            for name, command in commands
+        ]
+
+
 def await_answer(server: Server, log: Path) -> None:
     """Return once the server lists its models; raises as `opened`."""
     end = time.monotonic() + WAIT_S
@@ -163,15 +175,9 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
 def main(words: Sequence[str]) -> None:
     """Measure in turns and print the table."""
     args = arguments(words)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the servers end with it
     rows: dict[tuple[int, str], list[Row]] = {}
-    with ExitStack() as stack:
-        place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        sides = (("trtla", args.ours), (args.name, args.peer))
-        servers = [
-            stack.enter_context(opened(name, command, args.model, place / name))
-            for name, command in sides
-        ]
+    sides = (("trtla", args.ours), (args.name, args.peer))
+    with all_opened(sides, args.model) as servers:
         for turn in range(args.turns + 1):  # the first one warms up
             for clients in map(int, args.clients.split(",")):
                 for server in servers if turn % 2 else reversed(servers):

@@ -12,18 +12,15 @@ from __future__ import annotations
 
 import argparse
 import re
-import signal
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, fields
+from functools import cache
 from typing import Any
 
 import httpx
-from compare_peers import Server, opened
+from compare_peers import Server, all_opened
 
 from trtla.data.prompt_sets import Question, load_sets
 from trtla.machine import cpu
@@ -47,6 +44,10 @@ class Tally:
         """Tokens a second."""
         return self.tokens / self.seconds
 
+    def __add__(self, other: Tally) -> Tally:
+        """Return both together."""
+        return Tally(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(self)))
+
     def ask(self, server: Server, question: Question, tokens: int) -> None:
         """Send a question and count what comes."""
         body: dict[str, Any] = {"model": model_of(server), "temperature": 0, "max_tokens": tokens}
@@ -69,6 +70,7 @@ class Tally:
         self.accepted += after[1] - before[1]
 
 
+@cache
 def model_of(server: Server) -> str:
     """The name under which a server has its model."""
     return str(httpx.get(f"{server.url}/v1/models", timeout=60).json()["data"][0]["id"])
@@ -87,11 +89,11 @@ def measure(
 ) -> dict[str, Tally]:
     """Send every question to every server, each time beginning with another one."""
     tallies = {server.name: Tally() for server in servers}
-    for number, question in enumerate([WARM_UP, *questions]):
+    for number, question in enumerate(questions, 1):
         first = number % len(servers)
         for server in (*servers[first:], *servers[:first]):
             with server.awake():
-                (tallies[server.name] if number else Tally()).ask(server, question, tokens)
+                tallies[server.name].ask(server, question, tokens)
         print(f"\r{number} of {len(questions)}", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
     return tallies
@@ -107,18 +109,6 @@ def rows(category: str, tallies: dict[str, Tally]) -> Iterator[str]:
             f"| {category} | {name} | {tally.tokens / steps:.2f} | {tally.drafted / steps:.2f} "
             f"| {tally.rate:.1f} | {tally.rate / plain.rate:.2f} | {same} of {len(tally.texts)} |"
         )
-
-
-def whole(each: Sequence[dict[str, Tally]]) -> dict[str, Tally]:
-    """The sums of all categories."""
-    sums = {name: Tally() for name in each[0]}
-    for tallies in each:
-        for name, tally in tallies.items():
-            of = sums[name]
-            of.tokens, of.seconds = of.tokens + tally.tokens, of.seconds + tally.seconds
-            of.drafted, of.accepted = of.drafted + tally.drafted, of.accepted + tally.accepted
-            of.texts += tally.texts
-    return sums
 
 
 def arguments(words: Sequence[str]) -> argparse.Namespace:
@@ -141,13 +131,8 @@ def main(words: Sequence[str]) -> None:
     """Measure and print the table."""
     args = arguments(words)
     sets = load_sets(args.prompts.split(","), (), args.num_prompts)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the servers end with it
-    with ExitStack() as stack:
-        logs = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        servers = [
-            stack.enter_context(opened(name, command, args.model, logs / name))
-            for name, command in args.server
-        ]
+    with all_opened(args.server, args.model) as servers:
+        measure(servers, [WARM_UP], args.tokens)
         machine, titles = cpu(), "tokens a step | drafted a step | tokens/s | over the first"
         print(f"{machine.model}, {machine.cores} cores; {args.tokens} tokens\n")
         print(
@@ -158,7 +143,8 @@ def main(words: Sequence[str]) -> None:
             each.append(measure(servers, one.questions, args.tokens))
             print("\n".join(rows(one.category, each[-1])), flush=True)
         if len(each) > 1:
-            print("\n".join(rows("all", whole(each))))
+            sums = {name: sum((of[name] for of in each), Tally()) for name in each[0]}
+            print("\n".join(rows("all", sums)))
 
 
 if __name__ == "__main__":

@@ -5,29 +5,19 @@
 # Further options are those of scripts/compare_proposers.py. TRTLA_VLLM_PYTHON names the Python of another environment
 # with vLLM (`suffix` needs arctic-inference there), DTYPE its arithmetic (bfloat16).
 set -eu
-if [ $# = 0 ]; then
-    sed -n '2,/^set -eu/{/^set -eu/d;s/^# \{0,1\}//;p}' "$0" >&2
-    exit 2
-fi
+. "$(dirname "$0")/setup.sh"
+[ $# -gt 0 ] || setup_usage "$0"
 folder=$(cd "$1" && pwd)
 shift
 cd "$(dirname "$0")/.."
-. scripts/setup.sh
 setup_venv dev
-if [ -z "${TRTLA_VLLM_PYTHON:-}" ]; then
-    setup_vllm
-    TRTLA_VLLM_PYTHON="$PWD/.venv-plugins/bin/python"
-fi
-# An idle thread of OpenMP waits for a while by computing, which takes the cores of whoever measures.
-export OMP_WAIT_POLICY=passive KMP_BLOCKTIME=0 PYTHONPATH="$PWD"
-export VLLM_CPU_OMP_THREADS_BIND="0-$(($(nproc) - 1))" VLLM_CPU_KVCACHE_SPACE="${VLLM_CPU_KVCACHE_SPACE:-1}"
-export VLLM_NO_USAGE_STATS=1
-vllm="$TRTLA_VLLM_PYTHON -m vllm.entrypoints.openai.api_server --model {model} --port {port} --dtype ${DTYPE:-bfloat16}"
-vllm="$vllm --max-model-len 2048 --max-num-seqs 4"
+setup_vllm_server 4
+export VLLM_CPU_KVCACHE_SPACE="${VLLM_CPU_KVCACHE_SPACE:-1}" PYTHONPATH="$PWD"
+plain="$VLLM --dtype ${DTYPE:-bfloat16}"
 drafts() {
-    printf "%s --speculative-config '{{\"num_speculative_tokens\": 5, %s}}'" "$vllm" "$1"
+    printf "%s --speculative-config '{{\"num_speculative_tokens\": 5, %s}}'" "$plain" "$1"
 }
-servers=(--server plain "$vllm")
+servers=(--server plain "$plain")
 servers+=(--server ngram "$(drafts '"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 5')")
 if "$TRTLA_VLLM_PYTHON" -c 'import arctic_inference' 2>/dev/null; then
     servers+=(--server suffix "$(drafts '"method": "suffix"')")

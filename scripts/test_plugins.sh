@@ -9,8 +9,5 @@ cd "$(dirname "$0")/.."
 . scripts/setup.sh
 setup_venv dev
 
-if [ -z "${TRTLA_VLLM_PYTHON:-}" ]; then
-    setup_vllm
-    export TRTLA_VLLM_PYTHON="$PWD/.venv-plugins/bin/python"
-fi
+setup_vllm
 exec .venv/bin/python -m pytest -n 0 tests/plugins/test_vllm_server.py "$@"
