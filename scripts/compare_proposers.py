@@ -23,6 +23,7 @@ import httpx
 from compare_peers import Server, all_opened
 
 from trtla.data.prompt_sets import Question, load_sets
+from trtla.errors import UsageError
 from trtla.machine import cpu
 
 WARM_UP = Question(("Once upon a time",))
@@ -130,7 +131,12 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
 def main(words: Sequence[str]) -> None:
     """Measure and print the table."""
     args = arguments(words)
-    sets = load_sets(args.prompts.split(","), (), args.num_prompts)
+    try:
+        sets = load_sets(args.prompts.split(","), (), args.num_prompts)
+    except UsageError as error:
+        raise SystemExit(str(error)) from None
+    if len({name for name, _ in args.server}) < len(args.server):
+        raise SystemExit("two servers have the same name; give each its own")
     with all_opened(args.server, args.model) as servers:
         measure(servers, [WARM_UP], args.tokens)
         machine, titles = cpu(), "tokens a step | drafted a step | tokens/s | over the first"
