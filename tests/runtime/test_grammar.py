@@ -578,13 +578,14 @@ def test_masks_of_other_sizes_fit_the_model():
 
 
 @pytest.mark.parametrize(
-    ("error", "failure"),
+    ("error", "failure", "tried"),
     [
-        ("too complex\nlong trace", "it takes too much computing (too complex)"),
-        ("NoExtensionBias", ""),  # the tokenizer has no token that goes on
+        ("too complex\nlong trace", "it takes too much computing (too complex)", 2),
+        ("Parser Error: too many", "it takes too much computing (Parser Error: too many)", 1),
+        ("NoExtensionBias", "", 2),  # the tokenizer has no token that goes on
     ],
 )
-def test_where_a_matcher_gives_up_twice_nothing_is_allowed(error, failure):
+def test_where_a_matcher_gives_up_nothing_is_allowed(error, failure, tried):
     made = []
 
     class Failing(Toy):
@@ -601,9 +602,34 @@ def test_where_a_matcher_gives_up_twice_nothing_is_allowed(error, failure):
     state = following(Failing, (2,), 40)
     assert not state.mask((0,)).any()
     assert state.failure == failure
-    assert len(made) == 2
+    assert len(made) == tried
     assert allowed_tokens(state.mask(), 40).nonzero()[0].tolist() == [0, 2]
     assert not state.follow([0]).mask().any()
+
+
+def test_a_mask_that_takes_long_ends_its_text(llm, monkeypatch):
+    monkeypatch.setattr("trtla.runtime.grammar._MOST_S", 0.0)
+    with pytest.raises(UsageError, match=r"output token 0: it takes .* \(0\.0 s for a token\)"):
+        llm.generate("x", asked({"regex": "[ab]{4}"}))
+
+
+@pytest.mark.parametrize("count", [500, 1500])
+def test_an_object_may_have_many_optional_keys(llm, count):
+    properties = {f"k{key:04}": {"type": "integer", "maximum": 9} for key in range(count)}
+    schema = {"type": "object", "properties": properties, "additionalProperties": False}
+    for how in ({}, {"lookahead": AUTOREGRESSIVE}):
+        (one,) = llm.generate(
+            "x", asked({"json_schema": schema}, temperature=1.0, length=40), **how
+        )
+        assert one.finish_reason in ("end_id", "length")
+
+
+def test_rules_may_have_thousands_of_alternatives(llm):
+    rules = " | ".join(f"r{rule}" for rule in range(2500))
+    each = "\n".join(f'r{rule}: "a{rule}" X' for rule in range(2500))
+    text = f"start: {rules}\n{each}\nX: /z/"
+    (one,) = llm.generate("x", asked({"lark": text}, temperature=1.0, length=40))
+    assert re.fullmatch(r"a\d{1,4}z", one.text)
 
 
 def attempted(llm, params, **how):

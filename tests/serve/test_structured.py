@@ -6,6 +6,7 @@ import json
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from threading import Event
 
@@ -186,12 +187,20 @@ TOOLS = [{"type": "function", "function": {"name": "f"}}]
 
 @pytest.mark.parametrize("field", [{"guided_regex": "[ab]{3}c"}, {"tools": TOOLS}])
 def test_small_requests_do_not_wait_for_a_grammar(served, monkeypatch, field):
+    with waiting(monkeypatch, served, field):
+        assert served.chat(messages=HELLO, max_tokens=2).status_code == 200
+
+
+@contextmanager
+def waiting(monkeypatch, served, field):
+    """Hold the compilation of the first request's grammar meanwhile."""
     begun, goes_on = Event(), Event()
     start = GrammarCompiler.start
 
     def slowly(compiler, grammar):
-        begun.set()
-        assert goes_on.wait(60)
+        if not begun.is_set():
+            begun.set()
+            assert goes_on.wait(60)
         return start(compiler, grammar)
 
     monkeypatch.setattr(GrammarCompiler, "start", slowly)
@@ -199,8 +208,28 @@ def test_small_requests_do_not_wait_for_a_grammar(served, monkeypatch, field):
         dear = pool.submit(served.chat, **CHAT, **field)
         try:
             assert begun.wait(60)
-            assert served.chat(messages=HELLO, max_tokens=2).status_code == 200
+            yield
             assert not dear.done()
         finally:
             goes_on.set()
         assert dear.result(60).status_code == 200
+
+
+@pytest.mark.parametrize("schema", [{"enum": ["ab" * 1500]}, {"multipleOf": 3}])
+def test_small_grammars_do_not_wait_for_dear_ones(served, monkeypatch, schema):
+    with waiting(monkeypatch, served, {"guided_json": schema}):
+        assert said(served.complete(**TEXT, guided_regex="[ab]c")) in ("ac", "bc")
+
+
+def test_a_server_prepares_for_grammars_before_any_comes(monkeypatch):
+    prepared = Event()
+    prepare = GrammarCompiler.prepare
+
+    def noted(compiler):
+        tables = prepare(compiler)
+        prepared.set()
+        return tables
+
+    monkeypatch.setattr(GrammarCompiler, "prepare", noted)
+    with serving(partial(LLM, SHIPPED)):
+        assert prepared.wait(60)

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 _MOST_STATES = 50_000
 """Of a grammar's lexer, some 0.6 kB each."""
+_MOST_ITEMS = 2000
+"""Of a parser's row beside the grammar's own alternatives, which some schemas' keys all are: what
+repeats from the right makes ever more of them."""
 _BLANKS = r"[\x20\x0A\x0D\x09]{1,20}"
 """Between the parts of JSON: without a bound some models write nothing else any more."""
 
@@ -50,9 +53,13 @@ def compiled(grammar: Grammar, spelling: LLTokenizer | None = None) -> LLMatcher
     An error may be raised as `ValueError`, and may be the matcher's.
     """
     library = llguidance()
-    limits = library.LLParserLimits(max_lexer_states=_MOST_STATES, verbose_errors=False)
     spelling = spelling or library.LLTokenizer("byte")
     text = _behind(grammar, _written(library, grammar))
+    limits = library.LLParserLimits(
+        max_lexer_states=_MOST_STATES,
+        max_items_in_row=_MOST_ITEMS + len(text) // 2,
+        verbose_errors=False,
+    )
     matcher: LLMatcher = library.LLMatcher(spelling, text, log_level=0, limits=limits)
     return matcher
 
@@ -83,9 +90,14 @@ def _behind(grammar: Grammar, written: str) -> str:
     return json.dumps({"grammars": [{"name": "front", "lark_grammar": front}, *parts]})
 
 
+def takes_long(text: str) -> bool:
+    """Return True if a grammar of this text may take long to compile."""
+    return len(text) > _HARMLESS or any(word in text for word in _WORDS)
+
+
 def why_not(grammar: Grammar) -> str:
     """Return why a grammar cannot be compiled; empty: it may have an error, but can be tried."""
-    if len(grammar.text) <= _HARMLESS and not any(word in grammar.text for word in _WORDS):
+    if not takes_long(grammar.text):
         return ""
     path = f"import sys; sys.path[:] = {sys.path!r}"
     done = subprocess.run(

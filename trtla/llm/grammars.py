@@ -108,8 +108,8 @@ class GrammarCompiler:
                 "the model has no end token, with which a text of a grammar would end",
                 "omit the grammar, or use a model with an end token",
             )
+        spelling = self.prepare()
         with self._lock:
-            spelling = self._spelling = self._spelling or self._spelt()
             known = self._compiled.get(grammar)
         if known is None:
             if why := why_not(grammar):
@@ -121,6 +121,13 @@ class GrammarCompiler:
             while len(self._compiled) > _KEPT:
                 self._compiled.popitem(last=False)
         return lambda: GrammarState(known, self._end_ids, self._vocab_size)
+
+    def prepare(self) -> LLTokenizer:
+        """Return the tables of the tokenizer, which are computed once: for up to 0.3 s no other
+        thread runs."""
+        with self._lock:
+            self._spelling = self._spelling or self._spelt()
+            return self._spelling
 
     def _spelt(self) -> LLTokenizer:
         library, count = llguidance(), self._vocab_size

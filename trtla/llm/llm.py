@@ -40,7 +40,15 @@ __all__ = ["DEFAULT_LOOKAHEAD", "LLM", "Chunk", "Completion", "Piece", "Prompt"]
 _INSIDE = frozenset(
     (
         *("answers", "answers_to", "decode", "end_ids", "engine", "executor", "force_greedy"),
-        *("beams", "grammar_start", "is_leader", "request", "request_and_text", "spell"),
+        *(
+            "beams",
+            "grammar_start",
+            "is_leader",
+            "prepare_grammars",
+            "request",
+            "request_and_text",
+            "spell",
+        ),
     )
 )
 """Attributes of an `LLM` for the rest of the package."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
+from importlib.util import find_spec
 from itertools import count
 from os import PathLike
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from trtla.errors import UsageError
@@ -98,6 +100,8 @@ class RequestMaker:
         for note in notes:
             _log.warning("note: %s", note)
         self._ids = count()
+        self._compiler: GrammarCompiler | None = None
+        self._lock = Lock()
 
     def _notes(self) -> Iterator[str]:
         """Yield notes about the model's files."""
@@ -171,12 +175,21 @@ class RequestMaker:
             where = Grammar.of(sampling.grammar).given_as
             raise UsageError(f"{name}: {error.message}", error.hint, where) from None
 
-    @cached_property
+    def prepare_grammars(self) -> None:
+        """Compute what the first grammar needs, if there can be one: meanwhile others wait."""
+        if self.tokenizer is not None and self.end_ids and find_spec("llguidance"):
+            self._grammars.prepare()
+
+    @property
     def _grammars(self) -> GrammarCompiler:
         from trtla.llm.grammars import GrammarCompiler
 
         assert self.tokenizer is not None
-        return GrammarCompiler(self.tokenizer, self.limits.vocab_size, tuple(self.end_ids))
+        with self._lock:
+            if self._compiler is None:
+                sizes = self.limits.vocab_size, tuple(self.end_ids)
+                self._compiler = GrammarCompiler(self.tokenizer, *sizes)
+            return self._compiler
 
     def spell(self, token: int) -> bytes:
         """Return the bytes of a token; none without a tokenizer."""

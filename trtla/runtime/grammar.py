@@ -7,6 +7,7 @@ in a step. Masks are computed by `llguidance`'s matcher, made where the tokenize
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from time import thread_time
 from typing import Protocol
 
 import numpy as np
@@ -16,6 +17,8 @@ from trtla.errors import first_line
 
 _WORD = 32
 """Tokens in an integer of a mask."""
+_MOST_S = 0.25
+"""Of this processor for a mask: ambiguous rules take ever longer, while all other texts wait."""
 
 
 class Matcher(Protocol):
@@ -82,7 +85,7 @@ class GrammarState:
         new = list(output_ids[len(self._output) :])
         if new:
             self._ended = self._refuses(new)  # behind an end token
-            if self._ended and not _has(self._ends, new[-1]):
+            if self._ended and not allows(self._ends, new[-1]):
                 self._ends = self._none  # the mask was wrong: no token is what must follow
             self._output, self._ahead = list(output_ids), self._ahead[len(new) :]
             self._masks = {
@@ -109,18 +112,25 @@ class GrammarState:
                 self._renew()
             if self._refuses(path):
                 return self._none if self._let(path) else None
+            started = thread_time()
             mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)
+            if (spent := thread_time() - started) > _MOST_S:
+                return self._too_much(f"{spent:.1f} s for a token")
             if not self._matcher.is_error():
                 return self._fitted(mask)
-        reason = first_line(self._matcher.get_error())
-        if not reason.startswith("NoExtension"):  # no token goes on: nothing was too much
-            self.failure = f"it takes too much computing ({reason})"
+            reason = first_line(self._matcher.get_error())
+            if reason.lower().startswith("parser error"):  # which a new lexer does not change
+                break
+        return self._none if reason.startswith("NoExtension") else self._too_much(reason)
+
+    def _too_much(self, reason: str) -> ndarray:
+        self.failure = f"it takes too much computing ({reason})"
         return self._none
 
     def _let(self, path: tuple[int, ...]) -> bool:
         """Return True if the path's last mask allowed it, wrongly: no token can follow there."""
         before = self.mask(path[:-1])
-        return before is not None and _has(before, path[-1])
+        return before is not None and allows(before, path[-1])
 
     def _fitted(self, mask: ndarray) -> ndarray:
         if len(mask) == self._words:
@@ -173,7 +183,8 @@ GrammarStart = Callable[[], GrammarState]
 """Makes the state of a request at the beginning of its output."""
 
 
-def _has(mask: ndarray, token: int) -> bool:
+def allows(mask: ndarray, token: int) -> bool:
+    """Return True if a mask has the token's bit."""
     return bool(mask[token // _WORD] >> token % _WORD & 1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
 import time
 from contextlib import suppress
@@ -20,10 +21,11 @@ from starlette.exceptions import HTTPException
 from trtla.api.answers import Labels, Writer
 from trtla.api.errors import ApiError, unavailable
 from trtla.api.generation import answers_to, check_name
-from trtla.api.grammars import FIELDS as GRAMMARS
+from trtla.api.grammars import FIELDS
 from trtla.api.protocol import ChatBody, CompletionBody
 from trtla.errors import sentence
-from trtla.serve.generation import CHAT, TEXTS, ServedModel
+from trtla.llm.grammar_compiling import takes_long
+from trtla.serve.generation import CHAT, GRAMMARS, TEXTS, ServedModel
 from trtla.serve.guard import KEY
 from trtla.serve.log import RequestLog, note_error
 from trtla.serve.metrics import ServerMetrics
@@ -43,6 +45,8 @@ _POLICY = (
     "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 _PAGE_HEADERS = {"Content-Security-Policy": _POLICY, "X-Content-Type-Options": "nosniff"}
+_COMPILED = {*FIELDS, "tools"}
+"""A body's fields that ask for a grammar."""
 _WHO = "this server"
 _SCRAPE_S = 2.0  # for the executor's own figures; steps may be long
 
@@ -178,11 +182,7 @@ async def _answer(
 ) -> Response:
     check_name(body.model, served.name, _WHO)
     model, log = served.model, request.scope["trtla"]
-    lane = CHAT if isinstance(body, ChatBody) else TEXTS
-    if any(getattr(body, name, None) for name in (*GRAMMARS, "tools")):
-        lane = "grammars"  # some take long to compile
-    if len(await request.body()) > LONG:
-        lane = f"long-{lane}"
+    lane = _lane(body, len(await request.body()))
     prepare = partial(answers_to, body, space=served.space(request))
     work = model.generate(prepare, count, lane, not body.stream)
     generation = await while_there(request.receive, work)
@@ -197,6 +197,15 @@ async def _answer(
     labels = Labels(secrets.token_hex(12), int(time.time()), served.name)
     writer = Writer(body, labels, generation, model.engine.llm)
     return GenerationResponse(generation, writer, body.stream, model.timeout_s, close)
+
+
+def _lane(body: ChatBody | CompletionBody, length: int) -> str:
+    """Return the lane that prepares a request: those that may take long have their own."""
+    lane, takes = CHAT if isinstance(body, ChatBody) else TEXTS, length > LONG
+    if any(getattr(body, name, None) for name in _COMPILED):
+        lane = GRAMMARS
+        takes = takes or takes_long(json.dumps(body.model_dump(include=_COMPILED)))
+    return f"long-{lane}" if takes else lane
 
 
 def _show_page(app: FastAPI) -> None:

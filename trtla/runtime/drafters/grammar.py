@@ -8,7 +8,7 @@ from time import thread_time
 from numpy import ndarray
 
 from trtla.runtime.draft import Draft
-from trtla.runtime.grammar import GrammarState
+from trtla.runtime.grammar import GrammarState, allows
 from trtla.runtime.tree.library import Tree, Usual
 
 _LIKELY = 0.2
@@ -111,7 +111,7 @@ class GrammarGuide:
         path = draft.tokens_to(parent)
         mask = self._masks.get(path)
         if mask is not None:
-            return bool(mask[token >> 5] >> (token & 31) & 1)
+            return allows(mask, token)
         if self._spent_s >= _MOST_S:
             return False
         return self._state.allowed((*path, token)) == len(path) + 1
