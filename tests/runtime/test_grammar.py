@@ -359,7 +359,7 @@ def test_what_has_followed_a_mask_twice_is_expected_behind_it_again():
 
 def test_masks_that_take_long_end_a_draft(monkeypatch):
     clock = counting(0, 0.002)
-    monkeypatch.setattr(grammar_drafts, "thread_time", lambda: next(clock))
+    monkeypatch.setattr(grammar_drafts, "perf_counter", lambda: next(clock))
     rules = Rules()
     guide = GrammarGuide(Kept(), rules, {})
     draft = Draft((20,) * 9, tuple(range(9)), 1, values=(0.9,) * 9, sources=(0,) * 9)
