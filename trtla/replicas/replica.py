@@ -151,7 +151,6 @@ class Replica:
         if self._engine.failure is not None:
             return plain(self._engine.failure)
         llm = self._engine.llm
-        self._engine.lanes.submit("grammars", llm.prepare_grammars)
         return Opened(llm.limits, llm.description)
 
     async def stream(self, request: Request, whole: bool = False) -> AsyncIterator[list[Output]]:
