@@ -113,6 +113,9 @@ def test_a_grammar_travels_as_its_text():
         bad = replace(words, sampling=replace(words.sampling, grammar={"regex": "["}))
         (refused,) = await outputs(replica, packed(bad, (), None))
         assert "one: the regular expression cannot be used" in refused.error.message
+        dead = {"lark": 'start: "a" X "q"\nX: /b+/ & /c+/'}
+        (*_, failed) = await outputs(replica, packed(asked(llm, dead), (), None))
+        assert failed.error.setting == "grammar"  # it ends in the middle of the text
         await stopped(replica)
 
     asyncio.run(work())

@@ -75,8 +75,9 @@ def plain(error: BaseException) -> TrtlaError:
     """Convert an error to one that can be pickled."""
     if not isinstance(error, TrtlaError):
         return TrtlaError(sentence(error))
-    kind = UsageError if isinstance(error, UsageError) else TrtlaError
-    return kind(error.message, error.hint)
+    if isinstance(error, UsageError):
+        return UsageError(error.message, error.hint, error.setting)
+    return TrtlaError(error.message, error.hint)
 
 
 _GATHER_S = (0.02, 0.01, 0.1)
