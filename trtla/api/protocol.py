@@ -79,6 +79,7 @@ Content = Annotated[
 class Message(Strict):
     """One message of a conversation; an answer of this API can be sent back as it is."""
 
+    by_client = ("parsed",)
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = {"annotations": ([],), "tool_calls": ([],)}
     role: Literal["system", "developer", "user", "assistant", "tool"]
     name: Annotated[str, Field(max_length=64, pattern=r"^[^\s<|\\/>]+$")] | None = Field(
