@@ -176,6 +176,23 @@ def test_a_prediction_is_read_as_far_as_it_can_be_long(served):
     assert "auto" in message
 
 
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("/chat/completions", "did you mean /v1/chat/completions?"),  # a base URL without /v1
+        ("/v1/chat/completions/chat/completions", "did you mean /v1/chat/completions?"),
+        ("/v1/v1/completions", "did you mean /v1/completions?"),
+        ("/v1/completion", "did you mean /v1/completions?"),
+        ("/models", "did you mean /v1/models?"),
+        ("/v1/responses", "/openapi.json lists all routes"),
+        ("/v1", "/openapi.json lists all routes"),
+    ],
+)
+def test_a_wrong_path_is_shown_the_right_one(served, path, hint):
+    said = refused(served.http.post(path, content=json.dumps(ASK), headers=JSON), 404)
+    assert said == f"there is nothing at {path}; {hint}"
+
+
 def test_paths_and_methods(served):
     refused(served.http.get("/v1/embeddings"), 404)
     refused(served.http.get("/v1/completions"), 405)
