@@ -109,6 +109,22 @@ def test_a_mistyped_field_is_guessed(served):
     assert "did you mean temperature?" in message
 
 
+@pytest.mark.parametrize(
+    ("field", "hint"),
+    [
+        ("n_predict", "use max_tokens"),
+        ("max_new_tokens", "use max_tokens"),
+        ("guided_json_object", "use response_format"),
+        ("ebnf", "use guided_grammar"),
+        ("chat_template", "omit it"),  # neither chat_template_kwargs
+        ("min_tokens", "omit it"),  # nor max_tokens serves instead
+    ],
+)
+def test_a_field_of_other_servers_is_shown_its_counterpart(served, field, hint):
+    message = refused(served.complete(**ASK, **{field: 1}), 400, field)
+    assert message == f"{field} is not supported; {hint}"
+
+
 def test_an_answer_can_be_sent_back_as_it_is(served):
     asked = [{"role": "user", "content": "def f("}]
     said = served.chat(messages=asked, max_tokens=2).json()["choices"][0]["message"]
