@@ -75,17 +75,22 @@ def validator(schema: str) -> Any:
     return jsonschema_rs.validator_for(json.loads(schema), validate_formats=True)
 
 
-def read_cases(categories: Sequence[str], most: int) -> list[Case]:
-    """The cases of the file, at most so many of each category."""
+def read_cases(categories: Sequence[str], most: int, blanks: str | None = None) -> list[Case]:
+    """The cases of the file, at most so many of each category.
+
+    Args:
+        blanks: the `whitespace_pattern` of their JSON.
+    """
     lines = map(json.loads, PROMPTS.read_text(encoding="utf-8").splitlines())
-    made = [_of_schema(line) if "schema" in line else _of_tools(line) for line in lines]
+    made = [_of_schema(line, blanks) if "schema" in line else _of_tools(line) for line in lines]
     return [case for name in categories for case in [c for c in made if c.category == name][:most]]
 
 
-def _of_schema(line: Mapping[str, Any]) -> Case:
+def _of_schema(line: Mapping[str, Any], blanks: str | None) -> Case:
     """A text as `response_format` has it: the schema is no part of the prompt."""
     schema = line["schema"]
-    return Case(line["category"], line["text"], Grammar.of({"json_schema": schema}), schema)
+    grammar = Grammar.of({"json_schema": schema, "whitespace_pattern": blanks})
+    return Case(line["category"], line["text"], grammar, schema)
 
 
 def _of_tools(line: Mapping[str, Any]) -> Case:
@@ -242,9 +247,10 @@ def main() -> None:
     parser.add_argument("--categories", nargs="+", default=["schemas", "tools"])
     parser.add_argument("--num-prompts", type=int, default=40, help="most of a category")
     parser.add_argument("--max-output-len", type=int, default=160)
+    parser.add_argument("--whitespace-pattern", help="of the JSON in the category schemas")
     parser.add_argument("--llama-cpp", action="store_true", help="measure it too, in batches of 1")
     asked = parser.parse_args()
-    cases = read_cases(asked.categories, asked.num_prompts)
+    cases = read_cases(asked.categories, asked.num_prompts, asked.whitespace_pattern)
     print(f"{cpu()}, {num_threads()} threads, {Path(asked.model).name}")
     with LLM(asked.model, device="cpu", max_batch_size=max(asked.batch_size)) as llm:
         bench = Bench(llm, cases, asked.max_output_len)

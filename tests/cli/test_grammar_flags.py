@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,29 @@ def test_names_that_others_use_lead_to_those_of_prompt_files(
     line = json.dumps({key: "x", "grammar": {"regex": "a"}})
     ran = trtla("run", no_weights, "--input-file", "-", stdin=line)
     refused(ran, 2, f'unknown key "{key}"', f'use "{instead}"')
+
+
+def test_blanks_are_those_of_the_pattern(tmp_path: Path) -> None:
+    schema = '{"type": "array", "items": {"const": 1}, "minItems": 2, "maxItems": 2}'
+    asked = ("run", SHIPPED, "-p", "x", "--json", "--json-schema", schema, "--whitespace-pattern")
+    for pattern in ("", r"\n"):
+        (answer,) = trtla(*asked, pattern).json["results"]
+        assert re.fullmatch(r"\[B1B,B1B\]".replace("B", f"(?:{pattern})?"), answer["text"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "message", "hint"),
+    [
+        ((), "--whitespace-pattern is for --json-schema", "omit it, or give both"),
+        (("--regex", "a"), "is for JSON, not the regular expression", "omit it"),
+        (("--json-schema", "{}"), "is 'x', not an expression for blanks of JSON", "[ \\n]{0,2}"),
+    ],
+)
+def test_a_pattern_of_something_else_is_refused(
+    no_weights: Path, flags: tuple[str, ...], message: str, hint: str
+) -> None:
+    ran = trtla("run", no_weights, "-p", "x", "--whitespace-pattern", "x", *flags)
+    refused(ran, 2, message, hint)
 
 
 def test_presets_have_objects_as_they_are(tmp_path: Path) -> None:

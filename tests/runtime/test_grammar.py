@@ -359,7 +359,7 @@ def test_what_has_followed_a_mask_twice_is_expected_behind_it_again():
 
 def test_masks_that_take_long_end_a_draft(monkeypatch):
     clock = counting(0, 0.002)
-    monkeypatch.setattr(grammar_drafts, "thread_time", lambda: next(clock))
+    monkeypatch.setattr(grammar_drafts, "perf_counter", lambda: next(clock))
     rules = Rules()
     guide = GrammarGuide(Kept(), rules, {})
     draft = Draft((20,) * 9, tuple(range(9)), 1, values=(0.9,) * 9, sources=(0,) * 9)
@@ -400,6 +400,20 @@ def test_true_is_a_schema_of_any_json(llm, tmp_path, monkeypatch):
     assert Grammar.typed("json_schema", "true") == Grammar.of({"json_schema": {"const": 1}})
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("pattern", ["", "[ ]?", r"(?:\n[ ]{4}|\x20|\t)*"])
+def test_blanks_between_the_parts_of_json_are_what_was_asked(llm, pattern, temperature):
+    grammar = {"json_schema": PET, "whitespace_pattern": pattern}
+    assert Grammar.of(grammar).value == grammar
+    params = asked(grammar, temperature=temperature, length=200)
+    (one,) = llm.generate("A pet: ", params)
+    (plain,) = llm.generate("A pet: ", params, lookahead=AUTOREGRESSIVE)
+    assert one.text == plain.text
+    outside = re.sub(r'"(?:[^"\\]|\\.)*"?', "", one.text)  # what is in no text
+    assert re.fullmatch(rf"(?:[^ \n\t]|(?:{pattern}))*", outside)
+    assert pattern or re.search(r"\s", outside) is None
+
+
 @pytest.mark.parametrize(
     ("kind", "text"),
     [("json_schema", json.dumps({"enum": ["a" * 500]})), ("lark", f'start: "{"a" * 500}"')],
@@ -426,6 +440,13 @@ def test_what_is_too_long_for_a_name_of_a_file_is_the_text_itself(kind, text):
         ({"json_schema": [1]}, "not an object"),
         ({"regex": "a" * 70_000}, "the regular expression has 70000 characters, above 65536"),
         (["a"], "not an object of one key"),
+        ({"whitespace_pattern": " "}, "not an object of one key"),
+        ({"regex": "a", "whitespace_pattern": " "}, "is for JSON, not the regular expression"),
+        ({"json_object": True, "whitespace_pattern": 5}, "is 5, not an expression for blanks"),
+        *(
+            ({"json_schema": {}, "whitespace_pattern": pattern}, "not an expression for blanks")
+            for pattern in ("x", r"\s", "[^ ]", ".", "( ", "[ ]{3,2}", "*", r"\x61", " " * 101)
+        ),
     ],
 )
 def test_what_is_no_grammar_is_refused_at_once(grammar, said):

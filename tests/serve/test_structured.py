@@ -30,6 +30,8 @@ SCHEMA = {
 }
 FORMAT = {"type": "json_schema", "json_schema": {"name": "pet", "schema": SCHEMA, "strict": True}}
 _FORMAT = {"type": "json_schema", "json_schema": {"schema": {"type": "nothing"}}}
+_NONE = {"disable_any_whitespace": True}
+_BLANKS = {"json_object": True, "disable_any_whitespace": "yes"}
 CHAT = {"messages": HELLO, "max_tokens": 200, "seed": 5, "temperature": 1.0}
 TEXT = {"prompt": "x", "max_tokens": 60, "seed": 5, "temperature": 1.0}
 
@@ -124,6 +126,18 @@ def test_langchains_client_parses_what_it_gets(served):
     assert isinstance(pet, Pet)
 
 
+@pytest.mark.parametrize("key", ["json", "json_object"])
+def test_blanks_in_json_can_be_left_out(served, key):
+    rule = {key: SCHEMA if key == "json" else True}
+    text = {
+        field: said(served.chat(**CHAT, structured_outputs={**rule, field: value}))
+        for field, value in (("disable_any_whitespace", True), ("whitespace_pattern", ""))
+    }
+    assert len(set(text.values())) == 1
+    outside = re.sub(r'"(?:[^"\\]|\\.)*"?', "", text["whitespace_pattern"])
+    assert re.search(r"\s", outside) is None
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
@@ -134,6 +148,8 @@ def test_langchains_client_parses_what_it_gets(served):
         ({"enable_thinking": False}, "enable_thinking", "use chat_template_kwargs"),
         ({"structured_outputs": {"jsno": {}}}, "structured_outputs", "did you mean json"),
         ({"structured_outputs": {}}, "structured_outputs", "give exactly one"),
+        ({"structured_outputs": _BLANKS}, "structured_outputs", "give true or false"),
+        ({"structured_outputs": {"regex": "a", **_NONE}}, "structured_outputs", "is for JSON"),
         ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice", "exclude each other"),
         ({"guided_choice": []}, "guided_choice", "not a list of texts"),
         ({"guided_regex": "[a"}, "guided_regex", "cannot be used"),

@@ -24,6 +24,7 @@ _STRUCTURED = {
     "choice": "choice",
     "grammar": "lark",
 }
+_WITHOUT_BLANKS = "disable_any_whitespace"
 FIELDS = ("response_format", "structured_outputs", "grammar", *_GUIDED)
 """Fields with rules for an output; a body has at most one of them."""
 
@@ -57,6 +58,7 @@ def _own(name: str, value: Any) -> Grammar:
 
 def _structured(name: str, value: Any) -> Grammar:
     rules = {key: item for key, item in value.items() if item is not None}
+    blanks = _blanks(rules)
     for key in rules:
         if key not in _STRUCTURED:
             guess = did_you_mean(key, _STRUCTURED) or f"use one of {', '.join(_STRUCTURED)}"
@@ -66,7 +68,17 @@ def _structured(name: str, value: Any) -> Grammar:
             f"it has {len(rules)} of {', '.join(_STRUCTURED)}", "give exactly one of them"
         )
     ((key, item),) = rules.items()
-    return Grammar.of({_STRUCTURED[key]: item})
+    return Grammar.of({_STRUCTURED[key]: item, **blanks})
+
+
+def _blanks(rules: dict[str, Any]) -> dict[str, Any]:
+    """Take vLLM's settings of blanks in JSON out of its rules."""
+    pattern, without = rules.pop("whitespace_pattern", None), rules.pop(_WITHOUT_BLANKS, False)
+    if not isinstance(without, bool):
+        raise UsageError(f"{_WITHOUT_BLANKS} is {shown(without)}", "give true or false")
+    if without:
+        pattern = ""
+    return {} if pattern is None else {"whitespace_pattern": pattern}
 
 
 def _format(name: str, value: Any) -> Grammar:

@@ -24,7 +24,7 @@ _MOST_ITEMS = 2000
 """Of a parser's row beside the grammar's own alternatives, which some schemas' keys all are: what
 repeats from the right makes ever more of them."""
 _BLANKS = r"[\x20\x0A\x0D\x09]{1,20}"
-"""Between the parts of JSON: without a bound some models write nothing else any more."""
+"""Between the parts of JSON by default: without a bound some models write nothing else any more."""
 
 _HARMLESS = 2000
 """Characters up to which only some words let a grammar take long."""
@@ -66,7 +66,8 @@ def compiled(grammar: Grammar, spelling: LLTokenizer | None = None) -> LLMatcher
 
 def _written(library: Any, grammar: Grammar) -> str:
     if grammar.kind in ("json_schema", "json_object"):
-        how = {"whitespace_pattern": _BLANKS}
+        pattern = grammar.whitespace_pattern
+        how = {"whitespace_pattern": _BLANKS if pattern is None else pattern}
         return str(library.LLMatcher.grammar_from_json_schema(grammar.text, overrides=how))
     if grammar.kind == "choice":  # as one terminal: rules may have 2000 alternatives
         texts = " | ".join(map(json.dumps, json.loads(grammar.text)))
@@ -102,7 +103,7 @@ def why_not(grammar: Grammar) -> str:
     path = f"import sys; sys.path[:] = {sys.path!r}"
     done = subprocess.run(
         [sys.executable, "-c", f"{path}; from {__name__} import main; main()"],
-        input=json.dumps([grammar.kind, grammar.text]).encode(),
+        input=json.dumps([grammar.kind, grammar.text, grammar.whitespace_pattern]).encode(),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,  # a terminal's Ctrl-C is not for it
@@ -115,8 +116,8 @@ def why_not(grammar: Grammar) -> str:
 
 def main() -> None:
     """Compile the grammar that comes on stdin for a tokenizer of bytes."""
-    kind, text = json.load(sys.stdin)
-    grammar = Grammar(kind, text)
+    kind, text, pattern = json.load(sys.stdin)
+    grammar = Grammar(kind, text, whitespace_pattern=pattern)
     spent = resource.getrusage(resource.RUSAGE_SELF)
     seconds = int(spent.ru_utime + spent.ru_stime) + 1 + _MOST_S
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +34,11 @@ _NAMES: dict[GrammarKind, str] = {
     "choice": "the choice",
     "lark": "the grammar",
 }
+_BLANK = r"[ \n\r\t]|\\[nrt]|\\x(?:20|09|0[aAdD])"
+_BLANKS = re.compile(
+    rf"(?:{_BLANK}|\[(?:{_BLANK})+\]|\((?:\?:)?|[)|?*+]|\{{\d{{1,2}}(?:,\d{{0,2}})?\}}){{0,100}}"
+)
+"""Expressions for JSON's four blanks alone."""
 _RULES = "give an expression such as [0-9]+, or rules such as root ::= [0-9]+"
 _SCHEMA = 'give one such as {"type": "object"}'
 _EXAMPLE = 'give one such as {"regex": "[0-9]+"} or {"json_schema": {"type": "object"}}'
@@ -53,6 +59,8 @@ class Grammar:
     """A mark with which that text begins, and without which there is none; empty: it has begun."""
     parts: tuple[str, ...] = field(default=(), compare=False)
     """What each line of the rules was made of, for errors; of the user's own rules none."""
+    whitespace_pattern: str | None = None
+    """The expression of blanks between the parts of JSON; empty: none; None: at most 20."""
 
     def __post_init__(self) -> None:
         check_text(self.text, self.name)
@@ -62,11 +70,23 @@ class Grammar:
                 "shorten it",
                 self.given_as,
             )
+        if self.whitespace_pattern is not None:
+            self._check_pattern(self.whitespace_pattern)
+
+    def _check_pattern(self, pattern: object) -> None:
+        if self.kind not in ("json_schema", "json_object"):
+            raise UsageError(f"whitespace_pattern is for JSON, not {self.name}", "omit it")
+        if not _is_of_blanks(pattern):
+            raise UsageError(
+                f"whitespace_pattern is {shown(pattern)}, not an expression for blanks of JSON",
+                r"give one such as [ \n]{0,2}, or an empty one for none",
+            )
 
     @classmethod
     def of(cls, value: object) -> Grammar:
-        """Make one from an object of JSON with one key, a kind, from rules as a text, or from a
-        class with a JSON schema, such as pydantic's.
+        """Make one from an object of JSON with one key, a kind (beside those of JSON may be
+        `whitespace_pattern`), from rules as a text, or from a class with a JSON schema, such as
+        pydantic's.
 
         Raises:
             UsageError: it is neither.
@@ -77,13 +97,16 @@ class Grammar:
             return cls("lark", _rules("lark", value))
         if _is_model(value):
             return cls("json_schema", _schema(value))
-        if not isinstance(value, Mapping) or len(value) != 1:
+        rules = dict(value) if isinstance(value, Mapping) else {}
+        pattern = rules.pop("whitespace_pattern", None)
+        if len(rules) != 1:
             raise UsageError(f"grammar is {shown(value)}, not an object of one key", _EXAMPLE)
-        ((kind, rule),) = value.items()
+        ((kind, rule),) = rules.items()
         if kind not in KINDS:
             guess = did_you_mean(str(kind), KINDS)
             raise UsageError(f"grammar has the unknown key {shown(kind)}", f"{guess}{_EXAMPLE}")
-        return cls(kind, _TEXTS[kind](rule) if kind in _TEXTS else _rules(kind, rule))
+        text = _TEXTS[kind](rule) if kind in _TEXTS else _rules(kind, rule)
+        return cls(kind, text, whitespace_pattern=pattern)
 
     @classmethod
     def typed(cls, kind: GrammarKind, value: str) -> Grammar:
@@ -102,10 +125,21 @@ class Grammar:
     @property
     def value(self) -> dict[str, Any]:
         """The object of JSON that `of` takes."""
-        if self.kind == "json_object":
-            return {self.kind: True}
         is_json = self.kind in ("json_schema", "choice")
-        return {self.kind: json.loads(self.text) if is_json else self.text}
+        rule = json.loads(self.text) if is_json else self.text
+        pattern = self.whitespace_pattern
+        blanks = {} if pattern is None else {"whitespace_pattern": pattern}
+        return {self.kind: True if self.kind == "json_object" else rule, **blanks}
+
+
+def _is_of_blanks(pattern: object) -> bool:
+    if not isinstance(pattern, str) or not _BLANKS.fullmatch(pattern):
+        return False
+    try:
+        re.compile(pattern)
+    except re.error:
+        return False
+    return True
 
 
 def _file_or_text(value: str, kind: GrammarKind) -> str:

@@ -311,6 +311,14 @@ grammar_flags = stack(
         help="Schema of outputs; or --regex, --grammar.",
     ),
     setting(
+        "--whitespace-pattern",
+        section="Sampling",
+        type=values.TEXT,
+        metavar="PATTERN",
+        help="Blanks between the parts of --json-schema's JSON, such as '[ ]?'; '': none.",
+        show_default="at most 20",
+    ),
+    setting(
         "--regex",
         section="Sampling",
         type=values.TEXT,

@@ -262,8 +262,12 @@ def with_processor(flags: dict[str, Any]) -> dict[str, Any]:
 def with_grammar(flags: dict[str, Any]) -> dict[str, Any]:
     """The running command's flags, with the rules for outputs turned into one grammar."""
     present = [name for name in GRAMMARS if flags[name] is not None]
-    others = {name: value for name, value in flags.items() if name not in GRAMMARS}
+    own = {*GRAMMARS, "whitespace_pattern"}
+    others = {name: value for name, value in flags.items() if name not in own}
+    pattern = flags["whitespace_pattern"]
     if not present:
+        if pattern is not None:
+            raise UsageError("--whitespace-pattern is for --json-schema", "omit it, or give both")
         return others
     if len(present) > 1:
         first, second = map(flag_name, present[:2])
@@ -271,7 +275,8 @@ def with_grammar(flags: dict[str, Any]) -> dict[str, Any]:
     (name,) = present
     try:
         grammar = Grammar.typed(GRAMMARS[name], flags[name])
-        return {**others, "grammar": replace(grammar, given_as=name)}
+        grammar = replace(grammar, given_as=name, whitespace_pattern=pattern)
+        return {**others, "grammar": grammar}
     except UsageError as error:
         raise UsageError(f"{flag_name(name)}: {error.message}", error.hint) from None
 

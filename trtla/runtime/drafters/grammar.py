@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from time import thread_time
+from time import perf_counter
 
 from numpy import ndarray
 
@@ -19,7 +19,8 @@ _USUAL = 0.7
 """Share of a mask's followers from which one is followed further."""
 _MOST_LEARNT = 1 << 14
 _MOST_S = 0.005
-"""For the masks of one draft; mostly all of them take a tenth of that."""
+"""For the masks of one draft; mostly all of them take a tenth of that. One alone counts as half of
+it at most: the processor may have had other work."""
 Path = tuple[int, ...]
 
 
@@ -37,7 +38,7 @@ class GrammarGuide:
         self._usual: dict[Path, Usual] = {}
         self._forced: list[Path] = []
         self._spent_s = 0.0
-        """Of this processor, for masks."""
+        """For masks."""
 
     def look(self, draft: Draft) -> bool:
         """Compute masks behind likely nodes; return True if the draft should be planned again."""
@@ -54,9 +55,9 @@ class GrammarGuide:
         """Compute the masks behind a path, and behind what must follow it, or mostly does."""
         chance, plan_again = 1.0, False
         while path not in self._masks and chance >= _USUAL and self._spent_s < _MOST_S:
-            started = thread_time()
+            started = perf_counter()
             mask = self._state.mask(path)
-            self._spent_s += thread_time() - started
+            self._spent_s += min(perf_counter() - started, _MOST_S / 2)
             if mask is None:
                 return True
             forced, usual = self._add(path, mask)

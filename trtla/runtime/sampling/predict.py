@@ -13,6 +13,7 @@ import numpy as np
 from numpy import ndarray
 
 from trtla.runtime.draft import TopRows
+from trtla.runtime.grammar import allows
 from trtla.runtime.sampling.changes import changed, changed_rows, penalised
 from trtla.runtime.sampling.draw import argmax, draw_at, largest, log_softmax, log_weights
 from trtla.runtime.sampling.logits import Logits, host_rows, on_device, on_host
@@ -102,13 +103,15 @@ class _LazyTokens(dict[int, int]):
         drawn: tokens are drawn; else they are the most probable ones.
     """
 
-    __slots__ = ("_by_row", "_drawn", "_feed", "_logits", "_next", "_start")
+    __slots__ = ("_by_row", "_drawn", "_feed", "_first", "_logits", "_next", "_start")
 
     def __init__(
         self, feed: Feed, logits: ndarray, start: int, by_row: RowSampler, drawn: bool
     ) -> None:
         self._feed, self._logits, self._start = feed, logits, start
         self._by_row, self._drawn = by_row, drawn
+        self._first: dict[int, int] = {}
+        """The most probable tokens of all, by node, where a grammar may forbid them."""
         self._next = feed.sequence.num_cached + 1  # committing the step changes it
 
     def __missing__(self, node: int) -> int:
@@ -124,14 +127,19 @@ class _LazyTokens(dict[int, int]):
 
     def know(self, tops: TopRows) -> None:
         """Take the first tokens of these rows as the most probable ones, which they mostly are."""
-        if not self._feed.sequence.request.changes_rows:
+        request = self._feed.sequence.request
+        if not request.sampling.changes_rows:
             firsts = zip(self._feed.rows, tops.ids[:, 0].tolist(), strict=True)
-            self.update([pair for pair in firsts if pair[1] >= 0])
+            known = self if request.grammar is None else self._first
+            known.update([pair for pair in firsts if pair[1] >= 0])
 
     def _choose_masked(self, node: int, row: int) -> int:
         mask = self._feed.mask(node)
         if mask is None:
             return self._choose(node, self._logits, row)
+        first = self._first.get(node)
+        if first is not None and allows(mask, first):
+            return first
         return self._choose(node, self._by_row.masked(self._logits, row, mask), 0)
 
     def _choose(self, node: int, logits: ndarray, row: int) -> int:
