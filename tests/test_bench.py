@@ -297,6 +297,7 @@ def test_lines_need_no_category(tmp_path: Path) -> None:
         ('{"category": "c"}\n', 'line 1 of .*needs either "text" or "turns"'),
         ('{"category": "c", "turns": []}\n', "empty prompt"),
         ('{"category": "c", "text": "a"}\nno\n', "line 2"),
+        ('{"prompt": "a"}\n', 'use "text"'),
     ],
 )
 def test_bad_sets_are_refused(text: str, part: str, tmp_path: Path) -> None:

@@ -15,18 +15,23 @@ _NEAR = 0.75
 _BEGUN = 3
 """Letters at the beginning of a name that stand for it where they are unique: `--temp`."""
 _ELSEWHERE = {
-    "alias": "served_model_name", "bf16": "bfloat16", "cnv": "chat", "complete": "run",
-    "ctx_size": "max_seq_len", "ebnf": "lark", "enum": "choice", "f": "input_file",
-    "f16": "float16", "f32": "float32", "file": "input_file", "fp16": "float16", "fp32": "float32",
-    "gbnf": "lark", "generate": "run", "gpu_layers": "device", "grammar": "lark",
-    "half": "float16", "hf": "model", "input_file": "prompts", "json": "json_schema",
-    "max_length": "max_output_len", "max_model_len": "max_seq_len",
-    "max_new_tokens": "max_output_len", "max_num_seqs": "max_batch_size", "model_path": "model",
-    "n_gpu_layers": "device", "n_predict": "max_output_len", "n_threads": "threads",
-    "ngl": "device", "num_threads": "threads", "parallel": "max_batch_size", "pattern": "regex",
-    "prompt": "input_text", "prompts": "input_file", "quantize": "convert",
-    "repeat_penalty": "repetition_penalty", "s": "seed", "schema": "json_schema", "t": "threads",
-    "tensor_parallel_size": "tp_size", "tokenizer": "tokenizer_dir",
+    "alias": "served_model_name", "base_url": "serve", "bf16": "bfloat16", "cnv": "chat",
+    "complete": "run", "ctx_size": "max_seq_len", "draft_max": "gamma", "draft_n": "gamma",
+    "ebnf": "lark", "enable_prefix_caching": "kv_cache_enable_block_reuse", "enum": "choice",
+    "f": "input_file", "f16": "float16", "f32": "float32", "file": "input_file", "fp16": "float16",
+    "fp32": "float32", "gbnf": "lark", "generate": "run", "gpu_layers": "device", "grammar": "lark",
+    "grammar_file": "grammar", "half": "float16", "hf": "model", "input_file": "prompts",
+    "j": "json_schema", "json": "json_schema", "max_length": "max_output_len",
+    "max_model_len": "max_seq_len", "max_new_tokens": "max_output_len",
+    "max_num_seqs": "max_batch_size", "model_draft": "drafter",
+    "model_path": "model", "n_gpu_layers": "device", "n_predict": "max_output_len",
+    "n_threads": "threads", "ngl": "device", "np": "max_batch_size",
+    "num_speculative_tokens": "gamma", "num_threads": "threads", "parallel": "max_batch_size",
+    "pattern": "regex", "prompt": "input_text", "prompts": "input_file", "quantize": "convert",
+    "repeat_penalty": "repetition_penalty", "s": "seed", "schema": "json_schema",
+    "speculative_config": "drafter", "speculative_model": "drafter", "sys": "system",
+    "system_prompt": "system", "t": "threads", "tensor_parallel_size": "tp_size",
+    "tokenizer": "tokenizer_dir", "url": "serve",
 }  # fmt: skip
 """Names that other tools use for our commands, flags, arguments and values."""
 

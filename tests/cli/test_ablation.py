@@ -380,6 +380,8 @@ def test_bad_settings_are_refused_before_a_model_is_loaded(
         refused(ablation(model, path, *args), 2, *parts)
     alone = trtla("bench", "--engine-dir", model, "--repeats", "2")
     refused(alone, 2, "--repeats is read by --ablation alone")
+    prompt = trtla("bench", "--engine-dir", model, "-p", "a")
+    refused(prompt, 2, "--input-text is read by --ablation alone", "or give a file to --prompts")
     path.write_text("a,b\n1,2\n")
     refused(ablation(model, path), 2, "not an ablation's table of this version", "--output")
     assert path.read_text() == "a,b\n1,2\n"

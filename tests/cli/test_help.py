@@ -162,6 +162,16 @@ def test_a_mistyped_value_is_guessed(args: list[str], wrong: str, meant: str) ->
         ("serve", "--n-gpu-layers", ("hint: did you mean --device?",)),
         ("serve", "--ctx-size", ("hint: did you mean --max-seq-len?",)),
         ("serve", "--max-model-len", ("hint: did you mean --max-seq-len?",)),
+        ("serve", "-np", ("no such option '-np'", "hint: did you mean --max-batch-size?")),
+        ("serve", "--speculative-config", ("hint: did you mean --drafter?",)),
+        ("serve", "--enable-prefix-caching", ("did you mean --kv-cache-enable-block-reuse?",)),
+        ("serve", "--tool-call-parser", ("hint: omit it, the model's chat template decides",)),
+        ("serve", "--chat-template", ("hint: omit it, the model's chat template decides",)),
+        ("run", "--model-draft", ("hint: did you mean --drafter?",)),
+        ("run", "--draft-max", ("hint: did you mean --gamma?",)),
+        ("run", "--grammar-file", ("hint: did you mean --grammar?",)),
+        ("run", "--system-prompt", ("hint: did you mean --system?",)),
+        ("bench", "--base-url", ("hint: did you mean --serve?",)),
     ],
 )
 def test_a_mistyped_flag_is_guessed(command: str, wrong: str, parts: tuple[str, ...]) -> None:

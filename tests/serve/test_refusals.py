@@ -109,6 +109,22 @@ def test_a_mistyped_field_is_guessed(served):
     assert "did you mean temperature?" in message
 
 
+@pytest.mark.parametrize(
+    ("field", "hint"),
+    [
+        ("n_predict", "use max_tokens"),
+        ("max_new_tokens", "use max_tokens"),
+        ("guided_json_object", "use response_format"),
+        ("ebnf", "use guided_grammar"),
+        ("chat_template", "omit it"),  # neither chat_template_kwargs
+        ("min_tokens", "omit it"),  # nor max_tokens serves instead
+    ],
+)
+def test_a_field_of_other_servers_is_shown_its_counterpart(served, field, hint):
+    message = refused(served.complete(**ASK, **{field: 1}), 400, field)
+    assert message == f"{field} is not supported; {hint}"
+
+
 def test_an_answer_can_be_sent_back_as_it_is(served):
     asked = [{"role": "user", "content": "def f("}]
     said = served.chat(messages=asked, max_tokens=2).json()["choices"][0]["message"]
@@ -174,6 +190,23 @@ def test_a_prediction_is_read_as_far_as_it_can_be_long(served):
         served.complete(**ASK, prediction=long, lookahead=[3, 3, 3]), 400, "prediction"
     )
     assert "auto" in message
+
+
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("/chat/completions", "did you mean /v1/chat/completions?"),  # a base URL without /v1
+        ("/v1/chat/completions/chat/completions", "did you mean /v1/chat/completions?"),
+        ("/v1/v1/completions", "did you mean /v1/completions?"),
+        ("/v1/completion", "did you mean /v1/completions?"),
+        ("/models", "did you mean /v1/models?"),
+        ("/v1/responses", "/openapi.json lists all routes"),
+        ("/v1", "/openapi.json lists all routes"),
+    ],
+)
+def test_a_wrong_path_is_shown_the_right_one(served, path, hint):
+    said = refused(served.http.post(path, content=json.dumps(ASK), headers=JSON), 404)
+    assert said == f"there is nothing at {path}; {hint}"
 
 
 def test_paths_and_methods(served):

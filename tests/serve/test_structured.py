@@ -111,7 +111,10 @@ def test_openais_client_parses_what_it_gets(served):
     answer = client.chat.completions.parse(
         model="tiny", messages=HELLO, response_format=Pet, seed=3, temperature=1.0, max_tokens=300
     )
-    assert isinstance(answer.choices[0].message.parsed, Pet)
+    message = answer.choices[0].message
+    assert isinstance(message.parsed, Pet)
+    turns = [*HELLO, message.model_dump(warnings=False), *HELLO]  # with its `parsed`
+    assert client.chat.completions.create(model="tiny", messages=turns, max_tokens=2).choices
 
 
 def test_langchains_client_parses_what_it_gets(served):

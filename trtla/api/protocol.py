@@ -27,14 +27,19 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "echo": (False,),
     "function_call": ("none",),
     "functions": ([],),
+    "include_stop_str_in_output": (False,),
     "length_penalty": (1,),
     "metadata": ({},),
+    "min_tokens": (0,),
     "modalities": (["text"],),
     "service_tier": ("auto", "default"),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
     "store": (False,),
     "suffix": ("",),
+    "use_beam_search": (False,),
 }
-"""Fields of OpenAI's API that are not supported, with the values that request nothing.
+"""Fields of OpenAI and vLLM that are not supported, with the values that request nothing.
 
 Omitting such a field means the same, and so does `null`, for these fields and supported ones.
 """
@@ -79,6 +84,7 @@ Content = Annotated[
 class Message(Strict):
     """One message of a conversation; an answer of this API can be sent back as it is."""
 
+    by_client = ("parsed",)
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = {"annotations": ([],), "tool_calls": ([],)}
     role: Literal["system", "developer", "user", "assistant", "tool"]
     name: Annotated[str, Field(max_length=64, pattern=r"^[^\s<|\\/>]+$")] | None = Field(

@@ -71,8 +71,14 @@ _MODELS = (
 _FIELDS = {*LABELS, *(name for model in _MODELS for name in model.model_fields)}
 _THINKING = 'use chat_template_kwargs, such as {"enable_thinking": false}'
 _INSTEAD = {
+    "chat_template": "omit it",
+    "ebnf": "use guided_grammar",
     "functions": "use tools",
     "function_call": "use tool_choice",
+    "guided_json_object": "use response_format",
+    "max_new_tokens": "use max_tokens",
+    "min_tokens": "omit it",
+    "n_predict": "use max_tokens",
     "reasoning_effort": _THINKING,
     "enable_thinking": _THINKING,
     "json_schema": "use response_format or guided_json",

@@ -24,6 +24,8 @@ class Strict(BaseModel):
     """Values without effect of unsupported fields, which are accepted."""
     labels: ClassVar[tuple[str, ...]] = ()
     """Fields with texts that are ignored."""
+    by_client: ClassVar[tuple[str, ...]] = ()
+    """Fields that OpenAI's client adds to an answer; they are ignored where it is sent back."""
 
     @model_validator(mode="before")
     @classmethod
@@ -43,7 +45,7 @@ class Strict(BaseModel):
 
     @classmethod
     def _requests(cls, name: str, value: Any) -> bool:
-        if value is None:
+        if value is None or name in cls.by_client:
             return False
         if name in cls.labels:
             return not isinstance(value, str)

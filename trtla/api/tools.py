@@ -63,6 +63,7 @@ ToolChoice = Literal["none", "auto", "required"] | NamedTool
 class CalledFunction(Strict):
     """A function and its arguments, which are JSON."""
 
+    by_client = ("parsed_arguments",)
     name: FunctionName
     arguments: str
 
@@ -70,6 +71,7 @@ class CalledFunction(Strict):
 class ToolCall(Strict):
     """A call of an earlier answer."""
 
+    by_client = ("index",)
     id: CallId
     type: Literal["function"] = "function"
     function: CalledFunction

@@ -39,6 +39,11 @@ from trtla.machine import process_rank
 from trtla.version import __version__
 
 _FAILED = 1
+_OF_TEMPLATES = {
+    "--chat-template", "--chat-template-file", "--enable-auto-tool-choice", "--jinja",
+    "--reasoning-format", "--reasoning-parser", "--tool-call-parser",
+}  # fmt: skip
+"""Options of vLLM and llama.cpp for what the model's own chat template determines here."""
 
 
 @click.group(
@@ -240,6 +245,8 @@ def _usage(error: click.ClickException) -> Failure:
 
 def _meant(error: click.NoSuchOption) -> str:
     """The beginning of a hint: the flag that resembles a wrong one most."""
+    if error.option_name in _OF_TEMPLATES:
+        return "omit it, the model's chat template decides; "
     params = error.ctx.command.params if error.ctx else []
     names = [name for param in params if not getattr(param, "hidden", False)
              for name in (*param.opts, *param.secondary_opts)]  # fmt: skip

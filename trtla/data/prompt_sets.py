@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice, zip_longest
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -38,6 +38,7 @@ class SetLine(BaseModel):
     """One line of a prompt set, ours or Spec-Bench's."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    instead: ClassVar[dict[str, str]] = {"prompt": "text"}
 
     category: str = Field(NO_CATEGORY, min_length=1)
     text: str | None = None

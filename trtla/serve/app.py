@@ -6,6 +6,7 @@ import asyncio
 import json
 import secrets
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +24,7 @@ from trtla.api.errors import ApiError, unavailable
 from trtla.api.generation import answers_to, check_name
 from trtla.api.grammars import FIELDS
 from trtla.api.protocol import ChatBody, CompletionBody
-from trtla.errors import sentence
+from trtla.errors import closest, sentence
 from trtla.llm.grammar_compiling import takes_long
 from trtla.llm.preparing import GRAMMARS
 from trtla.serve.generation import CHAT, TEXTS, ServedModel
@@ -219,6 +220,14 @@ def _show_page(app: FastAPI) -> None:
         app.mount("/page", StaticFiles(directory=_PAGE))
 
 
+def _instead(path: str, routes: Iterable[str]) -> str:
+    """Return a hint to the route that a wrong path ends with, but for /v1, or resembles."""
+    own = {route: route.removeprefix("/v1") for route in routes}
+    ends = [route for route, end in own.items() if path.endswith(end)]
+    meant = max(ends, key=len, default=None) or closest(path, routes)
+    return f"did you mean {meant}?" if meant else "/openapi.json lists all routes"
+
+
 def _handle_errors(app: FastAPI, log: RequestLog) -> None:
     def answer(request: Request, error: ApiError) -> Response:
         note_error(request.scope, error)
@@ -231,7 +240,8 @@ def _handle_errors(app: FastAPI, log: RequestLog) -> None:
     @app.exception_handler(HTTPException)
     async def refuse_path(request: Request, error: HTTPException) -> Response:
         path = request.url.path[:200]
-        messages = {404: f"there is nothing at {path}", 405: f"{request.method} is not for {path}"}
+        nothing = f"there is nothing at {path}; {_instead(path, app.openapi()['paths'])}"
+        messages = {404: nothing, 405: f"{request.method} is not for {path}"}
         text = messages.get(error.status_code, str(error.detail))
         return answer(request, ApiError(error.status_code, text, headers=error.headers))
 

@@ -285,8 +285,9 @@ def check_read(chosen: Mode | None, modes: Iterable[Mode]) -> None:
         if chosen is not None and owner is not chosen and name not in chosen.read:
             unread.append(flag_of(name))
         if chosen is None and owner is not None:
+            other = "give a file to --prompts" if name == "input_text" else "omit it"
             raise UsageError(
-                f"{flag_of(name)} is read by {owner.flag} alone", "add that, or omit it"
+                f"{flag_of(name)} is read by {owner.flag} alone", f"add that, or {other}"
             )
     if chosen is not None and unread:
         hint = "omit it" if len(unread) == 1 else "omit them"

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 ALL = "trtla.all"  # ctx.meta's key: the help shows all options
-_ONE_DASH = ("-cnv", "-hf", "-ngl")
+_ONE_DASH = ("-cnv", "-hf", "-ngl", "-np", "-sys")
 """Options of llama.cpp, which click parses as a one-letter option with a value."""
 _SPEC = 34
 """Most columns of an option's names in the short help."""
