@@ -140,7 +140,8 @@ class GrammarState:
         return thread_time() - started
 
     def _too_much(self, path: tuple[int, ...], reason: str) -> ndarray:
-        self._failures[(*self._output, *path)] = f"it takes too much computing ({reason})"
+        text = (*self._output, *path)
+        self._failures[text] = f"it takes too much computing ({reason})"
         return self._none
 
     def _let(self, path: tuple[int, ...]) -> bool:
