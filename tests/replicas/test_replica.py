@@ -17,6 +17,7 @@ import pytest
 from tests.support.replicas import SHIPPED
 from trtla import LLM, SamplingParams, TrtlaError, UsageError
 from trtla.formats.engine import model_digest
+from trtla.llm.preparing import GRAMMARS
 from trtla.llm.prompt import PromptRequest
 from trtla.replicas import replica as module
 from trtla.replicas.engine import ReplicaEngine
@@ -112,6 +113,24 @@ def test_a_grammar_travels_as_its_text():
         bad = replace(words, sampling=replace(words.sampling, grammar={"regex": "["}))
         (refused,) = await outputs(replica, packed(bad, (), None))
         assert "one: the regular expression cannot be used" in refused.error.message
+        dead = {"lark": 'start: "a" X "q"\nX: /b+/ & /c+/'}
+        (*_, failed) = await outputs(replica, packed(asked(llm, dead), (), None))
+        assert failed.error.setting == "grammar"  # it ends in the middle of the text
+        await stopped(replica)
+
+    asyncio.run(work())
+
+
+def test_each_replica_prepares_for_grammars():
+    pytest.importorskip("llguidance")
+
+    async def work() -> None:
+        replica = Replica(open_shipped, "app")
+        await (
+            replica.check_health()
+        )  # of a replica in the place of a lost one nothing else is asked
+        await replica._engine.lanes.done(GRAMMARS, lambda: None)
+        assert replica._engine.llm._grammars._spelling is not None
         await stopped(replica)
 
     asyncio.run(work())

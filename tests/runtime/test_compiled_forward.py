@@ -230,7 +230,19 @@ def test_draws_at_extreme_temperatures_are_those_of_pytorch(
 
 
 @pytest.mark.parametrize("temperature", [0.1, 0.7, 1.5])
-@pytest.mark.parametrize("how", [{}, {"top_k": 40}, {"min_p": 0.02}])
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"top_k": 40},
+        {"top_k": 5000},
+        {"top_p": 0.9},
+        {"top_p": 0.999},
+        {"top_k": 400, "top_p": 0.8},
+        {"min_p": 0.02},
+        {"top_p": 0.9, "min_p": 0.02},
+    ],
+)
 def test_draws_from_a_whole_vocabulary_are_those_of_pytorch(temperature, how):
     """Of 49,152 tokens few are worth their noise, which is made for several at a time."""
     logits = torch.randn(4, 49_155, generator=torch.Generator().manual_seed(1)) * 4.0

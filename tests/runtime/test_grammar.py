@@ -622,15 +622,36 @@ def test_where_a_matcher_gives_up_nothing_is_allowed(error, failure, tried):
 
     state = following(Failing, (2,), 40)
     assert not state.mask((0,)).any()
-    assert state.failure == failure
+    assert state.gave_up == bool(failure)
     assert len(made) == tried
     assert allowed_tokens(state.mask(), 40).nonzero()[0].tolist() == [0, 2]
     assert not state.follow([0]).mask().any()
+    assert state.failure == failure
+
+
+def test_a_failure_belongs_to_the_text_that_has_it():
+    class Failing(Toy):
+        def is_error(self):
+            return self.computed > 0 and self.read[:2] in ([0, 1], [2])
+
+        def get_error(self):
+            return "Parser Error: too many" if self.read[:1] == [0] else "NoExtensionBias"
+
+    drafted, plain = (following(Failing, (2,), 40) for _ in range(2))
+    assert not drafted.mask((0, 1)).any()
+    assert drafted.gave_up
+    assert not drafted.failure
+    for state in (drafted, plain):
+        assert not state.follow([2]).mask().any()
+        assert not state.failure
+    assert not drafted.follow([2]).failure
 
 
 def test_a_mask_that_takes_long_ends_its_text(llm, monkeypatch):
     monkeypatch.setattr("trtla.runtime.grammar._MOST_S", 0.0)
-    with pytest.raises(UsageError, match=r"output token 0: it takes .* \(0\.0 s for a token\)"):
+    with pytest.raises(
+        UsageError, match=r"output token 0: it takes .* \(more than 0\.0 s for a token\)"
+    ):
         llm.generate("x", asked({"regex": "[ab]{4}"}))
 
 

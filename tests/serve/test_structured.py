@@ -240,6 +240,11 @@ def test_small_grammars_do_not_wait_for_dear_ones(served, monkeypatch, schema):
         assert said(served.complete(**TEXT, guided_regex="[ab]c")) in ("ac", "bc")
 
 
+def test_small_tools_are_compiled_at_once(served, monkeypatch):
+    monkeypatch.setattr("subprocess.run", None)  # which dear grammars are tried by
+    assert served.chat(**CHAT, tools=TOOLS, tool_choice="required").status_code == 200
+
+
 def test_a_server_prepares_for_grammars_before_any_comes(monkeypatch):
     prepared = Event()
     prepare = GrammarCompiler.prepare

@@ -17,7 +17,7 @@ from typing import Literal, TypeVar
 
 from trtla.errors import TrtlaError, UsageError
 from trtla.llm.engine_thread import Event, closed
-from trtla.llm.preparing import Preparing
+from trtla.llm.preparing import GRAMMARS, Preparing
 from trtla.llm.prompt import RequestMaker
 from trtla.runtime.request import Output, Request
 from trtla.runtime.stats import ExecutorStats
@@ -62,6 +62,7 @@ class AsyncEngine:
         llm = self._new()
         if self._log is not None:
             llm.executor.log, llm.executor.on_failure = self._log, self._fail
+            self.lanes.submit(GRAMMARS, llm.prepare_grammars)
         return llm
 
     async def open(self) -> None:

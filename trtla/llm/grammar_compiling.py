@@ -27,8 +27,10 @@ _BLANKS = r"[\x20\x0A\x0D\x09]{1,20}"
 """Between the parts of JSON by default: without a bound some models write nothing else any more."""
 
 _HARMLESS = 2000
-"""Characters up to which only some words let a grammar take long."""
-_WORDS = ("multipleOf", "%json")
+"""Characters up to which only a word lets a grammar take long."""
+_WORD = "multipleOf"
+_JSON = "%json"
+"""In which users may write the word with escapes."""
 _MOST_S = 1
 _MOST_BYTES = 1 << 30
 _STACK_BYTES = 6 << 20
@@ -93,12 +95,12 @@ def _behind(grammar: Grammar, written: str) -> str:
 
 def takes_long(text: str) -> bool:
     """Return True if a grammar of this text may take long to compile."""
-    return len(text) > _HARMLESS or any(word in text for word in _WORDS)
+    return len(text) > _HARMLESS or _WORD in text or _JSON in text
 
 
 def why_not(grammar: Grammar) -> str:
     """Return why a grammar cannot be compiled; empty: it may have an error, but can be tried."""
-    if not takes_long(grammar.text):
+    if not takes_long(grammar.text.replace(_JSON, "") if grammar.parts else grammar.text):
         return ""
     path = f"import sys; sys.path[:] = {sys.path!r}"
     done = subprocess.run(

@@ -11,6 +11,8 @@ from threading import Thread
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+GRAMMARS = "grammars"
+"""The lane of requests with grammars, behind the tables that these need."""
 
 
 class Preparing:

@@ -75,8 +75,9 @@ def plain(error: BaseException) -> TrtlaError:
     """Convert an error to one that can be pickled."""
     if not isinstance(error, TrtlaError):
         return TrtlaError(sentence(error))
-    kind = UsageError if isinstance(error, UsageError) else TrtlaError
-    return kind(error.message, error.hint)
+    if isinstance(error, UsageError):
+        return UsageError(error.message, error.hint, error.setting)
+    return TrtlaError(error.message, error.hint)
 
 
 _GATHER_S = (0.02, 0.01, 0.1)
@@ -151,7 +152,6 @@ class Replica:
         if self._engine.failure is not None:
             return plain(self._engine.failure)
         llm = self._engine.llm
-        self._engine.lanes.submit("grammars", llm.prepare_grammars)
         return Opened(llm.limits, llm.description)
 
     async def stream(self, request: Request, whole: bool = False) -> AsyncIterator[list[Output]]:

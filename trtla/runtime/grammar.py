@@ -77,8 +77,18 @@ class GrammarState:
         self._none = np.zeros_like(self._ends)
         self._masks: dict[tuple[int, ...], ndarray | None] = {}
         """Masks by path, since the output last grew."""
-        self.failure = ""
-        """The reason why a mask last allowed no token; empty if no token can be written there."""
+        self._failures: dict[tuple[int, ...], str] = {}
+        """Reasons why a mask was given up, by all tokens in front of it."""
+
+    @property
+    def failure(self) -> str:
+        """The reason why the mask behind the output was given up; empty if it was not."""
+        return self._failures.get(tuple(self._output), "")
+
+    @property
+    def gave_up(self) -> bool:
+        """True if any mask was given up, be it a draft's."""
+        return bool(self._failures)
 
     def follow(self, output_ids: Sequence[int]) -> GrammarState:
         """Read the new tokens of the output."""
@@ -100,7 +110,7 @@ class GrammarState:
 
         Returns:
             None where a mask forbids the path itself. No bit is set where nothing may follow, or
-            where that takes too much computing: `failure` has the reason.
+            where that takes too much computing: `failure` has the reason behind the output.
         """
         if path not in self._masks:
             self._masks[path] = self._ends if self._ended else self._computed(path)
@@ -114,14 +124,14 @@ class GrammarState:
                 return self._none if self._let(path) else None
             started = perf_counter()
             mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)
-            if perf_counter() - started > _MOST_S and (spent := self._mask_s()) > _MOST_S:
-                return self._too_much(f"{spent:.1f} s for a token")
+            if perf_counter() - started > _MOST_S and self._mask_s() > _MOST_S:
+                return self._too_much(path, f"more than {_MOST_S} s for a token")
             if not self._matcher.is_error():
                 return self._fitted(mask)
             reason = first_line(self._matcher.get_error())
             if reason.lower().startswith("parser error"):  # which a new lexer does not change
                 break
-        return self._none if reason.startswith("NoExtension") else self._too_much(reason)
+        return self._none if reason.startswith("NoExtension") else self._too_much(path, reason)
 
     def _mask_s(self) -> float:
         """Return the seconds of this processor for the mask, which other work cannot lengthen."""
@@ -129,8 +139,9 @@ class GrammarState:
         self._matcher.compute_bitmask()
         return thread_time() - started
 
-    def _too_much(self, reason: str) -> ndarray:
-        self.failure = f"it takes too much computing ({reason})"
+    def _too_much(self, path: tuple[int, ...], reason: str) -> ndarray:
+        text = (*self._output, *path)
+        self._failures[text] = f"it takes too much computing ({reason})"
         return self._none
 
     def _let(self, path: tuple[int, ...]) -> bool:

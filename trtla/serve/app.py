@@ -26,7 +26,8 @@ from trtla.api.grammars import FIELDS
 from trtla.api.protocol import ChatBody, CompletionBody
 from trtla.errors import closest, sentence
 from trtla.llm.grammar_compiling import takes_long
-from trtla.serve.generation import CHAT, GRAMMARS, TEXTS, ServedModel
+from trtla.llm.preparing import GRAMMARS
+from trtla.serve.generation import CHAT, TEXTS, ServedModel
 from trtla.serve.guard import KEY
 from trtla.serve.log import RequestLog, note_error
 from trtla.serve.metrics import ServerMetrics

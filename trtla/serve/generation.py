@@ -20,7 +20,7 @@ from trtla.runtime.request import Output
 from trtla.serve.metrics import ServerMetrics
 from trtla.settings.serving import ServeSettings
 
-CHAT, TEXTS, GRAMMARS = "chat", "texts", "grammars"
+CHAT, TEXTS = "chat", "texts"
 """Lanes of requests that are being prepared."""
 
 
@@ -97,7 +97,6 @@ class ServedModel:
             self._templates = tokenizer.render_in_process(min(_RENDERING_S, self.timeout_s / 2))
             if tokenizer.has_chat_template:
                 self.engine.lanes.submit(CHAT, self._templates.start)
-            self.engine.lanes.submit(GRAMMARS, llm.prepare_grammars)
         return llm
 
     def _put(self, generation: AsyncGeneration, id_: int, event: Output | BaseException) -> None:

@@ -129,7 +129,7 @@ _CALLS: Calls = {
     "trtla_has_bfloat16_products": (c_int64, ()),
     "trtla_forward": (None, (POINTER(NativeModel), POINTER(NativeStep))),
     "trtla_most_probable": (c_int64, (c_void_p, c_int64)),
-    "trtla_draw": (c_int64, (c_void_p, c_int64, POINTER(c_double), c_double)),
+    "trtla_draw": (c_int64, (c_void_p, c_int64, POINTER(c_double), c_double, c_int64)),
     "trtla_filters": (c_char_p, ()),
     "trtla_masked": (None, (c_void_p, c_int64, c_void_p, c_void_p)),
     "trtla_top_rows": (None, (*(c_void_p, c_int64) * 2, c_int64, c_void_p, c_void_p, c_int64)),
@@ -200,7 +200,8 @@ class RowChooser:
         if filters is None:
             return draw_at(logits[row : row + 1], params, [noise])[0]
         first, size = self._place(logits)
-        token: int = self._draw(first + row * size * _FLOAT, size, filters, noise)
+        start = first + row * size * _FLOAT
+        token: int = self._draw(start, size, filters, noise, num_threads())
         return token
 
     def masked(self, logits: ndarray, row: int, mask: ndarray) -> ndarray:

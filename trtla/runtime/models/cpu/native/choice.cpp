@@ -1,5 +1,6 @@
 // The calls for what the target says after a row.
 #include "choice.h"
+#include "draw.h"
 #include "exported.h"
 #include "team.h"
 
@@ -7,8 +8,9 @@ EXPORTED int64_t trtla_most_probable(const float* logits, int64_t size) {
     return most_probable(logits, size);
 }
 
-EXPORTED int64_t trtla_draw(const float* logits, int64_t size, const Filters* filters, double noise) {
-    return draw(logits, size, *filters, noise);
+EXPORTED int64_t trtla_draw(const float* logits, int64_t size, const Filters* filters, double noise,
+                            int64_t threads) {
+    return Draw(logits, size, *filters, noise).token(threads);
 }
 
 EXPORTED void trtla_masked(const float* logits, int64_t size, const uint32_t* mask, float* out) {
