@@ -376,7 +376,8 @@ class Pet(BaseModel):
 def test_a_class_of_pydantic_is_its_schema():
     for value in (Pet, {"json_schema": Pet}):
         grammar = SamplingParams(grammar=value).grammar
-        assert grammar.value == {"json_schema": Pet.model_json_schema()}
+        schema = {**Pet.model_json_schema(), "additionalProperties": False}
+        assert grammar.value == {"json_schema": schema}
     with pytest.raises(UsageError, match="not an object of one key"):
         SamplingParams(grammar=dict)
 
@@ -398,6 +399,25 @@ def test_true_is_a_schema_of_any_json(llm, tmp_path, monkeypatch):
     assert llm.grammar_start(asked(anything), "one")().allowed(whole) == len(whole)
     (tmp_path / "true").write_text('{"const": 1}')  # a file of that name comes first
     assert Grammar.typed("json_schema", "true") == Grammar.of({"json_schema": {"const": 1}})
+
+
+@pytest.mark.parametrize(
+    ("pattern", "yes", "no"),
+    [
+        (r"\d\d", "37", "٣٧"),
+        (r"[\d\-]+", "3-7", "٣"),
+        (r"[^\w]", "é", "e"),
+        (r"\w", "_", "é"),
+        (r"\\d", "\\d", "3"),
+        (r"[]\d]\d", "]3", "]٣"),
+        (r"[\d&&[^5]]\w", "3a", "5a"),
+    ],
+)
+def test_digits_and_words_of_expressions_are_ascii(llm, pattern, yes, no):
+    start = llm.grammar_start(asked({"regex": pattern}), "one")
+    written, forbidden = (llm.tokenizer.encode(text, special=False) for text in (yes, no))
+    assert start().allowed(written) == len(written)
+    assert start().allowed(forbidden) < len(forbidden)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

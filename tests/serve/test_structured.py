@@ -126,6 +126,14 @@ def test_langchains_client_parses_what_it_gets(served):
     assert isinstance(pet, Pet)
 
 
+def test_settings_of_vllm_that_are_the_case_anyway_are_taken(served):
+    defaults = {"disable_fallback": False, "disable_any_whitespace": False, "regex": None}
+    for value in (False, True):
+        more = {**defaults, "disable_additional_properties": value, "json_object": False}
+        text = said(served.chat(**CHAT, structured_outputs={"json": SCHEMA, **more}))
+        assert text == said(served.chat(**CHAT, guided_json=SCHEMA))
+
+
 @pytest.mark.parametrize("key", ["json", "json_object"])
 def test_blanks_in_json_can_be_left_out(served, key):
     rule = {key: SCHEMA if key == "json" else True}

@@ -25,6 +25,7 @@ _STRUCTURED = {
     "grammar": "lark",
 }
 _WITHOUT_BLANKS = "disable_any_whitespace"
+_WITHOUT_EFFECT = ("disable_additional_properties", "disable_fallback")
 FIELDS = ("response_format", "structured_outputs", "grammar", *_GUIDED)
 """Fields with rules for an output; a body has at most one of them."""
 
@@ -58,6 +59,7 @@ def _own(name: str, value: Any) -> Grammar:
 
 def _structured(name: str, value: Any) -> Grammar:
     rules = {key: item for key, item in value.items() if item is not None}
+    _take_defaults(rules)
     blanks = _blanks(rules)
     for key in rules:
         if key not in _STRUCTURED:
@@ -69,6 +71,13 @@ def _structured(name: str, value: Any) -> Grammar:
         )
     ((key, item),) = rules.items()
     return Grammar.of({_STRUCTURED[key]: item, **blanks})
+
+
+def _take_defaults(rules: dict[str, Any]) -> None:
+    """Take settings of vLLM out that request what is the case anyway."""
+    for name in (*_WITHOUT_EFFECT, "json_object"):
+        if rules.get(name) is False or (name in _WITHOUT_EFFECT and rules.get(name) is True):
+            del rules[name]
 
 
 def _blanks(rules: dict[str, Any]) -> dict[str, Any]:

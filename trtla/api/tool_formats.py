@@ -17,10 +17,9 @@ from trtla.api.strict import Object
 from trtla.api.tools import Function
 from trtla.llm.prompt import RequestMaker
 from trtla.settings.grammar import Grammar
+from trtla.settings.schemas import fitted
 
 _GUIDANCE = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,20}"}
-_SIMPLE = {"type", "title", "description", "properties", "required", "$defs", "$schema"}
-"""Keywords of schemas whose properties are all that they have."""
 _END = END.replace("/", r"\/")
 _THOUGHTS = {"undecided": rf"\s*{BEGIN}(?s:.*){_END}", "thinking": f"(?s:.*){_END}"}
 _NO_THOUGHTS = rf" & ~/\s*{BEGIN}(?s:.*)/"
@@ -121,15 +120,15 @@ class ToolFormat:
 
     def _rule(self, number: int, function: Function) -> str:
         guidance = _GUIDANCE | {"lenient": not function.strict}
-        schema = {**_closed(function.parameters), "x-guidance": guidance}
+        schema = {**_fitted(function.parameters), "x-guidance": guidance}
         head = f'{{"name": {_json(function.name)}, "{self.key}": '
         return f'call_{number}: {_json(head)} %json {_json(schema)} "}}"'
 
 
-def _closed(parameters: Object) -> Object:
-    """A schema of an object, without further keys where it does not speak of them."""
-    simple = parameters.keys() <= _SIMPLE
-    return {"type": "object", **({"additionalProperties": False} if simple else {}), **parameters}
+def _fitted(parameters: Object) -> Object:
+    """The schema of an object, which has no keys where it does not speak of any."""
+    schema: Object = fitted({"type": "object", "properties": {}, **parameters})
+    return schema
 
 
 def _json(value: object) -> str:

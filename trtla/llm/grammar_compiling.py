@@ -74,8 +74,24 @@ def _written(library: Any, grammar: Grammar) -> str:
     if grammar.kind == "choice":  # as one terminal: rules may have 2000 alternatives
         texts = " | ".join(map(json.dumps, json.loads(grammar.text)))
         return f"start: TEXT\nTEXT: {texts}"
-    kind = "grammar" if grammar.kind == "lark" else grammar.kind
-    return str(library.grammar_from(kind, grammar.text))
+    if grammar.kind == "regex":
+        return str(library.grammar_from("regex", _with_ascii(grammar.text)))
+    return str(library.grammar_from("grammar", grammar.text))
+
+
+_PIECE = re.compile(r"\\.|\[\^?\]?|.", re.DOTALL)
+_ASCII = {r"\d": "0-9", r"\w": "0-9A-Za-z_"}
+
+
+def _with_ascii(pattern: str) -> str:
+    """The expression with digits and words of ASCII, as in a schema's `pattern`: llguidance's are
+    those of all scripts."""
+    written, depth = [], 0
+    for piece in _PIECE.findall(pattern):
+        own = _ASCII.get(piece, "")
+        written.append((own if depth else f"[{own}]") if own else piece)
+        depth += piece.startswith("[") - (piece == "]" and depth > 0)
+    return "".join(written)
 
 
 def _behind(grammar: Grammar, written: str) -> str:

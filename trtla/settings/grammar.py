@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeGuard, get_args
 from trtla.errors import UsageError, did_you_mean
 from trtla.files import read_text
 from trtla.settings.fields import check_text, shown
+from trtla.settings.schemas import fitted
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -177,9 +178,10 @@ def _schema(value: object) -> str:
     if not isinstance(value, Mapping):
         raise UsageError(f"the JSON schema is {shown(given)}, not an object", _SCHEMA)
     try:
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        text = json.dumps(fitted(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise UsageError(f"the JSON schema is no JSON: {error}", _SCHEMA) from None
+    return text
 
 
 def _any_object(value: object) -> str:

@@ -1,0 +1,62 @@
+"""JSON schemas as grammars take them: which objects are closed, and which formats are dropped."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import pytest
+
+from trtla.settings.schemas import fitted
+
+CLOSED = {"additionalProperties": False}
+A = {"properties": {"a": {"type": "integer"}}}
+B = {"properties": {"b": {"type": "integer"}}, "required": ["b"]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        (A, A | CLOSED),
+        ({"type": "object"}, {"type": "object"}),
+        ({"type": "array", "items": A}, {"type": "array", "items": A | CLOSED}),
+        ({"prefixItems": [A, True]}, {"prefixItems": [A | CLOSED, True]}),
+        ({"anyOf": [A, {"type": "null"}]}, {"anyOf": [A | CLOSED, {"type": "null"}]}),
+        ({"properties": {"x": A}}, {"properties": {"x": A | CLOSED}} | CLOSED),
+        (
+            {"$ref": "#/$defs/A", "$defs": {"A": A}},
+            {"$ref": "#/$defs/A", "$defs": {"A": A | CLOSED}},
+        ),
+        ({"enum": [A], "default": A}, {"enum": [A], "default": A}),
+        ({"type": "string", "format": "binary"}, {"type": "string"}),
+        ({"type": "string", "format": "date"}, {"type": "string", "format": "date"}),
+        ({"allOf": [{"format": "phone"}]}, {"allOf": [{}]}),
+        (True, True),
+    ],
+)
+def test_objects_with_properties_are_closed_and_unknown_formats_dropped(
+    schema: object, expected: object
+) -> None:
+    before = deepcopy(schema)
+    assert fitted(schema) == expected == fitted(expected)
+    assert schema == before
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        A | {"additionalProperties": True},
+        A | {"additionalProperties": {"type": "string"}},
+        A | {"patternProperties": {"^x": True}},
+        A | {"minProperties": 3},
+        A | {"required": ["b"]},
+        {"allOf": [A, B]},
+        {"oneOf": [A, B]},
+        {"allOf": [{"$ref": "#/$defs/A"}, {"$ref": "#/$defs/B"}], "$defs": {"A": A, "B": B}},
+        A | {"anyOf": [B, {"required": ["a"]}]},
+        A | {"$ref": "#/$defs/B", "$defs": {"B": B}},
+        {"anyOf": [A], "$ref": "#/$defs/B", "$defs": {"B": B}},
+        A | {"if": A, "then": B},
+    ],
+)
+def test_open_schemas_and_those_that_others_hold_beside_stay_as_they_are(schema: object) -> None:
+    assert fitted(schema) == schema
