@@ -8,6 +8,7 @@
 #     bash scripts/gpu_check.sh s2
 #     bash scripts/gpu_check.sh s3
 #     bash scripts/gpu_check.sh again SECTION...    # single sections, such as check:bfloat16 step:8B
+#     bash scripts/gpu_check.sh cpu                 # steps on two cores of the processor beside it; needs a C++ compiler
 #
 # s1  memory and products at their best; the kernels against float64; steps of 1B and 8B, by part
 # s2  texts against the CPU's; trtla bench at 1B and 8B beside transformers
@@ -98,6 +99,12 @@ case ${1:-} in
         choose
         setup
         "$PYTHON" -W ignore scripts/gpu_probe "$@"
+        ;;
+    cpu)
+        choose
+        setup
+        grep -m 1 '^flags' /proc/cpuinfo | grep -ow 'avx[^ ]*\|amx[^ ]*' | xargs
+        taskset -c 0,1 "$PYTHON" -W ignore scripts/step_costs.py "${@:2}"
         ;;
     *)
         sed -n '2,/^set -u/{/^set -u/d;s/^# \{0,1\}//;p}' scripts/gpu_check.sh >&2

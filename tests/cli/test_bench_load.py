@@ -71,6 +71,7 @@ def test_no_run_asks_the_prompts_of_another(tmp_path: Path) -> None:
     asked = [body["messages"][0]["content"] for body in server.bodies[1:]]
     assert (asked, ran.out.count("| 2 at a time |")) == (list(GOOD), 2)
     assert "prompts recur" not in ran.err
+    assert "fewer are at a time than --concurrency: 1 request a run; use --num-prompts" in ran.err
 
 
 def test_requests_are_openais(tmp_path: Path) -> None:
@@ -98,6 +99,7 @@ def test_so_many_requests_run_at_a_time(tmp_path: Path) -> None:
     server = LoadServer(together=3)
     ran = load(server, file, "--concurrency", "3", "--num-prompts", "9")
     assert ran.code == 0, ran.err
+    assert "fewer" not in ran.err
     assert server.most == 3
     server = LoadServer(together=8)
     ran = load(server, file, "--request-rate", "inf", "--num-prompts", "8", "--json")

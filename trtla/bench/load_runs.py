@@ -166,6 +166,9 @@ async def _measure(
             on_note(f"the server reports no usage{refused}: a chunk is counted as a token")
         if len(test.loads) * len(test.filters) * test.requests > len(test.prompts):
             on_note("prompts recur, and a server may keep what it read and wrote: see docs/load.md")
+        if test.requests < max(load.concurrency or 0 for load in test.loads):
+            many = "1 request" if test.requests == 1 else f"{test.requests} requests"
+            on_note(f"fewer are at a time than --concurrency: {many} a run; use --num-prompts")
         for run in test.runs(chat):
             done.runs.append(run)
             with stages(str(run.load), "requests") as progress:
