@@ -18,6 +18,7 @@ pytest.importorskip("ray.serve", reason="needs Ray: pip install 'trtla[ray]'")
 
 PROMPT = "def read_file(path"
 LONG = {"prompt": PROMPT, "max_tokens": 1500, "ignore_eos": True, "seed": 3, "temperature": 0.7}
+WORDS = {**LONG, "ignore_eos": False, "guided_regex": "([a-z]{3} ){600}"}
 
 
 @pytest.fixture(scope="module")
@@ -59,10 +60,11 @@ def test_what_is_refused_in_one_process_is_refused_here(served):
     assert answer.json()["error"]["code"] == "context_length_exceeded"
 
 
-def test_a_stream_goes_on_when_all_replicas_are_killed(served):
-    whole = served.text(**LONG)
+@pytest.mark.parametrize("asked", [LONG, WORDS], ids=["any text", "grammar"])
+def test_a_stream_goes_on_when_all_replicas_are_killed(served, asked):
+    whole = served.text(**asked)
     text, killed, before = "", 0, served.metric("replica_reruns_total")
-    body = {**LONG, "stream": True, "lookahead": [1, 1, 0]}
+    body = {**asked, "stream": True, "lookahead": [1, 1, 0]}
     with served.http.stream("POST", "/v1/completions", json=body) as stream:
         for line in stream.iter_lines():
             if line.startswith("data: {"):
