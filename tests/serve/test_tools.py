@@ -32,6 +32,7 @@ from trtla.api.tools import Function
 from trtla.errors import UsageError
 from trtla.llm.grammars import GrammarCompiler
 from trtla.llm.text import Tokenizer
+from trtla.settings.grammar import Grammar
 from trtla.settings.messages import check_messages
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -162,6 +163,31 @@ def test_an_agent_takes_three_turns_with_two_tools(served):
                 messages.append({"role": "tool", "tool_call_id": call.id, "content": results[name]})
     assert len(messages) == 6
     assert messages[-1]["content"]
+
+
+def test_an_answer_has_calls_or_follows_the_schema(served):
+    schema = {"type": "object", "properties": {"days": {"enum": [1, 2]}}, "required": ["days"]}
+    wanted = {"type": "json_schema", "json_schema": {"name": "days", "schema": schema}}
+    if served.kind == "llama":
+        assert "begin as JSON does" in refused(
+            served.chat(**ASK, response_format=wanted), 400, "tools"
+        )
+        return
+    for seed in range(4):
+        ask = {**ASK, "seed": seed, "response_format": wanted}
+        message = choice_of(served.chat(**ask))["message"]
+        messages, _ = streamed(served, **ask)
+        assert (message["content"] or "") == messages[0]["content"]
+        if message["content"]:
+            jsonschema_rs.validate(schema, json.loads(message["content"]))
+        else:
+            assert {check(call) for call in message["tool_calls"]} <= SCHEMAS.keys()
+    forced = choice_of(served.chat(**ask, tool_choice="required"))["message"]
+    assert forced["tool_calls"]
+    wrong = {**ask, "response_format": {**wanted, "json_schema": {"schema": UNCLOSED}}}
+    assert "the JSON schema of response_format cannot be used: unclosed group" in refused(
+        served.chat(**wrong), 400, "tools"
+    )
 
 
 def as_word(folder, name):
@@ -351,6 +377,28 @@ def test_the_grammar_of_a_format(compiler, format_, state, must, allowed, forbid
     for text in forbidden:
         ids = tokenizer.encode(text, special=False)
         assert start().allowed(ids) < len(ids), text
+
+
+@pytest.mark.parametrize("state", ["answering", "undecided", "thinking"])
+@pytest.mark.parametrize(
+    ("format_", "call"), [(HERMES, WRAPPED), (MISTRAL, f"[TOOL_CALLS][{CALL}]")]
+)
+def test_the_grammar_of_calls_beside_a_schema(compiler, format_, call, state):
+    control = {name: compiler._tokenizer.token_id(name) for name in ("[TOOL_CALLS]",)}.get
+    functions = [Function(name=name, parameters=schema) for name, schema in SCHEMAS.items()]
+    how = {"state": state, "must": False, "several": True, "control": control}
+    answer = Grammar.of({"json_schema": {"const": {"a": 1}}, "whitespace_pattern": ""})
+    start = compiler.start(format_.grammar(functions, answer=answer, **how))
+
+    def is_allowed(text):
+        ids = compiler._tokenizer.encode(text, special=False)
+        return start().allowed([*ids, 0]) == len(ids) + 1
+
+    thoughts = "" if state == "answering" else "a</think>\n\n"
+    thoughts = f"<think>{thoughts}" if state == "undecided" else thoughts
+    assert all(is_allowed(thoughts + text) for text in ('{"a":1}', call))
+    for text in ("", "a", '{"a": 1}', f'{{"a":1}}{call}', f'{call}{{"a":1}}'):
+        assert not is_allowed(thoughts + text), text
 
 
 @pytest.mark.parametrize(

@@ -169,12 +169,8 @@ def _sampling(
     }
     grammar = grammar_of({name: getattr(body, name) for name in GRAMMARS})
     if isinstance(body, ChatBody) and body.offered:
-        if grammar is not None:
-            raise ApiError(
-                400, "tools exclude another grammar of the answer; omit one of them", "tools"
-            )
         with _naming("messages"):
-            grammar = tool_grammar(llm, body, _conversation(body))
+            grammar = tool_grammar(llm, body, _conversation(body), grammar)
     elif isinstance(body, ChatBody) and grammar is not None:
         with _naming("messages"):
             state = thoughts(llm, body, _conversation(body))

@@ -64,6 +64,7 @@ class ToolFormat:
         must: bool,
         several: bool,
         control: ControlToken,
+        answer: Grammar | None = None,
     ) -> Grammar:
         """The grammar of answers with calls of these functions.
 
@@ -72,12 +73,13 @@ class ToolFormat:
             must: the answer is a call, or several; else it may be a text, or begin with one.
             several: it may have more than one call.
             control: of the tokenizer.
+            answer: that of an answer without a call, of JSON; None: any text, also before calls.
         """
         mark = _terminal(self.mark, control)
         marks_text = mark.startswith('"')
         rules = [
             f"start: {_STARTS.get(state, 'rest')}",
-            f"rest: {'calls' if must else self._either(marks_text)}",
+            f"rest: {'calls' if must else self._either(marks_text, answer)}",
             f"calls: {f'({mark})?' if self.leads else mark} behind",
             f"behind: {self._behind(mark, control, several)}",
             f"call: {' | '.join(f'call_{i}' for i in range(len(functions)))}",
@@ -85,13 +87,18 @@ class ToolFormat:
         parts = ("",) * len(rules)
         parts += tuple(f"the parameters of the function {function.name}" for function in functions)
         rules += [self._rule(number, function) for number, function in enumerate(functions)]
+        if answer is not None and not must:
+            parts += (f"{answer.name} of {answer.given_as}",)
+            rules.append(f"answer: %json {_with_blanks(answer)}")
         if state in _THOUGHTS:
             rules += [f"thoughts[lazy]: /{_THOUGHTS[state]}/", r"BLANKS: /[\n ]{0,2}/"]
-        if not must:
+        if not must and answer is None:
             rules += self._texts(marks_text, _NO_THOUGHTS if state == "undecided" else "")
         return Grammar("lark", "\n".join(rules), given_as="tools", parts=parts)
 
-    def _either(self, marks_text: bool) -> str:
+    def _either(self, marks_text: bool, answer: Grammar | None) -> str:
+        if answer is not None:
+            return "answer | calls"
         if self.leads:
             return "TEXT | calls"
         return "TEXT | head behind" if marks_text else "TEXT | TEXT calls"
@@ -129,6 +136,14 @@ def _fitted(parameters: Object) -> Object:
     """The schema of an object, which has no keys where it does not speak of any."""
     schema: Object = fitted({"type": "object", "properties": {}, **parameters})
     return schema
+
+
+def _with_blanks(answer: Grammar) -> str:
+    """A schema with the expression of its blanks."""
+    guidance, pattern = dict(_GUIDANCE), answer.whitespace_pattern
+    if pattern is not None:
+        guidance["whitespace_pattern"] = pattern
+    return _json({**json.loads(answer.text), "x-guidance": guidance})
 
 
 def _json(value: object) -> str:

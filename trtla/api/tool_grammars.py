@@ -12,10 +12,26 @@ from trtla.settings.grammar import Grammar
 from trtla.settings.messages import Messages, check_messages
 
 
-def tool_grammar(llm: RequestMaker, body: ChatBody, messages: Messages) -> Grammar | None:
-    """Make the grammar of a body with tools; None: the executor takes none, and none is needed."""
+def tool_grammar(
+    llm: RequestMaker, body: ChatBody, messages: Messages, answer: Grammar | None
+) -> Grammar | None:
+    """Make the grammar of a body with tools; None: the executor takes none, and none is needed.
+
+    Args:
+        answer: the grammar that the body asks for, if any: an answer has calls or follows it.
+    """
+    if answer is not None and answer.kind not in ("json_schema", "json_object"):
+        raise ApiError(
+            400, "tools exclude a grammar that is no JSON schema; omit one of them", "tools"
+        )
     must = body.tool_choice not in (None, "auto")
     format_, tokenizer = known_format(llm), llm.tokenizer
+    if answer is not None and format_.leads and not must:
+        raise ApiError(
+            400,
+            "the model's calls begin as JSON does: tools exclude a schema of the answer; omit one",
+            "tools",
+        )
     assert tokenizer is not None
     if llm.limits.fixed_triples:
         if must:
@@ -25,7 +41,7 @@ def tool_grammar(llm: RequestMaker, body: ChatBody, messages: Messages) -> Gramm
                 "apply here; use auto",
                 "tool_choice",
             )
-        return None
+        return answer
 
     def control(name: str) -> int | None:
         token = tokenizer.token_id(name)
@@ -37,6 +53,7 @@ def tool_grammar(llm: RequestMaker, body: ChatBody, messages: Messages) -> Gramm
         must=must,
         several=body.parallel_tool_calls and not isinstance(body.tool_choice, NamedTool),
         control=control,
+        answer=answer,
     )
 
 

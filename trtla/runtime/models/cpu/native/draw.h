@@ -137,8 +137,8 @@ private:
         int64_t best;
     };
 
-    // A second look at every token: for the sum of their weights, or for the race of all.
-    int phases() const override { return has_top_k() || (whole() == (filters_.top_p < 1.0)) ? 1 : 2; }
+    // A second look at every token is for the sum of their weights, or for the race of all.
+    int phases() const override { return needs_weights() || whole() ? 2 : 1; }
     int chunks(int) const override { return (int)pieces_.size(); }
 
     void run(int phase, int at) override {
@@ -147,7 +147,7 @@ private:
         if (phase == 0) return look(piece, first, last);
         if (!answers()) return;
         const int64_t start = first * BLOCK, end = std::min(last * BLOCK, size_);
-        if (filters_.top_p < 1.0) {
+        if (needs_weights()) {
             piece.weight = weight(start, end);
             return;
         }
@@ -180,6 +180,7 @@ private:
     }
 
     bool has_top_k() const { return filters_.top_k > 0 && filters_.top_k < size_; }
+    bool needs_weights() const { return !has_top_k() && filters_.top_p < 1.0; }
     bool whole() const { return !has_top_k() && filters_.top_p >= 1.0 && filters_.min_p <= 0.0; }
 
     bool answers() const {
@@ -280,10 +281,10 @@ private:
     std::vector<int64_t> nucleus(float least) const {
         const double top = this->top();
         double total = 0.0;
-        if (has_top_k())
-            for (const int64_t token : tokens_from(least)) total += share(token, top);
-        else
+        if (needs_weights())
             for (const Piece& piece : pieces_) total += piece.weight;
+        else
+            for (const int64_t token : tokens_from(least)) total += share(token, top);
         for (int64_t count = FEW;; count *= 8) {
             const float from = std::max(least, reached_by(count));
             std::vector<int64_t> tokens = tokens_from(from);
