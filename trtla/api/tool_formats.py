@@ -16,10 +16,9 @@ from trtla.api.reasoning import BEGIN, END, State
 from trtla.api.strict import Object
 from trtla.api.tools import Function
 from trtla.llm.prompt import RequestMaker
-from trtla.settings.grammar import Grammar
+from trtla.settings.grammar import BLANKS, Grammar
 from trtla.settings.schemas import fitted
 
-_GUIDANCE = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,20}"}
 _END = END.replace("/", r"\/")
 _THOUGHTS = {"undecided": rf"\s*{BEGIN}(?s:.*){_END}", "thinking": f"(?s:.*){_END}"}
 _NO_THOUGHTS = rf" & ~/\s*{BEGIN}(?s:.*)/"
@@ -126,7 +125,7 @@ class ToolFormat:
         return f"{begin} call ({joint} call)* {end}"
 
     def _rule(self, number: int, function: Function) -> str:
-        guidance = _GUIDANCE | {"lenient": not function.strict}
+        guidance = {"whitespace_pattern": BLANKS, "lenient": not function.strict}
         schema = {**_fitted(function.parameters), "x-guidance": guidance}
         head = f'{{"name": {_json(function.name)}, "{self.key}": '
         return f'call_{number}: {_json(head)} %json {_json(schema)} "}}"'
@@ -140,9 +139,7 @@ def _fitted(parameters: Object) -> Object:
 
 def _with_blanks(answer: Grammar) -> str:
     """A schema with the expression of its blanks."""
-    guidance, pattern = dict(_GUIDANCE), answer.whitespace_pattern
-    if pattern is not None:
-        guidance["whitespace_pattern"] = pattern
+    guidance = {"whitespace_pattern": answer.blanks}
     return _json({**json.loads(answer.text), "x-guidance": guidance})
 
 

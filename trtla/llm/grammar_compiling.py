@@ -23,9 +23,6 @@ _MOST_STATES = 50_000
 _MOST_ITEMS = 2000
 """Of a parser's row beside the grammar's own alternatives, which some schemas' keys all are: what
 repeats from the right makes ever more of them."""
-_BLANKS = r"[\x20\x0A\x0D\x09]{1,20}"
-"""Between the parts of JSON by default: without a bound some models write nothing else any more."""
-
 _HARMLESS = 2000
 """Characters up to which only a word lets a grammar take long."""
 _WORD = "multipleOf"
@@ -68,8 +65,7 @@ def compiled(grammar: Grammar, spelling: LLTokenizer | None = None) -> LLMatcher
 
 def _written(library: Any, grammar: Grammar) -> str:
     if grammar.kind in ("json_schema", "json_object"):
-        pattern = grammar.whitespace_pattern
-        how = {"whitespace_pattern": _BLANKS if pattern is None else pattern}
+        how = {"whitespace_pattern": grammar.blanks}
         return str(library.LLMatcher.grammar_from_json_schema(grammar.text, overrides=how))
     if grammar.kind == "choice":  # as one terminal: rules may have 2000 alternatives
         texts = " | ".join(map(json.dumps, json.loads(grammar.text)))

@@ -35,6 +35,9 @@ _NAMES: dict[GrammarKind, str] = {
     "choice": "the choice",
     "lark": "the grammar",
 }
+BLANKS = r" |\n{1,2}[ \t]{0,20}"
+"""Blanks between the parts of JSON by default, besides none: as llama.cpp has them. Without a bound
+some models write nothing else any more."""
 _BLANK = r"[ \n\r\t]|\\[nrt]|\\x(?:20|09|0[aAdD])"
 _BLANKS = re.compile(
     rf"(?:{_BLANK}|\[(?:{_BLANK})+\]|\((?:\?:)?|[)|?*+]|\{{\d{{1,2}}(?:,\d{{0,2}})?\}}){{0,100}}"
@@ -61,7 +64,7 @@ class Grammar:
     parts: tuple[str, ...] = field(default=(), compare=False)
     """What each line of the rules was made of, for errors; of the user's own rules none."""
     whitespace_pattern: str | None = None
-    """The expression of blanks between the parts of JSON; empty: none; None: at most 20."""
+    """The expression of blanks between the parts of JSON; empty: none; None: `BLANKS`."""
 
     def __post_init__(self) -> None:
         check_text(self.text, self.name)
@@ -122,6 +125,11 @@ class Grammar:
     def part(self, line: int) -> str:
         """What a line of the rules was made of, for sentences; they count from 1."""
         return (*self.parts[line - 1 : line], "")[0] or self.name
+
+    @property
+    def blanks(self) -> str:
+        """The expression of blanks between the parts of JSON."""
+        return BLANKS if self.whitespace_pattern is None else self.whitespace_pattern
 
     @property
     def value(self) -> dict[str, Any]:

@@ -316,7 +316,7 @@ grammar_flags = stack(
         type=values.TEXT,
         metavar="PATTERN",
         help="Blanks between the parts of --json-schema's JSON, such as '[ ]?'; '': none.",
-        show_default="at most 20",
+        show_default="a blank, or newlines and indentation",
     ),
     setting(
         "--regex",
