@@ -140,7 +140,7 @@ BAD = [
     (("-o", "nowhere/step.svg"), "the folder nowhere of --output does not exist"),
     (("--drafter", "medusa"), "prompt-lookup"),
     (("--temperature", "-1"), "--temperature must be a number, at least 0"),
-    (("--max-output-len", "0"), "--max-output-len must be a whole number, at least 1"),
+    (("--max-output-len", "0"), "'0' is not a whole number of at least 1"),
 ]
 
 

@@ -80,7 +80,7 @@ if TYPE_CHECKING:
 )
 @opt.chat_flags
 @opt.processors_flag
-@opt.length_flag(type=TOKENS, default=128, help="Tokens to write.")
+@opt.length_flag(default=128, help="Tokens to write.")
 @opt.filter_flags
 @opt.beyond_flags
 @opt.drafter_arms

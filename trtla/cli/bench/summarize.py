@@ -90,7 +90,7 @@ class SummarizeFlags(CorpusFlags):
 )
 @opt.model_flags(required=False, show_default="--hf-model-dir, with --test-hf alone")
 @opt.flags_of(SummarizeFlags)
-@opt.length_flag(basic=False, type=TOKENS, default=100, help="Longest summary in tokens.")
+@opt.length_flag(basic=False, default=100, help="Longest summary in tokens.")
 @opt.alias("output_len", now="max_output_len", type=TOKENS)
 @opt.chat_flags
 @opt.sampling_flags

@@ -20,7 +20,7 @@ from trtla.cli.shared.model import (
     model_at,
 )
 from trtla.cli.shared.params import check_new_file
-from trtla.cli.shared.values import DURATION, TOKENS
+from trtla.cli.shared.values import DURATION
 from trtla.console import Console
 from trtla.errors import UsageError
 from trtla.files import temporary_folder
@@ -135,7 +135,7 @@ DOCUMENT = "tune.json"
 @opt.place_flags
 @opt.flags_of(TuneFlags)
 @opt.chat_flags
-@opt.length_flag(type=TOKENS, default=96, help="Tokens to write.")
+@opt.length_flag(default=96, help="Tokens to write.")
 @opt.options_of(
     SamplingParams, "Sampling", but=opt.ENDS, seed={"help": "Prompt i samples with seed + i."}
 )

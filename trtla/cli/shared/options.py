@@ -286,7 +286,7 @@ draft_flags = stack(
 
 def length_flag(**other: Any) -> Decorator:
     """--max-output-len; `other`: arguments of `click.option` in place of those declared."""
-    length = _BASIC | other
+    length = {"type": values.TOKENS, **_BASIC, **other}
     return options_of(SamplingParams, "Sampling", only=("max_output_len",), max_output_len=length)
 
 
