@@ -116,7 +116,8 @@ public:
           largest_((size + BLOCK - 1) / BLOCK), pieces_((largest_.size() + PIECE - 1) / PIECE) {}
 
     int64_t token(int64_t threads) {
-        Team::shared().run(*this, std::min<int64_t>(threads, pieces_.size()));
+        // All threads or none: a team of another size would send some to sleep before each forward.
+        Team::shared().run(*this, pieces_.size() > 1 ? threads : 1);
         if (!answers()) return -1;
         if (filters_.top_p < 1.0) {
             Race race = new_race();
