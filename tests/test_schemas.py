@@ -26,6 +26,10 @@ B = {"properties": {"b": {"type": "integer"}}, "required": ["b"]}
             {"$ref": "#/$defs/A", "$defs": {"A": A}},
             {"$ref": "#/$defs/A", "$defs": {"A": A | CLOSED}},
         ),
+        (
+            {"oneOf": [A, B], "discriminator": {"propertyName": "kind"}},
+            {"oneOf": [A | CLOSED, B | CLOSED], "discriminator": {"propertyName": "kind"}},
+        ),
         ({"enum": [A], "default": A}, {"enum": [A], "default": A}),
         ({"type": "string", "format": "binary"}, {"type": "string"}),
         ({"type": "string", "format": "date"}, {"type": "string", "format": "date"}),
@@ -56,6 +60,7 @@ def test_objects_with_properties_are_closed_and_unknown_formats_dropped(
         A | {"$ref": "#/$defs/B", "$defs": {"B": B}},
         {"anyOf": [A], "$ref": "#/$defs/B", "$defs": {"B": B}},
         A | {"if": A, "then": B},
+        A | {"oneOf": [A, B], "discriminator": {"propertyName": "kind"}},
     ],
 )
 def test_open_schemas_and_those_that_others_hold_beside_stay_as_they_are(schema: object) -> None:

@@ -35,8 +35,10 @@ def fitted(schema: Any) -> Any:
 
 
 def _combines(schema: Mapping[str, Any]) -> bool:
-    several = (not _OWN.isdisjoint(schema), "anyOf" in schema, "$ref" in schema)
-    return sum(several) > 1 or not _TOGETHER.isdisjoint(schema)
+    """Return True if several schemas hold for one object; a `discriminator` says which one does."""
+    alone = {"oneOf"} if "discriminator" in schema else set()
+    several = (not _OWN.isdisjoint(schema), "anyOf" in schema, "$ref" in schema, bool(alone))
+    return sum(several) > 1 or not (_TOGETHER - alone).isdisjoint(schema)
 
 
 def _parts(schema: Any) -> Iterator[Mapping[str, Any]]:
