@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from scale_llama_weights import Scaler, Shape, Source
 
 from trtla.errors import TrtlaError
+from trtla.formats.blocks import BLOCK_TYPES
 from trtla.formats.gguf.folder import model_folder
 from trtla.formats.gguf.header import read_header
 from trtla.formats.gguf.weights import GgufFile
@@ -36,6 +37,7 @@ TIMES = 4
 """By which an enlarged model is wider: norms are exact where that is a power of four."""
 _KIND = gguf.GGMLQuantizationType.Q4_0
 _PER, _BLOCK = gguf.GGML_QUANT_SIZES[_KIND]
+_SCALE = np.full(1, 0.01 / 8, np.float16).view(np.uint8)
 Rows = Callable[[str, tuple[int, ...]], np.ndarray]
 """A tensor in the file, by Hugging Face's name and shape."""
 
@@ -47,16 +49,27 @@ def write_random(path: Path, sample: Path, size: str, kind: Kind = KINDS["llama"
     sizes = {**sizes, "vocab_size": sizes["vocab_size"] or len(metadata["tokenizer.ggml.tokens"])}
     config = {"rms_norm_eps": 1e-5, "rope_theta": 5e5, "max_position_embeddings": 8192, **sizes}
     config["tie_word_embeddings"] = size != "8B"
-    scale = np.full(1, 0.01 / 8, np.float16).view(np.uint8)
 
     def rows(_: str, shape: tuple[int, ...]) -> np.ndarray:
         if len(shape) == 1:
             return np.ones(shape, np.float32)
-        raw = np.frombuffer(bytearray(draw.bytes(_nbytes(shape))), np.uint8)
-        raw.reshape(-1, _BLOCK)[:, :2] = scale
-        return raw.reshape(shape[0], -1)
+        return random_blocks(draw, _KIND.name, *shape)
 
     _write(path, metadata, kind, config, rows)
+
+
+def random_blocks(draw: np.random.Generator, kind: str, outputs: int, inputs: int) -> np.ndarray:
+    """Return rows of random codes with small scales, uint8 [outputs, bytes of a row]."""
+    layout = BLOCK_TYPES[kind]
+    row = layout.row_bytes(inputs)
+    rows = np.frombuffer(bytearray(draw.bytes(outputs * row)), np.uint8).reshape(outputs, row)
+    blocks = rows.reshape(outputs, -1, layout.nbytes)
+    blocks[..., :2] = _SCALE
+    if kind.endswith(("_1", "_K")):
+        blocks[..., 2:4] = _SCALE  # the minimum
+    if kind == "Q6_K":
+        blocks[..., -2:] = _SCALE  # its scale is the last
+    return rows
 
 
 def write_enlarged(path: Path, sample: Path) -> None:

@@ -17,8 +17,7 @@ from functools import cache
 
 import ml_dtypes
 import numpy as np
-from numpy import ndarray
-from real_sizes_files import SHAPES
+from real_sizes_files import SHAPES, random_blocks
 
 from trtla.formats.blocks import BLOCK_TYPES, BlockTensor
 from trtla.formats.config import CheckpointConfig
@@ -38,7 +37,6 @@ from trtla.settings.lookahead import AUTOREGRESSIVE
 
 PLAIN = "bfloat16"
 """The type of weights that are not in blocks."""
-_SCALE = np.full(1, 0.01 / 8, np.float16).view(np.uint8)
 _CACHED = 192
 
 
@@ -67,25 +65,13 @@ def random_weights(config: CheckpointConfig, kind: str) -> Iterator[tuple[str, S
         if kind == PLAIN:
             numbers = noise.standard_normal((outputs, inputs), np.float32) * inputs**-0.5
             return numbers.astype(ml_dtypes.bfloat16)
-        return BlockTensor(BLOCK_TYPES[kind], _random_blocks(noise, kind, outputs, inputs))
+        return BlockTensor(BLOCK_TYPES[kind], random_blocks(noise, kind, outputs, inputs))
 
     for target in rank_plan(config, 0):
         if len(target.shape) == 2:
             yield target.name, matrix(*target.shape)
         else:
             yield target.name, np.ones(target.shape, np.float32)
-
-
-def _random_blocks(noise: np.random.Generator, kind: str, outputs: int, inputs: int) -> ndarray:
-    """Rows of random codes with small scales, uint8 [outputs, bytes of a row]."""
-    layout = BLOCK_TYPES[kind]
-    row = layout.row_bytes(inputs)
-    rows = np.frombuffer(bytearray(noise.bytes(outputs * row)), np.uint8).reshape(outputs, row)
-    blocks = rows.reshape(outputs, -1, layout.nbytes)
-    blocks[..., :2] = blocks[..., -2:] = _SCALE  # where every type has its scale
-    if kind.endswith(("_1", "_K")):
-        blocks[..., 2:4] = _SCALE  # and its minimum
-    return rows
 
 
 class Steps:

@@ -126,9 +126,8 @@ def test_each_replica_prepares_for_grammars():
 
     async def work() -> None:
         replica = Replica(open_shipped, "app")
-        await (
-            replica.check_health()
-        )  # of a replica in the place of a lost one nothing else is asked
+        # Of a replica in the place of a lost one nothing else is asked.
+        await replica.check_health()
         await replica._engine.lanes.done(GRAMMARS, lambda: None)
         assert replica._engine.llm._grammars._spelling is not None
         await stopped(replica)

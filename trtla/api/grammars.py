@@ -75,9 +75,11 @@ def _structured(name: str, value: Any) -> Grammar:
 
 def _take_defaults(rules: dict[str, Any]) -> None:
     """Take settings of vLLM out that request what is the case anyway."""
-    for name in (*_WITHOUT_EFFECT, "json_object"):
-        if rules.get(name) is False or (name in _WITHOUT_EFFECT and rules.get(name) is True):
+    for name in _WITHOUT_EFFECT:
+        if isinstance(rules.get(name), bool):
             del rules[name]
+    if rules.get("json_object") is False:
+        del rules["json_object"]
 
 
 def _blanks(rules: dict[str, Any]) -> dict[str, Any]:

@@ -39,7 +39,7 @@ BLANKS = r" |\n{1,2}[ \t]{0,20}"
 """Blanks between the parts of JSON by default, besides none: as llama.cpp has them. Without a bound
 some models write nothing else any more."""
 _BLANK = r"[ \n\r\t]|\\[nrt]|\\x(?:20|09|0[aAdD])"
-_BLANKS = re.compile(
+_OF_BLANKS = re.compile(
     rf"(?:{_BLANK}|\[(?:{_BLANK})+\]|\((?:\?:)?|[)|?*+]|\{{\d{{1,2}}(?:,\d{{0,2}})?\}}){{0,100}}"
 )
 """Expressions for JSON's four blanks alone."""
@@ -142,7 +142,7 @@ class Grammar:
 
 
 def _is_of_blanks(pattern: object) -> bool:
-    if not isinstance(pattern, str) or not _BLANKS.fullmatch(pattern):
+    if not isinstance(pattern, str) or not _OF_BLANKS.fullmatch(pattern):
         return False
     try:
         re.compile(pattern)

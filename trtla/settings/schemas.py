@@ -1,4 +1,4 @@
-"""JSON schemas as grammars take them: objects are closed, and formats that nobody knows dropped."""
+"""JSON schemas as grammars take them: objects are closed, and unknown formats dropped."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NAMED = ("properties", "$defs", "definitions", "patternProperties", "dependentS
 
 
 def fitted(schema: Any) -> Any:
-    """Return the schema without formats that a grammar does not know, its objects closed.
+    """Return the schema with its objects closed and without formats unknown to grammars.
 
     An object with `properties` gets no other keys, as llama.cpp and OpenAI's strict schemas have
     it: a text of that schema is one of the given schema as well. Open objects say so by
