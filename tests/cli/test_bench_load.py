@@ -123,6 +123,14 @@ def test_failed_requests_are_counted_and_the_others_go_on(tmp_path: Path) -> Non
     assert "1 at a time: 2 failed: 429: queue full" in table
 
 
+def test_connections_that_the_server_closes_between_requests_are_no_failures(tmp_path) -> None:
+    server = LoadServer(closes=True)
+    ran = load(server, prompts(tmp_path, "one", "two"), "--num-prompts", "4", "--json")
+    assert ran.code == 0, ran.err
+    assert (ran.json["rows"][0]["completed"], ran.json["rows"][0]["failed"]) == (4, 0)
+    assert len(server.bodies) == 5
+
+
 def test_nothing_answered_is_an_error_below_the_table(tmp_path: Path) -> None:
     ran = load(LoadServer(), prompts(tmp_path, "busy now"), "--num-prompts", "3")
     refused_below_table(ran, 1, "no request of 3 was answered: 429: queue full")

@@ -29,6 +29,8 @@ class LoadServer:
     line_end: str = "\n"
     piece: int = 10**6
     """Bytes that are written at a time."""
+    closes: bool = False
+    """Close a connection without an answer to its second request for one."""
     together: int = 0
     """Answers begin when so many requests have run at the same time."""
     drifts: bool = False
@@ -51,11 +53,15 @@ class LoadServer:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError):
+            used = False
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode()
                 lines = head.split("\r\n")
                 headers = dict(line.lower().split(": ", 1) for line in lines[1:] if line)
                 body = await reader.readexactly(int(headers.get("content-length", 0)))
+                if self.closes and used:
+                    break
+                used = bool(body)
                 await self._answer(writer, lines[0].split()[1], headers, body)
         writer.close()
 

@@ -284,13 +284,26 @@ class Client:
         return first
 
     async def ask(self, request: LoadRequest) -> StreamedAnswer:
-        """Send a request and read its answer; a failure becomes the answer's `error`."""
+        """Send a request and read its answer; a failure becomes the answer's `error`.
+
+        A server may close a connection that was used before just as the request is sent: then it
+        is sent once more, as browsers do.
+        """
+        try:
+            return await self._ask(request)
+        except self._httpx.RemoteProtocolError:
+            return await self._ask(request, is_last=True)
+
+    async def _ask(self, request: LoadRequest, *, is_last: bool = False) -> StreamedAnswer:
         answer = StreamedAnswer(time.perf_counter())
         try:
             await self._read(request, answer)
         except AnswerFailed as error:
             answer.error = str(error)
         except self._httpx.HTTPError as error:
+            closed = isinstance(error, self._httpx.RemoteProtocolError)
+            if closed and answer.status is None and not is_last:
+                raise
             answer.error = sentence(error)
         answer.closed = time.perf_counter()
         return answer
