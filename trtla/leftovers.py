@@ -61,11 +61,11 @@ def locked_where_possible(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def remove_abandoned(paths: Iterable[Path]) -> None:
-    """Remove the paths that are old and not locked by any process."""
+def remove_abandoned(paths: Iterable[Path], seconds: float = _STALE_SECONDS) -> None:
+    """Remove the paths that are older than this and not locked by any process."""
     for path in paths:
         with suppress(OSError):
-            if time.time() - path.lstat().st_mtime > _STALE_SECONDS:
+            if time.time() - path.lstat().st_mtime > seconds:
                 with locked(path):
                     _remove(path)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -270,6 +271,20 @@ def test_a_cache_that_was_cleared_in_part_is_made_anew(gone: str, tmp_path: Path
     assert model_folder(file) == folder
     assert (folder / gone).stat().st_size
     assert not list(folder.parent.glob(".*"))
+
+
+def test_folders_of_files_that_are_gone_or_changed_are_deleted(tmp_path: Path) -> None:
+    one = write_gguf(make_model(variant("gqa")), tmp_path / "1.gguf")
+    others = [shutil.copy(one, tmp_path / f"{number}.gguf") for number in range(2, 6)]
+    folders = [model_folder(file) for file in (one, *others)]
+    for folder in folders[:3]:
+        os.utime(folder, (1e9, 1e9))
+    others[0].unlink()
+    os.utime(others[1], (1e9, 1e9))
+    others[2].unlink()  # its folder may still be read
+    shutil.rmtree(folders[4])
+    model_folder(others[3])
+    assert [folder.is_dir() for folder in folders] == [True, False, False, True, True]
 
 
 @pytest.mark.parametrize("parts", [1, 3])

@@ -230,6 +230,24 @@ def test_a_library_that_was_cut_off_is_not_loaded(tmp_path, tiny_llama, where, s
             assert made.startswith(code.compiled().read_bytes())  # which the compiler has copied
 
 
+@needs_compiler
+def test_the_cache_keeps_a_few_libraries_of_other_releases(monkeypatch, tmp_path):
+    environment, cache = compiled_in_a_cache(tmp_path)
+    name = TREES.compiled().name
+    kind = name.rpartition("-")[0]
+    cache.mkdir(parents=True)
+    for age in range(12):
+        for other in (kind, f"{kind}2", "forward-x86-64-v3"):
+            (cache / f"{other}-{age:016x}.so").write_text("")
+            os.utime(cache / f"{other}-{age:016x}.so", (1e9 - age, 1e9 - age))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", environment["CXX"])
+    assert TREES.compiled() == cache / name
+    kept = {path.name for path in cache.glob(f"{kind}-*.so")}
+    assert kept == {name, *(f"{kind}-{age:016x}.so" for age in range(7))}
+    assert len(list(cache.glob("*.so"))) == 8 + 2 * 12
+
+
 def test_a_cache_that_cannot_be_written_is_no_error(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))

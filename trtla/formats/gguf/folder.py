@@ -1,7 +1,8 @@
 """A GGUF file as a Hugging Face folder, which all other code reads like any other.
 
 The folder has config.json, the tokenizer and the chat template; its weights stay in the GGUF file.
-It is kept in the user's cache, made again when the file has changed, and may be deleted any time.
+It is kept in the user's cache, made again when the file has changed, and may be deleted any time;
+those of files that are gone or have changed are deleted when another one is made.
 """
 
 from __future__ import annotations
@@ -34,6 +35,10 @@ from trtla.formats.plan import LM_HEAD
 from trtla.formats.special_tokens import GENERATION_CONFIG
 from trtla.formats.stored_form import stored_shapes
 from trtla.formats.weight_files import raise_first, tensor_problems
+from trtla.leftovers import remove_abandoned
+
+_IN_USE_S = 86_400.0
+"""The age of a folder from which on no open model is expected to read it."""
 
 
 def model_folder(path: str | Path) -> Path:
@@ -61,7 +66,23 @@ def _gguf_folder(path: Path) -> ModelFolder:
         with temporary_folder(folder.parent) as temporary:
             _write(temporary / "new", files, {"path": str(path), "stamps": file_stamps, **notes})
             _publish(temporary, folder)
+        _remove_unused(folder.parent)
     return ModelFolder(folder)
+
+
+def _remove_unused(cache: Path) -> None:
+    """Remove the folders of files that are gone, have changed, or are kept in another form now."""
+    known = ((folder, ModelFolder(folder).object(MADE_OF)) for folder in cache.iterdir())
+    made_of = ((folder, found["path"]) for folder, found in known if "path" in found)
+    unused = (folder for folder, path in made_of if not _is_current(folder, Path(path)))
+    remove_abandoned(unused, _IN_USE_S)
+
+
+def _is_current(folder: Path, path: Path) -> bool:
+    try:
+        return folder == cached_folder(path, stamps(shards(path)))
+    except (OSError, UsageError):
+        return False
 
 
 def weight_file(folder: Path) -> Path | None:

@@ -31,6 +31,8 @@ _NATIVE = Path(__file__).parent / "native"
 _SEAL = b"trtla sha256"
 """The mark behind the program in a library's file, before the digest of both."""
 _DIGEST_BYTES = 32
+_KEPT = 8
+"""Libraries that the cache has of a kind and level: this release's and earlier ones."""
 _TIMEOUT_S = 300
 """The most time for a compiler's work on one file."""
 _log = logging.getLogger(__name__)
@@ -101,6 +103,19 @@ def make(builds: Sequence[Build], progress: Progress) -> None:
             _run(folder, build.command, "-shared", "-o", target, *parts)
             write_sealed(target, target.read_bytes())
             target.replace(build.library)
+
+
+def _remove_old(library: Path) -> None:
+    """Remove the oldest libraries of this kind and level, of other releases of trtla."""
+
+    def kind(path: Path) -> str:
+        return path.stem.rpartition("-")[0]
+
+    alike = (path for path in library.parent.glob("*.so") if kind(path) == kind(library))
+    with suppress(OSError):
+        newest = sorted(alike, key=lambda path: path.stat().st_mtime, reverse=True)
+        for path in newest[_KEPT:]:
+            path.unlink(missing_ok=True)
 
 
 def write_sealed(path: Path, program: bytes) -> None:
@@ -192,6 +207,8 @@ class NativeCode:
                 make(builds, progress)
         except OSError as error:
             raise _not_written(error.strerror) from None
+        for build in builds:
+            _remove_old(build.library)
 
     def build(self, level: Level, compiler: str, library: Path, *flags: str) -> Build:
         """The build of a library for a level; `flags` must not change its results."""
