@@ -487,6 +487,14 @@ def test_what_is_no_grammar_is_refused_at_once(grammar, said):
         ({"json_schema": {"$ref": "https://example.com/schema.json"}}, ""),
         ({"json_schema": {"allOf": [{"type": "string"}, {"type": "integer"}]}}, ""),
         ({"json_schema": {"type": "string", "pattern": "("}}, "unclosed group"),
+        (
+            {"json_schema": {"uniqueItems": True}},
+            "no text can be kept to uniqueItems",
+        ),
+        (
+            {"json_schema": {"oneOf": [{"type": "string"}, {"minLength": 2}]}},
+            "the alternatives of its oneOf cannot be told apart",
+        ),
         ({"regex": "a{20000}"}, "its texts begin with 20000 fixed tokens, above 8192"),
     ],
 )

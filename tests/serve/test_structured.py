@@ -134,6 +134,17 @@ def test_settings_of_vllm_that_are_the_case_anyway_are_taken(served):
         assert text == said(served.chat(**CHAT, guided_json=SCHEMA))
 
 
+def test_keywords_that_cannot_be_kept_to_are_ignored_unless_strict(served):
+    schema = {**SCHEMA, "dependentRequired": {"name": ["born"]}}
+    for strict in ({}, {"strict": True}, {"strict": None}):
+        how = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema, **strict}}
+        refusal = refused(served.chat(**CHAT, response_format=how), 400, "response_format")
+        assert "no text can be kept to dependentRequired" in refusal
+    how["json_schema"]["strict"] = False
+    text = said(served.chat(**CHAT, response_format=how))
+    assert text == said(served.chat(**CHAT, guided_json=SCHEMA))
+
+
 @pytest.mark.parametrize("key", ["json", "json_object"])
 def test_blanks_in_json_can_be_left_out(served, key):
     rule = {key: SCHEMA if key == "json" else True}

@@ -110,7 +110,14 @@ def _format(name: str, value: Any) -> Grammar:
             "json_schema has no schema",
             'give {"type": "json_schema", "json_schema": {"name": "...", "schema": {...}}}',
         )
-    return Grammar.of({"json_schema": described["schema"]})
+    return Grammar.of({"json_schema": _lenient(described["schema"], described.get("strict"))})
+
+
+def _lenient(schema: Any, strict: object) -> Any:
+    """The schema, of which keywords that are not supported are ignored if it is not `strict`."""
+    if strict is not False or not isinstance(schema, Mapping):
+        return schema
+    return {"x-guidance": {"lenient": True}, **schema}
 
 
 _READERS = {"response_format": _format, "structured_outputs": _structured, "grammar": _own}

@@ -139,8 +139,10 @@ def _fitted(parameters: Object) -> Object:
 
 def _with_blanks(answer: Grammar) -> str:
     """A schema with the expression of its blanks."""
-    guidance = {"whitespace_pattern": answer.blanks}
-    return _json({**json.loads(answer.text), "x-guidance": guidance})
+    schema = json.loads(answer.text)
+    given = schema.get("x-guidance")
+    guidance = {**(given if isinstance(given, dict) else {}), "whitespace_pattern": answer.blanks}
+    return _json({**schema, "x-guidance": guidance})
 
 
 def _json(value: object) -> str:

@@ -158,6 +158,8 @@ _PLACE = re.compile(
     r"at (\d+)\(\d+\): (?:invalid regex .* \(in regex\): |failed to compile JSON .*?: )?"
 )
 _OF_GBNF = "Failed to convert the grammar from GBNF to Lark: "
+_KEYWORDS = re.compile(r"Unimplemented keys: \[(.*)\]")
+_ONE_OF = re.compile(r"oneOf constraints are not supported.*")
 
 
 def _refusal(grammar: Grammar, reason: object) -> UsageError:
@@ -169,7 +171,15 @@ def _refusal(grammar: Grammar, reason: object) -> UsageError:
     if told.startswith("NoExtension"):
         told = "it allows no text that the tokenizer can write"
     name = grammar.part(int(place[1]) if place else 0)
-    return UsageError(
-        f"{name} cannot be used: {first_line(told.removeprefix(_OF_GBNF))}",
-        "correct or simplify it",
-    )
+    why, hint = _in_words(first_line(told.removeprefix(_OF_GBNF)))
+    return UsageError(f"{name} cannot be used: {why}", hint)
+
+
+def _in_words(reason: str) -> tuple[str, str]:
+    """What is wrong with a grammar, and what helps, where llguidance names its own options."""
+    if found := _KEYWORDS.search(reason):
+        keywords = found[1].replace('"', "")
+        return f"no text can be kept to {keywords}", f"omit {keywords}, and check the text for it"
+    if _ONE_OF.search(reason):
+        return "the alternatives of its oneOf cannot be told apart", "use anyOf, which takes any"
+    return reason, "correct or simplify it"
