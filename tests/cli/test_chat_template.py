@@ -118,6 +118,22 @@ def test_a_template_gets_variables_from_the_flag_and_from_lines(model, tmp_path)
     refused(ran, 2, "line 1 of stdin: chat_template_kwargs may not set tools", "omit it")
 
 
+def test_a_given_template_stands_for_the_models(model, chat_model, tmp_path, no_weights) -> None:
+    file = tmp_path / "mine.jinja"
+    file.write_text(NO_SYSTEM)
+    ask = ("--chat", "--input-text", "Why?", "--json")
+    for folder in (chat_model, model):  # with a template of its own, and without one
+        own = with_template(folder, tmp_path / f"own-{folder.name}", NO_SYSTEM)
+        wanted = [expected_ids(own, [{"role": "user", "content": "Why?"}])]
+        for given in (file, NO_SYSTEM):
+            assert asked(run(folder, "--chat-template", given, *ask)) == wanted
+        assert asked(run(folder, "--chat-template-file", file, *ask)) == wanted
+    ran = run(no_weights, "--chat-template", "chatml", "--chat", "--input-text", "a")
+    refused(ran, 2, "--chat-template: chatml does not exist", "give a file with a template")
+    broken = ("--chat-template", "{% if %}", "--chat", "--input-text", "a")
+    refused(run(no_weights, *broken), 2, "chat template fails", "correct it")
+
+
 @pytest.mark.parametrize("value", ["{", "[1]", "{'a': 1}", '{"messages": []}', "NaN"])
 def test_variables_that_are_no_object_of_json_are_refused(value, no_weights: Path) -> None:
     ran = run(no_weights, "--chat", "--input-text", "a", "--chat-template-kwargs", value)

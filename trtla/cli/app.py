@@ -40,8 +40,8 @@ from trtla.version import __version__
 
 _FAILED = 1
 _OF_TEMPLATES = {
-    "--chat-template", "--chat-template-file", "--enable-auto-tool-choice", "--jinja",
-    "--reasoning-format", "--reasoning-parser", "--tool-call-parser",
+    "--enable-auto-tool-choice", "--jinja", "--reasoning-format", "--reasoning-parser",
+    "--tool-call-parser",
 }  # fmt: skip
 """Options of vLLM and llama.cpp for what the model's own chat template determines here."""
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trtla.errors import UsageError
+from trtla.files import read_text
 from trtla.formats.model_folder import ModelFolder
 from trtla.formats.special_tokens import TOKENIZER_CONFIG, gguf_sources, read_tokenizer_config
 
@@ -21,6 +22,8 @@ Stored = str | dict[str, str]
 
 def stored_template(folder: ModelFolder) -> tuple[Stored, str] | None:
     """A folder's template, found as transformers does, and its source; None: there is none."""
+    if folder.template is not None:
+        return folder.template, "--chat-template"
     files = {path.stem: f"{MORE_TEMPLATES}/{path.name}" for path in more_templates(folder.path)}
     if (folder.path / TEMPLATE).is_file():
         files = {"default": TEMPLATE, **files}
@@ -31,6 +34,24 @@ def stored_template(folder: ModelFolder) -> tuple[Stored, str] | None:
         return only, str(gguf_sources(folder).get("chat_template", source))
     stored = _by_name(read_tokenizer_config(folder).get("chat_template"))
     return (stored, f"{TOKENIZER_CONFIG}, chat_template") if stored else None
+
+
+def given_template(given: str | Path | None) -> str | None:
+    """The text of a template that is given as a file or as its text, which has braces.
+
+    Raises:
+        UsageError: the file cannot be read.
+    """
+    if given is None or any(mark in str(given) for mark in ("{{", "{%", "{#")):
+        return None if given is None else str(given)
+    try:
+        return read_text(Path(given))
+    except UsageError as error:
+        raise UsageError(
+            f"--chat-template: {error.message}",
+            "give a file with a template in Jinja, or the template itself",
+            "chat_template",
+        ) from None
 
 
 def unused_variables(template: Stored | None, variables: Mapping[str, object]) -> str:
@@ -58,5 +79,5 @@ def no_default(names: list[str]) -> UsageError:
     """The refusal of messages where several templates have other names."""
     return UsageError(
         f"the model has several chat templates and none is called default, but {', '.join(names)}",
-        f"copy one of them to {TEMPLATE} in the model's folder, or give texts: --no-chat",
+        f"give the file of one of them: --chat-template {MORE_TEMPLATES}/NAME.jinja",
     )

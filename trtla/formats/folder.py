@@ -65,7 +65,7 @@ def no_chat_template(folder: Path) -> UsageError:
     """The refusal of messages for such a model."""
     return UsageError(
         f"the tokenizer in {folder} has no chat template",
-        "give texts without --chat, --system and messages, or an instruct model",
+        "give texts without --chat, --system and messages, an instruct model, or --chat-template",
     )
 
 

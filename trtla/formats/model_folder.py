@@ -23,11 +23,17 @@ class ModelFolder:
 
     path: Path
     _read: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    template: str | None = None
+    """A chat template in place of those of its files."""
 
     @classmethod
     def of(cls, location: str | Path | ModelFolder) -> ModelFolder:
         """The folder at a path; a `ModelFolder` itself, with the files that it has read."""
         return location if isinstance(location, ModelFolder) else cls(Path(location))
+
+    def with_template(self, template: str | None) -> ModelFolder:
+        """The same folder with another chat template; None: with its own."""
+        return self if template is None else ModelFolder(self.path, self._read, template)
 
     def read(self, name: str) -> Any:
         """Read a JSON file, once; not to be changed. Raises `UsageError` if it is broken."""

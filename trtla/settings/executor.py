@@ -115,6 +115,12 @@ class ExecutorOptions:
         "Take names of control tokens in messages, such as <|im_end|>, as these tokens; else they "
         "are text there. In prompts that are no messages they always are the tokens.",
     )
+    chat_template: str | Path | None = option(
+        None,
+        "A chat template in place of the model's own: a file with it in Jinja, or the template "
+        "itself.",
+        single=False,
+    )
     chat_template_kwargs: Variables | None = option(
         None,
         "Variables of the model's chat template for conversations that bring no others, as JSON, "

@@ -67,8 +67,7 @@ def run_ablation_command(
     """Check the flags, note the number of decodings, measure, and print a summary."""
     sweep = _check(console, flags, lookahead)
     output = _table(flags)
-    folders = (flags.engine_dir, flags.options.tokenizer_dir)
-    check_sets(console, flags.asking, folders, sweep.sets)
+    check_sets(console, flags.asking, flags.engine_dir, flags.options, sweep.sets)
     with written(output, "give another --output"), output.open("a", encoding="utf-8"):
         console.note(f"note: {_extent(sweep)}")
     kept = f"note: decodings so far are in {output.with_suffix('.jsonl')}; the same command resumes"

@@ -124,8 +124,7 @@ def bench(console: Console, /, **values: Any) -> None:
     sweep = _check(flags)
     drafting = [(way.lookahead, way.drafter) for way in sweep.ways[1:]]
     note_without_drafts(console.note, flags.engine_dir, drafting)
-    folders = (flags.engine_dir, flags.options.tokenizer_dir)
-    check_sets(console, flags.asking, folders, sweep.sets)
+    check_sets(console, flags.asking, flags.engine_dir, flags.options, sweep.sets)
     results = run(console, sweep)
     if results is not None:  # a serving rank of mpirun has nothing to report
         show(console, results, sweep, flags.output_format)

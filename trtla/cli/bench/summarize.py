@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,8 +118,8 @@ def summarize(console: Console, /, **values: Any) -> None:
     note_without_drafts(console.note, flags.engine_dir, [flags.drafting])
     work.require_extras(flags.dataset)
     folder = flags.options.tokenizer_dir or flags.hf_model_dir
-    variables = flags.options.chat_template_kwargs
-    check_texts(console, flags.asking, (flags.engine_dir, folder), variables=variables)
+    options = replace(flags.options, tokenizer_dir=folder)
+    check_texts(console, flags.asking, flags.engine_dir, options)
     seed = flags.sampling.seed
     articles = work.load_articles(flags.dataset, flags.max_ite * flags.batch_size, seed)
     rows, sides, prompts = _measure(console, flags, articles)

@@ -192,7 +192,7 @@ def _check(flags: TuneFlags, console: Console) -> TuneSettings:
         )
     sizes = _batch_sizes(flags, model)
     sets = load_sets(flags.prompts, (), flags.num_prompts)
-    check_sets(console, flags.asking, (model, flags.options.tokenizer_dir), sets)
+    check_sets(console, flags.asking, model, flags.options, sets)
     gpu = _gpu(flags, planned)
     if flags.write is not None:
         check_preset(Path(flags.write))

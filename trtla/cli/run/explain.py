@@ -118,10 +118,8 @@ def explain(console: Console, /, **flags: Any) -> None:
     note_without_drafts(console.note, settings.engine_dir, [drafting])
     how = (settings.sampling, (), settings.options.drafter, settings.asking)
     [request] = gather([settings.input_text], None, *how)
-    folders = (settings.engine_dir, settings.options.tokenizer_dir)
     prompts = [(request.name, request.prompt, ANSWER)]
-    variables = settings.options.chat_template_kwargs
-    check_template(console, settings.asking, folders, prompts, variables)
+    check_template(console, settings.asking, settings.engine_dir, settings.options, prompts)
     with open_llm(settings, max_batch_size=1) as llm:
         _record_and_report(console, llm, request, settings)
 

@@ -233,8 +233,7 @@ def _check(console: Console, flags: RunFlags, requests: Sequence[PromptRequest])
     if flags.check_lossless:
         check_comparable([("--drafter", options.drafter), *drafters])
     prompts = [(r.name, r.prompt, r.rendering) for r in requests if not (r.is_chat or r.turn)]
-    folders, variables = (flags.engine_dir, options.tokenizer_dir), options.chat_template_kwargs
-    check_template(console, flags.asking, folders, prompts, variables)
+    check_template(console, flags.asking, flags.engine_dir, options, prompts)
     return checked
 
 

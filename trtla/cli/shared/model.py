@@ -21,7 +21,7 @@ from trtla.cli.shared.upstream import trtllm_settings, upstream_values
 from trtla.console import Console
 from trtla.errors import UsageError
 from trtla.files import ASSETS
-from trtla.formats.chat_templates import stored_template, unused_variables
+from trtla.formats.chat_templates import given_template, stored_template, unused_variables
 from trtla.formats.folder import no_chat_template, tokenizer_dir
 from trtla.formats.model import Model
 from trtla.machine import process_rank
@@ -293,33 +293,29 @@ def check_vocabulary(path: str, target: str, tokenizer: str | Path | None = None
     check_draft_model(path, model_at(path), model_at(target), tokenizer)
 
 
-Folders = tuple[str, str | Path | None]
-"""The model's folder, and the tokenizer's where it has another."""
 ADVICE = "note: this model has a chat template; use --chat to ask it as a chat"
 
 
 def check_template(
     console: Console,
     asking: Asking,
-    folders: Folders,
+    model: str,
+    options: ExecutorOptions,
     prompts: Iterable[tuple[str, object, Rendering]],
-    variables: Variables | None = None,
 ) -> None:
-    """Render every conversation with the chat template; advise --chat for texts without it.
-
-    Args:
-        variables: of the template, for conversations that have no others.
-    """
+    """Render every conversation with the chat template; advise --chat for texts without it."""
     named = list(prompts)
     others = [item for item in named if not isinstance(item[1], str)]
     chats = [(name, prompt, end) for name, prompt, end in others if is_conversation(prompt)]
-    folder = model_at(folders[1] or folders[0]).folder
+    variables = options.chat_template_kwargs or NO_VARIABLES
+    folder = model_at(options.tokenizer_dir or model).folder
+    folder = folder.with_template(given_template(options.chat_template))
     if tokenizer_dir(folder.path) is None:
         return
     if stored := stored_template(folder):
         if chats:
-            _fill_in(folder, chats, variables or NO_VARIABLES)
-        if unused := unused_variables(stored[0] if chats else None, variables or NO_VARIABLES):
+            _fill_in(folder, chats, variables)
+        if unused := unused_variables(stored[0] if chats else None, variables):
             console.note(f"note: {unused}")
         if asking.chat is None and not process_rank() and len(others) < len(named):
             console.advice = ADVICE
@@ -330,22 +326,26 @@ def check_template(
 def check_texts(
     console: Console,
     asking: Asking,
-    folders: Folders,
+    model: str,
+    options: ExecutorOptions,
     *,
     any_texts: bool = True,
-    variables: Variables | None = None,
 ) -> None:
     """`check_template` for texts that all become the same messages, if there are any."""
     prompts = [("--chat", asking.prompt("text"), ANSWER)] if any_texts or asking.chat else []
-    check_template(console, asking, folders, prompts, variables)
+    check_template(console, asking, model, options, prompts)
 
 
 def check_sets(
-    console: Console, asking: Asking, folders: Folders, sets: Iterable[PromptSet]
+    console: Console,
+    asking: Asking,
+    model: str,
+    options: ExecutorOptions,
+    sets: Iterable[PromptSet],
 ) -> None:
     """`check_texts` for the prompts of sets."""
     texts = any(not question.is_chat for chosen in sets for question in chosen.questions)
-    check_texts(console, asking, folders, any_texts=texts)
+    check_texts(console, asking, model, options, any_texts=texts)
 
 
 def _fill_in(

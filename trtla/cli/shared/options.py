@@ -220,12 +220,22 @@ _OF_DRAFTS: dict[str, Any] = {"draft_device": _DEVICE, "draft_dtype": {"type": D
 _LAST = ("parse_special",)  # behind --lookahead
 
 
-_variables_flag = setting(
-    "--chat-template-kwargs",
-    section="Model",
-    type=values.VARIABLES,
-    metavar="JSON",
-    help=descriptions(ExecutorOptions)["chat_template_kwargs"],
+_template_flags = stack(
+    setting(
+        "--chat-template",
+        section="Model",
+        type=values.TEXT,
+        metavar="FILE",
+        help=descriptions(ExecutorOptions)["chat_template"],
+    ),
+    alias("chat_template_file", now="chat_template", type=values.TEXT),
+    setting(
+        "--chat-template-kwargs",
+        section="Model",
+        type=values.VARIABLES,
+        metavar="JSON",
+        help=descriptions(ExecutorOptions)["chat_template_kwargs"],
+    ),
 )
 
 
@@ -244,7 +254,7 @@ def opening_flags(lookahead: str = "auto; of a TensorRT-LLM engine its own") -> 
     )
     opening = options_of(ExecutorOptions, "Model", but=(*_OF_DRAFTS, *_LAST), **_OPENING)
     parsing = options_of(ExecutorOptions, "Model", only=_LAST)
-    return stack(opening, triple, parsing, _variables_flag)
+    return stack(opening, triple, parsing, _template_flags)
 
 
 def model_flags(**other: Any) -> Decorator:
