@@ -212,6 +212,7 @@ def closest(typed: str, known: Iterable[str]) -> str | None:
     if known := [name for name in (same, _ELSEWHERE.get(same)) if name in names]:
         return names[str(known[0])]
     alike = [name for name in names if not digits or digits.intersection(name)]
+    alike = [name for name in alike if {name[:4], word[:4]} != {"min_", "max_"}]
     begun = [name for name in alike if name.startswith(word)] if len(word) >= _BEGUN else []
     swapped = [name for name in alike if sorted(name) == sorted(word)]
     matches = begun if len(begun) == 1 else swapped or get_close_matches(word, alike, 1, _NEAR)
