@@ -37,6 +37,12 @@ def test_max_tokens_is_max_output_len() -> None:
         SamplingParams(max_tokens=0)
 
 
+def test_a_drafter_by_its_name_alone_is_shown_its_class() -> None:
+    with pytest.raises(UsageError, match="drafter is 'ngram', not DrafterSettings") as caught:
+        LLM(MODEL, drafter="ngram")  # type: ignore[arg-type]
+    assert caught.value.hint == "give DrafterSettings('ngram')"
+
+
 def test_none_is_no_stop() -> None:
     given = SamplingParams(stop=None, stop_token_ids=None, logit_bias=None)  # type: ignore[arg-type]
     assert given == SamplingParams()

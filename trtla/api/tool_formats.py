@@ -181,7 +181,7 @@ def known_format(llm: RequestMaker) -> ToolFormat:
     raise ApiError(
         400,
         "the model's chat template has no calls of tools as Qwen (Hermes), Llama 3 and Mistral "
-        "write them; omit tools",
+        "write them; omit tools, or start with a --chat-template that has them",
         "tools",
         "unsupported_parameter",
     )

@@ -179,7 +179,8 @@ class ExecutorOptions:
                 object.__setattr__(self, name, default)
             elif not isinstance(value, type(default)):
                 kind = type(default).__name__
-                raise UsageError(f"{name} is {shown(value)}, not {kind}", f"give {kind}(...)")
+                given = repr(value) if name == "drafter" and isinstance(value, str) else "..."
+                raise UsageError(f"{name} is {shown(value)}, not {kind}", f"give {kind}({given})")
         check(self)
 
     @property
