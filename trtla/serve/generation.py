@@ -99,14 +99,17 @@ class ServedModel:
                 self.engine.lanes.submit(CHAT, self._templates.start)
         return llm
 
-    def _put(self, generation: AsyncGeneration, id_: int, event: Output | BaseException) -> None:
-        if isinstance(event, Output):
-            self._metrics.output(event, *generation.clock(id_))
-            generation.put(id_, event)
-        elif self.engine.failure is not None:
-            generation.put(id_, self.absence())
-        else:
-            generation.put(id_, refused(as_trtla_error(event)))
+    def _put(
+        self, generation: AsyncGeneration, id_: int, events: Sequence[Output | BaseException]
+    ) -> None:
+        outputs = [event for event in events if isinstance(event, Output)]
+        if outputs:
+            self._metrics.outputs(outputs, *generation.clock(id_))
+        for event in events:
+            generation.put(id_, event if isinstance(event, Output) else self._error(event))
+
+    def _error(self, error: BaseException) -> ApiError:
+        return refused(as_trtla_error(error)) if self.engine.failure is None else self.absence()
 
     def absence(self) -> ApiError:
         if self.engine.state == "loading":
