@@ -36,8 +36,8 @@ _MOST_FAILURES = 3
 _LOOK_EVERY_S = 1.0
 """Interval at which an idle thread checks the model's other ranks."""
 _KEPT = 32
-"""Most outputs that reach the reader together of a text that is only read at its end. Where all cores
-compute, a reader that wakes for each output costs a small model a tenth of its speed."""
+"""Most outputs that reach the reader together of a text that is only read at its end. Where all
+cores compute, a reader that wakes for each output costs a small model a tenth of its speed."""
 _LONGEST_STEP_S = 30.0
 """Longest wait for a model that is still open at the end of the process."""
 _OPEN: weakref.WeakSet[EngineThread] = weakref.WeakSet()

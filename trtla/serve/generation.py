@@ -15,6 +15,7 @@ from trtla.errors import as_trtla_error
 from trtla.llm.answer import Answer, Chunk
 from trtla.llm.async_engine import AsyncEngine
 from trtla.llm.prompt import RequestMaker
+from trtla.llm.reading import log_template_note
 from trtla.llm.templates import TemplateProcess
 from trtla.runtime.request import Output
 from trtla.serve.metrics import ServerMetrics
@@ -94,6 +95,7 @@ class ServedModel:
         llm = self._open_model()
         tokenizer = llm.tokenizer
         if tokenizer is not None:
+            log_template_note(tokenizer)
             self._templates = tokenizer.render_in_process(min(_RENDERING_S, self.timeout_s / 2))
             if tokenizer.has_chat_template:
                 self.engine.lanes.submit(CHAT, self._templates.start)
