@@ -401,11 +401,16 @@ def test_the_grammar_of_calls_beside_a_schema(compiler, format_, call, state):
         assert not is_allowed(thoughts + text), text
 
 
+_A = {"$defs": {"A": {"properties": {"a": {"type": "integer"}}}}}
+
+
 @pytest.mark.parametrize(
     ("more", "allowed"),
     [
         ({}, ["{}"]),
         ({"parameters": {"properties": {"a": {"type": "integer"}}}}, ["{}", '{"a": 1}']),
+        ({"parameters": {"$ref": "#/$defs/A", **_A}}, ["{}", '{"a": 1}']),
+        ({"parameters": {"anyOf": [{"$ref": "#/$defs/A"}], **_A}}, ["{}", '{"a": 1}']),
         ({"parameters": {"additionalProperties": True}}, ["{}", '{"a": 1}', '{"b": 1}']),
     ],
 )

@@ -24,6 +24,8 @@ _THOUGHTS = {"undecided": rf"\s*{BEGIN}(?s:.*){_END}", "thinking": f"(?s:.*){_EN
 _NO_THOUGHTS = rf" & ~/\s*{BEGIN}(?s:.*)/"
 _STARTS = {"undecided": "rest | thoughts BLANKS rest", "thinking": "thoughts BLANKS rest"}
 _ANY = "(?s:.*)"
+_OF_KEYS = {"$ref", "allOf", "anyOf", "oneOf", "patternProperties"}
+"""Keywords with which a schema without `properties` says what keys an object has."""
 ControlToken = Callable[[str], int | None]
 """The id of a control token by its name; None: the name is no control token."""
 
@@ -133,7 +135,8 @@ class ToolFormat:
 
 def _fitted(parameters: Object) -> Object:
     """The schema of an object, which has no keys where it does not speak of any."""
-    schema: Object = fitted({"type": "object", "properties": {}, **parameters})
+    keys: Object = {"properties": {}} if _OF_KEYS.isdisjoint(parameters) else {}
+    schema: Object = fitted({"type": "object", **keys, **parameters})
     return schema
 
 
