@@ -57,6 +57,12 @@ class ToolFormat:
         name = r'"([A-Za-z0-9_.-]+)"'
         return re.compile(rf'\s*{begin}\{{\s*"name"\s*:\s*{name}\s*,\s*"{self.key}"\s*:\s*(?=\{{)')
 
+    def may_begin(self, text: str) -> bool:
+        """Return True if more text may make this a call up to its name, behind the mark."""
+        so_far, name = "".join(text.split()), '{"name":"'
+        heads = (name, f"{self.begin.strip()}{name}")
+        return any(head.startswith(so_far[: len(head)]) for head in heads)
+
     def grammar(
         self,
         functions: Sequence[Function],
