@@ -513,7 +513,7 @@ def test_what_is_no_grammar_is_refused_at_once(grammar, said):
         ({"json_schema": {"type": "string", "pattern": "("}}, "unclosed group"),
         (
             {"json_schema": {"uniqueItems": True}},
-            "no text can be kept to uniqueItems",
+            'no text can be kept to its keyword "uniqueItems"',
         ),
         (
             {"json_schema": {"oneOf": [{"type": "string"}, {"minLength": 2}]}},
