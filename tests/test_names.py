@@ -37,6 +37,11 @@ def test_max_tokens_is_max_output_len() -> None:
         SamplingParams(max_tokens=0)
 
 
+def test_none_is_no_stop() -> None:
+    given = SamplingParams(stop=None, stop_token_ids=None, logit_bias=None)  # type: ignore[arg-type]
+    assert given == SamplingParams()
+
+
 @pytest.mark.parametrize(
     ("call", "says"),
     [
@@ -50,6 +55,11 @@ def test_max_tokens_is_max_output_len() -> None:
         (lambda llm: SamplingParams(guided_decoding={}), "did you mean grammar?"),
         (lambda llm: llm.generate("a", sampling_params=3), "did you mean sampling?"),
         (lambda llm: LLM(MODEL, tensor_parallel_size=2), "did you mean tp_size?"),
+        (lambda llm: LLM(MODEL, enable_prefix_caching=True), "did you mean block_reuse?"),
+        (lambda llm: LLM(MODEL, seed=1), "it is a setting: SamplingParams(seed=...)"),
+        (lambda llm: SamplingParams(logprobs=3), "it is an argument of LLM.generate"),
+        (lambda llm: SamplingParams(min_tokens=3), "there are allotted_time_ms"),
+        (lambda llm: llm.generate("a", assistant_model=3), "did you mean drafter?"),
         (lambda llm: llm.generate("a", samplng=SamplingParams()), "did you mean sampling?"),
         (lambda llm: llm.generate("a", max_output_len=3), "SamplingParams(max_output_len=...)"),
         (lambda llm: llm.generate("a", max_tokens=3), "SamplingParams(max_tokens=...)"),

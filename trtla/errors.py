@@ -15,25 +15,34 @@ _NEAR = 0.75
 _BEGUN = 3
 """Letters at the beginning of a name that stand for it where they are unique: `--temp`."""
 _ELSEWHERE = {
-    "alias": "served_model_name", "base_url": "serve", "bf16": "bfloat16", "cnv": "chat",
-    "complete": "run", "ctx_size": "max_seq_len", "draft_max": "gamma", "draft_n": "gamma",
-    "ebnf": "lark", "enable_prefix_caching": "kv_cache_enable_block_reuse", "enum": "choice",
-    "f": "input_file", "f16": "float16", "f32": "float32", "file": "input_file", "fp16": "float16",
-    "fp32": "float32", "gbnf": "lark", "generate": "run", "gpu_layers": "device", "grammar": "lark",
+    "a": "served_model_name", "alias": "served_model_name", "assistant_model": "drafter",
+    "base_url": "serve", "bf16": "bfloat16", "cache_prompt": "enable_prefix_caching",
+    "cache_reuse": "enable_prefix_caching", "chat_format": "chat_template", "complete": "run",
+    "context_length": "max_seq_len", "ctx_size": "max_seq_len", "data_parallel_size": "replicas",
+    "do_sample": "temperature", "draft_max": "gamma", "draft_min": "gamma_min",
+    "draft_n": "gamma", "ebnf": "lark", "enable_prefix_caching": "kv_cache_enable_block_reuse",
+    "enum": "choice", "f16": "float16", "f32": "float32", "fp16": "float16", "fp32": "float32",
+    "gbnf": "lark", "generate": "run", "gpu_layers": "device", "grammar": "lark",
     "grammar_file": "grammar", "guided_decoding": "grammar", "half": "float16", "hf": "model",
     "input_file": "prompts", "j": "json_schema", "json": "json_schema",
+    "kv_cache_enable_block_reuse": "block_reuse", "log_disable": "quiet", "lv": "verbose",
     "max_length": "max_output_len", "max_model_len": "max_seq_len",
-    "max_new_tokens": "max_output_len", "max_num_seqs": "max_batch_size", "md": "drafter",
-    "model_draft": "drafter", "model_path": "model", "n_ctx": "max_seq_len",
-    "n_gpu_layers": "device",
-    "n_predict": "max_output_len", "n_threads": "threads", "ngl": "device", "np": "max_batch_size",
-    "num_speculative_tokens": "gamma", "num_threads": "threads", "parallel": "max_batch_size",
-    "pattern": "regex", "prompt": "input_text", "prompts": "input_file", "quantize": "convert",
-    "repeat_penalty": "repetition_penalty", "response_format": "grammar", "s": "seed",
-    "sampling_params": "sampling", "schema": "json_schema", "speculative_config": "drafter",
-    "speculative_model": "drafter", "structured_outputs": "grammar", "sys": "system",
-    "system_prompt": "system", "t": "threads", "tensor_parallel_size": "tp_size",
-    "tokenizer": "tokenizer_dir", "url": "serve",
+    "max_new_tokens": "max_output_len", "max_num_seqs": "max_batch_size", "model_path": "model",
+    "n_ctx": "max_seq_len", "n_gpu_layers": "device", "n_predict": "max_output_len",
+    "n_threads": "threads", "ngl": "device", "no_display_prompt": "quiet",
+    "no_enable_prefix_caching": "no_kv_cache_enable_block_reuse", "np": "max_batch_size",
+    "num_assistant_tokens": "gamma", "num_speculative_tokens": "gamma", "num_threads": "threads",
+    "parallel": "max_batch_size", "pattern": "regex", "prompt": "input_text",
+    "prompt_lookup_num_tokens": "drafter", "prompts": "input_file", "q8_0": "int8",
+    "quantize": "convert", "r": "stop", "repeat_penalty": "repetition_penalty",
+    "response_format": "grammar", "reverse_prompt": "stop", "s": "seed",
+    "sampling_params": "sampling", "schema": "json_schema", "show": "inspect",
+    "spec_type": "drafter", "speculative_config": "drafter", "speculative_model": "drafter",
+    "stop_strings": "stop", "structured_outputs": "grammar", "sys": "system",
+    "system_prompt": "system", "t": "threads", "tb": "threads",
+    "tensor_parallel_size": "tp_size", "threads_batch": "threads",
+    "timeout": "request_timeout", "tokenizer": "tokenizer_dir", "torch_dtype": "dtype",
+    "tp": "tp_size", "url": "serve", "use_beam_search": "num_beams", "verbose_prompt": "verbose",
 }  # fmt: skip
 """Names that other tools use for our commands, flags, arguments and values."""
 
@@ -199,9 +208,11 @@ def closest(typed: str, known: Iterable[str]) -> str | None:
 
     names = {_plain(name): name for name in known}
     word, digits = _plain(typed), set(filter(str.isdigit, typed))
-    if (same := _ELSEWHERE.get(word)) in names:
-        return names[str(same)]
+    same = _ELSEWHERE.get(word, "")
+    if known := [name for name in (same, _ELSEWHERE.get(same)) if name in names]:
+        return names[str(known[0])]
     alike = [name for name in names if not digits or digits.intersection(name)]
+    alike = [name for name in alike if {name[:4], word[:4]} != {"min_", "max_"}]
     begun = [name for name in alike if name.startswith(word)] if len(word) >= _BEGUN else []
     swapped = [name for name in alike if sorted(name) == sorted(word)]
     matches = begun if len(begun) == 1 else swapped or get_close_matches(word, alike, 1, _NEAR)

@@ -348,6 +348,9 @@ def test_bench_asks_spec_bench_in_the_template_and_texts_on_request(
     assert ran.json["cells"][0]["mean_prompt_tokens"] == len("1 + 1?")
     ran = bench(chat_model, "--prompts", texts, "--chat")
     assert ran.json["cells"][0]["mean_prompt_tokens"] == ask
+    given = ("--chat", "--chat-template", "{{ messages[0].content }}!")
+    ran = bench(chat_model, "--prompts", texts, *given)
+    assert ran.json["cells"][0]["mean_prompt_tokens"] == len("1 + 1?!")
 
 
 def test_an_ablation_and_explain_ask_in_the_template(chat_model: Path, tmp_path: Path) -> None:

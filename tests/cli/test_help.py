@@ -166,8 +166,22 @@ def test_a_mistyped_value_is_guessed(args: list[str], wrong: str, meant: str) ->
         ("serve", "--speculative-config", ("hint: did you mean --drafter?",)),
         ("serve", "--enable-prefix-caching", ("did you mean --kv-cache-enable-block-reuse?",)),
         ("serve", "--tool-call-parser", ("hint: omit it, the model's chat template decides",)),
-        ("run", "--model-draft", ("hint: did you mean --drafter?",)),
-        ("run", "-md", ("no such option '-md'", "hint: did you mean --drafter?")),
+        ("run", "--model-draft", ("hint: name the draft model by --drafter draft:PATH",)),
+        ("run", "-md", ("no such option '-md'", "--drafter draft:PATH")),
+        ("run", "-ctk", ("no such option '-ctk'", "--kv-cache-dtype int8")),
+        ("run", "-fa", ("no such option '-fa'", "hint: omit it")),
+        ("run", "-ngl", ("no such option '-ngl'", "hint: did you mean --device?")),
+        ("run", "-f", ("-p - < FILE",)),
+        ("chat", "-cnv", ("no such option '-cnv'", "trtla chat talks")),
+        ("run", "--lora", ("hint: trtla has nothing of the kind",)),
+        ("run", "--port", ("hint: trtla serve has --port",)),
+        ("run", "--api-key", ("hint: trtla serve has --api-key-file",)),
+        ("serve", "--prompt", ("hint: trtla run has --input-text",)),
+        ("serve", "--top-k", ("hint: requests bring top_k",)),
+        ("serve", "--temp", ("hint: requests bring temperature",)),
+        ("serve", "-n", ("hint: requests bring max_tokens",)),
+        ("serve", "--alias", ("hint: did you mean --served-model-name?",)),
+        ("serve", "--cache-reuse", ("did you mean --kv-cache-enable-block-reuse?",)),
         ("run", "--draft-max", ("hint: did you mean --gamma?",)),
         ("run", "--grammar-file", ("hint: did you mean --grammar?",)),
         ("run", "--system-prompt", ("hint: did you mean --system?",)),
@@ -176,6 +190,14 @@ def test_a_mistyped_value_is_guessed(args: list[str], wrong: str, meant: str) ->
 )
 def test_a_mistyped_flag_is_guessed(command: str, wrong: str, parts: tuple[str, ...]) -> None:
     refused(trtla(command, "-m", "x", wrong, "9"), 2, *parts)
+
+
+def test_options_of_one_dash_are_no_values_but_may_be() -> None:
+    several = ("run", "-m", "x", "-p", "hi", "-np", "4", "-n", "2")
+    refused(trtla(*several), 2, "no such option '-np'", "did you mean --max-batch-size?")
+    for taken in (("-p", "-np"), ("--", "x", "-np")):
+        refused(trtla("run", "-m", "x", *taken), 2, "x does not exist")
+    refused(trtla("pull", "llama3"), 2, "pull is not a command", "org/name")
 
 
 def test_a_model_in_a_wrong_place_is_shown_its_place(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ A busy machine changes seconds, not modules.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -97,6 +98,17 @@ def test_a_hugging_face_folder_loads_no_more_packages(model: Path) -> None:
 
 def test_the_collector_passes_by_what_is_loaded(run_of_an_engine: Loaded) -> None:
     assert run_of_an_engine.frozen > 10 * run_of_an_engine.left
+
+
+def test_a_large_model_is_named_before_it_is_read(
+    engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ("-m", engine, "-n", "2")
+    small = trtla("run", *asked, "-p", "a")
+    monkeypatch.setattr("trtla.cli.shared.model.LARGE", 1000)
+    for ran in (trtla("run", *asked, "-p", "a"), trtla("chat", *asked, stdin="a")):
+        assert re.search(rf"^note: loading {re.escape(str(engine))}, [0-9.]+ MB\n", ran.err)
+    assert (small.code, "loading" in small.err) == (0, False)
 
 
 def test_a_broken_tokenizer_is_refused_with_its_reason(engine: Path, tmp_path: Path) -> None:

@@ -116,8 +116,11 @@ def test_a_mistyped_field_is_guessed(served):
         ("max_new_tokens", "use max_tokens"),
         ("guided_json_object", "use response_format"),
         ("ebnf", "use guided_grammar"),
-        ("chat_template", "omit it"),  # neither chat_template_kwargs
-        ("min_tokens", "omit it"),  # nor max_tokens serves instead
+        ("chat_template", "start the server with --chat-template"),
+        ("format", "use response_format"),
+        ("options", "give its settings as fields of the request"),
+        ("min_tokens", "omit it"),  # max_tokens does not serve instead
+        ("reasoning_format", "omit it"),  # nor response_format
     ],
 )
 def test_a_field_of_other_servers_is_shown_its_counterpart(served, field, hint):
@@ -200,8 +203,12 @@ def test_a_prediction_is_read_as_far_as_it_can_be_long(served):
         ("/v1/v1/completions", "did you mean /v1/completions?"),
         ("/v1/completion", "did you mean /v1/completions?"),
         ("/models", "did you mean /v1/models?"),
-        ("/v1/responses", "/openapi.json lists all routes"),
-        ("/v1", "/openapi.json lists all routes"),
+        ("/v1/responses", "did you mean /v1/chat/completions?"),
+        ("/api/generate", "did you mean /v1/completions?"),
+        ("/api/tags", "did you mean /v1/models?"),
+        ("/v1/", "did you mean /v1/models?"),
+        ("/slots", "did you mean /metrics?"),
+        ("/v1/embeddings", "/openapi.json lists all routes"),
     ],
 )
 def test_a_wrong_path_is_shown_the_right_one(served, path, hint):

@@ -71,15 +71,20 @@ _MODELS = (
 _FIELDS = {*LABELS, *(name for model in _MODELS for name in model.model_fields)}
 _THINKING = 'use chat_template_kwargs, such as {"enable_thinking": false}'
 _INSTEAD = {
-    "chat_template": "omit it",
+    "cache_salt": 'use cache, which may be "private"',
+    "chat_template": "start the server with --chat-template",
     "ebnf": "use guided_grammar",
+    "format": "use response_format",
     "functions": "use tools",
     "function_call": "use tool_choice",
     "guided_json_object": "use response_format",
     "max_new_tokens": "use max_tokens",
     "min_tokens": "omit it",
     "n_predict": "use max_tokens",
+    "options": "give its settings as fields of the request",
     "reasoning_effort": _THINKING,
+    "reasoning_format": "omit it",
+    "think": _THINKING,
     "enable_thinking": _THINKING,
     "json_schema": "use response_format or guided_json",
     "regex": "use guided_regex",

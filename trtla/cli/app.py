@@ -22,28 +22,29 @@ from typing import Any
 import click
 from click.shell_completion import get_completion_class
 
-from trtla.cli.commands import CommandGroup
+from trtla.cli.commands import COMMANDS, CommandGroup
 from trtla.cli.shared.command import Command, switches
+from trtla.cli.shared.elsewhere import instead
 from trtla.cli.shared.params import origin
 from trtla.console import Console
 from trtla.errors import (
     CheckFailed,
     TrtlaError,
     TrtlaWarning,
+    closest,
     did_you_mean,
     missing_package,
     sentence,
 )
 from trtla.interrupts import INTERRUPTS
 from trtla.machine import process_rank
+from trtla.settings.fields import declared
+from trtla.settings.sampling import SamplingParams
 from trtla.version import __version__
 
 _FAILED = 1
-_OF_TEMPLATES = {
-    "--enable-auto-tool-choice", "--jinja", "--reasoning-format", "--reasoning-parser",
-    "--tool-call-parser",
-}  # fmt: skip
-"""Options of vLLM and llama.cpp for what the model's own chat template determines here."""
+_ANSWERING = ("run", "chat", "serve")
+"""Commands whose flags are those of other tools' programs, and may be each other's."""
 
 
 @click.group(
@@ -244,10 +245,31 @@ def _usage(error: click.ClickException) -> Failure:
 
 
 def _meant(error: click.NoSuchOption) -> str:
-    """The beginning of a hint: the flag that resembles a wrong one most."""
-    if error.option_name in _OF_TEMPLATES:
-        return "omit it, the model's chat template decides; "
-    params = error.ctx.command.params if error.ctx else []
-    names = [name for param in params if not getattr(param, "hidden", False)
-             for name in (*param.opts, *param.secondary_opts)]  # fmt: skip
-    return did_you_mean(error.option_name, names)
+    """The beginning of a hint: what serves in place of a wrong flag, or resembles it most."""
+    wrong, command = error.option_name, error.ctx.command if error.ctx else cli
+    names = [name for name in ("run", "serve") if name != command.name]
+    others = {name: _flags(COMMANDS[name]) for name in names if command.name in _ANSWERING}
+    exact = next((name for name in others if wrong in others[name]), None)
+    if exact:
+        return _of_another(command, exact, wrong, others[exact])
+    if meant := instead(wrong) or did_you_mean(wrong, _flags(command)):
+        return meant
+    guesses = ((name, closest(wrong, flags)) for name, flags in others.items())
+    name, guess = next((pair for pair in guesses if pair[1]), ("", None))
+    return _of_another(command, name, guess, others[name]) if guess else ""
+
+
+def _flags(command: click.Command) -> dict[str, str]:
+    """The name of each flag's setting."""
+    shown = (param for param in command.params if not getattr(param, "hidden", False))
+    return {
+        flag: str(param.name) for param in shown for flag in (*param.opts, *param.secondary_opts)
+    }
+
+
+def _of_another(command: click.Command, other: str, flag: str, flags: dict[str, str]) -> str:
+    """A hint to the command that has the flag, or to the field of a server's requests."""
+    setting = declared(SamplingParams).get(flags[flag]) if command.name == "serve" else None
+    if setting is not None:
+        return f"requests bring {setting.option.alias or setting.name}; "
+    return f"trtla {other} has {flag}; "

@@ -83,7 +83,7 @@ class LLM(RequestMaker):
     @overload
     @typed_as(OpenArguments)
     def __init__(self) -> None: ...
-    @keywords_of(ExecutorOptions, DraftOptions, DrafterSettings)
+    @keywords_of(ExecutorOptions, DraftOptions, DrafterSettings, SamplingParams)
     def __init__(
         self, model: str | Path | Model, options: ExecutorOptions | None = None, **settings: Any
     ) -> None:

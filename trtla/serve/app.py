@@ -220,11 +220,21 @@ def _show_page(app: FastAPI) -> None:
         app.mount("/page", StaticFiles(directory=_PAGE))
 
 
+_ELSEWHERE = {
+    "/v1/chat/completions": "/api/chat /apply-template /v1/messages /v1/responses",
+    "/v1/completions": "/api/generate /generate /infill",
+    "/v1/models": "/api/ps /api/show /api/tags /get_model_info /props /v1",
+    "/metrics": "/load /slots /get_server_info /server_info",
+}
+"""Routes of Ollama, llama.cpp, vLLM, SGLang, OpenAI and Anthropic, by what comes nearest."""
+
+
 def _instead(path: str, routes: Iterable[str]) -> str:
     """Return a hint to the route that a wrong path ends with, but for /v1, or resembles."""
     own = {route: route.removeprefix("/v1") for route in routes}
     ends = [route for route, end in own.items() if path.endswith(end)]
-    meant = max(ends, key=len, default=None) or closest(path, routes)
+    near = [route for route, others in _ELSEWHERE.items() if path.rstrip("/") in others.split()]
+    meant = next(iter(near), None) or max(ends, key=len, default=None) or closest(path, routes)
     return f"did you mean {meant}?" if meant else "/openapi.json lists all routes"
 
 

@@ -18,6 +18,8 @@ P = ParamSpec("P")
 S = TypeVar("S")
 T = TypeVar("T")
 Kind = TypeVar("Kind")
+_OF_CALLS = ("drafter", "expected_output", "logprobs", "lookahead", "private")
+"""Arguments of `LLM.generate` that are settings of a request in other libraries, or may be."""
 
 
 def named_arguments(*settings: type) -> Callable[[Callable[P, T]], Callable[P, T]]:
@@ -124,7 +126,9 @@ def named_settings(kind: type[Kind]) -> type[Kind]:
 def _unknown(where: str, word: str, known: Iterable[str], settings: Iterable[type]) -> UsageError:
     names = sorted({*known} - {"self"})
     meant = closest(word, names)
-    if meant:
+    if word in _OF_CALLS:
+        hint = f"it is an argument of LLM.generate; there are {', '.join(names)}"
+    elif meant:
         hint = f"did you mean {meant}? there are {', '.join(names)}"
     else:
         matches = ((kind.__name__, closest(word, _names(kind))) for kind in settings)

@@ -185,6 +185,7 @@ def check(settings: Any) -> None:
     """Check the settings of an instance under construction, and convert them to their types."""
     for setting in declared(type(settings)).values():
         value = getattr(settings, setting.name)
+        value = () if value is None and setting.default == () else value  # stop=None
         if value is not None or not setting.optional:
             with called(setting):
                 object.__setattr__(settings, setting.name, setting.checked(value))

@@ -79,6 +79,7 @@ if TYPE_CHECKING:
     ExecutorOptions, "Arms", only=("max_seq_len", "kv_cache_dtype"), max_seq_len={"type": TOKENS}
 )
 @opt.chat_flags
+@opt.template_flags("Prompts")
 @opt.processors_flag
 @opt.length_flag(default=128, help="Tokens to write.")
 @opt.filter_flags

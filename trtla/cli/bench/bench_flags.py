@@ -52,8 +52,8 @@ ABLATION = Mode(
     "--ablation",
     "Ablation: drafters against plain decoding, a CSV row a decoding",
     ("engine_dir", "tokenizer_dir", "lookahead", "prompts", "categories", "chat", "system",
-     "device", "dtype", "max_seq_len", "kv_cache_dtype", "draft_device", "draft_dtype", "threads",
-     "processor",
+     "chat_template", "chat_template_kwargs", "device", "dtype", "max_seq_len", "kv_cache_dtype",
+     "draft_device", "draft_dtype", "threads", "processor",
      "max_output_len", "seed", "ignore_eos", "output_format", "json"),
 )  # fmt: skip
 _ABLATION_READS = ", ".join(map(flag_of, ABLATION.read[:-1])) + f" and {flag_of(ABLATION.read[-1])}"

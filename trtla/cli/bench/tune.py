@@ -135,6 +135,7 @@ DOCUMENT = "tune.json"
 @opt.place_flags
 @opt.flags_of(TuneFlags)
 @opt.chat_flags
+@opt.template_flags("Model")
 @opt.length_flag(default=96, help="Tokens to write.")
 @opt.options_of(
     SamplingParams, "Sampling", but=opt.ENDS, seed={"help": "Prompt i samples with seed + i."}

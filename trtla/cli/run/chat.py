@@ -25,6 +25,7 @@ from trtla.cli.shared.model import (
     check_model,
     loading,
     model_at,
+    note_loading,
     note_without_drafts,
     open_llm,
     sample_model,
@@ -124,6 +125,7 @@ def chat(console: Console, /, **flags: Any) -> None:
     settings = check_model(settings, drafters=named)
     note_without_drafts(console.note, settings.engine_dir, [settings.drafting])
     reuse = block_reuse(settings, model_at(settings.engine_dir), on=True)
+    note_loading(console, settings.engine_dir)
     with open_llm(settings, max_batch_size=1, **reuse) as llm:
         if not llm.is_leader:  # a serving rank of mpirun: leaving the block serves to the end
             return

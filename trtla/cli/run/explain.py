@@ -16,6 +16,7 @@ from trtla.cli.shared.model import (
     check_model,
     check_template,
     is_trtllm,
+    note_loading,
     note_without_drafts,
     open_llm,
 )
@@ -120,6 +121,7 @@ def explain(console: Console, /, **flags: Any) -> None:
     [request] = gather([settings.input_text], None, *how)
     prompts = [(request.name, request.prompt, ANSWER)]
     check_template(console, settings.asking, settings.engine_dir, settings.options, prompts)
+    note_loading(console, settings.engine_dir)
     with open_llm(settings, max_batch_size=1) as llm:
         _record_and_report(console, llm, request, settings)
 

@@ -23,6 +23,7 @@ from trtla.cli.shared.model import (
     check_model,
     check_template,
     is_trtllm,
+    note_loading,
     note_without_drafts,
     open_llm,
     save_corpus,
@@ -176,6 +177,7 @@ def run(console: Console, /, **params: Any) -> None:
         triple, drafter = flags.drafting
         drafting = [(r.lookahead or triple, r.drafter or drafter) for r in requests]
         note_without_drafts(console.note, flags.engine_dir, drafting)
+    note_loading(console, flags.engine_dir)
     with open_llm(flags) as llm:
         if not llm.is_leader:  # a serving rank of mpirun: leaving the block serves to the end
             return

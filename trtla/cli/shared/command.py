@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from trtla.cli.shared.elsewhere import of_one_dash
 from trtla.cli.shared.params import (
     AWAITED,
     Alias,
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 ALL = "trtla.all"  # ctx.meta's key: the help shows all options
-_ONE_DASH = ("-cnv", "-hf", "-ngl", "-np", "-sys")
-"""Options of llama.cpp, which click parses as a one-letter option with a value."""
 _SPEC = 34
 """Most columns of an option's names in the short help."""
 
@@ -78,13 +77,13 @@ class Command(click.Command):
             for name in param.opts
         ]
         args = list(with_values(args, switches, lambda flag: _spelling(ctx, flag)))
+        if wrong := of_one_dash(args, lambda flag: _spelling(ctx, flag) in self._taking()):
+            raise click.NoSuchOption(wrong, ctx=ctx)
         if ctx.resilient_parsing:  # a shell completes
             ctx.meta[AWAITED] = self._awaited(ctx, args, several)
         try:
             left = super().parse_args(ctx, list(_repeat_flags(ctx, args, several)))
         except click.UsageError as error:  # click's parser does not always name the command
-            if wrong := next((arg for arg in args if arg in _ONE_DASH), None):
-                raise click.NoSuchOption(wrong, ctx=ctx) from None
             error.ctx = error.ctx or ctx
             raise
         for param in self.params:
@@ -108,6 +107,11 @@ class Command(click.Command):
             name = error.message.partition(" is ")[0]
             error.message += origin(ctx, name) if name in ctx.params else ""
             raise
+
+    def _taking(self) -> set[str]:
+        """The flags that take a value."""
+        options = (param for param in self.params if isinstance(param, click.Option))
+        return {name for option in options if not option.is_flag for name in option.opts}
 
     def _awaited(
         self, ctx: click.Context, args: Sequence[str], several: dict[str, str]

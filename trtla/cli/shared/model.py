@@ -18,7 +18,7 @@ import click
 
 from trtla.cli.shared.params import check_folder, source
 from trtla.cli.shared.upstream import trtllm_settings, upstream_values
-from trtla.console import Console
+from trtla.console import Console, size
 from trtla.errors import UsageError
 from trtla.files import ASSETS
 from trtla.formats.chat_templates import stored_template, unused_variables
@@ -293,6 +293,8 @@ def check_vocabulary(path: str, target: str, tokenizer: str | Path | None = None
     check_draft_model(path, model_at(path), model_at(target), tokenizer)
 
 
+LARGE = 250_000_000
+"""Bytes of a model whose loading is noted."""
 ADVICE = "note: this model has a chat template; use --chat to ask it as a chat"
 
 
@@ -389,6 +391,16 @@ def block_reuse(flags: ModelFlags, model: Model, *, on: bool) -> dict[str, Any]:
     if model.is_trtllm:
         return {"trtllm": replace(flags.options.trtllm, kv_cache_enable_block_reuse=on)}
     return {"block_reuse": on}
+
+
+def note_loading(console: Console, folder: str) -> None:
+    """Name a large model before it is read: from a disk that may take minutes."""
+    from trtla.formats.gguf.folder import model_inputs, model_name
+
+    files = model_inputs(folder)[1:] or Path(folder).iterdir()
+    taken = sum(file.stat().st_size for file in files if file.is_file())
+    if taken >= LARGE:
+        console.note(f"note: loading {model_name(folder)}, {size(taken)}")
 
 
 def open_llm(flags: ModelFlags, model: Model | None = None, **more: Any) -> LLM:

@@ -220,23 +220,26 @@ _OF_DRAFTS: dict[str, Any] = {"draft_device": _DEVICE, "draft_dtype": {"type": D
 _LAST = ("parse_special",)  # behind --lookahead
 
 
-_template_flags = stack(
-    setting(
-        "--chat-template",
-        section="Model",
-        type=values.TEXT,
-        metavar="FILE",
-        help=descriptions(ExecutorOptions)["chat_template"],
-    ),
-    alias("chat_template_file", now="chat_template", type=values.TEXT),
-    setting(
-        "--chat-template-kwargs",
-        section="Model",
-        type=values.VARIABLES,
-        metavar="JSON",
-        help=descriptions(ExecutorOptions)["chat_template_kwargs"],
-    ),
-)
+def template_flags(section: str) -> Decorator:
+    """Another chat template, and variables of templates."""
+    about = descriptions(ExecutorOptions)
+    return stack(
+        setting(
+            "--chat-template",
+            section=section,
+            type=values.TEXT,
+            metavar="FILE",
+            help=about["chat_template"],
+        ),
+        alias("chat_template_file", now="chat_template", type=values.TEXT),
+        setting(
+            "--chat-template-kwargs",
+            section=section,
+            type=values.VARIABLES,
+            metavar="JSON",
+            help=about["chat_template_kwargs"],
+        ),
+    )
 
 
 def opening_flags(lookahead: str = "auto; of a TensorRT-LLM engine its own") -> Decorator:
@@ -254,7 +257,7 @@ def opening_flags(lookahead: str = "auto; of a TensorRT-LLM engine its own") -> 
     )
     opening = options_of(ExecutorOptions, "Model", but=(*_OF_DRAFTS, *_LAST), **_OPENING)
     parsing = options_of(ExecutorOptions, "Model", only=_LAST)
-    return stack(opening, triple, parsing, _template_flags)
+    return stack(opening, triple, parsing, template_flags("Model"))
 
 
 def model_flags(**other: Any) -> Decorator:

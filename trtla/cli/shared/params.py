@@ -137,8 +137,6 @@ class ModelArgument(Positional):
         name = str(option.name)
         value, flag = ctx.params.pop(str(self.name)), ctx.params[name]
         by_flag = ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        if value is not None and by_flag and flag == "d":  # click reads -md, llama.cpp's, as -m d
-            raise click.NoSuchOption("-md", ctx=ctx)
         if value is not None and by_flag and value != flag:
             prompts = any("-p" in param.opts for param in ctx.command.params)
             raise UsageError(
