@@ -11,6 +11,11 @@ from trtla.settings.schemas import fitted
 CLOSED = {"additionalProperties": False}
 A = {"properties": {"a": {"type": "integer"}}}
 B = {"properties": {"b": {"type": "integer"}}, "required": ["b"]}
+KINDS = {"discriminator": {"propertyName": "kind"}}
+CAT = {"properties": {"kind": {"const": "cat"}}}
+DOG = {"properties": {"kind": {"enum": ["dog", "wolf"]}}}
+LOOP = {"$ref": "#/$defs/A"}
+TAGGED = CLOSED | {"required": ["kind"]}
 
 
 @pytest.mark.parametrize(
@@ -26,9 +31,22 @@ B = {"properties": {"b": {"type": "integer"}}, "required": ["b"]}
             {"$ref": "#/$defs/A", "$defs": {"A": A}},
             {"$ref": "#/$defs/A", "$defs": {"A": A | CLOSED}},
         ),
+        ({"allOf": [A], "title": "A"}, {"allOf": [A | CLOSED], "title": "A"}),
+        (A | {"x-order": 1, "nullable": True}, A | {"x-order": 1, "nullable": True} | CLOSED),
+        ({"oneOf": [A]} | KINDS, {"oneOf": [A | CLOSED]} | KINDS),
+        ({"oneOf": [CAT, DOG]} | KINDS, {"oneOf": [CAT | TAGGED, DOG | TAGGED]} | KINDS),
         (
-            {"oneOf": [A, B], "discriminator": {"propertyName": "kind"}},
-            {"oneOf": [A | CLOSED, B | CLOSED], "discriminator": {"propertyName": "kind"}},
+            {"oneOf": [{"$ref": "#/$defs/A"}, {"oneOf": [CAT, CAT]} | KINDS], "$defs": {"A": DOG}}
+            | KINDS,
+            {
+                "oneOf": [{"$ref": "#/$defs/A"}, {"oneOf": [CAT | TAGGED] * 2} | KINDS],
+                "$defs": {"A": DOG | TAGGED},
+            }
+            | KINDS,
+        ),
+        (
+            {"oneOf": [LOOP], "$defs": {"A": {"oneOf": [CAT, LOOP]} | KINDS}},
+            {"oneOf": [LOOP], "$defs": {"A": {"oneOf": [CAT | TAGGED, LOOP]} | KINDS}},
         ),
         ({"enum": [A], "default": A}, {"enum": [A], "default": A}),
         ({"type": "string", "format": "binary"}, {"type": "string"}),
@@ -60,7 +78,16 @@ def test_objects_with_properties_are_closed_and_unknown_formats_dropped(
         A | {"$ref": "#/$defs/B", "$defs": {"B": B}},
         {"anyOf": [A], "$ref": "#/$defs/B", "$defs": {"B": B}},
         A | {"if": A, "then": B},
-        A | {"oneOf": [A, B], "discriminator": {"propertyName": "kind"}},
+        A | {"oneOf": [CAT, DOG]} | KINDS,
+        {"oneOf": [A, B]} | KINDS,
+        {"oneOf": [CAT, {"$ref": "#/$defs/A"}], "$defs": {"A": A}} | KINDS,
+        {"properties": {"x": A}, "patternProperties": {"^x": B}},
+        {"properties": {"x": A}, "const": {"x": {"a": 1, "b": 2}}},
+        {"items": A, "enum": [[{"a": 1, "b": 2}]]},
+        {"items": A, "anyOf": [{"items": B}]},
+        {"anyOf": [A], "enum": [{"b": 1}]},
+        {"$ref": "#/more/C", "more": {"C": {"allOf": [A, B]}}, "$defs": {"A": A}},
+        {"properties": 5, "discriminator": 5, "oneOf": {}, "$ref": 5, "required": [[]]},
     ],
 )
 def test_open_schemas_and_those_that_others_hold_beside_stay_as_they_are(schema: object) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import shutil
@@ -30,7 +31,7 @@ from trtla.files import user_cache
 from trtla.formats.engine import engine_from_hugging_face, open_engine
 from trtla.formats.engine_limits import BuildSettings
 from trtla.formats.gguf.folder import model_folder, model_name
-from trtla.formats.gguf.header import quick_header, read_header
+from trtla.formats.gguf.header import MADE_OF, quick_header, read_header
 from trtla.formats.gguf.weights import GgufFile
 from trtla.formats.hf_config import read_hf_config
 from trtla.formats.transformers_load import load_model
@@ -279,12 +280,31 @@ def test_folders_of_files_that_are_gone_or_changed_are_deleted(tmp_path: Path) -
     folders = [model_folder(file) for file in (one, *others)]
     for folder in folders[:3]:
         os.utime(folder, (1e9, 1e9))
+    model_folder(others[1])  # has it for another day
     others[0].unlink()
     os.utime(others[1], (1e9, 1e9))
     others[2].unlink()  # its folder may still be read
     shutil.rmtree(folders[4])
     model_folder(others[3])
-    assert [folder.is_dir() for folder in folders] == [True, False, False, True, True]
+    assert [folder.is_dir() for folder in folders] == [True, False, True, True, True]
+    os.utime(folders[2], (1e9, 1e9))
+    shutil.rmtree(folders[4])
+    model_folder(others[3])
+    assert not folders[2].exists()
+
+
+def test_folders_of_files_that_cannot_be_read_now_stay(tmp_path: Path) -> None:
+    file = write_gguf(make_model(variant("gqa")), tmp_path / "1.gguf")
+    folder = model_folder(file)
+    for path, stays in ((f"{tmp_path}/{'x' * 300}", True), (f"{file}/a", False), (5, False)):
+        other = folder.parent / "other"
+        other.mkdir()
+        (other / MADE_OF).write_text(json.dumps({"path": path}))
+        os.utime(other, (1e9, 1e9))
+        shutil.rmtree(folder)
+        assert model_folder(file) == folder
+        assert other.exists() == stays
+        shutil.rmtree(other, ignore_errors=True)
 
 
 @pytest.mark.parametrize("parts", [1, 3])

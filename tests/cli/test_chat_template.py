@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,15 @@ def test_a_given_template_stands_for_the_models(model, chat_model, tmp_path, no_
         assert asked(run(folder, "--chat-template-file", file, *ask)) == wanted
     ran = run(no_weights, "--chat-template", "chatml", "--chat", "--input-text", "a")
     refused(ran, 2, "--chat-template: chatml does not exist", "give a file with a template")
+    pipe, end = os.pipe()  # which can be read once
+    os.write(end, NO_SYSTEM.encode())
+    os.close(end)
+    assert asked(run(model, "--chat-template", f"/dev/fd/{pipe}", *ask)) == wanted
+    os.close(pipe)
+    file.write_text("chatml")
+    for given, problem in ((file, "mine.jinja has no {{ or {%"), ("", "'' is no file")):
+        ran = run(no_weights, "--chat-template", given, "--chat", "--input-text", "a")
+        refused(ran, 2, problem, "give a file with a template")
     broken = ("--chat-template", "{% if %}", "--chat", "--input-text", "a")
     refused(run(no_weights, *broken), 2, "chat template fails", "correct it")
 

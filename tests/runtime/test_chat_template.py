@@ -8,6 +8,7 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType, SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -16,12 +17,16 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.support.chat_templates import CHATML, LLAMA_3, NO_SYSTEM
 from tests.support.examples import examples
+from tests.support.served import SHIPPED
 from trtla.formats.gguf.folder import model_folder
 from trtla.formats.model_folder import ModelFolder
 from trtla.formats.special_tokens import read_tokenizer_config
+from trtla.llm.chat_renderer import ChatRenderer
 from trtla.llm.templates import ChatTemplate
 from trtla.llm.text import Tokenizer
 from trtla.llm.tokenizer_files import read_chat_template
+from trtla.settings.executor import ExecutorOptions
+from trtla.settings.messages import ANSWER
 
 LLAMA_2 = (
     "{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}"
@@ -210,3 +215,26 @@ def test_the_process_imports_little():
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"torch", "numpy", "transformers", "pydantic"} & set(ran.stdout.split())
+
+
+def test_a_given_template_comes_before_a_tokenizers_own_code():
+    class Own:
+        special_tokens_map = MappingProxyType({})
+
+        def apply_chat_template(self, messages, **options):
+            return "own " + messages[0]["content"]
+
+    def filled_in(template):
+        files = ModelFolder(SHIPPED).with_template(template)
+        source = SimpleNamespace(inner=Own(), is_of_file=False, files=files, config={})
+        return ChatRenderer(source, {}).text([{"role": "user", "content": "hello"}], ANSWER)
+
+    assert filled_in(None) == "own hello"
+    assert filled_in("{{ messages[0].content }}!") == "hello!"
+
+
+def test_answers_depend_on_a_given_template_by_its_text(tmp_path):
+    file = tmp_path / "mine.jinja"
+    file.write_text(NO_SYSTEM)
+    for one in (file, str(file), NO_SYSTEM):
+        assert ExecutorOptions(chat_template=one).of_answers["chat_template"] == NO_SYSTEM

@@ -7,6 +7,7 @@ import re
 import weakref
 from functools import lru_cache
 from itertools import count as counting
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -382,6 +383,29 @@ def test_a_class_of_pydantic_is_its_schema():
         SamplingParams(grammar=dict)
 
 
+class Cat(BaseModel):
+    kind: Literal["cat"] = "cat"
+    meows: int
+
+
+class Dog(BaseModel):
+    kind: Literal["dog"] = "dog"
+    barks: int
+
+
+class Owner(BaseModel):
+    pet: Cat | Dog = Field(discriminator="kind")
+
+
+def test_what_tells_alternatives_apart_is_in_each_text(llm):
+    start = llm.grammar_start(asked(Owner), "one")
+    texts = '{"pet": {"meows": 1}}', '{"pet": {"kind": "cat", "meows": 1}}'
+    with pytest.raises(ValueError, match="Unable to extract tag"):
+        Owner.model_validate_json(texts[0])
+    ids = [llm.tokenizer.encode(text, special=False) for text in texts]
+    assert [start().allowed(one) == len(one) for one in ids] == [False, True]
+
+
 @pytest.mark.parametrize("front", ["", "<think>ab</th></think>", "<think></think>\n\n"])
 def test_a_text_may_begin_with_thoughts_that_the_prompt_has_not_opened(llm, front):
     grammar = Grammar("regex", "[ab]{2}<c>", behind="</think>", opened="<think>")
@@ -489,7 +513,7 @@ def test_what_is_no_grammar_is_refused_at_once(grammar, said):
         ({"json_schema": {"type": "string", "pattern": "("}}, "unclosed group"),
         (
             {"json_schema": {"uniqueItems": True}},
-            "no text can be kept to uniqueItems",
+            'no text can be kept to its keyword "uniqueItems"',
         ),
         (
             {"json_schema": {"oneOf": [{"type": "string"}, {"minLength": 2}]}},

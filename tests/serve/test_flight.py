@@ -109,6 +109,25 @@ def test_a_request_ends_when_its_time_is_over(monkeypatch):
         until(lambda: empty(served))
 
 
+def test_times_between_tokens_count_alike_in_streams_and_whole_answers(served):
+    def gaps() -> tuple[float, float]:
+        lines = served.http.get("/metrics").text.splitlines()
+        named = dict(
+            line.rsplit(" ", 1) for line in lines if "inter_token_latency_seconds_" in line
+        )
+        count, total = (
+            named[f"trtla_inter_token_latency_seconds_{one}"] for one in ("count", "sum")
+        )
+        return float(count), float(total)
+
+    for stream in (True, False):
+        before = gaps()
+        served.complete(prompt="def f(", max_tokens=90, seed=1, drafter="none", stream=stream)
+        until(lambda: empty(served))
+        count, total = (now - then for now, then in zip(gaps(), before, strict=True))
+        assert (count, total > 0) == (89, True)
+
+
 def counted(served) -> list[str]:
     counts = served.http.get("/metrics").text.splitlines()
     return [one for one in counts if one.startswith("trtla_http_requests_total")]

@@ -315,6 +315,13 @@ def test_what_only_begins_as_a_call_is_text():
     assert split(LLAMA_3, '{"x": 1}', range(8)) == ('{"x": 1}', [])
 
 
+def test_a_mark_in_a_text_of_json_holds_nothing_back():
+    splitter = AnswerSplitter(None, CallSplitter(HERMES, "key"))
+    parts = ['{"a": "<tool_call>', " {", '", "b": ', '"<tool_call>"', "}"]
+    shown = [splitter.push(part, last=part == "}").get("content") for part in parts]
+    assert shown == ['{"a": "', None, '<tool_call> {", "b":', ' "<tool_call>"', "}"]
+
+
 def test_the_beginning_of_a_mark_behind_a_call_is_no_text():
     call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
     second = '\n<tool_call>\n{"na'
@@ -401,11 +408,16 @@ def test_the_grammar_of_calls_beside_a_schema(compiler, format_, call, state):
         assert not is_allowed(thoughts + text), text
 
 
+_A = {"$defs": {"A": {"properties": {"a": {"type": "integer"}}}}}
+
+
 @pytest.mark.parametrize(
     ("more", "allowed"),
     [
         ({}, ["{}"]),
         ({"parameters": {"properties": {"a": {"type": "integer"}}}}, ["{}", '{"a": 1}']),
+        ({"parameters": {"$ref": "#/$defs/A", **_A}}, ["{}", '{"a": 1}']),
+        ({"parameters": {"anyOf": [{"$ref": "#/$defs/A"}], **_A}}, ["{}", '{"a": 1}']),
         ({"parameters": {"additionalProperties": True}}, ["{}", '{"a": 1}', '{"b": 1}']),
     ],
 )

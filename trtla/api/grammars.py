@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -110,14 +111,16 @@ def _format(name: str, value: Any) -> Grammar:
             "json_schema has no schema",
             'give {"type": "json_schema", "json_schema": {"name": "...", "schema": {...}}}',
         )
-    return Grammar.of({"json_schema": _lenient(described["schema"], described.get("strict"))})
+    grammar = Grammar.of({"json_schema": described["schema"]})
+    return _lenient(grammar) if described.get("strict") is False else grammar
 
 
-def _lenient(schema: Any, strict: object) -> Any:
-    """The schema, of which keywords that are not supported are ignored if it is not `strict`."""
-    if strict is not False or not isinstance(schema, Mapping):
-        return schema
-    return {"x-guidance": {"lenient": True}, **schema}
+def _lenient(grammar: Grammar) -> Grammar:
+    """A grammar of a schema that ignores its keywords that are not supported."""
+    schema = json.loads(grammar.text)
+    given = schema.get("x-guidance")
+    how = {"lenient": True, **(given if isinstance(given, dict) else {})}
+    return replace(grammar, text=json.dumps({**schema, "x-guidance": how}, ensure_ascii=False))
 
 
 _READERS = {"response_format": _format, "structured_outputs": _structured, "grammar": _own}

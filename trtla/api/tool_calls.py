@@ -98,13 +98,14 @@ class CallSplitter:
             function = {"name": match[1], "arguments": ""}
             identity = {"index": index, "id": digest[:_ID_DIGITS], "type": "function"}
             calls[index] = {**identity, "function": function}
-        if match is not None or not last:
+        is_open = match is not None or self._format.may_begin(self._held)
+        if match is not None or (is_open and not last):
             return ""
-        if self.count and not self._begun:  # the next call, cut off
+        if is_open and self.count and not self._begun:  # the next call, cut off
             self._held = ""
             return ""
-        text, self._held, self._state = self._opened + self._held, "", "text"
-        return text
+        self._state, self._begun = "text", True
+        return self._opened
 
     def _arguments(self, calls: dict[int, Json]) -> None:
         end = self._end_of_object()

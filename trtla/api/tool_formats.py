@@ -24,6 +24,8 @@ _THOUGHTS = {"undecided": rf"\s*{BEGIN}(?s:.*){_END}", "thinking": f"(?s:.*){_EN
 _NO_THOUGHTS = rf" & ~/\s*{BEGIN}(?s:.*)/"
 _STARTS = {"undecided": "rest | thoughts BLANKS rest", "thinking": "thoughts BLANKS rest"}
 _ANY = "(?s:.*)"
+_OF_KEYS = {"$ref", "allOf", "anyOf", "oneOf", "patternProperties"}
+"""Keywords with which a schema without `properties` says what keys an object has."""
 ControlToken = Callable[[str], int | None]
 """The id of a control token by its name; None: the name is no control token."""
 
@@ -54,6 +56,12 @@ class ToolFormat:
         begin = rf"(?:{re.escape(self.begin.strip())}\s*)?"
         name = r'"([A-Za-z0-9_.-]+)"'
         return re.compile(rf'\s*{begin}\{{\s*"name"\s*:\s*{name}\s*,\s*"{self.key}"\s*:\s*(?=\{{)')
+
+    def may_begin(self, text: str) -> bool:
+        """Return True if more text may make this a call up to its name, behind the mark."""
+        so_far, name = "".join(text.split()), '{"name":"'
+        heads = (name, f"{self.begin.strip()}{name}")
+        return any(head.startswith(so_far[: len(head)]) for head in heads)
 
     def grammar(
         self,
@@ -133,7 +141,8 @@ class ToolFormat:
 
 def _fitted(parameters: Object) -> Object:
     """The schema of an object, which has no keys where it does not speak of any."""
-    schema: Object = fitted({"type": "object", "properties": {}, **parameters})
+    keys: Object = {"properties": {}} if _OF_KEYS.isdisjoint(parameters) else {}
+    schema: Object = fitted({"type": "object", **keys, **parameters})
     return schema
 
 

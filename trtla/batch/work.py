@@ -89,7 +89,7 @@ class Decoding:
         except ApiError as error:
             return self._failed(line, error)
         self._works.update({request.request_id: work for request in work.requests})
-        self._llm.executor.submit(work.requests, self._inbox.put)
+        self._llm.executor.submit(work.requests, self._inbox.put, whole=True)
         return None
 
     def _prepared(self, line: LineRequest) -> _Work:

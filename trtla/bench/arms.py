@@ -228,8 +228,10 @@ class EngineArm(Arm):
         self.use_memory()
         before = deepcopy(self._llm.stats())
         start = time.perf_counter()
-        requests = (list(prompts), list(sampling), self._triple)
-        for chunk in self._llm.stream(*requests, drafter=self._drafter):
+        from trtla.llm.arguments import prompt_requests
+
+        work = (list(prompts), list(sampling), self._triple, self._drafter)
+        for chunk in self._llm.decode(prompt_requests(*work), whole=True):
             last[chunk.index] = time.perf_counter() - start
             if chunk.token_ids:
                 first.setdefault(chunk.index, last[chunk.index])

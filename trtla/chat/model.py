@@ -108,9 +108,12 @@ class ChatModel:
     """An open model, for a chat."""
 
     def __init__(self, llm: LLM, name: str | None = None) -> None:
+        from trtla.llm.reading import log_template_note
+
         self._llm = llm
         self.limits = llm.limits
         self.tokenizer = _tokenizer(llm)
+        log_template_note(self.tokenizer)
         self.name = name or llm.engine.name
         self.description = llm.description
 

@@ -9,7 +9,7 @@ from trtla.formats.chat_templates import stored_template
 from trtla.formats.folder import tokenizer_dir
 from trtla.formats.model_folder import ModelFolder
 from trtla.formats.special_tokens import end_tokens, token_source
-from trtla.llm.reading import reading_notes
+from trtla.llm.reading import reading_notes, template_note
 from trtla.llm.text import Tokenizer
 
 
@@ -24,7 +24,9 @@ def describe_texts(folder: ModelFolder) -> dict[str, Any]:
     tokenizer = None
     try:
         tokenizer = Tokenizer(folder) if tokenizer_dir(folder.path) is not None else None
-        notes += reading_notes(tokenizer, ask=True) if tokenizer else ()
+        if tokenizer is not None:
+            notes += reading_notes(tokenizer, ask=True)
+            notes += filter(None, [template_note(tokenizer)])
     except UsageError as error:
         notes.append(error.message)
     find = None if tokenizer is None else tokenizer.token_id

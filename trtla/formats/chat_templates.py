@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from trtla.errors import UsageError
-from trtla.files import read_text
 from trtla.formats.model_folder import ModelFolder
 from trtla.formats.special_tokens import TOKENIZER_CONFIG, gguf_sources, read_tokenizer_config
 
@@ -34,24 +33,6 @@ def stored_template(folder: ModelFolder) -> tuple[Stored, str] | None:
         return only, str(gguf_sources(folder).get("chat_template", source))
     stored = _by_name(read_tokenizer_config(folder).get("chat_template"))
     return (stored, f"{TOKENIZER_CONFIG}, chat_template") if stored else None
-
-
-def given_template(given: str | Path | None) -> str | None:
-    """The text of a template that is given as a file or as its text, which has braces.
-
-    Raises:
-        UsageError: the file cannot be read.
-    """
-    if given is None or any(mark in str(given) for mark in ("{{", "{%", "{#")):
-        return None if given is None else str(given)
-    try:
-        return read_text(Path(given))
-    except UsageError as error:
-        raise UsageError(
-            f"--chat-template: {error.message}",
-            "give a file with a template in Jinja, or the template itself",
-            "chat_template",
-        ) from None
 
 
 def unused_variables(template: Stored | None, variables: Mapping[str, object]) -> str:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as Late
 from contextlib import suppress
+from itertools import groupby
+from operator import itemgetter
 from typing import Literal, TypeVar
 
 from trtla.errors import TrtlaError, UsageError
@@ -24,8 +26,8 @@ from trtla.runtime.stats import ExecutorStats
 
 T = TypeVar("T")
 State = Literal["loading", "ready", "failed", "stopped"]
-Take = Callable[[int, Output | BaseException], object]
-"""Takes a request's next event, on the event loop."""
+Take = Callable[[int, Sequence[Output | BaseException]], object]
+"""Takes a request's next events, on the event loop."""
 
 
 class AsyncEngine:
@@ -137,13 +139,14 @@ class AsyncEngine:
             self.llm.executor.cancel(tuple(self._takers))
 
     def _dispatch(self, events: Sequence[Event]) -> None:
-        for request_id, event in events:
+        for request_id, together in groupby(events, itemgetter(0)):
             take = self._takers.get(request_id)
             if take is None:
                 continue
-            if isinstance(event, BaseException) or event.finish_reason is not None:
+            new = [event for _, event in together]
+            if isinstance(new[-1], BaseException) or new[-1].finish_reason is not None:
                 del self._takers[request_id]
-            take(request_id, event)
+            take(request_id, new)
 
     async def stats(self) -> ExecutorStats:
         """Return counters over everything generated so far."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
@@ -15,7 +16,6 @@ from trtla.formats.model import Model
 from trtla.llm.answer import Chunk, Completion, chunk_of
 from trtla.llm.arguments import conversations, prompt_requests
 from trtla.llm.async_engine import AsyncEngine
-from trtla.llm.engine_thread import Event
 from trtla.llm.llm import LLM
 from trtla.settings.arguments import arguments_of, keywords_of, later_arguments_of, typed_as
 from trtla.settings.drafting import DrafterSettings, DraftOptions
@@ -60,26 +60,34 @@ class AsyncLLM(AsyncEngine):
         Leaving a loop early ends the text when its stream is closed: at once if no variable holds
         it, or by `contextlib.aclosing`.
         """
+        async with aclosing(self._chunks(prompts, how)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def _chunks(
+        self, prompts: Any, how: dict[str, Any], *, whole: bool = False
+    ) -> AsyncGenerator[Chunk, None]:
         await self.open()
         answers = await self.lanes.done(
             "texts", lambda: self.llm.answers_to(prompt_requests(*prompts, **how))
         )
         growing = {answer.request.request_id: answer for answer in answers}
-        inbox: asyncio.Queue[Event] = asyncio.Queue()
+        inbox: asyncio.Queue[tuple[int, Sequence[Any]]] = asyncio.Queue()
         try:
             await self.open()  # it may be closed by now
             requests = [answer.request for answer in answers]
-            self.submit(requests, lambda *event: inbox.put_nowait(event))
+            self.submit(requests, lambda *events: inbox.put_nowait(events), whole)
             while growing:
-                request_id, event = await inbox.get()
-                yield chunk_of(growing, request_id, _understood(event))
+                request_id, events = await inbox.get()
+                for event in events:
+                    yield chunk_of(growing, request_id, _understood(event))
         finally:
             self.cancel(growing)
 
     @arguments_of(LLM.stream, *_SETTINGS)
     async def generate(self, *prompts: Any, **how: Any) -> list[Completion]:
         """Like `LLM.generate`."""
-        chunks = self.stream(*prompts, **how)
+        chunks = self._chunks(prompts, how, whole=True)
         done = [chunk.completion async for chunk in chunks if chunk.completion is not None]
         return sorted(done, key=attrgetter("index", "choice"))
 

@@ -103,7 +103,8 @@ class ChatRenderer:
         if rendering.tools:
             variables["tools"] = list(rendering.tools)
         tokenizer = self._tokenizer
-        if tokenizer.is_of_file or fills_in_by_jinja(tokenizer.inner):
+        is_given = tokenizer.files.template is not None
+        if is_given or tokenizer.is_of_file or fills_in_by_jinja(tokenizer.inner):
             return str((self._process or template).render(messages, answer, variables))
         options = {"tokenize": False, "add_generation_prompt": answer}
         return str(tokenizer.inner.apply_chat_template(messages, **options, **variables))

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol, TypeVar
 
@@ -35,6 +35,9 @@ _MOST_FAILURES = 3
 """Consecutive failing steps after which the requests in flight are given up."""
 _LOOK_EVERY_S = 1.0
 """Interval at which an idle thread checks the model's other ranks."""
+_KEPT = 32
+"""Most outputs that reach the reader together of a text that is only read at its end. Where all
+cores compute, a reader that wakes for each output costs a small model a tenth of its speed."""
 _LONGEST_STEP_S = 30.0
 """Longest wait for a model that is still open at the end of the process."""
 _OPEN: weakref.WeakSet[EngineThread] = weakref.WeakSet()
@@ -42,10 +45,24 @@ _OPEN: weakref.WeakSet[EngineThread] = weakref.WeakSet()
 
 @dataclass(slots=True)
 class _Delivery:
-    """The reader of a request in flight, and how many of its tokens were delivered."""
+    """The reader of a request in flight, and how many of its tokens were delivered or kept."""
 
     receive: Receive
     length: int
+    room: int
+    """Outputs to keep before they are delivered together; 0: none."""
+    kept: list[Event] = field(default_factory=list)
+
+    def take(self, output: Output) -> list[Event]:
+        """Add an output, and return what is to be delivered now; a text's first tokens always
+        are."""
+        is_first = not self.length
+        self.length = output.start + len(output.new_tokens)
+        self.kept.append((output.request_id, output))
+        if len(self.kept) < self.room and output.finish_reason is None and not is_first:
+            return []
+        events, self.kept = self.kept, []
+        return events
 
 
 class _Call(Future[T]):
@@ -123,12 +140,12 @@ class EngineThread:
         """Decode requests that fit the executor's limits; a refused one gets an output with the
         error.
 
-
         Args:
-            whole: texts are only read at their ends; ignored here.
+            whole: texts are only read at their ends: after its first tokens, some of a text's
+                outputs are delivered together.
         """
-        new = tuple(requests)
-        self._put(lambda: self._submit(new, receive))
+        new, room = tuple(requests), _KEPT if whole else 0
+        self._put(lambda: self._submit(new, receive, room))
 
     def cancel(self, request_ids: Iterable[int]) -> None:
         """End requests before the next forward; none of their events follow. Never raises."""
@@ -236,7 +253,7 @@ class EngineThread:
                     self._lost = True
                     self._give_up(error)
 
-    def _submit(self, requests: Sequence[Request], receive: Receive) -> None:
+    def _submit(self, requests: Sequence[Request], receive: Receive, room: int) -> None:
         for request in requests:
             if self._ended:
                 receive([(request.request_id, closed())])
@@ -247,7 +264,7 @@ class EngineThread:
                 self._drop(request.request_id)
                 receive([(request.request_id, refusal(request, error))])
             else:
-                self._texts[request.request_id] = _Delivery(receive, len(request.begun))
+                self._texts[request.request_id] = _Delivery(receive, len(request.begun), room)
 
     def _cancel(self, request_ids: Sequence[int]) -> None:
         for request_id in request_ids:
@@ -313,10 +330,10 @@ class EngineThread:
             if text is None or output.start < text.length:
                 continue
             self._failures = 0
-            text.length = output.start + len(output.new_tokens)
             if output.finish_reason is not None:
                 del self._texts[output.request_id]
-            posts.setdefault(text.receive, []).append((output.request_id, output))
+            if events := text.take(output):
+                posts.setdefault(text.receive, []).extend(events)
         for receive, events in posts.items():
             receive(events)
 

@@ -178,8 +178,11 @@ def _refusal(grammar: Grammar, reason: object) -> UsageError:
 def _in_words(reason: str) -> tuple[str, str]:
     """What is wrong with a grammar, and what helps, where llguidance names its own options."""
     if found := _KEYWORDS.search(reason):
-        keywords = found[1].replace('"', "")
-        return f"no text can be kept to {keywords}", f"omit {keywords}, and check the text for it"
+        named = found[1]
+        return (
+            f"no text can be kept to its keyword {named}",
+            f"omit {named}, and check the text for it",
+        )
     if _ONE_OF.search(reason):
         return "the alternatives of its oneOf cannot be told apart", "use anyOf, which takes any"
     return reason, "correct or simplify it"

@@ -203,7 +203,7 @@ class LLM(RequestMaker):
         A prompt whose sampling has `n` above 1 has `n` successive completions: `completion.index`
         is the prompt's index, `completion.choice` that among its texts.
         """
-        chunks = self.stream(*prompts, **how)
+        chunks = self.decode(prompt_requests(*prompts, **how), whole=True)
         done = [chunk.completion for chunk in chunks if chunk.completion is not None]
         return sorted(done, key=attrgetter("index", "choice"))
 
@@ -214,11 +214,14 @@ class LLM(RequestMaker):
         """Run `generate` for one conversation or several, and for nothing else."""
         return self.generate(conversations(messages), *more, **how)
 
-    def decode(self, requests: Sequence[PromptRequest]) -> Iterator[Chunk]:
-        """Run `stream` for prompts that carry their settings."""
-        return self._run(
-            {answer.request.request_id: answer for answer in self.answers_to(requests)}
-        )
+    def decode(self, requests: Sequence[PromptRequest], *, whole: bool = False) -> Iterator[Chunk]:
+        """Run `stream` for prompts that carry their settings.
+
+        Args:
+            whole: only the first and the last chunk of a text have to come at once.
+        """
+        answers = {answer.request.request_id: answer for answer in self.answers_to(requests)}
+        return self._run(answers, whole)
 
     def answers_to(self, requests: Sequence[PromptRequest]) -> list[Answer]:
         """Return the checked answers that `decode` begins with."""
@@ -276,10 +279,11 @@ class LLM(RequestMaker):
         self.executor.check()
         return super()._read(prompt, name, most, rendering)
 
-    def _run(self, answers: dict[int, Answer]) -> Iterator[Chunk]:
+    def _run(self, answers: dict[int, Answer], whole: bool) -> Iterator[Chunk]:
         inbox: SimpleQueue[Sequence[Event]] = SimpleQueue()
         try:
-            self.executor.submit([answer.request for answer in answers.values()], inbox.put)
+            requests = [answer.request for answer in answers.values()]
+            self.executor.submit(requests, inbox.put, whole)
             while answers:
                 self.executor.check()
                 for request_id, event in inbox.get():

@@ -13,7 +13,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from trtla.errors import RankLost, TrtlaError, UsageError
-from trtla.formats.chat_templates import given_template
 from trtla.formats.engine import EncoderDecoder, Engine
 from trtla.formats.gguf.folder import find_folder
 from trtla.formats.model import Model
@@ -54,7 +53,7 @@ def open_tokenizer(engine: Engine, options: ExecutorOptions) -> Tokenizer | None
         return None
     folder = engine.folder if chosen is None else find_folder(chosen)
     return Tokenizer(
-        folder.with_template(given_template(options.chat_template)),
+        folder.with_template(options.template),
         parse_special=options.parse_special,
         variables=options.chat_template_kwargs or NO_VARIABLES,
     )

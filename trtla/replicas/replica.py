@@ -117,11 +117,12 @@ class _Inbox:
         self.news = asyncio.Event()
         self.ended = asyncio.Event()
 
-    def put(self, request_id: int, event: Output | BaseException) -> None:
-        if not isinstance(event, BaseException):
-            self.outputs.append(light(event))
-        if isinstance(event, BaseException) or event.finish_reason is not None:
-            self.ended.set()
+    def put(self, request_id: int, events: Sequence[Output | BaseException]) -> None:
+        for event in events:
+            if not isinstance(event, BaseException):
+                self.outputs.append(light(event))
+            if isinstance(event, BaseException) or event.finish_reason is not None:
+                self.ended.set()
         self.news.set()
 
     def take(self) -> list[Output]:

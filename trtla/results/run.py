@@ -68,7 +68,7 @@ def decode(
             requests[index] = replace(requests[index], prompt=prompt)
         began = time.perf_counter()
         together = [_undrafted(requests[i]) if plain else requests[i] for i in wave]
-        for chunk in llm.decode(together):
+        for chunk in llm.decode(together, whole=on_chunk is None):
             if len(wave) < len(requests):
                 chunk = _renumbered(chunk, wave[chunk.index])
             first_s.setdefault(chunk.index, time.perf_counter() - began)

@@ -15,6 +15,7 @@ from trtla.errors import as_trtla_error
 from trtla.llm.answer import Answer, Chunk
 from trtla.llm.async_engine import AsyncEngine
 from trtla.llm.prompt import RequestMaker
+from trtla.llm.reading import log_template_note
 from trtla.llm.templates import TemplateProcess
 from trtla.runtime.request import Output
 from trtla.serve.metrics import ServerMetrics
@@ -94,19 +95,23 @@ class ServedModel:
         llm = self._open_model()
         tokenizer = llm.tokenizer
         if tokenizer is not None:
+            log_template_note(tokenizer)
             self._templates = tokenizer.render_in_process(min(_RENDERING_S, self.timeout_s / 2))
             if tokenizer.has_chat_template:
                 self.engine.lanes.submit(CHAT, self._templates.start)
         return llm
 
-    def _put(self, generation: AsyncGeneration, id_: int, event: Output | BaseException) -> None:
-        if isinstance(event, Output):
-            self._metrics.output(event, *generation.clock(id_))
-            generation.put(id_, event)
-        elif self.engine.failure is not None:
-            generation.put(id_, self.absence())
-        else:
-            generation.put(id_, refused(as_trtla_error(event)))
+    def _put(
+        self, generation: AsyncGeneration, id_: int, events: Sequence[Output | BaseException]
+    ) -> None:
+        outputs = [event for event in events if isinstance(event, Output)]
+        if outputs:
+            self._metrics.outputs(outputs, *generation.clock(id_))
+        for event in events:
+            generation.put(id_, event if isinstance(event, Output) else self._error(event))
+
+    def _error(self, error: BaseException) -> ApiError:
+        return refused(as_trtla_error(error)) if self.engine.failure is None else self.absence()
 
     def absence(self) -> ApiError:
         if self.engine.state == "loading":

@@ -5,7 +5,7 @@ Each application has a registry of its own, so several can live in one process.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -98,8 +98,10 @@ class ServerMetrics:
     def _histogram(self, name: str, about: str, buckets: Iterable[float]) -> Histogram:
         return Histogram(f"trtla_{name}", about, registry=self.registry, buckets=tuple(buckets))
 
-    def output(self, output: Output, since_start: float, since_last: float | None) -> None:
-        """Count a step's output of a text.
+    def outputs(
+        self, outputs: Sequence[Output], since_start: float, since_last: float | None
+    ) -> None:
+        """Count outputs of a text that arrive together: one, or several of consecutive steps.
 
         Args:
             since_start: seconds since its request arrived.
@@ -108,8 +110,10 @@ class ServerMetrics:
         if since_last is None:
             self._first.observe(since_start)
         else:
-            self._gaps.observe(since_last)
-        self._generated.inc(len(output.new_tokens))
+            for _ in outputs:
+                self._gaps.observe(since_last / len(outputs))
+        self._generated.inc(sum(len(output.new_tokens) for output in outputs))
+        output = outputs[-1]
         if output.finish_reason is not None:
             self._ended.labels(FINISH_REASONS[output.finish_reason]).inc()
             self._whole.observe(since_start)

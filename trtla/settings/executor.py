@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
 from trtla.errors import UsageError
+from trtla.files import read_text
 from trtla.settings.drafting import LOOKAHEAD, DrafterSettings, DraftOptions
 from trtla.settings.fields import check, option, shown
 from trtla.settings.lookahead import Lookahead, LookaheadConfig, check_lookahead
 from trtla.settings.messages import NO_VARIABLES, Variables, check_variables
 
 _LEAST_SHARE = 5e-324  # the smallest number above 0
+_BRACES = re.compile(r"\{[{%#]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +124,7 @@ class ExecutorOptions:
         "itself.",
         single=False,
     )
+    """Kept as the text: `template`."""
     chat_template_kwargs: Variables | None = option(
         None,
         "Variables of the model's chat template for conversations that bring no others, as JSON, "
@@ -173,6 +177,7 @@ class ExecutorOptions:
     def __post_init__(self) -> None:
         check_lookahead(self.lookahead)
         check_variables(self.chat_template_kwargs or NO_VARIABLES)
+        object.__setattr__(self, "chat_template", _template(self.chat_template))
         for name, default in _GROUPS.items():
             value = getattr(self, name)
             if value is None:
@@ -189,6 +194,11 @@ class ExecutorOptions:
         return None if self.lookahead == "auto" else self.lookahead
 
     @property
+    def template(self) -> str | None:
+        """The text of the given chat template."""
+        return self.chat_template  # type: ignore[return-value]
+
+    @property
     def of_answers(self) -> dict[str, Any]:
         """The chosen options that may change an answer, if only in its last bits."""
         names = (item.name for item in fields(ExecutorOptions) if item.name not in _SAME_ANSWERS)
@@ -196,6 +206,23 @@ class ExecutorOptions:
         if self.drafter.rejection:
             chosen["drafter"] = repr(self.drafter)
         return {name: value for name, value in chosen.items() if value and (name, value) != _ALONE}
+
+
+def _template(given: object) -> str | None:
+    """The text of a template that is given as a file or as its text, which has braces."""
+    if given is None or (isinstance(given, str) and _BRACES.search(given)):
+        return given
+    text, problem = "", f"{shown(given)} is no file"
+    if given and isinstance(given, (str, Path)):
+        try:
+            text = read_text(Path(given))
+            problem = f"{given} has no {{{{ or {{%, with which templates show messages"
+        except UsageError as error:
+            problem = error.message
+    if _BRACES.search(text):
+        return text
+    hint = "give a file with a template in Jinja, or the template itself"
+    raise UsageError(f"--chat-template: {problem}", hint, "chat_template")
 
 
 @dataclass(frozen=True, slots=True)

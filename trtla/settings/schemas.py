@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Set
+from functools import partial
 from typing import Any
 
 _FORMATS = {
@@ -10,17 +12,24 @@ _FORMATS = {
     "uuid",
 }  # fmt: skip
 """Formats that a grammar can keep to; to a standard's reader all others are annotations."""
-_SIMPLE = {
-    "$comment", "$defs", "$id", "$schema", "default", "definitions", "deprecated", "description",
-    "examples", "properties", "readOnly", "required", "title", "type", "writeOnly", "x-guidance",
+_OPEN = {
+    "additionalProperties", "const", "dependencies", "dependentRequired", "enum", "maxProperties",
+    "minProperties", "patternProperties", "propertyNames", "unevaluatedProperties",
 }  # fmt: skip
-"""Keywords of objects whose properties are all that they have."""
+"""Keywords of objects that are about other keys than those of `properties`."""
 _TOGETHER = {"allOf", "dependentSchemas", "if", "not", "oneOf"}
 """Keywords under which a text is compared with several schemas, none of which may be changed."""
-_OWN = {"properties", "required", "additionalProperties", "patternProperties"}
-"""Keywords beside which other schemas hold for the same object."""
+_OWN = {
+    "properties", "required", "additionalProperties", "patternProperties", "minProperties",
+    "maxProperties", "items", "prefixItems",
+}  # fmt: skip
+"""Keywords beside which other schemas hold for the same object or array."""
+_VALUES = {"const", "enum"}
 _ONE = ("items", "additionalProperties", "contains", "propertyNames", "not", "if", "then", "else")
 _LISTS = ("prefixItems", "anyOf", "oneOf", "allOf", "items")
+_NEAR = re.compile(r"#(?:/(?:properties|items|anyOf|\$defs|definitions)/|$)")
+"""References to schemas that are seen here."""
+_DEFINED = re.compile(r"#/(\$defs|definitions)/([^/]+)")
 _NAMED = ("properties", "$defs", "definitions", "patternProperties", "dependentSchemas")
 
 
@@ -28,17 +37,60 @@ def fitted(schema: Any) -> Any:
     """Return the schema with its objects closed and without formats unknown to grammars.
 
     An object with `properties` gets no other keys, as llama.cpp and OpenAI's strict schemas have
-    it: a text of that schema is one of the given schema as well. Open objects say so by
-    `additionalProperties`; schemas that combine others, and those beside them, stay as they are.
+    it, and always has a constant that a `discriminator` tells it by: a text of that schema is one
+    of the given schema as well. Open objects say so by `additionalProperties`; schemas that combine
+    others, and those beside them, stay as they are.
     """
-    return _changed(schema, _known if any(map(_combines, _parts(schema))) else _closed)
+    parts = list(_parts(schema))
+    if any(_combines(part, schema) for part in parts):
+        return _changed(schema, _known)
+    tags = {tag for part in parts if (tag := _tag(part))}
+    return _changed(schema, partial(_closed, tags=tags))
 
 
-def _combines(schema: Mapping[str, Any]) -> bool:
-    """Return True if several schemas hold for one object; a `discriminator` says which one does."""
-    alone = {"oneOf"} if "discriminator" in schema else set()
-    several = (not _OWN.isdisjoint(schema), "anyOf" in schema, "$ref" in schema, bool(alone))
-    return sum(several) > 1 or not (_TOGETHER - alone).isdisjoint(schema)
+def _combines(schema: Mapping[str, Any], root: Mapping[str, Any]) -> bool:
+    """Return True if several schemas hold for one value, or may do so."""
+    alone = {name for name in ("allOf", "oneOf") if len(_list(schema, name)) == 1}
+    if _is_tagged(schema, _tag(schema), root):
+        alone.add("oneOf")
+    held = (_OWN, _VALUES, {"anyOf"}, {"$ref"}, alone & {"allOf"}, alone & {"oneOf"})
+    several = sum(not keywords.isdisjoint(schema) for keywords in held) > 1
+    several |= {"properties", "patternProperties"} <= schema.keys()
+    several |= not (_TOGETHER - alone).isdisjoint(schema)
+    return several or not _NEAR.match(str(schema.get("$ref", "#")))
+
+
+def _tag(schema: Mapping[str, Any]) -> str:
+    """The property that a `discriminator` tells alternatives by; empty: there is none."""
+    return str(_mapping(schema, "discriminator").get("propertyName", ""))
+
+
+def _is_tagged(schema: Mapping[str, Any], tag: str, root: Mapping[str, Any]) -> bool:
+    """Return True if an object, or each alternative of `oneOf`, has constants as this property."""
+    rest: list[Any] = [schema]
+    seen = set[str]()  # definitions may refer to themselves
+    while rest:
+        one = rest.pop()
+        if not isinstance(one, Mapping):
+            return False
+        if found := _DEFINED.fullmatch(str(one.get("$ref"))):
+            rest += [] if found[0] in seen else [_mapping(root, found[1]).get(found[2])]
+            seen.add(found[0])
+        elif "oneOf" in one:
+            rest += _list(one, "oneOf")
+        elif _VALUES.isdisjoint(_mapping(_mapping(one, "properties"), tag)):
+            return False
+    return bool(tag)
+
+
+def _mapping(schema: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = schema.get(name)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _list(schema: Mapping[str, Any], name: str) -> list[Any]:
+    value = schema.get(name)
+    return value if isinstance(value, list) else []
 
 
 def _parts(schema: Any) -> Iterator[Mapping[str, Any]]:
@@ -81,9 +133,11 @@ def _known(schema: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-def _closed(schema: dict[str, Any]) -> dict[str, Any]:
-    properties, required = schema.get("properties"), schema.get("required", [])
-    named = schema.keys() <= _SIMPLE and isinstance(properties, Mapping)
-    if named and isinstance(required, list) and set(properties or ()).issuperset(required):
+def _closed(schema: dict[str, Any], tags: Set[str]) -> dict[str, Any]:
+    required = [str(name) for name in _list(schema, "required")]
+    named = _mapping(schema, "properties").keys() >= set(required)
+    if named and "properties" in schema and _OPEN.isdisjoint(schema):
         schema["additionalProperties"] = False
+        if more := [tag for tag in tags if tag not in required and _is_tagged(schema, tag, {})]:
+            schema["required"] = [*required, *sorted(more)]
     return _known(schema)

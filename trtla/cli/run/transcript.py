@@ -146,7 +146,8 @@ def decode_and_report(
         warm_up(llm, requests[0])  # or the first of the two runs would be slower
     transcript = Transcript(console, requests, stream=stream)
     decoded = decode(llm, requests, on_chunk=transcript.chunk if stream else None)
-    plain = decode(llm, requests, plain=True) if check_lossless else None
+    unshown = (lambda chunk: None) if stream else None  # which is read as the other, for its time
+    plain = decode(llm, requests, plain=True, on_chunk=unshown) if check_lossless else None
     console.note(f"note: ran on {llm.description}")
     if console.json:
         console.document(document(decoded, plain, llm.description), line=stream)

@@ -124,12 +124,9 @@ def _resume(console: Console, flags: BatchFlags, name: str) -> int:
 
 def _identity(flags: BatchFlags, digest: str, name: str) -> Identity:
     from trtla.batch.job import Identity, fingerprint
-    from trtla.formats.chat_templates import given_template
 
     folders = [Path(path) for path in (flags.engine_dir, flags.options.tokenizer_dir) if path]
-    template = given_template(flags.options.chat_template)
     settings = flags.options.of_answers | {"served_model_name": name}
-    settings |= {} if template is None else {"chat_template": template}
     settings |= {"force_greedy": True} if flags.force_greedy else {}
     return Identity(digest, fingerprint(tuple(folders)), settings)
 

@@ -21,7 +21,7 @@ from trtla.cli.shared.upstream import trtllm_settings, upstream_values
 from trtla.console import Console, size
 from trtla.errors import UsageError
 from trtla.files import ASSETS
-from trtla.formats.chat_templates import given_template, stored_template, unused_variables
+from trtla.formats.chat_templates import stored_template, unused_variables
 from trtla.formats.folder import no_chat_template, tokenizer_dir
 from trtla.formats.model import Model
 from trtla.machine import process_rank
@@ -311,7 +311,7 @@ def check_template(
     chats = [(name, prompt, end) for name, prompt, end in others if is_conversation(prompt)]
     variables = options.chat_template_kwargs or NO_VARIABLES
     folder = model_at(options.tokenizer_dir or model).folder
-    folder = folder.with_template(given_template(options.chat_template))
+    folder = folder.with_template(options.template)
     if tokenizer_dir(folder.path) is None:
         return
     if stored := stored_template(folder):

@@ -8,6 +8,8 @@ those of files that are gone or have changed are deleted when another one is mad
 from __future__ import annotations
 
 import json
+import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +40,7 @@ from trtla.formats.weight_files import raise_first, tensor_problems
 from trtla.leftovers import remove_abandoned
 
 _IN_USE_S = 86_400.0
-"""The age of a folder from which on no open model is expected to read it."""
+"""The time since a folder was last asked for, after which no open model is expected to read it."""
 
 
 def model_folder(path: str | Path) -> Path:
@@ -58,6 +60,8 @@ def _gguf_folder(path: Path) -> ModelFolder:
     folder = cached_folder(path, file_stamps)
     known = ModelFolder(folder)
     if _is_whole(known):
+        with suppress(OSError):  # of a cache that cannot be written
+            os.utime(folder)
         return known
     header = read_header(path)
     files, notes = _files(path, header), _said(path, header)
@@ -73,16 +77,27 @@ def _gguf_folder(path: Path) -> ModelFolder:
 def _remove_unused(cache: Path) -> None:
     """Remove the folders of files that are gone, have changed, or are kept in another form now."""
     known = ((folder, ModelFolder(folder).object(MADE_OF)) for folder in cache.iterdir())
-    made_of = ((folder, found["path"]) for folder, found in known if "path" in found)
-    unused = (folder for folder, path in made_of if not _is_current(folder, Path(path)))
+    made_of = ((folder, str(found["path"])) for folder, found in known if "path" in found)
+    unused = (folder for folder, path in made_of if not _may_be_used(folder, Path(path)))
     remove_abandoned(unused, _IN_USE_S)
 
 
-def _is_current(folder: Path, path: Path) -> bool:
+def _may_be_used(folder: Path, path: Path) -> bool:
+    """Return True for the folder of a file as it is, or of one that cannot be read now."""
     try:
         return folder == cached_folder(path, stamps(shards(path)))
     except (OSError, UsageError):
+        return not _is_gone(path)
+
+
+def _is_gone(path: Path) -> bool:
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return True
+    except OSError:
         return False
+    return False
 
 
 def weight_file(folder: Path) -> Path | None:
