@@ -9,16 +9,16 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as Late
 from contextlib import suppress
-from itertools import groupby
-from operator import itemgetter
 from typing import Literal, TypeVar
 
 from trtla.errors import TrtlaError, UsageError
 from trtla.llm.engine_thread import Event, closed
+from trtla.llm.inbox import Coalescer, taken
 from trtla.llm.preparing import GRAMMARS, Preparing
 from trtla.llm.prompt import RequestMaker
 from trtla.runtime.request import Output, Request
@@ -46,6 +46,9 @@ class AsyncEngine:
         self._opening: Future[RequestMaker] | None = None
         self._loop: asyncio.AbstractEventLoop
         self._takers: dict[int, Take] = {}
+        self._arrived: deque[Sequence[Event]] = deque()
+        self._coalescer = Coalescer(0.0)
+        self._timer: asyncio.TimerHandle | None = None
         self.lanes, self._closed = Preparing(), False
         self._failure: BaseException | None = None
         self.changed = asyncio.Event()
@@ -62,6 +65,7 @@ class AsyncEngine:
 
     def _open(self) -> RequestMaker:
         llm = self._new()
+        self._coalescer = Coalescer(llm.executor.coalesce_s)
         if self._log is not None:
             llm.executor.log, llm.executor.on_failure = self._log, self._fail
             self.lanes.submit(GRAMMARS, llm.prepare_grammars)
@@ -133,17 +137,32 @@ class AsyncEngine:
 
     def _post(self, events: Sequence[Event]) -> None:
         """Hand a step's events to the loop; if that is closed, end all requests."""
-        try:
-            self._loop.call_soon_threadsafe(self._dispatch, events)
-        except RuntimeError:
-            self.llm.executor.cancel(tuple(self._takers))
+        self._arrived.append(events)
+        if self._coalescer.wakes(events):
+            try:
+                self._loop.call_soon_threadsafe(self._look)
+            except RuntimeError:
+                self.llm.executor.cancel(tuple(self._takers))
+
+    def _look(self) -> None:
+        """Dispatch the events that have arrived, and look again a little later."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._coalescer.begin()
+        if events := taken(self._arrived):
+            self._dispatch(events)
+            if seconds := self._coalescer.end():
+                self._timer = self._loop.call_later(seconds, self._look)
 
     def _dispatch(self, events: Sequence[Event]) -> None:
-        for request_id, together in groupby(events, itemgetter(0)):
+        together: dict[int, list[Output | BaseException]] = {}
+        for request_id, event in events:
+            together.setdefault(request_id, []).append(event)
+        for request_id, new in together.items():
             take = self._takers.get(request_id)
             if take is None:
                 continue
-            new = [event for _, event in together]
             if isinstance(new[-1], BaseException) or new[-1].finish_reason is not None:
                 del self._takers[request_id]
             take(request_id, new)

@@ -38,6 +38,7 @@ _LOOK_EVERY_S = 1.0
 _KEPT = 32
 """Most outputs that reach the reader together of a text that is only read at its end. Where all
 cores compute, a reader that wakes for each output costs a small model a tenth of its speed."""
+_COALESCE_S = 0.016
 _LONGEST_STEP_S = 30.0
 """Longest wait for a model that is still open at the end of the process."""
 _OPEN: weakref.WeakSet[EngineThread] = weakref.WeakSet()
@@ -85,6 +86,7 @@ class Decoder(Protocol):
     """Decodes an open model's requests, each of which ends with an output or an error."""
 
     replicas: ReplicaCounts | None
+    coalesce_s: float
     log: Callable[[str], object]
     on_failure: Callable[[BaseException], object]
 
@@ -122,6 +124,8 @@ class EngineThread:
         """Takes a sentence about a step that failed."""
         self.on_failure: Callable[[BaseException], object] = lambda error: None
         """Takes the error for which all requests in flight are given up, before they get it."""
+        self.coalesce_s = _COALESCE_S if executor.shares_cores else 0.0
+        """Seconds in which a reader need not be woken again; 0: it may be woken any time."""
         executor.interrupted = self._interrupted
         _OPEN.add(self)
         self._thread = threading.Thread(target=self._run, name="trtla-engine", daemon=True)

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any, overload
 
 from trtla.formats.model import Model
 from trtla.llm.answer import Answer, BeamText, Chunk, Completion, Piece, beam_text, chunk_of
 from trtla.llm.arguments import conversations, prompt_requests, warn_unread
-from trtla.llm.engine_thread import EngineThread, Event
+from trtla.llm.engine_thread import EngineThread
+from trtla.llm.inbox import Inbox
 from trtla.llm.prompt import ExpectedOutput, Prompt, PromptRequest, RequestMaker
 from trtla.machine import process_rank
 from trtla.runtime.limits import ExecutorLimits
@@ -280,13 +280,13 @@ class LLM(RequestMaker):
         return super()._read(prompt, name, most, rendering)
 
     def _run(self, answers: dict[int, Answer], whole: bool) -> Iterator[Chunk]:
-        inbox: SimpleQueue[Sequence[Event]] = SimpleQueue()
+        inbox = Inbox(0.0 if whole else self.executor.coalesce_s)
         try:
             requests = [answer.request for answer in answers.values()]
             self.executor.submit(requests, inbox.put, whole)
             while answers:
                 self.executor.check()
-                for request_id, event in inbox.get():
+                for request_id, event in inbox.take():
                     yield chunk_of(answers, request_id, event)
         finally:  # the consumer may stop early
             self.executor.cancel(answers)

@@ -116,6 +116,7 @@ class ReplicaEngine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self.on_failure: Callable[[BaseException], object] = lambda error: None
         self.replicas: ReplicaCounts | None = ReplicaCounts()
+        self.coalesce_s = 0.0  # the replicas do that
         self._reruns = 0
         self._thread = threading.Thread(target=self._run, name="trtla-replicas", daemon=True)
 

@@ -49,6 +49,8 @@ class Executor(ABC):
         self._process = os.getpid()
         self.interrupted: Callable[[], bool] = lambda: False
         """Called between forwards; True ends a `poll` early, and other work with an error."""
+        self.shares_cores = False
+        """True if forwards compute on the cores that other threads of this process run on."""
 
     @property
     def limits(self) -> ExecutorLimits:

@@ -92,6 +92,7 @@ class TorchExecutor(Executor):
         )
         self._max_reused_len, self._options = max_reused_len, options
         self._ahead = cache.device.type == "cuda" if ahead is None else ahead
+        self.shares_cores = cache.device.type == "cpu"
         self._record: RequestRecord[Sequence] = RequestRecord()
         self._cancelled: deque[int] = deque()
         self._reset()
