@@ -195,6 +195,8 @@ def test_another_job_in_the_folder_is_refused(
     refused(ran, 2, "holds a job with dtype auto, not float32", hint)
     ran = batch(source, out, "--served-model-name", "x")
     refused(ran, 2, "holds a job with served_model_name tiny-llama, not x", hint)
+    ran = batch(source, out, "--chat-template", "{{ messages }}" * 20)
+    refused(ran, 2, "holds a job with another chat_template", hint)
     ran = batch(other, out, "-q", "--force")
     assert ran.code == 0, ran.err
     assert list(texts(out)) == ["c"]
@@ -306,7 +308,7 @@ def test_an_input_that_changes_meanwhile_is_not_mixed(
 def test_a_job_with_rejection_does_not_go_on_without(tmp_path: Path) -> None:
     source, out = write(tmp_path / "in", [ask("a", temperature=1.0)]), tmp_path / "out"
     assert batch(source, out, "--drafter", f"draft:{SHIPPED}", "--rejection").code == 0
-    refused(batch(source, out), 2, f"{out} holds a job with drafter", "--force")
+    refused(batch(source, out), 2, f"{out} holds a job with another drafter", "--force")
 
 
 @pytest.mark.deep(first=1)

@@ -23,6 +23,8 @@ from trtla.formats.gguf.header import MADE_OF, shards
 OUTPUT, ERRORS = "output.jsonl", "errors.jsonl"
 _JOB, _JOURNAL, _LOCK = "job.json", "journal", ".lock"
 _FORMAT = "trtla batch 1"
+_LONGEST = 200
+"""Characters of a changed setting that an error shows: chat templates may be longer."""
 _START_AGAIN = "choose another -o, or start again with --force"
 
 
@@ -187,7 +189,9 @@ def _check_same(job: Job, wanted: Identity, source: Path) -> None:
     for name in wanted.settings | before.settings:
         old, value = before.settings.get(name), wanted.settings.get(name)
         if old != value:
-            raise UsageError(f"{folder} holds a job with {name} {old}, not {value}", _START_AGAIN)
+            change = f"{name} {old}, not {value}"
+            told = change if len(change) <= _LONGEST else f"another {name}"
+            raise UsageError(f"{folder} holds a job with {told}", _START_AGAIN)
 
 
 def _check_whole(job: Job) -> None:
