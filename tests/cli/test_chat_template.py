@@ -18,7 +18,7 @@ from tests.support.chat_templates import (
     with_template,
 )
 from tests.support.command import Ran, refused, trtla
-from trtla.cli.shared.model import ADVICE
+from trtla.cli.shared.templates import ADVICE
 from trtla.llm.text import Tokenizer
 
 ASK = {"role": "user", "content": "Why?"}

@@ -198,6 +198,7 @@ def test_options_of_one_dash_are_no_values_but_may_be() -> None:
     for taken in (("-p", "-np"), ("--", "x", "-np")):
         refused(trtla("run", "-m", "x", *taken), 2, "x does not exist")
     refused(trtla("pull", "llama3"), 2, "pull is not a command", "org/name")
+    refused(trtla("run", "llama3", "hi"), 2, "llama3 does not exist", "the hub is org/name")
 
 
 def test_a_model_in_a_wrong_place_is_shown_its_place(tmp_path: Path) -> None:

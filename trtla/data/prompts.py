@@ -114,7 +114,8 @@ def gather(
         requests = [PromptRequest("stdin", text, sampling)]
     if not requests:
         raise UsageError(
-            "there is no prompt", "give --input-text 'Once upon', --input-file FILE or a pipe"
+            "there is no prompt",
+            "give --input-text 'Once upon', --input-file FILE or a pipe; trtla chat talks",
         )
     for request in requests:
         if not request.prompt:

@@ -69,7 +69,8 @@ class ModelFolder:
         if not path.exists():
             restore(path)
         if not path.exists():
-            raise UsageError(f"{path} does not exist", "check the path")
+            hub = "" if len(path.parts) > 1 else "; a model on the hub is org/name"
+            raise UsageError(f"{path} does not exist", f"check the path{hub}")
         if not path.is_dir():
             weights = path.suffix in (".safetensors", ".bin")
             hint = "a model, checkpoint or engine folder, or a GGUF file"

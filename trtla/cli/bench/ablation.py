@@ -31,11 +31,11 @@ from trtla.cli.bench.bench_flags import (
 from trtla.cli.bench.bench_output import run, show
 from trtla.cli.shared.model import (
     check_drafters,
-    check_sets,
     check_vocabulary,
     note_without_drafts,
 )
 from trtla.cli.shared.params import check_folder, source
+from trtla.cli.shared.templates import check_sets
 from trtla.console import Console, command_line, counted
 from trtla.errors import UsageError
 from trtla.files import json_text, read_json, read_text, write_whole, written

@@ -43,12 +43,12 @@ from trtla.cli.shared.model import (
     check_batch_size,
     check_drafters,
     check_length,
-    check_sets,
     check_triples,
     model_at,
     note_without_drafts,
 )
 from trtla.cli.shared.params import need_model, refuse_filters, source
+from trtla.cli.shared.templates import check_sets
 from trtla.cli.shared.values import TOKENS
 from trtla.console import Console
 from trtla.errors import TrtlaError, UsageError

@@ -18,7 +18,6 @@ from trtla.cli.shared.command import Command
 from trtla.cli.shared.model import (
     CorpusFlags,
     check_model,
-    check_texts,
     note_without_drafts,
     open_llm,
     save_corpus,
@@ -26,6 +25,7 @@ from trtla.cli.shared.model import (
     with_trtllm_settings,
 )
 from trtla.cli.shared.params import check_folder, need_model
+from trtla.cli.shared.templates import check_texts
 from trtla.cli.shared.values import TOKENS
 from trtla.console import Console, command_line
 from trtla.errors import UsageError

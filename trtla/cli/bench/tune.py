@@ -13,13 +13,13 @@ from trtla.cli.shared import options as opt
 from trtla.cli.shared.command import Command
 from trtla.cli.shared.model import (
     check_batch_size,
-    check_sets,
     engine_limits,
     is_trtllm,
     loading,
     model_at,
 )
 from trtla.cli.shared.params import check_new_file
+from trtla.cli.shared.templates import check_sets
 from trtla.cli.shared.values import DURATION
 from trtla.console import Console
 from trtla.errors import UsageError

@@ -14,13 +14,13 @@ from trtla.cli.shared.command import Command
 from trtla.cli.shared.model import (
     ModelFlags,
     check_model,
-    check_template,
     is_trtllm,
     note_loading,
     note_without_drafts,
     open_llm,
 )
 from trtla.cli.shared.params import check_new_file, with_processor
+from trtla.cli.shared.templates import check_template
 from trtla.cli.shared.values import LOOKAHEAD
 from trtla.console import Console
 from trtla.errors import UsageError

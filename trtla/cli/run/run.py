@@ -21,7 +21,6 @@ from trtla.cli.shared.model import (
     CorpusFlags,
     check_comparable,
     check_model,
-    check_template,
     is_trtllm,
     note_loading,
     note_without_drafts,
@@ -30,6 +29,7 @@ from trtla.cli.shared.model import (
     with_trtllm_settings,
 )
 from trtla.cli.shared.params import Positional, source, with_grammar, with_processor
+from trtla.cli.shared.templates import check_template
 from trtla.cli.shared.values import COUNT, LOOKAHEAD, TEXT
 from trtla.console import Console
 from trtla.errors import UsageError, trtllm_cannot
