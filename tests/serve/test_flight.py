@@ -109,7 +109,7 @@ def test_a_request_ends_when_its_time_is_over(monkeypatch):
         until(lambda: empty(served))
 
 
-def test_times_between_tokens_count_alike_in_streams_and_whole_answers(served):
+def test_times_between_tokens_are_counted_in_streams_and_whole_answers(served):
     def gaps() -> tuple[float, float]:
         lines = served.http.get("/metrics").text.splitlines()
         named = dict(
