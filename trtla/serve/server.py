@@ -207,7 +207,7 @@ class Service:
             self.model.draining, left = True, self.model.num_in_flight
             if left:
                 texts = counted(left, "text")
-                self.log.note(f"ending when {texts} have ended; a second signal stops at once")
+                self.log.note(f"ending after {texts}; a second signal stops at once")
         return self.model.engine.state == "loading"
 
     @property
