@@ -60,7 +60,6 @@ def llm(tiny_llama: Path):
         ("stop", b"x"),
         ("stop", ["x", ""]),
         ("stop", ""),
-        ("stop", None),
         ("stop", 3),
         ("stop", {"x"}),
         ("stop", ["\ud800"]),

@@ -26,7 +26,7 @@ from trtla.console import Console
 from trtla.errors import UsageError
 from trtla.settings.fields import parsed
 from trtla.settings.lookahead import Lookahead
-from trtla.settings.messages import ANSWER, Asking
+from trtla.settings.messages import ANSWER, Asking, is_conversation
 
 if TYPE_CHECKING:
     from trtla.explain.record import RecordedRun, RecordedStep
@@ -119,8 +119,9 @@ def explain(console: Console, /, **flags: Any) -> None:
     note_without_drafts(console.note, settings.engine_dir, [drafting])
     how = (settings.sampling, (), settings.options.drafter, settings.asking)
     [request] = gather([settings.input_text], None, *how)
-    prompts = [(request.name, request.prompt, ANSWER)]
-    check_template(console, settings.asking, settings.engine_dir, settings.options, prompts)
+    prompt, model = request.prompt, (settings.engine_dir, settings.options)
+    chats = [(request.name, prompt, ANSWER)] if is_conversation(prompt) else []
+    check_template(console, settings.asking, *model, chats, any_texts=not chats)
     note_loading(console, settings.engine_dir)
     with open_llm(settings, max_batch_size=1) as llm:
         _record_and_report(console, llm, request, settings)

@@ -37,7 +37,7 @@ from trtla.machine import process_rank
 from trtla.settings.drafting import NO_DRAFTER, refuse_texts
 from trtla.settings.fields import declared, flag_name, parsed
 from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead
-from trtla.settings.messages import Asking, Rendering
+from trtla.settings.messages import Asking, Rendering, is_conversation
 from trtla.settings.sampling import USUAL_LEN, BeamSettings, SamplingParams, UsualLength
 from trtla.settings.upstream.run import RUN
 
@@ -234,8 +234,10 @@ def _check(console: Console, flags: RunFlags, requests: Sequence[PromptRequest])
         raise refuse_texts(expecting[0], "an expected output")
     if flags.check_lossless:
         check_comparable([("--drafter", options.drafter), *drafters])
-    prompts = [(r.name, r.prompt, r.rendering) for r in requests if not (r.is_chat or r.turn)]
-    check_template(console, flags.asking, flags.engine_dir, options, prompts)
+    firsts = [request for request in requests if not (request.is_chat or request.turn)]
+    chats = [(r.name, r.prompt, r.rendering) for r in firsts if is_conversation(r.prompt)]
+    texts = any(isinstance(request.prompt, str) for request in firsts)
+    check_template(console, flags.asking, flags.engine_dir, options, chats, any_texts=texts)
     return checked
 
 

@@ -77,7 +77,8 @@ class Command(click.Command):
             for name in param.opts
         ]
         args = list(with_values(args, switches, lambda flag: _spelling(ctx, flag)))
-        if wrong := of_one_dash(args, lambda flag: _spelling(ctx, flag) in self._taking()):
+        words = [arg if arg.startswith("-") else "" for arg in args]
+        if wrong := of_one_dash(words, lambda flag: _spelling(ctx, flag) in self._taking()):
             raise click.NoSuchOption(wrong, ctx=ctx)
         if ctx.resilient_parsing:  # a shell completes
             ctx.meta[AWAITED] = self._awaited(ctx, args, several)

@@ -313,14 +313,16 @@ def block_reuse(flags: ModelFlags, model: Model, *, on: bool) -> dict[str, Any]:
     return {"block_reuse": on}
 
 
-def note_loading(console: Console, folder: str) -> None:
+def note_loading(console: Console, model: str) -> None:
     """Name a large model before it is read: from a disk that may take minutes."""
-    from trtla.formats.gguf.folder import model_inputs, model_name
+    from trtla.formats.gguf.header import MADE_OF, shards
 
-    files = model_inputs(folder)[1:] or Path(folder).iterdir()
-    taken = sum(file.stat().st_size for file in files if file.is_file())
+    folder = model_at(model).folder
+    file = folder.object(MADE_OF).get("path")
+    files = folder.path.iterdir() if file is None else shards(Path(file))
+    taken = sum(path.stat().st_size for path in files if path.is_file())
     if taken >= LARGE:
-        console.note(f"note: loading {model_name(folder)}, {size(taken)}")
+        console.note(f"note: loading {file or folder.path}, {size(taken)}")
 
 
 def open_llm(flags: ModelFlags, model: Model | None = None, **more: Any) -> LLM:

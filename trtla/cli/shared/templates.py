@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from trtla.cli.shared.model import loading, model_at
@@ -19,13 +19,14 @@ from trtla.settings.messages import (
     Messages,
     Rendering,
     Variables,
-    is_conversation,
 )
 
 if TYPE_CHECKING:
     from trtla.data.prompt_sets import PromptSet
     from trtla.formats.model_folder import ModelFolder
 
+Chat = tuple[str, Messages, Rendering]
+"""A conversation to be rendered, and its name."""
 ADVICE = "note: this model has a chat template; use --chat to ask it as a chat"
 
 
@@ -34,12 +35,11 @@ def check_template(
     asking: Asking,
     model: str,
     options: ExecutorOptions,
-    prompts: Iterable[tuple[str, object, Rendering]],
+    chats: Sequence[Chat],
+    *,
+    any_texts: bool,
 ) -> None:
-    """Render every conversation with the chat template; advise --chat for texts without it."""
-    named = list(prompts)
-    others = [item for item in named if not isinstance(item[1], str)]
-    chats = [(name, prompt, end) for name, prompt, end in others if is_conversation(prompt)]
+    """Render every conversation with the chat template; advise --chat where there are texts."""
     variables = options.chat_template_kwargs or NO_VARIABLES
     folder = model_at(options.tokenizer_dir or model).folder
     folder = folder.with_template(options.template)
@@ -50,7 +50,7 @@ def check_template(
             _fill_in(folder, chats, variables)
         if unused := unused_variables(stored[0] if chats else None, variables):
             console.note(f"note: {unused}")
-        if asking.chat is None and not process_rank() and len(others) < len(named):
+        if asking.chat is None and not process_rank() and any_texts:
             console.advice = ADVICE
     elif chats:
         raise no_chat_template(folder.path)
@@ -65,8 +65,9 @@ def check_texts(
     any_texts: bool = True,
 ) -> None:
     """`check_template` for texts that all become the same messages, if there are any."""
-    prompts = [("--chat", asking.prompt("text"), ANSWER)] if any_texts or asking.chat else []
-    check_template(console, asking, model, options, prompts)
+    prompt = asking.prompt("text")
+    chats = [] if isinstance(prompt, str) else [("--chat", prompt, ANSWER)]
+    check_template(console, asking, model, options, chats, any_texts=any_texts and not chats)
 
 
 def check_sets(
@@ -81,9 +82,7 @@ def check_sets(
     check_texts(console, asking, model, options, any_texts=texts)
 
 
-def _fill_in(
-    folder: ModelFolder, chats: list[tuple[str, Messages, Rendering]], variables: Variables
-) -> None:
+def _fill_in(folder: ModelFolder, chats: Sequence[Chat], variables: Variables) -> None:
     with loading():
         from trtla.llm.text import Tokenizer
 
