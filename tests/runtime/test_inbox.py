@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from trtla.llm import inbox as module
-from trtla.llm.engine_thread import Event
-from trtla.llm.inbox import Coalescer, Inbox
+from trtla.llm import engine_thread as module
+from trtla.llm.decoder import Event
+from trtla.llm.engine_thread import Coalescer, Inbox
 from trtla.runtime.request import Output
 from trtla.runtime.stats import RequestStats
 from trtla.settings.lookahead import LookaheadConfig

@@ -18,7 +18,7 @@ from trtla.batch.job import Job
 from trtla.batch.journal import Counts, Journal, Record
 from trtla.batch.lines import Line, LineRequest, Reader, Survey, parse
 from trtla.errors import TrtlaError, sentence
-from trtla.llm.engine_thread import Event
+from trtla.llm.decoder import Event
 from trtla.llm.llm import LLM
 from trtla.runtime.request import Request
 

@@ -17,8 +17,8 @@ from contextlib import suppress
 from typing import Literal, TypeVar
 
 from trtla.errors import TrtlaError, UsageError
-from trtla.llm.engine_thread import Event, closed
-from trtla.llm.inbox import Coalescer, taken
+from trtla.llm.decoder import Event, closed
+from trtla.llm.engine_thread import Coalescer, taken
 from trtla.llm.preparing import GRAMMARS, Preparing
 from trtla.llm.prompt import RequestMaker
 from trtla.runtime.request import Output, Request

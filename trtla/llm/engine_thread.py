@@ -3,6 +3,9 @@
 Requests, cancellations and calls come from any thread at any time, and are handled between two
 forwards in the order of arrival. Signals, which Python raises in the main thread, and finalisers
 therefore never interrupt a step.
+
+Where a forward computes on all cores, a thread that wakes for each output delays it: a small model
+loses a tenth of its speed. So readers are woken as rarely as they can be.
 """
 
 from __future__ import annotations
@@ -11,24 +14,23 @@ import atexit
 import logging
 import os
 import threading
+import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from trtla.errors import RankLost, TrtlaError, as_trtla_error, sentence
+from trtla.errors import RankLost, TrtlaError, sentence
+from trtla.llm.decoder import Event, Receive, ReplicaCounts, closed, refusal
 from trtla.runtime.executor import Executor, check_process
 from trtla.runtime.request import Output, Request
-from trtla.runtime.stats import ExecutorStats, RequestStats
+from trtla.runtime.stats import ExecutorStats
 
 T = TypeVar("T")
-Event = tuple[int, Output | BaseException]
-"""A request's id with its next output, or with the error for which all requests were given up."""
-Receive = Callable[[Sequence[Event]], object]
-"""Takes a step's events of some requests, in the engine's thread; must neither raise nor wait."""
 
 _log = logging.getLogger(__name__)
 _MOST_FAILURES = 3
@@ -36,9 +38,9 @@ _MOST_FAILURES = 3
 _LOOK_EVERY_S = 1.0
 """Interval at which an idle thread checks the model's other ranks."""
 _KEPT = 32
-"""Most outputs that reach the reader together of a text that is only read at its end. Where all
-cores compute, a reader that wakes for each output costs a small model a tenth of its speed."""
+"""Most outputs that reach the reader together of a text that is only read at its end."""
 _COALESCE_S = 0.016
+"""Seconds after which a reader that has just read looks again on its own: a picture on a screen."""
 _LONGEST_STEP_S = 30.0
 """Longest wait for a model that is still open at the end of the process."""
 _OPEN: weakref.WeakSet[EngineThread] = weakref.WeakSet()
@@ -70,32 +72,6 @@ class _Call(Future[T]):
     """The result of a call; `left`: its caller was interrupted, and waits no longer."""
 
     left = False
-
-
-@dataclass(slots=True)
-class ReplicaCounts:
-    """Counts of a model that runs in several processes."""
-
-    running: int = 0
-    """Replicas that answered at the time of the call."""
-    reruns: int = 0
-    """Times that a text continued elsewhere because its replica was lost."""
-
-
-class Decoder(Protocol):
-    """Decodes an open model's requests, each of which ends with an output or an error."""
-
-    replicas: ReplicaCounts | None
-    coalesce_s: float
-    log: Callable[[str], object]
-    on_failure: Callable[[BaseException], object]
-
-    def submit(
-        self, requests: Iterable[Request], receive: Receive, whole: bool = False
-    ) -> None: ...
-    def cancel(self, request_ids: Iterable[int]) -> None: ...
-    def stats_later(self) -> Future[ExecutorStats]: ...
-    def close(self, timeout: float | None = None) -> bool: ...
 
 
 class EngineThread:
@@ -342,18 +318,71 @@ class EngineThread:
             receive(events)
 
 
-def refusal(request: Request, error: BaseException) -> Output:
-    """Return the only output of a refused request."""
-    why = as_trtla_error(error)
-    if why is not error:
-        why.__cause__ = error
-    start = len(request.begun)
-    return Output(request.request_id, (), "failed", RequestStats(), start=start, error=why)
+class Coalescer:
+    """Decides which events wake a reader.
+
+    Args:
+        seconds: after which the reader looks again on its own; 0: all events wake it.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._until = 0.0
+
+    def wakes(self, events: Sequence[Event]) -> bool:
+        """Return True if these events, which the reader can see already, have to wake it."""
+        return time.monotonic() >= self._until or any(map(_is_urgent, events))
+
+    def begin(self) -> None:
+        """Note that the reader begins to look: what it may miss wakes it."""
+        self._until = 0.0
+
+    def end(self) -> float:
+        """Note that the reader has looked and found something; return the seconds after which it
+        must look again, 0 if it is woken."""
+        self._until = time.monotonic() + self._seconds if self._seconds else 0.0
+        return self._seconds
 
 
-def closed() -> TrtlaError:
-    """Return the error for any use of a closed model."""
-    return TrtlaError("the model is closed", "open it again")
+def _is_urgent(event: Event) -> bool:
+    _, output = event
+    return isinstance(output, BaseException) or not output.start or output.finish_reason is not None
+
+
+class Inbox:
+    """Events for a thread that waits for them; arguments as of `Coalescer`."""
+
+    def __init__(self, seconds: float) -> None:
+        self._coalescer = Coalescer(seconds)
+        self._arrived: deque[Sequence[Event]] = deque()
+        self._news = threading.Event()
+        self._wait_s = 0.0
+
+    def put(self, events: Sequence[Event]) -> None:
+        self._arrived.append(events)
+        if self._coalescer.wakes(events):
+            self._news.set()
+
+    def take(self) -> list[Event]:
+        """Wait for events, and return all that have arrived."""
+        if self._wait_s:
+            self._news.wait(self._wait_s)
+        self._coalescer.begin()
+        while not self._arrived:
+            self._news.wait()
+            self._news.clear()
+        self._news.clear()
+        events = taken(self._arrived)
+        self._wait_s = self._coalescer.end()
+        return events
+
+
+def taken(arrived: deque[Sequence[Event]]) -> list[Event]:
+    """Take all events out of a queue that another thread fills."""
+    events: list[Event] = []
+    while arrived:
+        events += arrived.popleft()
+    return events
 
 
 @atexit.register

@@ -13,8 +13,7 @@ from typing import Any, overload
 from trtla.formats.model import Model
 from trtla.llm.answer import Answer, BeamText, Chunk, Completion, Piece, beam_text, chunk_of
 from trtla.llm.arguments import conversations, prompt_requests, warn_unread
-from trtla.llm.engine_thread import EngineThread
-from trtla.llm.inbox import Inbox
+from trtla.llm.engine_thread import EngineThread, Inbox
 from trtla.llm.prompt import ExpectedOutput, Prompt, PromptRequest, RequestMaker
 from trtla.machine import process_rank
 from trtla.runtime.limits import ExecutorLimits

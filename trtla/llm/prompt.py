@@ -17,7 +17,7 @@ from trtla.errors import UsageError
 from trtla.formats.folder import unapplied
 from trtla.formats.model import Model
 from trtla.llm.answer import Answer
-from trtla.llm.engine_thread import Decoder
+from trtla.llm.decoder import Decoder
 from trtla.llm.text_stream import StopStrings
 from trtla.machine import process_rank
 from trtla.runtime.limits import ExecutorLimits

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from trtla.errors import TrtlaError, sentence
-from trtla.llm.engine_thread import Receive, ReplicaCounts, closed
+from trtla.llm.decoder import Receive, ReplicaCounts, closed
 from trtla.llm.prompt import RequestMaker
 from trtla.replicas.cluster import Cluster
 from trtla.replicas.deployment import Deployment, Plan, check_room

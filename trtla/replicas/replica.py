@@ -15,7 +15,7 @@ from threading import Thread
 from trtla.errors import TrtlaError, UsageError, sentence
 from trtla.formats.engine import model_digest
 from trtla.llm.async_engine import AsyncEngine
-from trtla.llm.engine_thread import refusal
+from trtla.llm.decoder import refusal
 from trtla.llm.llm import LLM
 from trtla.llm.text import Tokenizer
 from trtla.llm.text_stream import StopStrings

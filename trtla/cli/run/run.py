@@ -235,8 +235,9 @@ def _check(console: Console, flags: RunFlags, requests: Sequence[PromptRequest])
     if flags.check_lossless:
         check_comparable([("--drafter", options.drafter), *drafters])
     firsts = [request for request in requests if not (request.is_chat or request.turn)]
-    chats = [(r.name, r.prompt, r.rendering) for r in firsts if is_conversation(r.prompt)]
-    texts = any(isinstance(request.prompt, str) for request in firsts)
+    others = [request for request in firsts if not isinstance(request.prompt, str)]
+    chats = [(r.name, r.prompt, r.rendering) for r in others if is_conversation(r.prompt)]
+    texts = len(others) < len(firsts)
     check_template(console, flags.asking, flags.engine_dir, options, chats, any_texts=texts)
     return checked
 
