@@ -37,5 +37,6 @@ def template_note(tokenizer: Tokenizer) -> str | None:
 
 
 def log_template_note(tokenizer: Tokenizer) -> None:
+    """Log `template_note`, if there is one."""
     if note := template_note(tokenizer):
         _log.warning("note: %s", note)

@@ -223,22 +223,12 @@ _LAST = ("parse_special",)  # behind --lookahead
 def template_flags(section: str) -> Decorator:
     """Another chat template, and variables of templates."""
     about = descriptions(ExecutorOptions)
+    text = {"type": values.TEXT, "metavar": "FILE", "help": about["chat_template"]}
+    named = {"type": values.VARIABLES, "metavar": "JSON", "help": about["chat_template_kwargs"]}
     return stack(
-        setting(
-            "--chat-template",
-            section=section,
-            type=values.TEXT,
-            metavar="FILE",
-            help=about["chat_template"],
-        ),
+        setting("--chat-template", section=section, **text),
         alias("chat_template_file", now="chat_template", type=values.TEXT),
-        setting(
-            "--chat-template-kwargs",
-            section=section,
-            type=values.VARIABLES,
-            metavar="JSON",
-            help=about["chat_template_kwargs"],
-        ),
+        setting("--chat-template-kwargs", section=section, **named),
     )
 
 
@@ -256,8 +246,8 @@ def opening_flags(lookahead: str = "auto; of a TensorRT-LLM engine its own") -> 
         "most those of the engine's triple; whatever drafts (torch engines).",
     )
     opening = options_of(ExecutorOptions, "Model", but=(*_OF_DRAFTS, *_LAST), **_OPENING)
-    parsing = options_of(ExecutorOptions, "Model", only=_LAST)
-    return stack(opening, triple, parsing, template_flags("Model"))
+    last = options_of(ExecutorOptions, "Model", only=_LAST)
+    return stack(opening, triple, last, template_flags("Model"))
 
 
 def model_flags(**other: Any) -> Decorator:
