@@ -11,7 +11,7 @@ from pathlib import Path
 import jsonschema_rs
 import openai
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import trtla
@@ -295,6 +295,7 @@ def test_calls_come_off_a_text(kind):
     assert split(format_, text, ()) == split(format_, text, range(len(text))) == (content, calls)
 
 
+@example("llama", ['{"name": "f", '], {0, 1})
 @given(
     st.sampled_from(list(TEXTS)),
     st.lists(st.sampled_from(

@@ -40,8 +40,8 @@ class CallSplitter:
         """Add a piece; returns what is now certain, as fields of a message or delta."""
         self._held += text
         content, calls = "", dict[int, Json]()
-        states: set[tuple[str, int]] = set()
-        while (progress := (self._state, len(self._held))) not in states:
+        states: set[tuple[str, int, bool]] = set()
+        while (progress := (self._state, len(self._held), self._begun)) not in states:
             states.add(progress)
             if self._state == "text":
                 content += self._text(last)
