@@ -222,14 +222,14 @@ class EngineArm(Arm):
         self._llm.executor.call(lambda executor: executor.use_memory(self._memory))
 
     def decode(self, prompts: Sequence[Ids], sampling: Sequence[SamplingParams]) -> ArmRun:
+        from trtla.llm.arguments import prompt_requests
+
         first: dict[int, float] = {}
         last: dict[int, float] = {}
         done: dict[int, Completion] = {}
         self.use_memory()
         before = deepcopy(self._llm.stats())
         start = time.perf_counter()
-        from trtla.llm.arguments import prompt_requests
-
         work = (list(prompts), list(sampling), self._triple, self._drafter)
         for chunk in self._llm.decode(prompt_requests(*work), whole=True):
             last[chunk.index] = time.perf_counter() - start
