@@ -10,7 +10,9 @@ import pytest
 
 from tests.support.command import ROOT, Ran, process, refused, trtla
 from trtla.bench.arms import ArmRun
-from trtla.bench.summarize import Article, load_articles, prompt_text, side
+from trtla.bench.summarize import side
+from trtla.data.eval_items import load_items
+from trtla.settings.eval_tasks import EVAL_TASKS
 from trtla.settings.messages import AS_TEXT
 
 SIDE_KEYS = {
@@ -88,13 +90,14 @@ def test_the_end_of_a_long_article_stays(model: Path) -> None:
     from trtla.llm.text import Tokenizer
 
     tokenizer = Tokenizer(model)
-    article = Article(article="start " + "word " * 50 + "end", highlights="")
-    (ids,) = encode(tokenizer, [article], 20, AS_TEXT)
+    text = EVAL_TASKS["summarize"].prompt("start " + "word " * 50 + "end")
+    (ids,) = encode(tokenizer, [text], 20, AS_TEXT)
     assert tokenizer.inner.decode(ids, skip_special_tokens=True).endswith("word end TL;DR:")
 
 
 def test_prompt_text() -> None:
-    assert prompt_text(" It did n't rain. ") == "It didn't rain.  TL;DR:"
+    assert EVAL_TASKS["summarize"].prompt(" It did n't rain. ") == "It didn't rain.  TL;DR:"
+    assert EVAL_TASKS["code_completion"].prompt("def f(x):\n    ") == "def f(x):"
 
 
 def test_rouge_is_that_of_rouge_score(model: Path) -> None:
@@ -106,8 +109,7 @@ def test_rouge_is_that_of_rouge_score(model: Path) -> None:
         outputs=(ids,), time_s=1.0, first_s=(1.0,), last_s=(1.0,), steps=2, steps_each=(2,),
         forwards=3,
     )  # fmt: skip
-    article = Article(article="", highlights="the cat\nsat down")
-    found = side("s", run, tokenizer, [article]).rouge
+    found = side("s", run, tokenizer, ["the cat\nsat down"]).means
     assert found["rouge1"] == pytest.approx(100 * 2 * 3 / (3 + 4))
     assert found["rouge2"] == pytest.approx(100 * 2 * 2 / (2 + 3))
     assert found["rougeLsum"] == pytest.approx(100 * 2 * 3 / (3 + 4))
@@ -130,7 +132,7 @@ def test_bad_settings(engine: Path, articles: Path, tmp_path: Path) -> None:
     refused(summarize(engine, articles, "--output", tmp_path / "no" / "x.jsonl"), 2, "no")
     refused(summarize(engine, articles, "--max-output-len", "256"), 2, "256")
     refused(summarize(engine, tmp_path / "absent.jsonl"), 2, "absent.jsonl")
-    refused(summarize(engine, Path("xsum")), 2, "xsum", "--dataset PATH.jsonl")
+    refused(summarize(engine, Path("xsum")), 2, "xsum", "--dataset PATH")
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"article": "a", "highlights": "b"}\n{"article": "a"}\n')
     refused(summarize(engine, bad), 2, "line 2", '"highlights"')
@@ -153,7 +155,7 @@ def test_an_unreachable_hub_names_the_way_out(
 
     monkeypatch.setattr("trtla.formats.hub._silence", lambda endpoint: "")
     monkeypatch.setattr("datasets.load_dataset", unreachable)
-    refused(trtla("summarize", "--engine-dir", engine), 2, "cannot reach", "--dataset PATH.jsonl")
+    refused(trtla("summarize", "--engine-dir", engine), 2, "cannot reach", "--dataset PATH")
 
 
 @pytest.mark.deep
@@ -168,7 +170,77 @@ def test_no_hub_means_no_waiting(engine: Path) -> None:
 
 
 def test_the_shipped_articles() -> None:
-    articles = load_articles(str(ROOT / "trtla" / "assets" / "articles.jsonl"), 100, 0)
+    path = ROOT / "trtla" / "assets" / "articles.jsonl"
+    articles = load_items(str(path), EVAL_TASKS["summarize"], 100, 0)
     assert len(articles) == 12
-    assert all(150 <= len(item.article.split()) <= 300 for item in articles)
-    assert all(item.highlights.count("\n") >= 2 for item in articles)
+    assert all(150 <= len(item.text.split()) <= 300 for item in articles)
+    assert all(item.reference.count("\n") >= 2 for item in articles)
+
+
+ROWS = [{"id": str(n), "article": f"Article {n}.", "highlights": f"Text {n}."} for n in range(9)]
+
+
+def saved(folder: Path, layout: str) -> Path:
+    """A data set in a folder, as `datasets`, the hub or a person saves it; the one above it."""
+    own = folder / "ccdv" / "cnn_dailymail"
+    if layout == "jsonl":
+        own.mkdir(parents=True)
+        for name, rows in {"test": ROWS, "train": ROWS[:1]}.items():
+            lines = "".join(json.dumps(row) + "\n" for row in rows)
+            (own / f"{name}.jsonl").write_text(lines)
+        return folder
+    datasets = pytest.importorskip("datasets")
+    test, train = datasets.Dataset.from_list(ROWS), datasets.Dataset.from_list(ROWS[:1])
+    if layout == "arrow":
+        datasets.DatasetDict({"test": test, "train": train}).save_to_disk(own)
+    else:
+        for name, split in {"test": test, "train": train}.items():
+            split.to_parquet(own / "3.0.0" / f"{name}-00000-of-00001.parquet")
+    return folder
+
+
+@pytest.mark.parametrize("layout", ["jsonl", "arrow", "parquet"])
+def test_a_folder_is_shuffled_as_datasets_does(tmp_path: Path, layout: str) -> None:
+    folder, task = saved(tmp_path, layout), EVAL_TASKS["summarize"]
+    items = load_items(str(folder), task, 5, 3)
+    assert items == load_items(str(folder / "ccdv" / "cnn_dailymail"), task, 5, 3)
+    datasets = pytest.importorskip("datasets")
+    expected = datasets.Dataset.from_list(ROWS).shuffle(seed=3).select(range(5))
+    assert [item.text for item in items] == expected["article"][:]
+
+
+def test_a_folder_through_the_option(engine: Path, tmp_path: Path) -> None:
+    folder = saved(tmp_path, "jsonl")
+    ran = trtla(
+        "summarize", f"--engine_dir={engine}", f"--dataset_dir={folder}", "--test_trt_llm",
+        "--output_len=4", "--max_ite=3", "--json",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    assert ran.json["items"] == 3
+    (folder / "ccdv" / "cnn_dailymail" / "test.jsonl").unlink()
+    refused(summarize(engine, folder), 2, "no test split, only train", ".jsonl file")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    refused(summarize(engine, empty), 2, "holds no .parquet, .arrow or .jsonl files")
+
+
+def test_broken_files_of_a_folder(engine: Path, tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+
+    path = tmp_path / "test.parquet"
+    path.write_bytes(b"PAR1")
+    refused(summarize(engine, tmp_path), 2, "test.parquet cannot be read", "copy the file again")
+    parquet.write_table(pyarrow.table({"article": ["a"], "summary": ["b"]}), path)
+    refused(summarize(engine, tmp_path), 2, 'no column "highlights"', "article and highlights")
+
+
+def test_other_tasks_read_their_own_columns(engine: Path, tmp_path: Path) -> None:
+    refused(trtla("summarize", engine, "--eval_task=code_completion"), 2, "code_completion", "give")
+    path = tmp_path / "code.jsonl"
+    line = {"task_id": "a", "prompt": "def f(x):\n    ", "canonical_solution": "return x"}
+    path.write_text(json.dumps(line) + "\n")
+    ran = summarize(engine, path, "--eval_task=code_completion", "--json")
+    assert ran.code == 0, ran.err
+    assert ran.json["items"] == 1
+    assert ran.json["settings"]["eval_task"] == "code_completion"

@@ -10,20 +10,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import count
-from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
-
-from pydantic import BaseModel, ConfigDict
 
 from trtla.bench.arms import Arm, ArmRun, EngineArm, PeerArm
 from trtla.bench.opened import Encoder
 from trtla.console import Stages, silent
-from trtla.data.prompt_sets import CNN_DAILYMAIL, Ids, load_rows
-from trtla.errors import CheckFailed, TrtlaError, UsageError, install_hint
-from trtla.files import parse_jsonl, read_text
+from trtla.data.prompt_sets import CNN_DAILYMAIL, Ids
+from trtla.errors import CheckFailed, TrtlaError, install_hint
 from trtla.results.bench_documents import Cell, Row
 from trtla.settings.drafting import NO_DRAFTER, DrafterSettings
+from trtla.settings.eval_tasks import EvalTask
 from trtla.settings.lookahead import AUTOREGRESSIVE
 from trtla.settings.messages import Asking
 from trtla.settings.sampling import SamplingParams
@@ -38,22 +35,11 @@ if TYPE_CHECKING:
 ENGINE, PLAIN = "trtla", "trtla_without_lookahead"
 """The sides of our engine: with its drafts, and with plain decoding."""
 ROUGE = ("rouge1", "rouge2", "rougeL", "rougeLsum")
-_HINT = 'give --dataset PATH.jsonl with {"article", "highlights"} lines'
 
 
-class Article(BaseModel):
-    """One line of a .jsonl data set: CNN/DailyMail's columns."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    article: str
-    highlights: str
-    id: str | None = None
-
-
-def require_extras(dataset: str) -> None:
+def require_extras(dataset: str, task: EvalTask) -> None:
     """Refuse early when a package of the extra `eval` is missing."""
-    needed = {"rouge_score": "rouge-score"}
+    needed = {} if task.context_only else {"rouge_score": "rouge-score"}
     if dataset == CNN_DAILYMAIL:
         needed["datasets"] = "datasets"
     for module, package in needed.items():
@@ -61,29 +47,10 @@ def require_extras(dataset: str) -> None:
             raise TrtlaError(f'summarize needs the "{package}" package', install_hint("eval"))
 
 
-def load_articles(dataset: str, count: int, seed: int) -> list[Article]:
-    """The first `count` articles of a .jsonl file, or of the shuffled CNN/DailyMail test split."""
-    if dataset == CNN_DAILYMAIL:
-        rows = load_rows("test", count, f"use a local file: {_HINT}", seed)
-        return [Article(article=row["article"], highlights=row["highlights"]) for row in rows]
-    if Path(dataset).suffix.lower() != ".jsonl":
-        raise UsageError(f"dataset {dataset} is neither {CNN_DAILYMAIL} nor a .jsonl file", _HINT)
-    articles = [line for _, line in parse_jsonl(Article, read_text(Path(dataset)), dataset)]
-    if not articles:
-        raise UsageError(f"{dataset} holds no articles", 'write {"article", "highlights"} lines')
-    return articles[:count]
-
-
-def prompt_text(article: str) -> str:
-    """Return the prompt in which summarize.py asks for an article's summary."""
-    return (article + " TL;DR: ").strip().replace(" n't", "n't")
-
-
 def encode(
-    tokenizer: Tokenizer, articles: Sequence[Article], max_input_length: int, asking: Asking
+    tokenizer: Tokenizer, texts: Sequence[str], max_input_length: int, asking: Asking
 ) -> list[Ids]:
-    """Encode prompts; long articles lose their beginning, since the question is at the end."""
-    texts = [prompt_text(item.article) for item in articles]
+    """Encode prompts; long ones lose their beginning, since the question is at the end."""
     if asking.chat:
         encoder = Encoder(tokenizer, asking, max_input_length)
         return [encoder.ids(asking.prompt(text)) for text in texts]
@@ -103,12 +70,20 @@ class SummarySide:
     texts: tuple[str, ...]
     """Texts without special tokens, decoded in the same way for all sides."""
     scores: tuple[dict[str, float], ...]
-    """ROUGE of each text."""
+    """ROUGE of each text; empty without references."""
+    perplexities: tuple[float, ...] = ()
+    """The perplexity of each prompt with its text, where it is asked for."""
 
     @property
-    def rouge(self) -> dict[str, float]:
+    def means(self) -> dict[str, float]:
         """Mean scores over the texts."""
-        return {key: fmean(score[key] for score in self.scores) for key in ROUGE}
+        means = {key: fmean(score[key] for score in self.scores) for key in ROUGE if self.scores}
+        return means | ({"perplexity": fmean(self.perplexities)} if self.perplexities else {})
+
+    def figures(self, index: int) -> dict[str, float]:
+        """The scores of one text."""
+        own = {"perplexity": self.perplexities[index]} if self.perplexities else {}
+        return (self.scores[index] if self.scores else {}) | own
 
 
 def engine_arms(llm: LLM, drafter: DrafterSettings) -> list[EngineArm]:
@@ -164,14 +139,17 @@ def side(
     name: str,
     run: ArmRun,
     tokenizer: PreTrainedTokenizerBase,
-    articles: Sequence[Article],
+    references: Sequence[str],
     stop_ids: Sequence[int] = (),
 ) -> SummarySide:
-    """Return a run with its texts, which end before any of `stop_ids`, and their ROUGE."""
+    """Return a run with its texts, which end before any of `stop_ids`, and their ROUGE.
+
+    Args:
+        references: one for each text, or none at all.
+    """
     shown = [ids[:-1] if ids and ids[-1] in stop_ids else ids for ids in run.outputs]
     texts = [str(tokenizer.decode(list(ids), skip_special_tokens=True)) for ids in shown]
-    pairs = zip(texts, articles, strict=True)
-    scores = tuple(rouge(text, item.highlights) for text, item in pairs)
+    scores = tuple(map(rouge, texts, references))
     return SummarySide(name, run, tuple(texts), scores)
 
 
@@ -191,7 +169,7 @@ def items(sides: Sequence[SummarySide], prompts: Sequence[Ids]) -> Iterator[dict
                 "text": side.texts[index],
                 "output_tokens": len(side.run.outputs[index]),
                 "steps": side.run.steps_each[index],
-                **side.scores[index],
+                **side.figures(index),
             }
             for side in sides
         }

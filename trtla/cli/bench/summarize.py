@@ -29,13 +29,16 @@ from trtla.cli.shared.templates import check_texts
 from trtla.cli.shared.values import TOKENS
 from trtla.console import Console, command_line
 from trtla.errors import UsageError
+from trtla.settings.eval_tasks import EVAL_TASKS, EvalTask
+from trtla.settings.eval_tasks import SUMMARIZE as SUMMARIZE_TASK
 from trtla.settings.fields import parsed
 from trtla.settings.messages import Asking
 from trtla.settings.upstream.run import SUMMARIZE
 
 if TYPE_CHECKING:
     from trtla.bench.arms import Arm
-    from trtla.bench.summarize import Article, SummarySide
+    from trtla.bench.summarize import SummarySide
+    from trtla.data.eval_items import EvalItem
     from trtla.data.prompt_sets import Ids
     from trtla.results.bench_documents import Row
     from trtla.runtime.limits import ExecutorLimits
@@ -52,11 +55,19 @@ class SummarizeFlags(CorpusFlags):
         type=opt.MODEL,
     )
     dataset: str = opt.flag(
-        "CNN/DailyMail from the Hugging Face hub, or a file of {article, highlights} lines.",
+        "CNN/DailyMail from the Hugging Face hub; a .jsonl file of {article, highlights} lines; or "
+        "a folder of parquet, arrow or .jsonl files.",
         section="Data",
         basic=True,
         default="cnn_dailymail",
-        metavar="cnn_dailymail|PATH.jsonl",
+        metavar="cnn_dailymail|PATH",
+    )
+    eval_task: str = opt.flag(
+        "The task: its columns of the data set, and its prompts. Others than summarize need a local "
+        "--dataset; eval_context_ppl computes the perplexity of texts.",
+        section="Data",
+        type=click.Choice(list(EVAL_TASKS)),
+        default=SUMMARIZE_TASK,
     )
     max_ite: int = opt.flag("Most batches to decode.", section="Data", default=20)
     batch_size: int = opt.flag("Articles in a batch.", section="Data", default=1)
@@ -77,6 +88,10 @@ class SummarizeFlags(CorpusFlags):
     )
 
     asking: Asking
+
+    @property
+    def task(self) -> EvalTask:
+        return EVAL_TASKS[self.eval_task]
 
 
 @click.command(
@@ -108,6 +123,7 @@ def summarize(console: Console, /, **values: Any) -> None:
     Without --test-trtla and --test-hf the engine is measured.
     """
     from trtla.bench import summarize as work
+    from trtla.data.eval_items import load_items
 
     if values["test_hf"] and not values["test_trtla"]:
         values["engine_dir"] = values["engine_dir"] or values["hf_model_dir"]
@@ -116,13 +132,13 @@ def summarize(console: Console, /, **values: Any) -> None:
     _check(flags)
     check_model(flags)
     note_without_drafts(console.note, flags.engine_dir, [flags.drafting])
-    work.require_extras(flags.dataset)
+    work.require_extras(flags.dataset, flags.task)
     folder = flags.options.tokenizer_dir or flags.hf_model_dir
     options = replace(flags.options, tokenizer_dir=folder)
     check_texts(console, flags.asking, flags.engine_dir, options)
     seed = flags.sampling.seed
-    articles = work.load_articles(flags.dataset, flags.max_ite * flags.batch_size, seed)
-    rows, sides, prompts = _measure(console, flags, articles)
+    evaluated = load_items(flags.dataset, flags.task, flags.max_ite * flags.batch_size, seed)
+    rows, sides, prompts = _measure(console, flags, evaluated)
     if not sides:  # a serving rank of mpirun has nothing to report
         return
     _print(console, rows, len(prompts), flags)
@@ -145,10 +161,15 @@ def _check(flags: SummarizeFlags) -> None:
         )
     if flags.output:
         check_folder(Path(flags.output), "--output")
+    if flags.eval_task != SUMMARIZE_TASK and flags.dataset == "cnn_dailymail":
+        raise UsageError(
+            f"the task {flags.eval_task} reads a local data set, not the hub's",
+            f"give --dataset PATH: a .jsonl file with {flags.task.lines}, or the data set's folder",
+        )
 
 
 def _measure(
-    console: Console, flags: SummarizeFlags, articles: list[Article]
+    console: Console, flags: SummarizeFlags, evaluated: list[EvalItem]
 ) -> tuple[list[Row], list[SummarySide], list[Ids]]:
     """Measure the sides in turns, the engine's first; its limits cut the prompts of all."""
     from trtla.bench import summarize as work
@@ -164,7 +185,8 @@ def _measure(
         if not llm.is_leader:
             return [], [], []
         tokenizer, longest = take_tokenizer(llm), _cap(console, flags, llm.limits)
-        prompts = work.encode(tokenizer, articles, longest, flags.asking)
+        texts = [flags.task.prompt(item.text) for item in evaluated]
+        prompts = work.encode(tokenizer, texts, longest, flags.asking)
         by_engine = flags.test_trtla or not flags.test_hf
         ours = work.engine_arms(llm, flags.options.drafter) if by_engine else []
         arms: list[Arm] = [*ours]
@@ -186,9 +208,10 @@ def _measure(
             ours[0].use_memory()
         save_corpus(console, llm, flags.save_corpus)
     stops = flags.sampling.stop_ids
-    sides = {name: work.side(name, run, tokenizer.inner, articles, stops)
+    references = [] if flags.task.context_only else [item.reference for item in evaluated]
+    sides = {name: work.side(name, run, tokenizer.inner, references, stops)
              for name, (run,) in measured.runs().items()}  # fmt: skip
-    scored = rows(measured, score=lambda turns, name: sides[name].rouge)
+    scored = rows(measured, score=lambda turns, name: sides[name].means)
     return scored, list(sides.values()), prompts
 
 
@@ -215,6 +238,7 @@ def _print(console: Console, rows: Sequence[Row], items: int, flags: SummarizeFl
         settings = {
             "model": model_name(flags.engine_dir),
             "dataset": flags.dataset,
+            "eval_task": flags.eval_task,
             "batch_size": flags.batch_size,
             "max_input_len": flags.max_input_len,
             "max_output_len": flags.sampling.max_output_len,
@@ -236,7 +260,8 @@ def _print(console: Console, rows: Sequence[Row], items: int, flags: SummarizeFl
         console.out(f"{row.arm} (tokens per second: {row.tokens_per_s:.3f})")
         console.out(f"{row.arm} beam 0 result")
         for key in ROUGE:
-            console.out(f"  {key}: {getattr(row, key):.3f}")
+            if (figure := getattr(row, key)) is not None:
+                console.out(f"  {key}: {figure:.3f}")
     console.out("\n\n".join(tables(rows, console.table_text)))
     speed = {row.arm: row.tokens_per_s or 0.0 for row in rows}
     for other, label in ((PLAIN, "plain decoding"), ("hugging_face", "Hugging Face")):

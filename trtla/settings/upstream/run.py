@@ -100,7 +100,7 @@ SUMMARIZE = Program(
             "dataset_dir",
             Accepted(
                 "dataset",
-                "CNN/DailyMail from the hub, or a file of `{article, highlights}` lines",
+                "its folder or the one above, parquet, arrow or JSONL; or a `.jsonl` file",
                 {"ccdv/cnn_dailymail": "cnn_dailymail"},
             ),
         ),
@@ -132,10 +132,7 @@ SUMMARIZE = Program(
         ),
         Flag(
             "eval_task",
-            Refused(
-                "is another task, and summarize knows one",
-                "use trtla bench --prompts code for code",
-            ),
+            Accepted(note="others than `summarize` with a local `--dataset`"),
             "summarize",
         ),
         switch("eval_ppl", Refused("needs logits, which are not kept", "omit it")),
