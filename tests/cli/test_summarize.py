@@ -244,3 +244,38 @@ def test_other_tasks_read_their_own_columns(engine: Path, tmp_path: Path) -> Non
     assert ran.code == 0, ran.err
     assert ran.json["items"] == 1
     assert ran.json["settings"]["eval_task"] == "code_completion"
+
+
+def test_perplexity_of_prompt_and_output(engine: Path, model: Path, articles: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    ran = summarize(engine, articles, "--eval_ppl", "--max-ite", "1", "--json")
+    assert ran.code == 0, ran.err
+    found = ran.json["rows"][0]["perplexity"]
+    assert found == ran.json["rows"][1]["perplexity"]
+    target = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    text = EVAL_TASKS["summarize"].prompt("The old mill is open again. Many came.")
+    ids = torch.tensor([AutoTokenizer.from_pretrained(model).encode(text)])
+    ids = target.generate(ids, max_new_tokens=12, do_sample=False)
+    with torch.inference_mode():
+        loss = target(ids, labels=ids).loss
+    assert found == pytest.approx(float(loss.exp()), rel=1e-4)
+    given = ("--max-ite", "1", "--eval_ppl", "--rouge1-threshold", "0", "--check_accuracy", "-q")
+    refused(summarize(engine, articles, *given), 3, "perplexity", "threshold 15")
+    above = f"--tensorrt_llm_ppl_threshold={found + 1}"
+    assert summarize(engine, articles, *given, above).code == 0
+    refused(summarize(engine, articles, "--ppl-threshold", "9"), 2, "add --eval-ppl")
+
+
+def test_perplexity_of_contexts(engine: Path, tmp_path: Path) -> None:
+    path = tmp_path / "texts.jsonl"
+    path.write_text(json.dumps({"text": "A long text.", "meta": {}}) + "\n")
+    asked = ("--eval_task=eval_context_ppl", "--ppl-threshold=1", "-q")
+    ran = summarize(engine, path, *asked)
+    refused(ran, 3, "perplexity", "threshold 1")
+    assert "  Per-token perplexity: " in ran.out
+    assert "rouge" not in ran.out
+    refused(
+        summarize(engine, path, "--eval_task=eval_context_ppl", "--rouge1-threshold=1"), 2, "lacks"
+    )

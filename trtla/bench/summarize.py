@@ -19,6 +19,7 @@ from trtla.console import Stages, silent
 from trtla.data.prompt_sets import CNN_DAILYMAIL, Ids
 from trtla.errors import CheckFailed, TrtlaError, install_hint
 from trtla.results.bench_documents import Cell, Row
+from trtla.runtime.loop.scores import perplexity
 from trtla.settings.drafting import NO_DRAFTER, DrafterSettings
 from trtla.settings.eval_tasks import EvalTask
 from trtla.settings.lookahead import AUTOREGRESSIVE
@@ -153,6 +154,16 @@ def side(
     return SummarySide(name, run, tuple(texts), scores)
 
 
+def perplexities(
+    llm: LLM, prompts: Sequence[Ids], measured: CellRuns
+) -> dict[tuple[Ids, Ids], float]:
+    """Compute the perplexity of prompt and output together, as summarize.py does, by text."""
+    runs = [run for (run,) in measured.runs().values()]
+    pairs = {pair for run in runs for pair in zip(prompts, run.outputs, strict=True)}
+    whole = {pair: pair[0] + pair[1] for pair in pairs}
+    return {pair: perplexity(llm.log_probs(ids[:1], ids[1:])) for pair, ids in whole.items()}
+
+
 def rouge(text: str, reference: str, kinds: Sequence[str] = ROUGE) -> dict[str, float]:
     """Compute ROUGE F-measures x100, as `evaluate`'s rouge does by default, with rouge-score."""
     from rouge_score.rouge_scorer import RougeScorer
@@ -183,4 +194,14 @@ def check_rouge1(row: Row, threshold: float) -> None:
         raise CheckFailed(
             f"rouge1 {rouge1:.2f} of {row.arm} is below the threshold {threshold:g}",
             "compare with --test-hf: equal scores mean the model, not the engine",
+        )
+
+
+def check_perplexity(row: Row, threshold: float) -> None:
+    """Raise `CheckFailed` if a side's mean perplexity is above the threshold."""
+    mean = row.perplexity or 0.0
+    if mean > threshold:
+        raise CheckFailed(
+            f"perplexity {mean:.2f} of {row.arm} is above the threshold {threshold:g}",
+            "compare with the unquantised model, or give another --ppl-threshold",
         )

@@ -127,7 +127,8 @@ class Row(Circumstances):
     rougeL: Figure = None  # noqa: N815  # rouge-score's names
     rougeLsum: Figure = None  # noqa: N815
     perplexity: Figure = None
-    """The target's perplexity of an ablation's texts, at temperature 1 without filters."""
+    """The target's perplexity at temperature 1 without filters: of an ablation's outputs, and of
+    prompts and outputs together in `summarize --eval-ppl`."""
     concurrency: int | None = None
     """Requests at a time; None: they arrive at a rate."""
     request_rate: FiniteFloat | Literal["inf"] | None = None

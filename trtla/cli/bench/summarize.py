@@ -18,6 +18,7 @@ from trtla.cli.shared.command import Command
 from trtla.cli.shared.model import (
     CorpusFlags,
     check_model,
+    is_trtllm,
     note_without_drafts,
     open_llm,
     save_corpus,
@@ -28,7 +29,7 @@ from trtla.cli.shared.params import check_folder, need_model
 from trtla.cli.shared.templates import check_texts
 from trtla.cli.shared.values import TOKENS
 from trtla.console import Console, command_line
-from trtla.errors import UsageError
+from trtla.errors import UsageError, trtllm_cannot
 from trtla.settings.eval_tasks import EVAL_TASKS, EvalTask
 from trtla.settings.eval_tasks import SUMMARIZE as SUMMARIZE_TASK
 from trtla.settings.fields import parsed
@@ -63,7 +64,7 @@ class SummarizeFlags(CorpusFlags):
         metavar="cnn_dailymail|PATH",
     )
     eval_task: str = opt.flag(
-        "The task: its columns of the data set, and its prompts. Others than summarize need a local "
+        "The task: columns of the data set, and prompts. Others than summarize need a local "
         "--dataset; eval_context_ppl computes the perplexity of texts.",
         section="Data",
         type=click.Choice(list(EVAL_TASKS)),
@@ -82,6 +83,17 @@ class SummarizeFlags(CorpusFlags):
     test_hf: bool = opt.flag("Measure transformers' greedy generate.", section="Sides")
     rouge1_threshold: float | None = opt.flag(
         "Exit with code 3 when the first side's ROUGE-1 (0 to 100) is below.", section="Output"
+    )
+    eval_ppl: bool = opt.flag(
+        "Compute the perplexity of every prompt with its output under the engine's model.",
+        section="Output",
+    )
+    ppl_threshold: float | None = opt.flag(
+        "Exit with code 3 when the mean perplexity of --eval-ppl is above.", section="Output"
+    )
+    check_accuracy: bool = opt.flag(
+        "Check with thresholds of 15 where no others are given: ROUGE-1, and --eval-ppl's mean.",
+        section="Output",
     )
     output: str | None = opt.flag(
         "Write every summary to this file, JSON lines.", "-o", section="Output", type=opt.PATH
@@ -129,6 +141,7 @@ def summarize(console: Console, /, **values: Any) -> None:
         values["engine_dir"] = values["engine_dir"] or values["hf_model_dir"]
     need_model(values["engine_dir"])
     flags = parsed(SummarizeFlags, with_own_type(with_trtllm_settings(values)))
+    flags = _of_task(console, flags)
     _check(flags)
     check_model(flags)
     note_without_drafts(console.note, flags.engine_dir, [flags.drafting])
@@ -146,8 +159,31 @@ def summarize(console: Console, /, **values: Any) -> None:
         with Path(flags.output).open("w", encoding="utf-8") as file:
             for line in work.items(sides, prompts):
                 file.write(json.dumps(line, ensure_ascii=False) + "\n")
-    if flags.rouge1_threshold is not None:
-        work.check_rouge1(rows[0], flags.rouge1_threshold)
+    rouge1, ppl = _thresholds(flags)
+    if rouge1 is not None:
+        work.check_rouge1(rows[0], rouge1)
+    if ppl is not None:
+        work.check_perplexity(rows[0], ppl)
+
+
+_THRESHOLD = 15.0
+"""The default of both of summarize.py's thresholds."""
+
+
+def _of_task(console: Console, flags: SummarizeFlags) -> SummarizeFlags:
+    """Return the flags as the task has them: of a context, the perplexity is all that counts."""
+    if not flags.task.context_only:
+        return flags
+    console.note(f"note: {flags.eval_task} decodes one token of each text, for its perplexity")
+    return replace(flags, eval_ppl=True, sampling=replace(flags.sampling, max_output_len=1))
+
+
+def _thresholds(flags: SummarizeFlags) -> tuple[float | None, float | None]:
+    """Return the least ROUGE-1 and the highest perplexity; None: not checked."""
+    default = _THRESHOLD if flags.check_accuracy else None
+    rouge1 = default if flags.rouge1_threshold is None else flags.rouge1_threshold
+    ppl = default if flags.ppl_threshold is None else flags.ppl_threshold
+    return None if flags.task.context_only else rouge1, ppl if flags.eval_ppl else None
 
 
 def _check(flags: SummarizeFlags) -> None:
@@ -159,6 +195,18 @@ def _check(flags: SummarizeFlags) -> None:
             f"--test-hf is greedy, and temperature is {flags.sampling.temperature}",
             "omit --temperature or --test-hf",
         )
+    if flags.ppl_threshold is not None and not flags.eval_ppl:
+        raise UsageError(
+            f"--ppl-threshold {flags.ppl_threshold:g} is for perplexities, which are not computed",
+            "add --eval-ppl",
+        )
+    if flags.rouge1_threshold is not None and flags.task.context_only:
+        raise UsageError(
+            f"--rouge1-threshold is for references, which {flags.eval_task} lacks",
+            "use --ppl-threshold",
+        )
+    if flags.eval_ppl and is_trtllm(flags.engine_dir):
+        raise trtllm_cannot(flags.engine_dir, "whose log probabilities are not read")
     if flags.output:
         check_folder(Path(flags.output), "--output")
     if flags.eval_task != SUMMARIZE_TASK and flags.dataset == "cnn_dailymail":
@@ -206,11 +254,19 @@ def _measure(
         measured = work.measure_sides(cell, arms, prompts, flags.sampling, console.progress)
         if ours:
             ours[0].use_memory()
+        by_text = work.perplexities(llm, prompts, measured) if flags.eval_ppl else {}
         save_corpus(console, llm, flags.save_corpus)
     stops = flags.sampling.stop_ids
     references = [] if flags.task.context_only else [item.reference for item in evaluated]
-    sides = {name: work.side(name, run, tokenizer.inner, references, stops)
-             for name, (run,) in measured.runs().items()}  # fmt: skip
+    sides = {
+        name: replace(
+            work.side(name, run, tokenizer.inner, references, stops),
+            perplexities=tuple(map(by_text.__getitem__, zip(prompts, run.outputs, strict=True)))
+            if by_text
+            else (),
+        )
+        for name, (run,) in measured.runs().items()
+    }
     scored = rows(measured, score=lambda turns, name: sides[name].means)
     return scored, list(sides.values()), prompts
 
@@ -262,6 +318,8 @@ def _print(console: Console, rows: Sequence[Row], items: int, flags: SummarizeFl
         for key in ROUGE:
             if (figure := getattr(row, key)) is not None:
                 console.out(f"  {key}: {figure:.3f}")
+        if row.perplexity is not None:
+            console.out(f"  Per-token perplexity: {row.perplexity:.3f}")
     console.out("\n\n".join(tables(rows, console.table_text)))
     speed = {row.arm: row.tokens_per_s or 0.0 for row in rows}
     for other, label in ((PLAIN, "plain decoding"), ("hugging_face", "Hugging Face")):

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import takewhile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -28,7 +29,7 @@ from trtla.cli.shared.model import (
     save_corpus,
     with_trtllm_settings,
 )
-from trtla.cli.shared.params import Positional, source, with_grammar, with_processor
+from trtla.cli.shared.params import Positional, check_folder, source, with_grammar, with_processor
 from trtla.cli.shared.templates import check_template
 from trtla.cli.shared.values import COUNT, LOOKAHEAD, TEXT
 from trtla.console import Console
@@ -95,6 +96,15 @@ class RunFlags(CorpusFlags):
         "Decode again with 1,1,0 and compare; exit code 3 when a text differs.",
         section="Output",
         basic=True,
+    )
+    output_csv: str | None = opt.flag(
+        "Write token ids to this file as TensorRT-LLM's run.py does: a row a text, prompt and "
+        "output, padded to one length with the end token.",
+        section="Output",
+        type=opt.PATH,
+    )
+    output_npy: str | None = opt.flag(
+        "Write the same rows as an int32 array of NumPy.", section="Output", type=opt.PATH
     )
 
     asking: Asking
@@ -172,6 +182,7 @@ def run(console: Console, /, **params: Any) -> None:
     requests = _requests(console, flags) if not process_rank() else []
     if by_beams:
         _check_beams(flags, requests)
+    _check_files(flags)
     flags = _check(console, flags, requests)
     if not by_beams:
         triple, drafter = flags.drafting
@@ -182,14 +193,24 @@ def run(console: Console, /, **params: Any) -> None:
         if not llm.is_leader:  # a serving rank of mpirun: leaving the block serves to the end
             return
         from trtla.cli.run.transcript import decode_and_report, search_and_report
+        from trtla.results.token_files import beam_rows, decoded_rows, save_tokens
 
         requests = _sized(llm, _as_messages(llm, requests))
         if by_beams:
-            search_and_report(console, llm, requests, flags.beams, flags.num_return_sequences)
+            most = flags.num_return_sequences
+            rows = beam_rows(search_and_report(console, llm, requests, flags.beams, most))
         else:
             how = {"stream": flags.stream, "check_lossless": flags.check_lossless}
-            decode_and_report(console, llm, requests, **how)
+            rows = decoded_rows(decode_and_report(console, llm, requests, **how))
+        save_tokens(rows, min(llm.end_ids, default=0), flags.output_csv, flags.output_npy)
         save_corpus(console, llm, flags.save_corpus)
+
+
+def _check_files(flags: RunFlags) -> None:
+    """Refuse files that cannot be written before a model is loaded."""
+    for name in ("output_csv", "output_npy"):
+        if (path := getattr(flags, name)) is not None:
+            check_folder(Path(path), flag_name(name))
 
 
 def _requests(console: Console, flags: RunFlags) -> list[PromptRequest]:

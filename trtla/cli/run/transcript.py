@@ -140,8 +140,8 @@ class Transcript:
 
 def decode_and_report(
     console: Console, llm: LLM, requests: list[PromptRequest], *, stream: bool, check_lossless: bool
-) -> None:
-    """Decode and print; raises `CheckFailed` where a text differs from plain decoding."""
+) -> Decoded:
+    """Decode and print; return what was decoded; raises `CheckFailed` where a text differs from plain decoding."""
     if check_lossless:
         warm_up(llm, requests[0])  # or the first of the two runs would be slower
     transcript = Transcript(console, requests, stream=stream)
@@ -160,6 +160,7 @@ def decode_and_report(
         _require_lossless(decoded, plain)
     elif not console.quiet and (loss := lookahead_loss(llm, requests, decoded)):
         console.note(f"note: {loss}")
+    return decoded
 
 
 def _require_lossless(decoded: Decoded, plain: Decoded) -> None:
@@ -204,14 +205,15 @@ def table_row(name: object, totals: Metrics) -> list[object]:
 
 def search_and_report(
     console: Console, llm: LLM, requests: list[PromptRequest], beams: BeamSettings, most: int | None
-) -> None:
-    """Search and print at most `most` beams of every prompt."""
+) -> BeamSearch:
+    """Search, print and return at most `most` beams of every prompt."""
     searched = search(llm, requests, beams, most)
     console.note(f"note: ran on {llm.description}")
     if console.json:
         console.document(searched.document())
     else:
         _print_beams(console, requests, searched)
+    return searched
 
 
 def _print_beams(console: Console, requests: Sequence[PromptRequest], searched: BeamSearch) -> None:

@@ -15,9 +15,6 @@ from trtla.settings.upstream.option import (
 )
 from trtla.settings.upstream.running import EXECUTOR, MODEL, SAMPLING
 
-_DOCUMENT = Refused(
-    "is not written", "use --json: ids, text, counters and times are in one document"
-)
 _NOT_KEPT = Refused("is not written: numbers of single tokens are not kept", "omit it")
 _OTHER_INPUT = Refused("is for models that read more than text", "give prompts as text")
 _ONE_BEAM = Refused("asks for beams, and summaries are decoded with one", "use trtla run --num-"
@@ -63,7 +60,10 @@ RUN = Program(
         Flag("num_return_sequences", Accepted(note="with `--num-beams`")),
         Flag("length_penalty", Accepted(note="with `--num-beams`; 1.2 by default"), "1.0"),
         *EXECUTOR,
-        *each("output_csv output_npy", _DOCUMENT),
+        *each(
+            "output_csv output_npy",
+            Accepted(note="the folder must exist; rows as there, padded to the longest"),
+        ),
         *each("output_logits_npy output_log_probs_npy output_cum_log_probs_npy", _NOT_KEPT),
         switch("output_generation_logits", _NOT_KEPT),
         *each(
@@ -122,10 +122,7 @@ SUMMARIZE = Program(
             Accepted("rouge1_threshold", "exit code 3 below it; also without `--check_accuracy`"),
             "15.0",
         ),
-        switch(
-            "check_accuracy",
-            Accepted("rouge1_threshold", "15 where no other is given", gives="15.0", weak=True),
-        ),
+        switch("check_accuracy", Accepted(note="both thresholds, 15 where no other is given")),
         switch(
             "estimate_accuracy_std_dev",
             Refused("is not printed", "use --output FILE.jsonl, which has every summary's figures"),
@@ -135,10 +132,10 @@ SUMMARIZE = Program(
             Accepted(note="others than `summarize` with a local `--dataset`"),
             "summarize",
         ),
-        switch("eval_ppl", Refused("needs logits, which are not kept", "omit it")),
+        switch("eval_ppl", Accepted(note="torch engines; of prompt and output, as there")),
         Flag(
             "tensorrt_llm_ppl_threshold",
-            Refused("is for perplexities, which are not computed", "omit it"),
+            Accepted("ppl_threshold", "exit code 3 above it; also without `--check_accuracy`"),
             "15.0",
         ),
         Flag(
