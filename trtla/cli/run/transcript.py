@@ -141,7 +141,7 @@ class Transcript:
 def decode_and_report(
     console: Console, llm: LLM, requests: list[PromptRequest], *, stream: bool, check_lossless: bool
 ) -> Decoded:
-    """Decode and print; return what was decoded; raises `CheckFailed` where a text differs from plain decoding."""
+    """Decode, print and return; raises `CheckFailed` where a text differs from plain decoding."""
     if check_lossless:
         warm_up(llm, requests[0])  # or the first of the two runs would be slower
     transcript = Transcript(console, requests, stream=stream)
