@@ -1,7 +1,7 @@
 """Finished files that are renamed into a folder that is there, with other files in it.
 
-Its config.json is moved out first and the new one comes last, so what a kill leaves in between opens
-as nothing. The files that were still to come are in a hidden folder inside, with a list of the
+Its config.json is moved out first and the new one comes last, so nothing opens what a kill leaves
+in between. The files that were still to come are in a hidden folder inside, with a list of the
 names: `restore` completes the move.
 """
 
@@ -59,8 +59,6 @@ def restore(target: Path) -> None:
         for ready in [path for path in target.iterdir() if path.name.startswith(_READY)]:
             with locked(ready):
                 _complete(ready, target)
-
-
 
 
 def _complete(ready: Path, target: Path) -> None:
