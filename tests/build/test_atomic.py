@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,36 +18,65 @@ from tests.support.examples import share
 from tests.support.models import Variant, make_model, save_model
 from trtla.build.convert import convert
 from trtla.errors import TrtlaError, UsageError
-from trtla.formats.atomic import atomic_directory, check_target, restore
-from trtla.formats.model_folder import ModelFolder
+from trtla.formats.atomic import atomic_directory, check_target
+from trtla.formats.filling import restore
 
 KILL = """
 import os, random, signal, sys, time
 from pathlib import Path
 from trtla.build.convert import convert
-from trtla.formats import atomic
+from trtla.build.engine import build_engine
 from trtla.formats.checkpoint import Checkpoint
+from trtla.formats.engine_limits import BuildSettings
 from trtla.formats.model_folder import ModelFolder
-def kill_again_and_again(hf, target, moments, times):
-    convert(hf, target, tp_size=2)
-    for _ in range(times):
-        child = os.fork()
-        if not child:
-            while True:
-                convert(hf, target, tp_size=2, force=True)
-        time.sleep(moments.uniform(0, 0.06))
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        assert ModelFolder(target).kind == "checkpoint"
-        assert len(list(Checkpoint.open(target).full_tensors())) == 17
-    for left in target.parent.iterdir():
-        os.utime(left, (1, 1))
-    convert(hf, target, tp_size=2, force=True)
-    print(*(path.name for path in target.parent.iterdir()))
 hf, folder, moments, times = sys.argv[1], Path(sys.argv[2]), random.Random(0), int(sys.argv[3])
-kill_again_and_again(hf, folder / "with" / "ckpt", moments, times)
-atomic._exchange = lambda one, other: False
-kill_again_and_again(hf, folder / "without" / "ckpt", moments, times)
+def check(kind):
+    assert ModelFolder(folder).kind == kind
+    assert ModelFolder(folder / "ckpt").kind == "checkpoint"
+    assert len(list(Checkpoint.open(folder / "ckpt").full_tensors())) == 17
+    assert (folder / "mine.txt").read_text() == "mine"
+def child(work):
+    pid = os.fork()
+    if not pid:
+        work()
+        os._exit(0)
+    return pid
+def killed_at_random(work, kind):
+    for _ in range(times):
+        pid = child(lambda: [work() for _ in iter(int, 1)])
+        time.sleep(moments.uniform(0, 0.06))
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        check(kind)
+def killed_at_rename(work, number):
+    rename, seen = Path.rename, [0]
+    def counted(path, target):
+        seen[0] += 1
+        if seen[0] > number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return rename(path, target)
+    Path.rename = counted
+    work()
+def killed_at_every_rename(work, kind):
+    for number in range(99):
+        pid = child(lambda: killed_at_rename(work, number))
+        if not os.waitpid(pid, 0)[1]:
+            return number
+        check(kind)
+def swept(work):
+    for left in folder.iterdir():
+        os.utime(left, (1, 1))
+    work()
+    assert {path.name for path in folder.iterdir() if path.name[0] == "."} == set()
+convert(hf, folder / "ckpt", tp_size=2)
+(folder / "mine.txt").write_text("mine")
+builds = lambda: build_engine(folder / "ckpt", folder, BuildSettings(), force=True)
+converts = lambda: convert(hf, folder, tp_size=2, force=True)
+for work, kind in ((builds, "engine"), (converts, "checkpoint")):
+    work()
+    killed_at_random(work, kind)
+    assert killed_at_every_rename(work, kind) > 5
+    swept(work)
 """
 
 
@@ -56,47 +86,46 @@ def hf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(make_model(variant), variant, tmp_path_factory.mktemp("atomic") / "hf")
 
 
-def test_a_process_killed_at_any_moment_leaves_a_whole_checkpoint(hf: Path, tmp_path: Path) -> None:
-    """Children convert over and over; every kill falls into some stage of it.
+def test_a_process_killed_at_any_moment_leaves_whole_folders(hf: Path, tmp_path: Path) -> None:
+    """Children build and convert over and over; every kill falls into some stage of it.
 
-    Both where the system exchanges two folders in one step, and where it cannot.
+    The target holds the input, so its files are renamed one by one.
     """
-    command = [sys.executable, "-c", KILL, str(hf), str(tmp_path), str(share(25))]
+    command = [sys.executable, "-c", KILL, str(hf), str(tmp_path), str(share(12))]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.split() == ["ckpt", "ckpt"]
 
 
-def test_a_folder_that_was_put_aside_is_found_by_readers_and_replaced_by_the_next_run(
-    hf: Path, tmp_path: Path
-) -> None:
-    """By what a kill between two renames leaves."""
-    target = tmp_path / "a [1] checkpoint"
-    old = convert(hf, target).rename(tmp_path / f".{target.name}.old-1234")
-    convert(hf, tmp_path / "new", tp_size=2).rename(tmp_path / f".{target.name}.tmp-1234")
-    before = (old / "rank0.safetensors").read_bytes()
-    assert ModelFolder(target).kind == "checkpoint"
-    assert (target / "rank0.safetensors").read_bytes() == before
-    assert not (target / "rank1.safetensors").exists()
-    for left in tmp_path.iterdir():
-        os.utime(left, (1, 1))
-    with pytest.raises(UsageError, match="is not empty"):
-        convert(hf, target)
-    convert(hf, target, tp_size=2, force=True)
-    assert (target / "rank1.safetensors").exists()
-    assert [path.name for path in tmp_path.iterdir()] == [target.name]
-
-
-def test_a_folder_that_is_aside_for_a_moment_is_left_to_its_process(tmp_path: Path) -> None:
-    aside = tmp_path / ".ckpt.old-1234"
-    aside.mkdir()
-    descriptor = os.open(aside, os.O_RDONLY)
+def test_a_move_that_still_runs_is_left_to_its_process(tmp_path: Path) -> None:
+    ready = tmp_path / ".trtla-ready-1234"
+    ready.mkdir()
+    descriptor = os.open(ready, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        restore(tmp_path / "ckpt")
+        restore(tmp_path)
+        assert ready.is_dir()
     finally:
         os.close(descriptor)
-    assert [path.name for path in tmp_path.iterdir()] == [aside.name]
+    restore(tmp_path)
+    assert not any(tmp_path.iterdir())
+
+
+def test_an_error_between_two_renames_undoes_them(
+    hf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = convert(hf, tmp_path / "ckpt")
+    before = {path.name: path.read_bytes() for path in target.iterdir()}
+    rename = Path.rename
+
+    def fail(path: Path, to: Path) -> Path:
+        if to == target / "rank1.safetensors":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return rename(path, to)
+
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(TrtlaError, match="the disk is full"):
+        convert(hf, target, tp_size=2, force=True)
+    assert {path.name: path.read_bytes() for path in target.iterdir()} == before
 
 
 def test_ctrl_c_leaves_nothing_behind_but_the_old_folder(hf: Path, tmp_path: Path) -> None:
@@ -164,30 +193,44 @@ def test_no_permission_is_one_sentence(
     assert not any(tmp_path.iterdir())
 
 
-def test_force_never_replaces_what_trtla_did_not_make(hf: Path, tmp_path: Path) -> None:
-    home = tmp_path / "home"
-    (home / "documents").mkdir(parents=True)
-    (home / "config.json").write_text('{"mapping": {}}')
-    plain = tmp_path / "plain"
-    plain.mkdir()
-    (plain / "note.txt").write_text("mine")
-    other_model = save_model(make_model(Variant("gqa")), Variant("gqa"), tmp_path / "model")
-    for folder in (home, plain, other_model):
-        before = sorted(folder.iterdir())
-        with pytest.raises(UsageError, match="no checkpoint or engine"):
+def test_force_replaces_only_files_of_checkpoints_and_engines(hf: Path, tmp_path: Path) -> None:
+    target = convert(hf, tmp_path / "ckpt")
+    (target / "documents").mkdir()
+    (target / "note.txt").write_text("mine")
+    with pytest.raises(UsageError, match="is not empty") as caught:
+        convert(hf, target, tp_size=2)
+    assert caught.value.hint is not None
+    assert "--force" in caught.value.hint
+    convert(hf, target, tp_size=2, force=True)
+    assert (target / "note.txt").read_text() == "mine"
+    assert (target / "documents").is_dir()
+    assert (target / "rank1.safetensors").is_file()
+
+
+def test_another_models_files_are_never_replaced(hf: Path, tmp_path: Path) -> None:
+    other = save_model(make_model(Variant("gqa")), Variant("gqa"), tmp_path / "model")
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    (weights / "rank0.engine").write_text("mine")
+    for folder in (other, weights):
+        before = {path: path.read_bytes() for path in folder.iterdir()}
+        with pytest.raises(UsageError, match="belongs to no checkpoint or engine"):
             convert(hf, folder, force=True)
-        assert sorted(folder.iterdir()) == before
+        assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
 
-def test_the_source_and_its_parents_are_never_a_target(hf: Path, tmp_path: Path) -> None:
-    convert(hf, tmp_path / "ckpt")
+def test_a_target_may_hold_the_input_but_not_be_it(hf: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(hf, tmp_path / "all" / "hf")
+    before = {path: path.read_bytes() for path in model.iterdir()}
+    convert(model, tmp_path / "all")
+    convert(model, model / "ckpt")
+    assert before.items() <= {p: p.read_bytes() for p in model.iterdir() if p.is_file()}.items()
+    with pytest.raises(UsageError, match="is that of the input"):
+        convert(model, model, force=True)
     link = tmp_path / "link"
-    link.symlink_to(tmp_path / "ckpt")
-    for target in (hf, hf.parent, hf / ".."):
-        with pytest.raises(UsageError, match="holds the input"):
-            convert(hf, target, force=True)
-    with pytest.raises(UsageError, match="holds the input"):
-        check_target(link, force=True, sources=(tmp_path / "ckpt",))
+    link.symlink_to(tmp_path / "all")
+    with pytest.raises(UsageError, match="is that of the input"):
+        check_target(link, force=True, sources=(tmp_path / "all",))
 
 
 def test_a_file_as_target_is_refused(hf: Path, tmp_path: Path) -> None:

@@ -346,9 +346,9 @@ def test_no_output_replaces_the_file_it_is_made_of(given: str, file: Path, tmp_p
     convert(file, target)
     kept = file.rename(target / file.name)
     source = kept if given == "file" else model_folder(kept)
-    with pytest.raises(UsageError, match="holds the input"):
+    with pytest.raises(UsageError, match="is that of the input"):
         convert(source, target, force=True)
-    with pytest.raises(UsageError, match="holds the input"):
+    with pytest.raises(UsageError, match="is that of the input"):
         build_engine(source, target, BuildSettings(), force=True)
     assert kept.is_file()
 

@@ -132,12 +132,9 @@ def test_the_engine_runs_without_its_checkpoint(ckpt: Path, tmp_path: Path) -> N
     assert not shared(tmp_path / "engine")
 
 
-@pytest.mark.parametrize("exchange", [True, False])
 def test_replacing_one_folder_leaves_the_other_as_it_is(
-    exchange: bool, hf: Path, ckpt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hf: Path, ckpt: Path, tmp_path: Path
 ) -> None:
-    if not exchange:
-        monkeypatch.setattr("trtla.formats.atomic._exchange", lambda one, other: False)
     engine = build(ckpt, tmp_path / "engine")
     before = (ckpt / WEIGHTS).read_bytes()
     build(ckpt, engine, dtype="float32", force=True)

@@ -199,11 +199,16 @@ def test_folders_of_another_kind(engine: Path, checkpoint: Path, tmp_path: Path)
 def test_a_target_that_is_not_empty_or_cannot_be(
     checkpoint: Path, model: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "mine.txt").write_text("mine")
-    refused(build(checkpoint, tmp_path), 2, f"{tmp_path} is not empty", "--force")
-    ran = trtla("convert", "--model-dir", model, "--output-dir", tmp_path)
-    refused(ran, 2, f"{tmp_path} is not empty", "--force")
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+    target = tmp_path / "engine"
+    target.mkdir()
+    (target / "mine.txt").write_text("mine")
+    assert build(checkpoint, target).code == 0
+    refused(build(checkpoint, target), 2, f"{target} is not empty", "--force")
+    ran = trtla("convert", "--model-dir", model, "--output-dir", target)
+    refused(ran, 2, f"{target} is not empty", "--force")
+    assert build(checkpoint, target, "--force").code == 0
+    assert (target / "mine.txt").read_text() == "mine"
+    (tmp_path / "mine.txt").touch()
     ran = build(checkpoint, tmp_path / "mine.txt" / "engine")
     assert ran.code in (1, 2)
     refused(ran, ran.code, "mine.txt")

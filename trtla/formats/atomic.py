@@ -1,17 +1,17 @@
 """Directories that appear complete or not at all.
 
-Everything is written into a hidden sibling of the target, flushed to disk and renamed. Errors and
-Ctrl-C remove the sibling; a killed process leaves it, never a half target, and the next run removes
-it. An existing target is replaced only with force, only at the end, and only if it is a folder that
-trtla or TensorRT-LLM made: the system exchanges the two folders in one step, or where it cannot,
-the old one is renamed first and `restore` brings it back after a kill.
+Everything is written into a hidden folder beside the target, or inside it if it is there, and
+flushed to disk. A new target is that folder, renamed; in one that is there, `fill` renames the
+finished files into it, config.json last. Errors and Ctrl-C remove the hidden folder; a killed
+process leaves it, and the next run removes it. Nothing is replaced without force, with it only the
+files of a checkpoint or an engine, and what has other names stays: the target may hold the input.
 """
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -20,14 +20,21 @@ from pathlib import Path
 
 from trtla.errors import TrtlaError, UsageError
 from trtla.files import flush, read_json
+from trtla.formats.chat_templates import MORE_TEMPLATES
+from trtla.formats.engine import MANIFEST
+from trtla.formats.filling import fill, restore
+from trtla.formats.folder import TOKENIZER_FILES
+from trtla.formats.model_folder import CONFIG
+from trtla.formats.special_tokens import GENERATION_CONFIG
 from trtla.interrupts import INTERRUPTS
 from trtla.leftovers import locked, remove_abandoned
 
-_NEW, _OLD = "tmp", "old"  # kinds of siblings: .NAME.tmp-RANDOM, .NAME.old-RANDOM
-_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of Linux, fcntl.h and fs.h
+_FILES = (CONFIG, MANIFEST, GENERATION_CONFIG, MORE_TEMPLATES, *TOKENIZER_FILES)
+_OWN = re.compile(rf"rank\d+\.(safetensors|engine)|{'|'.join(map(re.escape, _FILES))}")
 _REASONS = {
     errno.ENOSPC: ("the disk is full", "free some space, or choose an --output-dir elsewhere"),
     errno.ENOTEMPTY: ("another process filled it meanwhile", "choose another --output-dir"),
+    errno.EAGAIN: ("another process is writing into it", "wait until it has ended, and try again"),
     errno.EDQUOT: ("the disk quota is used up", "free some space, or choose another --output-dir"),
     errno.EFBIG: ("the file would exceed the size limit", "raise the limit (ulimit -f)"),
     errno.EACCES: ("no permission", "choose an --output-dir that you may write to"),
@@ -38,28 +45,31 @@ _REASONS = {
 
 def check_target(target: Path, *, force: bool, sources: Sequence[Path] = ()) -> None:
     """Refuse a target directory that must not be written, before any work."""
-    restore(target)
     resolved = _real(target)
-    for source in sources:
-        if resolved == _real(source) or resolved in _real(source).parents:
-            raise UsageError(
-                f"output folder {target} holds the input {source}", "choose another --output-dir"
-            )
+    restore(resolved)
+    _check_sources(target, resolved, sources)
     try:
         if not os.path.lexists(resolved):
             return
         if not resolved.is_dir():
             raise UsageError(f"{target} is a file", "choose another --output-dir")
-        if not any(resolved.iterdir()):
-            return
-        if not force:
-            raise UsageError(
-                f"output folder {target} is not empty",
-                "add --force to replace it, or choose another",
-            )
-        _check_replaceable(target, resolved)
+        _check_replaceable(target, resolved, force)
+        if not os.access(resolved, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         raise os_failure(error, target) from None
+
+
+def _check_sources(target: Path, resolved: Path, sources: Sequence[Path]) -> None:
+    """Refuse an input's own folder; the folders above it are allowed."""
+    for source in sources:
+        real = _real(source)
+        folder = real.parent if real.is_file() else real
+        if resolved == folder:
+            raise UsageError(
+                f"output folder {target} is that of the input {source}",
+                "choose another --output-dir",
+            )
 
 
 def _real(path: Path) -> Path:
@@ -67,31 +77,56 @@ def _real(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
-def _check_replaceable(target: Path, resolved: Path) -> None:
-    foreign = next((entry.name for entry in resolved.iterdir() if not entry.is_file()), None)
-    if foreign is None and _is_ours(resolved / "config.json"):
+def _check_replaceable(target: Path, resolved: Path, force: bool) -> None:
+    """Refuse to replace files; what has other names stays as it is."""
+    names = _own_names(resolved)
+    if not names:
         return
-    note = f" (it holds {foreign}/)" if foreign else ""
-    raise UsageError(
-        f"output folder {target} is no checkpoint or engine{note}, so --force does not replace it",
-        "remove it yourself, or choose another --output-dir",
-    )
+    kind = _kind(resolved / CONFIG)
+    foreign = [name for name in names if not _is_replaceable(resolved / name)]
+    if kind is None or foreign:
+        theirs = CONFIG if CONFIG in names and not kind else [*foreign, *names][0]
+        raise UsageError(
+            f"output folder {target} has a {theirs} that belongs to no checkpoint or engine",
+            f"move {theirs} elsewhere, or choose another --output-dir",
+        )
+    if not force:
+        raise UsageError(
+            f"output folder {target} is not empty: it holds {kind}",
+            f"add --force to replace the files of {kind}, or choose another --output-dir",
+        )
 
 
-def _is_ours(config: Path) -> bool:
+def _own_names(folder: Path) -> list[str]:
+    """The entries with names of a checkpoint's or an engine's files."""
+    return sorted(entry.name for entry in folder.iterdir() if _OWN.fullmatch(entry.name))
+
+
+def _is_replaceable(path: Path) -> bool:
+    if path.name != MORE_TEMPLATES:
+        return path.is_file() or path.is_symlink()
+    return path.is_dir() and all(entry.suffix == ".jinja" for entry in path.iterdir())
+
+
+def _kind(config: Path) -> str | None:
     """Checkpoints have a mapping, engines a build_config; Hugging Face's config.json neither."""
     try:
         data = read_json(config)
     except UsageError:
-        return False
-    return isinstance(data, dict) and ("mapping" in data or "build_config" in data)
+        return None
+    kinds = {"build_config": "an engine", "mapping": "a checkpoint"}
+    known = [kind for key, kind in kinds.items() if isinstance(data, dict) and key in data]
+    return known[0] if known else None
 
 
 @contextmanager
 def atomic_directory(
     target: Path, *, force: bool = False, sources: Sequence[Path] = ()
 ) -> Iterator[Path]:
-    """Give a folder to write into; rename it to `target` when the block ends without an error."""
+    """Give a folder to write into; its files are in `target` when the block ends without an error.
+
+    A new target is the folder itself, renamed; one that is there gets the files one by one.
+    """
     check_target(target, force=force, sources=sources)
     resolved = _real(target)
     created: list[Path] = []
@@ -99,19 +134,32 @@ def atomic_directory(
     try:
         created = [path for path in resolved.parents if not path.exists()]
         resolved.parent.mkdir(parents=True, exist_ok=True)
-        remove_abandoned([*_siblings(resolved, _NEW), *_siblings(resolved, _OLD)])
-        folder = _sibling(resolved, _NEW)
+        inside = resolved.is_dir()
+        home = resolved if inside else resolved.parent
+        start = f".{resolved.name}.tmp-"
+        remove_abandoned(path for path in home.iterdir() if path.name.startswith(start))
+        folder = home / f"{start}{os.urandom(8).hex()}"
         folder.mkdir()
         with INTERRUPTS.undone(partial(_clean_up, folder, created)), locked(folder):
             yield folder
-            for path in (*folder.iterdir(), folder):
+            for path in (*folder.rglob("*"), folder):
                 flush(path)
-            _move_into_place(folder, resolved, force)
+            if inside:
+                _move_into(folder, target, resolved, force)
+            else:
+                folder.rename(resolved)  # fails if someone filled the target meanwhile
     except BaseException as error:
         _clean_up(folder, created)
         if isinstance(error, OSError):
             raise os_failure(error, target) from None
         raise
+
+
+def _move_into(folder: Path, target: Path, resolved: Path, force: bool) -> None:
+    """Move the files of a folder, unless someone has made others meanwhile."""
+    with locked(resolved):
+        _check_replaceable(target, resolved, force)
+        fill(folder, resolved, _own_names(resolved))
 
 
 def os_failure(error: OSError, target: Path) -> TrtlaError:
@@ -120,64 +168,6 @@ def os_failure(error: OSError, target: Path) -> TrtlaError:
         error.errno or 0, (error.strerror or str(error), "choose another --output-dir")
     )
     return TrtlaError(f"cannot write {target}: {reason}", hint)
-
-
-def _sibling(target: Path, kind: str) -> Path:
-    return target.with_name(f".{target.name}.{kind}-{os.urandom(8).hex()}")
-
-
-def _siblings(target: Path, kind: str) -> list[Path]:
-    start = f".{target.name}.{kind}-"
-    return [path for path in target.parent.iterdir() if path.name.startswith(start)]
-
-
-def restore(target: Path) -> None:
-    """Bring a folder back that a killed process had renamed in order to replace it.
-
-    Nothing happens where the target is there, or where the process is still running.
-    """
-    with suppress(OSError, ValueError):  # the caller reports the fault
-        resolved = _real(target)
-        if os.path.lexists(resolved):
-            return
-        for sibling in _siblings(resolved, _OLD):
-            with locked(sibling):
-                sibling.rename(resolved)
-            return
-
-
-def _move_into_place(folder: Path, target: Path, force: bool) -> None:
-    """Rename; with force an old folder changes places with the new one, and is deleted last."""
-    if not force or not target.is_dir() or not any(target.iterdir()):
-        # Atomic, also onto an empty folder; fails if someone filled the target meanwhile.
-        folder.rename(target)
-    elif _exchange(folder, target):
-        shutil.rmtree(folder, ignore_errors=True)
-    else:
-        _replace(folder, target)
-
-
-def _exchange(first: Path, second: Path) -> bool:
-    """Let two folders change places in one step; False where the system or the disk cannot."""
-    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if rename is None:
-        return False
-    paths = _AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second)
-    return bool(rename(*paths, _RENAME_EXCHANGE) == 0)
-
-
-def _replace(folder: Path, target: Path) -> None:
-    """Replace it in two steps; while the target is locked, `restore` leaves it alone."""
-    aside = _sibling(target, _OLD)
-    with locked(target):
-        try:
-            target.rename(aside)
-            folder.rename(target)
-        except BaseException:
-            if not os.path.lexists(target):
-                aside.rename(target)
-            raise
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _clean_up(folder: Path | None, created: Sequence[Path]) -> None:

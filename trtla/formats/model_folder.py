@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from trtla.errors import UsageError
 from trtla.files import read_json, read_text
-from trtla.formats.atomic import restore
+from trtla.formats.filling import restore
 from trtla.formats.mistaken import no_model
 
 CONFIG = "config.json"
@@ -66,7 +66,7 @@ class ModelFolder:
     def kind(self) -> FolderKind:
         """The kind of the folder; raises `UsageError` if it holds no model."""
         path = self.path
-        if not path.exists():
+        if not (path / CONFIG).is_file():
             restore(path)
         if not path.exists():
             hub = "" if len(path.parts) > 1 else "; a model on the hub is org/name"
