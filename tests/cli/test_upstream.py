@@ -11,6 +11,8 @@ import pytest
 
 from tests.support.command import ROOT, Ran, refused, trtla
 from tests.support.tables import assert_tables
+from tests.support.trtllm_options import NAMES as UPSTREAM
+from tests.support.trtllm_options import SHORT
 from trtla.cli.app import cli
 from trtla.cli.commands import COMMANDS
 from trtla.cli.shared.command import Command
@@ -120,6 +122,42 @@ def test_no_option_is_there_twice() -> None:
         names = [name for one in program.options for name in one.names]
         assert [name for name, count in Counter(names).items() if count > 1] == []
         assert isinstance(COMMANDS[program.command], Command)
+
+
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=lambda one: one.name)
+def test_the_table_has_the_names_of_every_release(program: Program) -> None:
+    theirs = {
+        (name, *releases)
+        for releases, names in UPSTREAM[program.name].items()
+        for name in names.split()
+    }
+    ours = {(name, one.since, one.until) for one in program.options for name in one.names}
+    assert ours == theirs
+    short = {one.name: one.short for one in program.options if one.short}
+    assert short == SHORT.get(program.name, {})
+
+
+@pytest.mark.parametrize(
+    ("asked", "part"),
+    [
+        (("-sq", "0.5"), "error: --smoothquant is a quantisation"),
+        (("--weight_only_precision", "int4_gptq"), "error: --weight-only-precision names what"),
+        (("--weight_only_precision=int3",), "int3 is none of int8, int4, int8_gptq"),
+        (("--dtype=int8", "--calib_data=c.txt", "--calib_size=0"), "or -1 for all"),
+    ],
+)
+def test_conversions_as_there(model: Path, tmp_path: Path, asked: tuple[str, ...], part: str) -> None:
+    refused(trtla("convert", "--model_dir", model, "-o", tmp_path / "c", *asked), 2, part)
+
+
+def test_all_texts_calibrate_and_a_precision_may_have_no_value(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "c.txt").write_text("abcdefgh " * 600)  # 3 texts
+    asked = ("convert", "--model_dir", model, "--calib_data", tmp_path / "c.txt", "--dtype=fp8")
+    for name, more in (("all", ("--calib_size", "-1")), ("three", ("--calib_size=3",))):
+        ran = trtla(*asked, *more, "--weight_only_precision", "-o", tmp_path / name)
+        assert ran.code == 0, ran.err
+    weights = [(tmp_path / name / "rank0.safetensors").read_bytes() for name in ("all", "three")]
+    assert weights[0] == weights[1]
 
 
 def test_the_options_are_hidden_from_the_help() -> None:

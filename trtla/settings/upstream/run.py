@@ -10,6 +10,7 @@ from trtla.settings.upstream.option import (
     Program,
     Refused,
     each,
+    lists,
     several,
     switch,
 )
@@ -45,6 +46,7 @@ RUN = Program(
             "923",
         ),
         *MODEL,
+        switch("fail_fast_on_attention_window_too_large", Needless("always on")),
         Flag(
             "hf_model_dir",
             Accepted("tokenizer_dir", "where that is not given", weak=True),
@@ -58,7 +60,10 @@ RUN = Program(
         ),
         switch("streaming", Accepted("stream")),
         *SAMPLING,
-        several("stop_words", Accepted("stop", "for all prompts")),
+        lists(
+            "stop_words",
+            Accepted("stop", "given once: for all prompts; more often: each prompt's own"),
+        ),
         Flag("num_beams", Accepted(note="torch engines, without drafts"), "1"),
         Flag("num_return_sequences", Accepted(note="with `--num-beams`")),
         Flag("length_penalty", Accepted(note="with `--num-beams`; 1.2 by default"), "1.0"),
