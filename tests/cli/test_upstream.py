@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 
 import click
+import numpy as np
 import pytest
 
 from tests.support.command import ROOT, Ran, refused, trtla
@@ -146,7 +148,9 @@ def test_the_table_has_the_names_of_every_release(program: Program) -> None:
         (("--dtype=int8", "--calib_data=c.txt", "--calib_size=0"), "or -1 for all"),
     ],
 )
-def test_conversions_as_there(model: Path, tmp_path: Path, asked: tuple[str, ...], part: str) -> None:
+def test_conversions_as_there(
+    model: Path, tmp_path: Path, asked: tuple[str, ...], part: str
+) -> None:
     refused(trtla("convert", "--model_dir", model, "-o", tmp_path / "c", *asked), 2, part)
 
 
@@ -303,7 +307,7 @@ def test_what_asks_for_nothing_here_changes_no_text(engine: Path, asked: tuple[s
     ("asked", "parts"),
     [
         (("--use_py_session",), ("--use-py-session asks for the Python session", "omit it")),
-        (("--end_id=1000",), ("stop_token_ids of text 0 holds token id 1000", "from 0 to 257")),
+        (("--end_id=1000",), ("end_id 1000 is no token id", "use 0 to 257, or -1")),
         (("--lookahead_config=[7,7]",), ("lookahead-config '[7,7]' is not a triple", "7,7,7")),
         (("--lookahead_config=[4,3,4]", "--lookahead", "2,5,2"), ("names of one setting",)),
         (("--log_level=loud",), ("--log-level loud is no level", "--verbose")),
@@ -327,8 +331,74 @@ def test_any_token_ends_an_output(engine: Path, articles: Path) -> None:
     ids = whole["output_ids"]
     ran = trtla("run", engine, *_TEXT, f"--end_id={ids[2]}", "--json").json["results"][0]
     assert ran["output_ids"] == ids[: ids.index(ids[2]) + 1]
-    assert ran["finish_reason"] == "stop_words"
+    assert ran["finish_reason"] == "end_id"
     assert whole["text"].startswith(ran["text"])
+
+
+def test_an_end_id_takes_the_place_of_the_models(model: Path, tmp_path: Path) -> None:
+    asked = ("--input-text", "abcdefgh", "-n", "6", "--json")
+    whole = trtla("run", model, *asked, "--end_id", "-1").json["results"][0]["output_ids"]
+    copy = shutil.copytree(model, tmp_path / "model")
+    config = json.loads((copy / "generation_config.json").read_text())
+    config["eos_token_id"] = whole[1]
+    (copy / "generation_config.json").write_text(json.dumps(config))
+    lengths = [
+        len(trtla("run", copy, *asked, *more).json["results"][0]["output_ids"])
+        for more in ((), ("--end_id", "-1"), (f"--end_id={whole[3]}",))
+    ]
+    assert lengths == [whole.index(whole[1]) + 1, 6, whole.index(whole[3]) + 1]
+
+
+def test_stop_words_of_each_prompt(engine: Path, tmp_path: Path) -> None:
+    asked = ("run", engine, "--max_output_len=4", "--input_text", "abcdefgh", "one two")
+    first, second = (result["text"] for result in trtla(*asked, "--json").json["results"])
+    ran = trtla(*asked, "--json", "--stop_words", "never", first[1], "--stop_words", "never")
+    assert [result["text"] for result in ran.json["results"]] == [first[0], second]
+    ran = trtla(*asked, *(["--stop_words", "never"] * 3))
+    refused(ran, 2, "--stop-words is given 3 times for 2 prompts", "once for each")
+    ran = trtla(*asked, "--stop", "a", *(["--stop_words", "never"] * 2))
+    refused(ran, 2, "--stop-words is given 2 times beside --stop", "give one of them")
+
+
+def test_files_of_token_ids(engine: Path, tmp_path: Path) -> None:
+    rows, args = [[97, 98, 99], [100, 101]], ("-n", "4", "--json")
+    (tmp_path / "x.jsonl").write_text("".join(f'{{"input_ids": {row}}}\n' for row in rows))
+    (tmp_path / "x.csv").write_text("97,98,99\n100,101\n")
+    padded = np.array([rows[0], [*rows[1], 257]], dtype=np.int32)
+    np.save(tmp_path / "x.npy", padded)
+    np.savez(tmp_path / "x.npz", a=padded[0], b=padded[1:])
+    files = [tmp_path / f"x.{kind}" for kind in ("jsonl", "csv", "npy", "npz")]
+    runs = [trtla("run", engine, "--input_file", file, *args) for file in files]
+    assert [ran.code for ran in runs] == [0] * 4, runs[-1].err
+    answers = [[one["output_ids"] for one in ran.json["results"]] for ran in runs]
+    assert answers == [answers[0]] * 4
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "parts"),
+    [
+        ("x.csv", b"1,2\n3,b\n", ("row 1 of", "'b', which is no token id")),
+        ("x.csv", b"", ("holds no prompts",)),
+        ("x.npy", b"no array", ("cannot be read as an array",)),
+        ("x.npz", b"PK\x03\x04", ("cannot be read as an array",)),
+        ("x.bin", b"abc", ("is no file of prompts", ".csv, .npy or .npz")),
+    ],
+)
+def test_files_without_token_ids(
+    engine: Path, tmp_path: Path, name: str, data: bytes, parts: tuple[str, ...]
+) -> None:
+    (tmp_path / name).write_bytes(data)
+    refused(trtla("run", engine, "--input_file", tmp_path / name), 2, *parts)
+    if name == "x.npy":
+        np.save(tmp_path / name, np.ones((2, 2)))
+        refused(trtla("run", engine, "--input_file", tmp_path / name), 2, "an array of float64")
+
+
+def test_a_plain_engine_is_offered_no_smaller_triple(model: Path, tmp_path: Path) -> None:
+    assert build(model, tmp_path / "e", "--no-lookahead").code == 0
+    ran = trtla("run", tmp_path / "e", "ab", "--lookahead=7,7,7")
+    refused(ran, 2, "built with max_draft_len 0", "rebuild with trtla build")
+    assert "--request-lookahead" not in ran.err
 
 
 def test_what_has_no_effect_though_it_would_there_is_said(engine: Path) -> None:

@@ -21,6 +21,7 @@ from trtla.cli.shared.model import (
     note_without_drafts,
     open_llm,
     save_corpus,
+    use_end,
     with_own_type,
     with_trtllm_settings,
 )
@@ -77,6 +78,7 @@ class SummarizeFlags(CorpusFlags):
     )
 
     asking: Asking
+    end_id: int | None
 
 
 @click.command(
@@ -95,6 +97,7 @@ class SummarizeFlags(CorpusFlags):
 @opt.chat_flags
 @opt.sampling_flags
 @opt.stop_ids_flag
+@opt.end_flag
 @opt.drafter_flags
 @opt.corpus_flags
 @opt.draft_flags
@@ -163,6 +166,7 @@ def _measure(
     with open_llm(flags, tokenizer_dir=folder, max_batch_size=size) as llm:
         if not llm.is_leader:
             return [], [], []
+        use_end(llm, flags.end_id)
         tokenizer, longest = take_tokenizer(llm), _cap(console, flags, llm.limits)
         prompts = work.encode(tokenizer, articles, longest, flags.asking)
         by_engine = flags.test_trtla or not flags.test_hf
@@ -171,7 +175,8 @@ def _measure(
         stored = llm.engine.config.pretrained_config.dtype
         if flags.test_hf and flags.hf_model_dir:
             device, dtype = flags.options.device, flags.options.dtype
-            arms.append(work.hf_arm(flags.hf_model_dir, device, dtype, stored))
+            ends = None if flags.end_id is None else llm.end_ids
+            arms.append(work.hf_arm(flags.hf_model_dir, device, dtype, stored, ends))
         cell = Cell.fill(
             flags.sampling,
             device=str(torch_device(flags.options.device)),
@@ -185,7 +190,7 @@ def _measure(
         if ours:
             ours[0].use_memory()
         save_corpus(console, llm, flags.save_corpus)
-    stops = flags.sampling.stop_ids
+    stops = (*flags.sampling.stop_ids, *([] if flags.end_id is None else [flags.end_id]))
     sides = {name: work.side(name, run, tokenizer.inner, articles, stops)
              for name, (run,) in measured.runs().items()}  # fmt: skip
     scored = rows(measured, score=lambda turns, name: sides[name].rouge)

@@ -342,6 +342,14 @@ grammar_flags = stack(
 """What outputs must be; `with_grammar` makes one setting of them."""
 stop_ids_flag = options_of(SamplingParams, "Sampling", only=("stop_token_ids",))
 stop_flags = stack(options_of(SamplingParams, "Sampling", only=("stop",)), stop_ids_flag)
+end_flag = setting(
+    "--end-id",
+    section="Sampling",
+    type=click.INT,
+    metavar="ID",
+    show_default="the model's own",
+    help="The token that ends a text, in place of the model's own; -1: none does.",
+)
 
 chat_flags = options_of(Asking, "Prompts", chat=_BASIC)
 """Flags that put texts into the chat template."""

@@ -33,7 +33,8 @@ RUN = Program(
         Flag(
             "input_file",
             Accepted(
-                note="txt, or jsonl with `text`, `messages` or `input_ids` and settings a line"
+                note="txt; token ids in csv, npy or npz; jsonl with `text`, `messages` or "
+                "`input_ids` and settings a line"
             ),
         ),
         Flag("max_output_len", Accepted(note="256 by default, or the room that is left")),

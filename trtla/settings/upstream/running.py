@@ -66,7 +66,7 @@ SAMPLING = (
             "use --repetition-penalty on a torch engine",
         ),
     ),
-    Flag("end_id", Accepted("stop_token_ids", "beside the model's own end ids, which all count")),
+    Flag("end_id", Accepted(note="in place of the model's; -1: none")),
 )
 MODEL = (
     Flag("engine_dir", Accepted(note="a Hugging Face folder or a GGUF file too"), "engine_outputs"),
@@ -83,7 +83,10 @@ MODEL = (
         ),
     ),
     switch("hf_device_map_auto", Needless("`--device` says where models run")),
-    switch("no_prompt_template", Needless("texts go as they are without `--chat`")),
+    switch(
+        "no_prompt_template",
+        Needless("the default: `--chat` wraps texts, as run.py does Qwen2's by itself"),
+    ),
     switch(
         "use_py_session",
         Refused("asks for the Python session, and lookahead runs in the C++ one", "omit it"),
