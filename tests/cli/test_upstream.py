@@ -420,6 +420,8 @@ def cell(program: Program, one: Flag) -> str:
         name = fate.setting or one.name
         setting = next(p for p in COMMANDS[program.command].params if p.name == name)
         flag = flag_name(name) if flag_name(name) in setting.opts else setting.opts[-1]
+        if flag in map(flag_name, one.names) and not fate.gives:
+            return "the same"
         return f"`{flag} {fate.gives}`" if fate.gives else f"`{flag}`"
     if isinstance(fate, PassedOn):
         assert program.passing is not None
@@ -430,26 +432,51 @@ def cell(program: Program, one: Flag) -> str:
 def note(one: Flag) -> str:
     fate = one.fate
     if isinstance(fate, Refused):
-        return f"{fate.why}; {fate.hint}"
+        return ""
     if isinstance(fate, PassedOn):
         own = fate.setting.rpartition(".")[2]
         return "; ".join(filter(None, (f"`{own}`" if own != one.name else "", fate.note)))
     only = fate.values if isinstance(fate, Needless) and len(fate.values) < 5 else ()
     values = f"; {', '.join(f'`{value}`' for value in only)} only" if only else ""
-    return fate.note + values
+    return values.removeprefix("; ") if isinstance(fate, Needless) else fate.note
 
 
-def table(program: Program) -> str:
-    """The program's table on the migration page; options that share the rest share a row."""
-    lines = [f"| `{program.name}` | `trtla {program.command}` | note |", "|---|---|---|"]
-    rows: dict[tuple[str, str], list[str]] = {}
-    for one in program.options:
-        names = " or ".join(f"`--{name}`" for name in one.names)
-        key = (cell(program, one), note(one))
-        rows.setdefault(key, []).append(f"{names} ({one.default})" if one.default else names)
-    lines += [f"| {', '.join(names)} | {here} | {about} |" for (here, about), names in rows.items()]
+def shown(one: Flag) -> str:
+    """The option's names, with its default and releases, if they are not all."""
+    releases = (one.since and f"from {one.since}", one.until and f"to {one.until}")
+    default = "" if isinstance(one.fate, Needless | Refused) else one.default
+    about = ", ".join(filter(None, (default, *releases)))
+    short = [f"`{one.short}`"] if one.short else []
+    names = " or ".join([*(f"`--{name}`" for name in one.names), *short])
+    return f"{names} ({about})" if about else names
+
+
+def table(*programs: Program) -> str:
+    """The table of programs on the migration page; options that share the rest share a row, and
+    what one of two programs has alone names it."""
+    theirs, ours = (
+        ", ".join(f"`{text}`" for text in column)
+        for column in zip(*((one.name, f"trtla {one.command}") for one in programs), strict=True)
+    )
+    lines = [f"|{theirs}|{ours}|note|", "|---|---|---|"]
+    rows: dict[tuple[str, str, str], list[str]] = {}
+    entries = [
+        {shown(one): (cell(program, one), note(one)) for one in program.options}
+        for program in programs
+    ]
+    for program, entry in zip(programs, entries, strict=True):
+        for names, key in entry.items():
+            shared = all(other.get(names) == key for other in entries)
+            row = rows.setdefault(("" if shared else f"{program.name}: ", *key), [])
+            row += [] if names in row else [names]
+    lines += [
+        f"|{where}{', '.join(names)}|{here}|{about}|"
+        for (where, here, about), names in rows.items()
+    ]
     return "\n".join(lines)
 
 
-def test_the_migration_page_has_the_table() -> None:
-    assert_tables(PAGE, map(table, PROGRAMS.values()))
+def test_the_migration_page_has_the_tables_and_is_short() -> None:
+    convert, build_, run, summarize = PROGRAMS.values()
+    assert_tables(PAGE, (table(convert), table(build_), table(run, summarize)))
+    assert len(PAGE.read_text(encoding="utf-8").split()) <= 1800

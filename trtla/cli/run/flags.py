@@ -26,9 +26,8 @@ class RunFlags(CorpusFlags):
         several=True,
     )
     input_file: str | None = opt.flag(
-        "A .txt file, one prompt a line; a .jsonl file of text, messages, input_ids or "
-        "Spec-Bench's turns, with settings of their own; rows of token ids in a .csv, .npy or "
-        ".npz file; - is stdin.",
+        "A .txt file, one prompt a line; a .jsonl file of text, messages, input_ids or turns; "
+        "rows of ids, .csv, .npy or .npz; - is stdin.",
         section="Prompts",
         basic=True,
         type=click.Path(allow_dash=True),
