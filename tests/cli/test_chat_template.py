@@ -313,7 +313,7 @@ def test_turns_share_the_room_where_no_length_is_given(tiny_llama: Path, tmp_pat
 
 def test_second_turns_stream_and_take_no_beams(chat_model: Path, spec_bench: Path) -> None:
     ran = run(chat_model, "--input-file", spec_bench, "--stream")
-    places = [ran.out.index(f"Output [Text {i}]") for i in range(3)]
+    places = [ran.out.index(f"Output [Text {i} Beam 0]") for i in range(3)]
     assert places == sorted(places)
     ran = run(chat_model, "--input-file", spec_bench, "--num-beams", "2")
     refused(ran, 2, "turn 2 of line 1", "--num-beams")

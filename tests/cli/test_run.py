@@ -26,8 +26,8 @@ def test_texts_are_printed_as_run_py_does(engine: Path) -> None:
         "run", "--engine-dir", engine, "--input-text", "one", "two", "--max-output-len", "8"
     )
     assert ran.code == 0, ran.err
-    assert 'Input [Text 0]: "one"\nOutput [Text 0]: "' in ran.out
-    assert 'Input [Text 1]: "two"\nOutput [Text 1]: "' in ran.out
+    assert 'Input [Text 0]: "one"\nOutput [Text 0 Beam 0]: "' in ran.out
+    assert 'Input [Text 1]: "two"\nOutput [Text 1 Beam 0]: "' in ran.out
     assert "| text | tokens | steps | tokens/step |" in ran.out
     assert "\x1b[" not in ran.out
 
@@ -256,7 +256,7 @@ def test_an_empty_output_comes_with_its_reason(model: Path, tmp_path: Path) -> N
     said = "note: text 0 is empty: the model ended it at once"
     flags = ("run", "--engine-dir", folder, "--input-text", "one")
     ran = trtla(*flags)
-    assert 'Output [Text 0]: ""' in ran.out
+    assert 'Output [Text 0 Beam 0]: ""' in ran.out
     assert f"{said}\n" in ran.err
     assert "is empty" not in trtla(*flags, "--quiet").err
     ran = trtla(*flags, "two", "--stream")

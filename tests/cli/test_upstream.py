@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 
 import click
+import numpy as np
 import pytest
 
 from tests.support.command import ROOT, Ran, refused, trtla
 from tests.support.tables import assert_tables
+from tests.support.trtllm_options import NAMES as UPSTREAM
+from tests.support.trtllm_options import SHORT
 from trtla.cli.app import cli
 from trtla.cli.commands import COMMANDS
 from trtla.cli.shared.command import Command
@@ -120,6 +124,44 @@ def test_no_option_is_there_twice() -> None:
         names = [name for one in program.options for name in one.names]
         assert [name for name, count in Counter(names).items() if count > 1] == []
         assert isinstance(COMMANDS[program.command], Command)
+
+
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=lambda one: one.name)
+def test_the_table_has_the_names_of_every_release(program: Program) -> None:
+    theirs = {
+        (name, *releases)
+        for releases, names in UPSTREAM[program.name].items()
+        for name in names.split()
+    }
+    ours = {(name, one.since, one.until) for one in program.options for name in one.names}
+    assert ours == theirs
+    short = {one.name: one.short for one in program.options if one.short}
+    assert short == SHORT.get(program.name, {})
+
+
+@pytest.mark.parametrize(
+    ("asked", "part"),
+    [
+        (("-sq", "0.5"), "error: --smoothquant is a quantisation"),
+        (("--weight_only_precision", "int4_gptq"), "error: --weight-only-precision names what"),
+        (("--weight_only_precision=int3",), "int3 is none of int8, int4, int8_gptq"),
+        (("--dtype=int8", "--calib_data=c.txt", "--calib_size=0"), "or -1 for all"),
+    ],
+)
+def test_conversions_as_there(
+    model: Path, tmp_path: Path, asked: tuple[str, ...], part: str
+) -> None:
+    refused(trtla("convert", "--model_dir", model, "-o", tmp_path / "c", *asked), 2, part)
+
+
+def test_all_texts_calibrate_and_a_precision_may_have_no_value(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "c.txt").write_text("abcdefgh " * 600)  # 3 texts
+    asked = ("convert", "--model_dir", model, "--calib_data", tmp_path / "c.txt", "--dtype=fp8")
+    for name, more in (("all", ("--calib_size", "-1")), ("three", ("--calib_size=3",))):
+        ran = trtla(*asked, *more, "--weight_only_precision", "-o", tmp_path / name)
+        assert ran.code == 0, ran.err
+    weights = [(tmp_path / name / "rank0.safetensors").read_bytes() for name in ("all", "three")]
+    assert weights[0] == weights[1]
 
 
 def test_the_options_are_hidden_from_the_help() -> None:
@@ -265,7 +307,7 @@ def test_what_asks_for_nothing_here_changes_no_text(engine: Path, asked: tuple[s
     ("asked", "parts"),
     [
         (("--use_py_session",), ("--use-py-session asks for the Python session", "omit it")),
-        (("--end_id=1000",), ("stop_token_ids of text 0 holds token id 1000", "from 0 to 257")),
+        (("--end_id=1000",), ("end_id 1000 is no token id", "use 0 to 257, or -1")),
         (("--lookahead_config=[7,7]",), ("lookahead-config '[7,7]' is not a triple", "7,7,7")),
         (("--lookahead_config=[4,3,4]", "--lookahead", "2,5,2"), ("names of one setting",)),
         (("--log_level=loud",), ("--log-level loud is no level", "--verbose")),
@@ -289,8 +331,74 @@ def test_any_token_ends_an_output(engine: Path, articles: Path) -> None:
     ids = whole["output_ids"]
     ran = trtla("run", engine, *_TEXT, f"--end_id={ids[2]}", "--json").json["results"][0]
     assert ran["output_ids"] == ids[: ids.index(ids[2]) + 1]
-    assert ran["finish_reason"] == "stop_words"
+    assert ran["finish_reason"] == "end_id"
     assert whole["text"].startswith(ran["text"])
+
+
+def test_an_end_id_takes_the_place_of_the_models(model: Path, tmp_path: Path) -> None:
+    asked = ("--input-text", "abcdefgh", "-n", "6", "--json")
+    whole = trtla("run", model, *asked, "--end_id", "-1").json["results"][0]["output_ids"]
+    copy = shutil.copytree(model, tmp_path / "model")
+    config = json.loads((copy / "generation_config.json").read_text())
+    config["eos_token_id"] = whole[1]
+    (copy / "generation_config.json").write_text(json.dumps(config))
+    lengths = [
+        len(trtla("run", copy, *asked, *more).json["results"][0]["output_ids"])
+        for more in ((), ("--end_id", "-1"), (f"--end_id={whole[3]}",))
+    ]
+    assert lengths == [whole.index(whole[1]) + 1, 6, whole.index(whole[3]) + 1]
+
+
+def test_stop_words_of_each_prompt(engine: Path, tmp_path: Path) -> None:
+    asked = ("run", engine, "--max_output_len=4", "--input_text", "abcdefgh", "one two")
+    first, second = (result["text"] for result in trtla(*asked, "--json").json["results"])
+    ran = trtla(*asked, "--json", "--stop_words", "never", first[1], "--stop_words", "never")
+    assert [result["text"] for result in ran.json["results"]] == [first[0], second]
+    ran = trtla(*asked, *(["--stop_words", "never"] * 3))
+    refused(ran, 2, "--stop-words is given 3 times for 2 prompts", "once for each")
+    ran = trtla(*asked, "--stop", "a", *(["--stop_words", "never"] * 2))
+    refused(ran, 2, "--stop-words is given 2 times beside --stop", "give one of them")
+
+
+def test_files_of_token_ids(engine: Path, tmp_path: Path) -> None:
+    rows, args = [[97, 98, 99], [100, 101]], ("-n", "4", "--json")
+    (tmp_path / "x.jsonl").write_text("".join(f'{{"input_ids": {row}}}\n' for row in rows))
+    (tmp_path / "x.csv").write_text("97,98,99\n100,101\n")
+    padded = np.array([rows[0], [*rows[1], 257]], dtype=np.int32)
+    np.save(tmp_path / "x.npy", padded)
+    np.savez(tmp_path / "x.npz", a=padded[0], b=padded[1:])
+    files = [tmp_path / f"x.{kind}" for kind in ("jsonl", "csv", "npy", "npz")]
+    runs = [trtla("run", engine, "--input_file", file, *args) for file in files]
+    assert [ran.code for ran in runs] == [0] * 4, runs[-1].err
+    answers = [[one["output_ids"] for one in ran.json["results"]] for ran in runs]
+    assert answers == [answers[0]] * 4
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "parts"),
+    [
+        ("x.csv", b"1,2\n3,b\n", ("row 1 of", "'b', which is no token id")),
+        ("x.csv", b"", ("holds no prompts",)),
+        ("x.npy", b"no array", ("cannot be read as an array",)),
+        ("x.npz", b"PK\x03\x04", ("cannot be read as an array",)),
+        ("x.bin", b"abc", ("is no file of prompts", ".csv, .npy or .npz")),
+    ],
+)
+def test_files_without_token_ids(
+    engine: Path, tmp_path: Path, name: str, data: bytes, parts: tuple[str, ...]
+) -> None:
+    (tmp_path / name).write_bytes(data)
+    refused(trtla("run", engine, "--input_file", tmp_path / name), 2, *parts)
+    if name == "x.npy":
+        np.save(tmp_path / name, np.ones((2, 2)))
+        refused(trtla("run", engine, "--input_file", tmp_path / name), 2, "an array of float64")
+
+
+def test_a_plain_engine_is_offered_no_smaller_triple(model: Path, tmp_path: Path) -> None:
+    assert build(model, tmp_path / "e", "--no-lookahead").code == 0
+    ran = trtla("run", tmp_path / "e", "ab", "--lookahead=7,7,7")
+    refused(ran, 2, "built with max_draft_len 0", "rebuild with trtla build")
+    assert "--request-lookahead" not in ran.err
 
 
 def test_what_has_no_effect_though_it_would_there_is_said(engine: Path) -> None:
@@ -312,6 +420,8 @@ def cell(program: Program, one: Flag) -> str:
         name = fate.setting or one.name
         setting = next(p for p in COMMANDS[program.command].params if p.name == name)
         flag = flag_name(name) if flag_name(name) in setting.opts else setting.opts[-1]
+        if flag in map(flag_name, one.names) and not fate.gives:
+            return "the same"
         return f"`{flag} {fate.gives}`" if fate.gives else f"`{flag}`"
     if isinstance(fate, PassedOn):
         assert program.passing is not None
@@ -322,26 +432,51 @@ def cell(program: Program, one: Flag) -> str:
 def note(one: Flag) -> str:
     fate = one.fate
     if isinstance(fate, Refused):
-        return f"{fate.why}; {fate.hint}"
+        return ""
     if isinstance(fate, PassedOn):
         own = fate.setting.rpartition(".")[2]
         return "; ".join(filter(None, (f"`{own}`" if own != one.name else "", fate.note)))
     only = fate.values if isinstance(fate, Needless) and len(fate.values) < 5 else ()
     values = f"; {', '.join(f'`{value}`' for value in only)} only" if only else ""
-    return fate.note + values
+    return values.removeprefix("; ") if isinstance(fate, Needless) else fate.note
 
 
-def table(program: Program) -> str:
-    """The program's table on the migration page; options that share the rest share a row."""
-    lines = [f"| `{program.name}` | `trtla {program.command}` | note |", "|---|---|---|"]
-    rows: dict[tuple[str, str], list[str]] = {}
-    for one in program.options:
-        names = " or ".join(f"`--{name}`" for name in one.names)
-        key = (cell(program, one), note(one))
-        rows.setdefault(key, []).append(f"{names} ({one.default})" if one.default else names)
-    lines += [f"| {', '.join(names)} | {here} | {about} |" for (here, about), names in rows.items()]
+def shown(one: Flag) -> str:
+    """The option's names, with its default and releases, if they are not all."""
+    releases = (one.since and f"from {one.since}", one.until and f"to {one.until}")
+    default = "" if isinstance(one.fate, Needless | Refused) else one.default
+    about = ", ".join(filter(None, (default, *releases)))
+    short = [f"`{one.short}`"] if one.short else []
+    names = " or ".join([*(f"`--{name}`" for name in one.names), *short])
+    return f"{names} ({about})" if about else names
+
+
+def table(*programs: Program) -> str:
+    """The table of programs on the migration page; options that share the rest share a row, and
+    what one of two programs has alone names it."""
+    theirs, ours = (
+        ", ".join(f"`{text}`" for text in column)
+        for column in zip(*((one.name, f"trtla {one.command}") for one in programs), strict=True)
+    )
+    lines = [f"|{theirs}|{ours}|note|", "|---|---|---|"]
+    rows: dict[tuple[str, str, str], list[str]] = {}
+    entries = [
+        {shown(one): (cell(program, one), note(one)) for one in program.options}
+        for program in programs
+    ]
+    for program, entry in zip(programs, entries, strict=True):
+        for names, key in entry.items():
+            shared = all(other.get(names) == key for other in entries)
+            row = rows.setdefault(("" if shared else f"{program.name}: ", *key), [])
+            row += [] if names in row else [names]
+    lines += [
+        f"|{where}{', '.join(names)}|{here}|{about}|"
+        for (where, here, about), names in rows.items()
+    ]
     return "\n".join(lines)
 
 
-def test_the_migration_page_has_the_table() -> None:
-    assert_tables(PAGE, map(table, PROGRAMS.values()))
+def test_the_migration_page_has_the_tables_and_is_short() -> None:
+    convert, build_, run, summarize = PROGRAMS.values()
+    assert_tables(PAGE, (table(convert), table(build_), table(run, summarize)))
+    assert len(PAGE.read_text(encoding="utf-8").split()) <= 1800

@@ -95,8 +95,18 @@ def engine_arms(llm: LLM, drafter: DrafterSettings) -> list[EngineArm]:
     return arms
 
 
-def hf_arm(model_dir: str, device: str, dtype: str, engine_dtype: str) -> Arm:
-    """Make the arm of transformers' greedy generate in the engine's arithmetic."""
+def hf_arm(
+    model_dir: str,
+    device: str,
+    dtype: str,
+    engine_dtype: str,
+    end_ids: frozenset[int] | None = None,
+) -> Arm:
+    """Make the arm of transformers' greedy generate in the engine's arithmetic.
+
+    Args:
+        end_ids: tokens that end a text; None: the model's.
+    """
     import torch
 
     from trtla.bench.hardware import torch_device
@@ -105,7 +115,7 @@ def hf_arm(model_dir: str, device: str, dtype: str, engine_dtype: str) -> Arm:
 
     on = torch_device(device)
     named = resolve_dtype(dtype, engine_dtype, on.type)
-    model = HuggingFace(model_dir, on, [getattr(torch, named)])
+    model = HuggingFace(model_dir, on, [getattr(torch, named)], end_ids)
     return PeerArm("hugging_face", model.decode)
 
 

@@ -1,4 +1,4 @@
-"""Prompts from the command line, from .txt and .jsonl files and from stdin, each with its settings.
+"""Prompts from the command line, from files and from stdin, each with its settings.
 
 Everything is checked before a model is loaded. A line's own values take precedence over the flags.
 """
@@ -35,6 +35,7 @@ from trtla.settings.messages import (
 from trtla.settings.sampling import SamplingParams
 
 STDIN = "-"
+_OF_IDS = (".csv", ".npy", ".npz")
 _PROMPTS = ("text", "input_ids", "messages", "turns")
 """The keys of which a line has exactly one."""
 _RENDERING = ("continue_final_message", "chat_template_kwargs")
@@ -89,7 +90,7 @@ def gather(
 
     Args:
         texts: prompts; `-` stands for all of stdin.
-        file: a .txt or .jsonl file, or `-` for stdin.
+        file: a .txt or .jsonl file, one of token ids (.csv, .npy, .npz), or `-` for stdin.
         sampling: the settings of prompts that have none.
         lookaheads: none, one for all prompts, or one a prompt; triples or `auto`.
         drafter: the drafter of prompts that name none.
@@ -195,6 +196,8 @@ def _from_file(
     file: str, sampling: SamplingParams, drafter: DrafterSettings, rendering: Rendering
 ) -> list[PromptRequest]:
     name = "stdin" if file == STDIN else file
+    if Path(file).suffix.lower() in _OF_IDS:
+        return _from_ids(Path(file), sampling)
     text = sys.stdin.read() if file == STDIN else read_text(Path(file))
     suffix = Path(file).suffix.lower()
     if file == STDIN:
@@ -214,11 +217,40 @@ def _from_file(
         ]
     else:
         raise UsageError(
-            f"{file} is neither a .txt nor a .jsonl file", "rename it, or use - (stdin)"
+            f"{file} is no file of prompts",
+            "name a .txt or .jsonl file, or token ids in .csv, .npy or .npz; - is stdin",
         )
     if not requests:
         raise UsageError(f"{name} holds no prompts", "write one prompt a line")
     return requests
+
+
+def _from_ids(path: Path, sampling: SamplingParams) -> list[PromptRequest]:
+    from trtla.data.id_files import id_rows
+
+    padded = path.suffix.lower() != ".csv"
+    requests = [PromptRequest(name, ids, sampling, padded=padded) for name, ids in id_rows(path)]
+    if not requests:
+        raise UsageError(f"{path} holds no prompts", "write one prompt's token ids a row")
+    return requests
+
+
+def with_stops(
+    requests: Sequence[PromptRequest], lists: Sequence[tuple[str, ...]]
+) -> list[PromptRequest]:
+    """The requests with a list of stop texts each, where their lines have none; no list: as they
+    are."""
+    if lists and len(lists) != len(requests):
+        raise UsageError(
+            f"--stop-words is given {len(lists)} times for {counted(len(requests), 'prompt')}",
+            "give it once for all prompts, or once for each",
+        )
+    return [
+        replace(request, sampling=replace(request.sampling, stop=stop))
+        if stop and not request.sampling.stop
+        else request
+        for request, stop in zip(requests, lists or [()] * len(requests), strict=True)
+    ]
 
 
 def _from_line(

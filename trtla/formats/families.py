@@ -255,6 +255,12 @@ def architecture(data: Any) -> Any:
     return names[0] if isinstance(names, list) and names else MODEL_TYPES.get(str(kind), kind)
 
 
+def stored_architecture(data: Mapping[str, Any]) -> Any:
+    """The architecture that a config.json of any kind of folder names."""
+    inner = data.get("pretrained_config", data)
+    return inner.get("architecture") or architecture(inner) if isinstance(inner, dict) else None
+
+
 def spelled(architecture: str) -> str:
     """Hugging Face's spelling of the architecture that a checkpoint names."""
     return architecture.replace("LLaMA", "Llama")

@@ -19,6 +19,7 @@ from trtla.formats.model import Model
 from trtla.formats.special_tokens import end_tokens
 from trtla.formats.support import split_config
 from trtla.llm.text import Tokenizer
+from trtla.llm.tokenizer_files import named_tokens
 from trtla.llm.vocabulary import check_draft_model
 from trtla.machine import usable_cores
 from trtla.runtime.device import resolve_device
@@ -64,6 +65,15 @@ def end_ids(engine: Engine, tokenizer: Tokenizer | None) -> frozenset[int]:
     if tokenizer is None:
         return engine.end_ids()
     return frozenset(end_tokens(engine.folder, tokenizer.files, tokenizer.token_id))
+
+
+def pad_ids(tokenizer: Tokenizer | None, ends: frozenset[int]) -> frozenset[int]:
+    """Return the token ids that fill up rows: the tokenizer's pad token, else the end tokens."""
+    if tokenizer is None:
+        return ends
+    name = dict(named_tokens(tokenizer.config)).get("pad_token")
+    token = None if name is None else tokenizer.token_id(name)
+    return ends if token is None else frozenset({token})
 
 
 def is_adaptive(engine: Engine, lookahead: Lookahead | None) -> bool:

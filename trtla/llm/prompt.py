@@ -73,6 +73,8 @@ class PromptRequest:
     """A limit of tokens: a text that must exceed it is refused before it is encoded."""
     shown: str = ""
     """The name of a control token that answers have in their texts."""
+    padded: bool = False
+    """Its ids are a row of an array, which padding fills up."""
 
 
 class RequestMaker:

@@ -175,11 +175,13 @@ def check_default(triple: LookaheadConfig, engine_max_draft_len: int, engine_nam
     """Check a default triple against the engine, which was built for one max_draft_len."""
     if triple.max_draft_len == engine_max_draft_len:
         return
+    ways = [f"rebuild with trtla build --lookahead {triple}", "omit --lookahead"]
+    if engine_max_draft_len:  # there is room for smaller triples
+        ways.append("set a smaller triple for single requests with --request-lookahead")
     raise UsageError(
         f"lookahead {triple} needs max_draft_len {triple.max_draft_len}, "
         f"but {engine_name} was built with max_draft_len {engine_max_draft_len}",
-        f"rebuild with trtla build --lookahead {triple}, omit --lookahead, or set a smaller "
-        "triple for single requests with --request-lookahead",
+        f"{', '.join(ways[:-1])}, or {ways[-1]}",
     )
 
 
@@ -189,7 +191,8 @@ def check_request(request: LookaheadConfig, default: LookaheadConfig, request_na
         return
     raise UsageError(
         f"{request_name} asks for lookahead {request}, more than the default triple {default}",
-        f"use at most {default.describe()}, or rebuild the engine with --lookahead {request}",
+        f"use {'' if default == AUTOREGRESSIVE else 'at most '}{default.describe()}, or rebuild "
+        f"the engine with --lookahead {request}",
         "lookahead",
     )
 

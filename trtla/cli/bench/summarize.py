@@ -22,6 +22,7 @@ from trtla.cli.shared.model import (
     note_without_drafts,
     open_llm,
     save_corpus,
+    use_end,
     with_own_type,
     with_trtllm_settings,
 )
@@ -100,6 +101,7 @@ class SummarizeFlags(CorpusFlags):
     )
 
     asking: Asking
+    end_id: int | None
 
     @property
     def task(self) -> EvalTask:
@@ -122,6 +124,7 @@ class SummarizeFlags(CorpusFlags):
 @opt.chat_flags
 @opt.sampling_flags
 @opt.stop_ids_flag
+@opt.end_flag
 @opt.drafter_flags
 @opt.corpus_flags
 @opt.draft_flags
@@ -232,6 +235,7 @@ def _measure(
     with open_llm(flags, tokenizer_dir=folder, max_batch_size=size) as llm:
         if not llm.is_leader:
             return [], [], []
+        use_end(llm, flags.end_id)
         tokenizer, longest = take_tokenizer(llm), _cap(console, flags, llm.limits)
         texts = [flags.task.prompt(item.text) for item in evaluated]
         prompts = work.encode(tokenizer, texts, longest, flags.asking)
@@ -241,7 +245,8 @@ def _measure(
         stored = llm.engine.config.pretrained_config.dtype
         if flags.test_hf and flags.hf_model_dir:
             device, dtype = flags.options.device, flags.options.dtype
-            arms.append(work.hf_arm(flags.hf_model_dir, device, dtype, stored))
+            ends = None if flags.end_id is None else llm.end_ids
+            arms.append(work.hf_arm(flags.hf_model_dir, device, dtype, stored, ends))
         cell = Cell.fill(
             flags.sampling,
             device=str(torch_device(flags.options.device)),
@@ -256,7 +261,7 @@ def _measure(
             ours[0].use_memory()
         by_text = work.perplexities(llm, prompts, measured) if flags.eval_ppl else {}
         save_corpus(console, llm, flags.save_corpus)
-    stops = flags.sampling.stop_ids
+    stops = (*flags.sampling.stop_ids, *([] if flags.end_id is None else [flags.end_id]))
     references = [] if flags.task.context_only else [item.reference for item in evaluated]
     sides = {
         name: replace(

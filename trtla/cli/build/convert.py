@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ import click
 from trtla.cli.shared.command import Command
 from trtla.cli.shared.options import DTYPES, PATH, model_flag, setting, switch
 from trtla.cli.shared.params import source
-from trtla.cli.shared.values import COUNT, DEVICE
+from trtla.cli.shared.values import ALL, COUNT, COUNT_OR_ALL, DEVICE
 from trtla.console import Console, Progress, counted
 from trtla.errors import UsageError
 from trtla.settings.upstream.convert import CONVERT
@@ -94,7 +95,12 @@ _quantised = partial(setting, section="Quantisation")
     ".txt file (cut into texts of 2048 characters), or a .jsonl file of {text} or {article} lines. "
     "int8, int4 and w4a16_awq round with less error where activations are large.",
 )
-@_quantised("--calib-size", type=COUNT, default=512, help="Most texts to read, 512 tokens of each.")
+@_quantised(
+    "--calib-size",
+    type=COUNT_OR_ALL,
+    default=512,
+    help="Most texts to read, 512 tokens of each; -1: all.",
+)
 @_quantised(
     "--calib-device",
     type=DEVICE,
@@ -164,7 +170,7 @@ def _calibration(flags: dict[str, Any], progress: Progress) -> Calibration:
     return calibration(
         flags["model_dir"],
         flags["calib_data"],
-        flags["calib_size"],
+        sys.maxsize if flags["calib_size"] == ALL else flags["calib_size"],
         device=flags["calib_device"],
         progress=progress,
     )

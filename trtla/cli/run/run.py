@@ -7,38 +7,44 @@ from __future__ import annotations
 
 import select
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
+from trtla.cli.run.beams import beams_wanted, check_beams
+from trtla.cli.run.flags import RunFlags
 from trtla.cli.shared import options as opt
 from trtla.cli.shared.command import Command
 from trtla.cli.shared.model import (
-    CorpusFlags,
     check_comparable,
     check_model,
     is_trtllm,
+    model_at,
     note_loading,
     note_without_drafts,
     open_llm,
     save_corpus,
+    use_end,
     with_trtllm_settings,
 )
 from trtla.cli.shared.params import Positional, check_folder, source, with_grammar, with_processor
 from trtla.cli.shared.templates import check_template
-from trtla.cli.shared.values import COUNT, LOOKAHEAD, TEXT
+from trtla.cli.shared.upstream import upstream_lists, upstream_values
+from trtla.cli.shared.values import COUNT, TEXT
 from trtla.console import Console
-from trtla.errors import UsageError, trtllm_cannot
+from trtla.errors import UsageError
+from trtla.formats.families import stored_architecture
+from trtla.formats.model_folder import CONFIG
 from trtla.machine import process_rank
-from trtla.settings.drafting import NO_DRAFTER, refuse_texts
-from trtla.settings.fields import declared, flag_name, parsed
-from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead
-from trtla.settings.messages import Asking, Rendering, is_conversation
+from trtla.settings.drafting import refuse_texts
+from trtla.settings.fields import flag_name, parsed
+from trtla.settings.lookahead import AUTOREGRESSIVE
+from trtla.settings.messages import Rendering, is_conversation
 from trtla.settings.sampling import USUAL_LEN, BeamSettings, SamplingParams, UsualLength
 from trtla.settings.upstream.run import RUN
 
@@ -49,68 +55,6 @@ if TYPE_CHECKING:
 
 _BEAMS = "Beam search on torch engines: the most probable texts, with nothing drawn or drafted"
 _LENGTH = f"{USUAL_LEN}, or what the prompt leaves of the engine's room"
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunFlags(CorpusFlags):
-    """The command's flags as click parsed them."""
-
-    input_text: tuple[str, ...] = opt.flag(
-        "Prompts, several after one flag; - reads one from stdin, as a pipe does without this.",
-        "-p",
-        section="Prompts",
-        basic=True,
-        several=True,
-    )
-    input_file: str | None = opt.flag(
-        "A .txt file, one prompt a line; a .jsonl file of text, messages, input_ids or "
-        "Spec-Bench's turns, with settings of their own; - is stdin.",
-        section="Prompts",
-        basic=True,
-        type=click.Path(allow_dash=True),
-    )
-    expected_output: tuple[str, ...] = opt.flag(
-        "What the outputs are expected to be like, such as a text that a prompt asks to edit: auto "
-        "takes drafts from it, no text changes. One for all prompts, or one a prompt; - is stdin.",
-        section="Prompts",
-        metavar="TEXT|@FILE",
-        several=True,
-    )
-    continue_final_message: bool = opt.flag(
-        "Continue the last message of the file's conversations, an assistant's, instead of "
-        "answering it.",
-        section="Prompts",
-    )
-    request_lookahead: tuple[Lookahead, ...] = opt.flag(
-        "The requests' own triples, at most that of --lookahead, or auto: one for all prompts, or "
-        "one a prompt.",
-        section="Model",
-        type=LOOKAHEAD,
-        metavar="W,N,G|auto",
-        show_default="that of --lookahead",
-        several=True,
-    )
-    no_lookahead: bool = opt.flag("Decode every request with 1,1,0.", section="Model")
-    stream: bool = opt.flag("Print text as it comes.", section="Output", basic=True)
-    check_lossless: bool = opt.flag(
-        "Decode again with 1,1,0 and compare; exit code 3 when a text differs.",
-        section="Output",
-        basic=True,
-    )
-    output_csv: str | None = opt.flag(
-        "Write token ids to this file as TensorRT-LLM's run.py does: a row a text, prompt and "
-        "output, padded to one length with the end token.",
-        section="Output",
-        type=opt.PATH,
-    )
-    output_npy: str | None = opt.flag(
-        "Write the same rows as an int32 array of NumPy.", section="Output", type=opt.PATH
-    )
-
-    asking: Asking
-    color: str
-    beams: BeamSettings
-    num_return_sequences: int | None
 
 
 @click.command(
@@ -143,6 +87,7 @@ class RunFlags(CorpusFlags):
 @opt.sampling_flags
 @opt.processor_flag
 @opt.stop_flags
+@opt.end_flag
 @opt.grammar_flags
 @opt.options_of(
     SamplingParams, "Sampling", only=("allotted_time_ms",), allotted_time_ms={"type": COUNT}
@@ -177,11 +122,11 @@ def run(console: Console, /, **params: Any) -> None:
         params["max_output_len"] = USUAL_LEN  # shrinks to fit, unlike an explicit 256
     flags = parsed(RunFlags, with_trtllm_settings(with_processor(with_grammar(params))))
     console.color = flags.color
-    by_beams = _beams_wanted(flags.beams, flags.num_return_sequences)
+    by_beams = beams_wanted(flags.beams, flags.num_return_sequences)
     # mpirun gives stdin to rank 0 only; other ranks have no prompts of their own.
     requests = _requests(console, flags) if not process_rank() else []
     if by_beams:
-        _check_beams(flags, requests)
+        check_beams(flags, requests)
     _check_files(flags)
     flags = _check(console, flags, requests)
     if not by_beams:
@@ -195,6 +140,8 @@ def run(console: Console, /, **params: Any) -> None:
         from trtla.cli.run.transcript import decode_and_report, search_and_report
         from trtla.results.token_files import beam_rows, decoded_rows, save_tokens
 
+        requests = _unpadded(llm, requests)
+        use_end(llm, flags.end_id)
         requests = _sized(llm, _as_messages(llm, requests))
         if by_beams:
             most = flags.num_return_sequences
@@ -214,7 +161,7 @@ def _check_files(flags: RunFlags) -> None:
 
 
 def _requests(console: Console, flags: RunFlags) -> list[PromptRequest]:
-    from trtla.data.prompts import gather
+    from trtla.data.prompts import gather, with_stops
 
     if flags.no_lookahead and flags.request_lookahead:
         raise UsageError(
@@ -225,6 +172,7 @@ def _requests(console: Console, flags: RunFlags) -> list[PromptRequest]:
     texts, file, triples = flags.input_text, flags.input_file, flags.request_lookahead
     how = (flags.sampling, triples, flags.options.drafter, flags.asking, flags.expected_output)
     requests = gather(texts, file, *how, Rendering.of(flags.continue_final_message))
+    requests = with_stops(requests, upstream_lists(click.get_current_context(), "stop_words"))
     if not flags.no_lookahead:
         return requests
     return [replace(request, lookahead=AUTOREGRESSIVE) for request in requests]
@@ -258,9 +206,40 @@ def _check(console: Console, flags: RunFlags, requests: Sequence[PromptRequest])
     firsts = [request for request in requests if not (request.is_chat or request.turn)]
     others = [request for request in firsts if not isinstance(request.prompt, str)]
     chats = [(r.name, r.prompt, r.rendering) for r in others if is_conversation(r.prompt)]
-    texts = len(others) < len(firsts)
+    unwrapped = "no_prompt_template" in upstream_values(click.get_current_context())
+    texts = len(others) < len(firsts) and not unwrapped
     check_template(console, flags.asking, flags.engine_dir, options, chats, any_texts=texts)
+    config = model_at(flags.engine_dir).folder.object(CONFIG)
+    if console.advice and stored_architecture(config) in _WRAPPED_THERE:
+        console.advice = _AS_THEY_ARE
     return checked
+
+
+_WRAPPED_THERE = ("Qwen2ForCausalLM",)
+_AS_THEY_ARE = (
+    "note: texts go to the model as they are; run.py of TensorRT-LLM wraps those of Qwen2 in its "
+    "chat template unless --no_prompt_template is given: use --chat for that"
+)
+
+
+def _ids(request: PromptRequest) -> tuple[int, ...]:
+    """The prompt of a request that has ids."""
+    return cast("tuple[int, ...]", request.prompt)
+
+
+def _unpadded(llm: LLM, requests: Sequence[PromptRequest]) -> list[PromptRequest]:
+    """The prompts without the padding of arrays, which run.py drops wherever it stands."""
+    if not any(request.padded for request in requests):
+        return list(requests)
+    from trtla.llm.open import pad_ids
+
+    pads = pad_ids(llm.tokenizer, llm.end_ids)
+    return [
+        replace(request, prompt=tuple(id_ for id_ in _ids(request) if id_ not in pads))
+        if request.padded
+        else request
+        for request in requests
+    ]
 
 
 def _as_messages(llm: LLM, requests: list[PromptRequest]) -> list[PromptRequest]:
@@ -283,91 +262,3 @@ def _sized(llm: LLM, requests: Sequence[PromptRequest]) -> list[PromptRequest]:
             request = replace(request, sampling=replace(request.sampling, max_output_len=length))
         sized.append(request)
     return sized
-
-
-_DRAWN = "beams are the most probable texts, nothing is drawn"
-_OWN_ROWS = "beams are compared by the model's own probabilities"
-_UNDRAFTED = "beams are searched without drafts"
-_NO_LENGTH_PENALTY = 1.0
-
-
-def _beams_wanted(settings: BeamSettings, most: int | None) -> bool:
-    """Return True if the flags ask for beams; `most` is --num-return-sequences."""
-    context = click.get_current_context()
-    explicit = [name for name in declared(BeamSettings) if source(context, name) != "default"]
-    others = [name for name in explicit if name != "num_beams"]
-    if settings.length_penalty == _NO_LENGTH_PENALTY and "num_beams" not in explicit:
-        others = [name for name in others if name != "length_penalty"]  # run.py's default
-    if others and "num_beams" not in explicit:
-        flag = flag_name(others[0])
-        raise UsageError(f"{flag} needs beams", f"give --num-beams 4, or omit {flag}")
-    if (most or 1) > settings.num_beams:
-        raise UsageError(
-            f"num_return_sequences {most} is above num_beams {settings.num_beams}",
-            "use --num-return-sequences at most --num-beams",
-        )
-    return bool(others) or settings.num_beams > 1
-
-
-def _check_beams(flags: RunFlags, requests: Sequence[PromptRequest]) -> None:
-    if is_trtllm(flags.engine_dir):
-        raise trtllm_cannot(
-            flags.engine_dir,
-            "and trtla builds none with beams",
-            "omit --num-beams, or build with --backend torch",
-        )
-    for setting, reason in (*_excluded(flags), *_excluded_in(requests)):
-        raise UsageError(
-            f"{setting} does not go with --num-beams: {reason}", "omit it, or --num-beams"
-        )
-
-
-def _excluded(flags: RunFlags) -> Iterator[tuple[str, str]]:
-    context, options = click.get_current_context(), flags.options
-    by_name = source(context, "processor") != "default"
-    for name, reason in _excluded_sampling(flags.sampling):
-        flag = "processor" if by_name and name == "temperature" else name
-        shown = f" (temperature {flags.sampling.temperature:g})" if name == "temperature" else ""
-        given = getattr(flags.sampling.grammar, "given_as", name) if name == "grammar" else flag
-        yield flag_name(given) + shown, reason
-    if flags.stream:
-        yield "--stream", "beams are known when all have ended"
-    if flags.check_lossless:
-        yield "--check-lossless", "no draft could change them"
-    if flags.request_lookahead:
-        yield "--request-lookahead", _UNDRAFTED
-    if options.lookahead == "auto":
-        yield "--lookahead auto", _UNDRAFTED
-    for name in ("corpus", "save_corpus"):
-        if source(context, name) == "flag":
-            yield flag_name(name), _UNDRAFTED
-    # Presets and the environment set a drafter for all commands that accept one.
-    if source(context, "drafter") == "flag" and options.drafter.name != NO_DRAFTER.name:
-        yield "--drafter", _UNDRAFTED
-
-
-def _excluded_in(requests: Sequence[PromptRequest]) -> Iterator[tuple[str, str]]:
-    for request in requests:
-        drafter = request.drafter or NO_DRAFTER
-        if request.turn:
-            yield request.name, "a later turn waits for the answer to the first one"
-        for name, reason in _excluded_sampling(request.sampling):
-            shown = f" {request.sampling.temperature:g}" if name == "temperature" else ""
-            yield f"{name}{shown} of {request.name}", reason
-        if request.lookahead not in (None, AUTOREGRESSIVE):
-            yield f"lookahead {request.lookahead} of {request.name}", _UNDRAFTED
-        if request.expected_output:
-            yield f"expected_output of {request.name}", _UNDRAFTED
-        if drafter.drafter != NO_DRAFTER.drafter:
-            yield f"drafter {drafter.name} of {request.name}", _UNDRAFTED
-
-
-def _excluded_sampling(sampling: SamplingParams) -> Iterator[tuple[str, str]]:
-    if not sampling.greedy:
-        yield "temperature", _DRAWN
-    yield from ((name, _OWN_ROWS) for name in sampling.beyond)
-    for name in ("stop", "stop_token_ids"):
-        if getattr(sampling, name):
-            yield name, "a beam ends with an end token or --max-output-len"
-    if sampling.allotted_time_ms is not None:
-        yield "allotted_time_ms", "a search is not cut short"

@@ -81,7 +81,7 @@ class Transcript:
     def _open(self, index: int) -> None:
         if not self.console.quiet:
             self.console.out(input_line(index, self.requests[index].prompt))
-            self.console.out(f'Output [Text {index}]: "', end="")
+            self.console.out(f'Output [Text {index} Beam 0]: "', end="")
 
     @property
     def _end(self) -> str:

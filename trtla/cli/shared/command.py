@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -59,24 +59,24 @@ class Command(click.Command):
         if self._basic():
             self.params.append(_switch("Show all options.", _show_all, "--help-all"))
         if instead_of is not None:
-            known = [name for param in self.params for name in param.opts]
+            known = [name for param in self.params for name in (*param.opts, *param.secondary_opts)]
             self.params += upstream_options(instead_of, known)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Repeat flags that were given once for several values, then parse."""
         several = {
-            _spelling(ctx, name): param.opts[-1]
+            _spelling(ctx, name): param
             for param in self.params
             if isinstance(param, Several | UpstreamOption) and param.multiple
             for name in param.opts
-        }  # the flag's last (long) spelling by every other
-        switches = [
-            name
+        }
+        bare = {
+            name: param.bare
             for param in self.params
-            if isinstance(param, UpstreamOption) and param.is_switch
+            if isinstance(param, UpstreamOption) and param.bare
             for name in param.opts
-        ]
-        args = list(with_values(args, switches, lambda flag: _spelling(ctx, flag)))
+        }
+        args = list(with_values(args, bare, lambda flag: _spelling(ctx, flag)))
         words = [arg if arg.startswith("-") else "" for arg in args]
         if wrong := of_one_dash(words, lambda flag: _spelling(ctx, flag) in self._taking()):
             raise click.NoSuchOption(wrong, ctx=ctx)
@@ -115,7 +115,7 @@ class Command(click.Command):
         return {name for option in options if not option.is_flag for name in option.opts}
 
     def _awaited(
-        self, ctx: click.Context, args: Sequence[str], several: dict[str, str]
+        self, ctx: click.Context, args: Sequence[str], several: Mapping[str, click.Parameter]
     ) -> click.Option | None:
         args = args[:-1] if args and args[-1] == "=" else args  # bash cuts `--flag=value` in three
         last = [*_repeat_flags(ctx, [*args, "value"], several)][-1]
@@ -207,10 +207,10 @@ def _spelling(ctx: click.Context, flag: str) -> str:
 
 
 def _repeat_flags(
-    ctx: click.Context, args: Sequence[str], several: dict[str, str]
+    ctx: click.Context, args: Sequence[str], several: Mapping[str, click.Parameter]
 ) -> Iterator[str]:
     """`--flag A B` -> `--flag A --flag B`; B must not start with `-`, but may be `-` (stdin)."""
-    current: str | None = None  # the flag whose values follow
+    current: click.Parameter | None = None  # the flag whose values follow
     first = False  # the next value is the one that click takes anyway, whatever it looks like
     for position, arg in enumerate(args):
         if first:
@@ -225,7 +225,8 @@ def _repeat_flags(
             first = current is not None and not equals
             yield arg
         elif current is not None:
-            yield f"{current}={arg}"
+            joint = current.joint if isinstance(current, UpstreamOption) else ""
+            yield f"{current.opts[-1]}={joint}{arg}"
         else:
             yield arg
 

@@ -306,6 +306,19 @@ def save_corpus(console: Console, llm: LLM, path: str | None) -> None:
         console.note(f"note: wrote {path}")
 
 
+def use_end(llm: LLM, end_id: int | None) -> None:
+    """Have one token end texts in place of the model's own; -1: none does."""
+    if end_id is None:
+        return
+    last = llm.limits.vocab_size - 1
+    if not -1 <= end_id <= last:
+        raise UsageError(
+            f"end_id {end_id} is no token id of this model",
+            f"use 0 to {last}, or -1 to have no token end a text",
+        )
+    llm.end_ids = frozenset() if end_id == -1 else frozenset({end_id})
+
+
 def block_reuse(flags: ModelFlags, model: Model, *, on: bool) -> dict[str, Any]:
     """The options that share K/V blocks between requests; each executor has its own."""
     if model.is_trtllm:

@@ -163,7 +163,8 @@ def options_of(
     Args:
         only: these settings; empty: all.
         but: not these.
-        other: by setting, arguments of `click.option` in place of those declared.
+        other: by setting, arguments of `click.option` in place of those declared; `pair` gives a
+            switch its opposite.
     """
     names = [name for name in only or declared(kind) if name not in but]
     known = declared(kind).items()
@@ -178,7 +179,7 @@ def _flag(item: Declared, section: str, other: Mapping[str, Any]) -> Decorator:
     flag, about = flag_name(item.flag), item.option
     arguments = {"section": section, "help": about.help, **_type(item), **other}
     if item.type is bool:
-        both = item.default or item.optional
+        both = arguments.pop("pair", item.default or item.optional)
         return setting(f"{flag}/--no-{flag[2:]}" if both else flag, is_flag=True, **arguments)
     names = (f"-{about.short}", flag) if about.short else (flag,)
     if about.metavar is not None:
@@ -266,7 +267,9 @@ def color_flag(help_text: str, section: str = "Output") -> Decorator:
     )
 
 
-trtllm_flags = options_of(TrtllmSettings, "TensorRT-LLM engines")
+trtllm_flags = options_of(
+    TrtllmSettings, "TensorRT-LLM engines", kv_cache_enable_block_reuse={"pair": True}
+)
 """Settings of TensorRT-LLM's executor; names and defaults of its run.py."""
 
 
@@ -339,6 +342,14 @@ grammar_flags = stack(
 """What outputs must be; `with_grammar` makes one setting of them."""
 stop_ids_flag = options_of(SamplingParams, "Sampling", only=("stop_token_ids",))
 stop_flags = stack(options_of(SamplingParams, "Sampling", only=("stop",)), stop_ids_flag)
+end_flag = setting(
+    "--end-id",
+    section="Sampling",
+    type=click.INT,
+    metavar="ID",
+    show_default="the model's own",
+    help="The token that ends a text, in place of the model's own; -1: none does.",
+)
 
 chat_flags = options_of(Asking, "Prompts", chat=_BASIC)
 """Flags that put texts into the chat template."""

@@ -5,7 +5,7 @@ They are hidden: the help lists the command's own flags, docs/migrate-from-tenso
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import click
@@ -30,20 +30,34 @@ from trtla.settings.upstream.option import (
 
 _TAKEN = "trtla.upstream"  # ctx.meta's key of the given options, by name
 _PASSED = "trtla.passed_on"  # ctx.meta's key of settings for TensorRT-LLM
+_LISTS = "trtla.lists"  # ctx.meta's key of the lists of options with one for each prompt
+_NEXT = "\0"
+"""The beginning of a value that continues a list; no argument of a program has this character."""
 
 
 class UpstreamOption(Setting):
     """An option of TensorRT-LLM that has another name here, or none."""
 
     def __init__(self, names: Sequence[str], flag: Flag, passing: Group | None) -> None:
-        many = flag.takes == "several"
-        flags = [names[0].replace("-", "_"), *map(flag_name, names)]
+        many = flag.takes in ("several", "lists")
+        short = [flag.short] if flag.short else []
+        flags = [names[0].replace("-", "_"), *map(flag_name, names), *short]
         super().__init__(flags, hidden=True, type=TEXT, multiple=many, show_default=False)
         self.flag, self.passing = flag, passing
 
     @property
     def is_switch(self) -> bool:
         return self.flag.takes == "switch"
+
+    @property
+    def bare(self) -> str:
+        """The value that it has without one; empty: it needs one."""
+        return "true" if self.is_switch else self.flag.bare
+
+    @property
+    def joint(self) -> str:
+        """What its values begin with that continue a list."""
+        return _NEXT if self.flag.takes == "lists" else ""
 
     def hand_over(self, ctx: click.Context) -> None:
         """Treat the parsed value as the table declares."""
@@ -54,6 +68,12 @@ class UpstreamOption(Setting):
         texts = list(value) if self.multiple else [value]
         if self.is_switch and texts[0].lower() not in (*ON, *OFF):
             raise self._wrong(texts[0], "is not true or false", "omit the value")
+        if self.flag.choices and texts[-1].lower() not in self.flag.choices:
+            listed = ", ".join(self.flag.choices)
+            raise self._wrong(texts[-1], f"is none of {listed}", "use one of them, or omit it")
+        if self.flag.takes == "lists":
+            self._keep_lists(ctx, texts, where)
+            return
         ctx.meta.setdefault(_TAKEN, {})[self.flag.name] = texts[-1]
         fate = self.flag.fate
         if isinstance(fate, Accepted):
@@ -79,6 +99,29 @@ class UpstreamOption(Setting):
             converted = [target.type(text, self, ctx) for text in texts]
             value = tuple(converted) if target.multiple else converted[-1]
         hand_over(ctx, str(self.name), name, value, where, weak=fate.weak)
+
+    def _keep_lists(
+        self, ctx: click.Context, texts: list[str], where: ParameterSource | None
+    ) -> None:
+        """One list is the setting's value; several are kept for the command."""
+        lists: list[list[str]] = []
+        for text in texts:
+            if text.startswith(_NEXT):
+                lists[-1].append(text.removeprefix(_NEXT))
+            else:
+                lists.append([text])
+        fate = self.flag.fate
+        if not isinstance(fate, Accepted):
+            return
+        if len(lists) == 1:
+            self._accept(ctx, fate, lists[0], where)
+            return
+        if ctx.params[fate.setting]:
+            raise UsageError(
+                f"{self.opts[0]} is given {len(lists)} times beside {flag_name(fate.setting)}",
+                "give one of them",
+            )
+        ctx.meta[_LISTS] = {self.flag.name: tuple(map(tuple, lists))}
 
     def _pass_on(self, ctx: click.Context, fate: PassedOn, value: str) -> None:
         pair = f"{fate.setting}={value}"
@@ -122,25 +165,30 @@ def translate_values(program: Program, ctx: click.Context) -> None:
 
 
 def with_values(
-    args: Sequence[str], switches: Iterable[str], spell: Callable[[str], str]
+    args: Sequence[str], bare: Mapping[str, str], spell: Callable[[str], str]
 ) -> Iterator[str]:
-    """The arguments, with a value behind each of TensorRT-LLM's switches: true, if it has none."""
-    names, ended = set(switches), False
+    """The arguments, with a value behind each of TensorRT-LLM's options that need none.
+
+    Args:
+        bare: the value of such an option without one, by its name; a switch has "true".
+    """
+    ended = False
     waiting: str | None = None
     for arg in args:
         if waiting is not None:
-            joined = arg.lower() in _WORDS
-            yield f"{waiting}={arg if joined else 'true'}"
+            alone = bare[spell(waiting)]
+            joined = arg.lower() in _WORDS if alone == "true" else not arg.startswith("-")
+            yield f"{waiting}={arg if joined else alone}"
             waiting = None
             if joined:
                 continue
         ended = ended or arg == "--"
-        if not ended and arg.startswith("-") and spell(arg) in names:
+        if not ended and arg.startswith("-") and spell(arg) in bare:
             waiting = arg
         else:
             yield arg
     if waiting is not None:
-        yield f"{waiting}=true"
+        yield f"{waiting}={bare[spell(waiting)]}"
 
 
 _WORDS = ("true", "false")
@@ -150,6 +198,12 @@ def upstream_values(ctx: click.Context) -> dict[str, str]:
     """The given options of TensorRT-LLM by their own names, with their values."""
     options: dict[str, str] = ctx.meta.get(_TAKEN, {})
     return options
+
+
+def upstream_lists(ctx: click.Context, name: str) -> tuple[tuple[str, ...], ...]:
+    """The lists of an option that was given several times; empty: it was not."""
+    lists: dict[str, tuple[tuple[str, ...], ...]] = ctx.meta.get(_LISTS, {})
+    return lists.get(name, ())
 
 
 def trtllm_settings(

@@ -149,6 +149,17 @@ TRIPLE = TripleType()
 LOOKAHEAD = LookaheadType()
 _WHOLE, _THOUSANDS = "a whole number of at least 1", {"": 1, "k": 1000, "K": 1024}
 COUNT = UnitType("count", _THOUSANDS, _WHOLE)
+ALL = -1
+
+
+class CountOrAllType(UnitType):
+    """A count, or -1 for all."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return ALL if str(value).strip() == str(ALL) else super().convert(value, param, ctx)
+
+
+COUNT_OR_ALL = CountOrAllType("count", _THOUSANDS, f"{_WHOLE}, or -1 for all")
 TOKENS = UnitType("count", _THOUSANDS, f"{_WHOLE}, such as 512 or 8k")
 _BYTES = {
     f"{prefix}{binary}{byte}": (1024 if binary else 1000) ** power

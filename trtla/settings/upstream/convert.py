@@ -14,7 +14,8 @@ from trtla.settings.upstream.option import (
 )
 
 _ROUNDED = Refused(
-    "names what --dtype names here", "use --dtype w8a16 for int8, --dtype w4a16 for int4"
+    "names what --dtype names here",
+    "use --dtype w8a16 for int8, w4a16 for int4, w4a16_awq for int4_awq; trtla writes no GPTQ",
 )
 _NO_SUCH = Refused("is a quantisation that trtla does not write", "trtla convert --help lists all")
 _EXPERTS = Refused("is for mixtures of experts, which are not converted", "omit it")
@@ -36,7 +37,7 @@ CONVERT = Program(
         ),
         Flag(
             "output_dir",
-            Accepted(note="no default; a folder that is not empty needs `--force`"),
+            Accepted(note="no default; `--force` replaces a checkpoint or an engine"),
             "tllm_checkpoint",
         ),
         Flag("dtype", Accepted(note="the same rule: the model's, float16 for float32"), "auto"),
@@ -66,7 +67,13 @@ CONVERT = Program(
             ),
         ),
         switch("use_weight_only", _ROUNDED),
-        Flag("weight_only_precision", _ROUNDED, "int8"),
+        Flag(
+            "weight_only_precision",
+            _ROUNDED,
+            "int8",
+            bare="int8",
+            choices=("int8", "int4", "int8_gptq", "int4_gptq", "int4_awq"),
+        ),
         switch("disable_weight_only_quant_plugin", _NO_SUCH),
         Flag("quant_ckpt_path", _NO_SUCH),
         Flag("group_size", Accepted(note="of `int8`, `int4` and `w4a16_awq`"), "128"),
@@ -76,7 +83,7 @@ CONVERT = Program(
             _NO_SUCH,
             takes="switch",
         ),
-        Flag("smoothquant", _NO_SUCH),
+        Flag("smoothquant", _NO_SUCH, short="-sq"),
         Flag(
             "calib_dataset",
             Accepted(
@@ -86,7 +93,7 @@ CONVERT = Program(
             ),
             "ccdv/cnn_dailymail",
         ),
-        Flag("calib_size", Accepted(), "512"),
+        Flag("calib_size", Accepted(note="-1: all, as there"), "512"),
         Flag(
             "calib_max_seq_length",
             Refused("is not chosen here: 512 tokens of each text are read", "omit it"),

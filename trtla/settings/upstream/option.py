@@ -12,7 +12,7 @@ from typing import Literal
 
 from trtla.settings.trtllm_fields import Group
 
-Takes = Literal["value", "switch", "several"]
+Takes = Literal["value", "switch", "several", "lists"]
 OFF = ("false", "disable", "off", "no", "0", "f")
 ON = ("true", "enable", "on", "yes", "1", "t")
 """Values that a switch may have, though it needs none."""
@@ -79,6 +79,16 @@ class Flag:
     takes: Takes = "value"
     also: tuple[str, ...] = ()
     """Other names of it in the program."""
+    short: str = ""
+    """Its short form, such as `-sq`."""
+    bare: str = ""
+    """The value that it has when it is given without one."""
+    choices: tuple[str, ...] = ()
+    """All values that the program takes; empty: any."""
+    since: str = ""
+    """The first release that has it; empty: 0.20 or before."""
+    until: str = ""
+    """The last release that has it; empty: 1.2 or later."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -112,6 +122,11 @@ def switch(name: str, fate: Fate) -> Flag:
 def several(name: str, fate: Fate) -> Flag:
     """An option with several values."""
     return Flag(name, fate, takes="several")
+
+
+def lists(name: str, fate: Fate) -> Flag:
+    """An option with several values, whose every use begins another list."""
+    return Flag(name, fate, takes="lists")
 
 
 def each(names: str, fate: Fate, default: str = "", takes: Takes = "value") -> Iterator[Flag]:

@@ -10,6 +10,7 @@ from trtla.settings.upstream.option import (
     Program,
     Refused,
     each,
+    lists,
     several,
     switch,
 )
@@ -29,7 +30,8 @@ RUN = Program(
         Flag(
             "input_file",
             Accepted(
-                note="txt, or jsonl with `text`, `messages` or `input_ids` and settings a line"
+                note="txt; token ids in csv, npy or npz; jsonl with `text`, `messages` or "
+                "`input_ids` and settings a line"
             ),
         ),
         Flag("max_output_len", Accepted(note="256 by default, or the room that is left")),
@@ -42,6 +44,7 @@ RUN = Program(
             "923",
         ),
         *MODEL,
+        switch("fail_fast_on_attention_window_too_large", Needless("always on")),
         Flag(
             "hf_model_dir",
             Accepted("tokenizer_dir", "where that is not given", weak=True),
@@ -55,7 +58,10 @@ RUN = Program(
         ),
         switch("streaming", Accepted("stream")),
         *SAMPLING,
-        several("stop_words", Accepted("stop", "for all prompts")),
+        lists(
+            "stop_words",
+            Accepted("stop", "given once: for all prompts; more often: each prompt's own"),
+        ),
         Flag("num_beams", Accepted(note="torch engines, without drafts"), "1"),
         Flag("num_return_sequences", Accepted(note="with `--num-beams`")),
         Flag("length_penalty", Accepted(note="with `--num-beams`; 1.2 by default"), "1.0"),

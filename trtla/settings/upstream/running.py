@@ -23,6 +23,9 @@ _HEADS = Refused(
 _TOKENIZER = Refused(
     "is not read: the tokenizer's own files say what it is", "give its folder as --tokenizer-dir"
 )
+_NGRAMS = Refused(
+    "is for the Python loop of TensorRT-LLM", "use --drafter prompt-lookup, torch engines"
+)
 _CACHE, _KNOBS = "kv_cache_config.", "extended_runtime_perf_knob_config."
 
 SAMPLING = (
@@ -63,7 +66,7 @@ SAMPLING = (
             "use --repetition-penalty on a torch engine",
         ),
     ),
-    Flag("end_id", Accepted("stop_token_ids", "beside the model's own end ids, which all count")),
+    Flag("end_id", Accepted(note="in place of the model's; -1: none")),
 )
 MODEL = (
     Flag("engine_dir", Accepted(note="a Hugging Face folder or a GGUF file too"), "engine_outputs"),
@@ -80,7 +83,10 @@ MODEL = (
         ),
     ),
     switch("hf_device_map_auto", Needless("`--device` says where models run")),
-    switch("no_prompt_template", Needless("texts go as they are without `--chat`")),
+    switch(
+        "no_prompt_template",
+        Needless("the default: `--chat` wraps texts, as run.py does Qwen2's by itself"),
+    ),
     switch(
         "use_py_session",
         Refused("asks for the Python session, and lookahead runs in the C++ one", "omit it"),
@@ -92,7 +98,6 @@ MODEL = (
         "return_all_generated_tokens",
         Refused("repeats the text in every chunk", "omit it: chunks are what is new"),
     ),
-    switch("fail_fast_on_attention_window_too_large", Needless("always on")),
     *each("prompt_table_path prompt_tasks", _SOFT),
     several("num_prepend_vtokens", _SOFT),
     *(several(name, _LORA) for name in ("lora_dir", "lora_task_uids")),
@@ -105,22 +110,24 @@ MODEL = (
         "draft_target_model_config",
         Refused("is for two engines of TensorRT-LLM", "use --drafter draft:MODEL, torch engines"),
     ),
-    Flag(
-        "prompt_lookup_config",
-        Refused(
-            "is for the Python loop of TensorRT-LLM", "use --drafter prompt-lookup, torch engines"
-        ),
-    ),
+    Flag("prompt_lookup_config", _NGRAMS, until="0.21"),
+    Flag("ngram_config", _NGRAMS, since="1.0"),
+    Flag("backend", Needless("the engine's own backend runs it"), since="1.0"),
 )
 EXECUTOR = (
     Flag("kv_cache_free_gpu_memory_fraction", Accepted(note="TensorRT-LLM engines"), "0.9"),
-    switch("kv_cache_enable_block_reuse", Accepted(note="TensorRT-LLM engines")),
-    switch("enable_chunked_context", Accepted(note="plain TensorRT-LLM engines")),
-    Flag(
-        "max_tokens_in_paged_kv_cache",
-        PassedOn(f"{_CACHE}max_tokens"),
-        also=("max_tokens_in_paged_kvcache",),
+    switch(
+        "kv_cache_enable_block_reuse",
+        Accepted(note="TensorRT-LLM engines; off by default, as there up to 0.21"),
     ),
+    Flag(
+        "no-kv_cache_enable_block_reuse",
+        Accepted("kv_cache_enable_block_reuse", "the default"),
+        takes="switch",
+        since="1.0",
+    ),
+    switch("enable_chunked_context", Accepted(note="plain TensorRT-LLM engines")),
+    Flag("max_tokens_in_paged_kv_cache", PassedOn(f"{_CACHE}max_tokens")),
     several("max_attention_window_size", PassedOn(f"{_CACHE}max_attention_window")),
     Flag("sink_token_length", PassedOn(f"{_CACHE}sink_token_length")),
     Flag(
@@ -132,6 +139,4 @@ EXECUTOR = (
     switch("enable_context_fmha_fp32_acc", PassedOn(f"{_KNOBS}enable_context_fmha_fp32_acc")),
     switch("cuda_graph_mode", PassedOn(f"{_KNOBS}cuda_graph_mode")),
     Flag("gpu_weights_percent", PassedOn("gpu_weights_percent"), "1"),
-    switch("use_gpu_direct_storage", PassedOn("use_gpu_direct_storage")),
-    switch("mm_embedding_offloading", PassedOn("mm_embedding_offloading")),
 )
