@@ -152,8 +152,8 @@ class ModelArgument(Positional):
 
 
 _CONFIG = "trtla.config"  # click's ctx.meta key of the preset's path
-_PRESETS = {"config", "extra_llm_api_options"}
-_NOT_IN_PRESETS = {*_PRESETS, "help", "help_all", "verbose", "quiet", "version"}
+_SWITCHES = {"help", "help_all", "verbose", "quiet", "version"}
+_NOT_IN_PRESETS = {"config", "extra_llm_api_options", *_SWITCHES}
 
 
 def load_config(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
