@@ -113,6 +113,14 @@ def test_other_names_are_understood_and_not_shown(name):
     assert f"/{name}" not in completed(f"/{name}")
 
 
+def test_the_storage_of_ngrams_is_two_settings():
+    drafter = apply("/set_ngramstorage onelevel 4", ChatSettings()).drafter
+    assert (drafter.ngram_kind, drafter.ngram_order) == ("onelevel", 4)
+    for wrong in ("onelevel", "7", "basic x", "basic 3 4"):
+        with pytest.raises(UsageError, match="/set_ngramstorage"):
+            apply(f"/set_ngramstorage {wrong}", ChatSettings())
+
+
 def test_help_shortens_a_long_value():
     long = changed(ChatSettings(), {"system": "You are a patient teacher. " * 20})
     (line,) = [one for one in everything(long, long).splitlines() if "/system" in one]

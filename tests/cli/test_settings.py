@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.command import ROOT, Ran, refused, trtla
+from trtla.cli.shared.llm_args import as_preset
 from trtla.settings.lookahead import LookaheadConfig
 
 PRESETS = sorted((ROOT / "configs").glob("*.yaml"))
@@ -158,3 +159,67 @@ def test_presets_dry_run(long_model: Path, path: Path) -> None:
     assert f"{batch} * {triple.max_draft_len + 1} = {batch * (triple.max_draft_len + 1)}" in (
         path.read_text()
     )
+
+
+LLM_ARGS = """
+speculative_config:
+  decoding_type: Lookahead
+  max_window_size: 4
+  max_ngram_size: 3
+kv_cache_config: {dtype: auto}
+max_batch_size: 3
+backend: tensorrt
+"""
+
+
+@pytest.mark.parametrize("flag", ["--config", "--extra_llm_api_options"])
+def test_the_yaml_of_trtllm_serve_is_a_preset(engine: Path, tmp_path: Path, flag: str) -> None:
+    ran = trtla("run", engine, flag, preset(tmp_path, LLM_ARGS), "-p", "ab", "-n", "2", "--json")
+    assert ran.code == 0, ran.err
+    assert json.loads(ran.out)["results"][0]["lookahead"] == [4, 3, 4]
+
+
+def test_keys_of_the_executor_become_the_flags_of_its_settings(tmp_path: Path) -> None:
+    names = (
+        *("kv_cache_free_gpu_memory_fraction", "kv_cache_enable_block_reuse"),
+        *("scheduler_policy", "enable_chunked_context", "max_seq_len", "tp_size"),
+    )
+    theirs = {
+        "kv_cache_config": {"free_gpu_memory_fraction": 0.5, "enable_block_reuse": True},
+        "scheduler_config": {"capacity_scheduler_policy": "MAX_UTILIZATION"},
+        "enable_chunked_prefill": False,
+        "build_config": {"max_seq_len": 64},
+        "tensor_parallel_size": 2,
+    }
+    found = as_preset(theirs, names, "extra.yaml", "trtla serve")
+    values = (0.5, True, "max-utilization", False, 64, 2)
+    assert found == dict(zip(names, values, strict=True))
+
+
+SPECULATIVE = "speculative_config: {{decoding_type: {}}}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        (SPECULATIVE.format("NGram"), ("decoding_type NGram", "drafter: prompt-lookup")),
+        (SPECULATIVE.format("Eagle3"), ("decoding_type Eagle3", "draft:PATH")),
+        (SPECULATIVE.format("SA"), ("decoding_type SA", "lookahead: auto")),
+        (SPECULATIVE.format("Lookahead, max_window_size: 0"), ("lookahead 0,3,4 is not legal",)),
+        (SPECULATIVE.format("Lookahead, max_draft_len: 3"), ("has max_draft_len", "max_ngram")),
+        ("speculative_config: 7\n", ("is 7, without a decoding_type",)),
+        ("kv_cache_config: 7\n", ("kv_cache_config is 7",)),
+        (
+            "cuda_graph_config: {a: 1}\nkv_cache_config: {event_buffer_max_size: 4}\nmore: 1\n",
+            ("has cuda_graph_config, kv_cache_config.event_buffer_max_size, more, for which",),
+        ),
+        (
+            "max_seq_len: 64\nbuild_config: {max_seq_len: 32}\n",
+            ("build_config.max_seq_len is 32, and max_seq_len is 64",),
+        ),
+    ],
+)  # fmt: skip
+def test_what_the_yaml_of_trtllm_serve_has_alone_is_named(
+    tmp_path: Path, text: str, parts: tuple[str, ...]
+) -> None:
+    refused(trtla("run", "absent", "-p", "a", "--config", preset(tmp_path, text)), 2, *parts)

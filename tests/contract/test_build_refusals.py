@@ -74,10 +74,10 @@ def test_lookahead_on_the_first_release_is_told_of(tiny_checkpoint: Path) -> Non
     assert any("5451" in note for note in notes)
 
 
-@pytest.mark.parametrize("standin", ["1.3.0rc15"], indirect=True)
+@pytest.mark.parametrize("standin", ["1.3.0rc21"], indirect=True)
 def test_a_release_without_the_backend_is_refused(tiny_checkpoint: Path, tmp_path: Path) -> None:
     assert choose_backend("auto")[0] == "torch"
-    with pytest.raises(TrtlaError, match=r"TensorRT-LLM 1\.3\.0rc15 lacks") as caught:
+    with pytest.raises(TrtlaError, match=r"TensorRT-LLM 1\.3\.0rc21 lacks") as caught:
         build(tiny_checkpoint, tmp_path / "engine")
     assert caught.value.hint == REMOVED
     assert not (tmp_path / "engine").exists()

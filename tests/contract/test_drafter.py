@@ -17,7 +17,7 @@ from trtla.trtllm.drafter import open_drafter, speculative_config
 
 VOCAB, END = 50, 49
 SETTINGS = ChainSettings(4, VOCAB)
-RELEASES = pytest.mark.parametrize("standin", ["1.2.1", "1.3.0rc15"], indirect=True)
+RELEASES = pytest.mark.parametrize("standin", ["1.2.1", "1.3.0rc21"], indirect=True)
 
 
 def follow(text: Sequence[int]) -> Callable[[Sequence[int]], int]:

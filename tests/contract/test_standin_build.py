@@ -288,7 +288,7 @@ def test_trtllm_build_refuses(flags: tuple[str, ...], text: str) -> None:
     assert text in done.stderr
 
 
-@pytest.mark.parametrize("standin", ["1.3.0rc15"], indirect=True)
+@pytest.mark.parametrize("standin", ["1.3.0rc21"], indirect=True)
 def test_trtllm_build_is_gone_after_the_removal(standin: Standin) -> None:
     assert shutil.which("trtllm-build") is None
     program = Path(__file__).parent / "standin" / "bin" / "trtllm-build"

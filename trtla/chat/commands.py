@@ -147,8 +147,16 @@ TABLE = (
 )
 """All commands."""
 
+_STORAGE = ChatCommand(
+    "set_ngramstorage",
+    "/ngram_kind and /ngram_order at once.",
+    values.NGRAM_STORAGE,
+    ("drafter.ngram_kind", "drafter.ngram_order"),
+)
+"""A command of Speculative-Decoding; /help does not list it."""
+
 BY_NAME: Mapping[str, ChatCommand] = {
-    name: command for command in TABLE for name in (command.name, *command.aliases)
+    name: command for command in (*TABLE, _STORAGE) for name in (command.name, *command.aliases)
 }
 """Commands by all names that are accepted."""
 

@@ -13,7 +13,7 @@ import click
 
 from trtla.errors import UsageError
 from trtla.files import parse_json
-from trtla.settings.drafting import DRAFT_PREFIX, DRAFTERS, parse_drafter
+from trtla.settings.drafting import DRAFT_PREFIX, DRAFTERS, NGRAM_KINDS, parse_drafter
 from trtla.settings.fields import Declared, check_text, shown
 from trtla.settings.grammar import Grammar, GrammarKind
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
@@ -161,6 +161,21 @@ PROCESSOR = Value(
     lambda known, typed: (example.replace(":", " ") for example in EXAMPLES),
 )
 """(temperature, top_k, top_p)."""
+_NGRAM_KIND, _NGRAM_ORDER = _choice(NGRAM_KINDS), Value("N", _of_click(click.INT))
+
+
+def _parse_storage(text: str) -> tuple[Any, Any]:
+    kind, _, order = text.strip().partition(" ")
+    return _NGRAM_KIND.parse(kind), _NGRAM_ORDER.parse(order.strip())
+
+
+NGRAM_STORAGE = Value(
+    f"{_NGRAM_KIND.usage} {_NGRAM_ORDER.usage}",
+    _parse_storage,
+    lambda pair: "{} {}".format(*pair),
+    _NGRAM_KIND.examples,
+)
+"""The kind and the order of n-grams."""
 FILE = Value("FILE", _parse_file, examples=_files)
 PAIR = Value("A | B", _parse_pair)
 """Both sides as texts, each one or more commands with `;` between."""

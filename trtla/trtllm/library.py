@@ -29,7 +29,7 @@ SUPPORTED = ">={}.{},<{}.{}".format(*_OLDEST, *_REMOVED_IN)
 """Releases with the TensorRT backend and lookahead decoding, as the extra pins them."""
 
 REMOVED = (
-    "TensorRT-LLM removed its TensorRT backend, and lookahead decoding with it, after 1.2.x; "
+    "TensorRT-LLM removed its TensorRT backend, and lookahead decoding with it, in 1.3.0rc21; "
     f"pin tensorrt-llm{SUPPORTED} (trtla[tensorrt-llm]), the torch executor serves meanwhile"
 )
 
@@ -86,7 +86,7 @@ def installed_version() -> str | None:
 def probe() -> Library:
     """Look for the parts of the TensorRT backend, whatever the version number says.
 
-    Releases after 1.2.x lack some or all of them: the builder, the C++ `Executor`, the lookahead
+    1.3.0rc21 and later lack some or all of them: the builder, the C++ `Executor`, the lookahead
     configuration, `trtllm-build`, or the request's lookahead field.
     """
     version = installed_version()

@@ -55,7 +55,7 @@ class Command(click.Command):
     ) -> None:
         super().__init__(*args, **kwargs)
         self.examples, self.has_settings, self.instead_of = examples, config, instead_of
-        self.params += [*([_config_flag()] if config else []), *switches()]
+        self.params += [*(_config_flags() if config else []), *switches()]
         if self._basic():
             self.params.append(_switch("Show all options.", _show_all, "--help-all"))
         if instead_of is not None:
@@ -231,17 +231,20 @@ def _repeat_flags(
             yield arg
 
 
-def _config_flag() -> Setting:
-    return Setting(
-        ["--config"],
-        type=click.Path(dir_okay=False),
-        is_eager=True,
-        expose_value=False,
-        callback=load_config,
-        metavar="PRESET.yaml",
-        help="Settings from a YAML file, keys as the long flags with underscores. "
-        "A flag wins over the environment, the environment over this file.",
-    )
+def _config_flags() -> list[click.Parameter]:
+    """--config, and the name that it had in trtllm-serve and trtllm-bench."""
+    eager: dict[str, Any] = {"is_eager": True, "expose_value": False, "callback": load_config}
+    return [
+        Setting(
+            ["--config"],
+            type=click.Path(dir_okay=False),
+            metavar="PRESET.yaml",
+            help="Settings from a YAML file, keys as the long flags with underscores or as in "
+            "trtllm-serve's. A flag wins over the environment, the environment over this file.",
+            **eager,
+        ),
+        Setting(["--extra-llm-api-options"], type=click.Path(dir_okay=False), hidden=True, **eager),
+    ]
 
 
 def switches() -> list[click.Parameter]:

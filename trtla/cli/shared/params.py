@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from trtla.cli.shared.llm_args import as_preset
 from trtla.cli.shared.values import ListType, TripleType
 from trtla.errors import UsageError, closest, did_you_mean
 from trtla.files import written
@@ -151,16 +152,22 @@ class ModelArgument(Positional):
 
 
 _CONFIG = "trtla.config"  # click's ctx.meta key of the preset's path
-_NOT_IN_PRESETS = {"config", "help", "help_all", "verbose", "quiet", "version"}
+_SWITCHES = {"help", "help_all", "verbose", "quiet", "version"}
+_NOT_IN_PRESETS = {"config", "extra_llm_api_options", *_SWITCHES}
 
 
 def load_config(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
     """Callback of --config: make the preset's values the command's defaults."""
     if value is None:
         return
+    if ctx.meta.get(_CONFIG, value) != value:
+        raise UsageError(
+            f"--config and --extra-llm-api-options name {ctx.meta[_CONFIG]} and {value}",
+            "give one of them",
+        )
     params = {p.name: p for p in ctx.command.params if p.name and p.name not in _NOT_IN_PRESETS}
     visible = [name for name, param in params.items() if not getattr(param, "hidden", False)]
-    settings = _read(Path(value))
+    settings = as_preset(_read(Path(value)), params, value, ctx.command_path)
     for key in settings:
         if key not in params:
             raise UsageError(

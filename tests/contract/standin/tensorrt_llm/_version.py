@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-VERSIONS = ("0.20.0", "0.21.0", "1.0.0", "1.1.0", "1.2.1", "1.3.0rc15")
+VERSIONS = ("0.20.0", "0.21.0", "1.0.0", "1.1.0", "1.2.1", "1.3.0rc21")
 
 __version__ = os.environ.get("TENSORRT_LLM_STANDIN_VERSION") or "1.2.1"
 if __version__ not in VERSIONS:

@@ -1,0 +1,160 @@
+"""The YAML file of TensorRT-LLM's LLM API, as trtllm-serve and trtllm-bench read it, as a preset.
+
+Its keys become those of the command; what has no counterpart is named in one refusal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from trtla.errors import UsageError
+from trtla.settings.fields import shown
+from trtla.settings.lookahead import LookaheadConfig
+
+Settings = dict[str, Any]
+
+_SPECULATIVE = "speculative_config"
+_SIZES = {"max_window_size": 4, "max_ngram_size": 3, "max_verification_set_size": 4}
+"""Keys of the triple, in its order, with TensorRT-LLM's defaults."""
+_NESTED = ("build_config", "kv_cache_config", "scheduler_config")
+_COUNTERPARTS = {
+    "build_config.gather_context_logits": "gather_context_logits",
+    "build_config.max_batch_size": "max_batch_size",
+    "build_config.max_input_len": "max_input_len",
+    "build_config.max_num_tokens": "max_num_tokens",
+    "build_config.max_seq_len": "max_seq_len",
+    "enable_chunked_prefill": "enable_chunked_context",
+    "kv_cache_config.dtype": "kv_cache_dtype",
+    "kv_cache_config.enable_block_reuse": "kv_cache_enable_block_reuse",
+    "kv_cache_config.free_gpu_memory_fraction": "kv_cache_free_gpu_memory_fraction",
+    "scheduler_config.capacity_scheduler_policy": "scheduler_policy",
+    "tensor_parallel_size": "tp_size",
+    "tokenizer": "tokenizer_dir",
+}
+_WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
+    "backend": ("tensorrt", "trt"),
+    "build_config.max_beam_width": (1,),
+    "guided_decoding_backend": ("llguidance", "xgrammar"),
+    "kv_cache_config.dtype": ("auto",),
+    "max_beam_width": (1,),
+    "pipeline_parallel_size": (1,),
+    "tensor_parallel_size": (1,),
+    "trust_remote_code": (False,),
+}
+"""Values that say what holds here anyway."""
+_ALONE = (
+    "attn_backend", "batched_logits_processor", "batching_type", "cache_transceiver_config",
+    "context_parallel_size", "cuda_graph_config", "disable_overlap_scheduler",
+    "enable_attention_dp", "enable_autotuner", "enable_iter_perf_stats", "enable_lora",
+    "extended_runtime_perf_knob_config", "fail_fast_on_attention_window_too_large",
+    "gather_generation_logits", "guided_decoding_backend", "load_format", "lora_config",
+    "max_beam_width", "moe_config", "moe_expert_parallel_size", "moe_tensor_parallel_size",
+    "normalize_log_probs", "num_postprocess_workers", "peft_cache_config",
+    "perf_metrics_max_requests", "pipeline_parallel_size", "postprocess_tokenizer_dir",
+    "print_iter_log", "quant_config", "return_perf_metrics", "sampler_type",
+    "skip_tokenizer_init", "stream_interval", "tokenizer_mode", "torch_compile_config",
+    "trust_remote_code", "use_cuda_graph",
+)  # fmt: skip
+"""Keys of the LLM API that no command has."""
+_KNOWN = {key.partition(".")[0] for key in _COUNTERPARTS} | {_SPECULATIVE, *_ALONE}
+
+_TRAINED = "write drafter: draft:PATH for a draft model of the same vocabulary, or omit it for auto"
+_OTHERS = {
+    "auto": "write lookahead: auto, which drafts what pays",
+    "draft_target": "write drafter: draft:PATH, the path of the draft model",
+    "ngram": "write drafter: prompt-lookup, or drafter: ngram for counted n-grams",
+    "sa": "write lookahead: auto, whose drafts include the texts of earlier requests",
+    "user_provided": "trtla.trtllm.drafter gives TensorRT-LLM's PyTorch backend our drafter",
+    **dict.fromkeys(("dflash", "eagle", "eagle3", "medusa", "mtp", "pard"), _TRAINED),
+    "savestate": "omit it, it saves hidden states and drafts nothing",
+}
+"""The other decoding types in lower case, and what serves here."""
+
+
+def as_preset(settings: Settings, names: Collection[str], where: str, command: str) -> Settings:
+    """Return a file's settings with the command's keys in place of the LLM API's.
+
+    Args:
+        names: the keys that the command has.
+    """
+    if not _KNOWN.difference(names).intersection(settings):
+        return settings
+    found: Settings = {}
+    lost: list[str] = []
+    for key, value in _flat(settings, where):
+        name = "lookahead" if key == _SPECULATIVE else _COUNTERPARTS.get(key, key)
+        if _has_no_effect(key, value, names):
+            continue
+        if key == _SPECULATIVE:
+            value = triple(value, where)
+        if name not in names:
+            lost.append(key)
+        elif name in found and found[name] != value:
+            raise UsageError(
+                f"{where}: {key} is {shown(value)}, and {name} is {shown(found[name])} there as "
+                "well",
+                "give one of them",
+            )
+        else:
+            found[name] = _as_ours(name, value)
+    if lost:
+        raise UsageError(
+            f"{where} has {', '.join(lost)}, for which {command} has no setting",
+            "remove them from the file",
+        )
+    return found
+
+
+def triple(config: Any, where: str) -> list[int]:
+    """Return the sizes of a `speculative_config` of the type Lookahead."""
+    if not isinstance(config, Mapping) or not isinstance(config.get("decoding_type"), str):
+        raise UsageError(
+            f"{where}: {_SPECULATIVE} is {shown(config)}, without a decoding_type",
+            "write decoding_type: Lookahead in it, or lookahead: [7, 7, 7] in its place",
+        )
+    kind = config["decoding_type"]
+    if kind.lower() != "lookahead":
+        raise UsageError(
+            f"{where}: decoding_type {kind} is not read here",
+            _OTHERS.get(kind.lower().replace("-", "_"), "write lookahead: [7, 7, 7]"),
+        )
+    unknown = [key for key in config if key != "decoding_type" and key not in _SIZES]
+    if unknown:
+        raise UsageError(
+            f"{where}: {_SPECULATIVE} has {', '.join(map(str, unknown))}",
+            f"the keys of lookahead are {', '.join(_SIZES)}",
+        )
+    given = {key: value for key, value in config.items() if value is not None}
+    sizes = [given.get(key, default) for key, default in _SIZES.items()]
+    try:
+        return list(LookaheadConfig(*sizes).as_tuple())
+    except UsageError as error:
+        raise UsageError(f"{where}: {_SPECULATIVE}: {error.message}", error.hint) from None
+
+
+def _flat(settings: Settings, where: str) -> Iterator[tuple[str, Any]]:
+    """Yield keys with values, those of the nested parts as `part.key`; null is not given."""
+    for key, value in settings.items():
+        if key in _NESTED and value is not None:
+            if not isinstance(value, Mapping):
+                raise UsageError(
+                    f"{where}: {key} is {shown(value)}, not keys with values",
+                    "write key: value lines below it",
+                )
+            inner = {f"{key}.{name}": part for name, part in value.items()}
+            yield from ((name, part) for name, part in inner.items() if part is not None)
+        elif value is not None:
+            yield key, value
+
+
+def _has_no_effect(key: str, value: Any, names: Collection[str]) -> bool:
+    value = value.lower() if isinstance(value, str) else value
+    return key not in names and value in _WITHOUT_EFFECT.get(key, ())
+
+
+def _as_ours(name: str, value: Any) -> Any:
+    """Return a value as the command writes it, such as guaranteed-no-evict."""
+    if name == "scheduler_policy" and isinstance(value, str):
+        return value.lower().replace("_", "-")
+    return value
