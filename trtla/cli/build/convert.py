@@ -141,7 +141,7 @@ def convert(ctx: click.Context, /, **flags: Any) -> None:
 
 
 def _is_fp8(flags: dict[str, Any]) -> bool:
-    return flags["use_fp8"] or flags["dtype"] == "fp8"
+    return bool(flags["use_fp8"]) or flags["dtype"] == "fp8"
 
 
 def _refuse_flags(ctx: click.Context) -> None:
