@@ -121,6 +121,8 @@ class HFModel:
                 continue
             file, stored = self._where[name]
             rows = file.read(stored, 0, shape[0])
+            if self._fp8 is not None:
+                rows = self._fp8.numbers(name, rows)
             yield name, rows - 1 if gguf and "norm" in name else rows
 
     def close(self) -> None:

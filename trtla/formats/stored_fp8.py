@@ -18,7 +18,7 @@ from trtla.errors import UsageError
 from trtla.formats.config import FP8, CheckpointConfig
 from trtla.formats.plan import fp8_groups, kv_scale
 from trtla.formats.stored_form import StoredForm
-from trtla.formats.tensors import FLOAT32, cast, quantize
+from trtla.formats.tensors import E4M3, FLOAT32, cast, quantize
 from trtla.formats.tensors import dequantize as numbers_of
 
 _KEYS = ("k_proj.k_scale", "k_scale", "k_proj.output_scale", "kv_scale")
@@ -80,6 +80,12 @@ class StoredFp8:
         if own == shared:
             return rows
         return quantize(numbers_of(rows, np.float32(own), FLOAT32), shared)
+
+    def numbers(self, stored: str, rows: ndarray) -> ndarray:
+        """Rows of a stored tensor in numbers: FP8 ones times their own scale."""
+        if rows.dtype != E4M3:
+            return rows
+        return numbers_of(rows, np.float32(self._scale(_beside(stored, "weight_scale"))), FLOAT32)
 
     def scale(self, name: str) -> ndarray | None:
         """A scale of the checkpoint, float32 [1], by its name in a source; None: it is none."""
