@@ -43,6 +43,20 @@ def test_fp8_from_a_text_file_to_text(model: Path, data: Path, tmp_path: Path) -
     assert trtla("inspect", folder).code == 0
 
 
+def test_fp8_has_a_base_type(model: Path, data: Path, tmp_path: Path) -> None:
+    texts = ("--calib_dataset", data)
+    names = ("--dtype", "bfloat16", "--use_fp8", "--fp8_kv_cache")
+    assert convert(model, tmp_path / "ckpt", *names, *texts).code == 0
+    config = json.loads((tmp_path / "ckpt/config.json").read_text())
+    assert config["dtype"] == "bfloat16"
+    assert config["quantization"]["quant_algo"] == "FP8"
+    assert config["quantization"]["kv_cache_quant_algo"] == "FP8"
+    assert convert(model, tmp_path / "short", "--dtype", "fp8", *texts).code == 0
+    assert convert(model, tmp_path / "both", "--use-fp8", *texts).code == 0
+    for name in ("config.json", "rank0.safetensors"):
+        assert (tmp_path / "short" / name).read_bytes() == (tmp_path / "both" / name).read_bytes()
+
+
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
 def test_integers_to_text(dtype: str, model: Path, data: Path, tmp_path: Path) -> None:
     ran = convert(model, tmp_path / "ckpt", "--dtype", dtype, "--group-size", "32")
@@ -120,6 +134,7 @@ _ROUNDED = "--group-size 64 is for --dtype int8, int4 or w4a16_awq, and dtype is
          ["--dtype fp8, int8, int4 or w4a16_awq, and dtype is w4a16"]),
         (("--dtype", "bfloat16", "--kv-cache-dtype", "fp8"), ["fp8 is for --dtype fp8"]),
         (("--dtype", "bfloat16", "--calib-data", "x.txt"), ["x.txt is for --dtype fp8"]),
+        (("--dtype", "int4", "--use-fp8"), ["--use-fp8 quantises to FP8, and --dtype int4"]),
         (("--dtype", "bfloat16", "--calib-size", "5"), ["5 is for --dtype fp8"]),
         (("--dtype", "bfloat16", "--calib-device", "cpu"), ["cpu is for --dtype fp8"]),
         ((*FP8, "--calib-data", "no.txt"), ["no.txt does not exist"]),

@@ -6,6 +6,7 @@ The keys of config.json are those of TensorRT-LLM's PretrainedConfig (models/mod
 
 from __future__ import annotations
 
+import logging
 from contextlib import closing
 from pathlib import Path
 
@@ -29,6 +30,8 @@ from trtla.formats.hf import HFModel
 from trtla.formats.source import checkpoint_config, config_json, in_type
 from trtla.formats.tensors import TensorSource
 from trtla.trtllm.rules import check_family
+
+_log = logging.getLogger(__name__)
 
 
 def convert(
@@ -60,8 +63,10 @@ def convert(
         calibration: with int8, int4 and w4a16_awq, errors are weighted by the activations of the
             model on it. With a type of activations it makes an FP8 checkpoint, with activation
             scales from running the model on it; `dtype` is then the type of activations and of the
-            unquantised weights.
-        fp8_kv_cache: let the executor cache keys and values in FP8 too; needs a calibration.
+            unquantised weights. A folder that is FP8 already keeps its scales, without a
+            calibration.
+        fp8_kv_cache: let the executor cache keys and values in FP8 too; needs a calibration, or a
+            folder with such scales.
         force: replace an existing checkpoint or engine, at the very end.
         progress: called with (bytes done, bytes in total).
 
@@ -75,10 +80,13 @@ def convert(
     check_target(target, force=force, sources=inputs)
     model = HFModel.open(source)
     integer = dtype in INTEGERS or dtype in ALGORITHMS
+    if model.config.fp8 and not integer:
+        _keep_scales(source, model, fp8_kv_cache)
+        calibration = None
     _check_dtype(source, model, dtype, rounds=integer or calibration is not None)
     config = checkpoint_config(model.config, "auto" if integer else dtype, tp_size, pp_size)
     weights: TensorSource = in_type(model, model.config, config)
-    if fp8_kv_cache and (integer or calibration is None):
+    if fp8_kv_cache and (integer or calibration is None) and not config.fp8_kv_cache:
         raise UsageError("an FP8 K/V cache needs scales", "convert with --dtype fp8")
     if integer:
         config, weights = _integers(model, config, dtype, group_size, calibration)
@@ -90,6 +98,16 @@ def convert(
         copy_side_files(source, folder)
         write_json(folder / "config.json", config_json(config))
     return target
+
+
+def _keep_scales(source: Path, model: HFModel, fp8_kv_cache: bool) -> None:
+    """Note that nothing is calibrated; refuse a cache that the folder has no scales for."""
+    if fp8_kv_cache and not model.config.fp8_kv_cache:
+        raise UsageError(
+            f"{source} is FP8 already, without scales of an FP8 K/V cache",
+            "omit --kv-cache-dtype, or convert the unquantised model",
+        )
+    _log.warning("note: %s is FP8 already: its scales are kept, nothing is calibrated", source.name)
 
 
 def _with_fp8(config: CheckpointConfig, *, cache: bool) -> CheckpointConfig:
@@ -129,7 +147,8 @@ def _check_dtype(source: Path, model: HFModel, dtype: str, *, rounds: bool) -> N
         check_family(model.config)
     if rounds and model.quantized:
         raise UsageError(
-            f"{weight_file(source)} is quantised already ({', '.join(model.quantized)}), and "
+            f"{weight_file(source) or source} is quantised already "
+            f"({', '.join(model.quantized)}), and "
             "quantising twice loses more than either does",
-            "omit --dtype to keep its blocks, or convert the unquantised model",
+            "omit --dtype to keep its weights, or convert the unquantised model",
         )

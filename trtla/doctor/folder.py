@@ -26,6 +26,7 @@ from trtla.formats.hf import model_problems, stored_parameters
 from trtla.formats.hub import hub_folder
 from trtla.formats.model import Model
 from trtla.formats.plan import LM_HEAD, hf_shapes, stored_plan
+from trtla.formats.quantised_folder import quantization_name
 from trtla.formats.support import kv_bytes_per_token
 
 _SHAPE_KEYS = (
@@ -54,7 +55,8 @@ def inspect(path: str | Path) -> dict[str, Any]:
     Keys of every folder: path, kind, bytes (on disk), tokenizer and chat_template (present or not),
     end_ids, how texts begin and end and the chat template's tokens, with their sources (ends,
     begins, template), notes, problems and hint (against the first of these, None without); of a
-    GGUF file also tensor_types, the number of each. If
+    GGUF file also tensor_types, the number of each; of a quantised Hugging Face folder
+    quantization, its name. If
     config.json is sound also architecture, dtype, quant_algo, kv_cache_quant_algo, parameters (a
     tied lm_head counts once), shape, mapping, max_text_len (prompt + output tokens of one request)
     and kv_cache_bytes (of such a text, in the model's dtype); for engines also version, backend,
@@ -79,6 +81,8 @@ def inspected(path: str | Path) -> tuple[dict[str, Any], Model | None]:
         "tokenizer": tokenizer_dir(folder) is not None,
         "chat_template": stored_template(model.folder) is not None,
     }
+    if (name := quantization_name(model.folder)) is not None:
+        result["quantization"] = name
     texts = describe_texts(model.folder)
     result |= {"end_ids": sorted(map(int, texts["ends"])), **texts}
     if is_gguf(local):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,15 @@ from trtla.formats.hf_config import read_hf_config
 from trtla.formats.model_folder import ModelFolder
 from trtla.formats.plan import EMBEDDING, LM_HEAD, hf_shapes, untied
 from trtla.formats.stored_form import StoredForm, stored_forms, stored_shapes
+from trtla.formats.stored_fp8 import (
+    StoredFp8,
+    cache_scales,
+    linear_scales,
+    quantised_weights,
+    scale_number,
+)
 from trtla.formats.tensors import equal_ends
-from trtla.formats.weight_files import SafetensorsFile, raise_first, tensor_problems
+from trtla.formats.weight_files import Entry, SafetensorsFile, raise_first, tensor_problems
 
 WeightFile = SafetensorsFile | BinFile | GgufFile
 _Where = dict[str, tuple[WeightFile, str]]
@@ -52,7 +59,7 @@ class HFModel:
     _where: _Where
     _forms: Mapping[str, StoredForm]
     quantized: tuple[str, ...] = ()
-    """GGUF's types of all its weights that are quantised."""
+    """The types of all its weights that are quantised: GGUF's, or FP8."""
 
     @classmethod
     def open(cls, location: str | Path | ModelFolder) -> HFModel:
@@ -71,7 +78,7 @@ class HFModel:
         types = _quantized_weights(where, config, forms)
         if blocks := {name: kind for name, kind in types.items() if kind in BLOCK_TYPES}:
             update["quantization"] = Quantization(block_types=blocks)
-        quantized = tuple(sorted({*types.values()}))
+        quantized = ("FP8",) if config.fp8 else tuple(sorted({*types.values()}))
         model = cls(folder, config.model_copy(update=update), where, forms, quantized)
         if not config.tie_word_embeddings or where[EMBEDDING] == where[LM_HEAD]:
             return model
@@ -81,6 +88,25 @@ class HFModel:
 
     def read(self, name: str, start: int, stop: int) -> ndarray:
         """Rows [start, stop) of a tensor, in the stored dtype, or rows of blocks."""
+        if self._fp8 is None:
+            return self._rows(name, start, stop)
+        scale = self._fp8.scale(name)
+        if scale is not None:
+            return scale[start:stop]
+        return self._fp8.weight(name, self._rows(name, start, stop))
+
+    @cached_property
+    def _fp8(self) -> StoredFp8 | None:
+        """The scales of an FP8 folder; None: it is none."""
+        if not self.config.fp8:
+            return None
+        return StoredFp8(self.config, self._forms, self._where, self._scale)
+
+    def _scale(self, name: str) -> float:
+        file, stored = self._where[name]
+        return scale_number(file.read(stored, 0, 1))
+
+    def _rows(self, name: str, start: int, stop: int) -> ndarray:
         form = self._forms[name]
         file, stored = self._where[form.name]
         if isinstance(file, GgufFile) and name in self.config.block_types:
@@ -95,6 +121,8 @@ class HFModel:
                 continue
             file, stored = self._where[name]
             rows = file.read(stored, 0, shape[0])
+            if self._fp8 is not None:
+                rows = self._fp8.numbers(name, rows)
             yield name, rows - 1 if gguf and "norm" in name else rows
 
     def close(self) -> None:
@@ -145,7 +173,22 @@ def _weights(
     if config.tie_word_embeddings and (stored := where.get(EMBEDDING) or where.get(LM_HEAD)):
         where = {EMBEDDING: stored, LM_HEAD: stored, **where}
     entries = {name: file.entries[stored] for name, (file, stored) in where.items()}
-    return where, tensor_problems(str(folder), entries, stored_shapes(config), _HINT)
+    shapes, types = stored_shapes(config), dict[str, str]()
+    if config.fp8:
+        types = quantised_weights(config, stored_forms(config, gguf=False))
+        cache = {name: (1,) for name in cache_scales(config) if name in entries}
+        shapes |= dict.fromkeys(linear_scales(types), (1,)) | cache
+        entries |= {
+            name: _one(entries[name])
+            for name in shapes
+            if name.endswith("_scale") and name in entries
+        }
+    return where, tensor_problems(str(folder), entries, shapes, _HINT, types)
+
+
+def _one(entry: Entry) -> Entry:
+    """The entry of a scale, whose single number has any shape in files."""
+    return replace(entry, shape=(1,)) if prod(entry.shape) == 1 else entry
 
 
 def _unused_note(folder: Path, stored: _Where) -> str | None:

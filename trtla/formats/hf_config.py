@@ -34,6 +34,7 @@ from trtla.formats.families import (
     unknown_arithmetic,
 )
 from trtla.formats.model_folder import CONFIG, ModelFolder, config_kind
+from trtla.formats.quantised_folder import read_quantization
 from trtla.formats.rope_scaling import is_positive, longrope_magnitude
 from trtla.formats.support import check_supported
 from trtla.formats.t5_config import refuse_to_convert
@@ -85,7 +86,6 @@ class HFConfig(BaseModel):
     windows_everywhere: bool = False
     max_window_layers: int = 0
     layer_types: list[str] | None = None
-    quantization_config: dict[str, Any] | None = None
     qk_layernorm: bool = False
     sandwich_norms: bool = False
     offset_norms: bool = False
@@ -225,7 +225,9 @@ def read_hf_config(location: Path | ModelFolder) -> tuple[CheckpointConfig, DTyp
     The returned config's own dtype is that one, or float32 as a placeholder.
     """
     folder = ModelFolder.of(location)
-    return parse_hf_config(folder.read(CONFIG), folder.path / CONFIG)
+    config, dtype = parse_hf_config(folder.read(CONFIG), folder.path / CONFIG)
+    quantization = read_quantization(folder, config)
+    return config.model_copy(update={"quantization": quantization}), dtype
 
 
 def parse_hf_config(data: Any, path: Path) -> tuple[CheckpointConfig, DType | None]:
@@ -233,11 +235,6 @@ def parse_hf_config(data: Any, path: Path) -> tuple[CheckpointConfig, DType | No
     name = _supported_architecture(data, path)
     _check_arithmetic(data, _family(data), path)
     config = validate(HFConfig, data, str(path), _MEND)
-    if config.quantization_config is not None:
-        method = config.quantization_config.get("quant_method", "an unnamed method")
-        raise UsageError(
-            f"{path}: the weights are quantised ({method})", "convert the unquantised model"
-        )
     dtype = _dtype(config.dtype, path)
     keys = {"architecture": name, **_checkpoint_keys(config, dtype)}
     checkpoint = validate(CheckpointConfig, keys, str(path), _MEND)

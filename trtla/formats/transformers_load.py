@@ -18,6 +18,8 @@ from trtla.files import refuse_stand_in
 from trtla.formats.folder import TOKENIZER_FILES
 from trtla.formats.gguf.header import MADE_OF
 from trtla.formats.hf_config import built_of
+from trtla.formats.model_folder import ModelFolder
+from trtla.formats.quantised_folder import quantization_name
 
 if TYPE_CHECKING:
     import torch
@@ -42,7 +44,8 @@ def load_model(kind: str, folder: str | Path, dtype: torch.dtype, hint: str) -> 
     weights = f"the weights in {folder}"
     if Path(folder).is_dir():
         check_layers(Path(folder))
-    if (Path(folder) / MADE_OF).is_file():
+    # transformers reads FP8 with its scales only if the package that made it is installed
+    if (Path(folder) / MADE_OF).is_file() or quantization_name(ModelFolder.of(Path(folder))):
         return _load_dequantized(kind, HFModel.open(folder), dtype)
     with _quiet():
         model, info = _load(kind, folder, weights, hint, dtype=dtype, output_loading_info=True)
@@ -53,12 +56,13 @@ def load_model(kind: str, folder: str | Path, dtype: torch.dtype, hint: str) -> 
 
 
 def _load_dequantized(kind: str, model: HFModel, dtype: torch.dtype) -> Any:
-    """The model of a GGUF file, which transformers cannot find in the folder."""
+    """The model of a GGUF file, which transformers cannot find in the folder, or of FP8."""
     import transformers
 
     from trtla.formats.torch_tensors import as_tensor
 
     config = transformers.AutoConfig.from_pretrained(str(model.path), local_files_only=True)
+    vars(config).pop("quantization_config", None)
     with closing(model):
         state = {name: as_tensor(array).to(dtype) for name, array in model.stored_numbers()}
     with _quiet():

@@ -42,6 +42,7 @@ _quantised = partial(setting, section="Quantisation")
         "trtla convert llama-3-70b -o ckpt --dtype bfloat16 --tp-size 8",
         "trtla convert llama-3-8b -o ckpt --dtype fp8 --kv-cache-dtype fp8",
         "trtla convert llama-3-8b -o ckpt --dtype fp8 --calib-data texts.txt",
+        "trtla convert llama-3-8b -o ckpt --dtype float16 --use-fp8",
         "trtla convert llama-3-8b -o ckpt --dtype int4",
         "trtla convert llama-3-8b -o ckpt --dtype w4a16_awq --tp-size 2",
     ],
@@ -74,6 +75,12 @@ _quantised = partial(setting, section="Quantisation")
 @_conversion("--tp-size", type=COUNT, default=1, help="Tensor-parallel ranks.")
 @_conversion("--pp-size", type=COUNT, default=1, help="Pipeline-parallel ranks.")
 @switch("--force", section="Conversion", help="Replace what is in the output folder.")
+@switch(
+    "--use-fp8",
+    section="Quantisation",
+    help="Quantise to FP8, where --dtype is the type of what stays unquantised; --dtype fp8 is "
+    "--dtype auto --use-fp8.",
+)
 @_quantised(
     "--group-size",
     type=click.Choice(["32", "64", "128"]),
@@ -120,12 +127,12 @@ def convert(ctx: click.Context, /, **flags: Any) -> None:
     _refuse_flags(ctx)
     from trtla.build import convert as converter
 
-    fp8, has_texts = flags["dtype"] == "fp8", source(ctx, "calib_data") != "default"
+    fp8, has_texts = _is_fp8(flags), source(ctx, "calib_data") != "default"
     with console.progress("calibrate", "texts") as texts, console.progress("convert") as progress:
         converter.convert(
             Path(flags["model_dir"]),
             Path(flags["output_dir"]),
-            dtype="auto" if fp8 else flags["dtype"],
+            dtype="auto" if flags["dtype"] == "fp8" else flags["dtype"],
             tp_size=flags["tp_size"],
             pp_size=flags["pp_size"],
             group_size=int(flags["group_size"]) if flags["group_size"] else None,
@@ -139,9 +146,19 @@ def convert(ctx: click.Context, /, **flags: Any) -> None:
     console.note(f"next: trtla build {output} -o ENGINE")
 
 
+def _is_fp8(flags: dict[str, Any]) -> bool:
+    return bool(flags["use_fp8"]) or flags["dtype"] == "fp8"
+
+
 def _refuse_flags(ctx: click.Context) -> None:
     """Refuse settings without effect, wherever they come from."""
     dtype, has_texts = ctx.params["dtype"], source(ctx, "calib_data") != "default"
+    if ctx.params["use_fp8"]:
+        if dtype in _QUANTISED[1:]:
+            raise UsageError(
+                f"--use-fp8 quantises to FP8, and --dtype {dtype} to something else", "omit one"
+            )
+        dtype = "fp8"
     for name, dtypes in _DTYPES_OF.items():
         if source(ctx, name) == "default":
             continue

@@ -55,10 +55,10 @@ CONVERT = Program(
                 "convert them to a Hugging Face folder, and give it with --model-dir",
             ),
         ),
-        switch("use_fp8", Accepted("dtype", "calibrated here, only declared there", gives="fp8")),
+        switch("use_fp8", Accepted(note="calibrated here, unless the folder is FP8 already")),
         switch(
             "fp8_kv_cache",
-            Accepted("kv_cache_dtype", "calibrated here, only declared there", gives="fp8"),
+            Accepted("kv_cache_dtype", "scales like those of `--use_fp8`", gives="fp8"),
         ),
         switch(
             "int8_kv_cache",

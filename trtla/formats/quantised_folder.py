@@ -1,0 +1,180 @@
+"""The quantisation that a Hugging Face folder's own files declare.
+
+Static FP8 with a scale for each tensor, as modelopt, compressed-tensors and `fp8` write it, is
+TensorRT-LLM's FP8. Everything else is refused by its name, before any weight is read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from trtla.errors import UsageError
+from trtla.formats.config import CheckpointConfig, Quantization
+from trtla.formats.model_folder import CONFIG, ModelFolder
+from trtla.formats.plan import fp8_groups
+from trtla.formats.stored_form import stored_forms
+
+MODELOPT = "hf_quant_config.json"
+_HINT = (
+    "give the unquantised model, which trtla convert --dtype fp8, int8 or int4 quantises, or its "
+    "FP8 with static scales per tensor"
+)
+_EXCLUDED = ("ignore", "exclude_modules", "ignored_layers", "modules_to_not_convert")
+"""Names of the list of modules that are not quantised."""
+_PER_TENSOR = {None, "tensor", "per_tensor"}
+
+
+def quantization_name(folder: ModelFolder) -> str | None:
+    """The name of a folder's quantisation, such as `modelopt FP8`; None: it has none."""
+    found = _declared(folder)
+    return None if found is None else _name(found[1])
+
+
+def read_quantization(folder: ModelFolder, config: CheckpointConfig) -> Quantization:
+    """The quantisation of the checkpoint that a folder converts to; raises `UsageError` for one
+    that TensorRT-LLM's FP8 is not."""
+    if (found := _declared(folder)) is None:
+        return config.quantization
+    path, declared = found
+    if why := _unlike_fp8(declared):
+        text = _name(declared) + (f", {why}" if why != _name(declared) else "")
+        raise UsageError(f"{path}: the weights are quantised ({text})", _HINT)
+    _check_excluded(path, declared, config)
+    cache = "FP8" if _caches_fp8(declared) else None
+    return Quantization(quant_algo="FP8", kv_cache_quant_algo=cache, exclude_modules=["lm_head"])
+
+
+def _declared(folder: ModelFolder) -> tuple[Path, dict[str, Any]] | None:
+    """What config.json says, or else modelopt's own file, with that file's path."""
+    said = folder.object(CONFIG)
+    for key in ("quantization_config", "compression_config"):
+        if (found := said.get(key)) is not None:
+            return folder.path / CONFIG, _flat(found if isinstance(found, dict) else {})
+    if (folder.path / MODELOPT).is_file():
+        content = folder.read(MODELOPT)
+        found = {"quant_method": "modelopt", **_flat(content if isinstance(content, dict) else {})}
+        if found.get("quant_algo") or found.get("kv_cache_quant_algo"):
+            return folder.path / MODELOPT, found
+    return None
+
+
+def _flat(declared: dict[str, Any]) -> dict[str, Any]:
+    """One level of keys: modelopt has its own below `quantization`."""
+    inner = declared.get("quantization")
+    return {**declared, **inner} if isinstance(inner, dict) else declared
+
+
+def _method(declared: dict[str, Any]) -> str:
+    return str(declared.get("quant_method") or "an unnamed method")
+
+
+def _name(declared: dict[str, Any]) -> str:
+    """Method and kind: `modelopt NVFP4`, `compressed-tensors pack-quantized`, `gptq 4 bits`."""
+    bits = declared.get("bits", declared.get("w_bit"))
+    bitsandbytes = {"load_in_4bit": "4 bits", "load_in_8bit": "8 bits"}
+    kinds = [declared.get(key) for key in ("quant_algo", "format", "fmt")]
+    kinds += [f"{bits} bits" if bits else None]
+    kinds += [name for key, name in bitsandbytes.items() if declared.get(key) is True]
+    return " ".join([_method(declared), *(str(kind) for kind in kinds if kind)][:2])
+
+
+def _unlike_fp8(declared: dict[str, Any]) -> str | None:
+    """The first thing in which it is not static FP8 with a scale for each tensor, if any."""
+    checks = {"modelopt": _modelopt, "compressed-tensors": _groups, "fp8": _plain_fp8}
+    check = checks.get(_method(declared))
+    if check is None:
+        return _name(declared)
+    return next((why for why in (*check(declared), *_cache(declared)) if why), None)
+
+
+def _modelopt(declared: dict[str, Any]) -> Iterator[str | None]:
+    if declared.get("quant_algo") != "FP8":
+        yield _name(declared)
+    if declared.get("config_groups"):
+        yield from _groups({"format": "float-quantized", **declared})
+
+
+def _groups(declared: dict[str, Any]) -> Iterator[str | None]:
+    """The groups of compressed-tensors."""
+    groups = declared.get("config_groups")
+    if declared.get("format") not in ("float-quantized", "naive-quantized", None):
+        yield _name(declared)
+    sparsity = declared.get("sparsity_config")
+    if isinstance(sparsity, dict) and sparsity.get("format") not in (None, "dense"):
+        yield f"sparse as {sparsity['format']}"
+    if not isinstance(groups, dict) or not groups:
+        yield "without config_groups"
+        return
+    for group in groups.values():
+        for key in ("weights", "input_activations"):
+            part = group.get(key) if isinstance(group, dict) else None
+            yield _scheme(key.replace("_", " "), part)
+
+
+def _scheme(what: str, scheme: Any) -> str | None:
+    """What makes a scheme of compressed-tensors other than FP8 with one static scale."""
+    if not isinstance(scheme, dict):
+        return f"{what} not quantised"
+    if scheme.get("type") != "float" or scheme.get("num_bits") != 8:
+        return f"{what} of {scheme.get('num_bits')} bits, {scheme.get('type')}"
+    if scheme.get("dynamic"):
+        return f"dynamic scales of {what}"
+    if (strategy := scheme.get("strategy")) not in _PER_TENSOR:
+        return f"scales per {strategy} of {what}"
+    return "scales per group" if scheme.get("group_size") else None
+
+
+def _plain_fp8(declared: dict[str, Any]) -> Iterator[str | None]:
+    if block := declared.get("weight_block_size"):
+        yield f"scales per block {block}"
+    if declared.get("fmt") not in (None, "e4m3", "float8_e4m3fn"):
+        yield f"numbers of {declared['fmt']}"
+    if (scheme := declared.get("activation_scheme")) != "static":
+        yield f"{scheme or 'dynamic'} scales of activations"
+
+
+def _cache(declared: dict[str, Any]) -> Iterator[str | None]:
+    """What a K/V cache has that TensorRT-LLM's FP8 cache has not."""
+    algorithm, scheme = declared.get("kv_cache_quant_algo"), declared.get("kv_cache_scheme")
+    if algorithm not in (None, "FP8"):
+        yield f"K/V cache of {algorithm}"
+    if isinstance(scheme, dict):
+        yield _scheme("K/V cache", scheme)
+    elif scheme not in (None, "static"):
+        yield f"{scheme} scales of the K/V cache"
+
+
+def _caches_fp8(declared: dict[str, Any]) -> bool:
+    return bool(declared.get("kv_cache_quant_algo") or declared.get("kv_cache_scheme"))
+
+
+def _check_excluded(path: Path, declared: dict[str, Any], config: CheckpointConfig) -> None:
+    """Refuse a model that is FP8 in some of its layers' linears only."""
+    patterns = [p for key in _EXCLUDED for p in declared.get(key) or () if isinstance(p, str)]
+    forms = stored_forms(config, gguf=False)
+    weights = [weight for group in fp8_groups(config).values() for weight in group]
+    names = [n.removesuffix(".weight") for w in weights for n in (w, forms[w].name)]
+    for pattern in patterns:
+        excluded = next((name for name in names if _matches(pattern, name, path)), None)
+        if excluded is not None:
+            raise UsageError(
+                f"{path}: {excluded} is left unquantised by {pattern!r}, and TensorRT-LLM's FP8 "
+                "has all linears of the layers",
+                "give the unquantised model, which trtla convert --dtype fp8 quantises",
+            )
+
+
+def _matches(pattern: str, name: str, path: Path) -> bool:
+    """Match as modelopt (fnmatch) and compressed-tensors (names, `re:`) do."""
+    if not pattern.startswith("re:"):
+        return fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")
+    try:
+        return re.match(pattern[3:], name) is not None
+    except re.error:
+        raise UsageError(
+            f"{path}: {pattern!r} is no regular expression", "copy the file again"
+        ) from None
