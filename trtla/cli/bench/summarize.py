@@ -289,8 +289,6 @@ def _cap(console: Console, flags: SummarizeFlags, limits: ExecutorLimits) -> int
 def _print(console: Console, rows: Sequence[Row], items: int, flags: SummarizeFlags) -> None:
     """Print TensorRT-LLM's lines for each side, which programs read, then one table; or one JSON
     document, which has all digits."""
-    from trtla.bench.summarize import ENGINE, PLAIN, ROUGE
-    from trtla.bench.tables import tables
     from trtla.formats.gguf.folder import model_name
     from trtla.results.bench_documents import Summarize
     from trtla.results.documents import SCHEMA_VERSION, environment
@@ -315,6 +313,14 @@ def _print(console: Console, rows: Sequence[Row], items: int, flags: SummarizeFl
         )
         console.document(filled.document())
         return
+    _print_sides(console, rows)
+    if not flags.task.context_only:  # texts of one token say nothing about decoding
+        _print_speeds(console, rows, items)
+
+
+def _print_sides(console: Console, rows: Sequence[Row]) -> None:
+    from trtla.bench.summarize import ROUGE
+
     for row in rows:
         console.out(f"{row.arm} (total latency: {row.time_s:.3f} sec)")
         console.out(f"{row.arm} (total output tokens: {row.output_tokens})")
@@ -325,6 +331,12 @@ def _print(console: Console, rows: Sequence[Row], items: int, flags: SummarizeFl
                 console.out(f"  {key}: {figure:.3f}")
         if row.perplexity is not None:
             console.out(f"  Per-token perplexity: {row.perplexity:.3f}")
+
+
+def _print_speeds(console: Console, rows: Sequence[Row], items: int) -> None:
+    from trtla.bench.summarize import ENGINE, PLAIN
+    from trtla.bench.tables import tables
+
     console.out("\n\n".join(tables(rows, console.table_text)))
     speed = {row.arm: row.tokens_per_s or 0.0 for row in rows}
     for other, label in ((PLAIN, "plain decoding"), ("hugging_face", "Hugging Face")):
