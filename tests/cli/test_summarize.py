@@ -237,7 +237,8 @@ def test_broken_files_of_a_folder(engine: Path, tmp_path: Path) -> None:
     parquet.write_table(pyarrow.table({"article": broken, "highlights": ["b"]}), path)
     refused(summarize(engine, tmp_path), 2, "test.parquet cannot be read", "copy the file again")
     parquet.write_table(pyarrow.table({"article": ["a"], "summary": ["b"]}), path)
-    refused(summarize(engine, tmp_path), 2, 'no single column "highlights"', "article and highlights")
+    parts = ('no single column "highlights"', "article and highlights")
+    refused(summarize(engine, tmp_path), 2, *parts)
 
 
 def test_other_tasks_read_their_own_columns(engine: Path, tmp_path: Path) -> None:
