@@ -97,7 +97,8 @@ def json_text(data: dict[str, Any]) -> str:
 def write_whole(path: Path, data: str | bytes | Iterable[bytes], *, durable: bool = False) -> Path:
     """Replace a file's content; a failure leaves the old content, and nothing else.
 
-    Devices and pipes are written to, never replaced. A file's permissions follow the umask, and never grant more than those of the replaced file.
+    Devices and pipes are written to, never replaced. A file's permissions follow the umask, and
+    never grant more than those of the replaced file.
 
     Args:
         data: all of it, or piece by piece.
