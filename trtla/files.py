@@ -97,7 +97,8 @@ def json_text(data: dict[str, Any]) -> str:
 def write_whole(path: Path, data: str | bytes | Iterable[bytes], *, durable: bool = False) -> Path:
     """Replace a file's content; a failure leaves the old content, and nothing else.
 
-    Its permissions follow the umask, and never grant more than those of the replaced file.
+    Devices and pipes are written to, never replaced. A file's permissions follow the umask, and
+    never grant more than those of the replaced file.
 
     Args:
         data: all of it, or piece by piece.
@@ -107,6 +108,10 @@ def write_whole(path: Path, data: str | bytes | Iterable[bytes], *, durable: boo
         OSError: the disk is full, or permission is missing.
     """
     data = data.encode("utf-8") if isinstance(data, str) else data
+    if path.exists() and not path.is_file():
+        with path.open("wb") as other:
+            other.writelines((data,) if isinstance(data, bytes) else data)
+        return path
     _sweep_cache(path.parent)
     part = path.with_name(temporary_name(path.name))
     file = part.open("xb")

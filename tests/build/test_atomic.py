@@ -20,6 +20,7 @@ from trtla.build.convert import convert
 from trtla.errors import TrtlaError, UsageError
 from trtla.formats.atomic import atomic_directory, check_target
 from trtla.formats.filling import restore
+from trtla.formats.model_folder import ModelFolder
 
 KILL = """
 import os, random, signal, sys, time
@@ -108,6 +109,22 @@ def test_a_move_that_still_runs_is_left_to_its_process(tmp_path: Path) -> None:
         os.close(descriptor)
     restore(tmp_path)
     assert not any(tmp_path.iterdir())
+
+
+def test_a_folder_that_is_being_filled_is_no_folder_of_others(hf: Path, tmp_path: Path) -> None:
+    target = convert(hf, tmp_path / "ckpt")
+    ready = target / ".trtla-ready-1234"
+    ready.mkdir()
+    (target / "config.json").rename(ready / "config.json")
+    descriptor = os.open(ready, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with pytest.raises(TrtlaError, match="another process is writing into it"):
+            convert(hf, target, force=True)
+        with pytest.raises(UsageError, match="are being replaced, or a killed process"):
+            _ = ModelFolder(target).kind
+    finally:
+        os.close(descriptor)
 
 
 def test_an_error_between_two_renames_undoes_them(

@@ -140,6 +140,7 @@ def group(**changed: Any) -> dict[str, Any]:
         ({**COMPRESSED, "ignore": ["re:.*o_proj"]}, "0.self_attn.o_proj is left unquantised"),
         ({**MODELOPT, "ignore": ["model.layers.1*"]}, "1.self_attn.q_proj is left unquantised"),
         ({**MODELOPT, "kv_cache_quant_algo": "NVFP4"}, "K/V cache of NVFP4"),
+        ({**COMPRESSED, "config_groups": group(strategy=["tensor"])}, "scales per ['tensor']"),
     ],
 )
 def test_another_quantisation_is_refused_by_its_name(

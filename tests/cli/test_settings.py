@@ -217,6 +217,10 @@ SPECULATIVE = "speculative_config: {{decoding_type: {}}}\n"
             "max_seq_len: 64\nbuild_config: {max_seq_len: 32}\n",
             ("build_config.max_seq_len is 32, and max_seq_len is 64",),
         ),
+        (
+            SPECULATIVE.format("Lookahead, max_draft_len: null") + "lookahead: [7, 7, 7]\n",
+            ("lookahead is [7, 7, 7], and speculative_config is [4, 3, 4]",),
+        ),
     ],
 )  # fmt: skip
 def test_what_the_yaml_of_trtllm_serve_has_alone_is_named(

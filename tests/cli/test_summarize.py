@@ -193,6 +193,8 @@ def saved(folder: Path, layout: str) -> Path:
     test, train = datasets.Dataset.from_list(ROWS), datasets.Dataset.from_list(ROWS[:1])
     if layout == "arrow":
         datasets.DatasetDict({"test": test, "train": train}).save_to_disk(own)
+        datasets.load_from_disk(own)["test"].map(lambda row: row)  # writes a cache beside it
+        assert list(own.rglob("cache-*.arrow"))
     else:
         for name, split in {"test": test, "train": train}.items():
             split.to_parquet(own / "3.0.0" / f"{name}-00000-of-00001.parquet")
@@ -231,8 +233,12 @@ def test_broken_files_of_a_folder(engine: Path, tmp_path: Path) -> None:
     path = tmp_path / "test.parquet"
     path.write_bytes(b"PAR1")
     refused(summarize(engine, tmp_path), 2, "test.parquet cannot be read", "copy the file again")
+    broken = pyarrow.array([b"\xff"]).view(pyarrow.string())  # taking its rows would not end well
+    parquet.write_table(pyarrow.table({"article": broken, "highlights": ["b"]}), path)
+    refused(summarize(engine, tmp_path), 2, "test.parquet cannot be read", "copy the file again")
     parquet.write_table(pyarrow.table({"article": ["a"], "summary": ["b"]}), path)
-    refused(summarize(engine, tmp_path), 2, 'no column "highlights"', "article and highlights")
+    parts = ('no single column "highlights"', "article and highlights")
+    refused(summarize(engine, tmp_path), 2, *parts)
 
 
 def test_other_tasks_read_their_own_columns(engine: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from pathlib import Path
 
 import numpy as np
@@ -39,3 +40,16 @@ def test_rows_are_prompt_and_output(engine: Path, tmp_path: Path, beams: tuple[s
 def test_a_folder_that_is_missing(no_weights: Path, tmp_path: Path, flag: str) -> None:
     ran = trtla("run", no_weights, "ab", flag, tmp_path / "absent" / "x")
     refused(ran, 2, f"absent of {flag} does not exist", "make it first")
+
+
+def test_a_pipe_is_written_to_and_stays(engine: Path, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        ran = trtla("run", engine, "-p", "ab", "-n", "2", "--output-csv", pipe)
+        assert ran.code == 0, ran.err
+        assert os.read(reader, 1000).count(b",") == 3
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()

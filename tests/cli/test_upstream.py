@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from collections import Counter
 from pathlib import Path
+from zipfile import ZipFile
 
 import click
 import numpy as np
@@ -374,13 +376,23 @@ def test_files_of_token_ids(engine: Path, tmp_path: Path) -> None:
     assert answers == [answers[0]] * 4
 
 
+def archive(name: str, data: bytes) -> bytes:
+    made = io.BytesIO()
+    with ZipFile(made, "w") as file:
+        file.writestr(name, data)
+    return made.getvalue()
+
+
 @pytest.mark.parametrize(
     ("name", "data", "parts"),
     [
         ("x.csv", b"1,2\n3,b\n", ("row 1 of", "'b', which is no token id")),
+        ("x.csv", b"1," + b"9" * 5000, ("row 0 of", "which is no token id")),
         ("x.csv", b"", ("holds no prompts",)),
         ("x.npy", b"no array", ("cannot be read as an array",)),
+        ("x.npy", b"\x93NUMPY\x01\x00\x08\x00{'a': (\n", ("cannot be read as an array",)),
         ("x.npz", b"PK\x03\x04", ("cannot be read as an array",)),
+        ("x.npz", archive("a.txt", b"no array"), ("a.txt of", "is an array of |S8")),
         ("x.bin", b"abc", ("is no file of prompts", ".csv, .npy or .npz")),
     ],
 )

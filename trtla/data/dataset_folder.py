@@ -62,7 +62,7 @@ def _dataset_root(folder: Path, task: EvalTask) -> Path:
 
 def _files(root: Path, task: EvalTask) -> list[Path]:
     """The files of the split, of the first kind that has any; names tell the split, if any do."""
-    every = sorted(path for path in root.rglob("*") if path.suffix in _KINDS and path.is_file())
+    every = sorted(path for path in root.rglob("*") if _is_data(path.relative_to(root), path))
     if not every:
         raise UsageError(
             f"{root} holds no .parquet, .arrow or .jsonl files",
@@ -81,6 +81,13 @@ def _files(root: Path, task: EvalTask) -> list[Path]:
     )
 
 
+def _is_data(inside: Path, path: Path) -> bool:
+    """Leave out hidden files, and the caches that `datasets` keeps beside its files."""
+    hidden = any(part.startswith(".") for part in inside.parts)
+    cached = path.suffix == ".arrow" and path.name.startswith("cache-")
+    return path.suffix in _KINDS and not hidden and not cached and path.is_file()
+
+
 def _split(path: Path) -> str | None:
     """The split that a file's name tells, or else a folder's above it."""
     found = (_SPLIT.search(part) for part in reversed(path.parts))
@@ -94,12 +101,14 @@ def _table(files: Sequence[Path], task: EvalTask) -> pyarrow.Table:
     for path in files:
         try:
             table = _read(path)
+            _check_columns(path, table, task)
+            table = table.select(list(task.columns))
+            table.validate(full=True)  # taking rows of broken columns would end the process
         except (pyarrow.ArrowException, OSError) as error:
             raise UsageError(
                 f"{path} cannot be read: {first_line(error)}", "copy the file again"
             ) from None
-        _check_columns(path, table, task)
-        tables.append(table.select(list(task.columns)))
+        tables.append(table)
     return pyarrow.concat_tables(tables, promote_options="permissive")
 
 
@@ -115,17 +124,18 @@ def _read(path: Path) -> pyarrow.Table:
 def _check_columns(path: Path, table: pyarrow.Table, task: EvalTask) -> None:
     for name in _absent(table, task):
         raise UsageError(
-            f'{path} has no column "{name}" of strings, only {", ".join(table.column_names)}',
+            f'{path} has no single column "{name}" with a string in each row; its columns are '
+            f"{', '.join(table.column_names)}",
             f"give a data set with the columns {' and '.join(task.columns)}",
         )
 
 
 def _absent(table: pyarrow.Table, task: EvalTask) -> Iterator[str]:
-    """Columns that are missing, hold something else than strings, or have gaps."""
+    """Columns that are missing or there twice, hold something else than strings, or have gaps."""
     from pyarrow import types
 
     for name in task.columns:
-        column = table[name] if name in table.column_names else None
+        column = table[name] if table.column_names.count(name) == 1 else None
         strings = column is not None and (
             types.is_string(column.type) or types.is_large_string(column.type)
         )

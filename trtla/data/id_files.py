@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 
-from trtla.errors import UsageError
+from trtla.errors import UsageError, first_line
 from trtla.files import read_text, refuse_stand_in
 
 Row = tuple[str, tuple[int, ...]]
@@ -24,7 +22,7 @@ def id_rows(path: Path) -> Iterator[Row]:
         yield from _csv_rows(path)
         return
     for name, array in _arrays(path):
-        if array.ndim not in (1, 2) or not np.issubdtype(array.dtype, np.integer):
+        if array.ndim not in (1, 2) or array.dtype.kind not in "iu":
             raise UsageError(
                 f"{name} is an array of {array.dtype} with {array.ndim} dimensions",
                 "store token ids as integers, in one row or in rows",
@@ -34,15 +32,17 @@ def id_rows(path: Path) -> Iterator[Row]:
 
 
 def _csv_rows(path: Path) -> Iterator[Row]:
-    for number, cells in enumerate(csv.reader(read_text(path).splitlines())):
+    for number, line in enumerate(read_text(path).splitlines()):
         where = f"row {number} of {path}"
-        try:
-            ids = tuple(int(cell) for cell in cells)
-        except ValueError:
-            wrong = next(cell for cell in cells if not cell.strip().isdecimal())
-            raise UsageError(f"{where} holds {wrong!r}, which is no token id", _ROWS) from None
-        if ids:
-            yield where, ids
+        if line:
+            yield where, tuple(_id(cell.strip().strip('"'), where) for cell in line.split(","))
+
+
+def _id(cell: str, where: str) -> int:
+    try:
+        return int(cell)
+    except ValueError:  # int refuses thousands of digits too
+        raise UsageError(f"{where} holds {cell[:40]!r}, which is no token id", _ROWS) from None
 
 
 def _arrays(path: Path) -> Iterator[tuple[str, np.ndarray]]:
@@ -54,8 +54,12 @@ def _arrays(path: Path) -> Iterator[tuple[str, np.ndarray]]:
             return
         with loaded:
             for name in loaded.files:
-                yield f"{name} of {path}", loaded[name]
+                yield f"{name} of {path}", np.asanyarray(loaded[name])
     except FileNotFoundError:
         raise UsageError(f"{path} does not exist", "check the path") from None
-    except (OSError, ValueError, EOFError, BadZipFile) as error:
-        raise UsageError(f"{path} cannot be read as an array: {error}", _ROWS) from None
+    except UsageError:
+        raise
+    except Exception as error:  # broken headers and archives raise a dozen kinds
+        raise UsageError(
+            f"{path} cannot be read as an array: {first_line(error)}", "store it with numpy.save"
+        ) from None

@@ -22,7 +22,7 @@ from trtla.errors import TrtlaError, UsageError
 from trtla.files import flush, read_json
 from trtla.formats.chat_templates import MORE_TEMPLATES
 from trtla.formats.engine import MANIFEST
-from trtla.formats.filling import fill, restore
+from trtla.formats.filling import fill, is_half_filled, restore
 from trtla.formats.folder import TOKENIZER_FILES
 from trtla.formats.model_folder import CONFIG
 from trtla.formats.special_tokens import GENERATION_CONFIG
@@ -53,9 +53,9 @@ def check_target(target: Path, *, force: bool, sources: Sequence[Path] = ()) -> 
             return
         if not resolved.is_dir():
             raise UsageError(f"{target} is a file", "choose another --output-dir")
-        _check_replaceable(target, resolved, force)
         if not os.access(resolved, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        _check_replaceable(target, resolved, force)
     except OSError as error:
         raise os_failure(error, target) from None
 
@@ -78,13 +78,19 @@ def _real(path: Path) -> Path:
 
 
 def _check_replaceable(target: Path, resolved: Path, force: bool) -> None:
-    """Refuse to replace files; what has other names stays as it is."""
+    """Refuse to replace files; what has other names stays as it is.
+
+    Without its config.json, a folder that another process fills looks like one of someone's own.
+    """
+    busy = is_half_filled(resolved)
     names = _own_names(resolved)
     if not names:
         return
     kind = _kind(resolved / CONFIG)
     foreign = [name for name in names if not _is_replaceable(resolved / name)]
     if kind is None or foreign:
+        if busy or is_half_filled(resolved):
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         theirs = CONFIG if CONFIG in names and not kind else [*foreign, *names][0]
         raise UsageError(
             f"output folder {target} has a {theirs} that belongs to no checkpoint or engine",

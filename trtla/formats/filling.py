@@ -61,6 +61,11 @@ def restore(target: Path) -> None:
                 _complete(ready, target)
 
 
+def is_half_filled(target: Path) -> bool:
+    """Return True while a folder has files that are still to be moved into it."""
+    return any(target.glob(f"{_READY}*"))
+
+
 def _complete(ready: Path, target: Path) -> None:
     with suppress(UsageError, KeyError, TypeError):
         names = read_json(ready / _NAMES)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from trtla.errors import UsageError
 from trtla.files import read_json, read_text
-from trtla.formats.filling import restore
+from trtla.formats.filling import is_half_filled, restore
 from trtla.formats.mistaken import no_model
 
 CONFIG = "config.json"
@@ -78,7 +78,7 @@ class ModelFolder:
                 f"{path} is not a folder", f"give {'the folder that holds it' if weights else hint}"
             )
         if not (path / CONFIG).is_file():
-            raise no_model(path)
+            raise self._half_filled() if is_half_filled(path) else no_model(path)
         kind = config_kind(self.read(CONFIG))
         if kind is None:
             raise UsageError(
@@ -86,6 +86,12 @@ class ModelFolder:
                 "give a Hugging Face model, checkpoint or engine folder",
             )
         return kind
+
+    def _half_filled(self) -> UsageError:
+        return UsageError(
+            f"the files of {self.path} are being replaced, or a killed process left them so",
+            "wait until it has ended, or run trtla inspect as a user who may write there",
+        )
 
 
 def config_kind(data: Any) -> FolderKind | None:

@@ -25,7 +25,7 @@ _HINT = (
 )
 _EXCLUDED = ("ignore", "exclude_modules", "ignored_layers", "modules_to_not_convert")
 """Names of the list of modules that are not quantised."""
-_PER_TENSOR = {None, "tensor", "per_tensor"}
+_PER_TENSOR = (None, "tensor", "per_tensor")
 
 
 def quantization_name(folder: ModelFolder) -> str | None:
@@ -154,7 +154,8 @@ def _caches_fp8(declared: dict[str, Any]) -> bool:
 
 def _check_excluded(path: Path, declared: dict[str, Any], config: CheckpointConfig) -> None:
     """Refuse a model that is FP8 in some of its layers' linears only."""
-    patterns = [p for key in _EXCLUDED for p in declared.get(key) or () if isinstance(p, str)]
+    lists = [found for key in _EXCLUDED if isinstance(found := declared.get(key), list)]
+    patterns = [pattern for found in lists for pattern in found if isinstance(pattern, str)]
     forms = stored_forms(config, gguf=False)
     weights = [weight for group in fp8_groups(config).values() for weight in group]
     names = [n.removesuffix(".weight") for w in weights for n in (w, forms[w].name)]

@@ -81,6 +81,7 @@ def as_preset(settings: Settings, names: Collection[str], where: str, command: s
     if not _KNOWN.difference(names).intersection(settings):
         return settings
     found: Settings = {}
+    keys: dict[str, str] = {}
     lost: list[str] = []
     for key, value in _flat(settings, where):
         name = "lookahead" if key == _SPECULATIVE else _COUNTERPARTS.get(key, key)
@@ -90,14 +91,14 @@ def as_preset(settings: Settings, names: Collection[str], where: str, command: s
             value = triple(value, where)
         if name not in names:
             lost.append(key)
-        elif name in found and found[name] != value:
+        elif name in found and found[name] != _as_ours(name, value):
             raise UsageError(
-                f"{where}: {key} is {shown(value)}, and {name} is {shown(found[name])} there as "
-                "well",
+                f"{where}: {key} is {shown(value)}, and {keys[name]} is {shown(found[name])} "
+                "there as well",
                 "give one of them",
             )
         else:
-            found[name] = _as_ours(name, value)
+            found[name], keys[name] = _as_ours(name, value), key
     if lost:
         raise UsageError(
             f"{where} has {', '.join(lost)}, for which {command} has no setting",
@@ -119,13 +120,13 @@ def triple(config: Any, where: str) -> list[int]:
             f"{where}: decoding_type {kind} is not read here",
             _OTHERS.get(kind.lower().replace("-", "_"), "write lookahead: [7, 7, 7]"),
         )
-    unknown = [key for key in config if key != "decoding_type" and key not in _SIZES]
+    given = {key: value for key, value in config.items() if value is not None}
+    unknown = [key for key in given if key != "decoding_type" and key not in _SIZES]
     if unknown:
         raise UsageError(
             f"{where}: {_SPECULATIVE} has {', '.join(map(str, unknown))}",
             f"the keys of lookahead are {', '.join(_SIZES)}",
         )
-    given = {key: value for key, value in config.items() if value is not None}
     sizes = [given.get(key, default) for key, default in _SIZES.items()]
     try:
         return list(LookaheadConfig(*sizes).as_tuple())
