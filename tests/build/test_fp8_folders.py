@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from tests.support.command import refused, trtla
@@ -155,3 +155,13 @@ def test_another_quantisation_is_refused_by_its_name(
     shown = inspect(tmp_path)
     assert shown["quantization"].split()[0] == declared["quant_method"]
     assert named in shown["problems"][0]
+
+
+def test_integers_are_not_taken_for_fp8(tmp_path: Path) -> None:
+    folder, _ = fp8_folder(tmp_path / "hf", MODELOPT)
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.0.mlp.up_proj.weight"
+    tensors[name] = tensors[name].view(torch.int8)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UsageError, match=f"{name} is int8, and config.json says FP8"):
+        HFModel.open(folder)

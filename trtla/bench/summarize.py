@@ -200,7 +200,7 @@ def items(sides: Sequence[SummarySide], prompts: Sequence[Ids]) -> Iterator[dict
 def check_rouge1(row: Row, threshold: float) -> None:
     """Raise `CheckFailed` if a side's ROUGE-1 is below the threshold."""
     rouge1 = row.rouge1 or 0.0
-    if rouge1 < threshold:
+    if not rouge1 >= threshold:
         raise CheckFailed(
             f"rouge1 {rouge1:.2f} of {row.arm} is below the threshold {threshold:g}",
             "compare with --test-hf: equal scores mean the model, not the engine",
@@ -210,7 +210,7 @@ def check_rouge1(row: Row, threshold: float) -> None:
 def check_perplexity(row: Row, threshold: float) -> None:
     """Raise `CheckFailed` if a side's mean perplexity is above the threshold."""
     mean = row.perplexity or 0.0
-    if mean > threshold:
+    if not mean <= threshold:  # NaN passes no check
         raise CheckFailed(
             f"perplexity {mean:.2f} of {row.arm} is above the threshold {threshold:g}",
             "compare with the unquantised model, or give another --ppl-threshold",

@@ -183,7 +183,19 @@ def _weights(
             for name in shapes
             if name.endswith("_scale") and name in entries
         }
-    return where, tensor_problems(str(folder), entries, shapes, _HINT, types)
+    problems = tensor_problems(str(folder), entries, shapes, _HINT, types)
+    return where, [*_integer_problems(folder, entries, types), *problems]
+
+
+def _integer_problems(
+    folder: Path, entries: Mapping[str, Entry], types: Mapping[str, str]
+) -> list[UsageError]:
+    """An error for FP8 weights that are integers, which only checkpoints store so."""
+    integers = [name for name in types if name in entries and entries[name].dtype.name == "int8"]
+    return [
+        UsageError(f"{folder}: tensor {name} is int8, and config.json says FP8", _HINT)
+        for name in integers[:1]
+    ]
 
 
 def _one(entry: Entry) -> Entry:
