@@ -306,6 +306,9 @@ def read_json(path: Path) -> Any:
         raise UsageError(f"{path} is not JSON: {error}{position}", "copy the file again") from None
 
 
+_YAML_LINES = "write key: value lines, nested keys below theirs with one indent"
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """Parse a YAML file that holds a mapping."""
     import yaml
@@ -314,9 +317,11 @@ def read_yaml(path: Path) -> dict[str, Any]:
         data = yaml.safe_load(read_text(path))
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         reason = first_line(error)  # ValueError: a number or date that Python cannot represent
-        raise UsageError(f"{path} is not YAML: {reason}", "see configs/") from None
+        mark = getattr(error, "problem_mark", None)
+        position = f" in line {mark.line + 1}" if mark else ""
+        raise UsageError(f"{path} is not YAML: {reason}{position}", _YAML_LINES) from None
     if not isinstance(data, dict):
-        raise UsageError(f"{path} holds no settings", "write key: value lines, see configs/")
+        raise UsageError(f"{path} holds no settings", _YAML_LINES)
     return {str(key).replace("-", "_"): value for key, value in data.items()}
 
 

@@ -172,3 +172,6 @@ def test_only_engines_of_tensorrt_llm_are_adopted(tmp_path: Path, tokenizer: Pat
     with pytest.raises(UsageError, match="is a Hugging Face model, not an engine"):
         adopt_engine(tokenizer, SEVENS)
     assert not (folder / "trtla.json").exists()
+    (folder / "trtla.json").write_text("{}")  # a torch engine: force would not help
+    with pytest.raises(UsageError, match="holds no engine of TensorRT-LLM"):
+        adopt_engine(folder, SEVENS)

@@ -126,6 +126,7 @@ def test_compare_refuses_and_changes_nothing(session):
     lines(session, ASK)
     assert "two settings with | between" in refusal(session, "/compare gamma 3")
     assert "changes no setting" in refusal(session, "/compare stats | gamma 4")
+    assert "such as /compare lookahead auto" in refusal(session, "/compare auto | none")
     assert "more than the default triple" in refusal(session, "/compare lookahead 9,9,9 | gamma 4")
     assert session.settings == before
 

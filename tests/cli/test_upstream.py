@@ -225,6 +225,22 @@ def test_settings_of_its_executor_have_no_effect_on_torch_engines(by_length: Pat
     assert f"note: {names}: for TensorRT-LLM, no effect on torch engines" in ran.err
 
 
+def test_the_yaml_of_trtllm_serve_has_no_effect_on_torch_engines_either(
+    by_length: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "llm.yaml"
+    file.write_text(
+        "speculative_config: {decoding_type: Lookahead, max_window_size: 7, max_ngram_size: 7, "
+        "max_verification_set_size: 7}\n"
+        "kv_cache_config: {free_gpu_memory_fraction: 0.5, enable_block_reuse: true}\n"
+        "scheduler_config: {capacity_scheduler_policy: MAX_UTILIZATION}\n"
+    )
+    ran = trtla("run", by_length, "abcdefgh", "-n", "4", "--extra_llm_api_options", file)
+    assert ran.code == 0, ran.err
+    names = "kv_cache_free_gpu_memory_fraction, kv_cache_enable_block_reuse, scheduler_policy"
+    assert f"note: {names}: for TensorRT-LLM, no effect on torch engines" in ran.err
+
+
 @pytest.mark.parametrize("triple", ["[7,7,7]", "[3,15,3]", "[6,8,6]", "14,4,14"])
 def test_the_server_chooses_among_the_triples_of_that_length(by_length: Path, triple: str) -> None:
     plain = trtla("run", by_length, "abcdefgh", "-n", "8", "--no-lookahead", "--json").json
@@ -403,7 +419,7 @@ def test_files_without_token_ids(
     refused(trtla("run", engine, "--input_file", tmp_path / name), 2, *parts)
     if name == "x.npy":
         np.save(tmp_path / name, np.ones((2, 2)))
-        refused(trtla("run", engine, "--input_file", tmp_path / name), 2, "an array of float64")
+        refused(trtla("run", engine, "--input_file", tmp_path / name), 2, "array of float64")
 
 
 def test_a_plain_engine_is_offered_no_smaller_triple(model: Path, tmp_path: Path) -> None:

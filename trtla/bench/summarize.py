@@ -203,7 +203,7 @@ def check_rouge1(row: Row, threshold: float) -> None:
     if not rouge1 >= threshold:
         raise CheckFailed(
             f"rouge1 {rouge1:.2f} of {row.arm} is below the threshold {threshold:g}",
-            "compare with --test-hf: equal scores mean the model, not the engine",
+            "compare with hugging_face of --test-hf: equal scores mean the model, not the engine",
         )
 
 

@@ -202,12 +202,21 @@ def _plain(name: str) -> str:
     return name.lower().replace("-", "_")
 
 
+def _setting(text: str) -> tuple[ChatCommand, str]:
+    """Split one command of a side."""
+    try:
+        return split(text)
+    except UsageError as error:
+        example = "write settings, such as /compare lookahead auto | drafter ngram"
+        raise UsageError(error.message, f"{example}; {error.hint}") from None
+
+
 def read_side(text: str, settings: ChatSettings) -> ChatSettings:
     """Return the settings after one side of /compare: commands with `;` between, slashes
     optional."""
     names, settings = set(), replace(settings, speculative=True)
     for part in text.split(";"):
-        command, value = split(part)
+        command, value = _setting(part)
         if not command.paths:
             raise UsageError(
                 f"/{command.name} changes no setting", "compare settings, such as lookahead 7,7,7"

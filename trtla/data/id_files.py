@@ -24,7 +24,7 @@ def id_rows(path: Path) -> Iterator[Row]:
     for name, array in _arrays(path):
         if array.ndim not in (1, 2) or array.dtype.kind not in "iu":
             raise UsageError(
-                f"{name} is an array of {array.dtype} with {array.ndim} dimensions",
+                f"{name} is a {array.ndim}-dimensional array of {array.dtype}",
                 "store token ids as integers, in one row or in rows",
             )
         for number, row in enumerate(np.atleast_2d(array)):

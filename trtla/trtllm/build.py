@@ -215,16 +215,16 @@ def _foreign_engine(folder: Path, force: bool) -> Engine:
     """Read the engine without its manifest, after every check."""
     model_folder = ModelFolder(folder)
     check_is_engine(model_folder)
-    if (folder / MANIFEST).exists() and not force:
-        raise UsageError(
-            f"{folder} has a {MANIFEST} already, which names its triple",
-            "run it as it is, or add --force to write another one",
-        )
     engine = read_engine(model_folder, manifest=False)
     if engine.backend != "tensorrt-llm":
         raise UsageError(
             f"{folder} holds no engine of TensorRT-LLM (rank0.engine)",
             "give a folder that trtllm-build wrote",
+        )
+    if (folder / MANIFEST).exists() and not force:
+        raise UsageError(
+            f"{folder} has a {MANIFEST} already, which names its triple",
+            "run it as it is, or add --force to write another one",
         )
     check_compiled(folder, engine.config)
     return engine

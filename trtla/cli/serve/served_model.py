@@ -19,6 +19,7 @@ from trtla.cli.shared.model import (
     note_without_drafts,
     open_llm,
     sample_model,
+    with_trtllm_settings,
 )
 from trtla.cli.shared.values import COUNT
 from trtla.console import counted
@@ -93,7 +94,7 @@ def checked(
     folder = str(model_at(sample_model(note, naming, params["engine_dir"])).path)
     values = params | {"engine_dir": folder, "reuse": params[_REUSE]}
     del values[_REUSE]
-    flags = check_model(parsed(kind, values))
+    flags = check_model(parsed(kind, with_trtllm_settings(values)))
     note_without_drafts(note, folder, [flags.drafting])
     return flags
 

@@ -1,5 +1,5 @@
-"""Options and commands of llama.cpp, vLLM and Ollama that have no counterpart of a similar name:
-what serves in their place. Those that have one are in `trtla.errors`."""
+"""Options and commands of llama.cpp, vLLM, Ollama and TensorRT-LLM that have no counterpart of a
+similar name: what serves in their place. Those that have one are in `trtla.errors`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ _INSTEAD = {
     "--flash-attn --gpu-memory-utilization --max-num-batched-tokens --mlock --mmap --no-mmap "
     "--no-warmup --numa --swap-space --ubatch-size -b -cb -fa -ub",
     "the server always has /metrics": "--metrics",
+    "name the triple by --lookahead W,N,G": "--lookahead-config",
+    "use --dtype fp8, w8a16, w4a16 or w4a16-awq": "--qformat",
+    "use --group-size": "--awq-block-size",
     "keys and values have one type, --kv-cache-dtype int8": "--cache-type-k --cache-type-v "
     "-ctk -ctv",
     "name the draft model by --drafter draft:PATH": "--model-draft --spec-draft-model "

@@ -10,7 +10,7 @@ import gc
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -30,7 +30,7 @@ from trtla.settings.drafting import (
     check_used,
     refuse_texts,
 )
-from trtla.settings.executor import TRTLLM_DEFAULTS, ExecutorOptions
+from trtla.settings.executor import TRTLLM_DEFAULTS, ExecutorOptions, TrtllmSettings
 from trtla.settings.lookahead import (
     AUTOREGRESSIVE,
     DEFAULT_LOOKAHEAD,
@@ -134,15 +134,21 @@ def engine_limits(engine_dir: str) -> LookaheadConfig | None:
 def with_trtllm_settings(values: dict[str, Any]) -> dict[str, Any]:
     """The running command's values, with those for TensorRT-LLM's executor by its own names.
 
-    Torch engines ignore run.py's settings of that executor.
+    Torch engines ignore run.py's settings of that executor, and a preset's.
     """
     context, folder = click.get_current_context(), values["engine_dir"]
-    named = (option.name for option in EXECUTOR if isinstance(option.fate, Accepted))
-    explicit = [name for name in named if source(context, name) == "flag"]
-    fields = trtllm_settings(context, trtllm=lambda: is_trtllm(folder), ignored=explicit)
+    accepted = {option.name for option in EXECUTOR if isinstance(option.fate, Accepted)}
+    named = (field.name for field in fields(TrtllmSettings) if field.name in values)
+    given = {name: source(context, name) for name in named}
+    explicit = [
+        name
+        for name, origin in given.items()
+        if origin.startswith("config") or (origin == "flag" and name in accepted)
+    ]
+    passed = trtllm_settings(context, trtllm=lambda: is_trtllm(folder), ignored=explicit)
     if explicit and not is_trtllm(folder):
         values = {**values, **{name: getattr(TRTLLM_DEFAULTS, name) for name in explicit}}
-    return {**values, "trtllm_executor": (*values["trtllm_executor"], *fields)}
+    return {**values, "trtllm_executor": (*values["trtllm_executor"], *passed)}
 
 
 def with_own_type(values: dict[str, Any]) -> dict[str, Any]:

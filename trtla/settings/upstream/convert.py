@@ -17,7 +17,10 @@ _ROUNDED = Refused(
     "names what --dtype names here",
     "use --dtype w8a16 for int8, w4a16 for int4, w4a16_awq for int4_awq; trtla writes no GPTQ",
 )
-_NO_SUCH = Refused("is a quantisation that trtla does not write", "trtla convert --help lists all")
+_NO_SUCH = Refused(
+    "is a quantisation that trtla does not write",
+    "choose one of --dtype, which trtla convert --help lists",
+)
 _EXPERTS = Refused("is for mixtures of experts, which are not converted", "omit it")
 _STREAMED = Needless("weights are always streamed")
 _SIZES = Refused(
