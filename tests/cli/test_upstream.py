@@ -408,7 +408,7 @@ def archive(name: str, data: bytes) -> bytes:
         ("x.npy", b"no array", ("cannot be read as an array",)),
         ("x.npy", b"\x93NUMPY\x01\x00\x08\x00{'a': (\n", ("cannot be read as an array",)),
         ("x.npz", b"PK\x03\x04", ("cannot be read as an array",)),
-        ("x.npz", archive("a.txt", b"no array"), ("a.txt of", "is an array of |S8")),
+        ("x.npz", archive("a.txt", b"no array"), ("a.txt of", "is a 0-dimensional array of |S8")),
         ("x.bin", b"abc", ("is no file of prompts", ".csv, .npy or .npz")),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from trtla.files import write_whole, written
@@ -14,18 +14,11 @@ from trtla.results.run import Decoded
 Rows = Sequence[Sequence[int]]
 
 
-def decoded_rows(decoded: Decoded) -> list[tuple[int, ...]]:
-    """Prompt and output of every completion."""
-    return [(*done.input_ids, *done.output_ids) for done in decoded.completions]
-
-
-def beam_rows(searched: BeamSearch) -> list[tuple[int, ...]]:
-    """Prompt and output of every beam, those of a prompt one after another."""
-    return [(*one.input_ids, *beam.output_ids) for one in searched.results for beam in one.beams]
-
-
-def save_tokens(rows: Rows, pad_id: int, csv_file: str | None, npy_file: str | None) -> None:
+def save_ids(
+    result: Decoded | BeamSearch, pad_id: int, csv_file: str | None, npy_file: str | None
+) -> None:
     """Write the files that have names; rows are padded at their ends to the longest."""
+    rows = list(_rows(result))
     width = max(map(len, rows))
     padded = [[*row, *[pad_id] * (width - len(row))] for row in rows]
     files = ((csv_file, _csv, "--output-csv"), (npy_file, _npy, "--output-npy"))
@@ -33,6 +26,15 @@ def save_tokens(rows: Rows, pad_id: int, csv_file: str | None, npy_file: str | N
         if name is not None:
             with written(Path(name), f"give another {flag}"):
                 write_whole(Path(name), data(padded))
+
+
+def _rows(result: Decoded | BeamSearch) -> Iterator[tuple[int, ...]]:
+    """Prompt and output of every completion or beam, those of a prompt one after another."""
+    if isinstance(result, Decoded):
+        yield from ((*done.input_ids, *done.output_ids) for done in result.completions)
+        return
+    for search in result.results:
+        yield from ((*search.input_ids, *beam.output_ids) for beam in search.beams)
 
 
 def _csv(rows: Rows) -> bytes:

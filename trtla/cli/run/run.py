@@ -51,6 +51,8 @@ from trtla.settings.upstream.run import RUN
 if TYPE_CHECKING:
     from trtla.llm.llm import LLM
     from trtla.llm.prompt import PromptRequest
+    from trtla.results.documents import BeamSearch
+    from trtla.results.run import Decoded
 
 
 _BEAMS = "Beam search on torch engines: the most probable texts, with nothing drawn or drafted"
@@ -138,18 +140,18 @@ def run(console: Console, /, **params: Any) -> None:
         if not llm.is_leader:  # a serving rank of mpirun: leaving the block serves to the end
             return
         from trtla.cli.run.transcript import decode_and_report, search_and_report
-        from trtla.results.token_files import beam_rows, decoded_rows, save_tokens
 
         requests = _unpadded(llm, requests)
         use_end(llm, flags.end_id)
         requests = _sized(llm, _as_messages(llm, requests))
+        result: Decoded | BeamSearch
         if by_beams:
             most = flags.num_return_sequences
-            rows = beam_rows(search_and_report(console, llm, requests, flags.beams, most))
+            result = search_and_report(console, llm, requests, flags.beams, most)
         else:
             how = {"stream": flags.stream, "check_lossless": flags.check_lossless}
-            rows = decoded_rows(decode_and_report(console, llm, requests, **how))
-        save_tokens(rows, min(llm.end_ids, default=0), flags.output_csv, flags.output_npy)
+            result = decode_and_report(console, llm, requests, **how)
+        _save_ids(flags, llm, result)
         save_corpus(console, llm, flags.save_corpus)
 
 
@@ -158,6 +160,14 @@ def _check_files(flags: RunFlags) -> None:
     for name in ("output_csv", "output_npy"):
         if (path := getattr(flags, name)) is not None:
             check_folder(Path(path), flag_name(name))
+
+
+def _save_ids(flags: RunFlags, llm: LLM, result: Decoded | BeamSearch) -> None:
+    if flags.output_csv is None and flags.output_npy is None:
+        return
+    from trtla.results.token_files import save_ids
+
+    save_ids(result, min(llm.end_ids, default=0), flags.output_csv, flags.output_npy)
 
 
 def _requests(console: Console, flags: RunFlags) -> list[PromptRequest]:
