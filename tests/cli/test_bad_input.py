@@ -271,3 +271,15 @@ def test_the_same_in_a_process(engine: Path) -> None:
     done = process("run", "--engine-dir", engine, "--input-text", "x" * 200)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: text 0")
+
+
+def test_no_input_is_written_over(engine: Path, model: Path, tmp_path: Path) -> None:
+    ids, articles = tmp_path / "ids.csv", tmp_path / "articles.jsonl"
+    ids.write_text("5,6,7\n")
+    articles.write_text('{"article": "a b c", "highlights": "b"}\n')
+    ran = run(engine, "--input-file", ids, "--output-csv", ids)
+    refused(ran, 2, f"--output-csv {ids} is also the input")
+    asked = ("--engine-dir", engine, "--hf-model-dir", model, "--dataset", articles)
+    refused(trtla("summarize", *asked, "-o", articles), 2, f"--output {articles} is also the input")
+    refused(trtla("summarize", *asked, "-o", tmp_path), 2, f"--output {tmp_path} is a folder")
+    assert ids.read_text() == "5,6,7\n"

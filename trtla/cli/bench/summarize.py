@@ -211,7 +211,7 @@ def _check(flags: SummarizeFlags) -> None:
     if flags.eval_ppl and is_trtllm(flags.engine_dir):
         raise trtllm_cannot(flags.engine_dir, "whose log probabilities are not read")
     if flags.output:
-        check_folder(Path(flags.output), "--output")
+        check_folder(Path(flags.output), "--output", flags.dataset)
     if flags.eval_task != SUMMARIZE_TASK and flags.dataset == "cnn_dailymail":
         raise UsageError(
             f"the task {flags.eval_task} reads a local data set, not the hub's",

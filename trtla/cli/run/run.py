@@ -159,7 +159,7 @@ def _check_files(flags: RunFlags) -> None:
     """Refuse files that cannot be written before a model is loaded."""
     for name in ("output_csv", "output_npy"):
         if (path := getattr(flags, name)) is not None:
-            check_folder(Path(path), flag_name(name))
+            check_folder(Path(path), flag_name(name), flags.input_file)
 
 
 def _save_ids(flags: RunFlags, llm: LLM, result: Decoded | BeamSearch) -> None:

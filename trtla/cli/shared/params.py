@@ -236,8 +236,19 @@ def sources(ctx: click.Context, *names: str) -> dict[str, str]:
     return {name: source(ctx, name) for name in names}
 
 
-def check_folder(path: Path, flag: str) -> None:
-    """Refuse a file whose folder is missing or cannot be written to; `flag` names the file."""
+def check_folder(path: Path, flag: str, *inputs: str | None) -> None:
+    """Refuse a file to write that is a folder or an input, or whose folder is missing or read-only.
+
+    Args:
+        flag: names the file.
+        inputs: paths that the command reads, if they are files.
+    """
+    if path.is_dir():
+        raise UsageError(f"{flag} {path} is a folder", f"give a file in it: {path / 'out'}")
+    if any(
+        name and path.exists() and Path(name).exists() and path.samefile(name) for name in inputs
+    ):
+        raise UsageError(f"{flag} {path} is also the input", "give another file")
     if not path.parent.is_dir():
         raise UsageError(f"the folder {path.parent} of {flag} does not exist", "make it first")
     if not path.exists():
