@@ -25,6 +25,7 @@ _OWN_MODEL = Refused(
     "names a model class of your own, and trtla builds the families that it knows",
     "give a checkpoint of trtla convert; trtla doctor MODEL says which families run",
 )
+_SOFT = Refused("is for prompt tuning, which engines here do not have", "omit it")
 _ENCODERS = Needless("for encoders and other families")
 
 _LIMITS = (
@@ -65,7 +66,7 @@ _LIMITS = (
     Flag("max_encoder_input_len", PassedOn("max_encoder_input_len"), "1024"),
     Flag(
         "max_prompt_embedding_table_size",
-        PassedOn("max_prompt_embedding_table_size"),
+        _SOFT,
         "0",
         also=("max_multimodal_len",),
     ),
