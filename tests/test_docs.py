@@ -32,7 +32,7 @@ RUN = tuple(
 )
 """Pages whose commands and Python run, each page from top to bottom in a folder of its own."""
 
-MODELS = ("Llama-3.1-8B", "Llama-2-7b-chat-hf", "vicuna-7b-v1.3")
+MODELS = ("Llama-3.1-8B", "Llama-2-7b-chat-hf", "vicuna-7b-v1.3", "TARGET", "SMALL")
 """Names in the pages that mean the shipped model when they run."""
 ELSEWHERE = ("mpirun", "tensorrt-llm", "trt-engine", "tp2", "trtla serve")
 """What marks a command that needs a GPU and TensorRT-LLM, or several ranks, or does not end."""

@@ -79,12 +79,32 @@ def convert(
     inputs = (Path(model_dir), *model_inputs(source))
     check_target(target, force=force, sources=inputs)
     model = HFModel.open(source)
+    config, weights = _checkpoint(
+        source, model, dtype, (tp_size, pp_size), group_size, calibration, fp8_kv_cache
+    )
+    with closing(model), atomic_directory(target, force=force, sources=inputs) as folder:
+        write_ranks(folder, config, weights, progress)
+        copy_side_files(source, folder)
+        write_json(folder / "config.json", config_json(config))
+    return target
+
+
+def _checkpoint(
+    source: Path,
+    model: HFModel,
+    dtype: str,
+    parallel: tuple[int, int],
+    group_size: int | None,
+    calibration: Calibration | None,
+    fp8_kv_cache: bool,
+) -> tuple[CheckpointConfig, TensorSource]:
+    """The checkpoint's config, and the source of its weights; `parallel` is (tp_size, pp_size)."""
     integer = dtype in INTEGERS or dtype in ALGORITHMS
     if model.config.fp8 and not integer:
         _keep_scales(source, model, fp8_kv_cache)
         calibration = None
     _check_dtype(source, model, dtype, rounds=integer or calibration is not None)
-    config = checkpoint_config(model.config, "auto" if integer else dtype, tp_size, pp_size)
+    config = checkpoint_config(model.config, "auto" if integer else dtype, *parallel)
     weights: TensorSource = in_type(model, model.config, config)
     if fp8_kv_cache and (integer or calibration is None) and not config.fp8_kv_cache:
         raise UsageError("an FP8 K/V cache needs scales", "convert with --dtype fp8")
@@ -93,11 +113,7 @@ def convert(
     elif calibration is not None:
         config = _with_fp8(config, cache=fp8_kv_cache)
         weights = Fp8Source(model, config, calibrate(source, model.config, calibration))
-    with closing(model), atomic_directory(target, force=force, sources=inputs) as folder:
-        write_ranks(folder, config, weights, progress)
-        copy_side_files(source, folder)
-        write_json(folder / "config.json", config_json(config))
-    return target
+    return config, weights
 
 
 def _keep_scales(source: Path, model: HFModel, fp8_kv_cache: bool) -> None:
