@@ -3,8 +3,9 @@
 
     .venv/bin/python scripts/demo.py --engine-dir demo-output/engine [--set code] [--color always]
 
-Every prompt is decoded plainly and with `auto`, in turns. All requests are private: none copies an
-earlier answer.
+Every prompt is decoded plainly and with `auto`, in turns, until the fastest answers of both kinds
+have been confirmed: other work on a machine only adds to a time. All requests are private: none
+copies an earlier answer.
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ from trtla.console import Console, counted
 from trtla.llm.answer import Piece
 from trtla.machine import cpu
 
-ROUNDS = 3
+LEAST_ROUNDS, MOST_ROUNDS = 3, 12
+CONFIRMED = 1.02
+"""The ratio of the two fastest answers, up to which the fastest is no accident."""
 WIDTH = 96
 SHOWN_LINES = 5
 """Of an answer."""
 FASTER = 1.05
 """A ratio that is more than what timings scatter."""
-BUSY = 1.3
-"""Rounds that lie further apart indicate a busy machine."""
+BUSY = 1.2
+"""Rounds that are so much slower than the fastest indicate a busy machine."""
 
 PLAIN = LookaheadConfig(1, 1, 0)
 _TRAM = (
@@ -82,13 +85,13 @@ class Decoded:
     pieces: tuple[Piece, ...]
     ids: tuple[int, ...]
     tokens_per_s: float
-    """Of the tokens after the first."""
+    """The speed after the first tokens."""
     tokens_per_step: float
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A prompt's answers, medians over the rounds."""
+    """A prompt's answers, the fastest of each kind."""
 
     name: str
     tokens: int
@@ -98,7 +101,7 @@ class Row:
     tokens_per_step: float
     same: bool
     scatter: float
-    """How far the rounds of plain decoding lie apart, as a ratio."""
+    """Ratio of the fastest round of plain decoding to the middle one."""
 
     @property
     def ratio(self) -> float:
@@ -129,20 +132,29 @@ def decode(llm: LLM, prompt: Prompt, *, chat: bool, auto: bool) -> Decoded:
 def measure(llm: LLM, prompt: Prompt, *, chat: bool) -> tuple[Row, Decoded]:
     """Decode a prompt both ways, once to warm up and then in turns."""
     plain, auto = [], []
-    for _ in range(1 + ROUNDS):
+    while not (is_confirmed(plain[1:]) and is_confirmed(auto[1:])):
         plain.append(decode(llm, prompt, chat=chat, auto=False))
         auto.append(decode(llm, prompt, chat=chat, auto=True))
-    speeds = [one.tokens_per_s for one in plain[1:]]
+    speeds = [answer.tokens_per_s for answer in plain[1:]]
+    fastest = max(auto[1:], key=lambda answer: answer.tokens_per_s)
     row = Row(
         prompt.name,
-        len(auto[0].ids),
-        median(speeds),
-        median(one.tokens_per_s for one in auto[1:]),
-        median(one.tokens_per_step for one in auto[1:]),
-        len({one.ids for one in (*plain, *auto)}) == 1,
-        max(speeds) / min(speeds),
+        len(fastest.ids),
+        max(speeds),
+        fastest.tokens_per_s,
+        fastest.tokens_per_step,
+        len({answer.ids for answer in (*plain, *auto)}) == 1,
+        max(speeds) / median(speeds),
     )
-    return row, auto[-1]
+    return row, fastest
+
+
+def is_confirmed(answers: Sequence[Decoded]) -> bool:
+    """Return True if two answers are about equally fast and none is faster, or after many."""
+    if len(answers) < LEAST_ROUNDS:
+        return False
+    second, first = sorted(answer.tokens_per_s for answer in answers)[-2:]
+    return first <= CONFIRMED * second or len(answers) >= MOST_ROUNDS
 
 
 def verdict(rows: Sequence[Row], place: str) -> str:
@@ -260,7 +272,7 @@ def main() -> int:
                 show(console, prompt, answer)
     console.out("\n" + "\n".join(table(rows)))
     if (scatter := max(row.scatter for row in rows)) > BUSY:
-        console.out(f"(a busy machine: rounds differ by up to {scatter:.1f}x)")
+        console.out(f"(a busy machine: most rounds took up to {scatter:.1f}x as long)")
     machine = cpu()
     place = f"this machine ({counted(machine.cores, 'core')} of {machine.model})"
     console.out("\n" + console.styled(verdict(rows, place), bold=True))

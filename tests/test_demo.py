@@ -47,6 +47,20 @@ def test_longer_answers_weigh_more() -> None:
     assert demo.overall([row("a", 1.0, 300), row("b", 2.0, 100)]) == pytest.approx(400 / 350)
 
 
+@pytest.mark.parametrize(
+    ("speeds", "confirmed"),
+    [
+        ((100.0, 100.0), False), ((50.0, 100.0, 99.0), True), ((100.0, 50.0, 70.0), False),
+        ((100.0, *[50.0] * 10), False), ((100.0, *[50.0] * 11), True),
+    ],
+)  # fmt: skip
+def test_rounds_end_when_the_fastest_is_no_accident(
+    speeds: tuple[float, ...], confirmed: bool
+) -> None:
+    answers = [demo.Decoded((), (), speed, 1.0) for speed in speeds]
+    assert demo.is_confirmed(answers) == confirmed
+
+
 def test_figures_are_rounded_and_stand_in_columns() -> None:
     lines = demo.table([row("a", 1.23456, 7), row("a summary", 10.0, same=False)])
     assert len({len(line) for line in lines}) == 1

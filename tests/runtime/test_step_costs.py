@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trtla.runtime.auto.fixed import FIXED_COSTS
 from trtla.runtime.auto.policy import TreePolicy
 from trtla.runtime.auto.steps import StepCosts
 from trtla.runtime.costs import CostTable
@@ -18,6 +19,11 @@ from trtla.settings.sampling import SamplingParams
 
 TRUE = CostTable.of([(1, 0.02), (8, 0.022), (16, 0.046), (84, 0.22)])
 FLAT = CostTable.of([(1, 0.0175), (2, 0.0178)])  # the start of it, which says 0.023 for 20
+
+
+def zero():
+    """A clock that stands still."""
+    return 0.0
 
 
 def test_without_steps_it_is_the_table():
@@ -98,7 +104,7 @@ class Foresight(NoDrafter):
 
 def decode(believed, true, right, steps):
     """(seconds, tokens) of each step, under a policy that begins with the believed table."""
-    return decode_with(TreePolicy(StepCosts(believed), clock=lambda: 0.0), true, right, steps)
+    return decode_with(TreePolicy(StepCosts(believed), clock=zero, wall=zero), true, right, steps)
 
 
 def decode_with(policy, true, right, steps):
@@ -132,6 +138,44 @@ def test_after_some_hundred_steps_a_wrong_table_is_as_good_as_a_right_one(believ
     wrong = decode(believed, true, right, 1200)[400:]
     informed = decode(true, true, right, 1200)[400:]
     assert speed(wrong) > 0.9 * speed(informed)
+
+
+SMALL = CostTable.of([(1, 0.0046), (4, 0.0072), (8, 0.0109), (16, 0.02), (64, 0.074)])
+"""A model of 135M parameters in 4 bits on a Zen 4."""
+
+
+@pytest.mark.parametrize("believed", [FIXED_COSTS, SMALL])
+@pytest.mark.parametrize("slow_steps", [1, 2, 5, 20])
+@pytest.mark.parametrize("fed", [2, 4, 8])
+def test_no_machine_that_becomes_faster_makes_drafts_seem_free(believed, slow_steps, fed):
+    """As many tokens as fit would be fed, each step many times as long as one without drafts."""
+    costs = StepCosts(believed)
+    for _ in range(slow_steps):
+        costs.record(1, 1, 6.0 * SMALL.seconds(1))
+    for _ in range(3):
+        costs.record(fed, 1, SMALL.seconds(fed))
+    costs.record(1, 1, SMALL.seconds(1))
+    for tokens in (16, 64):
+        assert costs.seconds(tokens, 1) > 0.6 * SMALL.seconds(tokens)
+
+
+@pytest.mark.parametrize("factor", [0.2, 5.0])
+def test_some_twenty_steps_show_what_sizes_cost(factor):
+    """Also where the first step with drafts is one that something else made slow."""
+    true = CostTable.of([(n, factor * s) for n, s in TRUE.rows[0][1]])
+    costs = StepCosts(TRUE)
+    for step in range(20):
+        tokens = 8 if step % 4 == 1 else 1
+        costs.record(tokens, 1, true.seconds(tokens) * (4.0 if step == 1 else 1.0))
+    for tokens in (1, 8):
+        assert costs.seconds(tokens, 1) == pytest.approx(true.seconds(tokens), rel=0.1)
+
+
+def test_larger_sizes_than_any_that_was_fed_are_not_taken_for_free():
+    costs = StepCosts(TRUE)
+    costs.record(1, 1, TRUE.seconds(1))
+    costs.record(4, 1, TRUE.seconds(1))
+    assert costs.seconds(64, 1) > 0.9 * TRUE.seconds(64)
 
 
 def noisy(rng, seconds):
@@ -212,7 +256,7 @@ def test_sizes_that_were_thought_too_dear_are_found_cheap_by_one_who_feeds_singl
             busy.record(1, 1, CHEAP.seconds(1))
             busy.record(tokens, 1, poisoned * CHEAP.seconds(tokens))
     assert busy.seconds(8, 1) > 3.0 * CHEAP.seconds(8)
-    policy = TreePolicy(StepCosts(CHEAP, busy.learnt()), clock=lambda: 0.0)
+    policy = TreePolicy(StepCosts(CHEAP, busy.learnt()), clock=zero, wall=zero)
     wrong = decode_with(policy, CHEAP, 1, 1200)
     informed = decode(CHEAP, CHEAP, 1, 1200)[400:]
     assert speed(wrong[600:]) > 0.95 * speed(informed)

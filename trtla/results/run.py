@@ -94,12 +94,17 @@ def _renumbered(chunk: Chunk, index: int) -> Chunk:
 
 
 def warm_up(llm: LLM, request: PromptRequest) -> None:
-    """Decode a few tokens untimed: the first forwards of a process are slower than the rest."""
-    few = replace(request.sampling, max_output_len=min(4, request.sampling.max_output_len))
-    for _ in llm.decode([replace(request, sampling=few, expected_output=None)]):
-        pass
+    """Decode a few tokens untimed, with drafts and plainly: the first steps of a process are slower
+    than the rest."""
+    few = replace(request.sampling, max_output_len=min(_FEW, request.sampling.max_output_len))
+    short = replace(request, sampling=few, expected_output=None)
+    for arm in (short, _undrafted(short)):
+        for _ in llm.decode([arm]):
+            pass
 
 
+_FEW = 8
+"""Tokens of a warm-up."""
 _LEAST_STEPS = 8
 """The fewest steps that show a triple's acceptance."""
 _GAIN = 1.1

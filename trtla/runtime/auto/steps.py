@@ -20,6 +20,8 @@ _KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256, 512, 1024)
 """Fed tokens of each sequence whose prices are learnt; sizes between them are interpolated."""
 _UP, _CLIP = 1.0 / 6.0, 0.4  # weight of a slow step, and its largest deviation, as a logarithm
 _DOWN = 0.5  # weight of a fast step
+_AHEAD = 2  # knots beyond those fed that may be as cheap as these
+_NEW, _NEW_CLIP = 3, math.log(2.0)  # steps of a size that are new, and the same of a slow one
 _BOUND = math.log(256.0)  # of the machine's factor relative to the table
 _SUSPICIOUS = math.log(1.5)  # beyond which the machine is suspected rather than the size
 _FRESH = 4  # steps for which a plain one confirms the machine's factor
@@ -129,13 +131,15 @@ class _Prices:
         self._price = [1.0] * len(_KNOTS)
         self._seen: list[int | None] = [None] * len(_KNOTS)
         """Steps at which knots were last fed; None: the price was never learnt."""
+        self._fed = [0] * len(_KNOTS)
+        """Steps of these sizes since their prices were unknown."""
         self._plain = self._moved = 0.0
         """Logarithm of the machine's factor, and the part that steps with drafts have added."""
         self._last: _Place = _Place(0, 0.0)
         self._plain_seen = self._last_plain = self.steps = 0
-        self._terms: list[tuple[float, int, float]] = []
-        """For each knot the table's extra, the knot whose price it uses, and the base of prices;
-        empty after another knot was learnt."""
+        self._terms: list[tuple[float, int, float, float]] = []
+        """For each knot the table's extra, the knot whose price it uses, the least such price, and
+        the base of prices; empty after another knot was learnt."""
         self.plain_s = self._base_s
         self._read(learnt)
         self._refresh()
@@ -166,17 +170,21 @@ class _Prices:
             self._adjust(self._moved, self._last)
         self._moved = 0.0
         self._plain_seen, self._last_plain = self._plain_seen + 1, self.steps
-        first = 1.0 / (1 + self._plain_seen)
-        self._shift(_gained(ratio, max(_UP, first), max(_DOWN, first)))
+        first = 1.0 / self._plain_seen
+        clip = _BOUND if self._plain_seen <= _NEW else _CLIP
+        self._shift(_gained(ratio, max(_UP, first), max(_DOWN, first), clip))
         self._stepped()
 
     def saw_drafted(self, ratio: float, place: _Place) -> None:
         """Learn the same of a step with drafts."""
         knot = place.knot
-        is_new = knot and not self.knows(knot)
-        gained = _gained(ratio, 0.5 if is_new else _UP, 1.0 if is_new else _DOWN)
+        self._fed[knot] = self._fed[knot] + 1 if self.knows(knot) else 1
+        new = 1.0 / self._fed[knot] if knot and self._fed[knot] <= _NEW else 0.0
+        gained = _gained(ratio, max(new, _UP), max(new, _DOWN), _NEW_CLIP if new else _CLIP)
         doubtful = self.steps - self._last_plain > _FRESH or not self._plain_seen
-        if doubtful and abs(ratio) > _SUSPICIOUS:
+        # More tokens never cost less: if they seem to, the machine was slow in the steps before.
+        slow_before = ratio < -math.log1p(self._extra_at(place))
+        if slow_before or (doubtful and abs(ratio) > _SUSPICIOUS):
             self._shift(gained)
             self._moved, self._last = self._moved + gained, place
         else:
@@ -187,11 +195,14 @@ class _Prices:
         self._plain = max(-_BOUND, min(self._plain + gained, _BOUND))
         self.plain_s = self._base_s * math.exp(self._plain)
 
+    def _extra_at(self, place: _Place) -> float:
+        below = self.extras[place.low]
+        return below + (self.extras[place.low + 1] - below) * place.share
+
     def _adjust(self, gained: float, place: _Place) -> None:
         """Change the extra of a size by a gained factor."""
         low, share = place
-        extra = self.extras[low] + (self.extras[low + 1] - self.extras[low]) * share
-        more = (1.0 + extra) * math.expm1(gained)
+        more = (1.0 + self._extra_at(place)) * math.expm1(gained)
         parts = [(k, p) for k, p in ((low, 1.0 - share), (low + 1, share)) if k and p >= 0.25]
         whole = sum([part * part for _, part in parts])
         for knot, part in parts:
@@ -212,20 +223,23 @@ class _Prices:
             self._refresh()
 
     def _refresh(self) -> None:
-        """Recompute extras: a knot that was never fed has the price of the nearest fed one."""
+        """Recompute extras: a knot that was never fed has the price of the nearest fed one, but
+        much larger ones than all that were fed are not taken for cheaper than in the table."""
         if not self._terms:
-            self._terms = [*zip(self._tabled, self._nearest(), self._unit, strict=True)]
+            self._terms = [*zip(self._tabled, *self._nearest(), self._unit, strict=True)]
         prices = self._price
-        # Extras never fall.
-        self.extras = list(accumulate([x + (prices[k] - 1.0) * u for x, k, u in self._terms], max))
+        extras = [x + (max(prices[k], least) - 1.0) * u for x, k, least, u in self._terms]
+        self.extras = list(accumulate(extras, max))  # they never fall
 
-    def _nearest(self) -> list[int]:
-        """Return, for each knot, the nearest one with a learnt price, or itself if there is
-        none."""
-        known = [knot for knot, seen in enumerate(self._seen) if seen is not None]
+    def _nearest(self) -> tuple[list[int], list[float]]:
+        """Return, for each knot, the nearest one with a learnt price, or itself if there is none,
+        and the least price."""
+        knots = range(len(_KNOTS))
+        known = [knot for knot in knots if self._seen[knot] is not None]
         if not known:
-            return list(range(len(_KNOTS)))
-        return [min(known, key=lambda other: abs(other - knot)) for knot in range(len(_KNOTS))]
+            return [*knots], [0.0] * len(knots)
+        nearest = [min(known, key=lambda other: abs(other - knot)) for knot in knots]
+        return nearest, [float(knot > known[-1] + _AHEAD) for knot in knots]
 
     def learnt(self) -> dict[str, Any]:
         prices = {
@@ -244,10 +258,10 @@ class _Prices:
                 self._price[knot], self._seen[knot] = price, -_REMEMBERED
 
 
-def _gained(ratio: float, up: float, down: float) -> float:
+def _gained(ratio: float, up: float, down: float, clip: float = _CLIP) -> float:
     """Return a step's weight-scaled correction, from the logarithm of real over expected
     seconds."""
-    return min(ratio, _CLIP) * up if ratio > 0.0 else max(ratio, -_BOUND) * down
+    return min(ratio, clip) * up if ratio > 0.0 else max(ratio, -_BOUND) * down
 
 
 def _number(value: object, other: float) -> float:

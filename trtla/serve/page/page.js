@@ -30,6 +30,7 @@ const show = (node) => node.scrollIntoView({ block: "nearest" });
 
 let model = null; // an item of /v1/models
 let turns = [];
+let warm = false; // both sides of a comparison have been tried
 let running = null; // the AbortController of the answers in flight
 let connecting = null; // and of the connection that is being made
 
@@ -202,8 +203,19 @@ function compare() {
   drop(turn, turn.runs);
   busyWith(async (signal) => {
     const drafting = model.auto ? "auto" : model.max_lookahead;
+    if (!warm) await warmUp(turn, [PLAIN, drafting], signal);
     if (await answer(turn, PLAIN, signal, true)) await answer(turn, drafting, signal, true);
   });
+}
+
+// A few tokens of each kind that nobody sees: what a server does only once belongs to neither side.
+async function warmUp(turn, choices, signal) {
+  const few = { ...turn, settings: { ...turn.settings, max_tokens: 8 } };
+  for (const choice of choices) {
+    const response = await call(...request(few, { choice, alone: true }), signal).catch(() => null);
+    await response?.text().catch(() => null);
+  }
+  warm = true;
 }
 
 function newChat() {
