@@ -128,6 +128,29 @@ def test_a_forced_call_is_valid_whole_and_streamed(served, named):
         assert one["logprobs"]["content"]
 
 
+def test_a_call_that_is_cut_off_is_absent(served):
+    choice = {"type": "function", "function": {"name": "get_time"}}
+    ask = {**ASK, "tool_choice": choice}
+    answer = served.chat(**ask).json()
+    most = answer["usage"]["completion_tokens"] - 1
+    cuts = [{"max_tokens": count} for count in range(1, most)]
+    cuts += [{"stop": stop} for stop in ("time", "zone", "UTC", '"}', "{", "name", "get", ": ")]
+    counts = set()
+    for cut in cuts:
+        one = choice_of(served.chat(**{**ask, **cut}))
+        calls = one["message"].get("tool_calls", [])
+        messages, reasons = streamed(served, **{**ask, **cut})
+        assert (one["message"]["content"] or "") == messages[0]["content"] == ""
+        assert [call["function"] for call in calls] == [
+            call["function"] for call in messages[0]["tool_calls"]
+        ]
+        assert [check(call) for call in calls] in ([], ["get_time"])
+        by_stop = "tool_calls" if calls else "stop"
+        assert one["finish_reason"] == reasons[0] == ("length" if "max_tokens" in cut else by_stop)
+        counts.add(len(calls))
+    assert counts == {0, 1}
+
+
 def test_a_free_answer_has_text_or_valid_calls(served):
     for seed in range(3):
         ask = {**ASK, "seed": seed, "max_tokens": 30}
@@ -273,19 +296,20 @@ TEXTS = {
 }  # fmt: skip
 
 
-def split(format_, text, cuts):
-    """Content and calls of a text that comes in pieces."""
-    splitter = AnswerSplitter(None, CallSplitter(format_, "key"))
-    content, calls = "", {}
+def split(format_, text, cuts, *, cut=False, thinks=False, reason=False):
+    """Content and calls of a text that comes in pieces, and whether it ends as a call."""
+    reasoning = ReasoningSplitter("") if thinks else None
+    splitter = AnswerSplitter(reasoning, CallSplitter(format_, "key"))
+    content, calls = "", []
     edges = [0, *sorted(cuts), len(text)]
     for number, (a, b) in enumerate(pairwise(edges), start=2):
-        parts = splitter.push(text[a:b], last=number == len(edges))
+        parts = splitter.push(text[a:b], last=number == len(edges), cut=cut)
         content += parts.get("content", "")
         for call in parts.get("tool_calls", ()):
-            name = call["function"].get("name", "")
-            before = calls.get(call["index"], ("", ""))
-            calls[call["index"]] = before[0] + name, before[1] + call["function"]["arguments"]
-    return content, [calls[index] for index in sorted(calls)]
+            assert call["index"] == len(calls)
+            json.loads(call["function"]["arguments"])
+            calls.append((call["function"]["name"], call["function"]["arguments"]))
+    return (content, calls, splitter.calls) if reason else (content, calls)
 
 
 @pytest.mark.parametrize("kind", TEXTS)
@@ -309,6 +333,40 @@ def test_the_pieces_of_a_text_make_no_difference(kind, parts, cuts):
     assert split(format_, text, {cut for cut in cuts if cut <= len(text)}) == split(
         format_, text, ()
     )
+
+
+CUT = {
+    **TEXTS,
+    "thinking": (HERMES, f"<think>f?</think>\n\n{TEXTS['hermes'][1]}", "Well."),
+    "bare": (HERMES, TEXTS["hermes"][1][len("Well.\n"):], ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("cut", [True, False])
+@pytest.mark.parametrize("kind", CUT)
+def test_an_end_within_a_call_shows_nothing_of_it(kind, cut):
+    format_, text, content = CUT[kind]
+    thinks = kind == "thinking"
+    whole = split(format_, text, (), thinks=thinks)[1]
+    tokenizer = Tokenizer(SHIPPED)
+    tokens = [len(tokenizer.decode(tokenizer.encode(text)[:n])) for n in range(1, 200)]
+    for end in range(len(text) + 1):
+        how = {"cut": cut, "thinks": thinks}
+        shown, calls, called = split(format_, text[:end], (), **how, reason=True)
+        edges = [edge for edge in tokens if edge < end]
+        assert split(format_, text[:end], edges, **how, reason=True) == (shown, calls, called)
+        assert calls == whole[: len(calls)]
+        sign = "" if cut else format_.mark[0]  # an answer that ends itself may end with it
+        assert content.startswith(shown.strip()) or shown.strip() in (
+            sign,
+            f"{content}\n{sign}",
+            f"{content} {sign}",
+        )
+        assert not called or calls
+        for mark in ("tool", "TOOL", "python", "name", "think"):
+            assert mark not in shown, text[:end]
+    assert called
+    assert calls == whole
 
 
 def test_what_only_begins_as_a_call_is_text():

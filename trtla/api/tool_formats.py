@@ -58,10 +58,17 @@ class ToolFormat:
         return re.compile(rf'\s*{begin}\{{\s*"name"\s*:\s*{name}\s*,\s*"{self.key}"\s*:\s*(?=\{{)')
 
     def may_begin(self, text: str) -> bool:
-        """Return True if more text may make this a call up to its name, behind the mark."""
+        """Return True if more text may make this a call up to its arguments, behind the mark."""
         so_far, name = "".join(text.split()), '{"name":"'
-        heads = (name, f"{self.begin.strip()}{name}")
-        return any(head.startswith(so_far[: len(head)]) for head in heads)
+        begin = self.begin.strip()
+        begin = begin if begin and so_far[:1] in ("", begin) else ""
+        head, rest = f"{begin}{name}", so_far[len(begin) + len(name) :]
+        if not rest:
+            return head.startswith(so_far)
+        called, quote, behind = rest.partition('"')
+        is_name = bool(re.fullmatch(r"[A-Za-z0-9_.-]*", called))
+        key = f',"{self.key}":'
+        return so_far.startswith(head) and is_name and (not quote or key.startswith(behind))
 
     def grammar(
         self,
