@@ -61,7 +61,7 @@ def _splitters(
     """By choice, what splits its text; none where it is one content."""
     if not isinstance(body, ChatBody) or llm.tokenizer is None:
         return {}
-    thinks = marks_reasoning(llm.tokenizer.template_text)
+    thinks = marks_reasoning(llm.tokenizer.template_text(bool(body.offered)))
     format_ = known_format(llm) if body.offered else None
     if not (thinks or format_):
         return {}

@@ -191,7 +191,7 @@ def format_of(template: str) -> ToolFormat | None:
 
 def known_format(llm: RequestMaker) -> ToolFormat:
     """The format of a model's calls; raises `ApiError` if its template has none that is known."""
-    template = "" if llm.tokenizer is None else llm.tokenizer.template_text
+    template = "" if llm.tokenizer is None else llm.tokenizer.template_text(tools=True)
     if (known := format_of(template)) is not None:
         return known
     raise ApiError(

@@ -59,8 +59,8 @@ def tool_grammar(
 
 def thoughts(llm: RequestMaker, body: ChatBody, messages: Messages) -> State:
     """The state of the thoughts when the answer begins, by the end of the prompt."""
-    tokenizer = llm.tokenizer
-    if tokenizer is None or not marks_reasoning(tokenizer.template_text):
+    tokenizer, tools = llm.tokenizer, bool(body.offered)
+    if tokenizer is None or not marks_reasoning(tokenizer.template_text(tools)):
         return "answering"
     prompt = tokenizer.chat_text(check_messages(messages, "the conversation"), body.rendering)
     return ReasoningSplitter(prompt, body.begun_text).state

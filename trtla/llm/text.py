@@ -231,10 +231,9 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return self._chats.template is not None
 
-    @property
-    def template_text(self) -> str:
-        """The chat template's text; empty without one."""
-        return "" if self._chats.template is None else self._chats.template.text
+    def template_text(self, tools: bool) -> str:
+        """The text of the chat template, with or without tools; empty without one."""
+        return "" if self._chats.template is None else self._chats.template.text(tools)
 
     @property
     def template_tokens(self) -> dict[str, str]:
