@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -76,6 +77,11 @@ class ChatRenderer:
             return _failing(error, "correct it, or go without it: --no-chat, in a chat /chat off")
         return None
 
+    def formed(self, messages: Messages, rendering: Rendering) -> Messages:
+        """The messages with calls in a form that the template takes."""
+        with self._explained():
+            return self._conversations.formed(messages, rendering)
+
     def text(self, messages: Messages, rendering: Rendering) -> str:
         """Render messages, up to where the model continues."""
         return self._guarded(self._conversations.text, messages, rendering)
@@ -112,10 +118,15 @@ class ChatRenderer:
     def _guarded(
         self, work: Callable[[Messages, Rendering], str], messages: Messages, rendering: Rendering
     ) -> str:
-        try:
+        with self._explained():
             text = work(messages, rendering)
             check_text(text, "what the chat template makes")
             return text
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
         except TrtlaError:
             raise
         except Exception as error:  # jinja2's, or any other

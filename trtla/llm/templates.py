@@ -52,13 +52,17 @@ class ChatTemplate:
     ) -> str:
         """Render messages; raises any error of the template.
 
-        Keys with a value of None are omitted, as in transformers.
+        As in transformers, keys with a value of None are omitted, and thoughts have all their
+        names.
 
         Args:
             add_generation_prompt: end with the beginning of the next answer.
             variables: further ones for the template, such as `tools`.
         """
-        shown = [{k: v for k, v in message.items() if v is not None} for message in messages]
+        shown = [
+            _with_thoughts({k: v for k, v in message.items() if v is not None})
+            for message in messages
+        ]
         return self._compiled(bool(variables.get("tools"))).render(
             messages=shown,
             documents=None,
@@ -86,6 +90,14 @@ class ChatTemplate:
         if text not in self._known:
             self._known[text] = environment().from_string(text)
         return self._known[text]
+
+
+def _with_thoughts(message: dict[str, Any]) -> dict[str, Any]:
+    names = ("reasoning_content", "thinking", "reasoning")
+    thoughts = next((message[name] for name in names if name in message), None)
+    if thoughts is None:
+        return message
+    return {"thinking": thoughts, **message, "reasoning_content": thoughts}
 
 
 class TemplateFailed(Exception):
