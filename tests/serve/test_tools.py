@@ -28,6 +28,7 @@ from trtla import LLM
 from trtla.api.reasoning import ReasoningSplitter
 from trtla.api.tool_calls import AnswerSplitter, CallSplitter
 from trtla.api.tool_formats import HERMES, LLAMA_3, MISTRAL, format_of
+from trtla.api.tool_grammars import _loosened
 from trtla.api.tools import Function
 from trtla.errors import UsageError
 from trtla.llm.grammars import GrammarCompiler
@@ -509,6 +510,77 @@ def tool(**more):
     return {"type": "function", "function": {"name": "f", **more}}
 
 
+def keyed(**schema):
+    """Parameters with one key, of this schema."""
+    return {"parameters": {"type": "object", "properties": {"a": schema, "n": {"type": "null"}},
+                           "required": ["a", "n"], "additionalProperties": False}}  # fmt: skip
+
+
+ODD = {
+    "look-ahead": keyed(type="string", pattern="^(?!-)[a-z]{1,9}$"),
+    "look-behind": keyed(type="string", pattern="a(?<=a)"),
+    "back reference": keyed(type="string", pattern=r"^(a|b)\1$"),
+    "pattern of keys": keyed(type="object", patternProperties={"(?=a)": {}}),
+    "remote": keyed(**{"$ref": "https://example.com/schema.json"}),
+    "missing": keyed(**{"$ref": "#/$defs/no"}),
+    "a type": keyed(type="b"),
+    "types": keyed(type=["b", "null"]),
+    "unique": keyed(type="array", items={"enum": [1]}, uniqueItems=True),
+    "a format": keyed(type="string", format="regex"),
+    "alternatives": keyed(oneOf=[{"type": "string"}, {"type": "string", "minLength": 3}]),
+    "negation": keyed(**{"not": {"type": "string"}}),
+    "nothing": keyed(type="integer", minimum=3, maximum=1),
+    "an array": {"parameters": {"type": "array"}},
+    "no schema": {"parameters": {"properties": {"a": 7}}},
+    "long": {"parameters": {"properties": {"a" * 70_000: {}}}},
+    "slow": keyed(type="number", multipleOf=1e-9, minimum=0, maximum=1e9),
+    "deep": {"parameters": json.loads('{"items":' * 80 + "{}" + "}" * 80)},
+}
+"""Functions with parameters that are hard or impossible to keep a text to."""
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ODD if kind != "long"])
+def test_one_odd_tool_closes_nothing(served, kind):
+    tools = [tool(name="f", **ODD[kind]), *TOOLS]
+    how = {"messages": HELLO, "temperature": 0, "max_tokens": 3}
+    assert choice_of(served.chat(**how, tools=tools))
+    named = {"type": "function", "function": {"name": "get_time"}}
+    asked = {**how, "max_tokens": 150, "tools": tools, "tool_choice": named}
+    assert [check(call) for call in choice_of(served.chat(**asked))["message"]["tool_calls"]]
+    strict = [{**tools[0], "function": {**tools[0]["function"], "strict": True}}, *TOOLS]
+    if served.chat(**how, tools=strict).status_code == 400:
+        assert "the function f" in refused(served.chat(**how, tools=strict), 400, "tools")
+
+
+def test_what_a_grammar_keeps_of_an_odd_tool(compiler):
+    functions = [Function(name="f", **ODD["look-ahead"])]
+    loose = _loosened(functions[0]).parameters["properties"]
+    assert loose == {"a": {"type": "string"}, "n": {"type": "null"}}
+    good = Function(name="g", parameters=WEATHER)
+    assert _loosened(good) is good
+    assert _loosened(Function(name="f", **ODD["an array"])).parameters["type"] == "object"
+
+
+def test_the_most_tools_with_long_definitions_are_answered(tmp_path):
+    """A template that writes their names alone, so that the prompt fits the small model."""
+    template = HERMES_TOOLS.replace("(tool | tojson)", "tool.function.name[-3:]")
+    tools = [tool(name=f"f{i}", description="word " * 50, **_many_keys(i)) for i in range(128)]
+    assert len(json.dumps(tools)) > 400_000
+    with serving(partial(LLM, with_template(SHIPPED, tmp_path, template))) as one:
+        ask = {"messages": HELLO, "tools": tools, "temperature": 0}
+        assert choice_of(one.chat(**ask, max_tokens=3))
+        odd = [*tools[1:], tool(name="long", **ODD["long"])]
+        assert choice_of(one.chat(**ask | {"tools": odd}, max_tokens=3))
+        call = choice_of(one.chat(**ask, max_tokens=400, tool_choice="required"))
+        assert call["finish_reason"] == "length" or call["message"]["tool_calls"]
+
+
+def _many_keys(number):
+    keys = {f"p{number}_{i}": {"type": "string", "title": "a", "description": "word " * 22}
+            for i in range(20)}  # fmt: skip
+    return {"parameters": {"type": "object", "properties": keys, "required": []}}
+
+
 UNCLOSED = {"properties": {"a": {"type": "string", "pattern": "("}}}
 
 
@@ -526,13 +598,14 @@ UNCLOSED = {"properties": {"a": {"type": "string", "pattern": "("}}}
         ({"tools": [tool()], "tool_choice": tool(name="g")}, "tool_choice", "names g"),
         ({"tools": [tool()], "guided_regex": "a"}, "tools", "exclude"),
         ({"tools": [tool(description="<|end|>")]}, "tools", "hold <|end|>"),
-        ({"tools": [tool(parameters={"type": "array"})]}, "tools.0.function", "use object"),
-        ({"tools": [tool(name="g"), tool(parameters={"properties": {"a": {"type": "b"}}})]},
+        ({"tools": [tool(name="g"), tool(**ODD["an array"], strict=True)]}, "tools",
+         "the parameters of the function f are of type 'array'; use object"),
+        ({"tools": [tool(name="g", **ODD["look-ahead"]), tool(**ODD["a type"], strict=True)]},
          "tools", "the parameters of the function f cannot be used: Invalid type: b"),
-        ({"tools": [tool(name="g"), tool(parameters=UNCLOSED)]},
+        ({"tools": [tool(name="g"), tool(parameters=UNCLOSED)], "tool_choice": "required"},
          "tools", "the parameters of the function f cannot be used: unclosed group"),
-        ({"tools": [tool(parameters={"description": "a" * 70_000})]}, "tools",
-         "the grammar of tools has"),
+        ({"tools": [tool(name="g"), tool(**ODD["long"], strict=True)]}, "tools",
+         "the parameters of the function f have"),
         ({"messages": [{"role": "tool", "content": "a"}]}, "tool_call_id", "which call"),
         ({"messages": [*HELLO, {"role": "tool", "content": "a", "tool_call_id": "b"}]}, "messages",
          "answer to the call b, which no message"),

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field
 
 from trtla.api.strict import AsSent, Object, Strict
-from trtla.settings.fields import shown
 from trtla.settings.tool_calls import CALL_ID, FUNCTION_NAME
 
 MOST_TOOLS = 128
@@ -27,12 +26,6 @@ class Function(Strict):
     description: str = ""
     parameters: Object = Field({"type": "object", "properties": {}}, description="Their schema.")
     strict: bool = Field(False, description="Refuse keywords of the schema that are not supported.")
-
-    @model_validator(mode="after")
-    def _takes_an_object(self) -> Function:
-        if (kind := self.parameters.get("type", "object")) != "object":
-            raise ValueError(f"the parameters are of type {shown(kind)}; use object")
-        return self
 
 
 class Tool(AsSent):
