@@ -28,6 +28,7 @@ from trtla import LLM
 from trtla.api.reasoning import ReasoningSplitter
 from trtla.api.tool_calls import AnswerSplitter, CallSplitter
 from trtla.api.tool_formats import HERMES, LLAMA_3, MISTRAL, format_of
+from trtla.api.tool_grammars import _loosened
 from trtla.api.tools import Function
 from trtla.errors import UsageError
 from trtla.llm.grammars import GrammarCompiler
@@ -126,6 +127,29 @@ def test_a_forced_call_is_valid_whole_and_streamed(served, named):
         assert again["function"] == call["function"]
         assert messages[index]["content"] == ""
         assert one["logprobs"]["content"]
+
+
+def test_a_call_that_is_cut_off_is_absent(served):
+    choice = {"type": "function", "function": {"name": "get_time"}}
+    ask = {**ASK, "tool_choice": choice}
+    answer = served.chat(**ask).json()
+    most = answer["usage"]["completion_tokens"] - 1
+    cuts = [{"max_tokens": count} for count in range(1, most)]
+    cuts += [{"stop": stop} for stop in ("time", "zone", "UTC", '"}', "{", "name", "get", ": ")]
+    counts = set()
+    for cut in cuts:
+        one = choice_of(served.chat(**{**ask, **cut}))
+        calls = one["message"].get("tool_calls", [])
+        messages, reasons = streamed(served, **{**ask, **cut})
+        assert (one["message"]["content"] or "") == messages[0]["content"] == ""
+        assert [call["function"] for call in calls] == [
+            call["function"] for call in messages[0]["tool_calls"]
+        ]
+        assert [check(call) for call in calls] in ([], ["get_time"])
+        by_stop = "tool_calls" if calls else "stop"
+        assert one["finish_reason"] == reasons[0] == ("length" if "max_tokens" in cut else by_stop)
+        counts.add(len(calls))
+    assert counts == {0, 1}
 
 
 def test_a_free_answer_has_text_or_valid_calls(served):
@@ -273,19 +297,20 @@ TEXTS = {
 }  # fmt: skip
 
 
-def split(format_, text, cuts):
-    """Content and calls of a text that comes in pieces."""
-    splitter = AnswerSplitter(None, CallSplitter(format_, "key"))
-    content, calls = "", {}
+def split(format_, text, cuts, *, cut=False, thinks=False, reason=False):
+    """Content and calls of a text that comes in pieces, and whether it ends as a call."""
+    reasoning = ReasoningSplitter("") if thinks else None
+    splitter = AnswerSplitter(reasoning, CallSplitter(format_, "key"))
+    content, calls = "", []
     edges = [0, *sorted(cuts), len(text)]
     for number, (a, b) in enumerate(pairwise(edges), start=2):
-        parts = splitter.push(text[a:b], last=number == len(edges))
+        parts = splitter.push(text[a:b], last=number == len(edges), cut=cut)
         content += parts.get("content", "")
         for call in parts.get("tool_calls", ()):
-            name = call["function"].get("name", "")
-            before = calls.get(call["index"], ("", ""))
-            calls[call["index"]] = before[0] + name, before[1] + call["function"]["arguments"]
-    return content, [calls[index] for index in sorted(calls)]
+            assert call["index"] == len(calls)
+            json.loads(call["function"]["arguments"])
+            calls.append((call["function"]["name"], call["function"]["arguments"]))
+    return (content, calls, splitter.calls) if reason else (content, calls)
 
 
 @pytest.mark.parametrize("kind", TEXTS)
@@ -309,6 +334,40 @@ def test_the_pieces_of_a_text_make_no_difference(kind, parts, cuts):
     assert split(format_, text, {cut for cut in cuts if cut <= len(text)}) == split(
         format_, text, ()
     )
+
+
+CUT = {
+    **TEXTS,
+    "thinking": (HERMES, f"<think>f?</think>\n\n{TEXTS['hermes'][1]}", "Well."),
+    "bare": (HERMES, TEXTS["hermes"][1][len("Well.\n"):], ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("cut", [True, False])
+@pytest.mark.parametrize("kind", CUT)
+def test_an_end_within_a_call_shows_nothing_of_it(kind, cut):
+    format_, text, content = CUT[kind]
+    thinks = kind == "thinking"
+    whole = split(format_, text, (), thinks=thinks)[1]
+    tokenizer = Tokenizer(SHIPPED)
+    tokens = [len(tokenizer.decode(tokenizer.encode(text)[:n])) for n in range(1, 200)]
+    for end in range(len(text) + 1):
+        how = {"cut": cut, "thinks": thinks}
+        shown, calls, called = split(format_, text[:end], (), **how, reason=True)
+        edges = [edge for edge in tokens if edge < end]
+        assert split(format_, text[:end], edges, **how, reason=True) == (shown, calls, called)
+        assert calls == whole[: len(calls)]
+        sign = "" if cut else format_.mark[0]  # an answer that ends itself may end with it
+        assert content.startswith(shown.strip()) or shown.strip() in (
+            sign,
+            f"{content}\n{sign}",
+            f"{content} {sign}",
+        )
+        assert not called or calls
+        for mark in ("tool", "TOOL", "python", "name", "think"):
+            assert mark not in shown, text[:end]
+    assert called
+    assert calls == whole
 
 
 def test_what_only_begins_as_a_call_is_text():
@@ -451,6 +510,77 @@ def tool(**more):
     return {"type": "function", "function": {"name": "f", **more}}
 
 
+def keyed(**schema):
+    """Parameters with one key, of this schema."""
+    return {"parameters": {"type": "object", "properties": {"a": schema, "n": {"type": "null"}},
+                           "required": ["a", "n"], "additionalProperties": False}}  # fmt: skip
+
+
+ODD = {
+    "look-ahead": keyed(type="string", pattern="^(?!-)[a-z]{1,9}$"),
+    "look-behind": keyed(type="string", pattern="a(?<=a)"),
+    "back reference": keyed(type="string", pattern=r"^(a|b)\1$"),
+    "pattern of keys": keyed(type="object", patternProperties={"(?=a)": {}}),
+    "remote": keyed(**{"$ref": "https://example.com/schema.json"}),
+    "missing": keyed(**{"$ref": "#/$defs/no"}),
+    "a type": keyed(type="b"),
+    "types": keyed(type=["b", "null"]),
+    "unique": keyed(type="array", items={"enum": [1]}, uniqueItems=True),
+    "a format": keyed(type="string", format="regex"),
+    "alternatives": keyed(oneOf=[{"type": "string"}, {"type": "string", "minLength": 3}]),
+    "negation": keyed(**{"not": {"type": "string"}}),
+    "nothing": keyed(type="integer", minimum=3, maximum=1),
+    "an array": {"parameters": {"type": "array"}},
+    "no schema": {"parameters": {"properties": {"a": 7}}},
+    "long": {"parameters": {"properties": {"a" * 70_000: {}}}},
+    "slow": keyed(type="number", multipleOf=1e-9, minimum=0, maximum=1e9),
+    "deep": {"parameters": json.loads('{"items":' * 80 + "{}" + "}" * 80)},
+}
+"""Functions with parameters that are hard or impossible to keep a text to."""
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ODD if kind != "long"])
+def test_one_odd_tool_closes_nothing(served, kind):
+    tools = [tool(name="f", **ODD[kind]), *TOOLS]
+    how = {"messages": HELLO, "temperature": 0, "max_tokens": 3}
+    assert choice_of(served.chat(**how, tools=tools))
+    named = {"type": "function", "function": {"name": "get_time"}}
+    asked = {**how, "max_tokens": 150, "tools": tools, "tool_choice": named}
+    assert [check(call) for call in choice_of(served.chat(**asked))["message"]["tool_calls"]]
+    strict = [{**tools[0], "function": {**tools[0]["function"], "strict": True}}, *TOOLS]
+    if served.chat(**how, tools=strict).status_code == 400:
+        assert "the function f" in refused(served.chat(**how, tools=strict), 400, "tools")
+
+
+def test_what_a_grammar_keeps_of_an_odd_tool(compiler):
+    functions = [Function(name="f", **ODD["look-ahead"])]
+    loose = _loosened(functions[0]).parameters["properties"]
+    assert loose == {"a": {"type": "string"}, "n": {"type": "null"}}
+    good = Function(name="g", parameters=WEATHER)
+    assert _loosened(good) is good
+    assert _loosened(Function(name="f", **ODD["an array"])).parameters["type"] == "object"
+
+
+def test_the_most_tools_with_long_definitions_are_answered(tmp_path):
+    """A template that writes their names alone, so that the prompt fits the small model."""
+    template = HERMES_TOOLS.replace("(tool | tojson)", "tool.function.name[-3:]")
+    tools = [tool(name=f"f{i}", description="word " * 50, **_many_keys(i)) for i in range(128)]
+    assert len(json.dumps(tools)) > 400_000
+    with serving(partial(LLM, with_template(SHIPPED, tmp_path, template))) as one:
+        ask = {"messages": HELLO, "tools": tools, "temperature": 0}
+        assert choice_of(one.chat(**ask, max_tokens=3))
+        odd = [*tools[1:], tool(name="long", **ODD["long"])]
+        assert choice_of(one.chat(**ask | {"tools": odd}, max_tokens=3))
+        call = choice_of(one.chat(**ask, max_tokens=400, tool_choice="required"))
+        assert call["finish_reason"] == "length" or call["message"]["tool_calls"]
+
+
+def _many_keys(number):
+    keys = {f"p{number}_{i}": {"type": "string", "title": "a", "description": "word " * 22}
+            for i in range(20)}  # fmt: skip
+    return {"parameters": {"type": "object", "properties": keys, "required": []}}
+
+
 UNCLOSED = {"properties": {"a": {"type": "string", "pattern": "("}}}
 
 
@@ -468,13 +598,14 @@ UNCLOSED = {"properties": {"a": {"type": "string", "pattern": "("}}}
         ({"tools": [tool()], "tool_choice": tool(name="g")}, "tool_choice", "names g"),
         ({"tools": [tool()], "guided_regex": "a"}, "tools", "exclude"),
         ({"tools": [tool(description="<|end|>")]}, "tools", "hold <|end|>"),
-        ({"tools": [tool(parameters={"type": "array"})]}, "tools.0.function", "use object"),
-        ({"tools": [tool(name="g"), tool(parameters={"properties": {"a": {"type": "b"}}})]},
+        ({"tools": [tool(name="g"), tool(**ODD["an array"], strict=True)]}, "tools",
+         "the parameters of the function f are of type 'array'; use object"),
+        ({"tools": [tool(name="g", **ODD["look-ahead"]), tool(**ODD["a type"], strict=True)]},
          "tools", "the parameters of the function f cannot be used: Invalid type: b"),
-        ({"tools": [tool(name="g"), tool(parameters=UNCLOSED)]},
+        ({"tools": [tool(name="g"), tool(parameters=UNCLOSED)], "tool_choice": "required"},
          "tools", "the parameters of the function f cannot be used: unclosed group"),
-        ({"tools": [tool(parameters={"description": "a" * 70_000})]}, "tools",
-         "the grammar of tools has"),
+        ({"tools": [tool(name="g"), tool(**ODD["long"], strict=True)]}, "tools",
+         "the parameters of the function f have"),
         ({"messages": [{"role": "tool", "content": "a"}]}, "tool_call_id", "which call"),
         ({"messages": [*HELLO, {"role": "tool", "content": "a", "tool_call_id": "b"}]}, "messages",
          "answer to the call b, which no message"),

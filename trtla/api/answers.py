@@ -61,7 +61,7 @@ def _splitters(
     """By choice, what splits its text; none where it is one content."""
     if not isinstance(body, ChatBody) or llm.tokenizer is None:
         return {}
-    thinks = marks_reasoning(llm.tokenizer.template_text)
+    thinks = marks_reasoning(llm.tokenizer.template_text(bool(body.offered)))
     format_ = known_format(llm) if body.offered else None
     if not (thinks or format_):
         return {}
@@ -131,8 +131,8 @@ class Writer:
             return {"text": chunk.text}
         new: Json = {"content": chunk.text}
         if index in self._splitters:
-            last = chunk.completion is not None
-            new = self._splitters[index].push(chunk.text, last=last)
+            done, last = chunk.completion, chunk.completion is not None
+            new = self._splitters[index].push(chunk.text, last=last, cut=_is_cut(done))
             if not (new or last or chunk.logprobs or self._body.pieces):
                 return None
         role = {} if index in self._begun else {"role": "assistant"}
@@ -182,7 +182,7 @@ class Writer:
         splitter = self._splitters.get(self._index(done))
         if splitter is None:
             return {"content": done.text}
-        parts = splitter.push(done.text, last=True)
+        parts = splitter.push(done.text, last=True, cut=_is_cut(done))
         calls = parts.get("tool_calls", [])
         for call in calls:
             del call["index"]
@@ -260,6 +260,11 @@ class Writer:
             ),
             "sources": sources,
         }
+
+
+def _is_cut(done: Completion | None) -> bool:
+    """Return True if a choice has ended before the model's end token."""
+    return done is not None and done.finish_reason != "end_id"
 
 
 def _times(generation: Generation, choices: int) -> Json:

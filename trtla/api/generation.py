@@ -220,15 +220,17 @@ def _expected(llm: RequestMaker, body: Body) -> tuple[int, ...] | None:
 
 
 def _message(message: Message) -> dict[str, Any]:
-    """Return a message for the template; `name` and thoughts are for templates that use them."""
-    role = "system" if message.role == "developer" else message.role
-    fields = {"role": role, "content": _plain(message.content or "")}
-    more: dict[str, Any] = {
-        key: getattr(message, key) for key in ("name", "reasoning_content", "tool_call_id")
+    """Return a message for the template, with the keys as they were sent."""
+    sent = {
+        key: item for key, item in message.sent.items() if getattr(message, key, None) is not None
     }
+    details = sent.pop("reasoning_details", ())
+    if thoughts := "".join(str(one.get("text") or one.get("summary") or "") for one in details):
+        sent = {"reasoning_content": thoughts, **sent}
     if message.tool_calls:
-        more["tool_calls"] = [call.model_dump() for call in message.tool_calls]
-    return fields | {key: text for key, text in more.items() if text is not None}
+        sent["tool_calls"] = [call.sent for call in message.tool_calls]
+    role = "system" if message.role == "developer" else message.role
+    return {**sent, "role": role, "content": message.sent.get("content")}
 
 
 def _plain(content: Content) -> str | list[dict[str, str]]:

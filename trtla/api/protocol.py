@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Discriminator, Field, Tag, create_model, model_validator
 
 from trtla.api.declared import body_fields
-from trtla.api.strict import Object, Strict
+from trtla.api.strict import AsSent, Object, Strict
 from trtla.api.tools import MOST_TOOLS, CallId, Tool, ToolCall, ToolChoice, checked_choice
 from trtla.runtime.request import FinishReason
 from trtla.settings.messages import ANSWER, Rendering
@@ -81,7 +81,7 @@ Content = Annotated[
 """A discriminated union, so that an error in a part names the part."""
 
 
-class Message(Strict):
+class Message(AsSent):
     """One message of a conversation; an answer of this API can be sent back as it is."""
 
     by_client = ("parsed",)
@@ -93,6 +93,10 @@ class Message(Strict):
     content: Content | None = Field(description="None of an assistant is an empty text.")
     reasoning_content: str | None = Field(
         None, description="What an assistant thought, for templates that keep it."
+    )
+    reasoning: str | None = Field(None, description="The same, under vLLM's and OpenRouter's name.")
+    reasoning_details: list[Object] | None = Field(
+        None, description="The same, as OpenRouter has it: parts with a text or a summary."
     )
     tool_calls: list[ToolCall] | None = Field(
         None, min_length=1, fail_fast=True, description="Of an assistant, as it was answered."
@@ -265,7 +269,7 @@ class ChatBody(Body):
     @property
     def rendering(self) -> Rendering:
         end = self.continue_final_message, self.add_generation_prompt
-        tools = tuple(tool.definition for tool in self.offered)
+        tools = tuple(tool.sent for tool in self.offered)
         return Rendering.of(*end, self.chat_template_kwargs, tools)
 
     @property

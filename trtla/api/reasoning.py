@@ -44,31 +44,40 @@ class ReasoningSplitter:
         self._begun = bool(begun) or self.state == "answering"
         """The part that is open has shown something."""
 
-    def push(self, text: str, *, last: bool = False) -> Parts:
-        """Add a piece; returns the text that is now certain of each part, with `last` all of it."""
+    def push(self, text: str, *, last: bool = False, cut: bool = False) -> Parts:
+        """Add a piece; returns the text that is now certain of each part, with `last` all of it.
+
+        Args:
+            last: the answer ends here.
+            cut: it does so for another reason than the model's end token.
+        """
         self._held += text
-        if self.state == "undecided" and not self._decide(last):
+        if self.state == "undecided" and not self._decide(last, cut):
             return Parts("", "")
-        reasoning = self._thoughts(last) if self.state == "thinking" else ""
+        reasoning = self._thoughts(last, cut) if self.state == "thinking" else ""
         content = self._answer() if self.state == "answering" else ""
         return Parts(reasoning, content)
 
-    def _decide(self, last: bool) -> bool:
+    def _decide(self, last: bool, cut: bool) -> bool:
         """Return True once it is known whether thoughts come first."""
         start = self._held.lstrip()
         if start.startswith(BEGIN):
             self.state, self._held = "thinking", start[len(BEGIN) :]
         elif last or not BEGIN.startswith(start):
+            if BEGIN.startswith(start) and begins_mark(start, BEGIN, cut):
+                self._held = ""
             self.state, self._begun = "answering", True  # nothing is in front of it
         return self.state != "undecided"
 
-    def _thoughts(self, last: bool) -> str:
+    def _thoughts(self, last: bool, cut: bool) -> str:
         thoughts, end, content = self._held.partition(END)
         if end:
             self.state, self._held = "answering", content
             thoughts, begun, self._begun = thoughts.rstrip(), self._begun, False
             return thoughts if begun else thoughts.lstrip()
-        certain = thoughts.rstrip() if last else thoughts[: len(thoughts) - _held_back(thoughts)]
+        certain = thoughts[: len(thoughts) - held_back(thoughts, END)]
+        if last and not begins_mark(thoughts, END, cut):
+            certain = thoughts.rstrip()
         self._held = "" if last else thoughts[len(certain) :]
         if not self._begun:
             certain = certain.lstrip()
@@ -83,7 +92,16 @@ class ReasoningSplitter:
         return text
 
 
-def _held_back(thoughts: str) -> int:
-    """The length of an end that may be blanks in front of the mark, or its beginning."""
-    mark = next(size for size in range(len(END) - 1, -1, -1) if thoughts.endswith(END[:size]))
-    return len(thoughts) - len(thoughts[: len(thoughts) - mark].rstrip())
+def held_back(text: str, mark: str) -> int:
+    """The length of an end that may be blanks in front of a mark, or its beginning."""
+    return len(text) - len(text[: len(text) - _part(text, mark)].rstrip())
+
+
+def begins_mark(text: str, mark: str, cut: bool) -> bool:
+    """Return True if a text's end is the beginning of a mark: one sign only if the end is cut."""
+    return _part(text, mark) > (0 if cut else 1)
+
+
+def _part(text: str, mark: str) -> int:
+    """The length of a mark's beginning at the end of a text."""
+    return next(size for size in range(len(mark) - 1, -1, -1) if text.endswith(mark[:size]))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, PrivateAttr, model_validator
 
 Object = dict[str, Any]
+SentT = TypeVar("SentT", bound="AsSent")
 
 
 def _equal(value: Any, other: Any) -> bool:
@@ -50,3 +51,22 @@ class Strict(BaseModel):
         if name in cls.labels:
             return not isinstance(value, str)
         return not any(_equal(value, neutral) for neutral in cls.neutral.get(name, ()))
+
+
+class AsSent(Strict):
+    """A model that keeps the object that it was read from: chat templates see that one."""
+
+    _sent: Object = PrivateAttr(default_factory=dict)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _keep(cls: type[SentT], data: Any, handler: ModelWrapValidatorHandler[SentT]) -> SentT:
+        model = handler(data)
+        if isinstance(data, dict):
+            model._sent = data
+        return model
+
+    @property
+    def sent(self) -> Object:
+        """The keys and values as the client sent them, without what its library adds."""
+        return {key: value for key, value in self._sent.items() if key not in self.by_client}

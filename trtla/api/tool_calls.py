@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any, Literal
 
-from trtla.api.reasoning import ReasoningSplitter
+from trtla.api.reasoning import ReasoningSplitter, begins_mark, held_back
 from trtla.api.tool_formats import ToolFormat
 
 Json = dict[str, Any]
@@ -14,9 +14,10 @@ _ID_DIGITS = 9
 
 
 class CallSplitter:
-    """Splits the calls off one answer while it arrives.
+    """Splits the calls off one answer while it arrives; each is returned when it is whole.
 
-    What begins as a call and is none, which no grammar allows, is text.
+    What begins as a call and is none, which no grammar allows, is text. What the answer's end cuts
+    off, be it a mark, is neither.
 
     Args:
         key: what the ids of the calls are made of.
@@ -24,62 +25,76 @@ class CallSplitter:
 
     def __init__(self, format_: ToolFormat, key: str) -> None:
         self._format, self._key = format_, key
-        self._name = format_.name_in_front()
+        self._head_of_call = format_.name_in_front()
         self._state: Literal["text", "head", "arguments", "tail"] = "text"
         self._held = ""
         """Text whose part is not certain yet."""
         self._opened = ""
         """The mark of the call that is open, and the blanks in front of it."""
+        self._name = ""
+        """Of the call whose arguments are read."""
         self._begun = False
-        """The answer has shown something."""
-        self._depth, self._in_text, self._escaped = 0, False, False
+        """The answer has shown something since the last call."""
+        self._depth, self._in_text, self._escaped, self._read = 0, False, False, 0
         self.count = 0
         """Calls so far."""
 
-    def push(self, text: str, *, last: bool = False) -> Json:
-        """Add a piece; returns what is now certain, as fields of a message or delta."""
+    @property
+    def is_within(self) -> bool:
+        """True between a call's mark and the end of its arguments."""
+        return self._state in ("head", "arguments")
+
+    def push(self, text: str, *, last: bool = False, cut: bool = False) -> Json:
+        """Add a piece; returns what is now certain, as fields of a message or delta.
+
+        Args:
+            last: the answer ends here.
+            cut: it does so for another reason than the model's end token.
+        """
         self._held += text
-        content, calls = "", dict[int, Json]()
+        content, calls = "", list[Json]()
         states: set[tuple[str, int, bool]] = set()
         while (progress := (self._state, len(self._held), self._begun)) not in states:
             states.add(progress)
             if self._state == "text":
-                content += self._text(last)
+                content += self._text(last, cut)
             elif self._state == "head":
-                content += self._head(last, calls)
+                content += self._head(last)
             elif self._state == "arguments":
-                self._arguments(calls)
+                calls += self._arguments()
             else:
                 self._tail(last)
         message: Json = {"content": content} if content else {}
-        return message | ({"tool_calls": list(calls.values())} if calls else {})
+        return message | ({"tool_calls": calls} if calls else {})
 
-    def _text(self, last: bool) -> str:
+    def _text(self, last: bool, cut: bool) -> str:
         """The text in front of a mark, without the blanks between."""
         if self._format.leads:
-            return self._leading(last)
+            return self._leading(last, cut)
         before, mark, behind = self._held.partition(self._format.mark)
         if mark:
             text = before.rstrip()
             self._state, self._held, self._opened = "head", behind, before[len(text) :] + mark
             return self._shown(text)
-        kept = _held_back(before, mark=self._format.mark)
-        if last and kept and kept == len(before) and self.count and not self._begun:
-            self._held = ""  # the next call's mark, cut off
-            return ""
-        kept = 0 if last else kept
-        self._held = before[len(before) - kept :]
+        kept = held_back(before, self._format.mark)
+        if last:
+            is_lost = kept == len(before) and self.count and not self._begun
+            kept = kept if is_lost or begins_mark(before, self._format.mark, cut) else 0
+        self._held = "" if last else before[len(before) - kept :]
         return self._shown(before[: len(before) - kept])
 
-    def _leading(self, last: bool) -> str:
+    def _leading(self, last: bool, cut: bool) -> str:
         """A text where calls come at the beginning alone."""
         start, mark = self._held.lstrip(), self._format.mark
         opened = mark if start.startswith(mark) else ""
         if not self._begun and (opened or start.startswith("{")):
             self._state, self._opened, self._held = "head", opened, start[len(opened) :]
             return ""
-        if not self._begun and not last and mark.startswith(start):
-            return ""
+        if not self._begun and mark.startswith(start):
+            if not last:
+                return ""
+            if begins_mark(start, mark, cut):
+                self._held = ""
         text, self._held = self._held, ""
         return self._shown(text)
 
@@ -89,35 +104,35 @@ class CallSplitter:
         self._begun |= bool(text)
         return text
 
-    def _head(self, last: bool, calls: dict[int, Json]) -> str:
-        match = self._name.match(self._held)
+    def _head(self, last: bool) -> str:
+        match = self._head_of_call.match(self._held)
         if match is not None:
-            self._held, self._state = self._held[match.end() :], "arguments"
-            index, self.count, self._begun = self.count, self.count + 1, False
-            digest = hashlib.blake2b(f"{self._key}-{index}".encode()).hexdigest()
-            function = {"name": match[1], "arguments": ""}
-            identity = {"index": index, "id": digest[:_ID_DIGITS], "type": "function"}
-            calls[index] = {**identity, "function": function}
-        is_open = match is not None or self._format.may_begin(self._held)
-        if match is not None or (is_open and not last):
+            self._held, self._name = self._held[match.end() :], match[1]
+            self._state, self._read = "arguments", 0
             return ""
-        if is_open and self.count and not self._begun:  # the next call, cut off
-            self._held = ""
+        if self._format.may_begin(self._held):
+            self._held = "" if last else self._held
             return ""
         self._state, self._begun = "text", True
         return self._opened
 
-    def _arguments(self, calls: dict[int, Json]) -> None:
+    def _arguments(self) -> list[Json]:
+        """The call whose arguments have ended, if they have."""
         end = self._end_of_object()
-        piece, self._held = self._held[:end], self._held[end:]
-        if piece:
-            index = self.count - 1
-            call = calls.setdefault(index, {"index": index, "function": {"arguments": ""}})
-            call["function"]["arguments"] += piece
+        if not end:
+            return []
+        arguments, self._held = self._held[:end], self._held[end:]
+        index, self._state = self.count, "tail"
+        self.count, self._begun = index + 1, False
+        digest = hashlib.blake2b(f"{self._key}-{index}".encode()).hexdigest()
+        function = {"name": self._name, "arguments": arguments}
+        identity = {"index": index, "id": digest[:_ID_DIGITS], "type": "function"}
+        return [{**identity, "function": function}]
 
     def _end_of_object(self) -> int:
-        """The length of what is held that belongs to the arguments."""
-        for at, sign in enumerate(self._held):
+        """The length of the arguments; 0: they have not ended."""
+        for at in range(self._read, len(self._held)):
+            sign = self._held[at]
             if self._in_text:
                 self._in_text = self._escaped or sign != '"'
                 self._escaped = sign == "\\" and not self._escaped
@@ -126,9 +141,9 @@ class CallSplitter:
             elif sign in "{}":
                 self._depth += 1 if sign == "{" else -1
                 if not self._depth:
-                    self._state = "tail"
                     return at + 1
-        return len(self._held)
+        self._read = len(self._held)
+        return 0
 
     def _tail(self, last: bool) -> None:
         """Read from behind the arguments to the next call, or to the text behind."""
@@ -148,12 +163,6 @@ class CallSplitter:
         self._state, self._held = "text", rest
 
 
-def _held_back(text: str, mark: str) -> int:
-    """The length of an end that may be blanks in front of the mark, or its beginning."""
-    part = next(size for size in range(len(mark) - 1, -1, -1) if text.endswith(mark[:size]))
-    return len(text) - len(text[: len(text) - part].rstrip())
-
-
 class AnswerSplitter:
     """Splits one answer into all its parts; each splitter may be missing."""
 
@@ -162,14 +171,21 @@ class AnswerSplitter:
 
     @property
     def calls(self) -> bool:
-        """True once the answer has called a function."""
-        return self._calls is not None and self._calls.count > 0
+        """True if the answer has called a function, and no call is unfinished."""
+        calls = self._calls
+        return calls is not None and calls.count > 0 and not calls.is_within
 
-    def push(self, text: str, *, last: bool = False) -> Json:
-        """Add a piece; returns what is now certain, as fields of a message or delta."""
+    def push(self, text: str, *, last: bool = False, cut: bool = False) -> Json:
+        """Add a piece; returns what is now certain, as fields of a message or delta.
+
+        Args:
+            last: the answer ends here.
+            cut: it does so for another reason than the model's end token.
+        """
         parts: Json = {"content": text}
         if self._reasoning is not None:
-            parts = self._reasoning.push(text, last=last)._asdict()
+            parts = self._reasoning.push(text, last=last, cut=cut)._asdict()
         if self._calls is not None:
-            parts |= {"content": "", **self._calls.push(parts["content"], last=last)}
+            calls = self._calls.push(parts["content"], last=last, cut=cut)
+            parts |= {"content": "", **calls}
         return {name: part for name, part in parts.items() if part}

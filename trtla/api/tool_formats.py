@@ -15,9 +15,11 @@ from trtla.api.errors import ApiError
 from trtla.api.reasoning import BEGIN, END, State
 from trtla.api.strict import Object
 from trtla.api.tools import Function
+from trtla.errors import UsageError
 from trtla.llm.prompt import RequestMaker
+from trtla.settings.fields import shown
 from trtla.settings.grammar import BLANKS, Grammar
-from trtla.settings.schemas import fitted
+from trtla.settings.schemas import fitted, without_notes
 
 _END = END.replace("/", r"\/")
 _THOUGHTS = {"undecided": rf"\s*{BEGIN}(?s:.*){_END}", "thinking": f"(?s:.*){_END}"}
@@ -58,10 +60,17 @@ class ToolFormat:
         return re.compile(rf'\s*{begin}\{{\s*"name"\s*:\s*{name}\s*,\s*"{self.key}"\s*:\s*(?=\{{)')
 
     def may_begin(self, text: str) -> bool:
-        """Return True if more text may make this a call up to its name, behind the mark."""
+        """Return True if more text may make this a call up to its arguments, behind the mark."""
         so_far, name = "".join(text.split()), '{"name":"'
-        heads = (name, f"{self.begin.strip()}{name}")
-        return any(head.startswith(so_far[: len(head)]) for head in heads)
+        begin = self.begin.strip()
+        begin = begin if begin and so_far[:1] in ("", begin) else ""
+        head, rest = f"{begin}{name}", so_far[len(begin) + len(name) :]
+        if not rest:
+            return head.startswith(so_far)
+        called, quote, behind = rest.partition('"')
+        is_name = bool(re.fullmatch(r"[A-Za-z0-9_.-]*", called))
+        key = f',"{self.key}":'
+        return so_far.startswith(head) and is_name and (not quote or key.startswith(behind))
 
     def grammar(
         self,
@@ -133,16 +142,25 @@ class ToolFormat:
         return f"{begin} call ({joint} call)* {end}"
 
     def _rule(self, number: int, function: Function) -> str:
-        guidance = {"whitespace_pattern": BLANKS, "lenient": not function.strict}
-        schema = {**_fitted(function.parameters), "x-guidance": guidance}
         head = f'{{"name": {_json(function.name)}, "{self.key}": '
-        return f'call_{number}: {_json(head)} %json {_json(schema)} "}}"'
+        return f'call_{number}: {_json(head)} %json {_json(arguments_schema(function))} "}}"'
+
+
+def arguments_schema(function: Function) -> Object:
+    """The schema of a function's arguments, as its grammar has it."""
+    if (kind := function.parameters.get("type", "object")) != "object":
+        raise UsageError(
+            f"the parameters of the function {function.name} are of type {shown(kind)}",
+            "use object",
+        )
+    guidance = {"whitespace_pattern": BLANKS, "lenient": not function.strict}
+    return {**_fitted(function.parameters), "x-guidance": guidance}
 
 
 def _fitted(parameters: Object) -> Object:
     """The schema of an object, which has no keys where it does not speak of any."""
     keys: Object = {"properties": {}} if _OF_KEYS.isdisjoint(parameters) else {}
-    schema: Object = fitted({"type": "object", **keys, **parameters})
+    schema: Object = fitted(without_notes({"type": "object", **keys, **parameters}))
     return schema
 
 
@@ -184,7 +202,7 @@ def format_of(template: str) -> ToolFormat | None:
 
 def known_format(llm: RequestMaker) -> ToolFormat:
     """The format of a model's calls; raises `ApiError` if its template has none that is known."""
-    template = "" if llm.tokenizer is None else llm.tokenizer.template_text
+    template = "" if llm.tokenizer is None else llm.tokenizer.template_text(tools=True)
     if (known := format_of(template)) is not None:
         return known
     raise ApiError(

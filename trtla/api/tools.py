@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field
 
-from trtla.api.strict import Object, Strict
-from trtla.settings.fields import shown
+from trtla.api.strict import AsSent, Object, Strict
 from trtla.settings.tool_calls import CALL_ID, FUNCTION_NAME
 
 MOST_TOOLS = 128
@@ -17,31 +16,24 @@ CallId = Annotated[str, Field(pattern=CALL_ID)]
 
 
 class Function(Strict):
-    """A function; its arguments follow the schema of its parameters."""
+    """A function; its arguments follow the schema of its parameters.
 
+    Other keys, such as `return`, are for the chat template.
+    """
+
+    model_config = ConfigDict(extra="ignore")
     name: FunctionName
     description: str = ""
     parameters: Object = Field({"type": "object", "properties": {}}, description="Their schema.")
     strict: bool = Field(False, description="Refuse keywords of the schema that are not supported.")
 
-    @model_validator(mode="after")
-    def _takes_an_object(self) -> Function:
-        if (kind := self.parameters.get("type", "object")) != "object":
-            raise ValueError(f"the parameters are of type {shown(kind)}; use object")
-        return self
 
+class Tool(AsSent):
+    """A tool; functions are the one kind. Other keys are for the chat template."""
 
-class Tool(Strict):
-    """A tool; functions are the one kind."""
-
+    model_config = ConfigDict(extra="ignore")
     type: Literal["function"]
     function: Function
-
-    @property
-    def definition(self) -> dict[str, Any]:
-        """The tool as chat templates take it."""
-        function = self.function.model_dump(exclude={"strict"})
-        return {"type": self.type, "function": function}
 
 
 class NamedFunction(Strict):
@@ -60,7 +52,7 @@ class NamedTool(Strict):
 ToolChoice = Literal["none", "auto", "required"] | NamedTool
 
 
-class CalledFunction(Strict):
+class CalledFunction(AsSent):
     """A function and its arguments, which are JSON."""
 
     by_client = ("parsed_arguments",)
@@ -68,13 +60,18 @@ class CalledFunction(Strict):
     arguments: str
 
 
-class ToolCall(Strict):
+class ToolCall(AsSent):
     """A call of an earlier answer."""
 
     by_client = ("index",)
     id: CallId
     type: Literal["function"] = "function"
     function: CalledFunction
+
+    @property
+    def sent(self) -> Object:
+        """The call as the client sent it."""
+        return {**super().sent, "function": self.function.sent}
 
 
 def checked_choice(tools: Sequence[Tool], choice: ToolChoice | None) -> None:

@@ -16,7 +16,7 @@ MORE_TEMPLATES = "additional_chat_templates"
 """A folder of templates with other names."""
 
 Stored = str | dict[str, str]
-"""A template's text, or several by name, of which `default` is used."""
+"""A template's text, or several by name: `default`, and `tool_use` where tools are given."""
 
 
 def stored_template(folder: ModelFolder) -> tuple[Stored, str] | None:

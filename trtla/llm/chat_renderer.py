@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -69,12 +70,17 @@ class ChatRenderer:
         if self.template is None:
             return None
         try:
-            self._known().parse()
+            self._known(tools=True).parse()
         except UsageError as error:
             return error
         except Exception as error:  # jinja2's
             return _failing(error, "correct it, or go without it: --no-chat, in a chat /chat off")
         return None
+
+    def formed(self, messages: Messages, rendering: Rendering) -> Messages:
+        """The messages with calls in a form that the template takes."""
+        with self._explained():
+            return self._conversations.formed(messages, rendering)
 
     def text(self, messages: Messages, rendering: Rendering) -> str:
         """Render messages, up to where the model continues."""
@@ -90,7 +96,7 @@ class ChatRenderer:
         Args:
             most_s: seconds for a conversation.
         """
-        self._process = TemplateProcess(self._known, most_s)
+        self._process = TemplateProcess(partial(self._known, tools=True), most_s)
         return self._process
 
     @cached_property
@@ -98,7 +104,7 @@ class ChatRenderer:
         return Conversations(self._fill_in)
 
     def _fill_in(self, messages: list[dict[str, Any]], rendering: Rendering) -> str:
-        template, answer = self._known(), rendering.add_generation_prompt
+        template, answer = self._known(bool(rendering.tools)), rendering.add_generation_prompt
         variables = {**self._variables, **rendering.chat_template_kwargs}
         if rendering.tools:
             variables["tools"] = list(rendering.tools)
@@ -112,20 +118,25 @@ class ChatRenderer:
     def _guarded(
         self, work: Callable[[Messages, Rendering], str], messages: Messages, rendering: Rendering
     ) -> str:
-        try:
+        with self._explained():
             text = work(messages, rendering)
             check_text(text, "what the chat template makes")
             return text
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
         except TrtlaError:
             raise
         except Exception as error:  # jinja2's, or any other
             raise self.problem() or _failing(error, _TAKES) from None
 
-    def _known(self) -> ChatTemplate:
+    def _known(self, tools: bool) -> ChatTemplate:
         template = self.template
         if template is None:
             raise no_chat_template(self._tokenizer.folder)
-        if isinstance(template.template, dict) and "default" not in template.template:
+        if isinstance(template.template, dict) and not template.text(tools):
             raise no_default(sorted(template.template))
         return template
 

@@ -25,15 +25,17 @@ from trtla.settings.messages import (
     with_text,
     written,
 )
-from trtla.settings.tool_calls import with_arguments
+from trtla.settings.tool_calls import as_object, as_text, with_arguments
 
 Fill = Callable[[list[dict[str, Any]], Rendering], str]
 """Renders messages, and the text behind them that the rendering asks for."""
 _KEPT = 64
 """Pairs of a role and of variables whose trials are cached."""
 _WORD, _STRAY = "trialword7f3c", "straykey9d2e"
-_CALLS = "calls"
-"""In place of a role: the arguments of an assistant's calls, as objects and as texts."""
+_CALLS, _NO_TEXT, _CALLS_ALONE = "calls", "no text", "calls alone"
+"""In place of a role: the arguments of an assistant's calls, as objects and as texts; its messages
+without a content, and those with calls instead."""
+_TOOL = {"type": "function", "function": {"name": "trial", "description": "a", "parameters": {}}}
 _ASKING = ("user", "tool")
 _SURE = 12
 """Characters of a text that a template is unlikely to contain itself."""
@@ -109,19 +111,34 @@ class Conversations:
     def _adapted(self, messages: Messages, rendering: Rendering) -> list[dict[str, Any]]:
         return [self._message(message, rendering) for message in messages]
 
+    def formed(self, messages: Messages, rendering: Rendering) -> list[dict[str, Any]]:
+        """The messages with arguments of calls as they are, where the template takes them so; else
+        as an object, or as its JSON."""
+        return [self._with_calls(message, rendering) for message in messages]
+
+    def _with_calls(self, message: Message, rendering: Rendering) -> dict[str, Any]:
+        if not (calls := message.get("tool_calls")):
+            return dict(message)
+        objects, texts = self._takes(_CALLS, rendering)
+
+        def form(arguments: Any) -> Any:
+            if isinstance(arguments, str):
+                return as_object(arguments) if objects and not texts else arguments
+            return arguments if objects else as_text(arguments)
+
+        return {**message, "tool_calls": with_arguments(calls, form)}
+
     def _message(self, message: Message, rendering: Rendering) -> dict[str, Any]:
+        if message["content"] is None:
+            kind = _CALLS_ALONE if message.get("tool_calls") else _NO_TEXT
+            absent, _ = self._takes(kind, rendering)
+            return dict(message) if absent else {**message, "content": ""}
         content = self._content(message["role"], message["content"], rendering)
-        calls = message.get("tool_calls")
-        if not calls:
-            return {**message, "content": content}
-        objects, _ = self._takes(_CALLS, rendering)
-        form = _as_object if objects else _as_text
-        return {**message, "content": content, "tool_calls": with_arguments(calls, form)}
+        return {**message, "content": content}
 
     def _content(self, role: str, content: Content, rendering: Rendering) -> Content:
         texts, parts = self._takes(role, rendering)
-        several = not isinstance(content, str) and len(content) > 1
-        if parts and (several or not texts):
+        if parts and not (texts and isinstance(content, str)):
             return [text_part(text) for text in part_texts(content)]
         return joined(content)
 
@@ -130,17 +147,25 @@ class Conversations:
 
         Neither: the template requires other messages next to this one, or rejects the role.
         """
-        variables = rendering.chat_template_kwargs
-        key = role, json.dumps(variables, sort_keys=True)
+        variables, tools = rendering.chat_template_kwargs, [_TOOL] * bool(rendering.tools)
+        key = role, json.dumps([variables, tools], sort_keys=True)
         if key not in self._taken:
-            how = Rendering(chat_template_kwargs=variables)
-            found = self._trials_of_calls(how) if role == _CALLS else self._trials(role, how)
+            how = Rendering(chat_template_kwargs=variables, tools=tools)
+            found = self._trials(role, how)
             if len(self._taken) >= _KEPT:
                 self._taken = {}
             self._taken[key] = found
         return self._taken[key]
 
     def _trials(self, role: str, how: Rendering) -> tuple[bool, bool]:
+        if role == _CALLS:
+            return self._trials_of_calls(how)
+        if role in (_NO_TEXT, _CALLS_ALONE):
+            calling, answer = self._called({"a": _WORD}, how)
+            silent = {"role": "assistant", "content": None}
+            asked = [{**calling, "content": None}, answer] if role == _CALLS_ALONE else [silent]
+            question = self._question(how)
+            return bool(self._trial([question, *asked, question], how)), True
         parts = [{**text_part(_WORD), _STRAY: ""}]
         return self._writes(role, _WORD, how), self._writes(role, parts, how)
 
@@ -162,13 +187,18 @@ class Conversations:
         if role == "system":
             trial = [*trial, question]
         elif role == "tool":
-            calling, answer = _called({})
-            calling = self._message(calling, rendering)
+            calling, answer = self._called({}, rendering)
             trial = [question, calling, {**answer, "content": content}]
         elif role != "user":
             trial = [question, *trial, question]
         text = self._trial(trial, rendering)
         return _WORD in text and _STRAY not in text
+
+    def _called(self, arguments: Any, rendering: Rendering) -> list[dict[str, Any]]:
+        """Return a call as the template takes it, and its answer."""
+        calling, answer = _called(arguments)
+        calling = self._message(self._with_calls(calling, rendering), rendering)
+        return [calling, answer]
 
     def _question(self, rendering: Rendering) -> dict[str, Any]:
         return {"role": "user", "content": self._content("user", "a", rendering)}
@@ -227,14 +257,6 @@ def _called(arguments: Any) -> list[dict[str, Any]]:
     call = {"id": "trial7f3c", "type": "function", "function": function}
     answer = {"role": "tool", "tool_call_id": "trial7f3c", "content": "a"}
     return [{"role": "assistant", "content": "", "tool_calls": [call]}, answer]
-
-
-def _as_object(arguments: Any) -> Any:
-    return arguments
-
-
-def _as_text(arguments: Any) -> str:
-    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
 def _core(text: str) -> str:

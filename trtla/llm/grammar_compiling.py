@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from trtla.errors import UsageError, install_hint
@@ -117,7 +118,9 @@ def why_not(grammar: Grammar) -> str:
     path = f"import sys; sys.path[:] = {sys.path!r}"
     done = subprocess.run(
         [sys.executable, "-c", f"{path}; from {__name__} import main; main()"],
-        input=json.dumps([grammar.kind, grammar.text, grammar.whitespace_pattern]).encode(),
+        input=json.dumps(
+            [grammar.kind, grammar.text, grammar.whitespace_pattern, grammar.parts]
+        ).encode(),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,  # a terminal's Ctrl-C is not for it
@@ -128,10 +131,22 @@ def why_not(grammar: Grammar) -> str:
     return "it is too large, or nested too deeply" if done.returncode else ""
 
 
+@lru_cache(1024)
+def can_keep(grammar: Grammar) -> bool:
+    """Return True if texts can be kept to a grammar, for a tokenizer of bytes."""
+    if why_not(grammar):
+        return False
+    try:
+        matcher = compiled(grammar)
+        return any(matcher.compute_bitmask()) and not matcher.is_error()
+    except ValueError:
+        return False
+
+
 def main() -> None:
     """Compile the grammar that comes on stdin for a tokenizer of bytes."""
-    kind, text, pattern = json.load(sys.stdin)
-    grammar = Grammar(kind, text, whitespace_pattern=pattern)
+    kind, text, pattern, parts = json.load(sys.stdin)
+    grammar = Grammar(kind, text, whitespace_pattern=pattern, parts=tuple(parts))
     spent = resource.getrusage(resource.RUSAGE_SELF)
     seconds = int(spent.ru_utime + spent.ru_stime) + 1 + _MOST_S
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))

@@ -94,7 +94,7 @@ class GrammarCompiler:
         self._end_ids = tuple(sorted(end_ids))
         self._lock = Lock()
         self._spelling: LLTokenizer | None = None
-        self._compiled: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()
+        self._compiled: OrderedDict[Grammar, CompiledGrammar | UsageError] = OrderedDict()
 
     def start(self, grammar: Grammar) -> GrammarStart:
         """Compile a grammar; the result makes its state at the beginning of an output.
@@ -112,14 +112,14 @@ class GrammarCompiler:
         with self._lock:
             known = self._compiled.get(grammar)
         if known is None:
-            if why := why_not(grammar):
-                raise _refusal(grammar, why)
-            known = CompiledGrammar(partial(_matcher, spelling, grammar))
+            known = _tried(spelling, grammar)
         with self._lock:
             self._compiled[grammar] = known
             self._compiled.move_to_end(grammar)
             while len(self._compiled) > _KEPT:
                 self._compiled.popitem(last=False)
+        if isinstance(known, UsageError):
+            raise UsageError(known.message, known.hint)
         return lambda: GrammarState(known, self._end_ids, self._vocab_size)
 
     def prepare(self) -> LLTokenizer:
@@ -137,6 +137,16 @@ class GrammarCompiler:
             wrapped, n_vocab=count, eos_token=list(self._end_ids)
         )
         return result
+
+
+def _tried(spelling: LLTokenizer, grammar: Grammar) -> CompiledGrammar | UsageError:
+    """Compile a grammar, or return why it cannot be used: the next request may have it again."""
+    try:
+        if why := why_not(grammar):
+            return _refusal(grammar, why)
+        return CompiledGrammar(partial(_matcher, spelling, grammar))
+    except UsageError as error:
+        return error
 
 
 def _matcher(spelling: LLTokenizer, grammar: Grammar) -> LLMatcher:

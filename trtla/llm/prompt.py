@@ -177,6 +177,10 @@ class RequestMaker:
             where = Grammar.of(sampling.grammar).given_as
             raise UsageError(f"{name}: {error.message}", error.hint, where) from None
 
+    def check_grammar(self, grammar: Grammar) -> None:
+        """Raise `UsageError` if a grammar cannot be used."""
+        self._grammars.start(grammar)
+
     def prepare_grammars(self) -> None:
         """Compute what the first grammar needs, if there can be one: meanwhile others wait."""
         if self.tokenizer is not None and self.end_ids and find_spec("llguidance"):

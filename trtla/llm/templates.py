@@ -14,8 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from threading import Lock, Timer
 from typing import TYPE_CHECKING, Any
 
@@ -40,9 +39,10 @@ class ChatTemplate:
     """A model's template, and the special tokens that it may name."""
 
     template: Any
-    """Its text, or texts by name, of which `default` is used."""
+    """Its text, or texts by name: `default`, and `tool_use` where tools are given."""
     tokens: dict[str, str]
     """By name, such as `bos_token`."""
+    _known: dict[str, Template] = field(default_factory=dict, repr=False, compare=False)
 
     def render(
         self,
@@ -52,14 +52,18 @@ class ChatTemplate:
     ) -> str:
         """Render messages; raises any error of the template.
 
-        Keys with a value of None are omitted, as in transformers.
+        As in transformers, keys with a value of None are omitted, and thoughts have all their
+        names.
 
         Args:
             add_generation_prompt: end with the beginning of the next answer.
             variables: further ones for the template, such as `tools`.
         """
-        shown = [{k: v for k, v in message.items() if v is not None} for message in messages]
-        return self._compiled.render(
+        shown = [
+            _with_thoughts({k: v for k, v in message.items() if v is not None})
+            for message in messages
+        ]
+        return self._compiled(bool(variables.get("tools"))).render(
             messages=shown,
             documents=None,
             add_generation_prompt=add_generation_prompt,
@@ -70,19 +74,30 @@ class ChatTemplate:
         """Raise jinja2's error for an invalid template; nothing in it is computed yet."""
         from trtla.llm.jinja_environment import environment
 
-        environment().parse(self.text)
+        for tools in (False, True):
+            environment().parse(self.text(tools))
 
-    @property
-    def text(self) -> str:
-        """The template, or that of the name `default` among several; empty where none has it."""
+    def text(self, tools: bool = False) -> str:
+        """The template of messages with or without tools; empty where several have other names."""
         texts = self.template if isinstance(self.template, dict) else {"default": self.template}
-        return str(texts.get("default", ""))
+        default = texts.get("default", "")
+        return str(texts.get("tool_use", default) if tools else default)
 
-    @cached_property
-    def _compiled(self) -> Template:
+    def _compiled(self, tools: bool) -> Template:
         from trtla.llm.jinja_environment import environment
 
-        return environment().from_string(self.text)
+        text = self.text(tools)
+        if text not in self._known:
+            self._known[text] = environment().from_string(text)
+        return self._known[text]
+
+
+def _with_thoughts(message: dict[str, Any]) -> dict[str, Any]:
+    names = ("reasoning_content", "thinking", "reasoning")
+    thoughts = next((message[name] for name in names if name in message), None)
+    if thoughts is None:
+        return message
+    return {"thinking": thoughts, **message, "reasoning_content": thoughts}
 
 
 class TemplateFailed(Exception):

@@ -231,10 +231,9 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return self._chats.template is not None
 
-    @property
-    def template_text(self) -> str:
-        """The chat template's text; empty without one."""
-        return "" if self._chats.template is None else self._chats.template.text
+    def template_text(self, tools: bool) -> str:
+        """The text of the chat template, with or without tools; empty without one."""
+        return "" if self._chats.template is None else self._chats.template.text(tools)
 
     @property
     def template_tokens(self) -> dict[str, str]:
@@ -260,13 +259,14 @@ class Tokenizer:
         Raises:
             UsageError: there is no template, it fails, or it omits a user's message.
         """
-        return self._chats.text(messages, rendering)
+        return self._chats.text(self._chats.formed(messages, rendering), rendering)
 
     def chat(
         self, messages: Messages, most: int | None = None, rendering: Rendering = ANSWER
     ) -> ChatText:
         """Render messages in the chat template, with the control tokens that belong to it."""
-        text = self.chat_text(messages, rendering)
+        messages = self._chats.formed(messages, rendering)
+        text = self._chats.text(messages, rendering)
         self._check_length(text, most)
         if self._parse_special:
             return ChatText(text)

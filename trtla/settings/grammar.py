@@ -68,14 +68,21 @@ class Grammar:
 
     def __post_init__(self) -> None:
         check_text(self.text, self.name)
-        if len(self.text) > LONGEST:
+        number, text = max(enumerate(self._limited, start=1), key=lambda line: len(line[1]))
+        if len(text) > LONGEST:
+            has = "have" if self.parts else "has"
             raise UsageError(
-                f"{self.name} has {len(self.text)} characters, above {LONGEST}",
+                f"{self.part(number)} {has} {len(text)} characters, above {LONGEST}",
                 "shorten it",
                 self.given_as,
             )
         if self.whitespace_pattern is not None:
             self._check_pattern(self.whitespace_pattern)
+
+    @property
+    def _limited(self) -> list[str]:
+        """The texts with a limit: lines of rules that were made of several things, or all of it."""
+        return self.text.split("\n") if self.parts else [self.text]
 
     def _check_pattern(self, pattern: object) -> None:
         if self.kind not in ("json_schema", "json_object"):

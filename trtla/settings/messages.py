@@ -23,8 +23,8 @@ An assistant's `tool_calls` and a tool's `tool_call_id` have OpenAI's form.
 """
 Messages = Sequence[Message]
 """A conversation; the model answers the last message."""
-Content = str | Sequence[Mapping[str, str]]
-"""A text, or parts that are texts."""
+Content = str | Sequence[Mapping[str, str]] | None
+"""A text, or parts that are texts; None: an assistant's of no text."""
 Variables = Mapping[str, Any]
 """Values of JSON for the variables of a chat template, such as {"enable_thinking": false}."""
 NO_VARIABLES: Variables = {}
@@ -131,14 +131,16 @@ class Rendering:
 
 
 ANSWER, CONTINUED = Rendering(), Rendering(False, True)
-_MORE_TEXTS = ("name", "reasoning_content")
+_MORE_TEXTS = ("name", "reasoning_content", "reasoning")
 _KEYS = ("role", "content", *_MORE_TEXTS)
 _KEYS_OF = {"assistant": (*_KEYS, "tool_calls"), "tool": (*_KEYS, "tool_call_id")}
 
 
 def part_texts(content: Content) -> list[str]:
     """The texts of a content's parts; a text is one part."""
-    return [content] if isinstance(content, str) else [part["text"] for part in content]
+    if content is None or isinstance(content, str):
+        return [content or ""]
+    return [part["text"] for part in content]
 
 
 def joined(content: Content) -> str:
@@ -153,7 +155,7 @@ def text_part(text: str) -> dict[str, str]:
 
 def with_text(message: Message, part: int, text: str) -> dict[str, Any]:
     """A message with another text in place of one of its parts."""
-    if isinstance(message["content"], str):
+    if not isinstance(message["content"], list):
         return {**message, "content": text}
     texts = part_texts(message["content"])
     texts[part] = text
@@ -209,16 +211,16 @@ def _message(message: object, name: str) -> dict[str, Any]:
         raise UsageError(f"{name} ({role}) has no content", _FORM)
     content = message.get("content")
     empty = content is None and role == "assistant"
-    message_out: dict[str, Any] = {
+    checked: dict[str, Any] = {
         "role": str(role),
-        "content": "" if empty else _content(content, f"{name} ({role})"),
+        "content": None if empty else _content(content, f"{name} ({role})"),
         **dict(_more_texts(message, name)),
     }
     if calls:
-        message_out["tool_calls"] = check_calls(calls, name)
+        checked["tool_calls"] = check_calls(calls, name)
     if "tool_call_id" in message:
-        message_out["tool_call_id"] = check_id(message["tool_call_id"], name)
-    return message_out
+        checked["tool_call_id"] = check_id(message["tool_call_id"], name)
+    return {key: checked[key] for key in (*message, "content") if key in checked}
 
 
 def _more_texts(message: Message, name: str) -> Iterator[tuple[str, str]]:

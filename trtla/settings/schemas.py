@@ -33,6 +33,45 @@ _DEFINED = re.compile(r"#/(\$defs|definitions)/([^/]+)")
 _NAMED = ("properties", "$defs", "definitions", "patternProperties", "dependentSchemas")
 
 
+_NOTES = {
+    "$comment", "default", "deprecated", "description", "examples", "readOnly", "title",
+    "writeOnly",
+}  # fmt: skip
+"""Keywords that say nothing about which values are valid."""
+_TYPES = {"array", "boolean", "integer", "null", "number", "object", "string"}
+
+
+def without_notes(schema: Any) -> Any:
+    """Return the schema without titles, descriptions and the like."""
+
+    def bare(part: dict[str, Any]) -> dict[str, Any]:
+        return {keyword: value for keyword, value in part.items() if keyword not in _NOTES}
+
+    return _changed(schema, bare)
+
+
+def loosened(schema: Any, keeps: Callable[[Mapping[str, Any]], bool]) -> Any:
+    """Return the schema without what no grammar can keep, so that more values are valid.
+
+    That are patterns that `keeps` says no to for a schema with them alone, references to other
+    documents, and unknown types.
+    """
+
+    def loose(part: dict[str, Any]) -> dict[str, Any]:
+        unknown = {name for name in ("$ref",) if not str(part.get(name, "#")).startswith("#")}
+        types = part.get("type", "object")
+        if not _TYPES.issuperset(types if isinstance(types, list) else [str(types)]):
+            unknown.add("type")
+        if "pattern" in part and not keeps({"type": "string", "pattern": part["pattern"]}):
+            unknown.add("pattern")
+        named = _mapping(part, "patternProperties")
+        if not all(keeps({"type": "string", "pattern": pattern}) for pattern in named):
+            unknown |= {"patternProperties", "additionalProperties"}
+        return {keyword: value for keyword, value in part.items() if keyword not in unknown}
+
+    return _changed(schema, loose)
+
+
 def fitted(schema: Any) -> Any:
     """Return the schema with its objects closed and without formats unknown to grammars.
 

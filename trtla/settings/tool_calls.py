@@ -1,7 +1,4 @@
-"""Calls of functions in messages of the assistant.
-
-Inside, arguments are the object that their JSON says; a text that is no JSON object stays a text.
-"""
+"""Calls of functions in messages of the assistant, whose arguments are objects or their JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ Calls = Sequence[Mapping[str, Any]]
 
 
 def check_calls(calls: object, name: str) -> list[dict[str, Any]]:
-    """The calls with arguments as objects; errors say `name`."""
+    """The calls as they are; errors say `name`."""
     if isinstance(calls, (str, bytes)) or not isinstance(calls, Sequence):
         raise UsageError(f"{name} has the tool_calls {shown(calls)}, which is no list", _FORM)
     try:
@@ -49,16 +46,18 @@ def _call(call: object, name: str) -> dict[str, Any]:
     called = function.get("name")
     if not isinstance(called, str) or not re.fullmatch(FUNCTION_NAME, called):
         raise UsageError(f"{name} has the function name {shown(called)}", _FORM)
-    arguments = _object(function.get("arguments"))
+    arguments = as_object(function.get("arguments"))
     if not isinstance(arguments, (Mapping, str)) or function.keys() - {"name", "arguments"}:
         raise UsageError(f"{name} has the function {shown(function)}", _FORM)
     for text in _texts(arguments):
         check_text(text, name)
-    identity = {"id": check_id(call["id"], name)} if "id" in call else {}
-    return {**identity, "type": "function", "function": {"name": called, "arguments": arguments}}
+    if "id" in call:
+        check_id(call["id"], name)
+    return {**call, "function": dict(function)}
 
 
-def _object(arguments: object) -> object:
+def as_object(arguments: Any) -> Any:
+    """The object that arguments are the JSON of; others are as they are."""
     if isinstance(arguments, str) and arguments.count("{") + arguments.count("[") < _MOST_NESTED:
         try:
             parsed = json.loads(arguments or "{}")
@@ -66,6 +65,11 @@ def _object(arguments: object) -> object:
             return arguments
         return parsed if isinstance(parsed, dict) else arguments
     return arguments
+
+
+def as_text(arguments: Any) -> str:
+    """The JSON of arguments."""
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
 def with_arguments(calls: Calls, change: Callable[[Any], Any]) -> list[dict[str, Any]]:

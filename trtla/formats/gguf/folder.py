@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from trtla.errors import UsageError, first_line
 from trtla.files import CACHE_HINT, read_json, temporary_folder, written
+from trtla.formats.chat_templates import MORE_TEMPLATES, TEMPLATE
 from trtla.formats.families import BY_ARCHITECTURE
 from trtla.formats.gguf.config import hf_config
 from trtla.formats.gguf.header import (
@@ -144,10 +147,20 @@ def _files(path: Path, header: Header) -> dict[str, dict[str, Any] | str]:
         files |= vocabulary.files()
         _check_tokenizer(path, files["tokenizer.json"])
         files[GENERATION_CONFIG] = {"eos_token_id": vocabulary.end_ids}
-    template = header.metadata.get("tokenizer.chat_template")
-    if isinstance(template, str):
-        files["chat_template.jinja"] = template
-    return files
+    return files | _templates(header)
+
+
+def _templates(header: Header) -> dict[str, str]:
+    """The chat templates as files: the one without a name, and those such as `tool_use`."""
+    key, found = "tokenizer.chat_template", header.metadata
+    names = {key: TEMPLATE}
+    names |= {f"{key}.{one}": f"{MORE_TEMPLATES}/{one}.jinja" for one in _named(found, key)}
+    return {file: text for name, file in names.items() if isinstance(text := found.get(name), str)}
+
+
+def _named(metadata: Mapping[str, Any], key: str) -> Iterator[str]:
+    names = (name.removeprefix(f"{key}.") for name in metadata if name.startswith(f"{key}."))
+    return (name for name in names if re.fullmatch(r"\w{1,64}", name))
 
 
 def _has_vocabulary(header: Header) -> bool:
@@ -184,6 +197,7 @@ def _write(folder: Path, files: dict[str, dict[str, Any] | str], made_of: dict[s
     folder.mkdir()
     sizes = {}
     for name, content in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
         text = content if isinstance(content, str) else json.dumps(content)
         sizes[name] = (folder / name).write_bytes(text.encode())
     (folder / MADE_OF).write_text(json.dumps({**made_of, "sizes": sizes}), encoding="utf-8")
