@@ -94,7 +94,7 @@ HF_CASES = [
     ("moe", config(architectures=["Qwen2MoeForCausalLM"], model_type="qwen2_moe"), "Qwen2MoeFor"),
     (
         "qwen2-without-biases",
-        config(architectures=["Qwen2ForCausalLM"], model_type="qwen2"),
+        config(architectures=["Qwen2ForCausalLM"], model_type="qwen2", attention_bias=None),
         "lacks tensor model.layers.0.self_attn.q_proj.bias",
     ),
     ("activation", config(hidden_act="gelu"), "gelu"),

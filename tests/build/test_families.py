@@ -42,6 +42,7 @@ _SIZES = {
     "intermediate_size": 128,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
+    "num_key_value_heads": 4,
     "head_dim": 16,
 }
 _UNKNOWN: list[tuple[str, str, Any]] = [
@@ -165,7 +166,6 @@ def test_layers_and_scalings_that_make_no_model_are_refused(
         ("Gemma3Text", {"rope_theta": 1e5, "rope_scaling": _LINEAR, "rope_local_base_freq": 2e4}),
         ("Gemma3Text", {"rope_parameters": {_GLOBAL: {**_LINEAR, "rope_theta": 1e5}}}),
         ("Gemma3Text", {"rope_parameters": {_LOCAL: {**_DEFAULT, "rope_theta": 3e4}}}),
-        ("Mistral", {"sliding_window": 9, "layer_types": [_LOCAL, _GLOBAL]}),
         ("Llama", {"offset_norms": True, "scales_embedding": True}),
         ("SmolLM3", {"use_sliding_window": True, "sliding_window": 9, "no_rope_layers": [1, 0]}),
         ("SmolLM3", {"sliding_window": 9, "no_rope_layers": [1, 0]}),
@@ -183,7 +183,7 @@ def test_keys_mean_what_they_mean_in_transformers(
     name: str, keys: dict[str, Any], tmp_path: Path
 ) -> None:
     """By the logits of a random model, for a text beyond windows and trained lengths."""
-    config = {**_SIZES, "num_key_value_heads": 4, "max_position_embeddings": 160, **keys}
+    config = {**_SIZES, "max_position_embeddings": 160, **keys}
     torch.manual_seed(0)
     kind = name.removesuffix("Text")
     theirs = getattr(transformers, f"{kind}ForCausalLM")(

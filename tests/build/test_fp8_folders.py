@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,60 @@ def test_a_folder_of_modelopt_alone_runs_as_it_is(tmp_path: Path) -> None:
         2,
         "is FP8 already, without scales of an FP8 K/V cache",
     )
+
+
+_CACHE_ALONE: list[tuple[str, dict[str, Any]]] = [
+    ("hf_quant_config.json", {"quantization": {"kv_cache_quant_algo": "FP8"}}),
+    ("config.json", {"quant_method": "compressed-tensors", "kv_cache_scheme": SCHEME}),
+]
+
+
+@pytest.mark.parametrize(("name", "declared"), _CACHE_ALONE)
+def test_scales_of_a_cache_alone_leave_the_weights_as_they_are(
+    name: str, declared: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(TINY, tmp_path / "hf"))
+    tensors = load_file(folder / "model.safetensors")
+    for layer in range(HFModel.open(TINY).config.num_hidden_layers):
+        tensors[f"model.layers.{layer}.self_attn.k_proj.k_scale"] = torch.tensor(0.01)
+    save_file(tensors, folder / "model.safetensors")
+    if name == "config.json":
+        declare(folder, declared)
+    else:
+        (folder / name).write_text(json.dumps(declared))
+    command = ("--input-text", "The ship", "--max-output-len", "16", "--json")
+    ran, plain = trtla("run", folder, *command), trtla("run", TINY, *command)
+    assert ran.code == 0, ran.err
+    found, expected = (json.loads(one.out)["results"][0]["output_ids"] for one in (ran, plain))
+    assert found == expected
+    shown = inspect(folder)
+    assert shown["quantization"].endswith("FP8 K/V cache")
+    assert "tensors that texts do not need: *.k_scale" in str(shown["notes"])
+    assert load_model("AutoModelForCausalLM", folder, torch.float32, "none") is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("quantize_config.json", {"bits": 4, "group_size": 128}, "gptq 4 bits"),
+        ("quant_config.json", {"w_bit": 4, "zero_point": True}, "awq 4 bits"),
+        ("hf_quant_config.json", {"quantization": {"quant_algo": "W4A16_AWQ"}}, "W4A16_AWQ"),
+        ("other.json", {}, "(tensor model.layers.0.mlp.down_proj.qweight), and neither"),
+    ],
+)
+def test_what_is_declared_beside_config_json_is_refused_by_its_name(
+    name: str, content: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(TINY, tmp_path / "hf"))
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.0.mlp.down_proj.qweight"] = torch.zeros(4, 4, dtype=torch.int32)
+    save_file(tensors, folder / "model.safetensors")
+    (folder / name).write_text(json.dumps(content))
+    with pytest.raises(UsageError, match="the weights are quantised") as caught:
+        HFModel.open(folder)
+    assert said in caught.value.message
+    assert "give the unquantised model" in str(caught.value.hint)
+    assert said in inspect(folder)["problems"][0]
 
 
 def group(**changed: Any) -> dict[str, Any]:

@@ -20,8 +20,9 @@ LLAMA: dict[str, Any] = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
 }
-MISTRAL = {**LLAMA, "architectures": ["MistralForCausalLM"], "model_type": "mistral"}
-QWEN2 = {**LLAMA, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
+_GROUPED = {**LLAMA, "num_key_value_heads": 2}
+MISTRAL = {**_GROUPED, "architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+QWEN2 = {**_GROUPED, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
 
 
 def read(folder: Path, data: dict[str, Any]) -> tuple[CheckpointConfig, str | None]:
@@ -51,7 +52,7 @@ def test_mistrals_window(
 
 
 def test_what_qwen2_fixes_and_what_absent_keys_mean_there(tmp_path: Path) -> None:
-    config, _ = read(tmp_path, {**QWEN2, "attention_bias": False, "mlp_bias": True})
+    config, _ = read(tmp_path, {**QWEN2, "attention_bias": True, "mlp_bias": False})
     assert (config.attn_bias, config.dense_bias, config.mlp_bias) == (True, False, False)
     assert config.max_position_embeddings == 32768
 

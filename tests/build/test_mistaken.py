@@ -6,7 +6,10 @@ import json
 import shutil
 from pathlib import Path
 
+import gguf
+import numpy as np
 import pytest
+from safetensors.torch import load_file, save_file
 
 from tests.support.command import trtla
 
@@ -63,3 +66,69 @@ def test_the_root_of_a_cache_names_a_snapshot(tmp_path: Path, inside: str) -> No
     assert ran.code == 2
     assert "is a cache of the hub, not a model" in ran.err
     assert f"such as {snapshot}" in ran.err
+
+
+def test_an_adapter_with_its_models_config_is_named(tiny_llama: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((tiny_llama / "config.json").read_bytes())
+    (tmp_path / "adapter_config.json").write_text("{}")
+    ran = trtla("run", "-m", tmp_path, "-p", "a")
+    assert ran.code == 2
+    assert "holds an adapter (LoRA), not a model" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("prefix", "what"),
+    [
+        ("_orig_mod.", "a compiled model (torch.compile)"),
+        ("module.", "a model in DataParallel"),
+        ("base_model.model.", "a model with an adapter (PEFT)"),
+        ("model.language_model.", "the text part of a model for images or sound"),
+        ("language_model.", "the text part of a model for images or sound"),
+        ("model.", "a module that has the model"),
+    ],
+)
+def test_weights_of_a_wrapped_model_are_named(
+    tiny_llama: Path, tmp_path: Path, prefix: str, what: str
+) -> None:
+    folder = shutil.copytree(tiny_llama, tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    save_file({f"{prefix}{n}": t for n, t in tensors.items()}, folder / "model.safetensors")
+    ran = trtla("run", "-m", folder, "-p", "a", "-n", "1")
+    assert ran.code == 2
+    assert f"names of tensors begin with '{prefix}" in ran.err
+    assert f"as those of {what}" in ran.err
+
+
+_LORA = {"blk.0.attn_q.weight.lora_a": np.ones((4, 8), np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "keys", "tensors", "what"),
+    [
+        ("llama", {"general.type": "adapter", "adapter.type": "lora"}, _LORA, "an adapter (LoRA)"),
+        ("", {"general.type": "imatrix"}, _LORA, "an importance matrix"),
+        ("llama", {"general.type": "model"}, {}, "a vocabulary without weights"),
+        ("clip", {"clip.has_vision_encoder": "1"}, _LORA, "the projector of a model for images"),
+        ("controlvector", {"controlvector.model_hint": "llama"}, _LORA, "a control vector"),
+    ],
+)
+def test_a_gguf_file_that_holds_no_model_is_named(
+    architecture: str,
+    keys: dict[str, str],
+    tensors: dict[str, np.ndarray],
+    what: str,
+    tmp_path: Path,
+) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", architecture)
+    for key, value in keys.items():
+        writer.add_string(key, value)
+    for name, array in tensors.items():
+        writer.add_tensor(name, array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    ran = trtla("run", "-m", tmp_path / "m.gguf", "-p", "a")
+    assert ran.code == 2
+    assert f"m.gguf holds {what}" in ran.err
+    assert "not a model" in ran.err

@@ -18,6 +18,10 @@ ENCODER_DECODERS = {
 }
 """model_type -> architecture of the families that are run as they are."""
 
+FULL, SLIDING = "full_attention", "sliding_attention"
+LAYER_TYPES = (FULL, SLIDING)
+"""Kinds of attention that layers may have, by transformers' names."""
+
 ARITHMETIC: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("embedding_multiplier", "residual_multiplier", "logits_scaling"), (1,)),
     **dict.fromkeys(("logit_scale", "partial_rotary_factor", "rotary_pct", "scale_emb"), (1,)),
@@ -67,9 +71,9 @@ class Family:
     absent: Mapping[str, Any] = field(default_factory=dict)
     """Values of keys that a config.json lacks."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
-    """Values that hold whatever config.json says."""
+    """Values that always hold: a config.json that names another one, to any effect, is refused."""
     spelled: tuple[tuple[str, str], ...] = ()
-    """Keys of its config.json that Llama has by another name."""
+    """Keys of its config.json, and Llama's name, which means nothing there."""
     reads: tuple[str, ...] = ()
     """Keys of `ARITHMETIC` that its config.json may have."""
     has_windows: bool = True
@@ -95,6 +99,7 @@ class Family:
 _WINDOW = 4096  # of MistralConfig and the Qwens' configs
 _QWEN = {
     "max_position_embeddings": 32768,
+    "num_key_value_heads": 32,
     "max_window_layers": 28,
     "use_sliding_window": False,
     "sliding_window": _WINDOW,
@@ -105,7 +110,8 @@ _GRANITE = {
     "residual_scale": "residual_multiplier",
     "logit_scale": "logits_scaling",
 }
-_ALL_WINDOWED = {"use_sliding_window": True, "windows_everywhere": True}
+_ALL_WINDOWED = {"use_sliding_window": True, "max_window_layers": 0}
+_NO_BIASES = {"attention_bias": False, "mlp_bias": False}
 
 
 def _gemma3_scale(keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -128,8 +134,12 @@ DECODERS = (
         model_type="mistral",
         architecture="MistralForCausalLM",
         gguf="llama",
-        absent={"sliding_window": _WINDOW},
-        fixed=_ALL_WINDOWED,
+        absent={
+            "max_position_embeddings": 131072,
+            "num_key_value_heads": 8,
+            "sliding_window": _WINDOW,
+        },
+        fixed={**_ALL_WINDOWED, **_NO_BIASES},
         gguf_pairs=True,
         trtllm="llama",
     ),
@@ -165,6 +175,7 @@ DECODERS = (
         gguf="smollm3",
         absent={
             "max_position_embeddings": 32768,
+            "num_key_value_heads": 4,
             "rope_theta": 2e6,
             "tie_word_embeddings": True,
             "no_rope_layer_interval": 4,
@@ -182,7 +193,7 @@ DECODERS = (
             "original_max_position_embeddings": 4096,
             "rms_norm_eps": 1e-5,
         },
-        fixed={**_ALL_WINDOWED, "attention_bias": False, "mlp_bias": False},
+        fixed={**_ALL_WINDOWED, **_NO_BIASES, "layer_types": None},
         reads=("partial_rotary_factor",),
         gguf_names={"ffn_up": "mlp.gate_up_proj"},
         fused=True,
@@ -193,6 +204,7 @@ DECODERS = (
         gguf="ernie4_5",
         absent={
             "max_position_embeddings": 131072,
+            "num_key_value_heads": 2,
             "rope_theta": 5e5,
             "rms_norm_eps": 1e-5,
             "head_dim": 128,
@@ -208,6 +220,7 @@ DECODERS = (
         gguf="gemma3",
         absent={
             "max_position_embeddings": 131072,
+            "num_key_value_heads": 4,
             "head_dim": 256,
             "tie_word_embeddings": True,
             "rope_theta": 1e6,

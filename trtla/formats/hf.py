@@ -25,12 +25,15 @@ from trtla.formats.config import CheckpointConfig, Quantization, as_dtype
 from trtla.formats.gguf.header import MADE_OF
 from trtla.formats.gguf.weights import PLAIN, GgufFile
 from trtla.formats.hf_config import read_hf_config
+from trtla.formats.mistaken import ADAPTER, adapter, wrapped_model
 from trtla.formats.model_folder import ModelFolder
 from trtla.formats.plan import EMBEDDING, LM_HEAD, hf_shapes, untied
+from trtla.formats.quantised_folder import undeclared
 from trtla.formats.stored_form import StoredForm, stored_forms, stored_shapes
 from trtla.formats.stored_fp8 import (
     StoredFp8,
     cache_scales,
+    is_cache_scale,
     linear_scales,
     quantised_weights,
     scale_number,
@@ -70,7 +73,7 @@ class HFModel:
         folder, stored = model_folder.path, _locate(model_folder.path)
         where, problems = _weights(folder, config, stored)
         raise_first(problems)
-        if note := _unused_note(folder, stored):
+        if note := _unused_note(folder, config, stored):
             _note_once(folder, note)
         file, name = where[EMBEDDING]
         update: dict[str, Any] = {"dtype": dtype or as_dtype(file.entries[name].dtype.name)}
@@ -156,7 +159,7 @@ def model_problems(folder: Path, config: CheckpointConfig) -> tuple[list[UsageEr
     sentence about the tensors beside them, if there are any."""
     try:
         stored = _locate(folder)
-        return _weights(folder, config, stored)[1], _unused_note(folder, stored)
+        return _weights(folder, config, stored)[1], _unused_note(folder, config, stored)
     except UsageError as error:
         return [error], None
 
@@ -168,7 +171,9 @@ def _weights(
 
     If the config ties embedding and lm_head, the one that is there stands for both.
     """
-    where = {name: at for name, at in stored_at.items() if _is_used(name)}
+    where = {name: at for name, at in stored_at.items() if _is_used(name, config)}
+    if not config.fp8 and (quantised := undeclared(folder, where)):
+        return where, [quantised]
     _check_layers(folder, "num_hidden_layers", config.num_hidden_layers, len(where))
     if config.tie_word_embeddings and (stored := where.get(EMBEDDING) or where.get(LM_HEAD)):
         where = {EMBEDDING: stored, LM_HEAD: stored, **where}
@@ -203,21 +208,27 @@ def _one(entry: Entry) -> Entry:
     return replace(entry, shape=(1,)) if prod(entry.shape) == 1 else entry
 
 
-def _unused_note(folder: Path, stored: _Where) -> str | None:
+def _unused_note(folder: Path, config: CheckpointConfig, stored: _Where) -> str | None:
     """A sentence about tensors that are no part of the model; None: there are none.
 
     Tensors outside `model` and `lm_head`, such as a value head's, have no effect on texts.
     """
-    names = [name for name in stored if not _is_used(name)]
+    names = [name for name in stored if not _is_used(name, config)]
     if not names:
         return None
-    tops = sorted({name.partition(".")[0] for name in names})
-    shown = ", ".join(f"{top}.*" for top in tops[:_SHOWN]) + (", ..." if tops[_SHOWN:] else "")
+    kinds = {"*." + n.rpartition(".")[2] if is_cache_scale(n) else _top(n) + ".*" for n in names}
+    tops = sorted(kinds)
+    shown = ", ".join(tops[:_SHOWN]) + (", ..." if tops[_SHOWN:] else "")
     return f"{folder.name} holds {counted(len(names), 'tensor')} that texts do not need: {shown}"
 
 
-def _is_used(name: str) -> bool:
-    return name.partition(".")[0] in ("model", "lm_head")
+def _is_used(name: str, config: CheckpointConfig) -> bool:
+    """Return True for a part of the model; a cache that is not FP8 has no scales."""
+    return _top(name) in ("model", "lm_head") and (config.fp8 or not is_cache_scale(name))
+
+
+def _top(name: str) -> str:
+    return name.partition(".")[0]
 
 
 def stored_parameters(folder: Path) -> int:
@@ -248,13 +259,15 @@ def _check_layers(folder: Path, key: str, layers: int, tensors: int) -> None:
 def _locate(folder: Path) -> _Where:
     where: _Where = {name: (file, name) for name, file in _stored(folder).items()}
     where = {name: at for name, at in where.items() if not name.endswith("rotary_emb.inv_freq")}
+    if (wrapped := wrapped_model(folder, where)) is not None:
+        raise wrapped
     if any(name.startswith("model.") for name in where):
         return where
     return {_prefixed(name): at for name, at in where.items()}
 
 
 def _prefixed(name: str) -> str:
-    unprefixed = name.partition(".")[0] in ("embed_tokens", "layers", "norm")
+    unprefixed = _top(name) in ("embed_tokens", "layers", "norm")
     return f"model.{name}" if unprefixed else name
 
 
@@ -272,6 +285,8 @@ def _stored(folder: Path) -> Mapping[str, WeightFile]:
         if path.is_file():
             file = kind(path)
             return dict.fromkeys(file.entries, file)
+    if (folder / ADAPTER).is_file():
+        raise adapter(folder)
     raise UsageError(
         f"{folder} has no weights",
         "it must hold model.safetensors or pytorch_model.bin, or their .index.json with the shards",

@@ -7,10 +7,11 @@ to.
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 
 from trtla.errors import UsageError
 from trtla.files import validate
@@ -28,14 +29,16 @@ from trtla.formats.families import (
     BY_ARCHITECTURE,
     ENCODER_DECODERS,
     FAMILIES,
+    LAYER_TYPES,
     MODEL_TYPES,
+    SLIDING,
     Family,
     architecture,
     unknown_arithmetic,
 )
+from trtla.formats.hf_rotary import checkpoint_scaling, rotary_keys, share_of_heads
 from trtla.formats.model_folder import CONFIG, ModelFolder, config_kind
 from trtla.formats.quantised_folder import read_quantization
-from trtla.formats.rope_scaling import is_positive, longrope_magnitude
 from trtla.formats.support import check_supported
 from trtla.formats.t5_config import refuse_to_convert
 
@@ -47,13 +50,10 @@ _SAME_KEYS = {
 }
 """Keys that a checkpoint's config has too."""
 _WINDOW_KEYS = ("sliding_window", "use_sliding_window", "max_window_layers")
-_OUR_KEYS = ("sandwich_norms", "offset_norms", "scales_embedding", "windows_everywhere")
+_OUR_KEYS = ("sandwich_norms", "offset_norms", "scales_embedding")
 """Keys that no config.json has; families fix them."""
-FULL, SLIDING = "full_attention", "sliding_attention"
-LAYER_TYPES = (FULL, SLIDING)
-"""Kinds of attention that layers may have, by transformers' names."""
-_LONGROPE = dict.fromkeys(("su", "yarn"), "longrope")
-"""Its older names, in families that have no other scaling."""
+_NULLS = ("sliding_window", "head_dim", "num_key_value_heads")
+"""Keys whose null is a value: no window, or the number that follows from the attention heads."""
 _MEND = "copy the file again, or run the model with transformers"
 
 
@@ -83,7 +83,6 @@ class HFConfig(BaseModel):
     tie_word_embeddings: bool = False
     sliding_window: Size | None = None
     use_sliding_window: bool = True
-    windows_everywhere: bool = False
     max_window_layers: int = 0
     layer_types: list[str] | None = None
     qk_layernorm: bool = False
@@ -104,20 +103,17 @@ class HFConfig(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _spellings(cls, data: Any) -> Any:
-        """Bring transformers 5 spellings (dtype, rope_parameters) and nulls to one form."""
+    def _spellings(cls, data: Any, info: ValidationInfo) -> Any:
+        """Bring transformers 5 spellings (dtype, rope_parameters) and nulls to one form.
+
+        The context is a family in place of the one that the architecture names.
+        """
         if not isinstance(data, dict):
             return data
-        family = _family(data)
+        family = info.context or _family(data)
         data = {"dtype": data.get("torch_dtype"), **_of_family(data, family)}
-        data |= _rotary(data, family)
-        scaling = data.get("rope_scaling")
-        if isinstance(scaling, dict) and "partial_rotary_factor" in family.reads:
-            share = scaling.get("partial_rotary_factor", data.get("partial_rotary_factor", 1.0))
-            kind = str(_kind(scaling))
-            kind = _LONGROPE.get(kind, kind)
-            scaling = {**scaling, "partial_rotary_factor": 1.0, "rope_type": kind}
-            data |= {"partial_rotary_factor": share, "rope_scaling": scaling}
+        data |= rotary_keys(data, family)
+        data |= share_of_heads(data, family)
         return data
 
     @model_validator(mode="after")
@@ -130,8 +126,11 @@ class HFConfig(BaseModel):
         if unknown := next((kind for kind in kinds if kind not in LAYER_TYPES), None):
             raise ValueError(f"layer_types has {unknown!r}, none of {', '.join(LAYER_TYPES)}")
         chosen = self.layer_types is not None or self.sliding_window_pattern is not None
-        if chosen and not self.windows_everywhere and any(self._local) and not self._window:
-            raise ValueError(f"layers have {SLIDING}, and the model has no sliding window")
+        if chosen and any(self._local) and not self._window:
+            named = "layers have" if self.layer_types is None else "layer_types has"
+            key, value = ("", "null") if self.use_sliding_window else ("use_", "false")
+            why = f"{key}sliding_window is {value}"
+            raise ValueError(f"{named} {SLIDING}, and the model has no sliding window ({why})")
         return self
 
     @property
@@ -150,8 +149,6 @@ class HFConfig(BaseModel):
     def _local(self) -> list[bool]:
         """The layers that have the window, if there is one."""
         layers, every = range(self.num_hidden_layers), self.sliding_window_pattern
-        if self.windows_everywhere:  # whatever else the file has
-            return [True for _ in layers]
         if self.layer_types is not None:
             return [kind == SLIDING for kind in self.layer_types]
         if self.no_rope_layer_interval is not None:
@@ -169,36 +166,6 @@ class HFConfig(BaseModel):
         return tuple(index for index, has in enumerate(rotated or ()) if not has)
 
 
-def _rotary(data: dict[str, Any], family: Family) -> dict[str, Any]:
-    """The keys of `rope_parameters` and `rope_scaling`, which comes first, as older files have
-    them."""
-    rope, scaling = data.get("rope_parameters") or {}, data.get("rope_scaling") or {}
-    if not isinstance(rope, dict) or not isinstance(scaling, dict):
-        return {}  # it is refused by its type
-    found, by_kind = {}, "rope_local_base_freq" in family.reads
-    if rope and by_kind != any(kind in rope for kind in LAYER_TYPES):
-        raise ValueError(f"rope_parameters {'lacks' if by_kind else 'has'} {FULL} and {SLIDING}")
-    if any(kind in scaling for kind in LAYER_TYPES):
-        raise ValueError(f"rope_scaling has {FULL} and {SLIDING}")
-    if by_kind:
-        full, local = (rope.get(kind) or {} for kind in LAYER_TYPES)
-        if not isinstance(full, dict):
-            raise ValueError(f"rope_parameters has {FULL} {str(full)[:60]}")
-        if not isinstance(local, dict) or _kind(local) != "default":
-            raise ValueError(f"rope_parameters has {SLIDING} {str(local)[:60]}, which scales")
-        found = {"rope_local_base_freq": local.get("rope_theta")}
-        rope = {**full, **scaling}
-    elif scaling:
-        rope = scaling
-    found |= {"rope_scaling": rope, "rope_theta": rope.get("rope_theta")}
-    return {key: value for key, value in found.items() if value not in (None, {})}
-
-
-def _kind(scaling: dict[str, Any]) -> Any:
-    """The type of a rotary scaling, in either spelling."""
-    return scaling.get("rope_type") or scaling.get("type") or "default"
-
-
 def _family(data: dict[str, Any]) -> Family:
     return BY_ARCHITECTURE[architecture(data)]
 
@@ -206,16 +173,13 @@ def _family(data: dict[str, Any]) -> Family:
 def _of_family(data: dict[str, Any], family: Family) -> dict[str, Any]:
     """Fill absent keys with the defaults of the family's class in transformers, and fix others.
 
-    An absent key and a null mean the same, except for a window: null is no window.
+    An absent key and a null mean the same, except where null has a meaning of its own.
     """
-    keys = {k: value for k, value in data.items() if value is not None and k not in _OUR_KEYS}
-    for theirs, ours in family.spelled:
-        if theirs in keys:
-            keys[ours] = keys[theirs]
-    if not family.has_windows:
-        keys = {key: value for key, value in keys.items() if key not in _WINDOW_KEYS}
-    elif "sliding_window" in data:
-        keys["sliding_window"] = data["sliding_window"]
+    named = {key: value for key, value in data.items() if value is not None or key in _NULLS}
+    unread = {*_OUR_KEYS, *(ours for _, ours in family.spelled)}
+    unread |= set() if family.has_windows else {*_WINDOW_KEYS}
+    keys = {key: value for key, value in named.items() if key not in unread}
+    keys |= {ours: keys[theirs] for theirs, ours in family.spelled if theirs in keys}
     return {**family.absent, **keys, **family.fixed}
 
 
@@ -235,6 +199,7 @@ def parse_hf_config(data: Any, path: Path) -> tuple[CheckpointConfig, DType | No
     name = _supported_architecture(data, path)
     _check_arithmetic(data, _family(data), path)
     config = validate(HFConfig, data, str(path), _MEND)
+    _check_fixed(data, config, path)
     dtype = _dtype(config.dtype, path)
     keys = {"architecture": name, **_checkpoint_keys(config, dtype)}
     checkpoint = validate(CheckpointConfig, keys, str(path), _MEND)
@@ -278,6 +243,36 @@ def _check_arithmetic(data: dict[str, Any], family: Family, path: Path) -> None:
         )
 
 
+def _check_fixed(data: dict[str, Any], config: HFConfig, path: Path) -> None:
+    """Refuse a key that the family's class does not read and that names another model."""
+    family = _family(data)
+    for key in (*family.fixed, *(ours for _, ours in family.spelled)):
+        if key in _OUR_KEYS or data.get(key) in (None, getattr(config, key)):
+            continue
+        if not _is_same(config, _honouring(data, family, key)):
+            raise UsageError(
+                f'{path}: "{key}" {str(data[key])[:60]} is not supported in a '
+                f"{family.architecture}",
+                "transformers ignores the key; delete it for the text that transformers gives",
+            )
+
+
+def _honouring(data: dict[str, Any], family: Family, key: str) -> HFConfig | None:
+    """The config if the family read this key; None: there would be no model."""
+    fixed = {name: value for name, value in family.fixed.items() if name != key}
+    spelled = tuple(pair for pair in family.spelled if pair[1] != key)
+    try:
+        return HFConfig.model_validate(
+            data, context=dataclasses.replace(family, fixed=fixed, spelled=spelled)
+        )
+    except ValidationError:
+        return None
+
+
+def _is_same(config: HFConfig, other: HFConfig | None) -> bool:
+    return other is not None and _checkpoint_keys(config, None) == _checkpoint_keys(other, None)
+
+
 def _dtype(name: str | None, path: Path) -> DType | None:
     dtype = as_dtype(name or "")
     if name and dtype is None:
@@ -319,29 +314,9 @@ def _embedding_multiplier(config: HFConfig) -> float:
 
 
 def _scaling(config: HFConfig) -> dict[str, Any] | None:
-    """The rotary scaling, its type in both spellings because readers differ; None if default."""
-    scaling = config.rope_scaling
-    if not scaling:
-        return None
-    keys = {key: value for key, value in scaling.items() if key != "rope_theta"}
-    kind = _kind(keys)
-    if kind == "default" and keys.get("partial_rotary_factor", 1.0) == 1.0:
-        return None
-    if kind == "longrope":
-        keys = _longrope(keys, config)
-    return {**keys, "type": kind, "rope_type": kind}
-
-
-def _longrope(scaling: dict[str, Any], config: HFConfig) -> dict[str, Any]:
-    """The scaling, with keys filled that follow from others; the model's trained length goes
-    before the scaling's own."""
-    positions, name = config.max_position_embeddings, "original_max_position_embeddings"
-    trained = config.original_max_position_embeddings or scaling.get(name) or positions
-    keys = {**scaling, name: trained}
-    known = is_positive(trained) and trained > 1 and is_positive(scaling.get("factor") or 1)
-    if known and keys.get("attention_factor") is None:
-        keys["attention_factor"] = longrope_magnitude(keys, positions)
-    return keys
+    by_kind = config.rope_local_base_freq is not None  # where the length beside it has no meaning
+    trained = None if by_kind else config.original_max_position_embeddings
+    return checkpoint_scaling(config.rope_scaling, config.max_position_embeddings, trained)
 
 
 def built_of(folder: Path) -> str | None:

@@ -7,7 +7,7 @@ TensorRT-LLM's FP8. Everything else is refused by its name, before any weight is
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,23 @@ from trtla.formats.model_folder import CONFIG, ModelFolder
 from trtla.formats.plan import fp8_groups
 from trtla.formats.stored_form import stored_forms
 
-MODELOPT = "hf_quant_config.json"
+_BESIDE = {
+    "hf_quant_config.json": "modelopt",
+    "quantize_config.json": "gptq",
+    "quant_config.json": "awq",
+}
+"""Files beside config.json that declare a quantisation, and the method of each."""
 _HINT = (
     "give the unquantised model, which trtla convert --dtype fp8, int8 or int4 quantises, or its "
     "FP8 with static scales per tensor"
 )
 _EXCLUDED = ("ignore", "exclude_modules", "ignored_layers", "modules_to_not_convert")
 """Names of the list of modules that are not quantised."""
+_TENSORS = (
+    *("qweight", "qzeros", "g_idx", "weight_packed", "weight_scale", "weight_scale_inv"),
+    *("weight_scale_2", "input_scale", "absmax", "quant_map", "SCB", "codebooks", "W_q"),
+)
+"""Last parts of tensors' names that only quantised weights have."""
 _PER_TENSOR = (None, "tensor", "per_tensor")
 
 
@@ -40,6 +50,8 @@ def read_quantization(folder: ModelFolder, config: CheckpointConfig) -> Quantiza
     if (found := _declared(folder)) is None:
         return config.quantization
     path, declared = found
+    if _is_cache_alone(declared):
+        return config.quantization
     if why := _unlike_fp8(declared):
         text = _name(declared) + (f", {why}" if why != _name(declared) else "")
         raise UsageError(f"{path}: the weights are quantised ({text})", _HINT)
@@ -48,18 +60,41 @@ def read_quantization(folder: ModelFolder, config: CheckpointConfig) -> Quantiza
     return Quantization(quant_algo="FP8", kv_cache_quant_algo=cache, exclude_modules=["lm_head"])
 
 
+def undeclared(folder: Path, names: Iterable[str]) -> UsageError | None:
+    """The refusal of quantised weights that no file beside them describes; None: they are plain."""
+    name = next((name for name in names if name.rpartition(".")[2] in _TENSORS), None)
+    if name is None:
+        return None
+    return UsageError(
+        f"{folder}: the weights are quantised (tensor {name}), and neither config.json nor "
+        f"{' nor '.join(_BESIDE)} says how",
+        f"copy the file that the model has beside its weights; {_HINT}",
+    )
+
+
 def _declared(folder: ModelFolder) -> tuple[Path, dict[str, Any]] | None:
-    """What config.json says, or else modelopt's own file, with that file's path."""
+    """What config.json says, or else a file beside it, with that file's path."""
     said = folder.object(CONFIG)
     for key in ("quantization_config", "compression_config"):
         if (found := said.get(key)) is not None:
             return folder.path / CONFIG, _flat(found if isinstance(found, dict) else {})
-    if (folder.path / MODELOPT).is_file():
-        content = folder.read(MODELOPT)
-        found = {"quant_method": "modelopt", **_flat(content if isinstance(content, dict) else {})}
-        if found.get("quant_algo") or found.get("kv_cache_quant_algo"):
-            return folder.path / MODELOPT, found
+    for name, method in _BESIDE.items():
+        if not (folder.path / name).is_file():
+            continue
+        content = folder.read(name)
+        found = {"quant_method": method, **_flat(content if isinstance(content, dict) else {})}
+        if any(found.get(key) for key in ("quant_algo", "kv_cache_quant_algo", "bits", "w_bit")):
+            return folder.path / name, found
     return None
+
+
+def _is_cache_alone(declared: dict[str, Any]) -> bool:
+    """Return True for scales of an FP8 K/V cache beside weights that are not quantised."""
+    if not _caches_fp8(declared) or any(_cache(declared)):
+        return False
+    kinds = ("quant_algo", "config_groups", "bits", "w_bit")
+    known = _method(declared) in ("modelopt", "compressed-tensors")
+    return known and not any(declared.get(key) for key in kinds)
 
 
 def _flat(declared: dict[str, Any]) -> dict[str, Any]:
@@ -74,6 +109,8 @@ def _method(declared: dict[str, Any]) -> str:
 
 def _name(declared: dict[str, Any]) -> str:
     """Method and kind: `modelopt NVFP4`, `compressed-tensors pack-quantized`, `gptq 4 bits`."""
+    if _is_cache_alone(declared):
+        return f"{_method(declared)} FP8 K/V cache"
     bits = declared.get("bits", declared.get("w_bit"))
     bitsandbytes = {"load_in_4bit": "4 bits", "load_in_8bit": "8 bits"}
     kinds = [declared.get(key) for key in ("quant_algo", "format", "fmt")]

@@ -49,6 +49,11 @@ def cache_scales(config: CheckpointConfig) -> Iterator[str]:
         yield from _in_layer(layer, (*_KEYS, *_VALUES, *_OTHERS))
 
 
+def is_cache_scale(name: str) -> bool:
+    """Return True for a scale of cached keys and values, or of FP8 attention."""
+    return name.partition(".self_attn.")[2] in (*_KEYS, *_VALUES, *_OTHERS)
+
+
 class StoredFp8:
     """The scales of an FP8 folder, and its weights with those of the checkpoint.
 

@@ -18,7 +18,9 @@ from trtla.errors import UsageError
 from trtla.formats.families import (
     BY_ARCHITECTURE,
     BY_GGUF,
+    FULL,
     GGUF_ARITHMETIC,
+    SLIDING,
     Family,
     unknown_arithmetic,
 )
@@ -30,7 +32,6 @@ from trtla.formats.gguf.weights import (
     SHORT_FACTORS,
     GgufFile,
 )
-from trtla.formats.hf_config import FULL, SLIDING
 from trtla.formats.plan import EMBEDDING, LM_HEAD
 from trtla.formats.rope_scaling import llama3_frequencies
 
@@ -73,7 +74,8 @@ def hf_config(path: Path, header: Header, weights: GgufFile) -> dict[str, Any]:
         "tie_word_embeddings": LM_HEAD not in weights.entries,
         **{ours: keys.number(key) for key, ours in family.gguf_keys.items() if keys.get(key)},
     }
-    return {**config, **family.gguf_implied(config)}
+    own = {theirs: config.pop(ours) for theirs, ours in family.spelled if ours in config}
+    return {**config, **own, **family.gguf_implied(config)}
 
 
 def _family(path: Path, header: Header) -> Family:
@@ -157,7 +159,7 @@ def _windows(keys: _Keys) -> dict[str, Any]:
     family, alike = keys.family, len(pattern) == layers and all(pattern)
     if not window and "attention.sliding_window_pattern" not in family.gguf_absent:
         return {}
-    everywhere = family is BY_GGUF["llama"] or "windows_everywhere" in family.fixed
+    everywhere = family is BY_GGUF["llama"] or "layer_types" in family.fixed
     if not (window and (alike if everywhere else family.has_windows)):
         value = "of these layers" if everywhere else str(window)
         raise UsageError(

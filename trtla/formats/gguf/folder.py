@@ -35,6 +35,7 @@ from trtla.formats.gguf.tokenizer import Vocabulary
 from trtla.formats.gguf.weights import GgufFile, gguf_name
 from trtla.formats.hf_config import parse_hf_config
 from trtla.formats.hub import hub_folder
+from trtla.formats.mistaken import no_gguf_model
 from trtla.formats.model_folder import ModelFolder
 from trtla.formats.plan import LM_HEAD
 from trtla.formats.special_tokens import GENERATION_CONFIG
@@ -132,6 +133,8 @@ def _is_whole(folder: ModelFolder) -> bool:
 
 def _files(path: Path, header: Header) -> dict[str, dict[str, Any] | str]:
     """Every file's content, a text or JSON, after everything has been checked."""
+    if (other := no_gguf_model(path, header.metadata, len(header.tensors))) is not None:
+        raise other
     weights = GgufFile(path, header)
     config = hf_config(path, header, weights)
     parsed = parse_hf_config(config, path)[0]

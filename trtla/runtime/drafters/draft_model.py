@@ -21,7 +21,7 @@ from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, NoDrafter, alike
 from trtla.runtime.limits import MAX_CHUNK, ExecutorLimits
 from trtla.runtime.models.forward import SPARE_BLOCKS, Model
 from trtla.runtime.models.kv_cache import CacheNeed, KVCache, block_bytes
-from trtla.runtime.models.load import load_engine, model_dtype
+from trtla.runtime.models.load import load_engine, model_dtype, read_in
 from trtla.runtime.request import NO_TOKEN, Request
 from trtla.runtime.sampling.draw import log_softmax, probabilities
 from trtla.runtime.sampling.logits import Logits, fitted, host_rows, on_host
@@ -338,7 +338,8 @@ def load_draft_model(
     Raises:
         UsageError: the device or the type is not available.
     """
-    checkpoint, on = engine.config.pretrained_config, resolve_device(device, "--draft-device")
+    engine, on = read_in(engine, dtype), resolve_device(device, "--draft-device")
+    checkpoint = engine.config.pretrained_config
     arithmetic = model_dtype(dtype, checkpoint, on)
     model = load_engine(engine, arithmetic, on)
     block = block_bytes(checkpoint, model.cache_type)

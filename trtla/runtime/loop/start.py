@@ -40,6 +40,7 @@ from trtla.runtime.models.load import (
     load_engine,
     model_dtype,
     not_compiled,
+    read_in,
 )
 from trtla.runtime.ranks.opening import Ranks, SharedRoom, check_same, joined
 from trtla.runtime.stats import DraftTotals
@@ -63,6 +64,7 @@ def open_torch_executor(
         world: the ranks that run it together, each with its part of the weights, or with all of
             them if `options.lookahead_parallel` is set.
     """
+    engine = read_in(engine, options.dtype)
     checkpoint = engine.config.pretrained_config
     limits, on = _limits(engine, options, draft_engines), resolve_device(options.device)
     arithmetic = model_dtype(options.dtype, checkpoint, on)

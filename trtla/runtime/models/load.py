@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from trtla.errors import UsageError
@@ -129,6 +130,18 @@ def not_compiled(config: CheckpointConfig, dtype: str) -> str | None:
 
 
 _DTYPES = ("float32", "bfloat16", "float16")
+
+
+def read_in(engine: Engine, dtype: str) -> Engine:
+    """The engine with weights that are read in the type that was asked for; `auto`: in its own.
+
+    A float32 tensor stays float32 so, where config.json says bfloat16. Engines that were built keep
+    their type.
+    """
+    if dtype not in _DTYPES or not engine.is_in_memory or isinstance(engine, EncoderDecoder):
+        return engine
+    config = engine.config.pretrained_config.model_copy(update={"dtype": dtype})
+    return replace(engine, config=engine.config.model_copy(update={"pretrained_config": config}))
 
 
 def model_dtype(dtype: str, checkpoint: CheckpointConfig, device: Device) -> str:
