@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from trtla.errors import UsageError, first_line
 from trtla.llm.grammar_compiling import compiled, llguidance, why_not
 from trtla.llm.text import Tokenizer
-from trtla.runtime.grammar import CompiledGrammar, GrammarStart, GrammarState
+from trtla.runtime.grammar import GrammarStart, GrammarState
+from trtla.runtime.grammar_lexer import CompiledGrammar
 from trtla.settings.grammar import Grammar
 
 if TYPE_CHECKING:
@@ -139,9 +140,9 @@ class GrammarCompiler:
         return result
 
 
-def _matcher(spelling: LLTokenizer, grammar: Grammar) -> LLMatcher:
+def _matcher(spelling: LLTokenizer, grammar: Grammar, ample: bool) -> LLMatcher:
     try:
-        matcher = compiled(grammar, spelling)
+        matcher = compiled(grammar, spelling, ample=ample)
     except ValueError as error:
         raise _refusal(grammar, error) from None
     mask = b"" if matcher.is_error() else matcher.compute_bitmask()
@@ -163,7 +164,7 @@ _ONE_OF = re.compile(r"oneOf constraints are not supported.*")
 
 
 def _refusal(grammar: Grammar, reason: object) -> UsageError:
-    text = str(reason)
+    text = str(reason).partition("\n<state>")[0]
     place = _PLACE.match(text)
     if place and (grammar.kind != "lark" or grammar.parts):  # nobody has seen the rules
         text = text[place.end() :]
