@@ -39,7 +39,8 @@ LAYERS = (
     "__main__",
 )
 RUNTIME = (
-    "stats draft blocks costs arrays device grammar threads",
+    "stats draft blocks costs arrays device grammar_lexer threads",
+    "grammar",
     "request",
     "limits sequence",
     "executor lengths sampling ranks",

@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from trtla.errors import UsageError, install_hint
+from trtla.runtime.grammar_lexer import AMPLE_FUEL, STEP_FUEL
 from trtla.settings.grammar import Grammar
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 _MOST_STATES = 50_000
 """Of a grammar's lexer, some 0.6 kB each."""
+_STEP_ITEMS = 50_000
+"""Of a parser for a mask."""
 _MOST_ITEMS = 2000
 """Of a parser's row beside the grammar's own alternatives, which some schemas' keys all are: what
 repeats from the right makes ever more of them."""
@@ -47,18 +50,25 @@ def llguidance() -> Any:
     return llguidance
 
 
-def compiled(grammar: Grammar, spelling: LLTokenizer | None = None) -> LLMatcher:
+def compiled(
+    grammar: Grammar, spelling: LLTokenizer | None = None, *, ample: bool = False
+) -> LLMatcher:
     """Compile a grammar, for a tokenizer of bytes without another.
 
     An error may be raised as `ValueError`, and may be the matcher's.
+
+    Args:
+        ample: with the limits that decide if a mask takes too much.
     """
     library = llguidance()
     spelling = spelling or library.LLTokenizer("byte")
     text = _behind(grammar, _written(library, grammar))
     limits = library.LLParserLimits(
-        max_lexer_states=_MOST_STATES,
+        step_lexer_fuel=AMPLE_FUEL if ample else STEP_FUEL,
+        step_max_items=_STEP_ITEMS << ample,
+        max_lexer_states=_MOST_STATES << ample,
         max_items_in_row=_MOST_ITEMS + len(text) // 2,
-        verbose_errors=False,
+        verbose_errors=True,  # they have the fuel that was burnt
     )
     matcher: LLMatcher = library.LLMatcher(spelling, text, log_level=0, limits=limits)
     return matcher

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from trtla.errors import UsageError, first_line
 from trtla.llm.grammar_compiling import compiled, llguidance, why_not
 from trtla.llm.text import Tokenizer
-from trtla.runtime.grammar import CompiledGrammar, GrammarStart, GrammarState
+from trtla.runtime.grammar import GrammarStart, GrammarState
+from trtla.runtime.grammar_lexer import CompiledGrammar
 from trtla.settings.grammar import Grammar
 
 if TYPE_CHECKING:
@@ -149,9 +150,9 @@ def _tried(spelling: LLTokenizer, grammar: Grammar) -> CompiledGrammar | UsageEr
         return error
 
 
-def _matcher(spelling: LLTokenizer, grammar: Grammar) -> LLMatcher:
+def _matcher(spelling: LLTokenizer, grammar: Grammar, ample: bool) -> LLMatcher:
     try:
-        matcher = compiled(grammar, spelling)
+        matcher = compiled(grammar, spelling, ample=ample)
     except ValueError as error:
         raise _refusal(grammar, error) from None
     mask = b"" if matcher.is_error() else matcher.compute_bitmask()
@@ -173,7 +174,7 @@ _ONE_OF = re.compile(r"oneOf constraints are not supported.*")
 
 
 def _refusal(grammar: Grammar, reason: object) -> UsageError:
-    text = str(reason)
+    text = str(reason).partition("\n<state>")[0]
     place = _PLACE.match(text)
     if place and (grammar.kind != "lark" or grammar.parts):  # nobody has seen the rules
         text = text[place.end() :]

@@ -1,64 +1,30 @@
 """The tokens that may follow a text, by the grammar of its request.
 
-The state follows the text, and runs ahead along paths of drafts and back: no mask is computed twice
-in a step. Masks are computed by `llguidance`'s matcher, made where the tokenizer is known.
+The state follows the text, and a copy of its matcher runs ahead along paths of drafts: no mask is
+computed twice in a step. Masks are computed by `llguidance`'s matcher, made where the tokenizer is
+known. No matcher goes back: it would take its last mask for that of another path as long.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from time import perf_counter, thread_time
-from typing import Protocol
 
 import numpy as np
 from numpy import ndarray
 
 from trtla.errors import first_line
+from trtla.runtime.grammar_lexer import CompiledGrammar, Matcher
 
 _WORD = 32
 """Tokens in an integer of a mask."""
-_MOST_S = 0.25
-"""Of this processor for a mask: ambiguous rules take ever longer, while all other texts wait."""
-
-
-class Matcher(Protocol):
-    """`llguidance.LLMatcher`, as far as it is used."""
-
-    def compute_bitmask(self) -> bytes: ...
-    def compute_ff_tokens(self) -> list[int]: ...
-    def try_consume_tokens(self, tokens: list[int]) -> int: ...
-    def validate_tokens(self, tokens: list[int]) -> int: ...
-    def rollback(self, num_tokens: int) -> bool: ...
-    def is_error(self) -> bool: ...
-    def get_error(self) -> str: ...
-    def deep_copy(self) -> Matcher: ...
-
-
-class CompiledGrammar:
-    """A grammar's matcher at the beginning of an output, whose copies share one lexer.
-
-    A lexer that has reached its limit of states, for any of its texts, cannot be used again.
-
-    Args:
-        compiled: compiles the grammar.
-    """
-
-    def __init__(self, compiled: Callable[[], Matcher]) -> None:
-        self._compiled = compiled
-        self.matcher = compiled()
-
-    def renew(self, spent: Matcher) -> Matcher:
-        """Return a fresh matcher in place of one whose copies have given up."""
-        if self.matcher is spent:
-            self.matcher = self._compiled()
-        return self.matcher
+_NOTHING = "NoExtension"
+"""Of an error: the tokenizer has no token that goes on."""
+_OF_ALL = (_NOTHING, "Parser Error: Current row")
+"""Errors that no lexer changes."""
 
 
 class GrammarState:
     """The grammar of one request behind its output.
-
-    If a matcher gives up, since drafts or other texts have filled its lexer, a new one reads the
-    output again. So it depends on the path alone whether a mask can be computed.
 
     Args:
         grammar: the grammar of the whole output.
@@ -67,11 +33,12 @@ class GrammarState:
     """
 
     def __init__(self, grammar: CompiledGrammar, end_ids: Sequence[int], vocab_size: int) -> None:
-        self._grammar, self._original = grammar, grammar.matcher
-        self._matcher = self._original.deep_copy()
+        self._grammar, self._lexer = grammar, grammar.lexer
+        self._matcher = self._lexer.start()
         self._output: list[int] = []  # that was read
-        self._ahead: list[int] = []  # tokens behind it that were read
-        self._ended = False
+        self._scout: Matcher | None = None  # a copy ahead of the output
+        self._ahead: tuple[int, ...] = ()  # that the scout has read
+        self._ended = self._strained = False
         self._ends = _bits(end_ids, vocab_size)
         self._words = len(self._ends)
         self._none = np.zeros_like(self._ends)
@@ -86,24 +53,36 @@ class GrammarState:
         return self._failures.get(tuple(self._output), "")
 
     @property
-    def gave_up(self) -> bool:
-        """True if any mask was given up, be it a draft's."""
-        return bool(self._failures)
+    def is_dear(self) -> bool:
+        """True once a mask, be it a draft's, took more than a step has: no draft is worth that."""
+        return self._strained or self._lexer.ample
 
     def follow(self, output_ids: Sequence[int]) -> GrammarState:
         """Read the new tokens of the output."""
-        new = list(output_ids[len(self._output) :])
+        new = tuple(output_ids[len(self._output) :])
         if new:
-            self._ended = self._refuses(new)  # behind an end token
+            self._ended = self._ended or self._read(new)  # behind an end token
             if self._ended and not allows(self._ends, new[-1]):
                 self._ends = self._none  # the mask was wrong: no token is what must follow
-            self._output, self._ahead = list(output_ids), self._ahead[len(new) :]
+            self._output = list(output_ids)
             self._masks = {
                 path[len(new) :]: mask
                 for path, mask in self._masks.items()
-                if path[: len(new)] == tuple(new)
+                if path[: len(new)] == new
             }
         return self
+
+    def _read(self, new: tuple[int, ...]) -> bool:
+        """Move the matcher behind new tokens of the output; True if the grammar forbids them."""
+        if self._ahead == new and self._scout is not None:
+            self._matcher, self._scout, self._ahead = self._scout, None, ()
+            return False
+        if self._ahead[: len(new)] == new:
+            self._ahead = self._ahead[len(new) :]
+        else:
+            self._scout, self._ahead = None, ()
+        count = self._lexer.read(self._matcher, new, len(self._output))
+        return count < len(new) and not self._error(self._matcher)
 
     def mask(self, path: tuple[int, ...] = ()) -> ndarray | None:
         """The tokens that may follow output and path, a bit each, uint32 [words].
@@ -116,33 +95,56 @@ class GrammarState:
             self._masks[path] = self._ends if self._ended else self._computed(path)
         return self._masks[path]
 
+    def draft_mask(self, path: tuple[int, ...]) -> ndarray | None:
+        """The mask behind a draft that is not fed yet; None as well where that takes too much."""
+        if not path or self._ended or path in self._masks:
+            return self.mask(path)
+        if self.is_dear:
+            return None
+        mask, reason, stands = self._attempt(path)
+        self._strained |= bool(reason)
+        if reason or not stands:
+            return None
+        self._masks[path] = mask
+        return mask
+
     def _computed(self, path: tuple[int, ...]) -> ndarray | None:
-        for attempt in range(2):
-            if attempt:
-                self._renew()
-            if self._refuses(path):
-                return self._none if self._let(path) else None
-            started = perf_counter()
-            mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)
-            if perf_counter() - started > _MOST_S and self._mask_s() > _MOST_S:
-                return self._too_much(path, f"more than {_MOST_S} s for a token")
-            if not self._matcher.is_error():
-                return self._fitted(mask)
-            reason = first_line(self._matcher.get_error())
-            if reason.lower().startswith("parser error"):  # which a new lexer does not change
+        """Compute a mask by the lexer at hand or a fresh one; one of ample limits decides."""
+        mask, reason, stands = self._attempt(path)
+        for ample in (True,) if self._lexer.ample else (False, True):
+            if stands or reason.startswith(_OF_ALL):
                 break
-        return self._none if reason.startswith("NoExtension") else self._too_much(path, reason)
-
-    def _mask_s(self) -> float:
-        """Return the seconds of this processor for the mask, which other work cannot lengthen."""
-        started = thread_time()
-        self._matcher.compute_bitmask()
-        return thread_time() - started
-
-    def _too_much(self, path: tuple[int, ...], reason: str) -> ndarray:
-        text = (*self._output, *path)
-        self._failures[text] = f"it takes too much computing ({reason})"
+            self._renew(ample)
+            mask, reason, _ = self._attempt(path)
+            stands = not reason
+        if not reason:
+            return mask
+        if not reason.startswith(_NOTHING):
+            text = (*self._output, *path)
+            self._failures[text] = f"it takes too much computing ({reason})"
         return self._none
+
+    def _attempt(self, path: tuple[int, ...]) -> tuple[ndarray | None, str, bool]:
+        """Compute a mask by the lexer at hand.
+
+        Returns:
+            The mask, the reason why it gives up, and True if a fresh lexer gives the same.
+        """
+        matcher = self._at(path)
+        if matcher is None:
+            if self._scout is not None and (reason := self._error(self._scout)):
+                return None, reason, False
+            return (self._none if self._let(path) else None), "", True
+        written, stands = self._lexer.mask(matcher)
+        mask = np.frombuffer(written, np.uint32)
+        # a lexer that has given up, maybe for another text, takes tokens for forced ones
+        unsure = matcher.is_error() or np.count_nonzero(mask) == 1
+        reason = self._error(matcher) if unsure else ""
+        return (None if reason else self._fitted(mask)), reason, stands and not reason
+
+    def _error(self, matcher: Matcher) -> str:
+        """The error of a matcher or its lexer, which refuses all tokens then; empty: none."""
+        return first_line(matcher.get_error()) if matcher.is_error() else self._lexer.error()
 
     def _let(self, path: tuple[int, ...]) -> bool:
         """Return True if the path's last mask allowed it, wrongly: no token can follow there."""
@@ -158,42 +160,32 @@ class GrammarState:
 
     def allowed(self, path: Sequence[int]) -> int:
         """The number of the path's tokens that the grammar allows behind the output."""
-        if self._ended:
-            return 0
-        self._moved(())
-        return self._matcher.validate_tokens(list(path))
+        return 0 if self._ended else self._matcher.validate_tokens(list(path))
 
     def forced(self, path: tuple[int, ...] = ()) -> list[int]:
         """The tokens that must come behind output and path, as the tokenizer writes them."""
-        return self._matcher.compute_ff_tokens() if not self._ended and self._moved(path) else []
+        matcher = None if self._ended else self._at(path)
+        return [] if matcher is None else matcher.compute_ff_tokens()
 
-    def _moved(self, path: Sequence[int]) -> bool:
-        """Move the matcher behind output and path; False if the grammar forbids the path."""
-        if self._matcher.is_error():
-            self._renew()
-        ahead, target = self._ahead, list(path)
-        common = 0
-        while common < min(len(ahead), len(target)) and ahead[common] == target[common]:
-            common += 1
-        if len(ahead) > common:
-            self._matcher.rollback(len(ahead) - common)
-            del ahead[common:]
-        count = self._matcher.try_consume_tokens(target[common:])
-        ahead += target[common : common + count]
-        return len(ahead) == len(target)
+    def _at(self, path: tuple[int, ...]) -> Matcher | None:
+        """The matcher behind output and path; None if it refuses the path."""
+        if not path:
+            return self._matcher
+        scout = self._scout
+        if scout is None or scout.is_error() or path[: len(self._ahead)] != self._ahead:
+            scout, self._ahead = self._matcher.deep_copy(), ()
+        self._scout, new = scout, path[len(self._ahead) :]
+        count = self._lexer.read(scout, new, len(self._output) + len(self._ahead))
+        self._ahead += new[:count]
+        return scout if count == len(new) else None
 
-    def _refuses(self, path: Sequence[int]) -> bool:
-        """Return True if the grammar forbids the path; False as well if the matcher gives up."""
-        if self._moved(path):
-            return False
-        self._matcher.compute_bitmask()  # a full lexer refuses everything: only a mask says why
-        return not self._matcher.is_error()
-
-    def _renew(self) -> None:
-        self._original = self._grammar.renew(self._original)
-        self._matcher, self._ahead = self._original.deep_copy(), []
-        if self._matcher.try_consume_tokens(self._output) < len(self._output):
-            self._matcher.compute_bitmask()  # it says that it gives up
+    def _renew(self, ample: bool) -> None:
+        """Read the output again by a fresh lexer, which no other text uses."""
+        self._grammar.retire(self._lexer)
+        self._lexer = self._grammar.fresh(ample=ample)
+        self._matcher, self._scout, self._ahead = self._lexer.start(), None, ()
+        self._lexer.read(self._matcher, self._output, 0)
+        self._lexer.count_from(self._matcher)
 
 
 GrammarStart = Callable[[], GrammarState]

@@ -56,10 +56,10 @@ class GrammarGuide:
         chance, plan_again = 1.0, False
         while path not in self._masks and chance >= _USUAL and self._spent_s < _MOST_S:
             started = perf_counter()
-            mask = self._state.mask(path)
+            mask = self._state.draft_mask(path)
             self._spent_s += min(perf_counter() - started, _MOST_S / 2)
             if mask is None:
-                return True
+                return not self._state.is_dear
             forced, usual = self._add(path, mask)
             plan_again |= bool(forced or usual) or _is_small(mask)
             if usual is not None and not forced:
@@ -96,7 +96,8 @@ class GrammarGuide:
     def allowed(self, draft: Draft) -> Draft:
         """The draft without nodes that the grammar forbids, which the tree forgets as well.
 
-        Where masks take long it ends behind the known ones: all others wait for each mask.
+        Where masks take long it ends behind the known ones: all others wait for each mask. Where
+        one takes too much there is none.
         """
         dropped: set[int] = set()
         for node in range(1, draft.size):
@@ -109,6 +110,8 @@ class GrammarGuide:
         return draft.without(dropped)
 
     def _allows(self, draft: Draft, parent: int, token: int) -> bool:
+        if self._state.is_dear:
+            return False
         path = draft.tokens_to(parent)
         mask = self._masks.get(path)
         if mask is not None:

@@ -152,7 +152,7 @@ class TreeDrafter(Drafter):
             tree = self.tree
             if self._guide is None:
                 state = self.constraint()
-                if state is None or state.gave_up:
+                if state is None:
                     return False
                 self._guide = GrammarGuide(tree, state, self._shared.usual)
             return self._guide.look(draft)
