@@ -9,11 +9,10 @@ import warnings
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import lru_cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtla.errors import UsageError, sentence
+from trtla.errors import TORCH, UsageError, is_installed, require, sentence
 from trtla.files import refuse_stand_in
 from trtla.formats.folder import TOKENIZER_FILES
 from trtla.formats.gguf.header import MADE_OF
@@ -39,6 +38,7 @@ def load_model(kind: str, folder: str | Path, dtype: torch.dtype, hint: str) -> 
         dtype: the type of its weights in memory.
         hint: the next step when it cannot be loaded.
     """
+    require(f"loading {folder} by transformers", *TORCH)
     from trtla.formats.hf import HFModel, check_layers
 
     weights = f"the weights in {folder}"
@@ -84,6 +84,7 @@ def load_tokenizer(folder: str | Path) -> Any:
 @lru_cache(maxsize=1)
 def _tokenizer(folder: str, files: tuple[tuple[str, int, int], ...]) -> Any:
     """The tokenizer of these very files: a command needs it before and after the model opens."""
+    require(f"a tokenizer without tokenizer.json, as in {folder},", "transformers")
     _check_packages(Path(folder))
     hint = "give a folder that holds tokenizer.json with --tokenizer-dir"
     label, options = f"the tokenizer in {folder}", {}
@@ -103,20 +104,13 @@ def _check_packages(folder: Path) -> None:
     with path.open("rb") as file:
         ranks = _TIKTOKEN.match(file.read(200)) is not None
     needed = ("tiktoken",) if ranks else ("sentencepiece", "google.protobuf")
-    missing = [name for name in needed if not _is_installed(name)]
+    missing = [name for name in needed if not is_installed(name)]
     if missing:
         names = [name.rpartition(".")[2] for name in missing]
         raise UsageError(
             f"{path} takes {' and '.join(names)} to be read, not installed here",
             f"pip install {' '.join(names)}, or give a folder with tokenizer.json: --tokenizer-dir",
         )
-
-
-def _is_installed(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except (ImportError, ValueError):  # its parent is missing, or it has been blocked
-        return False
 
 
 def wrapped_tokenizer(tokenizer: Any, tokens: dict[str, str], template: Any) -> Any:
