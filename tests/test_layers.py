@@ -50,7 +50,7 @@ RUNTIME = (
     "loop",
 )
 MODELS = (
-    "kv_cache rotary tensors",
+    "kv_cache mask rotary tensors",
     "attention forward tensor_cache",
     "batch layers",
     "cpu cuda",

@@ -42,7 +42,7 @@ class Setup:
     devices: tuple[str, ...] = ("auto",)
     dtypes: tuple[str, ...] = ("auto",)
     threads: tuple[int, ...] = ()
-    """Empty: PyTorch's own number."""
+    """Empty: one a core."""
     sampling: SamplingParams
     """The output's length and the first seed; filters are set by what is measured."""
     ignore_eos: bool = True
