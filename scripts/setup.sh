@@ -35,9 +35,11 @@ setup_step() {
     fi
 }
 
-setup_pip() {
+setup_pip() { # environment, requirements
+    local place="$1"
+    shift
     # Without bytecode, which Python writes when it first imports a module
-    .venv/bin/python -m pip install --disable-pip-version-check --progress-bar off --no-compile \
+    "$place/bin/python" -m pip install --disable-pip-version-check --progress-bar off --no-compile \
         -c constraints.txt "$@"
 }
 
@@ -61,11 +63,22 @@ setup_venv() {
         *) wanted=(-e '.[dev]') size="; PyTorch is large" ;;
     esac
     "$PYTHON" -m venv .venv || return 1
-    if ! setup_step "installing packages into .venv (once$size)" .venv/setup.log setup_pip "${wanted[@]}"; then
+    if ! setup_step "installing packages into .venv (once$size)" .venv/setup.log setup_pip .venv "${wanted[@]}"; then
         setup_fail "pip could not install the packages" "all of its messages are in .venv/setup.log; is the network reachable?"
         return 1
     fi
     setup_stamp >"$stamp"
+}
+
+# Makes .venv-light: what decodes on CPUs and serves, without PyTorch, and pytest.
+setup_light() {
+    if [ "$(cat .venv-light/trtla-made 2>/dev/null)" = "$(setup_stamp)" ]; then
+        return 0
+    fi
+    "${PYTHON:-python3}" -m venv .venv-light || return 1
+    setup_step "installing packages into .venv-light (once)" .venv-light/setup.log setup_pip .venv-light \
+        -e '.[serve]' hypothesis pytest pytest-timeout pytest-xdist || return 1
+    setup_stamp >.venv-light/trtla-made
 }
 
 # TRTLA_VLLM_PYTHON, a Python with vLLM for CPUs, unless the caller has named one: that of .venv-plugins (2 GB), for

@@ -82,7 +82,11 @@ def ran(tmp_path: Path, *lines: Sequence[str | Path], stdin: str = "") -> list[s
 
 def test_run_and_batch(gguf_file: Path, tmp_path: Path) -> None:
     """A file and a folder, everything that chooses tokens, and a batch; in one process."""
-    body = {"model": "small", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 6}
+    body = {
+        "model": gguf_file.stem,
+        "messages": [{"role": "user", "content": "hi"}],
+        "max_tokens": 6,
+    }
     line = {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": body}
     (tmp_path / "in.jsonl").write_text(json.dumps(line) + "\n")
     batch = ("batch", tmp_path / "in.jsonl", "-m", gguf_file, "-o", tmp_path / "out")

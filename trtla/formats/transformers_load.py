@@ -38,12 +38,12 @@ def load_model(kind: str, folder: str | Path, dtype: torch.dtype, hint: str) -> 
         dtype: the type of its weights in memory.
         hint: the next step when it cannot be loaded.
     """
-    require(f"loading {folder} by transformers", *TORCH)
     from trtla.formats.hf import HFModel, check_layers
 
     weights = f"the weights in {folder}"
-    if Path(folder).is_dir():
-        check_layers(Path(folder))
+    _check_folder(folder, weights, hint)
+    require(weights, *TORCH)
+    check_layers(Path(folder))
     # transformers reads FP8 with its scales only if the package that made it is installed
     if (Path(folder) / MADE_OF).is_file() or quantization_name(ModelFolder.of(Path(folder))):
         return _load_dequantized(kind, HFModel.open(folder), dtype)
@@ -84,16 +84,23 @@ def load_tokenizer(folder: str | Path) -> Any:
 @lru_cache(maxsize=1)
 def _tokenizer(folder: str, files: tuple[tuple[str, int, int], ...]) -> Any:
     """The tokenizer of these very files: a command needs it before and after the model opens."""
-    require(f"a tokenizer without tokenizer.json, as in {folder},", "transformers")
-    _check_packages(Path(folder))
     hint = "give a folder that holds tokenizer.json with --tokenizer-dir"
     label, options = f"the tokenizer in {folder}", {}
+    _check_folder(folder, label, hint)
+    require(label, "transformers")
+    _check_packages(Path(folder))
     with _quiet():
         if (kind := built_of(Path(folder))) is not None:
             from transformers import AutoConfig
 
             options["config"] = AutoConfig.for_model(kind)
         return _load("AutoTokenizer", folder, label, hint, **options)
+
+
+def _check_folder(folder: str | Path, label: str, hint: str) -> None:
+    """Refuse what transformers would take for a name on the hub."""
+    if not Path(folder).is_dir():
+        raise UsageError(f"{label} cannot be loaded: {folder} is not a folder", hint)
 
 
 def _check_packages(folder: Path) -> None:
@@ -168,8 +175,6 @@ def _its_logging() -> Any:
 def _load(kind: str, folder: str | Path, label: str, hint: str, **options: Any) -> Any:
     import transformers
 
-    if not Path(folder).is_dir():  # else transformers takes it for a name on the hub
-        raise UsageError(f"{label} cannot be loaded: {folder} is not a folder", hint)
     try:
         return getattr(transformers, kind).from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=False, **options

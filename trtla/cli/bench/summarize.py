@@ -195,6 +195,7 @@ def _check(flags: SummarizeFlags) -> None:
         raise UsageError("--test-hf needs a model", "give --hf-model-dir MODEL")
     if flags.test_hf:
         require("--test-hf", *TORCH)
+    require("summarize", "transformers")
     if flags.test_hf and flags.sampling.temperature > 0:
         raise UsageError(
             f"--test-hf is greedy, and temperature is {flags.sampling.temperature}",
