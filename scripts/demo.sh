@@ -6,7 +6,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 . scripts/setup.sh
-setup_venv demo
+setup_venv light
 
 out=demo-output
 log=$out/log.txt

@@ -1,6 +1,6 @@
 # Makes .venv with trtla and pinned packages; sourced by demo.sh and test.sh, or run by hand:
 #   bash scripts/setup.sh          everything for development
-#   bash scripts/setup.sh demo     what the demo needs
+#   bash scripts/setup.sh light    what decodes on CPUs: all without an extra
 # Does nothing when constraints.txt and pyproject.toml have not changed since the last time.
 # PYTHON names another interpreter than python3.
 
@@ -35,8 +35,11 @@ setup_step() {
     fi
 }
 
-setup_pip() {
-    .venv/bin/python -m pip install --disable-pip-version-check --progress-bar off \
+setup_pip() { # environment, requirements
+    local place="$1"
+    shift
+    # Without bytecode, which Python writes when it first imports a module
+    "$place/bin/python" -m pip install --disable-pip-version-check --progress-bar off --no-compile \
         -c constraints.txt "$@"
 }
 
@@ -44,9 +47,9 @@ setup_stamp() {
     cat constraints.txt pyproject.toml | cksum
 }
 
-# $1: demo or dev
+# $1: light or dev
 setup_venv() {
-    local wanted stamp
+    local wanted stamp size=""
     if [ -f .venv/trtla-dev ] && [ "$(cat .venv/trtla-dev)" = "$(setup_stamp)" ]; then
         return 0
     fi
@@ -56,15 +59,26 @@ setup_venv() {
     fi
     setup_python || return 1
     case "$1" in
-        demo) wanted=(-e . rouge-score) ;;
-        *) wanted=(-e '.[dev]') ;;
+        light) wanted=(-e .) ;;
+        *) wanted=(-e '.[dev]') size="; PyTorch is large" ;;
     esac
     "$PYTHON" -m venv .venv || return 1
-    if ! setup_step "installing packages into .venv (once; PyTorch is large)" .venv/setup.log setup_pip "${wanted[@]}"; then
+    if ! setup_step "installing packages into .venv (once$size)" .venv/setup.log setup_pip .venv "${wanted[@]}"; then
         setup_fail "pip could not install the packages" "all of its messages are in .venv/setup.log; is the network reachable?"
         return 1
     fi
     setup_stamp >"$stamp"
+}
+
+# Makes .venv-light: what decodes on CPUs and serves, without PyTorch, and pytest.
+setup_light() {
+    if [ "$(cat .venv-light/trtla-made 2>/dev/null)" = "$(setup_stamp)" ]; then
+        return 0
+    fi
+    "${PYTHON:-python3}" -m venv .venv-light || return 1
+    setup_step "installing packages into .venv-light (once)" .venv-light/setup.log setup_pip .venv-light \
+        -e '.[serve]' hypothesis pytest pytest-timeout pytest-xdist || return 1
+    setup_stamp >.venv-light/trtla-made
 }
 
 # TRTLA_VLLM_PYTHON, a Python with vLLM for CPUs, unless the caller has named one: that of .venv-plugins (2 GB), for
@@ -107,7 +121,7 @@ setup_usage() {
 # TRTLA, the program that a script runs, unless the caller has named one.
 setup_trtla() {
     if [ -z "${TRTLA:-}" ]; then
-        setup_venv demo || return 1
+        setup_venv dev || return 1
         TRTLA=.venv/bin/trtla
     fi
 }

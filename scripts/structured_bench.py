@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
-import torch
 
 from trtla import LLM
 from trtla.api.tool_formats import HERMES
@@ -31,6 +30,7 @@ from trtla.bench.turns import Work, alternate
 from trtla.data.prompt_sets import Ids, batches
 from trtla.machine import cpu
 from trtla.results.metrics import add, agreement
+from trtla.runtime.device import CPU
 from trtla.runtime.threads import num_threads
 from trtla.settings.drafting import LOOKAHEAD, SOURCES, DraftOptions
 from trtla.settings.grammar import Grammar
@@ -202,7 +202,7 @@ class Bench:
             arm.warm_up(*work[0])
             arm.begin_round()
         runs: dict[str, list[ArmRun]] = {arm.name: [] for arm in arms}
-        for arm, run in alternate(arms, self._compiled(work), torch.device("cpu")):
+        for arm, run in alternate(arms, self._compiled(work), CPU):
             runs[arm.name].append(run)
         order = [ids for some, _ in work for ids in some]
         whole = {name: add(each) for name, each in runs.items()}

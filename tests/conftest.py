@@ -25,6 +25,7 @@ settle()
 from hypothesis import settings
 
 import trtla
+from trtla.errors import is_installed
 from trtla.files import user_cache
 from trtla.runtime.models.cpu.native_code import FORWARD, TREES, NotCompiled
 from trtla.runtime.threads import set_threads
@@ -68,7 +69,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection(session: pytest.Session) -> Iterator[object]:
     """Nothing imported or collected is garbage: it is not looked through, then or later.
 
-    A process that only hands tests to others needs no PyTorch.
+    A process that only hands tests to others needs no PyTorch, nor does an environment without.
     """
     gc.disable()
     try:
@@ -81,16 +82,22 @@ def pytest_collection(session: pytest.Session) -> Iterator[object]:
 
 
 def _prepare_torch() -> None:
-    import torch  # noqa: F401
-
+    if is_installed("torch"):
+        import torch  # noqa: F401
     set_threads(1)
+
+
+def _has_cuda() -> bool:
+    if not is_installed("torch"):
+        return False
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave deep tests out unless they are wanted, and skip what needs a GPU or TensorRT-LLM."""
-    import torch
-
-    cuda = torch.cuda.is_available()
+    cuda = _has_cuda()
     for item in items:
         if item.get_closest_marker("gpu") and not cuda:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))

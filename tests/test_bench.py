@@ -21,9 +21,10 @@ from trtla.data.prompt_sets import SHIPPED, Ids, batches, fit, load_sets
 from trtla.errors import UsageError
 from trtla.formats.config import CheckpointConfig
 from trtla.formats.hf import HFModel
+from trtla.formats.support import plain_bytes
 from trtla.results.bench_documents import Cell, Row
 from trtla.results.metrics import add, agreement
-from trtla.runtime.models.llama import weight_bytes
+from trtla.runtime.device import CPU, Device
 from trtla.runtime.stats import DraftTotals, SourceCounts
 from trtla.settings.drafting import DrafterSettings
 from trtla.settings.lookahead import AUTOREGRESSIVE
@@ -332,8 +333,8 @@ def test_weight_bytes_of_the_shipped_model(tiny_llama: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(tiny_llama)
     count = sum(p.numel() for p in model.parameters())
     config: CheckpointConfig = engine.config.pretrained_config
-    assert weight_bytes(config, torch.float32) == 4 * count
-    assert weight_bytes(config, torch.bfloat16, fp8=True) < 2 * count
+    assert plain_bytes(config, 4) == 4 * count
+    assert plain_bytes(config, 2, fp8=True) < 2 * count
 
 
 @pytest.mark.parametrize("compiled", ["0", "1"])
@@ -345,32 +346,31 @@ def test_both_executors_count_the_same_weights(
     with LLM(folder_and_model("mha")[0], dtype="float32") as llm:
         assert ("compiled" in llm.description) == (compiled == "1")
         config = llm.engine.config.pretrained_config
-        expected = weight_bytes(config, torch.float32)
+        expected = plain_bytes(config, 4)
         assert llm.stats().weight_bytes == pytest.approx(expected, rel=0.03)
 
 
 def test_what_the_machine_does_is_measured() -> None:
-    cpu = torch.device("cpu")
-    assert 1e8 < read_bandwidth(cpu, 2**24) < 1e13
-    reset_peak(cpu)
-    assert peak_bytes(cpu) > 2**24
+    assert 1e8 < read_bandwidth(CPU, 2**24) < 1e13
+    reset_peak(CPU)
+    assert peak_bytes(CPU) > 2**24
 
 
 def test_a_peer_computes_in_the_run_type_or_in_the_faster_one_of_two(tmp_path: Path) -> None:
-    half, full, cpu = torch.bfloat16, torch.float32, torch.device("cpu")
-    assert peer_dtypes("bfloat16", half, "float16", cpu) == [half]
-    assert peer_dtypes("auto", half, "bfloat16", torch.device("cuda")) == [half]
-    assert peer_dtypes("auto", full, "float32", cpu) == [full]
-    assert peer_dtypes("auto", full, "bfloat16", cpu) == [half, full]
+    half, full = "bfloat16", "float32"
+    assert peer_dtypes("bfloat16", half, "float16", CPU) == [half]
+    assert peer_dtypes("auto", half, "bfloat16", Device("cuda")) == [half]
+    assert peer_dtypes("auto", full, "float32", CPU) == [full]
+    assert peer_dtypes("auto", full, "bfloat16", CPU) == [half, full]
     folder, _ = folder_and_model("mha")
-    peer = HuggingFace(str(folder), cpu, [half, full])
+    peer = HuggingFace(str(folder), CPU, [half, full])
     dtype = peer.model.dtype
     (arm,) = peer_arms(["hf"], peer, None)
     assert arm.weight_type == arm.compute_type == str(dtype).removeprefix("torch.")
-    assert dtype in (half, full)
+    assert arm.weight_type in (half, full)
     for weight in peer.model.parameters():  # both ways round, no bit is lost or added
         assert weight.dtype == dtype
-        assert torch.equal(weight, weight.to(half).to(dtype))
+        assert torch.equal(weight, weight.to(torch.bfloat16).to(dtype))
     run = arm.decode([(1, 2, 3)], [SamplingParams(max_output_len=4)])
     own = HFModel.open(folder).config
-    assert run.weight_bytes == pytest.approx(weight_bytes(own, dtype), rel=0.01)
+    assert run.weight_bytes == pytest.approx(plain_bytes(own, dtype.itemsize), rel=0.01)

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.support.gguf_models import model_of, write_gguf
 from tests.support.models import Variant
@@ -19,8 +18,8 @@ pytest.importorskip("llama_cpp")
 
 from trtla.bench.llama_cpp import LlamaCpp, llama_cpp_arms
 from trtla.errors import TrtlaError, UsageError
+from trtla.runtime.device import CPU, Device
 
-CPU = torch.device("cpu")
 GREEDY = SamplingParams(max_output_len=48)
 PROMPTS: list[Ids] = [tuple(i * 7 % 101 for i in range(40)), (5, 3), (9,) * 30]
 
@@ -102,7 +101,7 @@ def test_what_cannot_be_loaded_is_refused(tmp_path: Path, file: Path) -> None:
 
     if not llama_cpp.llama_supports_gpu_offload():
         with pytest.raises(UsageError, match="without CUDA"):
-            LlamaCpp(file, torch.device("cuda"), frozenset())
+            LlamaCpp(file, Device("cuda"), frozenset())
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(file.read_bytes()[:-64])
     with pytest.raises(TrtlaError, match=r"cut\.gguf"):

@@ -115,13 +115,13 @@ def test_pip_is_seen_only_where_it_fails(tmp_path: Path, code: int) -> None:
         "esac\n"
     )
     fake.chmod(0o755)
-    ran = bash(f"{SETUP} setup_venv demo", tmp_path, PYTHON=str(fake))
+    ran = bash(f"{SETUP} setup_venv light", tmp_path, PYTHON=str(fake))
     assert ran.returncode == code
     assert len(ran.stdout.splitlines()) == (2 if code else 1)
     assert "Collecting" not in ran.stdout
     assert ("ERROR: no network" in ran.stderr) == ("hint: all of its" in ran.stderr) == bool(code)
-    assert (tmp_path / ".venv" / "trtla-demo").exists() == (code == 0)
-    again = bash(f"{SETUP} setup_venv demo", tmp_path, PYTHON=str(fake))
+    assert (tmp_path / ".venv" / "trtla-light").exists() == (code == 0)
+    again = bash(f"{SETUP} setup_venv light", tmp_path, PYTHON=str(fake))
     assert bool(again.stdout) == bool(code)
 
 
@@ -135,7 +135,7 @@ def clone(tmp_path: Path) -> Path:
     for name, words in (("python", ""), ("trtla", "-m trtla")):
         (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
         (programs / name).chmod(0o755)
-    bash(f"{SETUP} setup_stamp >.venv/trtla-demo", tmp_path)
+    bash(f"{SETUP} setup_stamp >.venv/trtla-light", tmp_path)
     cache = tmp_path / "cache" / "trtla"
     cache.mkdir(parents=True)
     for kept in user_cache().iterdir() if user_cache().is_dir() else ():

@@ -230,7 +230,7 @@ def did_you_mean(typed: str, known: Iterable[str]) -> str:
     return f"did you mean {guess}? " if guess else ""
 
 
-Extra = Literal["bench", "eval", "ray", "report", "serve", "structured"]
+Extra = Literal["bench", "eval", "ray", "report", "serve", "structured", "torch"]
 """Optional packages, as pyproject.toml names them."""
 
 
@@ -239,11 +239,39 @@ def install_hint(extra: Extra) -> str:
     return f"pip install 'trtla[{extra}]'"
 
 
+TORCH = ("torch", "transformers")
+"""The packages of the extra `torch`."""
+
+
+def require(purpose: str, *packages: str) -> None:
+    """Refuse a purpose some of whose packages, all of the extra `torch`, are not installed.
+
+    Raises:
+        TrtlaError: its message is `{purpose} needs {packages}`.
+    """
+    if missing := [package for package in packages if not is_installed(package)]:
+        verb = "is" if len(missing) == 1 else "are"
+        names = " and ".join(missing)
+        raise TrtlaError(
+            f"{purpose} needs {names}, which {verb} not installed", install_hint("torch")
+        )
+
+
+def is_installed(module: str) -> bool:
+    """Return True for a module that can be imported, which does not happen here."""
+    from importlib.util import find_spec
+
+    try:
+        return find_spec(module) is not None
+    except (ImportError, ValueError):  # its parent is missing, or it has been blocked
+        return False
+
+
 def missing_package(module: str) -> tuple[str, str]:
     """The message for an installation that lacks a dependency, and the hint."""
     package = module.partition(".")[0]
     package = {"yaml": "pyyaml"}.get(package, package)
-    return (
-        f"trtla needs {package}, which is not installed",
-        f"pip install {package}, or its wheel where there is no network",
-    )
+    said = f"trtla needs {package}, which is not installed"
+    if package in TORCH:
+        return said, install_hint("torch")
+    return said, f"pip install {package}, or its wheel where there is no network"

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from trtla.errors import first_line, sentence
+from trtla.errors import first_line, is_installed, sentence
 
 Capability = tuple[int, int]
 """A GPU's compute capability, such as (9, 0)."""
@@ -76,7 +76,7 @@ class Torch:
     """The installed PyTorch."""
 
     version: str | None
-    """None: it cannot be imported."""
+    """None: it is not installed, or cannot be imported."""
     cuda: str | None = None
     """The CUDA it was built for; None: built without."""
     problem: str | None = None
@@ -111,14 +111,14 @@ def look() -> Machine:
         cpu=cpu(),
         driver=Driver(driver_version, _driver_cuda()),
         torch=torch,
-        transformers=_installed("transformers"),
-        llguidance=_installed("llguidance"),
+        transformers=package_version("transformers"),
+        llguidance=package_version("llguidance"),
         gpus=seen or listed,
         usable=bool(seen),
     )
 
 
-def _installed(package: str) -> str | None:
+def package_version(package: str) -> str | None:
     """The version of an installed package, which is not imported."""
     import importlib.metadata
 
@@ -243,6 +243,8 @@ def cpu() -> Cpu:
 
 def _torch() -> tuple[Torch, tuple[Gpu, ...]]:
     """PyTorch and the GPUs that it sees. A warning raised on the way is its problem."""
+    if not is_installed("torch"):
+        return Torch(None), ()
     try:
         import torch
     except Exception as error:  # a broken installation fails in many ways

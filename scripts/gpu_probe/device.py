@@ -17,6 +17,7 @@ from gpu_probe.figures import record
 from torch import Tensor
 
 from trtla.bench.hardware import read_bandwidth
+from trtla.runtime.device import resolve_device
 
 DRY = os.environ.get("PROBE_DRY") == "1"
 DEVICE = torch.device("cpu" if DRY else "cuda")
@@ -104,7 +105,9 @@ def env() -> None:
     record("copy rate", copied / 1e9)
     source = torch.randn(2**20 if DRY else 2**30, device=DEVICE)
     record("read rate", source.nbytes / timed_us(source.sum) / 1e3)
-    record("trtla bench's own rate", read_bandwidth(DEVICE) / copied)
+    record(
+        "trtla bench's own rate", read_bandwidth(resolve_device("cpu" if DRY else "cuda")) / copied
+    )
     size = 64 if DRY else 8192
     square = torch.randn(size, size, device=DEVICE, dtype=DTYPE)
     record("products of 8192", 2 * size**3 / timed_us(lambda: square @ square) / 1e6)

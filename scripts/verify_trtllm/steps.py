@@ -31,7 +31,7 @@ def environment(run: Run) -> str:
     if run.call(run.python, "-m", "pip", "--version", codes=(0, 1)):
         run.call(run.python, "-m", "ensurepip")
     options = ("--disable-pip-version-check", "--progress-bar", "off")
-    run.call(run.python, "-m", "pip", "install", *options, "-e", ".[serve]", *TEST_PACKAGES)
+    run.call(run.python, "-m", "pip", "install", *options, "-e", ".[serve,torch]", *TEST_PACKAGES)
     return "verify-trtllm/venv"
 
 

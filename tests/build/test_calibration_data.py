@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tests.support.fp8_models import PROMPTS
-from trtla.build.quantize import Calibration, calibrate
+from trtla.build.activations import calibrate
+from trtla.build.quantize import Calibration
 from trtla.data.calibration import calibration, texts
 from trtla.errors import TrtlaError, UsageError
 from trtla.formats.hf import HFModel

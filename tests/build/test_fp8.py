@@ -19,8 +19,9 @@ from tests.support.examples import examples
 from tests.support.fp8_models import LINEARS, PROMPTS, to_fp8
 from tests.support.models import VARIANTS, assemble, configs, make_model, named, save_model
 from tests.support.tensors import equal
+from trtla.build.activations import calibrate
 from trtla.build.engine import build_engine, describe_build
-from trtla.build.quantize import Calibration, calibrate
+from trtla.build.quantize import Calibration
 from trtla.doctor.folder import inspect
 from trtla.formats.checkpoint import Checkpoint, weight_bytes, write_ranks
 from trtla.formats.config import DTYPE_BYTES, CheckpointConfig, Quantization

@@ -20,9 +20,10 @@ from tests.support.examples import examples
 from tests.support.fp8_models import PROMPTS
 from tests.support.models import Variant, make_model, save_model
 from tests.support.tensors import equal
+from trtla.build.activations import mean_squares
 from trtla.build.convert import convert
 from trtla.build.engine import build_engine
-from trtla.build.quantize import Calibration, mean_squares
+from trtla.build.quantize import Calibration
 from trtla.build.rounding import INTEGERS, best_codes, nearest_codes, round_rows
 from trtla.doctor.folder import inspect
 from trtla.errors import UsageError
@@ -46,15 +47,15 @@ def hf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(make_model(SMALL), SMALL, tmp_path_factory.mktemp("rounding") / "hf")
 
 
-def noise(rows: int, inputs: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(rows, inputs, generator=torch.Generator().manual_seed(seed))
+def noise(rows: int, inputs: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((rows, inputs), dtype=np.float32)
 
 
 def squares(
-    kind: str, values: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor | float = 1.0
+    kind: str, values: np.ndarray, rows: np.ndarray, weights: np.ndarray | float = 1.0
 ) -> float:
-    found = torch.from_numpy(dequantize_blocks(BLOCK_TYPES[kind], rows.numpy()))
-    return float(((found - values).square() * weights).double().sum())
+    found = dequantize_blocks(BLOCK_TYPES[kind], rows)
+    return float((np.square(found - values) * weights).sum(dtype=np.float64))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -64,31 +65,34 @@ def test_no_block_is_worse_than_rounded_to_nearest(
     kind: str, seed: int, size: float, spikes: int, weighted: bool
 ) -> None:
     block = BLOCK_TYPES[kind]
-    values = noise(3, 2 * block.inputs, seed).mul_(10**size).view(3, 2, -1)
+    values = noise(3, 2 * block.inputs, seed) * np.float32(10**size)
+    values = values.reshape(3, 2, -1)
     values[:, :, :spikes] *= 20
-    weights = noise(2, block.inputs, seed + 1).square() if weighted else torch.ones(2, block.inputs)
+    weights = (
+        np.square(noise(2, block.inputs, seed + 1)) if weighted else np.ones((2, block.inputs))
+    )
     errors = []
     for codes, scales in (nearest_codes(block, values), best_codes(block, values, weights)):
-        assert scales.dtype == torch.float16
+        assert scales.dtype == np.float16
         lowest, highest = (-8, 7) if block.bits == 4 else (-127, 127)
-        assert equal(codes, codes.round())
+        assert np.array_equal(codes, np.rint(codes))
         assert lowest <= codes.min() <= codes.max() <= highest
-        errors.append(((codes * scales.float() - values).square() * weights).sum(-1))
+        errors.append((np.square(codes * scales.astype(np.float32) - values) * weights).sum(-1))
     assert (errors[1] <= errors[0]).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_search_pays(kind: str) -> None:
     block, values = BLOCK_TYPES[kind], noise(64, 256)
-    codes, scales = nearest_codes(block, values.view(64, -1, block.inputs))
-    plain = (codes * scales.float()).view(64, -1) - values
-    assert squares(kind, values, round_rows(block, values)) < 0.95 * float(plain.square().sum())
+    codes, scales = nearest_codes(block, values.reshape(64, -1, block.inputs))
+    plain = (codes * scales.astype(np.float32)).reshape(64, -1) - values
+    assert squares(kind, values, round_rows(block, values)) < 0.95 * float(np.square(plain).sum())
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_errors_are_smaller_where_they_count(kind: str) -> None:
     block, values = BLOCK_TYPES[kind], noise(64, 256)
-    weights = noise(1, 256, 5)[0].square() ** 2 + 1e-3
+    weights = noise(1, 256, 5)[0] ** 4 + np.float32(1e-3)
     plain, weighed = round_rows(block, values), round_rows(block, values, weights)
     assert squares(kind, values, weighed, weights) < 0.97 * squares(kind, values, plain, weights)
     assert squares(kind, values, weighed) > squares(kind, values, plain)
@@ -97,21 +101,21 @@ def test_errors_are_smaller_where_they_count(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
 def test_the_bytes_are_ggmls(kind: str) -> None:
     """Numbers of the type come back bit by bit, and the library reads the same numbers."""
-    rows = gguf.quantize(noise(8, 128).numpy(), gguf.GGMLQuantizationType[kind])
-    values = torch.from_numpy(gguf.dequantize(rows, gguf.GGMLQuantizationType[kind]))
+    rows = gguf.quantize(noise(8, 128), gguf.GGMLQuantizationType[kind])
+    values = gguf.dequantize(rows, gguf.GGMLQuantizationType[kind])
     ours = round_rows(BLOCK_TYPES[kind], values)
-    again = gguf.dequantize(ours.numpy(), gguf.GGMLQuantizationType[kind])
-    assert np.array_equal(again, dequantize_blocks(BLOCK_TYPES[kind], ours.numpy()))
-    assert np.array_equal(again, values.numpy())
+    again = gguf.dequantize(ours, gguf.GGMLQuantizationType[kind])
+    assert np.array_equal(again, dequantize_blocks(BLOCK_TYPES[kind], ours))
+    assert np.array_equal(again, values)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_blocks_of_zeros_and_of_tiny_numbers_are_zeros(kind: str) -> None:
     block = BLOCK_TYPES[kind]
-    values = torch.zeros(3, 256)
+    values = np.zeros((3, 256), np.float32)
     values[1], values[2] = 1e-12, -1e-38
-    for weights in (None, torch.zeros(256), torch.full((256,), 1e-20)):
-        found = dequantize_blocks(block, round_rows(block, values, weights).numpy())
+    for weights in (None, np.zeros(256, np.float32), np.full(256, 1e-20, np.float32)):
+        found = dequantize_blocks(block, round_rows(block, values, weights))
         assert not found.any()
 
 
@@ -188,7 +192,7 @@ def outputs(hf: Path, folder: Path) -> float:
     found = mean_squares(hf, model.config, Calibration(PROMPTS))
     here = numbers(folder)
     return sum(
-        float(((here[name] - weight(model, name)).square() * squares_).sum())
+        float(((here[name] - weight(model, name)).square() * as_tensor(squares_)).sum())
         for name, squares_ in found.items()
     )
 
@@ -209,7 +213,7 @@ def test_mean_squares_are_those_of_the_inputs(hf: Path) -> None:
     wanted = model.model.layers[0].input_layernorm(embedded).square().mean(0)
     for letter in "qkv":
         own = found[f"model.layers.0.self_attn.{letter}_proj.weight"]
-        torch.testing.assert_close(own, wanted.detach(), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(as_tensor(own), wanted.detach(), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -20,15 +20,17 @@ from safetensors.torch import load_file, save_file
 from tests.support.fp8_models import PROMPTS
 from tests.support.models import Variant, assemble, by_hand, make_model, save_model, signed
 from tests.support.tensors import equal
+from trtla.build.activations import mean_squares
 from trtla.build.convert import convert
 from trtla.build.engine import build_engine
-from trtla.build.quantize import Calibration, mean_squares
+from trtla.build.quantize import Calibration
 from trtla.doctor.folder import inspect
 from trtla.errors import UsageError
 from trtla.formats.checkpoint import Checkpoint
 from trtla.formats.engine_limits import BuildSettings
 from trtla.formats.hf import HFModel
 from trtla.formats.tensors import pack_int4, unpack_int4
+from trtla.formats.torch_tensors import as_tensor
 
 SIZES = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32}
 MODEL = Variant("weight-only", {**SIZES, "attention_bias": True, "mlp_bias": True})
@@ -184,7 +186,7 @@ def test_calibration_lowers_the_error_of_what_it_has_seen(
     for folder, name in ((awq, "a"), (seen, "b")):
         state = assemble(by_hand(folder, tmp_path / name))
         wanted = {name: model.read(name, 0, len(state[name])) for name in weights}
-        parts = [((state[n] - wanted[n]).square() * weights[n]).sum() for n in weights]
+        parts = [((state[n] - wanted[n]).square() * as_tensor(weights[n])).sum() for n in weights]
         errors.append(float(torch.stack(parts).sum()))
     assert errors[1] < 0.99 * errors[0]
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.command import trtla
-from tests.support.models import byte_model
 from trtla.bench import sweep
 from trtla.bench.hardware import read_bandwidth
 
@@ -23,6 +22,8 @@ def _small_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Hugging Face folder with a tokenizer."""
+    from tests.support.models import byte_model
+
     return byte_model(tmp_path_factory.mktemp("model"))
 
 
@@ -60,6 +61,8 @@ def engine(checkpoint: Path) -> Path:
 @pytest.fixture(scope="session")
 def bare_engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An engine of a model without tokenizer files."""
+    from tests.support.models import byte_model
+
     folder = tmp_path_factory.mktemp("bare")
     byte_model(folder / "model", tokenizer=False)
     ran = trtla(

@@ -1,9 +1,13 @@
-"""Who only decodes on CPUs needs neither PyTorch nor transformers: every command runs without."""
+"""The light installation, without PyTorch and transformers: every command runs on a CPU.
+
+Here both are blocked; .ci/run has these tests in an environment that lacks them as well.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,12 +19,12 @@ import httpx
 import pytest
 
 from tests.support.command import ROOT
-from tests.support.compiled import needs_compiler
-from tests.support.gguf_models import BYTE_LEVEL, byte_vocabulary, write_gguf
-from tests.support.models import Variant, make_model
 from tests.support.served import SHIPPED
+from trtla.errors import is_installed
 
-pytestmark = needs_compiler
+pytestmark = pytest.mark.skipif(
+    shutil.which("g++") is None and shutil.which("clang++") is None, reason="needs a C++ compiler"
+)
 _BLOCKED = "import sys\nfor name in ('torch', 'transformers', 'safetensors'):\n"
 _BLOCKED += "    sys.modules[name] = None\n"
 _COMMAND = _BLOCKED + "from trtla.__main__ import main\nmain()\n"
@@ -39,6 +43,11 @@ print(json.dumps(outs))
 
 @pytest.fixture(scope="module")
 def gguf_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if not is_installed("torch"):  # which makes the model
+        return SHIPPED
+    from tests.support.gguf_models import BYTE_LEVEL, byte_vocabulary, write_gguf
+    from tests.support.models import Variant, make_model
+
     vocabulary = byte_vocabulary()
     keys = {"hidden_size": 64, "intermediate_size": 112, "vocab_size": len(vocabulary)}
     model = make_model(Variant("small", {**keys, "head_dim": 32, "max_position_embeddings": 256}))
@@ -73,7 +82,11 @@ def ran(tmp_path: Path, *lines: Sequence[str | Path], stdin: str = "") -> list[s
 
 def test_run_and_batch(gguf_file: Path, tmp_path: Path) -> None:
     """A file and a folder, everything that chooses tokens, and a batch; in one process."""
-    body = {"model": "small", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 6}
+    body = {
+        "model": gguf_file.stem,
+        "messages": [{"role": "user", "content": "hi"}],
+        "max_tokens": 6,
+    }
     line = {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": body}
     (tmp_path / "in.jsonl").write_text(json.dumps(line) + "\n")
     batch = ("batch", tmp_path / "in.jsonl", "-m", gguf_file, "-o", tmp_path / "out")
@@ -96,6 +109,62 @@ def test_run_and_batch(gguf_file: Path, tmp_path: Path) -> None:
     assert texts[2] == texts[3] != []
     answer = json.loads((tmp_path / "out" / "output.jsonl").read_text())
     assert answer["response"]["status_code"] == 200
+
+
+def test_convert_build_and_what_measures(gguf_file: Path, tmp_path: Path) -> None:
+    """Every type that needs no calibration, an engine of one, and all that opens it."""
+    types = ("auto", "float32", "bfloat16", "float16", "int8", "int4")
+    made = {dtype: tmp_path / dtype for dtype in types}
+    engine = tmp_path / "engine"
+    short = ("-n", "4", "--num-prompts", "1", "--prompts", "code", "--rounds", "1")
+    ran(
+        tmp_path,
+        *(("convert", "-m", SHIPPED, "-o", made[dtype], "--dtype", dtype) for dtype in types),
+        ("convert", "-m", gguf_file, "-o", tmp_path / "from-gguf", "--dtype", "float32"),
+        ("build", made["int4"], "-o", engine, "--lookahead", "3,3,3"),
+        ("build", SHIPPED, "-o", tmp_path / "plain", "--dtype", "float32"),
+        ("inspect", engine),
+        ("doctor", engine),
+        ("run", engine, "-p", "def f(", "-n", "4", "--check-lossless"),
+        ("explain", engine, "-p", "def f(", "-n", "4"),
+        ("bench", engine, *short),
+        ("tune", engine, *short, "--batch-size", "1", "--budget", "1h", "-o", tmp_path / "t"),
+    )
+    assert (tmp_path / "t" / "tune.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (("run", "--dtype", "float16"), "tiny-llama needs torch, which is not installed: there is"),
+        (("run", "--device", "cuda"), "device 'cuda' needs torch"),
+        (("run", "--tp-size", "2"), "tp_size 2 needs torch"),
+        (("bench", "--compare", "hf"), "--compare hf needs torch and transformers"),
+        (
+            ("convert", "-o", "out", "--dtype", "int4", "--calib-data", "texts.txt"),
+            "calibration needs torch and transformers",
+        ),
+    ],
+    ids=lambda one: one[-1] if isinstance(one, tuple) else "",
+)
+def test_what_needs_torch_says_how_to_get_it(
+    line: tuple[str, ...], said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "texts.txt").write_text("a text\n")
+    done = subprocess.run(
+        [sys.executable, "-c", _COMMAND, line[0], "-m", str(SHIPPED), *line[1:]],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        input="a\n",
+        env=environment(tmp_path),
+    )
+    error, hint = done.stderr.splitlines()[-2:]
+    assert error.startswith("error: ")
+    assert said in error
+    assert hint.startswith("hint: pip install 'trtla[torch]'")
+    assert done.stdout == ""
+    assert not (tmp_path / "out").exists()
 
 
 def test_chat(gguf_file: Path, tmp_path: Path) -> None:

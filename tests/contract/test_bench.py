@@ -6,13 +6,13 @@ import csv
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.support.command import Ran, refused, trtla
 from tests.support.standin import Standin
 from tests.support.standin_engines import build
 from trtla import LLM, LookaheadConfig
 from trtla.errors import UsageError
+from trtla.runtime.device import CPU
 
 pytestmark = pytest.mark.usefixtures("fake_gpu")
 
@@ -24,7 +24,7 @@ def engine(
     """(4,4,4), on a GPU that is not there to be measured."""
     from trtla.bench import sweep
 
-    monkeypatch.setattr(sweep, "torch_device", lambda name: torch.device("cpu"))
+    monkeypatch.setattr(sweep, "resolve_device", lambda name: CPU)
     monkeypatch.setattr(sweep, "read_bandwidth", lambda device: 1e9)
     return build(standin, tiny_checkpoint, tmp_path / "engine")
 

@@ -325,11 +325,10 @@ class PeerArm(Arm):
 
 def _engine_bytes(llm: LLM) -> int:
     """The bytes of a TensorRT-LLM engine's weights, which its executor does not report."""
-    import torch
-
-    from trtla.runtime.models.llama import weight_bytes
+    from trtla.formats.config import DTYPE_BYTES
+    from trtla.formats.support import plain_bytes
     from trtla.runtime.models.load import resolve_dtype
 
     checkpoint = llm.engine.config.pretrained_config
     dtype = resolve_dtype(checkpoint.dtype, checkpoint.dtype, "cpu")
-    return weight_bytes(checkpoint, getattr(torch, dtype), fp8=checkpoint.fp8)
+    return plain_bytes(checkpoint, DTYPE_BYTES[dtype], fp8=checkpoint.fp8)

@@ -6,18 +6,20 @@ import re
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
+import numpy as np
 
 from trtla.bench.arms import ArmRun
-from trtla.runtime.device import resolve_device
+from trtla.runtime.device import Device
+from trtla.runtime.threads import num_threads
 
 _BYTES = 2**29
 _TRIES = 5
-_CUDA_SHARE = 8  # times the bytes of a CPU's sum, which would be too short on a GPU
+_CUDA_SHARE = 8  # times the bytes of a CPU's try, which would be too short on a GPU
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
@@ -36,21 +38,25 @@ class Hardware:
         return (run.weight_bytes or self.weight_bytes) * run.forwards / run.forward_s / 1e9
 
 
-def read_bandwidth(device: torch.device, size: int = _BYTES) -> float:
-    """Measure bytes a second, the best of some tries: a sum, on CUDA also a copy (read + write)."""
+def read_bandwidth(device: Device, size: int = _BYTES) -> float:
+    """Measure bytes a second, the best of some tries: the largest number, read by all threads; on
+    CUDA a sum, or a copy (read + write)."""
     if device.type == "cuda":
-        return _device_bandwidth(device, _CUDA_SHARE * size)
-    data = torch.ones(size // 4, device=device)
+        return _device_bandwidth(str(device), _CUDA_SHARE * size)
+    parts = np.array_split(np.ones(size // 4, np.float32), num_threads())
     best = float("inf")
-    for _ in range(_TRIES + 1):
-        start = time.perf_counter()
-        data.sum()
-        best = min(best, time.perf_counter() - start)
+    with ThreadPoolExecutor(len(parts)) as pool:
+        for _ in range(_TRIES + 1):
+            start = time.perf_counter()
+            list(pool.map(np.max, parts))
+            best = min(best, time.perf_counter() - start)
     return size / best
 
 
-def _device_bandwidth(device: torch.device, size: int) -> float:
+def _device_bandwidth(device: str, size: int) -> float:
     """Measure by the device's own clock: the host's would include the launch."""
+    import torch
+
     size = min(size, torch.cuda.mem_get_info(device)[0] // 4)
     with torch.cuda.device(device):  # events are of the current one
         data = torch.ones(size // 4, device=device)
@@ -59,6 +65,8 @@ def _device_bandwidth(device: torch.device, size: int) -> float:
 
 
 def _device_s(launch: Callable[[], object]) -> float:
+    import torch
+
     best = float("inf")
     for _ in range(_TRIES + 1):
         start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -71,24 +79,23 @@ def _device_s(launch: Callable[[], object]) -> float:
     return best
 
 
-def torch_device(name: str) -> torch.device:
-    """Return the device that is named auto, cpu, cuda or cuda:N."""
-    return torch.device(str(resolve_device(name)))
-
-
-def reset_peak(device: torch.device) -> None:
+def reset_peak(device: Device) -> None:
     """Start counting peak memory again, if the system supports it."""
     if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
+        import torch
+
+        torch.cuda.reset_peak_memory_stats(str(device))
         return
     with suppress(OSError):
         _CLEAR.write_text("5")  # Linux: VmHWM starts again at the resident size
 
 
-def peak_bytes(device: torch.device) -> int:
+def peak_bytes(device: Device) -> int:
     """Return the peak since `reset_peak`: of the device on CUDA, else resident in this process."""
     if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
+        import torch
+
+        return int(torch.cuda.max_memory_allocated(str(device)))
     with suppress(OSError):
         if match := re.search(r"^VmHWM:\s+(\d+) kB", _STATUS.read_text(), re.MULTILINE):
             return int(match[1]) * 1024

@@ -16,7 +16,7 @@ from functools import cache
 from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
 from trtla.bench.arms import (
@@ -35,10 +35,9 @@ from trtla.errors import TrtlaError, UsageError, sentence
 from trtla.formats.config import DTYPES
 from trtla.formats.gguf.header import Header, read_header
 from trtla.formats.gguf.weights import PLAIN
+from trtla.runtime.device import Device
+from trtla.runtime.threads import num_threads
 from trtla.settings.sampling import SamplingParams
-
-if TYPE_CHECKING:
-    import torch
 
 _GRAIN = 256
 """Contexts are multiples of this many tokens."""
@@ -79,7 +78,7 @@ class LlamaCpp:
     """
 
     def __init__(
-        self, file: Path, device: torch.device, end_ids: frozenset[int], dtype: str | None = None
+        self, file: Path, device: Device, end_ids: frozenset[int], dtype: str | None = None
     ) -> None:
         self._library, self._device, self._end_ids = _library(), device, end_ids
         if device.type == "cuda" and not self._library.llama_supports_gpu_offload():
@@ -103,15 +102,13 @@ class LlamaCpp:
         self, prompts: Sequence[Ids], sampling: Sequence[SamplingParams], options: Options
     ) -> ArmRun:
         """Decode one prompt; with options by llama-cpp-python's prompt lookup."""
-        import torch
-
         prompt, params, output, seen = prompts[0], sampling[0], list[int](), list[float]()
         ends = {*self._end_ids, *params.stop_ids}
         room = len(prompt) + params.max_output_len + max(LOOKUP_TOKENS) + 1
         model = self._model(room, drafting=bool(options))
         if options:
             model.draft_model = _lookup()(**options)
-        self._library.llama_set_n_threads(model.ctx, *[torch.get_num_threads()] * 2)
+        self._library.llama_set_n_threads(model.ctx, *[num_threads()] * 2)
         model.reset()  # it would continue a prefix that it knows
         model.set_seed(params.seed % 2**31)
         with _metered(self._library, model) as meter:
@@ -228,7 +225,7 @@ def _read_bytes(header: Header) -> int:
 def llama_cpp_arms(
     names: Sequence[str],
     file: Path,
-    device: torch.device,
+    device: Device,
     end_ids: frozenset[int],
     dtype: str,
     on_note: Callable[[str], None],

@@ -23,10 +23,9 @@ from trtla.settings.messages import AS_TEXT, Asking, Messages, follow_up, joined
 from trtla.settings.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    import torch
-
     from trtla.llm.llm import LLM
     from trtla.llm.text import Tokenizer
+    from trtla.runtime.device import Device
     from trtla.runtime.limits import ExecutorLimits
 
 Answer = Callable[[Sequence[Ids], Sequence[int]], Sequence[str]]
@@ -43,7 +42,7 @@ class Setup:
     devices: tuple[str, ...] = ("auto",)
     dtypes: tuple[str, ...] = ("auto",)
     threads: tuple[int, ...] = ()
-    """Empty: PyTorch's own number."""
+    """Empty: one a core."""
     sampling: SamplingParams
     """The output's length and the first seed; filters are set by what is measured."""
     ignore_eos: bool = True
@@ -66,23 +65,16 @@ class OpenedModel:
         dtype: the requested type; auto is the engine's.
     """
 
-    def __init__(self, llm: LLM, setup: Setup, device: torch.device, dtype: str) -> None:
-        import torch
-
+    def __init__(self, llm: LLM, setup: Setup, device: Device, dtype: str) -> None:
         from trtla.runtime.models.load import resolve_dtype
 
         self.llm, self._setup, self.device = llm, setup, device
         self.checkpoint = llm.engine.config.pretrained_config
-        named = resolve_dtype(dtype, self.checkpoint.dtype, device.type)
-        self.dtype: torch.dtype = getattr(torch, named)
+        self.dtype = resolve_dtype(dtype, self.checkpoint.dtype, device.type)
         self.tokenizer = take_tokenizer(llm)
         self._ends = llm.end_ids
         if setup.ignore_eos:
             llm.end_ids = frozenset()
-
-    @property
-    def dtype_name(self) -> str:
-        return str(self.dtype).removeprefix("torch.")
 
     def prompts(
         self, questions: Sequence[Question], sampling: SamplingParams, on_note: Note, of: str = ""

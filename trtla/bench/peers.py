@@ -19,6 +19,8 @@ from transformers.generation.streamers import BaseStreamer
 from trtla.bench.arms import LOOKUP_TOKENS, Arm, ArmRun, Decode, Meter, Options, PeerArm
 from trtla.data.prompt_sets import Ids
 from trtla.formats.transformers_load import load_model
+from trtla.runtime.device import Device
+from trtla.runtime.threads import set_torch_threads
 from trtla.settings.sampling import SamplingParams
 
 _TRIES = 2
@@ -49,16 +51,14 @@ class _Clock(BaseStreamer):
         return next((s for s, seen in self.seen if seen >= count), self.seen[-1][0])
 
 
-def peer_dtypes(
-    wanted: str, run: torch.dtype, stored: str, device: torch.device
-) -> list[torch.dtype]:
+def peer_dtypes(wanted: str, run: str, stored: str, device: Device) -> list[str]:
     """Return the types that a peer may compute in: the run's; for auto on a CPU stored and float32.
 
     The processor decides which of the two is faster; float32 changes no weight.
     """
     if wanted != "auto" or device.type != "cpu":
         return [run]
-    return list(dict.fromkeys((getattr(torch, stored), torch.float32)))
+    return list(dict.fromkeys((stored, "float32")))
 
 
 class HuggingFace:
@@ -72,11 +72,13 @@ class HuggingFace:
     def __init__(
         self,
         folder: str,
-        device: torch.device,
-        dtypes: Sequence[torch.dtype],
+        device: Device,
+        dtypes: Sequence[str],
         end_ids: frozenset[int] | None = None,
     ) -> None:
-        self.model = _fastest(_load(folder, device, dtypes[0]), dtypes)
+        set_torch_threads()
+        types: list[torch.dtype] = [getattr(torch, dtype) for dtype in dtypes]
+        self.model = _fastest(_load(folder, torch.device(str(device)), types[0]), types)
         self._meter = Meter()
         self.model.register_forward_pre_hook(self._before, with_kwargs=True)
         self.model.register_forward_hook(lambda *_: self._meter.end())

@@ -107,15 +107,13 @@ def hf_arm(
     Args:
         end_ids: tokens that end a text; None: the model's.
     """
-    import torch
-
-    from trtla.bench.hardware import torch_device
     from trtla.bench.peers import HuggingFace
+    from trtla.runtime.device import resolve_device
     from trtla.runtime.models.load import resolve_dtype
 
-    on = torch_device(device)
+    on = resolve_device(device)
     named = resolve_dtype(dtype, engine_dtype, on.type)
-    model = HuggingFace(model_dir, on, [getattr(torch, named)], end_ids)
+    model = HuggingFace(model_dir, on, [named], end_ids)
     return PeerArm("hugging_face", model.decode)
 
 

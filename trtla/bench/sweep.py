@@ -12,11 +12,9 @@ from dataclasses import dataclass, field, replace
 from itertools import islice, product
 from pathlib import Path
 
-import torch
-
 from trtla.bench.ablation_arms import resolved
 from trtla.bench.arms import HUGGING_FACE, LLAMA_CPP, Arm, Note, Way, gguf_of
-from trtla.bench.hardware import Hardware, read_bandwidth, torch_device
+from trtla.bench.hardware import Hardware, read_bandwidth
 from trtla.bench.journal import Measurements, engine_facts, fingerprint
 from trtla.bench.opened import OpenedModel, Setup
 from trtla.bench.scores import TextScores
@@ -37,10 +35,12 @@ from trtla.bench.turns import (
 from trtla.console import Progress, Stages, silent
 from trtla.data.prompt_sets import Ids, PromptSet, batches, fit
 from trtla.errors import UsageError
+from trtla.formats.config import DTYPE_BYTES
 from trtla.formats.gguf.header import is_gguf
+from trtla.formats.support import plain_bytes
 from trtla.llm.llm import LLM
 from trtla.results.bench_documents import Cell, Decoding, MeasuredCell, Row
-from trtla.runtime.models.llama import weight_bytes
+from trtla.runtime.device import Device, resolve_device
 from trtla.runtime.threads import num_threads, set_threads
 from trtla.settings.drafting import LOOKAHEAD
 from trtla.settings.executor import ExecutorOptions
@@ -91,7 +91,7 @@ def run_sweep(
     """Measure everything; None in the serving ranks of mpirun."""
     results = Results()
     for name, dtype in product(sweep.devices, sweep.dtypes):
-        device, bandwidth = torch_device(name), dict[int, float]()
+        device, bandwidth = resolve_device(name), dict[int, float]()
         for count in sweep.threads or (num_threads(),):
             set_threads(count)
             bandwidth[count] = read_bandwidth(device)
@@ -105,9 +105,7 @@ def run_sweep(
 
 
 class _OpenedBench:
-    def __init__(
-        self, sweep: Sweep, llm: LLM, device: torch.device, dtype: str, on_note: Note
-    ) -> None:
+    def __init__(self, sweep: Sweep, llm: LLM, device: Device, dtype: str, on_note: Note) -> None:
         self._sweep, self._llm, self._on_note = sweep, llm, on_note
         self._wanted_dtype = dtype
         self._check_temperatures()
@@ -165,14 +163,15 @@ class _OpenedBench:
         from trtla.bench.llama_cpp import llama_cpp_arms
 
         file = gguf_of(self._sweep.model, self._sweep.hf_model_dir)
-        ends, dtype = self._llm.end_ids, self._opened.dtype_name
+        ends, dtype = self._llm.end_ids, self._opened.dtype
         return llama_cpp_arms(names, file, self._opened.device, ends, dtype, self._on_note)
 
     def run(
         self, results: Results, bandwidth: dict[int, float], on_round: OnRound, progress: Progress
     ) -> None:
         results.executors.append(self._llm.description)
-        size = weight_bytes(self._opened.checkpoint, self._opened.dtype)  # peers have no FP8
+        number = DTYPE_BYTES[self._opened.dtype]
+        size = plain_bytes(self._opened.checkpoint, number)  # peers have no FP8
         hardware = {count: Hardware(size, speed) for count, speed in bandwidth.items()}
         cells = list(self._cells(tuple(bandwidth)))
         watch = Watch(
@@ -239,7 +238,7 @@ class _OpenedBench:
         ):
             cell = Cell(
                 device=str(self._opened.device),
-                dtype=self._opened.dtype_name,
+                dtype=self._opened.dtype,
                 threads=count,
                 batch_size=batch_size,
                 prompt_len=length,

@@ -15,7 +15,6 @@ from operator import attrgetter
 from statistics import median
 from typing import Any, TypeVar
 
-import torch
 from pydantic import TypeAdapter
 
 from trtla.bench.arms import AR, Arm, ArmRun, Note
@@ -25,6 +24,7 @@ from trtla.console import Progress, counted, duration
 from trtla.data.prompt_sets import Ids
 from trtla.results.bench_documents import EVERY_CATEGORY, Cell, Decoding, Row
 from trtla.results.metrics import add, agreement
+from trtla.runtime.device import Device, resolve_device
 from trtla.settings.sampling import SamplingParams
 
 AnyArm = TypeVar("AnyArm", bound=Arm)
@@ -33,7 +33,7 @@ Work = tuple[Sequence[Ids], Sequence[SamplingParams]]
 
 
 def alternate(
-    arms: Sequence[AnyArm], work: Iterable[Work], device: torch.device
+    arms: Sequence[AnyArm], work: Iterable[Work], device: Device
 ) -> Iterator[tuple[AnyArm, ArmRun]]:
     """Decode each batch by all arms, one after the other, and yield each run as it ends."""
     for prompts, sampling in work:
@@ -236,7 +236,7 @@ def take(
             on_run(arm, None)
         return known
     runs = {}
-    for arm, run in alternate(arms, [batch.work], torch.device(cell.device)):
+    for arm, run in alternate(arms, [batch.work], resolve_device(cell.device)):
         runs[arm.label] = run
         on_run(arm, run)
     kept.put(cell, batch, runs, arms)

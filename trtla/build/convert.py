@@ -10,7 +10,7 @@ import logging
 from contextlib import closing
 from pathlib import Path
 
-from trtla.build.quantize import Calibration, Fp8Source, calibrate, mean_squares
+from trtla.build.quantize import Calibration, Fp8Source
 from trtla.build.rounding import (
     ALGORITHMS,
     INTEGERS,
@@ -19,7 +19,7 @@ from trtla.build.rounding import (
     integer_config,
     weight_only_config,
 )
-from trtla.errors import UsageError
+from trtla.errors import TORCH, UsageError, require
 from trtla.files import write_json
 from trtla.formats.atomic import atomic_directory, check_target
 from trtla.formats.checkpoint import Progress, write_ranks
@@ -112,6 +112,9 @@ def _checkpoint(
         config, weights = _integers(model, config, dtype, group_size, calibration)
     elif calibration is not None:
         config = _with_fp8(config, cache=fp8_kv_cache)
+        require("calibration", *TORCH)
+        from trtla.build.activations import calibrate
+
         weights = Fp8Source(model, config, calibrate(source, model.config, calibration))
     return config, weights
 
@@ -151,7 +154,12 @@ def _integers(
                 f"{dtype} needs no calibration: TensorRT-LLM rounds its weights", "omit it"
             )
         return config, model
-    importance = {} if calibration is None else mean_squares(model.path, model.config, calibration)
+    importance = {}
+    if calibration is not None:
+        require("calibration", *TORCH)
+        from trtla.build.activations import mean_squares
+
+        importance = mean_squares(model.path, model.config, calibration)
     if ours:
         return config, RoundedSource(model, config.block_types, importance)
     return config, AwqSource(model, config, importance)

@@ -14,11 +14,11 @@ kernels when it builds.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
-import torch
 from numpy import ndarray
-from torch import Tensor
 
 from trtla.errors import UsageError
 from trtla.formats.blocks import BLOCK_TYPES, BlockType
@@ -32,8 +32,16 @@ from trtla.formats.plan import (
     hf_shapes,
 )
 from trtla.formats.support import check_mapping
-from trtla.formats.tensors import TensorSource, pack_int4, row_spans
-from trtla.formats.torch_tensors import as_array, as_tensor
+from trtla.formats.tensors import (
+    BFLOAT16,
+    FLOAT16,
+    FLOAT32,
+    TensorSource,
+    cast,
+    pack_int4,
+    row_spans,
+)
+from trtla.runtime.threads import num_threads
 from trtla.trtllm.rules import weight_only_sizes
 
 GROUP_SIZES = (32, 64, 128)
@@ -48,11 +56,12 @@ _TRIED = {
     8: [127 + 0.5 * step for step in range(-8, 2)],
 }
 """Codes tried for a block's largest value, by bits of a code. Twice as many gain nothing."""
-_HALF_MAX = torch.finfo(torch.float16).max
+_HALF_MAX = float(np.finfo(np.float16).max)
 _TINY = 1e-30
 """Replaces a divisor of 0 below a dividend of 0."""
 _PIECE = 2**17
-"""Numbers rounded at a time, so that they stay in the processor's cache."""
+"""Numbers that a thread rounds at a time, so that they stay in the processor's cache."""
+_TYPES = {"float32": FLOAT32, "float16": FLOAT16, "bfloat16": BFLOAT16}
 _LEAST_WEIGHT = 1e-3
 """The least weight of a channel, as a share of the mean: for channels that the calibration did not
 reach."""
@@ -89,23 +98,23 @@ class RoundedSource:
     """
 
     def __init__(
-        self, model: TensorSource, types: Mapping[str, str], importance: Mapping[str, Tensor]
+        self, model: TensorSource, types: Mapping[str, str], importance: Mapping[str, ndarray]
     ) -> None:
         self._model, self._types, self._importance = model, types, importance
 
     def read(self, name: str, start: int, stop: int) -> ndarray:
         """Return rows [start, stop): blocks of a weight, else as stored."""
-        stored = self._model.read(name, start, stop)
+        rows = self._model.read(name, start, stop)
         if name not in self._types:
-            return stored
-        kind, rows = BLOCK_TYPES[self._types[name]], as_tensor(stored)
+            return rows
+        kind, rows = BLOCK_TYPES[self._types[name]], cast(rows, FLOAT32)
         check_numbers(name, rows, kind)
-        return as_array(round_rows(kind, rows, self._importance.get(name)))
+        return round_rows(kind, rows, self._importance.get(name))
 
 
-def check_numbers(name: str, rows: Tensor, kind: BlockType) -> None:
-    """Refuse rows of a weight that no scale of this type fits."""
-    low, high = (value.item() for value in rows.aminmax())
+def check_numbers(name: str, rows: ndarray, kind: BlockType) -> None:
+    """Refuse float32 rows of a weight that no scale of this type fits."""
+    low, high = float(rows.min()), float(rows.max())
     largest = high if high >= -low else low  # a NaN is neither, and is the low one then
     if not abs(largest / _last_code(kind)) <= _HALF_MAX:
         raise UsageError(
@@ -114,36 +123,42 @@ def check_numbers(name: str, rows: Tensor, kind: BlockType) -> None:
         )
 
 
-def round_rows(kind: BlockType, rows: Tensor, importance: Tensor | None = None) -> Tensor:
+def round_rows(kind: BlockType, rows: ndarray, importance: ndarray | None = None) -> ndarray:
     """Round rows to blocks, uint8 [outputs, bytes of a row], with a small weighted squared error.
 
     Args:
         kind: one of `INTEGERS`.
-        rows: [outputs, inputs], finite.
+        rows: float32 [outputs, inputs], finite.
         importance: float32 [inputs], the weight of each input's error; None: equal.
     """
-    return torch.cat([_packed(kind, *coded) for coded in rounded(kind, rows, importance)])
+    return np.concatenate([_packed(kind, *coded) for coded in rounded(kind, rows, importance)])
 
 
 def rounded(
     kind: BlockType,
-    rows: Tensor,
-    importance: Tensor | None = None,
-    dtype: torch.dtype = torch.float16,
-) -> Iterator[tuple[Tensor, Tensor]]:
+    rows: ndarray,
+    importance: ndarray | None = None,
+    dtype: np.dtype[Any] = FLOAT16,
+) -> Iterator[tuple[ndarray, ndarray]]:
     """Yield the `best_codes` of rows as in `round_rows`, some rows at a time."""
-    blocks = rows.shape[1] // kind.inputs
-    weights = torch.ones(blocks, kind.inputs)
+    blocks, size = rows.shape[1] // kind.inputs, max(1, _PIECE // rows.shape[1])
+    weights = np.ones((blocks, kind.inputs), np.float32)
     if importance is not None:
-        relative = importance / importance.mean().clamp_min(_TINY)
-        weights = relative.clamp_min(_LEAST_WEIGHT).view(blocks, -1)
-    for part in torch.split(rows, max(1, _PIECE // rows.shape[1])):
-        yield best_codes(kind, part.float().view(len(part), blocks, -1), weights, dtype)
+        relative = importance / max(importance.mean(), np.float32(_TINY))
+        weights = np.maximum(relative, np.float32(_LEAST_WEIGHT)).reshape(blocks, -1)
+
+    def codes(start: int) -> tuple[ndarray, ndarray]:
+        part = rows[start : start + size]
+        with np.errstate(over="ignore", invalid="ignore"):  # 1 / scale of a block near zero
+            return best_codes(kind, part.reshape(len(part), blocks, -1), weights, dtype)
+
+    with ThreadPoolExecutor(num_threads()) as pool:
+        yield from pool.map(codes, range(0, len(rows), size))
 
 
 def best_codes(
-    kind: BlockType, values: Tensor, weights: Tensor, dtype: torch.dtype = torch.float16
-) -> tuple[Tensor, Tensor]:
+    kind: BlockType, values: ndarray, weights: ndarray, dtype: np.dtype[Any] = FLOAT16
+) -> tuple[ndarray, ndarray]:
     """Return codes around 0 as float32, and scales, with the least error that the search finds.
 
     It is never above that of `nearest_codes`.
@@ -159,42 +174,45 @@ def best_codes(
     codes, scales = nearest_codes(kind, values, dtype)
     least = _error(values, codes, scales, weights)
     weighted, inverse = values * weights, _inverse(_extreme(values))
-    best, chosen = torch.full_like(inverse, -1.0), torch.zeros_like(inverse)
+    best, chosen = np.full_like(inverse, -1.0), np.zeros_like(inverse)
     for code in _TRIED[kind.bits]:
-        tried = inverse * code
+        tried = inverse * np.float32(code)
         _, gain = _fit(weighted, _codes(kind, values, tried), weights)
         better = gain > best
-        best, chosen = torch.where(better, gain, best), torch.where(better, tried, chosen)
+        best, chosen = np.where(better, gain, best), np.where(better, tried, chosen)
     near = _codes(kind, values, chosen)
     for _ in range(2):  # to codes that are nearest for the scale as stored
-        fitted = _fit(weighted, near, weights)[0].to(dtype)
+        fitted = cast(_fit(weighted, near, weights)[0], dtype)
         near = codes_of(kind, values, fitted)
         error = _error(values, near, fitted, weights)
         better = error < least
-        least = torch.where(better, error, least)
-        codes, scales = torch.where(better, near, codes), torch.where(better, fitted, scales)
+        least = np.where(better, error, least)
+        codes, scales = np.where(better, near, codes), np.where(better, fitted, scales)
     return codes, scales
 
 
 def nearest_codes(
-    kind: BlockType, values: Tensor, dtype: torch.dtype = torch.float16
-) -> tuple[Tensor, Tensor]:
+    kind: BlockType, values: ndarray, dtype: np.dtype[Any] = FLOAT16
+) -> tuple[ndarray, ndarray]:
     """Round to nearest: the block's largest value becomes the last code, as in ggml."""
-    scales = (_extreme(values) / _last_code(kind)).to(dtype)
+    scales = cast(_extreme(values) / np.float32(_last_code(kind)), dtype)
     return codes_of(kind, values, scales), scales
 
 
-def codes_of(kind: BlockType, values: Tensor, scales: Tensor) -> Tensor:
+def codes_of(kind: BlockType, values: ndarray, scales: ndarray) -> ndarray:
     """Return the nearest codes as float32 [rows, blocks, inputs], for scales [rows, blocks, 1]."""
-    return _codes(kind, values, _inverse(scales.float()))
+    return _codes(kind, values, _inverse(cast(scales, FLOAT32)))
 
 
-def _fit(weighted: Tensor, codes: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+def _fit(weighted: ndarray, codes: ndarray, weights: ndarray) -> tuple[ndarray, ndarray]:
     """Return the scale with the least error for codes of weighted values, and the error's
     reduction."""
-    along = (weighted * codes).sum(-1, keepdim=True)
-    square = (codes.square() * weights).sum(-1, keepdim=True).clamp_min(_TINY)
-    return along / square, along.square() / square
+    along = np.einsum("rbi,rbi->rb", weighted, codes)[..., None]
+    square = np.einsum("rbi,rbi,bi->rb", codes, codes, weights)[..., None]
+    square = np.maximum(square, np.float32(_TINY))
+    scales: ndarray = along / square
+    reduction: ndarray = np.square(along) / square
+    return scales, reduction
 
 
 def _last_code(kind: BlockType) -> int:
@@ -202,34 +220,43 @@ def _last_code(kind: BlockType) -> int:
     return -8 if kind.bits == 4 else 127
 
 
-def _extreme(values: Tensor) -> Tensor:
+def _extreme(values: ndarray) -> ndarray:
     """Return the value of largest size in every block with its sign, [rows, blocks, 1]."""
-    low, high = values.aminmax(dim=-1, keepdim=True)
-    return torch.where(-low > high, low, high)
+    low, high = values.min(-1, keepdims=True), values.max(-1, keepdims=True)
+    extreme: ndarray = np.where(-low > high, low, high)
+    return extreme
 
 
-def _inverse(scales: Tensor) -> Tensor:
+def _inverse(scales: ndarray) -> ndarray:
     """Return 1 / scale; 0 for a block of zeros."""
-    return torch.where(scales == 0, 0.0, 1 / scales)
+    inverse = np.zeros_like(scales)
+    np.divide(np.float32(1), scales, out=inverse, where=scales != 0)
+    return inverse
 
 
-def _codes(kind: BlockType, values: Tensor, inverse: Tensor) -> Tensor:
+def _codes(kind: BlockType, values: ndarray, inverse: ndarray) -> ndarray:
     low, high = (-8, 7) if kind.bits == 4 else (-127, 127)
-    return (values * inverse).round_().clamp_(low, high)
+    codes: ndarray = values * inverse
+    np.rint(codes, out=codes)
+    np.clip(codes, low, high, out=codes)
+    return codes
 
 
-def _error(values: Tensor, codes: Tensor, scales: Tensor, weights: Tensor) -> Tensor:
-    return (codes * scales.float()).sub_(values).square_().mul_(weights).sum(-1, keepdim=True)
+def _error(values: ndarray, codes: ndarray, scales: ndarray, weights: ndarray) -> ndarray:
+    errors: ndarray = codes * cast(scales, FLOAT32)
+    errors -= values
+    sums: ndarray = np.einsum("rbi,rbi,bi->rb", errors, errors, weights)
+    return sums[..., None]
 
 
-def _packed(kind: BlockType, codes: Tensor, scales: Tensor) -> Tensor:
+def _packed(kind: BlockType, codes: ndarray, scales: ndarray) -> ndarray:
     """Pack rows of blocks: a float16 scale, and the codes."""
-    whole = (codes + kind.zero).to(torch.int16).to(torch.uint8)
+    whole = (codes + np.float32(kind.zero)).astype(np.int16).astype(np.uint8)
     if kind.bits == 4:
-        low, high = whole.chunk(2, -1)
+        low, high = np.split(whole, 2, -1)
         whole = low | high << 4
-    head = scales.contiguous().view(torch.uint8)
-    return torch.cat((head, whole), -1).flatten(1)
+    head = np.ascontiguousarray(scales).view(np.uint8)
+    return np.concatenate((head, whole), -1).reshape(len(codes), -1)
 
 
 def weight_only_config(
@@ -276,39 +303,39 @@ class AwqSource:
     """
 
     def __init__(
-        self, model: TensorSource, config: CheckpointConfig, importance: Mapping[str, Tensor]
+        self, model: TensorSource, config: CheckpointConfig, importance: Mapping[str, ndarray]
     ) -> None:
         groups = fp8_groups(config)
         self._model, self._importance, self._shapes = model, importance, hf_shapes(config)
         self._kind = BLOCK_TYPES[f"Q4_G{config.awq_group_size}"]
-        self._dtype = getattr(torch, config.dtype)
+        self._dtype = _TYPES[config.dtype]
         self._weights = {weight for group in groups.values() for weight in group}
         self._weight_of = {awq_scales(weight): weight for weight in self._weights}
         self._vectors = {awq_input_scale(linear) for linear in groups}
-        self._cache: dict[str, Tensor] = {}
+        self._cache: dict[str, ndarray] = {}
 
     def read(self, name: str, start: int, stop: int) -> ndarray:
         """Return rows [start, stop), for a weight pairs of outputs."""
         if name in self._weights:
-            rows = as_tensor(self._model.read(name, 2 * start, 2 * stop))
+            rows = cast(self._model.read(name, 2 * start, 2 * stop), FLOAT32)
             scales = self._scales(name)[2 * start : 2 * stop, :, None]
-            values = rows.float().view(*scales.shape[:2], -1)
-            return pack_int4(as_array(codes_of(self._kind, values, scales).flatten(1)))
+            codes = codes_of(self._kind, rows.reshape(*scales.shape[:2], -1), scales)
+            return pack_int4(codes.reshape(len(rows), -1))
         if name in self._weight_of:
-            return as_array(self._scales(self._weight_of[name])[start:stop].float())
+            return cast(self._scales(self._weight_of[name])[start:stop], FLOAT32)
         if name in self._vectors:
             return np.ones(stop - start, np.float32)
         return self._model.read(name, start, stop)
 
-    def _scales(self, weight: str) -> Tensor:
+    def _scales(self, weight: str) -> ndarray:
         if weight not in self._cache:
             spans = row_spans((0, self._shapes[weight][0]), self._shapes[weight][1])
-            self._cache[weight] = torch.cat([self._search(weight, *span) for span in spans])
+            self._cache[weight] = np.concatenate([self._search(weight, *span) for span in spans])
         return self._cache[weight]
 
-    def _search(self, weight: str, start: int, stop: int) -> Tensor:
-        rows = as_tensor(self._model.read(weight, start, stop))
+    def _search(self, weight: str, start: int, stop: int) -> ndarray:
+        rows = cast(self._model.read(weight, start, stop), FLOAT32)
         importance = self._importance.get(weight)
         check_numbers(weight, rows, self._kind)
         coded = rounded(self._kind, rows, importance, self._dtype)
-        return torch.cat([scales.squeeze(-1) for _, scales in coded])
+        return np.concatenate([scales.squeeze(-1) for _, scales in coded])

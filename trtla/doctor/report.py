@@ -10,7 +10,7 @@ from typing import Any
 
 from trtla.console import counted
 from trtla.doctor.folder import inspected
-from trtla.errors import TrtlaError, sentence
+from trtla.errors import TrtlaError, install_hint, sentence
 from trtla.formats.config import CheckpointConfig
 from trtla.formats.engine_limits import stage_problems
 from trtla.formats.model import Model
@@ -122,8 +122,8 @@ def _python_findings(machine: Machine) -> Iterator[str]:
             f"PyTorch {torch.version}, built {built}, sees none: install its build for CUDA that "
             "your driver serves"
         )
-    if machine.transformers is None:
-        yield "transformers is not installed: install trtla again"
+    if torch.version is None and not torch.problem and machine.gpus:
+        yield f"GPUs need PyTorch, which is not installed: {install_hint('torch')}"
 
 
 def _library_findings(library: Library) -> Iterator[str]:

@@ -44,7 +44,7 @@ from trtla.explain.words import (
     summary,
     why,
 )
-from trtla.runtime.models.attention import tree_bias
+from trtla.runtime.models.mask import seen_nodes
 
 _GUTTER = 13
 _WIDEST, _NARROWEST = 11, 4  # columns of a cell
@@ -332,7 +332,7 @@ def mask_lines(outcome: Outcome, words: Words, paint: Paint, width: int = WIDTH)
     yield (" " * (layout.gutter + layout.cell + layout.gap) + _heading(stretches, layout)).rstrip()
     tokens = (outcome.text[-1], *step.draft.tokens)
     columns = positions(step, outcome.position)
-    seen_by = (tree_bias(step.draft.parents) == 0).tolist()  # the mask that the model uses
+    seen_by = seen_nodes(step.draft.parents).tolist()  # the mask that the model uses
     for node, seen in enumerate(seen_by):
         label = fit(names[node].label, _LABEL) + fit(str(columns[node]), layout.position)
         label += fit(words.cell(tokens[node]), layout.token - 1) + " "

@@ -23,7 +23,7 @@ import numpy as np
 from numpy import ndarray
 from numpy.lib.stride_tricks import as_strided
 
-from trtla.errors import UsageError
+from trtla.errors import UsageError, require
 from trtla.files import refuse_stand_in
 from trtla.formats.weight_files import Entry, FileBytes, refusing, stamp
 
@@ -172,6 +172,7 @@ def _tensor(
 
 
 def _load_old(path: Path) -> Any:
+    require(f"{path}, written before PyTorch 1.6,", "torch")
     import torch
 
     from trtla.formats.torch_tensors import as_array

@@ -10,7 +10,6 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -30,6 +29,7 @@ from trtla.formats.folder import tokenizer_dir
 from trtla.formats.model_folder import CONFIG, ModelFolder
 from trtla.formats.special_tokens import end_tokens
 from trtla.formats.t5_config import T5Config, decoder_config, read_t5_config, refuse_to_convert
+from trtla.machine import package_version
 from trtla.settings.fields import whole
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig, check_default
 from trtla.version import __version__
@@ -260,7 +260,7 @@ def new_manifest(
         lookahead=build.lookahead.as_tuple(),
         dtype=build.source.config.dtype,
         trtla_version=__version__,
-        torch_version=version("torch"),
+        torch_version=package_version("torch"),
         source=build.source.folder.name or str(build.source.folder),
         source_sha256=sha256,
         settings=build.origin,

@@ -87,7 +87,7 @@ class EngineManifest(BaseModel):
     lookahead: tuple[int, int, int]
     dtype: DType
     trtla_version: str
-    torch_version: str
+    torch_version: str | None = None
     tensorrt_llm_version: str | None = None
     """The release that compiled a tensorrt-llm engine; it runs on that one only."""
     compute_capability: str | None = Field(default=None, pattern=r"^\d+\.\d+$")

@@ -247,3 +247,19 @@ def kv_bytes_per_token(config: CheckpointConfig) -> int:
     layers = config.num_hidden_layers // mapping.pp_size
     size = 1 if config.quantization.kv_cache_quant_algo else DTYPE_BYTES[config.dtype]
     return 2 * layers * heads * config.head_size * size
+
+
+def plain_bytes(config: CheckpointConfig, size: int, *, fp8: bool = False) -> int:
+    """Bytes of a model whose weights are all held in one type.
+
+    Args:
+        size: bytes of a number of the type.
+        fp8: True for a model whose linear weights are FP8.
+    """
+    hidden, head = config.hidden_size, config.head_size
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    attention = hidden * head * (2 * heads + 2 * kv_heads)
+    layer = attention + 3 * hidden * config.intermediate_size
+    plain = 2 * hidden * config.num_hidden_layers + hidden + hidden * config.vocab_size
+    layers = layer * config.num_hidden_layers
+    return layers * (1 if fp8 else size) + plain * size

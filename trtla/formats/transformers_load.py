@@ -9,11 +9,10 @@ import warnings
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import lru_cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtla.errors import UsageError, sentence
+from trtla.errors import TORCH, UsageError, is_installed, require, sentence
 from trtla.files import refuse_stand_in
 from trtla.formats.folder import TOKENIZER_FILES
 from trtla.formats.gguf.header import MADE_OF
@@ -42,8 +41,9 @@ def load_model(kind: str, folder: str | Path, dtype: torch.dtype, hint: str) -> 
     from trtla.formats.hf import HFModel, check_layers
 
     weights = f"the weights in {folder}"
-    if Path(folder).is_dir():
-        check_layers(Path(folder))
+    _check_folder(folder, weights, hint)
+    require(weights, *TORCH)
+    check_layers(Path(folder))
     # transformers reads FP8 with its scales only if the package that made it is installed
     if (Path(folder) / MADE_OF).is_file() or quantization_name(ModelFolder.of(Path(folder))):
         return _load_dequantized(kind, HFModel.open(folder), dtype)
@@ -84,15 +84,23 @@ def load_tokenizer(folder: str | Path) -> Any:
 @lru_cache(maxsize=1)
 def _tokenizer(folder: str, files: tuple[tuple[str, int, int], ...]) -> Any:
     """The tokenizer of these very files: a command needs it before and after the model opens."""
-    _check_packages(Path(folder))
     hint = "give a folder that holds tokenizer.json with --tokenizer-dir"
     label, options = f"the tokenizer in {folder}", {}
+    _check_folder(folder, label, hint)
+    require(label, "transformers")
+    _check_packages(Path(folder))
     with _quiet():
         if (kind := built_of(Path(folder))) is not None:
             from transformers import AutoConfig
 
             options["config"] = AutoConfig.for_model(kind)
         return _load("AutoTokenizer", folder, label, hint, **options)
+
+
+def _check_folder(folder: str | Path, label: str, hint: str) -> None:
+    """Refuse what transformers would take for a name on the hub."""
+    if not Path(folder).is_dir():
+        raise UsageError(f"{label} cannot be loaded: {folder} is not a folder", hint)
 
 
 def _check_packages(folder: Path) -> None:
@@ -103,20 +111,13 @@ def _check_packages(folder: Path) -> None:
     with path.open("rb") as file:
         ranks = _TIKTOKEN.match(file.read(200)) is not None
     needed = ("tiktoken",) if ranks else ("sentencepiece", "google.protobuf")
-    missing = [name for name in needed if not _is_installed(name)]
+    missing = [name for name in needed if not is_installed(name)]
     if missing:
         names = [name.rpartition(".")[2] for name in missing]
         raise UsageError(
             f"{path} takes {' and '.join(names)} to be read, not installed here",
             f"pip install {' '.join(names)}, or give a folder with tokenizer.json: --tokenizer-dir",
         )
-
-
-def _is_installed(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except (ImportError, ValueError):  # its parent is missing, or it has been blocked
-        return False
 
 
 def wrapped_tokenizer(tokenizer: Any, tokens: dict[str, str], template: Any) -> Any:
@@ -174,8 +175,6 @@ def _its_logging() -> Any:
 def _load(kind: str, folder: str | Path, label: str, hint: str, **options: Any) -> Any:
     import transformers
 
-    if not Path(folder).is_dir():  # else transformers takes it for a name on the hub
-        raise UsageError(f"{label} cannot be loaded: {folder} is not a folder", hint)
     try:
         return getattr(transformers, kind).from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=False, **options

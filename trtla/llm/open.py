@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 
-from trtla.errors import RankLost, TrtlaError, UsageError
+from trtla.errors import RankLost, TrtlaError, UsageError, require
 from trtla.formats.engine import EncoderDecoder, Engine
 from trtla.formats.gguf.folder import find_folder
 from trtla.formats.model import Model
@@ -134,6 +134,7 @@ def _open_on_ranks(
             f"omit {_flag(name)}, or use torchrun --nproc-per-node {size}",
         )
     _check_split(engine, name, size)
+    require(f"{name} {size}", "torch")
     from trtla.runtime.ranks.launch import start_ranks
     from trtla.runtime.ranks.world import World, torchrun_store
 

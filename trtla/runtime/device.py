@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
+from functools import cache
 
 from trtla.console import counted
-from trtla.errors import UsageError
+from trtla.errors import UsageError, install_hint, is_installed
 from trtla.machine import loaded_driver
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,20 +49,27 @@ def _has_cuda() -> bool:
     """Return True if PyTorch sees a GPU; torch is not imported unless a driver is loaded."""
     if loaded_driver() == (None, None):
         return False
-    try:
-        import torch
-    except ImportError:  # only GPUs need it
+    if not is_installed("torch"):
+        _note_unused()
         return False
+    import torch
+
     return torch.cuda.is_available()
 
 
+@cache
+def _note_unused() -> None:
+    _log.warning("note: GPUs need PyTorch, so the CPU computes; %s", install_hint("torch"))
+
+
 def _cuda(device: str, number: str, flag: str) -> Device:
-    try:
-        import torch
-    except ImportError:
+    if not is_installed("torch"):
         raise UsageError(
-            f"device {device!r} needs PyTorch", f"use {flag} cpu, or install torch"
-        ) from None
+            f"device {device!r} needs torch, which is not installed",
+            f"{install_hint('torch')}, or use {flag} cpu",
+        )
+    import torch
+
     count = torch.cuda.device_count()
     if int(number or 0) >= count:
         others = "cpu, or install a PyTorch build for your GPU's driver"

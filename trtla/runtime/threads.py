@@ -28,7 +28,7 @@ def set_threads(count: int | None) -> None:
     if not is_whole(count) or not 1 <= count <= _MOST:
         raise UsageError(f"threads is {shown(count)}", f"use 1 to {_MOST}; one a core is best")
     _chosen[:] = [count]
-    if "torch" in sys.modules:
+    if sys.modules.get("torch") is not None:
         set_torch_threads()
 
 

@@ -75,7 +75,7 @@ class ExecutorOptions:
     threads: int | None = option(
         None,
         "Threads that compute on a CPU.",
-        shown="PyTorch's: one a core",
+        shown="one a core",
         least=1,
         most=MOST_THREADS,
     )

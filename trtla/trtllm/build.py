@@ -13,8 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from trtla.console import counted
 from trtla.errors import TrtlaError, UsageError
 from trtla.files import json_text, write_json, write_whole
@@ -34,6 +32,7 @@ from trtla.formats.engine_limits import BuildSettings, check_compiled, some_trip
 from trtla.formats.folder import copy_side_files, tokenizer_dir
 from trtla.formats.model_folder import ModelFolder
 from trtla.formats.source import EngineBuild, config_json
+from trtla.machine import package_version
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.settings.trtllm_fields import BUILD, Kinds, read
 from trtla.trtllm.library import (
@@ -75,6 +74,8 @@ def read_builder_fields(settings: BuildSettings, backend: str) -> dict[str, Any]
 def check_machine(workers: int, extra: Mapping[str, Any]) -> None:
     """Refuse a machine that cannot build, before anything is written."""
     require_backend()
+    import torch
+
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not gpus:
         raise UsageError(
@@ -196,7 +197,7 @@ def adopt_engine(
         lookahead=triple.as_tuple(),
         dtype=config.pretrained_config.dtype,
         trtla_version=__version__,
-        torch_version=torch.__version__,
+        torch_version=package_version("torch"),
         tensorrt_llm_version=config.version,
         source="trtllm-build",
         source_sha256=folder_digest(folder, ranks, "engine"),

@@ -20,8 +20,6 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from trtla.errors import TrtlaError, sentence
 from trtla.formats.engine_config import BuildConfig
 from trtla.formats.families import BY_ARCHITECTURE, spelled
@@ -55,6 +53,8 @@ class RankBuild:
 
     def build(self, rank: int, gpu: int) -> None:
         """Build `rank{rank}.engine` on a GPU; rank 0 also writes config.json."""
+        import torch
+
         with contextlib.redirect_stdout(sys.stderr), deprecations_once(silent=gpu > 0):
             torch.cuda.set_device(gpu)
             engine = load("builder").build(self._model(rank), self._build_config())

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
-from trtla.errors import UsageError
+from trtla.errors import UsageError, is_installed
 from trtla.formats.config import WEIGHT_ONLY, CheckpointConfig
 from trtla.formats.engine_config import BuildConfig
 from trtla.formats.engine_limits import stage_problems
@@ -212,6 +212,8 @@ def show(capability: Capability) -> str:
 
 def gpu_capability() -> Capability | None:
     """Return the compute capability of the first GPU that PyTorch can use; None without one."""
+    if not is_installed("torch"):
+        return None
     import torch
 
     if not torch.cuda.is_available():

@@ -10,21 +10,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
-
 from trtla.bench.arms import Note, Way
-from trtla.bench.hardware import torch_device
 from trtla.bench.journal import Measurements, engine_facts, fingerprint
 from trtla.bench.opened import OpenedModel
 from trtla.bench.turns import Kept
 from trtla.console import Stages, command_line, counted, silent
 from trtla.errors import UsageError
 from trtla.llm.llm import LLM
+from trtla.machine import package_version
 from trtla.results.bench_documents import EVERY_CATEGORY, Cell, Row
 from trtla.results.documents import SCHEMA_VERSION, environment
 from trtla.results.tune_documents import Cost, CostRow, Tune
 from trtla.runtime.costs import CostTable, Point, rising
+from trtla.runtime.device import resolve_device
 from trtla.runtime.executor import Executor
+from trtla.runtime.threads import num_threads
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
 from trtla.tune import clock
 from trtla.tune.budget import Budget, requests_s, turn_s
@@ -69,13 +69,13 @@ class _Tuning:
         self._settings, self._llm, self._note, self._stages = settings, llm, on_note, stages
         self._budget, self._doubts = budget, list[str]()
         options = settings.options
-        model = OpenedModel(llm, settings, torch_device(options.device), options.dtype)
+        model = OpenedModel(llm, settings, resolve_device(options.device), options.dtype)
         self._groups = make_groups(settings.sets, model, settings.sampling, on_note)
         sampling = settings.sampling
         self._cell = Cell(
             device=str(model.device),
-            dtype=model.dtype_name,
-            threads=torch.get_num_threads(),
+            dtype=model.dtype,
+            threads=num_threads(),
             batch_size=1,
             temperature=sampling.temperature,
             top_k=sampling.top_k,
@@ -130,10 +130,10 @@ class _Tuning:
             "engine": engine_facts(self._llm.engine),
             "executor": self._llm.description,
             "limits": str(self._llm.limits),
-            "threads": torch.get_num_threads(),
+            "threads": num_threads(),
             "samples": [str(sample) for sample in samples],
             "planned": [settings.planned, settings.gpu],
-            "versions": [torch.__version__, __version__],
+            "versions": [package_version("torch"), __version__],
         }
 
     def _costs(self, samples: list[Sample]) -> tuple[Cost, CostTable]:
@@ -147,7 +147,7 @@ class _Tuning:
             table, source, note = bound.table(sizes), "roofline", bound.note
         else:
             table, source = self._executor_table(), "executor"
-            threads = counted(torch.get_num_threads(), "thread")
+            threads = counted(num_threads(), "thread")
             note = f"costs that auto uses on {self._llm.description}, {threads}"
             if settings.planned:
                 note += "; TensorRT-LLM's own kernels are faster, and have not been timed"

@@ -123,7 +123,7 @@ def _extent(sweep: Sweep) -> str:
 
 
 def _check(console: Console, flags: BenchFlags, lookahead: LookaheadConfig | None) -> Sweep:
-    """Make the sweep, with all checks that need no torch."""
+    """Make the sweep, with all checks that need no model."""
     if len(flags.threads) > 1:
         raise UsageError(
             f"--threads has {len(flags.threads)} numbers, and --ablation takes one",

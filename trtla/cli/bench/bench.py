@@ -51,7 +51,7 @@ from trtla.cli.shared.params import need_model, refuse_filters, source
 from trtla.cli.shared.templates import check_sets
 from trtla.cli.shared.values import TOKENS
 from trtla.console import Console
-from trtla.errors import TrtlaError, UsageError
+from trtla.errors import TORCH, TrtlaError, UsageError, require
 from trtla.settings.drafting import LOOKAHEAD, NO_DRAFTER, DrafterSettings, parse_drafter
 from trtla.settings.executor import ExecutorOptions
 from trtla.settings.fields import parsed
@@ -218,6 +218,8 @@ def _check_peers(flags: BenchFlags) -> None:
             f"{single[0]} decodes one prompt at a time, and --batch-size has no 1",
             "add 1 to --batch-size, or omit the peer",
         )
+    if loaded:
+        require(f"--compare {loaded[0]}", *TORCH)
     if needing := [name for name in flags.compare if name in LLAMA_CPP]:
         if find_spec("llama_cpp") is None:
             raise TrtlaError(

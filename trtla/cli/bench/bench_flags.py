@@ -251,7 +251,7 @@ class BenchFlags(LoadFlags, AblationFlags):
         metavar="auto|cpu|cuda",
         default="auto",
     )
-    threads: tuple[int, ...] = _axis("Threads of PyTorch, for all arms.", show_default="PyTorch's")
+    threads: tuple[int, ...] = _axis("Threads on a CPU, for all arms.", show_default="one a core")
     temperature: tuple[float, ...] = _axis(
         "0 takes the most probable token.", default="0,0.5", show_default="0,0.5; with --serve 0"
     )

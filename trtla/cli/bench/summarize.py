@@ -30,7 +30,7 @@ from trtla.cli.shared.params import check_folder, need_model
 from trtla.cli.shared.templates import check_texts
 from trtla.cli.shared.values import TOKENS
 from trtla.console import Console, command_line
-from trtla.errors import UsageError, trtllm_cannot
+from trtla.errors import TORCH, UsageError, require, trtllm_cannot
 from trtla.settings.eval_tasks import EVAL_TASKS, EvalTask
 from trtla.settings.eval_tasks import SUMMARIZE as SUMMARIZE_TASK
 from trtla.settings.fields import parsed
@@ -190,9 +190,12 @@ def _thresholds(flags: SummarizeFlags) -> tuple[float | None, float | None]:
 
 
 def _check(flags: SummarizeFlags) -> None:
-    """Refuse what can be refused before torch is imported."""
+    """Refuse what can be refused before a model is opened."""
     if flags.test_hf and not flags.hf_model_dir:
         raise UsageError("--test-hf needs a model", "give --hf-model-dir MODEL")
+    if flags.test_hf:
+        require("--test-hf", *TORCH)
+    require("summarize", "transformers")
     if flags.test_hf and flags.sampling.temperature > 0:
         raise UsageError(
             f"--test-hf is greedy, and temperature is {flags.sampling.temperature}",
@@ -224,10 +227,10 @@ def _measure(
 ) -> tuple[list[Row], list[SummarySide], list[Ids]]:
     """Measure the sides in turns, the engine's first; its limits cut the prompts of all."""
     from trtla.bench import summarize as work
-    from trtla.bench.hardware import torch_device
     from trtla.bench.opened import take_tokenizer
     from trtla.bench.turns import rows
     from trtla.results.bench_documents import Cell
+    from trtla.runtime.device import resolve_device
     from trtla.runtime.threads import num_threads
 
     folder = flags.options.tokenizer_dir or flags.hf_model_dir
@@ -249,7 +252,7 @@ def _measure(
             arms.append(work.hf_arm(flags.hf_model_dir, device, dtype, stored, ends))
         cell = Cell.fill(
             flags.sampling,
-            device=str(torch_device(flags.options.device)),
+            device=str(resolve_device(flags.options.device)),
             dtype=arms[0].compute_type or stored,
             threads=num_threads(),
             batch_size=size,

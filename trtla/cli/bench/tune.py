@@ -24,6 +24,7 @@ from trtla.cli.shared.values import DURATION
 from trtla.console import Console
 from trtla.errors import UsageError
 from trtla.files import temporary_folder
+from trtla.runtime.device import resolve_device
 from trtla.settings.executor import ExecutorOptions
 from trtla.settings.fields import parsed
 from trtla.settings.lookahead import LookaheadConfig
@@ -279,13 +280,10 @@ def _gpu(flags: TuneFlags, planned: bool) -> str | None:
         from trtla.tune.prediction import find_gpu
 
         return find_gpu(flags.gpu).name
-    if planned:
-        import torch
-
-        if not torch.cuda.is_available() or flags.options.device == "cpu":
-            raise UsageError(
-                "there is no GPU here whose costs could be measured", "give --gpu, such as h100"
-            )
+    if planned and (flags.options.device == "cpu" or resolve_device("auto").type == "cpu"):
+        raise UsageError(
+            "there is no GPU here whose costs could be measured", "give --gpu, such as h100"
+        )
     return None
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from trtla.formats.torch_tensors import E4M3, dequantize
 from trtla.runtime.models.kv_cache import SlotTable
+from trtla.runtime.models.mask import seen_nodes
 from trtla.runtime.sequence import Feed
 
 
@@ -284,22 +285,8 @@ def _places(length: int) -> Tensor:
 @lru_cache(maxsize=4096)
 def tree_bias(parents: tuple[int, ...]) -> Tensor:
     """0 where a node sees itself or an ancestor, -inf elsewhere; float32 [nodes, nodes]."""
-    count = len(parents) + 1
-    data = np.frombuffer(seen_nodes(parents, count // 8 + 1), np.uint8).reshape(count, -1)
-    visible = np.unpackbits(data, axis=1, count=count, bitorder="little")
-    hidden = torch.from_numpy(visible) == 0
+    hidden = torch.from_numpy(seen_nodes(parents)) == 0
     return torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
-
-
-def seen_nodes(parents: Seq[int], size: int) -> bytes:
-    """A mask of `size` bytes for each node, little-endian: bit i is set where it sees node i.
-
-    For a step of a new shape, this must cost far less than its forward.
-    """
-    seen = [1]
-    for node, parent in enumerate(parents, 1):
-        seen.append(seen[parent] | 1 << node)
-    return b"".join(row.to_bytes(size, "little") for row in seen)
 
 
 def _padding(counts: Seq[int], device: torch.device) -> tuple[Tensor, Tensor]:

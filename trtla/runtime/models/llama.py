@@ -16,6 +16,7 @@ from torch import Tensor
 
 from trtla.formats.config import FP8, CheckpointConfig
 from trtla.formats.plan import block_names
+from trtla.formats.support import plain_bytes
 from trtla.formats.tensors import Weight, numpy_dtype, without_blocks
 from trtla.formats.torch_tensors import E4M3, as_tensor, dequantize
 from trtla.runtime.limits import ExecutorLimits
@@ -150,7 +151,8 @@ class LlamaModel(PackedModel):
 
     @property
     def weight_bytes(self) -> int:
-        return weight_bytes(self.config, self.dtype, fp8=self.config.fp8 and self._products)
+        fp8 = self.config.fp8 and self._products
+        return plain_bytes(self.config, self.dtype.itemsize, fp8=fp8)
 
     @property
     def weight_type(self) -> str:
@@ -338,14 +340,3 @@ def _fp8_linear(tensors: ModelTensors[Tensor], name: str, dtype: torch.dtype) ->
     scale = tensors.vector(f"{name}.weights_scaling_factor")
     input_scale = tensors.vector(f"{name}.activation_scaling_factor")
     return Fp8Linear(weight, scale, input_scale, bias, dtype)
-
-
-def weight_bytes(config: CheckpointConfig, dtype: torch.dtype, *, fp8: bool = False) -> int:
-    """Bytes of a model whose weights are all held in one type."""
-    hidden, head = config.hidden_size, config.head_size
-    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-    attention = hidden * head * (2 * heads + 2 * kv_heads)
-    layer = attention + 3 * hidden * config.intermediate_size
-    plain = 2 * hidden * config.num_hidden_layers + hidden + hidden * config.vocab_size
-    layers = layer * config.num_hidden_layers
-    return layers * (1 if fp8 else dtype.itemsize) + plain * dtype.itemsize

@@ -7,7 +7,7 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from trtla.errors import UsageError
+from trtla.errors import UsageError, install_hint, is_installed
 from trtla.formats.config import CheckpointConfig
 from trtla.formats.engine import EncoderDecoder, Engine
 from trtla.formats.rope_scaling import for_texts
@@ -75,6 +75,8 @@ def _load_tensors(
     world: World | None,
 ) -> Model[Any]:
     """A model that computes in PyTorch: a Llama on any device, or an encoder-decoder."""
+    if not is_installed("torch"):
+        raise _without_torch(engine, dtype)
     import torch
 
     from trtla.runtime.models.cuda_check import choose_path
@@ -96,6 +98,21 @@ def _load_tensors(
     if path is not None and path.fast:
         model.use_fast_path()
     return model
+
+
+def _without_torch(engine: Engine, dtype: str) -> UsageError:
+    """The refusal of a model that only PyTorch runs, which is not installed."""
+    config, more = engine.config.pretrained_config, ""
+    if isinstance(engine, EncoderDecoder):
+        problem: str | None = "it is an encoder-decoder"
+    else:
+        problem = not_compiled(config, dtype)
+        if problem and dtype != "float32" and not_compiled(config, "float32") is None:
+            more = ", or use --dtype float32"
+    return UsageError(
+        f"{engine.name} needs torch, which is not installed{f': {problem}' if problem else ''}",
+        f"{install_hint('torch')}{more}",
+    )
 
 
 def check_cache_dtype(kv_cache_dtype: str, engine: Engine, dtype: str, device: Device) -> None:
@@ -172,5 +189,6 @@ def resolve_dtype(dtype: str, engine_dtype: str, device_type: str) -> str:
 
 def _cpu_computes(dtype: str) -> bool:
     available = cpu().instruction_sets
-    needs = {"bfloat16": {"amx_tile", "avx512_bf16"}, "float16": {"amx_fp16"}}
-    return dtype == "float32" or not needs[dtype].isdisjoint(available)
+    if dtype == "float16":
+        return "amx_fp16" in available and is_installed("torch")
+    return dtype == "float32" or not {"amx_tile", "avx512_bf16"}.isdisjoint(available)
