@@ -82,7 +82,7 @@ def test_an_unknown_argument_is_answered_with_the_one_that_was_meant(
 
 
 def test_the_usual_length_is_one_and_shrinks_to_what_the_context_leaves(tmp_path: Path) -> None:
-    assert SamplingParams().max_output_len == USUAL_LEN == 256
+    assert SamplingParams().max_output_len == USUAL_LEN == 2048
     short = Variant("short", {"max_position_embeddings": 300})
     with LLM(save_model(make_model(short), short, tmp_path), dtype="float32") as llm:
         llm.end_ids = frozenset()
@@ -92,8 +92,8 @@ def test_the_usual_length_is_one_and_shrinks_to_what_the_context_leaves(tmp_path
             *(kept(SamplingParams(seed=1)) for kept in (copy.deepcopy, replace)),
         ):
             assert len(llm.generate([prompt], sampling)[0].output_ids) == 10
-        with pytest.raises(UsageError, match="256 output tokens"):
-            llm.generate([prompt], SamplingParams(256))
+        with pytest.raises(UsageError, match="2048 output tokens"):
+            llm.generate([prompt], SamplingParams(2048))
         assert len(llm.beam_search(prompt)[0].output_ids) == 10
 
 

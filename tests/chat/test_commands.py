@@ -161,7 +161,7 @@ def test_one_grammar_replaces_another_from_a_file_or_as_it_is(tmp_path):
 def test_help_shows_values_now_and_at_the_start():
     text = everything(OTHER)
     (line,) = [line for line in text.splitlines() if line.startswith("/max_output_len")]
-    assert line.endswith(" Most tokens to write. [64, at the start 256]")
+    assert line.endswith(" Most tokens to write. [64, at the start 2048]")
     (line,) = [line for line in text.splitlines() if line.startswith("/processor")]
     assert "topknucleus 0.7 40 0.9" in line
 

@@ -79,7 +79,7 @@ def test_what_is_refused_without_a_model_never_loads_torch() -> None:
 
 def test_help_shows_defaults_and_says_once_how_the_environment_is_read() -> None:
     text = " ".join(trtla("run", "--help-all").out.split())
-    assert "-n, --max-output-len COUNT Most tokens to write. [default: (256, " in text
+    assert "-n, --max-output-len COUNT Most tokens to write. [default: (the room " in text
     assert text.count("TRTLA_RUN_") == 2
     assert "set as TRTLA_RUN_<OPTION> in the environment" in text
     assert "TRTLA_COMPLETION" not in trtla("completion", "--help").out

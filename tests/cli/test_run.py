@@ -111,7 +111,18 @@ def test_texts_are_long_unless_the_engine_is_small(engine: Path, tmp_path: Path)
     assert len(first["input_ids"]) + len(first["output_ids"]) == 256
     assert first["finish_reason"] == "length"
     assert len(second["output_ids"]) == 5
+    assert "note: 2 texts are cut at 5 to 253 tokens; the context of 256 tokens is full" in ran.err
     refused(trtla("run", "-m", engine, "-p", "abc", "-n", "256"), 2, "above max_seq_len 256")
+
+
+def test_a_text_that_was_cut_says_so(engine: Path) -> None:
+    cut = trtla("run", "-m", engine, "-p", "abc", "-n", "5")
+    assert cut.err.endswith("note: text 0 is cut at 5 tokens; -n allows more\n")
+    assert "cut" not in trtla("run", "-m", engine, "-p", "abc", "-n", "5", "-q").err
+    first = trtla("run", "-m", engine, "-p", "abc", "-n", "5", "--json").json["results"][0]
+    end = first["output_ids"][0]
+    ended = trtla("run", "-m", engine, "-p", "abc", "-n", "5", "--stop-token-ids", str(end))
+    assert "cut" not in ended.err
 
 
 def test_a_lines_own_settings_win_over_flags(engine: Path, tmp_path: Path) -> None:

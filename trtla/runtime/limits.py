@@ -13,6 +13,7 @@ from trtla.errors import PromptTooLong, UsageError
 from trtla.runtime.request import Request
 from trtla.settings.drafting import LOOKAHEAD, DrafterSettings, check_drafts_itself, refuse_texts
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig, check_request, refuse_auto
+from trtla.settings.sampling import SamplingParams
 
 REBUILD_INPUT = "build an engine with a larger --max-input-len"
 REBUILD_LONGER = "build an engine with a larger --max-seq-len"
@@ -67,6 +68,11 @@ class ExecutorLimits:
     def max_prompt_len(self) -> int:
         """Most tokens of a prompt, which the encoder reads if there is one."""
         return self.max_input_len if self.max_encoder_len is None else self.max_encoder_len
+
+    def fitted(self, sampling: SamplingParams, prompt_len: int) -> SamplingParams:
+        """Return settings whose default length, if they have it, is what a prompt leaves room for
+        and at most `usual_output_len`."""
+        return sampling.fitted(self.max_text_len - prompt_len, self.usual_output_len)
 
     @property
     def max_gamma(self) -> int:

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 
 _BEAMS = "Beam search on torch engines: the most probable texts, with nothing drawn or drafted"
-_LENGTH = f"{USUAL_LEN}, or what the prompt leaves of the engine's room"
+_LENGTH = f"the room that is left, at most {USUAL_LEN} or a --max-batch-size-th of the context"
 
 
 @click.command(
@@ -121,7 +121,7 @@ def run(console: Console, /, **params: Any) -> None:
     if (prompt := params.pop("prompt")) is not None:
         params["input_text"] = (prompt, *params["input_text"])
     if source(click.get_current_context(), "max_output_len") == "default":
-        params["max_output_len"] = USUAL_LEN  # shrinks to fit, unlike an explicit 256
+        params["max_output_len"] = USUAL_LEN  # fits itself to the model, unlike an explicit length
     flags = parsed(RunFlags, with_trtllm_settings(with_processor(with_grammar(params))))
     console.color = flags.color
     by_beams = beams_wanted(flags.beams, flags.num_return_sequences)
@@ -268,7 +268,7 @@ def _sized(llm: LLM, requests: Sequence[PromptRequest]) -> list[PromptRequest]:
         if later and isinstance(request.sampling.max_output_len, UsualLength):
             lengths = [len(llm.request(turn).input_ids) for turn in (request, *later)]
             room = (llm.limits.max_text_len - sum(lengths)) // len(lengths)
-            length = UsualLength(max(1, min(request.sampling.max_output_len, room)))
-            request = replace(request, sampling=replace(request.sampling, max_output_len=length))
+            sampling = request.sampling.fitted(room, llm.limits.usual_output_len)
+            request = replace(request, sampling=sampling)
         sized.append(request)
     return sized

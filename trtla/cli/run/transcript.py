@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from trtla.console import Console
+from trtla.console import Console, counted
 from trtla.errors import CheckFailed
 from trtla.results.metrics import Metrics
 from trtla.results.run import (
@@ -156,11 +156,30 @@ def decode_and_report(
         for done in decoded.completions:
             if done.text == "" and done.finish_reason == "end_id" and len(done.output_ids) == 1:
                 console.note(f"note: text {done.index} is empty: the model ended it at once")
+    _note_cut(console, llm, decoded)
     if plain is not None:
         _require_lossless(decoded, plain)
     elif not console.quiet and (loss := lookahead_loss(llm, requests, decoded)):
         console.note(f"note: {loss}")
     return decoded
+
+
+def _note_cut(console: Console, llm: LLM, decoded: Decoded) -> None:
+    """Report which texts ended at their length, and what allows longer ones."""
+    cut = [done for done in decoded.completions if done.finish_reason == "length"]
+    if not cut:
+        return
+    most = llm.limits.max_text_len
+    full = any(len(done.input_ids) + len(done.output_ids) >= most for done in cut)
+    lengths = sorted({len(done.output_ids) for done in cut})
+    at = (
+        counted(lengths[0], "token")
+        if len(lengths) == 1
+        else f"{lengths[0]} to {lengths[-1]} tokens"
+    )
+    whose = f"text {cut[0].index} is" if len(cut) == 1 else f"{len(cut)} texts are"
+    more = f"the context of {most} tokens is full" if full else "-n allows more"
+    console.note(f"note: {whose} cut at {at}; {more}")
 
 
 def _require_lossless(decoded: Decoded, plain: Decoded) -> None:
