@@ -208,6 +208,7 @@ def test_a_processor_changes_three_settings():
         ("/len 64", ["did you mean /max_output_len?"]),
         ("/ngram_", ["did you mean /ngram_kind or /ngram_order?"]),
         ("/system_prompt Be brief.", ["did you mean /system?"]),
+        ("/num_predict 64", ["did you mean /max_output_len?"]),
         ("/max_tokens 64", ["did you mean", "/max_output_len"]),
         ('/stop "a', ["is not texts in quotes", '"END"']),
         ("/system \udce4", ["the system message is not UTF-8"]),

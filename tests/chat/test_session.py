@@ -219,6 +219,14 @@ def test_an_answer_that_the_context_ends_says_so(session):
     assert len(session.turns) == 2
 
 
+def test_what_an_opened_model_fixes_is_refused_with_a_flag(session):
+    assert lines(session, "/lookahead 9,9,9", "/num_ctx 64").refusals == [
+        "/lookahead 9,9,9 asks for lookahead 9,9,9, more than the default triple 7,7,7; "
+        "use at most 7,7,7, or open the model with --lookahead 9,9,9",
+        "/num_ctx is not a command; start again with --max-seq-len",
+    ]
+
+
 def test_retry_draws_again_with_another_seed(session):
     lines(session, "/temperature 2", "Say it.")
     (first,) = session.turns

@@ -12,7 +12,13 @@ from trtla.console import counted
 from trtla.errors import PromptTooLong, UsageError
 from trtla.runtime.request import Request
 from trtla.settings.drafting import LOOKAHEAD, DrafterSettings, check_drafts_itself, refuse_texts
-from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig, check_request, refuse_auto
+from trtla.settings.lookahead import (
+    AUTOREGRESSIVE,
+    REBUILD,
+    LookaheadConfig,
+    check_request,
+    refuse_auto,
+)
 from trtla.settings.sampling import SamplingParams
 
 REBUILD_INPUT = "build an engine with a larger --max-input-len"
@@ -57,6 +63,8 @@ class ExecutorLimits:
     """Draft models that requests may name as draft:PATH."""
     shares_blocks: bool = False
     """True if K/V blocks are always shared, so that no request can be private."""
+    larger_triples: str = REBUILD
+    """What gives a larger default triple, for hints."""
     usual_output_len: int | None = None
     """Most output tokens of a request without a limit; None: the rest of the context."""
     length_note: str = ""
@@ -125,7 +133,7 @@ class ExecutorLimits:
         self._check_begun(request)
         self.check_ids(request.expected_ids, f"the expected output of {name}")
         if request.lookahead is not None:
-            check_request(request.lookahead, self.lookahead, name)
+            check_request(request.lookahead, self.lookahead, name, self.larger_triples)
         if request.adaptive and self.fixed_triples:
             raise refuse_auto(name)
         if (request.private or request.space) and self.shares_blocks:

@@ -34,7 +34,7 @@ RUN = Program(
                 "`input_ids` and settings a line"
             ),
         ),
-        Flag("max_output_len", Accepted(note="by default the room that is left, or 2,048")),
+        Flag("max_output_len", Accepted(note="by default the room that is left")),
         Flag(
             "max_input_length",
             Needless(
