@@ -125,12 +125,12 @@ class Session:
         name = command.name
         if not text and command.value is not TOGGLE:
             clear = "; /system off clears it" if name == "system" else ""
-            self._printer.note(f"/{name} is {command.shown(self.settings)}{clear}")
+            self._printer.note(f"/{name} is {_line(command.shown(self.settings))}{clear}")
             return
         new = command.apply(text, self.settings)
         self._model.check(new, shorten(f"/{name} {text}", _SHOWN, placeholder="..."))
         self.settings = new
-        self._printer.note(f"/{name} is now {command.shown(new)}{self._effect(name)}")
+        self._printer.note(f"/{name} is now {_line(command.shown(new))}{self._effect(name)}")
 
     def _effect(self, name: str) -> str:
         """Describe the effect of a changed setting if it may surprise."""
@@ -309,6 +309,11 @@ class Session:
             f"context: {self.context} of {self.max_context} tokens, {_turns(len(self.turns))}"
             f"{left_out}\nran on {self._model.description}"
         )
+
+
+def _line(text: str) -> str:
+    """A value on one line, as a note shows it."""
+    return text.replace("\n", "\\n")
 
 
 def _against(name: str, answer: Reply, other: Reply) -> str:
