@@ -28,7 +28,7 @@ def test_texts_are_printed_as_run_py_does(engine: Path) -> None:
     assert ran.code == 0, ran.err
     assert 'Input [Text 0]: "one"\nOutput [Text 0 Beam 0]: "' in ran.out
     assert 'Input [Text 1]: "two"\nOutput [Text 1 Beam 0]: "' in ran.out
-    assert "| text | tokens | steps | tokens/step |" in ran.out
+    assert "| text | tokens/s | tokens/step | first token |" in ran.out
     assert "\x1b[" not in ran.out
 
 
@@ -227,7 +227,7 @@ def test_check_lossless(engine: Path) -> None:
     assert ran.json["plain_stats"]["tokens_per_step"] == 1.0
     shown = trtla(*args)
     assert "Lossless [Text 1]: equal to plain decoding" in shown.out
-    assert "speed-up over plain decoding" in shown.out
+    assert "| speed-up | as plain |" in shown.out
 
 
 def test_a_stop_text_ends_the_output(engine: Path) -> None:

@@ -114,7 +114,8 @@ _LENGTH = f"the room that is left, at most {USUAL_LEN} or a --max-batch-size-th 
 def run(console: Console, /, **params: Any) -> None:
     """Decode prompts, all in one in-flight batch.
 
-    Prints each text as TensorRT-LLM's run.py does, then a table; with --quiet the bare texts.
+    Prints each text as TensorRT-LLM's run.py does, then a table, whose tokens/s are those after the
+    prompts; with --quiet the bare texts.
     Tokens per step (those behind the first, over steps) is what lookahead gains; a low share of
     distinct 4-grams shows that the text loops, which flatters it.
     """
@@ -149,7 +150,8 @@ def run(console: Console, /, **params: Any) -> None:
             most = flags.num_return_sequences
             result = search_and_report(console, llm, requests, flags.beams, most)
         else:
-            how = {"stream": flags.stream, "check_lossless": flags.check_lossless}
+            names = ("stream", "check_lossless", "wide")
+            how = {name: getattr(flags, name) for name in names}
             result = decode_and_report(console, llm, requests, **how)
         _save_ids(flags, llm, result)
         save_corpus(console, llm, flags.save_corpus)

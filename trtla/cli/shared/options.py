@@ -296,6 +296,11 @@ def length_flag(**other: Any) -> Decorator:
     return options_of(SamplingParams, "Sampling", only=("max_output_len",), max_output_len=length)
 
 
+def wide_flag(section: str) -> Any:
+    """--wide, a field of a command's flags."""
+    return flag("Print all columns of the table.", section=section)
+
+
 ENDS = ("max_output_len", "stop", "stop_token_ids", "allotted_time_ms")
 """Settings of a text's end."""
 _BASIC: dict[str, Any] = {"basic": True}
