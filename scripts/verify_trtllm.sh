@@ -17,6 +17,12 @@ if [ "${1:-}" = --docker ]; then
         bash scripts/verify_trtllm.sh "$@"
     printf '$ %s\n' "$*" >&2
     command -v docker >/dev/null 2>&1 || { echo "error: docker was not found" >&2; exit 1; }
+    if ! command -v nvidia-smi >/dev/null 2>&1 && [ ! -e /dev/nvidiactl ] && [ ! -e /dev/dxg ]; then
+        echo "error: no GPU of NVIDIA's is here, and the image is gigabytes" >&2
+        echo "hint: run it where one is, or with --stand-in in place of --docker" >&2
+        echo "FAIL environment"
+        exit 1
+    fi
     exec "$@"
 fi
 

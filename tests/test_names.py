@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.command import refused, trtla
 from tests.support.models import Variant, make_model, save_model
-from trtla import LLM, LookaheadConfig, SamplingParams, UsageError
+from trtla import LLM, DrafterSettings, LookaheadConfig, SamplingParams, UsageError
 from trtla.runtime.threads import num_threads, set_threads
 from trtla.settings.sampling import USUAL_LEN
 
@@ -37,10 +37,16 @@ def test_max_tokens_is_max_output_len() -> None:
         SamplingParams(max_tokens=0)
 
 
-def test_a_drafter_by_its_name_alone_is_shown_its_class() -> None:
-    with pytest.raises(UsageError, match="drafter is 'ngram', not DrafterSettings") as caught:
-        LLM(MODEL, drafter="ngram")  # type: ignore[arg-type]
-    assert caught.value.hint == "give DrafterSettings('ngram')"
+def test_a_drafter_is_named_as_after_its_flag() -> None:
+    with LLM(MODEL, drafter="lookahead,prompt-lookup") as llm:
+        assert llm.limits.drafter == DrafterSettings(("lookahead", "prompt-lookup"))
+        params = SamplingParams(8)
+        (named,) = llm.generate("def f(", params, drafter="ngram")
+        classes = llm.generate(["def f("], params, drafter=[DrafterSettings(("ngram",))])
+        assert named.stats.steps == classes[0].stats.steps
+        assert named.token_ids == classes[0].token_ids
+    with pytest.raises(UsageError, match="prompt-lokup"):
+        LLM(MODEL, drafter="prompt-lokup")
 
 
 def test_none_is_no_stop() -> None:
@@ -82,7 +88,7 @@ def test_an_unknown_argument_is_answered_with_the_one_that_was_meant(
 
 
 def test_the_usual_length_is_one_and_shrinks_to_what_the_context_leaves(tmp_path: Path) -> None:
-    assert SamplingParams().max_output_len == USUAL_LEN == 256
+    assert SamplingParams().max_output_len == USUAL_LEN == 2048
     short = Variant("short", {"max_position_embeddings": 300})
     with LLM(save_model(make_model(short), short, tmp_path), dtype="float32") as llm:
         llm.end_ids = frozenset()
@@ -92,8 +98,8 @@ def test_the_usual_length_is_one_and_shrinks_to_what_the_context_leaves(tmp_path
             *(kept(SamplingParams(seed=1)) for kept in (copy.deepcopy, replace)),
         ):
             assert len(llm.generate([prompt], sampling)[0].output_ids) == 10
-        with pytest.raises(UsageError, match="256 output tokens"):
-            llm.generate([prompt], SamplingParams(256))
+        with pytest.raises(UsageError, match="2048 output tokens"):
+            llm.generate([prompt], SamplingParams(2048))
         assert len(llm.beam_search(prompt)[0].output_ids) == 10
 
 

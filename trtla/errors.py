@@ -29,6 +29,8 @@ _ELSEWHERE = {
     "max_length": "max_output_len", "max_model_len": "max_seq_len",
     "max_new_tokens": "max_output_len", "max_num_seqs": "max_batch_size", "model_path": "model",
     "n_ctx": "max_seq_len", "n_gpu_layers": "device", "n_predict": "max_output_len",
+    "num_ctx": "max_seq_len", "num_gpu": "device", "num_predict": "max_output_len",
+    "num_thread": "threads",
     "n_threads": "threads", "ngl": "device", "no_display_prompt": "quiet",
     "no_enable_prefix_caching": "no_kv_cache_enable_block_reuse", "np": "max_batch_size",
     "num_assistant_tokens": "gamma", "num_speculative_tokens": "gamma", "num_threads": "threads",
@@ -78,15 +80,16 @@ class TrtlaError(Exception):
         return text
 
 
-def renamed(text: str, name: Callable[[str], str]) -> str:
+def renamed(text: str, name: Callable[[str], str], kept: re.Pattern[str] = _OF_COMMANDS) -> str:
     """A sentence or a hint with other names for its flags, except for those of build commands.
 
     Args:
         name: returns the text for a flag's name with underscores, such as `max_seq_len`.
+        kept: matches the clauses whose flags stay.
     """
     return "".join(
         clause
-        if _OF_COMMANDS.search(clause)
+        if kept.search(clause)
         else _FLAG.sub(lambda match: name(match[1].replace("-", "_")), clause)
         for clause in _CLAUSES.split(text)
     )

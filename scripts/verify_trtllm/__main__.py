@@ -6,7 +6,9 @@ It needs nothing but Python's own library: the first step makes the environment 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -50,18 +52,39 @@ def environment(stand_in: bool) -> dict[str, str]:
     return variables
 
 
+DEVICES = ("/dev/nvidiactl", "/dev/dxg")
+"""Device files of NVIDIA's drivers: on Linux, and in WSL."""
+
+
+def lacking() -> tuple[str, str] | None:
+    """What this machine lacks, and what to do, before anything is fetched; None: nothing."""
+    if not (shutil.which("nvidia-smi") or any(map(os.path.exists, DEVICES))):
+        return "no GPU of NVIDIA's is here", "run it where one is, or with --stand-in"
+    if importlib.util.find_spec("tensorrt_llm") is None:
+        return (
+            f"{sys.executable} has no tensorrt_llm",
+            "name the Python that has it, e.g. PYTHON=python3.12, or give --docker IMAGE first",
+        )
+    return None
+
+
 def main() -> int:
     """Run the steps; the exit code is 0 (all equal), 3 (equal but for rounding) or 1."""
     given = parse()
+    if not given.stand_in and (missing := lacking()):
+        print(f"error: {missing[0]}\nhint: {missing[1]}", file=sys.stderr)
+        print("FAIL environment")
+        return 1
     work = given.work_dir.resolve()
     run = Run(ROOT, work, environment(given.stand_in), given.stand_in)
     (work / "logs").mkdir(parents=True, exist_ok=True)
     outcomes: list[Outcome] = []
+    print(f"logs: {work / 'logs'}", file=sys.stderr, flush=True)
     try:
         for name, step in STEPS.items():
             if given.only and name not in (*given.only, "environment"):
                 continue
-            print(f"==> {name}", file=sys.stderr, flush=True)
+            print(f"==> {name} (logs/{name}.log)", file=sys.stderr, flush=True)
             broken = bool(outcomes) and outcomes[0].word == "fail"
             outcomes.append(Outcome(name, NOT_RUN) if broken else attempt(name, step, run))
             print(f"    {outcome_line(outcomes[-1])}", file=sys.stderr, flush=True)

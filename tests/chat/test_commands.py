@@ -161,7 +161,7 @@ def test_one_grammar_replaces_another_from_a_file_or_as_it_is(tmp_path):
 def test_help_shows_values_now_and_at_the_start():
     text = everything(OTHER)
     (line,) = [line for line in text.splitlines() if line.startswith("/max_output_len")]
-    assert line.endswith(" Most tokens to write. [64, at the start 256]")
+    assert line.endswith(" Most tokens to write. [64, at the start 2048]")
     (line,) = [line for line in text.splitlines() if line.startswith("/processor")]
     assert "topknucleus 0.7 40 0.9" in line
 
@@ -208,6 +208,7 @@ def test_a_processor_changes_three_settings():
         ("/len 64", ["did you mean /max_output_len?"]),
         ("/ngram_", ["did you mean /ngram_kind or /ngram_order?"]),
         ("/system_prompt Be brief.", ["did you mean /system?"]),
+        ("/num_predict 64", ["did you mean /max_output_len?"]),
         ("/max_tokens 64", ["did you mean", "/max_output_len"]),
         ('/stop "a', ["is not texts in quotes", '"END"']),
         ("/system \udce4", ["the system message is not UTF-8"]),

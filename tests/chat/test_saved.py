@@ -89,7 +89,7 @@ def test_no_text_breaks_loading(file, text, session):
 
 def test_impossible_settings_are_refused(file, session):
     data = json.loads(file.read_text())
-    data["settings"]["drafter"] = ["draft:elsewhere"]
+    data["settings"] |= {"drafter": ["draft:elsewhere"], "max_output_len": 24}
     file.write_text(json.dumps(data))
     (refusal,) = lines(session, f"/load {file}").refusals
     assert "--draft-model elsewhere" in refusal

@@ -184,7 +184,8 @@ def test_the_oldest_turns_are_left_out_when_the_conversation_is_too_long(session
     assert "4 turns, 2 left out" in lines(session, "/stats").out[0]
     lines(session, "/undo", "/undo")
     assert "2 turns\n" in lines(session, "/stats").out[0]
-    assert not lines(session, "Go on.").notes
+    cut = "cut at 8 tokens: /max_output_len allows more"
+    assert lines(session, "Go on.").notes == [cut]
 
 
 def turn_of(message: str) -> Turn:
@@ -218,11 +219,19 @@ def test_an_answer_that_the_context_ends_says_so(session):
     assert len(session.turns) == 2
 
 
+def test_what_an_opened_model_fixes_is_refused_with_a_flag(session):
+    assert lines(session, "/lookahead 9,9,9", "/num_ctx 64").refusals == [
+        "/lookahead 9,9,9 asks for lookahead 9,9,9, more than the default triple 7,7,7; "
+        "use at most 7,7,7, or open the model with --lookahead 9,9,9",
+        "/num_ctx is not a command; start again with --max-seq-len",
+    ]
+
+
 def test_retry_draws_again_with_another_seed(session):
     lines(session, "/temperature 2", "Say it.")
     (first,) = session.turns
     shown = lines(session, "/retry")
-    assert shown.notes == ["/seed is now 1, for another draw"]
+    assert shown.notes[0] == "/seed is now 1, for another draw"
     assert session.turns[0].answer_ids == shown.answers[0].spoken_ids != first.answer_ids
     assert session.turns[0].message == first.message
     lines(session, "/seed 0", "/retry")  # changed by hand: taken as it is

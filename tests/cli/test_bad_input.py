@@ -35,7 +35,7 @@ def build(checkpoint: Path, output: Path, *args: str | Path) -> Ran:
         (2, ["--backend", "onnx"], ["onnx", "torch"]),
         (2, ["--max-seq-len", "100k"], ["100000"]),
         (1, ["--backend", "tensorrt-llm"], ["torch"]),
-        (2, ["--dtype", "fp8"], ["fp8", "bfloat16"]),
+        (2, ["--dtype", "fp8"], ["fp8", "trtla convert"]),
         (2, ["--tokenizer-dir", "."], ["--tokenizer-dir goes with --from-existing"]),
     ],
 )  # fmt: skip

@@ -100,7 +100,11 @@ def test_sources_of_auto_are_in_every_form(engine: Path) -> None:
         assert one["calibration"] == (ratio if ratio is None else pytest.approx(ratio))
     [_, line] = csv.DictReader(io.StringIO(bench(engine, *auto, "--output-format", "csv").out))
     assert set(json.loads(line["sources"])) == set(sums)
-    table = bench(engine, *auto).out.partition("| sources of lookahead auto |")[2].splitlines()
+    table = (
+        bench(engine, *auto, "--wide")
+        .out.partition("| sources of lookahead auto |")[2]
+        .splitlines()
+    )
     assert [line.split()[1] for line in table[2:]] == [*sums, "all"]
 
 
@@ -131,7 +135,7 @@ def test_csv_has_a_line_for_each_arm_and_cell(engine: Path) -> None:
 def test_markdown_tells_the_circumstances(model: Path) -> None:
     ran = bench(
         model, "--lookahead", "2,3,2", "--temperature", "0", "--batch-size", "2",
-        "--compare", "hf", "--dtype", "float32,bfloat16",
+        "--compare", "hf", "--dtype", "float32,bfloat16", "--wide",
     )  # fmt: skip
     assert ran.code == 0, ran.err
     assert "- machine: " in ran.out

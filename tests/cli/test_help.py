@@ -79,7 +79,7 @@ def test_what_is_refused_without_a_model_never_loads_torch() -> None:
 
 def test_help_shows_defaults_and_says_once_how_the_environment_is_read() -> None:
     text = " ".join(trtla("run", "--help-all").out.split())
-    assert "-n, --max-output-len COUNT Most tokens to write. [default: (256, " in text
+    assert "-n, --max-output-len COUNT Most tokens to write. [default: (the room " in text
     assert text.count("TRTLA_RUN_") == 2
     assert "set as TRTLA_RUN_<OPTION> in the environment" in text
     assert "TRTLA_COMPLETION" not in trtla("completion", "--help").out
@@ -316,3 +316,17 @@ def test_every_flag_that_needs_a_model_takes_one_by_name() -> None:
         if isinstance(param.type, ModelPath) for opt in param.opts
     }  # fmt: skip
     assert {"-m", "--tokenizer-dir", "--checkpoint-dir", "--model-dir"} <= flags
+
+
+@pytest.mark.parametrize(
+    ("args", "parts"),
+    [
+        (["run", *_TEXT, "--num-predict", "5"], ["did you mean --max-output-len?"]),
+        (["run", *_TEXT, "--num-ctx", "5"], ["did you mean --max-seq-len?"]),
+        (["build", str(SHIPPED), "-o", "x", "--tp-size", "2"], ["trtla convert has --tp-size"]),
+        (["build", str(SHIPPED), "-o", "x", "--dtype", "fp8"],
+         ["trtla convert MODEL -o CKPT --dtype fp8, and trtla build CKPT -o ENGINE"]),
+    ],
+)  # fmt: skip
+def test_hints_lead_to_what_serves(args: list[str], parts: list[str]) -> None:
+    refused(trtla(*args), 2, *parts)

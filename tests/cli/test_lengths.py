@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.command import refused, trtla
-from trtla import LLM, TrtlaError, UsageError
+from trtla import LLM, SamplingParams, TrtlaError, UsageError
 from trtla.api.generation import answers_to
 from trtla.api.protocol import ChatBody
 from trtla.errors import PromptTooLong
+from trtla.llm.prompt import PromptRequest
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.models import kv_cache
 
@@ -136,6 +137,8 @@ def test_an_answer_that_names_no_length_leaves_room_for_a_full_batch(
     with LLM(long_model, max_batch_size=batch_size) as llm:
         (answer,) = answers_to(body, llm)
         assert answer.request.sampling.max_output_len == most
+        prompt = PromptRequest("it", [{"role": "user", "content": "Hello"}], SamplingParams())
+        assert llm.request(prompt).sampling.max_output_len == most  # LLM and run as the server
         body = body.model_copy(update={"max_tokens": 4000})
         (answer,) = answers_to(body, llm)
         assert answer.request.sampling.max_output_len == 4000

@@ -28,7 +28,7 @@ def test_texts_are_printed_as_run_py_does(engine: Path) -> None:
     assert ran.code == 0, ran.err
     assert 'Input [Text 0]: "one"\nOutput [Text 0 Beam 0]: "' in ran.out
     assert 'Input [Text 1]: "two"\nOutput [Text 1 Beam 0]: "' in ran.out
-    assert "| text | tokens | steps | tokens/step |" in ran.out
+    assert "| text | tokens/s | tokens/step | first token |" in ran.out
     assert "\x1b[" not in ran.out
 
 
@@ -111,7 +111,18 @@ def test_texts_are_long_unless_the_engine_is_small(engine: Path, tmp_path: Path)
     assert len(first["input_ids"]) + len(first["output_ids"]) == 256
     assert first["finish_reason"] == "length"
     assert len(second["output_ids"]) == 5
+    assert "note: 2 texts are cut at 5 to 253 tokens; the context of 256 tokens is full" in ran.err
     refused(trtla("run", "-m", engine, "-p", "abc", "-n", "256"), 2, "above max_seq_len 256")
+
+
+def test_a_text_that_was_cut_says_so(engine: Path) -> None:
+    cut = trtla("run", "-m", engine, "-p", "abc", "-n", "5")
+    assert cut.err.endswith("note: text 0 is cut at 5 tokens; -n allows more\n")
+    assert "cut" not in trtla("run", "-m", engine, "-p", "abc", "-n", "5", "-q").err
+    first = trtla("run", "-m", engine, "-p", "abc", "-n", "5", "--json").json["results"][0]
+    end = first["output_ids"][0]
+    ended = trtla("run", "-m", engine, "-p", "abc", "-n", "5", "--stop-token-ids", str(end))
+    assert "cut" not in ended.err
 
 
 def test_a_lines_own_settings_win_over_flags(engine: Path, tmp_path: Path) -> None:
@@ -216,7 +227,7 @@ def test_check_lossless(engine: Path) -> None:
     assert ran.json["plain_stats"]["tokens_per_step"] == 1.0
     shown = trtla(*args)
     assert "Lossless [Text 1]: equal to plain decoding" in shown.out
-    assert "speed-up over plain decoding" in shown.out
+    assert "| speed-up | as plain |" in shown.out
 
 
 def test_a_stop_text_ends_the_output(engine: Path) -> None:

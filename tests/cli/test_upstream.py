@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from tests.support.command import ROOT, Ran, refused, trtla
+from tests.support.models import Variant, make_model, save_model
 from tests.support.tables import assert_tables
 from tests.support.trtllm_options import NAMES as UPSTREAM
 from tests.support.trtllm_options import SHORT
@@ -145,8 +146,8 @@ def test_the_table_has_the_names_of_every_release(program: Program) -> None:
     ("asked", "part"),
     [
         (("-sq", "0.5"), "error: --smoothquant is a quantisation"),
-        (("--weight_only_precision", "int4_gptq"), "error: --weight-only-precision names what"),
-        (("--weight_only_precision=int3",), "int3 is none of int8, int4, int8_gptq"),
+        (("--weight_only_precision", "int4_gptq"), "'int4_gptq' is not one of 'int8', 'int4'"),
+        (("--use_weight_only", "--use_fp8"), "quantises to w8a16, and --use-fp8 to something else"),
         (("--dtype=int8", "--calib_data=c.txt", "--calib_size=0"), "or -1 for all"),
     ],
 )
@@ -154,6 +155,22 @@ def test_conversions_as_there(
     model: Path, tmp_path: Path, asked: tuple[str, ...], part: str
 ) -> None:
     refused(trtla("convert", "--model_dir", model, "-o", tmp_path / "c", *asked), 2, part)
+
+
+def test_weights_alone_are_quantised_as_there(tmp_path: Path) -> None:
+    keys = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 64, "vocab_size": 320}
+    wide = Variant("wide", keys)
+    model = save_model(make_model(wide), wide, tmp_path / "model")
+    for number, (precision, algorithm) in enumerate(
+        (("", "W8A16"), ("int4", "W4A16"), ("int4_awq", "W4A16_AWQ"))
+    ):
+        asked = ["--use_weight_only", *(["--weight_only_precision", precision] * bool(precision))]
+        for dtype in ("float16", "bfloat16"):
+            folder = tmp_path / f"{number}-{dtype}"
+            ran = trtla("convert", "--model_dir", model, "--dtype", dtype, *asked, "-o", folder)
+            assert ran.code == 0, ran.err
+            config = json.loads((folder / "config.json").read_text())
+            assert (config["dtype"], config["quantization"]["quant_algo"]) == (dtype, algorithm)
 
 
 def test_all_texts_calibrate_and_a_precision_may_have_no_value(model: Path, tmp_path: Path) -> None:

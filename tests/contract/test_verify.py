@@ -40,14 +40,34 @@ def named(bundle: Path) -> list[str]:
         return opened.getnames()
 
 
+def with_gpu(folder: Path) -> str:
+    """A PATH with a driver's program."""
+    (folder / "nvidia-smi").symlink_to("/bin/true")
+    return os.pathsep.join([str(folder), os.environ["PATH"]])
+
+
+@pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="a GPU is here")
+def test_what_the_machine_lacks_is_said_before_anything_is_fetched(tmp_path: Path) -> None:
+    asked = ("bash", SCRIPT, "--work-dir", tmp_path / "work")
+    for path, lack in ((os.environ["PATH"], "no GPU"), (with_gpu(tmp_path), "no tensorrt_llm")):
+        here = {**os.environ, "PYTHON": sys.executable, "PATH": path}
+        done = subprocess.run(asked, env=here, capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == (1, "FAIL environment\n")
+        assert lack in done.stderr
+    assert not (tmp_path / "work").exists()
+
+
 def test_a_copy_on_a_fresh_machine_installs_what_it_needs(tmp_path: Path) -> None:
     """Without a network that fails, and is told: trtla is not taken from the working directory."""
     copy = tmp_path / "copy"
     shutil.copytree(ROOT / "scripts", copy / "scripts")
     shutil.copytree(ROOT / "trtla", copy / "trtla", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", copy)
+    (tmp_path / "library" / "tensorrt_llm").mkdir(parents=True)
+    path = with_gpu(tmp_path)
+    here = {"PIP_NO_INDEX": "1", "PATH": path, "PYTHONPATH": str(tmp_path / "library")}
     asked = ("--work-dir", tmp_path / "work")
-    code, last = verify(copy / "scripts" / "verify_trtllm.sh", *asked, PIP_NO_INDEX="1")
+    code, last = verify(copy / "scripts" / "verify_trtllm.sh", *asked, **here)
     assert code == 1
     assert last.startswith("FAIL environment machine float16 ")
     log = (tmp_path / "work" / "logs" / "environment.log").read_text()
@@ -78,7 +98,7 @@ def test_the_container_runs_the_same_script(tmp_path: Path) -> None:
     docker = tmp_path / "docker"
     docker.write_text('#!/bin/sh\necho "$@"\n')
     docker.chmod(0o755)
-    path = os.pathsep.join([str(tmp_path), os.environ["PATH"]])
+    path = with_gpu(tmp_path)
     _, line = verify(SCRIPT, "--docker", "some/image:1", "--only", "machine", PATH=path)
     assert line.startswith("run --rm --gpus all --ipc=host --ulimit memlock=-1 -v ")
     assert line.endswith("some/image:1 bash scripts/verify_trtllm.sh --only machine")

@@ -166,7 +166,7 @@ def test_what_is_no_prompt_is_refused_before_anything_runs(llm: LLM, prompts: An
         ({"lookahead": [PLAIN, "fast"]}, "fast"),
         ({"sampling": {"max_output_len": 3}}, "max_output_len"),
         ({"sampling": [SamplingParams(), None]}, "None"),
-        ({"drafter": "ngram"}, "'ngram'"),
+        ({"drafter": "n-gram"}, "n-gram"),
         ({"private": "yes"}, "private is 'yes'"),
         ({"private": [True]}, "1 private settings for 2 prompts"),
         ({"private": [True, None]}, "private settings hold None"),
@@ -191,7 +191,8 @@ def test_settings_of_another_kind_are_named(llm: LLM, options: Any, part: str) -
         {"device": 5},
         {"dtype": torch.float32},
         {"draft_models": [b"x"]},
-        {"drafter": "ngram"},
+        {"drafter": "n-gram"},
+        {"drafter": ("ngram",)},
     ],
 )
 def test_a_model_is_not_opened_with_settings_of_another_kind(

@@ -27,7 +27,7 @@ from trtla.runtime.request import Output
 from trtla.settings.drafting import DrafterSettings, parse_drafter
 from trtla.settings.lookahead import Lookahead, LookaheadConfig
 from trtla.settings.messages import joined, text_part
-from trtla.settings.sampling import BEYOND, SamplingParams, UsualLength
+from trtla.settings.sampling import BEYOND, USUAL_LEN, SamplingParams, UsualLength
 
 _SEEDS = 2**63
 _LONGEST_TOKEN = 16  # characters, with few exceptions
@@ -157,8 +157,7 @@ def _sampling(
 ) -> SamplingParams:
     """Return the settings of a body's choices; a default length is cut to the context's."""
     if isinstance(body, ChatBody):
-        most = llm.limits.usual_output_len or llm.limits.max_text_len
-        length = body.length or UsualLength(most)
+        length = body.length or USUAL_LEN
     else:
         length = body.max_tokens or _COMPLETION_LEN
     usual = 0.0 if llm.limits.greedy_only else 1.0

@@ -135,7 +135,7 @@ class _OpenedBench:
         limit, arms = self._llm.limits.lookahead, list[Arm]()
         for way in self._sweep.ways:
             if isinstance(way.lookahead, LookaheadConfig):
-                check_request(way.lookahead, limit, "--lookahead")
+                check_request(way.lookahead, limit, "--lookahead", self._llm.limits.larger_triples)
             elif limit.is_autoregressive and way.drafter == LOOKAHEAD:
                 continue  # auto is then plain decoding, the first arm
             arms.append((resolved(way, limit) if self._journal else way).arm(self._llm))

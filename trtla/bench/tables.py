@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from trtla.bench.sweep import Results, Sweep
 
 
-_COLUMNS = {
+ALL_COLUMNS = {
     "arm": "arm",
     "completed": "completed",
     "failed": "failed",
@@ -56,6 +56,8 @@ _COLUMNS = {
     "perplexity": "perplexity",
 }
 """The columns of a table, the most important first; each is shown if a row has it."""
+USUAL = (*("arm", "tokens_per_s", "tokens_per_step", "speedup_vs_ar", "agreement", "ttft_ms"),)
+"""The columns of most use; --wide prints all."""
 _SPREADS = ("ttft", "tpot", "itl", "e2el")
 _SOURCE_FIGURES = (
     "proposed", "fed", "accepted", "expected", "calibration", "accepted/fed by depth"
@@ -102,7 +104,7 @@ def rows_text(rows: Sequence[Part], extra: Mapping[str, object] = {}) -> str:
 
 
 def tables(
-    rows: Sequence[Row], table: TableText = markdown, names: Iterable[str] = _COLUMNS
+    rows: Sequence[Row], table: TableText = markdown, names: Iterable[str] = ALL_COLUMNS
 ) -> Iterator[str]:
     """Yield a table for each cell with an arm a line, and remarks on its arms.
 
@@ -114,10 +116,10 @@ def tables(
         cells = {key: [_shown(row, key) for row in group] for key in names}
         cells = {key: column for key, column in cells.items() if set(column) != {"-"}}
         lines = [list(line) for line in zip(*cells.values(), strict=True)]
-        yield f"{_title(group[0])}\n\n{table([_COLUMNS[key] for key in cells], lines)}"
+        yield f"{_title(group[0])}\n\n{table([ALL_COLUMNS[key] for key in cells], lines)}"
         for row in group:
             name = _shown(row, "arm")
-            if row.sources and names is _COLUMNS:
+            if row.sources and names is ALL_COLUMNS:
                 yield _sources_table(name, row.sources, table)
             if row.rounds and (why := too_short(row.texts, row.output_tokens)):
                 yield f"{name}: {why}."

@@ -39,6 +39,7 @@ def convert(
     output_dir: str | Path,
     *,
     dtype: str = "auto",
+    unrounded: str = "auto",
     tp_size: int = 1,
     pp_size: int = 1,
     group_size: int | None = None,
@@ -57,6 +58,7 @@ def convert(
             linear weights, the rest is as with auto; int4 has int8 for embedding and lm_head. For
             TensorRT-LLM: w4a16_awq rounds the layers' linear weights to int4; for w8a16 and w4a16
             the library rounds them when it builds.
+        unrounded: the type of what integer dtypes leave as it is; auto as above.
         tp_size, pp_size: tensor and pipeline parallel ranks; one file for each pair.
         group_size: inputs that share a scale: for int8 and int4 32 (the default), 64 or 128, for
             w4a16_awq 64 or 128 (the default).
@@ -80,7 +82,7 @@ def convert(
     check_target(target, force=force, sources=inputs)
     model = HFModel.open(source)
     config, weights = _checkpoint(
-        source, model, dtype, (tp_size, pp_size), group_size, calibration, fp8_kv_cache
+        source, model, (dtype, unrounded), (tp_size, pp_size), group_size, calibration, fp8_kv_cache
     )
     with closing(model), atomic_directory(target, force=force, sources=inputs) as folder:
         write_ranks(folder, config, weights, progress)
@@ -92,19 +94,25 @@ def convert(
 def _checkpoint(
     source: Path,
     model: HFModel,
-    dtype: str,
+    dtypes: tuple[str, str],
     parallel: tuple[int, int],
     group_size: int | None,
     calibration: Calibration | None,
     fp8_kv_cache: bool,
 ) -> tuple[CheckpointConfig, TensorSource]:
-    """The checkpoint's config, and the source of its weights; `parallel` is (tp_size, pp_size)."""
+    """The checkpoint's config, and the source of its weights.
+
+    Args:
+        dtypes: (dtype, unrounded).
+        parallel: (tp_size, pp_size).
+    """
+    dtype, unrounded = dtypes
     integer = dtype in INTEGERS or dtype in ALGORITHMS
     if model.config.fp8 and not integer:
         _keep_scales(source, model, fp8_kv_cache)
         calibration = None
     _check_dtype(source, model, dtype, rounds=integer or calibration is not None)
-    config = checkpoint_config(model.config, "auto" if integer else dtype, *parallel)
+    config = checkpoint_config(model.config, unrounded if integer else dtype, *parallel)
     weights: TensorSource = in_type(model, model.config, config)
     if fp8_kv_cache and (integer or calibration is None) and not config.fp8_kv_cache:
         raise UsageError("an FP8 K/V cache needs scales", "convert with --dtype fp8")

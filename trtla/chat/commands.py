@@ -6,6 +6,7 @@ that the session implements.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from textwrap import fill, shorten, wrap
@@ -20,7 +21,7 @@ from trtla.chat.values import FILE, PAIR, TOGGLE, Known, Value
 from trtla.console import starting
 from trtla.errors import TrtlaError, UsageError, closest, renamed
 from trtla.settings.drafting import LOOKAHEAD, DrafterSettings
-from trtla.settings.fields import declared
+from trtla.settings.fields import declared, flag_name
 from trtla.settings.grammar import SETTINGS as GRAMMARS
 from trtla.settings.sampling import SamplingParams
 
@@ -184,16 +185,22 @@ def split(line: str) -> tuple[ChatCommand, str]:
     return find(name), "".join(value)
 
 
+_OF_START = ("device", "dtype", "max_seq_len", "threads")
+"""Settings of opened models, which no command changes."""
+
+
 def find(name: str) -> ChatCommand:
     """Find a command by its name, in any case and with `-` for `_`; raises UsageError."""
     wanted = _plain(name)
     if wanted in BY_NAME:
         return BY_NAME[wanted]
     begun = [known for known in BY_NAME if wanted and known.startswith(wanted)]
-    near = closest(f"/{wanted}", (f"/{known}" for known in BY_NAME))
+    near = closest(wanted, (*BY_NAME, *_OF_START))
+    if near in _OF_START:
+        raise UsageError(f"/{name} is not a command", f"start again with {flag_name(near)}")
     words = set(wanted.split("_"))
     alike = [known for known in BY_NAME if words.intersection(known.split("_"))]
-    meant = dict.fromkeys(f"/{BY_NAME[k].name}" for k in begun or ([near[1:]] if near else alike))
+    meant = dict.fromkeys(f"/{BY_NAME[k].name}" for k in begun or ([near] if near else alike))
     guess = f"did you mean {' or '.join(list(meant)[:_GUESSES])}? " if meant else ""
     raise UsageError(f"/{name} is not a command", f"{guess}/help all lists them")
 
@@ -279,11 +286,15 @@ def _complete(text: str, names: Sequence[str], known: Known) -> tuple[str, list[
     return typed, list(map(CompletionItem, offered))
 
 
+_AT_START = re.compile(r"build|\btrtla |open the model|start again")
+"""Matches clauses of hints about commands, whose flags stay flags."""
+
+
 def one_line(error: TrtlaError) -> str:
     """Format an error for the chat: flags in its hint become commands if there are such."""
 
     def as_command(flag: str) -> str:
         return f"/{flag}" if flag in BY_NAME else "--" + flag.replace("_", "-")
 
-    hint = renamed(error.hint or "", as_command)
+    hint = renamed(error.hint or "", as_command, _AT_START)
     return " ".join(f"{error.message}{'; ' if hint else ''}{hint}".split())

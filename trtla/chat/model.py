@@ -125,10 +125,12 @@ class ChatModel:
         return "the context is full"
 
     def resolved(self, settings: ChatSettings) -> ChatSettings:
-        """Return the settings for this model: its default lookahead, and no missing template."""
+        """Return the settings for this model: its default lookahead, no missing template, and as
+        the default length half the context: the rest is for the conversation."""
+        sampling = settings.sampling.fitted(self.limits.max_text_len // 2)
         chat = settings.chat and self.tokenizer.has_chat_template
         lookahead = settings.lookahead or self._llm.lookahead
-        return replace(settings, chat=chat, lookahead=lookahead)
+        return replace(settings, sampling=sampling, chat=chat, lookahead=lookahead)
 
     def check(self, settings: ChatSettings, name: str) -> None:
         """Refuse settings that the executor would refuse with the next message."""

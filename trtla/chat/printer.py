@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from trtla.chat.model import Reply
@@ -54,13 +55,17 @@ class Printer:
     def clean(self, text: str) -> str:
         return text
 
+    def flow(self, text: str, paint: Callable[[str], str]) -> str:
+        """Return what to write to continue a text."""
+        return paint(text)
+
     def text(self, pieces: Iterable[Piece], sources: Sequence[str] = ()) -> None:
         """Print the model's text, coloured by the `sources` of its pieces if given."""
         pieces = list(pieces)
         shown = ""
         for (text, accepted), source in zip(pieces, sources or [""] * len(pieces), strict=True):
             piece, color = self.clean(text), _SOURCES.get(source, _ACCEPTED)
-            shown += self._console.styled(piece, fg=color) if accepted else piece
+            shown += self.flow(piece, partial(self._console.styled, fg=color) if accepted else str)
         self._console.out(shown, end="")
 
     def step(self, number: int, accepted: int, texts: tuple[str, str, str]) -> None:

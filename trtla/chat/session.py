@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _CACHE = "/cache is always on: every executor of trtla keeps keys and values"
 _STOPPED = "stopped; what was written stays in the conversation"
-_CUT = "the context is full: the answer ends here, and the oldest turns make room for the next one"
+_FULL = "the context is full: the answer ends here, and the oldest turns make room for the next one"
 _GREEDY = (
     "the answer would be the same: greedy takes the most probable tokens; /temperature 0.8 draws"
 )
@@ -125,12 +125,12 @@ class Session:
         name = command.name
         if not text and command.value is not TOGGLE:
             clear = "; /system off clears it" if name == "system" else ""
-            self._printer.note(f"/{name} is {command.shown(self.settings)}{clear}")
+            self._printer.note(f"/{name} is {_line(command.shown(self.settings))}{clear}")
             return
         new = command.apply(text, self.settings)
         self._model.check(new, shorten(f"/{name} {text}", _SHOWN, placeholder="..."))
         self.settings = new
-        self._printer.note(f"/{name} is now {command.shown(new)}{self._effect(name)}")
+        self._printer.note(f"/{name} is now {_line(command.shown(new))}{self._effect(name)}")
 
     def _effect(self, name: str) -> str:
         """Describe the effect of a changed setting if it may surprise."""
@@ -189,11 +189,12 @@ class Session:
         self._printer.out("")
         if self.settings.colors == "source":
             self._printer.legend(reply.sources)
-        is_short = len(reply.ids) < self.settings.sampling.max_output_len
+        most = self.settings.sampling.max_output_len
         if reply.finish_reason == "cancelled":
             self._printer.note(_STOPPED if reply.ids else "stopped before the answer began")
-        elif reply.finish_reason == "length" and is_short:
-            self._printer.note(_CUT)
+        elif reply.finish_reason == "length":
+            cut = f"cut at {counted(most, 'token')}: /max_output_len allows more"
+            self._printer.note(_FULL if len(reply.ids) < most else cut)
 
     def _silently(
         self, ids: tuple[int, ...], how: ChatSettings, name: str, *, private: bool = False
@@ -308,6 +309,11 @@ class Session:
             f"context: {self.context} of {self.max_context} tokens, {_turns(len(self.turns))}"
             f"{left_out}\nran on {self._model.description}"
         )
+
+
+def _line(text: str) -> str:
+    """A value on one line, as a note shows it."""
+    return text.replace("\n", "\\n")
 
 
 def _against(name: str, answer: Reply, other: Reply) -> str:

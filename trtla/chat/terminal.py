@@ -27,6 +27,7 @@ from prompt_toolkit.shortcuts import clear
 from trtla.chat.commands import complete
 from trtla.chat.printer import Printer, harmless
 from trtla.chat.session import Session
+from trtla.chat.wrapping import Paint, WordWrap
 from trtla.console import Console, counted
 from trtla.files import user_cache
 
@@ -50,10 +51,18 @@ class TerminalPrinter(Printer):
     def __init__(self, console: Console) -> None:
         super().__init__(console)
         self.status = StatusRow()
+        self._words = WordWrap()
 
     @property
     def width(self) -> int:
         return shutil.get_terminal_size().columns
+
+    def out(self, text: str) -> None:
+        super().out(text)
+        self._words.reset()
+
+    def flow(self, text: str, paint: Paint) -> str:
+        return self._words.add(text, paint, self.width - 1)
 
     def note(self, text: str) -> None:
         self._console.out(self._console.styled(harmless(text), dim=True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -90,6 +90,8 @@ class Chunk(_Ids):
     """The log probability of each of token_ids, if requested."""
     choice: int = 0
     """The index among the prompt's `n` texts."""
+    at: float = field(default=0.0, compare=False)
+    """When its step had ended, by time.perf_counter."""
 
     @property
     def text(self) -> str:
@@ -152,6 +154,7 @@ class Answer:
             sources,
             output.logprobs,
             self.choice,
+            output.at,
         )
 
     def _read(

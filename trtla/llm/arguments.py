@@ -12,7 +12,7 @@ from typing import Any
 from trtla.console import counted
 from trtla.errors import TrtlaWarning, UsageError
 from trtla.llm.prompt import PromptRequest
-from trtla.settings.drafting import DrafterSettings
+from trtla.settings.drafting import DrafterSettings, drafter_of
 from trtla.settings.fields import is_whole, shown
 from trtla.settings.lookahead import TRIPLES, as_lookahead, is_lookahead
 from trtla.settings.messages import Rendering, is_conversation
@@ -85,7 +85,7 @@ _DRAFTERS = _Setting(
     "drafters",
     "DrafterSettings",
     lambda value: value is None or isinstance(value, DrafterSettings),
-    "give DrafterSettings, such as DrafterSettings(('ngram',))",
+    "give names, such as 'prompt-lookup', or DrafterSettings",
 )
 _EXPECTED = _Setting(
     "expected_output",
@@ -140,7 +140,7 @@ def prompt_requests(
         many,
         _one_each(SamplingParams() if sampling is None else sampling, number, _SAMPLING),
         _one_each(lookahead, number, _LOOKAHEADS),
-        _one_each(drafter, number, _DRAFTERS),
+        _one_each(_drafters(drafter), number, _DRAFTERS),
         _one_each([expected] * number if _is_ids(expected) else expected, number, _EXPECTED),
         _one_each(logprobs, number, _LOGPROBS),
         _one_each(private, number, _PRIVATE),
@@ -150,6 +150,11 @@ def prompt_requests(
         continue_final_message, chat_template_kwargs=chat_template_kwargs
     )
     return [PromptRequest(*arguments, **shared) for arguments in each]
+
+
+def _drafters(given: object) -> object:
+    """The drafters in place of their names, for all prompts or for one each."""
+    return list(map(drafter_of, given)) if isinstance(given, (list, tuple)) else drafter_of(given)
 
 
 def _one_each(value: object, number: int, setting: _Setting) -> list[Any]:

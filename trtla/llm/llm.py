@@ -145,7 +145,7 @@ class LLM(RequestMaker):
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         lookahead: Lookahead | Sequence[Lookahead | None] | None = None,
         *,
-        drafter: DrafterSettings | Sequence[DrafterSettings | None] | None = None,
+        drafter: DrafterSettings | str | Sequence[DrafterSettings | str | None] | None = None,
         expected_output: ExpectedOutput | Sequence[ExpectedOutput | None] | None = None,
         logprobs: int | Sequence[int | None] | None = None,
         private: bool | Sequence[bool] = False,
@@ -167,7 +167,8 @@ class LLM(RequestMaker):
             lookahead: per-request triples, at most the default one, each step feeding all of them;
                 or `auto`: each step feeds the part of the default one that pays. None: as the LLM
                 was opened. The text is the same in all cases.
-            drafter: proposes their drafts; None: as the LLM was opened.
+            drafter: proposes their drafts, named as after --drafter, or `DrafterSettings`; None: as
+                the LLM was opened.
             expected_output: a likely output, such as a text that the prompt edits: a source of
                 drafts, which changes no text. A text or token ids, for all prompts, or a list of
                 one each; torch engines only.

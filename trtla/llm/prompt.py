@@ -222,7 +222,7 @@ class RequestMaker:
         request = Request(
             next(self._ids),
             input_ids,
-            prompt.sampling.fitted(self.limits.max_text_len - len(input_ids)),
+            self.limits.fitted(prompt.sampling, len(input_ids)),
             None if prompt.lookahead == "auto" else prompt.lookahead,
             self.end_ids,
             margins=prompt.margins,

@@ -39,6 +39,24 @@ class Decoded:
     totals: Metrics
     ttft_ms: float
     """Mean milliseconds from the start of a turn to a prompt's first token."""
+    prompts_s: float = 0.0
+    """Seconds until every prompt of a turn has its first token, over all turns."""
+    decoding_s: float = 0.0
+    """Seconds from a turn's first token to its last, over all turns."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(len(done.input_ids) for done in self.completions)
+
+    @property
+    def prompt_tokens_per_s(self) -> float | None:
+        return self.prompt_tokens / self.prompts_s if self.prompts_s else None
+
+    @property
+    def decoded_tokens_per_s(self) -> float | None:
+        """Tokens a second after the first ones, which come with the prompts; None: no others."""
+        tokens = sum(len(done.output_ids) - 1 for done in self.completions if done.output_ids)
+        return tokens / self.decoding_s if tokens and self.decoding_s else None
 
 
 def decode(
@@ -57,6 +75,7 @@ def decode(
     requests = list(requests)
     done: dict[int, Completion] = {}
     first_s: dict[int, float] = {}
+    prompts_s = decoding_s = 0.0
     start = time.perf_counter()
     for turn in range(1 + max((request.turn for request in requests), default=0)):
         wave = [index for index, request in enumerate(requests) if request.turn == turn]
@@ -66,20 +85,24 @@ def decode(
             question: Any = requests[index].prompt
             prompt = follow_up(before, answer, question)
             requests[index] = replace(requests[index], prompt=prompt)
-        began = time.perf_counter()
+        began, last_s = time.perf_counter(), 0.0
         together = [_undrafted(requests[i]) if plain else requests[i] for i in wave]
         for chunk in llm.decode(together, whole=on_chunk is None):
             if len(wave) < len(requests):
                 chunk = _renumbered(chunk, wave[chunk.index])
-            first_s.setdefault(chunk.index, time.perf_counter() - began)
+            last_s = chunk.at - began
+            first_s.setdefault(chunk.index, last_s)
             if chunk.completion is not None:
                 done[chunk.index] = chunk.completion
             if on_chunk is not None:
                 on_chunk(chunk)
+        firsts = [first_s[index] for index in wave]
+        prompts_s += max(firsts)
+        decoding_s += last_s - min(firsts)
     time_s = time.perf_counter() - start
     completions = [done[i] for i in range(len(requests))]
     ttft_ms = 1000.0 * mean(first_s.values())
-    return Decoded(completions, Metrics.of(completions, time_s), ttft_ms)
+    return Decoded(completions, Metrics.of(completions, time_s), ttft_ms, prompts_s, decoding_s)
 
 
 def _undrafted(request: PromptRequest) -> PromptRequest:

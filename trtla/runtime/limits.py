@@ -12,7 +12,14 @@ from trtla.console import counted
 from trtla.errors import PromptTooLong, UsageError
 from trtla.runtime.request import Request
 from trtla.settings.drafting import LOOKAHEAD, DrafterSettings, check_drafts_itself, refuse_texts
-from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig, check_request, refuse_auto
+from trtla.settings.lookahead import (
+    AUTOREGRESSIVE,
+    REBUILD,
+    LookaheadConfig,
+    check_request,
+    refuse_auto,
+)
+from trtla.settings.sampling import SamplingParams
 
 REBUILD_INPUT = "build an engine with a larger --max-input-len"
 REBUILD_LONGER = "build an engine with a larger --max-seq-len"
@@ -56,6 +63,8 @@ class ExecutorLimits:
     """Draft models that requests may name as draft:PATH."""
     shares_blocks: bool = False
     """True if K/V blocks are always shared, so that no request can be private."""
+    larger_triples: str = REBUILD
+    """What gives a larger default triple, for hints."""
     usual_output_len: int | None = None
     """Most output tokens of a request without a limit; None: the rest of the context."""
     length_note: str = ""
@@ -67,6 +76,11 @@ class ExecutorLimits:
     def max_prompt_len(self) -> int:
         """Most tokens of a prompt, which the encoder reads if there is one."""
         return self.max_input_len if self.max_encoder_len is None else self.max_encoder_len
+
+    def fitted(self, sampling: SamplingParams, prompt_len: int) -> SamplingParams:
+        """Return settings whose default length, if they have it, is what a prompt leaves room for
+        and at most `usual_output_len`."""
+        return sampling.fitted(self.max_text_len - prompt_len, self.usual_output_len)
 
     @property
     def max_gamma(self) -> int:
@@ -119,7 +133,7 @@ class ExecutorLimits:
         self._check_begun(request)
         self.check_ids(request.expected_ids, f"the expected output of {name}")
         if request.lookahead is not None:
-            check_request(request.lookahead, self.lookahead, name)
+            check_request(request.lookahead, self.lookahead, name, self.larger_triples)
         if request.adaptive and self.fixed_triples:
             raise refuse_auto(name)
         if (request.private or request.space) and self.shares_blocks:

@@ -6,6 +6,7 @@ streaming and counters, so that none sees a token past the end.
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -169,6 +170,8 @@ class Output:
     candidate tree."""
     logprobs: tuple[TokenLogProb, ...] = ()
     """The log probability of each new token, if requested."""
+    at: float = field(default_factory=time.perf_counter, compare=False)
+    """When the step had ended, by time.perf_counter: a reader may come to it later."""
 
 
 class DraftRecorder:

@@ -192,6 +192,11 @@ def parse_drafter(value: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(name.strip() for name in names)
 
 
+def drafter_of(value: object) -> object:
+    """Return the settings of a drafter that is named as after --drafter; all else as it is."""
+    return DrafterSettings(parse_drafter(value)) if isinstance(value, str) else value
+
+
 def check_used(settings: Iterable[DrafterSettings]) -> None:
     """Refuse EGAG and rejection sampling where none of the settings has a draft model."""
     every = list(settings)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from trtla.errors import UsageError
 from trtla.files import read_text
-from trtla.settings.drafting import LOOKAHEAD, DrafterSettings, DraftOptions
+from trtla.settings.drafting import LOOKAHEAD, DrafterSettings, DraftOptions, drafter_of
 from trtla.settings.fields import check, option, shown
 from trtla.settings.lookahead import Lookahead, LookaheadConfig, check_lookahead
 from trtla.settings.messages import NO_VARIABLES, Variables, check_variables
@@ -139,7 +139,9 @@ class ExecutorOptions:
         None, "Requests in flight at once; None takes the engine's limit.", single=False
     )
     drafter: DrafterSettings = option(
-        LOOKAHEAD, "What drafts for requests that ask for no other (torch).", single=False
+        LOOKAHEAD,
+        "What drafts for requests that ask for no other (torch); names as after --drafter will do.",
+        single=False,
     )
     draft_options: DraftOptions = option(
         DEFAULT_DRAFT_OPTIONS, "How lookahead drafts (torch).", single=False
@@ -178,14 +180,14 @@ class ExecutorOptions:
         check_lookahead(self.lookahead)
         check_variables(self.chat_template_kwargs or NO_VARIABLES)
         object.__setattr__(self, "chat_template", _template(self.chat_template))
+        object.__setattr__(self, "drafter", drafter_of(self.drafter))
         for name, default in _GROUPS.items():
             value = getattr(self, name)
             if value is None:
                 object.__setattr__(self, name, default)
             elif not isinstance(value, type(default)):
                 kind = type(default).__name__
-                given = repr(value) if name == "drafter" and isinstance(value, str) else "..."
-                raise UsageError(f"{name} is {shown(value)}, not {kind}", f"give {kind}({given})")
+                raise UsageError(f"{name} is {shown(value)}, not {kind}", f"give {kind}(...)")
         check(self)
 
     @property
@@ -230,6 +232,9 @@ class OpenArguments(ExecutorOptions):
     """The arguments of `LLM` and `AsyncLLM`, for type checkers."""
 
     model: str | Path = field(kw_only=False)
+    drafter: DrafterSettings | str = field(  # type: ignore[assignment]
+        default=LOOKAHEAD, kw_only=True
+    )
 
 
 _SAME_ANSWERS = (

@@ -185,14 +185,24 @@ def check_default(triple: LookaheadConfig, engine_max_draft_len: int, engine_nam
     )
 
 
-def check_request(request: LookaheadConfig, default: LookaheadConfig, request_name: str) -> None:
-    """Check one request's triple against the default triple, component by component."""
+OPEN, REBUILD = "open the model", "rebuild the engine"
+"""What gives a larger default triple: a model alone takes any, an engine is built for one."""
+
+
+def check_request(
+    request: LookaheadConfig, default: LookaheadConfig, request_name: str, larger: str = REBUILD
+) -> None:
+    """Check one request's triple against the default triple, component by component.
+
+    Args:
+        larger: what gives a larger default triple, for the hint: `OPEN` or `REBUILD`.
+    """
     if request.fits(default):
         return
     raise UsageError(
         f"{request_name} asks for lookahead {request}, more than the default triple {default}",
-        f"use {'' if default == AUTOREGRESSIVE else 'at most '}{default.describe()}, or rebuild "
-        f"the engine with --lookahead {request}",
+        f"use {default.describe() if default == AUTOREGRESSIVE else f'at most {default}'}, or "
+        f"{larger} with --lookahead {request}",
         "lookahead",
     )
 

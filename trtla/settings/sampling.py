@@ -101,8 +101,13 @@ class UsualLength(int):
     """A default length: where the context leaves less, that is enough."""
 
 
-USUAL_LEN = UsualLength(256)
-"""Tokens of an output where no length is given."""
+class ModelLength(UsualLength):
+    """A default length in place of which an open model has its own: the room that is left, or its
+    limit of outputs without a length."""
+
+
+USUAL_LEN = ModelLength(2048)
+"""Tokens of an output where no length is given and no model says better."""
 
 
 @named_settings
@@ -113,7 +118,7 @@ class SamplingParams:
     Order: logit_bias, repetition_penalty, frequency and presence penalty; temperature, top_k,
     top_p, min_p. Temperature 0 is argmax. `seed` fixes both the noise of sampling, keyed by
     absolute position, and the initial lookahead window. An explicit `max_output_len` must fit
-    into the context; the default one shrinks to fit.
+    into the context; the default one is the model's, and shrinks to fit.
 
     Raises:
         UsageError: a value has another type, or is out of its range.
@@ -198,11 +203,19 @@ class SamplingParams:
         object.__setattr__(self, "top_k", min(self.top_k, _MOST_TOP_K))
         object.__setattr__(self, "n", whole("n", self.n, _N_RULE, 1, _MOST_CHOICES))
 
-    def fitted(self, room: int) -> SamplingParams:
-        """Itself, or with `room` in place of a default length that exceeds it."""
-        if isinstance(self.max_output_len, UsualLength) and room < self.max_output_len:
-            return replace(self, max_output_len=max(room, 1))
-        return self
+    def fitted(self, room: int, usual: int | None = None) -> SamplingParams:
+        """Itself, or with the room that is left in place of a default length that exceeds it.
+
+        Args:
+            usual: the model's limit of outputs without a length; None: it has none.
+        """
+        length = self.max_output_len
+        if not isinstance(length, UsualLength):
+            return self
+        if isinstance(length, ModelLength):
+            length = UsualLength(room if usual is None else usual)
+        least = UsualLength(max(min(room, length), 1))
+        return self if least == self.max_output_len else replace(self, max_output_len=least)
 
     def choices(self) -> tuple[SamplingParams, ...]:
         """The settings of each of the `n` texts."""

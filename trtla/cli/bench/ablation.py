@@ -78,7 +78,7 @@ def run_ablation_command(
     _write(console, results, sweep, output, flags)
     if flags.output_format == "md":
         results.rows = _over_all(results.rows)
-    show(console, results, sweep, flags.output_format)
+    show(console, results, sweep, flags.output_format, wide=flags.wide)
 
 
 def _over_all(rows: list[Row]) -> list[Row]:

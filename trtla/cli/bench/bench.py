@@ -128,7 +128,7 @@ def bench(console: Console, /, **values: Any) -> None:
     check_sets(console, flags.asking, flags.engine_dir, flags.options, sweep.sets)
     results = run(console, sweep)
     if results is not None:  # a serving rank of mpirun has nothing to report
-        show(console, results, sweep, flags.output_format)
+        show(console, results, sweep, flags.output_format, wide=flags.wide)
 
 
 def _check(flags: BenchFlags) -> Sweep:

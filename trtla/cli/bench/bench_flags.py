@@ -54,7 +54,7 @@ ABLATION = Mode(
     ("engine_dir", "tokenizer_dir", "lookahead", "prompts", "categories", "chat", "system",
      "chat_template", "chat_template_kwargs", "device", "dtype", "max_seq_len", "kv_cache_dtype",
      "draft_device", "draft_dtype", "threads", "processor",
-     "max_output_len", "seed", "ignore_eos", "output_format", "json"),
+     "max_output_len", "seed", "ignore_eos", "output_format", "wide", "json"),
 )  # fmt: skip
 _ABLATION_READS = ", ".join(map(flag_of, ABLATION.read[:-1])) + f" and {flag_of(ABLATION.read[-1])}"
 TASK_PROMPTS, FULL_REPEATS = 2, 3
@@ -264,6 +264,7 @@ class BenchFlags(LoadFlags, AblationFlags):
         show_default="ignore; with --serve respect",
     )
     rounds: int = _output("Runs of every arm.", default=5)
+    wide: bool = _output("Print all columns of the tables.")
     output_format: str = _output(
         "What to print on stdout.",
         basic=True,

@@ -33,9 +33,11 @@ def run(console: Console, sweep: Sweep) -> Results | None:
     return run_sweep(sweep, on_note, on_round, console.progress)
 
 
-def show(console: Console, results: Results, sweep: Sweep, output_format: str) -> None:
-    """Print results in the form of --output-format."""
-    from trtla.bench.tables import csv_text, document, head, tables
+def show(
+    console: Console, results: Results, sweep: Sweep, output_format: str, *, wide: bool
+) -> None:
+    """Print results in the form of --output-format; tables with all columns if `wide`."""
+    from trtla.bench.tables import ALL_COLUMNS, USUAL, csv_text, document, head, tables
     from trtla.results.documents import environment
     from trtla.results.metrics import too_short
 
@@ -48,5 +50,8 @@ def show(console: Console, results: Results, sweep: Sweep, output_format: str) -
         output_format,
         document=lambda: document(results, sweep, machine),
         csv=lambda: csv_text(results, sweep, machine),
-        text=lambda: [head(results, sweep, machine), *tables(results.rows, console.table_text)],
+        text=lambda: [
+            head(results, sweep, machine),
+            *tables(results.rows, console.table_text, ALL_COLUMNS if wide else USUAL),
+        ],
     )

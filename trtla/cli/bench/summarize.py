@@ -96,6 +96,7 @@ class SummarizeFlags(CorpusFlags):
         "Check with thresholds of 15 where no others are given: ROUGE-1, and --eval-ppl's mean.",
         section="Output",
     )
+    wide: bool = opt.wide_flag("Output")
     output: str | None = opt.flag(
         "Write every summary to this file, JSON lines.", "-o", section="Output", type=opt.PATH
     )
@@ -318,7 +319,7 @@ def _print(console: Console, rows: Sequence[Row], items: int, flags: SummarizeFl
         return
     _print_sides(console, rows)
     if not flags.task.context_only:  # texts of one token say nothing about decoding
-        _print_speeds(console, rows, items)
+        _print_speeds(console, rows, items, wide=flags.wide)
 
 
 def _print_sides(console: Console, rows: Sequence[Row]) -> None:
@@ -336,11 +337,11 @@ def _print_sides(console: Console, rows: Sequence[Row]) -> None:
             console.out(f"  Per-token perplexity: {row.perplexity:.3f}")
 
 
-def _print_speeds(console: Console, rows: Sequence[Row], items: int) -> None:
+def _print_speeds(console: Console, rows: Sequence[Row], items: int, *, wide: bool) -> None:
     from trtla.bench.summarize import ENGINE, PLAIN
-    from trtla.bench.tables import tables
+    from trtla.bench.tables import ALL_COLUMNS, USUAL, tables
 
-    console.out("\n\n".join(tables(rows, console.table_text)))
+    console.out("\n\n".join(tables(rows, console.table_text, ALL_COLUMNS if wide else USUAL)))
     speed = {row.arm: row.tokens_per_s or 0.0 for row in rows}
     for other, label in ((PLAIN, "plain decoding"), ("hugging_face", "Hugging Face")):
         if speed.get(other) and ENGINE in speed:

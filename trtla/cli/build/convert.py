@@ -12,7 +12,7 @@ import click
 from trtla.cli.shared.command import Command
 from trtla.cli.shared.options import DTYPES, PATH, model_flag, setting, switch
 from trtla.cli.shared.params import source
-from trtla.cli.shared.values import ALL, COUNT, COUNT_OR_ALL, DEVICE
+from trtla.cli.shared.values import ALL, COUNT, COUNT_OR_ALL, DEVICE, QUANTISED
 from trtla.console import Console, Progress, counted
 from trtla.errors import UsageError
 from trtla.settings.upstream.convert import CONVERT
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 _INTEGERS = ("int8", "int4")
 _GROUPED = (*_INTEGERS, "w4a16_awq")
-_QUANTISED = ("fp8", *_GROUPED, "w8a16", "w4a16")
+_WEIGHT_ONLY = {"int8": "w8a16", "int4": "w4a16", "int4_awq": "w4a16_awq"}
+"""The dtypes of TensorRT-LLM's precisions."""
 _DTYPES_OF = {
     "group_size": _GROUPED,
     "kv_cache_dtype": ("fp8",),
@@ -64,7 +65,7 @@ _quantised = partial(setting, section="Quantisation")
 @_conversion(
     "--dtype",
     basic=True,
-    type=click.Choice([*DTYPES.choices, *_QUANTISED]),
+    type=click.Choice([*DTYPES.choices, *QUANTISED]),
     default="auto",
     help="Type of the weights; auto keeps the model's, float16 for float32, and a GGUF file's "
     "blocks. All others quantise the layers' linears and keep the rest as auto does. int8 and int4 "
@@ -80,6 +81,20 @@ _quantised = partial(setting, section="Quantisation")
     section="Quantisation",
     help="Quantise to FP8, where --dtype is the type of what stays unquantised; --dtype fp8 is "
     "--dtype auto --use-fp8.",
+)
+@switch(
+    "--use-weight-only",
+    section="Quantisation",
+    help="Quantise weights alone, for TensorRT-LLM, to what --weight-only-precision says, where "
+    "--dtype is the type of the rest; --dtype w8a16 is --dtype auto --use-weight-only.",
+)
+@_quantised(
+    "--weight-only-precision",
+    type=click.Choice(list(_WEIGHT_ONLY)),
+    is_flag=False,
+    flag_value="int8",
+    default="int8",
+    help="Of --use-weight-only: int8 is --dtype w8a16, int4 w4a16, int4_awq w4a16_awq.",
 )
 @_quantised(
     "--group-size",
@@ -124,6 +139,7 @@ def convert(ctx: click.Context, /, **flags: Any) -> None:
     The folder appears when it is complete, or not at all.
     """
     console = ctx.ensure_object(Console)
+    flags["unrounded"] = _take_weight_only(ctx, flags)
     _refuse_flags(ctx)
     from trtla.build import convert as converter
 
@@ -133,6 +149,7 @@ def convert(ctx: click.Context, /, **flags: Any) -> None:
             Path(flags["model_dir"]),
             Path(flags["output_dir"]),
             dtype="auto" if flags["dtype"] == "fp8" else flags["dtype"],
+            unrounded=flags["unrounded"],
             tp_size=flags["tp_size"],
             pp_size=flags["pp_size"],
             group_size=int(flags["group_size"]) if flags["group_size"] else None,
@@ -146,6 +163,20 @@ def convert(ctx: click.Context, /, **flags: Any) -> None:
     console.note(f"next: trtla build {output} -o ENGINE")
 
 
+def _take_weight_only(ctx: click.Context, flags: dict[str, Any]) -> str:
+    """Put the dtype of --use-weight-only into the flags; return the type of the rest."""
+    dtype, rounded = flags["dtype"], _WEIGHT_ONLY[flags["weight_only_precision"]]
+    if not flags["use_weight_only"] or dtype == rounded:
+        return "auto"
+    if flags["use_fp8"] or dtype in QUANTISED:
+        other = "--use-fp8" if flags["use_fp8"] else f"--dtype {dtype}"
+        raise UsageError(
+            f"--use-weight-only quantises to {rounded}, and {other} to something else", "omit one"
+        )
+    flags["dtype"] = ctx.params["dtype"] = rounded
+    return str(dtype)
+
+
 def _is_fp8(flags: dict[str, Any]) -> bool:
     return bool(flags["use_fp8"]) or flags["dtype"] == "fp8"
 
@@ -154,7 +185,7 @@ def _refuse_flags(ctx: click.Context) -> None:
     """Refuse settings without effect, wherever they come from."""
     dtype, has_texts = ctx.params["dtype"], source(ctx, "calib_data") != "default"
     if ctx.params["use_fp8"]:
-        if dtype in _QUANTISED[1:]:
+        if dtype in QUANTISED[1:]:
             raise UsageError(
                 f"--use-fp8 quantises to FP8, and --dtype {dtype} to something else", "omit one"
             )

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from trtla.chat.session import Session
     from trtla.llm.llm import LLM
 
-_LENGTH = f"{USUAL_LEN}, half the context where that is less"
+_LENGTH = "half the context"
 _LAST = "chat_model"
 """The file in the user's cache with the name of the last chat's model."""
 _NAMING = "trtla chat MODEL"
@@ -171,8 +171,7 @@ def _session(llm: LLM, printer: Printer, flags: ChatFlags, model: str) -> Sessio
 
     sampling, options = flags.sampling, flags.options
     if source(click.get_current_context(), "max_output_len") == "default":
-        half = max(llm.limits.max_text_len // 2, 1)  # the rest is for the conversation
-        sampling = replace(sampling, max_output_len=min(sampling.max_output_len, half))
+        sampling = replace(sampling, max_output_len=USUAL_LEN)
     chosen = ChatSettings(
         sampling, options.drafter, options.lookahead, chat=flags.chat, system=flags.system
     )

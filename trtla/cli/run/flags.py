@@ -60,6 +60,7 @@ class RunFlags(CorpusFlags):
         section="Output",
         basic=True,
     )
+    wide: bool = opt.wide_flag("Output")
     output_csv: str | None = opt.flag(
         "Write token ids to this file as TensorRT-LLM's run.py does: a row a text, prompt and "
         "output, padded to one length with the end token.",

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 
 _BEAMS = "Beam search on torch engines: the most probable texts, with nothing drawn or drafted"
-_LENGTH = f"{USUAL_LEN}, or what the prompt leaves of the engine's room"
+_LENGTH = f"the room that is left, at most {USUAL_LEN} or a --max-batch-size-th of the context"
 
 
 @click.command(
@@ -114,14 +114,15 @@ _LENGTH = f"{USUAL_LEN}, or what the prompt leaves of the engine's room"
 def run(console: Console, /, **params: Any) -> None:
     """Decode prompts, all in one in-flight batch.
 
-    Prints each text as TensorRT-LLM's run.py does, then a table; with --quiet the bare texts.
+    Prints each text as TensorRT-LLM's run.py does, then a table, whose tokens/s are those after the
+    prompts; with --quiet the bare texts.
     Tokens per step (those behind the first, over steps) is what lookahead gains; a low share of
     distinct 4-grams shows that the text loops, which flatters it.
     """
     if (prompt := params.pop("prompt")) is not None:
         params["input_text"] = (prompt, *params["input_text"])
     if source(click.get_current_context(), "max_output_len") == "default":
-        params["max_output_len"] = USUAL_LEN  # shrinks to fit, unlike an explicit 256
+        params["max_output_len"] = USUAL_LEN  # fits itself to the model, unlike an explicit length
     flags = parsed(RunFlags, with_trtllm_settings(with_processor(with_grammar(params))))
     console.color = flags.color
     by_beams = beams_wanted(flags.beams, flags.num_return_sequences)
@@ -149,7 +150,8 @@ def run(console: Console, /, **params: Any) -> None:
             most = flags.num_return_sequences
             result = search_and_report(console, llm, requests, flags.beams, most)
         else:
-            how = {"stream": flags.stream, "check_lossless": flags.check_lossless}
+            names = ("stream", "check_lossless", "wide")
+            how = {name: getattr(flags, name) for name in names}
             result = decode_and_report(console, llm, requests, **how)
         _save_ids(flags, llm, result)
         save_corpus(console, llm, flags.save_corpus)
@@ -268,7 +270,7 @@ def _sized(llm: LLM, requests: Sequence[PromptRequest]) -> list[PromptRequest]:
         if later and isinstance(request.sampling.max_output_len, UsualLength):
             lengths = [len(llm.request(turn).input_ids) for turn in (request, *later)]
             room = (llm.limits.max_text_len - sum(lengths)) // len(lengths)
-            length = UsualLength(max(1, min(request.sampling.max_output_len, room)))
-            request = replace(request, sampling=replace(request.sampling, max_output_len=length))
+            sampling = request.sampling.fitted(room, llm.limits.usual_output_len)
+            request = replace(request, sampling=sampling)
         sized.append(request)
     return sized

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from trtla.console import Console
+from trtla.console import Console, counted
 from trtla.errors import CheckFailed
 from trtla.results.metrics import Metrics
 from trtla.results.run import (
@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from trtla.settings.sampling import BeamSettings
 
 _COUNTED = [name for name, item in COUNTERS.items() if "run" in item.documents and name != "steps"]
-COLUMNS = ("text", "tokens", "steps", "tokens/step", *_COUNTED, "distinct 4-grams", "tokens/s")
+_USUAL = ("text", "tokens/s", "tokens/step", "speed-up", "as plain", "first token")
+COLUMNS = (*_USUAL, "tokens", "steps", *_COUNTED, "distinct 4-grams")
+"""The columns of the table, which --wide prints whole; each is shown if a row has it."""
 BEAM_COLUMNS = ("text", "beam", "tokens", "score", "log prob", "finished")
 
 
@@ -42,9 +44,9 @@ class Transcript:
     """Prints chunks as they arrive, and everything else at the end."""
 
     def __init__(
-        self, console: Console, requests: Sequence[PromptRequest], *, stream: bool
+        self, console: Console, requests: Sequence[PromptRequest], *, stream: bool, wide: bool
     ) -> None:
-        self.console, self.requests, self.stream = console, requests, stream
+        self.console, self.requests, self.stream, self.wide = console, requests, stream, wide
         self.shown = 0  # index of the text being printed
         self.begun = False
         self.waiting: list[list[Chunk]] = [[] for _ in requests]
@@ -119,32 +121,80 @@ class Transcript:
             self.console.out(f"Lossless [Text {ours.index}]: {outcome}")
 
     def _table(self, decoded: Decoded, plain: Decoded | None) -> None:
-        rows = [
-            [*table_row(done.index, Metrics.of([done], 0.0))[:-1], None]
-            for done in decoded.completions
-        ]
-        if len(rows) > 1 or plain is not None:
-            rows.append(table_row("all", decoded.totals))
-        else:
-            rows[0][-1] = decoded.totals.tokens_per_s
+        several = len(decoded.completions) > 1
+        rows = [_text_row(done, plain) for done in decoded.completions] if several else []
+        name = "all" if several else "0"
+        rows.append(_totals_row(name, decoded, plain))
         if plain is not None:
-            rows.append(table_row("all, plain", plain.totals))
+            rows.append(_totals_row(f"{name}, plain", plain, None))
+        names = [
+            name
+            for name in (COLUMNS if self.wide else _USUAL)
+            if any(row.get(name) is not None for row in rows)
+        ]
         self.console.out()
-        self.console.table(COLUMNS, rows)
-        mean = ", on average" if len(decoded.completions) > 1 else ""
-        self.console.out(f"first token after {decoded.ttft_ms:.0f} ms{mean}")
-        if plain is not None and plain.totals.tokens_per_s:
-            gain = decoded.totals.tokens_per_s / plain.totals.tokens_per_s
-            self.console.out(f"speed-up over plain decoding: {gain:.2f}x")
+        self.console.table(names, [[row.get(name) for name in names] for row in rows])
+        self.console.out(_prompts(decoded))
+
+
+def _text_row(done: Completion, plain: Decoded | None) -> dict[str, object]:
+    """The row of one text, by column; the times are those of all texts together."""
+    row = _counts(done.index, Metrics.of([done], 0.0))
+    if plain is not None:
+        equal = divergence(done, plain.completions[done.index]) is None
+        row["as plain"] = "yes" if equal else "no"
+    return row
+
+
+def _totals_row(name: object, decoded: Decoded, plain: Decoded | None) -> dict[str, object]:
+    """The row of all texts, by column; `plain` is what they are compared with."""
+    speed = decoded.decoded_tokens_per_s
+    row = _counts(name, decoded.totals)
+    row |= {"tokens/s": speed, "first token": f"{decoded.ttft_ms:.0f} ms"}
+    if plain is not None:
+        base, pairs = (
+            plain.decoded_tokens_per_s,
+            zip(decoded.completions, plain.completions, strict=True),
+        )
+        equal = sum(divergence(ours, theirs) is None for ours, theirs in pairs)
+        row["speed-up"] = f"{speed / base:.2f}x" if speed and base else None
+        row["as plain"] = f"{equal} of {len(plain.completions)}"
+    return row
+
+
+def _counts(name: object, totals: Metrics) -> dict[str, object]:
+    return {
+        "text": name,
+        "tokens/step": totals.tokens_per_step,
+        "tokens": totals.output_tokens,
+        "steps": totals.steps,
+        **{name: getattr(totals, name) for name in _COUNTED},
+        "distinct 4-grams": totals.distinct_4grams,
+    }
+
+
+def _prompts(decoded: Decoded) -> str:
+    """The speed of reading prompts, which the table's tokens/s leaves out."""
+    several = len(decoded.completions) > 1
+    speed = decoded.prompt_tokens_per_s
+    return f"{'prompts' if several else 'prompt'}: {counted(decoded.prompt_tokens, 'token')}" + (
+        f", {speed:.0f} tokens/s" if speed else ""
+    )
 
 
 def decode_and_report(
-    console: Console, llm: LLM, requests: list[PromptRequest], *, stream: bool, check_lossless: bool
+    console: Console,
+    llm: LLM,
+    requests: list[PromptRequest],
+    *,
+    stream: bool,
+    check_lossless: bool,
+    wide: bool,
 ) -> Decoded:
     """Decode, print and return; raises `CheckFailed` where a text differs from plain decoding."""
     if check_lossless:
         warm_up(llm, requests[0])  # or the first of the two runs would be slower
-    transcript = Transcript(console, requests, stream=stream)
+    transcript = Transcript(console, requests, stream=stream, wide=wide)
     decoded = decode(llm, requests, on_chunk=transcript.chunk if stream else None)
     unshown = (lambda chunk: None) if stream else None  # which is read as the other, for its time
     plain = decode(llm, requests, plain=True, on_chunk=unshown) if check_lossless else None
@@ -156,11 +206,30 @@ def decode_and_report(
         for done in decoded.completions:
             if done.text == "" and done.finish_reason == "end_id" and len(done.output_ids) == 1:
                 console.note(f"note: text {done.index} is empty: the model ended it at once")
+    _note_cut(console, llm, decoded)
     if plain is not None:
         _require_lossless(decoded, plain)
     elif not console.quiet and (loss := lookahead_loss(llm, requests, decoded)):
         console.note(f"note: {loss}")
     return decoded
+
+
+def _note_cut(console: Console, llm: LLM, decoded: Decoded) -> None:
+    """Report which texts ended at their length, and what allows longer ones."""
+    cut = [done for done in decoded.completions if done.finish_reason == "length"]
+    if not cut:
+        return
+    most = llm.limits.max_text_len
+    full = any(len(done.input_ids) + len(done.output_ids) >= most for done in cut)
+    lengths = sorted({len(done.output_ids) for done in cut})
+    at = (
+        counted(lengths[0], "token")
+        if len(lengths) == 1
+        else f"{lengths[0]} to {lengths[-1]} tokens"
+    )
+    whose = f"text {cut[0].index} is" if len(cut) == 1 else f"{len(cut)} texts are"
+    more = f"the context of {most} tokens is full" if full else "-n allows more"
+    console.note(f"note: {whose} cut at {at}; {more}")
 
 
 def _require_lossless(decoded: Decoded, plain: Decoded) -> None:
@@ -188,19 +257,6 @@ def _shown(prompt: Prompt) -> str:
     if len(prompt) == 1:
         return joined(prompt[0]["content"])
     return "\n".join(f"{item['role']}: {joined(item['content'])}" for item in prompt)
-
-
-def table_row(name: object, totals: Metrics) -> list[object]:
-    """A row of the table, for one text or several."""
-    return [
-        name,
-        totals.output_tokens,
-        totals.steps,
-        totals.tokens_per_step,
-        *(getattr(totals, name) for name in _COUNTED),
-        totals.distinct_4grams,
-        totals.tokens_per_s,
-    ]
 
 
 def search_and_report(

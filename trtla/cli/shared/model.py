@@ -34,6 +34,8 @@ from trtla.settings.executor import TRTLLM_DEFAULTS, ExecutorOptions, TrtllmSett
 from trtla.settings.lookahead import (
     AUTOREGRESSIVE,
     DEFAULT_LOOKAHEAD,
+    OPEN,
+    REBUILD,
     Lookahead,
     LookaheadConfig,
     check_request,
@@ -221,7 +223,7 @@ def check_triples(
             if is_trtllm(engine_dir):
                 raise refuse_auto(name)
         elif triple is not None and limit is not None:
-            check_request(triple, limit, name)
+            check_request(triple, limit, name, REBUILD if engine else OPEN)
 
 
 def note_without_drafts(

@@ -24,7 +24,7 @@ Decorator = Callable[[Function], Function]
 PATH = click.Path()
 MODEL = ModelPath()
 DRAFTERS = "Drafters"  # section of the help
-DTYPES = click.Choice(DTYPE_NAMES)
+DTYPES = values.Dtype(DTYPE_NAMES)
 
 
 def setting(*names: str, section: str = "Options", **kwargs: Any) -> Decorator:
@@ -294,6 +294,11 @@ def length_flag(**other: Any) -> Decorator:
     """--max-output-len; `other`: arguments of `click.option` in place of those declared."""
     length = {"type": values.TOKENS, **_BASIC, **other}
     return options_of(SamplingParams, "Sampling", only=("max_output_len",), max_output_len=length)
+
+
+def wide_flag(section: str) -> Any:
+    """--wide, a field of a command's flags."""
+    return flag("Print all columns of the table.", section=section)
 
 
 ENDS = ("max_output_len", "stop", "stop_token_ids", "allotted_time_ms")

@@ -45,6 +45,7 @@ from trtla.runtime.models.load import (
 from trtla.runtime.ranks.opening import Ranks, SharedRoom, check_same, joined
 from trtla.runtime.stats import DraftTotals
 from trtla.settings.executor import ExecutorOptions
+from trtla.settings.lookahead import OPEN, REBUILD
 
 if TYPE_CHECKING:
     from trtla.formats.config import CheckpointConfig
@@ -135,6 +136,7 @@ def _limits(
         engine.default_triple(options.triple),
         input_len_hint=lengths.input_len_hint,
         text_len_hint=lengths.text_len_hint,
+        larger_triples=OPEN if engine.is_in_memory else REBUILD,
         usual_output_len=answer,
         drafter=options.drafter,
         draft_models=tuple(draft_engines),

@@ -13,10 +13,6 @@ from trtla.settings.upstream.option import (
     switch,
 )
 
-_ROUNDED = Refused(
-    "names what --dtype names here",
-    "use --dtype w8a16 for int8, w4a16 for int4, w4a16_awq for int4_awq; trtla writes no GPTQ",
-)
 _NO_SUCH = Refused(
     "is a quantisation that trtla does not write",
     "choose one of --dtype, which trtla convert --help lists",
@@ -69,14 +65,8 @@ CONVERT = Program(
                 "is not written", "use trtla run --kv-cache-dtype int8, for torch engines on CPUs"
             ),
         ),
-        switch("use_weight_only", _ROUNDED),
-        Flag(
-            "weight_only_precision",
-            _ROUNDED,
-            "int8",
-            bare="int8",
-            choices=("int8", "int4", "int8_gptq", "int4_gptq", "int4_awq"),
-        ),
+        switch("use_weight_only", Accepted()),
+        Flag("weight_only_precision", Accepted(note="no GPTQ"), "int8"),
         switch("disable_weight_only_quant_plugin", _NO_SUCH),
         Flag("quant_ckpt_path", _NO_SUCH),
         Flag("group_size", Accepted(note="of `int8`, `int4` and `w4a16_awq`"), "128"),

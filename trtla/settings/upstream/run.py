@@ -34,7 +34,7 @@ RUN = Program(
                 "`input_ids` and settings a line"
             ),
         ),
-        Flag("max_output_len", Accepted(note="256 by default, or the room that is left")),
+        Flag("max_output_len", Accepted(note="by default the room that is left")),
         Flag(
             "max_input_length",
             Needless(
