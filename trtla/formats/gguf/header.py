@@ -27,7 +27,7 @@ from trtla.errors import UsageError
 from trtla.files import refuse_stand_in, user_cache
 
 HEADER = "header.json"
-_FORMAT = 5
+_FORMAT = 6
 """Counted up when the content of the folders changes."""
 _LONGEST = 200
 """Bytes of a file's name in that of its folder."""
