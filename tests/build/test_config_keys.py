@@ -10,9 +10,11 @@ import pytest
 import torch
 import transformers
 
-from tests.support.families import logits_of
+from tests.support.families import expected_logits, folder_and_model, logits_of
+from tests.support.gguf_models import write_gguf
 from trtla.errors import UsageError
 from trtla.formats.families import DECODERS, FULL, SLIDING, Family
+from trtla.formats.gguf.folder import model_folder
 from trtla.formats.hf_config import HFConfig, read_hf_config
 
 _SIZES = {
@@ -169,3 +171,11 @@ def _read(folder: Path, family: Family, keys: dict[str, Any]) -> Any:
     data = {"architectures": [family.architecture], **keys}
     (folder / "config.json").write_text(json.dumps(data))
     return read_hf_config(folder)
+
+
+def test_the_config_of_a_gguf_file_has_the_familys_own_keys(tmp_path: Path) -> None:
+    model = folder_and_model("ernie-biases")[1]
+    folder = model_folder(write_gguf(model, tmp_path / "model.gguf", arch="ernie4_5"))
+    assert json.loads((folder / "config.json").read_text())["use_bias"] is True
+    expected = expected_logits("ernie-biases", _TEXT, 9)
+    torch.testing.assert_close(logits_of(folder, _TEXT, 9), expected, rtol=1e-5, atol=1e-5)

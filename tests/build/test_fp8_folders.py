@@ -212,6 +212,19 @@ def test_another_quantisation_is_refused_by_its_name(
     assert named in shown["problems"][0]
 
 
+def test_the_older_key_of_compressed_tensors_is_read(tmp_path: Path) -> None:
+    """Its files name no method."""
+    folder, numbers = fp8_folder(tmp_path / "hf", COMPRESSED)
+    config = json.loads((folder / "config.json").read_text())
+    declared = config.pop("quantization_config")
+    del declared["quant_method"]
+    (folder / "config.json").write_text(json.dumps({**config, "compression_config": declared}))
+    assert HFModel.open(folder).config.fp8
+    found = logits_of(folder, TEXT, 9)
+    expected = expected_logits(requantised(folder, numbers), 9)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
 def test_integers_are_not_taken_for_fp8(tmp_path: Path) -> None:
     folder, _ = fp8_folder(tmp_path / "hf", MODELOPT)
     tensors = load_file(folder / "model.safetensors")

@@ -18,6 +18,11 @@ from trtla.formats.model_folder import CONFIG, ModelFolder
 from trtla.formats.plan import fp8_groups
 from trtla.formats.stored_form import stored_forms
 
+_KEYS: dict[str, dict[str, str]] = {
+    "quantization_config": {},
+    "compression_config": {"quant_method": "compressed-tensors"},
+}
+"""Keys of config.json that declare a quantisation, and what is implied."""
 _BESIDE = {
     "hf_quant_config.json": "modelopt",
     "quantize_config.json": "gptq",
@@ -75,9 +80,12 @@ def undeclared(folder: Path, names: Iterable[str]) -> UsageError | None:
 def _declared(folder: ModelFolder) -> tuple[Path, dict[str, Any]] | None:
     """What config.json says, or else a file beside it, with that file's path."""
     said = folder.object(CONFIG)
-    for key in ("quantization_config", "compression_config"):
+    for key, implied in _KEYS.items():
         if (found := said.get(key)) is not None:
-            return folder.path / CONFIG, _flat(found if isinstance(found, dict) else {})
+            return folder.path / CONFIG, {
+                **implied,
+                **_flat(found if isinstance(found, dict) else {}),
+            }
     for name, method in _BESIDE.items():
         if not (folder.path / name).is_file():
             continue
