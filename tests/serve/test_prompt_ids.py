@@ -58,6 +58,13 @@ DEEPSEEK_TOOLS = (
     "{% endfor %}{% else %}{{ '<|' + m.role + '|>' + m.content }}{% endif %}{% endfor %}"
 )
 """As of DeepSeek's: calls are shown where there is no content, which is not an empty one."""
+PYTHON_TOOLS = (
+    "{% if tools %}{{ 'List of tools: ' + (tools | tojson) }}{% endif %}{% for m in messages %}"
+    "{{ '<|' + m.role + '|>' + (m.content or '') }}{% for call in m.tool_calls or [] %}"
+    "{{ call.function.name + '(' }}{% for key, value in call.function.arguments.items() %}"
+    "{{ key ~ \"='\" ~ value ~ \"', \" }}{% endfor %}{{ ')' }}{% endfor %}{% endfor %}"
+)
+"""As of LFM2: calls are written as Python's."""
 KINDS = {
     "all": WHOLE,
     "chatml": CHATML,
@@ -65,6 +72,7 @@ KINDS = {
     "hermes": HERMES_TOOLS,
     "llama": LLAMA_3_TOOLS,
     "mistral": MISTRAL_TOOLS,
+    "python": PYTHON_TOOLS,
     "qwen": QWEN_3_TOOLS,
     "thinking": THINKING,
     "two": [{"name": "default", "template": CHATML}, {"name": "tool_use", "template": WHOLE}],

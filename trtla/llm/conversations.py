@@ -170,15 +170,13 @@ class Conversations:
         return self._writes(role, _WORD, how), self._writes(role, parts, how)
 
     def _trials_of_calls(self, how: Rendering) -> tuple[bool, bool]:
-        """Try arguments as an object and as its text: no Python repr and no JSON in a text."""
-
-        def writes(arguments: Any) -> bool:
-            text = self._trial([self._question(how), *_called(arguments)], how)
-            return _WORD in text and not any(
-                wrong in text for wrong in (f"'{_WORD}", f'\\"{_WORD}')
-            )
-
-        return writes({"a": _WORD}), writes(json.dumps({"a": _WORD}))
+        """Try arguments as an object and as its text: no Python repr and no JSON in a text, unless
+        the template writes objects as Python alone."""
+        forms: list[Any] = [{"a": _WORD}, json.dumps({"a": _WORD})]
+        written = [self._trial([self._question(how), *_called(form)], how) for form in forms]
+        wrong = (f"'{_WORD}", f'\\"{_WORD}')
+        objects, texts = (_WORD in one and not any(w in one for w in wrong) for one in written)
+        return objects or (not texts and _WORD in written[0]), texts
 
     def _writes(self, role: str, content: Content, rendering: Rendering) -> bool:
         """Return True if the template writes a content's text, and no Python repr of parts."""
