@@ -186,10 +186,12 @@ def flush(path: Path) -> None:
 def user_cache() -> Path:
     """`$XDG_CACHE_HOME/trtla`, else `~/.cache/trtla`; it may not exist.
 
-    For a user without a home directory it is a folder that cannot be written to.
+    A relative path in the variable is ignored, as its specification says. For a user without a home
+    directory it is a folder that cannot be written to.
     """
+    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trtla"
+        return (named if named.is_absolute() else Path.home() / ".cache") / "trtla"
     except RuntimeError:
         return _NO_HOME / ".cache" / "trtla"
 

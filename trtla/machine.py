@@ -30,11 +30,11 @@ _QUERY = ("name", "compute_cap", "memory.total", "memory.free", "driver_version"
 _TIMEOUT_S = 20.0
 CGROUPS = Path("/sys/fs/cgroup")
 """Linux's control groups."""
-_CGROUP_FILES = {
+_MEMORY_FILES = {
     "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
     "": ("memory.max", "memory.current", ""),
 }
-"""By the controllers in /proc/self/cgroup, of versions 1 and 2: the files with the limit and with
+"""By the controller in /proc/self/cgroup, of versions 1 and 2: the files with the limit and with
 the usage, and the prefix of memory.stat's keys."""
 
 
@@ -45,6 +45,8 @@ class Cpu:
     model: str
     cores: int
     """Cores that this process may use."""
+    quota: float | None
+    """Cores whose time its control group may take, if that has such a limit."""
     memory_bytes: int | None
     free_bytes: int | None
     """Memory that programs can still get, the page cache included."""
@@ -150,16 +152,42 @@ def available_memory(*, swap: bool = False) -> int | None:
 
 def _cgroup_rooms(swap: bool) -> Iterator[int]:
     """The room below each memory limit of this process's control group and its parents."""
+    for controller, folder in _cgroups("memory"):
+        if (room := _cgroup_room(folder, *_MEMORY_FILES[controller])) is not None:
+            size, free = room
+            yield min(free + _cgroup_swap(folder), size) if swap else free
+
+
+def _cgroups(wanted: str) -> Iterator[tuple[str, Path]]:
+    """The folders of this process's control group and its parents that limit a resource.
+
+    Yields:
+        The controller of version 1, or an empty name for version 2, and a folder.
+    """
     for line in _lines(Path("/proc/self/cgroup")):
         controllers, _, group = line.partition(":")[2].partition(":")
-        if controllers not in _CGROUP_FILES:
+        if controllers and wanted not in controllers.split(","):
             continue
-        root, files = CGROUPS / controllers, _CGROUP_FILES[controllers]
+        controller = wanted if controllers else ""
+        root = CGROUPS / controller
         cgroup = root / group.lstrip("/")  # in a container the root may be its own
         for folder in {root, cgroup, *cgroup.parents}:
-            if folder.is_relative_to(root) and (room := _cgroup_room(folder, *files)) is not None:
-                size, free = room
-                yield min(free + _cgroup_swap(folder), size) if swap else free
+            if folder.is_relative_to(root):
+                yield controller, folder
+
+
+def cpu_quota() -> float | None:
+    """The cores whose time this process's control groups may take; None: as many as there are."""
+    return min(filter(None, (_quota(*group) for group in _cgroups("cpu"))), default=None)
+
+
+def _quota(controller: str, folder: Path) -> float | None:
+    """A group's limit of time: `50000 100000` in one file of version 2, in two of version 1."""
+    names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controller else ("cpu.max",)
+    words = " ".join(line for name in names for line in _lines(folder / name)).split()
+    if len(words) != 2 or not all(word.isdecimal() and int(word) for word in words):
+        return None  # max, -1, or a sandbox that only looks like Linux
+    return int(words[0]) / int(words[1])
 
 
 def _cgroup_room(folder: Path, limit: str, used: str, kept: str) -> tuple[int, int] | None:
@@ -223,9 +251,16 @@ def process_rank() -> int:
 
 
 def usable_cores() -> int:
-    """Cores that this process may use."""
+    """Cores that this process may use: those it may run on, as far as its quota goes."""
     ours = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
-    return len(ours) or os.cpu_count() or 1
+    return within_quota(len(ours) or os.cpu_count() or 1)
+
+
+def within_quota(cores: int) -> int:
+    """Return as many of these cores as the control group's quota of time has, to the nearest whole
+    one: more threads would use it up early in each period, and all wait for the next."""
+    quota = cpu_quota()
+    return cores if quota is None else max(1, min(cores, int(quota + 0.5)))
 
 
 def cpu() -> Cpu:
@@ -235,6 +270,7 @@ def cpu() -> Cpu:
     return Cpu(
         model=info.get("model name") or platform.processor() or platform.machine(),
         cores=usable_cores(),
+        quota=cpu_quota(),
         memory_bytes=_memory("MemTotal"),
         free_bytes=available_memory(),
         instruction_sets=tuple(name for name in _SETS if name in flags),

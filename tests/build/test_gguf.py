@@ -7,6 +7,8 @@ import json
 import math
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -360,6 +362,36 @@ def test_a_user_without_a_home_has_a_cache_that_cannot_be_written(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)
     assert not user_cache().parents[1].exists()
+
+
+def test_a_relative_path_names_no_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
+    assert user_cache() == tmp_path / ".cache" / "trtla"
+
+
+@pytest.mark.parametrize("environment", [{"XDG_CACHE_HOME": "/proc/none"}, {"HOME": "/proc/none"}])
+def test_a_file_opens_where_no_cache_can_be_written(
+    file: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
+    kept = {name: value for name, value in os.environ.items() if name != "XDG_CACHE_HOME"}
+    code = f"""if True:
+        from trtla.formats.gguf.folder import model_folder, model_name
+        folder = model_folder({str(file)!r})
+        assert folder == model_folder({str(file)!r}) and (folder / "config.json").is_file()
+        assert model_name(str(folder)) == {str(file)!r}
+        print(folder)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**kept, **environment, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.strip()).is_relative_to(tmp_path)
+    assert not list(tmp_path.glob("trtla-*"))
 
 
 def test_a_truncated_file_is_refused_wherever_it_ends(file: Path, tmp_path: Path) -> None:

@@ -29,11 +29,12 @@ import gc, json, sys
 before = set(sys.modules)
 from trtla.cli import main
 try:
-    main(sys.argv[1:])
+    main(sys.argv[2:])
 except SystemExit as end:
     assert end.code == 0, end.code
 frozen, left = gc.get_freeze_count(), len(gc.get_objects())
-print(json.dumps([sorted(set(sys.modules) - before), frozen, left]), file=sys.stderr)
+with open(sys.argv[1], "w") as file:
+    json.dump([sorted(set(sys.modules) - before), frozen, left], file)
 """
 
 
@@ -59,19 +60,19 @@ class Loaded:
         return [m for m in self.modules if any(f"{m}.".startswith(f"{p}.") for p in parents)]
 
 
-def loaded(folder: Path) -> Loaded:
-    """Run a model in a process of its own."""
+def loaded(folder: Path, found: Path) -> Loaded:
+    """Run a model in a process of its own, which writes to a file what it has loaded."""
     run = ["run", "--engine-dir", str(folder), "--input-text", "ab", "--max-output-len", "1"]
     done = subprocess.run(
-        [sys.executable, "-c", _LOADED, *run], capture_output=True, text=True, cwd=ROOT
+        [sys.executable, "-c", _LOADED, str(found), *run], capture_output=True, text=True, cwd=ROOT
     )
     assert done.returncode == 0, done.stderr
-    return Loaded(*json.loads(done.stderr.splitlines()[-1]))
+    return Loaded(*json.loads(found.read_text()))
 
 
 @pytest.fixture(scope="module")
-def run_of_an_engine(engine: Path) -> Loaded:
-    return loaded(engine)
+def run_of_an_engine(engine: Path, tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    return loaded(engine, tmp_path_factory.mktemp("loaded") / "found.json")
 
 
 def test_a_run_loads_few_packages(run_of_an_engine: Loaded) -> None:
@@ -90,8 +91,8 @@ def test_a_run_loads_nothing_that_builds_engines(run_of_an_engine: Loaded) -> No
     assert not run_of_an_engine.within(_BUILDERS)
 
 
-def test_a_hugging_face_folder_loads_no_more_packages(model: Path) -> None:
-    run = loaded(model)
+def test_a_hugging_face_folder_loads_no_more_packages(model: Path, tmp_path: Path) -> None:
+    run = loaded(model, tmp_path / "found.json")
     assert run.packages <= _LIGHT
     assert not run.within(_BUILDERS)
 

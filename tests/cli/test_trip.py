@@ -41,15 +41,16 @@ def known(done):
 
 
 @needs_compiler
-def test_a_prompt_passes_few_files_in_few_records(done, known):
-    line = ["-m", "tests.support.trip", known, "run", "-m", str(SHIPPED), "-p", PROMPT, "-n", "24"]
+def test_a_prompt_passes_few_files_in_few_records(done, known, tmp_path):
+    trip = ["-m", "tests.support.trip", str(tmp_path / "trip"), known]
+    line = [*trip, "run", "-m", str(SHIPPED), "-p", PROMPT, "-n", "24"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     ran = subprocess.run(
         [sys.executable, *line], capture_output=True, text=True, cwd=ROOT, env=environment
     )
     assert ran.returncode == 0, ran.stderr
     assert done.text.strip()[:20] in ran.stdout
-    files, records = json.loads(ran.stderr.splitlines()[-1])
+    files, records = json.loads((tmp_path / "trip").read_text())
     assert {"cli/run/run.py", "llm/prompt.py", "runtime/loop/step.py"} <= files.keys()
     assert {"PromptRequest", "Request", "Sequence", "Completion"} <= set(records)
     assert len(files) <= MOST_FILES, sorted(files)
@@ -57,18 +58,19 @@ def test_a_prompt_passes_few_files_in_few_records(done, known):
 
 
 @needs_compiler
-def test_a_prompt_passes_few_files_through_a_server(done, known, monkeypatch):
+def test_a_prompt_passes_few_files_through_a_server(done, known, tmp_path, monkeypatch):
     """From the body to the answer; the command's flags, which hold settings too, open the model."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.chdir(ROOT)
-    with server_process("-m", "tests.support.trip", known, "serve", SHIPPED) as (process, address):
+    trip = ("-m", "tests.support.trip", tmp_path / "trip", known)
+    with server_process(*trip, "serve", SHIPPED) as (process, address):
         body = {"prompt": PROMPT, "max_tokens": 24, "temperature": 0}
         answer = httpx.post(f"{address}/v1/completions", json=body, timeout=120)
         assert answer.json()["choices"][0]["text"] == done.text
         process.send_signal(signal.SIGTERM)
         said = process.stderr.read()
         assert process.wait(120) == 0, said
-    files, records = json.loads(said.splitlines()[-1])
+    files, records = json.loads((tmp_path / "trip").read_text())
     files = {file for file in files if not file.startswith("cli/")}
     records = set(records) - {"ServeFlags"}
     assert {"serve/app.py", "api/generation.py", "llm/prompt.py", "runtime/loop/step.py"} <= files

@@ -15,6 +15,7 @@ from tests.support.gguf_models import write_gguf
 from tests.support.models import Variant, make_model
 from trtla import LLM, TrtlaError, machine
 from trtla.formats.model import Model
+from trtla.runtime import threads
 from trtla.runtime.models import kv_cache
 from trtla.runtime.models.cpu.packing import Packer, pack_model
 from trtla.runtime.models.load import not_compiled
@@ -112,6 +113,46 @@ def test_a_control_group_limits_memory(
     stat = f"anon 7\n{kept}active_file {10 * MIB}\n{kept}inactive_file {20 * MIB}\n"
     (own.parent / "memory.stat").write_text(stat)
     assert machine.available_memory() == 70 * MIB
+
+
+@pytest.mark.parametrize(
+    ("own", "parent", "cores"),
+    [
+        ((-1, 100000), (-1, 100000), 8),
+        ((250000, 100000), (-1, 100000), 3),
+        ((240000, 100000), (900000, 100000), 2),
+        ((400000, 100000), (50000, 50000), 1),
+        ((20000, 100000), (-1, 100000), 1),
+        ((0, 0), ("odd", 100000), 8),
+    ],
+)
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_control_group_limits_cores(
+    version: int,
+    own: tuple[object, object],
+    parent: tuple[object, object],
+    cores: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The smallest quota on the path of parents, to the nearest whole core."""
+    root = tmp_path / "cpu" if version == 1 else tmp_path
+    for folder, (quota, period) in {"job": parent, "job/step": own}.items():
+        (root / folder).mkdir(parents=True)
+        if version == 1:
+            (root / folder / "cpu.cfs_quota_us").write_text(f"{quota}\n")
+            (root / folder / "cpu.cfs_period_us").write_text(f"{period}\n")
+        else:
+            limit = "max" if quota == -1 else quota
+            (root / folder / "cpu.max").write_text(f"{limit} {period}\n")
+    lines, group = machine._lines, {1: "3:cpu,cpuacct:/job/step", 2: "0::/job/step"}[version]
+    monkeypatch.setattr(
+        machine, "_lines", lambda p: [group] if str(p) == "/proc/self/cgroup" else lines(p)
+    )
+    monkeypatch.setattr(machine, "CGROUPS", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    assert machine.usable_cores() == machine.cpu().cores == cores
+    assert threads._physical_cores() <= cores
 
 
 @pytest.mark.parametrize(

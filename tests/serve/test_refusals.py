@@ -307,6 +307,13 @@ def test_an_origin_can_be_allowed():
         assert served.http.post("/v1/completions", json=ASK, headers=origin).status_code == 200
         other = {"Origin": "https://evil.example"}
         assert served.http.post("/v1/completions", json=ASK, headers=other).status_code == 403
+        private = {"Access-Control-Request-Private-Network": "true"}
+        for named, status, answer in ((origin, 200, "true"), (other, 400, None)):
+            before = served.http.options("/v1/models", headers={**asked, **private, **named})
+            assert before.status_code == status
+            assert before.headers.get("access-control-allow-private-network") == answer
+        before = served.http.options("/v1/models", headers=asked)
+        assert "access-control-allow-private-network" not in before.headers
 
 
 def test_keys_bodies_and_queues_have_limits(monkeypatch):

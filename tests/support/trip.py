@@ -104,22 +104,24 @@ def _inside(value: Any) -> list[Any]:
 
 
 def main() -> None:
-    """Run a command line of trtla; what it found is the last line of stderr.
+    """Run a command line of trtla, and write what it found to a file.
 
-    The first argument is JSON with the prompt, its ids, its answer and the answer's ids.
+    The first arguments are the file, and JSON with the prompt, its ids, its answer and the answer's
+    ids.
     """
     from trtla.cli import main as command
 
-    trip = Trip(*json.loads(sys.argv[1]))
+    found, known, *line = sys.argv[1:]
+    trip = Trip(*json.loads(known))
     threading.setprofile(trip)
     sys.setprofile(trip)
     try:
-        command(sys.argv[2:])
+        command(line)
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
         files = {file: sorted(names) for file, names in trip.files.items() if names}
-        print(json.dumps([files, sorted(trip.records)]), file=sys.stderr)
+        Path(found).write_text(json.dumps([files, sorted(trip.records)]))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from trtla.errors import UsageError
-from trtla.machine import usable_cores
+from trtla.machine import usable_cores, within_quota
 from trtla.settings.fields import is_whole, shown
 
 _MOST = 1024
@@ -46,10 +46,11 @@ def _default() -> int:
 
 
 def _physical_cores() -> int:
-    """Count the cores that this process may use; hyper-threads of a core count once."""
+    """Count the cores that this process may use; hyper-threads of a core count once, and a quota of
+    time is as many cores."""
     try:
         ours = os.sched_getaffinity(0)
         files = (f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list" for cpu in ours)
-        return len({Path(file).read_text() for file in files}) or usable_cores()
+        return within_quota(len({Path(file).read_text() for file in files})) or usable_cores()
     except (AttributeError, OSError):
         return usable_cores()

@@ -24,7 +24,6 @@ from types import FrameType
 from typing import Any
 
 import uvicorn
-from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from trtla.api.errors import ApiError
@@ -37,6 +36,7 @@ from trtla.serve.generation import ServedModel
 from trtla.serve.guard import Guard, is_loopback, read_keys
 from trtla.serve.log import RequestLog
 from trtla.serve.metrics import ServerMetrics
+from trtla.serve.origins import Origins
 from trtla.serve.responses import Connection
 from trtla.settings.serving import ServeSettings
 
@@ -149,7 +149,7 @@ class Service:
         app: ASGIApp = new_app(Served(model, self.name, metrics, self.log, created, isolated))
         app = Guard(app, self.keys, self.settings, self.log, metrics)
         if origins := self.settings.allow_origin:
-            app = CORSMiddleware(app, origins, allow_methods=("GET", "POST"), allow_headers=("*",))
+            app = Origins(app, origins, allow_methods=("GET", "POST"), allow_headers=("*",))
         config = uvicorn.Config(
             app,
             http=Connection,

@@ -191,7 +191,8 @@ def _machine_rows(report: Report) -> Iterator[Row]:
     yield "transformers", machine.transformers
     yield "llguidance", machine.llguidance or _NO_GRAMMARS
     memory = _memory(cpu.memory_bytes, cpu.free_bytes)
-    yield "CPU", f"{cpu.model}, {counted(cpu.cores, 'core')}, {memory}"
+    quota = "" if cpu.quota is None else f" (a control group's quota is {round(cpu.quota, 2):g})"
+    yield "CPU", f"{cpu.model}, {counted(cpu.cores, 'core')}{quota}, {memory}"
     yield "CPU instruction sets", " ".join(cpu.instruction_sets) or None
     parts = (driver.version, driver.cuda and f"CUDA {driver.cuda}")
     yield "CUDA driver", ", ".join(filter(None, parts)) or None

@@ -2,7 +2,8 @@
 
 The folder has config.json, the tokenizer and the chat template; its weights stay in the GGUF file.
 It is kept in the user's cache, made again when the file has changed, and may be deleted any time;
-those of files that are gone or have changed are deleted when another one is made.
+those of files that are gone or have changed are deleted when another one is made. Where no cache
+can be written, it is a temporary folder of this process.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from trtla.errors import UsageError, first_line
@@ -45,6 +47,8 @@ from trtla.leftovers import remove_abandoned
 
 _IN_USE_S = 86_400.0
 """The time since a folder was last asked for, after which no open model is expected to read it."""
+_TEMPORARY: dict[Path, TemporaryDirectory[str]] = {}
+"""The folders of this process by those in the cache; they are removed as it ends."""
 
 
 def model_folder(path: str | Path) -> Path:
@@ -67,14 +71,24 @@ def _gguf_folder(path: Path) -> ModelFolder:
         with suppress(OSError):  # of a cache that cannot be written
             os.utime(folder)
         return known
+    if folder in _TEMPORARY:
+        return ModelFolder(Path(_TEMPORARY[folder].name, folder.name))
     header = read_header(path)
     files, notes = _files(path, header), _said(path, header)
-    with written(folder, CACHE_HINT):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with temporary_folder(folder.parent) as temporary:
-            _write(temporary / "new", files, {"path": str(path), "stamps": file_stamps, **notes})
-            _publish(temporary, folder)
-        _remove_unused(folder.parent)
+    made_of = {"path": str(path), "stamps": file_stamps, **notes}
+    try:
+        with written(folder, CACHE_HINT):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with temporary_folder(folder.parent) as temporary:
+                _write(temporary / "new", files, made_of)
+                _publish(temporary, folder)
+            _remove_unused(folder.parent)
+    except UsageError:  # no cache can be written here
+        with written(folder, CACHE_HINT):
+            own = TemporaryDirectory(prefix="trtla-")
+            _write(Path(own.name, folder.name), files, made_of)
+        _TEMPORARY[folder] = own
+        return ModelFolder(Path(own.name, folder.name))
     return ModelFolder(folder)
 
 
