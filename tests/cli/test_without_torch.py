@@ -167,6 +167,21 @@ def test_what_needs_torch_says_how_to_get_it(
     assert not (tmp_path / "out").exists()
 
 
+def test_without_a_compiler_either_of_the_two_is_named(tmp_path: Path) -> None:
+    more = {"CXX": "no-such-compiler", "XDG_CACHE_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", _COMMAND, "run", str(SHIPPED), "-p", "a"],
+        capture_output=True,
+        text=True,
+        env={**environment(tmp_path), **more},
+    )
+    error, hint = done.stderr.splitlines()[-2:]
+    assert "needs torch, which is not installed: no C++ compiler was found" in error
+    assert "install g++" in hint
+    assert "pip install 'trtla[torch]'" in hint
+    assert "slower" not in done.stderr
+
+
 def test_chat(gguf_file: Path, tmp_path: Path) -> None:
     (out,) = ran(tmp_path, ("chat", "-m", gguf_file, "-n", "8"), stdin="hello\n/stats\n")
     assert out.strip()

@@ -102,17 +102,17 @@ def _load_tensors(
 
 def _without_torch(engine: Engine, dtype: str) -> UsageError:
     """The refusal of a model that only PyTorch runs, which is not installed."""
-    config, more = engine.config.pretrained_config, ""
+    config, hint = engine.config.pretrained_config, install_hint("torch")
+    try:
+        problem = native_problem(config, dtype)
+        if problem and native_problem(config, "float32") is None:
+            hint += ", or use --dtype float32"
+    except NotCompiled as error:
+        problem, hint = str(error), f"{error.hint}, or {hint}"
     if isinstance(engine, EncoderDecoder):
-        problem: str | None = "it is an encoder-decoder"
-    else:
-        problem = not_compiled(config, dtype)
-        if problem and dtype != "float32" and not_compiled(config, "float32") is None:
-            more = ", or use --dtype float32"
-    return UsageError(
-        f"{engine.name} needs torch, which is not installed{f': {problem}' if problem else ''}",
-        f"{install_hint('torch')}{more}",
-    )
+        problem, hint = "it is an encoder-decoder", install_hint("torch")
+    reason = f": {problem}" if problem else ""
+    return UsageError(f"{engine.name} needs torch, which is not installed{reason}", hint)
 
 
 def check_cache_dtype(kv_cache_dtype: str, engine: Engine, dtype: str, device: Device) -> None:
@@ -142,7 +142,8 @@ def not_compiled(config: CheckpointConfig, dtype: str) -> str | None:
     try:
         return native_problem(config, dtype)
     except NotCompiled as error:
-        note_slower(error, SLOWER)
+        if is_installed("torch"):
+            note_slower(error, SLOWER)
         return str(error)
 
 
