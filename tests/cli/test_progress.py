@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.command import trtla
-from trtla import console
+from trtla import LLM, SamplingParams, console
+from trtla.cli.run import reading
 from trtla.console import Console
+from trtla.llm.prompt import PromptRequest
 
 
 def test_a_log_has_a_line_at_both_ends_of_a_stage(capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,3 +88,20 @@ def test_long_commands_report_where_they_are(
     convert = ("convert", "--model-dir", model, "--output-dir")
     assert "convert: 0 of 0 MB, " in trtla(*convert, tmp_path / "one").err
     assert trtla(*convert, tmp_path / "two", "-q").err == ""
+
+
+def test_a_terminal_shows_that_a_long_prompt_is_read(
+    engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setattr(reading, "_WORTH_S", 0.0)
+    with LLM(engine) as llm:
+        request = PromptRequest("text 0", "abc", SamplingParams(4))
+        with reading.reading(Console(), llm, [request]) as read:
+            read()
+    assert "reading 3 tokens" in screen.getvalue()

@@ -96,3 +96,14 @@ def test_elsewhere_a_table_is_one_whatever_columns_says(engine: Path) -> None:
     assert {"tokens/step", "tokens/s"} <= words(heading)
     assert "accepted" not in heading
     assert len(rows) == 2  # the rule, and the text
+
+
+def test_a_long_prompt_takes_one_line_on_a_terminal(
+    engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = "first" + " ab" * 37 + " last"
+    text = on_terminal(40, monkeypatch, "run", engine, "-p", prompt, "-n", "4")
+    assert text.startswith('Input [Text 0]: "first ab ab')
+    assert f' last ({len(prompt)} characters)"\n' in text
+    assert prompt not in text
+    assert prompt in trtla("run", engine, "-p", prompt, "-n", "4").out

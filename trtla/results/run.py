@@ -65,12 +65,14 @@ def decode(
     *,
     plain: bool = False,
     on_chunk: Callable[[Chunk], None] | None = None,
+    on_first: Callable[[], None] = lambda: None,
 ) -> Decoded:
     """Decode all prompts in one in-flight batch, later turns after the answers that they continue.
 
     Args:
         plain: decode every request without drafts and record the target's margins.
         on_chunk: called with every chunk as it comes.
+        on_first: called before the first one is shown.
     """
     requests = list(requests)
     done: dict[int, Completion] = {}
@@ -90,6 +92,8 @@ def decode(
         for chunk in llm.decode(together, whole=on_chunk is None):
             if len(wave) < len(requests):
                 chunk = _renumbered(chunk, wave[chunk.index])
+            if not first_s:
+                on_first()
             last_s = chunk.at - began
             first_s.setdefault(chunk.index, last_s)
             if chunk.completion is not None:

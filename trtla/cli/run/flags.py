@@ -54,7 +54,9 @@ class RunFlags(CorpusFlags):
         several=True,
     )
     no_lookahead: bool = opt.flag("Decode every request with 1,1,0.", section="Model")
-    stream: bool = opt.flag("Print text as it comes.", section="Output", basic=True)
+    stream: bool = opt.flag(
+        "Print text as it comes, as at a terminal.", section="Output", basic=True
+    )
     check_lossless: bool = opt.flag(
         "Decode again with 1,1,0 and compare; exit code 3 when a text differs.",
         section="Output",

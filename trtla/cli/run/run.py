@@ -150,8 +150,9 @@ def run(console: Console, /, **params: Any) -> None:
             most = flags.num_return_sequences
             result = search_and_report(console, llm, requests, flags.beams, most)
         else:
-            names = ("stream", "check_lossless", "wide")
-            how = {name: getattr(flags, name) for name in names}
+            at_terminal = sys.stdout.isatty() and not console.json
+            stream = flags.stream or at_terminal
+            how = {"stream": stream, "check_lossless": flags.check_lossless, "wide": flags.wide}
             result = decode_and_report(console, llm, requests, **how)
         _save_ids(flags, llm, result)
         save_corpus(console, llm, flags.save_corpus)

@@ -9,9 +9,12 @@ they have got when their turn comes.
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from trtla.cli.run.reading import reading
 from trtla.console import Console, counted
 from trtla.errors import CheckFailed
 from trtla.results.metrics import Metrics
@@ -38,6 +41,10 @@ _USUAL = ("text", "tokens/s", "tokens/step", "speed-up", "as plain", "first toke
 COLUMNS = (*_USUAL, "tokens", "steps", *_COUNTED, "distinct 4-grams")
 """The columns of the table, which --wide prints whole; each is shown if a row has it."""
 BEAM_COLUMNS = ("text", "beam", "tokens", "score", "log prob", "finished")
+
+
+_MOST_LINES = 4
+"""Lines of a prompt that a terminal shows whole."""
 
 
 class Transcript:
@@ -195,7 +202,9 @@ def decode_and_report(
     if check_lossless:
         warm_up(llm, requests[0])  # or the first of the two runs would be slower
     transcript = Transcript(console, requests, stream=stream, wide=wide)
-    decoded = decode(llm, requests, on_chunk=transcript.chunk if stream else None)
+    on_chunk = transcript.chunk if stream else None
+    with reading(console, llm, requests) as read:
+        decoded = decode(llm, requests, on_chunk=on_chunk, on_first=read)
     unshown = (lambda chunk: None) if stream else None  # which is read as the other, for its time
     plain = decode(llm, requests, plain=True, on_chunk=unshown) if check_lossless else None
     console.note(f"note: ran on {llm.description}")
@@ -246,7 +255,18 @@ def _require_lossless(decoded: Decoded, plain: Decoded) -> None:
 
 def input_line(index: int, prompt: Prompt) -> str:
     """The line above a prompt's outputs."""
-    return f'Input [Text {index}]: "{_shown(prompt)}"'
+    return f'Input [Text {index}]: "{_cut(_shown(prompt))}"'
+
+
+def _cut(text: str) -> str:
+    """The text, or at a terminal about a line of its beginning and one of its end."""
+    columns = shutil.get_terminal_size().columns
+    if not sys.stdout.isatty() or (len(text) <= 3 * columns and text.count("\n") < _MOST_LINES):
+        return text
+    parts = (" ".join(part.split()) for part in (text[:columns], text[-columns:]))
+    first, last = parts
+    begin, end = first[: columns - 8], last[-columns + 30 :]
+    return f"{begin} ... {end} ({len(text)} characters)"
 
 
 def _shown(prompt: Prompt) -> str:
