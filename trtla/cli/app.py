@@ -248,7 +248,8 @@ def _meant(error: click.NoSuchOption) -> str:
     """The beginning of a hint: what serves in place of a wrong flag, or resembles it most."""
     wrong, command = error.option_name, error.ctx.command if error.ctx else cli
     names = [name for name in ("run", "serve") if name != command.name]
-    others = {name: _flags(COMMANDS[name]) for name in names if command.name in _ANSWERING}
+    names = names if command.name in _ANSWERING else ["convert"] * (command.name == "build")
+    others = {name: _flags(COMMANDS[name]) for name in names}
     exact = next((name for name in others if wrong in others[name]), None)
     if exact:
         return _of_another(command, exact, wrong, others[exact])

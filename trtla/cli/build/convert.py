@@ -12,7 +12,7 @@ import click
 from trtla.cli.shared.command import Command
 from trtla.cli.shared.options import DTYPES, PATH, model_flag, setting, switch
 from trtla.cli.shared.params import source
-from trtla.cli.shared.values import ALL, COUNT, COUNT_OR_ALL, DEVICE
+from trtla.cli.shared.values import ALL, COUNT, COUNT_OR_ALL, DEVICE, QUANTISED
 from trtla.console import Console, Progress, counted
 from trtla.errors import UsageError
 from trtla.settings.upstream.convert import CONVERT
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 _INTEGERS = ("int8", "int4")
 _GROUPED = (*_INTEGERS, "w4a16_awq")
-_QUANTISED = ("fp8", *_GROUPED, "w8a16", "w4a16")
 _DTYPES_OF = {
     "group_size": _GROUPED,
     "kv_cache_dtype": ("fp8",),
@@ -64,7 +63,7 @@ _quantised = partial(setting, section="Quantisation")
 @_conversion(
     "--dtype",
     basic=True,
-    type=click.Choice([*DTYPES.choices, *_QUANTISED]),
+    type=click.Choice([*DTYPES.choices, *QUANTISED]),
     default="auto",
     help="Type of the weights; auto keeps the model's, float16 for float32, and a GGUF file's "
     "blocks. All others quantise the layers' linears and keep the rest as auto does. int8 and int4 "
@@ -154,7 +153,7 @@ def _refuse_flags(ctx: click.Context) -> None:
     """Refuse settings without effect, wherever they come from."""
     dtype, has_texts = ctx.params["dtype"], source(ctx, "calib_data") != "default"
     if ctx.params["use_fp8"]:
-        if dtype in _QUANTISED[1:]:
+        if dtype in QUANTISED[1:]:
             raise UsageError(
                 f"--use-fp8 quantises to FP8, and --dtype {dtype} to something else", "omit one"
             )

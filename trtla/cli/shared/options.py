@@ -24,7 +24,7 @@ Decorator = Callable[[Function], Function]
 PATH = click.Path()
 MODEL = ModelPath()
 DRAFTERS = "Drafters"  # section of the help
-DTYPES = click.Choice(DTYPE_NAMES)
+DTYPES = values.Dtype(DTYPE_NAMES)
 
 
 def setting(*names: str, section: str = "Options", **kwargs: Any) -> Decorator:

@@ -245,3 +245,23 @@ def _engines_own(engine_dir: object) -> tuple[str, ...]:
         with suppress(TrtlaError, OSError):
             return (str(validate(EngineManifest, read_json(path), str(path)).triple),)
     return ()
+
+
+QUANTISED = ("fp8", "int8", "int4", "w4a16_awq", "w8a16", "w4a16")
+"""Types of weights that convert alone writes."""
+
+
+class Dtype(click.Choice[str]):
+    """A type to compute in, which is none that quantises weights."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str:
+        if value in QUANTISED:
+            flag = param.opts[0] if param else "--dtype"
+            raise UsageError(
+                f"{flag} {value} quantises weights, which trtla convert does",
+                f"write a checkpoint with trtla convert MODEL -o CKPT --dtype {value}, and use it "
+                "in place of the model",
+            )
+        return super().convert(value, param, ctx)
