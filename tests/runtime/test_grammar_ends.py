@@ -41,6 +41,7 @@ def tokenizer():
 
 
 def limited(monkeypatch, step=4000):
+    """Set limits that ordinary grammars reach; a step's are above what burns no fuel."""
     fuel = {"STEP_FUEL": step, "LIFE_FUEL": 8 * step, "AMPLE_FUEL": 16 * step}
     for name, value in fuel.items():
         monkeypatch.setattr(grammar_lexer, name, value)

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from tests.support.chat_templates import HERMES_TOOLS, with_template
 from tests.support.served import SHIPPED, refused, serving
 from trtla import LLM
+from trtla.llm import grammar_compiling
 from trtla.llm.grammars import GrammarCompiler
 
 pytest.importorskip("llguidance")
@@ -208,7 +209,9 @@ def test_a_grammar_that_takes_long_delays_no_other_request(served, pattern):
     assert count
 
 
-def test_a_grammar_that_gives_up_fails_its_request_alone(served, capfd):
+def test_a_grammar_that_gives_up_fails_its_request_alone(served, capfd, monkeypatch):
+    for limit in ("STEP_FUEL", "AMPLE_FUEL"):
+        monkeypatch.setattr(grammar_compiling, limit, 200_000)
     ask = {"prompt": "def f(", "max_tokens": 40, "temperature": 0}
     alone = said(served.complete(**ask))
     with ThreadPoolExecutor(1) as pool:

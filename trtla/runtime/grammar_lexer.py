@@ -20,7 +20,7 @@ STEP_FUEL = 1 << 15
 LIFE_FUEL = 64 * STEP_FUEL
 """Of a lexer in its life, in which it grows by up to 12 MB."""
 AMPLE_FUEL = 2 * LIFE_FUEL
-"""For the mask that decides."""
+"""For the mask that decides: twice a life, since `llguidance` also learns what burns no fuel."""
 _WINDOW = 64
 """Tokens that are read with one mask's fuel, at multiples of it in the text."""
 _NO_TOKEN = 1 << 31

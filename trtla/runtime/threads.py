@@ -51,6 +51,6 @@ def _physical_cores() -> int:
     try:
         ours = os.sched_getaffinity(0)
         files = (f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list" for cpu in ours)
-        return within_quota(len({Path(file).read_text() for file in files})) or usable_cores()
+        return within_quota(len({Path(file).read_text() for file in files}) or usable_cores())
     except (AttributeError, OSError):
         return usable_cores()
