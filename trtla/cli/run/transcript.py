@@ -20,6 +20,7 @@ from trtla.errors import CheckFailed
 from trtla.results.metrics import Metrics
 from trtla.results.run import (
     Decoded,
+    certain_loss,
     decode,
     divergence,
     document,
@@ -199,6 +200,9 @@ def decode_and_report(
     wide: bool,
 ) -> Decoded:
     """Decode, print and return; raises `CheckFailed` where a text differs from plain decoding."""
+    slow = None if console.quiet else certain_loss(llm, requests)
+    if slow:
+        console.note(f"note: {slow}")
     if check_lossless:
         warm_up(llm, requests[0])  # or the first of the two runs would be slower
     transcript = Transcript(console, requests, stream=stream, wide=wide)
@@ -218,7 +222,7 @@ def decode_and_report(
     _note_cut(console, llm, decoded)
     if plain is not None:
         _require_lossless(decoded, plain)
-    elif not console.quiet and (loss := lookahead_loss(llm, requests, decoded)):
+    elif not (console.quiet or slow) and (loss := lookahead_loss(llm, requests, decoded)):
         console.note(f"note: {loss}")
     return decoded
 
