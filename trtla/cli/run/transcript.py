@@ -12,6 +12,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from trtla.cli.run.reading import reading
@@ -207,8 +208,9 @@ def decode_and_report(
         warm_up(llm, requests[0])  # or the first of the two runs would be slower
     transcript = Transcript(console, requests, stream=stream, wide=wide)
     on_chunk = transcript.chunk if stream else None
-    with reading(console, llm, requests) as read:
-        decoded = decode(llm, requests, on_chunk=on_chunk, on_first=read)
+    watched = sys.stderr.isatty() and not console.quiet
+    with reading(console, llm, requests) if watched else nullcontext() as read:
+        decoded = decode(llm, requests, on_chunk=on_chunk, on_first=read or (lambda: None))
     unshown = (lambda chunk: None) if stream else None  # which is read as the other, for its time
     plain = decode(llm, requests, plain=True, on_chunk=unshown) if check_lossless else None
     console.note(f"note: ran on {llm.description}")
