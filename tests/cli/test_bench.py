@@ -15,6 +15,8 @@ from types import ModuleType
 import pytest
 
 from tests.support.command import Ran, refused, trtla
+from trtla.cli.app import execute
+from trtla.console import Console
 from trtla.files import read_json, write_json
 from trtla.results.bench_documents import Row
 
@@ -284,3 +286,26 @@ def test_the_shipped_draft_model_is_left_out_where_it_cannot_draft(
     assert "sd, egag, chain need a --draft-model of this vocabulary, and are skipped" in ran.err
     arms = [row["arm"] for row in ran.json["rows"]]
     assert arms == ["ar", "nasd", "prompt-lookup", "lookahead 4,3,4", "lookahead-auto"]
+
+
+def test_an_interrupt_prints_the_rounds_that_were_whole(
+    engine: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "p.txt").write_text("ab\n")
+    note = Console.note
+
+    def interrupted(console: Console, text: str) -> None:
+        note(console, text)
+        if "round 2 of 5" in text:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Console, "note", interrupted)
+    asked = ("bench", engine, "--prompts", tmp_path / "p.txt", "-n", 4, "--rounds", 5)
+    with pytest.raises(KeyboardInterrupt):
+        execute([*map(str, asked), "--temperature", "0", "-o", "json"])
+    out, err = capsys.readouterr()
+    assert "note: interrupted; these are the rounds that were whole" in err
+    assert {row["rounds"] for row in json.loads(out)["rows"]} == {2}

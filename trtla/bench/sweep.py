@@ -7,7 +7,7 @@ Progress goes to `on_note` and `on_round`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, product
 from pathlib import Path
@@ -23,6 +23,7 @@ from trtla.bench.turns import (
     CellRuns,
     Kept,
     OnRound,
+    Score,
     Watch,
     Work,
     decodings,
@@ -86,10 +87,14 @@ class Results:
 
 
 def run_sweep(
-    sweep: Sweep, on_note: Note, on_round: OnRound, stages: Stages = silent
+    sweep: Sweep, results: Results, on_note: Note, on_round: OnRound, stages: Stages = silent
 ) -> Results | None:
-    """Measure everything; None in the serving ranks of mpirun."""
-    results = Results()
+    """Measure everything; None in the serving ranks of mpirun.
+
+    Args:
+        results: is filled, and returned. An interrupt leaves the rows of whole rounds there, unless
+            a journal keeps them.
+    """
     for name, dtype in product(sweep.devices, sweep.dtypes):
         device, bandwidth = resolve_device(name), dict[int, float]()
         for count in sweep.threads or (num_threads(),):
@@ -180,6 +185,41 @@ class _OpenedBench:
         kept, all_runs = Kept(self._journal), list[CellRuns]()
         if self._journal is not None:
             self._note_kept(kept, cells)
+        latest: list[CellRuns] = []
+
+        def saw_round(runs: CellRuns, number: int) -> None:
+            latest[:] = [replace(runs, turns=list(runs.turns))]
+            on_round(runs, number)
+
+        try:
+            self._measure(cells, hardware, saw_round, watch, kept, all_runs, results)
+        except KeyboardInterrupt:
+            if self._journal is None:
+                for runs in latest:
+                    if runs.cell not in [known.cell for known in all_runs]:
+                        all_runs.append(runs)
+                        speed = hardware[runs.cell.threads]
+                        results.cells.append(_describe(runs, speed, dict(cells)[runs.cell]))
+                self._add_rows(results, all_runs, hardware, no_scores)
+            raise
+        score = no_scores
+        if self._journal is not None:
+            score = TextScores(self._opened, self._references, self._journal).of
+            for measured in all_runs:
+                results.decodings += decodings(measured, hardware[measured.cell.threads], score)
+        self._add_rows(results, all_runs, hardware, score)
+
+    def _measure(
+        self,
+        cells: Sequence[tuple[Cell, list[Ids]]],
+        hardware: Mapping[int, Hardware],
+        on_round: OnRound,
+        watch: Watch,
+        kept: Kept,
+        all_runs: list[CellRuns],
+        results: Results,
+    ) -> None:
+        """Measure the cells one after another, into `all_runs` and `results.cells`."""
         for cell, prompts in cells:
             set_threads(cell.threads)
             arms = [arm for arm in self._arms if arm.takes(cell.batch_size)]
@@ -191,11 +231,14 @@ class _OpenedBench:
             measured = measure(cell, arms, work, on_round, watch.saw, first=first, kept=kept)
             all_runs.append(measured)
             results.cells.append(_describe(measured, hardware[cell.threads], prompts))
-        score = no_scores
-        if self._journal is not None:
-            score = TextScores(self._opened, self._references, self._journal).of
-            for measured in all_runs:
-                results.decodings += decodings(measured, hardware[measured.cell.threads], score)
+
+    def _add_rows(
+        self,
+        results: Results,
+        all_runs: Sequence[CellRuns],
+        hardware: Mapping[int, Hardware],
+        score: Score,
+    ) -> None:
         for measured in (*all_runs, *together(all_runs)):
             results.rows += rows(measured, hardware[measured.cell.threads], score)
 

@@ -138,6 +138,35 @@ _GAIN = 1.1
 """The least ratio of plain decoding's speed that is worth a note."""
 
 
+def certain_loss(llm: LLM, requests: Sequence[PromptRequest]) -> str | None:
+    """Describe a triple that is slower than plain decoding whatever the text; None: none is known.
+
+    A step gives at most as many tokens as the triple's n-grams have. Costs are those of `auto`.
+    """
+    for request in requests:
+        triple = request.lookahead or llm.lookahead
+        drafter = request.drafter or llm.limits.drafter
+        if triple == "auto" or triple.is_autoregressive or drafter != LOOKAHEAD:
+            continue
+        together = min(len(requests), llm.limits.max_batch_size)
+        whole, plain = _step_costs(llm, triple.max_decoding_tokens, together)
+        if whole and plain and whole / plain > _GAIN * triple.ngram_size:
+            return (
+                f"a step of {triple} takes about {whole / plain:.0f} times a plain step here and "
+                f"gives at most {triple.ngram_size} tokens; auto feeds what pays: omit the triple"
+            )
+    return None
+
+
+def _step_costs(llm: LLM, fed: float, together: int) -> list[float | None]:
+    """The seconds of a step in which each text feeds so many tokens, and of a plain one."""
+    return llm.executor.call(
+        lambda executor: [
+            executor.step_seconds(round(tokens * together), together) for tokens in (fed, 1.0)
+        ]
+    )
+
+
 def lookahead_loss(llm: LLM, requests: Sequence[PromptRequest], decoded: Decoded) -> str | None:
     """Describe the loss of a triple that was slower than plain decoding; None: none is known.
 
@@ -154,11 +183,7 @@ def lookahead_loss(llm: LLM, requests: Sequence[PromptRequest], decoded: Decoded
         return None
     together = min(len(done), llm.limits.max_batch_size)
     fed = totals.fed / totals.steps
-    whole, plain = llm.executor.call(
-        lambda executor: [
-            executor.step_seconds(round(tokens * together), together) for tokens in (fed, 1.0)
-        ]
-    )
+    whole, plain = _step_costs(llm, fed, together)
     if whole is None or plain is None:
         return None
     gain = whole / plain / totals.tokens_per_step

@@ -36,7 +36,7 @@ from trtla.cli.bench.bench_flags import (
     shared_setup,
 )
 from trtla.cli.bench.bench_load import run_load_command
-from trtla.cli.bench.bench_output import run, show
+from trtla.cli.bench.bench_output import run_and_show
 from trtla.cli.shared import options as opt
 from trtla.cli.shared.command import Command
 from trtla.cli.shared.model import (
@@ -126,9 +126,7 @@ def bench(console: Console, /, **values: Any) -> None:
     drafting = [(way.lookahead, way.drafter) for way in sweep.ways[1:]]
     note_without_drafts(console.note, flags.engine_dir, drafting)
     check_sets(console, flags.asking, flags.engine_dir, flags.options, sweep.sets)
-    results = run(console, sweep)
-    if results is not None:  # a serving rank of mpirun has nothing to report
-        show(console, results, sweep, flags.output_format, wide=flags.wide)
+    run_and_show(console, sweep, flags.output_format, wide=flags.wide)
 
 
 def _check(flags: BenchFlags) -> Sweep:

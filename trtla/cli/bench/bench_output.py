@@ -13,9 +13,25 @@ if TYPE_CHECKING:
     from trtla.bench.turns import CellRuns
 
 
-def run(console: Console, sweep: Sweep) -> Results | None:
+def run_and_show(console: Console, sweep: Sweep, output_format: str, *, wide: bool) -> None:
+    """Measure and print; an interrupt prints the rounds that were whole."""
+    from trtla.bench.sweep import Results
+
+    results = Results()
+    try:
+        if run(console, sweep, results) is None:  # a serving rank of mpirun
+            return
+    except KeyboardInterrupt:
+        if results.rows:
+            console.note("note: interrupted; these are the rounds that were whole")
+            show(console, results, sweep, output_format, wide=wide)
+        raise
+    show(console, results, sweep, output_format, wide=wide)
+
+
+def run(console: Console, sweep: Sweep, results: Results | None = None) -> Results | None:
     """Measure, with a note for each round; None in the serving ranks of mpirun."""
-    from trtla.bench.sweep import run_sweep
+    from trtla.bench.sweep import Results, run_sweep
 
     def on_round(measured: CellRuns, number: int) -> None:
         cell = measured.cell
@@ -30,7 +46,7 @@ def run(console: Console, sweep: Sweep) -> Results | None:
         )
 
     on_note = lambda text: console.note(f"note: {text}")  # noqa: E731
-    return run_sweep(sweep, on_note, on_round, console.progress)
+    return run_sweep(sweep, results or Results(), on_note, on_round, console.progress)
 
 
 def show(

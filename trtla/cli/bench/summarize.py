@@ -29,7 +29,7 @@ from trtla.cli.shared.model import (
 from trtla.cli.shared.params import check_folder, need_model
 from trtla.cli.shared.templates import check_texts
 from trtla.cli.shared.values import TOKENS
-from trtla.console import Console, command_line
+from trtla.console import Console, command_line, counted, duration
 from trtla.errors import TORCH, UsageError, require, trtllm_cannot
 from trtla.settings.eval_tasks import EVAL_TASKS, EvalTask
 from trtla.settings.eval_tasks import SUMMARIZE as SUMMARIZE_TASK
@@ -250,6 +250,8 @@ def _measure(
         if flags.test_hf and flags.hf_model_dir:
             device, dtype = flags.options.device, flags.options.dtype
             ends = None if flags.end_id is None else llm.end_ids
+            tokens = len(prompts) * flags.sampling.max_output_len
+            _note_slow(console, stored if dtype == "auto" else dtype, device, tokens)
             arms.append(work.hf_arm(flags.hf_model_dir, device, dtype, stored, ends))
         cell = Cell.fill(
             flags.sampling,
@@ -278,6 +280,17 @@ def _measure(
     }
     scored = rows(measured, score=lambda turns, name: sides[name].means)
     return scored, list(sides.values()), prompts
+
+
+def _note_slow(console: Console, dtype: str, device: str, tokens: int) -> None:
+    """Announce Hugging Face's float16 on CPUs, which takes about a second a token."""
+    from trtla.bench.hardware import torch_device
+
+    if dtype == "float16" and torch_device(device).type == "cpu":
+        console.note(
+            f"note: Hugging Face may take {duration(tokens)} for {counted(tokens, 'token')}: in "
+            "float16 a CPU writes about one a second; --dtype float32 is faster"
+        )
 
 
 def _cap(console: Console, flags: SummarizeFlags, limits: ExecutorLimits) -> int:

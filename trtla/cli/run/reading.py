@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,11 +24,8 @@ def reading(
     console: Console, llm: LLM, requests: Sequence[PromptRequest]
 ) -> Iterator[Callable[[], None]]:
     """Show that the prompts of a first turn are read; the yielded function ends it."""
-    shown = sys.stderr.isatty() and not console.quiet
-    tokens = (
-        sum(len(llm.request(one).given_ids) for one in requests if not one.turn) if shown else 0
-    )
-    seconds = llm.executor.call(lambda executor: executor.step_seconds(tokens, 1)) if tokens else 0
+    tokens = sum(len(llm.request(one).given_ids) for one in requests if not one.turn)
+    seconds = llm.executor.call(lambda executor: executor.step_seconds(tokens, 1))
     if not seconds or seconds < _WORTH_S:
         yield lambda: None
         return

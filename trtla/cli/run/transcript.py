@@ -12,6 +12,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from trtla.cli.run.reading import reading
@@ -20,6 +21,7 @@ from trtla.errors import CheckFailed
 from trtla.results.metrics import Metrics
 from trtla.results.run import (
     Decoded,
+    certain_loss,
     decode,
     divergence,
     document,
@@ -199,12 +201,16 @@ def decode_and_report(
     wide: bool,
 ) -> Decoded:
     """Decode, print and return; raises `CheckFailed` where a text differs from plain decoding."""
+    slow = None if console.quiet else certain_loss(llm, requests)
+    if slow:
+        console.note(f"note: {slow}")
     if check_lossless:
         warm_up(llm, requests[0])  # or the first of the two runs would be slower
     transcript = Transcript(console, requests, stream=stream, wide=wide)
     on_chunk = transcript.chunk if stream else None
-    with reading(console, llm, requests) as read:
-        decoded = decode(llm, requests, on_chunk=on_chunk, on_first=read)
+    watched = sys.stderr.isatty() and not console.quiet
+    with reading(console, llm, requests) if watched else nullcontext() as read:
+        decoded = decode(llm, requests, on_chunk=on_chunk, on_first=read or (lambda: None))
     unshown = (lambda chunk: None) if stream else None  # which is read as the other, for its time
     plain = decode(llm, requests, plain=True, on_chunk=unshown) if check_lossless else None
     console.note(f"note: ran on {llm.description}")
@@ -218,7 +224,7 @@ def decode_and_report(
     _note_cut(console, llm, decoded)
     if plain is not None:
         _require_lossless(decoded, plain)
-    elif not console.quiet and (loss := lookahead_loss(llm, requests, decoded)):
+    elif not (console.quiet or slow) and (loss := lookahead_loss(llm, requests, decoded)):
         console.note(f"note: {loss}")
     return decoded
 

@@ -44,7 +44,6 @@ from trtla.runtime.models.load import (
 )
 from trtla.runtime.ranks.opening import Ranks, SharedRoom, check_same, joined
 from trtla.runtime.stats import DraftTotals
-from trtla.settings.lookahead import OPEN, REBUILD
 from trtla.settings.executor import ExecutorOptions
 from trtla.settings.lookahead import OPEN, REBUILD
 
