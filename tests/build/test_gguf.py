@@ -36,7 +36,9 @@ from trtla.formats.gguf.weights import GgufFile
 from trtla.formats.hf_config import read_hf_config
 from trtla.formats.transformers_load import load_model
 from trtla.llm.llm import LLM
+from trtla.llm.text import Tokenizer
 from trtla.settings.lookahead import LookaheadConfig
+from trtla.settings.messages import Rendering
 from trtla.settings.sampling import SamplingParams
 
 _LINEAR = {"rope.scaling.type": "linear", "rope.scaling.factor": 2.0}
@@ -463,6 +465,24 @@ def test_tensors_must_not_share_names_or_bytes(file: Path) -> None:
     file.write_bytes(raw[:at] + offset.to_bytes(8, "little") + raw[at + 8 :])
     with pytest.raises(UsageError, match="begins inside another one"):
         model_folder(file)
+
+
+def test_named_templates_are_files_of_the_folder(tmp_path: Path) -> None:
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}{% if tools %}no{% endif %}"
+    tokens = byte_vocabulary()
+    tokenizer = {**BYTE_LEVEL, "tokens": tokens, "merges": ["a b"], "chat_template": template,
+                 "chat_template.tool_use": "{{ tools | tojson }}" + template,
+                 "chat_template.../x": "no name", "token_type": [1] * 256 + [3, 3],
+                 "eos_token_id": 257}  # fmt: skip
+    model = make_model(Variant("vocab", {"vocab_size": len(tokens)}))
+    file = write_gguf(model, tmp_path / "m.gguf", "Q8_0", tokenizer=tokenizer)
+    convert(file, tmp_path / "ckpt")
+    messages = [{"role": "user", "content": "a"}]
+    for folder in (model_folder(file), tmp_path / "ckpt"):
+        found = Tokenizer(folder)
+        assert found.chat_text(messages) == "a"
+        assert found.chat_text(messages, Rendering(tools=[{"a": 1}])) == '[{"a": 1}]ano'
+        assert len(list(folder.rglob("*.jinja"))) == 2
 
 
 def test_a_conversion_writes_what_a_checkpoint_needs(tmp_path: Path) -> None:

@@ -195,3 +195,21 @@ def test_the_prompt_has_the_ids_of_transformers(kind, folders, messages, tools):
     except (jinja2.TemplateError, TypeError, UsageError):
         reject()  # the template takes no such messages, or leaves one out
     assert found == theirs(text, add_special_tokens=False)["input_ids"], text
+
+
+@pytest.mark.parametrize(
+    "thoughts",
+    [
+        {"reasoning": "why"},
+        {"reasoning_details": [{"type": "reasoning.text", "text": "why", "index": 0}]},
+        {"reasoning_details": [{"type": "reasoning.summary", "summary": "w"}, {"text": "hy"}]},
+        {"reasoning": "why", "reasoning_details": [{"type": "reasoning.encrypted", "data": "x"}]},
+    ],
+)
+def test_thoughts_are_taken_under_the_names_of_other_servers(folders, thoughts):
+    def ids(more):
+        answer = {"role": "assistant", "content": "a", **more}
+        hello = {"role": "user", "content": "b"}
+        return found_ids(both("thinking", folders)[0], [hello, answer, hello], [])
+
+    assert ids(thoughts) == ids({"reasoning_content": "why"}) != ids({})

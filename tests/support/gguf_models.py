@@ -69,7 +69,7 @@ def write_gguf(
         if value is not None:
             _add(writer, f"{arch}.{key}", value)
     for key, value in (tokenizer or {}).items():
-        _add(writer, f"tokenizer.{'' if key == 'chat_template' else 'ggml.'}{key}", value)
+        _add(writer, f"tokenizer.{'' if key.startswith('chat_template') else 'ggml.'}{key}", value)
     for name, tensor in {**state(model, arch), **(tensors or {})}.items():
         array, own = quantized(tensor, kind if isinstance(kind, str) else kind(name))
         writer.add_tensor(name, array, raw_dtype=own)

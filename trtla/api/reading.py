@@ -25,7 +25,7 @@ from trtla.api.tools import CalledFunction, Function, Tool, ToolCall
 from trtla.errors import did_you_mean, needed
 from trtla.files import JsonError, parse_json
 
-_MOST_NESTED = 10_000
+_MOST_NESTED = 20_000
 """Lists and objects in a body: each of them costs as much as a long text."""
 BodyT = TypeVar("BodyT", bound=Body)
 
