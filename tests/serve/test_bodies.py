@@ -64,10 +64,10 @@ def test_a_body_is_read_beside_the_loop(served, monkeypatch):
 
 def test_lists_and_objects_are_counted_before_they_are_made(served):
     message = refused(
-        served.chat(messages=HELLO * 12_000, max_tokens=1), 400, code="body_too_large"
+        served.chat(messages=HELLO * 22_000, max_tokens=1), 400, code="body_too_large"
     )
-    assert "12002 lists and objects" in message
-    brackets = '[{"\\' * 5_000
+    assert "22002 lists and objects" in message
+    brackets = '[{"\\' * 10_000
     assert served.chat(messages=HELLO, user=brackets, max_tokens=1).status_code == 200
 
 
