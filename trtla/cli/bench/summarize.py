@@ -284,9 +284,9 @@ def _measure(
 
 def _note_slow(console: Console, dtype: str, device: str, tokens: int) -> None:
     """Announce Hugging Face's float16 on CPUs, which takes about a second a token."""
-    from trtla.bench.hardware import torch_device
+    from trtla.runtime.device import resolve_device
 
-    if dtype == "float16" and torch_device(device).type == "cpu":
+    if dtype == "float16" and resolve_device(device).type == "cpu":
         console.note(
             f"note: Hugging Face may take {duration(tokens)} for {counted(tokens, 'token')}: in "
             "float16 a CPU writes about one a second; --dtype float32 is faster"
