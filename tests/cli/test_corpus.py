@@ -240,7 +240,7 @@ def test_another_file_is_not_replaced(
 ) -> None:
     given = ("run", "-m", no_weights, *PROMPT, "--save-corpus")
     refused(trtla(*given, files["a.txt"]), 2, "was not written by --save-corpus", "another path")
-    refused(trtla(*given, tmp_path), 2, "cannot be replaced: Is a directory", "another path")
+    refused(trtla(*given, tmp_path), 2, "is a folder", "give a file in it")
     ran = trtla(*given, tmp_path / "no" / "kept")
     refused(ran, 2, "of --save-corpus does not exist", "make it first")
     assert files["a.txt"].read_text() == "one\ntext\n"
