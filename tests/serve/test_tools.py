@@ -129,6 +129,7 @@ def test_a_forced_call_is_valid_whole_and_streamed(served, named):
         assert one["logprobs"]["content"]
 
 
+@pytest.mark.deep(first=1)
 def test_a_call_that_is_cut_off_is_absent(served):
     choice = {"type": "function", "function": {"name": "get_time"}}
     ask = {**ASK, "tool_choice": choice}
