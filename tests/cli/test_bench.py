@@ -17,7 +17,7 @@ import pytest
 from tests.support.command import Ran, refused, trtla
 from trtla.cli.app import execute
 from trtla.console import Console
-from trtla.files import read_json, write_json
+from trtla.files import read_json, user_cache, write_json
 from trtla.results.bench_documents import Row
 
 FIGURES = {
@@ -288,7 +288,7 @@ def test_the_shipped_draft_model_is_left_out_where_it_cannot_draft(
     assert arms == ["ar", "nasd", "prompt-lookup", "lookahead 4,3,4", "lookahead-auto"]
 
 
-def test_an_interrupt_prints_the_rounds_that_were_whole(
+def test_an_interrupt_prints_the_rounds_that_were_whole_and_is_gone_on_behind(
     engine: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -302,10 +302,24 @@ def test_an_interrupt_prints_the_rounds_that_were_whole(
         if "round 2 of 5" in text:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Console, "note", interrupted)
-    asked = ("bench", engine, "--prompts", tmp_path / "p.txt", "-n", 4, "--rounds", 5)
-    with pytest.raises(KeyboardInterrupt):
-        execute([*map(str, asked), "--temperature", "0", "-o", "json"])
+    kept = tmp_path / "cache" / "trtla"
+    kept.mkdir(parents=True)
+    for library in user_cache().glob("*.so"):  # what has been compiled stays
+        (kept / library.name).symlink_to(library)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    asked = ["bench", str(engine), "--prompts", str(tmp_path / "p.txt"), "-n", "4", "--rounds", "5"]
+    asked += ["--temperature", "0", "-o", "json"]
+    with monkeypatch.context() as patch:
+        patch.setattr(Console, "note", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            execute(asked)
     out, err = capsys.readouterr()
     assert "note: interrupted; these are the rounds that were whole" in err
     assert {row["rounds"] for row in json.loads(out)["rows"]} == {2}
+    assert execute(asked) == 0
+    out, err = capsys.readouterr()
+    assert "note: 4 of 10 decodings are kept from before" in err
+    assert {row["rounds"] for row in json.loads(out)["rows"]} == {5}
+    execute(asked)  # what is whole is measured again
+    assert "kept from before" not in capsys.readouterr().err
+    assert not [*kept.glob("*.jsonl")]

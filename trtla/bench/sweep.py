@@ -1,6 +1,7 @@
 """A sweep over the cells of a benchmark: models, arms, prompts and rounds of each in turn.
 
-An ablation is a benchmark of named arms whose turns are kept and whose texts are scored.
+Turns are kept until all are taken, so that the same command goes on after an interrupt. An ablation
+is a benchmark of named arms whose turns stay and whose texts are scored.
 
 Progress goes to `on_note` and `on_round`.
 """
@@ -8,7 +9,9 @@ Progress goes to `on_note` and `on_round`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
+from fcntl import LOCK_EX, LOCK_NB, flock
 from itertools import islice, product
 from pathlib import Path
 
@@ -36,6 +39,7 @@ from trtla.bench.turns import (
 from trtla.console import Progress, Stages, silent
 from trtla.data.prompt_sets import Ids, PromptSet, batches, fit
 from trtla.errors import UsageError
+from trtla.files import user_cache
 from trtla.formats.config import DTYPE_BYTES
 from trtla.formats.gguf.header import is_gguf
 from trtla.formats.support import plain_bytes
@@ -58,7 +62,7 @@ _OF_CELLS = ("device", "dtype", "threads")
 class Sweep(Setup):
     """Settings of a benchmark: every combination of the lists is a cell.
 
-    With a journal, round i has seed + i, arms warm up on a few tokens, and texts are scored.
+    In an ablation round i has seed + i, arms warm up on a few tokens, and texts are scored.
     """
 
     ways: tuple[Way, ...]
@@ -71,8 +75,8 @@ class Sweep(Setup):
     """Empty: the prompts' own lengths."""
     filters: tuple[Filters, ...]
     rounds: int
-    journal: Path | None = None
-    """The file that keeps turns, which are not measured again."""
+    ablation: Path | None = None
+    """The file that keeps an ablation's turns; None: it is none."""
 
 
 @dataclass(slots=True)
@@ -92,9 +96,9 @@ def run_sweep(
     """Measure everything; None in the serving ranks of mpirun.
 
     Args:
-        results: is filled, and returned. An interrupt leaves the rows of whole rounds there, unless
-            a journal keeps them.
+        results: is filled, and returned. An interrupt leaves the rows of whole rounds there.
     """
+    journals = list[Measurements]()
     for name, dtype in product(sweep.devices, sweep.dtypes):
         device, bandwidth = resolve_device(name), dict[int, float]()
         for count in sweep.threads or (num_threads(),):
@@ -104,8 +108,12 @@ def run_sweep(
             if not llm.is_leader:
                 return None
             bench = _OpenedBench(sweep, llm, device, dtype, on_note)
-            with stages("bench", "decodings") as progress:
+            journals += [bench.journal] if bench.journal and sweep.ablation is None else []
+            with bench.locked, stages("bench", "decodings") as progress:
                 bench.run(results, bandwidth, on_round, progress)
+    for journal in journals:
+        with suppress(OSError):
+            journal.path.unlink()
     return results
 
 
@@ -115,17 +123,28 @@ class _OpenedBench:
         self._wanted_dtype = dtype
         self._check_temperatures()
         self._opened = OpenedModel(llm, sweep, device, dtype)
-        self._journal = self._open_journal(sweep.journal) if sweep.journal else None
+        self.locked = ExitStack()
+        """Keeps the journal for this process."""
+        self.journal = self._open_journal(sweep.ablation)
         self._arms = self._make_arms()
         self._prompts: dict[tuple[str, Filters], list[Ids]] = {}
         self._references: dict[Ids, str] = {}
 
-    def _open_journal(self, path: Path) -> Measurements:
+    def _open_journal(self, path: Path | None) -> Measurements | None:
         names = (name for name in declared(ExecutorOptions) if name not in _OF_CELLS)
         options = {name: getattr(self._sweep.options, name) for name in names}
         facts = {"engine": engine_facts(self._llm.engine), "options": options}
         more = {"model": self._sweep.model, "ends": self._sweep.ignore_eos}
-        return Measurements(path, fingerprint({**facts, **more}), "--output")
+        key = fingerprint({**facts, **more})
+        if path is not None:
+            return Measurements(path, key, "--output")
+        path = user_cache() / f"trtla-bench-{key}.jsonl"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            flock(self.locked.enter_context(path.open("a")), LOCK_EX | LOCK_NB)
+        except OSError:  # nothing can be kept, or the same benchmark is running
+            return None
+        return Measurements(path, key, "XDG_CACHE_HOME")
 
     def _check_temperatures(self) -> None:
         hot = max(filters.temperature for filters in self._sweep.filters)
@@ -143,7 +162,7 @@ class _OpenedBench:
                 check_request(way.lookahead, limit, "--lookahead", self._llm.limits.larger_triples)
             elif limit.is_autoregressive and way.drafter == LOOKAHEAD:
                 continue  # auto is then plain decoding, the first arm
-            arms.append((resolved(way, limit) if self._journal else way).arm(self._llm))
+            arms.append((resolved(way, limit) if self._sweep.ablation else way).arm(self._llm))
         peers = {arm.name: arm for arm in (*self._hugging_face_arms(), *self._llama_cpp_arms())}
         distinct = {arm.key: arm for arm in arms}
         return [*distinct.values(), *(peers[name] for name in self._sweep.peers)]
@@ -182,9 +201,8 @@ class _OpenedBench:
         watch = Watch(
             {arm.label: self._decodings(arm, cells) for arm in self._arms}, progress, self._on_note
         )
-        kept, all_runs = Kept(self._journal), list[CellRuns]()
-        if self._journal is not None:
-            self._note_kept(kept, cells)
+        kept, all_runs = Kept(self.journal), list[CellRuns]()
+        self._note_kept(kept, cells)
         latest: list[CellRuns] = []
 
         def saw_round(runs: CellRuns, number: int) -> None:
@@ -194,17 +212,16 @@ class _OpenedBench:
         try:
             self._measure(cells, hardware, saw_round, watch, kept, all_runs, results)
         except KeyboardInterrupt:
-            if self._journal is None:
-                for runs in latest:
-                    if runs.cell not in [known.cell for known in all_runs]:
-                        all_runs.append(runs)
-                        speed = hardware[runs.cell.threads]
-                        results.cells.append(_describe(runs, speed, dict(cells)[runs.cell]))
-                self._add_rows(results, all_runs, hardware, no_scores)
+            for runs in latest:
+                if runs.cell not in [known.cell for known in all_runs]:
+                    all_runs.append(runs)
+                    speed = hardware[runs.cell.threads]
+                    results.cells.append(_describe(runs, speed, dict(cells)[runs.cell]))
+            self._add_rows(results, all_runs, hardware, no_scores)
             raise
         score = no_scores
-        if self._journal is not None:
-            score = TextScores(self._opened, self._references, self._journal).of
+        if self._sweep.ablation and self.journal is not None:
+            score = TextScores(self._opened, self._references, self.journal).of
             for measured in all_runs:
                 results.decodings += decodings(measured, hardware[measured.cell.threads], score)
         self._add_rows(results, all_runs, hardware, score)
@@ -227,7 +244,7 @@ class _OpenedBench:
                 if arm not in arms:
                     self._on_note(f"{arm.name} does not take batches of {cell.batch_size}")
             work = self._batches(cell, prompts)
-            first = self._short(work[0].work) if self._journal is not None else None
+            first = self._short(work[0].work) if self._sweep.ablation else None
             measured = measure(cell, arms, work, on_round, watch.saw, first=first, kept=kept)
             all_runs.append(measured)
             results.cells.append(_describe(measured, hardware[cell.threads], prompts))
@@ -245,8 +262,7 @@ class _OpenedBench:
     def _batches(self, cell: Cell, prompts: Sequence[Ids]) -> list[Batch]:
         filters = Filters(cell.temperature, cell.top_k, cell.top_p)
         sampling = replace(self._sweep.sampling, **filters._asdict())
-        reseed = self._journal is not None
-        work = batches(prompts, cell.batch_size)
+        work, reseed = batches(prompts, cell.batch_size), self._sweep.ablation is not None
         return rounds_of(work, sampling, self._sweep.rounds, reseed=reseed)
 
     @staticmethod

@@ -148,7 +148,7 @@ def _check(console: Console, flags: BenchFlags, lookahead: LookaheadConfig | Non
         filters=tuple(filters),
         rounds=flags.repeats or (FULL_REPEATS if flags.full else 1),
         ways=tuple(arms),
-        journal=_table(flags).with_suffix(".jsonl"),
+        ablation=_table(flags).with_suffix(".jsonl"),
     )
 
 

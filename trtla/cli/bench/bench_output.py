@@ -23,7 +23,10 @@ def run_and_show(console: Console, sweep: Sweep, output_format: str, *, wide: bo
             return
     except KeyboardInterrupt:
         if results.rows:
-            console.note("note: interrupted; these are the rounds that were whole")
+            console.note(
+                "note: interrupted; these are the rounds that were whole, and the same command "
+                "goes on behind them"
+            )
             show(console, results, sweep, output_format, wide=wide)
         raise
     show(console, results, sweep, output_format, wide=wide)
@@ -38,7 +41,7 @@ def run(console: Console, sweep: Sweep, results: Results | None = None) -> Resul
         filters = filters_text(cell.temperature, cell.top_k, cell.top_p)
         last = ((name, runs[-1].tokens_per_s) for name, runs in measured.runs().items())
         speeds = ", ".join(f"{name} {speed:.0f} tok/s" for name, speed in last)
-        if sweep.journal is not None:
+        if sweep.ablation is not None:
             return
         console.note(
             f"{cell.category}, {filters}, batch {cell.batch_size}, round {number} of "
