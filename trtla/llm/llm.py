@@ -41,6 +41,7 @@ _INSIDE = frozenset(
         *("answers", "answers_to", "decode", "end_ids", "engine", "executor", "force_greedy"),
         *(
             "beams",
+            "check_grammar",
             "grammar_start",
             "is_leader",
             "prepare_grammars",
