@@ -147,6 +147,15 @@ OTHERS = {
             },
         },
     ),
+    "ministral": Variant(
+        "Ministral",
+        "",
+        {
+            "sliding_window": 12,
+            "layer_types": [_LOCAL, _GLOBAL],
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+        },
+    ),
     "phi3-whole": Variant("Phi3", "", {"num_key_value_heads": 4}),
     "phi3-longrope": LONGROPE,
     "ernie-biases": Variant("Ernie4_5", "", {"head_dim": 16, "use_bias": True}),

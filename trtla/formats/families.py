@@ -144,6 +144,17 @@ DECODERS = (
         trtllm="llama",
     ),
     Family(
+        model_type="ministral",
+        architecture="MinistralForCausalLM",
+        gguf="llama",
+        absent={
+            "max_position_embeddings": 131072,
+            "num_key_value_heads": 8,
+            "sliding_window": _WINDOW,
+        },
+        fixed={**_ALL_WINDOWED, **_NO_BIASES},
+    ),
+    Family(
         model_type="qwen2",
         architecture="Qwen2ForCausalLM",
         gguf="qwen2",
