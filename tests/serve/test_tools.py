@@ -525,6 +525,7 @@ ODD = {
     "missing": keyed(**{"$ref": "#/$defs/no"}),
     "a type": keyed(type="b"),
     "types": keyed(type=["b", "null"]),
+    "types that are none": keyed(type=[{}, ["null"]]),
     "unique": keyed(type="array", items={"enum": [1]}, uniqueItems=True),
     "a format": keyed(type="string", format="regex"),
     "alternatives": keyed(oneOf=[{"type": "string"}, {"type": "string", "minLength": 3}]),
