@@ -32,7 +32,7 @@ from trtla.formats.checkpoint import Checkpoint
 from trtla.formats.engine_limits import BuildSettings
 from trtla.formats.hf import HFModel
 from trtla.formats.plan import hf_shapes
-from trtla.formats.tensors import Dequantized
+from trtla.formats.tensors import BFLOAT16, FLOAT32, Dequantized
 from trtla.formats.torch_tensors import as_tensor
 from trtla.runtime.models.llama import LlamaModel
 
@@ -124,6 +124,15 @@ def numbers(folder: Path) -> dict[str, torch.Tensor]:
     read = Dequantized(source, source.config.block_types).read
     shapes = hf_shapes(source.config).items()
     return {name: as_tensor(read(name, 0, shape[0])) for name, shape in shapes}
+
+
+@pytest.mark.parametrize("dtype", [BFLOAT16, FLOAT32])
+def test_one_number_near_zero_has_codes_for_any_type_of_scales(dtype: np.dtype[Any]) -> None:
+    values = np.zeros((1, 1, 128), np.float32)
+    values[..., 5] = 1e-39
+    codes, scales = best_codes(BLOCK_TYPES["Q4_G128"], values, np.ones((1, 128), np.float32), dtype)
+    assert np.isfinite(codes).all()
+    assert np.abs(codes * scales.astype(np.float32) - values).max() <= 1e-39
 
 
 @pytest.mark.parametrize("variant", [SMALL, TIED], ids=lambda one: one.name)

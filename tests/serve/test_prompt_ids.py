@@ -213,3 +213,23 @@ def test_thoughts_are_taken_under_the_names_of_other_servers(folders, thoughts):
         return found_ids(both("thinking", folders)[0], [hello, answer, hello], [])
 
     assert ids(thoughts) == ids({"reasoning_content": "why"}) != ids({})
+
+
+def test_nulls_of_unknown_keys_are_no_keys():
+    """Clients' libraries write out all fields that they know."""
+    function = {"name": "f", "arguments": "{}", "provider": None}
+    call = {"id": "a", "type": None, "function": function, "custom": None}
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "a", "annotations": None}]},
+        {"role": "assistant", "content": None, "tool_calls": [call], "copy": None},
+        {"role": "tool", "tool_call_id": "a", "content": "b"},
+    ]
+    body = read_body(ChatBody, json.dumps({"messages": messages}).encode())
+    asked, called, answered = check_messages(_conversation(body), "the conversation")
+    assert asked["content"] == [{"type": "text", "text": "a"}]
+    assert called == {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "{}"}}],
+    }
+    assert answered["tool_call_id"] == "a"

@@ -25,10 +25,11 @@ from tests.support.chat_templates import (
 )
 from tests.support.served import SHIPPED, refused, serving
 from trtla import LLM
+from trtla.api import tool_grammars
 from trtla.api.reasoning import ReasoningSplitter
 from trtla.api.tool_calls import AnswerSplitter, CallSplitter
 from trtla.api.tool_formats import HERMES, LLAMA_3, MISTRAL, format_of
-from trtla.api.tool_grammars import _loosened
+from trtla.api.tool_grammars import Trials
 from trtla.api.tools import Function
 from trtla.errors import UsageError
 from trtla.llm.grammars import GrammarCompiler
@@ -526,6 +527,7 @@ ODD = {
     "missing": keyed(**{"$ref": "#/$defs/no"}),
     "a type": keyed(type="b"),
     "types": keyed(type=["b", "null"]),
+    "types that are none": keyed(type=[{}, ["null"]]),
     "unique": keyed(type="array", items={"enum": [1]}, uniqueItems=True),
     "a format": keyed(type="string", format="regex"),
     "alternatives": keyed(oneOf=[{"type": "string"}, {"type": "string", "minLength": 3}]),
@@ -553,13 +555,30 @@ def test_one_odd_tool_closes_nothing(served, kind):
         assert "the function f" in refused(served.chat(**how, tools=strict), 400, "tools")
 
 
-def test_what_a_grammar_keeps_of_an_odd_tool(compiler):
-    functions = [Function(name="f", **ODD["look-ahead"])]
-    loose = _loosened(functions[0]).parameters["properties"]
+def test_what_a_grammar_keeps_of_an_odd_tool():
+    trials = Trials()
+    loose = trials.sure(Function(name="f", **ODD["look-ahead"])).parameters["properties"]
     assert loose == {"a": {"type": "string"}, "n": {"type": "null"}}
-    good = Function(name="g", parameters=WEATHER)
-    assert _loosened(good) is good
-    assert _loosened(Function(name="f", **ODD["an array"])).parameters["type"] == "object"
+    assert trials.sure(Function(name="g", parameters=WEATHER)).parameters == WEATHER
+    assert trials.sure(Function(name="f", **ODD["an array"])).parameters["type"] == "object"
+
+
+def test_a_request_has_a_limited_number_of_trials(monkeypatch):
+    """Others with grammars wait for it meanwhile."""
+    tried = []
+    can_keep = tool_grammars.can_keep
+    monkeypatch.setattr(
+        tool_grammars, "can_keep", lambda one: tried.append(one.text) or can_keep(one)
+    )
+    patterns = [f"(?=a){i}" * 1000 for i in range(9)] + [f"(?=a){i}" for i in range(500)]
+    keys = {f"a{i}": {"type": "string", "pattern": one} for i, one in enumerate(patterns)}
+    odd = Function(name="f", parameters={"type": "object", "properties": keys})
+    trials = Trials()
+    loose = trials.loosened(odd).parameters["properties"]
+    assert list(loose.values()) == [{"type": "string"}] * len(patterns)
+    assert trials.sure(odd).parameters == {"type": "object", "additionalProperties": True}
+    assert len([text for text in tried if len(text) > 2000]) < 9
+    assert len(tried) < 400
 
 
 def test_the_most_tools_with_long_definitions_are_answered(tmp_path):

@@ -220,16 +220,16 @@ def _expected(llm: RequestMaker, body: Body) -> tuple[int, ...] | None:
 
 def _message(message: Message) -> dict[str, Any]:
     """Return a message for the template, with the keys as they were sent."""
-    sent = {
-        key: item for key, item in message.sent.items() if getattr(message, key, None) is not None
-    }
+    known = Message.model_fields.keys()
+    sent = {key: item for key, item in message.sent.items() if key in known}
     details = sent.pop("reasoning_details", ())
     if thoughts := "".join(str(one.get("text") or one.get("summary") or "") for one in details):
         sent = {"reasoning_content": thoughts, **sent}
     if message.tool_calls:
         sent["tool_calls"] = [call.sent for call in message.tool_calls]
     role = "system" if message.role == "developer" else message.role
-    return {**sent, "role": role, "content": message.sent.get("content")}
+    content = None if message.content is None else _plain(message.content)
+    return {**sent, "role": role, "content": content}
 
 
 def _plain(content: Content) -> str | list[dict[str, str]]:

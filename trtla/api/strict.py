@@ -68,5 +68,13 @@ class AsSent(Strict):
 
     @property
     def sent(self) -> Object:
-        """The keys and values as the client sent them, without what its library adds."""
-        return {key: value for key, value in self._sent.items() if key not in self.by_client}
+        """The keys and values as the client sent them, without what its library adds.
+
+        Where only some keys are known, a null is as good as none.
+        """
+        is_closed = self.model_config["extra"] == "forbid"
+        return {
+            key: value
+            for key, value in self._sent.items()
+            if key not in self.by_client and not (is_closed and value is None)
+        }

@@ -13,13 +13,15 @@ from trtla.api.reasoning import ReasoningSplitter, State, marks_reasoning
 from trtla.api.tool_formats import arguments_schema, known_format
 from trtla.api.tools import Function, NamedTool, callable_tools
 from trtla.errors import UsageError
-from trtla.llm.grammar_compiling import can_keep
+from trtla.llm.grammar_compiling import can_keep, takes_long
 from trtla.llm.prompt import RequestMaker
 from trtla.settings.grammar import Grammar
 from trtla.settings.messages import Messages, check_messages
 from trtla.settings.schemas import loosened
 
 _ANY_OBJECT = {"type": "object", "additionalProperties": True}
+_MOST_TRIALS, _SLOW_TRIAL = 400, 50
+"""Trials of a request, some 5 ms each, and how many one counts for that has its own process."""
 
 
 def tool_grammar(
@@ -84,7 +86,9 @@ def _usable(
     Raises:
         UsageError: it still cannot be kept, or may not be loosened.
     """
-    for change in (None, _loosened, _opened) if loosens else (None,):
+    trials = Trials()
+    changes = (None, trials.loosened, trials.sure, _opened) if loosens else (None,)
+    for change in changes:
         try:
             grammar = make([f if f.strict or change is None else change(f) for f in functions])
             llm.check_grammar(grammar)
@@ -99,25 +103,41 @@ def _opened(function: Function) -> Function:
     return function.model_copy(update={"parameters": _ANY_OBJECT})
 
 
-def _loosened(function: Function) -> Function:
-    """The function without what no grammar can keep of its parameters."""
-    if _keeps_arguments(function):
-        return function
-    loose = {"parameters": loosened(function.parameters, _keeps)}
-    changed = function.model_copy(update=loose)
-    return changed if _keeps_arguments(changed) else _opened(function)
+class Trials:
+    """Finds what a grammar can keep of parameters, by trials of their parts.
+
+    Requests with grammars wait for each other. So one has a limited number of trials, whatever is
+    known already: beyond them its parts count as what no grammar can keep.
+    """
+
+    def __init__(self) -> None:
+        self._left = _MOST_TRIALS
+        self._known: dict[str, bool] = {}
+
+    def loosened(self, function: Function) -> Function:
+        """The function without patterns, references and types that no grammar can keep."""
+        loose = loosened(function.parameters, self._keeps)
+        return function.model_copy(update={"parameters": loose})
+
+    def sure(self, function: Function) -> Function:
+        """The function loosened; with any object as its arguments where that cannot be kept."""
+        changed = self.loosened(function)
+        try:
+            return changed if self._keeps(arguments_schema(changed)) else _opened(function)
+        except UsageError:  # of another type
+            return _opened(function)
+
+    def _keeps(self, schema: Mapping[str, Any]) -> bool:
+        text = json.dumps(schema, ensure_ascii=False)
+        if text not in self._known:
+            self._left -= _SLOW_TRIAL if takes_long(text) else 1
+            self._known[text] = self._left >= 0 and _can_keep(text)
+        return self._known[text]
 
 
-def _keeps_arguments(function: Function) -> bool:
+def _can_keep(schema: str) -> bool:
     try:
-        return _keeps(arguments_schema(function))
-    except UsageError:  # of another type
-        return False
-
-
-def _keeps(schema: Mapping[str, Any]) -> bool:
-    try:
-        return can_keep(Grammar("json_schema", json.dumps(schema, ensure_ascii=False)))
+        return can_keep(Grammar("json_schema", schema))
     except UsageError:  # too long
         return False
 

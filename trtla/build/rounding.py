@@ -228,9 +228,11 @@ def _extreme(values: ndarray) -> ndarray:
 
 
 def _inverse(scales: ndarray) -> ndarray:
-    """Return 1 / scale; 0 for a block of zeros."""
+    """Return 1 / scale; 0 for a block of zeros, and of values so small that it is infinite."""
     inverse = np.zeros_like(scales)
-    np.divide(np.float32(1), scales, out=inverse, where=scales != 0)
+    with np.errstate(over="ignore"):
+        np.divide(np.float32(1), scales, out=inverse, where=scales != 0)
+    inverse[np.isinf(inverse)] = 0
     return inverse
 
 

@@ -60,7 +60,7 @@ def loosened(schema: Any, keeps: Callable[[Mapping[str, Any]], bool]) -> Any:
     def loose(part: dict[str, Any]) -> dict[str, Any]:
         unknown = {name for name in ("$ref",) if not str(part.get(name, "#")).startswith("#")}
         types = part.get("type", "object")
-        if not _TYPES.issuperset(types if isinstance(types, list) else [str(types)]):
+        if not _TYPES.issuperset(map(str, types if isinstance(types, list) else [types])):
             unknown.add("type")
         if "pattern" in part and not keeps({"type": "string", "pattern": part["pattern"]}):
             unknown.add("pattern")
