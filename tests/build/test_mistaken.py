@@ -57,6 +57,20 @@ def test_metas_original_files_are_named(tmp_path: Path) -> None:
     assert "holds a model in Meta's original format" in ran.err
 
 
+@pytest.mark.parametrize(
+    ("names", "says"), [(("b.gguf",), "a GGUF file"), (("c.gguf", "b.gguf"), "2 GGUF files")]
+)
+def test_a_folder_of_gguf_files_names_one(
+    tmp_path: Path, names: tuple[str, ...], says: str
+) -> None:
+    for name in names:
+        (tmp_path / name).write_text("")
+    ran = trtla("run", "-m", tmp_path, "-p", "a")
+    assert ran.code == 2
+    assert f"{tmp_path} is a folder with {says}\n" in ran.err
+    assert f"give the file, such as {tmp_path / 'b.gguf'}\n" in ran.err
+
+
 @pytest.mark.parametrize("inside", ["", "models--a--b"])
 def test_the_root_of_a_cache_names_a_snapshot(tmp_path: Path, inside: str) -> None:
     snapshot = tmp_path / "models--a--b" / "snapshots" / "0123"

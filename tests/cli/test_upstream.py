@@ -173,6 +173,14 @@ def test_weights_alone_are_quantised_as_there(tmp_path: Path) -> None:
             assert (config["dtype"], config["quantization"]["quant_algo"]) == (dtype, algorithm)
 
 
+def test_a_precision_alone_quantises_nothing_and_says_so(model: Path, tmp_path: Path) -> None:
+    asked = ("--weight_only_precision", "int4")
+    ran = trtla("convert", "--model_dir", model, *asked, "-o", tmp_path / "c")
+    assert ran.code == 0, ran.err
+    said = "note: --weight-only-precision int4 has no effect without --use-weight-only\n"
+    assert said in ran.err
+
+
 def test_all_texts_calibrate_and_a_precision_may_have_no_value(model: Path, tmp_path: Path) -> None:
     (tmp_path / "c.txt").write_text("abcdefgh " * 600)  # 3 texts
     asked = ("convert", "--model_dir", model, "--calib_data", tmp_path / "c.txt", "--dtype=fp8")

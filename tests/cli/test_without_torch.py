@@ -167,6 +167,23 @@ def test_what_needs_torch_says_how_to_get_it(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_gguf_file_is_named_by_its_path(gguf_file: Path, tmp_path: Path) -> None:
+    """By none of trtla's cache; and what runs without PyTorch is not said to run on it."""
+    told = []
+    for dtype in ("float16", "float32"):
+        line = ["run", str(gguf_file), "-p", "a", "-n", "1", "--dtype", dtype]
+        done = subprocess.run(
+            [sys.executable, "-c", _COMMAND, *line],
+            capture_output=True,
+            text=True,
+            env=environment(tmp_path),
+        )
+        told.append(done.stderr)
+    assert f"error: {gguf_file} needs torch, which is not installed" in told[0]
+    assert "note: ran on cpu, " in told[1]
+    assert "torch" not in told[1]
+
+
 def test_without_a_compiler_either_of_the_two_is_named(tmp_path: Path) -> None:
     more = {"CXX": "no-such-compiler", "XDG_CACHE_HOME": str(tmp_path)}
     done = subprocess.run(

@@ -351,7 +351,7 @@ def test_a_closed_executor_says_so_and_closing_twice_is_fine(opener):
 def test_it_leads_and_says_what_it_is(opener):
     executor = opener()
     assert executor.is_leader
-    assert executor.description.startswith(("torch on", "TensorRT-LLM"))
+    assert executor.description.startswith(("torch on", "cpu", "TensorRT-LLM"))
 
 
 def test_a_triple_of_another_size_than_the_engine_is_refused(opener):

@@ -63,7 +63,7 @@ def test_the_headline_is_of_the_row_over_all_tasks(tmp_path: Path) -> None:
 
 
 def test_bench_is_shown_with_what_the_executor_says_of_itself(tmp_path: Path) -> None:
-    said = "torch on cpu, int8 on Q4_1 weights, compiled"
+    said = "cpu, int8 on Q4_1 weights, compiled"
     found = documents.bench()
     rows = [row | {"executor": said} for row in found["rows"]]
     text = text_of(made(tmp_path, {"bench.json": {**found, "rows": rows}}))

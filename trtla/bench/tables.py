@@ -125,6 +125,11 @@ def tables(
                 yield f"{name}: {why}."
 
 
+def _version(environment: dict[str, Any], package: str) -> str:
+    version = environment[package]
+    return f"{package} {version}" if version else f"no {package}"
+
+
 def head(results: Results, sweep: Sweep, environment: dict[str, Any]) -> str:
     """Describe the circumstances of all cells in a few lines."""
     gpus = f", {', '.join(environment['gpus'])}" if environment["gpus"] else ""
@@ -144,7 +149,7 @@ def head(results: Results, sweep: Sweep, environment: dict[str, Any]) -> str:
             "",
             f"- machine: {cores} of {environment['cpu']}{gpus}; read bandwidth {speeds}",
             f"- versions: trtla {environment['trtla']} ({commit}), Python {environment['python']}, "
-            f"torch {environment['torch']}, transformers {environment['transformers']}{peer}",
+            f"{_version(environment, 'torch')}, {_version(environment, 'transformers')}{peer}",
             f"- engine: {', '.join(results.executors)}; {length} a "
             f"prompt, end tokens {ends}, {counted(sweep.rounds, 'round')} alternating, medians",
         )

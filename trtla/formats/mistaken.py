@@ -61,6 +61,9 @@ def no_model(path: Path) -> UsageError:
         return UsageError(
             f"{path} is a cache of the hub, not a model", f"give a folder in its snapshots, {hint}"
         )
+    if found := sorted(path.glob("*.gguf")):
+        kind = "a GGUF file" if len(found) == 1 else f"{len(found)} GGUF files"
+        return UsageError(f"{path} is a folder with {kind}", f"give the file, such as {found[0]}")
     return UsageError(
         f"{path} has no config.json", "give a Hugging Face model, checkpoint or engine folder"
     )

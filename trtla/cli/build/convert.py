@@ -166,6 +166,11 @@ def convert(ctx: click.Context, /, **flags: Any) -> None:
 def _take_weight_only(ctx: click.Context, flags: dict[str, Any]) -> str:
     """Put the dtype of --use-weight-only into the flags; return the type of the rest."""
     dtype, rounded = flags["dtype"], _WEIGHT_ONLY[flags["weight_only_precision"]]
+    if not flags["use_weight_only"] and source(ctx, "weight_only_precision") != "default":
+        ctx.ensure_object(Console).note(
+            f"note: --weight-only-precision {flags['weight_only_precision']} has no effect "
+            "without --use-weight-only"
+        )
     if not flags["use_weight_only"] or dtype == rounded:
         return "auto"
     if flags["use_fp8"] or dtype in QUANTISED:

@@ -82,7 +82,7 @@ class TorchExecutor(Executor):
                 "rebuild with a smaller --max-seq-len",
             )
         together = "" if ranks is None else ranks.description
-        super().__init__(limits, f"torch on {cache.device}, {model.arithmetic}{together}")
+        super().__init__(limits, model.description(cache.device) + together)
         self._cache = cache
         self._costs, self._keep = costs or StepCosts(FIXED_COSTS), keep
         self._stepper = Stepper(model, cache, limits, draft_totals or DraftTotals(), ranks)

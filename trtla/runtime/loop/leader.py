@@ -102,7 +102,7 @@ class Follower(Executor):
     def __init__(
         self, ranks: Ranks, model: Model[Any], cache: KVCache, limits: ExecutorLimits
     ) -> None:
-        description = f"torch on {cache.device}, {model.arithmetic}{ranks.description}"
+        description = model.description(cache.device) + ranks.description
         super().__init__(limits, description, is_leader=False)
         self._ranks = ranks
         self._steps = rank_steps(ranks, model, model.step_forward(cache, limits), cache)

@@ -12,6 +12,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from numpy import ndarray
 
+from trtla.runtime.device import Device
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.models.kv_cache import KVCache
 from trtla.runtime.sampling.logits import Logits
@@ -54,6 +55,10 @@ class Model(ABC, Generic[CacheT]):
     @abstractmethod
     def arithmetic(self) -> str:
         """A description of its arithmetic, for people."""
+
+    def description(self, device: Device) -> str:
+        """Describe the library, the device and the arithmetic, for people."""
+        return f"torch on {device}, {self.arithmetic}"
 
     @property
     @abstractmethod

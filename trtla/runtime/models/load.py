@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from trtla.errors import UsageError, install_hint, is_installed
 from trtla.formats.config import CheckpointConfig
 from trtla.formats.engine import EncoderDecoder, Engine
+from trtla.formats.gguf.folder import model_name
 from trtla.formats.rope_scaling import for_texts
 from trtla.formats.support import shard_config
 from trtla.machine import cpu
@@ -61,7 +62,7 @@ def load_engine(
     with engine.stored_weights(*part) as stored:
         weights, packer = list(stored), Packer(dtype)
         size = sum(packer.nbytes(weight) for _, weight in weights if len(weight.shape) == 2)
-        check_memory(engine.name, size, cache, 1 if ranks is None else ranks.on_machine)
+        check_memory(model_name(engine.name), size, cache, 1 if ranks is None else ranks.on_machine)
         panels = pack_model(config, weights, dtype)
     return NativeLlama(config, panels, dtype, int8_cache=cache_type == "int8", shared=shared)
 
@@ -112,7 +113,8 @@ def _without_torch(engine: Engine, dtype: str) -> UsageError:
     if isinstance(engine, EncoderDecoder):
         problem, hint = "it is an encoder-decoder", install_hint("torch")
     reason = f": {problem}" if problem else ""
-    return UsageError(f"{engine.name} needs torch, which is not installed{reason}", hint)
+    name = model_name(engine.name)
+    return UsageError(f"{name} needs torch, which is not installed{reason}", hint)
 
 
 def check_cache_dtype(kv_cache_dtype: str, engine: Engine, dtype: str, device: Device) -> None:

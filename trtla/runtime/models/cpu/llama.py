@@ -18,7 +18,7 @@ from numpy import ndarray
 
 from trtla.formats.config import LARGEST, CheckpointConfig
 from trtla.runtime.arrays import address, aligned, paged
-from trtla.runtime.device import CPU
+from trtla.runtime.device import CPU, Device
 from trtla.runtime.models.cpu import library as native
 from trtla.runtime.models.cpu.packing import EMBEDDING, LM_HEAD, NORM, ModelPanels
 from trtla.runtime.models.forward import Forwarded, Model
@@ -152,6 +152,10 @@ class NativeLlama(Model[HostCache]):
     def arithmetic(self) -> str:
         ranks = "" if self._shared is None else f", on {self._shared.place.size} ranks"
         return f"{self._own_arithmetic}, compiled{ranks}"
+
+    def description(self, device: Device) -> str:
+        """Describe the device and the arithmetic; no library computes this model."""
+        return f"{device}, {self.arithmetic}"
 
     @property
     def _own_arithmetic(self) -> str:
