@@ -203,6 +203,9 @@ class ModelCheck:
     warnings: tuple[str, ...] = ()
 
 
+NEEDS_TORCH = "it needs torch, which is not installed"
+
+
 def check_model(path: str | Path, report: Report) -> ModelCheck:
     """Check a folder or a GGUF file against the report's machine."""
     backend, reason = report.backend, report.reason
@@ -241,7 +244,7 @@ def _without_torch(model: Model) -> Iterator[str]:
     else:
         reason = FORWARD.problem()
     if reason:
-        yield f"it needs torch, which is not installed ({install_hint('torch')}): {reason}"
+        yield f"{NEEDS_TORCH}: {reason}"
 
 
 def _block_arithmetic(config: CheckpointConfig, report: Report) -> str | None:
