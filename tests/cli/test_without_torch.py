@@ -167,6 +167,26 @@ def test_what_needs_torch_says_how_to_get_it(
     assert not (tmp_path / "out").exists()
 
 
+def test_doctor_knows_what_runs_without_it(tmp_path: Path) -> None:
+    t5 = tmp_path / "t5"
+    t5.mkdir()
+    keys = dict.fromkeys(("d_model", "d_ff", "vocab_size"), 64) | {"d_kv": 16, "num_heads": 4}
+    ids = {"decoder_start_token_id": 0, "eos_token_id": 1, "pad_token_id": 0, "num_layers": 1}
+    named = {"architectures": ["T5ForConditionalGeneration"], "model_type": "t5"}
+    (t5 / "config.json").write_text(json.dumps({**named, **keys, **ids}))
+    problems = {}
+    for model in (SHIPPED, t5):
+        done = subprocess.run(
+            [sys.executable, "-c", _COMMAND, "doctor", str(model), "--json"],
+            capture_output=True,
+            text=True,
+            env=environment(tmp_path),
+        )
+        problems[model] = json.loads(done.stdout)["model"]["problems"]
+    assert problems[SHIPPED] == []
+    assert "it needs torch, which is not installed: it is an encoder-decoder" in problems[t5]
+
+
 def test_a_gguf_file_is_named_by_its_path(gguf_file: Path, tmp_path: Path) -> None:
     """By none of trtla's cache; and what runs without PyTorch is not said to run on it."""
     told = []

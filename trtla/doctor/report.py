@@ -10,12 +10,13 @@ from typing import Any
 
 from trtla.console import counted
 from trtla.doctor.folder import inspected
-from trtla.errors import TrtlaError, install_hint, sentence
+from trtla.errors import TrtlaError, install_hint, is_installed, sentence
 from trtla.formats.config import CheckpointConfig
 from trtla.formats.engine_limits import stage_problems
 from trtla.formats.model import Model
 from trtla.formats.plan import block_names
 from trtla.machine import Gpu, Machine, look
+from trtla.runtime.device import CPU
 from trtla.runtime.models.cpu.native_code import FORWARD, TREES
 from trtla.trtllm import library as trtllm_library
 from trtla.trtllm import rules as kernels
@@ -202,6 +203,9 @@ class ModelCheck:
     warnings: tuple[str, ...] = ()
 
 
+NEEDS_TORCH = "it needs torch, which is not installed"
+
+
 def check_model(path: str | Path, report: Report) -> ModelCheck:
     """Check a folder or a GGUF file against the report's machine."""
     backend, reason = report.backend, report.reason
@@ -219,12 +223,28 @@ def check_model(path: str | Path, report: Report) -> ModelCheck:
             problems.append(verdict.reason)
         elif verdict.allowed is None:
             warnings.append(verdict.reason)
+    if backend == "torch" and not is_installed("torch"):
+        problems.extend(_without_torch(model))
     data = model.config.model_dump()
     sizes = {**data, **data["quantization"], **data["mapping"]}
     shown = {**{key: sizes[key] for key in _DECIDING}, "lookahead": _has_lookahead(model)}
     shown["block_types"] = block_names(model.config) or None
     shown["block_arithmetic"] = _block_arithmetic(model.config, report)
     return ModelCheck(str(path), kind, backend, reason, shown, tuple(problems), tuple(warnings))
+
+
+def _without_torch(model: Model) -> Iterator[str]:
+    """Yield the reason why only PyTorch, which is not installed, could run the model."""
+    if model.is_encoder_decoder:
+        reason: str | None = "it is an encoder-decoder"
+    elif FORWARD.is_there():  # do not compile it for this
+        from trtla.runtime.models.load import model_dtype, not_compiled
+
+        reason = not_compiled(model.config, model_dtype("auto", model.config, CPU))
+    else:
+        reason = FORWARD.problem()
+    if reason:
+        yield f"{NEEDS_TORCH}: {reason}"
 
 
 def _block_arithmetic(config: CheckpointConfig, report: Report) -> str | None:

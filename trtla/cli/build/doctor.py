@@ -11,7 +11,7 @@ import click
 from trtla.cli.shared.command import Command
 from trtla.cli.shared.options import PATH, json_flag, model_flag
 from trtla.console import Console, counted, size
-from trtla.errors import CheckFailed
+from trtla.errors import CheckFailed, install_hint
 from trtla.version import __version__
 
 if TYPE_CHECKING:
@@ -83,6 +83,10 @@ def _show(console: Console, report: Report, check: ModelCheck | None) -> None:
 
 
 def _way_out(check: ModelCheck) -> str:
+    from trtla.doctor.report import NEEDS_TORCH
+
+    if all(problem.startswith(NEEDS_TORCH) for problem in check.problems):
+        return install_hint("torch")
     if check.backend != "tensorrt-llm":
         return f"{_MEND}; trtla inspect shows more"
     if check.kind == "engine":
