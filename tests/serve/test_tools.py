@@ -560,7 +560,7 @@ def test_what_a_grammar_keeps_of_an_odd_tool():
     loose = trials.sure(Function(name="f", **ODD["look-ahead"])).parameters["properties"]
     assert loose == {"a": {"type": "string"}, "n": {"type": "null"}}
     assert trials.sure(Function(name="g", parameters=WEATHER)).parameters == WEATHER
-    assert trials.sure(Function(name="f", **ODD["an array"])).parameters["type"] == "object"
+    assert trials.loosened(Function(name="f", **ODD["an array"])).parameters["type"] == "object"
 
 
 def test_a_request_has_a_limited_number_of_trials(monkeypatch):

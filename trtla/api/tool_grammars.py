@@ -117,15 +117,17 @@ class Trials:
     def loosened(self, function: Function) -> Function:
         """The function without patterns, references and types that no grammar can keep."""
         loose = loosened(function.parameters, self._keeps)
-        return function.model_copy(update={"parameters": loose})
+        changed = function.model_copy(update={"parameters": loose})
+        try:
+            arguments_schema(changed)
+        except UsageError:  # of another type
+            return _opened(function)
+        return changed
 
     def sure(self, function: Function) -> Function:
         """The function loosened; with any object as its arguments where that cannot be kept."""
         changed = self.loosened(function)
-        try:
-            return changed if self._keeps(arguments_schema(changed)) else _opened(function)
-        except UsageError:  # of another type
-            return _opened(function)
+        return changed if self._keeps(arguments_schema(changed)) else _opened(function)
 
     def _keeps(self, schema: Mapping[str, Any]) -> bool:
         text = json.dumps(schema, ensure_ascii=False)
