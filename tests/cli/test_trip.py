@@ -16,6 +16,7 @@ from tests.support.compiled import needs_compiler
 from tests.support.served import SHIPPED, server_process
 from trtla.api.generation import answers_to
 from trtla.api.protocol import ChatBody, CompletionBody
+from trtla.llm.chat_renderer import ChatRenderer
 from trtla.llm.llm import LLM
 from trtla.llm.prompt import PromptRequest
 from trtla.llm.text import Tokenizer
@@ -82,25 +83,25 @@ def test_a_prompt_passes_few_files_through_a_server(done, known, tmp_path, monke
 
 
 def test_a_prompt_is_encoded_once_and_a_conversation_rendered_once(monkeypatch):
-    done = dict.fromkeys(("encode", "chat_text"), 0)
+    done = {"encode": 0, "text": 0}
 
-    def counted(name):
-        do = getattr(Tokenizer, name)
+    def counted(kind, name):
+        do = getattr(kind, name)
 
         def noted(*args, **more):
             done[name] += 1
             return do(*args, **more)
 
-        monkeypatch.setattr(Tokenizer, name, noted)
+        monkeypatch.setattr(kind, name, noted)
 
     talk = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
     with LLM(SHIPPED) as llm:
-        for name in done:
-            counted(name)
+        counted(Tokenizer, "encode")
+        counted(ChatRenderer, "text")
         answers_to(CompletionBody(prompt=[PROMPT, "def"], max_tokens=2), llm)
-        assert done == {"encode": 2, "chat_text": 0}
+        assert done == {"encode": 2, "text": 0}
         answers_to(ChatBody.model_validate(talk), llm)
-        assert done == {"encode": 3, "chat_text": 1}
+        assert done == {"encode": 3, "text": 1}
 
 
 def test_a_request_is_made_once_and_checked_once(monkeypatch):

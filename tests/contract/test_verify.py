@@ -72,7 +72,7 @@ def test_a_copy_on_a_fresh_machine_installs_what_it_needs(tmp_path: Path) -> Non
     assert last.startswith("FAIL environment machine float16 ")
     log = (tmp_path / "work" / "logs" / "environment.log").read_text()
     assert "pip install" in log
-    assert "'.[serve]'" in log or ".[serve]" in log
+    assert ".[serve,torch]" in log
     assert "pytest-timeout" in log
     report = (tmp_path / "work" / "report.md").read_text()
     assert "| float16 | not run |" in report

@@ -300,12 +300,12 @@ def limits(**more):
 
 def test_ids_beyond_the_vocabulary_are_refused():
     with pytest.raises(UsageError, match="logit_bias of request 0 holds token id 101"):
-        limits().check(Request(0, (1,), SamplingParams(logit_bias={VOCAB: 1})))
+        limits().check(Request(0, (1,), SamplingParams(4, logit_bias={VOCAB: 1})))
 
 
 def test_engines_of_tensorrt_llm_refuse_them_by_name():
     """Each of them: tests/contract/test_serve.py."""
-    asked = Request(0, (1,), SamplingParams(repetition_penalty=1.1))
+    asked = Request(0, (1,), SamplingParams(4, repetition_penalty=1.1))
     with pytest.raises(UsageError, match="request 0 has repetition_penalty") as refusal:
         limits(fixed_triples=True).check(asked)
     assert "--backend torch" in str(refusal.value.hint)
