@@ -3,9 +3,9 @@
 
     .venv/bin/python scripts/demo.py --engine-dir demo-output/engine [--set code] [--color always]
 
-Every prompt is decoded plainly and with `auto`, in turns, until the fastest answers of both kinds
-have been confirmed: other work on a machine only adds to a time. All requests are private: none
-copies an earlier answer.
+Every prompt is decoded plainly and with `auto`, in turns, until their ratio is certain. Ratios are
+taken turn by turn: other work on the machine slows both sides of a turn. All requests are private:
+none copies an earlier answer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import median, stdev
 from textwrap import shorten, wrap
 
 from trtla import LLM, LookaheadConfig, SamplingParams
@@ -23,16 +23,16 @@ from trtla.console import Console, counted
 from trtla.llm.answer import Piece
 from trtla.machine import cpu
 
-LEAST_ROUNDS, MOST_ROUNDS = 3, 12
-CONFIRMED = 1.02
-"""The ratio of the two fastest answers, up to which the fastest is no accident."""
+LEAST_ROUNDS, MOST_ROUNDS = 5, 15
+CERTAIN = 0.02
+"""The standard error of the ratio that ends the rounds, as a share of it."""
 WIDTH = 96
 SHOWN_LINES = 5
 """Of an answer."""
 FASTER = 1.05
 """A ratio that is more than what timings scatter."""
-BUSY = 1.2
-"""Rounds that are so much slower than the fastest indicate a busy machine."""
+BUSY = 1.3
+"""Rounds that lie further apart indicate a busy machine."""
 
 PLAIN = LookaheadConfig(1, 1, 0)
 _TRAM = (
@@ -91,22 +91,19 @@ class Decoded:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A prompt's answers, the fastest of each kind."""
+    """A prompt's answers, medians over the rounds."""
 
     name: str
     tokens: int
     plain: float
     auto: float
     """Tokens per second, like `plain`."""
+    ratio: float
+    """The speed-up, turn by turn."""
     tokens_per_step: float
     same: bool
     scatter: float
-    """Ratio of the fastest round of plain decoding to the middle one."""
-
-    @property
-    def ratio(self) -> float:
-        """The speed-up."""
-        return self.auto / self.plain
+    """How far the rounds of plain decoding lie apart, as a ratio."""
 
 
 def decode(llm: LLM, prompt: Prompt, *, chat: bool, auto: bool) -> Decoded:
@@ -131,30 +128,34 @@ def decode(llm: LLM, prompt: Prompt, *, chat: bool, auto: bool) -> Decoded:
 
 def measure(llm: LLM, prompt: Prompt, *, chat: bool) -> tuple[Row, Decoded]:
     """Decode a prompt both ways, once to warm up and then in turns."""
-    plain, auto = [], []
-    while not (is_confirmed(plain[1:]) and is_confirmed(auto[1:])):
-        plain.append(decode(llm, prompt, chat=chat, auto=False))
-        auto.append(decode(llm, prompt, chat=chat, auto=True))
+    turns: list[tuple[Decoded, Decoded]] = []
+    while not is_certain(
+        ratios := [auto.tokens_per_s / plain.tokens_per_s for plain, auto in turns[1:]]
+    ):
+        turns.append(
+            (decode(llm, prompt, chat=chat, auto=False), decode(llm, prompt, chat=chat, auto=True))
+        )
+    plain, auto = zip(*turns, strict=True)
     speeds = [answer.tokens_per_s for answer in plain[1:]]
-    fastest = max(auto[1:], key=lambda answer: answer.tokens_per_s)
     row = Row(
         prompt.name,
-        len(fastest.ids),
-        max(speeds),
-        fastest.tokens_per_s,
-        fastest.tokens_per_step,
+        len(auto[0].ids),
+        median(speeds),
+        median(answer.tokens_per_s for answer in auto[1:]),
+        median(ratios),
+        median(answer.tokens_per_step for answer in auto[1:]),
         len({answer.ids for answer in (*plain, *auto)}) == 1,
-        max(speeds) / median(speeds),
+        max(speeds) / min(speeds),
     )
-    return row, fastest
+    return row, auto[-1]
 
 
-def is_confirmed(answers: Sequence[Decoded]) -> bool:
-    """Return True if two answers are about equally fast and none is faster, or after many."""
-    if len(answers) < LEAST_ROUNDS:
+def is_certain(ratios: Sequence[float]) -> bool:
+    """Return True if more turns would hardly change the ratio, or after many."""
+    if len(ratios) < LEAST_ROUNDS:
         return False
-    second, first = sorted(answer.tokens_per_s for answer in answers)[-2:]
-    return first <= CONFIRMED * second or len(answers) >= MOST_ROUNDS
+    error = stdev(ratios) / len(ratios) ** 0.5
+    return error <= CERTAIN * median(ratios) or len(ratios) >= MOST_ROUNDS
 
 
 def verdict(rows: Sequence[Row], place: str) -> str:
@@ -175,7 +176,8 @@ def verdict(rows: Sequence[Row], place: str) -> str:
 
 def overall(rows: Sequence[Row]) -> float:
     """The speed-up of all answers together, by their times."""
-    return sum(row.tokens / row.plain for row in rows) / sum(row.tokens / row.auto for row in rows)
+    times = [row.tokens / row.plain for row in rows]
+    return sum(times) / sum(s / row.ratio for s, row in zip(times, rows, strict=True))
 
 
 def table(rows: Sequence[Row]) -> list[str]:
@@ -272,7 +274,7 @@ def main() -> int:
                 show(console, prompt, answer)
     console.out("\n" + "\n".join(table(rows)))
     if (scatter := max(row.scatter for row in rows)) > BUSY:
-        console.out(f"(a busy machine: most rounds took up to {scatter:.1f}x as long)")
+        console.out(f"(a busy machine: rounds differ by up to {scatter:.1f}x)")
     machine = cpu()
     place = f"this machine ({counted(machine.cores, 'core')} of {machine.model})"
     console.out("\n" + console.styled(verdict(rows, place), bold=True))

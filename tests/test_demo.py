@@ -19,7 +19,7 @@ from trtla.files import user_cache  # noqa: E402
 
 
 def row(name: str, ratio: float, tokens: int = 100, *, same: bool = True) -> demo.Row:
-    return demo.Row(name, tokens, 100.0, 100.0 * ratio, 1.0 + 1 / 3, same, 1.0)
+    return demo.Row(name, tokens, 100.0, 100.0 * ratio, ratio, 1.0 + 1 / 3, same, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -48,17 +48,14 @@ def test_longer_answers_weigh_more() -> None:
 
 
 @pytest.mark.parametrize(
-    ("speeds", "confirmed"),
+    ("ratios", "certain"),
     [
-        ((100.0, 100.0), False), ((50.0, 100.0, 99.0), True), ((100.0, 50.0, 70.0), False),
-        ((100.0, *[50.0] * 10), False), ((100.0, *[50.0] * 11), True),
+        ([1.0] * 4, False), ([1.0] * 5, True), ([1.0, 1.2] * 3, False), ([1.0, 1.2] * 7, False),
+        ([1.0, 1.2] * 8, True), ([0.99, 1.01, 1.0] * 2, True),
     ],
 )  # fmt: skip
-def test_rounds_end_when_the_fastest_is_no_accident(
-    speeds: tuple[float, ...], confirmed: bool
-) -> None:
-    answers = [demo.Decoded((), (), speed, 1.0) for speed in speeds]
-    assert demo.is_confirmed(answers) == confirmed
+def test_rounds_end_when_the_ratio_is_certain(ratios: list[float], certain: bool) -> None:
+    assert demo.is_certain(ratios) == certain
 
 
 def test_figures_are_rounded_and_stand_in_columns() -> None:
