@@ -50,8 +50,7 @@ def test_too_little_memory_is_said_before_weights_are_read(
         LLM(model, dtype="float32", threads=1)
     found = re.findall(r"\d+\.\d\d", raised.value.message)
     needed, free, weights, cache, rest = map(float, found)
-    name = Model.at(model).open(None).name
-    assert raised.value.message.startswith(f"{name} needs {needed:.2f} GiB")
+    assert raised.value.message.startswith(f"{model} needs {needed:.2f} GiB")
     assert free == 0.10
     assert needed == pytest.approx(weights + cache + rest, abs=0.02)
     assert "Q4_0" in str(raised.value.hint)

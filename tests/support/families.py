@@ -151,6 +151,7 @@ OTHERS = {
         "Ministral",
         "",
         {
+            "head_dim": 16,
             "sliding_window": 12,
             "layer_types": [_LOCAL, _GLOBAL],
             "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},

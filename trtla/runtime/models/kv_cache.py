@@ -17,6 +17,7 @@ import numpy as np
 
 from trtla.errors import TrtlaError
 from trtla.formats.config import CheckpointConfig
+from trtla.formats.gguf.folder import model_name
 from trtla.formats.tensors import numpy_dtype
 from trtla.machine import available_memory
 from trtla.runtime.arrays import address
@@ -239,10 +240,11 @@ def _free_memory(*, swap: bool = False) -> int:
 _LEAST_RESERVE = 100 * 2**20
 
 
-def check_memory(name: str, weights: int, cache: int, ranks: int = 1) -> None:
+def check_memory(folder: str, weights: int, cache: int, ranks: int = 1) -> None:
     """Refuse a model that memory has no room for, before its weights are read.
 
     Args:
+        folder: of the model, or of a GGUF file in the user's cache.
         weights: bytes that they take, of this process.
         cache: of the keys and values of one text; beside them as much is left to all else.
         ranks: processes on this machine that load as much.
@@ -253,7 +255,7 @@ def check_memory(name: str, weights: int, cache: int, ranks: int = 1) -> None:
     parts = [f"{size / 2**30:.2f}" for size in (needed, free, weights, cache, reserve)]
     raise TrtlaError(
         "{} needs {} GiB of memory and {} are free: it takes {} for weights, {} for keys and "
-        "values, {} for all else".format(name, *parts),
+        "values, {} for all else".format(model_name(folder), *parts),
         "use a smaller file or one of fewer bits, such as Q4_0, a smaller --max-seq-len, or a "
         "machine with more memory",
     )

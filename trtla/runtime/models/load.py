@@ -62,7 +62,7 @@ def load_engine(
     with engine.stored_weights(*part) as stored:
         weights, packer = list(stored), Packer(dtype)
         size = sum(packer.nbytes(weight) for _, weight in weights if len(weight.shape) == 2)
-        check_memory(model_name(engine.name), size, cache, 1 if ranks is None else ranks.on_machine)
+        check_memory(engine.name, size, cache, 1 if ranks is None else ranks.on_machine)
         panels = pack_model(config, weights, dtype)
     return NativeLlama(config, panels, dtype, int8_cache=cache_type == "int8", shared=shared)
 
