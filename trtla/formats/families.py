@@ -97,6 +97,11 @@ class Family:
 
 
 _WINDOW = 4096  # of MistralConfig and the Qwens' configs
+_MISTRAL = {
+    "max_position_embeddings": 131072,
+    "num_key_value_heads": 8,
+    "sliding_window": _WINDOW,
+}
 _QWEN = {
     "max_position_embeddings": 32768,
     "num_key_value_heads": 32,
@@ -134,11 +139,7 @@ DECODERS = (
         model_type="mistral",
         architecture="MistralForCausalLM",
         gguf="llama",
-        absent={
-            "max_position_embeddings": 131072,
-            "num_key_value_heads": 8,
-            "sliding_window": _WINDOW,
-        },
+        absent=_MISTRAL,
         fixed={**_ALL_WINDOWED, **_NO_BIASES},
         gguf_pairs=True,
         trtllm="llama",
@@ -147,11 +148,7 @@ DECODERS = (
         model_type="ministral",
         architecture="MinistralForCausalLM",
         gguf="llama",
-        absent={
-            "max_position_embeddings": 131072,
-            "num_key_value_heads": 8,
-            "sliding_window": _WINDOW,
-        },
+        absent=_MISTRAL,
         fixed={**_ALL_WINDOWED, **_NO_BIASES},
     ),
     Family(

@@ -1,6 +1,6 @@
 """The lexer of a compiled grammar, which its texts share, and the fuel that it has burnt.
 
-`llguidance` gives every mask the same fuel and burns it for what its lexer does not know yet. So a
+`llguidance` allots the same fuel to every mask, and spends it on what its lexer has not met. So a
 lexer's past can let a mask succeed or fail, while a text has to end by its ids alone. What decides
 is a fresh lexer of ample limits that has read these ids only. A used lexer's mask stands for it as
 long as the used one has burnt less in its whole life than the fresh one may for one mask: there is
