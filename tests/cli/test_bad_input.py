@@ -279,6 +279,9 @@ def test_no_input_is_written_over(engine: Path, model: Path, tmp_path: Path) -> 
     articles.write_text('{"article": "a b c", "highlights": "b"}\n')
     ran = run(engine, "--input-file", ids, "--output-csv", ids)
     refused(ran, 2, f"--output-csv {ids} is also the input")
+    config = engine / "config.json"
+    ran = run(engine, "--input-text", "a", "--output-csv", config)
+    refused(ran, 2, f"--output-csv {config} is also the input")
     asked = ("--engine-dir", engine, "--hf-model-dir", model, "--dataset", articles)
     refused(trtla("summarize", *asked, "-o", articles), 2, f"--output {articles} is also the input")
     refused(trtla("summarize", *asked, "-o", tmp_path), 2, f"--output {tmp_path} is a folder")

@@ -160,9 +160,11 @@ def run(console: Console, /, **params: Any) -> None:
 
 def _check_files(flags: RunFlags) -> None:
     """Refuse files that cannot be written before a model is loaded."""
+    model = Path(flags.engine_dir)
+    files = [str(file) for file in model.glob("*") if file.suffix not in (".csv", ".npy")]
     for name in ("output_csv", "output_npy"):
         if (path := getattr(flags, name)) is not None:
-            check_folder(Path(path), flag_name(name), flags.input_file)
+            check_folder(Path(path), flag_name(name), flags.input_file, str(model), *files)
 
 
 def _save_ids(flags: RunFlags, llm: LLM, result: Decoded | BeamSearch) -> None:
