@@ -24,6 +24,8 @@ _MOST_NODES = 512  # of a step
 _MOST_PLANS = 2  # of a step whose grammar forbids or forces nodes
 _MEMORY = 1.0 / 64.0  # weight of a step in the averages
 _TRIAL_SHARE = 0.01  # of the time of plain steps, for steps that only explore costs
+_SETTLED = 64  # steps after which prices serve more than one step
+_PRICED_S = 0.02  # seconds of steps that the same prices serve
 
 
 TreeLimits = tuple[list[Tree], list[int], list[int]]
@@ -35,6 +37,7 @@ class _Step(NamedTuple):
 
     tokens: int
     sequences: int
+    prompt_tokens: int
     rate: float
     """Tokens a second in steps without prompts, the worth of a second. A prompt's own time passes
     once, however much is drafted."""
@@ -74,6 +77,14 @@ class TreePolicy:
         """Seconds of one sequence's planning."""
         self._trials_s = 0.0
         """Time saved up for steps that only explore costs."""
+        self._priced: dict[tuple[int, int, int, int], tuple[int, NodePrices]] = {}
+        """Results of `_prices` that are recent enough to serve again."""
+        self._is_priced = True
+        """Prices were computed for this step: it is one that they learn from."""
+        self._steps, self._priced_steps, self._priced_s = 0, 1, 0.0
+        """All steps, and those since prices were computed, with their seconds."""
+        self._has_windows = False
+        """Windows were fed in the last step."""
 
     def plan(
         self, drafters: Sequence[TreeDrafter], base: int, room: int, prompt_tokens: int = 0
@@ -85,12 +96,16 @@ class TreePolicy:
             room: most tokens of these drafts together.
             prompt_tokens: those of `base` from prompts.
         """
+        self._begin()
         due = [drafter for drafter in drafters if self._is_due(drafter)]
         if not due:
             return
         count = len(drafters)
-        step = _Step(base, count, self._rate(base - prompt_tokens, count))
-        windows = self._fed_windows(due, step, room)
+        step = _Step(base, count, prompt_tokens, self._rate(base - prompt_tokens, count))
+        windows: Sequence[TreeDrafter] = ()
+        if self._is_priced or self._has_windows:
+            windows = self._fed_windows(due, step, room)
+            self._has_windows = bool(windows)
         self._draft_chains(due, step)
         started = self._clock()  # without the time of other drafters
         trees, nodes, depths, sizes = [], [], [], 0
@@ -101,7 +116,7 @@ class TreePolicy:
             depths.append(drafter.most_depth)
             sizes += size
         if sizes:
-            step = _Step(base + sizes, count, step.rate)
+            step = step._replace(tokens=base + sizes)
         most = max(0, min(room - sizes, sum(nodes), _MOST_NODES))
         most, prices = self._prices(step, most)
         drafts = self._planned(due, (trees, nodes, depths), most, prices)
@@ -111,6 +126,13 @@ class TreePolicy:
         self._plan_s += (each - self._plan_s) * (_HOST_MEMORY if self._plan_s else 1.0)
         if prices.knots:
             self._judge_plans(due, step, prices)
+
+    def _begin(self) -> None:
+        """Begin a step. Prices are computed for each until they are settled, then now and then:
+        a small model's step takes ten times as long as that."""
+        self._is_priced = self._steps < _SETTLED or self._priced_s >= _PRICED_S
+        if self._is_priced:
+            self._priced.clear()
 
     def _planned(
         self, drafters: Sequence[TreeDrafter], limits: TreeLimits, most: int, prices: NodePrices
@@ -157,6 +179,15 @@ class TreePolicy:
         """Return the most nodes to take, up to `most`, and their prices."""
         if self._fixed is not None:
             return most, FREE
+        key = (step.tokens, step.sequences, step.prompt_tokens, most)
+        known = self._priced.get(key)
+        if known is None:
+            known, self._is_priced = self._new_prices(step, most), True
+            if known[1].knots:
+                self._priced[key] = known
+        return known
+
+    def _new_prices(self, step: _Step, most: int) -> tuple[int, NodePrices]:
         prices = NodePrices(
             self._costs.knots(step.tokens, step.sequences, most), step.rate, _MARGIN, lesson=_LESSON
         )
@@ -181,7 +212,7 @@ class TreePolicy:
     def _tries_larger(self, step: _Step, prices: NodePrices, most: int) -> int:
         """Return nodes to feed in a step of unknown cost, now and then; 0: none."""
         plain = prices.knots[0][1]
-        self._trials_s += _TRIAL_SHARE * plain
+        self._trials_s += _TRIAL_SHARE * plain * self._priced_steps
         tried = min(most, _TRIAL_NODES * step.sequences)
         if tried <= 0 or self._costs.knows(step.tokens + tried, step.sequences):
             return 0
@@ -211,7 +242,7 @@ class TreePolicy:
             return (
                 [drafter for drafter in drafters if drafter.window_tokens] if size <= room else ()
             )
-        if not self._window.tries(ahead - plain, plain):
+        if not self._window.tries(ahead - plain, plain * self._priced_steps):
             return ()
         first = next(drafter for drafter in drafters if drafter.window_tokens)
         return (first,) if first.window_tokens <= room else ()
@@ -251,13 +282,18 @@ class TreePolicy:
             whole = self._costs.seconds(fed, sequences)
             reached = max(1.0, min(committed / sequences * plain / whole, 8.0))
         self._speed_up += (reached - self._speed_up) * _MEMORY
-        if base == sequences:  # else prompts or other drafters took part
-            self._costs.record(fed, sequences, seconds)
+        if self._is_priced:
+            if base == sequences:  # else prompts or other drafters took part
+                self._costs.record(fed, sequences, seconds)
+            self._priced_steps, self._priced_s = 0, 0.0
+        self._steps += 1
+        self._priced_steps += 1
+        self._priced_s += seconds
 
 
 _TRIAL_NODES, _TRIAL_CHANCE = 4, 0.02
 _LOOKED_AT = 32  # nodes among which the cheapest one's price is searched
-_WITH_ROWS = 2.0  # times a plan's own time: its rows are ranked, and the tree learns from them
+_WITH_ROWS = 3.0  # times a plan's own time: its rows are ranked, and the tree learns from them
 _HOST_MEMORY = 1.0 / 16.0  # weight of a step in the averages of host work
 _FIRST_WINDOW_GAIN = 0.15  # accepted tokens a step that only the window brings, before any trial
 _WINDOW_SHARE = 0.005  # of the time of plain steps, for its trials

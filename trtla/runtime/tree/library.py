@@ -300,6 +300,8 @@ class Planner:
         self._plan = _Plan()
         self._pointer = byref(self._plan)
         self._most = self._trees = self._knots = 0
+        self._prices: NodePrices | None = None
+        """Those that the plan holds."""
         self._grow(1, most, 16)
 
     def _grow(self, trees: int, most: int, knots: int) -> None:
@@ -315,6 +317,7 @@ class Planner:
         if knots > self._knots:
             self._knots = knots
             self._numbers, self._seconds = (c_int64 * knots)(), (c_double * knots)()
+            self._prices = None
         plan = self._plan
         plan.sequences, plan.sizes = addressof(self._handles), addressof(self._sizes)
         plan.most_nodes, plan.most_depth = addressof(self._nodes), addressof(self._depths)
@@ -336,19 +339,26 @@ class Planner:
             most_nodes: of each tree; `most_depth` likewise.
             most: nodes of all trees.
         """
-        count, knots, plan = len(trees), prices.knots, self._plan
-        if count > self._trees or most > self._most or len(knots) > self._knots:
-            self._grow(count, most, len(knots))
+        count, knots, plan = len(trees), len(prices.knots), self._plan
+        if count > self._trees or most > self._most or knots > self._knots:
+            self._grow(count, most, knots)
         each = zip(trees, most_nodes, most_depth, strict=True)
         for index, (tree, nodes, depth) in enumerate(each):
             self._handles[index] = tree.handle
             self._nodes[index], self._depths[index] = nodes, depth
-        for index, knot in enumerate(knots):
-            self._numbers[index], self._seconds[index] = knot
-        plan.count, plan.most, plan.knots = count, most, len(knots)
-        _, plan.rate, plan.margin, plan.least, plan.lesson = prices
+        if prices is not self._prices:
+            self._price(prices)
+        plan.count, plan.most = count, most
         self._library.tree_plan(self._pointer)
         return self._drafts(self._sizes[:count])
+
+    def _price(self, prices: NodePrices) -> None:
+        plan = self._plan
+        for index, knot in enumerate(prices.knots):
+            self._numbers[index], self._seconds[index] = knot
+        plan.knots = len(prices.knots)
+        _, plan.rate, plan.margin, plan.least, plan.lesson = prices
+        self._prices = prices
 
     def _drafts(self, sizes: Sequence[int]) -> list[Draft]:
         drafts, start = [], 0
