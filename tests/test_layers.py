@@ -48,7 +48,7 @@ RUNTIME = (
     "tree",
     "drafters",
     "auto",
-    "loop",
+    "loop plain_loop",
 )
 MODELS = (
     "kv_cache mask rotary tensors",

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from hypothesis import strategies as st
 
-from tests.support.toys import ToyModel, hash_scores, request, run, tokens_of, toy_executor
+from tests.support.toys import ToyModel, hash_scores, request, tokens_of, toy_executor
+from trtla.runtime.draft import NoDrafter
 from trtla.runtime.drafters.draft_model import DraftModelDrafters
 from trtla.runtime.drafters.factory import Drafters
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.models.tensor_cache import TensorCache
+from trtla.runtime.plain_loop import decode
+from trtla.runtime.sequence import Sequence
 from trtla.settings.drafting import NO_DRAFTER, DrafterSettings, DraftOptions
 from trtla.settings.lookahead import AUTOREGRESSIVE
 
@@ -102,12 +103,12 @@ def mixed_executor(
 
 
 def plain_texts(asked):
-    """Each request decoded alone, without drafts."""
+    """Each request decoded alone by the plain loop, without drafts."""
     texts = {}
     for one in asked:
-        executor, _ = toy_executor(hash_scores(VOCAB), VOCAB, AUTOREGRESSIVE)
-        alone = replace(one, drafter=NO_DRAFTER, lookahead=None)
-        texts[one.request_id] = tokens_of(run(executor, [alone])[one.request_id])
+        sequence = Sequence(one, AUTOREGRESSIVE, NoDrafter(), drafting=NO_DRAFTER)
+        steps, _ = decode(ToyModel(hash_scores(VOCAB)), sequence)
+        texts[one.request_id] = [token for step in steps for token in step]
     return texts
 
 
