@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The README's table of real sizes: load, memory, a prompt of 128 tokens, plain decoding and auto, beside llama.cpp
+# The table of real sizes in docs/performance.md: load, memory, a prompt of 128 tokens, plain decoding and auto, beside llama.cpp
 # and its own drafting on the same file, in turns, with one thread and with two.
 #
 #   scripts/real_sizes.sh OUTPUT_DIR [--sizes 135M,1B,3B,8B,1.8B] [--threads 1,2] [--rounds 5] [--quick]

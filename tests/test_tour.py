@@ -48,4 +48,5 @@ def test_sixteen_files_in_order_each_define_what_is_told_of_them():
     assert [int(number) for number, _, _ in NUMBERED] == list(range(1, 17))
     for _, path, text in NUMBERED:
         first = re.search(r"`([\w.]+)`", text)
-        assert first and first[1] in defined(PACKAGE / path), path
+        assert first is not None, path
+        assert first[1] in defined(PACKAGE / path), path
