@@ -284,5 +284,7 @@ def test_no_input_is_written_over(engine: Path, model: Path, tmp_path: Path) -> 
     refused(ran, 2, f"--output-csv {config} is also the input")
     asked = ("--engine-dir", engine, "--hf-model-dir", model, "--dataset", articles)
     refused(trtla("summarize", *asked, "-o", articles), 2, f"--output {articles} is also the input")
+    for file in (config, model / "config.json"):
+        refused(trtla("summarize", *asked, "-o", file), 2, f"--output {file} is also the input")
     refused(trtla("summarize", *asked, "-o", tmp_path), 2, f"--output {tmp_path} is a folder")
     assert ids.read_text() == "5,6,7\n"

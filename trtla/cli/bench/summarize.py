@@ -26,7 +26,7 @@ from trtla.cli.shared.model import (
     with_own_type,
     with_trtllm_settings,
 )
-from trtla.cli.shared.params import check_folder, need_model
+from trtla.cli.shared.params import check_folder, model_files, need_model
 from trtla.cli.shared.templates import check_texts
 from trtla.cli.shared.values import TOKENS
 from trtla.console import Console, command_line, counted, duration
@@ -215,7 +215,9 @@ def _check(flags: SummarizeFlags) -> None:
     if flags.eval_ppl and is_trtllm(flags.engine_dir):
         raise trtllm_cannot(flags.engine_dir, "whose log probabilities are not read")
     if flags.output:
-        check_folder(Path(flags.output), "--output", flags.dataset)
+        models = [folder for folder in (flags.engine_dir, flags.hf_model_dir) if folder]
+        files = [file for folder in models for file in model_files(folder, ".jsonl")]
+        check_folder(Path(flags.output), "--output", flags.dataset, *files)
     if flags.eval_task != SUMMARIZE_TASK and flags.dataset == "cnn_dailymail":
         raise UsageError(
             f"the task {flags.eval_task} reads a local data set, not the hub's",

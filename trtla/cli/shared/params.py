@@ -258,6 +258,12 @@ def check_folder(path: Path, flag: str, *inputs: str | None) -> None:
             pass
 
 
+def model_files(folder: str, *outputs: str) -> list[str]:
+    """Return a model's path and its files, but those with the suffixes of outputs."""
+    files = Path(folder).glob("*")
+    return [folder, *(str(file) for file in files if file.suffix not in outputs)]
+
+
 def check_new_file(path: Path, flag: str, *, force: bool) -> None:
     """Refuse a file whose folder is missing, or that exists and must not be replaced."""
     check_folder(path, flag)
