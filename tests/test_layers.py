@@ -60,7 +60,7 @@ MODELS = (
     "cuda_check",
     "load",
 )
-CLI = ("shared", "commands run bench serve build", "app")
+CLI = ("shared", "commands run bench serve engines", "app")
 SIDEWAYS = {("report", "bench"), ("tune", "bench")}
 """Within a layer: who may import whom."""
 WITH_TORCH = (

@@ -33,10 +33,10 @@ _COMMANDS = {
     ),
     "summarize": ("bench.summarize:summarize", "Articles -> latency, tokens per step, ROUGE."),
     "report": ("bench.report:report", "Results of bench, tune and summarize -> one HTML page."),
-    "convert": ("build.convert:convert", "Hugging Face folder -> TensorRT-LLM checkpoint."),
-    "build": ("build.build:build", "Checkpoint or Hugging Face folder -> engine."),
-    "inspect": ("build.doctor:inspect_path", "What a model, checkpoint or engine folder is."),
-    "doctor": ("build.doctor:doctor", "What this machine can run, and with which backend."),
+    "convert": ("engines.convert:convert", "Hugging Face folder -> TensorRT-LLM checkpoint."),
+    "build": ("engines.build:build", "Checkpoint or Hugging Face folder -> engine."),
+    "inspect": ("engines.doctor:inspect_path", "What a model, checkpoint or engine folder is."),
+    "doctor": ("engines.doctor:doctor", "What this machine can run, and with which backend."),
     "completion": ("app:completion", "Print the completion script for a shell."),
 }
 """Module and function of each command, and its sentence in the group's help."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trtla.cli.build.build_output import show_kind, show_plan, show_written
+from trtla.cli.engines.build_output import show_kind, show_plan, show_written
 from trtla.cli.shared.command import Command
 from trtla.cli.shared.options import (
     DTYPES,
