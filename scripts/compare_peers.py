@@ -26,8 +26,9 @@ from statistics import median
 
 import httpx
 
+from trtla.extras.bench.documents import LoadDocument
 from trtla.machine import cpu
-from trtla.results.bench_documents import LoadDocument, Row
+from trtla.results.rows import Row
 
 WAIT_S = 300
 """For a server that opens its model."""

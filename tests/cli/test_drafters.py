@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
-from tests.support.command import refused, trtla
+from tests.support.command import known, needs, refused, there, trtla
 from trtla.cli.commands import COMMANDS
 from trtla.settings.drafting import DrafterSettings
 from trtla.settings.fields import declared
@@ -65,6 +65,7 @@ def test_texts_of_another_draw_are_not_compared(no_weights: Path) -> None:
     refused(ran, 2, "rejection", "omit --check-lossless")
 
 
+@needs("bench")
 def test_bench_and_summarize_refuse_them_as_well(no_weights: Path, articles: Path) -> None:
     for flags, message, hint in BAD:
         if flags[0] == "--top-p":
@@ -79,7 +80,7 @@ def test_another_tokenizer_is_refused_with_a_token_of_both(
 ) -> None:
     draft = other_tokenizer(no_weights, tmp_path / "draft")
     asked = ("--engine-dir", no_weights, "--drafter", f"draft:{draft}")
-    for command in (("run", "--input-text", "a"), ("bench",)):
+    for command in known(("run", "--input-text", "a"), ("bench",)):
         refused(trtla(*command, *asked), 2, "is 'b' in the draft", "is 'a' in", "same tokenizer")
 
 
@@ -146,6 +147,7 @@ def test_every_prompt_of_a_file_may_have_a_drafter_of_its_own(
     assert found[2]["lookahead"] == [1, 1, 0]
 
 
+@needs("bench")
 def test_bench_has_an_arm_for_every_drafter(plain_engine: Path) -> None:
     ran = trtla(
         "bench", "--engine-dir", plain_engine, "--drafter", "ngram", "prompt-lookup,ngram", "none",
@@ -160,7 +162,7 @@ def test_bench_has_an_arm_for_every_drafter(plain_engine: Path) -> None:
 
 def test_the_commands_share_the_flags() -> None:
     names = (*declared(DrafterSettings), "draft_device", "draft_dtype")
-    for command in ("run", "bench", "summarize"):
+    for command in there("run", "bench", "summarize"):
         params = {p.name: p for p in COMMANDS[command].params}
         assert {getattr(params[name], "section", None) for name in names} == {
             params["drafter"].section
@@ -224,7 +226,7 @@ def test_keeping_a_pool_is_no_longer_an_option(no_weights: Path, tmp_path: Path)
 
 
 def test_commands_that_decode_share_the_flags() -> None:
-    for name in ("run", "chat", "explain", "bench", "summarize"):
+    for name in there("run", "chat", "explain", "bench", "summarize"):
         command = COMMANDS[name]
         found = [p for p in command.params if getattr(p, "section", "") == "Lookahead drafting"]
         assert [p.opts[0] for p in found] == [NEW[0], "--lookahead-sources", "--lookahead-nodes"]

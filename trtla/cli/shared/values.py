@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from pkgutil import resolve_name
@@ -190,24 +190,30 @@ NUMBERS = ListType(NUMBER)
 _TRIPLES = ("3,3,3", "5,5,5", "7,7,7")
 _OR_A_FILE = ("prompts", "dataset")
 _NAMES = {
-    "compare": ("trtla.bench.arms:PEERS",),
     "prompts": ("trtla.data.prompt_sets:SHIPPED",),
-    "categories": ("trtla.data.prompt_sets:SHIPPED", "trtla.bench.ablation_arms:TASKS"),
-    "arms": ("trtla.bench.ablation_arms:METHODS",),
     "drafter": ("trtla.settings.drafting:DRAFTERS", "trtla.settings.drafting:DRAFT_PREFIX"),
     "processor": ("trtla.settings.sampling:EXAMPLES",),
     "dataset": ("trtla.data.prompt_sets:CNN_DAILYMAIL",),
-    "gpu": ("trtla.tune.prediction:GPUS",),
-    "grid_ngram_kind": ("trtla.settings.drafting:NGRAM_KINDS",),
     "dtype": ("trtla.settings.executor:DTYPE_NAMES",),
 }
 """The values that a flag takes, as `module:name`, imported when a shell asks for them."""
+Completer = Callable[[click.Context, click.Parameter, str], list[str]]
 
 
 def _names(paths: Iterable[str]) -> Iterator[str]:
     for path in paths:
         names = resolve_name(path)
         yield from [names] if isinstance(names, str) else names
+
+
+def offered(*paths: str) -> Completer:
+    """The completion of a flag by names, each as `module:name`."""
+
+    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+        part = isinstance(param.type, ListType)
+        return starting(dict.fromkeys(_names(paths)), incomplete, part=part)
+
+    return complete
 
 
 def choices(
