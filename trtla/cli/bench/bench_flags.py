@@ -8,12 +8,11 @@ from functools import partial
 from typing import Any, Literal
 
 import click
-from click.core import ParameterSource
 
 from trtla.bench.ablation_arms import METHODS, SOURCE_METHODS
 from trtla.bench.arms import PEERS
 from trtla.cli.shared.options import MODEL, PATH, flag
-from trtla.cli.shared.params import hand_over, source
+from trtla.cli.shared.params import source
 from trtla.cli.shared.values import DEVICES, NAMES, TOKEN_COUNTS
 from trtla.cli.shared.values import LOOKAHEAD as TRIPLES
 from trtla.console import Console
@@ -75,20 +74,6 @@ def remember_format(ctx: click.Context, param: click.Parameter, value: Any) -> A
     return value
 
 
-_RESULTS = "ablation_results.csv"
-
-
-def _or_format(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    """Return the file of -o, which once meant --output-format: a format is handed over to that."""
-    if value not in FORMATS.choices:
-        return value
-    where = ctx.get_parameter_source("output")
-    hand_over(ctx, "-o", "output_format", value, where)
-    ctx.set_parameter_source("output", ParameterSource.DEFAULT)
-    remember_format(ctx, param, value)
-    return _RESULTS
-
-
 @dataclass(frozen=True, kw_only=True)
 class LoadFlags:
     """Flags of load on a server."""
@@ -135,7 +120,7 @@ class AblationFlags:
         f"{_ABLATION_READS}; the categories of --prompts are tasks.",
         basic=True,
     )
-    input_text: str | None = _ablation("Decode this text, not the tasks.", "-p", alias="prompt")
+    input_text: str | None = _ablation("Decode this text, not the tasks.", "-p")
     full: bool = _ablation(
         "All prompts of every task and 3 repeats, 420 decodings an arm. Decodings in "
         "--output are kept."
@@ -168,8 +153,7 @@ class AblationFlags:
         "decodings in FILE.csv.",
         "-o",
         type=PATH,
-        default=_RESULTS,
-        callback=_or_format,
+        default="ablation_results.csv",
     )
     grid_gamma: tuple[int, ...] = _ablation(
         "Most drafted tokens, of sd, nasd, prompt-lookup and the chain.", default="4"

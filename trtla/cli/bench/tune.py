@@ -72,7 +72,6 @@ class TuneFlags:
         "Prompts decoded together; the first is what the recommendation is for.",
         section="Search",
         show_default="those of 1,4,16 that the engine takes",
-        alias="batch_sizes",
     )
     budget: float = opt.flag(
         "Time to measure for, such as 90s, 2m or 1h; measurements are kept, and the same "

@@ -59,10 +59,9 @@ class Setting(click.Option):
 
 
 class Alias(Setting):
-    """Another name of a setting, such as a former one: hidden, used where the setting is not
-    given itself. Without `now` it sets nothing."""
+    """Another name of a setting: hidden, used where the setting is not given itself."""
 
-    def __init__(self, *args: Any, now: str | None = None, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, now: str, **kwargs: Any) -> None:
         super().__init__(*args, hidden=True, **kwargs)
         self.now = now
 
@@ -70,8 +69,7 @@ class Alias(Setting):
         """Give the parsed value to the setting; refuse two values from one source."""
         name = str(self.name)
         value = ctx.params.pop(name)
-        if self.now:
-            hand_over(ctx, name, self.now, value, ctx.get_parameter_source(name))
+        hand_over(ctx, name, self.now, value, ctx.get_parameter_source(name))
 
 
 def hand_over(
