@@ -32,7 +32,7 @@ from trtla.cli.shared.model import (
     use_end,
     with_trtllm_settings,
 )
-from trtla.cli.shared.params import Positional, check_folder, source, with_grammar, with_processor
+from trtla.cli.shared.params import check_folder, source, with_grammar, with_processor
 from trtla.cli.shared.templates import check_template
 from trtla.cli.shared.upstream import upstream_lists, upstream_values
 from trtla.cli.shared.values import COUNT, TEXT
@@ -75,7 +75,7 @@ _LENGTH = f"the room that is left, at most {USUAL_LEN} or a --max-batch-size-th 
     ],
 )
 @opt.model_flags()
-@click.argument("prompt", cls=Positional, type=TEXT, required=False)
+@click.argument("prompt", type=TEXT, required=False)
 @opt.flags_of(RunFlags)
 @opt.chat_flags
 @opt.setting(
