@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import signal
 import socket
 import threading
@@ -25,7 +26,6 @@ from starlette.types import ASGIApp
 
 from trtla.console import counted
 from trtla.errors import RankLost, ReplicasLost, UsageError
-from trtla.interrupts import INTERRUPTS
 from trtla.llm.prompt import RequestMaker
 from trtla.serve.app import Served, new_app
 from trtla.serve.generation import ServedModel
@@ -124,7 +124,7 @@ def serve(
         asyncio.run(service.run(listening))
     code = service.exit_code
     if service.server.force_exit or service.model.is_preparing:  # neither is waited for
-        INTERRUPTS.leave(code)
+        os._exit(code)
     return code
 
 

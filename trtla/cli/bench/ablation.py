@@ -39,7 +39,6 @@ from trtla.cli.shared.templates import check_sets
 from trtla.console import Console, command_line, counted
 from trtla.errors import UsageError
 from trtla.files import json_text, read_json, read_text, write_whole, written
-from trtla.interrupts import INTERRUPTS
 from trtla.settings.drafting import (
     DRAFT_PREFIX,
     LOOKAHEAD,
@@ -71,8 +70,11 @@ def run_ablation_command(
     with written(output, "give another --output"), output.open("a", encoding="utf-8"):
         console.note(f"note: {_extent(sweep)}")
     kept = f"note: decodings so far are in {output.with_suffix('.jsonl')}; the same command resumes"
-    with INTERRUPTS.saying(lambda: kept):
+    try:
         results = run(console, sweep)
+    except KeyboardInterrupt:
+        console.note(kept)
+        raise
     if results is None:  # a serving rank of mpirun has nothing to report
         return
     _write(console, results, sweep, output, flags)
