@@ -114,7 +114,7 @@ def test_a_full_disk_stays_the_operating_systems_error(workers: int, tmp_path: P
 def test_workers_do_not_outlive_a_killed_command(tmp_path: Path) -> None:
     code = f"""
 from pathlib import Path
-from tests.build.test_trtllm_workers import FakeBuild, build_ranks
+from {__name__} import FakeBuild, build_ranks
 build_ranks(FakeBuild(Path({str(tmp_path)!r}), ((0, "hang"), (1, "hang"))), 2, 2)
 """
     command, pids = [sys.executable, "-c", code], (tmp_path / "pid0", tmp_path / "pid1")
