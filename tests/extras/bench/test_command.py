@@ -308,7 +308,7 @@ def test_an_interrupt_prints_the_rounds_that_were_whole_and_is_gone_on_behind(
         (kept / library.name).symlink_to(library)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     asked = ["bench", str(engine), "--prompts", str(tmp_path / "p.txt"), "-n", "4", "--rounds", "5"]
-    asked += ["--temperature", "0", "-o", "json"]
+    asked += ["--temperature", "0", "--output-format", "json"]
     with monkeypatch.context() as patch:
         patch.setattr(Console, "note", interrupted)
         with pytest.raises(KeyboardInterrupt):

@@ -39,7 +39,6 @@ from trtla.extras.bench.flags import (
 from trtla.extras.bench.output import run, show
 from trtla.extras.bench.ways import Way
 from trtla.files import json_text, read_json, read_text, write_whole, written
-from trtla.interrupts import INTERRUPTS
 from trtla.measuring.arms import AR
 from trtla.settings.drafting import (
     DRAFT_PREFIX,
@@ -72,8 +71,11 @@ def run_ablation_command(
     with written(output, "give another --output"), output.open("a", encoding="utf-8"):
         console.note(f"note: {_extent(sweep)}")
     kept = f"note: decodings so far are in {output.with_suffix('.jsonl')}; the same command resumes"
-    with INTERRUPTS.saying(lambda: kept):
+    try:
         results = run(console, sweep)
+    except KeyboardInterrupt:
+        console.note(kept)
+        raise
     if results is None:  # a serving rank of mpirun has nothing to report
         return
     _write(console, results, sweep, output, flags)

@@ -8,11 +8,10 @@ from functools import partial
 from typing import Any, Literal
 
 import click
-from click.core import ParameterSource
 
 from trtla.cli.shared.options import MODEL, PATH, flag
-from trtla.cli.shared.params import hand_over, source
-from trtla.cli.shared.values import DEVICES, NAMES, TOKEN_COUNTS, offered
+from trtla.cli.shared.params import source
+from trtla.cli.shared.values import DEVICES, NAMES, TOKEN_COUNTS
 from trtla.cli.shared.values import LOOKAHEAD as TRIPLES
 from trtla.console import Console
 from trtla.errors import UsageError, did_you_mean
@@ -75,20 +74,6 @@ def remember_format(ctx: click.Context, param: click.Parameter, value: Any) -> A
     return value
 
 
-_RESULTS = "ablation_results.csv"
-
-
-def _or_format(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    """Return the file of -o, which once meant --output-format: a format is handed over to that."""
-    if value not in FORMATS.choices:
-        return value
-    where = ctx.get_parameter_source("output")
-    hand_over(ctx, "-o", "output_format", value, where)
-    ctx.set_parameter_source("output", ParameterSource.DEFAULT)
-    remember_format(ctx, param, value)
-    return _RESULTS
-
-
 @dataclass(frozen=True, kw_only=True)
 class LoadFlags:
     """Flags of load on a server."""
@@ -135,7 +120,7 @@ class AblationFlags:
         f"{_ABLATION_READS}; the categories of --prompts are tasks.",
         basic=True,
     )
-    input_text: str | None = _ablation("Decode this text, not the tasks.", "-p", alias="prompt")
+    input_text: str | None = _ablation("Decode this text, not the tasks.", "-p")
     full: bool = _ablation(
         "All prompts of every task and 3 repeats, 420 decodings an arm. Decodings in "
         "--output are kept."
@@ -150,7 +135,6 @@ class AblationFlags:
     arms: tuple[str, ...] = _ablation(
         f"Arms to measure; ar always comes first. Others: {', '.join(SOURCE_METHODS[1:])}.",
         default=",".join(METHODS),
-        shell_complete=offered("trtla.extras.bench.ablation_arms:METHODS"),
     )
     sources: bool = _ablation(
         "Measure the worth of the sources of auto's drafts, in place of --arms: "
@@ -169,8 +153,7 @@ class AblationFlags:
         "decodings in FILE.csv.",
         "-o",
         type=PATH,
-        default=_RESULTS,
-        callback=_or_format,
+        default="ablation_results.csv",
     )
     grid_gamma: tuple[int, ...] = _ablation(
         "Most drafted tokens, of sd, nasd, prompt-lookup and the chain.", default="4"
@@ -184,7 +167,6 @@ class AblationFlags:
         "basic or onelevel, of nasd; the chain has the first.",
         type=NAMES,
         default="basic",
-        shell_complete=offered("trtla.settings.drafting:NGRAM_KINDS"),
     )
     """Any names, before `DrafterSettings` checks them."""
     grid_ngram_order: tuple[int, ...] = _ablation("Of nasd and the chain.", default="3")
@@ -219,7 +201,6 @@ class BenchFlags(LoadFlags, AblationFlags):
         "trtla[bench] and runs a GGUF file as it is, in llama.cpp-converted dequantised.",
         basic=True,
         metavar="NAME,...",
-        shell_complete=offered("trtla.extras.bench.peers:PEERS"),
     )
     hf_model_dir: str | None = _arms(
         "The Hugging Face folder that peers load, or the GGUF file that llama.cpp does.",
@@ -236,9 +217,6 @@ class BenchFlags(LoadFlags, AblationFlags):
     )
     categories: tuple[str, ...] = _prompts(
         "Keep these categories only.",
-        shell_complete=offered(
-            "trtla.data.prompt_sets:SHIPPED", "trtla.extras.bench.ablation_arms:TASKS"
-        ),
     )
     num_prompts: int = _prompts(
         "Most prompts of a category; with --serve requests of a run, where prompts may recur.",

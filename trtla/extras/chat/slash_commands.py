@@ -7,7 +7,7 @@ that the session implements.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from textwrap import fill, shorten, wrap
 from typing import Any
@@ -15,7 +15,6 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from trtla.console import starting
 from trtla.errors import TrtlaError, UsageError, closest, renamed
 from trtla.extras.chat import values
 from trtla.extras.chat.settings import ChatSettings, changed, read
@@ -282,8 +281,19 @@ def _complete(text: str, names: Sequence[str], known: Known) -> tuple[str, list[
         return _complete(last, [candidate.name for candidate in TABLE if candidate.paths], known)
     offered = command.value.examples(known, typed)
     if command.value is not FILE:
-        offered = starting(offered, typed, part=command.value.list)
+        offered = _starting(offered, typed, part=command.value.list)
     return typed, list(map(CompletionItem, offered))
+
+
+def _starting(known: Iterable[str], incomplete: str, *, part: bool) -> list[str]:
+    """The names that continue a typed text; of a comma list (`part`) its last item, none twice."""
+    before, comma, last = incomplete.rpartition(",") if part else ("", "", incomplete)
+    taken = before.split(",")
+    return [
+        before + comma + name
+        for name in known
+        if name.startswith(last) and name not in taken and not (comma and name == "none")
+    ]
 
 
 _AT_START = re.compile(r"build|\btrtla |open the model|start again")

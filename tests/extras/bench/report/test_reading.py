@@ -74,7 +74,7 @@ def test_other_files_are_refused_by_name(tmp_path: Path, content: str, said: str
 def test_a_document_without_rows_over_all_categories_is_refused(tmp_path: Path) -> None:
     found = documents.bench()
     found["rows"] = [row for row in found["rows"] if row["category"] != "all"]
-    with pytest.raises(UsageError, match="is of an older version: no rows are over all categories"):
+    with pytest.raises(UsageError, match="has no rows over all categories"):
         read_all([put(tmp_path, "bench.json", found)])
 
 

@@ -67,7 +67,7 @@ def _read(number: int, path: Path) -> Source:
     if not getattr(document, part):
         raise UsageError(f"{path} holds no results: its {part} are empty", _HINT)
     if not isinstance(document, Run) and not whole_category(document.rows):
-        raise UsageError(f"{path} is of an older version: no rows are over all categories", _HINT)
+        raise UsageError(f"{path} has no rows over all categories", _HINT)
     return Source(number, path.name, kind, document)
 
 

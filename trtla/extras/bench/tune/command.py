@@ -20,7 +20,7 @@ from trtla.cli.shared.model import (
 )
 from trtla.cli.shared.params import check_new_file
 from trtla.cli.shared.templates import check_sets
-from trtla.cli.shared.values import DURATION, offered
+from trtla.cli.shared.values import DURATION
 from trtla.console import Console
 from trtla.errors import UsageError
 from trtla.files import temporary_folder
@@ -58,7 +58,6 @@ class TuneFlags:
         "Take the costs from this GPU's published peaks: a bound, not a measurement.",
         section="TensorRT-LLM engines",
         metavar="h200|h100|a100|l40s|...",
-        shell_complete=offered("trtla.extras.bench.tune.prediction:GPUS"),
         show_default="the one that is here",
     )
     prompts: tuple[str, ...] = opt.flag(
@@ -73,7 +72,6 @@ class TuneFlags:
         "Prompts decoded together; the first is what the recommendation is for.",
         section="Search",
         show_default="those of 1,4,16 that the engine takes",
-        alias="batch_sizes",
     )
     budget: float = opt.flag(
         "Time to measure for, such as 90s, 2m or 1h; measurements are kept, and the same "
