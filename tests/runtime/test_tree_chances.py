@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.plain_trees.tree import smallness
 from tests.support.tensors import draw_at
 from tests.support.trees import GREEDY, accepted_path, learn, plan, top_rows
 from trtla.runtime.sampling.noise import uniform
@@ -77,13 +76,6 @@ def test_as_many_tokens_are_accepted_as_were_promised(nodes):
     for source, count in kept.items():
         if count > 100:
             assert promised[source] == pytest.approx(count, rel=0.1), source
-
-
-def test_a_token_has_the_noise_that_draws_it():
-    noise = uniform(7, 123)
-    lowest = min(range(50), key=lambda token: smallness(noise, token))
-    params = SamplingParams(temperature=1.0)
-    assert draw_at(torch.zeros(1, 50), params, [noise]).tolist() == [lowest]
 
 
 def first_hits(by_noise, temperature):
