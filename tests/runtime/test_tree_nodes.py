@@ -123,6 +123,28 @@ def test_a_window_forgets_when_it_has_grown_long_but_not_within_a_step():
     assert plan(tree).tokens == (8,)
 
 
+def learnt_beside(place):
+    """The chance of a long match, once a draft's text has gone before the draft's commit.
+
+    Args:
+        place: of the only match in the text that comes instead.
+    """
+    shared, later = SharedTrees(10, 30), [0] * 30
+    shared.add_text(range(10))
+    tree = shared.tree([0, 1, 2, 3, 4], GREEDY, ("requests",), True)
+    assert plan(tree, depth=1).tokens == (5,)
+    later[place : place + 2] = 5, 6
+    shared.add_text(later)
+    tree.commit([5, 9], 1)
+    probe = shared.tree([1, 2, 3, 4, 5, 6], GREEDY, ("expected",), True)
+    probe.add_text("expected", range(1, 8))
+    return plan(probe).values
+
+
+def test_places_of_a_text_that_has_gone_are_not_read():
+    assert learnt_beside(5) == learnt_beside(9)  # the draft had the place of the former
+
+
 def test_the_least_recently_used_texts_go():
     shared = SharedTrees(100, 38)
     texts = [tuple(range(start, start + 9)) for start in (0, 10, 20)]

@@ -56,9 +56,13 @@ def test_limits_hold_and_values_never_rise_along_a_path(seed: int, nodes: int, d
 @given(seeds)
 def test_requests_of_a_step_do_not_change_each_others_drafts(seed: int) -> None:
     calls = played(seed, steps=4)
-    together = Planner().plan(calls.trees, [9, 7], [6, 4], 99)
-    apart = [Planner().plan([calls.trees[at]], [[9], [7]][at], [[6], [4]][at], 99) for at in (1, 0)]
-    assert together == [apart[1][0], apart[0][0]]
+    trees = [*calls.trees, calls.shared.tree([1, 5, 1, 5], GREEDY, SOURCES, True)]
+    limits = ([9, 7, 8], [6, 4, 5])
+    each = [
+        Planner().plan([tree], [nodes], [depth], 99)
+        for tree, nodes, depth in zip(trees, *limits, strict=True)
+    ]
+    assert Planner().plan(trees, *limits, 99) == [draft for (draft,) in each]
 
 
 class Disturbed(Calls):

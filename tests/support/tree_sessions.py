@@ -145,10 +145,8 @@ class Session:
         for tree in range(2):
             self._propose(tree)
         if self._chance(0.9):
-            nodes, depths = (
-                [dice.randrange(24) for _ in drafts],
-                [dice.randrange(12) for _ in drafts],
-            )
+            nodes = [dice.randrange(24) for _ in drafts]
+            depths = [dice.choice([0, 1, 2, 3, 5, 11]) for _ in drafts]
             self.calls("plan", nodes, depths, dice.randrange(36), self._prices())
             drafts = self.calls.drafts[-2:]
         if "requests" in self._theme.sources and self._chance(self._theme.shared):
