@@ -66,11 +66,10 @@ def decode(text, rows, rng, nodes, warm):
     return promised, kept
 
 
-@pytest.mark.parametrize("nodes", [4, 12])
-def test_as_many_tokens_are_accepted_as_were_promised(nodes):
+def test_as_many_tokens_are_accepted_as_were_promised():
     rng = Random(1)
     rows = markov_rows(rng)
-    promised, kept = decode(markov_text(rows, rng, 3000), rows, rng, nodes, 1000)
+    promised, kept = decode(markov_text(rows, rng, 3000), rows, rng, 12, 1000)
     assert sum(promised.values()) == pytest.approx(sum(kept.values()), rel=0.1)
     assert max(kept.values()) > 100
     for source, count in kept.items():

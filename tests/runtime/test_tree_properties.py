@@ -168,12 +168,12 @@ def resident() -> int:
 def test_requests_that_are_over_take_no_memory() -> None:
     shared, before = SharedTrees(VOCAB, 1000), 0
     text = [place * place % 11 for place in range(3000)]
-    for number in range(150):
-        if number == 30:
+    for number in range(70):
+        if number == 10:
             before = resident()
         tree = shared.tree(text, GREEDY, SOURCES, True)
         tree.add_text("expected", text)
         plan(tree, 64)
         tree.commit(text[:5], 0)
         shared.add_text(text)
-    assert resident() - before < 2**24
+    assert resident() - before < 2**23
