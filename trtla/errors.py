@@ -233,7 +233,7 @@ def did_you_mean(typed: str, known: Iterable[str]) -> str:
     return f"did you mean {guess}? " if guess else ""
 
 
-Extra = Literal["bench", "eval", "ray", "report", "serve", "structured", "torch"]
+Extra = Literal["bench", "eval", "ray", "serve", "structured", "torch"]
 """Optional packages, as pyproject.toml names them."""
 
 
