@@ -63,7 +63,8 @@ class Commands(Mapping[str, click.Command]):
     """Every command by its name, in the order of use."""
 
     def __getitem__(self, name: str) -> click.Command:
-        command: click.Command = _object(_listed()[name][0])
+        core = _COMMANDS.get(name)  # without a look at extras
+        command: click.Command = _object(f"trtla.cli.{core[0]}" if core else _listed()[name][0])
         return command
 
     def __iter__(self) -> Iterator[str]:
@@ -98,7 +99,7 @@ class CommandGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command; a model in its place gets a hint, as `ollama run` and llama.cpp take one."""
-        if cmd_name in _listed() or ctx.resilient_parsing:
+        if cmd_name in _COMMANDS or cmd_name in _listed() or ctx.resilient_parsing:
             return COMMANDS.get(cmd_name)
         if Path(cmd_name).exists():
             hint = f"try trtla chat {cmd_name}"

@@ -1,4 +1,4 @@
-"""Views of rows: one JSON document, CSV lines, Markdown tables."""
+"""Tables of rows: one for each cell, with an arm a line."""
 
 from __future__ import annotations
 

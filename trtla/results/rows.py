@@ -1,4 +1,4 @@
-"""The row of every measurement, and the JSON documents of bench, summarize and load.
+"""The row of every measurement, the base of measurements' documents, and summarize's.
 
 A field of a row is a key of the document and a column of the table. Rows are filled from records
 by the fields' names: a counter of `Metrics` with a field here is in every output.
