@@ -100,7 +100,7 @@ def replay(texts: Sequence[Text], propose: Propose) -> tuple[float, float, float
 def trees_in_vllm(least_chance: float) -> Propose:
     import numpy as np
 
-    from trtla.plugins.vllm import TreeProposer
+    from trtla.extras.hosts.vllm import TreeProposer
 
     model = SimpleNamespace(max_model_len=ROOM, get_vocab_size=lambda: 1 << 20)
     speculative = SimpleNamespace(num_speculative_tokens=DRAFTED)
@@ -164,7 +164,7 @@ class NoCorpus:
 
 def corpus_of_sglang(own: bool, depth: int, nodes: int) -> Propose:
     """The calls of SGLang's worker for a batch of one row."""
-    from trtla.plugins.sglang import TreeCorpus
+    from trtla.extras.hosts.sglang import TreeCorpus
 
     kind: Any = type("Corpus", (TreeCorpus, NoCorpus), {})
     if own:
@@ -232,14 +232,14 @@ def generate_all(args: argparse.Namespace) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    import trtla
+    from trtla.extras.hosts.transformers import generate
 
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=getattr(torch, args.dtype))
     arms: dict[str, dict[str, Any]] = {
         "plain": {},
         f"prompt_lookup_num_tokens={DRAFTED}": {"prompt_lookup_num_tokens": DRAFTED},
-        "custom_generate=trtla.generate": {"custom_generate": trtla.generate},
+        "custom_generate=generate": {"custom_generate": generate},
     }
     forwards, texts = dict.fromkeys(arms, 0), {}
     seconds = dict.fromkeys(arms, 0.0)

@@ -22,5 +22,5 @@ servers+=(--server ngram "$(drafts '"method": "ngram", "prompt_lookup_min": 2, "
 if "$TRTLA_VLLM_PYTHON" -c 'import arctic_inference' 2>/dev/null; then
     servers+=(--server suffix "$(drafts '"method": "suffix"')")
 fi
-servers+=(--server trtla "$(drafts '"method": "custom_class", "model": "trtla.plugins.vllm.TreeProposer"')")
+servers+=(--server trtla "$(drafts '"method": "custom_class", "model": "trtla.extras.hosts.vllm.TreeProposer"')")
 exec .venv/bin/python scripts/compare_proposers.py "$folder" "${servers[@]}" "$@"

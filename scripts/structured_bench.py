@@ -25,10 +25,11 @@ import jsonschema_rs
 from trtla import LLM
 from trtla.api.tool_formats import HERMES
 from trtla.api.tools import Function
-from trtla.bench.arms import PLAIN, Arm, ArmRun, EngineArm, Meter
-from trtla.bench.turns import Work, alternate
 from trtla.data.prompt_sets import Ids, batches
+from trtla.extras.bench.ways import PLAIN
 from trtla.machine import cpu
+from trtla.measuring.arms import Arm, ArmRun, EngineArm, Meter
+from trtla.measuring.turns import Work, alternate
 from trtla.results.metrics import add, agreement
 from trtla.runtime.device import CPU
 from trtla.runtime.threads import num_threads

@@ -10,4 +10,4 @@ cd "$(dirname "$0")/.."
 setup_venv dev
 
 setup_vllm
-exec .venv/bin/python -m pytest -n 0 tests/plugins/test_vllm_server.py "$@"
+exec .venv/bin/python -m pytest -n 0 tests/extras/hosts/test_vllm_server.py "$@"

@@ -19,7 +19,7 @@ import torch
 from tests.support.command import ROOT, trtla
 from tests.support.gguf_models import BYTE_LEVEL, write_gguf
 from trtla.cli.app import cli
-from trtla.cli.commands import COMMANDS
+from trtla.cli.commands import COMMANDS, ORDER, extension
 from trtla.errors import Extra
 from trtla.files import user_cache
 from trtla.formats.transformers_load import load_model, load_tokenizer
@@ -49,6 +49,8 @@ FASTER = {
     "TRTLA_TUNE_ROUNDS": "1",
 }
 
+MISSING = {*ORDER} - {*COMMANDS}
+"""Commands of extras that are not there."""
 FLAG = re.compile(r"--[a-z][a-z0-9-]*")
 SHELL = {"|", ">", ">>", "&&", "#"}
 
@@ -62,7 +64,9 @@ def blocks(page: str) -> list[tuple[str, str]]:
 def commands(page: str) -> list[str]:
     """The `trtla ...` lines of a page, also those of transcripts and behind mpirun."""
     lines = (line.strip() for _, text in blocks(page) for line in text.splitlines())
-    return [line for line in lines if re.match(r"(\$ )?(mpirun -n \d+ )?trtla ", line)]
+    lines = (line for line in lines if re.match(r"(\$ )?(mpirun -n \d+ )?trtla ", line))
+    there = (line for line in lines if line.split("trtla ", 1)[1].split()[0] not in MISSING)
+    return [line for line in there if "--ray" not in line or extension("serve")]
 
 
 def runnable(page: str) -> list[str]:
@@ -98,7 +102,7 @@ def flag_tables(page: str) -> Iterator[tuple[str, str]]:
         if not line.startswith("|") or len(cells) < 2:
             command = None
         elif match := re.fullmatch(r"`trtla (\w+)`", cells[1]):
-            command = match[1]
+            command = None if match[1] in MISSING else match[1]
         elif command is not None:
             yield from ((command, flag) for flag in FLAG.findall(cells[1]))
 

@@ -6,45 +6,22 @@ import json
 from dataclasses import dataclass, fields
 from inspect import signature
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import click
 import pytest
 from click.testing import CliRunner
 
+from tests.support.more_settings import ARGS, NEW, More
 from trtla import LLM, AsyncLLM
-from trtla.chat.commands import commands_of
 from trtla.cli.shared.command import Command
 from trtla.cli.shared.options import options_of
 from trtla.data.prompts import prompt_line
 from trtla.errors import UsageError, trtllm_cannot
 from trtla.settings.drafting import DrafterSettings, DraftOptions
 from trtla.settings.executor import ExecutorOptions, TrtllmSettings
-from trtla.settings.fields import declared, flag_name, option, parsed
+from trtla.settings.fields import declared, flag_name, parsed
 from trtla.settings.sampling import BeamSettings, SamplingParams
-
-
-@dataclass(frozen=True, slots=True)
-class More(DrafterSettings):
-    """A drafter with one setting of each kind more."""
-
-    width: int = option(2, "Branches side by side.", least=1, most=9, alias="branches")
-    weight: float = option(0.5, "Of the past.", most=1)
-    eager: bool = option(False, "Draft at once.")
-    careful: bool = option(True, "Look twice.")
-    order: Literal["first_come", "best"] = option("best", "Which goes first.")
-    room: int | None = option(None, "Most tokens.", least=1, shown="--width")
-    names: tuple[str, ...] = option((), "What they are called.")
-
-
-NEW = {
-    "width": 3, "weight": 0.25, "eager": True, "careful": False, "order": "first_come", "room": 7,
-    "names": ("a", "b"),
-}  # fmt: skip
-ARGS = (
-    "--width", "3", "--weight", "0.25", "--eager", "--no-careful", "--order", "first-come",
-    "--room", "7", "--names", "a", "b",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -102,17 +79,6 @@ def test_a_line_of_a_prompt_file_has_the_keys() -> None:
     for key in NEW:
         with pytest.raises(ValueError, match=key):
             line.model_validate({"text": "a", key: {}})
-
-
-def test_the_chat_has_a_command_for_each() -> None:
-    commands = {one.name: one for one in commands_of(More, "drafter")}
-    typed = {"width": "3", "weight": "0.25", "eager": "on", "careful": "off", "room": "7"}
-    for name, text in {**typed, "order": "first_come"}.items():
-        assert commands[name].parse(text) == NEW[name]
-        assert commands[name].paths == (f"drafter.{name}",)
-        assert commands[name].help == declared(More)[name].option.help
-    assert commands["room"].parse("width") is None
-    assert commands["order"].usage == "/order first_come|best"
 
 
 @pytest.mark.parametrize(

@@ -28,15 +28,14 @@ LAYERS = (
     "settings",
     "formats charts",
     "runtime",
-    "plugins",
     "trtllm",
     "build llm",
-    "__init__ data doctor",
+    "__init__ data",
     "results",
-    "bench explain api replicas",
-    "tune report chat serve batch",
+    "measuring api",
+    "serve",
     "cli",
-    "__main__",
+    "extras __main__",
 )
 RUNTIME = (
     "stats draft blocks costs arrays device grammar_lexer threads",
@@ -60,16 +59,14 @@ MODELS = (
     "cuda_check",
     "load",
 )
-CLI = ("shared", "commands run bench serve build", "app")
-SIDEWAYS = {("report", "bench"), ("tune", "bench")}
-"""Within a layer: who may import whom."""
+CLI = ("shared", "commands", "run serve engines", "app")
 WITH_TORCH = (
-    "bench/peers.py",
     "build/activations.py",
+    "extras/hosts/attention.py",
+    "extras/hosts/decoding.py",
+    "extras/hosts/transformers.py",
     "formats/torch_tensors.py",
-    "plugins/attention.py",
-    "plugins/decoding.py",
-    "plugins/transformers.py",
+    "measuring/hugging_face.py",
     "runtime/models/attention.py",
     "runtime/models/batch.py",
     "runtime/models/cuda",
@@ -167,11 +164,7 @@ def upward(layers: tuple[str, ...], arrows: set[tuple[str, str]]) -> list[str]:
     floor = floors(layers)
     lost = {name for arrow in arrows for name in arrow} - set(floor)
     assert not lost, f"not in any layer: {sorted(lost)}"
-    return sorted(
-        f"{a} imports {b}"
-        for a, b in arrows
-        if a != b and floor[b] >= floor[a] and (a, b) not in SIDEWAYS
-    )
+    return sorted(f"{a} imports {b}" for a, b in arrows if a != b and floor[b] >= floor[a])
 
 
 def inner(folder: str) -> list[Path]:
@@ -278,7 +271,7 @@ def test_tensorrt_llm_is_imported_by_one_file_only():
 
 def test_who_knows_tensorrt_llm_stands_in_one_package():
     """Above it, only what opens models, builds engines and shows the machine asks for it."""
-    allowed = {"llm", "build", "doctor", "cli", "tune"}
+    allowed = {"llm", "build", "cli", "extras"}
     users = {part(a) for a, many in graph().items() for b in many if part(b) == "trtllm"}
     assert users - {"trtllm"} <= allowed
 
@@ -294,9 +287,15 @@ def test_importing_trtla_loads_no_torch():
 
 
 def test_tests_share_through_support_and_conftest_only() -> None:
-    """A test file can be moved, split or deleted without a look at the others."""
+    """A test file can be moved, split or deleted without a look at the others.
+
+    Tests of an extra may have a support file of their own.
+    """
     tests = Path(__file__).parent
     for file in tests.rglob("*.py"):
+        shared = r"tests\.support\b|.*\.conftest$"
+        if "extras" in file.parts:
+            shared += r"|tests\.extras\.\w+\.support$"
         names = re.findall(r"^\s*(?:from|import) (tests[\w.]*)", file.read_text(), re.MULTILINE)
-        wrong = [n for n in names if not re.search(r"^tests\.support|\.conftest$", n)]
+        wrong = [n for n in names if not re.match(shared, n)]
         assert not wrong, f"{file.relative_to(tests)} imports {wrong}: move it to tests/support"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import refused, trtla
+from tests.support.command import refused, there, trtla
 from tests.support.models import Variant, make_model, save_model
 from trtla import LLM, DrafterSettings, LookaheadConfig, SamplingParams, UsageError
 from trtla.runtime.threads import num_threads, set_threads
@@ -103,7 +103,7 @@ def test_the_usual_length_is_one_and_shrinks_to_what_the_context_leaves(tmp_path
         assert len(llm.beam_search(prompt)[0].output_ids) == 10
 
 
-@pytest.mark.parametrize("command", ["run", "chat", "explain", "bench", "tune"])
+@pytest.mark.parametrize("command", there("run", "chat", "explain", "bench", "tune"))
 def test_commands_take_max_tokens(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     refused(trtla(command, "--max-tokens", "x", "-m", MODEL), 2, "'--max-tokens'")
     both = trtla(command, "-m", MODEL, "-p", "a", "--max-tokens", 4, "-n", 5)

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from tests.support.command import needs
 from trtla.files import write_whole
 
 
@@ -31,6 +32,7 @@ def test_a_file_follows_the_umask(tmp_path, umask):
         os.umask(before)
 
 
+@needs("batch")
 def test_answers_and_kept_texts_of_a_batch_are_its_owners(tmp_path, tiny_llama):
     line = {"custom_id": "a", "method": "POST", "url": "/v1/completions"}
     body = {"prompt": "def f(", "max_tokens": 2}

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from trtla.llm.answer import BeamText
     from trtla.llm.async_llm import AsyncLLM
     from trtla.llm.llm import LLM, Chunk, Completion
-    from trtla.plugins.transformers import generate
     from trtla.settings.drafting import DrafterSettings, DraftOptions
     from trtla.settings.lookahead import LookaheadConfig, max_draft_len
     from trtla.settings.sampling import BeamSettings, SamplingParams
@@ -31,7 +30,6 @@ __all__ = [
     "TrtlaWarning",
     "UsageError",
     "__version__",
-    "generate",
     "max_draft_len",
 ]
 
@@ -40,7 +38,6 @@ _HOMES = {
     "trtla.llm.answer": ("BeamText",),
     "trtla.llm.async_llm": ("AsyncLLM",),
     "trtla.llm.llm": ("LLM", "Chunk", "Completion"),
-    "trtla.plugins.transformers": ("generate",),
     "trtla.settings.drafting": ("DraftOptions", "DrafterSettings"),
     "trtla.settings.lookahead": ("LookaheadConfig", "max_draft_len"),
     "trtla.settings.sampling": ("BeamSettings", "SamplingParams"),

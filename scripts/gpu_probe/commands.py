@@ -27,7 +27,8 @@ from gpu_probe.texts import cuda_path
 
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.cli.app import execute
-from trtla.results.bench_documents import Bench, LoadDocument, Row
+from trtla.extras.bench.documents import Bench, LoadDocument
+from trtla.results.rows import Row
 
 TRIPLES = ["2,3,2", "3,3,2"] if DRY else ["7,7,7", "15,5,15"]
 LENGTH = "4" if DRY else "128"

@@ -16,7 +16,7 @@ import torch
 from gpu_probe.figures import record
 from torch import Tensor
 
-from trtla.bench.hardware import read_bandwidth
+from trtla.extras.bench.bandwidth import read_bandwidth
 from trtla.runtime.device import resolve_device
 
 DRY = os.environ.get("PROBE_DRY") == "1"

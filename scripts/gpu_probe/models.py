@@ -108,7 +108,7 @@ def tests() -> None:
         "10",
         "-vv",  # the project's own options have -q
     ]
-    command += ["-p", "no:cacheprovider", "tests/runtime", "tests/plugins"]
+    command += ["-p", "no:cacheprovider", "tests/runtime", "tests/extras/hosts"]
     printed = _streamed(command, _NO_FAILURE, OMP_NUM_THREADS="1")
     counts = {
         what: int(number) for number, what in re.findall(r"(\d+) (passed|failed|error)", printed)

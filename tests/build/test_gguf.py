@@ -19,15 +19,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.command import needs
 from tests.support.examples import examples
-from tests.support.gguf_models import BYTE_LEVEL, byte_vocabulary, dequantized, scored, write_gguf
+from tests.support.gguf_models import BYTE_LEVEL, byte_vocabulary, dequantized, write_gguf
+from tests.support.inspected import inspected
 from tests.support.models import BASE, VARIANTS, Variant, logits, make_model, save_model
 from tests.support.tensors import equal
-from trtla.bench.journal import engine_facts
-from trtla.bench.opened import plain_answers
 from trtla.build.convert import convert
 from trtla.build.engine import build_engine
-from trtla.doctor.folder import inspect
 from trtla.errors import UsageError
 from trtla.files import user_cache
 from trtla.formats.engine import engine_from_hugging_face, open_engine
@@ -165,9 +164,10 @@ def test_the_text_is_transformers_text(tmp_path: Path) -> None:
     assert list(found.output_ids) == expected
 
 
+@needs("inspect")
 def test_inspect_shows_the_file_and_the_types_in_it(tmp_path: Path) -> None:
     file = write_gguf(make_model(_BIG), tmp_path / "model.gguf", "Q8_0")
-    shown = inspect(file)
+    shown = inspected(file)
     assert (shown["path"], shown["kind"], shown["problems"]) == (str(file), "GGUF file", [])
     assert shown["bytes"] == file.stat().st_size
     assert shown["tensor_types"] == {"Q8_0": 9, "F32": 3}
@@ -228,27 +228,6 @@ def test_a_file_that_changes_while_it_is_read_is_named(file: Path, tmp_path: Pat
         weights.read("model.norm.weight", 0, 1)
     with pytest.raises(UsageError, match=f"{file} has changed while it was read"):
         engine_from_hugging_face(folder)
-
-
-def test_measurements_of_other_weights_are_not_kept(file: Path) -> None:
-    before = engine_facts(engine_from_hugging_face(model_folder(file)))
-    assert engine_facts(engine_from_hugging_face(model_folder(file))) == before
-    write_gguf(make_model(variant("gqa"), seed=1), file)
-    assert engine_facts(engine_from_hugging_face(model_folder(file))) != before
-
-
-def test_an_answer_that_a_turn_continues_keeps_its_space(tmp_path: Path) -> None:
-    tokenizer = scored()
-    model = make_model(Variant("scored", {"vocab_size": len(tokenizer["tokens"])}))
-    file = write_gguf(model, tmp_path / "model.gguf", tokenizer=tokenizer)
-    sampling = SamplingParams(max_output_len=3)
-    with LLM(file, dtype="float32") as llm:
-        assert llm.tokenizer is not None
-        prompts = [(1, 260 + token % 19, token) for token in range(100)]
-        done = llm.generate(prompts, sampling)
-        answers = plain_answers(llm, llm.tokenizer, sampling, frozenset())(prompts, [0] * 100)
-    assert answers == [one.text for one in done]
-    assert any(answer.startswith(" ") for answer in answers)
 
 
 def test_parts_may_be_links(tmp_path: Path) -> None:

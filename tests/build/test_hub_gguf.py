@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import ROOT
+from tests.support.command import ROOT, needs
 from tests.support.gguf_models import write_gguf
 from tests.support.models import VARIANTS, make_model
 from trtla.errors import UsageError
@@ -87,6 +87,7 @@ def all_asked_of(
     )  # fmt: skip
 
 
+@needs("inspect")
 def test_a_file_is_fetched_once_and_read_offline(
     hub: tuple[str, list[str]], tmp_path: Path
 ) -> None:

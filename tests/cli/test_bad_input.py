@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import Ran, process, refused, trtla
+from tests.support.command import Ran, known, needs, process, refused, there, trtla
 
 
 def run(engine: Path, *args: str | Path, stdin: str = "") -> Ran:
@@ -103,12 +103,12 @@ def test_runs(flags: list[str], parts: list[str], engine: Path) -> None:
 
 @pytest.mark.parametrize(
     ("command", "flag"),
-    [
+    known(
         ("build", "--max-seq-len"),
         ("summarize", "--max-input-len"),
         ("bench", "--prompt-len"),
         ("run", "--max-output-len"),
-    ],
+    ),
 )
 def test_numbers_of_tokens_are_said_to_take_a_k(command: str, flag: str) -> None:
     for value in ("0", "many"):
@@ -189,7 +189,7 @@ def test_folders_of_another_kind(engine: Path, checkpoint: Path, tmp_path: Path)
     refused(run(tmp_path, "--input-text", "a"), 2, "config.json")
     refused(run(checkpoint, "--input-text", "a"), 2, "checkpoint", "trtla build")
     refused(build(engine, tmp_path / "out"), 2, "is an engine already")
-    for command in ("inspect", "doctor"):
+    for command in there("inspect", "doctor"):
         refused(trtla(command, tmp_path), 2, "config.json")
         refused(trtla(command, tmp_path / "absent"), 2, "absent")
     refused(trtla("build", "--output-dir", tmp_path / "out"), 2, "--checkpoint-dir")
@@ -241,6 +241,7 @@ def test_errors_are_json_when_asked(engine: Path) -> None:
         assert ran.err == ""
 
 
+@needs("inspect")
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
 def test_an_error_of_stdout_itself_is_one_error_on_stderr(engine: Path) -> None:
     for args in ((), ("--json",)):
@@ -284,5 +285,7 @@ def test_no_input_is_written_over(engine: Path, model: Path, tmp_path: Path) -> 
     refused(ran, 2, f"--output-csv {config} is also the input")
     asked = ("--engine-dir", engine, "--hf-model-dir", model, "--dataset", articles)
     refused(trtla("summarize", *asked, "-o", articles), 2, f"--output {articles} is also the input")
+    for file in (config, model / "config.json"):
+        refused(trtla("summarize", *asked, "-o", file), 2, f"--output {file} is also the input")
     refused(trtla("summarize", *asked, "-o", tmp_path), 2, f"--output {tmp_path} is a folder")
     assert ids.read_text() == "5,6,7\n"

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import Ran, imports, refused, trtla
+from tests.support.command import Ran, imports, needs, refused, trtla
+from tests.support.inspected import inspected
 from tests.support.trtllm_engines import write_engine
 
 LLAMA_8B = {
@@ -156,8 +157,8 @@ def test_adopting_an_engine_of_trtllm_build(model: Path, tmp_path: Path) -> None
     assert manifest["tensorrt_llm_version"] == "1.0.0"
     assert manifest["settings"] == {"lookahead": "flag"}
     assert (engine / "tokenizer.json").is_file()
-    found = trtla("inspect", engine, "--json").json
-    assert (found["lookahead"], found["problems"]) == ([7, 7, 7], [])
+    if found := inspected(engine):
+        assert (found["lookahead"], found["problems"]) == ([7, 7, 7], [])
     again = trtla("build", "--from-existing", engine, "--lookahead", "8,8,4", "--force", "--json")
     assert again.json["lookahead"] == [8, 8, 4]
 
@@ -173,19 +174,23 @@ def test_adopting_refuses_what_it_does_not_do(model: Path, tmp_path: Path) -> No
     assert not (engine / "trtla.json").exists()
 
 
-def test_inspect_and_run_take_an_engine_of_trtllm_build(tmp_path: Path) -> None:
-    engine = write_engine(tmp_path / "engine")
-    ran = trtla("inspect", engine)
+@needs("inspect")
+def test_inspect_takes_an_engine_of_trtllm_build(tmp_path: Path) -> None:
+    ran = trtla("inspect", write_engine(tmp_path / "engine"))
     assert ran.code == 0, ran.err
     assert "| backend " in ran.out
     assert "tensorrt-llm" in ran.out
-    run = ("run", "--engine-dir", engine, "--input-text", "a")
-    refused(trtla(*run), 2, "only max_draft_len 83", "--lookahead", "7,7,7")
-    refused(trtla(*run, "--lookahead", "5,5,5"), 2, "83")
     broken = write_engine(tmp_path / "broken", kv_cache_type="CONTINUOUS", ranks=2)
     (broken / "rank1.engine").unlink()
     refused(trtla("inspect", broken), 3, "2 problems")
     assert "kv_cache_type is CONTINUOUS" in trtla("inspect", broken).out
+
+
+def test_run_takes_an_engine_of_trtllm_build(tmp_path: Path) -> None:
+    engine = write_engine(tmp_path / "engine")
+    run = ("run", "--engine-dir", engine, "--input-text", "a")
+    refused(trtla(*run), 2, "only max_draft_len 83", "--lookahead", "7,7,7")
+    refused(trtla(*run, "--lookahead", "5,5,5"), 2, "83")
     other = write_engine(tmp_path / "other", kv_cache_type="CONTINUOUS")
     args = ["run", "--engine-dir", str(other), "--input-text", "a"]
     assert "kv_cache_type is CONTINUOUS" in imports(args, heavy=("torch",), code=2).err

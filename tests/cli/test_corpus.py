@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import refused, trtla
+from tests.support.command import needs, refused, trtla
 from tests.support.trtllm_engines import write_engine
 from trtla import LLM, SamplingParams, UsageError
 from trtla.errors import TrtlaWarning
@@ -149,6 +149,7 @@ def test_what_only_the_tree_reads_is_a_note_where_a_triple_drafts(
         assert (ran.code, "changes nothing" in ran.err) == (0, False), ran.err
 
 
+@needs("bench", "chat")
 def test_chat_summarize_and_bench_take_one(
     engine: Path, files: dict[str, Path], articles: Path, tmp_path: Path
 ) -> None:

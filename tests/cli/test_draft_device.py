@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import refused, trtla
+from tests.support.command import known, needs, refused, trtla
 
 TEXTS = ("--input-text", "abcabcabcabc", "aaaa", "--max-output-len", "21", "--json")
 
@@ -40,6 +40,7 @@ def test_prompts_that_bring_a_draft_model_place_it_too(
     assert ran.json["results"][0]["accepted"] > 0
 
 
+@needs("bench")
 def test_bench_and_summarize_place_it_as_well(engine: Path, model: Path, articles: Path) -> None:
     place = ("--drafter", f"draft:{model}", "--draft-device", "cpu", "--draft-dtype", "bfloat16")
     ran = trtla(
@@ -58,6 +59,7 @@ def test_bench_and_summarize_place_it_as_well(engine: Path, model: Path, article
     assert ours["tokens_per_step"] > 1.5
 
 
+@needs("bench")
 def test_rows_of_an_ablation_are_of_their_draft_models_type(
     engine: Path, model: Path, tmp_path: Path
 ) -> None:
@@ -84,7 +86,7 @@ def test_without_a_draft_model_they_are_refused_before_a_model_is_loaded(
     no_weights: Path, articles: Path, flag: str, value: str
 ) -> None:
     message = f"{flag[2:].replace('-', '_')} {value} needs a draft model"
-    for command in (
+    for command in known(
         ("run", "--input-text", "a"),
         ("run", "--input-text", "a", "--drafter", "ngram,lookahead"),
         ("bench", "--drafter", "ngram", "prompt-lookup"),

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
-from tests.support.command import refused, trtla
+from tests.support.command import known, needs, refused, there, trtla
 from trtla.cli.commands import COMMANDS
 from trtla.settings.drafting import DrafterSettings
 from trtla.settings.fields import declared
@@ -65,6 +65,7 @@ def test_texts_of_another_draw_are_not_compared(no_weights: Path) -> None:
     refused(ran, 2, "rejection", "omit --check-lossless")
 
 
+@needs("bench")
 def test_bench_and_summarize_refuse_them_as_well(no_weights: Path, articles: Path) -> None:
     for flags, message, hint in BAD:
         if flags[0] == "--top-p":
@@ -79,7 +80,7 @@ def test_another_tokenizer_is_refused_with_a_token_of_both(
 ) -> None:
     draft = other_tokenizer(no_weights, tmp_path / "draft")
     asked = ("--engine-dir", no_weights, "--drafter", f"draft:{draft}")
-    for command in (("run", "--input-text", "a"), ("bench",)):
+    for command in known(("run", "--input-text", "a"), ("bench",)):
         refused(trtla(*command, *asked), 2, "is 'b' in the draft", "is 'a' in", "same tokenizer")
 
 
@@ -146,6 +147,7 @@ def test_every_prompt_of_a_file_may_have_a_drafter_of_its_own(
     assert found[2]["lookahead"] == [1, 1, 0]
 
 
+@needs("bench")
 def test_bench_has_an_arm_for_every_drafter(plain_engine: Path) -> None:
     ran = trtla(
         "bench", "--engine-dir", plain_engine, "--drafter", "ngram", "prompt-lookup,ngram", "none",
@@ -160,14 +162,14 @@ def test_bench_has_an_arm_for_every_drafter(plain_engine: Path) -> None:
 
 def test_the_commands_share_the_flags() -> None:
     names = (*declared(DrafterSettings), "draft_device", "draft_dtype")
-    for command in ("run", "bench", "summarize"):
+    for command in there("run", "bench", "summarize"):
         params = {p.name: p for p in COMMANDS[command].params}
         assert {getattr(params[name], "section", None) for name in names} == {
             params["drafter"].section
         }
 
 
-NEW, FORMER = ("--lookahead-cells", "drawn"), ("--draft-cells", "drawn")
+CELLS = ("--lookahead-cells", "drawn")
 SAMPLED = (
     "--lookahead", "4,3,4", "--input-text", "abcabcabc", "abcabcabc", "--temperature", "0.8",
     "--json",
@@ -188,44 +190,14 @@ def told(document: dict) -> tuple[list, dict]:
 
 
 def test_texts_are_those_without_the_flags(engine: Path) -> None:
-    plain, drafted = told(decode(engine)), told(decode(engine, *NEW))
+    plain, drafted = told(decode(engine)), told(decode(engine, *CELLS))
     assert drafted[0] == plain[0]
     assert drafted[1] != plain[1]
 
 
-def test_former_names_are_taken_from_flags_environment_and_presets(
-    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = told(decode(engine, *NEW))
-    assert told(decode(engine, *FORMER)) == expected
-    former, new = tmp_path / "former.yaml", tmp_path / "new.yaml"
-    former.write_text("draft_cells: drawn\ndraft_merge: true\n")
-    new.write_text("lookahead_cells: drawn\n")
-    for preset in (former, new):
-        assert told(decode(engine, "--config", preset)) == expected
-    monkeypatch.setenv("TRTLA_RUN_DRAFT_CELLS", "greedy")
-    assert told(decode(engine, "--lookahead-cells", "drawn")) == expected  # a flag wins
-
-
-def test_what_is_the_default_now_changes_nothing(engine: Path) -> None:
-    expected = told(decode(engine))
-    assert told(decode(engine, "--draft-merge", "--draft-accept-window")) == expected
-
-
-def test_keeping_a_pool_is_no_longer_an_option(no_weights: Path, tmp_path: Path) -> None:
-    """Neither under its last name nor under the one before."""
-    preset = tmp_path / "preset.yaml"
-    for name in ("lookahead_keep_pool", "draft_keep_pool"):
-        preset.write_text(f"{name}: 100\n")
-        given = ("run", "--engine-dir", no_weights, "--input-text", "a")
-        refused(trtla(*given, "--config", preset), 2, f'the unknown key "{name}"')
-        flag = "--" + name.replace("_", "-")
-        refused(trtla(*given, flag, "100"), 2, f"no such option '{flag}'")
-
-
 def test_commands_that_decode_share_the_flags() -> None:
-    for name in ("run", "chat", "explain", "bench", "summarize"):
+    for name in there("run", "chat", "explain", "bench", "summarize"):
         command = COMMANDS[name]
         found = [p for p in command.params if getattr(p, "section", "") == "Lookahead drafting"]
-        assert [p.opts[0] for p in found] == [NEW[0], "--lookahead-sources", "--lookahead-nodes"]
+        assert [p.opts[0] for p in found] == [CELLS[0], "--lookahead-sources", "--lookahead-nodes"]
         assert all(isinstance(p, click.Option) and p.help for p in found)

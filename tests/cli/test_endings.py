@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.command import ROOT, refused, trtla
+from tests.support.command import ROOT, needs, refused, trtla
 from trtla.llm.llm import Completion
 from trtla.results.documents import Divergence
 from trtla.results.metrics import distinct_4grams
@@ -70,6 +70,7 @@ def test_ctrl_c_while_torch_is_imported(endless: tuple[str | Path, ...]) -> None
     interrupted(child)
 
 
+@needs("inspect")
 def test_a_closed_pipe_is_silent(engine: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)

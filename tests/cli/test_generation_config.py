@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.command import trtla
+from tests.support.command import there, trtla
 from trtla import LLM, SamplingParams
 from trtla.formats.folder import unapplied
 from trtla.formats.model_folder import ModelFolder
@@ -84,7 +84,8 @@ def test_commands_say_it_once(folder: Path) -> None:
     asking(folder, {"repetition_penalty": 1.7})
     said = "note: own/generation_config.json asks for repetition_penalty 1.7"
     assert command("run", folder, *PROMPT).stderr.count(said) == 1
-    assert command("chat", folder, "-n", "4", stdin="ab\n").stderr.count(said) == 1
+    for name in there("chat"):
+        assert command(name, folder, "-n", "4", stdin="ab\n").stderr.count(said) == 1
     assert said not in command("run", folder, *PROMPT, "-q").stderr
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import refused, trtla
+from tests.support.command import needs, refused, there, trtla
 from trtla import LLM, SamplingParams, TrtlaError, UsageError
 from trtla.api.generation import answers_to
 from trtla.api.protocol import ChatBody
@@ -54,6 +54,7 @@ def test_a_folder_takes_texts_as_long_as_the_model_was_trained_for(
     assert drafted.json["results"][0]["accepted"] > 0
 
 
+@needs("inspect")
 def test_the_limit_is_shown_before_a_model_is_opened(long_model: Path, engine: Path) -> None:
     found = trtla("inspect", long_model, "--json").json
     assert found["max_text_len"] == LONG
@@ -90,7 +91,7 @@ def test_a_prompt_too_long_for_an_engine_names_what_helps(engine: Path) -> None:
     refused(asked, 2, "above max_seq_len 256", "build an engine with a larger --max-seq-len")
 
 
-@pytest.mark.parametrize("command", ["run", "chat", "explain", "bench", "batch", "serve"])
+@pytest.mark.parametrize("command", there("run", "chat", "explain", "bench", "batch", "serve"))
 def test_no_more_is_taken_than_an_engine_was_built_for(engine: Path, command: str) -> None:
     more = {
         "run": ("-p", "a"),
@@ -107,6 +108,7 @@ def test_no_more_is_taken_than_a_model_was_trained_for(model: Path) -> None:
     refused(trtla("run", model, "-p", "a", "-c", "1"), 2, "max_seq_len is 1", "at least 2")
 
 
+@needs("chat")
 def test_a_conversation_has_the_models_own_length(long_model: Path) -> None:
     ran = trtla("chat", long_model, "-n", "4", "--no-chat", stdin=f"{'a' * 3000}\nb\n/stats\n")
     assert ran.code == 0

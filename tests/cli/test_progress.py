@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import trtla
+from tests.support.command import needs, trtla
 from trtla import LLM, SamplingParams, console
 from trtla.cli.run import reading
 from trtla.console import Console
@@ -71,20 +71,24 @@ def test_a_terminal_has_a_bar_with_notes_above_it(monkeypatch: pytest.MonkeyPatc
     assert sys.stderr is screen
 
 
-def test_long_commands_report_where_they_are(
-    engine: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@needs("bench")
+def test_bench_reports_where_it_is(
+    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompts = tmp_path / "two.jsonl"
     prompts.write_text("".join(f'{{"category": "own", "text": "{n}"}}\n' for n in (1, 2)))
     bench = ("bench", "-m", engine, "--prompts", prompts, "-n", "4", "--rounds", "2")
-    monkeypatch.setattr("trtla.bench.turns._SLOW", 0.0)
-    monkeypatch.setattr("trtla.bench.turns._LONG_S", 0.0)
+    monkeypatch.setattr("trtla.extras.bench.rounds._SLOW", 0.0)
+    monkeypatch.setattr("trtla.extras.bench.rounds._LONG_S", 0.0)
     ran = trtla(*bench)
     # At 2 temperatures both arms decode a prompt to warm up, then 2 prompts in 2 rounds.
     assert "bench: 0 of 20 decodings\n" in ran.err
     assert "bench: 20 of 20 decodings, " in ran.err
     assert ran.err.count("note: lookahead auto takes about ") == 1
     assert trtla(*bench, "-q").err == ""
+
+
+def test_convert_reports_where_it_is(model: Path, tmp_path: Path) -> None:
     convert = ("convert", "--model-dir", model, "--output-dir")
     assert "convert: 0 of 0 MB, " in trtla(*convert, tmp_path / "one").err
     assert trtla(*convert, tmp_path / "two", "-q").err == ""

@@ -11,7 +11,7 @@ from typing import TextIO
 
 import pytest
 
-from tests.support.command import refused, trtla
+from tests.support.command import refused, there, trtla
 from trtla.runtime.threads import num_threads, set_threads
 
 RESULT_KEYS = {
@@ -275,7 +275,7 @@ def test_an_empty_output_comes_with_its_reason(model: Path, tmp_path: Path) -> N
     assert "text 1 is empty" not in ran.err
 
 
-@pytest.mark.parametrize("command", ["run", "explain"])
+@pytest.mark.parametrize("command", there("run", "explain"))
 def test_the_number_of_threads_is_set(engine: Path, command: str) -> None:
     before = num_threads()
     wanted = 1 if before > 1 else 2

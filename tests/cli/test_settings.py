@@ -129,7 +129,7 @@ def test_a_value_out_of_range_says_where_it_came_from(tmp_path: Path) -> None:
 
 
 def test_the_default_batch_size_is_the_builders() -> None:
-    from trtla.cli.build.build import build
+    from trtla.cli.engines.build import build
     from trtla.formats.engine_limits import BuildSettings
 
     flag = next(p for p in build.params if p.name == "max_batch_size")

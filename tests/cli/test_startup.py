@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import ROOT, refused, trtla
+from tests.support.command import ROOT, known, refused, trtla
 
 _LIGHT = {"trtla", "click", "pydantic", "pydantic_core", "annotated_types", "typing_inspection"}
 _LIGHT |= {"typing_extensions", "tokenizers", "numpy", "ml_dtypes"}
@@ -22,7 +22,7 @@ _BUILDERS = (
     "trtla.build.engine",
     "trtla.build.convert",
     "trtla.trtllm.build",
-    "trtla.doctor.report",
+    "trtla.measuring.turns",
 )
 _LOADED = """
 import gc, json, sys
@@ -107,7 +107,8 @@ def test_a_large_model_is_named_before_it_is_read(
     asked = ("-m", engine, "-n", "2")
     small = trtla("run", *asked, "-p", "a")
     monkeypatch.setattr("trtla.cli.shared.model.LARGE", 1000)
-    for ran in (trtla("run", *asked, "-p", "a"), trtla("chat", *asked, stdin="a")):
+    for line in known(("run", *asked, "-p", "a"), ("chat", *asked)):
+        ran = trtla(*line, stdin="a")
         assert re.search(rf"^note: loading {re.escape(str(engine))}, [0-9.]+ MB\n", ran.err)
     assert (small.code, "loading" in small.err) == (0, False)
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.command import ROOT, Ran, process, refused, trtla
-from trtla.bench.arms import ArmRun
-from trtla.bench.summarize import side
 from trtla.data.eval_items import load_items
+from trtla.measuring.arms import ArmRun
+from trtla.measuring.summaries import side
 from trtla.settings.eval_tasks import EVAL_TASKS
 from trtla.settings.messages import AS_TEXT
 
@@ -86,8 +86,8 @@ def test_prompts_are_cut_to_the_engine(engine: Path, tmp_path: Path) -> None:
 
 
 def test_the_end_of_a_long_article_stays(model: Path) -> None:
-    from trtla.bench.summarize import encode
     from trtla.llm.text import Tokenizer
+    from trtla.measuring.summaries import encode
 
     tokenizer = Tokenizer(model)
     text = EVAL_TASKS["summarize"].prompt("start " + "word " * 50 + "end")
@@ -141,7 +141,7 @@ def test_bad_settings(engine: Path, articles: Path, tmp_path: Path) -> None:
 def test_a_missing_package_names_the_extra(
     engine: Path, articles: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trtla.bench.summarize.find_spec", lambda name: None)
+    monkeypatch.setattr("trtla.measuring.summaries.find_spec", lambda name: None)
     refused(summarize(engine, articles), 1, "rouge-score", "pip install 'trtla[eval]'")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import trtla
+from tests.support.command import known, needs, trtla
 from trtla.cli.app import execute
 from trtla.console import drawn
 
@@ -70,8 +70,9 @@ def test_a_long_value_is_folded() -> None:
     assert text.count("x") == 100
 
 
+@needs("bench")
 @pytest.mark.parametrize("width", [60, 80])
-def test_commands_keep_their_headings(
+def test_bench_keeps_its_headings(
     width: int, engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompt = tmp_path / "p.txt"
@@ -81,8 +82,14 @@ def test_commands_keep_their_headings(
     table = text[text.index("\N{BOX DRAWINGS HEAVY DOWN AND RIGHT}") :]
     assert {"tokens/s", "efficiency", "bandwidth", "4-grams", "speed-up"} <= words(table)
     assert max(map(len, table.splitlines())) <= width
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_commands_keep_their_headings(
+    width: int, engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = ("run", engine, "-p", "ab", "-n", "4", "--wide")
-    for args in (("doctor",), ("inspect", engine), run):
+    for args in known(("doctor",), ("inspect", engine), run):
         text = on_terminal(width, monkeypatch, *args)
         assert "\N{HORIZONTAL ELLIPSIS}" not in text
         assert args[0] != "run" or {"tokens/step", "accepted", "drafted"} <= words(text)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import refused, trtla
+from tests.support.command import known, needs, refused, trtla
 
 NOTE = "was built without room for drafts, so lookahead drafts nothing"
 
@@ -58,7 +58,7 @@ def test_flags_that_exclude_each_other(checkpoint: Path, tmp_path: Path) -> None
 
 
 def test_every_command_says_once_that_nothing_is_drafted(plain: Path, articles: Path) -> None:
-    for line in (
+    for line in known(
         ("run", plain, "-p", "abc", "def", "-n", "4"),
         ("explain", plain, "-p", "abc", "-n", "4"),
         ("chat", plain, "-n", "4", "--no-chat"),
@@ -85,6 +85,7 @@ def test_nothing_is_said_where_no_lookahead_is_asked_for(plain: Path, flags: lis
     assert NOTE not in ran.err
 
 
+@needs("bench")
 def test_bench_has_no_arm_of_lookahead_that_is_plain_decoding(plain: Path) -> None:
     small = ("--prompts", "code", "--num-prompts", "1", "--rounds", "1", "-n", "8", "--json")
     for more in ((), ("--lookahead", "auto"), ("--drafter", "lookahead", "ngram")):
@@ -94,6 +95,7 @@ def test_bench_has_no_arm_of_lookahead_that_is_plain_decoding(plain: Path) -> No
         assert arms == (["ar", "ngram"] if "ngram" in more else ["ar"])
 
 
+@needs("bench")
 def test_an_ablation_leaves_out_what_would_draft_nothing(plain: Path, tmp_path: Path) -> None:
     ask = ("--arms", "lookahead,lookahead-auto,nasd", "--input-text", "abcabc", "-n", "8")
     out = ("--output", tmp_path / "rows.csv", "--processor", "greedy", "--json")

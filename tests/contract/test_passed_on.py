@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.command import refused, trtla
+from tests.support.command import refused, there, trtla
 from tests.support.gguf_models import write_gguf
 from tests.support.models import Variant, make_model
 from tests.support.standin import Standin
@@ -191,7 +191,7 @@ def test_the_flag_is_there_for_commands(engine: Engines, tiny_model: Path) -> No
     ran = trtla(*asked, *length, "--trtllm-executor", "max_queue_size=5", "cuda_graph_mode=false")
     assert ran.code == 0, ran.err
     refused(trtla(*asked, "--trtllm-executor", "max_queue=5"), 2, "max_queue", "max_queue_size?")
-    for command in ("serve", "batch"):
+    for command in there("serve", "batch"):
         assert "--trtllm-executor" in trtla(command, "--help-all").out
 
 

@@ -17,11 +17,10 @@ from tests.support.chat_templates import (
     with_template,
 )
 from trtla import LLM, SamplingParams, UsageError
-from trtla.bench.opened import Encoder, plain_answers
-from trtla.data.prompt_sets import Question
 from trtla.llm.prompt import PromptRequest
 from trtla.llm.text import Tokenizer
-from trtla.settings.messages import Asking, check_messages, joined
+from trtla.measuring.encoding import Encoder
+from trtla.settings.messages import check_messages, joined
 
 USER = {"role": "user", "content": "Write a loop. "}
 ANSWERED = [
@@ -140,42 +139,6 @@ def test_a_model_without_a_template_takes_no_messages(tiny_llama: Path, tmp_path
         opened.generate(["text", [USER]], FEW, names=["first", "second"])
     assert caught.value.message == f"second: the tokenizer in {folder} has no chat template"
     assert caught.value.hint
-
-
-@pytest.mark.parametrize("chat", [None, False])
-def test_a_second_turn_holds_the_first_answer(
-    llm: LLM, tiny_llama: Path, chat: bool | None
-) -> None:
-    tokenizer = llm.tokenizer
-    assert tokenizer is not None
-    sampling = SamplingParams(max_output_len=8, temperature=0.8, seed=5)
-    encoder = Encoder(tokenizer, Asking(chat))
-    answer = plain_answers(llm, tokenizer, sampling, llm.end_ids)
-    questions = [Question(("a",)), Question(("class A:", "def b("), is_chat=True)]
-    alone, first, second = encoder.questions(questions, answer)
-    assert alone == tokenizer.encode("a")
-    place = SamplingParams(max_output_len=8, temperature=0.8, seed=6)
-    (done,) = llm.generate([first], place)
-    if chat is False:
-        assert first == tokenizer.encode("class A:")
-        assert second == tokenizer.encode(f"class A:{done.text}\ndef b(")
-        return
-    asked = [{"role": "user", "content": "class A:"}]
-    assert first == expected_ids(tiny_llama, asked)
-    asked += [{"role": "assistant", "content": str(done.text)}]
-    asked += [{"role": "user", "content": "def b("}]
-    assert second == expected_ids(tiny_llama, asked)
-
-
-def test_an_answer_ends_where_its_end_token_is(llm: LLM) -> None:
-    tokenizer = llm.tokenizer
-    assert tokenizer is not None
-    prompt = tokenizer.encode("import ")
-    (done,) = llm.generate([prompt], FEW)
-    ends = frozenset({done.output_ids[3]})
-    (text,) = plain_answers(llm, tokenizer, FEW, ends)([prompt], [0])
-    stop = done.output_ids.index(done.output_ids[3])
-    assert text == tokenizer.decode(done.output_ids[:stop])
 
 
 @pytest.mark.parametrize("room", [400, 40, 16])

@@ -26,8 +26,6 @@ from tests.support.mixed import (
 from tests.support.toys import request, run, tokens_of
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.errors import UsageError
-from trtla.explain.record import StepRecorder
-from trtla.runtime.request import RecorderWatch
 from trtla.settings.drafting import NO_DRAFTER, DrafterSettings, DraftOptions
 from trtla.settings.lookahead import AUTOREGRESSIVE
 
@@ -78,25 +76,6 @@ def test_a_chain_accepts_what_its_drafters_know_and_beats_none_of_them_in_steps(
     assert stats.accepted == 15
     assert stats.steps == 5
     assert stats.drafter == "draft:toy,lookahead,ngram"
-
-
-def test_a_named_triple_in_a_list_is_run_as_it_is() -> None:
-    """Its window and its candidates are fed in every step, and what the others propose besides."""
-    triple, steps = LookaheadConfig(3, 3, 2), []
-    for names in (("lookahead",), ("prompt-lookup", "lookahead")):
-        watch = RecorderWatch(StepRecorder)
-        executor, _, _ = mixed_executor(triple)
-        asked = request([1, 2, 3, 1, 2, 3, 1], 30, drafter=DrafterSettings(names), seed=1)
-        run(executor, [replace(asked, watch=watch)])
-        steps.append(watch.recorders[0].steps)
-    alone, listed = steps
-    assert all(step.window and step.observed for step in (*alone[1:], *listed[1:]))
-    assert listed[1].window == alone[1].window
-    assert [step.window_after for step in listed[:2]] == [step.window_after for step in alone[:2]]
-    for step in listed[1:]:
-        fed = {step.draft.tokens_to(node) for node in range(1, step.draft.size)}
-        assert all(branch[: len(path)] in fed for branch in step.candidates for path in [branch])
-    assert any("chain" in s.draft.proposers(range(1, s.draft.size)) for s in listed[1:])
 
 
 @pytest.mark.parametrize("names", [("ngram", "draft:toy"), ("draft:toy", "ngram")])

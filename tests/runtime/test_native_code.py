@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import trtla
+from tests.support.command import needs
 from tests.support.command import trtla as command
 from tests.support.compiled import needs_compiler
 from trtla.runtime.models.cpu import native_code
@@ -58,6 +59,7 @@ def test_build_and_run_without_a_compiler_say_once_what_that_costs(tmp_path, tin
     assert "slower" not in run("run", "-q", "-m", tmp_path / "engine", "-p", "f", "-n", "1").stderr
 
 
+@needs("doctor")
 def test_doctor_tells_who_runs_forward_and_candidate_trees():
     ran = command("doctor", env=NO_COMPILER)
     rows = [line.split("|")[1:3] for line in ran.out.splitlines() if line.startswith("|")]

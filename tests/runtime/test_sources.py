@@ -17,9 +17,7 @@ from tests.support.toys import (
     toy_executor,
 )
 from trtla import LLM, DraftOptions, LookaheadConfig, SamplingParams, UsageError
-from trtla.bench.arms import AR, PLAIN, EngineArm, Way
-from trtla.bench.turns import measure, rounds_of
-from trtla.results.bench_documents import Cell
+from trtla.measuring.arms import EngineArm
 from trtla.results.metrics import total
 from trtla.runtime.costs import CostTable
 from trtla.runtime.draft import Draft
@@ -146,19 +144,6 @@ def llm(tiny_llama):
     with LLM(tiny_llama, lookahead="auto", dtype="float32", draft_options=options) as opened:
         opened.end_ids = frozenset()
         yield opened
-
-
-def test_rounds_and_arms_of_bench_do_not_profit_from_earlier_ones(llm):
-    prompt, sampling = tuple(llm.encode("def read(path):\n    ")), SamplingParams(24)
-    cell = Cell(
-        device="cpu", dtype="float32", threads=1, batch_size=1, temperature=0.0, category="code"
-    )
-    arms = [way.arm(llm) for way in (PLAIN, Way("", "auto"), Way("auto again", "auto"))]
-    measured = measure(cell, arms, rounds_of([[prompt]], sampling, 2))
-    accepted = {name: [one.accepted for one in runs] for name, runs in measured.runs().items()}
-    assert accepted == {AR: [0, 0], "lookahead auto": [0, 0], "auto again": [0, 0]}
-    within = measure(cell, arms[:2], rounds_of([[prompt], [prompt]], sampling, 1))
-    assert within.runs()["lookahead auto"][0].accepted > 0  # its own earlier batch of the round
 
 
 def test_an_arm_has_options_of_its_own(llm):

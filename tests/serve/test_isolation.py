@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.command import refused, trtla
+from tests.support.command import needs, refused, trtla
 from tests.support.served import Served, serving
 from trtla.errors import UsageError
 from trtla.settings.serving import ServeSettings
@@ -53,6 +53,7 @@ def test_isolation_needs_keys_and_nothing_that_mixes_them(tiny_llama, tmp_path):
     refused(drafted_from, 2, "corpus.txt is drafted from for all keys")
 
 
+@needs("bench")
 def test_load_on_our_server(served: Served) -> None:
     args = ("bench", "--serve", served.api, "--prompts", "code", "-n", "12", "--json")
     loads = ("--concurrency", "3", "--num-prompts", "4", "--temperature", "0,0.8")

@@ -16,8 +16,25 @@ from typing import Any, TextIO
 import pytest
 
 from trtla.cli.app import execute
+from trtla.cli.commands import COMMANDS
 
 ROOT = Path(__file__).parents[2]
+
+
+def there(*commands: str) -> list[str]:
+    """Those of the commands that are there: each extra may be missing."""
+    return [name for name in commands if name in {*COMMANDS}]
+
+
+def known(*lines: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    """Those of the command lines whose command, the first word, is there."""
+    return [line for line in lines if there(line[0])]
+
+
+def needs(*commands: str) -> pytest.MarkDecorator:
+    """Skip a test where a command that it runs is missing."""
+    missing = [name for name in commands if not there(name)]
+    return pytest.mark.skipif(bool(missing), reason=f"there is no command {', '.join(missing)}")
 
 
 @dataclass(frozen=True)
@@ -76,7 +93,7 @@ def holding(method: str, calls: int) -> list[str]:
     So it can be stopped on its way however busy the machine is.
 
     Args:
-        method: as in "trtla.batch.journal:Journal.add".
+        method: as in "trtla.extras.batch.journal:Journal.add".
         calls: those that return.
     """
     owner, _, name = method.rpartition(".")

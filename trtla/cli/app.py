@@ -90,16 +90,13 @@ def cli(ctx: click.Context) -> None:
 def completion(console: Console, shell: str) -> None:
     """Print the completion script for a shell.
 
-    It completes commands, flags, and the values of flags: names, triples, files and folders.
+    It completes commands, flags, names of choices, files and folders.
     """
     completion_class = get_completion_class(shell)
     if completion_class is None:
         raise click.BadParameter(f"click has no completion for {shell}")
     script = completion_class(cli, {}, "trtla", "_TRTLA_COMPLETE")
-    text = script.source_template % script.source_vars()
-    if shell == "fish":  # values such as 7,7,7 have commas
-        text = text.replace('string split ","', 'string split --max 1 ","')
-    console.out(text)
+    console.out(script.source_template % script.source_vars())
 
 
 @dataclass(frozen=True, slots=True)

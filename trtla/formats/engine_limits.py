@@ -215,7 +215,7 @@ def longest_text(config: CheckpointConfig, backend: str = "torch") -> int:
 
 def _unapplied(config: CheckpointConfig, backend: str) -> int | None:
     """Return the window that the backend does not apply, so texts must fit it; None if none."""
-    return config.sliding_window if backend == "torch" else config.shortest_window
+    return None if backend == "torch" else config.shortest_window
 
 
 def _seq_len(requested: int | None, config: CheckpointConfig, backend: str) -> int:
@@ -228,10 +228,7 @@ def _seq_len(requested: int | None, config: CheckpointConfig, backend: str) -> i
     hint = f"use --max-seq-len {longest} or less"
     if requested > positions:
         above = f"the {positions} positions of the model"
-    elif config.sliding_window is not None:
-        above = f"the sliding_window {longest} of a checkpoint that does not say which layers it is"
-        hint += ", or convert the model again"
-    elif backend != "torch":
+    else:
         hint += ", or --backend torch"
     raise UsageError(f"max_seq_len {requested} is above {above}", hint)
 

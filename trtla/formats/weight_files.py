@@ -219,7 +219,7 @@ def refusing(path: Path, broken: str) -> Iterator[None]:
             f"{path} holds objects other than tensors, which trtla does not load",
             "save the model as safetensors where you trust it",
         ) from None
-    except Exception:  # a broken pickle raises whatever its bytes make it raise
+    except Exception:  # a broken file raises whatever its bytes make it raise
         raise UsageError(f"{path} {broken}", COPY_AGAIN) from None
 
 

@@ -114,8 +114,6 @@ class ServedModel:
         return refused(as_trtla_error(error)) if self.engine.failure is None else self.absence()
 
     def absence(self) -> ApiError:
-        if self.engine.state == "loading":
-            return unavailable("the model is loading; ask again later", "loading")
         if self.engine.state in ("ready", "stopped"):
             return unavailable("the server is ending; ask another one", "shutting_down")
         return unavailable("the model has failed; see the server's log", "engine_failed")

@@ -30,7 +30,6 @@ requests, the lookahead window, further drafters, the request's grammar, and tok
 """
 PROPOSERS = (*SOURCES, "agreement")
 """Proposers of a node: a source, or a text and recycled logits that agree."""
-_FORMER_SOURCES = {"own": "context", "others": "requests", "rows": "recycling"}
 
 _NAMES = f"{', '.join(DRAFTERS)} or draft:PATH, or several with commas between"
 _MOST_TOKENS = 256  # far above any useful draft; keeps a typo from asking for gigabytes
@@ -294,8 +293,7 @@ class DraftOptions:
         check(self)
         for name in self.sources:
             if name not in SOURCES:
-                now = _FORMER_SOURCES.get(name)
-                guess = f"it is now called {now}: " if now else did_you_mean(name, SOURCES)
+                guess = did_you_mean(name, SOURCES)
                 raise UsageError(
                     f"source {name!r} is not known", f"{guess}use some of {', '.join(SOURCES)}"
                 )

@@ -38,11 +38,11 @@ class Option:
     commas: bool = False
     """Texts may be given as one text, separated by commas."""
     chat: str = ""
-    """A former name of its command in the chat, still accepted."""
+    """The name of its command in Speculative-Decoding's chat."""
     short: str = ""
     """The letter of its flag's short form."""
     alias: str = ""
-    """Another name that is accepted: a former one, or the one most libraries use."""
+    """Another name that is accepted: the one most libraries use."""
     draws: bool = False
     """It decides which of a row's tokens is drawn: temperature and filters."""
     flagless: bool = False

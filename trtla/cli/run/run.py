@@ -32,7 +32,13 @@ from trtla.cli.shared.model import (
     use_end,
     with_trtllm_settings,
 )
-from trtla.cli.shared.params import Positional, check_folder, source, with_grammar, with_processor
+from trtla.cli.shared.params import (
+    check_folder,
+    model_files,
+    source,
+    with_grammar,
+    with_processor,
+)
 from trtla.cli.shared.templates import check_template
 from trtla.cli.shared.upstream import upstream_lists, upstream_values
 from trtla.cli.shared.values import COUNT, TEXT
@@ -75,7 +81,7 @@ _LENGTH = f"the room that is left, at most {USUAL_LEN} or a --max-batch-size-th 
     ],
 )
 @opt.model_flags()
-@click.argument("prompt", cls=Positional, type=TEXT, required=False)
+@click.argument("prompt", type=TEXT, required=False)
 @opt.flags_of(RunFlags)
 @opt.chat_flags
 @opt.setting(
@@ -160,11 +166,10 @@ def run(console: Console, /, **params: Any) -> None:
 
 def _check_files(flags: RunFlags) -> None:
     """Refuse files that cannot be written before a model is loaded."""
-    model = Path(flags.engine_dir)
-    files = [str(file) for file in model.glob("*") if file.suffix not in (".csv", ".npy")]
+    files = model_files(flags.engine_dir, ".csv", ".npy")
     for name in ("output_csv", "output_npy"):
         if (path := getattr(flags, name)) is not None:
-            check_folder(Path(path), flag_name(name), flags.input_file, str(model), *files)
+            check_folder(Path(path), flag_name(name), flags.input_file, *files)
 
 
 def _save_ids(flags: RunFlags, llm: LLM, result: Decoded | BeamSearch) -> None:

@@ -6,32 +6,59 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import click
 
+from trtla.cli.commands import extension
 from trtla.cli.serve.served_model import (
+    Flags,
     ServedModelFlags,
     checked,
     open_served,
-    replicas_opener,
     served_draft_flags,
     served_model_flags,
     served_name,
 )
 from trtla.cli.shared.command import Command
 from trtla.cli.shared.model import is_trtllm, model_at
-from trtla.cli.shared.options import PATH, engine_flags, options_of
+from trtla.cli.shared.options import PATH, Decorator, engine_flags, options_of, stack
 from trtla.cli.shared.values import SIZE
-from trtla.console import Console, counted
+from trtla.console import Console
 from trtla.errors import TrtlaError, UsageError, install_hint
 from trtla.machine import process_rank
-from trtla.settings.serving import ReplicaSettings, ServeSettings
+from trtla.settings.serving import ServeSettings
 
 if TYPE_CHECKING:
     from trtla.formats.model import Model
     from trtla.llm.llm import LLM
     from trtla.llm.prompt import RequestMaker
+
+
+class Replicas(Protocol):
+    """Replicas of the model behind one server, which an extra may bring."""
+
+    options: ClassVar[Decorator]
+    """The flags that ask for them."""
+
+    @staticmethod
+    def taken(params: dict[str, Any]) -> Replicas | None:
+        """Take the flags out of the command's parameters; None: they ask for no replicas."""
+
+    @property
+    def text(self) -> str:
+        """Their number, as it stands before the description of one."""
+
+    def note(self, host: str) -> str:
+        """What a server on a loopback address has to know."""
+
+    def opener(
+        self, flags: Flags, open_model: Callable[[Flags], LLM], log: Callable[[str], None]
+    ) -> Callable[[], RequestMaker]:
+        """Return the function that opens replicas, each with the flags' model."""
+
+
+REPLICAS: type[Replicas] | None = extension("serve")
 
 
 @dataclass(frozen=True)
@@ -62,7 +89,7 @@ class ServeFlags(ServedModelFlags):
     api_key_file={"basic": True},
     max_body={"type": SIZE, "default": "1MiB"},
 )
-@options_of(ReplicaSettings, "Replicas")
+@stack(*([REPLICAS.options] if REPLICAS else []))
 @served_draft_flags
 @click.pass_obj
 def serve(console: Console, /, **params: Any) -> int:
@@ -86,15 +113,16 @@ def serve(console: Console, /, **params: Any) -> int:
     def note(text: str) -> None:
         log.note(text.removeprefix("note: "))
 
+    replicas = REPLICAS.taken(params) if REPLICAS else None
     flags = checked(ServeFlags, params, note, "trtla serve MODEL")
     _check_isolation(flags)
     model = model_at(flags.engine_dir)
     open_model: Callable[[], RequestMaker] = partial(_open, flags, model)
-    if flags.replication.ray:
-        open_model = replicas_opener(flags, _open, log.problem)
+    if replicas is not None:
+        open_model = replicas.opener(flags, _open, log.problem)
 
     def ready(maker: RequestMaker, address: str) -> None:
-        log.note(f"{name} on {_replicas_text(flags.replication)}{maker.description}")
+        log.note(f"{name} on {replicas.text if replicas else ''}{maker.description}")
         log.note(f"prompt and answer may have {maker.limits.max_text_len} tokens together")
         if flags.force_greedy:
             log.note("every answer is greedy, whatever temperature, top_p and top_k are requested")
@@ -107,11 +135,11 @@ def serve(console: Console, /, **params: Any) -> int:
     name = served_name(flags.serving.served_model_name, named, flags)
     if is_open_to_all(flags.serving):
         log.note(f"everybody who reaches {flags.serving.host} may use it: give an --api-key-file")
-    if flags.replication.ray and is_loopback(flags.serving.host):
-        log.note(f"{flags.serving.host} is the server's alone: Ray's ports are on all addresses")
+    if replicas is not None and is_loopback(flags.serving.host):
+        log.note(replicas.note(flags.serving.host))
     log.note(f"loading {named or flags.engine_dir}")
     # TensorRT-LLM's constructor holds the interpreter while it loads (nanobind/executor.cpp).
-    holds_gil = model.is_trtllm and not flags.replication.ray
+    holds_gil = model.is_trtllm and replicas is None
     return run_server(flags.serving, open_model, name, log, ready, holds_gil)
 
 
@@ -144,14 +172,6 @@ def _check_isolation(flags: ServeFlags) -> None:
             "keeps apart what each drafts from",
             "omit one of them",
         )
-
-
-def _replicas_text(replication: ReplicaSettings) -> str:
-    if not replication.ray:
-        return ""
-    least, most = replication.range
-    number = counted(least, "replica") if least == most else f"{least} to {most} replicas"
-    return f"{number} of "
 
 
 def _open(flags: ServeFlags, model: Model | None = None) -> LLM:

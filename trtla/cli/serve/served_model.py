@@ -1,11 +1,9 @@
-"""The model of `trtla serve` and `trtla batch`: its flags, opening, replicas on Ray."""
+"""The model of a command that answers requests of OpenAI's API: its flags and its opening."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,7 +12,6 @@ from trtla.cli.shared.model import (
     CorpusFlags,
     block_reuse,
     check_model,
-    is_trtllm,
     model_at,
     note_without_drafts,
     open_llm,
@@ -22,20 +19,13 @@ from trtla.cli.shared.model import (
     with_trtllm_settings,
 )
 from trtla.cli.shared.values import COUNT
-from trtla.console import counted
 from trtla.errors import UsageError
 from trtla.settings.executor import TrtllmSettings
 from trtla.settings.fields import parsed
-from trtla.settings.serving import ReplicaSettings
 
 if TYPE_CHECKING:
-    from trtla.batch.journal import Record
-    from trtla.batch.work import Task
     from trtla.formats.model import Model
     from trtla.llm.llm import LLM
-    from trtla.replicas.cluster import Cluster
-    from trtla.replicas.deployment import Plan
-    from trtla.replicas.engine import Maker
 
 
 _REUSE = "kv_cache_enable_block_reuse"
@@ -43,12 +33,11 @@ _REUSE = "kv_cache_enable_block_reuse"
 
 @dataclass(frozen=True)
 class ServedModelFlags(CorpusFlags):
-    """The flags of both commands as click parsed them."""
+    """The flags for the model as click parsed them."""
 
     force_greedy: bool
     reuse: bool
     """Share K/V blocks between requests with the same beginning."""
-    replication: ReplicaSettings
 
 
 Flags = TypeVar("Flags", bound=ServedModelFlags)
@@ -125,101 +114,3 @@ def open_served(
             "name their folder with --tokenizer-dir",
         )
     return llm
-
-
-def check_replicas(flags: ServedModelFlags, *modules: str) -> None:
-    """Refuse flags that replicas on Ray cannot serve; `modules` of Ray are used."""
-    if is_trtllm(flags.engine_dir):
-        raise UsageError(
-            f"{flags.engine_dir} is a TensorRT-LLM engine, which --ray cannot replicate",
-            "start one server for each GPU, or build with --backend torch",
-        )
-    from trtla.replicas.cluster import check_ray
-
-    check_ray(*modules)
-
-
-def replica_flags(flags: Flags, replicas: int) -> Flags:
-    """A command's flags for a replica: its share of the threads, absolute paths."""
-    from trtla.replicas.cluster import threads_each
-
-    def absolute(path: str | Path) -> str:  # names on the hub stay
-        return str(Path(path).resolve() if Path(path).exists() else path)
-
-    shared = flags.options
-    options = replace(
-        shared,
-        threads=threads_each(replicas, shared.threads),
-        tokenizer_dir=shared.tokenizer_dir and absolute(shared.tokenizer_dir),
-        corpus=[absolute(path) for path in shared.corpus],
-    )
-    return replace(flags, engine_dir=absolute(flags.engine_dir), options=options)
-
-
-def gpus_each(flags: ServedModelFlags, cluster: Cluster) -> int:
-    """GPUs of each replica: one for each of its ranks, or none on CPUs."""
-    device, options = flags.options.device.partition(":")[0], flags.options
-    if device == "cpu" or (device == "auto" and not cluster.has_gpus):
-        return 0
-    return options.tp_size or options.lookahead_parallel or 1
-
-
-@contextmanager
-def replica_records(
-    note: Callable[[str], None],
-    flags: ServedModelFlags,
-    task: Task,
-    caller: str,
-) -> Iterator[Iterator[Record]]:
-    """The records of a job's lines from replicas, which end with the block; `caller` as in
-    `open_served`."""
-    from trtla.batch.ray_data import Pool, Share, ray_records
-    from trtla.replicas.cluster import Cluster, quiet
-    from trtla.replicas.deployment import check_room
-
-    number = flags.replication.range[0]
-    each = replica_flags(flags, number)
-    threads = each.options.threads or 1
-    model = model_at(flags.engine_dir).open(None)
-    batch_size = model.batch_size(flags.options.max_batch_size)
-    opening = partial(open_served, each, caller)
-    share = Share(opening, task.source.resolve(), task.labelling)
-    cluster = Cluster(flags.replication.ray_address, threads * number)
-    try:
-        gpus = gpus_each(flags, cluster)
-        check_room(number, threads, gpus)
-        note(f"note: runs on {counted(number, 'replica')} of {counted(threads, 'thread')}")
-        pool = Pool(number, threads, gpus, batch_size)
-        with quiet():
-            yield task.kept(ray_records(task.left(), task.survey, share, pool))
-    finally:
-        cluster.close()
-
-
-def replicas_opener(
-    flags: Flags, open_model: Callable[[Flags], LLM], log: Callable[[str], None]
-) -> Callable[[], Maker]:
-    """Return the function that opens replicas for the server, each with the flags' model."""
-    check_replicas(flags, "ray.serve")
-    from trtla.formats.engine import model_digest
-    from trtla.replicas.cluster import Cluster
-    from trtla.replicas.deployment import Plan
-    from trtla.replicas.engine import Maker, open_replicas
-    from trtla.replicas.replica import open_same
-
-    replication, model = flags.replication, model_at(flags.engine_dir)
-    each = replica_flags(flags, replication.range[1])
-    threads = each.options.threads or 1
-
-    def plan(maker: Maker, cluster: Cluster) -> Plan:
-        size = maker.engine.batch_size(flags.options.max_batch_size)
-        opening = partial(open_same, partial(open_model, each), model_digest(maker.engine))
-        return Plan(opening, replication.range, threads, size, gpus_each(flags, cluster))
-
-    def opened() -> Maker:
-        maker = Maker(model, flags.options)
-        maker.force_greedy = flags.force_greedy
-        connect = partial(Cluster, replication.ray_address, threads * replication.range[1])
-        return open_replicas(maker, plan, connect, log)
-
-    return opened

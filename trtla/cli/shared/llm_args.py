@@ -65,7 +65,7 @@ _OTHERS = {
     "draft_target": "write drafter: draft:PATH, the path of the draft model",
     "ngram": "write drafter: prompt-lookup, or drafter: ngram for counted n-grams",
     "sa": "write lookahead: auto, whose drafts include the texts of earlier requests",
-    "user_provided": "trtla.trtllm.drafter gives TensorRT-LLM's PyTorch backend our drafter",
+    "user_provided": "docs/tensorrt-llm.md gives TensorRT-LLM's PyTorch backend our drafter",
     **dict.fromkeys(("dflash", "eagle", "eagle3", "medusa", "mtp", "pard"), _TRAINED),
     "savestate": "omit it, it saves hidden states and drafts nothing",
 }

@@ -1,1 +1,0 @@
-"""Batch jobs: a file of requests in, a folder of answers out, resumable after any interruption."""

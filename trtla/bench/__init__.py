@@ -1,1 +1,0 @@
-"""The measuring engine: arms of our engine and of peers in turns, load on servers, and tables."""

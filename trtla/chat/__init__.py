@@ -1,1 +1,0 @@
-"""Conversations for `trtla chat`: settings, commands, and their terminal and piped forms."""

@@ -1,0 +1,1 @@
+"""Commands and integrations beside the core; each folder can be deleted without another edit."""

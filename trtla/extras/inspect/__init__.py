@@ -1,0 +1,9 @@
+"""Descriptions of this machine, a model or a folder, and of what runs on it."""
+
+from __future__ import annotations
+
+COMMANDS = {
+    "inspect": ("command:inspect_path", "What a model, checkpoint or engine folder is."),
+    "doctor": ("command:doctor", "What this machine can run, and with which backend."),
+}
+"""Module and function of each command, below this package, and its sentence in the help."""

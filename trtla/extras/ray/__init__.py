@@ -1,0 +1,6 @@
+"""One model in several processes: replicas on Ray, behind the same server and batch commands."""
+
+from __future__ import annotations
+
+EXTENSIONS = {"serve": "command:ServeReplicas", "batch": "command:BatchReplicas"}
+"""What extends the command of a name: module and class, below this package."""

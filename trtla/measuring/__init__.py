@@ -1,0 +1,1 @@
+"""Arms that decode the same work in turns, and the figures of their runs."""
