@@ -26,7 +26,7 @@ class Interrupts:
 
     came: int | None = None  # the signal, once the main thread has handled one
     code: int | None = None  # the exit code, once only the interpreter's own end is left
-    _said = False
+    _silent = _thread.allocate_lock()  # never released: the first to say it prints it
 
     def install(self) -> None:
         """Handle SIGINT in the main thread, unless the caller ignores it (nohup)."""
@@ -44,33 +44,33 @@ class Interrupts:
 
     def say(self) -> int:
         """Print why the program ended, once; return the exit code as shells count it."""
-        number, said, self._said = self.came or signal.SIGINT, self._said, True
+        number = self.came or signal.SIGINT
         try:
-            if not said:  # below the last row of a terminal, and without locks that may be held
-                start = "\n" if sys.stderr.isatty() else ""
+            if self._silent.acquire(timeout=0.2):  # another thread may be printing
+                start = "\n" if sys.stderr.isatty() else ""  # below a terminal's last row
                 os.write(sys.stderr.fileno(), f"{start}error: {_NAMES[number]}\n".encode())
         except (OSError, ValueError, AttributeError):  # closed, or no file
             pass
         return 128 + number
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        if self.code is not None:
-            os._exit(self.code)
-        if self.came is None:  # the thread ends the process at a second signal
-            self.came, sys.unraisablehook = number, self._unless_lost
-            while frame is not None and frame.f_code.co_filename != "<frozen importlib._bootstrap>":
-                frame = frame.f_back
-            if frame is not None:  # imported libraries swallow it, or abort in C++
-                os._exit(self.say())
-            raise KeyboardInterrupt
+        if self.code is not None or self.came is not None:  # it is over, or this is a second one
+            os._exit(self.say() if self.code is None else self.code)
+        self.came, sys.unraisablehook = number, self._unless_lost
+        while frame is not None and frame.f_code.co_filename != "<frozen importlib._bootstrap>":
+            frame = frame.f_back
+        if frame is not None:  # imported libraries swallow it, or abort in C++
+            os._exit(self.say())
+        raise KeyboardInterrupt
 
     def _end_at_second(self, pipe: int) -> None:
+        """End the process even where a call into C keeps the main thread."""
         left = 2
         while left:
             number = os.read(pipe, 1)[0]
             left -= signal.getsignal(number) is self  # other handlers end in their own way
         self.came = self.came or number
-        os._exit(self.code or self.say())
+        os._exit(self.say() if self.code is None else self.code)
 
     def _unless_lost(self, lost: Any) -> None:
         """End the process where a finaliser swallows the interrupt; report other errors."""

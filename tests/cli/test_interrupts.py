@@ -132,6 +132,9 @@ from trtla.cli import main
 import trtla.cli.app
 def begun():
     print("begun", flush=True)
+def sleeps():  # in pieces: a signal that comes before a call into C does not end it
+    while True:
+        time.sleep(0.05)
 class Other:
     def main(self, *args, **kwargs):
 {what}
@@ -148,32 +151,31 @@ libc.pthread_mutex_lock(mutex)
 """
 _HOLDS: dict[str, str] = {
     "swallowed": """
-try: begun(); time.sleep(600)
-except KeyboardInterrupt: time.sleep(600)
+try: begun(); sleeps()
+except KeyboardInterrupt: sleeps()
 """,
     "C": _LOCKED_IN_C,
     "clean-up": """
-try: begun(); time.sleep(600)
-finally:
-    while True: time.sleep(1)
+try: begun(); sleeps()
+finally: sleeps()
 """,
     "thread": """
 from threading import Thread
-Thread(target=time.sleep, args=(600,)).start(); begun(); time.sleep(600)
+Thread(target=time.sleep, args=(600,)).start(); begun(); sleeps()
 """,
 }
 _LOSES: dict[str, str] = {
     "finaliser": """
 class Last:
-    def __del__(self): begun(); time.sleep(600)
-Last(); time.sleep(600)
+    def __del__(self): begun(); sleeps()
+Last()
 """,
     "import": """
-sys.begun = begun
+sys.begun, sys.sleeps = begun, sleeps
 import this_module_sleeps
 """,
     "other error": """
-try: begun(); time.sleep(600)
+try: begun(); sleeps()
 except KeyboardInterrupt: raise ValueError from None
 """,
 }
@@ -182,8 +184,7 @@ except KeyboardInterrupt: raise ValueError from None
 def held_up(what: str, folder: Path) -> subprocess.Popen[str]:
     """A command that has begun to do this."""
     (folder / "this_module_sleeps.py").write_text(
-        "import sys, time\ntry: sys.begun(); time.sleep(600)\n"
-        "except BaseException: time.sleep(600)\n"
+        "import sys\ntry: sys.begun(); sys.sleeps()\nexcept BaseException: sys.sleeps()\n"
     )
     child = start(code=_HELD_UP.format(folder=str(folder), what=indent(what, " " * 8)))
     assert child.stdout is not None
