@@ -46,13 +46,12 @@ INTERFACE = {
         "switch template_flags tokenizer_flag trtllm_flags"
     ),
     "cli.shared.params": (
-        "check_folder check_new_file hand_over need_model refuse_filters source with_grammar "
-        "with_processor"
+        "check_folder check_new_file hand_over refuse_filters source with_grammar with_processor"
     ),
     "cli.shared.templates": "check_sets check_template",
     "cli.shared.values": "DEVICES DURATION LOOKAHEAD NAMES offered TOKEN_COUNTS TOKENS",
     "console": "command_line Console counted duration Progress silent size Stages starting",
-    "data.prompt_sets": "batches fit Ids load_sets mixed PromptSet Question",
+    "data.prompt_sets": "batches fit Ids load_sets PromptSet Question",
     "data.prompts": "gather",
     "errors": (
         "as_trtla_error CheckFailed closest did_you_mean first_line install_hint is_installed "
@@ -97,9 +96,9 @@ INTERFACE = {
     "measuring.summaries": "rouge ROUGE",
     "measuring.tables": "ALL_COLUMNS tables USUAL",
     "measuring.turns": "Batch CellRuns Kept measure no_scores OnRound rows Score take Turn Work",
-    "results.documents": "environment Figure host Part Run SCHEMA_VERSION Triple",
+    "results.documents": "environment Figure Part Run SCHEMA_VERSION Triple",
     "results.metrics": "first_difference too_short",
-    "results.rows": "Cell Document FailureCount Row Shares Summarize",
+    "results.rows": "Cell Document Row Shares Summarize",
     "results.run": "result",
     "runtime.auto.fixed": "costs_are_fixed FIXED_COSTS new_policy",
     "runtime.auto.steps": "StepCosts",

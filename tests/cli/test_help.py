@@ -188,7 +188,6 @@ def test_a_mistyped_value_is_guessed(args: list[str], wrong: str, meant: str) ->
         ("run", "--draft-max", ("hint: did you mean --gamma?",)),
         ("run", "--grammar-file", ("hint: did you mean --grammar?",)),
         ("run", "--system-prompt", ("hint: did you mean --system?",)),
-        ("bench", "--base-url", ("hint: did you mean --serve?",)),
     ],
 )
 def test_a_mistyped_flag_is_guessed(command: str, wrong: str, parts: tuple[str, ...]) -> None:

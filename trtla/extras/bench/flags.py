@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import click
 
@@ -41,12 +41,6 @@ def flag_of(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-LOAD = Mode(
-    "--serve",
-    "Load on a server: a run each of --concurrency or --request-rate",
-    ("prompts", "categories", "num_prompts", "system", "temperature", "processor", "top_k", "top_p",
-     "max_output_len", "seed", "ignore_eos", "output_format", "json"),
-)  # fmt: skip
 ABLATION = Mode(
     "--ablation",
     "Ablation: drafters against plain decoding, a CSV row a decoding",
@@ -61,7 +55,7 @@ TASK_PROMPTS, FULL_REPEATS = 2, 3
 DTYPES = ("auto", "float16", "bfloat16", "float32")
 FORMATS = click.Choice(["md", "csv", "json"])
 
-_load, _ablation = (partial(flag, section=mode.section) for mode in (LOAD, ABLATION))
+_ablation = partial(flag, section=ABLATION.section)
 _arms, _prompts, _output = (partial(flag, section=name) for name in ("Arms", "Prompts", "Output"))
 _axis = partial(flag, section="Lists: every combination is measured")
 
@@ -72,41 +66,6 @@ def remember_format(ctx: click.Context, param: click.Parameter, value: Any) -> A
     if console is not None:
         console.json = console.json or value in ("json", True)
     return value
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoadFlags:
-    """Flags of load on a server."""
-
-    serve: str | None = _load(
-        "Measure this server, in place of arms in this process: trtla serve, vLLM, SGLang, "
-        "llama.cpp's, trtllm-serve or another one with OpenAI's routes. Figures are those of "
-        "vllm bench serve.",
-        basic=True,
-        metavar="URL",
-    )
-    concurrency: tuple[int, ...] | None = _load(
-        "Requests in flight: each answer lets the next one go.", show_default="1"
-    )
-    request_rate: tuple[float, ...] | None = _load(
-        "Requests a second in place of that, at random times (a Poisson process); inf sends "
-        "all at once."
-    )
-    arrivals_seed: int = _load("Fixes the times of --request-rate.", type=int, default=0)
-    endpoint: Literal["chat", "completions"] | None = _load(
-        "/v1/chat/completions, where each prompt is a user's message, or /v1/completions.",
-        type=click.Choice(["chat", "completions"]),
-        show_default="chat; completions where trtla serve has no template",
-    )
-    served_model_name: str | None = _load("A model of the server.", show_default="the first")
-    api_key_file: str | None = _load("Its first line is the server's key.", type=PATH)
-    extra_body: str | None = _load(
-        """More fields of every request, such as '{"drafter": "none"}'.""", metavar="JSON"
-    )
-    check_texts: bool = _load(
-        "Ask every different request alone afterwards: a text that differs from one under "
-        "load is a failed check (exit code 3)."
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,11 +133,10 @@ class AblationFlags:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchFlags(LoadFlags, AblationFlags):
+class BenchFlags(AblationFlags):
     """The command's flags, each under its own name."""
 
     engine_dir: str
-    """Unset with `serve`."""
     options: ExecutorOptions
     asking: Asking
     drafters: tuple[str, ...]
@@ -219,9 +177,8 @@ class BenchFlags(LoadFlags, AblationFlags):
         "Keep these categories only.",
     )
     num_prompts: int = _prompts(
-        "Most prompts of a category; with --serve requests of a run, where prompts may recur.",
+        "Most prompts of a category.",
         default=12,
-        show_default="12; with --serve every prompt once, in one run or another",
     )
     prompt_len: tuple[int, ...] = _axis(
         "Tokens of every prompt: longer ones lose their beginning, shorter ones get others in "
@@ -240,16 +197,13 @@ class BenchFlags(LoadFlags, AblationFlags):
         default="auto",
     )
     threads: tuple[int, ...] = _axis("Threads on a CPU, for all arms.", show_default="one a core")
-    temperature: tuple[float, ...] = _axis(
-        "0 takes the most probable token.", default="0,0.5", show_default="0,0.5; with --serve 0"
-    )
+    temperature: tuple[float, ...] = _axis("0 takes the most probable token.", default="0,0.5")
     seed: int = flag("Prompt i samples with seed + i.", section="Sampling", type=int, default=0)
     ignore_eos: bool = flag(
         "Whether to continue after an end token, so that all arms write the same number.",
         "--ignore-eos/--respect-eos",
         section="Sampling",
         default=True,
-        show_default="ignore; with --serve respect",
     )
     rounds: int = _output("Runs of every arm.", default=5)
     wide: bool = _output("Print all columns of the tables.")
