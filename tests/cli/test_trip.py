@@ -16,9 +16,9 @@ from tests.support.compiled import needs_compiler
 from tests.support.served import SHIPPED, server_process
 from trtla.api.generation import answers_to
 from trtla.api.protocol import ChatBody, CompletionBody
-from trtla.llm.chat_renderer import ChatRenderer
 from trtla.llm.llm import LLM
 from trtla.llm.prompt import PromptRequest
+from trtla.llm.templates import ChatTemplate
 from trtla.llm.text import Tokenizer
 from trtla.runtime.limits import ExecutorLimits
 from trtla.settings.sampling import SamplingParams
@@ -83,7 +83,7 @@ def test_a_prompt_passes_few_files_through_a_server(done, known, tmp_path, monke
 
 
 def test_a_prompt_is_encoded_once_and_a_conversation_rendered_once(monkeypatch):
-    done = {"encode": 0, "text": 0}
+    done = {"encode": 0, "render": 0}
 
     def counted(kind, name):
         do = getattr(kind, name)
@@ -94,14 +94,19 @@ def test_a_prompt_is_encoded_once_and_a_conversation_rendered_once(monkeypatch):
 
         monkeypatch.setattr(kind, name, noted)
 
-    talk = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
+    said = [{"role": ("user", "assistant")[i % 2], "content": f"hello {i}"} for i in range(3)]
+    question, talk = said[:1], [{"role": "system", "content": "Be brief."}, *said]
     with LLM(SHIPPED) as llm:
         counted(Tokenizer, "encode")
-        counted(ChatRenderer, "text")
         answers_to(CompletionBody(prompt=[PROMPT, "def"], max_tokens=2), llm)
-        assert done == {"encode": 2, "text": 0}
-        answers_to(ChatBody.model_validate(talk), llm)
-        assert done == {"encode": 3, "text": 1}
+        assert done == {"encode": 2, "render": 0}
+        llm.encode(question)  # the first conversation shows what the template takes
+        counted(ChatTemplate, "render")
+        for messages in (question, talk):
+            done.update(encode=0, render=0)
+            body = {"messages": messages, "max_tokens": 2}
+            answers_to(ChatBody.model_validate(body), llm)
+            assert done == {"encode": 1, "render": 1}
 
 
 def test_a_request_is_made_once_and_checked_once(monkeypatch):
