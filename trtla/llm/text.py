@@ -349,8 +349,9 @@ class Tokenizer:
         )
 
     def _check_length(self, text: str, most: int | None) -> None:
-        least = 0 if most is None else self.lengths.least(text)
-        if most is not None and least > most:
+        if most is None or len(text) <= most:  # the bound is at most a token a character
+            return
+        if (least := self.lengths.least(text)) > most:
             raise PromptTooLong(
                 f"the text has at least {least} tokens, but the model takes {most} of a prompt",
                 "shorten it",
