@@ -195,9 +195,6 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Tokenizer]
 KINDS = [*FAST, "slow"]
 SPELL_ALL = ("byte_level", "stripping", "byte_fallback", "gguf_byte_level", "gguf_scored")
 """Kinds with other tokens for every name of a control token."""
-USUAL = ("chatml", "trims", "cuts", "hides thoughts", "quotes", "counts", "plain")
-"""Templates that put no control token together, of their own letters and a message's, or of what
-they leave of a message."""
 _parts = [text[a:b] for text in (BEGIN, END) for a in range(12) for b in range(a + 1, 13)]
 _wide = "".join(chr(0xFEE0 + ord(letter)) for letter in END)
 _tricks = [
@@ -238,7 +235,7 @@ def test_no_message_makes_a_control_token(
     try:
         ids = tokenizer.prompt_ids(conversation(texts))
     except UsageError:
-        assert kind not in SPELL_ALL or name not in USUAL
+        assert kind not in SPELL_ALL
         return
     plain = tokenizer.prompt_ids(conversation(["a" * 20 for _ in texts]))
     assert controls(tokenizer, ids) == controls(tokenizer, plain)
@@ -302,10 +299,19 @@ def test_a_text_is_spelt_as_if_its_names_were_no_tokens(opened: Callable[..., To
 
 
 def test_a_template_that_looks_into_messages_sees_them(opened: Callable[..., Tokenizer]) -> None:
+    """But for the signs of a control token's name, once a message spells one."""
     tokenizer = opened("byte_level", "hides thoughts")
-    said = [{"role": "assistant", "content": f"no</think>yes{END}"}]
-    ids = tokenizer.prompt_ids(said, rendering=Rendering(add_generation_prompt=False))
-    assert tokenizer.decode(ids) == f"yes{END}"
+
+    def shown(said: str) -> str:
+        messages = [{"role": "assistant", "content": said}]
+        rendering = Rendering(add_generation_prompt=False)
+        ids = tokenizer.prompt_ids(messages, rendering=rendering)
+        assert len(controls(tokenizer, ids)) == 2
+        return tokenizer.decode(ids)
+
+    assert shown("no</think>yes") == "yes"
+    assert shown("no</think>a < b") == "a < b"
+    assert shown(f"no</think>yes{END}") == f"no</think>yes{END}"
 
 
 def test_the_mark_for_tokens_cannot_be_in_a_message_that_spells_one(

@@ -9,17 +9,22 @@ one, are words: they stay tokens anywhere in a text.
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 from trtla.errors import UsageError
 from trtla.settings.messages import Messages, rewritten, written
 
 MARK = "\U0010ffff"
-"""A code point that no text may have, for what is hidden or stands for a token."""
+"""A code point that no text may have, in place of a token or a message."""
+_PRIVATE = range(0x100000, 0x10FFFE)
+"""Characters without a meaning in any text."""
+_WRITTEN = " /_-"
+"""Characters of control tokens that commands for templates have, too, such as `/no_think`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,23 +51,41 @@ def chat_text(
     """Return a conversation with control tokens of the template alone.
 
     Messages that spell none are seen by cutting them out. Else the template renders them again,
-    with one character of each control token hidden, and with all characters.
+    with the characters hidden that control tokens need.
 
     Args:
         text: the template's output for the messages.
     """
     contents, names = [content.strip() for content in written(messages)], finder.names(text)
-    own = _without(contents, text)
-    is_apart = own is not None and finder.names(own) == names
-    if not names or (is_apart and not finder.names(MARK.join(contents))):
+    own, spells = _without(contents, text), bool(finder.names(MARK.join(contents)))
+    if not names or (own is not None and finder.names(own) == names and not spells):
         return ChatText(text)
-    spoiled = render(rewritten(messages, finder.spoiled))
-    hidden = render(rewritten(messages, lambda content: MARK if content.strip() else content))
-    is_sure = _is_spoiled(text, spoiled) and finder.names(hidden) == finder.names(spoiled)
-    if MARK in text or not is_sure:
+    marks = _marks(finder, contents, text)
+    marked = render(rewritten(messages, lambda content: _hidden(finder, marks, content)))
+    if finder.names(marked) == names and not spells:
+        return ChatText(text)
+    shown = marked.translate({mark: char for char, mark in marks.items()})
+    controls = finder.find(marked)
+    return ChatText(shown, None if controls == finder.find(shown) else controls)
+
+
+def _marks(finder: ControlTokens, contents: Sequence[str], text: str) -> dict[int, int]:
+    """Return characters that the messages and the text lack, for all that have to be hidden."""
+    used = "".join((text, *contents))
+    parts = "".join(filter(finder.is_part, contents))
+    hidden = sorted({*filter(finder.is_risky, set(used)), *parts})
+    marks = list(islice((mark for mark in _PRIVATE if chr(mark) not in used), len(hidden)))
+    if len(marks) < len(hidden):
         raise _no_spelling("chat template")
-    controls = finder.find(spoiled)
-    return ChatText(text, None if controls == finder.find(text) else controls)
+    return dict(zip(map(ord, hidden), marks, strict=True))
+
+
+def _hidden(finder: ControlTokens, marks: dict[int, int], content: str) -> str:
+    """Hide what a control token may have of a content; all if that is a part of its name."""
+    if finder.is_part(content.strip()):
+        return content.translate(marks)
+    chars = map(ord, filter(finder.is_risky, set(content)))
+    return content.translate({char: marks[char] for char in chars})
 
 
 def _without(contents: Sequence[str], text: str) -> str | None:
@@ -75,12 +98,6 @@ def _without(contents: Sequence[str], text: str) -> str | None:
         parts.append(text[at:start])
         at = start + len(content)
     return MARK.join((*parts, text[at:]))
-
-
-def _is_spoiled(text: str, spoiled: str) -> bool:
-    """Return True if nothing but marks differs."""
-    pairs = zip(text, spoiled, strict=False)
-    return len(text) == len(spoiled) and all(a == b or b == MARK for a, b in pairs)
 
 
 class ControlTokens:
@@ -99,6 +116,8 @@ class ControlTokens:
         self._control = {i: token for i, token in sorted(added.items()) if i in ids}
         self._words = {i: token for i, token in sorted(added.items()) if i not in ids}
         self._counted, self._fast = ids.difference(unknown), fast
+        names = [token.content for token in self._control.values()]
+        self._signs = {char for name in names for char in _signs(name)}
 
     @cached_property
     def _finder(self) -> tuple[Any, dict[int, int]]:
@@ -121,13 +140,15 @@ class ControlTokens:
         spans = zip(encoding.ids, encoding.offsets, strict=True)
         return tuple(Control(a, b, own[token]) for token, (a, b) in spans if token in own)
 
-    def spoiled(self, text: str) -> str:
-        """Hide one character of each control token that a text spells."""
-        letters = list(text)
-        for control in self.find(text):
-            name = text[control.start : control.stop]
-            letters[control.start + len(name) - len(name.lstrip() or name)] = MARK
-        return "".join(letters)
+    def is_part(self, text: str) -> bool:
+        """Return True if a text is a part of a control token's name."""
+        return any(text in token.content for token in self._control.values())
+
+    def is_risky(self, char: str) -> bool:
+        """Return True for signs of control tokens, and what joins the character in front of it."""
+        fast = self._fast
+        forms = char + (fast.normalizer.normalize_str(char) if fast and fast.normalizer else "")
+        return not self._signs.isdisjoint(forms) or unicodedata.combining(char) > 0
 
     def count(self, ids: Iterable[int]) -> int:
         """Count the control tokens among ids, except those of unknown characters."""
@@ -165,6 +186,11 @@ class ControlTokens:
             tokenizer.normalizer = self._fast.normalizer
         tokenizer.add_tokens(list(added))
         return tokenizer
+
+
+def _signs(name: str) -> set[str]:
+    """Return the characters of a name that are rare in texts; its first one if it has none."""
+    return {char for char in name if not (char.isalnum() or char in _WRITTEN)} or {name[0]}
 
 
 def _own_ids(tokenizer: Any, added: dict[int, Any]) -> dict[int, int]:
