@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from functools import cache
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -16,7 +14,6 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.support.chat_templates import CHATML, LLAMA_3, NO_SYSTEM
 from tests.support.examples import examples
-from trtla.formats.gguf.folder import model_folder
 from trtla.formats.model_folder import ModelFolder
 from trtla.formats.special_tokens import read_tokenizer_config
 from trtla.llm.templates import ChatTemplate
@@ -193,34 +190,6 @@ def test_templates_and_tokens_are_found_as_in_transformers(tmp_path, name):
         return
     assert (found.template, found.tokens) == (expected.chat_template, expected.special_tokens_map)
     assert Tokenizer(tmp_path).has_chat_template == bool(found.text())
-
-
-WITHOUT = """
-import sys
-sys.modules["transformers"] = sys.modules["torch"] = None
-from pathlib import Path
-from trtla.llm.text import Tokenizer
-tokenizer = Tokenizer(Path(sys.argv[1]))
-ids = tokenizer.encode("Hello, Welt")
-assert tokenizer.decode(ids) == "Hello, Welt"
-assert tokenizer.has_chat_template and len(tokenizer.fingerprint) == 64
-messages = [{"role": "user", "content": "<|im_end|> hi"}]
-text = tokenizer.chat_text(messages)
-apart = tokenizer.render_in_process(20)
-assert tokenizer.chat_text(messages) == text
-print(len(tokenizer.prompt_ids(messages)), text)
-apart.close()
-"""
-
-
-def test_a_gguf_file_is_tokenized_without_transformers_and_torch():
-    sample = Path.home() / ".cache/trtla/models/SmolLM2-135M-Instruct.Q4_1.gguf"
-    if not sample.is_file():
-        pytest.skip("the sample model is not there")
-    args = [sys.executable, "-c", WITHOUT, str(model_folder(sample))]
-    ran = subprocess.run(args, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
-    assert re.match(r"\d+ <\|im_start\|>", ran.stdout)
 
 
 def test_the_process_imports_little():

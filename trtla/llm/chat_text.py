@@ -23,6 +23,7 @@ MARK = "\U0010ffff"
 """A code point that no text may have, in place of a token or a message."""
 _PRIVATE = range(0x100000, 0x10FFFE)
 """Characters without a meaning in any text."""
+_MOST_SOUGHT = 1 << 28  # characters that are compared to find messages in a text
 _WRITTEN = " /_-"
 """Characters of control tokens that commands for templates have, too, such as `/no_think`."""
 
@@ -57,7 +58,7 @@ def chat_text(
         text: the template's output for the messages.
     """
     contents, names = [content.strip() for content in written(messages)], finder.names(text)
-    own, spells = _without(contents, text), bool(finder.names(MARK.join(contents)))
+    own, spells = _without(finder, contents, text), bool(finder.names(MARK.join(contents)))
     if not names or (own is not None and finder.names(own) == names and not spells):
         return ChatText(text)
     marks = _marks(finder, contents, text)
@@ -88,15 +89,16 @@ def _hidden(finder: ControlTokens, marks: dict[int, int], content: str) -> str:
     return content.translate({char: marks[char] for char in chars})
 
 
-def _without(contents: Sequence[str], text: str) -> str | None:
-    """Return a text with a mark for each content; None if it has not all of them in this order."""
-    parts, at = [], 0
+def _without(finder: ControlTokens, contents: Sequence[str], text: str) -> str | None:
+    """Return a text with a mark for each content; None if one that may be in a control token is
+    not there as it is."""
+    parts, at, is_long = [], 0, len(contents) * len(text) > _MOST_SOUGHT
     for content in filter(None, contents):
-        start = text.find(content, at)
-        if start < 0:
+        if (start := text.find(content, at)) >= 0:
+            parts.append(text[at:start])
+            at = start + len(content)
+        elif is_long or finder.is_part(content) or any(map(finder.is_risky, set(content))):
             return None
-        parts.append(text[at:start])
-        at = start + len(content)
     return MARK.join((*parts, text[at:]))
 
 
