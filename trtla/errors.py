@@ -126,7 +126,7 @@ class ReplicasLost(TrtlaError):
 
 
 class RendererLost(TrtlaError):
-    """The process that renders chat templates was lost, twice: no fault of the conversation."""
+    """The process that renders chat templates was lost: no fault of the conversation."""
 
 
 class TrtlaWarning(UserWarning):

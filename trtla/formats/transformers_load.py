@@ -135,14 +135,6 @@ def wrapped_tokenizer(tokenizer: Any, tokens: dict[str, str], template: Any) -> 
         )
 
 
-def fills_in_by_jinja(tokenizer: Any) -> bool:
-    """Return True for a tokenizer of transformers that fills chat templates in as most do."""
-    from transformers import PreTrainedTokenizerBase
-
-    usual = PreTrainedTokenizerBase.apply_chat_template
-    return getattr(type(tokenizer), "apply_chat_template", None) is usual
-
-
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Silence transformers within the block: progress bars, warnings, tables before it raises."""

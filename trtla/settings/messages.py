@@ -163,10 +163,10 @@ def with_text(message: Message, part: int, text: str) -> dict[str, Any]:
 
 
 def written(messages: Messages) -> Iterator[str]:
-    """All texts that people wrote, names included."""
+    """All texts that people wrote, names included, in the order that templates mostly have."""
     for message in messages:
-        yield from part_texts(message["content"])
         yield from (message[key] for key in _MORE_TEXTS if message.get(key))
+        yield from part_texts(message["content"])
         yield from call_texts(message.get("tool_calls", ()))
 
 

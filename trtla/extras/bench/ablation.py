@@ -17,7 +17,7 @@ from trtla.cli.shared.model import (
     note_without_drafts,
 )
 from trtla.cli.shared.params import check_folder, source
-from trtla.cli.shared.templates import check_sets
+from trtla.cli.shared.templates import check_texts
 from trtla.console import Console, command_line, counted
 from trtla.errors import UsageError
 from trtla.extras.bench.ablation_arms import (
@@ -67,7 +67,7 @@ def run_ablation_command(
     """Check the flags, note the number of decodings, measure, and print a summary."""
     sweep = _check(console, flags, lookahead)
     output = _table(flags)
-    check_sets(console, flags.asking, flags.engine_dir, flags.options, sweep.sets)
+    check_texts(console, flags.asking, flags.engine_dir, flags.options, sweep.sets)
     with written(output, "give another --output"), output.open("a", encoding="utf-8"):
         console.note(f"note: {_extent(sweep)}")
     kept = f"note: decodings so far are in {output.with_suffix('.jsonl')}; the same command resumes"

@@ -21,7 +21,6 @@ from trtla.cli.shared.model import (
     note_without_drafts,
 )
 from trtla.cli.shared.params import refuse_filters, source
-from trtla.cli.shared.templates import check_sets
 from trtla.cli.shared.values import TOKENS
 from trtla.console import Console
 from trtla.errors import TORCH, TrtlaError, UsageError, require
@@ -112,7 +111,7 @@ def bench(console: Console, /, **values: Any) -> None:
     sweep = _check(flags)
     drafting = [(way.lookahead, way.drafter) for way in sweep.ways[1:]]
     note_without_drafts(console.note, flags.engine_dir, drafting)
-    check_sets(console, flags.asking, flags.engine_dir, flags.options, sweep.sets)
+    check_texts(console, flags.asking, flags.engine_dir, flags.options, sweep.sets)
     run_and_show(console, sweep, flags.output_format, wide=flags.wide)
 
 

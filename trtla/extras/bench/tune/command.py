@@ -19,7 +19,7 @@ from trtla.cli.shared.model import (
     model_at,
 )
 from trtla.cli.shared.params import check_new_file
-from trtla.cli.shared.templates import check_sets
+from trtla.cli.shared.templates import check_texts
 from trtla.cli.shared.values import DURATION
 from trtla.console import Console
 from trtla.errors import UsageError
@@ -193,7 +193,7 @@ def _check(flags: TuneFlags, console: Console) -> TuneSettings:
         )
     sizes = _batch_sizes(flags, model)
     sets = load_sets(flags.prompts, (), flags.num_prompts)
-    check_sets(console, flags.asking, model, flags.options, sets)
+    check_texts(console, flags.asking, model, flags.options, sets)
     gpu = _gpu(flags, planned)
     if flags.write is not None:
         check_preset(Path(flags.write))
