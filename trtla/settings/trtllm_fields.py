@@ -19,7 +19,8 @@ Kind = str | tuple[str, ...]
 """int, number, bool, text, ints (with commas between), any, or the choices."""
 Kinds = Mapping[str, Kind]
 
-_ON, _OFF = ("true", "enable", "on", "yes", "1"), ("false", "disable", "off", "no", "0")
+ON, OFF = ("true", "enable", "on", "yes", "1", "t"), ("false", "disable", "off", "no", "0", "f")
+"""Values of a switch, there and here."""
 _NOTHING = ("none", "null", "disable")
 
 
@@ -89,8 +90,8 @@ def _value(flag: str, name: str, kind: Kind, text: str) -> Any:
             raise UsageError(f"{flag} {name}={text} is not one of {', '.join(kind)}", None)
         return None if match in (None, "none") else match
     if kind == "bool":
-        if low in _ON or low in _OFF:
-            return low in _ON
+        if low in ON or low in OFF:
+            return low in ON
     elif kind == "text":
         return None if low in _NOTHING else text
     elif kind == "any":

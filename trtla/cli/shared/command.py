@@ -70,15 +70,15 @@ class Command(click.Command):
             if isinstance(param, Several | UpstreamOption) and param.multiple
             for name in param.opts
         }
-        bare = {
-            name: param.bare
+        words = {
+            name: param.flag.words
             for param in self.params
-            if isinstance(param, UpstreamOption) and param.bare
+            if isinstance(param, UpstreamOption) and param.flag.words
             for name in param.opts
         }
-        args = list(with_values(args, bare, lambda flag: _spelling(ctx, flag)))
-        words = [arg if arg.startswith("-") else "" for arg in args]
-        if wrong := of_one_dash(words, lambda flag: _spelling(ctx, flag) in self._taking()):
+        args = list(with_values(args, words, lambda flag: _spelling(ctx, flag)))
+        dashed = [arg if arg.startswith("-") else "" for arg in args]
+        if wrong := of_one_dash(dashed, lambda flag: _spelling(ctx, flag) in self._taking()):
             raise click.NoSuchOption(wrong, ctx=ctx)
         if ctx.resilient_parsing:  # a shell completes
             ctx.meta[AWAITED] = self._awaited(ctx, args, several)
