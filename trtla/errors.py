@@ -10,43 +10,12 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
+from trtla.other_tools import counterpart, instead, plain
+
 _NEAR = 0.75
 """Similarity of a likely typing error: `nsad` for `nasd`, not `bogus` for `verbose`."""
 _BEGUN = 3
 """Letters at the beginning of a name that stand for it where they are unique: `--temp`."""
-_ELSEWHERE = {
-    "a": "served_model_name", "alias": "served_model_name", "assistant_model": "drafter",
-    "base_url": "serve", "bf16": "bfloat16", "cache_prompt": "enable_prefix_caching",
-    "cache_reuse": "enable_prefix_caching", "chat_format": "chat_template", "complete": "run",
-    "context_length": "max_seq_len", "ctx_size": "max_seq_len", "data_parallel_size": "replicas",
-    "do_sample": "temperature", "draft_max": "gamma", "draft_min": "gamma_min",
-    "draft_n": "gamma", "ebnf": "lark", "enable_prefix_caching": "kv_cache_enable_block_reuse",
-    "enum": "choice", "f16": "float16", "f32": "float32", "fp16": "float16", "fp32": "float32",
-    "gbnf": "lark", "generate": "run", "gpu_layers": "device", "grammar": "lark",
-    "grammar_file": "grammar", "guided_decoding": "grammar", "half": "float16", "hf": "model",
-    "input_file": "prompts", "j": "json_schema", "json": "json_schema",
-    "kv_cache_enable_block_reuse": "block_reuse", "log_disable": "quiet", "lv": "verbose",
-    "max_length": "max_output_len", "max_model_len": "max_seq_len",
-    "max_new_tokens": "max_output_len", "max_num_seqs": "max_batch_size", "model_path": "model",
-    "n_ctx": "max_seq_len", "n_gpu_layers": "device", "n_predict": "max_output_len",
-    "num_ctx": "max_seq_len", "num_gpu": "device", "num_predict": "max_output_len",
-    "num_thread": "threads",
-    "n_threads": "threads", "ngl": "device", "no_display_prompt": "quiet",
-    "no_enable_prefix_caching": "no_kv_cache_enable_block_reuse", "np": "max_batch_size",
-    "num_assistant_tokens": "gamma", "num_speculative_tokens": "gamma", "num_threads": "threads",
-    "parallel": "max_batch_size", "pattern": "regex", "prompt": "input_text",
-    "prompt_lookup_num_tokens": "drafter", "prompts": "input_file", "q8_0": "int8",
-    "quantize": "convert", "r": "stop", "repeat_penalty": "repetition_penalty",
-    "response_format": "grammar", "reverse_prompt": "stop", "s": "seed",
-    "sampling_params": "sampling", "schema": "json_schema", "show": "inspect",
-    "spec_type": "drafter", "speculative_config": "drafter", "speculative_model": "drafter",
-    "stop_strings": "stop", "structured_outputs": "grammar", "sys": "system",
-    "system_prompt": "system", "t": "threads", "tb": "threads",
-    "tensor_parallel_size": "tp_size", "threads_batch": "threads",
-    "timeout": "request_timeout", "tokenizer": "tokenizer_dir", "torch_dtype": "dtype",
-    "tp": "tp_size", "url": "serve", "use_beam_search": "num_beams", "verbose_prompt": "verbose",
-}  # fmt: skip
-"""Names that other tools use for our commands, flags, arguments and values."""
 
 
 _FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9-]*)")
@@ -209,11 +178,10 @@ def closest(typed: str, known: Iterable[str]) -> str | None:
     """
     from difflib import get_close_matches
 
-    names = {_plain(name): name for name in known}
-    word, digits = _plain(typed), set(filter(str.isdigit, typed))
-    same = _ELSEWHERE.get(word, "")
-    if known := [name for name in (same, _ELSEWHERE.get(same)) if name in names]:
-        return names[str(known[0])]
+    names = {plain(name): name for name in known}
+    word, digits = plain(typed), set(filter(str.isdigit, typed))
+    if same := counterpart(typed, names):
+        return names[same]
     alike = [name for name in names if not digits or digits.intersection(name)]
     alike = [name for name in alike if {name[:4], word[:4]} != {"min_", "max_"}]
     begun = [name for name in alike if name.startswith(word)] if len(word) >= _BEGUN else []
@@ -222,15 +190,17 @@ def closest(typed: str, known: Iterable[str]) -> str | None:
     return names[matches[0]] if matches else None
 
 
-def _plain(name: str) -> str:
-    """A name in lower case, with underscores and without dashes in front."""
-    return name.lower().lstrip("-").replace("-", "_")
-
-
 def did_you_mean(typed: str, known: Iterable[str]) -> str:
     """The beginning of a hint for a mistyped name: `did you mean NAME? `, or nothing."""
     guess = closest(typed, known)
     return f"did you mean {guess}? " if guess else ""
+
+
+def served_by(typed: str, known: Iterable[str]) -> str:
+    """The beginning of a hint for an unknown name: what another tool's name is here, or the name
+    that was probably meant, or nothing."""
+    other = instead(typed)
+    return f"{other}; " if other else did_you_mean(typed, known)
 
 
 Extra = Literal["bench", "eval", "ray", "report", "serve", "structured", "torch"]

@@ -24,7 +24,6 @@ from click.shell_completion import get_completion_class
 
 from trtla.cli.commands import COMMANDS, CommandGroup
 from trtla.cli.shared.command import Command, switches
-from trtla.cli.shared.elsewhere import instead
 from trtla.cli.shared.params import origin
 from trtla.console import Console
 from trtla.errors import (
@@ -32,9 +31,9 @@ from trtla.errors import (
     TrtlaError,
     TrtlaWarning,
     closest,
-    did_you_mean,
     missing_package,
     sentence,
+    served_by,
 )
 from trtla.interrupts import INTERRUPTS
 from trtla.machine import process_rank
@@ -253,7 +252,7 @@ def _meant(error: click.NoSuchOption) -> str:
     exact = next((name for name in others if wrong in others[name]), None)
     if exact:
         return _of_another(command, exact, wrong, others[exact])
-    if meant := instead(wrong) or did_you_mean(wrong, _flags(command)):
+    if meant := served_by(wrong, _flags(command)):
         return meant
     guesses = ((name, closest(wrong, flags)) for name, flags in others.items())
     name, guess = next((pair for pair in guesses if pair[1]), ("", None))

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trtla.cli.shared.elsewhere import of_one_dash
 from trtla.cli.shared.params import (
     AWAITED,
     Alias,
@@ -30,6 +29,7 @@ from trtla.cli.shared.upstream import (
 )
 from trtla.console import Console
 from trtla.errors import UsageError
+from trtla.other_tools import of_one_dash
 from trtla.settings.upstream.option import Program
 
 if TYPE_CHECKING:
