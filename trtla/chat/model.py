@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 from trtla.chat.conversation import Fitted, Turn, fitted
 from trtla.chat.settings import ChatSettings, changed
-from trtla.errors import UsageError
+from trtla.errors import UsageError, named
 from trtla.runtime.request import DraftRecorder, RecorderWatch
 from trtla.runtime.stats import tokens_per_step
 from trtla.settings.drafting import check_used
@@ -139,7 +139,7 @@ class ChatModel:
         if length >= context:
             raise UsageError(
                 f"max_output_len {length} does not fit into the context of {context} tokens",
-                f"--max-output-len may be {context - 1} at most",
+                f"{named('max_output_len')} may be {context - 1} at most",
             )
         check_used([settings.drafter])
         path, loaded = settings.drafter.draft_model, self.limits.draft_models

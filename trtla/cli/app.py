@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import sys
 import traceback
 import warnings
@@ -224,7 +223,7 @@ def classify(error: Exception) -> Failure:
 def _usage(error: click.ClickException) -> Failure:
     wrong_flag = isinstance(error, click.NoSuchOption)
     text = error.message if wrong_flag else error.format_message()  # click guesses far-off names
-    message = " ".join(re.split(r"\s*\n\s*", text.rstrip(".")))
+    message = " ".join(line.strip() for line in text.rstrip(".").splitlines())
     context = getattr(error, "ctx", None)
     hint = f"see {context.command_path} --help" if context else "see trtla --help"
     if isinstance(error, click.NoSuchOption):

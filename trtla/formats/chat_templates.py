@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trtla.errors import UsageError
+from trtla.errors import UsageError, named
 from trtla.formats.model_folder import ModelFolder
 from trtla.formats.special_tokens import TOKENIZER_CONFIG, gguf_sources, read_tokenizer_config
 
@@ -60,5 +60,5 @@ def no_default(names: list[str]) -> UsageError:
     """The refusal of messages where several templates have other names."""
     return UsageError(
         f"the model has several chat templates and none is called default, but {', '.join(names)}",
-        f"give the file of one of them: --chat-template {MORE_TEMPLATES}/NAME.jinja",
+        f"give the file of one of them: {named('chat_template')} {MORE_TEMPLATES}/NAME.jinja",
     )

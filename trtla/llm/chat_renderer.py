@@ -9,7 +9,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from trtla.errors import TrtlaError, UsageError, first_line
+from trtla.errors import TrtlaError, UsageError, first_line, named
 from trtla.formats.chat_templates import no_default
 from trtla.formats.folder import no_chat_template
 from trtla.formats.model_folder import ModelFolder
@@ -20,7 +20,7 @@ from trtla.llm.tokenizer_files import read_chat_template
 from trtla.settings.fields import check_text
 from trtla.settings.messages import Messages, Rendering, Variables
 
-_TAKES = "give messages that it takes, or go without it: --no-chat, in a chat /chat off"
+_TAKES = f"give messages that it takes, or go without it: {named('no_chat')}, in a chat /chat off"
 
 
 class TemplateSource(Protocol):
@@ -74,7 +74,9 @@ class ChatRenderer:
         except UsageError as error:
             return error
         except Exception as error:  # jinja2's
-            return _failing(error, "correct it, or go without it: --no-chat, in a chat /chat off")
+            return _failing(
+                error, f"correct it, or go without it: {named('no_chat')}, in a chat /chat off"
+            )
         return None
 
     def formed(self, messages: Messages, rendering: Rendering) -> Messages:

@@ -19,7 +19,7 @@ from functools import cached_property
 from itertools import islice, pairwise
 from typing import Any
 
-from trtla.errors import UsageError
+from trtla.errors import UsageError, named
 from trtla.settings.messages import Messages, rewritten, written
 
 _PRIVATE = range(0x10FFFD, 0xFFFFF, -1)
@@ -239,7 +239,8 @@ class ControlTokens:
         if self.count(ids) != sum(control.token not in self._unknown for control in controls):
             raise UsageError(
                 "a message names a control token that this tokenizer cannot spell in other tokens",
-                "remove it from the message, or take such names as control tokens: --parse-special",
+                "remove it from the message, or take such names as control tokens: "
+                f"{named('parse_special')}",
             )
         return ids
 

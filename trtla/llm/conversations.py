@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from trtla.errors import RendererLost, TrtlaError, UsageError
+from trtla.errors import RendererLost, TrtlaError, UsageError, named
 from trtla.llm.chat_text import unused
 from trtla.llm.templates import TemplateStopped
 from trtla.settings.messages import (
@@ -66,7 +66,8 @@ class Conversations:
             raise UsageError(
                 f"the model's chat template leaves out messages[{index}] "
                 f"({messages[index]['role']})",
-                "give messages that it takes, or go without it: --no-chat, in a chat /chat off",
+                f"give messages that it takes, or go without it: {named('no_chat')}, in a chat "
+                "/chat off",
             )
         return text
 

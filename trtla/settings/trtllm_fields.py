@@ -46,7 +46,7 @@ def read(group: Group, pairs: Sequence[str], more: Callable[[], Kinds] = dict) -
                 f"{group.flag} {pair} is no KEY=VALUE", f"such as {group.flag} {_example(group)}"
             )
         name, kind = _named(group, key.strip().replace("-", "_"), more)
-        values[name] = _value(group.flag, name, kind, text.strip())
+        values[name] = read_value(f"{group.flag} {name}=", kind, text.strip())
     return values
 
 
@@ -82,12 +82,13 @@ def _find(key: str, names: Mapping[str, Any]) -> str | None:
     return ending[0] if len(ending) == 1 else None
 
 
-def _value(flag: str, name: str, kind: Kind, text: str) -> Any:
+def read_value(start: str, kind: Kind, text: str) -> Any:
+    """The value of a setting; `start` comes before it in an error."""
     low = text.lower()
     if isinstance(kind, tuple):
         match = next((choice for choice in kind if choice.lower() == low), None)
         if match is None and not (low in _NOTHING and "none" in kind):
-            raise UsageError(f"{flag} {name}={text} is not one of {', '.join(kind)}", None)
+            raise UsageError(f"{start}{text} is not one of {', '.join(kind)}", "use one of them")
         return None if match in (None, "none") else match
     if kind == "bool":
         if low in ON or low in OFF:
@@ -103,7 +104,7 @@ def _value(flag: str, name: str, kind: Kind, text: str) -> Any:
             return int(text) if kind == "int" else float(text)
     words = {"bool": "true or false", "int": "a whole number", "number": "a number"}
     must = words.get(kind, "whole numbers with commas between")
-    raise UsageError(f"{flag} {name}={text} is not {must}", None)
+    raise UsageError(f"{start}{text} is not {must}", "omit it for TensorRT-LLM's default")
 
 
 def _any(text: str) -> Any:

@@ -104,9 +104,10 @@ class Command(click.Command):
                 ctx.params[str(param.name)] = str(model_at(value).path)
         try:
             return super().invoke(ctx)
-        except UsageError as error:  # of a setting: NAME is VALUE
-            name = error.message.partition(" is ")[0]
-            error.message += origin(ctx, name) if name in ctx.params else ""
+        except UsageError as error:
+            where = origin(ctx, error.setting) if error.setting in ctx.params else ""
+            if where:
+                raise error.within("", where) from None
             raise
 
     def _taking(self) -> set[str]:

@@ -113,7 +113,7 @@ def triple(config: Any, where: str) -> list[int]:
     try:
         return list(LookaheadConfig(*sizes).as_tuple())
     except UsageError as error:
-        raise UsageError(f"{where}: {_SPECULATIVE}: {error.message}", error.hint) from None
+        raise error.within(f"{where}: {_SPECULATIVE}: ") from None
 
 
 def _flat(settings: Settings, where: str) -> Iterator[tuple[str, Any]]:

@@ -91,4 +91,4 @@ def _fill_in(folder: ModelFolder, chats: Sequence[Chat], variables: Variables) -
             try:
                 tokenizer.chat_text(messages, rendering)
             except UsageError as error:
-                raise UsageError(f"{name}: {error.message}", error.hint) from None
+                raise error.within(f"{name}: ") from None

@@ -16,7 +16,7 @@ from trtla.cli.shared.values import TEXT
 from trtla.console import Console
 from trtla.errors import UsageError
 from trtla.settings.fields import flag_name
-from trtla.settings.trtllm_fields import OFF, ON, Group, read
+from trtla.settings.trtllm_fields import OFF, ON, Group, read_value
 from trtla.settings.upstream.option import Accepted, Flag, Needless, PassedOn, Program, Refused
 
 _TAKEN = "trtla.upstream"  # ctx.meta's key of the given options, by name
@@ -97,12 +97,7 @@ class UpstreamOption(Setting):
     def _pass_on(self, ctx: click.Context, fate: PassedOn, value: str) -> None:
         pair = f"{fate.setting}={value}"
         if self.passing is not None and fate.setting in self.passing.kinds:
-            try:
-                read(self.passing, [pair])
-            except UsageError as error:
-                wrong = error.message.partition("=")[2]
-                hint = error.hint or "omit it to have TensorRT-LLM's default"
-                raise UsageError(f"{self.opts[0]} {wrong}", hint) from None
+            read_value(f"{self.opts[0]} ", self.passing.kinds[fate.setting], value)
         ctx.meta.setdefault(_PASSED, []).append(pair)
 
     def _refuse(self, ctx: click.Context, fate: Needless | Refused, value: str) -> None:

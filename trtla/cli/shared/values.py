@@ -13,7 +13,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from trtla.console import starting
-from trtla.errors import TrtlaError, UsageError
+from trtla.errors import TrtlaError, UsageError, flag_name
 from trtla.files import JsonError, parse_json
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.settings.messages import Variables, check_variables
@@ -37,7 +37,7 @@ class TripleType(ValueType):
             return LookaheadConfig.parse(value)
         except UsageError as error:
             flag = "lookahead" if param is None else max(param.opts, key=len)
-            raise UsageError(error.message.replace("lookahead", flag, 1), error.hint) from None
+            raise UsageError(*error.spelt(flag_name, lambda name: flag)) from None
 
 
 class LookaheadType(TripleType):
