@@ -16,7 +16,7 @@ from tests.support.command import refused, trtla
 from tests.support.models import Variant, make_model, save_model
 from trtla import LLM, DrafterSettings, LookaheadConfig, SamplingParams, UsageError, other_tools
 from trtla.cli.commands import COMMANDS
-from trtla.errors import closest
+from trtla.errors import TrtlaWarning, closest
 from trtla.other_tools import instead, plain
 from trtla.runtime.threads import num_threads, set_threads
 from trtla.settings.sampling import USUAL_LEN
@@ -133,6 +133,7 @@ def test_max_tokens_comes_from_flag_environment_and_preset(tmp_path: Path) -> No
 
 
 def test_threads_are_those_of_the_whole_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 3)
     before = num_threads()
     try:
         with LLM(MODEL, dtype="float32", threads=2), LLM(MODEL, dtype="float32", threads=3):
@@ -141,6 +142,17 @@ def test_threads_are_those_of_the_whole_process(monkeypatch: pytest.MonkeyPatch)
                 assert pool.submit(num_threads).result() == 3
             with LLM(MODEL, dtype="float32"):
                 assert num_threads() == 3
+    finally:
+        set_threads(before)
+
+
+def test_more_threads_than_processors_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    before = num_threads()
+    try:
+        with pytest.warns(TrtlaWarning, match="threads 999 is above the 2 processors"):
+            LLM(MODEL, dtype="float32", threads=999).close()
+        assert num_threads() == 2
     finally:
         set_threads(before)
 
