@@ -131,12 +131,8 @@ def engine_limits(engine_dir: str) -> LookaheadConfig | None:
     return _triple(model.engine, None) if model.engine else None
 
 
-_OF_RUN = (
-    "enable_chunked_context",
-    "kv_cache_enable_block_reuse",
-    "kv_cache_free_gpu_memory_fraction",
-)
-"""Settings of TensorRT-LLM's executor that are flags of its run.py too."""
+_OURS = ("scheduler_policy", "trtllm_executor")
+"""Settings of TensorRT-LLM's executor that its run.py has no options for."""
 
 
 def with_trtllm_settings(values: dict[str, Any]) -> dict[str, Any]:
@@ -150,7 +146,7 @@ def with_trtllm_settings(values: dict[str, Any]) -> dict[str, Any]:
     explicit = [
         name
         for name, origin in given.items()
-        if origin.startswith("config") or (origin == "flag" and name in _OF_RUN)
+        if origin.startswith("config") or (origin == "flag" and name not in _OURS)
     ]
     passed = trtllm_settings(context, trtllm=lambda: is_trtllm(folder), ignored=explicit)
     if explicit and not is_trtllm(folder):
