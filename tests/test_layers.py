@@ -23,6 +23,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # From the bottom to the top. A file imports from layers below its own, and from its own package.
 LAYERS = (
+    "other_tools",
     "errors version interrupts leftovers",
     "files console machine",
     "settings",

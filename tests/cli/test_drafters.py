@@ -39,7 +39,7 @@ def other_tokenizer(model: Path, folder: Path) -> Path:
 
 
 BAD = [
-    (("--gamma", "0"), "gamma is 0", "--drafter none"),
+    (("--gamma", "0"), "gamma is 0", "the drafter none"),
     (("--ngram-order", "1"), "ngram_order is 1", "from 2"),
     (("--top-p", "1.5"), "top_p is 1.5", "--top-p"),
     (("--gamma-min", "5", "--gamma-max", "2"), "gamma_min 5 is above gamma_max 2", "--gamma-max"),

@@ -156,6 +156,7 @@ def test_a_mistyped_value_is_guessed(args: list[str], wrong: str, meant: str) ->
     [
         ("run", "--verbos", ("no such option '--verbos'", "hint: did you mean --verbose? see tr")),
         ("run", "--max-output", ("hint: did you mean --max-output-len? see trtla run",)),
+        ("run", "--max-tokns", ("hint: did you mean --max-tokens? see trtla run",)),
         ("run", "--max-new-tokens", ("hint: did you mean --max-output-len? see trtla run",)),
         ("run", "--temp", ("hint: did you mean --temperature? see trtla run",)),
         ("run", "--prompts", ("hint: did you mean --input-file? see trtla run",)),

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import sys
 import traceback
 import warnings
@@ -24,8 +23,7 @@ from click.shell_completion import get_completion_class
 
 from trtla.cli.commands import COMMANDS, CommandGroup
 from trtla.cli.shared.command import Command, switches
-from trtla.cli.shared.elsewhere import instead
-from trtla.cli.shared.params import origin
+from trtla.cli.shared.params import Alias, origin
 from trtla.console import Console
 from trtla.errors import (
     CheckFailed,
@@ -35,6 +33,7 @@ from trtla.errors import (
     did_you_mean,
     missing_package,
     sentence,
+    served_by,
 )
 from trtla.interrupts import INTERRUPTS
 from trtla.machine import process_rank
@@ -222,7 +221,7 @@ def classify(error: Exception) -> Failure:
 def _usage(error: click.ClickException) -> Failure:
     wrong_flag = isinstance(error, click.NoSuchOption)
     text = error.message if wrong_flag else error.format_message()  # click guesses far-off names
-    message = " ".join(re.split(r"\s*\n\s*", text.rstrip(".")))
+    message = " ".join(line.strip() for line in text.rstrip(".").splitlines())
     context = getattr(error, "ctx", None)
     hint = f"see {context.command_path} --help" if context else "see trtla --help"
     if isinstance(error, click.NoSuchOption):
@@ -250,7 +249,7 @@ def _meant(error: click.NoSuchOption) -> str:
     exact = next((name for name in others if wrong in others[name]), None)
     if exact:
         return _of_another(command, exact, wrong, others[exact])
-    if meant := instead(wrong) or did_you_mean(wrong, _flags(command)):
+    if meant := served_by(wrong, _flags(command)) or did_you_mean(wrong, _other_names(command)):
         return meant
     guesses = ((name, closest(wrong, flags)) for name, flags in others.items())
     name, guess = next((pair for pair in guesses if pair[1]), ("", None))
@@ -263,6 +262,12 @@ def _flags(command: click.Command) -> dict[str, str]:
     return {
         flag: str(param.name) for param in shown for flag in (*param.opts, *param.secondary_opts)
     }
+
+
+def _other_names(command: click.Command) -> list[str]:
+    """The hidden flags that set something, such as --max-tokens."""
+    aliases = (param for param in command.params if isinstance(param, Alias) and param.now)
+    return [flag for alias in aliases for flag in alias.opts]
 
 
 def _of_another(command: click.Command, other: str, flag: str, flags: dict[str, str]) -> str:

@@ -16,8 +16,7 @@ from typing import Any
 import click
 
 from trtla.cli.shared.command import write_lines
-from trtla.cli.shared.elsewhere import instead
-from trtla.errors import UsageError, did_you_mean
+from trtla.errors import UsageError, served_by
 
 _FIRST = (
     "trtla run model.gguf 'Once upon a time'",
@@ -104,7 +103,7 @@ class CommandGroup(click.Group):
         if Path(cmd_name).exists():
             hint = f"try trtla chat {cmd_name}"
         else:
-            hint = f"{instead(cmd_name) or did_you_mean(cmd_name, _listed())}see trtla --help"
+            hint = f"{served_by(cmd_name, _listed())}see trtla --help"
         raise UsageError(f"{cmd_name} is not a command", hint)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trtla.errors import UsageError
+from trtla.errors import UsageError, named
 from trtla.files import validate
 from trtla.formats.config import (
     TOKENS_PER_BLOCK,
@@ -256,7 +256,7 @@ def compiled_problems(folder: Path, config: EngineConfig) -> Iterator[UsageError
         yield UsageError(f"{where}: {sentence}", _REBUILD)
     lookahead = config.build_config.max_draft_len > 0
     for problem in stage_problems(config.pretrained_config, lookahead=lookahead):
-        yield UsageError(f"{where}: {problem.message}", problem.hint)
+        yield problem.within(f"{where}: ")
 
 
 def stage_problems(config: CheckpointConfig, *, lookahead: bool) -> Iterator[UsageError]:
@@ -288,7 +288,8 @@ def unknown_triple(name: str, max_draft_len: int) -> UsageError:
     """The error for a lookahead engine without trtla.json, whose files name no triple."""
     return UsageError(
         f"{name} does not say its lookahead triple, only max_draft_len {max_draft_len}",
-        f"give the triple it was built for with --lookahead, such as {some_triples(max_draft_len)}",
+        f"give the triple it was built for with {named('lookahead')}, such as "
+        f"{some_triples(max_draft_len)}",
     )
 
 

@@ -273,4 +273,4 @@ def raise_first(problems: Sequence[UsageError]) -> None:
     """Raise the first problem, if any, with the count of the others."""
     if problems:
         more = f" (and {len(problems) - 1} more of the kind)" if len(problems) > 1 else ""
-        raise UsageError(problems[0].message + more, problems[0].hint)
+        raise problems[0].within("", more)

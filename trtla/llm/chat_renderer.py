@@ -13,7 +13,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from trtla.errors import TrtlaError, UsageError, first_line
+from trtla.errors import TrtlaError, UsageError, first_line, named
 from trtla.formats.folder import no_chat_template
 from trtla.llm.templates import ChatTemplate, TemplateProcess
 from trtla.settings.fields import check_text
@@ -32,7 +32,10 @@ from trtla.settings.tool_calls import as_object, as_text, with_arguments
 
 _END = "\U0010fffe"
 """A code point that no text may have, behind a text that goes on."""
-_TAKES = "give messages that it takes, correct it, or go without: --no-chat, in a chat /chat off"
+_TAKES = (
+    "give messages that it takes, correct it, or go without: "
+    f"{named('no_chat')}, in a chat /chat off"
+)
 _RULES, _QUESTION, _ANSWER = (
     {"role": role, "content": f"trial{role}"} for role in ("system", "user", "assistant")
 )

@@ -16,7 +16,7 @@ from functools import cached_property
 from itertools import islice, pairwise
 from typing import Any
 
-from trtla.errors import UsageError
+from trtla.errors import UsageError, named
 from trtla.settings.messages import Messages, rewritten, written
 
 MARK = "\U0010ffff"
@@ -203,5 +203,6 @@ def _own_ids(tokenizer: Any, added: dict[int, Any]) -> dict[int, int]:
 def _no_spelling(of: str) -> UsageError:
     return UsageError(
         f"a message names a control token that this {of} cannot spell in other tokens",
-        "remove it from the messages, or take such names as control tokens: --parse-special",
+        "remove it from the messages, or take such names as control tokens: "
+        f"{named('parse_special')}",
     )

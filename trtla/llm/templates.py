@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
-from trtla.errors import RendererLost, UsageError
+from trtla.errors import RendererLost, UsageError, named
 from trtla.settings.messages import NO_VARIABLES, Variables
 
 _MOST_BYTES = 1 << 30  # of the process's memory
@@ -93,7 +93,7 @@ class TemplateProcess:
         if "stopped" in answer:
             raise UsageError(
                 f"the model's chat template fails: {answer['stopped']}",
-                "shorten the messages, or take another template: --chat-template",
+                f"shorten the messages, or take another template: {named('chat_template')}",
             )
         if "error" in answer:
             raise RuntimeError(answer["error"])

@@ -52,7 +52,7 @@ from trtla.settings.fields import flag_name, parsed
 from trtla.settings.lookahead import AUTOREGRESSIVE
 from trtla.settings.messages import Rendering, is_conversation
 from trtla.settings.sampling import USUAL_LEN, BeamSettings, SamplingParams, UsualLength
-from trtla.settings.upstream.run import RUN
+from trtla.settings.upstream.programs import RUN
 
 if TYPE_CHECKING:
     from trtla.llm.llm import LLM

@@ -11,7 +11,6 @@ from typing import Any
 
 import click
 
-from trtla.cli.shared.elsewhere import of_one_dash
 from trtla.cli.shared.params import (
     Alias,
     ModelArgument,
@@ -29,6 +28,7 @@ from trtla.cli.shared.upstream import (
 )
 from trtla.console import Console
 from trtla.errors import UsageError
+from trtla.other_tools import of_one_dash
 from trtla.settings.upstream.option import Program
 
 ALL = "trtla.all"  # ctx.meta's key: the help shows all options
@@ -66,15 +66,15 @@ class Command(click.Command):
             if isinstance(param, Several | UpstreamOption) and param.multiple
             for name in param.opts
         }
-        bare = {
-            name: param.bare
+        words = {
+            name: param.flag.words
             for param in self.params
-            if isinstance(param, UpstreamOption) and param.bare
+            if isinstance(param, UpstreamOption) and param.flag.words
             for name in param.opts
         }
-        args = list(with_values(args, bare, lambda flag: _spelling(ctx, flag)))
-        words = [arg if arg.startswith("-") else "" for arg in args]
-        if wrong := of_one_dash(words, lambda flag: _spelling(ctx, flag) in self._taking()):
+        args = list(with_values(args, words, lambda flag: _spelling(ctx, flag)))
+        dashed = [arg if arg.startswith("-") else "" for arg in args]
+        if wrong := of_one_dash(dashed, lambda flag: _spelling(ctx, flag) in self._taking()):
             raise click.NoSuchOption(wrong, ctx=ctx)
         try:
             left = super().parse_args(ctx, list(_repeat_flags(ctx, args, several)))
@@ -98,9 +98,10 @@ class Command(click.Command):
                 ctx.params[str(param.name)] = str(model_at(value).path)
         try:
             return super().invoke(ctx)
-        except UsageError as error:  # of a setting: NAME is VALUE
-            name = error.message.partition(" is ")[0]
-            error.message += origin(ctx, name) if name in ctx.params else ""
+        except UsageError as error:
+            where = origin(ctx, error.setting) if error.setting in ctx.params else ""
+            if where:
+                raise error.within("", where) from None
             raise
 
     def _taking(self) -> set[str]:

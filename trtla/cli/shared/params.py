@@ -278,7 +278,7 @@ def with_grammar(flags: dict[str, Any]) -> dict[str, Any]:
         grammar = replace(grammar, given_as=name, whitespace_pattern=pattern)
         return {**others, "grammar": grammar}
     except UsageError as error:
-        raise UsageError(f"{flag_name(name)}: {error.message}", error.hint) from None
+        raise error.within(f"{flag_name(name)}: ") from None
 
 
 def refuse_filters(processor: object) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from trtla.errors import UsageError
+from trtla.errors import UsageError, flag_name
 from trtla.files import JsonError, parse_json
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.settings.messages import Variables, check_variables
@@ -32,7 +32,7 @@ class TripleType(ValueType):
             return LookaheadConfig.parse(value)
         except UsageError as error:
             flag = "lookahead" if param is None else max(param.opts, key=len)
-            raise UsageError(error.message.replace("lookahead", flag, 1), error.hint) from None
+            raise UsageError(*error.spelt(flag_name, lambda name: flag)) from None
 
 
 class LookaheadType(TripleType):

@@ -21,6 +21,7 @@ from trtla.cli.shared.model import (
     note_without_drafts,
 )
 from trtla.cli.shared.params import refuse_filters, source
+from trtla.cli.shared.templates import check_texts
 from trtla.cli.shared.values import TOKENS
 from trtla.console import Console
 from trtla.errors import TORCH, TrtlaError, UsageError, require

@@ -6,7 +6,6 @@ that the session implements.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from textwrap import fill, shorten, wrap
@@ -15,7 +14,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from trtla.errors import TrtlaError, UsageError, closest, renamed
+from trtla.errors import TrtlaError, UsageError, closest
 from trtla.extras.chat import values
 from trtla.extras.chat.settings import ChatSettings, changed, read
 from trtla.extras.chat.values import FILE, PAIR, TOGGLE, Known, Value
@@ -63,7 +62,7 @@ class ChatCommand:
         try:
             return self.value.parse(text)
         except UsageError as error:
-            raise UsageError(f"/{self.name}: {error.message}", error.hint) from None
+            raise error.within(f"/{self.name}: ") from None
         except click.BadParameter as error:
             message = f"/{self.name}: {error.message.rstrip('.')}"
             raise UsageError(message, f"write {self.usage}") from None
@@ -296,15 +295,11 @@ def _starting(known: Iterable[str], incomplete: str, *, part: bool) -> list[str]
     ]
 
 
-_AT_START = re.compile(r"build|\btrtla |open the model|start again")
-"""Matches clauses of hints about commands, whose flags stay flags."""
-
-
 def one_line(error: TrtlaError) -> str:
     """Format an error for the chat: flags in its hint become commands if there are such."""
 
-    def as_command(flag: str) -> str:
-        return f"/{flag}" if flag in BY_NAME else "--" + flag.replace("_", "-")
+    def spell(name: str) -> str:
+        return f"/{name}" if name in BY_NAME else flag_name(name)
 
-    hint = renamed(error.hint or "", as_command, _AT_START)
-    return " ".join(f"{error.message}{'; ' if hint else ''}{hint}".split())
+    message, hint = error.spelt(spell, start=flag_name)
+    return " ".join(f"{message}{'; ' if hint else ''}{hint or ''}".split())
