@@ -26,7 +26,7 @@ INTERFACE = {
     "api.protocol": "ChatBody CompletionBody",
     "api.reading": "check_body",
     "build.engine": "build_engine choose_backend",
-    "charts": "BASE check_path COLOURS INK save theme",
+    "charts": "COLOURS",
     "cli.commands": "extension",
     "cli.serve.served_model": (
         "checked Flags open_served served_draft_flags served_model_flags served_name "
@@ -46,16 +46,16 @@ INTERFACE = {
         "switch template_flags tokenizer_flag trtllm_flags"
     ),
     "cli.shared.params": (
-        "check_folder check_new_file hand_over refuse_filters source with_grammar with_processor"
+        "check_folder check_new_file refuse_filters source with_grammar with_processor"
     ),
-    "cli.shared.templates": "check_sets check_template",
-    "cli.shared.values": "DEVICES DURATION LOOKAHEAD NAMES offered TOKEN_COUNTS TOKENS",
-    "console": "command_line Console counted duration Progress silent size Stages starting",
+    "cli.shared.templates": "check_template check_texts",
+    "cli.shared.values": "DEVICES DURATION LOOKAHEAD NAMES TOKEN_COUNTS TOKENS",
+    "console": "command_line Console counted duration Progress silent size Stages",
     "data.prompt_sets": "batches fit Ids load_sets PromptSet Question",
     "data.prompts": "gather",
     "errors": (
         "as_trtla_error CheckFailed closest did_you_mean first_line install_hint is_installed "
-        "needed renamed ReplicasLost require sentence TORCH TrtlaError UsageError"
+        "named needed ReplicasLost require sentence TORCH TrtlaError UsageError"
     ),
     "files": (
         "ASSETS flush json_text JsonError parse_json parse_texts read_json read_text "
