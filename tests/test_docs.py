@@ -162,7 +162,8 @@ def test_the_checks_check(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(KeyError):
         parse(arguments("mpirun -n 2 trtla jog --engine-dir e"))
     assert sum(len(commands(page)) for page in PAGES) > 30
-    assert MISSING or all(runnable(page) or python(page) for page in RUN)
+    if not MISSING and is_there("trtla/extras/hosts"):
+        assert all(runnable(page) or python(page) for page in RUN)
     assert sum(len(python(page)) for page in RUN) > 2
     assert len(list(flag_tables("docs/migrate-from-tensorrt-llm.md"))) > 10
     assert "--qformat" not in flags_of("convert")

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.command import ROOT, imports, known, needs, process, refused, there, trtla
 from trtla.cli.app import cli
-from trtla.cli.commands import COMMANDS, ORDER
+from trtla.cli.commands import COMMANDS, ORDER, extension
 from trtla.cli.shared.command import ALL
 from trtla.cli.shared.params import ModelPath, Setting
 
@@ -38,6 +38,7 @@ def render() -> str:
     return "\n".join(parts)
 
 
+@pytest.mark.skipif(extension("serve") is None, reason="serve has no --ray")
 @needs(*ORDER)
 def test_docs_are_the_help() -> None:
     if os.environ.get("TRTLA_UPDATE_DOCS"):
