@@ -1,4 +1,4 @@
-"""What shells offer for flags of bench and tune."""
+"""What shells offer for flags of bench."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from tests.support.completion import offered
         ("trtla bench --dtype bf", ["bfloat16"]),
         ("trtla bench --arms ng", []),
         ("trtla bench --arms na", ["nasd"]),
-        ("trtla tune --gpu h2", ["h200"]),
         ("trtla bench --grid-ngram-kind o", ["onelevel"]),
         ("trtla bench --categories dia", ["dialogue"]),
     ],
