@@ -11,16 +11,23 @@ are stopped. Prompts come once, so that no server has seen them. vLLM's metrics 
 from __future__ import annotations
 
 import argparse
+import os
 import re
+import shlex
+import signal
+import socket
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, fields
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import httpx
-from compare_peers import Server, all_opened
 
 from trtla.data.prompt_sets import Question, load_sets
 from trtla.errors import UsageError
@@ -28,6 +35,91 @@ from trtla.machine import cpu
 
 WARM_UP = Question(("Once upon a time",))
 DRAFTED, ACCEPTED = (f"vllm:spec_decode_num_{kind}_tokens_total" for kind in ("draft", "accepted"))
+
+
+WAIT_S = 300
+"""For a server that opens its model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server in a session of its own, and where it listens."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    url: str
+
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        """Let it run inside the block alone."""
+        send(signal.SIGCONT, self.process.pid)
+        try:
+            yield
+        finally:
+            send(signal.SIGSTOP, self.process.pid)
+
+
+def send(number: signal.Signals, pid: int) -> None:
+    """Send a signal to a process and all that it has started, in whatever groups they are."""
+    parents = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            behind_name = (folder / "stat").read_text().rpartition(")")[2]
+            parents[int(folder.name)] = int(behind_name.split()[1])
+    family = {pid}
+    while more := {child for child, parent in parents.items() if parent in family} - family:
+        family |= more
+    for member in family:
+        with suppress(ProcessLookupError):
+            os.kill(member, number)
+
+
+@contextmanager
+def opened(name: str, command: str, model: str, log: Path) -> Iterator[Server]:
+    """Start a server; it is stopped once it answers.
+
+    Raises:
+        SystemExit: it ends instead, or does not answer in time.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = [word.format(model=model, port=port) for word in shlex.split(command)]
+    with log.open("wb") as out:
+        process = subprocess.Popen(words, stdout=out, stderr=out, start_new_session=True)
+    try:
+        server = Server(name, process, f"http://127.0.0.1:{port}")
+        await_answer(server, log)
+        send(signal.SIGSTOP, process.pid)
+        yield server
+    finally:
+        send(signal.SIGKILL, process.pid)
+        process.wait()
+
+
+@contextmanager
+def all_opened(commands: Sequence[tuple[str, str]], model: str) -> Iterator[list[Server]]:
+    """Start servers by their names and commands; they end with the block, and with SIGTERM."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    with ExitStack() as stack:
+        logs = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        yield [
+            stack.enter_context(opened(name, command, model, logs / name))
+            for name, command in commands
+        ]
+
+
+def await_answer(server: Server, log: Path) -> None:
+    """Return once the server lists its models; raises as `opened`."""
+    end = time.monotonic() + WAIT_S
+    while server.process.poll() is None and time.monotonic() < end:
+        try:
+            if httpx.get(f"{server.url}/v1/models", timeout=5).status_code == 200:
+                return
+        except httpx.HTTPError:
+            pass
+        time.sleep(0.5)
+    raise SystemExit(f"{server.name} does not answer: {log.read_text(errors='replace')[-2000:]}")
 
 
 @dataclass(slots=True)

@@ -43,7 +43,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 # What images with PyTorch, numpy and transformers may lack, and all that it needs itself; versions are those of
 # constraints.txt.
 packages="annotated-doc annotated-types anyio certifi charset-normalizer click exceptiongroup execnet fastapi gguf
-    h11 httpcore httpx httpx-sse hypothesis idna iniconfig markdown-it-py mdurl opentelemetry-api packaging pluggy
+    h11 httpcore httpx hypothesis idna iniconfig markdown-it-py mdurl opentelemetry-api packaging pluggy
     prometheus-client prompt-toolkit pydantic pydantic-core pygments pytest pytest-timeout pytest-xdist pyyaml
     requests rich safetensors sortedcontainers starlette tomli tqdm typing-extensions typing-inspection urllib3
     uvicorn wcwidth"

@@ -18,6 +18,7 @@ import time
 import urllib.request
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from real_sizes_families import KINDS, differences
@@ -25,6 +26,7 @@ from real_sizes_files import SHAPES, write_enlarged, write_random
 
 from trtla.console import counted
 from trtla.data import sample_model
+from trtla.data.prompt_sets import load_sets, mixed
 from trtla.errors import TrtlaError
 from trtla.files import user_cache
 from trtla.formats.gguf.header import read_header
@@ -93,8 +95,8 @@ def bench(*args: object) -> dict[str, Any]:
     return document
 
 
-def ngram_mod(file: Path, threads: int, asked: list[object]) -> dict[str, Any] | None:
-    """llama-server's drafting without a model, where there is a server."""
+def ngram_mod(file: Path, threads: int, count: int, length: int) -> float | None:
+    """Milliseconds a token of llama-server's drafting without a model; None: there is no server."""
     program = shutil.which("llama-server")
     if program is None:
         return None
@@ -108,13 +110,44 @@ def ngram_mod(file: Path, threads: int, asked: list[object]) -> dict[str, Any] |
         while server.poll() is None:
             try:
                 urllib.request.urlopen(f"{url}/health", timeout=5).close()
-                return bench("--serve", url, *asked, "--concurrency", 1)
+                return ms_per_token(url, count, length)
             except OSError:  # it is loading
                 time.sleep(0.2)
         raise TrtlaError(f"llama-server has ended with {server.returncode}", "see its messages")
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait()
+
+
+def ms_per_token(url: str, count: int, length: int) -> float:
+    """The mean milliseconds between the tokens of chat answers, one request at a time."""
+    times = []
+    for question in mixed(load_sets(("code", "chat", "summarization"), (), count)):
+        body = {
+            "messages": [{"role": "user", "content": question.turns[0]}],
+            "max_tokens": length,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        times.append(_stream_ms(f"{url}/v1/chat/completions", body))
+    return fmean(times)
+
+
+def _stream_ms(url: str, body: dict[str, Any]) -> float:
+    request = urllib.request.Request(
+        url, json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=600) as answer:
+        lines = [(line, time.perf_counter()) for line in answer if line.startswith(b"data: {")]
+    chunks = [(json.loads(line[6:]), seen) for line, seen in lines]
+    written = [
+        seen
+        for chunk, seen in chunks
+        if chunk["choices"] and chunk["choices"][0]["delta"].get("content")
+    ]
+    tokens = next(chunk["usage"]["completion_tokens"] for chunk, _ in chunks if chunk.get("usage"))
+    return float(1000 * (written[-1] - written[0]) / max(tokens - 1, 1))
 
 
 def measured(size: str, args: argparse.Namespace) -> dict[str, Any]:
@@ -138,10 +171,11 @@ def measured(size: str, args: argparse.Namespace) -> dict[str, Any]:
         ),
     }
     if size in (REAL, ENLARGED):
-        asked: list[object] = ["--num-prompts", 1 if quick else 5, *length, "--respect-eos"]
+        count = 1 if quick else 5
+        asked: list[object] = ["--num-prompts", count, *length, "--respect-eos"]
         compared = ["--compare", "llama.cpp-prompt-lookup"] * peers
         found["drafts"] = bench(*common, *asked, "--lookahead", "auto", *compared)
-        found["ngram_mod"] = {n: ngram_mod(file, n, asked) for n in threads}
+        found["ngram_mod"] = {n: ngram_mod(file, n, count, int(length[1])) for n in threads}
     shape, _, family = size.partition("-")
     if family:
         file.unlink()  # one of many
@@ -176,7 +210,7 @@ def _row(found: dict[str, Any], cell: dict[str, Any]) -> str:
         f"{cell['read_bandwidth_gb_per_s'] * 1e9 / found['read_bytes']:.1f}",
         _rate(drafts, threads, "lookahead auto"),
         _rate(drafts, threads, "llama.cpp-prompt-lookup"),
-        _per_s(served and served["rows"][0]["mean_tpot_ms"]),
+        _per_s(served),
     ]
     return _line(*cells)
 

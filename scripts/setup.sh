@@ -101,7 +101,7 @@ setup_vllm() {
     printf '%s' "$wanted" >.venv-plugins/trtla-made
 }
 
-# VLLM, the command of vLLM's server with so many sequences at most, for scripts/compare_peers.py.
+# VLLM, the command of vLLM's server with so many sequences at most, for scripts/compare_proposers.sh.
 setup_vllm_server() {
     setup_vllm || return 1
     # An idle thread of OpenMP waits for a while by computing, which takes the cores of whoever measures.

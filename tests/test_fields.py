@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import dataclass, fields
 from inspect import signature
@@ -14,13 +15,14 @@ from click.testing import CliRunner
 
 from tests.support.more_settings import ARGS, NEW, More
 from trtla import LLM, AsyncLLM
+from trtla.api.errors import refused
 from trtla.cli.shared.command import Command
 from trtla.cli.shared.options import options_of
 from trtla.data.prompts import prompt_line
-from trtla.errors import UsageError, trtllm_cannot
+from trtla.errors import UsageError, named, trtllm_cannot
 from trtla.settings.drafting import DrafterSettings, DraftOptions
 from trtla.settings.executor import ExecutorOptions, TrtllmSettings
-from trtla.settings.fields import declared, flag_name, parsed
+from trtla.settings.fields import declared, flag_name, parsed, wrong
 from trtla.settings.sampling import BeamSettings, SamplingParams
 
 
@@ -132,12 +134,18 @@ def test_python_reads_the_names_of_its_arguments(kind: type) -> None:
         assert flag_name(one.flag) in (caught.value.hint or "")
 
 
-def test_flags_of_a_build_stay_for_python_too() -> None:
-    text = "lower --max-output-len, or rebuild with a larger --max-seq-len; or pass --no-stop-x"
-    said = str(UsageError("--top-k is 3", text))
-    assert said == (
-        "top_k is 3\nhint: lower max_output_len, or rebuild with a larger --max-seq-len; or pass "
-        "stop_x=False"
+def test_settings_are_spelt_where_an_error_leaves_and_flags_of_commands_stay() -> None:
+    rebuild = "or rebuild with a larger --max-seq-len"
+    hint = f"lower {named('max_output_len')}, {rebuild}; or {named('no_x')}"
+    error = UsageError(f"{named('top_k')} is 3", hint, "top_k")
+    assert str(error) == f"top_k is 3\nhint: lower max_output_len, {rebuild}; or x=False"
+    assert error.message == "--top-k is 3"
+    assert error.hint == f"lower --max-output-len, {rebuild}; or --no-x"
+    assert error.within("line 1: ").message == "line 1: --top-k is 3"
+    assert copy.deepcopy(error).spelt(str) == error.spelt(str)
+    assert refused(error).message == "top_k is 3; omit top_k"
+    assert (
+        refused(wrong("top_k", 3, "at least 4")).message == "top_k is 3; top_k must be at least 4"
     )
     refusal = trtllm_cannot("e", "which drafts itself", "run trtla build e --backend torch")
     assert str(refusal).endswith("hint: run trtla build e --backend torch")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from trtla.files import temporary_folder, user_cache, write_whole
-from trtla.leftovers import locked, remove_temporary, temporary_name
+from trtla.leftovers import is_temporary, locked, remove_abandoned, temporary_name
 
 
 @pytest.fixture
@@ -28,13 +28,12 @@ def aged(path: Path) -> Path:
 
 
 def left_in(folder: Path) -> list[Path]:
-    """A file and folders, as killed processes leave them."""
-    file, made, older = temporary_name("a.json"), temporary_name("compile"), ".compile-a_b3wxyz"
+    """A file and a folder, as killed processes leave them."""
+    file, made = temporary_name("a.json"), temporary_name("compile")
     (folder / file).write_text("half")
-    for name in (made, older):
-        (folder / name).mkdir()
-        (folder / name / "a.o").write_text("half")
-    return [aged(folder / name) for name in (file, made, older)]
+    (folder / made).mkdir()
+    (folder / made / "a.o").write_text("half")
+    return [aged(folder / name) for name in (file, made)]
 
 
 @pytest.mark.parametrize("where", [".", "panels"])
@@ -55,7 +54,7 @@ def test_what_is_new_or_locked_or_not_ours_stays(cache: Path) -> None:
     new, (held, *_) = cache / temporary_name("new"), left_in(cache)
     new.write_text("half")
     with locked(held):
-        remove_temporary(cache)
+        remove_abandoned(filter(is_temporary, cache.iterdir()))
     assert all(path.exists() for path in (new, held, *others))
 
 
@@ -63,6 +62,8 @@ def test_what_lies_elsewhere_is_nobodys_business(cache: Path, tmp_path: Path) ->
     left = left_in(tmp_path)
     write_whole(tmp_path / "whole", "whole")
     assert all(path.exists() for path in left)
+    write_whole(tmp_path / "a.json", "whole")
+    assert [path.exists() for path in left] == [False, True], "one is of the same name"
 
 
 def test_what_is_being_written_is_not_abandoned(cache: Path) -> None:
@@ -70,7 +71,7 @@ def test_what_is_being_written_is_not_abandoned(cache: Path) -> None:
         yield b"a"
         (part,) = cache.glob(".whole.*")
         aged(part)
-        remove_temporary(cache)
+        remove_abandoned(filter(is_temporary, cache.iterdir()))
         yield b"b"
 
     with temporary_folder(cache) as folder:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import re
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -12,11 +14,15 @@ import pytest
 
 from tests.support.command import refused, there, trtla
 from tests.support.models import Variant, make_model, save_model
-from trtla import LLM, DrafterSettings, LookaheadConfig, SamplingParams, UsageError
+from trtla import LLM, DrafterSettings, LookaheadConfig, SamplingParams, UsageError, other_tools
+from trtla.cli.commands import COMMANDS
+from trtla.errors import TrtlaWarning, closest
+from trtla.other_tools import instead, plain
 from trtla.runtime.threads import num_threads, set_threads
 from trtla.settings.sampling import USUAL_LEN
 
-MODEL = Path(__file__).parents[1] / "trtla" / "assets" / "tiny-llama"
+ROOT = Path(__file__).parents[1]
+MODEL = ROOT / "trtla" / "assets" / "tiny-llama"
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +133,7 @@ def test_max_tokens_comes_from_flag_environment_and_preset(tmp_path: Path) -> No
 
 
 def test_threads_are_those_of_the_whole_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 3)
     before = num_threads()
     try:
         with LLM(MODEL, dtype="float32", threads=2), LLM(MODEL, dtype="float32", threads=3):
@@ -139,7 +146,36 @@ def test_threads_are_those_of_the_whole_process(monkeypatch: pytest.MonkeyPatch)
         set_threads(before)
 
 
+def test_more_threads_than_processors_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    before = num_threads()
+    try:
+        with pytest.warns(TrtlaWarning, match="threads 999 is above the 2 processors"):
+            LLM(MODEL, dtype="float32", threads=999).close()
+        assert num_threads() == 2
+    finally:
+        set_threads(before)
+
+
 @pytest.mark.parametrize("threads", [0, -1, 10**6, "2", True])
 def test_threads_that_are_no_number_of_threads_are_refused(threads: object) -> None:
     with pytest.raises(UsageError, match=r"^threads is "):
         LLM(MODEL, threads=threads)
+
+
+def test_a_name_of_another_tool_has_one_hint() -> None:
+    rows = [(row, name) for row, names in other_tools._TABLE.items() for name in names.split()]
+    assert len(rows) == len(set(rows))
+    hints = Counter(plain(name) for row, name in rows if " " in row)
+    assert [name for name, count in hints.items() if count > 1] == []
+
+
+def test_the_flags_on_the_page_of_other_tools_are_known() -> None:
+    page = (ROOT / "docs" / "other-tools.md").read_text(encoding="utf-8")
+    rows = page.partition("## Flags")[2].partition("## Requests")[0].split("\n|")[3:]
+    theirs = re.findall(r"`(--?[a-z][a-z-]*)", " ".join(row.partition("|")[0] for row in rows))
+    theirs += re.findall(r"`(--?[a-z][a-z-]*)", page.partition("\n`-fa`")[2].partition("trtla")[0])
+    own = {name for param in COMMANDS["run"].params for name in param.opts}
+    lost = [name for name in theirs if name not in own and not instead(name)]
+    assert len(theirs) > 25
+    assert [name for name in lost if closest(name, own) is None] == []

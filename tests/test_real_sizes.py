@@ -88,6 +88,7 @@ def test_a_table_of_small_sizes(sample: Path, tmp_path: Path) -> None:
     assert all(row[8:] == ["-", "-", "-"] for row in cells[2:])
     assert all(float(cell) < 1e-5 for cell in compared.split("|")[2:4])
     served = json.loads((out / "135M.json").read_text())["ngram_mod"]
-    assert [one["rows"][0]["completed"] for one in served.values()] == [1, 1]
+    assert all(ms > 0 for ms in served.values())
+    assert len(served) == 2
     document = json.loads((out / "tiny-gemma3.json").read_text())
     assert document["bytes"] > document["read_bytes"] > 0

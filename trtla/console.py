@@ -6,7 +6,6 @@ Headings are never cut: a table too wide for the terminal is split, each part wi
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -14,7 +13,7 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +26,6 @@ TableText = Callable[[Sequence[str], Sequence[Sequence[str]]], str]
 """(headings, cells of each row) -> a table, such as `markdown` and `Console.table_text`."""
 BYTES = "bytes"
 
-_LOG_EVERY_S = 10.0
 _NUMBERS = re.compile(r"\[\n[-+.\deE,\s]*\]")  # an indented list of numbers
 _NUMBER = re.compile(r"-|-?\d+(\.\d+)?")
 
@@ -45,9 +43,8 @@ class Console:
 
     @property
     def colored(self) -> bool:
-        if self.color == "auto":
-            return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-        return self.color == "always"
+        by_itself = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        return self.color == "always" or (self.color == "auto" and by_itself)
 
     def out(self, text: str = "", end: str = "\n") -> None:
         self._advise()
@@ -55,11 +52,9 @@ class Console:
         sys.stdout.flush()
 
     def styled(self, text: str, **style: Any) -> str:
-        if not self.colored or not text:
-            return text
         import click
 
-        return click.style(text, **style)
+        return click.style(text, **style) if self.colored and text else text
 
     def note(self, text: str) -> None:
         self._advise()
@@ -90,10 +85,8 @@ class Console:
     def progress(
         self, label: str, unit: str = BYTES, more: Callable[[], str] = str, before: int = 0
     ) -> Iterator[Progress]:
-        """Show the progress of a stage: a bar on a terminal; in a log a line at its ends and every
-        10 s.
-
-        It begins with the first call, and ends when all is done or the block is exited.
+        """Show the progress of a stage, from its first call until all is done or the block ends: a
+        bar on a terminal; in a log a line at its ends and every 10 s.
 
         Args:
             unit: the counted unit, as a plural.
@@ -104,13 +97,10 @@ class Console:
         if self.quiet:
             yield lambda done, total: None
         elif sys.stderr.isatty():
-            bar = _Bar(label, unit, more)
-            try:
-                yield bar.update
-            finally:
-                bar.close()
+            with _bar(label, unit, more) as update:
+                yield update
         else:
-            yield _Lines(label, unit, more, before).update
+            yield _lines(label, unit, more, before)
 
 
 @contextmanager
@@ -134,17 +124,6 @@ def duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
-def starting(known: Iterable[str], incomplete: str, *, part: bool = False) -> list[str]:
-    """The names that continue a typed text; of a comma list (`part`) its last item, none twice."""
-    before, comma, last = incomplete.rpartition(",") if part else ("", "", incomplete)
-    taken = before.split(",")
-    return [
-        before + comma + name
-        for name in known
-        if name.startswith(last) and name not in taken and not (comma and name == "none")
-    ]
-
-
 def command_line() -> str:
     """This process's command as it was typed, for printing beside its results."""
     return shlex.join(["trtla", *sys.argv[1:]])
@@ -152,11 +131,9 @@ def command_line() -> str:
 
 def cell(value: object) -> str:
     """A table cell: numbers right for reading, `-` for what is unknown."""
-    if value is None:
-        return "-"
     if isinstance(value, float):
         return f"{value:.2f}"
-    return str(value)
+    return "-" if value is None else str(value)
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -176,146 +153,78 @@ def _is_numeric(cells: Sequence[str]) -> bool:
     return all(_NUMBER.fullmatch(value) for value in cells)
 
 
-_LONGEST_WORD = 20
-"""Columns of a cell's word that stays whole on a terminal; numbers always do."""
-
-Columns = tuple[Sequence[str], Sequence[Sequence[str]]]
-"""Headings, and the cells of each row."""
-
-
 def drawn(
     columns: Sequence[str], rows: Sequence[Sequence[str]], width: int, *, colored: bool = False
 ) -> str:
     """A table for a terminal of this width; headings and texts wrap between words."""
-    parts = _parts(columns, rows, width)
-    return "\n\n".join(_rich_table(*part, width, colored=colored) for part in parts)
-
-
-def _least(columns: Sequence[str], rows: Sequence[Sequence[str]], column: int) -> int:
-    """The narrowest possible width of a column whose texts wrap."""
-    cells = [row[column] for row in rows]
-    heading = max(map(len, columns[column].split()), default=0)
-    longest = max((len(word) for value in cells for word in value.split()), default=0)
-    return max(heading, longest if _is_numeric(cells) else min(longest, _LONGEST_WORD))
-
-
-def _widths(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], width: int
-) -> Iterator[tuple[int, bool]]:
-    """The width of each column, and True if it holds numbers; the first ones get spare room."""
-    least = [_least(columns, rows, column) for column in range(len(columns))]
-    spare = max(width - 1 - sum(narrow + _FRAME for narrow in least), 0)
-    for column, narrow in enumerate(least):
-        more = min(_widest(columns, rows, column) - narrow, spare)
-        spare -= more
-        yield narrow + more, _is_numeric([row[column] for row in rows])
-
-
-def _widest(columns: Sequence[str], rows: Sequence[Sequence[str]], column: int) -> int:
-    """The width of a column whose texts do not wrap."""
-    return max(len(row[column]) for row in [columns, *rows])
-
-
-_FRAME = 3  # columns of a rule and two blanks
-
-
-def _parts(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Iterator[Columns]:
-    """The columns that fit beside each other, each part behind the first column."""
-    least = [_least(columns, rows, column) for column in range(len(columns))]
-    chosen, room = [0], width - 1 - _FRAME - least[0]
-    for column in range(1, len(columns)):
-        if least[column] + _FRAME > room and len(chosen) > 1:
-            yield _chosen(columns, rows, chosen)
-            chosen, room = [0], width - 1 - _FRAME - least[0]
-        chosen.append(column)
-        room -= least[column] + _FRAME
-    yield _chosen(columns, rows, chosen)
-
-
-def _chosen(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], chosen: Sequence[int]
-) -> Columns:
-    return [columns[i] for i in chosen], [[row[i] for i in chosen] for row in rows]
-
-
-def _rich_table(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], width: int, *, colored: bool
-) -> str:
     from rich.console import Console as RichConsole
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(header_style="bold")
-    for column, (wide, numeric) in zip(columns, _widths(columns, rows, width), strict=True):
-        table.add_column(column, justify="right" if numeric else "left", width=wide)
-    for row in rows:
-        table.add_row(*(Text(value, overflow="fold") for value in row))
-    out = io.StringIO()
-    screen = RichConsole(
-        file=out,
-        width=width,
-        force_terminal=colored,
-        color_system="standard" if colored else None,
-    )
-    screen.print(table)
-    return out.getvalue().rstrip("\n")
+    texts = [[name, *(row[i] for row in rows)] for i, name in enumerate(columns)]
+    words = (max(map(len, " ".join(text).split()), default=0) for text in texts)
+    least = [min(word, 20) for word in words]  # longer ones are folded where there is no room
+    parts = [[0]]
+    for i in range(1, len(columns)):
+        if len(parts[-1]) > 1 and 1 + sum(3 + least[k] for k in [*parts[-1], i]) > width:
+            parts.append([0])  # it goes on below, behind the first column
+        parts[-1].append(i)
+    screen = RichConsole(width=width, force_terminal=colored)
+    with screen.capture() as shown:
+        for part in parts:
+            table, spare = Table(header_style="bold"), width - 1 - sum(3 + least[i] for i in part)
+            for i in part:
+                wide = min(max(map(len, texts[i])), least[i] + max(spare, 0))
+                spare -= wide - least[i]
+                side: Any = "right" if _is_numeric(texts[i][1:]) else "left"
+                table.add_column(columns[i], width=wide, justify=side)
+            for row in rows:
+                table.add_row(*(Text(row[i], overflow="fold") for i in part))
+            screen.print(table, "")
+    return shown.get().rstrip("\n")
 
 
-class _Bar:
-    def __init__(self, label: str, unit: str, more: Callable[[], str]) -> None:
-        self._label, self._unit, self._more = label, unit, more
-        self._live: Any = None
+@contextmanager
+def _bar(label: str, unit: str, more: Callable[[], str]) -> Iterator[Progress]:
+    from rich import progress as rich
+    from rich.console import Console as RichConsole
 
-    def update(self, done: int, total: int) -> None:
-        if self._live is None:
-            self._live = self._started()
-        fields = {"completed": done, "total": total, "more": self._more()}
-        self._live.update(self._live.task_ids[0], **fields)
+    counts: list[Any] = [rich.MofNCompleteColumn(), rich.TextColumn(unit)]
+    if unit == BYTES:
+        counts = [rich.DownloadColumn(), rich.TransferSpeedColumn()]
+    columns = [rich.BarColumn(), *counts, "{task.fields[more]}", rich.TimeRemainingColumn()]
+    screen = RichConsole(stderr=True)
+    live = rich.Progress("{task.description}", *columns, console=screen, redirect_stdout=False)
+    task = live.add_task(label, total=None, more="")
+
+    def update(done: int, total: int) -> None:
+        if not live.finished:
+            live.start()
+        live.update(task, completed=done, total=total, more=more())
         if done == total:
-            self.close()
+            live.stop()
 
-    def _started(self) -> Any:
-        from rich import progress as rich
-        from rich.console import Console as RichConsole
-
-        counts: list[Any] = [rich.MofNCompleteColumn(), rich.TextColumn(self._unit)]
-        if self._unit == BYTES:
-            counts = [rich.DownloadColumn(), rich.TransferSpeedColumn()]
-        if self._more is not str:
-            counts.append(rich.TextColumn("{task.fields[more]}"))
-        columns = [rich.BarColumn(), *counts, rich.TimeRemainingColumn()]
-        text, screen = rich.TextColumn("{task.description}"), RichConsole(stderr=True)
-        live = rich.Progress(text, *columns, console=screen, redirect_stdout=False)
-        live.add_task(self._label, total=None, more="")
-        live.start()
-        return live
-
-    def close(self) -> None:
-        if self._live is not None:
-            self._live.stop()
+    try:
+        yield update
+    finally:
+        live.stop()
 
 
-class _Lines:
-    def __init__(self, label: str, unit: str, more: Callable[[], str], before: int) -> None:
-        self._label, self._unit, self._more, self._before = label, unit, more, before
-        self._start = self._due = time.monotonic()
+def _lines(label: str, unit: str, more: Callable[[], str], before: int) -> Progress:
+    start = due = time.monotonic()
 
-    def update(self, done: int, total: int) -> None:
+    def update(done: int, total: int) -> None:
+        nonlocal due
         now = time.monotonic()
-        if now < self._due and done < total:
+        if now < due and done < total:
             return
-        self._due = now + _LOG_EVERY_S
-        count = f"{done} of {total} {self._unit}"
-        if self._unit == BYTES:
-            count = f"{done / 1e6:.0f} of {total / 1e6:.0f} MB"
-        parts = filter(None, [count, self._more(), *self._times(done, total, now - self._start)])
-        print(f"{self._label}: {', '.join(parts)}", file=sys.stderr, flush=True)
+        due, new, seconds = now + 10.0, done - before, now - start
+        scale, name = (1e6, "MB") if unit == BYTES else (1, unit)
+        count = f"{done / scale:.0f} of {total / scale:.0f} {name}"
+        times = [duration(seconds)] if new else []
+        if times and done < total and 100 * new >= total - before:  # enough to tell what is left
+            times.append(f"{duration((total - done) * seconds / new)} left")
+        parts = ", ".join(filter(None, [count, more(), *times]))
+        print(f"{label}: {parts}", file=sys.stderr, flush=True)
 
-    def _times(self, done: int, total: int, seconds: float) -> list[str]:
-        new = done - self._before
-        if not new:
-            return []
-        if 100 * new < total - self._before:  # too little to tell what is left
-            return [duration(seconds)]
-        left = (total - done) * seconds / new
-        return [duration(seconds), *([f"{duration(left)} left"] if done < total else [])]
+    return update

@@ -6,111 +6,123 @@ libraries are shortened to one line here.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal
+from copy import copy
+from typing import TYPE_CHECKING, Any, Literal
+
+from trtla.other_tools import counterpart, instead, plain
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _NEAR = 0.75
 """Similarity of a likely typing error: `nsad` for `nasd`, not `bogus` for `verbose`."""
 _BEGUN = 3
 """Letters at the beginning of a name that stand for it where they are unique: `--temp`."""
-_ELSEWHERE = {
-    "a": "served_model_name", "alias": "served_model_name", "assistant_model": "drafter",
-    "base_url": "serve", "bf16": "bfloat16", "cache_prompt": "enable_prefix_caching",
-    "cache_reuse": "enable_prefix_caching", "chat_format": "chat_template", "complete": "run",
-    "context_length": "max_seq_len", "ctx_size": "max_seq_len", "data_parallel_size": "replicas",
-    "do_sample": "temperature", "draft_max": "gamma", "draft_min": "gamma_min",
-    "draft_n": "gamma", "ebnf": "lark", "enable_prefix_caching": "kv_cache_enable_block_reuse",
-    "enum": "choice", "f16": "float16", "f32": "float32", "fp16": "float16", "fp32": "float32",
-    "gbnf": "lark", "generate": "run", "gpu_layers": "device", "grammar": "lark",
-    "grammar_file": "grammar", "guided_decoding": "grammar", "half": "float16", "hf": "model",
-    "input_file": "prompts", "j": "json_schema", "json": "json_schema",
-    "kv_cache_enable_block_reuse": "block_reuse", "log_disable": "quiet", "lv": "verbose",
-    "max_length": "max_output_len", "max_model_len": "max_seq_len",
-    "max_new_tokens": "max_output_len", "max_num_seqs": "max_batch_size", "model_path": "model",
-    "n_ctx": "max_seq_len", "n_gpu_layers": "device", "n_predict": "max_output_len",
-    "num_ctx": "max_seq_len", "num_gpu": "device", "num_predict": "max_output_len",
-    "num_thread": "threads",
-    "n_threads": "threads", "ngl": "device", "no_display_prompt": "quiet",
-    "no_enable_prefix_caching": "no_kv_cache_enable_block_reuse", "np": "max_batch_size",
-    "num_assistant_tokens": "gamma", "num_speculative_tokens": "gamma", "num_threads": "threads",
-    "parallel": "max_batch_size", "pattern": "regex", "prompt": "input_text",
-    "prompt_lookup_num_tokens": "drafter", "prompts": "input_file", "q8_0": "int8",
-    "quantize": "convert", "r": "stop", "repeat_penalty": "repetition_penalty",
-    "response_format": "grammar", "reverse_prompt": "stop", "s": "seed",
-    "sampling_params": "sampling", "schema": "json_schema", "show": "inspect",
-    "spec_type": "drafter", "speculative_config": "drafter", "speculative_model": "drafter",
-    "stop_strings": "stop", "structured_outputs": "grammar", "sys": "system",
-    "system_prompt": "system", "t": "threads", "tb": "threads",
-    "tensor_parallel_size": "tp_size", "threads_batch": "threads",
-    "timeout": "request_timeout", "tokenizer": "tokenizer_dir", "torch_dtype": "dtype",
-    "tp": "tp_size", "url": "serve", "use_beam_search": "num_beams", "verbose_prompt": "verbose",
-}  # fmt: skip
-"""Names that other tools use for our commands, flags, arguments and values."""
 
 
-_FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9-]*)")
-_CLAUSES = re.compile(r"([,;\n] ?)")
-_OF_COMMANDS = re.compile(r"build|\btrtla ")
-"""Matches clauses about commands, whose flags stay flags in Python too."""
+_BEGIN, _END = "\0{", "}\0"
+"""Around the name of a setting."""
+_PLAIN, _AT_START = "=", "+"
+"""In front of the name of one that is spelt without dashes, and of one that a start takes."""
+
+
+def flag_name(name: str) -> str:
+    """A setting's flag: `--max-batch-size` for `max_batch_size`."""
+    return "--" + name.replace("_", "-")
+
+
+def named(setting: str) -> str:
+    """A setting in a sentence or a hint of an error, spelt as a flag, an argument or a field of a
+    request where the error leaves; `no_` in front switches it off."""
+    return f"{_BEGIN}{setting}{_END}"
+
+
+def plainly(setting: str) -> str:
+    """A setting as `named`, but without the dashes of a flag."""
+    return named(_PLAIN + setting)
+
+
+def at_start(setting: str) -> str:
+    """A setting as `named`, with which a model is opened: in a chat it stays a flag."""
+    return named(_AT_START + setting)
 
 
 class TrtlaError(Exception):
     """An operation failed; the base class of everything trtla raises on purpose (exit code 1).
 
-    `message` and `hint` name settings by their flags, as the command line prints them; `str` names
-    them by their arguments in Python.
+    `message` and `hint` name settings by their flags, `str` by their arguments in Python.
+
+    Args:
+        setting: the setting that is wrong, if it is one: its flag's name with underscores.
     """
 
     exit_code = 1
 
-    def __init__(self, message: str, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
-        self.arguments: dict[str, str] = {}
-        """Python names of arguments that differ from their flags, by the flags' names."""
+    def __init__(self, message: str, hint: str | None = None, setting: str | None = None) -> None:
+        self._message, self._hint, self.setting = message, hint, setting
+        super().__init__(self.message)
+        self.argument = setting
+        """The setting's name in Python."""
+
+    @property
+    def message(self) -> str:
+        return self.spelt(flag_name)[0]
+
+    @property
+    def hint(self) -> str | None:
+        return self.spelt(flag_name)[1]
+
+    def spelt(
+        self,
+        spell: Callable[[str], str],
+        plain: Callable[[str], str] = str,
+        start: Callable[[str], str] | None = None,
+    ) -> tuple[str, str | None]:
+        """Return the sentence and the hint with names for their settings.
+
+        Args:
+            plain: names those of `plainly`.
+            start: names those of `at_start`; by default as all others.
+        """
+        kinds = {"": spell, _PLAIN: plain, _AT_START: start or spell}
+        return _spelt(self._message, kinds), self._hint and _spelt(self._hint, kinds)
+
+    def advises(self, *settings: str) -> bool:
+        """Return True for a hint that names no other settings."""
+        names = [part.partition(_END)[0] for part in (self._hint or "").split(_BEGIN)[1:]]
+        return set(names) <= {*settings}
+
+    def within(self, before: str, after: str = "") -> Self:
+        """Return the same error with more of a sentence."""
+        error = copy(self)
+        error._message = f"{before}{self._message}{after}"
+        return error
 
     def __str__(self) -> str:
         """The sentence, and the hint on a line of its own, for a traceback."""
-        text = self.message if self.hint is None else f"{self.message}\nhint: {self.hint}"
-        text = renamed(text, _argument)
-        for flag, name in self.arguments.items():
-            text = re.sub(rf"\b{flag}\b", name, text)
-        return text
+        message, hint = self.spelt(self._argument, self._argument)
+        return message if hint is None else f"{message}\nhint: {hint}"
+
+    def _argument(self, name: str) -> str:
+        if name == self.setting and self.argument:
+            return self.argument
+        return f"{name.removeprefix('no_')}=False" if name.startswith("no_") else name
 
 
-def renamed(text: str, name: Callable[[str], str], kept: re.Pattern[str] = _OF_COMMANDS) -> str:
-    """A sentence or a hint with other names for its flags, except for those of build commands.
-
-    Args:
-        name: returns the text for a flag's name with underscores, such as `max_seq_len`.
-        kept: matches the clauses whose flags stay.
-    """
-    return "".join(
-        clause
-        if kept.search(clause)
-        else _FLAG.sub(lambda match: name(match[1].replace("-", "_")), clause)
-        for clause in _CLAUSES.split(text)
-    )
-
-
-def _argument(flag: str) -> str:
-    return f"{flag.removeprefix('no_')}=False" if flag.startswith("no_") else flag
+def _spelt(text: str, kinds: Mapping[str, Callable[[str], str]]) -> str:
+    first, *parts = text.split(_BEGIN)
+    for part in parts:
+        name, end, rest = part.partition(_END)
+        kind = name[:1] if name[:1] in kinds else ""
+        first += kinds[kind](name.removeprefix(kind)) + rest if end else _BEGIN + name
+    return first
 
 
 class UsageError(TrtlaError):
-    """The request, the flags, the configuration or the input files are wrong (exit code 2).
-
-    Args:
-        setting: the setting of a request that is wrong, if it is one.
-    """
+    """The request, the flags, the configuration or the input files are wrong (exit code 2)."""
 
     exit_code = 2
-
-    def __init__(self, message: str, hint: str | None = None, setting: str | None = None) -> None:
-        super().__init__(message, hint)
-        self.setting = setting
 
 
 class PromptTooLong(UsageError):
@@ -126,7 +138,7 @@ class ReplicasLost(TrtlaError):
 
 
 class RendererLost(TrtlaError):
-    """The process that renders chat templates was lost, twice: no fault of the conversation."""
+    """The process that renders chat templates was lost: no fault of the conversation."""
 
 
 class TrtlaWarning(UserWarning):
@@ -209,11 +221,10 @@ def closest(typed: str, known: Iterable[str]) -> str | None:
     """
     from difflib import get_close_matches
 
-    names = {_plain(name): name for name in known}
-    word, digits = _plain(typed), set(filter(str.isdigit, typed))
-    same = _ELSEWHERE.get(word, "")
-    if known := [name for name in (same, _ELSEWHERE.get(same)) if name in names]:
-        return names[str(known[0])]
+    names = {plain(name): name for name in known}
+    word, digits = plain(typed), set(filter(str.isdigit, typed))
+    if same := counterpart(typed, names):
+        return names[same]
     alike = [name for name in names if not digits or digits.intersection(name)]
     alike = [name for name in alike if {name[:4], word[:4]} != {"min_", "max_"}]
     begun = [name for name in alike if name.startswith(word)] if len(word) >= _BEGUN else []
@@ -222,18 +233,20 @@ def closest(typed: str, known: Iterable[str]) -> str | None:
     return names[matches[0]] if matches else None
 
 
-def _plain(name: str) -> str:
-    """A name in lower case, with underscores and without dashes in front."""
-    return name.lower().lstrip("-").replace("-", "_")
-
-
 def did_you_mean(typed: str, known: Iterable[str]) -> str:
     """The beginning of a hint for a mistyped name: `did you mean NAME? `, or nothing."""
     guess = closest(typed, known)
     return f"did you mean {guess}? " if guess else ""
 
 
-Extra = Literal["bench", "eval", "ray", "report", "serve", "structured", "torch"]
+def served_by(typed: str, known: Iterable[str]) -> str:
+    """The beginning of a hint for an unknown name: what another tool's name is here, or the name
+    that was probably meant, or nothing."""
+    other = instead(typed)
+    return f"{other}; " if other else did_you_mean(typed, known)
+
+
+Extra = Literal["bench", "eval", "ray", "serve", "structured", "torch"]
 """Optional packages, as pyproject.toml names them."""
 
 

@@ -14,19 +14,12 @@ import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from trtla.errors import TrtlaError, UsageError, did_you_mean, first_line, needed
-from trtla.interrupts import INTERRUPTS
-from trtla.leftovers import (
-    is_temporary,
-    lock,
-    locked_where_possible,
-    remove_temporary,
-    temporary_name,
-)
+from trtla.leftovers import is_temporary, locked, remove_abandoned, temporary_name
 
 if TYPE_CHECKING:
     import pydantic
@@ -112,13 +105,11 @@ def write_whole(path: Path, data: str | bytes | Iterable[bytes], *, durable: boo
         with path.open("wb") as other:
             other.writelines((data,) if isinstance(data, bytes) else data)
         return path
-    _sweep_cache(path.parent)
+    _sweep(path.parent, path.name)
     part = path.with_name(temporary_name(path.name))
     file = part.open("xb")
     try:
-        with file, INTERRUPTS.undone(part.unlink):
-            with suppress(OSError):  # of a disk without locks
-                lock(file.fileno())
+        with file, locked(part, OSError):
             with suppress(FileNotFoundError):
                 os.fchmod(file.fileno(), part.stat().st_mode & path.stat().st_mode & 0o777)
             file.writelines((data,) if isinstance(data, bytes) else data)
@@ -148,19 +139,21 @@ def written(path: Path, hint: str) -> Iterator[None]:
 @contextmanager
 def temporary_folder(parent: Path, name: str = "new") -> Iterator[Path]:
     """A temporary folder in another one, removed when the block ends, however it ends."""
-    _sweep_cache(parent)
+    _sweep(parent, name)
     folder = parent / temporary_name(name)
     folder.mkdir(0o700)
-    remove = partial(shutil.rmtree, folder, ignore_errors=True)
     try:
-        with INTERRUPTS.undone(remove), locked_where_possible(folder):
+        with locked(folder, OSError):
             yield folder
     finally:
-        remove()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-def _sweep_cache(folder: Path) -> None:
-    """Before a write to the user's cache, remove what killed processes left there."""
+def _sweep(folder: Path, name: str) -> None:
+    """Remove what killed writers of this name left there, in the user's cache of all names."""
+    with suppress(OSError):
+        left = (path for path in folder.iterdir() if path.name.startswith(f".{name}."))
+        remove_abandoned(filter(is_temporary, left))
     cache = user_cache()
     if folder == cache or cache in folder.parents:
         _swept(cache, folder)
@@ -169,9 +162,9 @@ def _sweep_cache(folder: Path) -> None:
 @lru_cache  # once in a process
 def _swept(cache: Path, folder: Path) -> None:
     with suppress(OSError):
-        inner = {path for path in cache.iterdir() if path.is_dir() and not is_temporary(path.name)}
+        inner = {path for path in cache.iterdir() if path.is_dir() and not is_temporary(path)}
         for each in {cache, folder, *inner}:
-            remove_temporary(each)
+            remove_abandoned(filter(is_temporary, each.iterdir()))
 
 
 def flush(path: Path) -> None:

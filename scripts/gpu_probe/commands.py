@@ -15,10 +15,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from itertools import cycle, islice, pairwise
 from pathlib import Path
 from unittest.mock import patch
 
+import httpx
+import numpy as np
 import torch
 from gpu_probe.device import DEVICE, DRY, copy_rate
 from gpu_probe.figures import record
@@ -27,7 +32,8 @@ from gpu_probe.texts import cuda_path
 
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.cli.app import execute
-from trtla.extras.bench.documents import Bench, LoadDocument
+from trtla.data.prompt_sets import load_sets, mixed
+from trtla.extras.bench.documents import Bench
 from trtla.results.rows import Row
 
 TRIPLES = ["2,3,2", "3,3,2"] if DRY else ["7,7,7", "15,5,15"]
@@ -176,19 +182,62 @@ def _free() -> int:
 def serve(size: str) -> None:
     """Clients of a server at the same time: first briefly, for how much it takes, then long."""
     with _server(model_dir(size)) as url:
-        brief = _load(url, 2 * CLIENTS)
-        count = max(2 * CLIENTS, round(LOAD_S * _number(brief.completed) / _number(brief.time_s)))
-        row = _load(url, count)
-    print(f"{count} requests in {row.time_s:.1f} s, TTFT p99 {_number(row.p99_ttft_ms):.0f} ms")
-    record(f"32 clients, tokens/s, {size}", _number(row.tokens_per_s))
-    record(f"32 clients, p99 between tokens, {size}", _number(row.p99_itl_ms))
-    record(f"32 clients, failed requests, {size}", _number(row.failed))
+        brief, seconds = _load(url, 2 * CLIENTS)
+        count = max(2 * CLIENTS, round(LOAD_S * len(brief) / seconds))
+        answers, seconds = _load(url, count)
+    done = [answer for answer in answers if answer is not None]
+    gaps = [1000 * gap for answer in done for gap in answer.gaps_s]
+    first = 1000 * float(np.percentile([answer.first_s for answer in done], 99))
+    print(f"{count} requests in {seconds:.1f} s, TTFT p99 {first:.0f} ms")
+    record(f"32 clients, tokens/s, {size}", sum(answer.tokens for answer in done) / seconds)
+    record(f"32 clients, p99 between tokens, {size}", float(np.percentile(gaps or [0.0], 99)))
+    record(f"32 clients, failed requests, {size}", len(answers) - len(done))
 
 
-def _load(url: str, count: int) -> Row:
-    args = f"--num-prompts {count} --concurrency {CLIENTS} -n {LENGTH} -q --json".split()
-    out = trtla("bench", "--serve", url, "--prompts", "code,chat", *args)
-    return LoadDocument.model_validate_json(out).rows[0]
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The times of a streamed answer, and its number of tokens."""
+
+    first_s: float
+    gaps_s: tuple[float, ...]
+    tokens: int
+
+
+def _load(url: str, count: int) -> tuple[list[Answer | None], float]:
+    """Return the answers to so many requests, None for failures, and the seconds of all."""
+    questions = mixed(load_sets(("code", "chat"), (), count))
+    texts = islice(cycle(question.turns[0] for question in questions), count)
+    start = time.perf_counter()
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        answers = list(pool.map(lambda text: _ask(url, text), texts))
+    return answers, time.perf_counter() - start
+
+
+def _ask(url: str, text: str) -> Answer | None:
+    """Stream an answer; None: it fails."""
+    body = {
+        "prompt": text,
+        "max_tokens": int(LENGTH),
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    sent, seen, tokens = time.perf_counter(), list[float](), 0
+    try:
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=600) as answer:
+            answer.raise_for_status()
+            for line in answer.iter_lines():
+                if line.startswith("data: {"):
+                    chunk = json.loads(line[6:])
+                    if chunk["choices"] and chunk["choices"][0]["text"]:
+                        seen.append(time.perf_counter())
+                    if usage := chunk.get("usage"):
+                        tokens = usage["completion_tokens"]
+    except httpx.HTTPError:
+        return None
+    if not seen:
+        return None
+    return Answer(seen[0] - sent, tuple(b - a for a, b in pairwise(seen)), tokens)
 
 
 @contextmanager

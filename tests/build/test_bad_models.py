@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
-import zipfile
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from tests.support.inspected import inspected
-from tests.support.models import Evil, Variant, make_model, save_model
+from tests.support.models import Variant, make_model, save_model
 from trtla.build.convert import convert
 from trtla.build.engine import build_engine
 from trtla.errors import UsageError
-from trtla.formats import bin_files
-from trtla.formats.bin_files import BinFile
 from trtla.formats.checkpoint import Checkpoint
 from trtla.formats.engine_limits import BuildSettings
 
@@ -227,58 +221,6 @@ def test_a_shard_that_is_missing_or_outside_is_named(tmp_path: Path) -> None:
         convert(folder, tmp_path / "out")
     index.write_text(index.read_text().replace(shard.name, "../away"))
     with pytest.raises(UsageError, match=r"names \.\./away"):
-        convert(folder, tmp_path / "out")
-
-
-def test_code_in_a_bin_file_is_not_run(
-    hf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(hf, tmp_path / "model")
-    (tmp_path / "model" / "model.safetensors").unlink()
-    torch.save({"model.norm.weight": Evil()}, tmp_path / "model" / "pytorch_model.bin")
-    with pytest.raises(UsageError, match="objects other than tensors"):
-        convert(tmp_path / "model", tmp_path / "out")
-    assert not (tmp_path / "evil").exists()
-
-
-_STORAGE = b"(Vstorage\nctorch\nFloatStorage\nV0\nVcpu\nI16\ntQ"
-_FORGED = b"(ctorch\nFloatStorage\nL%dL\nL%dL\nt" % (2**70, 2**80)
-_TENSOR = b"(dVw\nctorch._utils\n_rebuild_tensor_v2\n(%sI0\n(I16\nt(I1\nttR%ss."
-_ENTRY = b"ccollections\nOrderedDict\n)R(dVdtype\nctorch\nFloatStorage\nsVshape\n(I2\nI2\ntsb"
-_STRIDES = b"](%sVoffset\nI64\nsb(L-1099511627776L\nL1099511627776L\nteb" % _ENTRY[:-1]
-
-
-@pytest.mark.parametrize(
-    "pickled",
-    [
-        _TENSOR % (_FORGED, b""),
-        _TENSOR % (_STORAGE, _STRIDES),
-        _TENSOR % (_STORAGE, b"ctorch\nBFloat16Storage\n(I3\nV>\nNNNI1\nI1\nI0\ntb0"),
-        _TENSOR % (_STORAGE, b"ctorch._utils\n_rebuild_tensor_v2\n(N(dV__defaults__\n(I1\ntstb0"),
-        _TENSOR % (_STORAGE, b"(lr\xff\xff\xff\xff0"),
-    ],
-    ids=["storage", "strides", "type", "function", "memo"],
-)
-def test_a_bin_file_changes_nothing_but_its_own(pickled: bytes, tmp_path: Path) -> None:
-    """Pickles can set the state of all that they get, and ask for any amount of memory."""
-    with zipfile.ZipFile(tmp_path / "w.bin", "w") as archive:
-        archive.writestr("w/data.pkl", pickled)
-        archive.writestr("w/data/0", np.arange(16, dtype=np.float32).tobytes())
-    with suppress(UsageError):
-        file = BinFile(tmp_path / "w.bin")
-        assert file.read("w", 0, 16).tolist() == list(range(16))
-    with pytest.raises(TypeError):
-        bin_files._tensor()  # type: ignore[call-arg]
-    kind = np.dtype(ml_dtypes.bfloat16)
-    assert (kind.byteorder, kind.alignment) == ("=", 2)
-
-
-def test_a_truncated_bin_file_is_named(tmp_path: Path) -> None:
-    variant = Variant("bin", weights="bin")
-    folder = save_model(make_model(variant), variant, tmp_path / "model")
-    cut("pytorch_model.bin", 5000)(folder)
-    with pytest.raises(UsageError, match=r"pytorch_model\.bin is truncated"):
         convert(folder, tmp_path / "out")
 
 

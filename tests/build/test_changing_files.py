@@ -12,16 +12,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 
 from tests.support.gguf_models import write_gguf
 from tests.support.models import Variant, make_model, save_model
 from trtla import LLM, SamplingParams, TrtlaError, UsageError
 from trtla.build.convert import convert
 from trtla.build.engine import build_engine
-from trtla.formats.bin_files import BinFile
 from trtla.formats.engine_limits import BuildSettings
 from trtla.formats.gguf import header
 from trtla.formats.gguf.folder import model_folder
@@ -31,7 +28,6 @@ from trtla.formats.model import Model
 KINDS = {
     "gguf": "model.gguf",
     "folder": "folder/model.safetensors",
-    "bin": "bin/pytorch_model.bin",
     "engine": "engine/rank0.safetensors",
 }
 """Where the weights of each kind of model are."""
@@ -46,7 +42,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         variant, place = Variant(""), root / str(seed)
         model = make_model(variant, seed=seed)
         save_model(model, variant, place / "folder")
-        save_model(model, Variant("", weights="bin"), place / "bin")
         no_texts = {"keys": {"vocab_size": 101}, "tokenizer": {"model": "no_vocab"}}
         write_gguf(model, place / "model.gguf", **no_texts)
         convert(place / "folder", place / "checkpoint", dtype="float32")
@@ -181,28 +176,3 @@ def test_tensors_begin_at_multiples_of_the_alignment(made: Path, tmp_path: Path)
     file.write_bytes(data)
     with pytest.raises(UsageError, match=r"tensor blk\.1\.attn_norm\.weight .* no multiple of 32"):
         model_folder(file)
-
-
-def test_a_bin_file_gives_any_rows_of_any_layout(tmp_path: Path) -> None:
-    """Views, turned and shared ones too, in both of PyTorch's formats."""
-    whole = torch.arange(60.0).reshape(6, 10)
-    state = {
-        "all": whole,
-        "turned": whole.T,
-        "part": whole[2:5, 3:7],
-        "repeated": whole[:1].expand(4, 10),
-        "half": whole.to(torch.bfloat16),
-        "ids": torch.arange(7),
-        "none": torch.zeros(3, 0),
-        "parameter": torch.nn.Parameter(torch.ones(2, 3)),
-    }
-    for new in (True, False):
-        path = tmp_path / f"{new}.bin"
-        torch.save(state, path, _use_new_zipfile_serialization=new)
-        file = BinFile(path)
-        for name, tensor in state.items():
-            assert file.entries[name].shape == tuple(tensor.shape)
-            for start, stop in ((0, len(tensor)), (1, 2)):
-                rows, wanted = file.read(name, start, stop), tensor[start:stop].detach().float()
-                assert np.array_equal(rows.astype(np.float32), wanted.numpy()), name
-        file.close()

@@ -81,7 +81,7 @@ def test_an_engine_is_the_same_from_any_split_and_from_hugging_face(
     assert merged.config.pretrained_config.mapping.world_size == 1
 
 
-def test_a_tied_lm_head_is_stored_once_and_older_engines_open(
+def test_a_tied_lm_head_is_stored_once_and_compared_if_stored(
     folders: dict[str, Path], tmp_path: Path
 ) -> None:
     folder = folders["tied"]
@@ -91,13 +91,13 @@ def test_a_tied_lm_head_is_stored_once_and_older_engines_open(
     held = [load_file(path / "rank0.safetensors") for path in (tmp_path / "ckpt", new.path)]
     assert all("lm_head.weight" not in tensors for tensors in held)
     assert "lm_head.weight" in load_file(tmp_path / "split" / "rank1.safetensors")
-    for head, copies in ((0.0, 0), (1.0, 1)):  # the embedding, as was written once, or another
-        older = tmp_path / f"older{copies}"
-        shutil.copytree(new.path, older)
+    for head, copies in ((0.0, 0), (1.0, 1)):  # the embedding again, or another
+        stored = tmp_path / f"stored{copies}"
+        shutil.copytree(new.path, stored)
         tensors = {
             **held[1],
             "lm_head.weight": held[1]["transformer.vocab_embedding.weight"] + head,
         }
-        save_file(tensors, older / "rank0.safetensors")
-        names = [name for name, _ in open_engine(older).weights()]
+        save_file(tensors, stored / "rank0.safetensors")
+        names = [name for name, _ in open_engine(stored).weights()]
         assert names.count("lm_head.weight") == copies

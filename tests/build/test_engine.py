@@ -91,12 +91,6 @@ def test_windows_that_are_not_applied_bound_the_text(model_config: CheckpointCon
     with pytest.raises(UsageError, match="window 256, which TensorRT-LLM's engines do not") as said:
         plan_limits(BuildSettings(max_seq_len=300), local, "tensorrt-llm")
     assert "--backend torch" in str(said.value.hint)
-    older = model_config.model_copy(update={"sliding_window": 256})
-    for backend in ("torch", "tensorrt-llm"):
-        assert plan_limits(BuildSettings(), older, backend).build_config.max_text_len == 256
-        with pytest.raises(UsageError, match="does not say which layers") as said:
-            plan_limits(BuildSettings(max_seq_len=300), older, backend)
-        assert "convert the model again" in str(said.value.hint)
 
 
 @pytest.mark.parametrize("windows", [(8,), (0, 8), (8, None, None)])

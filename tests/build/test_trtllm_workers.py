@@ -6,6 +6,8 @@ import errno
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.support.command import ROOT
 from trtla.errors import TrtlaError
 from trtla.trtllm.rank_builds import build_ranks
 
@@ -35,6 +38,7 @@ class FakeBuild:
         if fault == "missing":
             raise FileNotFoundError(errno.ENOENT, "No such file", "rank0.safetensors")
         if fault == "hang":
+            (self.folder / f"pid{rank}").write_text(f"{os.getpid()}\n")
             time.sleep(3600)  # pytest's time limit is far below
         (self.folder / f"rank{rank}.engine").write_text(f"{gpu} {os.getpid()}")
 
@@ -105,3 +109,18 @@ def test_a_full_disk_stays_the_operating_systems_error(workers: int, tmp_path: P
     assert caught.value.errno == errno.ENOSPC
     with pytest.raises(TrtlaError, match="rank 0: FileNotFoundError"):  # this is no full disk
         build_ranks(FakeBuild(tmp_path, ((0, "missing"),)), 2, workers)  # type: ignore[arg-type]
+
+
+def test_workers_do_not_outlive_a_killed_command(tmp_path: Path) -> None:
+    code = f"""
+from pathlib import Path
+from {__name__} import FakeBuild, build_ranks
+build_ranks(FakeBuild(Path({str(tmp_path)!r}), ((0, "hang"), (1, "hang"))), 2, 2)
+"""
+    command, pids = [sys.executable, "-c", code], (tmp_path / "pid0", tmp_path / "pid1")
+    with subprocess.Popen(command, cwd=ROOT) as parent:
+        while not all(path.exists() and path.read_text().endswith("\n") for path in pids):
+            time.sleep(0.02)
+        parent.kill()
+    while any(Path("/proc", path.read_text().strip()).exists() for path in pids):
+        time.sleep(0.02)  # pytest's time limit ends a test whose workers stay

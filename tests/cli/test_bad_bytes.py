@@ -68,7 +68,7 @@ def test_a_config_that_no_reader_should_take(
     refused_everywhere(copy, tmp_path / "out", part)
 
 
-@pytest.mark.parametrize("state", [{1: torch.zeros(2)}, {"a": torch.eye(2).to_sparse()}, [1], 3])
+@pytest.mark.parametrize("state", [{"a": torch.eye(2).to_sparse()}, [1]])
 def test_a_bin_file_of_something_else(state: object, copy: Path, tmp_path: Path) -> None:
     (copy / "model.safetensors").unlink()
     torch.save(state, copy / "pytorch_model.bin")

@@ -91,7 +91,6 @@ TEXT, THREE = ["--input-text", "a"], ["--input-text", "a", "b", "c"]
         ([*TEXT, "--processor", "greedy", "--top-k", "3"], ["--processor", "--top-k"]),
         ([*TEXT, "--lookahead", "automatic"], ["--lookahead 'automatic' is not a triple"]),
         ([*TEXT, "--lookahead-cells", "both"], ["--lookahead-cells"]),
-        ([*TEXT, "--draft-context", "3"], ["--draft-context", "--drafter lookahead,prompt-lookup"]),
         ([*TEXT, "--config", "absent.yaml"], ["absent.yaml"]),
     ],
 )  # fmt: skip

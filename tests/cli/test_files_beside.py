@@ -119,8 +119,8 @@ def test_templates_without_a_default_are_refused_with_what_helps(own: Path) -> N
     change(own, "tokenizer_config.json", chat_template=[{"name": "tools", "template": "a"}])
     ran = trtla("run", "--engine-dir", own, "--chat", *HELLO[:-1])
     assert (ran.code, ran.out) == (2, "")
-    assert "several chat templates and none is called default, but tools" in ran.err
-    assert "hint: give the file of one of them: --chat-template" in ran.err
+    assert "has no chat template" in ran.err
+    assert "--chat-template" in ran.err
     (own / "chat_template.jinja").write_text("{{ messages[0].content }}")
     assert trtla("run", "--engine-dir", own, "--chat", *HELLO).code == 0
 

@@ -156,6 +156,7 @@ def test_a_mistyped_value_is_guessed(args: list[str], wrong: str, meant: str) ->
     [
         ("run", "--verbos", ("no such option '--verbos'", "hint: did you mean --verbose? see tr")),
         ("run", "--max-output", ("hint: did you mean --max-output-len? see trtla run",)),
+        ("run", "--max-tokns", ("hint: did you mean --max-tokens? see trtla run",)),
         ("run", "--max-new-tokens", ("hint: did you mean --max-output-len? see trtla run",)),
         ("run", "--temp", ("hint: did you mean --temperature? see trtla run",)),
         ("run", "--prompts", ("hint: did you mean --input-file? see trtla run",)),
@@ -188,7 +189,6 @@ def test_a_mistyped_value_is_guessed(args: list[str], wrong: str, meant: str) ->
         ("run", "--draft-max", ("hint: did you mean --gamma?",)),
         ("run", "--grammar-file", ("hint: did you mean --grammar?",)),
         ("run", "--system-prompt", ("hint: did you mean --system?",)),
-        ("bench", "--base-url", ("hint: did you mean --serve?",)),
     ],
 )
 def test_a_mistyped_flag_is_guessed(command: str, wrong: str, parts: tuple[str, ...]) -> None:
@@ -251,8 +251,8 @@ def test_one_flag_has_the_same_names_everywhere() -> None:
         shown = {opt for param in command.params if not getattr(param, "hidden", False)
                  for opt in param.opts}  # fmt: skip
         if "--output" in shown or "--output-dir" in shown:
-            assert "-o" in shown or name == "bench", name  # whose -o was a format
-        assert not shown & {"--batch-sizes", "--output-len", "--prompt", "--max-input-length"}
+            assert "-o" in shown, name
+        assert not shown & {"--output-len", "--max-input-length"}
 
 
 def test_a_model_stands_first_or_behind_a_flag(engine: Path) -> None:
@@ -272,25 +272,13 @@ def test_a_model_stands_first_or_behind_a_flag(engine: Path) -> None:
             assert trtla(command, flag, engine, "--json").code == ran.code
 
 
-@pytest.mark.parametrize(
-    ("args", "former", "flag"),
-    [
-        (("bench", "--ablation", "--arms", "nasd"), "--prompt", "--input-text"),
-        (("summarize",), "--max-input-length", "--max-input-len"),
-        (("summarize",), "--output-len", "--max-output-len"),
-        (("bench",), "-o", "--output-format"),
-    ],
-)
-def test_former_names_of_flags_are_taken(args: tuple[str, ...], former: str, flag: str) -> None:
+def test_tensorrt_llms_names_of_flags_are_taken() -> None:
     """A value that is refused after both are known names the same in both cases."""
-    if not there(args[0]):
-        pytest.skip(f"there is no command {args[0]}")
-    wrong = {"--input-text": "", "--output-format": "pdf"}.get(flag, "0")
-    for name in (former, flag):
-        refused(trtla(*args, SHIPPED, name, wrong), 2, *([] if name == former else [flag]))
-    text = trtla(args[0], "--help-all").out
-    assert f"{flag} " in text
-    assert f"{former} " not in text
+    names = {"--max-input-length": "--max-input-len", "--output-len": "--max-output-len"}
+    for theirs, flag in names.items():
+        for name in (theirs, flag):
+            said = f"{name}': '0' is not a whole number"
+            refused(trtla("summarize", SHIPPED, name, "0"), 2, said)
 
 
 @pytest.mark.parametrize(

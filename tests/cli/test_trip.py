@@ -16,16 +16,16 @@ from tests.support.compiled import needs_compiler
 from tests.support.served import SHIPPED, server_process
 from trtla.api.generation import answers_to
 from trtla.api.protocol import ChatBody, CompletionBody
-from trtla.llm.chat_renderer import ChatRenderer
 from trtla.llm.llm import LLM
 from trtla.llm.prompt import PromptRequest
+from trtla.llm.templates import ChatTemplate
 from trtla.llm.text import Tokenizer
 from trtla.runtime.limits import ExecutorLimits
 from trtla.settings.sampling import SamplingParams
 
 PROMPT = "def area(self"
 MOST_FILES, MOST_RECORDS = 41, 14
-SERVED_FILES, SERVED_OUTSIDE, SERVED_RECORDS = 43, 24, 13
+SERVED = {"completions": (40, 22, 11), "chat/completions": (46, 28, 12)}
 """Through a server, from the body on: files in all, those outside `runtime/`, records."""
 
 
@@ -59,15 +59,21 @@ def test_a_prompt_passes_few_files_in_few_records(done, known, tmp_path):
 
 
 @needs_compiler
-def test_a_prompt_passes_few_files_through_a_server(done, known, tmp_path, monkeypatch):
+@pytest.mark.parametrize("route", SERVED)
+def test_a_prompt_passes_few_files_through_a_server(route, tmp_path, monkeypatch):
     """From the body to the answer; the command's flags, which hold settings too, open the model."""
+    question = [{"role": "user", "content": PROMPT}]
+    prompt, field = (question, "messages") if "chat" in route else (PROMPT, "prompt")
+    with LLM(SHIPPED) as llm:
+        (done,) = llm.generate(prompt, SamplingParams(max_output_len=12))
+    known = json.dumps([PROMPT, done.input_ids, done.text, done.token_ids])
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.chdir(ROOT)
     trip = ("-m", "tests.support.trip", tmp_path / "trip", known)
     with server_process(*trip, "serve", SHIPPED) as (process, address):
-        body = {"prompt": PROMPT, "max_tokens": 24, "temperature": 0}
-        answer = httpx.post(f"{address}/v1/completions", json=body, timeout=120)
-        assert answer.json()["choices"][0]["text"] == done.text
+        body = {field: prompt, "max_tokens": 12, "temperature": 0}
+        answer = httpx.post(f"{address}/v1/{route}", json=body, timeout=120)
+        assert done.text in answer.text.encode().decode("unicode_escape")
         process.send_signal(signal.SIGTERM)
         said = process.stderr.read()
         assert process.wait(120) == 0, said
@@ -76,14 +82,15 @@ def test_a_prompt_passes_few_files_through_a_server(done, known, tmp_path, monke
     records = set(records) - {"ServeFlags"}
     assert {"serve/app.py", "api/generation.py", "llm/prompt.py", "runtime/loop/step.py"} <= files
     assert {"PromptRequest", "Request", "Sequence", "Completion"} <= records
-    assert len(files) <= SERVED_FILES, sorted(files)
+    most_files, most_outside, most_records = SERVED[route]
+    assert len(files) <= most_files, sorted(files)
     outside = sorted(file for file in files if not file.startswith("runtime/"))
-    assert len(outside) <= SERVED_OUTSIDE, outside
-    assert len(records) <= SERVED_RECORDS, records
+    assert len(outside) <= most_outside, outside
+    assert len(records) <= most_records, records
 
 
 def test_a_prompt_is_encoded_once_and_a_conversation_rendered_once(monkeypatch):
-    done = {"encode": 0, "text": 0}
+    done = {"encode": 0, "render": 0}
 
     def counted(kind, name):
         do = getattr(kind, name)
@@ -94,14 +101,19 @@ def test_a_prompt_is_encoded_once_and_a_conversation_rendered_once(monkeypatch):
 
         monkeypatch.setattr(kind, name, noted)
 
-    talk = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
+    said = [{"role": ("user", "assistant")[i % 2], "content": f"hello {i}"} for i in range(3)]
+    question, talk = said[:1], [{"role": "system", "content": "Be brief."}, *said]
     with LLM(SHIPPED) as llm:
         counted(Tokenizer, "encode")
-        counted(ChatRenderer, "text")
         answers_to(CompletionBody(prompt=[PROMPT, "def"], max_tokens=2), llm)
-        assert done == {"encode": 2, "text": 0}
-        answers_to(ChatBody.model_validate(talk), llm)
-        assert done == {"encode": 3, "text": 1}
+        assert done == {"encode": 2, "render": 0}
+        llm.encode(question)  # the first conversation shows what the template takes
+        counted(ChatTemplate, "render")
+        for messages in (question, talk):
+            done.update(encode=0, render=0)
+            body = {"messages": messages, "max_tokens": 2}
+            answers_to(ChatBody.model_validate(body), llm)
+            assert done == {"encode": 1, "render": 1}
 
 
 def test_a_request_is_made_once_and_checked_once(monkeypatch):

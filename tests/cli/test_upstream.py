@@ -20,8 +20,7 @@ from tests.support.trtllm_options import NAMES as UPSTREAM
 from tests.support.trtllm_options import SHORT
 from trtla.cli.app import cli
 from trtla.cli.commands import COMMANDS
-from trtla.cli.shared.command import Command
-from trtla.cli.shared.upstream import trtllm_settings
+from trtla.cli.shared.upstream import UpstreamOption, trtllm_settings
 from trtla.errors import UsageError
 from trtla.settings.fields import flag_name
 from trtla.settings.upstream.option import (
@@ -35,7 +34,12 @@ from trtla.settings.upstream.option import (
 from trtla.settings.upstream.programs import PROGRAMS
 
 PAGE = ROOT / "docs" / "migrate-from-tensorrt-llm.md"
-ROWS = [(program, one) for program in PROGRAMS.values() for one in program.options]
+ROWS = [
+    (program, param.flag)
+    for program in PROGRAMS.values()
+    for param in COMMANDS[program.command].params
+    if isinstance(param, UpstreamOption)
+]
 NAMES = [f"{program.name} --{one.name}" for program, one in ROWS]
 NEEDED = {
     "convert": ("--model-dir", "m", "--output-dir", "o"),
@@ -67,11 +71,18 @@ def parsed(program: Program, *args: str) -> click.Context:
 
 
 def value_of(one: Flag) -> str:
-    return EXAMPLES.get(one.name) or one.default or "1"
+    kinds = [program.passing.kinds for program in PROGRAMS.values() if program.passing]
+    setting = one.fate.setting if isinstance(one.fate, PassedOn) else ""
+    kind = next((known[setting] for known in kinds if setting in known), "")
+    choice = kind[0] if isinstance(kind, tuple) else ""
+    return choice or EXAMPLES.get(one.name) or one.default or "1"
 
 
 def given(name: str, one: Flag) -> list[str]:
-    return [f"--{name}"] if one.takes == "switch" else [f"--{name}={value_of(one)}"]
+    spelling = name if name.startswith("-") else f"--{name}"
+    if one.words:
+        return [spelling]
+    return [spelling, value_of(one)]
 
 
 @pytest.mark.parametrize(("program", "one"), ROWS, ids=NAMES)
@@ -84,13 +95,15 @@ def test_every_option_does_what_the_table_says(program: Program, one: Flag) -> N
             refusal = error
         if isinstance(one.fate, Refused) and not one.is_default(value_of(one)):
             assert refusal is not None
-            assert refusal.message.startswith(flag_name(name) + " ")
+            assert refusal.message.startswith(flag_name(one.name) + " ")
+            if not one.words:
+                assert refusal.message.startswith(f"{flag_name(one.name)} {value_of(one)} ")
             assert refusal.hint
             continue
         assert refusal is None, refusal
         assert outcome is not None
         if isinstance(one.fate, Accepted):
-            setting = one.fate.setting or one.name
+            setting = one.fate.setting
             assert outcome.params[setting] not in (None, ()), setting
             assert outcome.get_parameter_source(setting) is click.core.ParameterSource.COMMANDLINE
         if isinstance(one.fate, PassedOn):
@@ -100,52 +113,47 @@ def test_every_option_does_what_the_table_says(program: Program, one: Flag) -> N
         assert set(outcome.params) <= own | set(one.names)
 
 
-@pytest.mark.parametrize(("program", "one"), ROWS, ids=NAMES)
-def test_the_table_is_of_one_piece(program: Program, one: Flag) -> None:
-    command = COMMANDS[program.command]
-    fate = one.fate
-    if isinstance(fate, Accepted):
-        name = fate.setting or one.name
-        (setting,) = [param for param in command.params if param.name == name]
-        assert not getattr(setting, "hidden", False)
-        if one.takes == "switch":
-            assert getattr(setting, "is_flag", False) or fate.gives
-    if isinstance(fate, PassedOn):
-        group = program.passing
-        assert group is not None
-        assert fate.setting not in group.held
-        assert fate.setting in group.kinds or one.name == "fuse_fp4_quant"  # of late releases
-    for text in (getattr(fate, "why", ""), getattr(fate, "hint", "")):
-        assert not text.endswith(".")
-    if isinstance(fate, Refused) or (isinstance(fate, Needless) and fate.values):
-        assert fate.why
-        assert fate.hint
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=lambda one: one.name)
+def test_the_table_is_of_one_piece(program: Program) -> None:
+    params = {str(param.name): param for param in COMMANDS[program.command].params}
+    for one in program.options:
+        if isinstance(one.fate, Accepted):
+            setting = params[one.fate.setting]
+            assert not getattr(setting, "hidden", False)
+            assert one.takes != "!" or getattr(setting, "is_flag", False) or one.fate.gives
+        if isinstance(one.fate, PassedOn):
+            assert program.passing is not None
+            assert one.fate.setting not in program.passing.held
+            assert one.fate.setting in program.passing.kinds or one.name == "fuse_fp4_quant"
+    names = Counter(name for one in program.options for name in one.names)
+    assert [name for name, count in names.items() if count > 1] == []
 
 
-def test_no_option_is_there_twice() -> None:
-    for program in PROGRAMS.values():
-        names = [name for one in program.options for name in one.names]
-        assert [name for name, count in Counter(names).items() if count > 1] == []
-        assert isinstance(COMMANDS[program.command], Command)
+def own_flag(program: Program, name: str) -> bool:
+    flags = COMMANDS[program.command].params
+    return any(
+        flag_name(name) in (*flag.opts, *flag.secondary_opts)
+        for flag in flags
+        if not getattr(flag, "hidden", False)
+    )
 
 
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=lambda one: one.name)
-def test_the_table_has_the_names_of_every_release(program: Program) -> None:
-    theirs = {
-        (name, *releases)
-        for releases, names in UPSTREAM[program.name].items()
-        for name in names.split()
-    }
-    ours = {(name, one.since, one.until) for one in program.options for name in one.names}
-    assert ours == theirs
-    short = {one.name: one.short for one in program.options if one.short}
-    assert short == SHORT.get(program.name, {})
+def test_every_option_of_every_release_is_known(program: Program) -> None:
+    theirs = {name for names in UPSTREAM[program.name].values() for name in names.split()}
+    listed = {name for one in program.listed for name in one.names if name[0] != "-"}
+    assert listed - theirs == set()
+    assert [name for name in listed if own_flag(program, name)] == []
+    known = {name for one in program.options for name in one.names}
+    assert [name for name in theirs - known if not own_flag(program, name)] == []
+    shorts = {name for one in program.listed for name in one.names if name[0] == "-"}
+    assert shorts == set(SHORT.get(program.name, {}).values())
 
 
 @pytest.mark.parametrize(
     ("asked", "part"),
     [
-        (("-sq", "0.5"), "error: --smoothquant is a quantisation"),
+        (("-sq", "0.5"), "error: --smoothquant 0.5 is a quantisation"),
         (("--weight_only_precision", "int4_gptq"), "'int4_gptq' is not one of 'int8', 'int4'"),
         (("--use_weight_only", "--use_fp8"), "quantises to w8a16, and --use-fp8 to something else"),
         (("--dtype=int8", "--calib_data=c.txt", "--calib_size=0"), "or -1 for all"),
@@ -299,7 +307,7 @@ def test_a_lookahead_engine_needs_a_size(model: Path, tmp_path: Path) -> None:
     ran = build(model, tmp_path / "e", *asked, "--max_draft_len=83", "--lookahead=4,3,4")
     refused(ran, 2, "max_draft_len 83 disagrees with lookahead 4,3,4")
     ran = build(model, tmp_path / "e", "--speculative_decoding_mode=medusa")
-    refused(ran, 2, "--speculative-decoding-mode medusa is not built here", "--lookahead 7,7,7")
+    refused(ran, 2, "--speculative-decoding-mode medusa is none of", "--lookahead 7,7,7")
     ran = build(model, tmp_path / "e", "--max_draft_len=83", "--dry-run", "--json")
     assert ran.json["settings"]["lookahead"] == {"value": "7,7,7", "from": "max_draft_len"}
 
@@ -353,10 +361,10 @@ def test_what_asks_for_nothing_here_changes_no_text(engine: Path, asked: tuple[s
         (("--end_id=1000",), ("end_id 1000 is no token id", "use 0 to 257, or -1")),
         (("--lookahead_config=[7,7]",), ("lookahead-config '[7,7]' is not a triple", "7,7,7")),
         (("--lookahead_config=[4,3,4]", "--lookahead", "2,5,2"), ("names of one setting",)),
-        (("--log_level=loud",), ("--log-level loud is no level", "--verbose")),
+        (("--log_level=loud",), ("--log-level loud is none of", "--verbose")),
         (("--gpu_weights_percent=many",), ("--gpu-weights-percent many is not a number", "omit")),
         (("--streaming=maybe",), ("--streaming maybe is not true or false",)),
-        (("--bad_words", "a", "b"), ("--bad-words cannot be had", "--logit-bias")),
+        (("--bad_words", "a", "b"), ("--bad-words a b is ignored", "--logit-bias")),
     ],
 )
 def test_refusals_say_why(engine: Path, asked: tuple[str, ...], parts: tuple[str, ...]) -> None:
@@ -457,7 +465,7 @@ def test_a_plain_engine_is_offered_no_smaller_triple(model: Path, tmp_path: Path
 def test_what_has_no_effect_though_it_would_there_is_said(engine: Path) -> None:
     ran = trtla("run", engine, "ab", "-n", "4", "--max_input_length=100")
     assert ran.code == 0, ran.err
-    assert "note: --max-input-length has no effect: prompts are not cut" in ran.err
+    assert "note: --max-input-length 100 has no effect: prompts are not cut" in ran.err
 
 
 def test_a_tokenizer_is_found_by_both_names(bare_engine: Path, model: Path) -> None:
@@ -470,63 +478,41 @@ def cell(program: Program, one: Flag) -> str:
     """What the option is here."""
     fate = one.fate
     if isinstance(fate, Accepted):
-        name = fate.setting or one.name
-        setting = next(p for p in COMMANDS[program.command].params if p.name == name)
-        flag = flag_name(name) if flag_name(name) in setting.opts else setting.opts[-1]
-        if flag in map(flag_name, one.names) and not fate.gives:
-            return "the same"
+        setting = next(p for p in COMMANDS[program.command].params if p.name == fate.setting)
+        names = setting.opts
+        flag = flag_name(fate.setting) if flag_name(fate.setting) in names else names[-1]
         return f"`{flag} {fate.gives}`" if fate.gives else f"`{flag}`"
     if isinstance(fate, PassedOn):
         assert program.passing is not None
         return f"`{program.passing.flag}`"
+    if isinstance(fate, Needless) and 0 < len(fate.values) < 5:
+        return f"no effect; {', '.join(f'`{value}`' for value in fate.values)} only"
     return "no effect" if isinstance(fate, Needless) else "refused"
 
 
-def note(one: Flag) -> str:
-    fate = one.fate
-    if isinstance(fate, Refused):
-        return ""
-    if isinstance(fate, PassedOn):
-        own = fate.setting.rpartition(".")[2]
-        return "; ".join(filter(None, (f"`{own}`" if own != one.name else "", fate.note)))
-    only = fate.values if isinstance(fate, Needless) and len(fate.values) < 5 else ()
-    values = f"; {', '.join(f'`{value}`' for value in only)} only" if only else ""
-    return values.removeprefix("; ") if isinstance(fate, Needless) else fate.note
-
-
-def shown(one: Flag) -> str:
-    """The option's names, with its default and releases, if they are not all."""
-    releases = (one.since and f"from {one.since}", one.until and f"to {one.until}")
-    default = "" if isinstance(one.fate, Needless | Refused) else one.default
-    about = ", ".join(filter(None, (default, *releases)))
-    short = [f"`{one.short}`"] if one.short else []
-    names = " or ".join([*(f"`--{name}`" for name in one.names), *short])
-    return f"{names} ({about})" if about else names
-
-
 def table(*programs: Program) -> str:
-    """The table of programs on the migration page; options that share the rest share a row, and
-    what one of two programs has alone names it."""
+    """The table of programs on the migration page, a row for each thing that an option is here;
+    options of one of two programs name it."""
     theirs, ours = (
         ", ".join(f"`{text}`" for text in column)
         for column in zip(*((one.name, f"trtla {one.command}") for one in programs), strict=True)
     )
-    lines = [f"|{theirs}|{ours}|note|", "|---|---|---|"]
-    rows: dict[tuple[str, str, str], list[str]] = {}
-    entries = [
-        {shown(one): (cell(program, one), note(one)) for one in program.options}
-        for program in programs
-    ]
-    for program, entry in zip(programs, entries, strict=True):
-        for names, key in entry.items():
-            shared = all(other.get(names) == key for other in entries)
-            row = rows.setdefault(("" if shared else f"{program.name}: ", *key), [])
-            row += [] if names in row else [names]
-    lines += [
-        f"|{where}{', '.join(names)}|{here}|{about}|"
-        for (where, here, about), names in rows.items()
-    ]
-    return "\n".join(lines)
+    kept = {program.name: cells(program) for program in programs}
+    rows: dict[tuple[str, str], list[str]] = {}
+    for program, entries in kept.items():
+        for name, here in entries.items():
+            shared = all(other.get(name) == here for other in kept.values())
+            row = rows.setdefault(("" if shared else f"{program}: ", here), [])
+            row += [] if f"`--{name}`" in row else [f"`--{name}`"]
+    lines = [f"|{where}{', '.join(names)}|{here}|" for (where, here), names in rows.items()]
+    return "\n".join([f"|{theirs}|{ours}|", "|---|---|", *lines])
+
+
+def cells(program: Program) -> dict[str, str]:
+    """What each of a program's options is here, by its name."""
+    known = {name: cell(program, one) for one in program.options for name in one.names}
+    names = [name for names in UPSTREAM[program.name].values() for name in names.split()]
+    return {name: known.get(name, "the same") for name in names}
 
 
 def test_the_migration_page_has_the_tables_and_is_short() -> None:

@@ -142,6 +142,10 @@ def test_convert_build_and_what_measures(gguf_file: Path, tmp_path: Path) -> Non
         (("run", "--dtype", "float16"), "tiny-llama needs torch, which is not installed: there is"),
         (("run", "--device", "cuda"), "device 'cuda' needs torch"),
         (("run", "--tp-size", "2"), "tp_size 2 needs torch"),
+        (
+            ("convert", "-m", "old", "-o", "out"),
+            "bin, a file of PyTorch, needs torch",
+        ),
         (("bench", "--compare", "hf"), "--compare hf needs torch and transformers"),
         (
             ("convert", "-o", "out", "--dtype", "int4", "--calib-data", "texts.txt"),
@@ -156,8 +160,11 @@ def test_what_needs_torch_says_how_to_get_it(
     if not there(line[0]):
         pytest.skip(f"there is no command {line[0]}")
     (tmp_path / "texts.txt").write_text("a text\n")
+    shutil.copytree(SHIPPED, tmp_path / "old", ignore=shutil.ignore_patterns("*.safetensors"))
+    (tmp_path / "old" / "pytorch_model.bin").touch()
+    model = () if "-m" in line else ("-m", str(SHIPPED))
     done = subprocess.run(
-        [sys.executable, "-c", _COMMAND, line[0], "-m", str(SHIPPED), *line[1:]],
+        [sys.executable, "-c", _COMMAND, line[0], *model, *line[1:]],
         capture_output=True,
         text=True,
         cwd=tmp_path,

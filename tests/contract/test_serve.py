@@ -218,7 +218,7 @@ def loading(
 
 
 def health(http: httpx.Client) -> int:
-    """0: nothing listens yet; an answer that waits for the engine never comes, and raises."""
+    """0: nothing listens yet."""
     try:
         return http.get("/health").status_code
     except httpx.ConnectError:
@@ -235,16 +235,11 @@ def polled(http: httpx.Client, until: Callable[[list[int]], bool]) -> list[int]:
 
 
 @pytest.mark.deep
-def test_a_server_answers_while_its_engine_loads(
+def test_a_server_listens_once_its_engine_is_loaded(
     loading: tuple[subprocess.Popen[str], httpx.Client], tmp_path: Path
 ) -> None:
     server, http = loading
-    found = polled(http, lambda found: found.count(503) == 10)
-    assert set(found) <= {0, 503}
-    asked = http.post("/v1/completions", json={"prompt": "abcdefgh", "max_tokens": 4})
-    assert asked.status_code == 503
-    assert asked.json()["error"]["code"] == "loading"
-    assert asked.headers["retry-after"]
+    assert set(polled(http, lambda found: len(found) == 10)) == {0}
     (tmp_path / "loading").write_text("")
     polled(http, lambda found: found[-1:] == [200])
     done = http.post("/v1/completions", json={"prompt": "abcdefgh", "max_tokens": 4})
@@ -256,10 +251,10 @@ def test_a_server_answers_while_its_engine_loads(
 @pytest.mark.deep
 @pytest.mark.parametrize("name", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_a_server_that_loads(
-    loading: tuple[subprocess.Popen[str], httpx.Client], name: signal.Signals
+    loading: tuple[subprocess.Popen[str], httpx.Client], name: signal.Signals, tmp_path: Path
 ) -> None:
     server, http = loading
-    polled(http, lambda found: found.count(503) == 8)
+    log = tmp_path / "log"
+    polled(http, lambda found: len(found) > 8 and "loading" in log.read_text())
     server.send_signal(name)
-    assert server.wait(120) == -name, "at once: the engine loads for ever"
-    polled(http, lambda found: found[-1:] == [0])
+    assert server.wait(120) in (-name, 130), "the engine loads for ever"

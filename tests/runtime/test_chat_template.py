@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from functools import cache
-from pathlib import Path
-from types import MappingProxyType, SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -17,16 +14,12 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.support.chat_templates import CHATML, LLAMA_3, NO_SYSTEM
 from tests.support.examples import examples
-from tests.support.served import SHIPPED
-from trtla.formats.gguf.folder import model_folder
 from trtla.formats.model_folder import ModelFolder
 from trtla.formats.special_tokens import read_tokenizer_config
-from trtla.llm.chat_renderer import ChatRenderer
 from trtla.llm.templates import ChatTemplate
 from trtla.llm.text import Tokenizer
 from trtla.llm.tokenizer_files import read_chat_template
 from trtla.settings.executor import ExecutorOptions
-from trtla.settings.messages import ANSWER
 
 LLAMA_2 = (
     "{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}"
@@ -81,17 +74,14 @@ LOOPS = """{%- set seen = namespace(count=0, names=dict(a=1)) %}
   {%- set seen.count = seen.count + 1 %}
   {{ message | tojson }} {{ message.content | tojson(ensure_ascii=True) }} {{ pad_token }}
 {%- endfor %}{{ seen.count }}"""
-ESCAPES = (
-    "{% set n = namespace(_a=1) %}",
+FAILING = (
     "{{ messages.append(1) }}",
     "{{ ''.__class__.__mro__ }}",
-    "{{ dict.__init__.__globals__ }}x",
-    "{% set n = namespace(__class__=1) %}",
     "{% for message in messages %}",
     "{{ messages[99].content.x }}",
 )
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
-FORMS = (CHATML, LLAMA_2, LLAMA_3, LLAMA_31, NO_SYSTEM, QWEN_2, LOOPS, *ESCAPES)
+FORMS = (CHATML, LLAMA_2, LLAMA_3, LLAMA_31, NO_SYSTEM, QWEN_2, LOOPS, *FAILING)
 MESSAGES = st.lists(
     st.fixed_dictionaries(
         {"role": st.sampled_from(("user", "assistant", "system")), "content": st.text()},
@@ -136,6 +126,27 @@ def test_texts_and_errors_are_those_of_transformers(template, messages):
     assert found == first or found == expected()  # a template that shows the date, at midnight
 
 
+@pytest.mark.parametrize(
+    "escape",
+    [
+        "{{ dict.__init__.__globals__ }}",
+        "{{ dict.mro() }}",
+        "{{ namespace.__init__.__globals__ }}",
+        "{% set n = namespace(_a=1) %}{{ n._a }}",
+        "{% set n = namespace(__class__=1) %}{{ n.__class__.__mro__ }}",
+        "{{ raise_exception.__globals__ }}",
+        "{{ strftime_now.__globals__ }}",
+        "{{ (messages | tojson).__class__.__mro__ }}",
+        "{{ '{0.__class__}'.format(messages) }}",
+        "{{ messages[0].update(role='x') }}",
+    ],
+)
+def test_no_template_leaves_the_sandbox(escape):
+    messages = [{"role": "user", "content": "a"}]
+    found = outcome(lambda: ChatTemplate(escape, TOKENS).render(messages))
+    assert found == "" or found[0] == "SecurityError"
+
+
 def _one(**config):
     return {"tokenizer_config.json": json.dumps({"tokenizer_class": "TokenizersBackend", **config})}
 
@@ -173,39 +184,12 @@ def test_templates_and_tokens_are_found_as_in_transformers(tmp_path, name):
         (tmp_path / path).write_bytes(text.encode())
     files = ModelFolder(tmp_path)
     found = read_chat_template(files, read_tokenizer_config(files))
-    expected = Tokenizer(tmp_path).inner
+    expected = PreTrainedTokenizerFast.from_pretrained(tmp_path)
     if found is None:
         assert not expected.chat_template
         return
     assert (found.template, found.tokens) == (expected.chat_template, expected.special_tokens_map)
-
-
-WITHOUT = """
-import sys
-sys.modules["transformers"] = sys.modules["torch"] = None
-from pathlib import Path
-from trtla.llm.text import Tokenizer
-tokenizer = Tokenizer(Path(sys.argv[1]))
-ids = tokenizer.encode("Hello, Welt")
-assert tokenizer.decode(ids) == "Hello, Welt"
-assert tokenizer.has_chat_template and len(tokenizer.fingerprint) == 64
-messages = [{"role": "user", "content": "<|im_end|> hi"}]
-text = tokenizer.chat_text(messages)
-apart = tokenizer.render_in_process(20)
-assert tokenizer.chat_text(messages) == text
-print(len(tokenizer.prompt_ids(messages)), text)
-apart.close()
-"""
-
-
-def test_a_gguf_file_is_tokenized_without_transformers_and_torch():
-    sample = Path.home() / ".cache/trtla/models/SmolLM2-135M-Instruct.Q4_1.gguf"
-    if not sample.is_file():
-        pytest.skip("the sample model is not there")
-    args = [sys.executable, "-c", WITHOUT, str(model_folder(sample))]
-    ran = subprocess.run(args, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
-    assert re.match(r"\d+ <\|im_start\|>", ran.stdout)
+    assert Tokenizer(tmp_path).has_chat_template == bool(found.text())
 
 
 def test_the_process_imports_little():
@@ -215,22 +199,6 @@ def test_the_process_imports_little():
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"torch", "numpy", "transformers", "pydantic"} & set(ran.stdout.split())
-
-
-def test_a_given_template_comes_before_a_tokenizers_own_code():
-    class Own:
-        special_tokens_map = MappingProxyType({})
-
-        def apply_chat_template(self, messages, **options):
-            return "own " + messages[0]["content"]
-
-    def filled_in(template):
-        files = ModelFolder(SHIPPED).with_template(template)
-        source = SimpleNamespace(inner=Own(), is_of_file=False, files=files, config={})
-        return ChatRenderer(source, {}).text([{"role": "user", "content": "hello"}], ANSWER)
-
-    assert filled_in(None) == "own hello"
-    assert filled_in("{{ messages[0].content }}!") == "hello!"
 
 
 def test_answers_depend_on_a_given_template_by_its_text(tmp_path):

@@ -186,12 +186,15 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Tokenizer]
         chosen.inner.chat_template = template(name)
         names = chosen.inner.special_tokens_map
         chosen._chats.__dict__["template"] = ChatTemplate(template(name), names)
+        chosen._chats._forms.clear()
         return chosen
 
     return tokenizer
 
 
 KINDS = [*FAST, "slow"]
+SPELL_ALL = ("byte_level", "stripping", "byte_fallback", "gguf_byte_level", "gguf_scored")
+"""Kinds with other tokens for every name of a control token."""
 _parts = [text[a:b] for text in (BEGIN, END) for a in range(12) for b in range(a + 1, 13)]
 _wide = "".join(chr(0xFEE0 + ord(letter)) for letter in END)
 _tricks = [
@@ -229,7 +232,11 @@ def test_no_message_makes_a_control_token(
     opened: Callable[..., Tokenizer], kind: str, name: str, texts: list[str]
 ) -> None:
     tokenizer = opened(kind, name)
-    ids = tokenizer.prompt_ids(conversation(texts))
+    try:
+        ids = tokenizer.prompt_ids(conversation(texts))
+    except UsageError:
+        assert kind not in SPELL_ALL
+        return
     plain = tokenizer.prompt_ids(conversation(["a" * 20 for _ in texts]))
     assert controls(tokenizer, ids) == controls(tokenizer, plain)
 
@@ -292,17 +299,27 @@ def test_a_text_is_spelt_as_if_its_names_were_no_tokens(opened: Callable[..., To
 
 
 def test_a_template_that_looks_into_messages_sees_them(opened: Callable[..., Tokenizer]) -> None:
+    """But for the signs of a control token's name, once a message spells one."""
     tokenizer = opened("byte_level", "hides thoughts")
-    said = [{"role": "assistant", "content": f"no</think>yes{END}"}]
-    ids = tokenizer.prompt_ids(said, rendering=Rendering(add_generation_prompt=False))
-    assert tokenizer.decode(ids) == f"yes{END}"
+
+    def shown(said: str) -> str:
+        messages = [{"role": "assistant", "content": said}]
+        rendering = Rendering(add_generation_prompt=False)
+        ids = tokenizer.prompt_ids(messages, rendering=rendering)
+        assert len(controls(tokenizer, ids)) == 2
+        return tokenizer.decode(ids)
+
+    assert shown("no</think>yes") == "yes"
+    assert shown("no</think>a < b") == "a < b"
+    assert shown(f"no</think>yes{END}") == f"no</think>yes{END}"
 
 
-def test_every_private_character_in_a_message_is_refused(opened: Callable[..., Tokenizer]) -> None:
+def test_the_mark_for_tokens_cannot_be_in_a_message_that_spells_one(
+    opened: Callable[..., Tokenizer],
+) -> None:
     tokenizer = opened("byte_level", "chatml")
-    text = "".join(map(chr, range(0x100000, 0x10FFFE)))
-    with pytest.raises(UsageError, match="every character for private use"):
-        tokenizer.prompt_ids([{"role": "user", "content": text}])
+    with pytest.raises(UsageError, match="cannot spell"):
+        tokenizer.prompt_ids([{"role": "user", "content": f"\U0010ffff{END}"}])
 
 
 def test_what_cannot_be_spelt_is_refused(tmp_path: Path) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from transformers import PreTrainedTokenizerFast
 
 from tests.support.chat_templates import CHATML, LLAMA_3, tokenizer_folder, with_template
 from tests.support.tokenizers import byte_level
 from trtla import LLM, SamplingParams, UsageError
-from trtla.llm.conversations import Conversations
+from trtla.llm.chat_renderer import ChatRenderer
 from trtla.llm.templates import ChatTemplate
 from trtla.llm.text import Tokenizer
 from trtla.settings.messages import ANSWER, CONTINUED, Rendering
@@ -54,24 +56,20 @@ TALK = [
 ]
 
 
-def filling(template):
-    """What fills a template in, as a tokenizer has it."""
+class Conversations:
+    """A template's conversations, as a tokenizer renders them."""
 
-    def fill(messages, rendering):
-        answer, variables = rendering.add_generation_prompt, rendering.chat_template_kwargs
-        return template.render(messages, answer, variables)
+    def __init__(self, template):
+        found = ChatTemplate(template, {"bos_token": "<s>"})
+        self.renderer = ChatRenderer(lambda: found, Path("model"), {})
 
-    return fill
-
-
-def conversations(template):
-    own = ChatTemplate(template, {"bos_token": "<s>"})
-    return Conversations(filling(own))
+    def text(self, messages, rendering):
+        return self.renderer.text(self.renderer.adapted(messages, rendering), rendering)
 
 
 @pytest.mark.parametrize("name", WALKING)
 def test_a_template_that_walks_parts_gets_parts(name) -> None:
-    text = conversations(WALKING[name]).text(TALK, ANSWER)
+    text = Conversations(WALKING[name]).text(TALK, ANSWER)
     for one in TALK:
         assert f"<|im_start|>{one['role']}\n{one['content']}<|im_end|>" in text
 
@@ -79,16 +77,16 @@ def test_a_template_that_walks_parts_gets_parts(name) -> None:
 @pytest.mark.parametrize("name", WRITING)
 def test_a_template_that_writes_texts_gets_texts(name) -> None:
     template = ChatTemplate(WRITING[name], {"bos_token": "<s>"})
-    assert conversations(WRITING[name]).text(TALK, ANSWER) == template.render(TALK)
+    assert Conversations(WRITING[name]).text(TALK, ANSWER) == template.render(TALK)
 
 
 def test_several_parts_stay_parts_where_the_template_takes_them_and_are_lines_elsewhere() -> None:
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     asked = [{"role": "user", "content": parts}]
-    assert "onetwo" in conversations(BOTH).text(asked, ANSWER)
-    assert "onetwo" in conversations(WALKING["loop"]).text(asked, ANSWER)
-    assert "one\ntwo" in conversations(CHATML).text(asked, ANSWER)
-    assert "one\ntwo" in conversations(WRITING["as it is"]).text(asked, ANSWER)
+    assert "onetwo" in Conversations(BOTH).text(asked, ANSWER)
+    assert "onetwo" in Conversations(WALKING["loop"]).text(asked, ANSWER)
+    assert "one\ntwo" in Conversations(CHATML).text(asked, ANSWER)
+    assert "one\ntwo" in Conversations(WRITING["as it is"]).text(asked, ANSWER)
 
 
 LOSING = {
@@ -105,36 +103,27 @@ LOSING = {
 def test_a_question_that_is_not_in_the_prompt_is_refused(name) -> None:
     for question in ("Where is the cat that sat on the mat?", "a"):
         talk = [*TALK[1:3], {"role": "user", "content": question}]
-        with pytest.raises(UsageError, match=r"leaves out messages\[[02]\] \(user\)") as refusal:
-            conversations(LOSING[name]).text(talk, ANSWER)
+        with pytest.raises(UsageError, match="leaves out user messages") as refusal:
+            Conversations(LOSING[name]).text(talk, ANSWER)
         assert "--no-chat" in refusal.value.hint
     blank = [{"role": "user", "content": " \n"}]
     if name == "nothing":
-        assert conversations(LOSING[name]).text(blank, ANSWER)
+        assert Conversations(LOSING[name]).text(blank, ANSWER)
 
 
 def test_a_question_that_only_another_message_has_is_not_there() -> None:
     said = "Be a friend to every cat."
     talk = [{"role": "system", "content": said}, {"role": "user", "content": said}]
-    with pytest.raises(UsageError, match=r"leaves out messages\[1\]"):
-        conversations("{{ messages[0].content }}").text(talk, ANSWER)
-    assert conversations(CHATML).text(talk, ANSWER).count(said) == 2
+    with pytest.raises(UsageError, match="leaves out user messages"):
+        Conversations("{{ messages[0].content }}").text(talk, ANSWER)
+    assert Conversations(CHATML).text(talk, ANSWER).count(said) == 2
 
 
-@pytest.mark.parametrize("raising", [False, True])
-def test_a_long_talk_costs_few_trials(raising) -> None:
-    """One request does not keep a server's templates busy."""
-    few = "{% if messages | length < 9 %}{{ raise_exception('short') }}{% endif %}"
-    template = ChatTemplate(few * raising + WRITING["quoting"], {})
-    trials = []
-
-    def fill(messages, rendering):
-        trials.append(len(messages))
-        return filling(template)(messages, rendering)
-
-    talk = [{"role": ("user", "assistant")[i % 2], "content": f"a\n{i}"} for i in range(201)]
-    assert Conversations(fill).text(talk, ANSWER).count("a") == 201
-    assert len(trials) < 12
+def test_a_template_that_writes_one_question_only_takes_one() -> None:
+    template = Conversations(LOSING["the first message"])
+    assert template.text(TALK[1:2], ANSWER) == "What is it?"
+    with pytest.raises(UsageError, match="leaves out user messages"):
+        template.text(TALK[1:], ANSWER)
 
 
 BEGUN = [*TALK[:2], {"role": "assistant", "content": "  The cat sat \n"}]
@@ -151,36 +140,39 @@ def test_an_answer_that_was_begun_goes_on_as_in_transformers(template) -> None:
         expected = theirs.apply_chat_template(
             shown, chat_template=template, tokenize=False, continue_final_message=True
         )
-        assert conversations(template).text(begun, CONTINUED) == expected
+        assert Conversations(template).text(begun, CONTINUED) == expected
 
 
 @pytest.mark.parametrize("said", ["", " \n"])
 def test_an_answer_that_was_begun_with_nothing_begins_as_any(said) -> None:
     for template in (LLAMA_3, LOOP + HEAD + "{{ m.content | trim }}" + END + ASKED):
-        talk = conversations(template)
+        talk = Conversations(template)
         begun = [*TALK[:2], {"role": "assistant", "content": said}]
         assert talk.text(begun, CONTINUED) == talk.text(TALK[:2], ANSWER)
 
 
 def test_a_template_that_writes_the_last_text_twice_cannot_go_on() -> None:
-    twice = conversations(CHATML + "{{ messages[-1].content }}")
+    twice = Conversations(CHATML + "{{ messages[-1].content }}")
     with pytest.raises(UsageError, match="can then not be continued"):
         twice.text(BEGUN, CONTINUED)
 
 
 def test_a_last_text_that_the_template_changes_cannot_go_on() -> None:
-    for template in (WRITING["shouting"], LOSING["nothing"], LOSING["its beginning"]):
+    for template in (
+        WRITING["shouting"],
+        LOOP + "{{ m.content | replace('sat', '') }}{% endfor %}",
+    ):
         with pytest.raises(UsageError, match="can then not be continued"):
-            conversations(template).text(BEGUN, CONTINUED)
+            Conversations(template).text(BEGUN, CONTINUED)
 
 
 def test_what_is_last_has_to_fit_what_is_asked() -> None:
     with pytest.raises(UsageError, match="another answer would begin") as refusal:
-        conversations(CHATML).text(BEGUN, ANSWER)
+        Conversations(CHATML).text(BEGUN, ANSWER)
     assert "continue_final_message" in refusal.value.hint
     with pytest.raises(UsageError, match="the last message is of user"):
-        conversations(CHATML).text(TALK, CONTINUED)
-    closed = conversations(CHATML).text(BEGUN, Rendering(False))
+        Conversations(CHATML).text(TALK, CONTINUED)
+    closed = Conversations(CHATML).text(BEGUN, Rendering(False))
     assert closed.endswith("The cat sat \n<|im_end|>\n")
     with pytest.raises(UsageError, match="exclude each other"):
         Rendering.of(True, True)

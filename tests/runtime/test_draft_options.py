@@ -180,15 +180,6 @@ def test_values_out_of_range_are_named():
 
 
 @pytest.mark.parametrize(
-    ("former", "name"), [("own", "context"), ("others", "requests"), ("rows", "recycling")]
-)
-def test_a_former_name_of_a_source_is_refused_with_the_present_one(former, name):
-    with pytest.raises(UsageError, match=f"source '{former}' is not known") as raised:
-        DraftOptions(sources=("window", former))
-    assert f"it is now called {name}" in raised.value.hint
-
-
-@pytest.mark.parametrize(
     ("given", "message", "hint"),
     [
         ({"draft_options": DraftOptions(cells="drawn", reference=True)},

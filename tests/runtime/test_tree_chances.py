@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.plain_trees.tree import smallness
 from tests.support.tensors import draw_at
 from tests.support.trees import GREEDY, accepted_path, learn, plan, top_rows
 from trtla.runtime.sampling.noise import uniform
@@ -67,23 +66,15 @@ def decode(text, rows, rng, nodes, warm):
     return promised, kept
 
 
-@pytest.mark.parametrize("nodes", [4, 12])
-def test_as_many_tokens_are_accepted_as_were_promised(nodes):
+def test_as_many_tokens_are_accepted_as_were_promised():
     rng = Random(1)
     rows = markov_rows(rng)
-    promised, kept = decode(markov_text(rows, rng, 3000), rows, rng, nodes, 1000)
+    promised, kept = decode(markov_text(rows, rng, 3000), rows, rng, 12, 1000)
     assert sum(promised.values()) == pytest.approx(sum(kept.values()), rel=0.1)
     assert max(kept.values()) > 100
     for source, count in kept.items():
         if count > 100:
             assert promised[source] == pytest.approx(count, rel=0.1), source
-
-
-def test_a_token_has_the_noise_that_draws_it():
-    noise = uniform(7, 123)
-    lowest = min(range(50), key=lambda token: smallness(noise, token))
-    params = SamplingParams(temperature=1.0)
-    assert draw_at(torch.zeros(1, 50), params, [noise]).tolist() == [lowest]
 
 
 def first_hits(by_noise, temperature):

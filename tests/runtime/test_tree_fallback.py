@@ -1,50 +1,15 @@
-"""Candidate trees against their oracle, and what drafts where they cannot be compiled."""
+"""Drafts where candidate trees cannot be compiled."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from random import Random
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from tests.support.examples import examples
-from tests.support.plain_trees.plan import PlainTrees
 from tests.support.real_models import folder_and_model
-from tests.support.trees import Session
 from trtla import LLM, DrafterSettings, LookaheadConfig, SamplingParams
 from trtla.runtime.models.cpu import library as forward
 from trtla.runtime.models.cpu import native_code
 from trtla.runtime.tree import library
-from trtla.runtime.tree.library import SharedTrees
-from trtla.settings.drafting import NO_DRAFTER, SOURCES
-
-TEXTS = [name for name in SOURCES if name != "recycling"]
-
-
-@examples(40)
-@given(st.integers(0, 2**32), st.sampled_from([40, 10_000]))
-def test_both_kinds_take_the_same_nodes(seed, most_tokens):
-    compiled, plain = (
-        Session(kind(12, most_tokens), Random(seed)) for kind in (SharedTrees, PlainTrees)
-    )
-    for _ in range(25):
-        compiled.step()
-        plain.step()
-        assert plain.drafts == compiled.drafts
-    for ours, theirs in zip(plain.drafts, compiled.drafts, strict=True):
-        assert ours.values == pytest.approx(theirs.values, rel=1e-6)
-        assert ours.sources == theirs.sources
-    assert plain.shared.texts() == compiled.shared.texts()
-    for ours, theirs in zip(plain.trees, compiled.trees, strict=True):
-        assert [ours.gained(name) for name in TEXTS] == [theirs.gained(name) for name in TEXTS]
-        mine, others = ours.counts(), theirs.counts()
-        assert mine.keys() == others.keys()
-        for name, own in mine.items():
-            same = replace(others[name], expected=own.expected)  # but for the order of the sum
-            assert own == same
-            assert own.expected == pytest.approx(others[name].expected)
+from trtla.settings.drafting import NO_DRAFTER
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ import yaml
 from tests.support.tables import assert_tables
 from trtla.api.declared import DRAFTING, RULES, SAMPLING
 from trtla.api.protocol import LABELS, NEUTRAL, ChatBody, CompletionBody
-from trtla.errors import renamed
 from trtla.runtime.stats import ExecutorStats
 from trtla.serve.metrics import ServerMetrics
 
@@ -27,8 +26,7 @@ FIELDS = {*ChatBody.model_fields, *CompletionBody.model_fields, *LABELS}
 def test_settings_are_in_the_table_as_they_are_declared():
     absent = {name: f"{one.default:g}" for name, one in SAMPLING.items()}
     lines = (
-        f"| `{name}` | {RULES[name]} | {absent.get(name, 'as started')} "
-        f"| {renamed(one.option.help, str)} |"
+        f"| `{name}` | {RULES[name]} | {absent.get(name, 'as started')} | {one.option.help} |"
         for name, one in (SAMPLING | DRAFTING).items()
     )
     head = "| setting | must be | if absent | |\n|---|---|---|---|\n"

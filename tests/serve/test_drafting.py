@@ -49,7 +49,7 @@ def test_what_a_request_does_not_say_is_as_the_model_was_opened():
 @pytest.mark.parametrize(
     ("more", "param", "said"),
     [
-        ({"gamma": 0}, "gamma", "gamma must be from 1 to 256; drafter none drafts nothing"),
+        ({"gamma": 0}, "gamma", "gamma must be from 1 to 256; the drafter none drafts nothing"),
         ({"gamma": 30}, "gamma", "30 tokens, above 16; omit gamma"),
         ({"gamma": True}, "gamma", "gamma must be from 1"),
         ({"ema": 1}, "ema", "ema must be at least 0 and below 1"),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -27,6 +28,9 @@ from tests.support.served import (
     slow_down,
     until,
 )
+from trtla.serve.log import RequestLog
+from trtla.serve.server import Service, bind
+from trtla.settings.serving import ServeSettings
 
 UNREAD = {"prompt": "def f(", "n": 32, "temperature": 1, "seed": 1, "pieces": True, "stream": True,
           "receive_buffer": 2048}  # fmt: skip
@@ -189,22 +193,23 @@ def test_a_stream_that_waits_is_kept_alive(monkeypatch):
         assert "".join(texts) == served.complete(**SHORT).json()["choices"][0]["text"]
 
 
-def test_while_the_model_loads_the_server_says_so():
-    may_open = threading.Event()
+def test_a_server_takes_connections_once_its_model_is_open():
+    settings, log = ServeSettings(port=0), RequestLog(as_json=True, quiet=True)
+    with bind(settings) as listening:
+        address = listening.getsockname()[:2]
 
-    def open_late():
-        may_open.wait(120)
-        return open_shipped()
+        def open_watched():
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(address)
+            return open_shipped()
 
-    with serving(open_late, wait=False) as served:
-        for answer in (served.http.get("/health"), served.complete(**SHORT)):
-            assert answer.status_code == 503
-            assert answer.json()["error"]["code"] == "loading"
-            assert "Retry-After" in answer.headers
-        assert served.http.get("/metrics").status_code == 200
-        may_open.set()
-        until(lambda: served.http.get("/health").status_code == 200)
-        assert served.complete(**SHORT).status_code == 200
+        def ready(*_):
+            socket.create_connection(address).close()
+            service.end()
+
+        service = Service(settings, (), open_watched, "tiny", log, ready)
+        asyncio.run(service.run(listening))
+    assert service.exit_code == 0
 
 
 class Failing:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.command import needs, refused, trtla
-from tests.support.served import Served, serving
+from tests.support.command import refused, trtla
+from tests.support.served import serving
 from trtla.errors import UsageError
 from trtla.settings.serving import ServeSettings
 
@@ -51,18 +51,3 @@ def test_isolation_needs_keys_and_nothing_that_mixes_them(tiny_llama, tmp_path):
     refused(saved, 2, "--save-corpus writes the texts of all keys")
     drafted_from = trtla(*serve, "--corpus", tmp_path / "corpus.txt")
     refused(drafted_from, 2, "corpus.txt is drafted from for all keys")
-
-
-@needs("bench")
-def test_load_on_our_server(served: Served) -> None:
-    args = ("bench", "--serve", served.api, "--prompts", "code", "-n", "12", "--json")
-    loads = ("--concurrency", "3", "--num-prompts", "4", "--temperature", "0,0.8")
-    ran = trtla(*args, *loads, "--check-texts")
-    assert ran.code == 0, ran.err
-    settings, runs = ran.json["settings"], ran.json["rows"]
-    assert (settings["owned_by"], settings["tokens_from"]) == ("trtla", "usage")
-    assert [(one["completed"], one["failed"]) for one in runs] == [(4, 0)] * 2
-    assert all(one["tokens_per_step"] >= 1 for one in runs)
-    assert ran.json["checked_texts"]["equal"] == ran.json["checked_texts"]["texts"] == 8
-    ran = trtla(*args, "--ignore-eos", "--num-prompts", "1")
-    assert (ran.code, ran.json["rows"][0]["completed"]) == (0, 1)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.support.served import Served, open_shipped, serving
-from trtla import LLM
+from tests.support.served import Served, serving
 
 sync_api = pytest.importorskip("playwright.sync_api")
 expect = sync_api.expect
@@ -188,22 +186,14 @@ def test_what_models_and_people_write_stays_text(visit: Visit) -> None:
 
 
 @pytest.mark.deep
-def test_asks_for_the_key_and_waits_while_the_model_loads(browser: Any) -> None:
-    go = threading.Event()
-
-    def open_later() -> LLM:
-        go.wait(120)
-        return open_shipped()
-
-    with serving(open_later, keys=(b"secret",), wait=False) as served:
+def test_asks_for_the_key(browser: Any) -> None:
+    with serving(keys=(b"secret",)) as served:
         visit = Visit(browser, served.address)
         state = visit.page.locator("#model")
         expect(state).to_contain_text("The server asks for an API key")
         expect(visit.page.get_by_label("API key")).to_be_focused()
         visit.page.keyboard.type("secret")
         visit.page.keyboard.press("Tab")
-        expect(state).to_contain_text("this page waits for it")
-        go.set()
         visit.ready().ask(QUESTION)
         assert visit.texts()[0]
         assert visit.page.evaluate("[localStorage.length, ...Object.values(sessionStorage)]") == [

@@ -119,8 +119,9 @@ def test_a_mistyped_field_is_guessed(served):
         ("chat_template", "start the server with --chat-template"),
         ("format", "use response_format"),
         ("options", "give its settings as fields of the request"),
+        ("think", 'use chat_template_kwargs, such as {"enable_thinking": false}'),
         ("min_tokens", "omit it"),  # max_tokens does not serve instead
-        ("reasoning_format", "omit it"),  # nor response_format
+        ("reasoning_format", "omit it, the model's chat template decides"),
     ],
 )
 def test_a_field_of_other_servers_is_shown_its_counterpart(served, field, hint):

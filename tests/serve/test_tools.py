@@ -504,8 +504,8 @@ def test_arguments_have_the_keys_of_the_schema_alone(compiler, more, allowed):
 def test_formats_are_found_by_their_templates():
     found = [format_of(one) for one in (HERMES_TOOLS, LLAMA_3_TOOLS, MISTRAL_TOOLS, CHATML)]
     assert found == [HERMES, LLAMA_3, MISTRAL, None]
-    assert format_of("<tool_call>\n<function=") is None
-    assert format_of("[TOOL_CALLS]name[ARGS]{}") is None
+    assert format_of("tools <tool_call>\n<function=") is None
+    assert format_of("tools [TOOL_CALLS]name[ARGS]{}") is None
 
 
 def tool(**more):
@@ -644,14 +644,11 @@ def test_no_tools_and_none_ask_for_nothing(served):
         assert choice_of(served.chat(**plain, **more)) == text
 
 
-@pytest.mark.parametrize(
-    ("template", "said"),
-    [(CHATML, "has no calls of tools"), (f"{THINKING}{{# <tool_call> #}}", "leaves out tools")],
-)
-def test_a_template_without_tools_refuses_them(tmp_path, template, said):
+@pytest.mark.parametrize("template", [CHATML, f"{THINKING}{{# <tool_call> #}}"])
+def test_a_template_without_tools_refuses_them(tmp_path, template):
     with serving(partial(LLM, with_template(SHIPPED, tmp_path, template))) as one:
         answer = one.chat(messages=HELLO, tools=TOOLS, max_tokens=2)
-    assert said in refused(answer, 400, "tools")
+    assert "has no calls of tools" in refused(answer, 400, "tools")
 
 
 @pytest.mark.parametrize(

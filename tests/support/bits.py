@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from random import Random
 
 import torch
 
@@ -24,12 +23,11 @@ from tests.support.compiled import (
     weights_of,
 )
 from tests.support.sanitized_forwards import rows, step
-from tests.support.trees import Session
+from tests.support.tree_sessions import Session
 from trtla.runtime.models.cpu import library as native
 from trtla.runtime.models.cpu.llama import native_problem
 from trtla.runtime.models.cpu.native_code import FORWARD, TREES
 from trtla.runtime.threads import set_threads
-from trtla.runtime.tree.library import SharedTrees
 from trtla.settings.sampling import SamplingParams
 
 PROMPTS = (70, 33, 1)
@@ -71,11 +69,10 @@ def choices() -> str:
 
 def trees() -> str:
     """The nodes that random requests are given."""
-    session, planned = Session(SharedTrees(12), Random(5)), []
+    session = Session(5)
     for _ in range(25):
         session.step()
-        planned.append(repr(session.drafts))
-    return digest("".join(planned).encode())
+    return digest(repr(session.calls.drafts).encode())
 
 
 def main() -> None:

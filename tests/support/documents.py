@@ -8,7 +8,7 @@ from statistics import geometric_mean
 from typing import Any
 
 ENVIRONMENT = {
-    "command": "trtla bench --engine-dir engine -o json",
+    "command": "trtla bench --engine-dir engine --json",
     "trtla": "0.1.0",
     "cpu": "AMD EPYC",
     "cores": 2,

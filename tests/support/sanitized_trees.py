@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import sys
 from ctypes import CDLL
-from random import Random
 
-from tests.support.trees import GREEDY, Session, learn, plan
+from tests.support.tree_sessions import Session, Theme
+from tests.support.trees import GREEDY, learn, plan
 from trtla.runtime.tree import library as native
 from trtla.settings.drafting import SOURCES
 
@@ -18,10 +18,10 @@ from trtla.settings.drafting import SOURCES
 def sessions() -> None:
     """Random requests, with few and with many tokens of other requests' texts."""
     for seed, most_tokens in enumerate([40, 10_000] * 2):
-        session = Session(native.SharedTrees(12, most_tokens), Random(seed))
+        session = Session(seed, Theme(most_tokens=most_tokens))
         for _ in range(25):
             session.step()
-        assert any(draft.tokens for draft in session.drafts)
+        assert any(draft.tokens for draft in session.calls.drafts)
 
 
 def long_texts() -> None:

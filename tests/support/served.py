@@ -75,12 +75,11 @@ def open_shipped(**more) -> LLM:
 def serving(
     open_model: Callable[[], LLM] = open_shipped,
     keys: tuple[bytes, ...] = (),
-    wait: bool = True,
     send_buffer: int | None = None,
     quiet: bool = True,
     **settings,
 ) -> Iterator[Served]:
-    """Serve while the block runs; `wait`: it begins when the model is open."""
+    """Serve while the block runs."""
     chosen = ServeSettings(port=0, **settings)
     ready = threading.Event()
     log = RequestLog(as_json=True, quiet=quiet)
@@ -92,7 +91,7 @@ def serving(
         loop = asyncio.new_event_loop()
         work = threading.Thread(target=lambda: loop.run_until_complete(service.run(listening)))
         work.start()
-        assert not wait or ready.wait(120)
+        assert ready.wait(120)
         served = Served(service, f"http://{host}:{port}")
         try:
             yield served

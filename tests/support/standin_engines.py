@@ -1,4 +1,4 @@
-"""Engines of the stand-in and runs on its executor, for the tests of the stand-in alone."""
+"""Engines of the stand-in, built by its own calls or by the command that trtla prints."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import json
 import shlex
 import sys
 import warnings
-from collections.abc import Callable, Sequence
-from datetime import timedelta
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,6 @@ from trtla.build.engine import describe_build
 from trtla.formats.engine_limits import BuildSettings
 
 SERVER = (4, 4, 4)
-PROMPT = list(b"def read(path):\n    ")
-OTHER = list(b"To be, or not to be, that is ")
 
 
 def drafts_of(triple: Sequence[int]) -> int:
@@ -55,55 +52,8 @@ def build(
     return folder
 
 
-def open_executor(
-    standin: Standin, folder: Path, triple: Sequence[int] | None = SERVER, **values: Any
-) -> Any:
-    """An executor; no triple, no decoding configuration."""
-    e = standin.load("bindings.executor")
-    config = e.ExecutorConfig(**values)
-    if triple is not None:
-        decoding = e.DecodingConfig()
-        decoding.lookahead_decoding_config = e.LookaheadDecodingConfig(*triple)
-        config.decoding_config = decoding
-    return e.Executor(folder, e.ModelType.DECODER_ONLY, config)
-
-
-Ask = Callable[..., Any]
-
-
-def asker(standin: Standin) -> Ask:
-    """Makes requests; 16 tokens, streaming unless told otherwise."""
-    e = standin.load("bindings.executor")
-
-    def ask(prompt: Sequence[int] = PROMPT, length: int = 16, **given: Any) -> Any:
-        if "lookahead" in given:
-            given["lookahead_config"] = e.LookaheadDecodingConfig(*given.pop("lookahead"))
-        return e.Request(list(prompt), length, **{"streaming": True, **given})
-
-    return ask
-
-
-def drain(executor: Any, *requests: Any) -> dict[int, list[Any]]:
-    """Enqueue, and fetch every response up to the last of each request."""
-    open_ids = set(executor.enqueue_requests(list(requests)))
-    responses: dict[int, list[Any]] = {number: [] for number in sorted(open_ids)}
-    while open_ids:
-        for response in executor.await_responses(timeout=timedelta(seconds=5)):
-            responses[response.request_id].append(response)
-            if response.has_error() or response.result.is_final:
-                open_ids.remove(response.request_id)
-    return responses
-
-
-def tokens(responses: Sequence[Any]) -> list[int]:
-    """The streamed tokens of one request."""
-    return [token for response in responses for token in response.result.output_token_ids[0]]
-
-
 def reference(checkpoint: Path, prompt: Sequence[int], length: int) -> list[int]:
     """Greedy decoding with transformers, from the rank files and tests.build's own assembly."""
-    import json
-
     from tests.support.models import assemble, model_of
 
     config = json.loads((checkpoint / "config.json").read_text())

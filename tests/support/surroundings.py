@@ -6,11 +6,12 @@ import os
 import signal
 
 KEPT = {
-    *("TRTLA_MARCH", "TRTLA_WHEELS", "TRTLA_UPDATE_DOCS", "TRTLA_PASSED"),
+    *("TRTLA_MARCH", "TRTLA_WHEELS", "TRTLA_PASSED"),
+    *("TRTLA_UPDATE_DOCS", "TRTLA_UPDATE_TRACES"),
     *("TRTLA_VLLM_PYTHON", "TRTLA_VLLM_MODEL", "TRTLA_SGLANG_PYTHON"),
 }
-"""Names that a caller sets for the suite: level, wheels to test, docs to renew, what has passed,
-and for tests in vLLM and SGLang their Pythons and a model."""
+"""Names that a caller sets for the suite: level, wheels to test, what has passed, docs and traces
+to renew, and for tests in vLLM and SGLang their Pythons and a model."""
 _PREFIXES = ("TRTLA_", "LC_", "HF_", "TRANSFORMERS_", "OMP_", "MKL_", "SLURM_", "OMPI_", "XDG_")
 _NAMES = (
     *("LANGUAGE", "COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE"),

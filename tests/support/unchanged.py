@@ -31,10 +31,6 @@ NATIVE_SOURCES = pytest.mark.sources(
     "trtla/runtime/models/cpu", "trtla/runtime/tree", "tests/runtime/native"
 )
 """C++ and how it is compiled."""
-STAND_IN_SOURCES = pytest.mark.sources(
-    *("tests/contract/standin", "trtla/trtllm", "trtla/build", "trtla/formats", "trtla/settings"),
-)
-"""The stand-in for TensorRT-LLM itself, on engines that trtla describes."""
 _ALWAYS = ("constraints.txt", "tests/support", "tests/conftest.py")
 
 

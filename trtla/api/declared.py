@@ -6,7 +6,6 @@ from typing import Any
 
 from pydantic import Field
 
-from trtla.errors import renamed
 from trtla.settings.drafting import DrafterSettings, DraftOptions
 from trtla.settings.executor import ExecutorOptions, TrtllmSettings
 from trtla.settings.fields import Declared, declared, flag_name
@@ -21,7 +20,7 @@ DRAFTING = {
     if name != "drafter" and not setting.option.at_start
 }
 """Settings of drafters; absent they are as the model was opened."""
-RULES = {name: renamed(setting.rule, str) for name, setting in (SAMPLING | DRAFTING).items()}
+RULES = {name: setting.rule for name, setting in (SAMPLING | DRAFTING).items()}
 """The rules for values of these fields."""
 _AT_START = {
     setting.flag: flag_name(f"no_{setting.flag}" if setting.default is True else setting.flag)
@@ -47,7 +46,7 @@ def _field(setting: Declared, default: Any) -> Any:
     number = setting.type in (int, float)
     limits = setting.option
     bounds: dict[str, Any] = {"ge": limits.least, "le": limits.most} if number else {}
-    return Field(default, description=f"trtla: {renamed(setting.option.help, str)}", **bounds)
+    return Field(default, description=f"trtla: {setting.option.help}", **bounds)
 
 
 def chosen_at_start(name: str) -> str | None:

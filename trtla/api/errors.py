@@ -54,26 +54,34 @@ class ApiError(Exception):
         return {"error": fields}
 
 
+def _field(setting: str) -> str:
+    return _FIELDS.get(setting, setting)
+
+
 def refused(error: TrtlaError, param: str | None = None) -> ApiError:
     """Convert an error of trtla: 400 a wrong request, 503 a temporary one, 500 other failures.
 
-    A client has neither flags nor the `LLM`: a hint that names them is replaced by one to omit the
-    field at fault.
+    A client has neither flags nor the `LLM`: a hint to change other settings is replaced by one to
+    omit the field at fault.
 
     Args:
         param: the field at fault if the error names no setting.
     """
-    status, hint = 400 if isinstance(error, UsageError) else 500, error.hint
-    setting = error.setting if isinstance(error, UsageError) else None
-    if setting is not None:
-        param = _FIELDS.get(setting, setting)
-        if hint is not None and ("--" in hint or "LLM(" in hint):
+    status, (message, hint) = (
+        400 if isinstance(error, UsageError) else 500,
+        error.spelt(_field, _field),
+    )
+    if error.setting is None:
+        message, hint = error.message, error.hint
+    else:
+        param = _field(error.setting)
+        if not error.advises(error.setting) or any(word in (hint or "") for word in ("--", "LLM(")):
             hint = f"omit {param}"
     code = None
     if isinstance(error, PromptTooLong):
         fits = (hint or "").startswith("lower")  # except for its answer
         code, hint = "context_length_exceeded", "shorten it" + ", or lower max_tokens" * fits
-    text = error.message if hint is None else f"{error.message}; {hint}"
+    text = message if hint is None else f"{message}; {hint}"
     if isinstance(error, RendererLost):
         return unavailable(text, "renderer_lost")
     return ApiError(status, text, param, code)

@@ -24,6 +24,7 @@ from trtla.api.protocol import (
 from trtla.api.tools import CalledFunction, Function, Tool, ToolCall
 from trtla.errors import did_you_mean, needed
 from trtla.files import JsonError, parse_json
+from trtla.other_tools import counterpart, instead
 
 _MOST_NESTED = 20_000
 """Lists and objects in a body: each of them costs as much as a long text."""
@@ -69,28 +70,6 @@ _MODELS = (
     CalledFunction,
 )  # fmt: skip
 _FIELDS = {*LABELS, *(name for model in _MODELS for name in model.model_fields)}
-_THINKING = 'use chat_template_kwargs, such as {"enable_thinking": false}'
-_INSTEAD = {
-    "cache_salt": 'use cache, which may be "private"',
-    "chat_template": "start the server with --chat-template",
-    "ebnf": "use guided_grammar",
-    "format": "use response_format",
-    "functions": "use tools",
-    "function_call": "use tool_choice",
-    "guided_json_object": "use response_format",
-    "max_new_tokens": "use max_tokens",
-    "min_tokens": "omit it",
-    "n_predict": "use max_tokens",
-    "options": "give its settings as fields of the request",
-    "reasoning_effort": _THINKING,
-    "reasoning_format": "omit it",
-    "think": _THINKING,
-    "enable_thinking": _THINKING,
-    "json_schema": "use response_format or guided_json",
-    "regex": "use guided_regex",
-    "choice": "use guided_choice",
-}
-"""What serves in place of fields that are not supported."""
 _RULES = {
     **RULES,
     "content": "a text, or a list of parts of type text",
@@ -160,7 +139,10 @@ def _unknown(name: str, last: str) -> ApiError:
     if flag := chosen_at_start(name):
         message = f"{name} is chosen for all requests, when the model is opened: start with {flag}"
         return ApiError(400, message, name, "unsupported_parameter")
-    guess = _INSTEAD.get(name) or _elsewhere(name) or did_you_mean(last, _FIELDS)
+    guess = instead(name) or _elsewhere(name)
+    if guess is None and (meant := counterpart(name, _FIELDS)):
+        guess = f"use {meant}"
+    guess = guess or did_you_mean(last, _FIELDS)
     return ApiError(
         400,
         f"{name} is not supported; {guess or 'omit it'}".rstrip(),

@@ -190,7 +190,9 @@ LLAMA_3 = ToolFormat("<|python_tag|>", "", "parameters", "", leads=True)
 
 
 def format_of(template: str) -> ToolFormat | None:
-    """The format that a chat template has; None: none of these."""
+    """The format that a chat template has; None: none of these, or it writes no tools."""
+    if "tools" not in template:
+        return None
     if HERMES.mark in template and "<function=" not in template:
         return HERMES
     if MISTRAL.mark in template and "[ARGS]" not in template:

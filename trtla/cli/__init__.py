@@ -43,9 +43,9 @@ def main(args: Sequence[str] | None = None) -> None:
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # its warnings are for developers
         from trtla.cli.app import execute
 
-        code = INTERRUPTS.end(execute(list(sys.argv[1:] if args is None else args)))
+        INTERRUPTS.code = execute(list(sys.argv[1:] if args is None else args))
     except ModuleNotFoundError as error:
-        code = INTERRUPTS.end(_missing(error))
+        INTERRUPTS.code = _missing(error)
     except KeyboardInterrupt:
-        code = INTERRUPTS.end(INTERRUPTS.say())
-    sys.exit(code)
+        INTERRUPTS.code = INTERRUPTS.say()
+    sys.exit(INTERRUPTS.code)

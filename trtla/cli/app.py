@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import sys
 import traceback
 import warnings
@@ -24,8 +23,7 @@ from click.shell_completion import get_completion_class
 
 from trtla.cli.commands import COMMANDS, CommandGroup
 from trtla.cli.shared.command import Command, switches
-from trtla.cli.shared.elsewhere import instead
-from trtla.cli.shared.params import origin
+from trtla.cli.shared.params import Alias, origin
 from trtla.console import Console
 from trtla.errors import (
     CheckFailed,
@@ -35,6 +33,7 @@ from trtla.errors import (
     did_you_mean,
     missing_package,
     sentence,
+    served_by,
 )
 from trtla.interrupts import INTERRUPTS
 from trtla.machine import process_rank
@@ -90,16 +89,13 @@ def cli(ctx: click.Context) -> None:
 def completion(console: Console, shell: str) -> None:
     """Print the completion script for a shell.
 
-    It completes commands, flags, and the values of flags: names, triples, files and folders.
+    It completes commands, flags, names of choices, files and folders.
     """
     completion_class = get_completion_class(shell)
     if completion_class is None:
         raise click.BadParameter(f"click has no completion for {shell}")
     script = completion_class(cli, {}, "trtla", "_TRTLA_COMPLETE")
-    text = script.source_template % script.source_vars()
-    if shell == "fish":  # values such as 7,7,7 have commas
-        text = text.replace('string split ","', 'string split --max 1 ","')
-    console.out(text)
+    console.out(script.source_template % script.source_vars())
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +221,7 @@ def classify(error: Exception) -> Failure:
 def _usage(error: click.ClickException) -> Failure:
     wrong_flag = isinstance(error, click.NoSuchOption)
     text = error.message if wrong_flag else error.format_message()  # click guesses far-off names
-    message = " ".join(re.split(r"\s*\n\s*", text.rstrip(".")))
+    message = " ".join(line.strip() for line in text.rstrip(".").splitlines())
     context = getattr(error, "ctx", None)
     hint = f"see {context.command_path} --help" if context else "see trtla --help"
     if isinstance(error, click.NoSuchOption):
@@ -253,7 +249,7 @@ def _meant(error: click.NoSuchOption) -> str:
     exact = next((name for name in others if wrong in others[name]), None)
     if exact:
         return _of_another(command, exact, wrong, others[exact])
-    if meant := instead(wrong) or did_you_mean(wrong, _flags(command)):
+    if meant := served_by(wrong, _flags(command)) or did_you_mean(wrong, _other_names(command)):
         return meant
     guesses = ((name, closest(wrong, flags)) for name, flags in others.items())
     name, guess = next((pair for pair in guesses if pair[1]), ("", None))
@@ -266,6 +262,12 @@ def _flags(command: click.Command) -> dict[str, str]:
     return {
         flag: str(param.name) for param in shown for flag in (*param.opts, *param.secondary_opts)
     }
+
+
+def _other_names(command: click.Command) -> list[str]:
+    """The hidden flags that set something, such as --max-tokens."""
+    aliases = (param for param in command.params if isinstance(param, Alias) and param.now)
+    return [flag for alias in aliases for flag in alias.opts]
 
 
 def _of_another(command: click.Command, other: str, flag: str, flags: dict[str, str]) -> str:

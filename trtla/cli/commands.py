@@ -16,8 +16,7 @@ from typing import Any
 import click
 
 from trtla.cli.shared.command import write_lines
-from trtla.cli.shared.elsewhere import instead
-from trtla.errors import UsageError, did_you_mean
+from trtla.errors import UsageError, served_by
 
 _FIRST = (
     "trtla run model.gguf 'Once upon a time'",
@@ -63,7 +62,8 @@ class Commands(Mapping[str, click.Command]):
     """Every command by its name, in the order of use."""
 
     def __getitem__(self, name: str) -> click.Command:
-        command: click.Command = _object(_listed()[name][0])
+        core = _COMMANDS.get(name)  # without a look at extras
+        command: click.Command = _object(f"trtla.cli.{core[0]}" if core else _listed()[name][0])
         return command
 
     def __iter__(self) -> Iterator[str]:
@@ -98,12 +98,12 @@ class CommandGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command; a model in its place gets a hint, as `ollama run` and llama.cpp take one."""
-        if cmd_name in _listed() or ctx.resilient_parsing:
+        if cmd_name in _COMMANDS or cmd_name in _listed() or ctx.resilient_parsing:
             return COMMANDS.get(cmd_name)
         if Path(cmd_name).exists():
             hint = f"try trtla chat {cmd_name}"
         else:
-            hint = f"{instead(cmd_name) or did_you_mean(cmd_name, _listed())}see trtla --help"
+            hint = f"{served_by(cmd_name, _listed())}see trtla --help"
         raise UsageError(f"{cmd_name} is not a command", hint)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -267,7 +267,7 @@ def _from_line(
             sampling = replace(sampling, grammar=line.grammar)
         lookahead = _lookahead(line)
     except UsageError as error:
-        raise UsageError(f"{where}: {error.message}", error.hint) from None
+        raise error.within(f"{where}: ") from None
     line_rendering = _own_rendering(where, line, rendering)
     how = (sampling, lookahead, None if line_drafter is drafter else line_drafter)
     expected = line.expected_output
@@ -297,7 +297,7 @@ def _own_rendering(where: str, line: _Line, flags: Rendering) -> Rendering:
     try:
         return Rendering.of(continued, chat_template_kwargs=variables) if present else flags
     except UsageError as error:
-        raise UsageError(f"{where}: {error.message}", error.hint) from None
+        raise error.within(f"{where}: ") from None
 
 
 def _lookahead(line: _Line) -> Lookahead | None:

@@ -15,7 +15,6 @@ import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 
 from trtla.errors import TrtlaError, UsageError
@@ -26,7 +25,6 @@ from trtla.formats.filling import fill, is_half_filled, restore
 from trtla.formats.folder import TOKENIZER_FILES
 from trtla.formats.model_folder import CONFIG
 from trtla.formats.special_tokens import GENERATION_CONFIG
-from trtla.interrupts import INTERRUPTS
 from trtla.leftovers import locked, remove_abandoned
 
 _FILES = (CONFIG, MANIFEST, GENERATION_CONFIG, MORE_TEMPLATES, *TOKENIZER_FILES)
@@ -146,7 +144,7 @@ def atomic_directory(
         remove_abandoned(path for path in home.iterdir() if path.name.startswith(start))
         folder = home / f"{start}{os.urandom(8).hex()}"
         folder.mkdir()
-        with INTERRUPTS.undone(partial(_clean_up, folder, created)), locked(folder):
+        with locked(folder):
             yield folder
             for path in (*folder.rglob("*"), folder):
                 flush(path)

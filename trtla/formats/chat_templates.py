@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trtla.errors import UsageError
 from trtla.formats.model_folder import ModelFolder
 from trtla.formats.special_tokens import TOKENIZER_CONFIG, gguf_sources, read_tokenizer_config
 
@@ -35,15 +32,6 @@ def stored_template(folder: ModelFolder) -> tuple[Stored, str] | None:
     return (stored, f"{TOKENIZER_CONFIG}, chat_template") if stored else None
 
 
-def unused_variables(template: Stored | None, variables: Mapping[str, object]) -> str:
-    """Say which variables change nothing, as no template is used, or it has no such word."""
-    if template is None:
-        return "--chat-template-kwargs changes nothing without --chat" if variables else ""
-    words = re.findall(r"\w+", str(template).replace("\\n", " "))
-    unknown = ", ".join(name for name in variables if name not in words)
-    return f"the chat template ignores {unknown}" if unknown else ""
-
-
 def more_templates(folder: Path) -> list[Path]:
     """The files of the templates that have names."""
     return sorted((folder / MORE_TEMPLATES).glob("*.jinja"))
@@ -54,11 +42,3 @@ def _by_name(stored: Any) -> Stored | None:
         pairs = [item for item in stored if isinstance(item, dict)]
         return {str(item.get("name")): str(item.get("template")) for item in pairs}
     return stored if isinstance(stored, str) else None
-
-
-def no_default(names: list[str]) -> UsageError:
-    """The refusal of messages where several templates have other names."""
-    return UsageError(
-        f"the model has several chat templates and none is called default, but {', '.join(names)}",
-        f"give the file of one of them: --chat-template {MORE_TEMPLATES}/NAME.jinja",
-    )

@@ -193,8 +193,6 @@ class CheckpointConfig(BaseModel):
     """Layers without rotary embedding."""
     layer_windows: tuple[Size | None, ...] = ()
     """The last tokens of a text that each layer's attention sees; None: all. Empty: all do."""
-    sliding_window: Size | None = None
-    """Some layers' window, in files older than `layer_windows`: texts are no longer than it."""
 
     @model_validator(mode="before")
     @classmethod
@@ -249,8 +247,7 @@ class CheckpointConfig(BaseModel):
     @property
     def shortest_window(self) -> int | None:
         """The window that texts outgrow first; None: no layer has one."""
-        windows = [*filter(None, self.layer_windows), *filter(None, [self.sliding_window])]
-        return min(windows, default=None)
+        return min(filter(None, self.layer_windows), default=None)
 
     @property
     def dense_bias(self) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from trtla.errors import UsageError
+from trtla.errors import UsageError, named
 from trtla.files import validate
 from trtla.formats.config import CheckpointConfig
 from trtla.formats.engine_config import EngineConfig, EngineManifest
@@ -101,7 +101,7 @@ class Engine:
         if requested is not None and requested > largest:
             raise UsageError(
                 f"max_batch_size {requested} is above the engine's {largest}",
-                "use a smaller --max-batch-size, or rebuild the engine",
+                f"use a smaller {named('max_batch_size')}, or rebuild the engine",
             )
         return requested or largest
 

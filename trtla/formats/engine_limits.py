@@ -4,7 +4,7 @@ The rules are those of TensorRT-LLM's `build()` (builder.py, _common.py): max_se
 max_draft_len, and max_num_tokens covers one generation step of a full batch, but no more than a
 full batch can hold. Every correction is described in one sentence.
 
-Of a compiled engine, of trtla or trtllm-build, only config.json and file names are read.
+Compiled engines of trtla and trtllm-build are checked by config.json and file names alone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trtla.errors import UsageError
+from trtla.errors import UsageError, named
 from trtla.files import validate
 from trtla.formats.config import (
     TOKENS_PER_BLOCK,
@@ -46,33 +46,34 @@ RECOMMENDED_NUM_TOKENS = 16384
 
 @dataclass(frozen=True, slots=True)
 class BuildSettings:
-    """The user's limits, in tokens and sequences; None takes a default that fits the model.
+    """The user's limits, in tokens and sequences; None selects a default that fits the model.
 
-    `max_seq_len` is prompt + output of one request, without draft tokens. `max_draft_len` is for
-    users who paste it from a TensorRT-LLM command: it must agree with the triple.
+    `max_seq_len` counts prompt and output of one request, without draft tokens. `max_draft_len`
+    comes from pasted TensorRT-LLM commands and must agree with the triple.
     """
 
     lookahead: LookaheadConfig | None = None
-    """None: the default of torch engines, as far as the limits have room; TensorRT-LLM's have
-    none."""
+    """The triple; None selects the default of torch engines if the limits have room for it, and
+    no lookahead for TensorRT-LLM's."""
     max_batch_size: int = 32
     max_input_len: int | None = None
-    """None: max_seq_len, for TensorRT-LLM at most 1024."""
+    """Longest prompt; None means max_seq_len, for TensorRT-LLM at most 1024."""
     max_seq_len: int | None = None
-    """None: 2048, or less if the model's positions, for TensorRT-LLM its windows, allow less."""
+    """Longest text; None means 2048, or the model's positions if fewer, or for TensorRT-LLM its
+    shortest window."""
     max_num_tokens: int | None = None
-    """None: 8192, at least one generation step of a full batch."""
+    """Most tokens of a step; None means 8192, at least one generation step of a full batch."""
     max_draft_len: int | None = None
     gather_context_logits: bool = False
-    """Logits of the prompt; TensorRT-LLM has them in plain engines only."""
+    """True to return prompt logits, which TensorRT-LLM does in plain engines only."""
     trtllm: tuple[str, ...] = ()
-    """KEY=VALUE: fields of TensorRT-LLM's BuildConfig and PluginConfig, by their own names."""
+    """Fields of TensorRT-LLM's BuildConfig and PluginConfig as KEY=VALUE."""
     timing_cache: Path | None = None
-    """The file of TensorRT's measurements of kernels, read and then written for the next build."""
+    """The file of TensorRT's kernel timings, which a build reads and updates."""
 
 
 class PlannedLimits(NamedTuple):
-    """The limits of an engine, and a sentence for each one that differs from the request."""
+    """The limits of an engine, and a sentence for each that differs from the request."""
 
     build_config: BuildConfig
     notes: tuple[str, ...]
@@ -82,9 +83,9 @@ class PlannedLimits(NamedTuple):
 def plan_limits(
     settings: BuildSettings, config: CheckpointConfig, backend: str = "torch"
 ) -> PlannedLimits:
-    """The limits that an engine of this model stores in its config.json, corrections included.
+    """Return the limits for the engine's config.json, corrections included.
 
-    Given to TensorRT-LLM's `build()`, they are not corrected any further.
+    TensorRT-LLM's `build()` does not correct them any further.
     """
     _check_sizes(settings)
     triple, why = _triple(settings, backend)
@@ -128,7 +129,7 @@ def plan_limits(
 
 
 def _triple(settings: BuildSettings, backend: str) -> tuple[LookaheadConfig, list[str]]:
-    """The requested triple, else the default and a sentence about it."""
+    """Return the requested triple, or the default and a sentence about it."""
     if settings.lookahead is not None:
         return settings.lookahead, []
     if settings.max_draft_len is not None:
@@ -154,7 +155,7 @@ def _triple(settings: BuildSettings, backend: str) -> tuple[LookaheadConfig, lis
 def _num_tokens(
     settings: BuildSettings, input_len: int, seq_len: int, draft_len: int, *, compiled: bool
 ) -> tuple[int, list[str]]:
-    """max_num_tokens after all corrections, and a sentence for each, in the order of `build()`."""
+    """Return max_num_tokens as `build()` corrects it, and a sentence for each correction."""
     batch_size, notes = settings.max_batch_size, list[str]()
     if draft_len:
         limit = f"max_seq_len {seq_len}"
@@ -208,13 +209,13 @@ def _check_triple(settings: BuildSettings, triple: LookaheadConfig) -> None:
 
 
 def longest_text(config: CheckpointConfig, backend: str = "torch") -> int:
-    """Tokens that a text of the model can have: its positions, or a window that is not applied."""
+    """Return the longest text of a model: its positions, or a window that is not applied."""
     return min(config.max_positions, _unapplied(config, backend) or config.max_positions)
 
 
 def _unapplied(config: CheckpointConfig, backend: str) -> int | None:
-    """The window that only texts of its length obey; None: there is none."""
-    return config.sliding_window if backend == "torch" else config.shortest_window
+    """Return the window that the backend does not apply, so texts must fit it; None if none."""
+    return None if backend == "torch" else config.shortest_window
 
 
 def _seq_len(requested: int | None, config: CheckpointConfig, backend: str) -> int:
@@ -227,16 +228,13 @@ def _seq_len(requested: int | None, config: CheckpointConfig, backend: str) -> i
     hint = f"use --max-seq-len {longest} or less"
     if requested > positions:
         above = f"the {positions} positions of the model"
-    elif config.sliding_window is not None:
-        above = f"the sliding_window {longest} of a checkpoint that does not say which layers it is"
-        hint += ", or convert the model again"
-    elif backend != "torch":
+    else:
         hint += ", or --backend torch"
     raise UsageError(f"max_seq_len {requested} is above {above}", hint)
 
 
 def is_compiled(folder: Path) -> bool:
-    """Return True if a folder holds an engine of TensorRT-LLM, if only one rank of it."""
+    """Return True if a folder holds an engine of TensorRT-LLM, or one rank of it."""
     return any(folder.glob("rank*.engine"))
 
 
@@ -247,7 +245,7 @@ def check_compiled(folder: Path, config: EngineConfig) -> None:
 
 
 def compiled_problems(folder: Path, config: EngineConfig) -> Iterator[UsageError]:
-    """Everything that keeps the executor from running an engine; the key at fault is named."""
+    """Yield an error for each key and file that keeps the executor from running an engine."""
     ranks = config.pretrained_config.mapping.world_size
     for rank in range(ranks):
         if not (folder / f"rank{rank}.engine").is_file():
@@ -258,14 +256,14 @@ def compiled_problems(folder: Path, config: EngineConfig) -> Iterator[UsageError
         yield UsageError(f"{where}: {sentence}", _REBUILD)
     lookahead = config.build_config.max_draft_len > 0
     for problem in stage_problems(config.pretrained_config, lookahead=lookahead):
-        yield UsageError(f"{where}: {problem.message}", problem.hint)
+        yield problem.within(f"{where}: ")
 
 
 def stage_problems(config: CheckpointConfig, *, lookahead: bool) -> Iterator[UsageError]:
-    """Faults of TensorRT-LLM's pipeline stages in generation steps.
+    """Yield the faults of TensorRT-LLM's pipeline stages in generation steps.
 
-    Only the last stage has drafts, positions and masks (decoderBuffers.cpp), and C++ pads the
-    vocabulary to a multiple of all ranks (gptJsonConfig.cpp), the model to one of tp_size.
+    Only the last stage has drafts, positions and masks (decoderBuffers.cpp). C++ pads the
+    vocabulary to a multiple of all ranks (gptJsonConfig.cpp), but the model pads it to tp_size's.
     """
     tp, ranks, vocab = config.mapping.tp_size, config.mapping.world_size, config.vocab_size
     if ranks == tp:
@@ -287,15 +285,16 @@ def stage_problems(config: CheckpointConfig, *, lookahead: bool) -> Iterator[Usa
 
 
 def unknown_triple(name: str, max_draft_len: int) -> UsageError:
-    """The error of a lookahead engine without trtla.json: its files name no triple."""
+    """The error for a lookahead engine without trtla.json, whose files name no triple."""
     return UsageError(
         f"{name} does not say its lookahead triple, only max_draft_len {max_draft_len}",
-        f"give the triple it was built for with --lookahead, such as {some_triples(max_draft_len)}",
+        f"give the triple it was built for with {named('lookahead')}, such as "
+        f"{some_triples(max_draft_len)}",
     )
 
 
 def some_triples(max_draft_len: int) -> str:
-    """The most useful triples that need this max_draft_len, for a hint."""
+    """The most useful triples with this max_draft_len, for a hint."""
     return " or ".join(str(triple) for triple in triples_for(max_draft_len)[:3])
 
 

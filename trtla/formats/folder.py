@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trtla.errors import UsageError
+from trtla.errors import UsageError, named
 from trtla.files import write_json
 from trtla.formats.chat_templates import more_templates
 from trtla.formats.model_folder import ModelFolder
@@ -65,7 +65,8 @@ def no_chat_template(folder: Path) -> UsageError:
     """The refusal of messages for such a model."""
     return UsageError(
         f"the tokenizer in {folder} has no chat template",
-        "give texts without --chat, --system and messages, an instruct model, or --chat-template",
+        f"give texts without {named('chat')}, {named('system')} and messages, an instruct model, "
+        f"or {named('chat_template')}",
     )
 
 

@@ -51,7 +51,7 @@ class ModelFolder:
                 self._read[name] = error
         content = self._read[name]
         if isinstance(content, UsageError):
-            raise UsageError(content.message, content.hint)
+            raise content.within("")
         return content
 
     def object(self, name: str) -> dict[str, Any]:

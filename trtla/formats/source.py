@@ -137,7 +137,7 @@ of from_hugging_face; it is for logn attention only, which Qwen2 does not have."
 
 def config_json(config: CheckpointConfig) -> dict[str, Any]:
     """The checkpoint's config.json: our keys, and TensorRT-LLM's constants for the family."""
-    fields, keys = CheckpointConfig.model_fields, ("layer_windows", "sliding_window", *OPTIONS)
+    fields, keys = CheckpointConfig.model_fields, ("layer_windows", *OPTIONS)
     unused = {key for key in keys if getattr(config, key) == fields[key].default}
     data = config.model_dump(mode="json", exclude=unused)
     return {

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from trtla.errors import UsageError
+from trtla.errors import UsageError, named
 from trtla.formats.config import (
     AWQ_GROUP_SIZES,
     BLOCK_SIZES,
@@ -67,13 +67,14 @@ def check_mapping(config: CheckpointConfig) -> None:
         raise UsageError(
             f"weights in blocks ({block_names(config)}) are not split, and tp_size is {tp}, "
             f"pp_size {pp}",
-            "omit --tp-size and --pp-size, or convert with --dtype bfloat16 or float16",
+            f"omit {named('tp_size')} and {named('pp_size')}, or convert with --dtype bfloat16 or "
+            "float16",
         )
     check_tp_size(config)
     if config.num_hidden_layers % pp:
         raise UsageError(
             f"pp_size {pp} does not divide num_hidden_layers {config.num_hidden_layers}",
-            f"use a --pp-size that divides {config.num_hidden_layers}",
+            f"use a {named('pp_size')} that divides {config.num_hidden_layers}",
         )
 
 
@@ -87,12 +88,12 @@ def check_tp_size(config: CheckpointConfig) -> None:
         if (value := getattr(config, key)) % tp:
             raise UsageError(
                 f"tp_size {tp} does not divide {key} {value}",
-                f"use a --tp-size that divides {value}",
+                f"use a {named('tp_size')} that divides {value}",
             )
     if kv % tp and tp % kv:
         raise UsageError(
             f"tp_size {tp} neither divides num_key_value_heads {kv} nor is a multiple of it",
-            f"use a --tp-size that divides {kv} or that {kv} divides",
+            f"use a {named('tp_size')} that divides {kv} or that {kv} divides",
         )
 
 
@@ -225,7 +226,7 @@ def split_config(config: CheckpointConfig, tp_size: int) -> CheckpointConfig:
             raise UsageError(
                 f"tp_size {tp_size} leaves a rank {each} inputs of {name}, and a block of {kind} "
                 f"has {inputs}",
-                "use a smaller --tp-size, or convert with --dtype bfloat16 or float16",
+                f"use a smaller {named('tp_size')}, or convert with --dtype bfloat16 or float16",
             )
     return split
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtla.errors import TORCH, UsageError, is_installed, require, sentence
+from trtla.errors import TORCH, UsageError, is_installed, named, require, sentence
 from trtla.files import refuse_stand_in
 from trtla.formats.folder import TOKENIZER_FILES
 from trtla.formats.gguf.header import MADE_OF
@@ -84,7 +84,7 @@ def load_tokenizer(folder: str | Path) -> Any:
 @lru_cache(maxsize=1)
 def _tokenizer(folder: str, files: tuple[tuple[str, int, int], ...]) -> Any:
     """The tokenizer of these very files: a command needs it before and after the model opens."""
-    hint = "give a folder that holds tokenizer.json with --tokenizer-dir"
+    hint = f"give a folder that holds tokenizer.json with {named('tokenizer_dir')}"
     label, options = f"the tokenizer in {folder}", {}
     _check_folder(folder, label, hint)
     require(label, "transformers")
@@ -116,7 +116,8 @@ def _check_packages(folder: Path) -> None:
         names = [name.rpartition(".")[2] for name in missing]
         raise UsageError(
             f"{path} takes {' and '.join(names)} to be read, not installed here",
-            f"pip install {' '.join(names)}, or give a folder with tokenizer.json: --tokenizer-dir",
+            f"pip install {' '.join(names)}, or give a folder with tokenizer.json: "
+            f"{named('tokenizer_dir')}",
         )
 
 
@@ -133,14 +134,6 @@ def wrapped_tokenizer(tokenizer: Any, tokens: dict[str, str], template: Any) -> 
             chat_template=template,
             **known,
         )
-
-
-def fills_in_by_jinja(tokenizer: Any) -> bool:
-    """Return True for a tokenizer of transformers that fills chat templates in as most do."""
-    from transformers import PreTrainedTokenizerBase
-
-    usual = PreTrainedTokenizerBase.apply_chat_template
-    return getattr(type(tokenizer), "apply_chat_template", None) is usual
 
 
 @contextmanager

@@ -219,7 +219,7 @@ def refusing(path: Path, broken: str) -> Iterator[None]:
             f"{path} holds objects other than tensors, which trtla does not load",
             "save the model as safetensors where you trust it",
         ) from None
-    except Exception:  # a broken pickle raises whatever its bytes make it raise
+    except Exception:  # a broken file raises whatever its bytes make it raise
         raise UsageError(f"{path} {broken}", COPY_AGAIN) from None
 
 
@@ -273,4 +273,4 @@ def raise_first(problems: Sequence[UsageError]) -> None:
     """Raise the first problem, if any, with the count of the others."""
     if problems:
         more = f" (and {len(problems) - 1} more of the kind)" if len(problems) > 1 else ""
-        raise UsageError(problems[0].message + more, problems[0].hint)
+        raise problems[0].within("", more)

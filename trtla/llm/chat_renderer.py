@@ -1,146 +1,223 @@
-"""A tokenizer's chat template: where it is, what it makes of conversations, and how it fails."""
+"""Conversations in a model's chat template, with messages in the form that it takes.
+
+Some templates write a content as a text, some walk its parts, some do both, and each may treat the
+roles differently. A template is a program, so a fixed set of trials shows what it does, once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+import json
+import re
+from collections.abc import Callable
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from trtla.errors import TrtlaError, UsageError, first_line
-from trtla.formats.chat_templates import no_default
+from trtla.errors import TrtlaError, UsageError, first_line, named
 from trtla.formats.folder import no_chat_template
-from trtla.formats.model_folder import ModelFolder
-from trtla.formats.transformers_load import fills_in_by_jinja
-from trtla.llm.conversations import Conversations
 from trtla.llm.templates import ChatTemplate, TemplateProcess
-from trtla.llm.tokenizer_files import read_chat_template
 from trtla.settings.fields import check_text
-from trtla.settings.messages import Messages, Rendering, Variables
+from trtla.settings.messages import (
+    Content,
+    Message,
+    Messages,
+    Rendering,
+    Variables,
+    joined,
+    part_texts,
+    text_part,
+    with_text,
+)
+from trtla.settings.tool_calls import as_object, as_text, with_arguments
 
-_TAKES = "give messages that it takes, or go without it: --no-chat, in a chat /chat off"
+_END = "\U0010fffe"
+"""A code point that no text may have, behind a text that goes on."""
+_TAKES = (
+    "give messages that it takes, correct it, or go without: "
+    f"{named('no_chat')}, in a chat /chat off"
+)
+_RULES, _QUESTION, _ANSWER = (
+    {"role": role, "content": f"trial{role}"} for role in ("system", "user", "assistant")
+)
+_CALLED = {"id": "trial7f3c", "function": {"name": "trial", "arguments": {}}, "type": "function"}
+_CALL = {"role": "assistant", "content": "", "tool_calls": [_CALLED]}
+_RESULT = {"role": "tool", "content": "trialtool", "tool_call_id": "trial7f3c"}
+_PARAMETERS = {"type": "object", "properties": {"a": {"type": "string"}}}
+_FUNCTION = {"name": "trial", "description": "a", "parameters": _PARAMETERS}
+_TOOLS = ({"type": "function", "function": _FUNCTION},)
+_VALUE, _STRAY = "trialvalue", "straykey"
 
 
-class TemplateSource(Protocol):
-    """A tokenizer, as far as its template needs it."""
-
-    files: ModelFolder
-    config: dict[str, Any]
-
-    @property
-    def inner(self) -> Any: ...
-    @property
-    def folder(self) -> Path: ...
-    @property
-    def is_of_file(self) -> bool: ...
-    def token_id(self, name: str) -> int | None: ...
+class _Rejected(UsageError):
+    """A template raised an error."""
 
 
 class ChatRenderer:
-    """Renders conversations for one tokenizer.
+    """Renders conversations in a chat template.
 
     Args:
+        read: reads the template; None if the tokenizer has none.
+        folder: the tokenizer's, for errors.
         variables: of the template, for conversations without their own.
     """
 
-    def __init__(self, tokenizer: TemplateSource, variables: Variables) -> None:
-        self._tokenizer, self._variables = tokenizer, variables
+    def __init__(
+        self, read: Callable[[], ChatTemplate | None], folder: Path, variables: Variables
+    ) -> None:
+        self._read, self._folder, self._variables = read, folder, variables
         self._process: TemplateProcess | None = None
+        self._forms: dict[bool, TemplateForm] = {}
 
     @cached_property
     def template(self) -> ChatTemplate | None:
-        """The template, with those tokens that have ids: other names would be spelt in letters."""
-        tokenizer = self._tokenizer
-        if not tokenizer.is_of_file:
-            return read_chat_template(tokenizer.files, tokenizer.inner.special_tokens_map)
-        template = read_chat_template(tokenizer.files, tokenizer.config)
-        if template is None:
-            return None
-        known = {
-            role: token
-            for role, token in template.tokens.items()
-            if tokenizer.token_id(token) is not None
-        }
-        return replace(template, tokens=known)
-
-    def problem(self) -> UsageError | None:
-        """Return the error for which the template takes no messages; None: sound, or missing."""
-        if self.template is None:
-            return None
-        try:
-            self._known(tools=True).parse()
-        except UsageError as error:
-            return error
-        except Exception as error:  # jinja2's
-            return _failing(error, "correct it, or go without it: --no-chat, in a chat /chat off")
-        return None
-
-    def formed(self, messages: Messages, rendering: Rendering) -> Messages:
-        """The messages with calls in a form that the template takes."""
-        with self._explained():
-            return self._conversations.formed(messages, rendering)
-
-    def text(self, messages: Messages, rendering: Rendering) -> str:
-        """Render messages, up to where the model continues."""
-        return self._guarded(self._conversations.text, messages, rendering)
-
-    def unchecked(self, messages: Messages, rendering: Rendering) -> str:
-        """Render messages that may be omitted by the template."""
-        return self._guarded(self._conversations.filled_in, messages, rendering)
+        """The template, if the tokenizer has one."""
+        return self._read()
 
     def in_process(self, most_s: float) -> TemplateProcess:
-        """Render in a process of its own from now on; the caller closes that.
-
-        Args:
-            most_s: seconds for a conversation.
-        """
-        self._process = TemplateProcess(partial(self._known, tools=True), most_s)
+        """Render in a process from now on, which the caller closes, within seconds."""
+        self._process = TemplateProcess(self._known(), most_s)
         return self._process
 
-    @cached_property
-    def _conversations(self) -> Conversations:
-        return Conversations(self._fill_in)
+    def adapted(self, messages: Messages, rendering: Rendering) -> list[dict[str, Any]]:
+        """Return messages in the form that the template takes.
 
-    def _fill_in(self, messages: list[dict[str, Any]], rendering: Rendering) -> str:
-        template, answer = self._known(bool(rendering.tools)), rendering.add_generation_prompt
+        Raises:
+            UsageError: the last one does not fit the rendering, or the template omits some.
+        """
+        rendering.check(messages)
+        tools = bool(rendering.tools)
+        if tools not in self._forms:  # the template may be another one with tools
+            trial = partial(self._trial, rendering=Rendering(tools=_TOOLS if tools else ()))
+            self._forms[tools] = TemplateForm(trial)
+        self._forms[tools].check(messages)
+        return [self._forms[tools].adapted(message) for message in messages]
+
+    def text(self, messages: Messages, rendering: Rendering) -> str:
+        """Render adapted messages, up to where the model continues."""
+        render = self._begun if rendering.continue_final_message else self._filled
+        text = render(messages, rendering)
+        check_text(text, "what the chat template makes")
+        return text
+
+    def _begun(self, messages: Messages, rendering: Rendering) -> str:
+        """Render up to the end of the last text, whose final blanks a stripping template drops."""
+        said = part_texts(messages[-1]["content"])[-1]
+        marked = [*messages[:-1], with_text(messages[-1], -1, f"{said}{_END} ")]
+        text, separator, rest = self._filled(marked, rendering).rpartition(_END)
+        if said.strip() and not rest.startswith(" "):
+            text = text.rstrip()
+        if not separator or _END in text or not text.rstrip().endswith(said.strip()):
+            raise UsageError(
+                "the model's chat template changes the last message, which can then not be "
+                "continued",
+                "omit continue_final_message, or give what it leaves as it is",
+            )
+        return text
+
+    def _filled(self, messages: Messages, rendering: Rendering) -> str:
         variables = {**self._variables, **rendering.chat_template_kwargs}
         if rendering.tools:
             variables["tools"] = list(rendering.tools)
-        tokenizer = self._tokenizer
-        is_given = tokenizer.files.template is not None
-        if is_given or tokenizer.is_of_file or fills_in_by_jinja(tokenizer.inner):
-            return str((self._process or template).render(messages, answer, variables))
-        options = {"tokenize": False, "add_generation_prompt": answer}
-        return str(tokenizer.inner.apply_chat_template(messages, **options, **variables))
-
-    def _guarded(
-        self, work: Callable[[Messages, Rendering], str], messages: Messages, rendering: Rendering
-    ) -> str:
-        with self._explained():
-            text = work(messages, rendering)
-            check_text(text, "what the chat template makes")
-            return text
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
+        render = (self._process or self._known()).render
         try:
-            yield
+            return render(list(messages), rendering.add_generation_prompt, variables)
         except TrtlaError:
             raise
         except Exception as error:  # jinja2's, or any other
-            raise self.problem() or _failing(error, _TAKES) from None
+            problem = f"the model's chat template fails: {first_line(error)}"
+            raise _Rejected(problem, _TAKES) from None
 
-    def _known(self, tools: bool) -> ChatTemplate:
-        template = self.template
-        if template is None:
-            raise no_chat_template(self._tokenizer.folder)
-        if isinstance(template.template, dict) and not template.text(tools):
-            raise no_default(sorted(template.template))
-        return template
+    def _trial(self, messages: Messages, rendering: Rendering) -> str | None:
+        try:
+            return self._filled(messages, rendering).casefold()
+        except _Rejected:
+            return None
+
+    def _known(self) -> ChatTemplate:
+        if self.template is None:
+            raise no_chat_template(self._folder)
+        return self.template
 
 
-def _failing(error: Exception, hint: str) -> UsageError:
-    """Return the error of a template that raises something or is invalid."""
-    return UsageError(f"the model's chat template fails: {first_line(error)}", hint)
+class TemplateForm:
+    """The form of messages for one template, and what it omits of them.
+
+    Args:
+        trial: renders messages, in small letters; None if the template rejects them.
+    """
+
+    def __init__(self, trial: Callable[[Messages], str | None]) -> None:
+        self._trial = trial
+        self._texts, self._parts = set[str](), set[str]()
+        """Roles whose contents may be texts, and roles whose contents may be parts."""
+        self._lost: dict[str, str] = {}
+        """The role that is omitted in conversations with another role, or with itself."""
+        self._read("user", (_QUESTION,))
+        self._read("assistant", (_QUESTION, _ANSWER, _QUESTION))
+        self._objects, self._json = self._arguments_taken()
+        self._read("tool", (_QUESTION, _CALL, _RESULT))
+        self._read("system", (_RULES, _QUESTION))
+        talk = [self.adapted(message) for message in (_QUESTION, _CALL, _RESULT)]
+        talk[1]["content"] = None
+        self._calls_alone = trial(talk) is not None
+
+    def adapted(self, message: Message) -> dict[str, Any]:
+        """Return a message with its content and its calls as the template takes them."""
+        content, calls, changed = message["content"], message.get("tool_calls"), dict(message)
+        if calls:
+            changed["tool_calls"] = with_arguments(calls, self._arguments)
+        if content is not None or not (calls and self._calls_alone):
+            changed["content"] = self._content(message["role"], content)
+        return changed
+
+    def check(self, messages: Messages) -> None:
+        """Refuse messages of users and tools that the template omits."""
+        said = {message["role"] for message in messages if joined(message["content"]).strip()}
+        for message in messages:
+            if (lost := self._lost.get(message["role"])) in said:
+                raise UsageError(f"the model's chat template leaves out {lost} messages", _TAKES)
+
+    def _content(self, role: str, content: Content) -> Content:
+        is_text = content is None or isinstance(content, str)
+        if role in self._parts and not (is_text and role in self._texts):
+            return [text_part(text) for text in part_texts(content)]
+        return joined(content)
+
+    def _arguments(self, arguments: Any) -> Any:
+        """Leave arguments as they are where the template takes them so."""
+        if isinstance(arguments, str):
+            return arguments if self._json or not self._objects else as_object(arguments)
+        return arguments if self._objects else as_text(arguments)
+
+    def _read(self, role: str, talk: Messages) -> None:
+        """Try contents as texts and as parts, which may not show up as Python writes them."""
+        for taken, form in ((self._texts, joined), (self._parts, _stray_part)):
+            messages = [
+                {**m, "content": form(m["content"])} if m["role"] == role else self.adapted(m)
+                for m in talk
+            ]
+            shown = self._trial(messages) or ""
+            if f"trial{role}" in shown and _STRAY not in shown:
+                taken.add(role)
+        text = self._trial([self.adapted(message) for message in talk])
+        for asking in (_QUESTION, _RESULT):
+            if text is not None and text.count(asking["content"]) < list(talk).count(asking):
+                self._lost[role] = asking["role"]
+
+    def _arguments_taken(self) -> tuple[bool, bool]:
+        """Try arguments as an object and as its text: no Python repr and no JSON in a text, unless
+        the template writes objects as Python alone."""
+
+        def shown(arguments: Any) -> str:
+            calls = with_arguments([_CALLED], lambda _: arguments)
+            talk = [self.adapted(_QUESTION), {**_CALL, "tool_calls": calls}, _RESULT]
+            return self._trial(talk) or ""
+
+        texts = [shown({"a": _VALUE}), shown(json.dumps({"a": _VALUE}))]
+        wrong = re.compile(rf"""('|\\"){_VALUE}""")
+        objects, json_ = (_VALUE in text and not wrong.search(text) for text in texts)
+        return objects or (not json_ and _VALUE in texts[0]), json_
+
+
+def _stray_part(content: Content) -> list[dict[str, str]]:
+    return [{**text_part(joined(content)), _STRAY: ""}]

@@ -1,8 +1,7 @@
 """Messages in a chat template, and the control tokens that belong to the template.
 
-Users' messages are text: one that spells `<|im_end|>` ends no turn. A template may transform
-contents in any way, so it is rendered a second time with the contents hidden: the control tokens of
-that text belong to the template.
+Users' messages are text: one that spells `<|im_end|>` ends no turn. The control tokens of a
+conversation are those that its text has without the messages.
 
 Control tokens are those that decoded texts omit. Other added tokens, such as `<think>` if it is
 one, are words: they stay tokens anywhere in a text.
@@ -10,22 +9,23 @@ one, are words: they stay tokens anywhere in a text.
 
 from __future__ import annotations
 
-import re
 import unicodedata
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice, pairwise
 from typing import Any
 
-from trtla.errors import UsageError
+from trtla.errors import UsageError, named
 from trtla.settings.messages import Messages, rewritten, written
 
-_PRIVATE = range(0x10FFFD, 0xFFFFF, -1)
+MARK = "\U0010ffff"
+"""A code point that no text may have, in place of a token or a message."""
+_PRIVATE = range(0x100000, 0x10FFFE)
 """Characters without a meaning in any text."""
-_MOST_CUTS = 32  # of the remaining parts of a token
-Render = Callable[[Messages], str]
+_MOST_SOUGHT = 1 << 28  # characters that are compared to find messages in a text
+_WRITTEN = " /_-"
+"""Characters of control tokens that commands for templates have, too, such as `/no_think`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,119 +45,61 @@ class ChatText:
     text: str
     controls: tuple[Control, ...] | None = None
 
-    def partition(self, mark: str) -> tuple[ChatText, str, ChatText]:
-        """Partition as `str` does; the mark is no control token."""
-        before, separator, _ = self.text.partition(mark)
-        middle = len(before) + len(separator)
-        return self._part(0, len(before)), separator, self._part(middle, len(self.text))
 
-    def _part(self, start: int, stop: int) -> ChatText:
-        if self.controls is None:
-            return ChatText(self.text[start:stop])
-        inside = (
-            control for control in self.controls if start <= control.start and control.stop <= stop
-        )
-        moved = (
-            Control(control.start - start, control.stop - start, control.token)
-            for control in inside
-        )
-        return ChatText(self.text[start:stop], tuple(moved))
-
-
-def unused(text: str, number: int) -> tuple[str, ...]:
-    """Return `number` characters that the text lacks."""
-    used = set(text)
-    chars = tuple(islice((char for char in map(chr, _PRIVATE) if char not in used), number))
-    if len(chars) < number:
-        raise UsageError(
-            "the messages hold every character for private use", "remove some of U+100000 and above"
-        )
-    return chars
-
-
-def chat_text(render: Render, finder: ControlTokens, messages: Messages, text: str) -> ChatText:
+def chat_text(
+    render: Callable[[Messages], str], finder: ControlTokens, messages: Messages, text: str
+) -> ChatText:
     """Return a conversation with control tokens of the template alone.
 
-    The text is the template's output for the messages. Only if the template inspects contents, and
-    these hold control tokens too, it is rendered with altered contents that hide those.
+    Messages that spell none are seen by cutting them out. Else the template renders them again,
+    with the characters hidden that control tokens need.
+
+    Args:
+        text: the template's output for the messages.
     """
-    names = finder.names(text)
-    if not names:
+    contents, names = [content.strip() for content in written(messages)], finder.names(text)
+    own, spells = _without(finder, contents, text), bool(finder.names(MARK.join(contents)))
+    if not names or (own is not None and finder.names(own) == names and not spells):
         return ChatText(text)
-    (fill,) = unused("".join((text, *written(messages))), 1)
-    skeleton = _skeleton(render, messages, fill)
-    skeleton_names = None if skeleton is None else finder.names(re.sub(f"{fill}+", fill, skeleton))
-    inside = bool(finder.names(fill.join(written(messages))))
-    if names == skeleton_names and not inside:
+    marks = _marks(finder, contents, text)
+    marked = render(rewritten(messages, lambda content: _hidden(finder, marks, content)))
+    if finder.names(marked) == names and not spells:
         return ChatText(text)
-    if skeleton is not None and (runs := _aligned(text, skeleton, fill)) is not None:
-        return ChatText(text, tuple(_placed(finder, skeleton, runs)))
-    marked = (
-        render(rewritten(messages, lambda text: _spoiled(finder, text, fill))) if inside else text
-    )
-    if _aligned(text, marked, fill) is not None and skeleton_names in (None, finder.names(marked)):
-        return ChatText(text, finder.find(marked))
-    return _broken(render, finder, messages)
-
-
-def _skeleton(render: Render, messages: Messages, fill: str) -> str | None:
-    """Render contents of the same length without meaning; None if the template fails."""
-
-    def hidden(text: str) -> str:
-        core = text.strip()
-        return text.replace(core, fill * len(core), 1) if core else text
-
-    try:
-        return render(rewritten(messages, hidden))
-    except UsageError:
-        return None
-
-
-def _aligned(text: str, marked: str, fill: str) -> list[tuple[int, int]] | None:
-    """Return the spans of the fillers, if the marked text equals the text everywhere else."""
-    if len(text) != len(marked):
-        return None
-    runs = [match.span() for match in re.finditer(f"{fill}+", marked)]
-    edges = [0, *(edge for run in runs for edge in run), len(text)]
-    kept = list(pairwise(edges))[::2]
-    return runs if all(text[a:b] == marked[a:b] for a, b in kept) else None
-
-
-def _placed(
-    finder: ControlTokens, skeleton: str, runs: Sequence[tuple[int, int]]
-) -> Iterator[Control]:
-    """Yield the skeleton's control tokens, found with each run of fillers reduced to one."""
-    fill = skeleton[runs[0][0]] if runs else ""
-    short = re.sub(f"{fill}+", fill, skeleton) if runs else skeleton
-    left, longer = deque(runs), 0
-    for control in finder.find(short):
-        while left and left[0][0] < control.start + longer:
-            start, stop = left.popleft()
-            longer += stop - start - 1
-        yield Control(control.start + longer, control.stop + longer, control.token)
-
-
-def _spoiled(finder: ControlTokens, text: str, fill: str) -> str:
-    """Hide one character of each control token in a content."""
-    letters = list(text)
-    for control in finder.find(text):
-        name = text[control.start : control.stop]
-        letters[control.start + len(name) - len(name.lstrip() or name)] = fill
-    return "".join(letters)
-
-
-def _broken(render: Render, finder: ControlTokens, messages: Messages) -> ChatText:
-    """Render with every character hidden that the contents' control tokens need."""
-    texts = "".join(written(messages))
-    hidden = sorted(finder.breaks(texts))
-    marks = unused(texts, len(hidden))
-    there, back = (
-        str.maketrans(dict(zip(a, b, strict=True))) for a, b in ((hidden, marks), (marks, hidden))
-    )
-    marked = render(rewritten(messages, lambda text: text.translate(there)))
-    shown = marked.translate(back)
+    shown = marked.translate({mark: char for char, mark in marks.items()})
     controls = finder.find(marked)
-    return ChatText(shown, None if finder.find(shown) == controls else controls)
+    return ChatText(shown, None if controls == finder.find(shown) else controls)
+
+
+def _marks(finder: ControlTokens, contents: Sequence[str], text: str) -> dict[int, int]:
+    """Return characters that the messages and the text lack, for all that have to be hidden."""
+    used = "".join((text, *contents))
+    parts = "".join(filter(finder.is_part, contents))
+    hidden = sorted({*filter(finder.is_risky, set(used)), *parts})
+    marks = list(islice((mark for mark in _PRIVATE if chr(mark) not in used), len(hidden)))
+    if len(marks) < len(hidden):
+        raise _no_spelling("chat template")
+    return dict(zip(map(ord, hidden), marks, strict=True))
+
+
+def _hidden(finder: ControlTokens, marks: dict[int, int], content: str) -> str:
+    """Hide what a control token may have of a content; all if that is a part of its name."""
+    if finder.is_part(content.strip()):
+        return content.translate(marks)
+    chars = map(ord, filter(finder.is_risky, set(content)))
+    return content.translate({char: marks[char] for char in chars})
+
+
+def _without(finder: ControlTokens, contents: Sequence[str], text: str) -> str | None:
+    """Return a text with a mark for each content; None if one that may be in a control token is
+    not there as it is."""
+    parts, at, is_long = [], 0, len(contents) * len(text) > _MOST_SOUGHT
+    for content in filter(None, contents):
+        if (start := text.find(content, at)) >= 0:
+            parts.append(text[at:start])
+            at = start + len(content)
+        elif is_long or finder.is_part(content) or any(map(finder.is_risky, set(content))):
+            return None
+    return MARK.join((*parts, text[at:]))
 
 
 class ControlTokens:
@@ -166,154 +108,91 @@ class ControlTokens:
     Args:
         ids: of the control tokens.
         added: all tokens that are matched before the vocabulary, by id.
+        unknown: ids of characters that have no token.
         fast: the `tokenizers.Tokenizer`; None if transformers implements the tokenizer in Python.
-        inner: that of transformers, if `fast` is None.
     """
 
     def __init__(
-        self, ids: frozenset[int], added: dict[int, Any], fast: Any | None, inner: Any | None
+        self, ids: frozenset[int], added: dict[int, Any], unknown: Iterable[int], fast: Any | None
     ) -> None:
-        self._ids, self._added = ids, dict(sorted(added.items()))
-        self._fast, self._inner = fast, inner
+        self._control = {i: token for i, token in sorted(added.items()) if i in ids}
+        self._words = {i: token for i, token in sorted(added.items()) if i not in ids}
+        self._counted, self._fast = ids.difference(unknown), fast
+        names = [token.content for token in self._control.values()]
+        self._signs = {char for name in names for char in _signs(name)}
 
     @cached_property
     def _finder(self) -> tuple[Any, dict[int, int]]:
-        """A tokenizer with the added tokens alone, and the model's ids by its ids."""
-        from tokenizers import Tokenizer, models
+        """A tokenizer of control tokens alone, and their ids by its ids."""
+        from tokenizers import models
 
-        finder = Tokenizer(models.WordLevel({"": 0}, unk_token=""))
-        if self._fast is not None and self._fast.normalizer is not None:
-            finder.normalizer = self._fast.normalizer
-        finder.add_tokens(list(self._added.values()))
-        return finder, _own_ids(finder, self._added)
+        finder = self._with(models.WordLevel({"": 0}, unk_token=""), self._control.values())
+        return finder, _own_ids(finder, self._control)
 
     def names(self, text: str) -> tuple[int, ...]:
-        finder, ids_of = self._finder
+        """Return the control tokens that a text spells."""
+        finder, own = self._finder
         (encoding,) = finder.encode_batch_fast([text], add_special_tokens=False)
-        ids = (ids_of.get(token) for token in encoding.ids)
-        return tuple(token for token in ids if token in self._ids and token is not None)
+        return tuple(own[token] for token in encoding.ids if token in own)
 
     def find(self, text: str) -> tuple[Control, ...]:
-        finder, ids_of = self._finder
+        """Return the control tokens that a text spells, with their spans."""
+        finder, own = self._finder
         (encoding,) = finder.encode_batch([text], add_special_tokens=False)
-        places = (
-            (ids_of.get(token), at)
-            for token, at in zip(encoding.ids, encoding.offsets, strict=True)
-        )
-        return tuple(
-            Control(at[0], at[1], token)
-            for token, at in places
-            if token in self._ids and token is not None
-        )
+        spans = zip(encoding.ids, encoding.offsets, strict=True)
+        return tuple(Control(a, b, own[token]) for token, (a, b) in spans if token in own)
 
-    def breaks(self, text: str) -> frozenset[str]:
-        """Return the characters that control tokens need, as far as they are in the text, and those
-        that combine with the character in front of them."""
-        needed = {_needed(self._added[token].content) for token in self._ids & self._added.keys()}
-        chars = (char for char in set(text) if needed & set(self._forms(char)))
-        return frozenset((*chars, *filter(unicodedata.combining, set(text))))
+    def is_part(self, text: str) -> bool:
+        """Return True if a text is a part of a control token's name."""
+        return any(text in token.content for token in self._control.values())
 
-    def _forms(self, char: str) -> str:
-        normal = "" if char.isascii() else unicodedata.normalize("NFKD", char)
-        if self._fast is not None and self._fast.normalizer is not None:
-            normal += self._fast.normalizer.normalize_str(char)
-        return char + char.lower() + char.upper() + normal
+    def is_risky(self, char: str) -> bool:
+        """Return True for signs of control tokens, and what joins the character in front of it."""
+        fast = self._fast
+        forms = char + (fast.normalizer.normalize_str(char) if fast and fast.normalizer else "")
+        return not self._signs.isdisjoint(forms) or unicodedata.combining(char) > 0
 
-    def count(self, ids: Sequence[int]) -> int:
+    def count(self, ids: Iterable[int]) -> int:
         """Count the control tokens among ids, except those of unknown characters."""
-        return sum(map((self._ids - self._unknown).__contains__, ids))
-
-    @cached_property
-    def _unknown(self) -> frozenset[int]:
-        strange = "".join(map(chr, (0x10FFFD, 0x3400, 0x1F9FF)))
-        if self._fast is None:
-            ids = self._plain(strange)
-        else:
-            ids = self._fast.encode(strange, add_special_tokens=False).ids
-        return self._ids.intersection(ids)
+        return sum(map(self._counted.__contains__, ids))
 
     def spelled(self, text: str, controls: Sequence[Control]) -> tuple[int, ...]:
         """Encode a text with these control tokens only; other names of control tokens are spelt."""
-        make = self._spelled_slowly if self._fast is None else self._spelled
-        ids = make(text, controls)
-        if self.count(ids) != sum(control.token not in self._unknown for control in controls):
-            raise UsageError(
-                "a message names a control token that this tokenizer cannot spell in other tokens",
-                "remove it from the message, or take such names as control tokens: --parse-special",
-            )
+        ids = None if self._fast is None or MARK in text else self._spelled(text, controls)
+        if ids is None or self.count(ids) != self.count(control.token for control in controls):
+            raise _no_spelling("tokenizer")
         return ids
 
     def _spelled(self, text: str, controls: Sequence[Control]) -> tuple[int, ...]:
-        """Encode with the same vocabulary without control tokens; a mark stands for each given
-        one."""
-        mark, cut = unused(text, 2)
-        speller, ids_of = self._speller(mark, cut)
-        spans = ((control.start, control.stop) for control in controls)
-        edges = [0, *(edge for span in spans for edge in span), len(text)]
-        text = mark.join(text[a:b] for a, b in list(pairwise(edges))[::2])
-        marked, dropped = map(speller.token_to_id, (mark, cut))
-        forged = self._ids - self._unknown - ids_of.keys() - {marked, dropped}
-        named = iter(controls)
-        return tuple(
-            next(named).token if token == marked else ids_of.get(token, token)
-            for token in _uncontrolled(speller, forged, text, cut)
-            if token != dropped
-        )
-
-    def _speller(self, mark: str, cut: str) -> tuple[Any, dict[int, int]]:
-        """Create a tokenizer without the control tokens, and map its ids to the model's."""
-        from tokenizers import AddedToken, Tokenizer
+        """Encode with the same vocabulary without control tokens; marks stand for them."""
+        from tokenizers import AddedToken
 
         assert self._fast is not None
-        speller = Tokenizer(self._fast.model)
-        if self._fast.normalizer is not None:
-            speller.normalizer = self._fast.normalizer
+        mark = AddedToken(MARK, normalized=False)
+        speller = self._with(self._fast.model, [mark, *self._words.values()])
         if self._fast.pre_tokenizer is not None:
             speller.pre_tokenizer = self._fast.pre_tokenizer
-        words = {i: token for i, token in self._added.items() if i not in self._ids}
-        marks = [AddedToken(char, normalized=False) for char in (mark, cut)]
-        speller.add_tokens([*marks, *words.values()])
-        return speller, _own_ids(speller, words)
-
-    def _spelled_slowly(self, text: str, controls: Sequence[Control]) -> tuple[int, ...]:
-        ids: list[int] = []
-        at = 0
-        for control in controls:
-            ids += (*self._words(text[at : control.start]), control.token)
-            at = control.stop
-        return (*ids, *self._words(text[at:]))
-
-    def _words(self, text: str) -> Iterator[int]:
-        """Encode a text without control tokens, by a tokenizer in Python."""
-        finder, ids_of = self._finder
-        (encoding,) = finder.encode_batch([text], add_special_tokens=False)
-        at = 0
-        for token, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
-            if (word := ids_of.get(token)) is not None and word not in self._ids:
-                yield from (*self._plain(text[at:start]), word)
-                at = stop
-        yield from self._plain(text[at:])
-
-    def _plain(self, text: str) -> list[int]:
-        """Encode a text without any added tokens, by a tokenizer in Python."""
-        assert self._inner is not None
-        options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
-        return list(self._inner.encode(text, **options)) if text else []
-
-
-def _uncontrolled(speller: Any, forged: frozenset[int], text: str, cut: str) -> list[int]:
-    """Encode a text, cutting it where the vocabulary itself would form a control token."""
-    for _ in range(_MOST_CUTS):
+        edges = [0, *(edge for control in controls for edge in (control.start, control.stop))]
+        text = MARK.join(text[a:b] for a, b in list(pairwise([*edges, len(text)]))[::2])
         (encoding,) = speller.encode_batch_fast([text], add_special_tokens=False)
-        if forged.isdisjoint(encoding.ids):
-            return list(encoding.ids)
-        (encoding,) = speller.encode_batch([text], add_special_tokens=False)
-        places = zip(encoding.ids, encoding.offsets, strict=True)
-        cuts = [(a + b) // 2 for token, (a, b) in places if token in forged and b - a > 1]
-        if not cuts:
-            break
-        text = cut.join(text[a:b] for a, b in pairwise([0, *cuts, len(text)]))
-    return list(encoding.ids)
+        own, named = _own_ids(speller, self._words), iter(controls)
+        marked = speller.token_to_id(MARK)
+        return tuple(next(named).token if i == marked else own.get(i, i) for i in encoding.ids)
+
+    def _with(self, model: Any, added: Iterable[Any]) -> Any:
+        """Create a tokenizer with the same normalizer and these added tokens."""
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer(model)
+        if self._fast is not None and self._fast.normalizer is not None:
+            tokenizer.normalizer = self._fast.normalizer
+        tokenizer.add_tokens(list(added))
+        return tokenizer
+
+
+def _signs(name: str) -> set[str]:
+    """Return the characters of a name that are rare in texts; its first one if it has none."""
+    return {char for char in name if not (char.isalnum() or char in _WRITTEN)} or {name[0]}
 
 
 def _own_ids(tokenizer: Any, added: dict[int, Any]) -> dict[int, int]:
@@ -321,6 +200,9 @@ def _own_ids(tokenizer: Any, added: dict[int, Any]) -> dict[int, int]:
     return {tokenizer.token_to_id(added_token.content): id_ for id_, added_token in added.items()}
 
 
-def _needed(name: str) -> str:
-    """Return a character of a token's name that is rare in texts."""
-    return next((char for char in name if not char.isalnum() and not char.isspace()), name[0])
+def _no_spelling(of: str) -> UsageError:
+    return UsageError(
+        f"a message names a control token that this {of} cannot spell in other tokens",
+        "remove it from the messages, or take such names as control tokens: "
+        f"{named('parse_special')}",
+    )

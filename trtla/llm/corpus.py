@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from trtla.errors import TrtlaWarning, UsageError
+from trtla.errors import TrtlaWarning, UsageError, named
 from trtla.files import parse_jsonl, read_text, write_whole, written
 from trtla.formats.engine import Engine
 from trtla.llm.text import Tokenizer
@@ -114,7 +114,8 @@ class Corpus:
         if self._tokenizer is None:
             raise UsageError(
                 f"{path} holds text, and the model has no tokenizer files",
-                "give the tokenizer with --tokenizer-dir, or a file of --save-corpus",
+                f"give the tokenizer with {named('tokenizer_dir')}, or a file of "
+                f"{named('save_corpus')}",
             )
         contents = [text]
         if path.suffix.lower() == ".jsonl":
@@ -131,14 +132,14 @@ class Corpus:
         if head.trtla_corpus != _VERSION:
             raise UsageError(
                 f"{path} has format {head.trtla_corpus}, and this release reads {_VERSION}",
-                "write it again with --save-corpus",
+                f"write it again with {named('save_corpus')}",
             )
         self._check_vocabulary(path, head)
         for where, line in parse_jsonl(_Tokens, lines, f"{path} after its first line"):
             if not all(0 <= token < self._vocab_size for token in line.ids):
                 raise UsageError(
                     f"{where} holds ids outside the vocabulary of {self._vocab_size}",
-                    "write it again with --save-corpus",
+                    f"write it again with {named('save_corpus')}",
                 )
             yield tuple(line.ids)
 
@@ -172,5 +173,5 @@ def check_replaced(path: Path) -> None:
         ) from None
     if begins not in (b"", _MARK.encode()):
         raise UsageError(
-            f"{path} is there and was not written by --save-corpus", "choose another path"
+            f"{path} is there and was not written by {named('save_corpus')}", "choose another path"
         )

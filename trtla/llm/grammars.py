@@ -120,7 +120,7 @@ class GrammarCompiler:
             while len(self._compiled) > _KEPT:
                 self._compiled.popitem(last=False)
         if isinstance(known, UsageError):
-            raise UsageError(known.message, known.hint)
+            raise known.within("")
         return lambda: GrammarState(known, self._end_ids, self._vocab_size)
 
     def prepare(self) -> LLTokenizer:

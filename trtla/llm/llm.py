@@ -90,9 +90,9 @@ class LLM(RequestMaker):
         options = replace(options or ENGINE_OPTIONS, **settings)
         from trtla.llm.corpus import Corpus
         from trtla.llm.open import open_executor
-        from trtla.runtime.threads import set_threads
+        from trtla.runtime.threads import set_threads, within_cores
 
-        set_threads(options.threads)
+        set_threads(within_cores(options.threads))
         super().__init__(model, options)
         if not self._drafts_by_tree(self._drafter):
             changed = options.draft_options.changed

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 
-from trtla.errors import RankLost, TrtlaError, UsageError, require
+from trtla.errors import RankLost, TrtlaError, UsageError, named, require
 from trtla.formats.engine import EncoderDecoder, Engine
 from trtla.formats.gguf.folder import find_folder
 from trtla.formats.model import Model
@@ -107,14 +107,16 @@ def _check_torch(engine: Engine, trtllm: TrtllmSettings) -> None:
     if trtllm != TRTLLM_DEFAULTS:
         raise UsageError(
             f"{engine.name} is a torch engine, which has no settings of TensorRT-LLM",
-            "omit --kv-cache-..., --enable-chunked-context, --scheduler-policy and "
-            "--trtllm-executor",
+            f"omit {named('kv_cache_')}..., {named('enable_chunked_context')}, "
+            f"{named('scheduler_policy')} and "
+            f"{named('trtllm_executor')}",
         )
     if mpi.world_size() > 1:
         raise UsageError(
             f"{engine.name} is a torch engine, which does not run under MPI, and "
             f"{mpi.world_size()} processes do",
-            "start it without mpirun: --tp-size starts the ranks itself, and torchrun can",
+            f"start it without mpirun: {named('tp_size')} starts the ranks itself, and torchrun "
+            "can",
         )
 
 
@@ -131,7 +133,7 @@ def _open_on_ranks(
     if place is not None and place.size != size:
         raise UsageError(
             f"{name} is {size}, and torchrun has started {place.size} ranks",
-            f"omit {_flag(name)}, or use torchrun --nproc-per-node {size}",
+            f"omit {named(name)}, or use torchrun --nproc-per-node {size}",
         )
     _check_split(engine, name, size)
     require(f"{name} {size}", "torch")
@@ -162,15 +164,13 @@ def _rank_setting(options: ExecutorOptions) -> tuple[str, int | None]:
         return "tp_size", options.tp_size
     if options.tp_size is not None:
         raise UsageError(
-            f"--tp-size {options.tp_size} and --lookahead-parallel {options.lookahead_parallel} "
+            f"{named('tp_size')} {options.tp_size} and {named('lookahead_parallel')} "
+            f"{options.lookahead_parallel} "
             "exclude each other",
-            "give --tp-size to split the model, or --lookahead-parallel to share out the drafts",
+            f"give {named('tp_size')} to split the model, or {named('lookahead_parallel')} to "
+            "share out the drafts",
         )
     return "lookahead_parallel", options.lookahead_parallel
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 def _check_split(engine: Engine, name: str, size: int) -> None:
@@ -178,7 +178,7 @@ def _check_split(engine: Engine, name: str, size: int) -> None:
     if isinstance(engine, EncoderDecoder):
         raise UsageError(
             f"{engine.name} is an encoder-decoder, which one process runs, and {name} is {size}",
-            f"omit {_flag(name)}, and start it without torchrun",
+            f"omit {named(name)}, and start it without torchrun",
         )
     if name == "tp_size":
         split_config(engine.config.pretrained_config, size)

@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from trtla.errors import UsageError
+from trtla.errors import UsageError, named
 from trtla.formats.folder import unapplied
 from trtla.formats.model import Model
 from trtla.llm.answer import Answer
@@ -139,7 +139,7 @@ class RequestMaker:
         if stop and self.tokenizer is None:
             raise UsageError(
                 f"{prompt.name} has a stop string, but the model has no tokenizer",
-                "omit stop, or give --tokenizer-dir",
+                f"omit stop, or give {named('tokenizer_dir')}",
             )
         start = self.grammar_start(prompt.sampling, prompt.name)
         answers = []
@@ -169,13 +169,14 @@ class RequestMaker:
         if self.tokenizer is None:
             raise UsageError(
                 f"{name} has a grammar, but the model has no tokenizer",
-                "omit the grammar, or give --tokenizer-dir",
+                f"omit the grammar, or give {named('tokenizer_dir')}",
             )
         try:
             return self._grammars.start(Grammar.of(sampling.grammar))
         except UsageError as error:
             where = Grammar.of(sampling.grammar).given_as
-            raise UsageError(f"{name}: {error.message}", error.hint, where) from None
+            error.setting = where
+            raise error.within(f"{name}: ") from None
 
     def check_grammar(self, grammar: Grammar) -> None:
         """Raise `UsageError` if a grammar cannot be used."""
@@ -280,12 +281,13 @@ class RequestMaker:
             kind = "a text" if isinstance(prompt, str) else "a conversation"
             raise UsageError(
                 f"{name} is {kind}, but {self.engine.name} has no tokenizer files",
-                "give token ids (input_ids in JSONL), or the tokenizer with --tokenizer-dir",
+                "give token ids (input_ids in JSONL), or the tokenizer with "
+                f"{named('tokenizer_dir')}",
             )
         try:
             return self.tokenizer.read_prompt(prompt, most, rendering)
         except UsageError as error:
-            raise type(error)(f"{name}: {error.message}", error.hint, error.setting) from None
+            raise error.within(f"{name}: ") from None
 
     def _expected_ids(self, prompt: PromptRequest) -> tuple[int, ...]:
         expected, name = prompt.expected_output, f"the expected output of {prompt.name}"
@@ -297,7 +299,7 @@ class RequestMaker:
         if self.tokenizer is None:
             raise UsageError(
                 f"{name} is a text, but {self.engine.name} has no tokenizer files",
-                "give token ids, or the tokenizer with --tokenizer-dir",
+                f"give token ids, or the tokenizer with {named('tokenizer_dir')}",
             )
         return self.tokenizer.encode(expected, special=False)  # it continues the prompt
 

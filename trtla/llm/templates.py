@@ -1,40 +1,27 @@
-"""Chat templates, rendered here or in a process of their own: a model brings them as programs.
-
-The started process reads the template and forks one that renders. That one ends itself when a
-template takes too long or too much memory, and is forked again without repeating the imports.
-"""
+"""Chat templates, rendered here or in a process of their own: a model brings them as programs."""
 
 from __future__ import annotations
 
 import json
-import os
 import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
-from threading import Lock, Timer
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
 
-from trtla.errors import RendererLost
+from trtla.errors import RendererLost, UsageError, named
 from trtla.settings.messages import NO_VARIABLES, Variables
 
-if TYPE_CHECKING:
-    from jinja2 import Template
-
-_MOST_BYTES = 1 << 30  # of memory, for one conversation
-_MOST_TEXT = 1 << 25  # characters; longer than any context
-_LENGTH = 8  # bytes of the length before a message
-_STARTING_S = 60.0  # at most, until a process is ready for conversations
-_LATE_S = 1.0  # beyond a conversation's time, which the process ends itself
+_MOST_BYTES = 1 << 30  # of the process's memory
+_MOST_TEXT = 1 << 24  # characters; longer than any context
 _ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
 """Tokens that are empty if the model lacks them."""
-_AGAIN = 3  # the exit code of a renderer that wants a successor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ChatTemplate:
     """A model's template, and the special tokens that it may name."""
 
@@ -42,7 +29,6 @@ class ChatTemplate:
     """Its text, or texts by name: `default`, and `tool_use` where tools are given."""
     tokens: dict[str, str]
     """By name, such as `bos_token`."""
-    _known: dict[str, Template] = field(default_factory=dict, repr=False, compare=False)
 
     def render(
         self,
@@ -59,37 +45,21 @@ class ChatTemplate:
             add_generation_prompt: end with the beginning of the next answer.
             variables: further ones for the template, such as `tools`.
         """
-        shown = [
-            _with_thoughts({k: v for k, v in message.items() if v is not None})
-            for message in messages
-        ]
-        return self._compiled(bool(variables.get("tools"))).render(
-            messages=shown,
+        from trtla.llm.jinja_environment import compiled
+
+        shown = [{k: v for k, v in message.items() if v is not None} for message in messages]
+        return compiled(self.text(bool(variables.get("tools")))).render(
+            messages=list(map(_with_thoughts, shown)),
             documents=None,
             add_generation_prompt=add_generation_prompt,
             **{"tools": None, **dict.fromkeys(_ROLES, ""), **self.tokens, **variables},
         )
-
-    def parse(self) -> None:
-        """Raise jinja2's error for an invalid template; nothing in it is computed yet."""
-        from trtla.llm.jinja_environment import environment
-
-        for tools in (False, True):
-            environment().parse(self.text(tools))
 
     def text(self, tools: bool = False) -> str:
         """The template of messages with or without tools; empty where several have other names."""
         texts = self.template if isinstance(self.template, dict) else {"default": self.template}
         default = texts.get("default", "")
         return str(texts.get("tool_use", default) if tools else default)
-
-    def _compiled(self, tools: bool) -> Template:
-        from trtla.llm.jinja_environment import environment
-
-        text = self.text(tools)
-        if text not in self._known:
-            self._known[text] = environment().from_string(text)
-        return self._known[text]
 
 
 def _with_thoughts(message: dict[str, Any]) -> dict[str, Any]:
@@ -100,197 +70,102 @@ def _with_thoughts(message: dict[str, Any]) -> dict[str, Any]:
     return {"thinking": thoughts, **message, "reasoning_content": thoughts}
 
 
-class TemplateFailed(Exception):
-    """A template raised the error in the text."""
-
-
-class TemplateStopped(TemplateFailed):
-    """A template took too much time or memory, or made too long a text."""
-
-
 class TemplateProcess:
-    """One template, for any number of threads.
+    """Renders one template in a process with limits, for any number of threads.
+
+    A process that exceeds a limit ends. The next conversation starts another one.
 
     Args:
-        template: called when the process starts, at the latest when it is first needed.
         most_s: seconds for a conversation.
     """
 
-    def __init__(self, template: Callable[[], ChatTemplate], most_s: float) -> None:
+    def __init__(self, template: ChatTemplate, most_s: float) -> None:
         self._template, self._most_s = template, most_s
         self._lock = Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._is_closed = False
-
-    def start(self) -> None:
-        with self._lock, suppress(EOFError, OSError):  # the next use starts another
-            self._started()
 
     def render(self, messages: list[Any], add_generation_prompt: bool, variables: Variables) -> str:
-        """Render a conversation; if the process is lost meanwhile, a new one renders it."""
-        arguments = [messages, add_generation_prompt, dict(variables)]
+        """Render as `ChatTemplate.render` does."""
+        known, arguments = self._template, (messages, add_generation_prompt, dict(variables))
+        line = json.dumps([known.template, known.tokens, *arguments]).encode() + b"\n"
         with self._lock:
-            answer = self._answer(arguments) or self._answer(arguments)
-        if answer is None:
-            raise RendererLost(
-                "the process that fills in the chat template was lost, twice", "ask again later"
+            answer = self._answer(line)
+        if "stopped" in answer:
+            raise UsageError(
+                f"the model's chat template fails: {answer['stopped']}",
+                f"shorten the messages, or take another template: {named('chat_template')}",
             )
         if "error" in answer:
-            raise (TemplateStopped if answer["stopped"] else TemplateFailed)(answer["error"])
-        return str(answer["text"])
+            raise RuntimeError(answer["error"])
+        return answer["text"]
 
     def close(self) -> None:
-        """End the process permanently; waiting callers get an error."""
-        self._is_closed, process = True, self._process
+        """End the process; waiting callers get an error."""
+        process = self._process
         if process is not None:
-            _kill(process)
+            process.kill()
         with self._lock:
             self._end()
 
-    def _answer(self, arguments: list[Any]) -> dict[str, Any] | None:
-        try:
-            return self._exchange(self._started(), arguments, self._most_s + _LATE_S)
-        except (EOFError, OSError):
-            self._end()
-            return None
-
-    def _exchange(
-        self, process: subprocess.Popen[bytes], data: list[Any], most_s: float
-    ) -> dict[str, Any]:
+    def _answer(self, line: bytes) -> dict[str, str]:
+        process, text = self._started(), b""
         assert process.stdin is not None
         assert process.stdout is not None
-        timer = Timer(most_s, _kill, [process])
-        timer.daemon = True
-        timer.start()
-        try:
-            _write(process.stdin.fileno(), data)
-            answer: dict[str, Any] = _read(process.stdout.fileno())
-            return answer
-        finally:
-            timer.cancel()
-            timer.join()
+        with suppress(OSError):  # it has ended
+            process.stdin.write(line)
+            process.stdin.flush()
+            text = process.stdout.readline()
+        if text.endswith(b"\n"):
+            return dict(json.loads(text))
+        if self._end() != -signal.SIGALRM:
+            raise RendererLost(
+                "the process that fills in the chat template was lost", "ask again later"
+            )
+        return {"stopped": f"it took more than {self._most_s:g} s"}
 
     def _started(self) -> subprocess.Popen[bytes]:
-        if self._is_closed:
-            raise RendererLost("the model is closed", "open it again")
-        if self._process is not None and self._process.poll() is not None:
-            self._end()  # with the renderer, which may run on alone
-        if self._process is None:
-            path = f"import sys; sys.path[:] = {sys.path!r}"
-            process = subprocess.Popen(
-                [sys.executable, "-c", f"{path}; from {__name__} import main; main()"],
+        if self._process is None or self._process.poll() is not None:
+            self._end()
+            code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main"
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", f"{code}; main({self._most_s})"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                bufsize=0,
                 start_new_session=True,  # a terminal's Ctrl-C is not for it
             )
-            self._process = process
-            try:
-                template = self._template()
-                first = [template.template, template.tokens, self._most_s]
-                self._exchange(process, first, _STARTING_S)
-            except BaseException:
-                self._end()
-                raise
         return self._process
 
-    def _end(self) -> None:
+    def _end(self) -> int | None:
+        """End the process, if there is one, and return its exit code."""
         process, self._process = self._process, None
         if process is None:
-            return
-        _kill(process)
-        process.wait()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                pipe.close()
+            return None
+        process.kill()
+        with suppress(OSError), process:  # closes the pipes and waits
+            pass
+        return process.returncode
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)  # with the renderer
+def main(seconds: float) -> None:
+    """Render the conversation of each line, within limits of time and memory."""
+    with suppress(ValueError):  # a lower limit holds already
+        resource.setrlimit(resource.RLIMIT_AS, (_MOST_BYTES, _MOST_BYTES))
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # it ends the process, whatever that does
+    for line in sys.stdin.buffer:
+        template, tokens, *arguments = json.loads(line)
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        answer = _rendered(ChatTemplate(template, tokens), arguments)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        print(json.dumps(answer), flush=True)
 
 
-def main() -> None:
-    """Fork renderers as long as conversations come."""
-    text, tokens, seconds = _read(0)
-    template = ChatTemplate(text, tokens)
-    from trtla.llm.jinja_environment import environment
-
-    environment()  # each renderer compiles the template, within its limits of time and memory
-    _write(1, {})  # it is ready
-    while True:
-        child = os.fork()
-        if not child:
-            _render_all(template, seconds)
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        if status == -signal.SIGALRM:  # armed only during rendering
-            _write(1, {"error": f"it took more than {seconds:g} s", "stopped": True})
-        elif status != _AGAIN:
-            return
-
-
-def _render_all(template: ChatTemplate, seconds: float) -> None:
-    """Render conversations until there are no more; ends this process."""
-    code = 1
+def _rendered(template: ChatTemplate, arguments: list[Any]) -> dict[str, str]:
     try:
-        _limit_memory()
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        while code != _AGAIN:
-            arguments = _read(0)
-            signal.setitimer(signal.ITIMER_REAL, seconds)
-            answer = _rendered(template, *arguments)
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            code = _AGAIN if answer.pop("full", False) else code
-            _write(1, answer)
-    except (EOFError, OSError):
-        code = 0
-    finally:
-        os._exit(code)
-
-
-def _rendered(
-    template: ChatTemplate,
-    messages: list[Any],
-    add_generation_prompt: bool,
-    variables: Variables,
-) -> dict[str, Any]:
-    try:
-        text = template.render(messages, add_generation_prompt, variables)
-        text.encode()
-        if len(text) > _MOST_TEXT:
-            return {"error": f"it makes a text of {len(text)} characters", "stopped": True}
-        return {"text": text}
+        text = template.render(*arguments)
     except MemoryError:
-        return {"error": "it takes too much memory", "stopped": True, "full": True}
+        return {"stopped": "it takes too much memory"}
     except Exception as error:  # jinja2's, or any other
-        return {"error": str(error), "stopped": False}
-
-
-def _limit_memory() -> None:
-    with suppress(FileNotFoundError), open("/proc/self/statm") as file:
-        taken = int(file.read().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (taken + _MOST_BYTES,) * 2)
-
-
-def _write(pipe: int, data: Any) -> None:
-    text = json.dumps(data).encode()
-    left = memoryview(len(text).to_bytes(_LENGTH, "big") + text)
-    while left:
-        left = left[os.write(pipe, left) :]
-
-
-def _read(pipe: int) -> Any:
-    """Read a message; raises `EOFError` if the other side has ended."""
-    return json.loads(_bytes(pipe, int.from_bytes(_bytes(pipe, _LENGTH), "big")))
-
-
-def _bytes(pipe: int, count: int) -> bytes:
-    parts: list[bytes] = []
-    while count:
-        part = os.read(pipe, min(count, 1 << 20))
-        if not part:
-            raise EOFError
-        parts.append(part)
-        count -= len(part)
-    return b"".join(parts)
+        return {"error": str(error)}
+    too_long = {"stopped": f"it makes a text of {len(text)} characters"}
+    return {"text": text} if len(text) <= _MOST_TEXT else too_long

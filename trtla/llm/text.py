@@ -6,7 +6,8 @@ import hashlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from dataclasses import replace
+from functools import cached_property, partial
 from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
@@ -19,11 +20,12 @@ from trtla.formats.transformers_load import load_tokenizer, wrapped_tokenizer
 from trtla.llm.chat_renderer import ChatRenderer
 from trtla.llm.chat_text import ChatText, ControlTokens, chat_text
 from trtla.llm.stops import StopText, as_stop_texts
-from trtla.llm.templates import TemplateProcess
+from trtla.llm.templates import ChatTemplate, TemplateProcess
 from trtla.llm.text_stream import TextStream, showing
 from trtla.llm.tokenizer_files import (
     TokenLengths,
     named_tokens,
+    read_chat_template,
     token_lengths,
 )
 from trtla.llm.tokenizer_json import Frame, frame, open_tokenizer_json
@@ -34,7 +36,6 @@ from trtla.settings.messages import (
     Messages,
     Rendering,
     Variables,
-    written,
 )
 
 _log = logging.getLogger(__name__)
@@ -56,7 +57,6 @@ class Tokenizer:
             parse_special: read control tokens' names in messages as these tokens.
             variables: of the chat template, for conversations without their own.
         """
-        self._chats = ChatRenderer(self, variables)
         self.files, self._parse_special = ModelFolder.of(place), parse_special
         """Its files, as far as they were read."""
         folder = self.files.path
@@ -64,6 +64,7 @@ class Tokenizer:
             self.files.read(TOKENIZER_CONFIG)  # a broken one is reported, not read as empty
         self.config = read_tokenizer_config(self.files)
         """The contents of its config files."""
+        self._chats = ChatRenderer(self._read_template, folder, variables)
         if runs_own_code(self.config):
             _ = load_tokenizer(folder)  # uses its class without that code, or refuses it
         self._plain = open_tokenizer_json(folder, self.config)
@@ -88,6 +89,16 @@ class Tokenizer:
     def is_of_file(self) -> bool:
         """True if tokenizer.json defines it; else transformers implements it in Python."""
         return self._plain is not None
+
+    def _read_template(self) -> ChatTemplate | None:
+        """Read the template with those tokens that have ids: others would be letters."""
+        config = self.config if self._plain is not None else self.inner.special_tokens_map
+        template = read_chat_template(self.files, config)
+        if template is None or not template.text():
+            return None
+        names = template.tokens.items()
+        known = {role: name for role, name in names if self.token_id(name) is not None}
+        return replace(template, tokens=known)
 
     @property
     def special_names(self) -> list[str]:
@@ -176,8 +187,8 @@ class Tokenizer:
 
     @cached_property
     def _control(self) -> ControlTokens:
-        inner = None if self._fast else self.inner
-        return ControlTokens(self.control_ids, self._added, self._fast, inner)
+        unknown = self.encode("\U0010fffd\u3400\U0001f9ff", special=False)
+        return ControlTokens(self.control_ids, self._added, unknown, self._fast)
 
     @cached_property
     def _is_byte_level(self) -> bool:
@@ -241,9 +252,13 @@ class Tokenizer:
         return {} if self._chats.template is None else self._chats.template.tokens
 
     def template_problem(self) -> UsageError | None:
-        """Return the error for which the chat template takes no messages; None: sound, or
-        missing."""
-        return self._chats.problem()
+        """Return the error of the chat template for a question; None: none, or no template."""
+        try:
+            if self.has_chat_template:
+                self.chat_text([{"role": "user", "content": "a"}])
+        except UsageError as error:
+            return error
+        return None
 
     def render_in_process(self, most_s: float) -> TemplateProcess:
         """Render the chat template in a process of its own from now on; the caller closes that.
@@ -259,28 +274,25 @@ class Tokenizer:
         Raises:
             UsageError: there is no template, it fails, or it omits a user's message.
         """
-        return self._chats.text(self._chats.formed(messages, rendering), rendering)
+        return self._chats.text(self._chats.adapted(messages, rendering), rendering)
 
     def chat(
         self, messages: Messages, most: int | None = None, rendering: Rendering = ANSWER
     ) -> ChatText:
         """Render messages in the chat template, with the control tokens that belong to it."""
-        messages = self._chats.formed(messages, rendering)
+        messages = self._chats.adapted(messages, rendering)
         text = self._chats.text(messages, rendering)
         self._check_length(text, most)
         if self._parse_special:
             return ChatText(text)
-        check_text("".join(written(messages)), "the text")
         self._check_tools(rendering)
-
-        def render(others: Messages) -> str:
-            return self._chats.unchecked(others, rendering)
-
-        return chat_text(render, self._control, messages, text)
+        return chat_text(
+            partial(self._chats.text, rendering=rendering), self._control, messages, text
+        )
 
     def _check_tools(self, rendering: Rendering) -> None:
         """Refuse control tokens in tools, which the template writes as they are."""
-        tools = json.dumps(rendering.tools, ensure_ascii=False)
+        tools = json.dumps(rendering.tools, ensure_ascii=False) if rendering.tools else ""
         for token in self._control.names(tools)[:1]:
             raise UsageError(
                 f"the tools hold {self.token_name(token)}, which is a control token of the model",
@@ -290,15 +302,12 @@ class Tokenizer:
 
     def encode_chat(self, chat: ChatText) -> tuple[int, ...]:
         """Encode a conversation or a part of it."""
-        text, controls = chat.text, chat.controls
-        if controls is None:
+        text, controls, known = chat.text, chat.controls, self._control
+        if controls is None or controls == known.find(text):
             ids = self.encode(text, special=False)
-            known = self._control
             if self._parse_special or known.count(ids) == known.count(known.names(text)):
                 return ids
-            controls = known.find(text)
-        check_text(text, "the text")
-        return self._control.spelled(text, controls)
+        return known.spelled(text, known.find(text) if controls is None else controls)
 
     def prompt_ids(
         self, prompt: str | Messages, most: int | None = None, rendering: Rendering = ANSWER
@@ -340,8 +349,9 @@ class Tokenizer:
         )
 
     def _check_length(self, text: str, most: int | None) -> None:
-        least = 0 if most is None else self.lengths.least(text)
-        if most is not None and least > most:
+        if most is None or len(text) <= most:  # the bound is at most a token a character
+            return
+        if (least := self.lengths.least(text)) > most:
             raise PromptTooLong(
                 f"the text has at least {least} tokens, but the model takes {most} of a prompt",
                 "shorten it",

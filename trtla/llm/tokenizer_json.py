@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trtla.errors import UsageError, first_line
+from trtla.errors import UsageError, first_line, named
 from trtla.files import refuse_stand_in
 from trtla.formats.model_folder import ModelFolder
 from trtla.formats.special_tokens import listed_tokens, token_name, token_source
@@ -52,7 +52,8 @@ def open_tokenizer_json(folder: Path, config: dict[str, Any]) -> Any | None:
         refuse_stand_in(path)
         raise UsageError(
             f"the tokenizer in {folder} cannot be loaded: {FILE}: {first_line(error)}",
-            "copy the file again, or give a folder with another tokenizer: --tokenizer-dir",
+            "copy the file again, or give a folder with another tokenizer: "
+            f"{named('tokenizer_dir')}",
         ) from None
     return tokenizer
 

@@ -1,4 +1,4 @@
-"""Memory bandwidth of the machine that arms run on, and the peak memory that they take."""
+"""Figures of the machine that arms run on, and the peak memory that they take."""
 
 from __future__ import annotations
 

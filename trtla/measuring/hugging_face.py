@@ -1,6 +1,6 @@
-"""Peers on transformers: generate as it is, with prompt lookup, and with an assistant model.
+"""A model of transformers that decodes as a peer: by generate, with any of its options.
 
-They get the same ids, threads and device as the engine, and the type that is fastest for them.
+It gets the same ids, threads and device as the engine, and the type that is fastest for it.
 Forwards are counted and timed by hooks on the model, tokens by a streamer.
 """
 

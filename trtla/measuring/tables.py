@@ -1,4 +1,4 @@
-"""Views of rows: one JSON document, CSV lines, Markdown tables."""
+"""Tables of rows: one for each cell, with an arm a line."""
 
 from __future__ import annotations
 
@@ -19,20 +19,12 @@ if TYPE_CHECKING:
 
 ALL_COLUMNS = {
     "arm": "arm",
-    "completed": "completed",
-    "failed": "failed",
-    "request_throughput": "requests/s",
     "tokens_per_s": "tokens/s",
-    "total_token_throughput": "all tokens/s",
     "tokens_per_step": "S",
     "acceptance_rate": "acceptance",
     "speedup_vs_ar": "median speed-up",
     "predicted_speedup": "predicted speed-up",
     "agreement": "texts as ar",
-    "ttft": "TTFT",
-    "tpot": "TPOT",
-    "itl": "ITL",
-    "e2el": "E2EL",
     "ttft_ms": "TTFT ms",
     "ms_per_token": "ms/token",
     "range": "min-max",
@@ -53,7 +45,6 @@ ALL_COLUMNS = {
 """The columns of a table, the most important first; each is shown if a row has it."""
 USUAL = (*("arm", "tokens_per_s", "tokens_per_step", "speedup_vs_ar", "agreement", "ttft_ms"),)
 """The columns of most use; --wide prints all."""
-_SPREADS = ("ttft", "tpot", "itl", "e2el")
 _SOURCE_FIGURES = (
     "proposed", "fed", "accepted", "expected", "calibration", "accepted/fed by depth"
 )  # fmt: skip
@@ -118,9 +109,6 @@ def _shown(row: Row, key: str) -> str:
     if key == "weight_type":
         kind = row.weight_type or "-"
         return kind if row.compute_type in (None, kind) else f"{kind} in {row.compute_type}"
-    if key in _SPREADS:
-        middle, p99 = getattr(row, f"median_{key}_ms"), getattr(row, f"p99_{key}_ms")
-        return "-" if middle is None else f"{middle:.1f} ({p99:.1f})"
     if key == "range":
         if row.tokens_per_s_min is None:
             return "-"

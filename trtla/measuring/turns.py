@@ -1,8 +1,7 @@
 """The measuring engine: arms that take turns on the same work, and the rows of their runs.
 
 All arms decode a batch before the next batch begins, so that a machine that slows down slows all.
-bench, its ablation, tune and summarize differ in their arms, their work and their use of the runs.
-A journal keeps turns, from which an interrupted measurement resumes.
+Commands that measure differ in their arms, their work and their use of the runs.
 """
 
 from __future__ import annotations

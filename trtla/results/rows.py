@@ -1,4 +1,4 @@
-"""The row of every measurement, and the JSON documents of bench, summarize and load.
+"""The row of every measurement, the base of measurements' documents, and summarize's.
 
 A field of a row is a key of the document and a column of the table. Rows are filled from records
 by the fields' names: a counter of `Metrics` with a field here is in every output.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, FiniteFloat
 
@@ -52,21 +52,8 @@ class Cell(Circumstances):
     """Tokens of every prompt; None: the prompts' own lengths."""
 
 
-class FailureCount(Part):
-    """A reason of incomplete answers, and the number of requests with it."""
-
-    reason: str
-    count: int
-
-
 class Row(Circumstances):
-    """An arm in a cell: figures and counters, whose definitions are in docs/algorithm.md.
-
-    Rows of load on a server have no device, type, threads and batch size; the last fields are
-    theirs alone. These have the names and definitions of vLLM's `bench serve`: times are over
-    completed requests, TTFT from sending to the first text, TPOT of the output tokens after the
-    first, ITL between chunks with text, E2EL from sending to the last chunk.
-    """
+    """An arm in a cell: figures and counters, whose definitions are in docs/algorithm.md."""
 
     device: str | None = None
     dtype: str | None = None
@@ -124,36 +111,6 @@ class Row(Circumstances):
     perplexity: Figure = None
     """The target's perplexity at temperature 1 without filters: of an ablation's outputs, and of
     prompts and outputs together in `summarize --eval-ppl`."""
-    concurrency: int | None = None
-    """Requests at a time; None: they arrive at a rate."""
-    request_rate: FiniteFloat | Literal["inf"] | None = None
-    """Requests a second, of a Poisson process."""
-    requests: int | None = None
-    completed: int | None = None
-    failed: int | None = None
-    total_input_tokens: int | None = None
-    """None: the server does not report them."""
-    request_throughput: Figure = None
-    """Completed requests a second."""
-    total_token_throughput: Figure = None
-    mean_ttft_ms: Figure = None
-    median_ttft_ms: Figure = None
-    std_ttft_ms: Figure = None
-    p99_ttft_ms: Figure = None
-    mean_tpot_ms: Figure = None
-    median_tpot_ms: Figure = None
-    std_tpot_ms: Figure = None
-    p99_tpot_ms: Figure = None
-    mean_itl_ms: Figure = None
-    median_itl_ms: Figure = None
-    std_itl_ms: Figure = None
-    p99_itl_ms: Figure = None
-    mean_e2el_ms: Figure = None
-    median_e2el_ms: Figure = None
-    std_e2el_ms: Figure = None
-    p99_e2el_ms: Figure = None
-    failures: Annotated[tuple[FailureCount, ...], BeforeValidator(_listed)] = ()
-    """The first distinct reasons."""
 
     @property
     def cell(self) -> tuple[object, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from trtla.console import counted
-from trtla.errors import UsageError, install_hint, is_installed
+from trtla.errors import UsageError, install_hint, is_installed, named
 from trtla.machine import loaded_driver
 
 _log = logging.getLogger(__name__)
@@ -29,11 +29,11 @@ class Device:
 CPU = Device("cpu")
 
 
-def resolve_device(device: str, flag: str = "--device") -> Device:
+def resolve_device(device: str, setting: str = "device") -> Device:
     """Resolve auto, cpu, cuda or cuda:N; auto takes CUDA if available.
 
     Args:
-        flag: the flag to change in an error's hint.
+        setting: the setting to change in an error's hint.
     """
     if device == "auto":
         device = "cuda" if _has_cuda() else "cpu"
@@ -42,7 +42,7 @@ def resolve_device(device: str, flag: str = "--device") -> Device:
     kind, _, number = device.partition(":")
     if kind != "cuda" or (":" in device and not (number.isascii() and number.isdecimal())):
         raise UsageError(f"device {device!r} is not known", "use auto, cpu, cuda or cuda:N")
-    return _cuda(device, number, flag)
+    return _cuda(device, number, setting)
 
 
 def _has_cuda() -> bool:
@@ -62,11 +62,11 @@ def _note_unused() -> None:
     _log.warning("note: GPUs need PyTorch, so the CPU computes; %s", install_hint("torch"))
 
 
-def _cuda(device: str, number: str, flag: str) -> Device:
+def _cuda(device: str, number: str, setting: str) -> Device:
     if not is_installed("torch"):
         raise UsageError(
             f"device {device!r} needs torch, which is not installed",
-            f"{install_hint('torch')}, or use {flag} cpu",
+            f"{install_hint('torch')}, or use {named(setting)} cpu",
         )
     import torch
 
@@ -77,6 +77,6 @@ def _cuda(device: str, number: str, flag: str) -> Device:
             others = "cuda:0" if count == 1 else f"cuda:0 to cuda:{count - 1}"
         raise UsageError(
             f"device {device!r} is not available: PyTorch sees {counted(count, 'GPU')}",
-            f"use {flag} {others}",
+            f"use {named(setting)} {others}",
         )
     return Device("cuda", int(number) if number else torch.cuda.current_device())

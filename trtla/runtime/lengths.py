@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from trtla.errors import at_start
 from trtla.formats.engine import Engine
 from trtla.formats.engine_limits import DEFAULT_SEQ_LEN
 from trtla.runtime.limits import REBUILD_INPUT, REBUILD_LONGER, ExecutorLimits
@@ -31,7 +32,7 @@ def text_lengths(engine: Engine, requested: int | None) -> TextLengths:
     text_len, longest = engine.text_len(requested), engine.longest_text
     hint = REBUILD_LONGER
     if text_len < longest:
-        hint = f"open the model with a larger --max-seq-len, at most {longest}"
+        hint = f"open the model with a larger {at_start('max_seq_len')}, at most {longest}"
     elif engine.is_in_memory:
         hint = "use a model that was trained for longer texts"
     built = engine.config.build_config.max_input_len

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trtla.console import counted
-from trtla.errors import PromptTooLong, UsageError
+from trtla.errors import PromptTooLong, UsageError, at_start, named
 from trtla.runtime.request import Request
 from trtla.settings.drafting import LOOKAHEAD, DrafterSettings, check_drafts_itself, refuse_texts
 from trtla.settings.lookahead import (
@@ -125,7 +125,7 @@ class ExecutorLimits:
             raise PromptTooLong(
                 f"{name} needs {length} prompt + {request.sampling.max_output_len} output tokens = "
                 f"{wanted}, above max_seq_len {self.max_text_len}",
-                f"lower --max-output-len, or {self.text_len_hint}",
+                f"lower {named('max_output_len')}, or {self.text_len_hint}",
             )
         self._check_sampling(request)
         self._check_logprobs(request)
@@ -139,7 +139,7 @@ class ExecutorLimits:
         if (request.private or request.space) and self.shares_blocks:
             raise UsageError(
                 f"{name} is private, and this executor shares K/V blocks between all prompts",
-                "open the model without --kv-cache-enable-block-reuse",
+                f"open the model without {at_start('kv_cache_enable_block_reuse')}",
                 "private",
             )
         self._check_drafter(request)
@@ -216,7 +216,8 @@ class ExecutorLimits:
             raise UsageError(
                 f"{request.label} drafts {counted(settings.most_tokens, 'token')}, above "
                 f"{self.max_gamma}",
-                f"use a smaller --gamma, or open the model with --gamma {settings.most_tokens}",
+                f"use a smaller {named('gamma')}, or open the model with {at_start('gamma')} "
+                f"{settings.most_tokens}",
                 "gamma",
             )
 
@@ -238,7 +239,8 @@ class ExecutorLimits:
             raise UsageError(
                 f"{request.label} has temperature {sampling.temperature:g}, but lookahead "
                 "decoding in TensorRT-LLM is greedy only and ignores sampling in silence",
-                "use --temperature 0, an engine built with --lookahead 1,1,0, or --backend torch",
+                f"use {named('temperature')} 0, an engine built with --lookahead 1,1,0, or "
+                "--backend torch",
                 "temperature",
             )
 

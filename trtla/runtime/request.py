@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
-from trtla.errors import TrtlaError
+from trtla.errors import TrtlaError, named
 from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, RecordedForward
 from trtla.runtime.stats import RequestStats
 from trtla.settings.drafting import DrafterSettings, DraftOptions
@@ -62,7 +62,8 @@ def no_answer(label: str, index: int) -> TrtlaError:
     """Return the error of a request whose output token `index`, from 0, cannot be chosen."""
     return TrtlaError(
         f"{label}: the model's logits for output token {index} are not finite",
-        "try --dtype float32 or bfloat16, whose range is wider; if that fails too, the checkpoint "
+        f"try {named('dtype')} float32 or bfloat16, whose range is wider; if that fails too, the "
+        "checkpoint "
         "holds NaN or infinite weights: see trtla inspect",
     )
 

@@ -11,7 +11,7 @@ from functools import lru_cache
 import numpy as np
 from numpy import ndarray
 
-from trtla.errors import TrtlaError, UsageError, sentence
+from trtla.errors import TrtlaError, UsageError, named, sentence
 from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, depths
 from trtla.runtime.grammar import GrammarState
 from trtla.runtime.request import DraftRecorder, FinishReason, Output, Request, no_answer
@@ -226,7 +226,8 @@ class Sequence:
 def _failure(request: Request, cause: BaseException | None) -> TrtlaError:
     error = TrtlaError(
         f"{request.label} failed: {sentence(cause) if cause else 'its drafter raised'}",
-        "other requests continue; decode this one with --drafter none and without stop strings",
+        f"other requests continue; decode this one with {named('drafter')} none and without stop "
+        "strings",
     )
     error.__cause__ = cause
     return error

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from functools import lru_cache
 from pathlib import Path
 
-from trtla.errors import UsageError
+from trtla.console import counted
+from trtla.errors import TrtlaWarning, UsageError
 from trtla.machine import usable_cores, within_quota
 from trtla.settings.fields import is_whole, shown
 
@@ -30,6 +32,21 @@ def set_threads(count: int | None) -> None:
     _chosen[:] = [count]
     if sys.modules.get("torch") is not None:
         set_torch_threads()
+
+
+def within_cores(count: int | None) -> int | None:
+    """Return a chosen number of threads, at most the processors of this machine; more would only
+    wait for each other."""
+    processors = os.cpu_count() or 1
+    if count is None or count <= processors:
+        return count
+    warnings.warn(
+        f"threads {count} is above the {counted(processors, 'processor')} of this machine, which "
+        "are used",
+        TrtlaWarning,
+        stacklevel=2,
+    )
+    return processors
 
 
 def set_torch_threads() -> None:

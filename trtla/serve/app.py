@@ -27,6 +27,7 @@ from trtla.api.protocol import ChatBody, CompletionBody
 from trtla.errors import closest, sentence
 from trtla.llm.grammar_compiling import takes_long
 from trtla.llm.preparing import GRAMMARS
+from trtla.other_tools import counterpart
 from trtla.serve.generation import CHAT, TEXTS, ServedModel
 from trtla.serve.guard import KEY
 from trtla.serve.log import RequestLog, note_error
@@ -220,21 +221,12 @@ def _show_page(app: FastAPI) -> None:
         app.mount("/page", StaticFiles(directory=_PAGE))
 
 
-_ELSEWHERE = {
-    "/v1/chat/completions": "/api/chat /apply-template /v1/messages /v1/responses",
-    "/v1/completions": "/api/generate /generate /infill",
-    "/v1/models": "/api/ps /api/show /api/tags /get_model_info /props /v1",
-    "/metrics": "/load /slots /get_server_info /server_info",
-}
-"""Routes of Ollama, llama.cpp, vLLM, SGLang, OpenAI and Anthropic, by what comes nearest."""
-
-
 def _instead(path: str, routes: Iterable[str]) -> str:
     """Return a hint to the route that a wrong path ends with, but for /v1, or resembles."""
     own = {route: route.removeprefix("/v1") for route in routes}
     ends = [route for route, end in own.items() if path.endswith(end)]
-    near = [route for route, others in _ELSEWHERE.items() if path.rstrip("/") in others.split()]
-    meant = next(iter(near), None) or max(ends, key=len, default=None) or closest(path, routes)
+    nearest = counterpart(path.rstrip("/"), own) or max(ends, key=len, default=None)
+    meant = nearest or closest(path, own)
     return f"did you mean {meant}?" if meant else "/openapi.json lists all routes"
 
 

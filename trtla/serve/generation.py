@@ -94,11 +94,9 @@ class ServedModel:
         """Open the model; a process renders its template, which may not end."""
         llm = self._open_model()
         tokenizer = llm.tokenizer
-        if tokenizer is not None:
-            log_template_note(tokenizer)
+        if tokenizer is not None and tokenizer.has_chat_template:
             self._templates = tokenizer.render_in_process(min(_RENDERING_S, self.timeout_s / 2))
-            if tokenizer.has_chat_template:
-                self.engine.lanes.submit(CHAT, self._templates.start)
+            self.engine.lanes.submit(CHAT, partial(log_template_note, tokenizer))
         return llm
 
     def _put(
@@ -114,8 +112,6 @@ class ServedModel:
         return refused(as_trtla_error(error)) if self.engine.failure is None else self.absence()
 
     def absence(self) -> ApiError:
-        if self.engine.state == "loading":
-            return unavailable("the model is loading; ask again later", "loading")
         if self.engine.state in ("ready", "stopped"):
             return unavailable("the server is ending; ask another one", "shutting_down")
         return unavailable("the model has failed; see the server's log", "engine_failed")

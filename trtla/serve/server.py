@@ -1,19 +1,17 @@
-"""The server process: bind the port, load the model, answer requests, drain on a signal.
+"""The server process: bind the port, load the model, listen, drain on a signal.
 
-The port is bound before the model loads, so that a second server fails at once and health checks
-get an answer.
+The port is bound before the model loads, so that a second server fails at once. Connections are
+refused until the model is open.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import logging
+import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,10 +24,8 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
-from trtla.api.errors import ApiError
 from trtla.console import counted
 from trtla.errors import RankLost, ReplicasLost, UsageError
-from trtla.interrupts import INTERRUPTS
 from trtla.llm.prompt import RequestMaker
 from trtla.serve.app import Served, new_app
 from trtla.serve.generation import ServedModel
@@ -48,13 +44,20 @@ _KEEP_ALIVE_S = 75  # idle connections; longer than the usual 60 s of proxies in
 
 
 def bind(settings: ServeSettings) -> socket.socket:
-    """Return the socket to listen on."""
+    """Return the socket to listen on, which refuses connections yet."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
+    with _usable(listening, settings):
         listening.bind((settings.host, settings.port))
-        listening.listen(_BACKLOG)
+    return listening
+
+
+@contextmanager
+def _usable(listening: socket.socket, settings: ServeSettings) -> Iterator[None]:
+    """Refuse an address that fails in this block: another server may have it."""
+    try:
+        yield
     except (OSError, UnicodeError) as error:
         listening.close()
         why = getattr(error, "strerror", None) or str(error)
@@ -62,7 +65,6 @@ def bind(settings: ServeSettings) -> socket.socket:
             f"{settings.host}:{settings.port} cannot be listened on: {why}",
             "choose another --port, 0 for a free one; --host is an address of this machine",
         ) from None
-    return listening
 
 
 def is_open_to_all(settings: ServeSettings) -> bool:
@@ -73,15 +75,14 @@ def is_open_to_all(settings: ServeSettings) -> bool:
 class _Server(uvicorn.Server):
     """uvicorn with our signals: the first drains, the second stops at once."""
 
-    def __init__(self, config: uvicorn.Config, on_drain: Callable[[], bool]) -> None:
+    def __init__(self, config: uvicorn.Config, on_drain: Callable[[], None]) -> None:
         super().__init__(config)
         self._on_drain = on_drain
         self.signals: list[int] = []
-        self.at_once = False
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        with signals_to(self.handle_exit):
+        with _signals_to(self.handle_exit):
             yield
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -89,7 +90,7 @@ class _Server(uvicorn.Server):
         if self.should_exit:
             self.force_exit = True
         self.should_exit = True
-        self.at_once = self._on_drain() or self.force_exit
+        self._on_drain()
 
 
 def serve(
@@ -122,8 +123,8 @@ def serve(
     with bind(settings) as listening:
         asyncio.run(service.run(listening))
     code = service.exit_code
-    if service.server.at_once or service.model.is_preparing:  # neither is waited for
-        INTERRUPTS.leave(code)
+    if service.server.force_exit or service.model.is_preparing:  # neither is waited for
+        os._exit(code)
     return code
 
 
@@ -163,10 +164,14 @@ class Service:
         )
         logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # our log has its messages
         self.server = _Server(config, self._drain)
-        with waiting_room(listening, model.absence()) if self.holds_gil else nullcontext():
+        with _signals_to(signal.SIG_DFL) if self.holds_gil else nullcontext():
             model.engine.begin()
-            if self.holds_gil:
-                await model.engine.changed.wait()
+            await model.engine.changed.wait()
+        if model.engine.failure is not None:
+            await model.stop()
+            return
+        with _usable(listening, self.settings):
+            listening.listen(_BACKLOG)
         watching = asyncio.create_task(self._watch(_address(listening)))
         ending = asyncio.create_task(self._cut_off())
         try:
@@ -174,18 +179,16 @@ class Service:
         finally:
             watching.cancel()
             ending.cancel()
-            if not self.server.at_once:
+            if not self.server.force_exit:
                 await self.model.stop()
 
     async def _watch(self, address: str) -> None:
-        """Report when the model is open; end if it cannot open, or has lost its processes."""
+        """Report that the server answers; end if the model has lost its processes."""
         engine = self.model.engine
-        await engine.changed.wait()
-        if engine.state == "ready":
-            self.ready(engine.llm, address)
-            while not isinstance(engine.failure, RankLost | ReplicasLost):
-                engine.changed.clear()
-                await engine.changed.wait()
+        self.ready(engine.llm, address)
+        while not isinstance(engine.failure, RankLost | ReplicasLost):
+            engine.changed.clear()
+            await engine.changed.wait()
         self.server.should_exit = True
 
     async def _cut_off(self) -> None:
@@ -201,14 +204,13 @@ class Service:
         self._drain()
         self.server.should_exit = True
 
-    def _drain(self) -> bool:
-        """Accept no more requests; return True if the model is still loading, and has none."""
+    def _drain(self) -> None:
+        """Accept no more requests."""
         if not self.model.draining:
             self.model.draining, left = True, self.model.num_in_flight
             if left:
                 texts = counted(left, "text")
                 self.log.note(f"ending after {texts}; a second signal stops at once")
-        return self.model.engine.state == "loading"
 
     @property
     def exit_code(self) -> int:
@@ -226,37 +228,11 @@ def _address(listening: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-_PROGRAM = Path(__file__).with_name("waiting_room.py")
-_ANSWERED_S = 10
 Handler = Callable[[int, FrameType | None], Any] | signal.Handlers
 
 
 @contextmanager
-def waiting_room(listening: socket.socket, error: ApiError) -> Iterator[None]:
-    """Answer all connections with this error meanwhile, in another process."""
-    fd = listening.fileno()
-    command = [sys.executable, "-I", "-S", str(_PROGRAM), str(fd), json.dumps(error.body)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=(fd,))
-    assert process.stdin is not None
-    try:
-        with signals_to(signal.SIG_DFL):
-            yield
-    finally:
-        process.stdin.close()
-        threading.Thread(target=_end, args=(process,), daemon=True).start()
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the process: it ends with its input, after answering accepted connections."""
-    try:
-        process.wait(_ANSWERED_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
-@contextmanager
-def signals_to(handler: Handler) -> Iterator[None]:
+def _signals_to(handler: Handler) -> Iterator[None]:
     """Route signals that end the server to this handler; only possible in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -12,8 +12,8 @@ from dataclasses import dataclass, fields, replace
 from itertools import product
 from typing import Any, ClassVar, Literal, get_args
 
-from trtla.errors import UsageError, did_you_mean, trtllm_cannot
-from trtla.settings.fields import check, flag_name, option, wrong
+from trtla.errors import UsageError, did_you_mean, named, trtllm_cannot
+from trtla.settings.fields import check, option, wrong
 from trtla.settings.lookahead import LookaheadConfig
 
 NgramKind = Literal["basic", "onelevel"]
@@ -30,7 +30,6 @@ requests, the lookahead window, further drafters, the request's grammar, and tok
 """
 PROPOSERS = (*SOURCES, "agreement")
 """Proposers of a node: a source, or a text and recycled logits that agree."""
-_FORMER_SOURCES = {"own": "context", "others": "requests", "rows": "recycling"}
 
 _NAMES = f"{', '.join(DRAFTERS)} or draft:PATH, or several with commas between"
 _MOST_TOKENS = 256  # far above any useful draft; keeps a typo from asking for gigabytes
@@ -47,7 +46,7 @@ class DrafterSettings:
         ("lookahead",),
         "What drafts: none, lookahead, ngram, prompt-lookup, or draft:PATH, a small model with the "
         "same tokenizer. Several with commas between are sources of one tree: each proposes where "
-        "those before it have fewer than --gamma tokens.",
+        "those before it have fewer than gamma tokens.",
         metavar="NAME,...",
         rule=_NAMES,
         commas=True,
@@ -55,7 +54,7 @@ class DrafterSettings:
     gamma: int = option(
         4,
         "Most tokens that ngram, prompt-lookup and draft propose in a step.",
-        rule=f"from 1 to {_MOST_TOKENS}; --drafter none drafts nothing",
+        rule=f"from 1 to {_MOST_TOKENS}; the drafter none drafts nothing",
         least=1,
         most=_MOST_TOKENS,
     )
@@ -112,13 +111,14 @@ class DrafterSettings:
         if self.gamma_min > self.largest_gamma:
             raise UsageError(
                 f"gamma_min {self.gamma_min} is above gamma_max {self.largest_gamma}",
-                "use --gamma-min at most --gamma-max (--gamma, where that is not given)",
+                f"use {named('gamma_min')} at most {named('gamma_max')} ({named('gamma')}, where "
+                "that is not given)",
                 "gamma_min",
             )
         if self.rejection and self.draft_model is not None and len(self.drafter) > 1:
             raise UsageError(
                 f"rejection sampling verifies one drafter, and there are {self.name}",
-                "use --drafter draft:PATH alone, or omit --rejection",
+                f"use {named('drafter')} draft:PATH alone, or omit {named('rejection')}",
                 "rejection",
             )
 
@@ -206,7 +206,7 @@ def check_used(settings: Iterable[DrafterSettings]) -> None:
         if getattr(item, name):
             raise UsageError(
                 f"{name} needs a draft model, and the drafter is {item.name}",
-                f"use --drafter draft:PATH, or omit --{name}",
+                f"use {named('drafter')} draft:PATH, or omit {named(name)}",
                 name,
             )
 
@@ -220,7 +220,7 @@ def check_draft_place(
     for name, value in (("draft_device", device), ("draft_dtype", dtype)):
         if value is None:
             continue
-        flag = flag_name(name)
+        flag = named(name)
         if trtllm is not None:
             raise trtllm_cannot(
                 trtllm,
@@ -230,7 +230,7 @@ def check_draft_place(
         if not has_draft_model:
             raise UsageError(
                 f"{name} {value} needs a draft model, and no drafter is one",
-                f"use --drafter draft:PATH, or omit {flag}",
+                f"use {named('drafter')} draft:PATH, or omit {flag}",
             )
 
 
@@ -240,7 +240,7 @@ def check_drafts_itself(settings: DrafterSettings, name: str) -> None:
         raise UsageError(
             f"{name} asks for the drafter {settings.name}, but an engine of TensorRT-LLM is "
             "compiled for lookahead and makes its drafts itself",
-            "omit --drafter, or build with --backend torch",
+            f"omit {named('drafter')}, or build with --backend torch",
             "drafter",
         )
 
@@ -294,8 +294,7 @@ class DraftOptions:
         check(self)
         for name in self.sources:
             if name not in SOURCES:
-                now = _FORMER_SOURCES.get(name)
-                guess = f"it is now called {now}: " if now else did_you_mean(name, SOURCES)
+                guess = did_you_mean(name, SOURCES)
                 raise UsageError(
                     f"source {name!r} is not known", f"{guess}use some of {', '.join(SOURCES)}"
                 )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from trtla.errors import UsageError
+from trtla.errors import UsageError, named
 from trtla.files import read_text
 from trtla.settings.drafting import LOOKAHEAD, DrafterSettings, DraftOptions, drafter_of
 from trtla.settings.fields import check, option, shown
@@ -224,7 +224,7 @@ def _template(given: object) -> str | None:
     if _BRACES.search(text):
         return text
     hint = "give a file with a template in Jinja, or the template itself"
-    raise UsageError(f"--chat-template: {problem}", hint, "chat_template")
+    raise UsageError(f"{named('chat_template')}: {problem}", hint, "chat_template")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from trtla.errors import UsageError
+from trtla.errors import UsageError, named, plainly
+from trtla.errors import flag_name as flag_name
 
 _KEY = "option"  # of a field's metadata
 _LARGEST = 2**63 - 1
@@ -38,11 +39,11 @@ class Option:
     commas: bool = False
     """Texts may be given as one text, separated by commas."""
     chat: str = ""
-    """A former name of its command in the chat, still accepted."""
+    """The name of its command in Speculative-Decoding's chat."""
     short: str = ""
     """The letter of its flag's short form."""
     alias: str = ""
-    """Another name that is accepted: a former one, or the one most libraries use."""
+    """Another name that is accepted: the one most libraries use."""
     draws: bool = False
     """It decides which of a row's tokens is drawn: temperature and filters."""
     flagless: bool = False
@@ -187,18 +188,11 @@ def check(settings: Any) -> None:
         value = getattr(settings, setting.name)
         value = () if value is None and setting.default == () else value  # stop=None
         if value is not None or not setting.optional:
-            with called(setting):
+            try:
                 object.__setattr__(settings, setting.name, setting.checked(value))
-
-
-@contextmanager
-def called(setting: Declared) -> Iterator[None]:
-    """Note the Python name of a setting in its refusal."""
-    try:
-        yield
-    except UsageError as error:
-        error.arguments[setting.flag] = setting.name
-        raise
+            except UsageError as error:
+                error.argument = setting.name
+                raise
 
 
 def parsed(kind: type[Kind], flags: Mapping[str, Any]) -> Kind:
@@ -256,12 +250,7 @@ def shown(value: object) -> str:
 
 def wrong(name: str, value: object, rule: str) -> UsageError:
     """A refusal: NAME is VALUE, --NAME must be RULE."""
-    return UsageError(f"{name} is {shown(value)}", f"{flag_name(name)} must be {rule}")
-
-
-def flag_name(name: str) -> str:
-    """A setting's flag: `--max-batch-size` for `max_batch_size`."""
-    return "--" + name.replace("_", "-")
+    return UsageError(f"{plainly(name)} is {shown(value)}", f"{named(name)} must be {rule}", name)
 
 
 def is_whole(value: object) -> bool:
@@ -292,7 +281,7 @@ def real(
 def texts(name: str, value: object, rule: str) -> tuple[str, ...]:
     """Non-empty texts; a text alone stands for a list of one."""
     if value in ("", ("",), [""]):
-        raise UsageError(f"{name} is empty", f"{flag_name(name)} must be {rule}")
+        raise UsageError(f"{plainly(name)} is empty", f"{named(name)} must be {rule}", name)
     items = (value,) if isinstance(value, str) else value
     if not isinstance(items, (tuple, list)):
         raise wrong(name, value, rule)

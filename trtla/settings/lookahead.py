@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
-from trtla.errors import UsageError
+from trtla.errors import UsageError, at_start, flag_name, named, plainly
 from trtla.settings.fields import shown
 
 _NUMBERS = r"\s*(-?\d+)\s*,\s*(-?\d+)\s*,\s*(-?\d+)\s*"
@@ -35,7 +35,7 @@ class LookaheadConfig:
         problem = self._problem()
         if problem:
             raise UsageError(
-                f"lookahead {self} is not legal: {problem}",
+                f"{plainly('lookahead')} {self} is not legal: {problem}",
                 "use window >= 1, ngram >= 2, verification >= 0, such as 7,7,7; "
                 "1,1,0 is plain autoregressive decoding",
             )
@@ -70,7 +70,7 @@ class LookaheadConfig:
             numbers = []
         if len(numbers) != 3:
             raise UsageError(
-                f"lookahead {value!r} is not a triple of whole numbers",
+                f"{plainly('lookahead')} {value!r} is not a triple of whole numbers",
                 "write window,ngram,verification, such as 7,7,7",
             )
         return cls(*numbers)
@@ -175,9 +175,9 @@ def check_default(triple: LookaheadConfig, engine_max_draft_len: int, engine_nam
     """Check a default triple against the engine, which was built for one max_draft_len."""
     if triple.max_draft_len == engine_max_draft_len:
         return
-    ways = [f"rebuild with trtla build --lookahead {triple}", "omit --lookahead"]
+    ways = [f"rebuild with trtla build --lookahead {triple}", f"omit {named('lookahead')}"]
     if engine_max_draft_len:  # there is room for smaller triples
-        ways.append("set a smaller triple for single requests with --request-lookahead")
+        ways.append(f"set a smaller triple for single requests with {named('request_lookahead')}")
     raise UsageError(
         f"lookahead {triple} needs max_draft_len {triple.max_draft_len}, "
         f"but {engine_name} was built with max_draft_len {engine_max_draft_len}",
@@ -202,7 +202,7 @@ def check_request(
     raise UsageError(
         f"{request_name} asks for lookahead {request}, more than the default triple {default}",
         f"use {default.describe() if default == AUTOREGRESSIVE else f'at most {default}'}, or "
-        f"{larger} with --lookahead {request}",
+        f"{larger} with {(flag_name if larger == REBUILD else at_start)('lookahead')} {request}",
         "lookahead",
     )
 

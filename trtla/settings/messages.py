@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeGuard
 
-from trtla.errors import UsageError, did_you_mean
+from trtla.errors import UsageError, did_you_mean, named
 from trtla.settings.fields import check, check_text, option, shown
 from trtla.settings.tool_calls import call_texts, changed_calls, check_calls, check_id
 
@@ -163,10 +163,10 @@ def with_text(message: Message, part: int, text: str) -> dict[str, Any]:
 
 
 def written(messages: Messages) -> Iterator[str]:
-    """All texts that people wrote, names included."""
+    """All texts that people wrote, names included, in the order that templates mostly have."""
     for message in messages:
-        yield from part_texts(message["content"])
         yield from (message[key] for key in _MORE_TEXTS if message.get(key))
+        yield from part_texts(message["content"])
         yield from call_texts(message.get("tool_calls", ()))
 
 
@@ -283,7 +283,8 @@ class Asking:
         check(self)
         if self.system is not None and self.chat is False:
             raise UsageError(
-                "--system is a message of the chat template, which --no-chat omits",
+                f"{named('system')} is a message of the chat template, which {named('no_chat')} "
+                "omits",
                 "omit one of them",
             )
         if self.system is not None:

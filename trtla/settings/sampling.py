@@ -71,8 +71,8 @@ def parse_processor(text: str) -> Filters:
     try:
         SamplingParams(temperature=filters[0], top_k=filters[1], top_p=filters[2])
     except UsageError as error:
-        hint = (error.hint or "").lstrip("-")
-        raise UsageError(f"processor {text}: {error.message}", hint) from None
+        message, hint = error.spelt(str)
+        raise UsageError(f"processor {text}: {message}", hint) from None
     return Filters(*((0.0, 0, 1.0) if name == "greedy" else filters))
 
 

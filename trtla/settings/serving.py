@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from trtla.errors import UsageError
+from trtla.errors import UsageError, named
 from trtla.settings.fields import check, option
 
 _ORIGIN = re.compile(r"https?://[^/\s]+")
@@ -57,7 +57,8 @@ class ServeSettings:
         check(self)
         if self.isolate_keys and self.api_key_file is None:
             raise UsageError(
-                "--isolate-keys keeps keys apart, and there are none", "give an --api-key-file"
+                f"{named('isolate_keys')} keeps keys apart, and there are none",
+                f"give an {named('api_key_file')}",
             )
         for origin in self.allow_origin:
             if not _ORIGIN.fullmatch(origin):

@@ -19,7 +19,8 @@ Kind = str | tuple[str, ...]
 """int, number, bool, text, ints (with commas between), any, or the choices."""
 Kinds = Mapping[str, Kind]
 
-_ON, _OFF = ("true", "enable", "on", "yes", "1"), ("false", "disable", "off", "no", "0")
+ON, OFF = ("true", "enable", "on", "yes", "1", "t"), ("false", "disable", "off", "no", "0", "f")
+"""Values of a switch, there and here."""
 _NOTHING = ("none", "null", "disable")
 
 
@@ -45,7 +46,7 @@ def read(group: Group, pairs: Sequence[str], more: Callable[[], Kinds] = dict) -
                 f"{group.flag} {pair} is no KEY=VALUE", f"such as {group.flag} {_example(group)}"
             )
         name, kind = _named(group, key.strip().replace("-", "_"), more)
-        values[name] = _value(group.flag, name, kind, text.strip())
+        values[name] = read_value(f"{group.flag} {name}=", kind, text.strip())
     return values
 
 
@@ -81,16 +82,17 @@ def _find(key: str, names: Mapping[str, Any]) -> str | None:
     return ending[0] if len(ending) == 1 else None
 
 
-def _value(flag: str, name: str, kind: Kind, text: str) -> Any:
+def read_value(start: str, kind: Kind, text: str) -> Any:
+    """The value of a setting; `start` comes before it in an error."""
     low = text.lower()
     if isinstance(kind, tuple):
         match = next((choice for choice in kind if choice.lower() == low), None)
         if match is None and not (low in _NOTHING and "none" in kind):
-            raise UsageError(f"{flag} {name}={text} is not one of {', '.join(kind)}", None)
+            raise UsageError(f"{start}{text} is not one of {', '.join(kind)}", "use one of them")
         return None if match in (None, "none") else match
     if kind == "bool":
-        if low in _ON or low in _OFF:
-            return low in _ON
+        if low in ON or low in OFF:
+            return low in ON
     elif kind == "text":
         return None if low in _NOTHING else text
     elif kind == "any":
@@ -102,7 +104,7 @@ def _value(flag: str, name: str, kind: Kind, text: str) -> Any:
             return int(text) if kind == "int" else float(text)
     words = {"bool": "true or false", "int": "a whole number", "number": "a number"}
     must = words.get(kind, "whole numbers with commas between")
-    raise UsageError(f"{flag} {name}={text} is not {must}", None)
+    raise UsageError(f"{start}{text} is not {must}", "omit it for TensorRT-LLM's default")
 
 
 def _any(text: str) -> Any:

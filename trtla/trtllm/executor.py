@@ -21,7 +21,7 @@ from functools import partial
 from itertools import chain, islice
 from typing import Any
 
-from trtla.errors import TrtlaError, first_line, sentence
+from trtla.errors import TrtlaError, first_line, named, sentence
 from trtla.runtime.executor import Executor, RequestRecord
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.request import FinishReason, Output, Request, committed_prefix
@@ -131,7 +131,8 @@ class TrtllmAnswer:
         return TrtlaError(
             f"{label} was ended by TensorRT-LLM after {count} of {length} tokens: its K/V "
             "cache has no room for max_seq_len",
-            "free GPU memory, raise --kv-cache-free-gpu-memory-fraction, or rebuild with a smaller "
+            f"free GPU memory, raise {named('kv_cache_free_gpu_memory_fraction')}, or rebuild "
+            "with a smaller "
             "--max-seq-len",
         )
 

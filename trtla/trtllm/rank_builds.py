@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import multiprocessing
+import os
 import shlex
 import signal
 import sys
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from trtla.errors import TrtlaError, sentence
@@ -25,7 +27,6 @@ from trtla.formats.engine_config import BuildConfig
 from trtla.formats.families import BY_ARCHITECTURE, spelled
 from trtla.formats.gguf.folder import weight_file
 from trtla.formats.source import BuildSource
-from trtla.interrupts import INTERRUPTS
 from trtla.settings.trtllm_fields import BUILD
 from trtla.trtllm.library import deprecations_once, load, put
 
@@ -147,24 +148,19 @@ def _run(build: RankBuild, ranks: int, workers: int) -> None:
     context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
     processes: dict[Connection, BaseProcess] = {}
 
-    def kill() -> None:
+    try:
+        for gpu in range(workers):
+            ours, theirs = context.Pipe(duplex=False)
+            process = context.Process(
+                target=_work, args=(build, range(gpu, ranks, workers), gpu, theirs), daemon=True
+            )
+            process.start()
+            theirs.close()
+            processes[ours] = process
+        _wait(processes, dict(zip(processes, range(workers), strict=True)))
+    finally:
         for started in processes.values():
             started.kill()
-
-    try:
-        with INTERRUPTS.undone(kill):
-            for gpu in range(workers):
-                ours, theirs = context.Pipe(duplex=False)
-                process = context.Process(
-                    target=_work, args=(build, range(gpu, ranks, workers), gpu, theirs), daemon=True
-                )
-                process.start()
-                theirs.close()
-                processes[ours] = process
-            _wait(processes, dict(zip(processes, range(workers), strict=True)))
-    finally:
-        kill()
-        for started in processes.values():
             started.join()
 
 
@@ -172,6 +168,7 @@ def _work(build: RankBuild, ranks: Iterable[int], gpu: int, out: Connection) -> 
     """Build in a process of its own: report every rank as it begins, and the failure that ends
     it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the parent ends this process
+    Thread(target=_end_with_parent, daemon=True).start()
     for rank in ranks:
         out.send(rank)
         failure = _attempt(build, rank, gpu)
@@ -179,6 +176,13 @@ def _work(build: RankBuild, ranks: Iterable[int], gpu: int, out: Connection) -> 
             out.send(failure)
             return
     out.send(None)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _wait(processes: dict[Connection, BaseProcess], current: dict[Connection, int]) -> None:

@@ -7,11 +7,10 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from trtla.console import counted
-from trtla.errors import TrtlaError, UsageError, first_line, trtllm_cannot
+from trtla.errors import TrtlaError, UsageError, first_line, named, trtllm_cannot
 from trtla.runtime.lengths import text_lengths
 from trtla.runtime.limits import REBUILD_INPUT, REBUILD_LONGER, ExecutorLimits
 from trtla.settings.executor import ExecutorOptions, TrtllmSettings
-from trtla.settings.fields import flag_name
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.settings.trtllm_fields import EXECUTOR, Kinds, read
 from trtla.trtllm.executor import TrtllmExecutor, has_salt
@@ -40,22 +39,22 @@ _CHECKED = (
 _REASONS = {
     "tp_size": (
         "which has the ranks that it was built for: tp_size {value} is no choice",
-        "omit --tp-size, and start its ranks with mpirun",
+        f"omit {named('tp_size')}, and start its ranks with mpirun",
     ),
     "lookahead_parallel": ("which shares out no drafts: lookahead_parallel {value}", ""),
     "kv_cache_dtype": ("whose K/V cache is of the type that it was built with, not {value}", ""),
     "draft_options": (
         "which makes its drafts itself: lookahead {changed} cannot be chosen",
-        f"omit --lookahead-..., {_REBUILD}",
+        f"omit {named('lookahead_')}..., {_REBUILD}",
     ),
     "block_reuse": (
         "whose executor shares K/V blocks itself",
-        "use --kv-cache-enable-block-reuse, in Python "
+        f"use {named('kv_cache_enable_block_reuse')}, in Python "
         "TrtllmSettings(kv_cache_enable_block_reuse=True), instead of block_reuse",
     ),
     "bounded_steps": (
         "whose executor shares out its steps itself",
-        "omit bounded_steps; --enable-chunked-context reads long prompts in pieces",
+        f"omit bounded_steps; {named('enable_chunked_context')} reads long prompts in pieces",
     ),
 }
 """Reasons why it lacks other options, and hints; empty: omit the option."""
@@ -97,15 +96,15 @@ def refuse_torch_choices(engine: Engine, options: ExecutorOptions) -> None:
     """Raise `UsageError` for an option that only the torch executor has."""
     compiled, device, dtype = engine.config.pretrained_config.dtype, options.device, options.dtype
     if device != "auto" and not device.startswith("cuda"):
-        hint = f"omit --device, {_REBUILD}"
+        hint = f"omit {named('device')}, {_REBUILD}"
         raise trtllm_cannot(engine.name, f"device {device} cannot run it", hint)
     if dtype not in ("auto", compiled):
-        hint = f"omit --dtype, {_REBUILD}"
+        hint = f"omit {named('dtype')}, {_REBUILD}"
         raise trtllm_cannot(engine.name, f"it computes in {compiled}, not in {dtype}", hint)
     for option in fields(options):
         value = getattr(options, option.name)
         if option.name not in _CHECKED and value != option.default:
-            flag = flag_name(option.name)
+            flag = named(option.name)
             usual = f"which has no {option.name}", f"omit {flag}, {_REBUILD}"
             reason, hint = _REASONS.get(option.name, usual)
             changed = ", ".join(options.draft_options.changed)
@@ -123,7 +122,8 @@ def _check_chunks(engine: Engine, settings: TrtllmSettings) -> None:
         raise UsageError(
             f"chunked context does not go with lookahead on {engine.name}: TensorRT-LLM would "
             "move the keys and values of other requests by wrong lengths",
-            "omit --enable-chunked-context, or build a plain engine with --lookahead 1,1,0",
+            f"omit {named('enable_chunked_context')}, or build a plain engine with --lookahead "
+            "1,1,0",
         )
 
 
@@ -171,7 +171,7 @@ def _limits(
         input_len, input_hint = text_len - 1, text_hint
     if settings.scheduler_policy != "guaranteed_no_evict" and input_len + 1 < text_len:
         text_len = input_len + 1
-        text_hint = f"use --scheduler-policy guaranteed_no_evict{_or_chunks(build)}"
+        text_hint = f"use {named('scheduler_policy')} guaranteed_no_evict{_or_chunks(build)}"
     return ExecutorLimits(
         batch_size,
         input_len,
@@ -210,7 +210,7 @@ def _can_chunk(build: BuildConfig) -> bool:
 
 
 def _or_chunks(build: BuildConfig) -> str:
-    return ", or --enable-chunked-context" if _can_chunk(build) else ""
+    return f", or {named('enable_chunked_context')}" if _can_chunk(build) else ""
 
 
 def executor_extra(settings: TrtllmSettings) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -309,36 +308,6 @@ def test_a_job_with_rejection_does_not_go_on_without(tmp_path: Path) -> None:
     source, out = write(tmp_path / "in", [ask("a", temperature=1.0)]), tmp_path / "out"
     assert batch(source, out, "--drafter", f"draft:{SHIPPED}", "--rejection").code == 0
     refused(batch(source, out), 2, f"{out} holds a job with another drafter", "--force")
-
-
-@pytest.mark.deep(first=1)
-@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGINT", 130)])
-def test_a_signal_that_something_swallows_is_raised_again(
-    name: str, code: int, tmp_path: Path
-) -> None:
-    source, out = write(tmp_path / "in", [ask(f"{i}") for i in range(9)]), tmp_path / "out"
-    program = (
-        "import os, signal, sys\n"
-        "from trtla.extras.batch import work\n"
-        "from trtla.cli import main\n"
-        "real = work.Figures.__init__\n"
-        "def swallowing(*args):\n"
-        "    try:\n"
-        f"        os.kill(os.getpid(), signal.{name})\n"
-        "        signal.pause()\n"
-        "    except KeyboardInterrupt:\n"
-        "        signal.pause()\n"
-        "work.Figures.__init__ = swallowing\n"
-        "main(sys.argv[1:])\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, "batch", source, "-o", out, "-m", SHIPPED],
-        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=120,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip
-    assert done.returncode == code, done.stderr
-    assert f"note: 0 of 9 lines are done and kept in {out}; the same command resumes" in done.stderr
-    assert not (out / "output.jsonl").exists()
 
 
 @pytest.mark.deep

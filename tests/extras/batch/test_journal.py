@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from zlib import crc32
 
 import pytest
 from hypothesis import given
@@ -50,16 +49,6 @@ def test_what_a_signal_finds_written_but_not_counted_is_kept(
         assert (journal.counts.done, journal.kept()) == (1, 2)
     with Journal(tmp_path / "journal", "job", 5) as journal:
         assert journal.counts.done == 2
-
-
-def test_records_of_earlier_releases_count(tmp_path: Path) -> None:
-    """They lack the tokens of the steps: as many as steps and accepted drafts."""
-    content, data = b"3 a 7 9 5 2", LINES[1]
-    checksum = crc32(data, crc32(content, crc32(b"job")))
-    (tmp_path / "journal").write_bytes(b"%b %08x %b\n" % (content, checksum, data))
-    with Journal(tmp_path / "journal", "job", 5) as journal:
-        assert list(journal.ordered(failed=False)) == [Record(3, False, 7, 9, data, 5, 2, 7)]
-        assert journal.counts.tokens_per_step == 1.4
 
 
 def test_a_torn_end_is_dropped_wherever_it_tears(tmp_path: Path) -> None:

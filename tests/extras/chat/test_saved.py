@@ -11,16 +11,8 @@ from tests.extras.chat.conftest import lines
 from trtla.errors import UsageError
 from trtla.extras.chat.conversation import Turn
 from trtla.extras.chat.settings import Chat, ChatSettings, changed, load, save
-from trtla.settings.lookahead import LookaheadConfig
 from trtla.settings.sampling import SamplingParams
 
-FIRST_RELEASE = """{"schema_version": 1, "model": "tiny", "vocab_size": 2048, "settings": {
-"max_output_len": 64, "temperature": 0.7, "top_k": 40, "top_p": 0.9, "seed": 5, "stop": ["END"],
-"lookahead": [5, 4, 3], "drafter": ["ngram", "lookahead"], "gamma": 6, "egag": false,
-"gamma_min": 2, "gamma_max": null, "ema": 0.5, "ngram_kind": "onelevel", "ngram_order": 5,
-"top_k_filler": 1, "stop_if_unknown": true, "reset_in_between": false, "rejection": false,
-"speculative": false, "target": true, "ngram": false, "chat": true, "debug": true}, "turns":
-[{"message": "a", "answer": "b", "answer_ids": [1, 2], "finish_reason": "cancelled"}]}"""
 CHAT = Chat("tiny", 2048, ChatSettings(), (Turn("a", "b", (1, 2), "cancelled"),))
 
 
@@ -34,17 +26,6 @@ def file(tmp_path):
 def test_a_file_holds_everything(file):
     assert load(file, ChatSettings()) == CHAT
     assert json.loads(file.read_text())["schema_version"] == 1
-
-
-def test_a_file_of_the_first_release_loads_and_is_written_as_it_was(tmp_path):
-    path = tmp_path / "chat.json"
-    path.write_text(FIRST_RELEASE)
-    chat = load(path, ChatSettings())
-    assert chat.settings.sampling.stop == ("END",)
-    assert chat.settings.lookahead == LookaheadConfig(5, 4, 3)
-    assert chat.turns == CHAT.turns
-    save(path, chat)
-    assert json.loads(path.read_text()) == json.loads(FIRST_RELEASE)
 
 
 @pytest.mark.parametrize("grammar", [None, {"regex": "a+"}, {"choice": ["a", "b"]}])

@@ -64,7 +64,7 @@ def test_a_fed_window_is_shown_beside_the_tree():
         lines = step_lines(told, step, numbers(told), unpainted)
         assert any(line.startswith("Window: W = 3 columns") for line in lines)
         assert sum(line.startswith("Candidate tree: ") for line in lines) == 1
-    step_picture(told, windowed[-1], numbers(told))
+    step_picture(told, windowed[-1], numbers(told), unpainted)
 
 
 def test_the_tree_is_drawn_with_its_branches():

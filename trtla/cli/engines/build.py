@@ -33,7 +33,7 @@ from trtla.settings.lookahead import (
     LookaheadConfig,
     triples_for,
 )
-from trtla.settings.upstream.build import BUILD
+from trtla.settings.upstream.programs import BUILD
 
 if TYPE_CHECKING:
     pass

@@ -15,7 +15,7 @@ from trtla.cli.shared.params import source
 from trtla.cli.shared.values import ALL, COUNT, COUNT_OR_ALL, DEVICE, QUANTISED
 from trtla.console import Console, Progress, counted
 from trtla.errors import UsageError
-from trtla.settings.upstream.convert import CONVERT
+from trtla.settings.upstream.programs import CONVERT
 
 if TYPE_CHECKING:
     from trtla.build.quantize import Calibration

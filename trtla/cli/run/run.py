@@ -33,7 +33,6 @@ from trtla.cli.shared.model import (
     with_trtllm_settings,
 )
 from trtla.cli.shared.params import (
-    Positional,
     check_folder,
     model_files,
     source,
@@ -53,7 +52,7 @@ from trtla.settings.fields import flag_name, parsed
 from trtla.settings.lookahead import AUTOREGRESSIVE
 from trtla.settings.messages import Rendering, is_conversation
 from trtla.settings.sampling import USUAL_LEN, BeamSettings, SamplingParams, UsualLength
-from trtla.settings.upstream.run import RUN
+from trtla.settings.upstream.programs import RUN
 
 if TYPE_CHECKING:
     from trtla.llm.llm import LLM
@@ -82,7 +81,7 @@ _LENGTH = f"the room that is left, at most {USUAL_LEN} or a --max-batch-size-th 
     ],
 )
 @opt.model_flags()
-@click.argument("prompt", cls=Positional, type=TEXT, required=False)
+@click.argument("prompt", type=TEXT, required=False)
 @opt.flags_of(RunFlags)
 @opt.chat_flags
 @opt.setting(

@@ -35,7 +35,7 @@ from trtla.settings.eval_tasks import EVAL_TASKS, EvalTask
 from trtla.settings.eval_tasks import SUMMARIZE as SUMMARIZE_TASK
 from trtla.settings.fields import parsed
 from trtla.settings.messages import Asking
-from trtla.settings.upstream.run import SUMMARIZE
+from trtla.settings.upstream.programs import SUMMARIZE
 
 if TYPE_CHECKING:
     from trtla.data.eval_items import EvalItem

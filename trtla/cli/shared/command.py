@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from trtla.cli.shared.elsewhere import of_one_dash
 from trtla.cli.shared.params import (
-    AWAITED,
     Alias,
     ModelArgument,
     ModelPath,
@@ -30,10 +28,8 @@ from trtla.cli.shared.upstream import (
 )
 from trtla.console import Console
 from trtla.errors import UsageError
+from trtla.other_tools import of_one_dash
 from trtla.settings.upstream.option import Program
-
-if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
 
 ALL = "trtla.all"  # ctx.meta's key: the help shows all options
 _SPEC = 34
@@ -70,18 +66,16 @@ class Command(click.Command):
             if isinstance(param, Several | UpstreamOption) and param.multiple
             for name in param.opts
         }
-        bare = {
-            name: param.bare
+        words = {
+            name: param.flag.words
             for param in self.params
-            if isinstance(param, UpstreamOption) and param.bare
+            if isinstance(param, UpstreamOption) and param.flag.words
             for name in param.opts
         }
-        args = list(with_values(args, bare, lambda flag: _spelling(ctx, flag)))
-        words = [arg if arg.startswith("-") else "" for arg in args]
-        if wrong := of_one_dash(words, lambda flag: _spelling(ctx, flag) in self._taking()):
+        args = list(with_values(args, words, lambda flag: _spelling(ctx, flag)))
+        dashed = [arg if arg.startswith("-") else "" for arg in args]
+        if wrong := of_one_dash(dashed, lambda flag: _spelling(ctx, flag) in self._taking()):
             raise click.NoSuchOption(wrong, ctx=ctx)
-        if ctx.resilient_parsing:  # a shell completes
-            ctx.meta[AWAITED] = self._awaited(ctx, args, several)
         try:
             left = super().parse_args(ctx, list(_repeat_flags(ctx, args, several)))
         except click.UsageError as error:  # click's parser does not always name the command
@@ -104,33 +98,16 @@ class Command(click.Command):
                 ctx.params[str(param.name)] = str(model_at(value).path)
         try:
             return super().invoke(ctx)
-        except UsageError as error:  # of a setting: NAME is VALUE
-            name = error.message.partition(" is ")[0]
-            error.message += origin(ctx, name) if name in ctx.params else ""
+        except UsageError as error:
+            where = origin(ctx, error.setting) if error.setting in ctx.params else ""
+            if where:
+                raise error.within("", where) from None
             raise
 
     def _taking(self) -> set[str]:
         """The flags that take a value."""
         options = (param for param in self.params if isinstance(param, click.Option))
         return {name for option in options if not option.is_flag for name in option.opts}
-
-    def _awaited(
-        self, ctx: click.Context, args: Sequence[str], several: Mapping[str, click.Parameter]
-    ) -> click.Option | None:
-        args = args[:-1] if args and args[-1] == "=" else args  # bash cuts `--flag=value` in three
-        last = [*_repeat_flags(ctx, [*args, "value"], several)][-1]
-        flag, behind, _ = last.partition("=value")
-        if not behind:
-            flag = _spelling(ctx, args[-1] if args else "")
-        options = (param for param in self.params if isinstance(param, click.Option))
-        return next((o for o in options if flag in o.opts and not o.is_flag), None)
-
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        awaited = ctx.meta.get(AWAITED)
-        if awaited is None or incomplete.startswith("-"):
-            return super().shell_complete(ctx, incomplete)
-        items: list[CompletionItem] = awaited.shell_complete(ctx, incomplete)
-        return items
 
     def _basic(self) -> list[click.Option]:
         """The options of --help; empty: all."""

@@ -43,33 +43,14 @@ _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "trust_remote_code": (False,),
 }
 """Values that say what holds here anyway."""
-_ALONE = (
-    "attn_backend", "batched_logits_processor", "batching_type", "cache_transceiver_config",
-    "context_parallel_size", "cuda_graph_config", "disable_overlap_scheduler",
-    "enable_attention_dp", "enable_autotuner", "enable_iter_perf_stats", "enable_lora",
-    "extended_runtime_perf_knob_config", "fail_fast_on_attention_window_too_large",
-    "gather_generation_logits", "guided_decoding_backend", "load_format", "lora_config",
-    "max_beam_width", "moe_config", "moe_expert_parallel_size", "moe_tensor_parallel_size",
-    "normalize_log_probs", "num_postprocess_workers", "peft_cache_config",
-    "perf_metrics_max_requests", "pipeline_parallel_size", "postprocess_tokenizer_dir",
-    "print_iter_log", "quant_config", "return_perf_metrics", "sampler_type",
-    "skip_tokenizer_init", "stream_interval", "tokenizer_mode", "torch_compile_config",
-    "trust_remote_code", "use_cuda_graph",
-)  # fmt: skip
-"""Keys of the LLM API that no command has."""
-_KNOWN = {key.partition(".")[0] for key in _COUNTERPARTS} | {_SPECULATIVE, *_ALONE}
-
-_TRAINED = "write drafter: draft:PATH for a draft model of the same vocabulary, or omit it for auto"
+_KNOWN = {key.partition(".")[0] for key in (*_COUNTERPARTS, *_WITHOUT_EFFECT)} | {_SPECULATIVE}
 _OTHERS = {
     "auto": "write lookahead: auto, which drafts what pays",
     "draft_target": "write drafter: draft:PATH, the path of the draft model",
     "ngram": "write drafter: prompt-lookup, or drafter: ngram for counted n-grams",
-    "sa": "write lookahead: auto, whose drafts include the texts of earlier requests",
-    "user_provided": "docs/tensorrt-llm.md gives TensorRT-LLM's PyTorch backend our drafter",
-    **dict.fromkeys(("dflash", "eagle", "eagle3", "medusa", "mtp", "pard"), _TRAINED),
-    "savestate": "omit it, it saves hidden states and drafts nothing",
 }
-"""The other decoding types in lower case, and what serves here."""
+"""What serves in place of other decoding types, in lower case."""
+_ELSE = "write lookahead: auto, or drafter: draft:PATH for a draft model of the same vocabulary"
 
 
 def as_preset(settings: Settings, names: Collection[str], where: str, command: str) -> Settings:
@@ -85,7 +66,8 @@ def as_preset(settings: Settings, names: Collection[str], where: str, command: s
     lost: list[str] = []
     for key, value in _flat(settings, where):
         name = "lookahead" if key == _SPECULATIVE else _COUNTERPARTS.get(key, key)
-        if _has_no_effect(key, value, names):
+        low = value.lower() if isinstance(value, str) else value
+        if key not in names and low in _WITHOUT_EFFECT.get(key, ()):
             continue
         if key == _SPECULATIVE:
             value = triple(value, where)
@@ -118,7 +100,7 @@ def triple(config: Any, where: str) -> list[int]:
     if kind.lower() != "lookahead":
         raise UsageError(
             f"{where}: decoding_type {kind} is not read here",
-            _OTHERS.get(kind.lower().replace("-", "_"), "write lookahead: [7, 7, 7]"),
+            _OTHERS.get(kind.lower().replace("-", "_"), _ELSE),
         )
     given = {key: value for key, value in config.items() if value is not None}
     unknown = [key for key in given if key != "decoding_type" and key not in _SIZES]
@@ -131,7 +113,7 @@ def triple(config: Any, where: str) -> list[int]:
     try:
         return list(LookaheadConfig(*sizes).as_tuple())
     except UsageError as error:
-        raise UsageError(f"{where}: {_SPECULATIVE}: {error.message}", error.hint) from None
+        raise error.within(f"{where}: {_SPECULATIVE}: ") from None
 
 
 def _flat(settings: Settings, where: str) -> Iterator[tuple[str, Any]]:
@@ -147,11 +129,6 @@ def _flat(settings: Settings, where: str) -> Iterator[tuple[str, Any]]:
             yield from ((name, part) for name, part in inner.items() if part is not None)
         elif value is not None:
             yield key, value
-
-
-def _has_no_effect(key: str, value: Any, names: Collection[str]) -> bool:
-    value = value.lower() if isinstance(value, str) else value
-    return key not in names and value in _WITHOUT_EFFECT.get(key, ())
 
 
 def _as_ours(name: str, value: Any) -> Any:

@@ -42,8 +42,6 @@ from trtla.settings.lookahead import (
     refuse_auto,
 )
 from trtla.settings.sampling import SamplingParams
-from trtla.settings.upstream.option import Accepted
-from trtla.settings.upstream.running import EXECUTOR
 
 if TYPE_CHECKING:
     from trtla.formats.engine import Engine
@@ -133,19 +131,22 @@ def engine_limits(engine_dir: str) -> LookaheadConfig | None:
     return _triple(model.engine, None) if model.engine else None
 
 
+_OURS = ("scheduler_policy", "trtllm_executor")
+"""Settings of TensorRT-LLM's executor that its run.py has no options for."""
+
+
 def with_trtllm_settings(values: dict[str, Any]) -> dict[str, Any]:
     """The running command's values, with those for TensorRT-LLM's executor by its own names.
 
     Torch engines ignore run.py's settings of that executor, and a preset's.
     """
     context, folder = click.get_current_context(), values["engine_dir"]
-    accepted = {option.name for option in EXECUTOR if isinstance(option.fate, Accepted)}
     named = (field.name for field in fields(TrtllmSettings) if field.name in values)
     given = {name: source(context, name) for name in named}
     explicit = [
         name
         for name, origin in given.items()
-        if origin.startswith("config") or (origin == "flag" and name in accepted)
+        if origin.startswith("config") or (origin == "flag" and name not in _OURS)
     ]
     passed = trtllm_settings(context, trtllm=lambda: is_trtllm(folder), ignored=explicit)
     if explicit and not is_trtllm(folder):

@@ -11,7 +11,6 @@ import click
 from trtla.cli.shared import values
 from trtla.cli.shared.params import Alias, ModelArgument, ModelPath, Setting, Several
 from trtla.console import Console
-from trtla.errors import UsageError
 from trtla.settings.drafting import DrafterSettings, DraftOptions
 from trtla.settings.executor import DTYPE_NAMES, ExecutorOptions, TrtllmSettings
 from trtla.settings.fields import Declared, declared, descriptions, flag_name
@@ -273,21 +272,7 @@ trtllm_flags = options_of(
 """Settings of TensorRT-LLM's executor; names and defaults of its run.py."""
 
 
-def _refuse_context(ctx: click.Context, param: click.Parameter, value: object) -> None:
-    if value not in (None, "1", 1):  # 1 was the default: drafts of the pool alone
-        raise UsageError(
-            "--draft-context is no longer an option: prompt lookup is a drafter of its own",
-            "use --drafter lookahead,prompt-lookup",
-        )
-
-
-draft_flags = stack(
-    options_of(DraftOptions, "Lookahead drafting"),
-    alias("draft_merge", is_flag=True),
-    alias("draft_accept_window", is_flag=True),
-    alias("draft_context", callback=_refuse_context),
-)
-"""Flags of lookahead's drafts, and former flags: the first two ask for what is the default now."""
+draft_flags = options_of(DraftOptions, "Lookahead drafting")
 
 
 def length_flag(**other: Any) -> Decorator:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -22,12 +22,6 @@ from trtla.settings.grammar import SETTINGS as GRAMMARS
 from trtla.settings.grammar import Grammar
 from trtla.settings.sampling import Filters, parse_processor
 
-if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
-
-
-AWAITED = "trtla.awaited"  # ctx.meta's key of the flag that a shell is completing
-
 
 class Setting(click.Option):
     """An option with its section in the help; `basic`: --help shows it too."""
@@ -38,12 +32,6 @@ class Setting(click.Option):
         kwargs.setdefault("show_default", True)
         super().__init__(*args, **kwargs)
         self.section, self.basic = section, basic
-
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        from trtla.cli.shared.values import choices
-
-        items = choices(self, ctx, incomplete)
-        return super().shell_complete(ctx, incomplete) if items is None else items
 
     def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
         """Convert the value; the error of a mistyped choice suggests the nearest one."""
@@ -59,10 +47,9 @@ class Setting(click.Option):
 
 
 class Alias(Setting):
-    """Another name of a setting, such as a former one: hidden, used where the setting is not
-    given itself. Without `now` it sets nothing."""
+    """Another name of a setting: hidden, used where the setting is not given itself."""
 
-    def __init__(self, *args: Any, now: str | None = None, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, now: str, **kwargs: Any) -> None:
         super().__init__(*args, hidden=True, **kwargs)
         self.now = now
 
@@ -70,8 +57,7 @@ class Alias(Setting):
         """Give the parsed value to the setting; refuse two values from one source."""
         name = str(self.name)
         value = ctx.params.pop(name)
-        if self.now:
-            hand_over(ctx, name, self.now, value, ctx.get_parameter_source(name))
+        hand_over(ctx, name, self.now, value, ctx.get_parameter_source(name))
 
 
 def hand_over(
@@ -114,17 +100,7 @@ class ModelPath(click.Path):
     """A model: its folder, a GGUF file or a name on the hub; the command gets a folder."""
 
 
-class Positional(click.Argument):
-    """A value without a flag; not offered to a shell that completes a flag's value."""
-
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        awaited: click.Option | None = ctx.meta.get(AWAITED)
-        if awaited is not None:
-            return awaited.shell_complete(ctx, incomplete)
-        return super().shell_complete(ctx, incomplete)
-
-
-class ModelArgument(Positional):
+class ModelArgument(click.Argument):
     """A model without a flag becomes the value of -m; `needed`: one of both must be given."""
 
     def __init__(self, *args: Any, needed: bool = False, **kwargs: Any) -> None:
@@ -302,7 +278,7 @@ def with_grammar(flags: dict[str, Any]) -> dict[str, Any]:
         grammar = replace(grammar, given_as=name, whitespace_pattern=pattern)
         return {**others, "grammar": grammar}
     except UsageError as error:
-        raise UsageError(f"{flag_name(name)}: {error.message}", error.hint) from None
+        raise error.within(f"{flag_name(name)}: ") from None
 
 
 def refuse_filters(processor: object) -> None:

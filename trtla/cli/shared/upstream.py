@@ -16,17 +16,8 @@ from trtla.cli.shared.values import TEXT
 from trtla.console import Console
 from trtla.errors import UsageError
 from trtla.settings.fields import flag_name
-from trtla.settings.trtllm_fields import Group, read
-from trtla.settings.upstream.option import (
-    OFF,
-    ON,
-    Accepted,
-    Flag,
-    Needless,
-    PassedOn,
-    Program,
-    Refused,
-)
+from trtla.settings.trtllm_fields import OFF, ON, Group, read_value
+from trtla.settings.upstream.option import Accepted, Flag, Needless, PassedOn, Program, Refused
 
 _TAKEN = "trtla.upstream"  # ctx.meta's key of the given options, by name
 _PASSED = "trtla.passed_on"  # ctx.meta's key of settings for TensorRT-LLM
@@ -39,25 +30,16 @@ class UpstreamOption(Setting):
     """An option of TensorRT-LLM that has another name here, or none."""
 
     def __init__(self, names: Sequence[str], flag: Flag, passing: Group | None) -> None:
-        many = flag.takes in ("several", "lists")
-        short = [flag.short] if flag.short else []
-        flags = [names[0].replace("-", "_"), *map(flag_name, names), *short]
+        long = [name for name in names if not name.startswith("-")]
+        flags = [long[0].replace("-", "_"), *map(flag_name, long), *set(names).difference(long)]
+        many = flag.takes in ("+", "*")
         super().__init__(flags, hidden=True, type=TEXT, multiple=many, show_default=False)
         self.flag, self.passing = flag, passing
 
     @property
-    def is_switch(self) -> bool:
-        return self.flag.takes == "switch"
-
-    @property
-    def bare(self) -> str:
-        """The value that it has without one; empty: it needs one."""
-        return "true" if self.is_switch else self.flag.bare
-
-    @property
     def joint(self) -> str:
-        """What its values begin with that continue a list."""
-        return _NEXT if self.flag.takes == "lists" else ""
+        """The beginning of its values that continue a list."""
+        return _NEXT if self.flag.takes == "*" else ""
 
     def hand_over(self, ctx: click.Context) -> None:
         """Treat the parsed value as the table declares."""
@@ -65,43 +47,35 @@ class UpstreamOption(Setting):
         value, where = ctx.params.pop(name), ctx.get_parameter_source(name)
         if value in (None, ()) or ctx.resilient_parsing:
             return
-        texts = list(value) if self.multiple else [value]
-        if self.is_switch and texts[0].lower() not in (*ON, *OFF):
-            raise self._wrong(texts[0], "is not true or false", "omit the value")
-        if self.flag.choices and texts[-1].lower() not in self.flag.choices:
-            listed = ", ".join(self.flag.choices)
-            raise self._wrong(texts[-1], f"is none of {listed}", "use one of them, or omit it")
-        if self.flag.takes == "lists":
-            self._keep_lists(ctx, texts, where)
+        texts, fate = list(value) if self.multiple else [value], self.flag.fate
+        if self.flag.takes == "!" and texts[0].lower() not in (*ON, *OFF):
+            raise UsageError(f"{self.opts[0]} {texts[0]} is not true or false", "omit the value")
+        if self.flag.takes == "*" and isinstance(fate, Accepted):
+            self._keep_lists(ctx, fate, texts, where)
             return
         ctx.meta.setdefault(_TAKEN, {})[self.flag.name] = texts[-1]
-        fate = self.flag.fate
         if isinstance(fate, Accepted):
             self._accept(ctx, fate, texts, where)
         elif isinstance(fate, PassedOn):
             self._pass_on(ctx, fate, ",".join(texts))
         else:
-            self._refuse(ctx, fate, texts)
-
-    def _wrong(self, value: str, why: str, hint: str) -> UsageError:
-        return UsageError(f"{self.opts[0]} {value} {why}", hint)
+            self._refuse(ctx, fate, " ".join(texts))
 
     def _accept(
         self, ctx: click.Context, fate: Accepted, texts: list[str], where: ParameterSource | None
     ) -> None:
-        if self.is_switch and texts[0].lower() in OFF:
+        if self.flag.takes == "!" and texts[0].lower() in OFF:
             return
-        name = fate.setting or self.flag.name
-        target = next(param for param in ctx.command.params if param.name == name)
+        target = next(param for param in ctx.command.params if param.name == fate.setting)
         texts = [fate.gives] if fate.gives else [fate.values.get(text, text) for text in texts]
         value: Any = True
         if not getattr(target, "is_flag", False):
             converted = [target.type(text, self, ctx) for text in texts]
             value = tuple(converted) if target.multiple else converted[-1]
-        hand_over(ctx, str(self.name), name, value, where, weak=fate.weak)
+        hand_over(ctx, str(self.name), fate.setting, value, where, weak=fate.weak)
 
     def _keep_lists(
-        self, ctx: click.Context, texts: list[str], where: ParameterSource | None
+        self, ctx: click.Context, fate: Accepted, texts: list[str], where: ParameterSource | None
     ) -> None:
         """One list is the setting's value; several are kept for the command."""
         lists: list[list[str]] = []
@@ -110,9 +84,6 @@ class UpstreamOption(Setting):
                 lists[-1].append(text.removeprefix(_NEXT))
             else:
                 lists.append([text])
-        fate = self.flag.fate
-        if not isinstance(fate, Accepted):
-            return
         if len(lists) == 1:
             self._accept(ctx, fate, lists[0], where)
             return
@@ -126,24 +97,18 @@ class UpstreamOption(Setting):
     def _pass_on(self, ctx: click.Context, fate: PassedOn, value: str) -> None:
         pair = f"{fate.setting}={value}"
         if self.passing is not None and fate.setting in self.passing.kinds:
-            try:
-                read(self.passing, [pair])
-            except UsageError as error:
-                wrong = error.message.partition("=")[2]
-                hint = error.hint or "omit it to have TensorRT-LLM's default"
-                raise UsageError(f"{self.opts[0]} {wrong}", hint) from None
+            read_value(f"{self.opts[0]} ", self.passing.kinds[fate.setting], value)
         ctx.meta.setdefault(_PASSED, []).append(pair)
 
-    def _refuse(self, ctx: click.Context, fate: Needless | Refused, texts: list[str]) -> None:
-        value = " ".join(texts)
-        if isinstance(fate, Needless):
-            if fate.values and value.lower() not in fate.values:
-                raise self._wrong(value, fate.why, fate.hint)
-            console = ctx.find_object(Console)
-            if fate.aloud and console is not None:
-                console.note(f"note: {self.opts[0]} has no effect: {fate.note}")
-        elif not self.flag.is_default(value):
-            raise UsageError(f"{self.opts[0]} {fate.why}", fate.hint)
+    def _refuse(self, ctx: click.Context, fate: Needless | Refused, value: str) -> None:
+        flag = self.opts[0] if self.flag.takes == "!" else f"{self.opts[0]} {value}"
+        if isinstance(fate, Refused):
+            if not self.flag.is_default(value):
+                raise UsageError(f"{flag} {fate.why}", fate.hint)
+        elif fate.values and value.lower() not in fate.values:
+            raise UsageError(f"{flag} is none of {', '.join(fate.values)}", fate.hint)
+        elif fate.note:
+            ctx.ensure_object(Console).note(f"note: {flag} has no effect: {fate.note}")
 
 
 def upstream_options(program: Program, known: Iterable[str]) -> Iterator[UpstreamOption]:
@@ -156,42 +121,34 @@ def upstream_options(program: Program, known: Iterable[str]) -> Iterator[Upstrea
 
 def translate_values(program: Program, ctx: click.Context) -> None:
     """Replace values of settings with the same name in both that mean something else here."""
-    for option in program.options:
-        fate, value = option.fate, ctx.params.get(option.name)
-        if isinstance(fate, Accepted) and fate.values and isinstance(value, float):
-            for theirs, ours in fate.values.items():
-                if value == float(theirs):
-                    ctx.params[option.name] = float(ours)
+    for name, values in program.values.items():
+        ctx.params[name] = values.get(ctx.params[name], ctx.params[name])
 
 
 def with_values(
-    args: Sequence[str], bare: Mapping[str, str], spell: Callable[[str], str]
+    args: Sequence[str], words: Mapping[str, Sequence[str]], spell: Callable[[str], str]
 ) -> Iterator[str]:
-    """The arguments, with a value behind each of TensorRT-LLM's options that need none.
+    """The arguments, with `true` behind each of TensorRT-LLM's options that has no value.
 
     Args:
-        bare: the value of such an option without one, by its name; a switch has "true".
+        words: the values that such an option may have, by its name.
     """
     ended = False
     waiting: str | None = None
     for arg in args:
         if waiting is not None:
-            alone = bare[spell(waiting)]
-            joined = arg.lower() in _WORDS if alone == "true" else not arg.startswith("-")
-            yield f"{waiting}={arg if joined else alone}"
+            joined = arg.lower() in words[spell(waiting)]
+            yield f"{waiting}={arg if joined else 'true'}"
             waiting = None
             if joined:
                 continue
         ended = ended or arg == "--"
-        if not ended and arg.startswith("-") and spell(arg) in bare:
+        if not ended and arg.startswith("-") and spell(arg) in words:
             waiting = arg
         else:
             yield arg
     if waiting is not None:
-        yield f"{waiting}={bare[spell(waiting)]}"
-
-
-_WORDS = ("true", "false")
+        yield f"{waiting}=true"
 
 
 def upstream_values(ctx: click.Context) -> dict[str, str]:

@@ -1,19 +1,14 @@
-"""Types of flag values: triples, counts such as 8k, devices, texts, lists; and their completion."""
+"""Types of flag values: triples, counts such as 8k, devices, texts, lists."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
-from pathlib import Path
-from pkgutil import resolve_name
+from collections.abc import Mapping
 from typing import Any
 
 import click
-from click.shell_completion import CompletionItem
 
-from trtla.console import starting
-from trtla.errors import TrtlaError, UsageError
+from trtla.errors import UsageError, flag_name
 from trtla.files import JsonError, parse_json
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.settings.messages import Variables, check_variables
@@ -37,7 +32,7 @@ class TripleType(ValueType):
             return LookaheadConfig.parse(value)
         except UsageError as error:
             flag = "lookahead" if param is None else max(param.opts, key=len)
-            raise UsageError(error.message.replace("lookahead", flag, 1), error.hint) from None
+            raise UsageError(*error.spelt(flag_name, lambda name: flag)) from None
 
 
 class LookaheadType(TripleType):
@@ -185,73 +180,6 @@ TOKEN_COUNTS = ListType(TOKENS)
 DEVICES = ListType(DEVICE)
 NUMBER = NumberType()
 NUMBERS = ListType(NUMBER)
-
-
-_TRIPLES = ("3,3,3", "5,5,5", "7,7,7")
-_OR_A_FILE = ("prompts", "dataset")
-_NAMES = {
-    "prompts": ("trtla.data.prompt_sets:SHIPPED",),
-    "drafter": ("trtla.settings.drafting:DRAFTERS", "trtla.settings.drafting:DRAFT_PREFIX"),
-    "processor": ("trtla.settings.sampling:EXAMPLES",),
-    "dataset": ("trtla.data.prompt_sets:CNN_DAILYMAIL",),
-    "dtype": ("trtla.settings.executor:DTYPE_NAMES",),
-}
-"""The values that a flag takes, as `module:name`, imported when a shell asks for them."""
-Completer = Callable[[click.Context, click.Parameter, str], list[str]]
-
-
-def _names(paths: Iterable[str]) -> Iterator[str]:
-    for path in paths:
-        names = resolve_name(path)
-        yield from [names] if isinstance(names, str) else names
-
-
-def offered(*paths: str) -> Completer:
-    """The completion of a flag by names, each as `module:name`."""
-
-    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-        part = isinstance(param.type, ListType)
-        return starting(dict.fromkeys(_names(paths)), incomplete, part=part)
-
-    return complete
-
-
-def choices(
-    param: click.Parameter, ctx: click.Context, incomplete: str
-) -> list[CompletionItem] | None:
-    """The completions of a flag's value; None: its type completes it."""
-    name = param.name or ""
-    if name.endswith("_dir") or name == "draft_model":
-        return [CompletionItem(incomplete, type="dir")]
-    if isinstance(param.type, click.Choice):
-        return None
-    part = isinstance(param.type, ListType)
-    inner: Any = param.type.inner if isinstance(param.type, ListType) else param.type
-    if isinstance(inner, TripleType) and not part:
-        auto = ("auto",) if isinstance(inner, LookaheadType) else ()
-        known = (*_engines_own(ctx.params.get("engine_dir")), *auto, *_TRIPLES)
-    elif isinstance(inner, DeviceType):
-        known = ("auto", "cpu", "cuda")
-    elif name in _NAMES:
-        known = tuple(_names(_NAMES[name]))
-    else:
-        return None
-    matches = starting(dict.fromkeys(known), incomplete, part=part)
-    if not matches and name in _OR_A_FILE:
-        return [CompletionItem(incomplete, type="file")]
-    return list(map(CompletionItem, matches))
-
-
-def _engines_own(engine_dir: object) -> tuple[str, ...]:
-    from trtla.files import read_json, validate
-    from trtla.formats.engine_config import EngineManifest
-
-    if isinstance(engine_dir, str):
-        path = Path(engine_dir).expanduser() / "trtla.json"
-        with suppress(TrtlaError, OSError):
-            return (str(validate(EngineManifest, read_json(path), str(path)).triple),)
-    return ()
-
 
 QUANTISED = ("fp8", "int8", "int4", "w4a16_awq", "w8a16", "w4a16")
 """Types of weights that convert alone writes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
@@ -164,13 +165,14 @@ def _finish(console: Console, flags: BatchFlags, task: Task, replicas: Replicas 
     if counts.done:
         console.note(f"note: {counts.done} of {lines} are done already")
 
-    def kept() -> str:
-        done = f"{task.journal.kept()} of {lines} are done and kept in {task.job.folder}"
-        return f"note: {done}; the same command resumes"
-
-    with INTERRUPTS.saying(kept):
+    try:
         figures = _decode(console, flags, task, replicas)
         done = task.job.finish(task.journal)
+    except BaseException:
+        if INTERRUPTS.came:  # some libraries raise another error in its place
+            kept = f"{task.journal.kept()} of {lines} are done and kept in {task.job.folder}"
+            print(f"note: {kept}; the same command resumes", file=sys.stderr)
+        raise
     return _report(console, done, figures)
 
 

@@ -167,10 +167,7 @@ def _read(folder: Path) -> Job | None:
         if data["format"] != _FORMAT:
             raise foreign
         identity = Identity(data["input"], data["model"], dict(data["settings"]))
-        finished = data["finished"]
-        if finished is not None:  # earlier releases did not count the tokens of the steps
-            decoded = finished["steps"] + finished["accepted"]
-            finished = Counts(**{"decoded": decoded, **finished})
+        finished = data["finished"] and Counts(**data["finished"])
         return Job(folder, identity, int(data["created"]), finished)
     except FileNotFoundError:
         return None

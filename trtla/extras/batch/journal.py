@@ -174,14 +174,12 @@ def _packed(record: Record, key: bytes) -> bytes:
 
 def _unpacked(line: bytes, key: bytes) -> Record | None:
     """Parse a record; None if it is incomplete or of another job."""
-    for counted in (5, 4):  # earlier releases did not count the tokens of the steps
-        with suppress(ValueError):
-            number, kind, *counts, checksum, data = line.split(b" ", 3 + counted)
-            content, whole = b" ".join((number, kind, *counts)), data.endswith(b"\n")
-            if whole and checksum == b"%08x" % _checksum(key, content, data[:-1]):
-                read, written, *rest = map(int, counts)
-                steps = rest if counted == 5 else [*rest, sum(rest)]
-                return Record(int(number), kind == b"f", read, written, data[:-1], *steps)
+    with suppress(ValueError):
+        number, kind, *counts, checksum, data = line.split(b" ", 8)
+        content, whole = b" ".join((number, kind, *counts)), data.endswith(b"\n")
+        if whole and checksum == b"%08x" % _checksum(key, content, data[:-1]):
+            read, written, *steps = map(int, counts)
+            return Record(int(number), kind == b"f", read, written, data[:-1], *steps)
     return None
 
 

@@ -1,4 +1,4 @@
-"""The measuring engine: arms of our engine and of peers in turns, load on servers, and tables."""
+"""Arms of our engine and of peers in turns, load on servers, the best triple, a page of results."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from trtla.cli.shared.model import (
     note_without_drafts,
 )
 from trtla.cli.shared.params import check_folder, source
-from trtla.cli.shared.templates import check_sets
+from trtla.cli.shared.templates import check_texts
 from trtla.console import Console, command_line, counted
 from trtla.errors import UsageError
 from trtla.extras.bench.ablation_arms import (
@@ -39,7 +39,6 @@ from trtla.extras.bench.flags import (
 from trtla.extras.bench.output import run, show
 from trtla.extras.bench.ways import Way
 from trtla.files import json_text, read_json, read_text, write_whole, written
-from trtla.interrupts import INTERRUPTS
 from trtla.measuring.arms import AR
 from trtla.settings.drafting import (
     DRAFT_PREFIX,
@@ -68,12 +67,15 @@ def run_ablation_command(
     """Check the flags, note the number of decodings, measure, and print a summary."""
     sweep = _check(console, flags, lookahead)
     output = _table(flags)
-    check_sets(console, flags.asking, flags.engine_dir, flags.options, sweep.sets)
+    check_texts(console, flags.asking, flags.engine_dir, flags.options, sweep.sets)
     with written(output, "give another --output"), output.open("a", encoding="utf-8"):
         console.note(f"note: {_extent(sweep)}")
     kept = f"note: decodings so far are in {output.with_suffix('.jsonl')}; the same command resumes"
-    with INTERRUPTS.saying(lambda: kept):
+    try:
         results = run(console, sweep)
+    except KeyboardInterrupt:
+        console.note(kept)
+        raise
     if results is None:  # a serving rank of mpirun has nothing to report
         return
     _write(console, results, sweep, output, flags)

@@ -20,8 +20,8 @@ from trtla.cli.shared.model import (
     model_at,
     note_without_drafts,
 )
-from trtla.cli.shared.params import need_model, refuse_filters, source
-from trtla.cli.shared.templates import check_sets
+from trtla.cli.shared.params import refuse_filters, source
+from trtla.cli.shared.templates import check_texts
 from trtla.cli.shared.values import TOKENS
 from trtla.console import Console
 from trtla.errors import TORCH, TrtlaError, UsageError, require
@@ -29,10 +29,8 @@ from trtla.extras.bench.ablation import run_ablation_command
 from trtla.extras.bench.flags import (
     ABLATION,
     DTYPES,
-    LOAD,
     AblationFlags,
     BenchFlags,
-    LoadFlags,
     check_choices,
     check_read,
     filters_of,
@@ -40,7 +38,6 @@ from trtla.extras.bench.flags import (
     remember_format,
     shared_setup,
 )
-from trtla.extras.bench.load_command import run_load_command
 from trtla.extras.bench.output import run_and_show
 from trtla.extras.bench.peers import (
     BATCHING,
@@ -69,10 +66,9 @@ if TYPE_CHECKING:
         "trtla bench engine --lookahead 7,7,7 3,4,2",
         "trtla bench llama-3-8b --compare hf,hf-prompt-lookup --dtype bfloat16",
         "trtla bench engine --batch-size 1,4,8 --prompts code --temperature 0 --output-format csv",
-        "trtla bench --serve http://127.0.0.1:8000 --concurrency 1,4,16",
     ],
 )
-@opt.engine_flags("Arms", required=False, show_default="needed without --serve")
+@opt.engine_flags("Arms")
 @opt.flags_of(BenchFlags)
 @opt.options_of(
     ExecutorOptions, "Arms", only=("max_seq_len", "kv_cache_dtype"), max_seq_len={"type": TOKENS}
@@ -87,7 +83,6 @@ if TYPE_CHECKING:
 @opt.corpus_flag
 @opt.draft_flags
 @opt.flags_of(AblationFlags)
-@opt.flags_of(LoadFlags)
 @opt.trtllm_flags
 @opt.switch(
     "--json",
@@ -104,27 +99,20 @@ def bench(console: Console, /, **values: Any) -> None:
     over rounds; speed-up is over plain decoding (ar) of the same round. S is tokens per step,
     efficiency is speed-up / S. A low share of distinct 4-grams says that texts loop, which flatters
     S.
-
-    With --serve the arms are runs of load on a running server.
     """
     if values.pop("json"):
         values["output_format"] = "json"
-    mode = LOAD if values["serve"] is not None else ABLATION if values["ablation"] else None
-    check_read(mode, (LOAD, ABLATION))
+    mode = ABLATION if values["ablation"] else None
+    check_read(mode, (ABLATION,))
     refuse_filters(values["processor"])
-    if mode is not LOAD:
-        need_model(values["engine_dir"])
     flags = parsed(BenchFlags, {"drafters": values.pop("drafter"), **values})
-    if mode is LOAD:
-        run_load_command(console, flags)
-        return
     if mode is ABLATION:
         run_ablation_command(console, flags, _lookahead(flags))
         return
     sweep = _check(flags)
     drafting = [(way.lookahead, way.drafter) for way in sweep.ways[1:]]
     note_without_drafts(console.note, flags.engine_dir, drafting)
-    check_sets(console, flags.asking, flags.engine_dir, flags.options, sweep.sets)
+    check_texts(console, flags.asking, flags.engine_dir, flags.options, sweep.sets)
     run_and_show(console, sweep, flags.output_format, wide=flags.wide)
 
 

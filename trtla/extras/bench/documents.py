@@ -1,4 +1,4 @@
-"""The JSON documents of bench: of a sweep, of a batch in one round, and of load on a server."""
+"""The JSON documents of bench: of a sweep, and of a batch in one round."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from pydantic import FiniteFloat
 
-from trtla.results.documents import Part
 from trtla.results.rows import Cell, Document, Row, Shares
 
 CSV_ENVIRONMENT = ("cpu", "cores", "torch", "transformers", "trtla", "commit")
@@ -50,19 +49,3 @@ class Bench(Document):
     """`trtla bench --json`; a row is also a line of its CSV."""
 
     cells: tuple[MeasuredCell, ...] = ()
-
-
-class LoadCheck(Part):
-    """The comparison of texts under load with those of the same requests alone."""
-
-    texts: int
-    equal: int
-    first: str | None = None
-    failed: str | None = None
-
-
-class LoadDocument(Document):
-    """`trtla bench --serve URL --json`; a row is a run of load."""
-
-    interrupted: bool
-    checked_texts: LoadCheck | None = None

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from trtla.cli.shared.options import MODEL, PATH, flag
-from trtla.cli.shared.params import hand_over, source
-from trtla.cli.shared.values import DEVICES, NAMES, TOKEN_COUNTS, offered
+from trtla.cli.shared.params import source
+from trtla.cli.shared.values import DEVICES, NAMES, TOKEN_COUNTS
 from trtla.cli.shared.values import LOOKAHEAD as TRIPLES
 from trtla.console import Console
 from trtla.errors import UsageError, did_you_mean
@@ -42,12 +41,6 @@ def flag_of(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-LOAD = Mode(
-    "--serve",
-    "Load on a server: a run each of --concurrency or --request-rate",
-    ("prompts", "categories", "num_prompts", "system", "temperature", "processor", "top_k", "top_p",
-     "max_output_len", "seed", "ignore_eos", "output_format", "json"),
-)  # fmt: skip
 ABLATION = Mode(
     "--ablation",
     "Ablation: drafters against plain decoding, a CSV row a decoding",
@@ -62,7 +55,7 @@ TASK_PROMPTS, FULL_REPEATS = 2, 3
 DTYPES = ("auto", "float16", "bfloat16", "float32")
 FORMATS = click.Choice(["md", "csv", "json"])
 
-_load, _ablation = (partial(flag, section=mode.section) for mode in (LOAD, ABLATION))
+_ablation = partial(flag, section=ABLATION.section)
 _arms, _prompts, _output = (partial(flag, section=name) for name in ("Arms", "Prompts", "Output"))
 _axis = partial(flag, section="Lists: every combination is measured")
 
@@ -73,55 +66,6 @@ def remember_format(ctx: click.Context, param: click.Parameter, value: Any) -> A
     if console is not None:
         console.json = console.json or value in ("json", True)
     return value
-
-
-_RESULTS = "ablation_results.csv"
-
-
-def _or_format(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    """Return the file of -o, which once meant --output-format: a format is handed over to that."""
-    if value not in FORMATS.choices:
-        return value
-    where = ctx.get_parameter_source("output")
-    hand_over(ctx, "-o", "output_format", value, where)
-    ctx.set_parameter_source("output", ParameterSource.DEFAULT)
-    remember_format(ctx, param, value)
-    return _RESULTS
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoadFlags:
-    """Flags of load on a server."""
-
-    serve: str | None = _load(
-        "Measure this server, in place of arms in this process: trtla serve, vLLM, SGLang, "
-        "llama.cpp's, trtllm-serve or another one with OpenAI's routes. Figures are those of "
-        "vllm bench serve.",
-        basic=True,
-        metavar="URL",
-    )
-    concurrency: tuple[int, ...] | None = _load(
-        "Requests in flight: each answer lets the next one go.", show_default="1"
-    )
-    request_rate: tuple[float, ...] | None = _load(
-        "Requests a second in place of that, at random times (a Poisson process); inf sends "
-        "all at once."
-    )
-    arrivals_seed: int = _load("Fixes the times of --request-rate.", type=int, default=0)
-    endpoint: Literal["chat", "completions"] | None = _load(
-        "/v1/chat/completions, where each prompt is a user's message, or /v1/completions.",
-        type=click.Choice(["chat", "completions"]),
-        show_default="chat; completions where trtla serve has no template",
-    )
-    served_model_name: str | None = _load("A model of the server.", show_default="the first")
-    api_key_file: str | None = _load("Its first line is the server's key.", type=PATH)
-    extra_body: str | None = _load(
-        """More fields of every request, such as '{"drafter": "none"}'.""", metavar="JSON"
-    )
-    check_texts: bool = _load(
-        "Ask every different request alone afterwards: a text that differs from one under "
-        "load is a failed check (exit code 3)."
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +79,7 @@ class AblationFlags:
         f"{_ABLATION_READS}; the categories of --prompts are tasks.",
         basic=True,
     )
-    input_text: str | None = _ablation("Decode this text, not the tasks.", "-p", alias="prompt")
+    input_text: str | None = _ablation("Decode this text, not the tasks.", "-p")
     full: bool = _ablation(
         "All prompts of every task and 3 repeats, 420 decodings an arm. Decodings in "
         "--output are kept."
@@ -150,7 +94,6 @@ class AblationFlags:
     arms: tuple[str, ...] = _ablation(
         f"Arms to measure; ar always comes first. Others: {', '.join(SOURCE_METHODS[1:])}.",
         default=",".join(METHODS),
-        shell_complete=offered("trtla.extras.bench.ablation_arms:METHODS"),
     )
     sources: bool = _ablation(
         "Measure the worth of the sources of auto's drafts, in place of --arms: "
@@ -169,8 +112,7 @@ class AblationFlags:
         "decodings in FILE.csv.",
         "-o",
         type=PATH,
-        default=_RESULTS,
-        callback=_or_format,
+        default="ablation_results.csv",
     )
     grid_gamma: tuple[int, ...] = _ablation(
         "Most drafted tokens, of sd, nasd, prompt-lookup and the chain.", default="4"
@@ -184,7 +126,6 @@ class AblationFlags:
         "basic or onelevel, of nasd; the chain has the first.",
         type=NAMES,
         default="basic",
-        shell_complete=offered("trtla.settings.drafting:NGRAM_KINDS"),
     )
     """Any names, before `DrafterSettings` checks them."""
     grid_ngram_order: tuple[int, ...] = _ablation("Of nasd and the chain.", default="3")
@@ -192,11 +133,10 @@ class AblationFlags:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchFlags(LoadFlags, AblationFlags):
+class BenchFlags(AblationFlags):
     """The command's flags, each under its own name."""
 
     engine_dir: str
-    """Unset with `serve`."""
     options: ExecutorOptions
     asking: Asking
     drafters: tuple[str, ...]
@@ -219,7 +159,6 @@ class BenchFlags(LoadFlags, AblationFlags):
         "trtla[bench] and runs a GGUF file as it is, in llama.cpp-converted dequantised.",
         basic=True,
         metavar="NAME,...",
-        shell_complete=offered("trtla.extras.bench.peers:PEERS"),
     )
     hf_model_dir: str | None = _arms(
         "The Hugging Face folder that peers load, or the GGUF file that llama.cpp does.",
@@ -236,14 +175,10 @@ class BenchFlags(LoadFlags, AblationFlags):
     )
     categories: tuple[str, ...] = _prompts(
         "Keep these categories only.",
-        shell_complete=offered(
-            "trtla.data.prompt_sets:SHIPPED", "trtla.extras.bench.ablation_arms:TASKS"
-        ),
     )
     num_prompts: int = _prompts(
-        "Most prompts of a category; with --serve requests of a run, where prompts may recur.",
+        "Most prompts of a category.",
         default=12,
-        show_default="12; with --serve every prompt once, in one run or another",
     )
     prompt_len: tuple[int, ...] = _axis(
         "Tokens of every prompt: longer ones lose their beginning, shorter ones get others in "
@@ -262,16 +197,13 @@ class BenchFlags(LoadFlags, AblationFlags):
         default="auto",
     )
     threads: tuple[int, ...] = _axis("Threads on a CPU, for all arms.", show_default="one a core")
-    temperature: tuple[float, ...] = _axis(
-        "0 takes the most probable token.", default="0,0.5", show_default="0,0.5; with --serve 0"
-    )
+    temperature: tuple[float, ...] = _axis("0 takes the most probable token.", default="0,0.5")
     seed: int = flag("Prompt i samples with seed + i.", section="Sampling", type=int, default=0)
     ignore_eos: bool = flag(
         "Whether to continue after an end token, so that all arms write the same number.",
         "--ignore-eos/--respect-eos",
         section="Sampling",
         default=True,
-        show_default="ignore; with --serve respect",
     )
     rounds: int = _output("Runs of every arm.", default=5)
     wide: bool = _output("Print all columns of the tables.")

@@ -62,8 +62,8 @@ def chat_ids(
 ) -> tuple[int, ...]:
     """Return the conversation in the chat template, with earlier answers as the drawn ids.
 
-    Templates may change an answer (most strip it). If they do, its text is tokenised again: the
-    template has priority over a cached answer.
+    Templates may change an answer (most strip it). If they do, or a message spells a control token,
+    the text is tokenised again: the template has priority over a cached answer.
     """
     marks = [_MARK.format(number) for number in range(len(turns))]
     kept = [turn.answer == turn.answer.strip() for turn in turns]
@@ -72,9 +72,10 @@ def chat_ids(
     ]
     chat = tokenizer.chat(_messages(turns, shown, message, system))
     real = _messages(turns, [turn.answer for turn in turns], message, system)
-    if _filled(chat.text, turns, marks) != tokenizer.chat_text(real):
+    is_spelled = chat.controls is not None
+    if is_spelled or _filled(chat.text, turns, marks) != tokenizer.chat_text(real):
         return tokenizer.encode_chat(tokenizer.chat(real))
-    return _spliced(chat, turns, marks, tokenizer)
+    return _spliced(chat.text, turns, marks, tokenizer)
 
 
 def fitted(
@@ -123,12 +124,12 @@ def _filled(text: str, turns: Sequence[Turn], marks: Sequence[str]) -> str:
 
 
 def _spliced(
-    chat: ChatText, turns: Sequence[Turn], marks: Sequence[str], tokenizer: Tokenizer
+    text: str, turns: Sequence[Turn], marks: Sequence[str], tokenizer: Tokenizer
 ) -> tuple[int, ...]:
     ids: list[int] = []
     for turn, mark in zip(turns, marks, strict=True):
-        before, separator, after = chat.partition(mark)
+        before, separator, after = text.partition(mark)
         if separator:
-            ids += (*tokenizer.encode_chat(before), *turn.answer_ids)
-            chat = after
-    return (*ids, *tokenizer.encode_chat(chat))
+            ids += (*tokenizer.encode_chat(ChatText(before)), *turn.answer_ids)
+            text = after
+    return (*ids, *tokenizer.encode_chat(ChatText(text)))

@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, cast
 
-from trtla.errors import UsageError
+from trtla.errors import UsageError, named
 from trtla.extras.chat.conversation import Fitted, Turn, fitted
 from trtla.extras.chat.settings import ChatSettings, changed
 from trtla.runtime.request import DraftRecorder, RecorderWatch
@@ -139,7 +139,7 @@ class ChatModel:
         if length >= context:
             raise UsageError(
                 f"max_output_len {length} does not fit into the context of {context} tokens",
-                f"--max-output-len may be {context - 1} at most",
+                f"{named('max_output_len')} may be {context - 1} at most",
             )
         check_used([settings.drafter])
         path, loaded = settings.drafter.draft_model, self.limits.draft_models

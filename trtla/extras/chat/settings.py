@@ -24,12 +24,6 @@ from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead, LookaheadConfig
 from trtla.settings.sampling import SamplingParams
 
 _SAMPLING = SamplingParams()
-_FIRST = (
-    *("max_output_len", "temperature", "top_k", "top_p", "seed", "stop", "drafter", "gamma"),
-    *("egag", "gamma_min", "gamma_max", "ema", "ngram_kind", "ngram_order", "top_k_filler"),
-    *("stop_if_unknown", "reset_in_between", "rejection"),
-)
-"""How to sample and to draft, as far as the first release had such settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +106,6 @@ class SavedChat(_Strict):
     """`SavedSettings`."""
     turns: list[SavedTurn]
     system: str = ""
-    """Omitted if empty, as in files of releases without it."""
 
 
 def _keys() -> dict[str, tuple[str, Any]]:
@@ -121,11 +114,9 @@ def _keys() -> dict[str, tuple[str, Any]]:
     for part, kind in PARTS.items():
         for name, setting in declared(kind).items():
             hint = setting.json_type | None if setting.optional else setting.json_type
-            # A file may lack settings that did not exist when it was written.
-            default = ... if part == "sampling" and name in _FIRST else None
-            keys[name] = (f"{part}.{name}", (hint, default))
+            keys[name] = (f"{part}.{name}", (hint, ...))
     del keys["allotted_time_ms"]
-    keys["grammar"] = ("sampling.grammar", (dict[str, Any] | None, None))
+    keys["grammar"] = ("sampling.grammar", (dict[str, Any] | None, ...))
     top = get_type_hints(ChatSettings) | {"lookahead": Literal["auto"] | list[int] | None}
     del top["system"], top["colors"]  # the latter is this terminal's
     return keys | {key: (key, (hint, ...)) for key, hint in top.items() if key not in PARTS}
@@ -177,13 +168,7 @@ def load(path: Path, now: ChatSettings) -> Chat:
 
 
 def _settings(chosen: ChatSettings) -> dict[str, Any]:
-    """Return the settings of the first release, and later ones that are not at their defaults."""
-    kept, usual = {}, ChatSettings()
-    for key, (path, _) in _KEYS.items():
-        value, later = read(chosen, path), "." in path and key not in _FIRST
-        if not later or value != read(usual, path):
-            kept[key] = _to_json(value)
-    return kept
+    return {key: _to_json(read(chosen, path)) for key, (path, _) in _KEYS.items()}
 
 
 def _to_json(value: Any) -> Any:

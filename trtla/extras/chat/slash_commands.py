@@ -6,8 +6,7 @@ that the session implements.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from textwrap import fill, shorten, wrap
 from typing import Any
@@ -15,8 +14,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from trtla.console import starting
-from trtla.errors import TrtlaError, UsageError, closest, renamed
+from trtla.errors import TrtlaError, UsageError, closest
 from trtla.extras.chat import values
 from trtla.extras.chat.settings import ChatSettings, changed, read
 from trtla.extras.chat.values import FILE, PAIR, TOGGLE, Known, Value
@@ -64,7 +62,7 @@ class ChatCommand:
         try:
             return self.value.parse(text)
         except UsageError as error:
-            raise UsageError(f"/{self.name}: {error.message}", error.hint) from None
+            raise error.within(f"/{self.name}: ") from None
         except click.BadParameter as error:
             message = f"/{self.name}: {error.message.rstrip('.')}"
             raise UsageError(message, f"write {self.usage}") from None
@@ -282,19 +280,26 @@ def _complete(text: str, names: Sequence[str], known: Known) -> tuple[str, list[
         return _complete(last, [candidate.name for candidate in TABLE if candidate.paths], known)
     offered = command.value.examples(known, typed)
     if command.value is not FILE:
-        offered = starting(offered, typed, part=command.value.list)
+        offered = _starting(offered, typed, part=command.value.list)
     return typed, list(map(CompletionItem, offered))
 
 
-_AT_START = re.compile(r"build|\btrtla |open the model|start again")
-"""Matches clauses of hints about commands, whose flags stay flags."""
+def _starting(known: Iterable[str], incomplete: str, *, part: bool) -> list[str]:
+    """The names that continue a typed text; of a comma list (`part`) its last item, none twice."""
+    before, comma, last = incomplete.rpartition(",") if part else ("", "", incomplete)
+    taken = before.split(",")
+    return [
+        before + comma + name
+        for name in known
+        if name.startswith(last) and name not in taken and not (comma and name == "none")
+    ]
 
 
 def one_line(error: TrtlaError) -> str:
     """Format an error for the chat: flags in its hint become commands if there are such."""
 
-    def as_command(flag: str) -> str:
-        return f"/{flag}" if flag in BY_NAME else "--" + flag.replace("_", "-")
+    def spell(name: str) -> str:
+        return f"/{name}" if name in BY_NAME else flag_name(name)
 
-    hint = renamed(error.hint or "", as_command, _AT_START)
-    return " ".join(f"{error.message}{'; ' if hint else ''}{hint}".split())
+    message, hint = error.spelt(spell, start=flag_name)
+    return " ".join(f"{message}{'; ' if hint else ''}{hint or ''}".split())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +23,7 @@ from trtla.cli.shared.templates import check_template
 from trtla.cli.shared.values import LOOKAHEAD
 from trtla.console import Console
 from trtla.errors import UsageError
+from trtla.files import write_whole, written
 from trtla.settings.fields import parsed
 from trtla.settings.lookahead import Lookahead
 from trtla.settings.messages import ANSWER, Asking, is_conversation
@@ -64,7 +64,7 @@ class ExplainFlags(ModelFlags):
         show_default="the step that accepted the most",
     )
     output: str | None = opt.flag(
-        "Draw the step as well: step.svg or step.png.",
+        "Draw the step as well, as an SVG picture.",
         "-o",
         section="Output",
         basic=True,
@@ -83,7 +83,7 @@ class ExplainFlags(ModelFlags):
     examples=[
         "trtla explain engine --input-text 'def f('",
         "trtla explain model --lookahead 4,4,4 --input-text 'def f(' -o step.svg",
-        "trtla explain engine --input-text 'def f(' --step 3 -o step.png",
+        "trtla explain engine --input-text 'def f(' --step 3 -o step.svg",
         "trtla explain model --lookahead auto --input-text 'def f('",
         "trtla explain engine --input-text 'def f(' --drafter ngram --json > run.json",
     ],
@@ -129,7 +129,7 @@ def explain(console: Console, /, **flags: Any) -> None:
 
 def _check(flags: ExplainFlags) -> ExplainFlags:
     """Refuse what can be checked before torch is imported; return the flags with draft models."""
-    from trtla.charts import check_path, theme
+    from trtla.extras.explain.picture import check_picture
     from trtla.runtime.limits import refuse_watch
 
     if is_trtllm(Path(flags.engine_dir)):
@@ -137,9 +137,8 @@ def _check(flags: ExplainFlags) -> ExplainFlags:
     checked = check_model(flags, [("--request-lookahead", flags.request_lookahead)])
     if flags.output is not None:
         path = Path(flags.output)
-        check_path(path)
+        check_picture(path)
         check_new_file(path, "--output", force=flags.force)
-        theme()  # a missing matplotlib is reported before the run, not after it
     return checked
 
 
@@ -199,12 +198,11 @@ def _print(
 
 
 def _draw(console: Console, run: RecordedRun, step: RecordedStep, words: Words, path: Path) -> None:
-    from trtla.charts import save
     from trtla.extras.explain.picture import step_picture
 
-    figure = step_picture(run, step, words)
-    with warnings.catch_warnings():
-        # Letters that the font lacks are boxes in a PNG; in an SVG the reader's fonts have them.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")
-        save(figure, path)
+    def paint(text: str, style: Style) -> str:
+        return click.style(text, **_STYLES[style])
+
+    with written(path, "give another path"):
+        write_whole(path, step_picture(run, step, words, paint))
     console.note(f"note: wrote {path}")

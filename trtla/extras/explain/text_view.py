@@ -87,13 +87,15 @@ def _fitted(tokens: list[tuple[str, bool]], width: int, paint: Paint) -> str:
     return line + " " * (width - used)
 
 
-def step_lines(run: RecordedRun, step: RecordedStep, words: Words, paint: Paint) -> list[str]:
-    """Return the lines of one step."""
+def step_lines(
+    run: RecordedRun, step: RecordedStep, words: Words, paint: Paint, widest: int = WIDTH
+) -> list[str]:
+    """Return the lines of one step, with a mask of up to `widest` columns."""
     outcome = outcome_of(run, step)
     view = StepView(outcome, words, paint)
     lines = [paint(headline(outcome), "bold"), *view.draft()]
     if step.number:
-        lines += ["", *mask_lines(outcome, words, paint)]
+        lines += ["", *mask_lines(outcome, words, paint, widest)]
     return [*lines, "", *view.ending()]
 
 

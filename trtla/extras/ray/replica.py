@@ -76,7 +76,7 @@ def plain(error: BaseException) -> TrtlaError:
     if not isinstance(error, TrtlaError):
         return TrtlaError(sentence(error))
     if isinstance(error, UsageError):
-        return UsageError(error.message, error.hint, error.setting)
+        return UsageError(error._message, error._hint, error.setting)
     return TrtlaError(error.message, error.hint)
 
 

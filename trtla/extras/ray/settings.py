@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from trtla.errors import UsageError
-from trtla.settings.fields import check, flag_name, option
+from trtla.errors import UsageError, named
+from trtla.settings.fields import check, option
 
 _RANGE = re.compile(r"([1-9][0-9]{0,3}):([1-9][0-9]{0,3})")
 _USUAL = 2
@@ -38,9 +38,12 @@ class ReplicaSettings:
         check(self)
         for name in ("replicas", "autoscale", "ray_address"):
             if getattr(self, name) is not None and not self.ray:
-                raise UsageError(f"{flag_name(name)} is for --ray", "add --ray")
+                raise UsageError(f"{named(name)} is for {named('ray')}", f"add {named('ray')}")
         if self.replicas is not None and self.autoscale is not None:
-            raise UsageError("--replicas and --autoscale exclude each other", "give one of them")
+            raise UsageError(
+                f"{named('replicas')} and {named('autoscale')} exclude each other",
+                "give one of them",
+            )
         _ = self.range  # refuses a range that is none
 
     @property
@@ -52,6 +55,6 @@ class ReplicaSettings:
         if match is None or int(match[1]) > int(match[2]):
             raise UsageError(
                 f"autoscale is {self.autoscale!r}",
-                '--autoscale must be MIN:MAX, such as 1:4, and in quotes in YAML: "1:4"',
+                f'{named("autoscale")} must be MIN:MAX, such as 1:4, and in quotes in YAML: "1:4"',
             )
         return int(match[1]), int(match[2])

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from trtla.errors import UsageError
+from trtla.errors import UsageError, named
 
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 """Types of tokens that are found in a text before anything else."""
@@ -101,7 +101,8 @@ class Vocabulary:
         tokens = self.get("tokens")
         if not isinstance(tokens, list) or not all(isinstance(t, str) for t in tokens):
             raise UsageError(
-                f"{self.path} has no vocabulary", "give the tokenizer with --tokenizer-dir"
+                f"{self.path} has no vocabulary",
+                f"give the tokenizer with {named('tokenizer_dir')}",
             )
         tokens = [token or f"[EMPTY_{index}]" for index, token in enumerate(tokens)]
         if len(set(tokens)) != len(tokens):
@@ -156,7 +157,7 @@ class Vocabulary:
         return (
             f"{self.path.name} has no tokenizer.ggml.pre: its texts are split by the pre-tokenizer "
             "'default', hardly ever the model's own; convert the model again with a current "
-            "llama.cpp, or give its tokenizer with --tokenizer-dir"
+            f"llama.cpp, or give its tokenizer with {named('tokenizer_dir')}"
         )
 
     def _id(self, key: str) -> int | None:
@@ -224,7 +225,7 @@ class Vocabulary:
         if not isinstance(name, str) or name not in _SPLITS:
             raise UsageError(
                 f"{self.path}: pre-tokenizer {pre!r} is not supported",
-                "give the tokenizer of the original model with --tokenizer-dir",
+                f"give the tokenizer of the original model with {named('tokenizer_dir')}",
             )
         return _SPLITS[name]
 

@@ -338,7 +338,7 @@ def load_draft_model(
     Raises:
         UsageError: the device or the type is not available.
     """
-    engine, on = read_in(engine, dtype), resolve_device(device, "--draft-device")
+    engine, on = read_in(engine, dtype), resolve_device(device, "draft_device")
     checkpoint = engine.config.pretrained_config
     arithmetic = model_dtype(dtype, checkpoint, on)
     model = load_engine(engine, arithmetic, on)

@@ -9,7 +9,7 @@ from itertools import islice
 from types import TracebackType
 from typing import Protocol
 
-from trtla.errors import TrtlaError
+from trtla.errors import TrtlaError, named
 from trtla.runtime.draft import NO_DRAFT, NoDrafter
 from trtla.runtime.loop.scores import log_prob_rows, prompt_logits
 from trtla.runtime.models.forward import StepForward
@@ -102,7 +102,8 @@ class CachedBeams:
                 self.close()
                 raise TrtlaError(
                     f"the K/V cache has no room for {num_beams} beams of {length} tokens",
-                    "use fewer beams or a smaller --max-output-len, or rebuild with a larger "
+                    f"use fewer beams or a smaller {named('max_output_len')}, or rebuild with a "
+                    "larger "
                     "--max-batch-size",
                 )
             self._free.append(blocks)

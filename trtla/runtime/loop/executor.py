@@ -13,7 +13,7 @@ from collections.abc import Sequence as Tokens
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from trtla.errors import TrtlaError, UsageError
+from trtla.errors import TrtlaError, UsageError, named
 from trtla.runtime.auto.fixed import FIXED_COSTS
 from trtla.runtime.auto.steps import StepCosts
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
@@ -152,7 +152,7 @@ class TorchExecutor(Executor):
             raise UsageError(
                 f"{sequence.request.label} needs cache for {sequence.max_cached} tokens with its "
                 f"drafts, and there is room for {capacity}",
-                "lower its --gamma or --max-output-len",
+                f"lower its {named('gamma')} or {named('max_output_len')}",
             )
 
     def cancel(self, request_id: int) -> None:
@@ -274,7 +274,7 @@ class TorchExecutor(Executor):
         error = TrtlaError(
             f"{request.label} needs cache for {sequence.max_cached} tokens, and {pool.num_free} of "
             f"{pool.num_blocks} blocks are free although nothing runs",
-            "lower its --gamma or --max-output-len, or open the model again",
+            f"lower its {named('gamma')} or {named('max_output_len')}, or open the model again",
         )
         self._end(request.request_id, "failed", error)
         return True

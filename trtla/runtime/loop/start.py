@@ -73,7 +73,7 @@ def open_torch_executor(
     draft_device = options.draft_device or options.device
     draft_dtype = options.draft_dtype or options.dtype
     if draft_engines:
-        resolve_device(draft_device, "--draft-device")  # refuse before anything loads
+        resolve_device(draft_device, "draft_device")  # refuse before anything loads
     check_draft_engines(draft_engines.values())
     ranks = None if world is None else _ranks(world, engine, options, limits, arithmetic, on)
     split = None if ranks is None else ranks.split

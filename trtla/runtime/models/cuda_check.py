@@ -1,10 +1,8 @@
-"""How a model runs on CUDA: by the fast path, or by PyTorch's operations, and why.
+"""The choice between the fast path on CUDA and PyTorch's operations, with its reason.
 
-Before the fast path is used, a small model is run both ways with the model's heads and FP8, and
-before that the fused operations at the model's own sizes.
-
-Kernels that do not compile, a driver that refuses graphs and wrong results all show in it. What has
-passed is remembered for each GPU and version, so later starts do not wait for it.
+A self-test runs the fused operations at the model's own sizes, then a small model with the model's
+heads and FP8 both ways. It finds kernels that do not compile, drivers that refuse graphs, and wrong
+results. A pass is remembered for each GPU and version, so later starts do not wait for it.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ from trtla.version import __version__
 
 VARIABLE = "TRTLA_CUDA_PATH"
 CaptureOn = Callable[[torch.device], Capture]
-"""How graphs are made on a device."""
+"""A factory of graph captures for a device."""
 _MODELS = Path(__file__).parent
 _SOURCES = (
     *sorted(_MODELS.glob("*.py")),
@@ -51,7 +49,7 @@ _SOURCES = (
     Path(tensors.__file__),
     Path(torch_tensors.__file__),
 )
-"""What the fast path and what it is compared with are made of."""
+"""Source files of the fast path and of its reference; a change repeats the self-test."""
 _KV_HEADS, _LAYERS, _VOCABULARY = 2, 2, 320
 _BLOCKS = 12
 _CACHED, _SHORT, _WINDOW = 70, 9, 20
@@ -59,30 +57,30 @@ _TREE = (0, 1, 2, 0, 4, 5, 0, 7, 8, 3, 10)
 """Parents of a small draft: branches and a chain."""
 _ACCEPTED = (4, 5, 6)
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 0.05}
-"""What the largest difference may be, as a share of the largest logit: with a wrong bit in the mask
-it is 0.15."""
+"""Largest accepted difference of logits, as a share of the largest logit; one wrong bit in the mask
+causes 0.15."""
 _FP8_CACHE_TOLERANCE, _FP8_TOLERANCE = 0.06, 0.3
-"""The same with FP8, where a number between two others may fall to either side: with changed last
-bits it was up to 0.054 with such a cache, and 0.18 with such products, where masks do not show."""
+"""The same for an FP8 cache and FP8 products, whose rounding may go either way. Changed last bits
+caused up to 0.054 with the cache and 0.18 with the products, which hides wrong masks."""
 _ROUNDING = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 0.03}
-"""The same of the results of single operations: some units in the last place."""
+"""Largest accepted difference of a single operation's results: some units in the last place."""
 _SCALES = (0.02, 0.03)
-"""Of FP8 inputs, which then reach 9 and more."""
+"""Scales of FP8 inputs, which let them reach 9 or more."""
 _TOKENS, _SCALE = 3, 0.05
-"""In tests of single operations; the scale is of FP8 numbers, which then reach 22."""
+"""Number of tokens, and FP8 scale, in tests of single operations; numbers may reach 22."""
 _HALF_STEP, _LEAST_NORMAL = 2.0**-4, 2.0**-6 * _SCALE
-"""What rounding to FP8 may change a number by, as a share of it; smaller ones change by as much as
-the least normal one."""
+"""Largest relative change when a number is rounded to FP8, and the smallest normal number, whose
+change also bounds that of smaller ones."""
 _Results = Iterator[tuple[Tensor, Tensor]]
-"""Numbers of the fused operations, which may be FP8 over `_SCALE`, and PyTorch's unrounded ones."""
+"""Pairs of a fused result, which may be FP8 over `_SCALE`, and PyTorch's unrounded one."""
 
 
 @dataclass(frozen=True, slots=True)
 class CudaPath:
-    """The choice for one model."""
+    """The path chosen for one model."""
 
     problem: str | None
-    """Why not the fast path; None: that is it."""
+    """The reason against the fast path; None selects it."""
 
     @property
     def fast(self) -> bool:
@@ -95,7 +93,7 @@ class CudaPath:
 
 
 def choose_path(config: CheckpointConfig, dtype: torch.dtype, device: torch.device) -> CudaPath:
-    """The fast path where it can run and has passed its test."""
+    """Return the fast path if it passes its self-test, else PyTorch's operations."""
     choice = os.environ.get(VARIABLE) or "auto"
     if choice not in ("auto", "plain"):
         raise UsageError(f"{VARIABLE} is {choice!r}", "use auto or plain")
@@ -108,7 +106,7 @@ def choose_path(config: CheckpointConfig, dtype: torch.dtype, device: torch.devi
 def _remembered_problem(
     config: CheckpointConfig, dtype: torch.dtype, device: torch.device
 ) -> str | None:
-    """As `problem`, but where it has passed on such a GPU with these versions nothing is run."""
+    """Return `problem`'s answer; nothing runs after a pass on such a GPU with these versions."""
     try:
         path = user_cache() / f"cuda-{_key(config, dtype, device)}.json"
     except Exception as error:  # a Triton that cannot be imported, or a driver that is gone
@@ -127,11 +125,11 @@ def _remembered_problem(
 def problem(
     config: CheckpointConfig, dtype: torch.dtype, device: torch.device, capture_on: CaptureOn | None
 ) -> str | None:
-    """Why the fast path cannot be used, in one line; None: it gives what PyTorch's operations give.
+    """Return in one line why the fast path cannot be used; None if it matches PyTorch's.
 
     Args:
-        config: of the model it is wanted for, whose heads, cache and FP8 the small one has.
-        capture_on: how graphs are made; None: without any.
+        config: the model's; the small model has its heads, cache and FP8.
+        capture_on: makes the capture of graphs; None runs without graphs.
     """
     try:
         products = config.fp8 and fp8_products(config, dtype, device)
@@ -177,9 +175,9 @@ def _tolerance(small: CheckpointConfig, dtype: torch.dtype) -> float:
 
 
 def _small(config: CheckpointConfig, products: bool) -> Iterator[CheckpointConfig]:
-    """Two layers with the model's heads, rotary embedding and K/V cache; with FP8 weights too.
+    """Yield two-layer models with the model's heads, rotary embedding and K/V cache.
 
-    Those come second: rounding hides what a wrong bit in a mask does, but not in the first.
+    The second one has FP8 weights, whose rounding hides a wrong bit in a mask; the first shows it.
     """
     heads = _KV_HEADS * (config.num_attention_heads // config.num_key_value_heads)
     cache = config.quantization.kv_cache_quant_algo
@@ -201,7 +199,7 @@ def _small(config: CheckpointConfig, products: bool) -> Iterator[CheckpointConfi
 
 
 def _weights(config: CheckpointConfig) -> Iterator[tuple[str, Tensor]]:
-    """Random matrices, norms of ones, and with FP8 the scales of both."""
+    """Yield random matrices and norms of ones, with scales for FP8."""
     generator = torch.Generator().manual_seed(0)
     for target in stored_plan(config, 0):
         module, _, kind = target.name.rpartition(".")
@@ -224,7 +222,7 @@ def _weights(config: CheckpointConfig) -> Iterator[tuple[str, Tensor]]:
 def _difference(
     config: CheckpointConfig, dtype: torch.dtype, device: torch.device, capture_on: CaptureOn | None
 ) -> float:
-    """Largest difference of logits over prompts and steps, as a share of the largest logit."""
+    """Return the largest difference of logits over all steps, as a share of the largest logit."""
     from trtla.runtime.models.cuda.fused import FusedOperations
 
     capture = None if capture_on is None else capture_on(device)
@@ -261,8 +259,8 @@ def _texts(cache: TensorCache) -> list[Decoded]:
 
 
 def _steps(texts: Sequence[Decoded], caches: Sequence[TensorCache]) -> Iterator[Sequence[Feed]]:
-    """The prompts, then one token each, then a tree beside one token, then the same tree behind
-    what was accepted of it."""
+    """Yield the prompts, one token each, a tree next to one token, and the same tree again after
+    its accepted nodes."""
     yield [Feed.prompt(text, len(text.prompt), True) for text in texts]
     for text in texts:
         text.num_cached = len(text.prompt)
@@ -276,7 +274,7 @@ def _steps(texts: Sequence[Decoded], caches: Sequence[TensorCache]) -> Iterator[
 
 
 def _accept(text: Decoded, tree: Draft, caches: Sequence[TensorCache]) -> None:
-    """Let a chain of a tree's nodes join the text, whose rows the next forward moves."""
+    """Append a chain of accepted nodes to a text; the next forward moves their rows."""
     for cache in caches:
         slots = cache.table(text.blocks).order[text.num_cached :]
         moves = [(slots[node], slots[place]) for place, node in enumerate(_ACCEPTED, 1)]
@@ -289,8 +287,10 @@ def _accept(text: Decoded, tree: Draft, caches: Sequence[TensorCache]) -> None:
 def largest_difference(
     config: CheckpointConfig, dtype: torch.dtype, device: torch.device, products: bool
 ) -> float:
-    """Of fused operations at a model's own sizes, as a share of the largest number, beside what FP8
-    rounds off."""
+    """Return the largest error of the fused operations at a model's own sizes.
+
+    It is a share of the largest number and excludes FP8 rounding.
+    """
     case = _Case(config, dtype, device, products)
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         results = (*case.norms(), *case.activations(), *case.rotations())
@@ -310,7 +310,7 @@ class _Case:
         self._scale = torch.tensor([_SCALE], device=device) if products else None
 
     def norms(self) -> _Results:
-        """The first of a model, a layer's, and the last, which no FP8 product follows."""
+        """Yield a model's first norm, a layer's, and the last one, which no FP8 product follows."""
         size, epsilon = self._config.hidden_size, self._config.norm_epsilon
         states, delta = self._numbers(_TOKENS, size), self._numbers(_TOKENS, size)
         weight = self._numbers(size)
@@ -319,7 +319,10 @@ class _Case:
             yield from zip(found, self._plain.add_norm(states, added, weight, epsilon), strict=True)
 
     def activations(self) -> _Results:
-        """Of gate and up, stacked where one product makes both; and attention's, rounded."""
+        """Yield the activation of gate and up, and rounded outputs of attention.
+
+        Gate and up are views of one tensor where one product computes both.
+        """
         gate, up = self._numbers(_TOKENS, 2 * self._config.intermediate_size).chunk(2, dim=-1)
         if self._products:
             gate, up = gate.contiguous(), up.contiguous()

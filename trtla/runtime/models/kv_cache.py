@@ -15,7 +15,7 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from trtla.errors import TrtlaError
+from trtla.errors import TrtlaError, at_start, flag_name, named
 from trtla.formats.config import CheckpointConfig
 from trtla.formats.gguf.folder import model_name
 from trtla.formats.tensors import numpy_dtype
@@ -200,17 +200,19 @@ def _too_small(
 ) -> TrtlaError:
     neighbours = [neighbour for neighbour in needs if neighbour.place == need.place]
     scratch = sum(neighbour.scratch_bytes for neighbour in neighbours)
-    ways, reserved, build = [], "", "--max-seq-len"
+    rebuilt = need.usual_seq_len is None
+    spell = flag_name if rebuilt else at_start
+    ways, reserved, smaller = [], "", spell("max_seq_len")
     if scratch:
         reserved = f" beside the {scratch / 2**30:.1f} GiB that forwards take"
-        build += " or --max-num-tokens"
+        smaller += f" or {spell('max_num_tokens')}"
         if max_batch_size > 1:
-            ways.append(f"use a --max-batch-size below {max_batch_size}")
+            ways.append(f"use a {named('max_batch_size')} below {max_batch_size}")
     if len(neighbours) > 1:
         reserved += ", of each of its models"
-        ways.append("give draft models another --draft-device")
-    remedy = "rebuild with" if need.usual_seq_len is None else "open the model with"
-    ways += [f"{remedy} a smaller {build}", "or use a device with more memory"]
+        ways.append(f"give draft models another {named('draft_device')}")
+    remedy = "rebuild with" if rebuilt else "open the model with"
+    ways += [f"{remedy} a smaller {smaller}", "or use a device with more memory"]
     return TrtlaError(
         f"{need.device} has memory for {affordable * TOKENS_PER_BLOCK} cached tokens{reserved}, "
         f"one sequence may need {need.max_seq_len}",
@@ -256,6 +258,7 @@ def check_memory(folder: str, weights: int, cache: int, ranks: int = 1) -> None:
     raise TrtlaError(
         "{} needs {} GiB of memory and {} are free: it takes {} for weights, {} for keys and "
         "values, {} for all else".format(model_name(folder), *parts),
-        "use a smaller file or one of fewer bits, such as Q4_0, a smaller --max-seq-len, or a "
+        "use a smaller file or one of fewer bits, such as Q4_0, a smaller "
+        f"{named('max_seq_len')}, or a "
         "machine with more memory",
     )

@@ -7,7 +7,7 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from trtla.errors import UsageError, install_hint, is_installed
+from trtla.errors import UsageError, install_hint, is_installed, named
 from trtla.formats.config import CheckpointConfig
 from trtla.formats.engine import EncoderDecoder, Engine
 from trtla.formats.gguf.folder import model_name
@@ -107,7 +107,7 @@ def _without_torch(engine: Engine, dtype: str) -> UsageError:
     try:
         problem = native_problem(config, dtype)
         if problem and native_problem(config, "float32") is None:
-            hint += ", or use --dtype float32"
+            hint += f", or use {named('dtype')} float32"
     except NotCompiled as error:
         problem, hint = str(error), f"{error.hint}, or {hint}"
     if isinstance(engine, EncoderDecoder):
@@ -125,15 +125,15 @@ def check_cache_dtype(kv_cache_dtype: str, engine: Engine, dtype: str, device: D
     if isinstance(engine, EncoderDecoder):
         problem: str | None = f"{engine.name} is an encoder-decoder"
     elif device.type != "cpu":
-        problem, instead = f"the device is {device}", ", or use --device cpu"
+        problem, instead = f"the device is {device}", f", or use {named('device')} cpu"
     else:
         problem = not_compiled(config, dtype)
         if problem and not_compiled(config, "float32") is None:
-            instead = ", or use --dtype float32"
+            instead = f", or use {named('dtype')} float32"
     if problem:
         raise UsageError(
             f"kv_cache_dtype {kv_cache_dtype} needs the compiled forward of CPUs: {problem}",
-            f"omit --kv-cache-dtype{instead}",
+            f"omit {named('kv_cache_dtype')}{instead}",
         )
 
 

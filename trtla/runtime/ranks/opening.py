@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtla.errors import TrtlaError, UsageError
+from trtla.errors import TrtlaError, UsageError, named
 from trtla.runtime.arrays import address
 from trtla.runtime.threads import num_threads, set_threads
 from trtla.version import __version__
@@ -46,7 +46,7 @@ class SharedRoom:
             raise TrtlaError(
                 f"a step of {tokens} tokens and {rows} rows of logits is larger than the ranks "
                 f"share memory for, which is {self.tokens} and {self.rows}",
-                "lower --max-batch-size, or rebuild with a larger --max-num-tokens",
+                f"lower {named('max_batch_size')}, or rebuild with a larger --max-num-tokens",
             )
 
 

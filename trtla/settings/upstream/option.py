@@ -5,26 +5,18 @@ An option is accepted, passed on to TensorRT-LLM, needless, or refused in one se
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Literal
 
-from trtla.settings.trtllm_fields import Group
-
-Takes = Literal["value", "switch", "several", "lists"]
-OFF = ("false", "disable", "off", "no", "0", "f")
-ON = ("true", "enable", "on", "yes", "1", "t")
-"""Values that a switch may have, though it needs none."""
+from trtla.settings.trtllm_fields import OFF, ON, Group
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A setting of the command here."""
+    """A setting of the command that has another name there."""
 
-    setting: str = ""
-    """The setting's name; empty: the option's own."""
-    note: str = ""
+    setting: str
     values: Mapping[str, str] = field(default_factory=dict)
     """Values that have other names here."""
     gives: str = ""
@@ -39,30 +31,26 @@ class PassedOn:
 
     setting: str
     """The name in `trtla.settings.trtllm_fields`."""
-    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Needless:
     """Accepted without effect."""
 
-    note: str
     values: tuple[str, ...] = ()
-    """Values without effect; empty: all of them."""
-    why: str = ""
-    """Why other values are refused; follows the option and its value."""
-    hint: str = ""
-    aloud: bool = False
-    """The command prints the note."""
+    """Values without effect, all others are refused; empty: all of them."""
+    hint: str = "omit it"
+    note: str = ""
+    """Printed, where the value would have an effect there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
     """Not available here; its default is accepted."""
 
-    why: str
-    """The rest of a sentence that begins with the option."""
-    hint: str
+    why: str = "is not available here"
+    """The rest of a sentence that begins with the option and its value."""
+    hint: str = "omit it"
 
 
 Fate = Accepted | PassedOn | Needless | Refused
@@ -72,31 +60,27 @@ Fate = Accepted | PassedOn | Needless | Refused
 class Flag:
     """One option of a program."""
 
-    name: str
+    names: tuple[str, ...]
+    """Its own, and others of it in the program; a short form such as `-sq` too."""
     fate: Fate
     default: str = ""
     """As in its help; empty: none, or off."""
-    takes: Takes = "value"
-    also: tuple[str, ...] = ()
-    """Other names of it in the program."""
-    short: str = ""
-    """Its short form, such as `-sq`."""
-    bare: str = ""
-    """The value that it has when it is given without one."""
-    choices: tuple[str, ...] = ()
-    """All values that the program takes; empty: any."""
-    since: str = ""
-    """The first release that has it; empty: 0.20 or before."""
-    until: str = ""
-    """The last release that has it; empty: 1.2 or later."""
+    takes: str = ""
+    """"!": no value; "?": one, or none for true; "+": several; "*": several, where every use begins
+    another list; empty: one."""
 
     @property
-    def names(self) -> tuple[str, ...]:
-        return (self.name, *self.also)
+    def name(self) -> str:
+        return self.names[0]
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The values that it may have though it needs none; empty: it needs one."""
+        return {"!": ("true", "false"), "?": (*ON, *OFF)}.get(self.takes, ())
 
     def is_default(self, value: str) -> bool:
         """Return True for the value that the program takes without the option."""
-        if self.takes == "switch":
+        if self.takes == "!":
             return value.lower() in OFF
         with suppress(ValueError):
             return bool(self.default) and float(value) == float(self.default)
@@ -105,38 +89,39 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One of TensorRT-LLM's programs, and the command that takes its place."""
+    """One of TensorRT-LLM's programs, and the command that takes its place.
+
+    Options that the command has by the same name are not listed.
+    """
 
     name: str
     command: str
-    options: tuple[Flag, ...]
+    listed: tuple[Flag, ...]
     passing: Group | None = None
     """The settings that the command passes on to TensorRT-LLM."""
+    values: Mapping[str, Mapping[float, float]] = field(default_factory=dict)
+    """Numbers of settings with the same name that mean something else here."""
+
+    @property
+    def options(self) -> tuple[Flag, ...]:
+        """Those listed, and every setting that is passed on, by the last part of its name."""
+        known = {name for option in self.listed for name in option.names}
+        kinds = {} if self.passing is None else self.passing.kinds
+        passed = {name.rpartition(".")[2]: name for name in kinds}
+        takes = {"bool": "?", "ints": "+"}
+        return self.listed + tuple(
+            Flag((short,), PassedOn(name), takes=takes.get(str(kinds[name]), ""))
+            for short, name in passed.items()
+            if short not in known
+        )
 
 
-def switch(name: str, fate: Fate) -> Flag:
-    """An option without a value."""
-    return Flag(name, fate, takes="switch")
+def table(rows: Mapping[str, Fate]) -> tuple[Flag, ...]:
+    """The options of rows: names with commas between, what they take, and `=` with the default."""
+    return tuple(_flag(entry, fate) for names, fate in rows.items() for entry in names.split())
 
 
-def several(name: str, fate: Fate) -> Flag:
-    """An option with several values."""
-    return Flag(name, fate, takes="several")
-
-
-def lists(name: str, fate: Fate) -> Flag:
-    """An option with several values, whose every use begins another list."""
-    return Flag(name, fate, takes="lists")
-
-
-def each(names: str, fate: Fate, default: str = "", takes: Takes = "value") -> Iterator[Flag]:
-    """Options that share everything but their names."""
-    return (Flag(name, fate, default, takes) for name in names.split())
-
-
-LOG_LEVEL = Needless(
-    "`--verbose` shows more, `--quiet` less",
-    ("internal_error", "error", "warning", "info", "verbose", "debug", "trace"),
-    "is no level of TensorRT-LLM's logger",
-    "omit it; --verbose shows more, --quiet less",
-)
+def _flag(entry: str, fate: Fate) -> Flag:
+    spelling, _, default = entry.partition("=")
+    names = spelling.rstrip("!?+*")
+    return Flag(tuple(names.split(",")), fate, default, spelling[len(names) :])

@@ -12,7 +12,7 @@ from trtla.cli.shared import options as opt
 from trtla.cli.shared.command import Command
 from trtla.cli.shared.model import check_batch_size, engine_limits, is_trtllm, loading, model_at
 from trtla.cli.shared.params import check_new_file
-from trtla.cli.shared.templates import check_sets
+from trtla.cli.shared.templates import check_texts
 from trtla.cli.shared.values import DURATION
 from trtla.console import Console
 from trtla.errors import UsageError
@@ -129,7 +129,7 @@ def _check(flags: TuneFlags, console: Console) -> TuneSettings:
         raise UsageError(f"{hot} only", "use --temperature 0, or omit --gpu")
     check_batch_size(model, flags.batch_size)
     sets = load_sets(flags.prompts, (), flags.num_prompts)
-    check_sets(console, flags.asking, model, flags.options, sets)
+    check_texts(console, flags.asking, model, flags.options, sets)
     if flags.write is not None:
         if not flags.write.endswith((".yaml", ".yml")):
             raise UsageError(f"--write {flags.write} is not a .yaml file", "give it that ending")

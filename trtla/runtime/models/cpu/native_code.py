@@ -318,7 +318,7 @@ TREES = NativeCode(
     "prompt lookup",
     Path(__file__).parents[2] / "tree" / "native",
     includes=(_NATIVE,),
-    flags=("-ffp-contract=off",),  # chances are those of the tests' oracle, to the last bit
+    flags=("-ffp-contract=off",),  # chances are the same on every processor
 )
 # GCC's expression replacement moves additions behind all multiplications, whose products then leave
 # the registers: integer products take up to 1.6 times as long.

@@ -1,4 +1,4 @@
-"""What makes a step fast on CUDA: attention over pages, fused operations, CUDA graphs.
+"""The fast path on CUDA: attention over pages, fused operations, CUDA graphs.
 
-Triton is imported by `kernels` and `fused` alone, which are imported where kernels run.
+Only the files of kernels import Triton; they are imported when kernels run.
 """

@@ -1,10 +1,10 @@
 """The small operations of a Llama layer as Triton kernels: four launches in place of thirteen.
 
 Each rounds where the unfused operations, `layers.PlainOperations`, round: sums, norms, rotated and
-activated numbers become the model's type first, and FP8 second. Where an FP8 product follows, its
-input is rounded in the same launch; the output of attention takes a launch of its own. Sizes of the
-model are constants and the number of tokens is the grid's, so nothing is compiled again for another
-step. This file imports Triton: import it only where a model runs on a GPU.
+activated numbers are rounded to the model's type first, and to FP8 second. The input of an FP8
+product is rounded in the same launch; the output of attention needs a separate one. Sizes of the
+model are constants and the number of tokens is the grid's, so another step compiles nothing.
+This file imports Triton: import it only where a model runs on a GPU.
 """
 
 # Triton comes without type hints and is not there on every machine; its constants are capitals.
@@ -29,9 +29,10 @@ _MOVED = 2048  # numbers that a program moves
 
 @triton.jit
 def _fp8_bytes(values: tl.tensor, scale: tl.tensor) -> tl.tensor:
-    """The e4m3 bytes of `quantize`: nearest, ties to even, at most 448 in size; NaN stays.
+    """Return the e4m3 bytes of `quantize`: nearest, ties to even, at most 448 in size; NaN stays.
 
-    In integers: the same on every GPU, and under the interpreter, whose own rounding is wrong.
+    Integer arithmetic makes them the same on every GPU and under the interpreter, whose own
+    rounding is wrong.
     """
     scaled = tl.div_rn(values, scale)
     size = tl.abs(scaled)
@@ -50,7 +51,7 @@ def _fp8_bytes(values: tl.tensor, scale: tl.tensor) -> tl.tensor:
 def _store(
     places: tl.tensor, values: tl.tensor, scale: tl.tensor, inside: tl.tensor, FP8: tl.constexpr
 ) -> None:
-    """Write numbers of the model's type, or what FP8 makes of them."""
+    """Store numbers in the model's type or in FP8."""
     if FP8:
         values = _fp8_bytes(values.to(tl.float32), tl.load(scale))
     tl.store(places, values, mask=inside)
@@ -70,7 +71,7 @@ def add_norm(
     ADD: tl.constexpr,
     FP8: tl.constexpr,
 ) -> None:
-    """A token a program: total = states + delta (where ADD), and its RMS norm."""
+    """Compute total = states + delta (with ADD) and its RMS norm, one token per program."""
     row, at = tl.program_id(0).to(tl.int64) * SIZE, tl.arange(0, BLOCK)
     inside = at < SIZE
     x = tl.load(states + row + at, mask=inside, other=0.0)
@@ -88,7 +89,7 @@ def add_norm(
 def _rotated(
     places: tl.tensor, cosine: tl.tensor, sine: tl.tensor, inside: tl.tensor, HALF: tl.constexpr
 ) -> tl.tensor:
-    """Both halves of rotated heads; the products with the cosine are rounded, as `rotate` does."""
+    """Return both halves of rotated heads; products with the cosine are rounded, as in `rotate`."""
     first = tl.load(places, mask=inside, other=0.0)
     second = tl.load(places + HALF, mask=inside, other=0.0)
     a, b = first.to(tl.float32), second.to(tl.float32)
@@ -99,7 +100,7 @@ def _rotated(
 
 @triton.jit
 def _all_finite(first: tl.tensor, second: tl.tensor, FP8: tl.constexpr) -> tl.tensor:
-    """Whether both halves of a head are finite as they are stored: FP8 has no infinity."""
+    """Return True if both halves of a head are finite as stored; FP8 has no infinity."""
     size = tl.maximum(tl.abs(first.to(tl.float32)), tl.abs(second.to(tl.float32)))
     ordered = (first == first) & (second == second)  # the larger of a number and NaN is the number
     finite = ordered if FP8 else ordered & (size < float("inf"))
@@ -123,11 +124,11 @@ def rotate_write(
     HALF_BLOCK: tl.constexpr,
     FP8: tl.constexpr,
 ) -> None:
-    """A token's K/V head and the queries that share it, grid (tokens, K/V heads).
+    """Rotate a token's K/V head and its queries, and write them; grid (tokens, K/V heads).
 
-    Keys and values go to the token's slot of the cache, queries to [tokens, heads, 2 * HALF].
-    Values that are not finite become zeros, and their key NaN: attention takes scores only of keys
-    that are seen, but multiplies all values, and 0 times NaN is NaN.
+    Keys and values are written to the token's cache slot, queries to [tokens, heads, 2 * HALF].
+    Values that are not finite become zeros, and their key NaN: attention masks the scores of
+    unseen keys but multiplies all values, and 0 times NaN is NaN.
     """
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     lanes = tl.arange(0, HALF_BLOCK)
@@ -169,7 +170,7 @@ def silu_mul(
     BLOCK: tl.constexpr,
     FP8: tl.constexpr,
 ) -> None:
-    """silu(gate) * up, grid (tokens, blocks of SIZE); rows of both begin STRIDE apart."""
+    """Compute silu(gate) * up, rows STRIDE apart; grid (tokens, blocks of SIZE)."""
     row, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < SIZE
     x = tl.load(gate + row * STRIDE + at, mask=inside, other=0.0)
@@ -183,7 +184,7 @@ def silu_mul(
 def round_fp8(
     numbers: tl.tensor, out: tl.tensor, scale: tl.tensor, SIZE: tl.constexpr, BLOCK: tl.constexpr
 ) -> None:
-    """The FP8 bytes of numbers, grid (tokens, blocks of SIZE)."""
+    """Round numbers to FP8 bytes; grid (tokens, blocks of SIZE)."""
     row, at = tl.program_id(0).to(tl.int64) * SIZE, tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < SIZE
     _store(out + row + at, tl.load(numbers + row + at, mask=inside, other=0.0), scale, inside, True)
@@ -199,10 +200,10 @@ def move_rows(
     MOVES: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Rows of a layer's keys or values to other slots, grid (parts, blocks of ROW).
+    """Move rows of a layer's keys or values to other slots; grid (parts, blocks of ROW).
 
-    All are read before any is written, since targets may be sources too. A padding move goes where
-    it comes from, and costs nothing.
+    All rows are read before any is written, because a target may also be a source. A padding move
+    has its source as target and costs nothing.
     """
     part = data + tl.program_id(0).to(tl.int64) * part_size
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
@@ -217,7 +218,7 @@ def move_rows(
 
 
 class FusedOperations(PlainOperations):
-    """The same with one launch each, on the current CUDA device."""
+    """The plain operations with one kernel launch each, on the current CUDA device."""
 
     def add_norm(
         self,
@@ -333,5 +334,5 @@ def _power(size: int) -> int:
 
 
 def _warps(numbers: int, most: int) -> int:
-    """Warps of a program over so many numbers, a power of 2."""
+    """Return the warps of a program over `numbers`, a power of 2."""
     return max(1, min(most, numbers // (32 * _LANE)))

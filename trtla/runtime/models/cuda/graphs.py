@@ -1,12 +1,12 @@
-"""Forwards of generation steps as CUDA graphs: one for every bucket, captured at start, replayed.
+"""Forwards of generation steps as CUDA graphs, one for each bucket, captured at the start.
 
-The capture itself can be replaced, so that the bookkeeping runs without a GPU.
+The capture can be replaced, so that the bookkeeping runs without a GPU.
 
-Steps without a graph have few shapes, all of which are run once at the start: Triton compiles a
-kernel for half a second and more for each new set of constants, warps, types, integers that are 1
-or a multiple of 16, and addresses that are a multiple of 16. A model fixes all of them but the
-tiles of attention, by the longest prompt or tree, its splits, by sequences and context, and whether
-rows are drawn and filtered: other sizes of a step are not specialised.
+Steps without a graph have few shapes, and all of them run once at the start. Triton compiles a
+kernel for half a second or more for each new set of constants, warps, types, integers that are 1
+or a multiple of 16, and addresses that are a multiple of 16. A model fixes all of them but three:
+the tiles of attention (longest prompt or tree), its splits (sequences and context), and whether
+rows are drawn and filtered. Other sizes of a step are not specialised.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from trtla.runtime.models.tensor_cache import TensorCache
 from trtla.runtime.sequence import Feed
 
 Forward = Callable[[Batch, TensorCache], BatchOutput]
-"""Writes the fed tokens' keys and values, computes logits [batch.rows, vocab]."""
+"""A forward: it writes the fed tokens' keys and values and returns logits [batch.rows, vocab]."""
 Capture = Callable[[Callable[[], None]], Callable[[], None]]
-"""Runs a function and records it; gives what repeats it."""
+"""A recorder: it runs a function, records it, and returns a function that replays it."""
 
 _SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 _MOST_TOKENS = 512
-"""Of a step with a graph: a larger one computes for longer than its launches take."""
+"""Most tokens of a step with a graph; larger steps compute for longer than their launches take."""
 _MOVES, _MOST_MOVES = 8, 256  # accepted drafts that a graph moves: of a sequence, and of all
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Steps that share a graph: up to so many fed tokens of up to so many sequences."""
+    """The steps that share a graph: up to `tokens` fed tokens of up to `sequences` sequences."""
 
     tokens: int
     sequences: int
@@ -57,19 +57,18 @@ class _Graph:
 
 
 class GraphRunner:
-    """Logits of a step's feeds, by a graph where one fits, else by a plain forward.
+    """The logits of a step's feeds, from a graph if one fits, else from a plain forward.
 
     Args:
         forward: the model's.
-        cache: its K/V cache, of which one block is taken for padding tokens; it must have one more
-            than sequences need.
+        cache: the K/V cache, with one block more than sequences need, for padding tokens.
         max_batch_size: most sequences of a step.
-        step_sizes: tokens that a sequence may feed in a step and that need a bucket of their own,
-            rising; the last one is the most that any request feeds.
+        step_sizes: tokens per sequence and step that get a bucket, rising; the last one is the
+            most that any request feeds.
         max_cached: most tokens of a sequence in the cache, drafts included.
-        capture: how a forward becomes a graph; None: never.
-        max_num_tokens: most tokens of a step, whatever its sequences could feed; None: they say it.
-        windows: those of the model's layers.
+        capture: records a forward as a graph; None runs without graphs.
+        max_num_tokens: most tokens of a step; None means as many as its sequences can feed.
+        windows: the windows of the model's layers.
     """
 
     def __init__(
@@ -91,15 +90,15 @@ class GraphRunner:
         self._buckets = buckets(step_sizes, max_batch_size, max_num_tokens)
         self._graphs: dict[Bucket, _Graph] = {}
         self._logits: Tensor | None = None
-        """Of all graphs, which never run at once: [rows, vocab]."""
+        """The logits of all graphs, which never run concurrently: [rows, vocab]."""
         self.most_tokens = self._buckets[-1].tokens
-        """Of a step that may have a graph; larger ones found no memory."""
+        """Most tokens of a step with a graph; memory has no room for larger ones."""
         self.problem: str | None = None
-        """Why there are no graphs, where a capture failed."""
+        """The reason why a capture failed, after which there are no graphs; None if none failed."""
 
     @property
     def token_counts(self) -> set[int]:
-        """The tokens of a step, padding included, by bucket."""
+        """The padded token counts of all buckets."""
         return {bucket.tokens for bucket in self._buckets}
 
     @property
@@ -108,11 +107,11 @@ class GraphRunner:
 
     @property
     def is_complete(self) -> bool:
-        """Whether no bucket lacks its graph for want of memory."""
+        """True if memory has room for the graph of every bucket."""
         return self.most_tokens == self._buckets[-1].tokens
 
     def capture_all(self) -> None:
-        """Capture every bucket, the largest first: smaller ones then live in its memory."""
+        """Capture every bucket, the largest first, so that smaller ones share its memory."""
         with self._on_device():
             for bucket in sorted(self._buckets, key=lambda one: -one.tokens):
                 self._graph(bucket)
@@ -124,10 +123,10 @@ class GraphRunner:
             )
 
     def warm_up(self) -> Tensor | None:
-        """Run small steps without a graph, so that no step waits for a compiler; on scratch alone.
+        """Run small steps without a graph on the scratch block, so no later step waits to compile.
 
         Returns:
-            Logits as steps give them; None where there is a `problem`.
+            Logits in the form of a step's; None if there is a `problem`.
         """
         if self.problem is not None:
             return None
@@ -139,7 +138,7 @@ class GraphRunner:
             return None
 
     def _rooms_to_try(self) -> Iterator[Room]:
-        """Small steps that together launch whatever steps without a graph launch."""
+        """Yield small steps that together launch every kernel of steps without a graph."""
         for bucket in self._buckets:
             if bucket not in self._graphs:
                 yield replace(self._room(bucket), tokens=1, rows=1, moves=0)
@@ -150,14 +149,14 @@ class GraphRunner:
             yield self._unsplit(replace(prompt, longest_tree=length))
 
     def _unsplit(self, exact: Room) -> Room:
-        """The room of a step that no bucket holds: one split, and a tile above those of buckets."""
+        """Return a room that fits no bucket: one split, and a tile above the buckets'."""
         longest = max(exact.longest_tree, self._step_tokens + 1)
         return replace(exact, longest_tree=longest, context=0)
 
     def __call__(self, feeds: Sequence[Feed]) -> BatchOutput:
-        """Float logits [wanted rows, vocab], feed by feed; the next call may overwrite them.
+        """Return float logits [rows, vocab], feed by feed; the next call may overwrite them.
 
-        Prompts run before trees, whose bits then do not depend on the prompts beside them.
+        Prompts run before trees, so that the bits of trees do not depend on prompts.
         """
         prompts = sum(feed.draft is None for feed in feeds)
         if not 0 < prompts < len(feeds):
@@ -180,12 +179,12 @@ class GraphRunner:
             return BatchOutput(logits[: sum(len(feed.rows) for feed in feeds)])
 
     def _on_device(self) -> AbstractContextManager[object]:
-        """Launches and streams follow the current device, not the tensors."""
+        """Return a context with the cache's device, because launches do not follow the tensors."""
         device = self._cache.data.device
         return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
     def _bucket(self, feeds: Sequence[Feed]) -> Bucket | None:
-        """The smallest that holds them; None for prompts, whose lengths differ too much."""
+        """Return the smallest fitting bucket; None for prompts, whose lengths vary too much."""
         if any(feed.draft is None or feed.length > self._step_tokens for feed in feeds):
             return None
         tokens = sum(feed.length for feed in feeds)
@@ -200,14 +199,14 @@ class GraphRunner:
         return StepInputs(room, self._scratch, self._cache.data.device, self._windows)
 
     def _plain_room(self, feeds: Sequence[Feed], bucket: Bucket | None) -> Room:
-        """Its bucket's for trees, which then have the bits of a graph; else just enough."""
+        """Return the bucket's room, with which trees have a graph's bits; else an exact one."""
         if bucket is not None:
             return replace(self._room(bucket), moves=0)
         exact = replace(Room.of(feeds), stretch=self._stretch)
         return exact if exact.prompts else self._unsplit(exact)
 
     def _moves(self, most: int) -> list[tuple[int, int]]:
-        """What a graph has to move; where it has no room for all, that is done now."""
+        """Return the moves for a graph; if it has no room for all of them, they are done now."""
         moves = self._cache.take_moves()
         if len(moves) > most:
             self._cache.move_later(moves)
@@ -222,7 +221,7 @@ class GraphRunner:
         return self._graphs.get(bucket)
 
     def _has_memory(self, bucket: Bucket, capture: Capture) -> bool:
-        """Capture a bucket; False where memory is all that it lacks."""
+        """Capture a bucket, and return False if only memory is lacking."""
         try:
             self._graphs[bucket] = self._captured(bucket, capture)
         except torch.OutOfMemoryError:
@@ -232,7 +231,7 @@ class GraphRunner:
         return True
 
     def _shrink(self, bucket: Bucket) -> None:
-        """There is no memory for a bucket: smaller ones are still captured, none of its size is."""
+        """Limit captures to buckets smaller than this one, which memory has no room for."""
         sizes = (one.tokens for one in self._buckets if one.tokens < bucket.tokens)
         self.most_tokens = max(sizes, default=0)
         if not self._graphs:  # the next one makes smaller logits
@@ -240,14 +239,14 @@ class GraphRunner:
         torch.cuda.empty_cache()  # what the failed capture took is PyTorch's own until then
 
     def _give_up(self, error: Exception) -> None:
-        """After one failed capture no other is tried: the allocator may have been left in it."""
+        """Stop capturing after a failure, because the allocator may be left inside the capture."""
         self.problem = first_line(error)
         self._capture, self._logits = None, None
         self._graphs.clear()
         _log.warning("there are no CUDA graphs, decoding is slower: %s", self.problem)
 
     def _captured(self, bucket: Bucket, capture: Capture) -> _Graph:
-        """A graph over inputs without a feed: what it is run for writes to the scratch block."""
+        """Capture a graph over inputs without a feed, whose tokens write to the scratch block."""
         inputs = self._inputs(self._room(bucket))
         batch = inputs.fill(())
 
@@ -278,11 +277,11 @@ class GraphRunner:
 def buckets(
     step_sizes: Sequence[int], max_batch_size: int, max_num_tokens: int | None = None
 ) -> tuple[Bucket, ...]:
-    """For powers of 2 of sequences, and most of them, some sizes of their steps; tokens rising.
+    """Return buckets for powers of 2 of sequences and the largest number, tokens rising.
 
     Args:
-        step_sizes: as of `GraphRunner`, such as (84, 100) for (7,7,7) with other drafters beside.
-        max_num_tokens: most tokens of a step; None: as many as its sequences can feed.
+        step_sizes: as in `GraphRunner`, such as (84, 100) for (7,7,7) and further drafters.
+        max_num_tokens: most tokens of a step; None means as many as its sequences can feed.
     """
     most = max_num_tokens or max_batch_size * step_sizes[-1]
     sizes = {*(size for size in _SIZES if size < step_sizes[-1]), *step_sizes}
@@ -294,7 +293,7 @@ def buckets(
 
 
 class CudaCapture:
-    """A `Capture` into graphs that share one pool of memory, since they never run at once."""
+    """A `Capture` into graphs that share a memory pool, because they never run concurrently."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -303,12 +302,12 @@ class CudaCapture:
             # PyTorch's own is the first device's; cuBLAS keeps a workspace for every stream.
             self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._in_use = False
-        """Whether a graph lives in the pool."""
+        """True once a graph uses the pool."""
 
     def __call__(self, run: Callable[[], None]) -> Callable[[], None]:
-        """Run once on a stream of its own (kernels are compiled then), and record a second run.
+        """Run once on a separate stream, which compiles the kernels, and record a second run.
 
-        What fails leaves the stream as it was; other threads may use the device meanwhile.
+        A failure restores the stream. Other threads may use the device concurrently.
         """
         with torch.cuda.device(self._device):
             before = torch.cuda.current_stream()
@@ -332,7 +331,7 @@ class CudaCapture:
         torch.cuda.current_stream().wait_stream(stream)
 
     def _leave(self, before: torch.cuda.Stream) -> None:
-        """Do what `torch.cuda.graph` leaves undone where the end of a capture fails."""
+        """Finish the cleanup that `torch.cuda.graph` omits if the end of a capture fails."""
         torch.cuda.set_stream(before)
         with suppress(Exception):  # private, and not in every release
             torch._C._cuda_endAllocateToPool(before.device_index, self._pool)

@@ -1,7 +1,7 @@
-"""From a step's feeds to the tensors of a paged forward: one buffer here, one copy to the device.
+"""The tensors of a paged forward, written from a step's feeds: one host buffer, one copy.
 
-The buffer's places are fixed by its `Room`, so a CUDA graph captured over it can be replayed with
-what the next step writes there. Padding tokens write their keys to a block that nobody reads.
+The buffer's layout is fixed by its `Room`, so a CUDA graph captured over it can be replayed with
+the next step's feeds. Padding tokens write their keys to a block that is never read.
 """
 
 from __future__ import annotations
@@ -21,41 +21,41 @@ from trtla.runtime.models.cuda.paged_attention import HEADER, LEAST_STRETCH, Pag
 from trtla.runtime.sequence import Feed
 
 _IN_WORD = 4
-"""Nodes of a path in an int64."""
+"""Number of path nodes in an int64."""
 _ALIGNED = 2
-"""int64 numbers at whose multiples a part begins: kernels are compiled for addresses like these."""
+"""Alignment of a part in int64 numbers; kernels are compiled for such addresses."""
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """How much the tensors of a step can hold."""
+    """The capacity of a step's tensors."""
 
     tokens: int
     """Fed tokens of all sequences."""
     prompt_tokens: int
-    """Those of prompts; exactly as many, since trees begin behind them."""
+    """Fed tokens of prompts, exactly as many, because trees begin after them."""
     rows: int
-    """Fed tokens whose logits are wanted."""
+    """Fed tokens whose logits are computed."""
     prompts: int
-    """Sequences that feed a stretch of their prompt; they come first, and exactly as many."""
+    """Sequences that feed a stretch of their prompt, exactly as many; they come first."""
     trees: int
     """Sequences that feed a tree."""
     longest_prompt: int
-    """Fed tokens of one prompt."""
+    """Most fed tokens of one prompt."""
     longest_tree: int
-    """Fed tokens of one tree."""
+    """Most fed tokens of one tree."""
     blocks: int
-    """Cache blocks of one sequence."""
+    """Most cache blocks of one sequence."""
     context: int
-    """Cached tokens of one sequence, which its spans are chosen for."""
+    """Cached tokens of one sequence, for which its spans are chosen."""
     stretch: int = LEAST_STRETCH
-    """As of `PagedGroup`: the same in all steps of an executor."""
+    """The stretch of `PagedGroup`, the same in all steps of an executor."""
     moves: int = 0
-    """Slots that are moved before."""
+    """Cache slots that are moved before the forward."""
 
     @classmethod
     def of(cls, feeds: Seq[Feed]) -> Room:
-        """Just enough for these feeds, prompts first."""
+        """Return the exact room of these feeds, prompts first."""
         prompts = [feed.length for feed in feeds if feed.draft is None]
         trees = [feed.length for feed in feeds if feed.draft is not None]
         return cls(
@@ -72,7 +72,7 @@ class Room:
 
     @property
     def path_words(self) -> int:
-        """int64 numbers of a path."""
+        """Number of int64 words of a path."""
         return -(-self.longest_tree // _IN_WORD) or 1
 
     @property
@@ -81,7 +81,7 @@ class Room:
 
 
 class _Parts(NamedTuple):
-    """The buffer's parts: views of the host's as arrays, or of the device's as tensors."""
+    """Views of the buffer's parts: arrays on the host, tensors on the device."""
 
     tokens: Any
     positions: Any
@@ -95,13 +95,13 @@ class _Parts(NamedTuple):
 
 
 class StepInputs:
-    """A step's tensors, written by `fill` as often as wanted, read through `batch`.
+    """The tensors of a step, which `fill` writes and a forward reads as `batch`.
 
     A forward that reads `batch` must have ended before the next `fill`.
 
     Args:
-        scratch: the block whose slots padding tokens write to.
-        windows: those of the model's layers that texts outgrow.
+        scratch: the block that padding tokens write to.
+        windows: the windows of the model's layers that are shorter than texts.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class StepInputs:
         self._device = torch.zeros(size, dtype=torch.int64, device=device)
         self._arrays = _Parts(*(part.numpy() for part in _parts(self._host, room)))
         self.batch = _batch(_parts(self._device, room), room, windows)
-        """The forward's input, always the same tensors."""
+        """The input of the forward, always the same tensors."""
 
     def fill(self, feeds: Seq[Feed], moves: Seq[tuple[int, int]] = ()) -> Batch:
         """Write feeds, prompts first, and send them to the device without waiting."""
@@ -176,12 +176,12 @@ def _parts(buffer: Tensor, room: Room) -> _Parts:
 
 
 def _sizes(room: Room) -> tuple[int, ...]:
-    """int64 numbers of each part but the last."""
+    """Return the int64 numbers of each part but the last."""
     return (room.tokens,) * 5 + (room.rows, 2 * room.moves, room.tokens * room.path_words)
 
 
 def _size(room: Room) -> int:
-    """int64 numbers of a buffer; two int32 lie in one."""
+    """Return the int64 numbers of a buffer; each holds two int32."""
     sequences = -(-room.sequences * (HEADER + room.blocks) // 2)
     return sum(size + size % _ALIGNED for size in _sizes(room)) + sequences
 
@@ -204,7 +204,7 @@ def _batch(parts: _Parts, room: Room, windows: Seq[int]) -> Batch:
 
 @lru_cache(maxsize=512)
 def path_nodes(parents: tuple[int, ...]) -> np.ndarray[Any, np.dtype[np.int16]]:
-    """The nodes on the way to each node of a tree and itself, int16 [nodes, longest]."""
+    """Return the path to each node of a tree, itself included, as int16 [nodes, longest]."""
     paths = [b"\0\0"]
     for node, parent in enumerate(parents, 1):
         paths.append(paths[parent] + node.to_bytes(2, "little"))

@@ -1,9 +1,9 @@
-"""Triton kernels: attention of prompts over a paged cache, and what that of trees shares with it.
+"""Triton kernels of prompt attention over a paged cache, and the parts shared with trees.
 
-`attend_prompts` attends stretches of prompts. A program owns a tile of queries, which are all query
-heads of one K/V head, token by token, and one sequence.
+`attend_prompts` attends stretches of prompts. A program has a tile of queries of one sequence: all
+query heads of one K/V head, token by token.
 
-Scores, sums and outputs are float32; powers are of two, not of e.
+Scores, sums and outputs are float32. Exponentials have the base 2.
 """
 
 # Triton comes without type hints and is not there on every machine; its constants are capitals.
@@ -20,7 +20,7 @@ _ONE = tl.constexpr(16777216.0)  # a weight of 1 as an integer; a block's sum st
 
 @triton.jit
 def _summed(weights: tl.tensor) -> tl.tensor:
-    """The sum of each row of weights up to 1, which no order changes: they are integers."""
+    """The sum of each row of weights up to 1, as integers, so that no order changes it."""
     return tl.sum((weights * _ONE + 0.5).to(tl.int32), 1).to(tl.float32) / _ONE
 
 
@@ -37,10 +37,10 @@ def absorb(
     total: tl.tensor,
     sums: tl.tensor,
 ) -> tl.tensor:
-    """Online softmax: take in a block of keys, and return (peak, total, sums).
+    """Add a block of keys to an online softmax, and return (peak, total, sums).
 
-    All values are finite, as `fused.rotate_write` leaves them. A key that is not makes the sums of
-    a row that sees it NaN, and does nothing to others.
+    `fused.rotate_write` keeps all values finite. A key that is not finite makes the sums of the
+    rows that see it NaN, and changes no other row.
     """
     k = tl.load(keys + places, mask=inside[:, None], other=0.0).to(q.dtype)
     scores = tl.dot(q, tl.trans(k), input_precision="ieee")
@@ -65,7 +65,7 @@ def token_places(
     HEAD_SIZE: tl.constexpr,
     PAGE: tl.constexpr,
 ) -> tl.tensor:
-    """Where the tokens' keys lie, [tokens, HEAD_SIZE] in elements."""
+    """The offsets of the tokens' keys, [tokens, HEAD_SIZE] in elements."""
     blocks = tl.load(table + tokens // PAGE, mask=inside, other=0)
     slots = blocks.to(tl.int64) * PAGE + tokens % PAGE  # a cache may be larger than 2**31
     return slots[:, None] * slot_stride + tl.arange(0, HEAD_SIZE)[None, :]
@@ -81,7 +81,7 @@ def first_seen(
     BLOCK_N: tl.constexpr,
     WINDOWED: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """The first position that each node sees, and how many cached tokens none of them does."""
+    """The first position that each node sees, and the number of cached tokens that no node sees."""
     begins, unread = nodes, cached * 0
     if WINDOWED:
         begins = tl.load(positions + nodes, mask=real, other=0) - window + 1

@@ -1,6 +1,6 @@
-"""How much of a GPU's memory a Llama takes beside weights and K/V cache, in plain integers.
+"""The GPU memory that a Llama needs in addition to weights and K/V cache, in plain integers.
 
-What is left of it is the cache's. What the libraries take is a guess that should be too large.
+The K/V cache gets the rest. The share of the libraries is a guess that should be too large.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from trtla.runtime.models.cuda.graphs import Bucket, buckets
 from trtla.runtime.models.cuda.paged_attention import MOST_PARTS
 
 _LIBRARIES = 128 * 2**20 + MOST_PARTS
-"""cuBLAS keeps up to 32 MiB for each of two streams, cuBLASLt as much again; attention that is cut
-along a long context leaves parts to bring together."""
+"""Bytes of libraries and of attention's parts: cuBLAS keeps up to 32 MiB for each of two streams,
+cuBLASLt as much again, and attention that is split along a long context keeps parts to join."""
 _PARTS = 2
-"""Parts of attention that a row has at least, float32."""
+"""Fewest float32 parts of attention for a row."""
 _A_GRAPH = 4 * 2**20
-"""What the driver keeps of one: its launches and their arguments."""
+"""Bytes that the driver keeps for a graph: its launches and their arguments."""
 _FLOAT = 4
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardMemory:
-    """What forwards of a model hold at most.
+    """The peak memory of a model's forwards.
 
     Args:
-        config: its shape.
+        config: the model's shape.
         itemsize: bytes of an activation.
-        widens: whether logits are computed in float32, and not rounded to activations before.
+        widens: True if logits are computed in float32 without rounding to activations.
     """
 
     config: CheckpointConfig
@@ -39,9 +39,9 @@ class ForwardMemory:
     widens: bool = True
 
     def scratch_bytes(self, limits: ExecutorLimits, step_sizes: Sequence[int]) -> int:
-        """With fused kernels and graphs: all graphs, and a forward of prompts beside steps.
+        """Return the bytes with fused kernels: all graphs, and a forward of prompts and steps.
 
-        Arguments as of `Model.step_forward`.
+        The arguments are those of `Model.step_forward`.
         """
         made = buckets(step_sizes, limits.max_batch_size, limits.max_num_tokens)
         captured = made[-1].tokens
@@ -52,7 +52,7 @@ class ForwardMemory:
         return graphs + self.forward_bytes(limits.max_num_tokens, rows) + _LIBRARIES
 
     def plain_scratch_bytes(self, limits: ExecutorLimits, step_sizes: Sequence[int]) -> int:
-        """With PyTorch's operations, which gather keys and values and mask each of them."""
+        """Return the bytes with PyTorch's operations: gathered keys and values, and full masks."""
         config, most = self.config, limits.max_num_tokens
         rows = min(limits.max_batch_size * step_sizes[-1], most)
         longest = limits.max_text_len + limits.max_draft_len
@@ -67,16 +67,15 @@ class ForwardMemory:
         return products + gathered + masks + self._logit_bytes(rows) + _LIBRARIES
 
     def graph_bytes(self, tokens: int) -> int:
-        """Of graphs of up to so many tokens: they share one's memory, and copy their logits."""
+        """Return the bytes of graphs up to `tokens`, which share memory and copy their logits."""
         return self.forward_bytes(tokens, tokens) + _FLOAT * self.config.vocab_size * tokens
 
     def forward_bytes(self, tokens: int, rows: int) -> int:
-        """Of one forward with fused kernels, and logits of so many rows.
+        """Return the bytes of one forward with fused kernels, and logits of `rows`.
 
-        Between operations are kept: states, what the layer adds to them, their norm, queries and
-        attention. On top come gate, up and their product, or q, k and v with the parts of
-        attention, or behind the last layer the sum and the logits. In FP8 some of them
-        take less.
+        States, their update, their norm, queries and attention are kept between operations. The
+        larger of gate, up and their product, and q, k, v and the parts of attention comes on top;
+        after the last layer the sum and the logits do. FP8 needs less for some of them.
         """
         config = self.config
         queries, keys = _widths(config)
@@ -88,7 +87,7 @@ class ForwardMemory:
         return max(of_layer, head + self._logit_bytes(rows))
 
     def _kept(self) -> int:
-        """Numbers for each token between operations; cosine and sine are half a head each."""
+        """Numbers that a token keeps between operations; cosine and sine are half a head each."""
         config = self.config
         return 3 * config.hidden_size + 2 * _widths(config)[0] + config.head_size
 
@@ -104,7 +103,7 @@ def _widths(config: CheckpointConfig) -> tuple[int, int]:
 
 
 def _input_bytes(bucket: Bucket, step: int, longest: int) -> int:
-    """Of a graph's input: integers of each token, its path, and the sequences' blocks."""
+    """Bytes of a graph's input: integers of each token, its path, and the sequences' blocks."""
     words = -(-min(bucket.tokens, step) // 4)
     blocks = -(-longest // TOKENS_PER_BLOCK)
     return 8 * bucket.tokens * (6 + words) + 4 * bucket.sequences * (blocks + 4)

@@ -1,7 +1,7 @@
-"""Attention of a step's packed tokens over the pages of the cache: the Triton kernels, launched.
+"""Launches of attention of a step's packed tokens over the pages of the cache.
 
 It replaces `AttentionGroup` on CUDA: nothing is gathered, padded or repeated.
-Tiles and splits are chosen here; what the kernels compute is in `kernels` and `tree_kernels`.
+Tiles and splits are chosen here; `kernels` and `tree_kernels` have the Triton kernels.
 """
 
 from __future__ import annotations
@@ -20,65 +20,66 @@ from trtla.formats.torch_tensors import E4M3
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 
 HEADER = 3
-"""Integers of a sequence before its blocks: cached tokens, fed tokens, first row."""
+"""Number of integers before a sequence's blocks: cached tokens, fed tokens, first row."""
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _HEAD_SIZES = (16, 32, 64, 128)
 _LARGEST_HIDDEN = 16384  # what a program's registers hold
 _FP8_CAPABILITY = (8, 9)  # Triton converts e4m3 from Ada on
 _LEAST_TILE = 16
 LARGEST_TILE = 128
-"""Most rows of a program, queries times heads: a sequence of so many tokens fills one."""
+"""Most rows of a program, which are tokens times query heads per K/V head."""
 _LARGEST_WIDE_TILE = 32  # of float32: more do not fit into registers
 _TREE_TILE = 64
-"""Of trees in 16 bits: the largest that is sure to be multiplied with the bits of smaller ones."""
+"""Rows of a program for trees in 16 bits: the largest tile whose bits are known to equal those of
+smaller ones."""
 _NEW_TILES = (10, 0)  # from here on tiles of 64 have instructions of their own, which nobody tried
 _MOST_SHARED = 32  # query heads of a K/V head
 _WAVES = 4
-"""Programs for each processor that are worth cutting a text for."""
+"""Programs per multiprocessor up to which splitting a text pays."""
 MOST_PARTS = 112 * 2**20
-"""Bytes of the parts of a step whose texts are cut."""
+"""Most bytes of a step's parts when texts are split."""
 LEAST_STRETCH = 128
-"""A multiple of every block of keys."""
+"""Smallest stretch, a multiple of every block of keys."""
 _STRETCHES = 32  # most of a text: joining more of them costs more than reading in longer ones
 
 
 @dataclass(frozen=True, slots=True)
 class PagedGroup:
-    """Sequences that are attended in one launch: prompts, or trees of generation steps."""
+    """The sequences of one launch of attention: prompts, or trees of generation steps."""
 
     rows: slice
     """The group's stretch of the packed tokens."""
     sequences: Tensor
-    """int32 [B, HEADER + blocks]: cached tokens, fed tokens, first row in the group, cache blocks.
+    """Cached tokens, fed tokens, first row and cache blocks, as int32 [B, HEADER + blocks].
 
     A sequence with 0 fed tokens is padding."""
     longest: int
     """Most fed tokens that a sequence can have."""
     context: int
-    """Most cached tokens that a sequence is expected to have; 0: any number, which is not split."""
+    """Most expected cached tokens of a sequence; 0 means any number, without a split."""
     positions: Tensor
-    """Of the rows, int64 [rows]."""
+    """The positions of the rows, int64 [rows]."""
     owners: Tensor | None = None
-    """The sequence of each row of trees, int64 [rows]; -1 of padding. None: these are prompts."""
+    """The sequence of each row of trees, int64 [rows], -1 for padding; None for prompts."""
     paths: Tensor | None = None
-    """The fed tokens on the way to each row of trees, by their distance from the first one, and
-    itself: int16 [rows, most]."""
+    """The path to each row of trees, itself included, as offsets from the first fed token: int16
+    [rows, most]."""
     stretch: int = 0
-    """Tokens of a text at whose multiples trees cut it: what keeps a row's bits the same."""
+    """Length of the pieces into which trees cut a text; a fixed one keeps a row's bits the same."""
     window: int | None = None
-    """Tokens that a row sees of its text, the last ones; None: all."""
+    """Number of last tokens of its text that a row sees; None means all."""
 
     def attend(
         self, queries: Tensor, keys: Tensor, values: Tensor, scale: Tensor | None = None
     ) -> Tensor:
-        """Rows of no sequence hold anything."""
+        """Return the rows' attention outputs; rows of no sequence have arbitrary values."""
         return paged_attend(queries, keys, values, self, scale)
 
 
 def kernels_problem(
     config: CheckpointConfig, dtype: torch.dtype, device: torch.device
 ) -> str | None:
-    """Why a model cannot run on Triton kernels, these and the fused ones; None: it may."""
+    """Return why a model cannot run on the Triton kernels, fused ones included; None if it can."""
     if config.hidden_size > _LARGEST_HIDDEN:
         return f"the hidden size {config.hidden_size} is above {_LARGEST_HIDDEN}"
     if device.type != "cuda":
@@ -102,11 +103,11 @@ def paged_attend(
     scale: Tensor | None = None,
     split: bool | None = None,
 ) -> Tensor:
-    """Attention outputs of a group's rows, as of `StepGroup.attend`.
+    """Return the attention outputs of a group's rows, as `StepGroup.attend` does.
 
     Args:
-        split: whether programs of trees read single stretches of a text, which changes no bit;
-            None: where whole texts would leave processors without work.
+        split: True if each program of trees reads single stretches of a text, which changes no
+            bit; None splits if whole texts would leave multiprocessors idle.
     """
     out = queries.new_empty(len(queries), queries[0].numel())
     if scale is not None:
@@ -212,7 +213,7 @@ class _Launch:
         )
 
     def _cut(self, programs: int, split: bool | None) -> tuple[bool, int, int]:
-        """Whether texts are cut, slots for their stretches, and programs that share a text."""
+        """Return whether texts are split, the slots for stretches, and the programs per text."""
         group, (rows, heads, size) = self.group, self.queries.shape
         waves = -(-_WAVES * _processors(self.queries.device) // programs)
         slots = -(-group.context // group.stretch) or 1
@@ -227,7 +228,7 @@ class _Launch:
 
     @property
     def _scale(self) -> Tensor:
-        """Some tensor where there is none."""
+        """The scale, or any tensor in its place if there is none."""
         return self.group.sequences if self.scale is None else self.scale
 
     @property
@@ -236,7 +237,7 @@ class _Launch:
 
     @property
     def _constants(self) -> dict[str, Any]:
-        """Of all kernels of attention."""
+        """The constants that all attention kernels take."""
         return {
             "KV_HEADS": self.keys.shape[1],
             "GROUP_SIZE": self._group_size,
@@ -253,19 +254,19 @@ def _largest(dtype: torch.dtype) -> int:
 
 
 def _tree_tile(queries: Tensor) -> int:
-    """Most rows of a program that attends trees."""
+    """Return the most rows of a program that attends trees."""
     wide = queries.dtype == torch.float32 or _capability(queries.device) >= _NEW_TILES
     return _LARGEST_WIDE_TILE if wide else _TREE_TILE
 
 
 def _tiles(queries: int, largest: int) -> tuple[int, int]:
-    """Rows of a program, and programs of a sequence that feeds so many tokens times heads."""
+    """Return the rows of a program, and the programs of a sequence with `queries` rows."""
     tile = min(largest, max(_LEAST_TILE, 1 << (max(1, queries) - 1).bit_length()))
     return tile, -(-max(1, queries) // tile)
 
 
 def stretch_of(context: int) -> int:
-    """Tokens of a text at whose multiples trees cut it, by the longest text that there may be."""
+    """Return the length of the pieces into which trees cut a text, for this longest text."""
     return max(LEAST_STRETCH, 1 << (-(-max(1, context) // _STRETCHES) - 1).bit_length())
 
 

@@ -1,7 +1,7 @@
-"""Triton kernels of matrix products whose rows have the same bits among any other rows.
+"""Triton kernels of matrix products whose rows do not depend on the other rows, to the bit.
 
-A number is a sum over the inputs in an order that its place in the weight alone decides: part by
-part, in steps of BK. How many rows there are, and how many a program takes, changes nothing in it.
+Each number is a sum over the inputs in a fixed order: part by part, in steps of BK. The order
+depends on the weight alone, not on the number of rows or on a program's share of them.
 This file imports Triton: import it only where a model runs on a GPU.
 """
 
@@ -31,10 +31,11 @@ def multiply(
     BIAS: tl.constexpr,
     EVEN: tl.constexpr,
 ) -> None:
-    """Grid (tiles of rows, tiles of outputs, parts of the inputs): out is [parts, rows, outputs].
+    """Multiply into out [parts, rows, outputs]; grid (tiles of rows, tiles of outputs, parts).
 
-    The tensor cores take the weight first: their tiles have 64 rows of it, and few tokens suffice.
-    Programs that read the same weights run side by side. With EVEN, BK divides the inputs.
+    The weight is the first operand of the tensor cores: their tiles have 64 rows of it, and few
+    tokens suffice. Programs that read the same weights run concurrently. With EVEN, BK divides the
+    inputs.
     """
     part = tl.program_id(2)
     row = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -77,7 +78,7 @@ def add_parts(
     BLOCK: tl.constexpr,
     BIAS: tl.constexpr,
 ) -> None:
-    """Sums [PARTS, rows, outputs] and the bias, in this order; grid (blocks of outputs, rows)."""
+    """Add parts [PARTS, rows, outputs], then the bias; grid (blocks of outputs, rows)."""
     row = tl.program_id(1)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < outputs

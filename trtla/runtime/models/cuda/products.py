@@ -1,7 +1,6 @@
-"""Matrix products on CUDA whose rows have the same bits alone and among others: the Triton kernels,
-launched.
+"""Launches of matrix products on CUDA whose rows have the same bits alone and among others.
 
-Tiles and parts are chosen here; what the kernels compute is in `product_kernels`.
+Tiles and parts are chosen here; `product_kernels` has the Triton kernels.
 """
 
 from __future__ import annotations
@@ -15,18 +14,19 @@ from torch import Tensor
 from trtla.runtime.models.layers import Linear
 
 MOST_ROWS = 512
-"""Of a generation step: more are prompts, which cuBLAS multiplies faster."""
+"""Most rows of a generation step's product; larger products are prompts', which cuBLAS multiplies
+faster."""
 _OUTPUTS, _INPUTS = 64, 128  # of a program, and of a step of its sums
 _TILES = (16, 32, 64, 128)  # rows of a program
 _PROGRAMS = 128
-"""That are wanted: about one for each processor of a large GPU."""
+"""Programs that a launch should have: about one for each multiprocessor of a large GPU."""
 _LEAST_STEPS, _MOST_PARTS = 4, 8
 _STAGES = 4  # of a pipeline that reads ahead
 _ADDED = 1024  # outputs of a program that adds parts
 
 
 class SteadyLinear(Linear):
-    """A weight whose products have the same bits in a row alone and among up to `MOST_ROWS`."""
+    """A weight whose product has the same bits for a row alone and among up to `MOST_ROWS` rows."""
 
     __slots__ = ()
 
@@ -42,12 +42,12 @@ class SteadyLinear(Linear):
 
     @classmethod
     def of_plain(cls, plain: Linear) -> SteadyLinear:
-        """The same weight, which is not copied."""
+        """Return a steady product of the same weight, without a copy."""
         return cls(plain.packed, plain.transposed, plain.bias)
 
     @property
     def plain(self) -> Linear:
-        """The same weight, multiplied by cuBLAS."""
+        """The cuBLAS product of the same weight."""
         return Linear(self.packed, self.transposed, self.bias)
 
     def _product(self, states: Tensor, dtype: torch.dtype) -> Tensor:
@@ -56,12 +56,12 @@ class SteadyLinear(Linear):
 
 
 def plain_of(product: Linear) -> Linear:
-    """The product without a fixed order."""
+    """Return the product without a fixed order of sums."""
     return product.plain if isinstance(product, SteadyLinear) else product
 
 
 def multiply(states: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """The product of states [rows, in] with a weight [out, in], both contiguous, rounded once."""
+    """Return states [rows, in] times a weight [out, in], both contiguous, rounded once."""
     from trtla.runtime.models.cuda import product_kernels
 
     (rows, inputs), outputs = states.shape, len(weight)
@@ -102,7 +102,7 @@ def multiply(states: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.d
 
 
 def _parts(outputs: int, inputs: int) -> int:
-    """How often a sum is cut, by the weight's shape alone: enough programs, none too short."""
+    """Return the parts of a sum, by the weight's shape alone: enough programs, none too short."""
     wanted = min(
         _MOST_PARTS,
         _PROGRAMS // -(-outputs // _OUTPUTS),
@@ -117,22 +117,27 @@ def _tile(rows: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """What of a GPU matters for tiles: shared memory of a program, and the capability's major."""
+    """The properties of a GPU that determine tiles.
+
+    Args:
+        shared: bytes of shared memory of a program.
+        major: major number of the compute capability.
+    """
 
     shared: int
     major: int
 
     @property
     def reads_shared(self) -> bool:
-        """Whether its tensor cores take operands from shared memory, as on Hopper and B200."""
+        """True if tensor cores read operands from shared memory, as on Hopper and B200."""
         return self.major in (9, 10, 11)
 
     def warps(self, tile: int) -> int:
-        """Of a program with so many rows, whose sums then fit into registers."""
+        """Return the warps of a program of `tile` rows, with which its sums fit into registers."""
         return 4 if self.reads_shared or tile < _TILES[-1] else 8
 
     def stages(self, tile: int) -> int:
-        """Steps of a pipeline whose weights and states fit into shared memory."""
+        """Return the pipeline stages whose weights and states fit into shared memory."""
         held = self.shared // ((_OUTPUTS + tile) * _INPUTS * 2)
         return min(_STAGES, held if self.reads_shared else held + 1)
 

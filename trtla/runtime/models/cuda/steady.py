@@ -1,8 +1,8 @@
-"""Which weights of a model are multiplied in a fixed order, so that no draft changes a text.
+"""The choice of the weights that are multiplied in a fixed order, so that no draft changes a text.
 
-A draft changes how many tokens a step feeds, and in 16 bits cuBLAS adds up a token's numbers in an
-order that may depend on that. Here it multiplies weights of each shape by every number of tokens
-that graphs have: where a row is not what it is alone, `SteadyLinear` takes over.
+A draft changes the number of tokens of a step, and in 16 bits cuBLAS' order of sums may depend on
+it. A test multiplies weights of each shape by every number of tokens that graphs have. If a row
+differs from the same row alone, `SteadyLinear` replaces cuBLAS for that shape.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from trtla.runtime.models.cuda.products import MOST_ROWS, SteadyLinear, plain_of
 from trtla.runtime.models.layers import Linear
 
 HEAD = "lm_head"
-"""The product whose numbers are not rounded to 16 bits."""
+"""Name of the product whose numbers are not rounded to 16 bits."""
 _HALF = (torch.float16, torch.bfloat16)
 _COMPARED = 64
-"""Rows that are multiplied alone, and repeated where more are multiplied together."""
+"""Rows that are multiplied alone; larger products repeat them."""
 _ROUNDING = 0.02
-"""What may be between two products in 16 bits, as a share of their norm."""
+"""Largest accepted difference of two products in 16 bits, as a share of their norm."""
 
 Product = Callable[[Tensor], Tensor]
 
 
 class SteadyChoice:
-    """Gives the product of each of a model's weights, by a test of the first one of a shape.
+    """The choice of a product for each of a model's weights, by a test of each shape's first one.
 
     Args:
         counts: tokens that a step may feed, padding included.
@@ -43,7 +43,7 @@ class SteadyChoice:
         return tuple(dict.fromkeys(str(key[0]) for key, found in self._steady.items() if found))
 
     def __call__(self, name: str, now: Linear) -> Linear:
-        """The product that is used for a weight of this name."""
+        """Return the product to use for a weight of this name."""
         plain = plain_of(now)
         weight = plain.transposed
         if weight is None or weight.dtype not in _HALF or not weight.t().is_contiguous():
@@ -59,7 +59,7 @@ def needs_order(plain: Linear, counts: Sequence[int], *, wide: bool) -> bool:
     """Return True if rows of a product depend on their number, and a fixed order prevents it.
 
     Args:
-        wide: the product in float32 is meant.
+        wide: True to test the product with float32 results.
     """
     assert plain.transposed is not None
     steady, device = SteadyLinear.of_plain(plain), plain.transposed.device
@@ -72,9 +72,9 @@ def needs_order(plain: Linear, counts: Sequence[int], *, wide: bool) -> bool:
 
 
 def rows_differ(product: Product, states: Tensor, counts: Sequence[int]) -> bool:
-    """Return True if a row of some number of rows has other bits than alone.
+    """Return True if a row among any of these numbers of rows has other bits than alone.
 
-    Numbers without memory are left out with all larger ones, as their graphs are.
+    Numbers that memory has no room for are skipped, as are their graphs.
     """
     try:
         alone = torch.cat([product(row) for row in torch.split(states, 1)])
@@ -91,7 +91,7 @@ def _differ(product: Product, states: Tensor, alone: Tensor, count: int) -> bool
 
 
 def _works(steady: Product, plain: Product, states: Tensor, counts: Sequence[int]) -> bool:
-    """Return True if the kernels run here, give what cuBLAS gives, and rows do not differ."""
+    """Return True if the kernels run here, agree with cuBLAS, and rows do not differ."""
     try:
         found, wanted = steady(states).float(), plain(states).float()
         near = bool((found - wanted).norm() <= _ROUNDING * wanted.norm())

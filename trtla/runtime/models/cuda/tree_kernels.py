@@ -1,12 +1,11 @@
-"""Triton kernels: attention of generation steps over a paged cache.
+"""Triton kernels of attention of generation steps over a paged cache.
 
-`attend_trees` and `attend_paths` give a row the same bits whatever is fed beside it: the text
-before it is cut at multiples of STRETCH, each part is read in blocks in the order of the text, and
-the parts are brought together from left to right. Blocks that all nodes of a tree see as a whole
-are read by tiles of its queries. Each node then reads the last ones, which end in its own path, and
-continues the sums of its tile. Matrix products add along the keys in the order of the text, sums of
-weights are exact, and where a product and a sum could become one operation, that operation is
-written out.
+`attend_trees` and `attend_paths` give a row the same bits whatever else is fed. The text before it
+is cut at multiples of STRETCH, each part is read in blocks in the order of the text, and the parts
+are joined from left to right. Tiles of queries read the blocks that all nodes of a tree see as a
+whole. Each node then reads the last blocks, which end in its own path, and continues the sums of
+its tile. Matrix products add along the keys in the order of the text, and sums of weights are
+exact. Where a compiler might fuse a product and a sum, the fused operation is explicit.
 """
 
 # Triton comes without type hints and is not there on every machine; its constants are capitals.
@@ -30,7 +29,7 @@ def _joined(
     next_total: tl.tensor,
     next_sums: tl.tensor,
 ) -> tl.tensor:
-    """(peak, total, sums) of two parts; peaks are multiplied by the factor already."""
+    """Return (peak, total, sums) of two parts, whose peaks include the factor."""
     higher = tl.maximum(peak, next_peak)
     base = tl.where(higher == float("-inf"), 0.0, higher)
     old, new = tl.exp2(peak - base), tl.exp2(next_peak - base)
@@ -41,14 +40,14 @@ def _joined(
 
 @triton.jit
 def _closed(peak: tl.tensor, factor: tl.tensor) -> tl.tensor:
-    """A peak as `_joined` wants it: added to nothing, the product is rounded by itself."""
+    """Return a peak times the factor for `_joined`; adding zero rounds the product by itself."""
     nothing = tl.zeros(peak.shape, tl.float32)
     return tl.fma(peak, tl.full(peak.shape, factor, tl.float32), nothing)
 
 
 @triton.jit
 def _empty(BLOCK_M: tl.constexpr, HEAD_SIZE: tl.constexpr) -> tl.tensor:
-    """(peak, total, sums) of nothing."""
+    """Return (peak, total, sums) of no keys."""
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
     return peak, tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M, HEAD_SIZE], tl.float32)
 
@@ -61,7 +60,7 @@ def _absorb_tokens(
     HEAD_SIZE: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, ALONE: tl.constexpr,
     WINDOWED: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Take in tokens first..last of a text; a node alone finds the fed ones by its path."""
+    """Add tokens first..last of a text; with ALONE a node finds the fed ones by its path."""
     for at in range(first, last, BLOCK_N):
         tokens = at + tl.arange(0, BLOCK_N)
         inside, stored = tokens < last, tokens
@@ -81,7 +80,10 @@ def _absorb_tokens(
 
 @triton.jit
 def _shared_end(cached: tl.tensor, fed: tl.tensor, BLOCK_N: tl.constexpr) -> tl.tensor:
-    """Where the blocks end that all nodes of a tree see as a whole, or a single node's text."""
+    """Return the end of the blocks that all nodes of a tree see as a whole.
+
+    For a single node it is the end of its text.
+    """
     return tl.where(fed == 1, cached + 1, cached // BLOCK_N * BLOCK_N)
 
 
@@ -97,7 +99,7 @@ def _store_part(
     sums: tl.tensor,
     HEAD_SIZE: tl.constexpr,
 ) -> None:
-    """Keep (peak, total, sums) of some heads."""
+    """Store (peak, total, sums) of some heads."""
     tl.store(peaks + places, peak, mask=real)
     tl.store(totals + places, total, mask=real)
     places = places[:, None] * HEAD_SIZE + tl.arange(0, HEAD_SIZE)[None, :]
@@ -117,11 +119,11 @@ def attend_trees(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STRETCH: tl.constexpr, SPLIT: tl.constexpr,
     SCALED: tl.constexpr, WINDOWED: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Grid (sequences x tiles x spans, K/V heads); parts are [slots + 1, rows, heads, size].
+    """Attend the shared text; grid (sequences x tiles x spans, K/V heads).
 
-    With SPLIT the stretches of a text go round to the spans, and to a slot each; else there is one
-    span, which joins them in slot 0. The stretch in which the cached tokens end stays open, in the
-    last slot."""
+    Parts are [slots + 1, rows, heads, size]. With SPLIT the spans take the stretches of a text in
+    turn and store each in its slot; else one span joins them in slot 0. The stretch in which the
+    cached tokens end stays open, in the last slot."""
     head, tile, span = tl.program_id(1), tl.program_id(0) // spans, tl.program_id(0) % spans
     table = sequences + tile // tiles * sequence_stride
     cached, fed, start = tl.load(table), tl.load(table + 1), tl.load(table + 2)
@@ -172,7 +174,7 @@ def _load_part(
     there: tl.tensor,
     HEAD_SIZE: tl.constexpr,
 ) -> tl.tensor:
-    """(peak, total, sums) of some heads, those of nothing where the part is not there."""
+    """Return (peak, total, sums) of some heads, those of no keys for an absent part."""
     peak = tl.load(peaks + places, mask=there, other=float("-inf"))
     total = tl.load(totals + places, mask=there, other=0.0)
     places = places[:, None] * HEAD_SIZE + tl.arange(0, HEAD_SIZE)[None, :]
@@ -191,7 +193,7 @@ def _joined_parts(
     BLOCK_M: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
 ) -> tl.tensor:
-    """The first parts of some heads, joined from left to right."""
+    """Return the first parts of some heads, joined from left to right."""
     peak, total, sums = _empty(BLOCK_M, HEAD_SIZE)
     for part in range(0, used, 4):  # four loads at a time do not wait for each other
         peak_0, total_0, sums_0 = _load_part(
@@ -234,7 +236,7 @@ def attend_paths(
     HEAD_SIZE: tl.constexpr, PAGE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     STRETCH: tl.constexpr, SPLIT: tl.constexpr, SCALED: tl.constexpr, WINDOWED: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Grid (rows, K/V heads): bring a node's parts together, and the end of its text in."""
+    """Join a node's parts and attend the end of its text; grid (rows, K/V heads)."""
     row, head = tl.program_id(0), tl.program_id(1)
     owner = tl.load(owners + row).to(tl.int32)
     if owner >= 0:

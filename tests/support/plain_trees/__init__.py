@@ -1,1 +1,0 @@
-"""The candidate trees in plain Python: what their C++ is compared with."""

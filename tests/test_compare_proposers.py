@@ -1,0 +1,42 @@
+"""scripts/compare_proposers.py, with servers of trtla in place of vLLM's."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+MODEL = ROOT / "trtla" / "assets" / "tiny-llama"
+
+
+def compared(*options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "scripts/compare_proposers.py", str(MODEL), *options]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_a_server_that_ends_is_named_with_what_it_said() -> None:
+    done = compared("--server", "plain", f"{sys.executable} -c \"print('no such model')\"")
+    assert done.returncode == 1
+    assert done.stderr == "plain does not answer: no such model\n\n"
+
+
+@pytest.mark.deep
+def test_each_prompt_goes_to_all_servers_and_their_texts_are_compared(tmp_path: Path) -> None:
+    serve = f"{sys.executable} -m trtla serve -m {{model}} --port {{port}} --dtype float32"
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(
+        '{"category": "a", "text": "def f(x):"}\n{"category": "b", "text": "x = "}\n'
+    )
+    servers = ("--server", "plain", f"{serve} --lookahead 1,1,0", "--server", "auto", serve)
+    done = compared(*servers, "--tokens", "6", "--prompts", str(prompts))
+    assert done.returncode == 0, done.stderr
+    rows = [line.split("|")[1:-1] for line in done.stdout.splitlines() if line.startswith("| ")]
+    cells = [[cell.strip() for cell in row] for row in rows[1:]]
+    expected = [[category, name] for category in ("a", "b", "all") for name in ("plain", "auto")]
+    assert [row[:2] for row in cells] == expected
+    assert {row[2] for row in cells} == {"1.00"}  # these servers do not count as vLLM's do
+    assert [row[5] for row in cells[::2]] == ["1.00"] * 3
+    assert [row[6] for row in cells] == ["1 of 1"] * 4 + ["2 of 2"] * 2
