@@ -27,7 +27,7 @@ LAYERS = (
     "errors version interrupts leftovers",
     "files console machine",
     "settings",
-    "formats charts",
+    "formats",
     "runtime",
     "trtllm",
     "build llm",

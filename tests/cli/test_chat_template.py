@@ -215,7 +215,7 @@ def commands(model: Path, folder: Path, articles: Path) -> dict[str, tuple[str |
         "bench": ("bench", *own, "--prompts", "code"),
         "ablation": ("bench", "--ablation", *own, "--arms", "nasd", "--output", folder / "a.csv"),
         "summarize": ("summarize", *own, "--dataset", articles, "--output", folder / "s.jsonl"),
-        "tune": ("tune", *own, "--output-dir", folder / "tuned"),
+        "tune": ("tune", *own, "--write", folder / "tuned.yaml"),
     }  # fmt: skip
 
 
