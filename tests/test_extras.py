@@ -46,10 +46,11 @@ INTERFACE = {
         "switch template_flags tokenizer_flag trtllm_flags"
     ),
     "cli.shared.params": (
-        "check_folder check_new_file hand_over refuse_filters source with_grammar with_processor"
+        "check_folder check_new_file flag_defaults refuse_filters source with_grammar "
+        "with_processor"
     ),
     "cli.shared.templates": "check_sets check_template",
-    "cli.shared.values": "DEVICES DURATION LOOKAHEAD NAMES offered TOKEN_COUNTS TOKENS",
+    "cli.shared.values": "DEVICES DURATION LOOKAHEAD offered TOKEN_COUNTS TOKENS",
     "console": "command_line Console counted duration Progress silent size Stages starting",
     "data.prompt_sets": "batches fit Ids load_sets PromptSet Question",
     "data.prompts": "gather",
@@ -58,7 +59,7 @@ INTERFACE = {
         "needed renamed ReplicasLost require sentence TORCH TrtlaError UsageError"
     ),
     "files": (
-        "ASSETS flush json_text JsonError parse_json parse_texts read_json read_text "
+        "ASSETS flush json_text JsonError parse_json parse_texts read_json read_text read_yaml "
         "temporary_folder user_cache validate write_whole written"
     ),
     "formats.chat_templates": "stored_template",
@@ -95,9 +96,9 @@ INTERFACE = {
     "measuring.hugging_face": "HuggingFace load_causal",
     "measuring.summaries": "rouge ROUGE",
     "measuring.tables": "ALL_COLUMNS tables USUAL",
-    "measuring.turns": "Batch CellRuns Kept measure no_scores OnRound rows Score take Turn Work",
-    "results.documents": "environment Figure Part Run SCHEMA_VERSION Triple",
-    "results.metrics": "first_difference too_short",
+    "measuring.turns": "alternate Batch CellRuns Kept measure OnRound rows Score take Turn Work",
+    "results.documents": "environment Figure Part Run SCHEMA_VERSION SourceRow Triple",
+    "results.metrics": "first_difference too_short total",
     "results.rows": "Cell Document Row Shares Summarize",
     "results.run": "result",
     "runtime.auto.fixed": "costs_are_fixed FIXED_COSTS new_policy",
@@ -122,7 +123,7 @@ INTERFACE = {
     "runtime.tree.library": "MOST_TOKENS Planner READ SharedTrees Tree",
     "settings.drafting": (
         "check_used DRAFT_PREFIX DRAFTERS DrafterSettings DraftOptions LOOKAHEAD NGRAM_KINDS "
-        "NgramKind NO_DRAFTER parse_drafter SOURCES"
+        "NO_DRAFTER parse_drafter"
     ),
     "settings.executor": "ENGINE_OPTIONS ExecutorOptions",
     "settings.fields": "check check_text Declared declared flag_name option parsed shown whole",

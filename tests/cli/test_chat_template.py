@@ -218,7 +218,7 @@ def commands(model: Path, folder: Path, articles: Path) -> dict[str, tuple[str |
         "run": ("run", *own, "--input-text", "a"),
         "explain": ("explain", *own, "--input-text", "a"),
         "bench": ("bench", *own, "--prompts", "code"),
-        "ablation": ("bench", "--ablation", *own, "--arms", "nasd", "--output", folder / "a.csv"),
+        "ablation": ("bench", "--ablation", *own, "--output", folder / "a.csv"),
         "summarize": ("summarize", *own, "--dataset", articles, "--output", folder / "s.jsonl"),
         "tune": ("tune", *own, "--output-dir", folder / "tuned"),
     }  # fmt: skip

@@ -140,7 +140,6 @@ def test_a_typo_is_guessed(tmp_path: Path) -> None:
         (["bench", "--engine-dir", str(SHIPPED), "--compare", "hf-asisted"], "hf-asisted",
          "hf-assisted"),
         (["bench", "--engine-dir", str(SHIPPED), "--prompts", "cod"], "cod", "code"),
-        (["bench", "--engine-dir", str(SHIPPED), "--ablation", "--arms", "nsad"], "nsad", "nasd"),
     ],
 )  # fmt: skip
 def test_a_mistyped_value_is_guessed(args: list[str], wrong: str, meant: str) -> None:
@@ -250,7 +249,7 @@ def test_one_flag_has_the_same_names_everywhere() -> None:
         shown = {opt for param in command.params if not getattr(param, "hidden", False)
                  for opt in param.opts}  # fmt: skip
         if "--output" in shown or "--output-dir" in shown:
-            assert "-o" in shown or name == "bench", name  # whose -o was a format
+            assert "-o" in shown, name
         assert not shown & {"--batch-sizes", "--output-len", "--prompt", "--max-input-length"}
 
 
@@ -275,19 +274,16 @@ def test_a_model_stands_first_or_behind_a_flag(engine: Path) -> None:
     ("args", "former", "flag"),
     [
         (("tune", "--dry-run"), "--batch-sizes", "--batch-size"),
-        (("bench", "--ablation", "--arms", "nasd"), "--prompt", "--input-text"),
         (("summarize",), "--max-input-length", "--max-input-len"),
         (("summarize",), "--output-len", "--max-output-len"),
-        (("bench",), "-o", "--output-format"),
     ],
 )
 def test_former_names_of_flags_are_taken(args: tuple[str, ...], former: str, flag: str) -> None:
     """A value that is refused after both are known names the same in both cases."""
     if not there(args[0]):
         pytest.skip(f"there is no command {args[0]}")
-    wrong = {"--input-text": "", "--output-format": "pdf"}.get(flag, "0")
     for name in (former, flag):
-        refused(trtla(*args, SHIPPED, name, wrong), 2, *([] if name == former else [flag]))
+        refused(trtla(*args, SHIPPED, name, "0"), 2, *([] if name == former else [flag]))
     text = trtla(args[0], "--help-all").out
     assert f"{flag} " in text
     assert f"{former} " not in text
@@ -302,7 +298,7 @@ def test_two_models_are_one_too_many(command: str, engine: Path) -> None:
     needed = {"explain": ("-p", "a"), "convert": ("-o", "out")}.get(command, ())
     ran = trtla(command, engine, "-m", "other", *needed)
     refused(ran, 2, f"two models are named: other and {engine}", "name one")
-    assert ("a prompt is given with -p" in ran.err) is (command in ("run", "explain", "bench"))
+    assert ("a prompt is given with -p" in ran.err) is (command in ("run", "explain"))
 
 
 def test_what_stands_first_wins_over_the_environment(engine: Path) -> None:
