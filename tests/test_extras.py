@@ -25,7 +25,7 @@ INTERFACE = {
     "api.generation": "answers_to check_name Generation",
     "api.protocol": "ChatBody CompletionBody",
     "api.reading": "check_body",
-    "build.engine": "build_engine choose_backend",
+    "build.engine": "choose_backend",
     "charts": "BASE check_path COLOURS INK save theme",
     "cli.commands": "extension",
     "cli.serve.served_model": (
@@ -40,7 +40,7 @@ INTERFACE = {
     ),
     "cli.shared.options": (
         "beyond_flags chat_flags color_flag corpus_flag corpus_flags Decorator draft_flags "
-        "drafter_arms drafter_flags DRAFTERS ENDS engine_flags filter_flags flag flags_of "
+        "drafter_arms drafter_flags DRAFTERS engine_flags filter_flags flag flags_of "
         "grammar_flags json_flag length_flag MODEL model_flag opening_flags options_of PATH "
         "place_flags processor_flag processors_flag sampling_flags setting stack stop_flags "
         "switch template_flags tokenizer_flag trtllm_flags"
@@ -50,7 +50,7 @@ INTERFACE = {
         "with_processor"
     ),
     "cli.shared.templates": "check_sets check_template",
-    "cli.shared.values": "DEVICES DURATION LOOKAHEAD offered TOKEN_COUNTS TOKENS",
+    "cli.shared.values": "DEVICES DURATION LOOKAHEAD TOKEN_COUNTS TOKENS",
     "console": "command_line Console counted duration Progress silent size Stages starting",
     "data.prompt_sets": "batches fit Ids load_sets PromptSet Question",
     "data.prompts": "gather",
@@ -60,13 +60,13 @@ INTERFACE = {
     ),
     "files": (
         "ASSETS flush json_text JsonError parse_json parse_texts read_json read_text read_yaml "
-        "temporary_folder user_cache validate write_whole written"
+        "user_cache validate write_whole written"
     ),
     "formats.chat_templates": "stored_template",
     "formats.checkpoint": "check_config rank_problems",
     "formats.config": "BLOCK_SIZES CheckpointConfig DTYPE_BYTES DTYPES INT4 OPTIONS WEIGHT_ONLY",
     "formats.engine": "check_manifest Engine model_digest",
-    "formats.engine_limits": "BuildSettings compiled_problems longest_text stage_problems",
+    "formats.engine_limits": "compiled_problems longest_text stage_problems",
     "formats.folder": "tokenizer_dir",
     "formats.gguf.folder": "model_name weight_file",
     "formats.gguf.header": "Header is_gguf MADE_OF read_header shards",
@@ -89,15 +89,15 @@ INTERFACE = {
     "llm.reading": "log_template_note reading_notes template_note",
     "llm.text": "Tokenizer",
     "llm.text_stream": "Decode StopStrings",
-    "machine": "cpu Gpu look Machine package_version process_rank Torch",
+    "machine": "cpu Gpu look Machine process_rank Torch",
     "measuring.arms": "AR Arm ArmRun Decode EngineArm Meter Note Options PeerArm",
     "measuring.encoding": "Encoder prompt_room take_tokenizer",
     "measuring.hardware": "Hardware",
     "measuring.hugging_face": "HuggingFace load_causal",
     "measuring.summaries": "rouge ROUGE",
     "measuring.tables": "ALL_COLUMNS tables USUAL",
-    "measuring.turns": "alternate Batch CellRuns Kept measure OnRound rows Score take Turn Work",
-    "results.documents": "environment Figure Part Run SCHEMA_VERSION SourceRow Triple",
+    "measuring.turns": "alternate Batch CellRuns measure OnRound rows Score Turn Work",
+    "results.documents": "environment Figure Part SCHEMA_VERSION SourceRow Triple",
     "results.metrics": "first_difference too_short total",
     "results.rows": "Cell Document Row Shares Summarize",
     "results.run": "result",

@@ -273,7 +273,6 @@ def test_a_model_stands_first_or_behind_a_flag(engine: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "former", "flag"),
     [
-        (("tune", "--dry-run"), "--batch-sizes", "--batch-size"),
         (("summarize",), "--max-input-length", "--max-input-len"),
         (("summarize",), "--output-len", "--max-output-len"),
     ],

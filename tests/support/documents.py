@@ -70,22 +70,13 @@ def ablation() -> dict[str, Any]:
 
 def tune() -> dict[str, Any]:
     rows = [
-        bench_row(arm, "code", speedup, batch_size=batch, executor="torch on cpu")
-        for batch in (1, 8)
+        bench_row(arm, "all", speedup, executor="torch on cpu")
         for arm, speedup in (("ar", 1.0), ("lookahead 4,3,3", 2.9), ("prompt-lookup", 1.7))
     ]
-    best = {"lookahead": [4, 3, 3], "measured_speedup": 2.9}
-    predicted = {"lookahead": [4, 3, 3], "predicted_speedup": 1.5}
     return {
-        "schema_version": 1, "command": "tune", "argv": "trtla tune --engine-dir engine",
-        "environment": ENVIRONMENT,
-        "settings": {"model": "/models/llama", "executor": "torch on cpu"},
-        "cost": {"source": "measured", "note": "this machine", "knee": 8,
-                 "rows": [{"sequences": 1, "points": [[1, 0.001], [8, 0.0011], [64, 0.005]]}]},
-        "rows": rows,
-        "recommendation": {**best, "batch_size": 1,
-                           "by_batch_size": [{**predicted, "batch_size": 8}],
-                           "by_category": [{**best, "category": "code"}]},
+        "schema_version": 1, "command": "tune", "environment": ENVIRONMENT,
+        "settings": {"model": "/models/llama", "costs": "this machine"}, "rows": rows,
+        "recommendation": {"lookahead": [4, 3, 3], "batch_size": 1, "measured_speedup": 2.9},
         "time_s": 61.0,
     }  # fmt: skip
 
@@ -100,21 +91,10 @@ def summarize() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def run(*, lossless: bool = True) -> dict[str, Any]:
-    divergence = None if lossless else {"position": 17, "id": 1, "plain_id": 2, "margin": 0.002}
-    result = {"drafter": "lookahead", "lookahead": [7, 7, 7], "lossless": lossless,
-              "divergence": divergence}  # fmt: skip
-    return {
-        "schema_version": 1, "executor": "torch on cpu", "results": [result, result],
-        "stats": {"tokens_per_s": 130.0, "tokens_per_step": 2.2},
-        "plain_stats": {"tokens_per_s": 100.0, "tokens_per_step": 1.0},
-    }  # fmt: skip
-
-
 def everything() -> dict[str, dict[str, Any]]:
     return {
         "bench.json": bench(), "ablation.json": ablation(), "tune.json": tune(),
-        "summary.json": summarize(), "run.json": run(),
+        "summary.json": summarize(),
     }  # fmt: skip
 
 

@@ -1,7 +1,6 @@
-"""The JSON documents of run: filled by the command, read by `trtla report`.
+"""The JSON documents of run, and the parts that all documents share.
 
-Those of measurements are in bench_documents and tune_documents. Readers ignore unknown fields, and
-optional ones have defaults.
+Readers ignore unknown fields, and optional ones have defaults.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ class Row(Circumstances):
     speedup_vs_ar_min: Figure = None
     speedup_vs_ar_max: Figure = None
     predicted_speedup: Figure = None
-    """The speed-up by the cost of steps, in a row of tune that was not measured."""
+    """The speed-up by the cost of steps, in a row of tune."""
     efficiency: Figure = None
     fed_per_step: Figure = None
     host_ms_per_step: Figure = None

@@ -60,12 +60,13 @@ def test_what_cannot_be_used_is_refused(bench: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "r.html").exists()
 
 
-def test_a_real_run_makes_a_page(engine: Path, tmp_path: Path) -> None:
-    ran = trtla(
-        "run", "--engine-dir", engine, "--input-text", "abc", "--check-lossless", "--json"
-    )  # fmt: skip
-    assert ran.code == 0, ran.err
-    (tmp_path / "run.json").write_text(ran.out)
-    page = trtla("report", tmp_path / "run.json", "-o", "-")
+def test_real_results_make_a_page(engine: Path, tmp_path: Path) -> None:
+    short = ("-n", "4", "--prompts", "code", "--num-prompts", "1")
+    for name, form in (("bench.json", "json"), ("bench.csv", "csv")):
+        ran = trtla("bench", engine, *short, "--rounds", "1", "--output-format", form)
+        assert ran.code == 0, ran.err
+        (tmp_path / name).write_text(ran.out)
+    page = trtla("report", tmp_path / "bench.json", tmp_path / "bench.csv", "-o", "-")
     assert page.code == 0, page.err
     assert "1 of 1" in page.out
+    assert "bench.csv" in page.out

@@ -1,34 +1,46 @@
-"""The shipped model with room for triples up to (5,4,5), and samples of its bench sets."""
+"""A clock that only decoding moves on, by known costs of steps."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import pytest
 
-from trtla import LLM, LookaheadConfig, SamplingParams
-from trtla.data.prompt_sets import load_sets
-from trtla.extras.bench.tune.grid import Groups, Sample
-
-LIMIT = LookaheadConfig(5, 4, 5)
-FOREVER = float("inf")
+from trtla.extras.bench.tune import measuring, tuner
+from trtla.measuring.arms import EngineArm
+from trtla.runtime.costs import CostTable
 
 
-@pytest.fixture(scope="session")
-def llm(tiny_llama: Path) -> Iterator[LLM]:
-    with LLM(tiny_llama, lookahead=LIMIT, dtype="float32", max_batch_size=4) as opened:
-        opened.end_ids = frozenset()
-        yield opened
+@dataclass
+class Clock:
+    """Seconds that decodings took so far."""
+
+    seconds: float = 0.0
+
+    def now(self) -> float:
+        return self.seconds
 
 
-def make_groups(llm: LLM, count: int, length: int = 16, temperature: float = 0.0) -> Groups:
-    """So many samples of code and of chat."""
-    sampling = SamplingParams(length, temperature)
-    return {
-        one.category: [
-            Sample(one.category, number, llm.encode(text)[:32], sampling)
-            for number, text in enumerate(one.texts)
-        ]
-        for one in load_sets(("code", "chat"), (), count)
-    }
+@pytest.fixture
+def costing(monkeypatch: pytest.MonkeyPatch) -> Callable[[float, float], Clock]:
+    """Have a step take `base` seconds and `token` for each fed token, for arms and predictions."""
+    real = EngineArm.decode
+
+    def install(base: float, token: float) -> Clock:
+        clock = Clock()
+        table = CostTable.of([(1, base + token), (1000, base + 1000 * token)])
+
+        def decode(self, prompts, sampling):
+            run = real(self, prompts, sampling)
+            took = base + token * sum(map(len, prompts))
+            took += max(run.steps_each) * base + sum(run.fed_each) * token
+            clock.seconds += took
+            return replace(run, time_s=took)
+
+        monkeypatch.setattr(EngineArm, "decode", decode)
+        monkeypatch.setattr(tuner, "_MOST_ROUNDS", 2)
+        monkeypatch.setattr(measuring, "executor_costs", lambda *_: table)
+        return clock
+
+    return install

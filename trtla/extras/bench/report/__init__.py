@@ -1,4 +1,1 @@
-"""The HTML page of a report: reading result documents, comparing arms, drawing charts.
-
-The documents' fields are those of trtla.results.
-"""
+"""The HTML page of a report: a headline, one chart and one table of result files."""

@@ -23,7 +23,7 @@ _STDOUT = "-"
     config=False,
     examples=[
         "trtla report bench.json -o report.html",
-        "trtla report bench.json tune.json ablation_results_means.csv summary.json -o report.html",
+        "trtla report bench.json tune.json bench.csv summary.json -o report.html",
         "trtla report bench.json --title 'Llama on 16 cores' -o - > report.html",
     ],
 )
@@ -43,9 +43,8 @@ def report(
 ) -> None:
     """Make one self-contained page from the files of other commands.
 
-    RESULTS are JSON documents of bench, bench --ablation, tune, summarize and run, or CSV files of
-    bench, recognised by their content. The page opens without a network, light or dark, and on a
-    phone.
+    RESULTS are JSON documents of bench, tune and summarize, or CSV files of bench, recognised by
+    their content. The page opens without a network, light or dark.
     """
     if output != _STDOUT:
         check_new_file(Path(output), "--output", force=force)
