@@ -57,7 +57,7 @@ INTERFACE = {
         "named needed ReplicasLost require sentence TORCH TrtlaError UsageError"
     ),
     "files": (
-        "ASSETS flush json_text JsonError parse_json parse_texts read_json read_text "
+        "ASSETS flush json_text JsonError parse_json parse_texts read_json read_text read_yaml "
         "user_cache validate write_whole written"
     ),
     "formats.chat_templates": "stored_template",
@@ -123,7 +123,7 @@ INTERFACE = {
     "runtime.tree.library": "MOST_TOKENS Planner READ SharedTrees Tree",
     "settings.drafting": (
         "check_used DRAFT_PREFIX DRAFTERS DrafterSettings DraftOptions LOOKAHEAD NGRAM_KINDS "
-        "NgramKind NO_DRAFTER parse_drafter SOURCES"
+        "NO_DRAFTER parse_drafter"
     ),
     "settings.executor": "ENGINE_OPTIONS ExecutorOptions",
     "settings.fields": "check check_text Declared declared flag_name option parsed shown whole",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 from pathlib import Path
@@ -213,7 +214,7 @@ def commands(model: Path, folder: Path, articles: Path) -> dict[str, tuple[str |
         "run": ("run", *own, "--input-text", "a"),
         "explain": ("explain", *own, "--input-text", "a"),
         "bench": ("bench", *own, "--prompts", "code"),
-        "ablation": ("bench", "--ablation", *own, "--arms", "nasd", "--output", folder / "a.csv"),
+        "ablation": ("bench", "--ablation", *own, "--output", folder / "a.csv"),
         "summarize": ("summarize", *own, "--dataset", articles, "--output", folder / "s.jsonl"),
         "tune": ("tune", *own, "--write", folder / "tuned.yaml"),
     }  # fmt: skip
@@ -355,14 +356,16 @@ def test_bench_asks_spec_bench_in_the_template_and_texts_on_request(
 
 @needs("bench", "explain")
 def test_an_ablation_and_explain_ask_in_the_template(chat_model: Path, tmp_path: Path) -> None:
+    rows, prompts = tmp_path / "rows.csv", tmp_path / "prompts.txt"
+    prompts.write_text("Why?\n")
     ran = trtla(
-        "bench", "--ablation", "--engine-dir", chat_model, "--input-text", "Why?", "--chat",
-        "--arms", "nasd", "--repeats", "1", "--processor", "greedy", "--max-output-len", "4",
-        "--output", tmp_path / "rows.csv", "--json",
+        "bench", "--ablation", "--engine-dir", chat_model, "--prompts", prompts, "--chat",
+        "--processor", "greedy", "--max-output-len", "4", "--output", rows, "-q",
     )  # fmt: skip
     assert ran.code == 0, ran.err
     ids = expected_ids(chat_model, [ASK])
-    assert {cell["mean_prompt_tokens"] for cell in ran.json["cells"]} == {len(ids)}
+    with rows.open(newline="") as file:
+        assert {row["prompt_tokens"] for row in csv.DictReader(file)} == {str(len(ids))}
     ran = trtla("explain", "--engine-dir", chat_model, "-p", "Why?", "--chat", "-n", "4", "--json")
     assert ran.code == 0, ran.err
     assert tuple(ran.json["result"]["input_ids"]) == ids

@@ -63,20 +63,20 @@ def test_bench_and_summarize_place_it_as_well(engine: Path, model: Path, article
 def test_rows_of_an_ablation_are_of_their_draft_models_type(
     engine: Path, model: Path, tmp_path: Path
 ) -> None:
-    rows = tmp_path / "rows.csv"
+    rows, arms, prompts = (tmp_path / name for name in ("rows.csv", "arms.yaml", "prompts.txt"))
+    arms.write_text("arms: [{name: sd, drafter: draft}]\n")
+    prompts.write_text("abc\n")
     given = (
-        "bench", "--ablation", "--engine-dir", engine, "--draft-model", model, "-p", "abc",
-        "--arms", "sd", "--processor", "greedy", "--repeats", "1", "--max-output-len", "6",
-        "--output", rows,
+        "bench", "--arms", arms, "--engine-dir", engine, "--draft-model", model, "--output", rows,
+        "--prompts", prompts, "--processor", "greedy", "--rounds", "1", "--max-output-len", "6",
     )  # fmt: skip
     for flags, kept in (((), False), (("--draft-dtype", "bfloat16"), False), ((), True)):
         ran = trtla(*given, *flags)
         assert ran.code == 0, ran.err
-        assert ("note: 2 of 2 decodings are kept from before" in ran.err) is kept
-    refused(
-        trtla(*given[:-4], "--arms", "nasd", "--output", rows, "--draft-dtype", "bfloat16"),
-        2, "draft_dtype bfloat16 needs a draft model",
-    )  # fmt: skip
+        assert ("note: 2 of 2 decodings are in " in ran.err) is kept
+    arms.write_text("arms: [{name: nasd, drafter: ngram}]\n")
+    ran = trtla(*given, "--draft-dtype", "bfloat16")
+    refused(ran, 2, "draft_dtype bfloat16 needs a draft model")
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,6 @@ def test_a_typo_is_guessed(tmp_path: Path) -> None:
         (["bench", "--engine-dir", str(SHIPPED), "--compare", "hf-asisted"], "hf-asisted",
          "hf-assisted"),
         (["bench", "--engine-dir", str(SHIPPED), "--prompts", "cod"], "cod", "code"),
-        (["bench", "--engine-dir", str(SHIPPED), "--ablation", "--arms", "nsad"], "nsad", "nasd"),
     ],
 )  # fmt: skip
 def test_a_mistyped_value_is_guessed(args: list[str], wrong: str, meant: str) -> None:
@@ -291,7 +290,7 @@ def test_two_models_are_one_too_many(command: str, engine: Path) -> None:
     needed = {"explain": ("-p", "a"), "convert": ("-o", "out")}.get(command, ())
     ran = trtla(command, engine, "-m", "other", *needed)
     refused(ran, 2, f"two models are named: other and {engine}", "name one")
-    assert ("a prompt is given with -p" in ran.err) is (command in ("run", "explain", "bench"))
+    assert ("a prompt is given with -p" in ran.err) is (command in ("run", "explain"))
 
 
 def test_what_stands_first_wins_over_the_environment(engine: Path) -> None:

@@ -20,8 +20,8 @@ from trtla.formats.hub import hub_if_it_answers
 
 Ids = tuple[int, ...]
 T = TypeVar("T")
-SHIPPED = ("code", "chat", "summarization")
-"""The sets that come with trtla."""
+SHIPPED = ("code", "chat", "summarization", "ablation")
+"""The sets that come with trtla; `ablation` has four categories, one of them with references."""
 _FOLDER = ASSETS / "bench"
 
 CNN_DAILYMAIL = "cnn_dailymail"

@@ -91,27 +91,10 @@ class CellRuns:
         return [name for turn in self.turns for name in turn.runs]
 
 
-class Kept:
-    """The turns that were taken before, which are not taken again: here none."""
-
-    def has(self, cell: Cell, batch: Batch, arms: Sequence[Arm]) -> bool:
-        """Return whether all the arms have decoded the batch."""
-        return False
-
-    def get(self, cell: Cell, batch: Batch, arms: Sequence[Arm]) -> dict[str, ArmRun] | None:
-        """Return the runs of all the arms; None: the turn is to be taken."""
-        return None
-
-    def put(
-        self, cell: Cell, batch: Batch, runs: Mapping[str, ArmRun], arms: Sequence[Arm]
-    ) -> None:
-        """Keep a turn."""
-
-
 OnRound = Callable[[CellRuns, int], None]
 """Called after a round with the runs so far and the round's number, from 1."""
 OnRun = Callable[[Arm, ArmRun | None], None]
-"""Called after each decoding; None: an arm has warmed up, or the decoding is kept from before."""
+"""Called after each decoding; None: an arm has warmed up."""
 
 
 def measure(
@@ -122,49 +105,30 @@ def measure(
     on_run: OnRun = lambda *_: None,
     *,
     first: Work | None = None,
-    kept: Kept | None = None,
 ) -> CellRuns:
-    """Warm every arm up, then take a turn for each batch, unless it is kept.
+    """Warm every arm up, then take a turn for each batch.
 
     Args:
         first: the work on which arms warm up; None: the first batch.
     """
-    kept = kept or Kept()
-    is_kept = all(kept.has(cell, batch, arms) for batch in batches)
     for arm in arms:
-        if not is_kept:
-            arm.warm_up(*(first or batches[0].work))
+        arm.warm_up(*(first or batches[0].work))
         on_run(arm, None)
     seeds = {batch.work[1][0].seed for batch in batches if batch.index == 0}
     measured = CellRuns(cell, {arm.label: arm for arm in arms}, reseeded=len(seeds) > 1)
+    device = resolve_device(cell.device)
     for number, group in groupby(batches, key=attrgetter("round")):
         for arm in arms:
             arm.begin_round()
         for batch in group:
-            measured.turns.append(Turn(batch, take(cell, batch, arms, kept, on_run)))
+            runs = {}
+            for arm, run in alternate(arms, [batch.work], device):
+                runs[arm.label] = run
+                on_run(arm, run)
+            measured.turns.append(Turn(batch, runs))
         on_round(measured, number)
     measured.settings = {arm.label: arm.setting for arm in arms}
     return measured
-
-
-def take(
-    cell: Cell,
-    batch: Batch,
-    arms: Sequence[Arm],
-    kept: Kept,
-    on_run: OnRun = lambda *_: None,
-) -> dict[str, ArmRun]:
-    """Return the runs of the arms in a turn, which is then kept."""
-    if known := kept.get(cell, batch, arms):
-        for arm in arms:
-            on_run(arm, None)
-        return known
-    runs = {}
-    for arm, run in alternate(arms, [batch.work], resolve_device(cell.device)):
-        runs[arm.label] = run
-        on_run(arm, run)
-    kept.put(cell, batch, runs, arms)
-    return runs
 
 
 _MEDIANS = ("time_s", "ttft_ms", "ms_per_token", "host_ms_per_step")

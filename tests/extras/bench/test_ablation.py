@@ -1,9 +1,8 @@
-"""`trtla bench --ablation` on the tiny random model: decodings, resuming, rows, refusals."""
+"""`trtla bench --ablation` and `--arms` on the tiny random model: rows, resuming, refusals."""
 
 from __future__ import annotations
 
 import csv
-import json
 import math
 import os
 import signal
@@ -20,29 +19,34 @@ from transformers import AutoModelForCausalLM
 
 from tests.support.command import ROOT, Ran, holding, refused, trtla
 from trtla import LLM, LookaheadConfig, SamplingParams
+from trtla.cli.app import execute
 from trtla.data.prompt_sets import Ids, load_sets
-from trtla.extras.bench.ablation_arms import METHODS, TASK_FILES
+from trtla.extras.bench.arms import ABLATION
 from trtla.extras.bench.documents import Decoding
+from trtla.measuring.arms import EngineArm
 
-TIMES = (
-    "time_s", "tokens_per_s", "tokens_per_s_min", "tokens_per_s_max", "ttft_ms", "ms_per_token",
-    "speedup_vs_ar", "speedup_vs_ar_min", "speedup_vs_ar_max", "efficiency", "host_ms_per_step",
-    "read_gb_per_s", "share_of_bandwidth", "peak_memory_mb",
+ARMS = (
+    "ar", "sd", "egag", "nasd", "prompt-lookup", "lookahead 3,3,2", "lookahead-auto", "chain"
 )  # fmt: skip
-"""What differs between two runs of one command."""
-ARMS = ["lookahead 3,3,2" if name == "lookahead" else name for name in METHODS]
 
 
 def command(model: Path, output: Path, *args: str | Path) -> list[str]:
-    small = ("--prompts-per-task", "1", "--repeats", "2", "--max-output-len", "8", "--threads", "1")
+    small = ("--num-prompts", "1", "--rounds", "2", "--max-output-len", "8", "--threads", "1")
     return [
-        "bench", "--ablation", "--engine-dir", str(model), "--draft-model", str(model),
-        "--lookahead", "3,3,2", "--output", str(output), *small, *map(str, args),
+        "bench", "--engine-dir", str(model), "--draft-model", str(model), "--lookahead", "3,3,2",
+        "--output", str(output), *small, *map(str, args),
     ]  # fmt: skip
 
 
 def ablation(model: Path, output: Path, *args: str | Path) -> Ran:
-    return trtla(*command(model, output, *args))
+    return trtla(*command(model, output, "--ablation", *args))
+
+
+def listed(folder: Path, *arms: str, more: str = "") -> Path:
+    """A file of arms."""
+    path = folder / "arms.yaml"
+    path.write_text("arms:\n" + "".join(f"  - {{{arm}}}\n" for arm in arms) + more)
+    return path
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -50,46 +54,41 @@ def read(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def measured(path: Path) -> list[dict[str, str]]:
-    """The table without what each run finds out about the machine."""
-    return [{**row, "share_of_bandwidth": ""} for row in read(path)]
-
-
 @pytest.fixture(scope="module")
 def table(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two prompts, one of them with a reference."""
     path = tmp_path_factory.mktemp("ablation") / "results.csv"
-    ran = ablation(model, path, "--categories", "translation,code")
+    ran = ablation(model, path, "--categories", "translation,code", "--output-format", "csv")
     assert ran.code == 0, ran.err
     assert "bench: 96 of 96 decodings" in ran.err  # with those that warm up
-    assert ran.out.count("| chain (") == 2  # a line a processor, over both tasks
-    assert "**all, temperature 0.8, top-p 0.9, batch 1**" in ran.out
+    path.with_name("means.csv").write_text(ran.out)
     return path
 
 
 def test_each_arm_has_a_decoding_for_each_prompt_processor_and_seed(table: Path) -> None:
     rows = read(table)
-    assert list(rows[0]) == [name for name in Decoding.model_fields if name in rows[0]]
+    assert list(rows[0]) == list(Decoding.model_fields)
     assert Counter(row["arm"] for row in rows) == dict.fromkeys(ARMS, 2 * 2 * 2)
     case = ("category", "prompt", "temperature", "seed")
     order = list(dict.fromkeys(tuple(row[key] for key in case) for row in rows))
     grouped = [[row for row in rows if tuple(row[key] for key in case) == one] for one in order]
     assert [row for group in grouped for row in group] == rows
-    assert all([row["arm"] for row in group] == ARMS for group in grouped)
+    assert all(tuple(row["arm"] for row in group) == ARMS for group in grouped)
     assert {(row["seed"], row["round"]) for row in rows} == {("0", "1"), ("1", "2")}
 
 
 def test_the_arms_have_the_settings_of_the_comparison(table: Path) -> None:
     found = {row["arm"]: row["setting"] for row in read(table)}
+    ngrams = "gamma 4, ngram_kind basic, ngram_order 3, top_k_filler 3"
     assert found == {
         "ar": "",
         "sd": "gamma 4",
-        "egag": "gamma 1 to 6, EMA 0.9",
-        "nasd": "gamma 4, basic 3, filler 3",
+        "egag": "egag, gamma_max 6, ema 0.9",
+        "nasd": ngrams,
         "prompt-lookup": "gamma 4",
         "lookahead 3,3,2": "",
         "lookahead-auto": "",
-        "chain": "gamma 4, basic 3, filler 3, 3,3,2",
+        "chain": ngrams,
     }
     filters = {tuple(row[n] for n in ("temperature", "top_k", "top_p")) for row in read(table)}
     assert filters == {("0.0", "0", "1.0"), ("0.8", "0", "0.9")}
@@ -115,8 +114,8 @@ def test_decodings_agree_with_themselves_and_with_plain_decoding(table: Path) ->
 
 
 def test_rows_are_over_the_repeats_of_each_task_and_over_all_tasks(table: Path) -> None:
-    decodings, rows = read(table), read(table.with_name("results_means.csv"))
-    assert [row["arm"] for row in rows] == ARMS * 3 * 2
+    decodings, rows = read(table), read(table.with_name("means.csv"))
+    assert [row["arm"] for row in rows] == [*ARMS] * 3 * 2
     assert Counter(row["category"] for row in rows) == dict.fromkeys(
         ("translation", "code", "all"), len(ARMS) * 2
     )
@@ -146,7 +145,7 @@ def test_perplexity_is_the_targets_own_of_the_text(table: Path, model: Path) -> 
         found.setdefault((row["category"], row["output_sha256"]), set()).add(row["perplexity"])
     assert all(len(one) == 1 for one in found.values())
     assert len({cell for one in found.values() for cell in one}) == len(found) > 2
-    prompt = load_sets([TASK_FILES["code"]], (), 1)[0].texts[0]
+    prompt = load_sets(["ablation"], ("code",), 1)[0].texts[0]
     with LLM(model, lookahead=LookaheadConfig(1, 1, 0)) as llm:
         llm.end_ids = frozenset()
         drawn = SamplingParams(8, temperature=0.8, top_p=0.9, seed=1)
@@ -186,219 +185,148 @@ def test_texts_are_scored_once_and_untimed(
     ran = ablation(model, path, "--categories", "code", "--processor", "greedy,nucleus:2:0.9")
     assert ran.code == 0, ran.err
     rows = read(path)
-    assert len(rows) == len(METHODS) * 2 * 2
+    assert len(rows) == len(ARMS) * 2 * 2
     assert len(scored) == len(set(scored)) == 3  # greedy, and two seeds
     assert max(float(row["ttft_ms"]) for row in rows) < 86400
 
 
-def test_the_same_command_writes_the_same_bytes_but_for_times(model: Path, tmp_path: Path) -> None:
-    """Lookahead auto chooses by what forwards cost, so only its texts repeat."""
-    arms = ",".join(name for name in METHODS if name != "lookahead-auto")
-    found = []
-    for name in ("a.csv", "b.csv"):
-        ran = ablation(model, tmp_path / name, "--categories", "code", "--arms", arms)
-        assert ran.code == 0, ran.err
-        rows = read(tmp_path / name)
-        found.append([{k: v for k, v in row.items() if k not in TIMES} for row in rows])
-    assert found[0] == found[1]
+def test_what_the_table_has_is_not_decoded_again(
+    table: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, text = tmp_path / "results.csv", table.read_text()
+    path.write_text(text)
+    same = ("--categories", "translation,code")
+    with monkeypatch.context() as patch:
+        patch.setattr(EngineArm, "decode", lambda *_: pytest.fail("an arm decodes"))
+        ran = ablation(model, path, *same)
+    assert ran.code == 0, ran.err
+    assert f"note: 64 of 64 decodings are in {path}" in ran.err
+    assert path.read_text() == text
+    # A half-written line is cut off, and its arm decodes next to plain decoding.
+    path.write_text(text[:-40])
+    assert ablation(model, path, *same).code == 0
+    timed = lambda path: [(row["arm"], row["output_sha256"]) for row in read(path)]  # noqa: E731
+    assert timed(path) == timed(table)
+    assert path.read_text().startswith(text[: text.rstrip("\n").rfind("\n") + 1])
+    monkeypatch.setattr("trtla.extras.bench.sweep.cpu", lambda: SimpleNamespace(model="x", cores=9))
+    other = ablation(model, path, "--categories", "code", "--processor", "greedy", "--rounds", "1")
+    assert other.code == 0, other.err
+    assert [row["machine"] for row in read(path)][64:] == ["x, 9 cores"] * 8
 
 
 @pytest.mark.deep
-def test_a_killed_run_keeps_its_turns_and_goes_on(model: Path, tmp_path: Path) -> None:
-    path, at = tmp_path / "results.csv", 3
-    journal = path.with_suffix(".jsonl")
-    args = command(model, path, "--categories", "dialogue,code")
+def test_a_killed_run_keeps_its_rows_and_goes_on(model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "results.csv"
+    args = command(model, path, "--ablation", "--categories", "dialogue,code")
     started = subprocess.Popen(
-        [*holding("trtla.extras.bench.kept:JournalledTurns.put", 40), *args],
+        [*holding("trtla.extras.bench.decoding_table:DecodingTable.append", 40), *args],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stderr=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
     )
     while started.poll() is None:
-        if journal.exists() and journal.read_text().count("\n") >= at:
+        if path.exists() and path.read_text().count("\n") > 3 * 8:
             started.send_signal(signal.SIGKILL)
             break
         time.sleep(0.005)
     assert started.wait() == -signal.SIGKILL
-    kept = journal.read_text()
-    turns = kept.count("\n")
-    assert at <= turns < 8
+    kept = path.read_text()
+    turns = len(read(path))
+    assert 3 * 8 <= turns < 64
     ran = trtla(*args)
     assert ran.code == 0, ran.err
-    assert journal.read_text().startswith(kept[: kept.rfind("\n") + 1])
-    assert f"note: {8 * turns} of 64 decodings are kept from before" in ran.err
+    assert f"note: {turns} of 64 decodings are in {path}" in ran.err
+    assert path.read_text().startswith(kept)
     rows = read(path)
-    assert len(rows) == 64
+    assert len(rows) == len({row["key"] for row in rows}) == 64
     assert all(row["equal_texts"] == "1" for row in rows)
-    before, lines = measured(path), journal.read_bytes()
-    ran = trtla(*args)
-    assert ran.code == 0
-    assert "note: 64 of 64 decodings are kept from before" in ran.err
-    assert (measured(path), journal.read_bytes()) == (before, lines)  # nothing was left to do
 
 
-def test_a_half_written_turn_is_measured_again(table: Path, model: Path, tmp_path: Path) -> None:
-    path, journal = tmp_path / "results.csv", tmp_path / "results.jsonl"
-    lines = table.with_suffix(".jsonl").read_text().splitlines()
-    turns = [line for line in lines if '"outputs"' in line]
-    assert len(turns) == 8
-    journal.write_text("\n".join(turns)[:-40])
-    path.write_text(table.read_text())
-    ran = ablation(model, path, "--categories", "translation,code")
-    assert ran.code == 0, ran.err
-    assert "note: 56 of 64 decodings are kept from before" in ran.err
-    assert measured(path)[:-8] == measured(table)[:-8]
-    journal.unlink()
-    refused(ablation(model, path), 2, "results.jsonl", "is not there", "--output")
-
-
-def test_it_says_beforehand_how_much_it_decodes_and_keeps_its_default_small(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_interrupt_prints_the_rows_so_far(
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("trtla.extras.bench.rounds._LONG_S", 0.0)
-    base = ("bench", "--ablation", "--engine-dir", model, "--threads", "1")
-    args = (*base, "--max-output-len", "1", "--arms", "ar", "--output", tmp_path / "results.csv")
-    ran = trtla(*args)
-    assert ran.code == 0, ran.err
-    said = "note: 16 decodings of up to 1 token: 1 arm, 8 prompts, 2 processors, 1 repeat\n"
-    assert ran.err.startswith(said)
-    assert " in all, by the first 1 decoding\n" in ran.err
-    assert len(ran.err.splitlines()) < 10  # not a line a decoding
-    whole = trtla(*args, "--full", "--processor", "greedy")
-    assert whole.code == 0, whole.err
-    said = "note: 210 decodings of up to 1 token: 1 arm, 70 prompts, 1 processor, 3 repeats\n"
-    assert whole.err.startswith(said)
-    assert "note: 8 of 210 decodings are kept from before" in whole.err
-    less = trtla(*args, "--full", "--processor", "greedy", "--repeats", "1")
-    assert less.err.startswith("note: 70 decodings ")
-    refused(trtla("bench", "--engine-dir", model, "--full"), 2, "--full is read by --ablation")
+    path, calls, decode = tmp_path / "results.csv", list[str](), EngineArm.decode
+
+    def interrupted(arm, *work):
+        calls.append(arm.name)
+        if len(calls) > 2 + 2 + 1:  # warmed up, a whole turn, plain decoding of the second
+            raise KeyboardInterrupt
+        return decode(arm, *work)
+
+    monkeypatch.setattr(EngineArm, "decode", interrupted)
+    arms = listed(tmp_path, "name: nasd, drafter: ngram", more="processor: [greedy]\n")
+    chosen = ("--arms", arms, "--prompts", "code")
+    with pytest.raises(KeyboardInterrupt):
+        execute(command(model, path, *chosen))
+    out, err = capsys.readouterr()
+    assert "interrupted; this is what was measured, and the same command resumes" in err
+    assert [row["arm"] for row in read(path)] == ["ar", "nasd"]
+    assert "| nasd " in out
 
 
-def test_a_prompt_of_ones_own_and_grids(model: Path, tmp_path: Path) -> None:
-    path = tmp_path / "results.csv"
-    ran = ablation(
-        model, path, "-p", "Once upon a time", "--repeats", "1", "--processor", "topk:1:5",
-        "--arms", "sd,egag,nasd", "--grid-gamma", "2,20", "--grid-gamma-max", "4,6",
-        "--grid-ema", "0,0.9", "--grid-ngram-order", "2,3", "--grid-top-k-filler", "1,3",
-        "--json",
-    )  # fmt: skip
-    assert ran.code == 0, ran.err
-    rows = read(path)
-    counts = Counter(row["arm"] for row in rows)
-    assert counts == {"ar": 1, "sd": 2, "egag": 2 * 2, "nasd": 2 * 2 * 2}
-    assert len({(row["arm"], row["setting"]) for row in rows}) == len(rows)
-    assert {(row["category"], row["top_k"]) for row in rows} == {("prompt", "5")}
-    assert all(row["equal_texts"] == "1" for row in rows)
-    assert ran.json["environment"]["command"].split()[0] == "trtla"
-    assert ran.json["environment"]["torch"]
-    found = next(one for one in ran.json["rows"] if one["arm"] == "nasd")
-    assert (found["setting"], found["rounds"]) == ("gamma 2, basic 2, filler 1", 1)
-    assert (found["equal_texts"], found["temperature"]) == (1, 1)
-    for one in ran.json["rows"]:
-        assert sum(one["accepted_per_pos"]) == pytest.approx(one["accepted"] / one["steps"])
-        assert one["accepted_per_pos"] == sorted(one["accepted_per_pos"], reverse=True)
-
-
-def test_the_sources_of_auto_are_switched_off_one_by_one(model: Path, tmp_path: Path) -> None:
-    path = tmp_path / "results.csv"
-    args = ("--sources", "--grid-nodes", "2,5", "--categories", "code", "--processor", "greedy")
-    ran = ablation(model, path, *args, "--prompts-per-task", "2", "--json")
-    assert ran.code == 0, ran.err
-    assert all(row["equal_texts"] == "1" for row in read(path))
-    rows = {(one["arm"], one["setting"]): one for one in ran.json["rows"]}
-    without = [f"auto-without-{name}" for name in ("context", "requests", "recycling", "window")]
-    named = [(name, None) for name in ("ar", "lookahead-auto", *without)]
-    assert list(rows) == [*named, ("auto-nodes", "nodes 2"), ("auto-nodes", "nodes 5")]
-    assert rows["ar", None]["sources"] is None
-    assert rows["ar", None]["fed_per_step"] == 1
-    for name in ("context", "requests", "window"):
-        assert name not in rows[f"auto-without-{name}", None]["sources"]
-    left = set(rows["auto-without-recycling", None]["sources"])
-    assert not {"recycling", "agreement"} & left
-    few, many = (rows["auto-nodes", f"nodes {count}"] for count in (2, 5))
-    assert 1 < few["fed_per_step"] <= 3 < many["fed_per_step"] <= 6
-    steps: dict[tuple[str, ...], list[str]] = {}
-    for row in read(path):
-        if row["arm"] == "auto-nodes":
-            steps.setdefault((row["setting"], row["prompt"]), []).append(row["steps"])
-    assert all(first == second for first, second in steps.values())  # a repeat learns nothing
-    again = ablation(model, path, *args, "--prompts-per-task", "2")
-    assert "note: 32 of 32 decodings are kept from before" in again.err
-    assert "| auto-nodes (nodes 5) " in again.out
-    other = ablation(model, tmp_path / "others.csv", *args[:1], "--arms", "ar")
-    refused(other, 2, "--sources and --arms exclude each other")
-
-
-def test_what_a_list_names_twice_counts_once_and_rows_of_before_keep_their_counts(
+def test_an_arm_that_is_added_decodes_alone_next_to_plain_decoding(
     model: Path, tmp_path: Path
 ) -> None:
-    args = ("-p", "a", "--arms", "nasd", "--processor", "greedy,greedy", "--json")
-    path = tmp_path / "results.csv"
-    first, second = (ablation(model, path, *args, "--grid-gamma", "4,4") for _ in range(2))
-    assert first.code == second.code == 0, first.err
-    assert len(read(path)) == 2 * 2
-    assert [one["texts"] for one in first.json["rows"]] == [2, 2]
-    rows = [
-        [{**row, "share_of_bandwidth": 0} for row in one.json["rows"]] for one in (first, second)
-    ]
-    assert rows[0] == rows[1]
+    path, nasd = tmp_path / "results.csv", "name: nasd, drafter: ngram, gamma: 2"
+    args = ("--prompts", "ablation", "--categories", "code", "--processor", "greedy", "--json")
+    first = trtla(*command(model, path, *args, "--arms", listed(tmp_path, nasd)))
+    assert first.code == 0, first.err
+    sources = "name: nodes, lookahead: auto, nodes: 2, sources: [context, requests]"
+    more = listed(tmp_path, nasd, nasd.replace("2", "20"), sources)
+    ran = trtla(*command(model, path, *args, "--arms", more))
+    assert ran.code == 0, ran.err
+    arms = [(row["arm"], row["setting"]) for row in read(path)]
+    before = [("ar", ""), ("nasd", "gamma 2")]
+    assert arms == before * 2 + [("nasd", "gamma 20"), ("nodes", "nodes 2")] * 2
+    rows = {(row["arm"], row["setting"]): row for row in ran.json["rows"]}
+    assert rows["nasd", "gamma 2"] == first.json["rows"][1]
+    assert set(rows["nodes", "nodes 2"]["sources"]) <= {"context", "requests", "agreement"}
+    for row in rows.values():
+        assert (row["equal_texts"], row["texts"], row["rounds"]) == (2, 2, 2)
+        assert sum(row["accepted_per_pos"]) == pytest.approx(row["accepted"] / row["steps"])
 
 
-def test_bad_settings_are_refused_before_a_model_is_loaded(
+def test_bad_arms_are_refused_before_a_model_is_loaded(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_llama: Path
 ) -> None:
     monkeypatch.setattr("trtla.llm.llm.LLM", lambda *_, **__: pytest.fail("a model is loaded"))
     path = tmp_path / "results.csv"
+    for arm, parts in (
+        ("name: a, drafter: medusa", ("medusa", "prompt-lookup")),
+        ("drafter: ngram, gama: 3", ("arm 1", '"gama"', "did you mean gamma?")),
+        ("drafter: ngram, gamma: 0", ("arm 1", "gamma is 0")),
+        ("drafter: ngram, ngram_kind: both", ("both", "basic")),
+        ("drafter: draft, egag: true, ema: 1", ("ema is 1",)),
+        ("name: ar", ("two arms are named ar",)),
+        ("lookahead: 5", ("arm 1", "5")),
+        ("lookahead: auto, sources: [own]", ("source 'own'",)),
+    ):
+        refused(trtla(*command(model, path, "--arms", listed(tmp_path, arm))), 2, *parts)
+    good = listed(tmp_path, "drafter: ngram", more="promps: [code]\n")
+    refused(trtla(*command(model, path, "--arms", good)), 2, "promps", "did you mean prompts?")
+    empty = tmp_path / "empty.yaml"
+    empty.write_text("prompts: [code]\n")
+    refused(trtla(*command(model, path, "--arms", empty)), 2, "lists no arms")
     for args, parts in (
-        (("--arms", "medusa"), ("medusa", "prompt-lookup")),
-        (("--processor", "beam"), ("beam", "nucleus")),
+        (("--arms", good), ("--ablation is --arms",)),
+        (("--drafter", "ngram"), ("--drafter and --arms exclude each other",)),
         (("--processor", "nucleus:0.8:1.5"), ("top_p", "1.5")),
-        (("--grid-gamma", "0"), ("0",)),
-        (("--grid-ngram-order", "1"), ("ngram_order is 1",)),
-        (("--grid-ngram-kind", "both"), ("both", "basic")),
-        (("--grid-ema", "1"), ("ema is 1",)),
-        (("--repeats", "0"), ("0",)),
+        (("--rounds", "0"), ("0",)),
         (("--categories", "poems"), ("poems", "dialogue")),
-        (("--processor", "greedy", "--top-p", "0.9"), ("--ablation does not read --top-p",)),
-        (("--batch-size", "4"), ("--ablation does not read --batch-size",)),
-        (
-            ("--batch-size", "4", "--compare", "hf"),
-            ("--ablation does not read --compare, --batch-size", "omit them"),
-        ),
-        (("--compare", "hf"), ("--ablation does not read --compare",)),
-        (("--lookahead-cells", "drawn"), ("--ablation does not read --lookahead-cells",)),
-        (("--threads", "1,2"), ("--threads has 2 numbers",)),
-        (("-p", ""), ("empty",)),
-        (("-p", "x", "--categories", "code"), ("exclude",)),
         (("--draft-model", tiny_llama), ("in the draft model", "same tokenizer")),
-        (("--draft-model", tmp_path / "none"), ("none",)),
-        (("--output", tmp_path / "results.txt"), (".csv", ".json")),
-        (("-p", "a", "--prompts", "code"), ("--input-text and --prompts exclude each other",)),
         (("--output", tmp_path / "no" / "results.csv"), ("does not exist",)),
         (("--output", "/proc/results.csv"), ("/proc/results.csv cannot be written",)),
     ):
+        if args[0] == "--arms":
+            listed(tmp_path, "drafter: ngram")
         refused(ablation(model, path, *args), 2, *parts)
-    alone = trtla("bench", "--engine-dir", model, "--repeats", "2")
-    refused(alone, 2, "--repeats is read by --ablation alone")
-    prompt = trtla("bench", "--engine-dir", model, "-p", "a")
-    refused(prompt, 2, "--input-text is read by --ablation alone", "or give a file to --prompts")
     path.write_text("a,b\n1,2\n")
-    refused(ablation(model, path), 2, "not an ablation's table of this version", "--output")
+    refused(ablation(model, path), 2, "not a table of decodings of this version", "--output")
     assert path.read_text() == "a,b\n1,2\n"
 
 
-def test_prompts_of_ones_own_and_a_document_where_it_is_told(model: Path, tmp_path: Path) -> None:
-    prompts, output = tmp_path / "own.jsonl", tmp_path / "found.json"
-    lines = [{"category": name, "text": name * 3} for name in ("first", "second", "second")]
-    prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    args = ("--prompts", prompts, "--arms", "nasd", "-n", "4", "-o", output)
-    ran = trtla("bench", model, "--ablation", *args, "--processor", "greedy", "--json")
-    assert ran.code == 0, ran.err
-    assert json.loads(output.read_text()) == ran.json
-    rows = read(tmp_path / "found.csv")
-    found = {(row["category"], row["prompt"]) for row in rows}
-    assert found == {("first", "0"), ("second", "0"), ("second", "1")}
-    assert {row["arm"] for row in rows} == {"ar", "nasd"}
-    assert (tmp_path / "found_means.csv").exists()
-    output.write_text('{"mine": 1}')
-    refused(trtla("bench", model, "--ablation", *args), 2, "found.json is another file", "--output")
+def test_the_shipped_file_is_in_the_presets() -> None:
+    assert (ROOT / "configs" / "ablation.yaml").read_text() == ABLATION.read_text()

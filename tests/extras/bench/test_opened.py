@@ -12,7 +12,7 @@ from tests.support.gguf_models import scored, write_gguf
 from tests.support.models import VARIANTS, Variant, make_model
 from trtla import LLM, SamplingParams
 from trtla.data.prompt_sets import Question
-from trtla.extras.bench.journal import engine_facts
+from trtla.extras.bench.keys import engine_facts
 from trtla.extras.bench.opened import QuestionEncoder, plain_answers
 from trtla.extras.bench.rounds import rounds_of
 from trtla.extras.bench.ways import PLAIN, Way

@@ -65,10 +65,13 @@ def test_an_ablation_has_no_perplexity_there(
     engine: Path, tiny_model: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "results.csv"
+    arms, prompts = tmp_path / "arms.yaml", tmp_path / "prompts.txt"
+    arms.write_text("arms: [{drafter: lookahead}]\n")
+    prompts.write_text("a b a b a b\n")
     ran = trtla(
-        "bench", "--ablation", "--engine-dir", engine, "--tokenizer-dir", tiny_model,
-        "--lookahead", "4,4,4", "--arms", "lookahead", "--processor", "greedy", "--repeats", "1",
-        "--input-text", "a b a b a b", "--max-output-len", "12", "--output", path,
+        "bench", "--arms", arms, "--engine-dir", engine, "--tokenizer-dir", tiny_model,
+        "--lookahead", "4,4,4", "--processor", "greedy", "--rounds", "1",
+        "--prompts", prompts, "--max-output-len", "12", "--output", path,
     )  # fmt: skip
     assert ran.code == 0, ran.err
     with path.open(newline="") as file:

@@ -6,6 +6,7 @@ Precedence: flag > environment TRTLA_<COMMAND>_<OPTION> > --config > the engine'
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -141,19 +142,24 @@ def load_config(ctx: click.Context, param: click.Parameter, value: str | None) -
             f"--config and --extra-llm-api-options name {ctx.meta[_CONFIG]} and {value}",
             "give one of them",
         )
+    ctx.default_map = {**(ctx.default_map or {}), **flag_defaults(ctx, _read(Path(value)), value)}
+    ctx.meta[_CONFIG] = value
+
+
+def flag_defaults(ctx: click.Context, keys: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return the values of a file as defaults of the command's flags; refuse an unknown key."""
     params = {p.name: p for p in ctx.command.params if p.name and p.name not in _NOT_IN_PRESETS}
     visible = [name for name, param in params.items() if not getattr(param, "hidden", False)]
-    settings = as_preset(_read(Path(value)), params, value, ctx.command_path)
+    settings = as_preset(dict(keys), params, where, ctx.command_path)
     for key in settings:
         if key not in params:
             raise UsageError(
-                f'{value} has the unknown key "{key}"',
+                f'{where} has the unknown key "{key}"',
                 f"{did_you_mean(key, visible)}the keys of {ctx.command_path} are "
                 f"{', '.join(sorted(visible))}",
             )
     values = {key: item for key, item in settings.items() if item is not None}
-    ctx.default_map = {key: _as_flag(params[key], item, value) for key, item in values.items()}
-    ctx.meta[_CONFIG] = value
+    return {key: _as_flag(params[key], item, where) for key, item in values.items()}
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -17,22 +17,20 @@ from trtla.cli.shared.model import (
     check_drafters,
     check_length,
     check_triples,
+    check_vocabulary,
     model_at,
     note_without_drafts,
 )
-from trtla.cli.shared.params import refuse_filters, source
+from trtla.cli.shared.params import check_folder, refuse_filters, source
 from trtla.cli.shared.templates import check_texts
 from trtla.cli.shared.values import TOKENS
 from trtla.console import Console
 from trtla.errors import TORCH, TrtlaError, UsageError, require
-from trtla.extras.bench.ablation import run_ablation_command
+from trtla.extras.bench.arms import ways as arms_of
 from trtla.extras.bench.flags import (
-    ABLATION,
     DTYPES,
-    AblationFlags,
     BenchFlags,
     check_choices,
-    check_read,
     filters_of,
     flag_of,
     remember_format,
@@ -65,6 +63,7 @@ if TYPE_CHECKING:
         "trtla bench model.gguf --compare llama.cpp",
         "trtla bench engine --lookahead 7,7,7 3,4,2",
         "trtla bench llama-3-8b --compare hf,hf-prompt-lookup --dtype bfloat16",
+        "trtla bench model.gguf --ablation --draft-model SMALL -o ablation.csv",
         "trtla bench engine --batch-size 1,4,8 --prompts code --temperature 0 --output-format csv",
     ],
 )
@@ -82,7 +81,6 @@ if TYPE_CHECKING:
 @opt.drafter_arms
 @opt.corpus_flag
 @opt.draft_flags
-@opt.flags_of(AblationFlags)
 @opt.trtllm_flags
 @opt.switch(
     "--json",
@@ -102,34 +100,38 @@ def bench(console: Console, /, **values: Any) -> None:
     """
     if values.pop("json"):
         values["output_format"] = "json"
-    mode = ABLATION if values["ablation"] else None
-    check_read(mode, (ABLATION,))
+    if values["arms"] and values["ablation"]:
+        raise UsageError("--ablation is --arms with a shipped file", "omit one of them")
     refuse_filters(values["processor"])
     flags = parsed(BenchFlags, {"drafters": values.pop("drafter"), **values})
-    if mode is ABLATION:
-        run_ablation_command(console, flags, _lookahead(flags))
-        return
-    sweep = _check(flags)
+    sweep = _check(console, flags)
     drafting = [(way.lookahead, way.drafter) for way in sweep.ways[1:]]
     note_without_drafts(console.note, flags.engine_dir, drafting)
     check_texts(console, flags.asking, flags.engine_dir, flags.options, sweep.sets)
     run_and_show(console, sweep, flags.output_format, wide=flags.wide)
 
 
-def _check(flags: BenchFlags) -> Sweep:
+def _check(console: Console, flags: BenchFlags) -> Sweep:
     from trtla.data.prompt_sets import load_sets
+    from trtla.extras.bench.decoding_table import read_decodings
 
     check_choices("--dtype", flags.dtype, DTYPES)
     check_choices("--compare", flags.compare, PEERS)
     _check_peers(flags)
     filters = filters_of(flags)
     sampling = [replace(flags.sampling, seed=flags.seed, **each._asdict()) for each in filters]
-    lookahead = _lookahead(flags)
+    arms = _listed(console, flags)
+    if flags.output is not None:
+        check_folder(Path(flags.output), "--output")
+        read_decodings(Path(flags.output))
+    lookahead = _lookahead(flags, arms)
     check_batch_size(flags.engine_dir, max(flags.batch_size))
     check_length(flags.engine_dir, flags.options.max_seq_len)
     names = map(parse_drafter, dict.fromkeys(flags.drafters))
     drafters = [replace(flags.options.drafter, drafter=name) for name in names]
-    named = [("--drafter", drafter) for drafter in drafters]
+    ways = (PLAIN, *arms) if arms else _ways(flags.lookahead, drafters)
+    drafters = [way.drafter for way in ways]
+    named = [("--arms" if arms else "--drafter", drafter) for drafter in drafters]
     models = check_drafters(flags.engine_dir, named, flags.options)
     sets = load_sets(flags.prompts, flags.categories, flags.num_prompts)
     from trtla.extras.bench.sweep import Sweep
@@ -138,7 +140,7 @@ def _check(flags: BenchFlags) -> Sweep:
         **shared_setup(flags, lookahead, drafters, models),
         sampling=sampling[0],
         batch_sizes=flags.batch_size,
-        ways=_ways(flags.lookahead, drafters),
+        ways=ways,
         peers=tuple(dict.fromkeys(flags.compare)),
         hf_model_dir=flags.hf_model_dir,
         assistant_dir=flags.assistant_dir,
@@ -146,7 +148,29 @@ def _check(flags: BenchFlags) -> Sweep:
         prompt_lens=flags.prompt_len,
         filters=filters,
         rounds=flags.rounds,
+        output=None if flags.output is None else Path(flags.output),
     )
+
+
+def _listed(console: Console, flags: BenchFlags) -> list[Way]:
+    """Return the arms of a file; the shipped draft model drafts for its own vocabulary alone."""
+    described = flags.arms or flags.ablation
+    if described is None:
+        return []
+    context = click.get_current_context()
+    if source(context, "drafter") == "flag":
+        raise UsageError("--drafter and --arms exclude each other", "name it in an arm of the file")
+    arms = arms_of(described, flags.draft_model)
+    if source(context, "draft_model") != "default":
+        return arms
+    try:
+        check_vocabulary(flags.draft_model, flags.engine_dir, flags.options.tokenizer_dir)
+    except UsageError:
+        left = [arm for arm in arms if arm.drafter.draft_model != flags.draft_model]
+        if names := ", ".join(dict.fromkeys(arm.name for arm in arms if arm not in left)):
+            console.note(f"note: {names} need a --draft-model of this vocabulary, and are skipped")
+        return left
+    return arms
 
 
 def _ways(triples: Sequence[Lookahead], drafters: Sequence[DrafterSettings]) -> tuple[Way, ...]:
@@ -167,17 +191,17 @@ def _ways(triples: Sequence[Lookahead], drafters: Sequence[DrafterSettings]) -> 
     )
 
 
-def _lookahead(flags: BenchFlags) -> LookaheadConfig | None:
+def _lookahead(flags: BenchFlags, arms: Sequence[Way]) -> LookaheadConfig | None:
     """Return the triple with which the model is opened and all others fit; None: the engine's."""
     # An engine of trtllm-build does not say its triple, and a Hugging Face folder has none.
     has_triple = (Path(flags.engine_dir) / "trtla.json").is_file()
-    fixed, lookahead = [triple for triple in flags.lookahead if triple != "auto"], None
+    listed = [arm.lookahead for arm in arms if arm.lookahead not in (None, AUTOREGRESSIVE)]
+    named = [*flags.lookahead, *(triple for triple in listed if triple is not None)]
+    fixed, lookahead = [triple for triple in named if triple != "auto"], None
     if fixed and not has_triple:
         sizes = [triple.as_tuple() for triple in (*fixed, AUTOREGRESSIVE)]
         lookahead = LookaheadConfig(*map(max, zip(*sizes, strict=True)))
-    check_triples(
-        flags.engine_dir, lookahead, (("--lookahead", triple) for triple in flags.lookahead)
-    )
+    check_triples(flags.engine_dir, lookahead, (("--lookahead", triple) for triple in named))
     return lookahead
 
 

@@ -32,6 +32,11 @@ class Decoding(Row):
     finish_reason: str | None = None
     """The finish reason of its first text."""
     output_sha256: str
+    machine: str = ""
+    """Processor, cores and GPUs."""
+    model: str = ""
+    key: str = ""
+    """The fingerprint of everything that the row depends on, the machine included."""
 
 
 class MeasuredCell(Cell):

@@ -1,4 +1,4 @@
-"""The flags of `trtla bench` and its two modes, and their checks."""
+"""The flags of `trtla bench`, and their checks."""
 
 from __future__ import annotations
 
@@ -10,30 +10,18 @@ from typing import Any
 import click
 
 from trtla.cli.shared.options import MODEL, PATH, flag
-from trtla.cli.shared.params import source
-from trtla.cli.shared.values import DEVICES, NAMES, TOKEN_COUNTS
+from trtla.cli.shared.values import DEVICES, TOKEN_COUNTS
 from trtla.cli.shared.values import LOOKAHEAD as TRIPLES
 from trtla.console import Console
 from trtla.errors import UsageError, did_you_mean
-from trtla.extras.bench.ablation_arms import METHODS, SOURCE_METHODS
+from trtla.extras.bench.arms import Described, load_arms
 from trtla.extras.bench.peers import PEERS
 from trtla.files import ASSETS
-from trtla.settings.drafting import LOOKAHEAD, DrafterSettings, NgramKind
+from trtla.settings.drafting import LOOKAHEAD, DrafterSettings
 from trtla.settings.executor import ExecutorOptions
 from trtla.settings.lookahead import Lookahead, LookaheadConfig
 from trtla.settings.messages import Asking
 from trtla.settings.sampling import Filters, SamplingParams, parse_processor
-
-
-@dataclass(frozen=True, slots=True)
-class Mode:
-    """A mode of bench, which replaces its tables."""
-
-    flag: str
-    section: str
-    """The section of the help with the flags that it alone reads."""
-    read: tuple[str, ...]
-    """Other flags that it reads, by their names in Python."""
 
 
 def flag_of(name: str) -> str:
@@ -41,21 +29,9 @@ def flag_of(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-ABLATION = Mode(
-    "--ablation",
-    "Ablation: drafters against plain decoding, a CSV row a decoding",
-    ("engine_dir", "tokenizer_dir", "lookahead", "prompts", "categories", "chat", "system",
-     "chat_template", "chat_template_kwargs", "device", "dtype", "max_seq_len", "kv_cache_dtype",
-     "draft_device", "draft_dtype", "threads", "processor",
-     "max_output_len", "seed", "ignore_eos", "output_format", "wide", "json"),
-)  # fmt: skip
-_ABLATION_READS = ", ".join(map(flag_of, ABLATION.read[:-1])) + f" and {flag_of(ABLATION.read[-1])}"
-TASK_PROMPTS, FULL_REPEATS = 2, 3
-"""Prompts of a task without --full, and repeats with it."""
 DTYPES = ("auto", "float16", "bfloat16", "float32")
 FORMATS = click.Choice(["md", "csv", "json"])
 
-_ablation = partial(flag, section=ABLATION.section)
 _arms, _prompts, _output = (partial(flag, section=name) for name in ("Arms", "Prompts", "Output"))
 _axis = partial(flag, section="Lists: every combination is measured")
 
@@ -69,71 +45,7 @@ def remember_format(ctx: click.Context, param: click.Parameter, value: Any) -> A
 
 
 @dataclass(frozen=True, kw_only=True)
-class AblationFlags:
-    """Flags of an ablation's arms, prompts and grids."""
-
-    ablation: bool = _ablation(
-        "In place of the tables: plain decoding, a draft model with fixed gamma and with "
-        "EGAG, n-grams, prompt lookup, lookahead and a chain, on some of the shipped prompts. "
-        "Decodings are kept: run the same command again to resume. It also reads "
-        f"{_ABLATION_READS}; the categories of --prompts are tasks.",
-        basic=True,
-    )
-    input_text: str | None = _ablation("Decode this text, not the tasks.", "-p")
-    full: bool = _ablation(
-        "All prompts of every task and 3 repeats, 420 decodings an arm. Decodings in "
-        "--output are kept."
-    )
-    prompts_per_task: int | None = _ablation(
-        "Most prompts of a task.", show_default=f"{TASK_PROMPTS}; with --full all"
-    )
-    repeats: int | None = _ablation(
-        "Decodings of every setting; repeat i has seed + i.",
-        show_default=f"1; with --full {FULL_REPEATS}",
-    )
-    arms: tuple[str, ...] = _ablation(
-        f"Arms to measure; ar always comes first. Others: {', '.join(SOURCE_METHODS[1:])}.",
-        default=",".join(METHODS),
-    )
-    sources: bool = _ablation(
-        "Measure the worth of the sources of auto's drafts, in place of --arms: "
-        f"{', '.join(SOURCE_METHODS)}."
-    )
-    draft_model: str = _ablation(
-        "The drafter of sd, egag and the chain, with the model's vocabulary; without such a "
-        "model these arms are skipped.",
-        type=PATH,
-        default=str(ASSETS / "tiny-llama-draft"),
-        show_default="the shipped tiny-llama-draft",
-    )
-    output: str = _ablation(
-        "Decodings go to this FILE.csv, the rows over them and over all tasks to FILE_means.csv; "
-        "measurements are kept in FILE.jsonl. FILE.json is the JSON document, as bench's, with "
-        "decodings in FILE.csv.",
-        "-o",
-        type=PATH,
-        default="ablation_results.csv",
-    )
-    grid_gamma: tuple[int, ...] = _ablation(
-        "Most drafted tokens, of sd, nasd, prompt-lookup and the chain.", default="4"
-    )
-    grid_nodes: tuple[int, ...] = _ablation(
-        "Drafted tokens of every step, of auto-nodes; the triple is the limit.", default="4,8,16,64"
-    )
-    grid_gamma_max: tuple[int, ...] = _ablation("Of egag.", default="6")
-    grid_ema: tuple[float, ...] = _ablation("Of egag.", default="0.9")
-    grid_ngram_kind: tuple[NgramKind, ...] = _ablation(
-        "basic or onelevel, of nasd; the chain has the first.",
-        type=NAMES,
-        default="basic",
-    )
-    """Any names, before `DrafterSettings` checks them."""
-    grid_ngram_order: tuple[int, ...] = _ablation("Of nasd and the chain.", default="3")
-    grid_top_k_filler: tuple[int, ...] = _ablation("Of nasd and the chain.", default="3")
-
-
-@dataclass(frozen=True, kw_only=True)
-class BenchFlags(AblationFlags):
+class BenchFlags:
     """The command's flags, each under its own name."""
 
     engine_dir: str
@@ -166,6 +78,30 @@ class BenchFlags(AblationFlags):
         show_default="--engine-dir if that is one",
     )
     assistant_dir: str | None = _arms("The small model of hf-assisted.", type=MODEL)
+    arms: Described | None = flag(
+        "In place of --lookahead and --drafter: arms from a YAML file, such as "
+        "configs/ablation.yaml. Its other keys are flags of this command.",
+        type=PATH,
+        metavar="FILE.yaml",
+        is_eager=True,
+        callback=load_arms,
+        section="Arms",
+    )
+    ablation: Described | None = flag(
+        "Same as --arms with the shipped ablation.yaml: a draft model with fixed gamma and with "
+        "EGAG, n-grams, prompt lookup, lookahead and a chain, on the prompts --prompts ablation.",
+        basic=True,
+        is_flag=True,
+        is_eager=True,
+        callback=load_arms,
+        section="Arms",
+    )
+    draft_model: str = _arms(
+        "The model of arms whose drafter is draft; one with another vocabulary is refused.",
+        type=MODEL,
+        default=str(ASSETS / "tiny-llama-draft"),
+        show_default="the shipped tiny-llama-draft; arms are skipped if it does not fit",
+    )
     prompts: tuple[str, ...] = _prompts(
         "Shipped sets, .txt files with a prompt a line, or .jsonl files with {text} or "
         "{category, text} lines or in Spec-Bench's format, whose second turns continue plain "
@@ -205,7 +141,15 @@ class BenchFlags(AblationFlags):
         section="Sampling",
         default=True,
     )
-    rounds: int = _output("Runs of every arm.", default=5)
+    rounds: int = _output(
+        "Runs of every arm; with --output run i samples with seed + i.", default=5
+    )
+    output: str | None = _output(
+        "Append a row for each decoding to this FILE.csv, with perplexity and ROUGE-L. Decodings "
+        "that it has are skipped, so that the same command resumes.",
+        "-o",
+        type=PATH,
+    )
     wide: bool = _output("Print all columns of the tables.")
     output_format: str = _output(
         "What to print on stdout.",
@@ -215,26 +159,6 @@ class BenchFlags(AblationFlags):
         is_eager=True,
         callback=remember_format,
     )
-
-
-def check_read(chosen: Mode | None, modes: Iterable[Mode]) -> None:
-    """Refuse flags that change nothing in the chosen mode; None: the tables."""
-    context, owners = click.get_current_context(), {mode.section: mode for mode in modes}
-    unread: list[str] = []
-    for param in context.command.params:
-        name, owner = str(param.name), owners.get(getattr(param, "section", ""))
-        if name not in context.params or source(context, name) != "flag":
-            continue
-        if chosen is not None and owner is not chosen and name not in chosen.read:
-            unread.append(flag_of(name))
-        if chosen is None and owner is not None:
-            other = "give a file to --prompts" if name == "input_text" else "omit it"
-            raise UsageError(
-                f"{flag_of(name)} is read by {owner.flag} alone", f"add that, or {other}"
-            )
-    if chosen is not None and unread:
-        hint = "omit it" if len(unread) == 1 else "omit them"
-        raise UsageError(f"{chosen.flag} does not read {', '.join(unread)}", hint)
 
 
 def shared_setup(

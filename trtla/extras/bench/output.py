@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def run_and_show(console: Console, sweep: Sweep, output_format: str, *, wide: bool) -> None:
-    """Measure and print; an interrupt prints the rounds that were whole."""
+    """Measure and print; an interrupt prints what was measured."""
     from trtla.extras.bench.sweep import Results
 
     results = Results()
@@ -23,10 +23,8 @@ def run_and_show(console: Console, sweep: Sweep, output_format: str, *, wide: bo
             return
     except KeyboardInterrupt:
         if results.rows:
-            console.note(
-                "note: interrupted; these are the rounds that were whole, and the same command "
-                "goes on behind them"
-            )
+            resumes = ", and the same command resumes" if sweep.output else ""
+            console.note(f"note: interrupted; this is what was measured{resumes}")
             show(console, results, sweep, output_format, wide=wide)
         raise
     show(console, results, sweep, output_format, wide=wide)
@@ -41,8 +39,6 @@ def run(console: Console, sweep: Sweep, results: Results | None = None) -> Resul
         filters = filters_text(cell.temperature, cell.top_k, cell.top_p)
         last = ((name, runs[-1].tokens_per_s) for name, runs in measured.runs().items())
         speeds = ", ".join(f"{name} {speed:.0f} tok/s" for name, speed in last)
-        if sweep.ablation is not None:
-            return
         console.note(
             f"{cell.category}, {filters}, batch {cell.batch_size}, round {number} of "
             f"{sweep.rounds}: {speeds}"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trtla.console import counted
+from trtla.extras.bench.decoding_table import csv_cells
 from trtla.extras.bench.documents import CSV_ENVIRONMENT, Bench
 from trtla.extras.bench.peers import LLAMA_CPP
 from trtla.formats.gguf.folder import model_name
@@ -50,8 +50,7 @@ def rows_text(rows: Sequence[Part], extra: Mapping[str, object] = {}) -> str:
     writer.writerow([*columns, *extra])
     for row in rows:
         values = {**row.document(), **extra}
-        cells = (values.get(name) for name in (*columns, *extra))
-        writer.writerow(json.dumps(x) if isinstance(x, list | dict) else x for x in cells)
+        writer.writerow(csv_cells(values, (*columns, *extra)))
     return out.getvalue()
 
 
@@ -65,8 +64,10 @@ def head(results: Results, sweep: Sweep, environment: dict[str, Any]) -> str:
     gpus = f", {', '.join(environment['gpus'])}" if environment["gpus"] else ""
     commit = environment["commit"] or "no checkout"
     ends = "ignored" if sweep.ignore_eos else "respected"
-    bandwidth = {c.threads: c.read_bandwidth_gb_per_s for c in results.cells}
-    speeds = ", ".join(f"{gb:.1f} GB/s with {counted(n, 'thread')}" for n, gb in bandwidth.items())
+    speeds = ", ".join(
+        f"{speed / 1e9:.1f} GB/s with {counted(n, 'thread')}"
+        for n, speed in results.bandwidth.items()
+    )
     cores, length = (
         counted(environment["cores"], "core"),
         counted(sweep.sampling.max_output_len, "token"),

@@ -1,4 +1,4 @@
-"""Scores of an ablation's texts: ROUGE-L against references, and the target's perplexity."""
+"""Scores of decodings' texts: ROUGE-L against references, and the target's perplexity."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from itertools import chain
 from statistics import fmean
 
 from trtla.data.prompt_sets import Ids
-from trtla.extras.bench.journal import Measurements, fingerprint
 from trtla.extras.bench.opened import OpenedModel
 from trtla.measuring.summaries import rouge
 from trtla.measuring.turns import Turn
@@ -16,17 +15,15 @@ from trtla.runtime.loop.scores import perplexity
 
 
 class TextScores:
-    """Scores of texts; arms write the same texts, so each is scored once, after all are timed.
+    """Scores of texts; arms write the same texts, so each is scored once, between timed runs.
 
     Args:
         references: reference texts by prompt.
-        journal: keeps the perplexities that the target computes.
     """
 
-    def __init__(
-        self, model: OpenedModel, references: Mapping[Ids, str], journal: Measurements
-    ) -> None:
-        self._model, self._references, self._journal = model, references, journal
+    def __init__(self, model: OpenedModel, references: Mapping[Ids, str]) -> None:
+        self._model, self._references = model, references
+        self._perplexities: dict[tuple[Ids, Ids], float] = {}
 
     def of(self, turns: Sequence[Turn], label: str) -> dict[str, float | None]:
         """Return means over the texts of an arm; None if no text has the score."""
@@ -49,9 +46,7 @@ class TextScores:
         """Return it at temperature 1 without filters; None if the executor does not report it."""
         if self._model.llm.engine.backend == "tensorrt-llm":
             return None
-        name = fingerprint({"perplexity": (prompt, output)})
-        if self._journal.get(name) is None:
-            score = perplexity(self._model.llm.log_probs(prompt, output))
-            self._journal.put(name, score)
-        scored: float = self._journal.get(name)
-        return scored
+        if (prompt, output) not in self._perplexities:
+            log_probs = self._model.llm.log_probs(prompt, output)
+            self._perplexities[prompt, output] = perplexity(log_probs)
+        return self._perplexities[prompt, output]

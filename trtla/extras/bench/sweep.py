@@ -1,7 +1,6 @@
 """A sweep over the cells of a benchmark: models, arms, prompts and rounds of each in turn.
 
-Turns are kept until all are taken, so that the same command goes on after an interrupt. An ablation
-is a benchmark of named arms whose turns stay and whose texts are scored.
+With an output, decodings go to a table, which the same command continues.
 
 Progress goes to `on_note` and `on_round`.
 """
@@ -9,41 +8,38 @@ Progress goes to `on_note` and `on_round`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
-from fcntl import LOCK_EX, LOCK_NB, flock
 from itertools import islice, product
 from pathlib import Path
 
-from trtla.console import Progress, Stages, silent
+from trtla.console import Progress, Stages, counted, silent
 from trtla.data.prompt_sets import Ids, PromptSet, batches, fit
 from trtla.errors import UsageError
-from trtla.extras.bench.ablation_arms import resolved
+from trtla.extras.bench.appending import Appending
 from trtla.extras.bench.bandwidth import read_bandwidth
-from trtla.extras.bench.documents import Decoding, MeasuredCell
-from trtla.extras.bench.journal import Measurements, engine_facts, fingerprint
-from trtla.extras.bench.kept import JournalledTurns
+from trtla.extras.bench.decoding_table import DecodingTable
+from trtla.extras.bench.documents import MeasuredCell
+from trtla.extras.bench.keys import engine_facts
 from trtla.extras.bench.opened import OpenedModel, Setup
 from trtla.extras.bench.peers import HUGGING_FACE, LLAMA_CPP, gguf_of
-from trtla.extras.bench.rounds import Watch, decodings, rounds_of, together
+from trtla.extras.bench.rounds import Watch, rounds_of, together
 from trtla.extras.bench.scores import TextScores
+from trtla.extras.bench.summary import summary
 from trtla.extras.bench.ways import Way
-from trtla.files import user_cache
 from trtla.formats.config import DTYPE_BYTES
+from trtla.formats.gguf.folder import model_name
 from trtla.formats.gguf.header import is_gguf
 from trtla.formats.support import plain_bytes
 from trtla.llm.llm import LLM
+from trtla.machine import cpu, look
 from trtla.measuring.arms import Arm, Note
 from trtla.measuring.hardware import Hardware
 from trtla.measuring.turns import (
     Batch,
     CellRuns,
-    Kept,
     OnRound,
-    Score,
     Work,
     measure,
-    no_scores,
     rows,
 )
 from trtla.results.rows import Cell, Row
@@ -56,15 +52,15 @@ from trtla.settings.lookahead import LookaheadConfig, check_request
 from trtla.settings.sampling import Filters
 
 _WARM_UP_TOKENS = 8
-_OF_CELLS = ("device", "dtype", "threads")
-"""Executor options that are part of a cell; kept turns depend on the others as well."""
+_NOT_IN_KEYS = ("device", "dtype", "threads", "lookahead", "draft_models", "drafter")
+"""Executor options that are part of a cell or of an arm; decodings depend on the others as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep(Setup):
     """Settings of a benchmark: every combination of the lists is a cell.
 
-    In an ablation round i has seed + i, arms warm up on a few tokens, and texts are scored.
+    With an output round i has seed + i, arms warm up on a few tokens, and texts are scored.
     """
 
     ways: tuple[Way, ...]
@@ -77,8 +73,8 @@ class Sweep(Setup):
     """Empty: the prompts' own lengths."""
     filters: tuple[Filters, ...]
     rounds: int
-    ablation: Path | None = None
-    """The file that keeps an ablation's turns; None: it is none."""
+    output: Path | None = None
+    """The table of decodings; None: there is none."""
 
 
 @dataclass(slots=True)
@@ -88,8 +84,8 @@ class Results:
     rows: list[Row] = field(default_factory=list)
     cells: list[MeasuredCell] = field(default_factory=list)
     executors: list[str] = field(default_factory=list)
-    decodings: list[Decoding] = field(default_factory=list)
-    """An ablation's decodings."""
+    bandwidth: dict[int, float] = field(default_factory=dict)
+    """Bytes a second that the machine reads, by number of threads."""
 
 
 def run_sweep(
@@ -100,7 +96,6 @@ def run_sweep(
     Args:
         results: is filled, and returned. An interrupt leaves the rows of whole rounds there.
     """
-    journals = list[Measurements]()
     for name, dtype in product(sweep.devices, sweep.dtypes):
         device, bandwidth = resolve_device(name), dict[int, float]()
         for count in sweep.threads or (num_threads(),):
@@ -110,12 +105,8 @@ def run_sweep(
             if not llm.is_leader:
                 return None
             bench = _OpenedBench(sweep, llm, device, dtype, on_note)
-            journals += [bench.journal] if bench.journal and sweep.ablation is None else []
-            with bench.locked, stages("bench", "decodings") as progress:
+            with stages("bench", "decodings") as progress:
                 bench.run(results, bandwidth, on_round, progress)
-    for journal in journals:
-        with suppress(OSError):
-            journal.path.unlink()
     return results
 
 
@@ -125,28 +116,9 @@ class _OpenedBench:
         self._wanted_dtype = dtype
         self._check_temperatures()
         self._opened = OpenedModel(llm, sweep, device, dtype)
-        self.locked = ExitStack()
-        """Keeps the journal for this process."""
-        self.journal = self._open_journal(sweep.ablation)
         self._arms = self._make_arms()
         self._prompts: dict[tuple[str, Filters], list[Ids]] = {}
         self._references: dict[Ids, str] = {}
-
-    def _open_journal(self, path: Path | None) -> Measurements | None:
-        names = (name for name in declared(ExecutorOptions) if name not in _OF_CELLS)
-        options = {name: getattr(self._sweep.options, name) for name in names}
-        facts = {"engine": engine_facts(self._llm.engine), "options": options}
-        more = {"model": self._sweep.model, "ends": self._sweep.ignore_eos}
-        key = fingerprint({**facts, **more})
-        if path is not None:
-            return Measurements(path, key, "--output")
-        path = user_cache() / f"trtla-bench-{key}.jsonl"
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            flock(self.locked.enter_context(path.open("a")), LOCK_EX | LOCK_NB)
-        except OSError:  # nothing can be kept, or the same benchmark is running
-            return None
-        return Measurements(path, key, "XDG_CACHE_HOME")
 
     def _check_temperatures(self) -> None:
         hot = max(filters.temperature for filters in self._sweep.filters)
@@ -164,7 +136,7 @@ class _OpenedBench:
                 check_request(way.lookahead, limit, "--lookahead", self._llm.limits.larger_triples)
             elif limit.is_autoregressive and way.drafter == LOOKAHEAD:
                 continue  # auto is then plain decoding, the first arm
-            arms.append((resolved(way, limit) if self._sweep.ablation else way).arm(self._llm))
+            arms.append(way.arm(self._llm))
         peers = {arm.name: arm for arm in (*self._hugging_face_arms(), *self._llama_cpp_arms())}
         distinct = {arm.key: arm for arm in arms}
         return [*distinct.values(), *(peers[name] for name in self._sweep.peers)]
@@ -197,6 +169,7 @@ class _OpenedBench:
         self, results: Results, bandwidth: dict[int, float], on_round: OnRound, progress: Progress
     ) -> None:
         results.executors.append(self._llm.description)
+        results.bandwidth |= bandwidth
         number = DTYPE_BYTES[self._opened.dtype]
         size = plain_bytes(self._opened.checkpoint, number)  # peers have no FP8
         hardware = {count: Hardware(size, speed) for count, speed in bandwidth.items()}
@@ -204,30 +177,10 @@ class _OpenedBench:
         watch = Watch(
             {arm.label: self._decodings(arm, cells) for arm in self._arms}, progress, self._on_note
         )
-        kept, all_runs = JournalledTurns(self.journal) if self.journal else Kept(), list[CellRuns]()
-        self._note_kept(kept, cells)
-        latest: list[CellRuns] = []
-
-        def saw_round(runs: CellRuns, number: int) -> None:
-            latest[:] = [replace(runs, turns=list(runs.turns))]
-            on_round(runs, number)
-
-        try:
-            self._measure(cells, hardware, saw_round, watch, kept, all_runs, results)
-        except KeyboardInterrupt:
-            for runs in latest:
-                if runs.cell not in [known.cell for known in all_runs]:
-                    all_runs.append(runs)
-                    speed = hardware[runs.cell.threads]
-                    results.cells.append(_describe(runs, speed, dict(cells)[runs.cell]))
-            self._add_rows(results, all_runs, hardware, no_scores)
-            raise
-        score = no_scores
-        if self._sweep.ablation and self.journal is not None:
-            score = TextScores(self._opened, self._references, self.journal).of
-            for measured in all_runs:
-                results.decodings += decodings(measured, hardware[measured.cell.threads], score)
-        self._add_rows(results, all_runs, hardware, score)
+        if self._sweep.output is None:
+            self._measure(cells, hardware, on_round, watch, results)
+        else:
+            self._append(cells, hardware, watch, results, self._sweep.output)
 
     def _measure(
         self,
@@ -235,37 +188,88 @@ class _OpenedBench:
         hardware: Mapping[int, Hardware],
         on_round: OnRound,
         watch: Watch,
-        kept: Kept,
-        all_runs: list[CellRuns],
         results: Results,
     ) -> None:
-        """Measure the cells one after another, into `all_runs` and `results.cells`."""
-        for cell, prompts in cells:
-            set_threads(cell.threads)
-            arms = [arm for arm in self._arms if arm.takes(cell.batch_size)]
-            for arm in self._arms:
-                if arm not in arms:
-                    self._on_note(f"{arm.name} does not take batches of {cell.batch_size}")
-            work = self._batches(cell, prompts)
-            first = self._short(work[0].work) if self._sweep.ablation else None
-            measured = measure(cell, arms, work, on_round, watch.saw, first=first, kept=kept)
-            all_runs.append(measured)
-            results.cells.append(_describe(measured, hardware[cell.threads], prompts))
+        """Measure the cells one after another; an interrupt leaves the rounds that were whole."""
+        all_runs: list[CellRuns] = []
+        latest: list[CellRuns] = []
+
+        def saw_round(runs: CellRuns, number: int) -> None:
+            latest[:] = [replace(runs, turns=list(runs.turns))]
+            on_round(runs, number)
+
+        try:
+            for cell, prompts in cells:
+                set_threads(cell.threads)
+                work = self._batches(cell, prompts)
+                arms = self._taking(cell)
+                all_runs.append(measure(cell, arms, work, saw_round, watch.saw))
+                latest.clear()
+        finally:
+            for runs in [*all_runs, *latest]:
+                speed = hardware[runs.cell.threads]
+                results.cells.append(_describe(runs, speed, dict(cells)[runs.cell]))
+            self._add_rows(results, [*all_runs, *latest], hardware)
+
+    def _append(
+        self,
+        cells: Sequence[tuple[Cell, list[Ids]]],
+        hardware: Mapping[int, Hardware],
+        watch: Watch,
+        results: Results,
+        output: Path,
+    ) -> None:
+        """Measure what the table lacks; an interrupt leaves the rows of whole turns."""
+        table = DecodingTable(output)
+        appending = Appending(table, *self._facts())
+        score = TextScores(self._opened, self._references).of
+        work = [(cell, self._batches(cell, prompts), self._taking(cell)) for cell, prompts in cells]
+        whole = sum(len(batches) * len(arms) for _, batches, arms in work)
+        if count := sum(appending.present(*each) for each in work):
+            self._on_note(f"{count} of {whole} decodings are in {output}")
+        try:
+            for cell, batches, arms in work:
+                set_threads(cell.threads)
+                first, speed = self._short(batches[0].work), hardware[cell.threads]
+                appending.measure(cell, arms, batches, first, speed, score, watch)
+        finally:
+            results.rows += summary(appending.rows())
+
+    def _facts(self) -> tuple[dict[str, object], dict[str, object], dict[str, str]]:
+        """Return the circumstances of all decodings, those of peers, and columns of the table."""
+        sweep, found = self._sweep, look()
+        names = (name for name in declared(ExecutorOptions) if name not in _NOT_IN_KEYS)
+        gpus = [gpu.name for gpu in found.gpus] if self._opened.device.type == "cuda" else []
+        machine = ", ".join([f"{cpu().model}, {counted(cpu().cores, 'core')}", *gpus])
+        facts = {
+            "machine": machine,
+            "engine": engine_facts(self._llm.engine),
+            "options": {name: getattr(sweep.options, name) for name in names},
+            "ends": sweep.ignore_eos,
+        }
+        peers: dict[str, object] = {"folder": sweep.hf_model_dir, "assistant": sweep.assistant_dir}
+        return facts, peers, {"machine": machine, "model": model_name(sweep.model)}
+
+    def _taking(self, cell: Cell) -> list[Arm]:
+        """Return the arms that take the cell's batches, with a note for each other one."""
+        for arm in self._arms:
+            if not arm.takes(cell.batch_size):
+                self._on_note(f"{arm.name} does not take batches of {cell.batch_size}")
+        return [arm for arm in self._arms if arm.takes(cell.batch_size)]
 
     def _add_rows(
         self,
         results: Results,
         all_runs: Sequence[CellRuns],
         hardware: Mapping[int, Hardware],
-        score: Score,
     ) -> None:
         for measured in (*all_runs, *together(all_runs)):
-            results.rows += rows(measured, hardware[measured.cell.threads], score)
+            results.rows += rows(measured, hardware[measured.cell.threads])
 
     def _batches(self, cell: Cell, prompts: Sequence[Ids]) -> list[Batch]:
         filters = Filters(cell.temperature, cell.top_k, cell.top_p)
         sampling = replace(self._sweep.sampling, **filters._asdict())
-        work, reseed = batches(prompts, cell.batch_size), self._sweep.ablation is not None
+        work, reseed = batches(prompts, cell.batch_size), self._sweep.output is not None
         return rounds_of(work, sampling, self._sweep.rounds, reseed=reseed)
 
     @staticmethod
@@ -273,16 +277,6 @@ class _OpenedBench:
         prompts, sampling = work
         most = min(_WARM_UP_TOKENS, sampling[0].max_output_len)
         return prompts, [replace(params, max_output_len=most) for params in sampling]
-
-    def _note_kept(self, kept: Kept, cells: Sequence[tuple[Cell, list[Ids]]]) -> None:
-        turns = [
-            kept.has(cell, batch, self._arms)
-            for cell, prompts in cells
-            for batch in self._batches(cell, prompts)
-        ]
-        if count := sum(turns) * len(self._arms):
-            all_of_them = len(turns) * len(self._arms)
-            self._on_note(f"{count} of {all_of_them} decodings are kept from before")
 
     def _decodings(self, arm: Arm, cells: Sequence[tuple[Cell, list[Ids]]]) -> int:
         """Count the batches that an arm decodes, with one in each cell that warms it up."""
