@@ -26,7 +26,6 @@ class Shown:
     texts: list[str] = field(default_factory=list)
     steps: list[tuple[int, int, tuple[str, str, str]]] = field(default_factory=list)
     live: list[str] = field(default_factory=list)
-    compared: list[tuple[Sequence[str], Sequence[Reply]]] = field(default_factory=list)
     cleared: int = 0
     answers: list[Reply] = field(default_factory=list)
 
@@ -58,9 +57,6 @@ class Recorder(Printer):
 
     def step(self, number: int, accepted: int, texts: tuple[str, str, str]) -> None:
         self.shown.steps.append((number, accepted, texts))
-
-    def compare(self, sides: Sequence[str], replies: Sequence[Reply]) -> None:
-        self.shown.compared.append((sides, replies))
 
 
 class RecordedSession(Session):

@@ -129,11 +129,10 @@ def test_the_last_chats_model_is_opened_again(
 
 
 def test_draft_models_can_be_chosen_while_chatting(engine: Path) -> None:
-    lines = f"/length 4\n/drafter draft:{engine}\nab\n/compare drafter none | gamma 2\n"
+    lines = f"/length 4\n/drafter draft:{engine}\nab\n/drafter none\n/retry\n"
     ran = chat(engine, "--draft-model", str(engine), lines=lines)
     assert ran.code == 0, ran.err
     assert "error" not in ran.err
-    assert "the texts are equal" in ran.out
 
 
 _SLOW = """

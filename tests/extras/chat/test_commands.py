@@ -16,7 +16,6 @@ from trtla.extras.chat.slash_commands import (
     find,
     help_text,
     one_line,
-    read_side,
     split,
 )
 from trtla.extras.chat.values import Known
@@ -35,7 +34,7 @@ REFERENCE = [
 OURS = [
     *("lookahead", "system"),
     *("json_schema", "regex", "grammar"),
-    *("exit", "retry", "undo", "stats", "save", "load", "reset", "compare", "colors"),
+    *("exit", "retry", "undo", "stats", "save", "load", "reset", "colors"),
 ]
 HIDDEN = {
     "length": "max_output_len", "egag_gamma_min": "gamma_min", "egag_gamma_max": "gamma_max",
@@ -279,10 +278,6 @@ def test_completion_knows_values():
     assert completed("/processor topk", known) == [
         "/processor topk 0.8 40", "/processor topknucleus 0.8 40 0.9",
     ]  # fmt: skip
-    assert completed("/compare look", known) == ["/compare lookahead"]
-    assert completed("/compare lookahead 5,5,5 | drafter pro", known) == [
-        "/compare lookahead 5,5,5 | drafter prompt-lookup"
-    ]
 
 
 def test_completion_lists_files(tmp_path, monkeypatch):
@@ -291,22 +286,6 @@ def test_completion_lists_files(tmp_path, monkeypatch):
     (tmp_path / "old").mkdir()
     assert completed("/load ") == ["/load chat.json", "/load old/"]
     assert completed(f"/load {tmp_path}/ch") == [f"/load {tmp_path}/chat.json"]
-
-
-def test_a_side_names_what_drafts_there():
-    by_ngrams = changed(ChatSettings(), {"drafter.drafter": ("ngram",)})
-    assert read_side("lookahead 3,3,3", by_ngrams).drafter.drafter == ("lookahead",)
-    adaptive = changed(ChatSettings(), {"lookahead": "auto"})
-    assert read_side("drafter ngram; gamma 8", adaptive).lookahead == "auto"
-    assert read_side("drafter ngram; gamma 8", adaptive).drafter.gamma == 8
-    off = changed(ChatSettings(), {"speculative": False})
-    assert read_side("gamma 8", off).speculative
-
-
-@pytest.mark.parametrize("side", ["stats", "save x", "gamma", "egag", "gamma x", ";", "gamma 3;"])
-def test_a_side_must_be_settings(side):
-    with pytest.raises(UsageError):
-        read_side(side, ChatSettings())
 
 
 def test_the_chat_has_a_command_for_each() -> None:

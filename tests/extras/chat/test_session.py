@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from itertools import groupby
 
 import pytest
 from hypothesis import given
@@ -16,7 +15,6 @@ from trtla import LLM, SamplingParams
 from trtla.errors import UsageError
 from trtla.extras.chat.conversation import Turn
 from trtla.extras.chat.model import ChatModel, Reply, Tally, rejected_tail
-from trtla.extras.chat.printer import verdict
 from trtla.extras.chat.settings import ChatSettings, changed
 from trtla.extras.chat.slash_commands import TABLE
 from trtla.llm.templates import ChatTemplate
@@ -90,45 +88,6 @@ def test_target_and_ngram_decode_again_and_compare(session):
     assert "the same text" in ngrams
     assert len(session.turns) == 1
     assert session.total.answers == 1
-
-
-def test_compare_answers_the_last_message_twice(session):
-    lines(session, ASK)
-    shown = lines(session, "/compare lookahead 7,7,7 | drafter prompt-lookup; gamma 8")
-    ((sides, replies),) = shown.compared
-    assert sides == ("lookahead 7,7,7", "drafter prompt-lookup; gamma 8")
-    (answer,) = answers(session, "/reset", ASK)
-    assert replies[0].ids == replies[1].ids == answer.ids
-    assert "the texts are equal" in verdict(*replies)
-    named = (text.partition(": ")[0] for text in shown.live)
-    assert [name for name, _ in groupby(named)] == [sides[0], sides[1], sides[0]]  # A B B A
-
-
-def test_compare_copies_neither_the_answer_just_given_nor_side_a(session):
-    lines(session, ASK)
-    shown = lines(session, "/compare lookahead auto | lookahead auto; gamma 3")
-    ((_, replies),) = shown.compared
-    assert {reply.ids for reply in replies} == {session.turns[0].answer_ids}
-    for reply in replies:
-        assert not reply.sources.get("requests")  # "agreement" may be its own text and a row
-    assert [reply.tally.reused_tokens for reply in replies] == [0, 0]
-
-
-def test_compare_says_where_texts_differ(session):
-    lines(session, ASK)
-    shown = lines(session, "/compare processor greedy | processor multinomial 2; seed 5")
-    assert "the texts differ from token " in verdict(*shown.compared[0][1])
-
-
-def test_compare_refuses_and_changes_nothing(session):
-    before = session.settings
-    assert "say something first" in refusal(session, "/compare gamma 3 | gamma 4")
-    lines(session, ASK)
-    assert "two settings with | between" in refusal(session, "/compare gamma 3")
-    assert "changes no setting" in refusal(session, "/compare stats | gamma 4")
-    assert "such as /compare lookahead auto" in refusal(session, "/compare auto | none")
-    assert "more than the default triple" in refusal(session, "/compare lookahead 9,9,9 | gamma 4")
-    assert session.settings == before
 
 
 def test_a_grammar_that_cannot_be_used_is_refused_where_it_is_given(session):

@@ -58,18 +58,6 @@ def test_control_characters_are_harmless() -> None:
 
 
 @pytest.mark.parametrize("color", ["always", "never"])
-def test_a_compared_text_keeps_its_colours(
-    session: Session, llm: LLM, capsys: pytest.CaptureFixture[str], color: str
-) -> None:
-    chat = Session(llm, session.settings, Printer(Console(color=color)))
-    for line in ("/length 40", "Return the number of items.", "/compare lookahead 7,7,7 | gamma 3"):
-        chat.handle(line)
-    table = capsys.readouterr().out.partition("A: lookahead")[2]
-    assert ("\x1b[32m" in table) == (color == "always")
-    assert "the texts are equal; B is " in table
-
-
-@pytest.mark.parametrize("color", ["always", "never"])
 def test_accepted_tokens_are_tinted_by_source(
     tiny_llama: Path, capsys: pytest.CaptureFixture[str], color: str
 ) -> None:

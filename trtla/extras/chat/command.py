@@ -87,8 +87,7 @@ class ChatFlags(CorpusFlags):
         "trtla chat engine --system 'Answer in one sentence.'",
         "trtla chat engine --drafter ngram,lookahead --processor nucleus:0.8:0.9",
         "trtla chat engine --draft-model small-engine",
-        "printf '/max_output_len 64\\nOnce upon\\n/compare lookahead 7,7,7 | drafter ngram\\n' | "
-        "trtla chat engine",
+        "printf '/max_output_len 64\\nOnce upon\\n/stats\\n' | trtla chat engine",
     ],
 )
 @opt.engine_flags("Model", type=opt.PATH, required=False, show_default="that of the last chat")

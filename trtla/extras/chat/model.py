@@ -197,20 +197,18 @@ class ChatModel:
         show: Callable[[Chunk, Reply, tuple[int, ...]], bool],
         *,
         watch: bool = False,
-        private: bool = False,
     ) -> Reply:
         """Decode one prompt; the reply is `cancelled` if it was stopped.
 
         Args:
             show: gets each step, the reply so far, and the rejected draft tokens behind the
                 accepted ones (with `watch`, which engines with fixed triples ignore); True stops.
-            private: share neither K/V blocks nor drafts with other texts, if the engine can.
         """
         watch = watch and how.lookahead != "auto" and not self.limits.fixed_triples
         watcher = RecorderWatch(DraftRecorder) if watch else None
         chunks = self._llm.stream(
             [ids], how.sampling, how.lookahead, drafter=how.drafter, names=["the message"],
-            watch=watcher, private=private and not self.limits.shares_blocks,
+            watch=watcher,
         )  # fmt: skip
         silent = self.tokenizer.control_ids.union(how.sampling.stop_ids)
         tally = Tally(answers=1, prompt_tokens=len(ids))

@@ -12,8 +12,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from trtla.console import Console
-from trtla.extras.chat.model import Reply
-from trtla.results.metrics import first_difference
 
 if TYPE_CHECKING:
     from trtla.llm.llm import Piece
@@ -81,51 +79,6 @@ class Printer:
         shown = ", ".join(style(f"{name} {count}", fg=_SOURCES[name]) for name, count in counts)
         if shown:
             self._console.out(f"accepted by source: {shown}")
-
-    def compare(self, sides: Sequence[str], replies: Sequence[Reply]) -> None:
-        from rich import box
-        from rich.console import Console as RichConsole
-        from rich.table import Table
-        from rich.text import Text
-
-        coloured = self._console.colored
-        console = RichConsole(
-            width=self.width,
-            color_system="standard" if coloured else None,
-            force_terminal=coloured,
-            highlight=False,
-        )
-        table = Table(box=box.ROUNDED if coloured else box.ASCII, width=self.width)
-        table.add_column("")
-        for name, side in zip("AB", sides, strict=True):
-            table.add_column(Text(f"{name}: {side}"), ratio=1, overflow="fold")
-        texts = (
-            Text.assemble(
-                *(
-                    (self.clean(text), _ACCEPTED if accepted else "")
-                    for text, accepted in reply.pieces
-                )
-            )
-            for reply in replies
-        )
-        table.add_row("text", *texts, end_section=True)
-        tallies = [reply.tally for reply in replies]
-        table.add_row("tokens", *(str(tally.tokens) for tally in tallies))
-        table.add_row("steps", *(str(tally.steps) for tally in tallies))
-        table.add_row("tokens per step", *(f"{tally.tokens_per_step:.2f}" for tally in tallies))
-        table.add_row("tokens/s", *(f"{tally.tokens_per_s:.0f}" for tally in tallies))
-        console.print(table)
-        self._console.out(verdict(*replies))
-
-
-def verdict(left: Reply, right: Reply) -> str:
-    """Say whether two texts are equal, and which was faster."""
-    base = left.tally.tokens_per_s
-    speed = f"{right.tally.tokens_per_s / base:.2f}x" if base else "an unknown number of times"
-    if left.ids == right.ids:
-        return f"the texts are equal; B is {speed} as fast as A"
-    same = first_difference(left.ids, right.ids)
-    return f"the texts differ from token {same} on; B is {speed} as fast as A"
 
 
 def harmless(text: str) -> str:

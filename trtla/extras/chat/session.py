@@ -6,7 +6,6 @@ messages.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import shorten
@@ -18,7 +17,7 @@ from trtla.extras.chat.conversation import Fitted, Turn
 from trtla.extras.chat.model import ChatModel, Reply, Tally
 from trtla.extras.chat.printer import Printer
 from trtla.extras.chat.settings import Chat, ChatSettings, changed, load, save
-from trtla.extras.chat.slash_commands import ChatCommand, help_text, one_line, read_side, split
+from trtla.extras.chat.slash_commands import ChatCommand, help_text, one_line, split
 from trtla.extras.chat.values import TOGGLE, Known
 from trtla.settings.fields import check_text
 
@@ -33,8 +32,6 @@ _GREEDY = (
     "the answer would be the same: greedy takes the most probable tokens; /temperature 0.8 draws"
 )
 
-_TURNS, _LONG_S = (0, 1, 1, 0), 20.0
-"""The order of /compare's sides, and the time after which it does not run a second pair."""
 _SHOWN = 60  # columns of a message that is repeated
 
 
@@ -117,8 +114,6 @@ class Session:
                 self._save(value)
             case "load":
                 self._load(value)
-            case "compare":
-                self._compare(*value)
         return True
 
     def _set(self, command: ChatCommand, text: str) -> None:
@@ -196,16 +191,14 @@ class Session:
             cut = f"cut at {counted(most, 'token')}: /max_output_len allows more"
             self._printer.note(_FULL if len(reply.ids) < most else cut)
 
-    def _silently(
-        self, ids: tuple[int, ...], how: ChatSettings, name: str, *, private: bool = False
-    ) -> Reply | None:
+    def _silently(self, ids: tuple[int, ...], how: ChatSettings, name: str) -> Reply | None:
         """Decode a text without showing it; None if it was stopped."""
 
         def show(chunk: Chunk, reply: Reply, rejected: tuple[int, ...]) -> bool:
             self._live(reply, f"{name}: ")
             return self._stopped
 
-        reply = self._model.decode(ids, how, show, private=private)
+        reply = self._model.decode(ids, how, show)
         return None if reply.finish_reason == "cancelled" else reply
 
     def _baselines(self, ids: tuple[int, ...], answer: Reply, settings: ChatSettings) -> None:
@@ -218,29 +211,6 @@ class Session:
                 self._printer.note(f"{name} stopped")
                 return
             self._printer.out(_against(name, answer, other))
-
-    def _compare(self, *names: str) -> None:
-        """Compare two sides, both private: neither reuses the given answer, nor the other side.
-
-        They run in turns, and the faster run of each counts: the first runs are slow.
-        """
-        sides = [read_side(name, self.settings) for name in names]
-        for name, side in zip(names, sides, strict=True):
-            self._model.check(side, name)
-        message, past, start = self._last("compare on").message, self.turns[:-1], time.monotonic()
-        inputs = [self._model.fitted(past, message, side) for side in sides]
-        runs: tuple[list[Reply], list[Reply]] = ([], [])
-        for number, turn in enumerate(_TURNS):
-            if number == len(sides) and time.monotonic() - start > _LONG_S:
-                break
-            conversation, how = inputs[turn]
-            reply = self._silently(conversation.ids, how.for_answers, names[turn], private=True)
-            if reply is None:
-                self._printer.note("comparison stopped")
-                return
-            runs[turn].append(reply)
-        best = [max(side, key=lambda run: run.tally.tokens_per_s) for side in runs]
-        self._printer.compare(names, best)
 
     def _retry(self) -> None:
         turn, past = self._last("answer again"), self.turns[:-1]

@@ -7,7 +7,7 @@ that the session implements.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from textwrap import fill, shorten, wrap
 from typing import Any
 
@@ -17,8 +17,8 @@ from click.shell_completion import CompletionItem
 from trtla.errors import TrtlaError, UsageError, closest
 from trtla.extras.chat import values
 from trtla.extras.chat.settings import ChatSettings, changed, read
-from trtla.extras.chat.values import FILE, PAIR, TOGGLE, Known, Value
-from trtla.settings.drafting import LOOKAHEAD, DrafterSettings
+from trtla.extras.chat.values import FILE, TOGGLE, Known, Value
+from trtla.settings.drafting import DrafterSettings
 from trtla.settings.fields import declared, flag_name
 from trtla.settings.grammar import SETTINGS as GRAMMARS
 from trtla.settings.sampling import SamplingParams
@@ -131,11 +131,6 @@ TABLE = (
     ChatCommand("cache", "The K/V cache, which is always on here.", TOGGLE),
     ChatCommand("target", "Answer plainly too, and report the ratio.", TOGGLE, ("target",)),
     ChatCommand("ngram", "Answer with n-grams too, and report the ratio.", TOGGLE, ("ngram",)),
-    ChatCommand(
-        "compare",
-        "The last message with two settings, side by side.",
-        PAIR,
-    ),
     ChatCommand("debug", "Every step: accepted, rejected, the model's own.", TOGGLE, ("debug",)),
     ChatCommand(
         "colors", "Tint accepted tokens alike, or by source (auto).", values.COLORS, ("colors",)
@@ -161,7 +156,7 @@ BY_NAME: Mapping[str, ChatCommand] = {
 
 _EVERYDAY = (
     *("help", "quit", "clear", "reset", "retry", "undo", "system", "max_output_len"),
-    *("temperature", "seed", "lookahead", "drafter", "compare", "stats", "save", "load"),
+    *("temperature", "seed", "lookahead", "drafter", "stats", "save", "load"),
 )
 """Commands that /help lists: with the text below it they fit a screen of 24 lines."""
 _OTHERS = tuple(command.name for command in TABLE if command.name not in _EVERYDAY)
@@ -171,9 +166,7 @@ _MORE = (
 )
 _REST = (
     "All else is a message; // begins one with a slash. Toggles without a value toggle, other "
-    "settings show theirs. /compare runs both sides in turns, sharing nothing, and takes several "
-    "settings a side, ; between them and no slashes: "
-    "/compare lookahead 7,7,7 | drafter ngram; gamma 6"
+    "settings show theirs."
 )
 
 
@@ -205,34 +198,6 @@ def find(name: str) -> ChatCommand:
 
 def _plain(name: str) -> str:
     return name.lower().replace("-", "_")
-
-
-def _setting(text: str) -> tuple[ChatCommand, str]:
-    """Split one command of a side."""
-    try:
-        return split(text)
-    except UsageError as error:
-        example = "write settings, such as /compare lookahead auto | drafter ngram"
-        raise UsageError(error.message, f"{example}; {error.hint}") from None
-
-
-def read_side(text: str, settings: ChatSettings) -> ChatSettings:
-    """Return the settings after one side of /compare: commands with `;` between, slashes
-    optional."""
-    names, settings = set(), replace(settings, speculative=True)
-    for part in text.split(";"):
-        command, value = _setting(part)
-        if not command.paths:
-            raise UsageError(
-                f"/{command.name} changes no setting", "compare settings, such as lookahead 7,7,7"
-            )
-        if not value:
-            raise UsageError(f"{command.name} has no value", f"write {command.usage[1:]}")
-        settings = command.apply(value, settings)
-        names.add(command.name)
-    if "lookahead" in names and "drafter" not in names and not settings.drafter.uses_lookahead:
-        return changed(settings, {"drafter.drafter": LOOKAHEAD.drafter})  # so that it is used
-    return settings
 
 
 def help_text(now: ChatSettings, start: ChatSettings, *, whole: bool, width: int) -> str:
@@ -275,9 +240,6 @@ def _complete(text: str, names: Sequence[str], known: Known) -> tuple[str, list[
     command, typed = BY_NAME.get(_plain(name.lstrip("/"))), value.lstrip()
     if command is None or command.value is None:
         return "", []
-    if command.value is PAIR:  # complete the setting that is typed last
-        last = typed.replace(";", "|").rpartition("|")[2].lstrip()
-        return _complete(last, [candidate.name for candidate in TABLE if candidate.paths], known)
     offered = command.value.examples(known, typed)
     if command.value is not FILE:
         offered = _starting(offered, typed, part=command.value.list)

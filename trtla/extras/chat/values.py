@@ -107,16 +107,6 @@ def _files(known: Known, typed: str) -> list[str]:
     return [f"{path}/" if Path(path).is_dir() else path for path in paths]
 
 
-def _parse_pair(text: str) -> tuple[str, str]:
-    left, _, right = (part.strip() for part in text.partition("|"))
-    if not left or not right or "|" in right:
-        raise UsageError(
-            f"{text!r} is not two settings with | between",
-            "write lookahead 7,7,7 | drafter prompt-lookup",
-        )
-    return left, right
-
-
 _STATE = _choice(("on", "off"))
 TOGGLE = Value(
     "[on|off]",
@@ -177,8 +167,6 @@ NGRAM_STORAGE = Value(
 )
 """The kind and the order of n-grams."""
 FILE = Value("FILE", _parse_file, examples=_files)
-PAIR = Value("A | B", _parse_pair)
-"""Both sides as texts, each one or more commands with `;` between."""
 BIASES = _or_word(
     Value(
         "ID:BIAS,...", str, lambda pairs: ",".join(f"{token}:{number:g}" for token, number in pairs)
