@@ -45,10 +45,11 @@ INTERFACE = {
         "switch template_flags tokenizer_flag trtllm_flags"
     ),
     "cli.shared.params": (
-        "check_folder check_new_file refuse_filters source with_grammar with_processor"
+        "check_folder check_new_file flag_defaults refuse_filters source with_grammar "
+        "with_processor"
     ),
     "cli.shared.templates": "check_template check_texts",
-    "cli.shared.values": "DEVICES DURATION LOOKAHEAD NAMES TOKEN_COUNTS TOKENS",
+    "cli.shared.values": "DEVICES DURATION LOOKAHEAD TOKEN_COUNTS TOKENS",
     "console": "command_line Console counted duration Progress silent size Stages",
     "data.prompt_sets": "batches fit Ids load_sets PromptSet Question",
     "data.prompts": "gather",
@@ -94,11 +95,9 @@ INTERFACE = {
     "measuring.hugging_face": "HuggingFace load_causal",
     "measuring.summaries": "rouge ROUGE",
     "measuring.tables": "ALL_COLUMNS tables USUAL",
-    "measuring.turns": (
-        "alternate Batch CellRuns Kept measure no_scores OnRound rows Score Turn Work"
-    ),
-    "results.documents": "environment Figure Part SCHEMA_VERSION Triple",
-    "results.metrics": "first_difference too_short",
+    "measuring.turns": "alternate Batch CellRuns measure OnRound rows Score Turn Work",
+    "results.documents": "environment Figure Part SCHEMA_VERSION SourceRow Triple",
+    "results.metrics": "too_short total",
     "results.rows": "Cell Document Row Shares Summarize",
     "results.run": "result",
     "runtime.auto.fixed": "costs_are_fixed FIXED_COSTS new_policy",

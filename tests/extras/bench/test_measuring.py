@@ -283,7 +283,7 @@ def test_prompts_get_the_length_asked_for() -> None:
     assert fit(prompts, 2, 9) == [(2, 3), (4, 5)]
     assert fit(prompts, 5, 9) == [(4, 5, 1, 2, 3), (1, 2, 3, 4, 5)]
     assert fit([(1, 2)], 5, 9) == [(2, 1, 2, 1, 2)]
-    with pytest.raises(UsageError, match="prompt_len 10"):
+    with pytest.raises(UsageError, match="--prompt-len 10"):
         fit(prompts, 10, 9)
 
 
