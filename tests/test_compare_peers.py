@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.command import needs
+
+pytestmark = needs("bench")  # whose documents the script reads
+
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = ROOT / "trtla" / "assets" / "tiny-llama"
 SMALL = ["--clients", "1,2", "--turns", "1", "--num-prompts", "2", "--tokens", "4"]
