@@ -16,7 +16,10 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.command import needs
 from trtla.runtime.models.cuda_check import CudaPath
+
+pytestmark = needs("bench", "doctor")  # whose documents the script reads
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 

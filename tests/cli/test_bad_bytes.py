@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.command import ROOT, Ran, known, refused, trtla
+from tests.support.command import ROOT, Ran, known, needs, refused, trtla
 from tests.support.encoder_decoders import make_t5
 
 Commands = Callable[[Path], list[Ran]]
@@ -159,6 +159,7 @@ def test_stdin_that_is_no_utf8_is_refused(engine: Path) -> None:
     ("command", "code"),
     [("inspect {} >&-", 0), ("inspect {}/absent 2>&-", 2), ("run --engine-dir {} <&-", 2)],
 )
+@needs("inspect")
 def test_closed_streams_are_no_error(command: str, code: int, engine: Path) -> None:
     done = process(command.format(engine))
     assert done.returncode == code, done.stderr

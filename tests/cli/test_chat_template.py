@@ -327,6 +327,7 @@ def bench(model: Path, *args: str | Path) -> Ran:
     )  # fmt: skip
 
 
+@needs("bench")
 def test_bench_asks_spec_bench_in_the_template_and_texts_on_request(
     chat_model: Path, spec_bench: Path, tmp_path: Path
 ) -> None:

@@ -157,6 +157,7 @@ def bench(engine: Path, *args: str | Path) -> Ran:
     )  # fmt: skip
 
 
+@needs("bench")
 @pytest.mark.parametrize("needs_it", [False, True])
 def test_a_peer_of_bench_runs_without_the_code_of_its_folder_or_not_at_all(
     needs_it: bool, hostile: Callable[..., Path], marker: Path, model: Path

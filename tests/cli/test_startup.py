@@ -123,9 +123,8 @@ def test_a_broken_tokenizer_is_refused_with_its_reason(engine: Path, tmp_path: P
 
 @pytest.mark.parametrize("package", ["pydantic", "click"])
 def test_a_missing_package_is_named(package):
-    start = (
-        f"import sys; sys.modules['{package}'] = None; from trtla.cli import main; main(['doctor'])"
-    )
+    line = ["run", "-m", ".", "-p", "a"]
+    start = f"import sys; sys.modules['{package}'] = None; from trtla.cli import main; main({line})"
     command = [sys.executable, "-c", start]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
