@@ -77,7 +77,7 @@ setup_light() {
     fi
     "${PYTHON:-python3}" -m venv .venv-light || return 1
     setup_step "installing packages into .venv-light (once)" .venv-light/setup.log setup_pip .venv-light \
-        -e '.[serve]' hypothesis pytest pytest-timeout pytest-xdist || return 1
+        -e '.[serve]' httpx hypothesis pytest pytest-timeout pytest-xdist || return 1
     setup_stamp >.venv-light/trtla-made
 }
 
