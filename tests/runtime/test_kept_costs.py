@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("measured_costs", "own_cache")
 
 def taught(seconds=1.0):
     costs = StepCosts(shipped_costs(10**8, "Q4_1", CPU, integers=True))
-    for tokens in (1, 8):
+    for tokens in 3 * (1, 8):
         costs.record(tokens, 1, seconds)
     return costs
 

@@ -228,10 +228,35 @@ def test_more_tokens_never_cost_less_whatever_steps_took(steps, table):
         for one in (costs, again):
             row = [one.seconds(tokens, sequences) for tokens in range(sequences, 300)]
             assert row == pytest.approx(sorted(row), rel=1e-12)
-        if steps:
-            sizes = (sequences, 4 * sequences, 16 * sequences)
-            kept = [again.seconds(size, sequences) for size in sizes]
-            assert kept == pytest.approx([costs.seconds(size, sequences) for size in sizes])
+
+
+@pytest.mark.parametrize("sequences", [1, 3])
+def test_the_next_process_begins_with_what_several_steps_have_shown(sequences):
+    costs, sizes = StepCosts(FLAT), (sequences, 4 * sequences, 16 * sequences)
+    for _ in range(3):
+        for size in sizes:
+            costs.record(size, sequences, 1.2 * TRUE.seconds(size))
+    again = StepCosts(FLAT, costs.learnt())
+    for size in sizes:
+        assert again.seconds(size, sequences) == pytest.approx(costs.seconds(size, sequences))
+
+
+@pytest.mark.parametrize("times", [0, 3])
+def test_a_size_that_one_slow_step_made_dear_is_as_before_in_the_next_process(times):
+    """A short run feeds a size once or twice, and cannot find out that other work was to blame."""
+    costs = StepCosts(TRUE)
+    for _ in range(times):
+        for size in (1, 4):
+            costs.record(size, 1, 1.2 * TRUE.seconds(size))
+    before = costs.learnt()
+    busy = StepCosts(TRUE, before)
+    expected = [busy.seconds(size, 1) / busy.seconds(1, 1) for size in (2, 4, 8)]
+    for size, seconds in ((1, 0.02), (1, 0.02), (4, 0.2)):
+        busy.record(size, 1, seconds)
+    assert busy.seconds(4, 1) > 1.5 * busy.seconds(1, 1)
+    again = StepCosts(TRUE, busy.learnt())
+    found = [again.seconds(size, 1) / again.seconds(1, 1) for size in (2, 4, 8)]
+    assert found == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

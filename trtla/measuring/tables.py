@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, zip_longest
-from typing import TYPE_CHECKING
 
 from trtla.console import TableText, counted, markdown
 from trtla.console import cell as shown
@@ -12,10 +11,6 @@ from trtla.results.documents import SourceRow
 from trtla.results.metrics import too_short, total
 from trtla.results.rows import Row
 from trtla.settings.sampling import filters_text
-
-if TYPE_CHECKING:
-    pass
-
 
 ALL_COLUMNS = {
     "arm": "arm",

@@ -1,7 +1,7 @@
 """Sampling by name: greedy, multinomial, topk, nucleus, topknucleus over temperature, top-k, top-p.
 
 Names and the order of their values are those of earlier speculative-decoding demos. Torch-free;
-the filters themselves are in trtla.runtime.sampling.draw.draw.
+the filters themselves are in trtla.runtime.sampling.draw.
 """
 
 from __future__ import annotations

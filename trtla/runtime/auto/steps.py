@@ -133,6 +133,10 @@ class _Prices:
         """Steps at which knots were last fed; None: the price was never learnt."""
         self._fed = [0] * len(_KNOTS)
         """Steps of these sizes since their prices were unknown."""
+        self._taught = [0] * len(_KNOTS)
+        """Steps of this process that have changed a price."""
+        self._kept: dict[int, float] = {}
+        """Prices of an earlier process by knot."""
         self._plain = self._moved = 0.0
         """Logarithm of the machine's factor, and the part that steps with drafts have added."""
         self._last: _Place = _Place(0, 0.0)
@@ -212,6 +216,7 @@ class _Prices:
             if self._seen[knot] is None:
                 self._terms = []
             self._price[knot], self._seen[knot] = price, self.steps
+            self._taught[knot] += 1
         self._refresh()
 
     def _stepped(self) -> None:
@@ -242,10 +247,15 @@ class _Prices:
         return nearest, [float(knot > known[-1] + _AHEAD) for knot in knots]
 
     def learnt(self) -> dict[str, Any]:
+        """Return what a later process begins with. A price that fewer than `_NEW` steps have
+        changed is as before: one slow step would stop all drafts of the short runs after it."""
         prices = {
-            str(_KNOTS[i]): self._price[i] for i, seen in enumerate(self._seen) if seen is not None
+            str(size): self._kept.get(knot) if 0 < self._taught[knot] < _NEW else self._price[knot]
+            for knot, size in enumerate(_KNOTS)
+            if self._seen[knot] is not None
         }
-        return {"plain": self._plain, "prices": prices}
+        known = {size: price for size, price in prices.items() if price is not None}
+        return {"plain": self._plain, "prices": known}
 
     def _read(self, learnt: object) -> None:
         if not isinstance(learnt, Mapping) or not isinstance(learnt.get("prices"), Mapping):
@@ -256,6 +266,7 @@ class _Prices:
             most = max(1.0, _MOST_EXTRA * (size - 1) / self._unit[knot]) if knot else 0.0
             if 0.0 <= price <= most:
                 self._price[knot], self._seen[knot] = price, -_REMEMBERED
+                self._kept[knot] = price
 
 
 def _gained(ratio: float, up: float, down: float, clip: float = _CLIP) -> float:
