@@ -97,8 +97,12 @@ def test_bench_has_no_arm_of_lookahead_that_is_plain_decoding(plain: Path) -> No
 
 @needs("bench")
 def test_an_ablation_leaves_out_what_would_draft_nothing(plain: Path, tmp_path: Path) -> None:
-    ask = ("--arms", "lookahead,lookahead-auto,nasd", "--input-text", "abcabc", "-n", "8")
-    out = ("--output", tmp_path / "rows.csv", "--processor", "greedy", "--json")
-    ran = trtla("bench", "--ablation", plain, *ask, *out)
+    arms, prompts = tmp_path / "arms.yaml", tmp_path / "prompts.txt"
+    prompts.write_text("abcabc\n")
+    arms.write_text(
+        "arms: [{drafter: lookahead}, {lookahead: auto}, {name: nasd, drafter: ngram}]\n"
+    )
+    ask = ("--arms", arms, "--prompts", prompts, "-n", "8", "--rounds", "1")
+    ran = trtla("bench", plain, *ask, "--temperature", "0", "--json")
     assert ran.err.count(NOTE) == 1, ran.err
     assert [row["arm"] for row in ran.json["rows"]] == ["ar", "nasd"]
