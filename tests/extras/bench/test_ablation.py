@@ -21,7 +21,9 @@ from tests.support.command import ROOT, Ran, holding, refused, trtla
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.cli.app import execute
 from trtla.data.prompt_sets import Ids, load_sets
+from trtla.errors import UsageError
 from trtla.extras.bench.arms import ABLATION
+from trtla.extras.bench.decoding_table import DecodingTable, check_decodings
 from trtla.extras.bench.documents import Decoding
 from trtla.measuring.arms import EngineArm
 
@@ -212,6 +214,38 @@ def test_what_the_table_has_is_not_decoded_again(
     other = ablation(model, path, "--categories", "code", "--processor", "greedy", "--rounds", "1")
     assert other.code == 0, other.err
     assert [row["machine"] for row in read(path)][64:] == ["x, 9 cores"] * 8
+
+
+def test_one_run_at_a_time_appends_to_a_table(table: Path, tmp_path: Path) -> None:
+    path, text = tmp_path / "results.csv", table.read_bytes()
+    half = text[:-40]
+    path.write_bytes(half)
+    with DecodingTable(path) as first:
+        whole, wanted = path.read_bytes(), len(first.rows)
+        with pytest.raises(UsageError, match=f"another run appends to {path}"):
+            DecodingTable(path)
+        path.write_bytes(half)  # the first run writes a row
+        check_decodings(path)
+        assert path.read_bytes() == half
+    assert whole == half[: half.rfind(b"\n") + 1]
+    with DecodingTable(path) as again:
+        assert len(again.rows) == wanted
+
+
+@pytest.mark.parametrize("start", ["\ufeff", "", "half a header"])
+def test_a_half_line_is_cut_off_to_the_byte(table: Path, tmp_path: Path, start: str) -> None:
+    path, text = tmp_path / "results.csv", table.read_text()
+    row = next(csv.DictReader(text.splitlines()))
+    lines = text.splitlines()[:2]
+    whole = "".join(f"{line}\r\n" for line in lines).encode("utf-8-sig" if start else "utf-8")
+    whole = b"" if "half" in start else whole
+    path.write_bytes(whole + (text[:20].encode() if not whole else "é".encode()[:1]))
+    with DecodingTable(path) as found:
+        assert list(found.rows) == [row["key"]][: len(whole)]
+        assert path.read_bytes() == whole
+        found.append([Decoding.model_validate({k: x for k, x in row.items() if x})])
+    with DecodingTable(path) as found:
+        assert list(found.rows) == [row["key"]]
 
 
 @pytest.mark.deep

@@ -113,7 +113,7 @@ def bench(console: Console, /, **values: Any) -> None:
 
 def _check(console: Console, flags: BenchFlags) -> Sweep:
     from trtla.data.prompt_sets import load_sets
-    from trtla.extras.bench.decoding_table import read_decodings
+    from trtla.extras.bench.decoding_table import check_decodings
 
     check_choices("--dtype", flags.dtype, DTYPES)
     check_choices("--compare", flags.compare, PEERS)
@@ -123,7 +123,7 @@ def _check(console: Console, flags: BenchFlags) -> Sweep:
     arms = _listed(console, flags)
     if flags.output is not None:
         check_folder(Path(flags.output), "--output")
-        read_decodings(Path(flags.output))
+        check_decodings(Path(flags.output))
     lookahead = _lookahead(flags, arms)
     check_batch_size(flags.engine_dir, max(flags.batch_size))
     check_length(flags.engine_dir, flags.options.max_seq_len)

@@ -220,20 +220,20 @@ class _OpenedBench:
         output: Path,
     ) -> None:
         """Measure what the table lacks; an interrupt leaves the rows of whole turns."""
-        table = DecodingTable(output)
-        appending = Appending(table, *self._facts())
         score = TextScores(self._opened, self._references).of
         work = [(cell, self._batches(cell, prompts), self._taking(cell)) for cell, prompts in cells]
         whole = sum(len(batches) * len(arms) for _, batches, arms in work)
-        if count := sum(appending.present(*each) for each in work):
-            self._on_note(f"{count} of {whole} decodings are in {output}")
-        try:
-            for cell, batches, arms in work:
-                set_threads(cell.threads)
-                first, speed = self._short(batches[0].work), hardware[cell.threads]
-                appending.measure(cell, arms, batches, first, speed, score, watch)
-        finally:
-            results.rows += summary(appending.rows())
+        with DecodingTable(output) as table:
+            appending = Appending(table, *self._facts())
+            if count := sum(appending.present(*each) for each in work):
+                self._on_note(f"{count} of {whole} decodings are in {output}")
+            try:
+                for cell, batches, arms in work:
+                    set_threads(cell.threads)
+                    first, speed = self._short(batches[0].work), hardware[cell.threads]
+                    appending.measure(cell, arms, batches, first, speed, score, watch)
+            finally:
+                results.rows += summary(appending.rows())
 
     def _facts(self) -> tuple[dict[str, object], dict[str, object], dict[str, str]]:
         """Return the circumstances of all decodings, those of peers, and columns of the table."""
