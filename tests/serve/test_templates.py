@@ -12,6 +12,8 @@ import pytest
 from tests.support.chat_templates import CHATML, LLAMA_3, NO_SYSTEM, with_template
 from tests.support.served import SHIPPED, SHORT, refused, server_process, serving, until
 from trtla import LLM
+from trtla.api.errors import refused as api_error
+from trtla.errors import UsageError
 from trtla.llm.text import Tokenizer
 
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
@@ -55,6 +57,16 @@ def test_a_template_that_fails_costs_one_request(tmp_path, template, said):
             assert said in refused(served.chat(messages=HELLO, max_tokens=1), 400, "messages")
         assert served.complete(**SHORT).status_code == 200
         assert served.http.get("/health").status_code == 200
+
+
+def test_a_refused_conversation_is_sent_where_a_client_can_go(tmp_path):
+    tokenizer = Tokenizer(with_template(SHIPPED, tmp_path, SAYING))
+    with pytest.raises(UsageError) as caught:
+        tokenizer.prompt_ids(HELLO)
+    error = caught.value
+    assert api_error(error, "messages").message.endswith("or go without: /v1/completions")
+    assert str(error).endswith("or go without: chat=False")
+    assert error.hint.endswith("or go without: --no-chat")
 
 
 @pytest.mark.deep

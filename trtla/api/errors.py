@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trtla.errors import PromptTooLong, RendererLost, TrtlaError, UsageError
+from trtla.errors import PromptTooLong, RendererLost, TrtlaError, UsageError, flag_name
 
 _TYPES = {
     401: "authentication_error",
@@ -54,6 +54,10 @@ class ApiError(Exception):
         return {"error": fields}
 
 
+_INSTEAD = {"no_chat": "/v1/completions"}
+"""What clients have in place of a flag that no server has."""
+
+
 def _field(setting: str) -> str:
     return _FIELDS.get(setting, setting)
 
@@ -72,7 +76,7 @@ def refused(error: TrtlaError, param: str | None = None) -> ApiError:
         error.spelt(_field, _field),
     )
     if error.setting is None:
-        message, hint = error.message, error.hint
+        message, hint = error.spelt(lambda name: _INSTEAD.get(name, flag_name(name)))
     else:
         param = _field(error.setting)
         if not error.advises(error.setting) or any(word in (hint or "") for word in ("--", "LLM(")):

@@ -32,10 +32,7 @@ from trtla.settings.tool_calls import as_object, as_text, with_arguments
 
 _END = "\U0010fffe"
 """A code point that no text may have, behind a text that goes on."""
-_TAKES = (
-    "give messages that it takes, correct it, or go without: "
-    f"{named('no_chat')}, in a chat /chat off"
-)
+_TAKES = f"give messages that it takes, correct it, or go without: {named('no_chat')}"
 _RULES, _QUESTION, _ANSWER = (
     {"role": role, "content": f"trial{role}"} for role in ("system", "user", "assistant")
 )

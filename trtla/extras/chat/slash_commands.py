@@ -261,7 +261,10 @@ def one_line(error: TrtlaError) -> str:
     """Format an error for the chat: flags in its hint become commands if there are such."""
 
     def spell(name: str) -> str:
-        return f"/{name}" if name in BY_NAME else flag_name(name)
+        on = name.removeprefix("no_")
+        if on in BY_NAME:
+            return f"/{on}" if on == name else f"/{on} off"
+        return flag_name(name)
 
     message, hint = error.spelt(spell, start=flag_name)
     return " ".join(f"{message}{'; ' if hint else ''}{hint or ''}".split())
