@@ -93,7 +93,7 @@ INTERFACE = {
     "measuring.encoding": "Encoder prompt_room take_tokenizer",
     "measuring.hardware": "Hardware",
     "measuring.hugging_face": "HuggingFace load_causal",
-    "measuring.summaries": "rouge ROUGE",
+    "measuring.summaries": "ROUGE rouge",
     "measuring.tables": "ALL_COLUMNS tables USUAL",
     "measuring.turns": "alternate Batch CellRuns measure OnRound rows Score Turn Work",
     "results.documents": "environment Figure Part SCHEMA_VERSION SourceRow Triple",
@@ -125,7 +125,7 @@ INTERFACE = {
         "NO_DRAFTER parse_drafter"
     ),
     "settings.executor": "ENGINE_OPTIONS ExecutorOptions",
-    "settings.fields": "check check_text Declared declared flag_name option parsed shown whole",
+    "settings.fields": "check check_text declared Declared flag_name option parsed shown whole",
     "settings.grammar": "Grammar GrammarKind SETTINGS",
     "settings.lookahead": "AUTOREGRESSIVE check_request Lookahead LookaheadConfig",
     "settings.messages": "ANSWER AS_TEXT Asking follow_up is_conversation Messages",
