@@ -257,4 +257,4 @@ def test_a_signal_ends_a_server_that_loads(
     log = tmp_path / "log"
     polled(http, lambda found: len(found) > 8 and "loading" in log.read_text())
     server.send_signal(name)
-    assert server.wait(120) in (-name, 130), "the engine loads for ever"
+    assert server.wait(120) in (-name, 130), "the engine loads indefinitely"

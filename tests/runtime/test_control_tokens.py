@@ -194,7 +194,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Tokenizer]
 
 KINDS = [*FAST, "slow"]
 SPELL_ALL = ("byte_level", "stripping", "byte_fallback", "gguf_byte_level", "gguf_scored")
-"""Kinds with other tokens for every name of a control token."""
+"""Kinds of tokenizer that can spell every control token's name in other tokens."""
 _parts = [text[a:b] for text in (BEGIN, END) for a in range(12) for b in range(a + 1, 13)]
 _wide = "".join(chr(0xFEE0 + ord(letter)) for letter in END)
 _tricks = [

@@ -8,7 +8,7 @@ from trtla.cli.app import cli
 
 
 def offered(line: str, shell: str = "bash") -> list[str]:
-    """What a shell is told for a line with the cursor at its end, `kind,value` each."""
+    """Return the completions of a line with the cursor at its end, `kind,value` each."""
     words = line.split(" ")
     env = {"_TRTLA_COMPLETE": f"{shell}_complete", "COMP_WORDS": line}
     env["COMP_CWORD"] = words[-1] if shell == "fish" else str(len(words) - 1)
