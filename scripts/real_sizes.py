@@ -107,16 +107,24 @@ def ngram_mod(file: Path, threads: int, count: int, length: int) -> float | None
     server = subprocess.Popen([*map(str, command)], stdout=subprocess.DEVNULL)
     try:
         url = f"http://127.0.0.1:{port}"
-        while server.poll() is None:
-            try:
-                urllib.request.urlopen(f"{url}/health", timeout=5).close()
-                return ms_per_token(url, count, length)
-            except OSError:  # it is loading
-                time.sleep(0.2)
-        raise TrtlaError(f"llama-server has ended with {server.returncode}", "see its messages")
+        while not answers(f"{url}/health"):
+            if server.poll() is not None:
+                code = server.returncode
+                raise TrtlaError(f"llama-server has ended with {code}", "see its messages")
+            time.sleep(0.2)
+        return ms_per_token(url, count, length)
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait()
+
+
+def answers(url: str) -> bool:
+    """Whether a server has loaded its model."""
+    try:
+        urllib.request.urlopen(url, timeout=5).close()
+    except OSError:
+        return False
+    return True
 
 
 def ms_per_token(url: str, count: int, length: int) -> float:

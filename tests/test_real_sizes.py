@@ -24,8 +24,9 @@ from real_sizes_files import write_enlarged, write_random  # noqa: E402
 @pytest.fixture(scope="module")
 def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokens = byte_vocabulary()
-    model = make_model(Variant("", {"vocab_size": len(tokens), "max_position_embeddings": 512}))
-    tokenizer = {**BYTE_LEVEL, "tokens": tokens, "merges": ["a b"]}
+    model = make_model(Variant("", {"vocab_size": len(tokens), "max_position_embeddings": 8192}))
+    template = "{{ messages[0].content }}"
+    tokenizer = {**BYTE_LEVEL, "tokens": tokens, "merges": ["a b"], "chat_template": template}
     return write_gguf(model, tmp_path_factory.mktemp("sample") / "s.gguf", tokenizer=tokenizer)
 
 
