@@ -32,24 +32,24 @@ INTERFACE = {
         "ServedModelFlags"
     ),
     "cli.shared.command": "Command",
+    "cli.shared.flags": "flags_as",
     "cli.shared.model": (
-        "block_reuse check_batch_size check_drafters check_length check_model check_triples "
-        "check_vocabulary CorpusFlags engine_limits is_trtllm loading model_at ModelFlags "
-        "note_loading note_without_drafts open_llm sample_model save_corpus SHIPPED"
+        "block_reuse check_drafters check_length check_model check_triples check_vocabulary "
+        "CorpusFlags is_trtllm loading model_at ModelFlags note_loading note_without_drafts "
+        "open_llm sample_model save_corpus SHIPPED"
     ),
     "cli.shared.options": (
-        "beyond_flags chat_flags color_flag corpus_flag corpus_flags Decorator draft_flags "
-        "drafter_arms drafter_flags DRAFTERS engine_flags filter_flags flag flags_of "
-        "grammar_flags json_flag length_flag MODEL model_flag opening_flags options_of PATH "
-        "place_flags processor_flag processors_flag sampling_flags setting stack stop_flags "
-        "switch template_flags tokenizer_flag trtllm_flags"
+        "chat_flags color_flag corpus_flag corpus_flags Decorator draft_flags draft_place_flags "
+        "drafter_flags DRAFTERS engine_flags flag flags_of grammar_flags json_flag length_flag "
+        "MODEL model_flag opening_flags options_of PATH place_flags processor_flag PROCESSORS "
+        "sampling_flags setting several stack stop_flags switch template_flags tokenizer_flag "
+        "trtllm_flags"
     ),
-    "cli.shared.params": (
-        "check_folder check_new_file flag_defaults refuse_filters source with_grammar "
-        "with_processor"
-    ),
+    "cli.shared.outputs": "check_folder check_new_file",
+    "cli.shared.params": "Given",
+    "cli.shared.presets": "flag_defaults",
     "cli.shared.templates": "check_template check_texts",
-    "cli.shared.values": "DEVICES DURATION LOOKAHEAD TOKEN_COUNTS TOKENS",
+    "cli.shared.values": "DEVICE ListType LOOKAHEAD TEXT TOKENS UnitType",
     "console": "command_line Console counted duration Progress silent size Stages",
     "data.prompt_sets": "batches fit Ids load_sets PromptSet Question",
     "data.prompts": "gather",
@@ -64,7 +64,7 @@ INTERFACE = {
     "formats.chat_templates": "stored_template",
     "formats.checkpoint": "check_config rank_problems",
     "formats.config": "BLOCK_SIZES CheckpointConfig DTYPE_BYTES DTYPES INT4 OPTIONS WEIGHT_ONLY",
-    "formats.engine": "check_manifest Engine model_digest",
+    "formats.engine": "check_is_engine check_manifest Engine model_digest",
     "formats.engine_limits": "compiled_problems longest_text stage_problems",
     "formats.folder": "tokenizer_dir",
     "formats.gguf.folder": "model_name weight_file",
@@ -125,7 +125,7 @@ INTERFACE = {
         "NO_DRAFTER parse_drafter"
     ),
     "settings.executor": "ENGINE_OPTIONS ExecutorOptions",
-    "settings.fields": "check check_text declared Declared flag_name option parsed shown whole",
+    "settings.fields": "check check_text Declared declared flag_name option parsed shown whole",
     "settings.grammar": "Grammar GrammarKind SETTINGS",
     "settings.lookahead": "AUTOREGRESSIVE check_request Lookahead LookaheadConfig",
     "settings.messages": "ANSWER AS_TEXT Asking follow_up is_conversation Messages",

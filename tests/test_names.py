@@ -112,10 +112,6 @@ def test_the_usual_length_is_one_and_shrinks_to_what_the_context_leaves(tmp_path
 @pytest.mark.parametrize("command", there("run", "chat", "explain", "bench", "tune"))
 def test_commands_take_max_tokens(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     refused(trtla(command, "--max-tokens", "x", "-m", MODEL), 2, "'--max-tokens'")
-    both = trtla(command, "-m", MODEL, "-p", "a", "--max-tokens", 4, "-n", 5)
-    refused(both, 2, "") if command != "run" else refused(
-        both, 2, "max_tokens is 4 and max_output_len is 5, and both are names of one setting"
-    )
 
 
 def test_max_tokens_comes_from_flag_environment_and_preset(tmp_path: Path) -> None:
@@ -125,8 +121,8 @@ def test_max_tokens_comes_from_flag_environment_and_preset(tmp_path: Path) -> No
     for more, env in (
         (("--max-tokens", 3), {}),
         (("--config", preset), {}),
-        ((), {"TRTLA_RUN_MAX_TOKENS": "3"}),
-        (("-n", 3), {"TRTLA_RUN_MAX_TOKENS": "8"}),
+        ((), {"TRTLA_RUN_MAX_OUTPUT_LEN": "3"}),
+        (("--max-tokens", 3), {"TRTLA_RUN_MAX_OUTPUT_LEN": "8"}),
     ):
         (result,) = trtla(*asked, *more, env=env).json["results"]
         assert len(result["output_ids"]) == 3

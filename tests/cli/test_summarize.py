@@ -124,7 +124,7 @@ def test_a_threshold_that_is_missed(engine: Path, articles: Path) -> None:
 
 def test_bad_settings(engine: Path, articles: Path, tmp_path: Path) -> None:
     refused(summarize(engine, articles, "--test-hf"), 2, "--hf-model-dir")
-    refused(trtla("summarize", "--dataset", articles), 2, "missing option", "--engine-dir")
+    refused(trtla("summarize", "--dataset", articles), 2, "no model is named", "--engine-dir")
     ran = summarize(engine, articles, "--test-hf", "--hf-model-dir", engine, "--temperature", "0.5")
     refused(ran, 2, "greedy", "0.5")
     refused(summarize(engine, articles, "--lookahead", "7,7,7"), 2, "7,7,7")

@@ -23,14 +23,13 @@ from click.shell_completion import get_completion_class
 
 from trtla.cli.commands import COMMANDS, CommandGroup
 from trtla.cli.shared.command import Command, switches
-from trtla.cli.shared.params import Alias, origin
+from trtla.cli.shared.params import Given
 from trtla.console import Console
 from trtla.errors import (
     CheckFailed,
     TrtlaError,
     TrtlaWarning,
     closest,
-    did_you_mean,
     missing_package,
     sentence,
     served_by,
@@ -232,11 +231,8 @@ def _usage(error: click.ClickException) -> Failure:
     missing = error.param if isinstance(error, click.MissingParameter) else None
     if missing and "-m" in missing.opts:
         hint = f"give {missing.opts[0]} a model folder or a GGUF file; {hint}"
-    before, separator, guess = message.partition(" Did you mean ")
-    if separator:
-        message, hint = before.rstrip("."), f"did you mean {guess.rstrip('?')}? {hint}"
     if isinstance(error, click.BadParameter) and context and error.param and error.param.name:
-        message += origin(context, error.param.name)
+        message += Given(context).origin(error.param.name)
     return Failure(message[0].lower() + message[1:], hint, "UsageError", 2)
 
 
@@ -249,7 +245,7 @@ def _meant(error: click.NoSuchOption) -> str:
     exact = next((name for name in others if wrong in others[name]), None)
     if exact:
         return _of_another(command, exact, wrong, others[exact])
-    if meant := served_by(wrong, _flags(command)) or did_you_mean(wrong, _other_names(command)):
+    if meant := served_by(wrong, _flags(command)):
         return meant
     guesses = ((name, closest(wrong, flags)) for name, flags in others.items())
     name, guess = next((pair for pair in guesses if pair[1]), ("", None))
@@ -262,12 +258,6 @@ def _flags(command: click.Command) -> dict[str, str]:
     return {
         flag: str(param.name) for param in shown for flag in (*param.opts, *param.secondary_opts)
     }
-
-
-def _other_names(command: click.Command) -> list[str]:
-    """The hidden flags that set something, such as --max-tokens."""
-    aliases = (param for param in command.params if isinstance(param, Alias) and param.now)
-    return [flag for alias in aliases for flag in alias.opts]
 
 
 def _of_another(command: click.Command, other: str, flag: str, flags: dict[str, str]) -> str:

@@ -22,7 +22,7 @@ from trtla.cli.shared.options import (
     several,
     switch,
 )
-from trtla.cli.shared.params import source, sources
+from trtla.cli.shared.params import Given
 from trtla.cli.shared.upstream import trtllm_settings, upstream_values
 from trtla.cli.shared.values import COUNT, TEXT, TOKENS, TRIPLE
 from trtla.console import Console
@@ -187,9 +187,9 @@ def _build(ctx: click.Context, console: Console, flags: dict[str, Any]) -> None:
     )
     checkpoint, output = Path(flags["checkpoint_dir"]), Path(flags["output_dir"])
     choice = {name: flags[name] for name in ("backend", "dtype", "workers")}
-    origin = sources(ctx, *_SETTINGS)
+    origin = Given(ctx).sources(*_SETTINGS)
     if settings.lookahead == AUTOREGRESSIVE and flags["no_lookahead"]:
-        origin["lookahead"] = source(ctx, "no_lookahead")
+        origin["lookahead"] = Given(ctx).source("no_lookahead")
     if flags["max_draft_len"] is None:
         origin["max_draft_len"] = "computed"
     elif flags["lookahead"] is None and not flags["no_lookahead"]:
@@ -245,7 +245,7 @@ def _requested(ctx: click.Context, flags: dict[str, Any]) -> LookaheadConfig | N
     triple: LookaheadConfig | None = flags["lookahead"]
     if not flags["no_lookahead"]:
         return triple
-    by_flag = [source(ctx, name) == "flag" for name in ("lookahead", "no_lookahead")]
+    by_flag = list(map(Given(ctx).by_flag, ("lookahead", "no_lookahead")))
     if triple is not None and by_flag[0] == by_flag[1]:
         raise UsageError(
             f"--no-lookahead and --lookahead {triple} exclude each other", "omit one of them"
@@ -283,7 +283,7 @@ def _check_required(ctx: click.Context, flags: dict[str, Any]) -> None:
 
 
 def _adopt(ctx: click.Context, console: Console, flags: dict[str, Any]) -> None:
-    unused = [name for name in _BUILD_ONLY if source(ctx, name) == "flag"]
+    unused = [*filter(Given(ctx).by_flag, _BUILD_ONLY)]
     unused += [name for name in upstream_values(ctx) if name != "log_level"]
     if unused:
         raise UsageError(
@@ -297,7 +297,7 @@ def _adopt(ctx: click.Context, console: Console, flags: dict[str, Any]) -> None:
         flags["lookahead"],
         tokenizer=flags["tokenizer_dir"],
         force=flags["force"],
-        sources=sources(ctx, "lookahead"),
+        sources=Given(ctx).sources("lookahead"),
     )
     triple = engine.lookahead or AUTOREGRESSIVE
     show_written(console, engine.path, engine.backend, triple.as_tuple())

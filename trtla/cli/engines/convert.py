@@ -11,8 +11,8 @@ import click
 
 from trtla.cli.shared.command import Command
 from trtla.cli.shared.options import DTYPES, PATH, model_flag, setting, switch
-from trtla.cli.shared.params import source
-from trtla.cli.shared.values import ALL, COUNT, COUNT_OR_ALL, DEVICE, QUANTISED
+from trtla.cli.shared.params import Given
+from trtla.cli.shared.values import COUNT, DEVICE, QUANTISED
 from trtla.console import Console, Progress, counted
 from trtla.errors import UsageError
 from trtla.settings.upstream.programs import CONVERT
@@ -119,7 +119,8 @@ _quantised = partial(setting, section="Quantisation")
 )
 @_quantised(
     "--calib-size",
-    type=COUNT_OR_ALL,
+    type=int,
+    metavar="COUNT",
     default=512,
     help="Most texts to read, 512 tokens of each; -1: all.",
 )
@@ -143,7 +144,7 @@ def convert(ctx: click.Context, /, **flags: Any) -> None:
     _refuse_flags(ctx)
     from trtla.build import convert as converter
 
-    fp8, has_texts = _is_fp8(flags), source(ctx, "calib_data") != "default"
+    fp8, has_texts = _is_fp8(flags), Given(ctx).explicit("calib_data")
     with console.progress("calibrate", "texts") as texts, console.progress("convert") as progress:
         converter.convert(
             Path(flags["model_dir"]),
@@ -166,7 +167,7 @@ def convert(ctx: click.Context, /, **flags: Any) -> None:
 def _take_weight_only(ctx: click.Context, flags: dict[str, Any]) -> str:
     """Put the dtype of --use-weight-only into the flags; return the type of the rest."""
     dtype, rounded = flags["dtype"], _WEIGHT_ONLY[flags["weight_only_precision"]]
-    if not flags["use_weight_only"] and source(ctx, "weight_only_precision") != "default":
+    if not flags["use_weight_only"] and Given(ctx).explicit("weight_only_precision"):
         ctx.ensure_object(Console).note(
             f"note: --weight-only-precision {flags['weight_only_precision']} has no effect "
             "without --use-weight-only"
@@ -188,7 +189,11 @@ def _is_fp8(flags: dict[str, Any]) -> bool:
 
 def _refuse_flags(ctx: click.Context) -> None:
     """Refuse settings without effect, wherever they come from."""
-    dtype, has_texts = ctx.params["dtype"], source(ctx, "calib_data") != "default"
+    if (size := ctx.params["calib_size"]) < 1 and size != -1:
+        raise UsageError(
+            f"--calib-size {size} reads no text", "give a number of texts, or -1 for all"
+        )
+    dtype, has_texts = ctx.params["dtype"], Given(ctx).explicit("calib_data")
     if ctx.params["use_fp8"]:
         if dtype in QUANTISED[1:]:
             raise UsageError(
@@ -196,7 +201,7 @@ def _refuse_flags(ctx: click.Context) -> None:
             )
         dtype = "fp8"
     for name, dtypes in _DTYPES_OF.items():
-        if source(ctx, name) == "default":
+        if not Given(ctx).explicit(name):
             continue
         flag = f"--{name.replace('_', '-')}"
         if dtype not in dtypes:
@@ -223,7 +228,7 @@ def _calibration(flags: dict[str, Any], progress: Progress) -> Calibration:
     return calibration(
         flags["model_dir"],
         flags["calib_data"],
-        sys.maxsize if flags["calib_size"] == ALL else flags["calib_size"],
+        sys.maxsize if flags["calib_size"] == -1 else flags["calib_size"],
         device=flags["calib_device"],
         progress=progress,
     )

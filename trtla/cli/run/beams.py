@@ -5,42 +5,45 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-import click
-
 from trtla.cli.shared.model import is_trtllm
-from trtla.cli.shared.params import source
 from trtla.errors import UsageError, trtllm_cannot
 from trtla.settings.drafting import NO_DRAFTER
 from trtla.settings.fields import declared, flag_name
 from trtla.settings.lookahead import AUTOREGRESSIVE
-from trtla.settings.sampling import BeamSettings, SamplingParams
+from trtla.settings.sampling import BeamSettings
 
 if TYPE_CHECKING:
     from trtla.cli.run.flags import RunFlags
     from trtla.llm.prompt import PromptRequest
 
-_DRAWN = "beams are the most probable texts, nothing is drawn"
-_OWN_ROWS = "beams are compared by the model's own probabilities"
 _UNDRAFTED = "beams are searched without drafts"
-_NO_LENGTH_PENALTY = 1.0
+_REASONS = {
+    "temperature": "beams are the most probable texts, nothing is drawn",
+    "stop": "a beam ends with an end token or --max-output-len",
+    "stop_token_ids": "a beam ends with an end token or --max-output-len",
+    "allotted_time_ms": "a search is not cut short",
+    "stream": "beams are known when all have ended",
+    "check_lossless": "no draft could change them",
+}
+_OWN_ROWS = "beams are compared by the model's own probabilities"
+_NO_PENALTY = 1.0  # run.py's default of --length_penalty
 
 
-def beams_wanted(settings: BeamSettings, most: int | None) -> bool:
-    """Return True if the flags ask for beams; `most` is --num-return-sequences."""
-    context = click.get_current_context()
-    explicit = [name for name in declared(BeamSettings) if source(context, name) != "default"]
-    others = [name for name in explicit if name != "num_beams"]
-    if settings.length_penalty == _NO_LENGTH_PENALTY and "num_beams" not in explicit:
-        others = [name for name in others if name != "length_penalty"]  # run.py's default
-    if others and "num_beams" not in explicit:
-        flag = flag_name(others[0])
+def beams_wanted(flags: RunFlags) -> bool:
+    """Return True if the flags ask for beams."""
+    beams, most = flags.beams, flags.num_return_sequences or 1
+    how = [*filter(flags.given.explicit, declared(BeamSettings))]
+    if how == ["length_penalty"] and beams.length_penalty == _NO_PENALTY:
+        how = []
+    if how and "num_beams" not in how:
+        flag = flag_name(how[0])
         raise UsageError(f"{flag} needs beams", f"give --num-beams 4, or omit {flag}")
-    if (most or 1) > settings.num_beams:
+    if most > beams.num_beams:
         raise UsageError(
-            f"num_return_sequences {most} is above num_beams {settings.num_beams}",
+            f"num_return_sequences {most} is above num_beams {beams.num_beams}",
             "use --num-return-sequences at most --num-beams",
         )
-    return bool(others) or settings.num_beams > 1
+    return len(how) > 1 or beams.num_beams > 1
 
 
 def check_beams(flags: RunFlags, requests: Sequence[PromptRequest]) -> None:
@@ -51,58 +54,39 @@ def check_beams(flags: RunFlags, requests: Sequence[PromptRequest]) -> None:
             "and trtla builds none with beams",
             "omit --num-beams, or build with --backend torch",
         )
-    for setting, reason in (*_excluded(flags), *_excluded_in(requests)):
+    found = ((f"{name} of {one.name}", why) for one in requests for name, why in _excluded(one))
+    for name, reason in (*_excluded_flags(flags), *found):
         raise UsageError(
-            f"{setting} does not go with --num-beams: {reason}", "omit it, or --num-beams"
+            f"{name} does not go with --num-beams: {reason}", "omit it, or --num-beams"
         )
 
 
-def _excluded(flags: RunFlags) -> Iterator[tuple[str, str]]:
-    context, options = click.get_current_context(), flags.options
-    by_name = source(context, "processor") != "default"
-    for name, reason in _excluded_sampling(flags.sampling):
-        flag = "processor" if by_name and name == "temperature" else name
-        shown = f" (temperature {flags.sampling.temperature:g})" if name == "temperature" else ""
-        given = getattr(flags.sampling.grammar, "given_as", name) if name == "grammar" else flag
-        yield flag_name(given) + shown, reason
-    if flags.stream:
-        yield "--stream", "beams are known when all have ended"
-    if flags.check_lossless:
-        yield "--check-lossless", "no draft could change them"
-    if flags.request_lookahead:
-        yield "--request-lookahead", _UNDRAFTED
-    if options.lookahead == "auto":
+def _excluded_flags(flags: RunFlags) -> Iterator[tuple[str, str]]:
+    for name in ("stream", "check_lossless"):
+        if getattr(flags, name):
+            yield flag_name(name), _REASONS[name]
+    if flags.options.lookahead == "auto":
         yield "--lookahead auto", _UNDRAFTED
-    for name in ("corpus", "save_corpus"):
-        if source(context, name) == "flag":
+    # Presets and the environment set these for all commands that accept them.
+    for name in filter(flags.given.by_flag, ("corpus", "save_corpus", "drafter")):
+        if name != "drafter" or flags.options.drafter.name != NO_DRAFTER.name:
             yield flag_name(name), _UNDRAFTED
-    # Presets and the environment set a drafter for all commands that accept one.
-    if source(context, "drafter") == "flag" and options.drafter.name != NO_DRAFTER.name:
-        yield "--drafter", _UNDRAFTED
 
 
-def _excluded_in(requests: Sequence[PromptRequest]) -> Iterator[tuple[str, str]]:
-    for request in requests:
-        drafter = request.drafter or NO_DRAFTER
-        if request.turn:
-            yield request.name, "a later turn waits for the answer to the first one"
-        for name, reason in _excluded_sampling(request.sampling):
-            shown = f" {request.sampling.temperature:g}" if name == "temperature" else ""
-            yield f"{name}{shown} of {request.name}", reason
-        if request.lookahead not in (None, AUTOREGRESSIVE):
-            yield f"lookahead {request.lookahead} of {request.name}", _UNDRAFTED
-        if request.expected_output:
-            yield f"expected_output of {request.name}", _UNDRAFTED
-        if drafter.drafter != NO_DRAFTER.drafter:
-            yield f"drafter {drafter.name} of {request.name}", _UNDRAFTED
-
-
-def _excluded_sampling(sampling: SamplingParams) -> Iterator[tuple[str, str]]:
+def _excluded(request: PromptRequest) -> Iterator[tuple[str, str]]:
+    sampling, drafter = request.sampling, request.drafter or NO_DRAFTER
     if not sampling.greedy:
-        yield "temperature", _DRAWN
-    yield from ((name, _OWN_ROWS) for name in sampling.beyond)
-    for name in ("stop", "stop_token_ids"):
+        yield f"temperature {sampling.temperature:g}", _REASONS["temperature"]
+    for name in sampling.beyond:
+        yield getattr(sampling.grammar, "given_as", name) if name == "grammar" else name, _OWN_ROWS
+    for name in ("stop", "stop_token_ids", "allotted_time_ms"):
         if getattr(sampling, name):
-            yield name, "a beam ends with an end token or --max-output-len"
-    if sampling.allotted_time_ms is not None:
-        yield "allotted_time_ms", "a search is not cut short"
+            yield name, _REASONS[name]
+    if request.turn:
+        yield "the later turn", "it waits for the answer to the first one"
+    if request.lookahead not in (None, AUTOREGRESSIVE):
+        yield f"lookahead {request.lookahead}", _UNDRAFTED
+    if request.expected_output:
+        yield "expected_output", _UNDRAFTED
+    if drafter.drafter != NO_DRAFTER.drafter:
+        yield f"drafter {drafter.name}", _UNDRAFTED

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from trtla.cli.run.beams import beams_wanted, check_beams
 from trtla.cli.run.flags import RunFlags
 from trtla.cli.shared import options as opt
 from trtla.cli.shared.command import Command
+from trtla.cli.shared.flags import flags_as
 from trtla.cli.shared.model import (
-    check_comparable,
+    Named,
     check_model,
     is_trtllm,
     model_at,
@@ -30,15 +30,8 @@ from trtla.cli.shared.model import (
     open_llm,
     save_corpus,
     use_end,
-    with_trtllm_settings,
 )
-from trtla.cli.shared.params import (
-    check_folder,
-    model_files,
-    source,
-    with_grammar,
-    with_processor,
-)
+from trtla.cli.shared.outputs import check_folder, model_files
 from trtla.cli.shared.templates import check_template
 from trtla.cli.shared.upstream import upstream_lists, upstream_values
 from trtla.cli.shared.values import COUNT, TEXT
@@ -47,8 +40,8 @@ from trtla.errors import UsageError
 from trtla.formats.families import stored_architecture
 from trtla.formats.model_folder import CONFIG
 from trtla.machine import process_rank
-from trtla.settings.drafting import refuse_texts
-from trtla.settings.fields import flag_name, parsed
+from trtla.settings.drafting import DrafterSettings, refuse_texts
+from trtla.settings.fields import declared, flag_name
 from trtla.settings.lookahead import AUTOREGRESSIVE
 from trtla.settings.messages import Rendering, is_conversation
 from trtla.settings.sampling import USUAL_LEN, BeamSettings, SamplingParams, UsualLength
@@ -91,7 +84,7 @@ _LENGTH = f"the room that is left, at most {USUAL_LEN} or a --max-batch-size-th 
     show_default="the engine's",
     help="Requests in flight at a time, at most the engine's.",
 )
-@opt.length_flag(show_default=_LENGTH)
+@opt.length_flag(default=USUAL_LEN, show_default=_LENGTH)
 @opt.sampling_flags
 @opt.processor_flag
 @opt.stop_flags
@@ -127,14 +120,14 @@ def run(console: Console, /, **params: Any) -> None:
     """
     if (prompt := params.pop("prompt")) is not None:
         params["input_text"] = (prompt, *params["input_text"])
-    if source(click.get_current_context(), "max_output_len") == "default":
-        params["max_output_len"] = USUAL_LEN  # fits itself to the model, unlike an explicit length
-    flags = parsed(RunFlags, with_trtllm_settings(with_processor(with_grammar(params))))
+    flags = flags_as(RunFlags, params)
     console.color = flags.color
-    by_beams = beams_wanted(flags.beams, flags.num_return_sequences)
+    by_beams = _by_beams(flags)
     # mpirun gives stdin to rank 0 only; other ranks have no prompts of their own.
     requests = _requests(console, flags) if not process_rank() else []
     if by_beams:
+        from trtla.cli.run.beams import check_beams
+
         check_beams(flags, requests)
     _check_files(flags)
     flags = _check(console, flags, requests)
@@ -162,6 +155,15 @@ def run(console: Console, /, **params: Any) -> None:
             result = decode_and_report(console, llm, requests, **how)
         _save_ids(flags, llm, result)
         save_corpus(console, llm, flags.save_corpus)
+
+
+def _by_beams(flags: RunFlags) -> bool:
+    """Return True if the flags ask for beams."""
+    if not any(map(flags.given.explicit, ("num_return_sequences", *declared(BeamSettings)))):
+        return False
+    from trtla.cli.run.beams import beams_wanted
+
+    return beams_wanted(flags)
 
 
 def _check_files(flags: RunFlags) -> None:
@@ -192,7 +194,7 @@ def _requests(console: Console, flags: RunFlags) -> list[PromptRequest]:
     texts, file, triples = flags.input_text, flags.input_file, flags.request_lookahead
     how = (flags.sampling, triples, flags.options.drafter, flags.asking, flags.expected_output)
     requests = gather(texts, file, *how, Rendering.of(flags.continue_final_message))
-    requests = with_stops(requests, upstream_lists(click.get_current_context(), "stop_words"))
+    requests = with_stops(requests, upstream_lists(flags.given.context, "stop_words"))
     if not flags.no_lookahead:
         return requests
     return [replace(request, lookahead=AUTOREGRESSIVE) for request in requests]
@@ -222,17 +224,27 @@ def _check(console: Console, flags: RunFlags, requests: Sequence[PromptRequest])
     if expecting and is_trtllm(flags.engine_dir):
         raise refuse_texts(expecting[0], "an expected output")
     if flags.check_lossless:
-        check_comparable([("--drafter", options.drafter), *drafters])
+        _check_comparable([("--drafter", options.drafter), *drafters])
     firsts = [request for request in requests if not (request.is_chat or request.turn)]
     others = [request for request in firsts if not isinstance(request.prompt, str)]
     chats = [(r.name, r.prompt, r.rendering) for r in others if is_conversation(r.prompt)]
-    unwrapped = "no_prompt_template" in upstream_values(click.get_current_context())
+    unwrapped = "no_prompt_template" in upstream_values(flags.given.context)
     texts = len(others) < len(firsts) and not unwrapped
     check_template(console, flags.asking, flags.engine_dir, options, chats, any_texts=texts)
     config = model_at(flags.engine_dir).folder.object(CONFIG)
     if console.advice and stored_architecture(config) in _WRAPPED_THERE:
         console.advice = _AS_THEY_ARE
     return checked
+
+
+def _check_comparable(drafters: Named[DrafterSettings]) -> None:
+    """Refuse to compare samples that only share a distribution."""
+    for name, settings in drafters:
+        if settings.rejection:
+            raise UsageError(
+                f"{name} asks for rejection, which draws other samples of the same distribution",
+                "omit --check-lossless or --rejection",
+            )
 
 
 _WRAPPED_THERE = ("Qwen2ForCausalLM",)

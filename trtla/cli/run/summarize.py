@@ -15,6 +15,7 @@ import click
 
 from trtla.cli.shared import options as opt
 from trtla.cli.shared.command import Command
+from trtla.cli.shared.flags import flags_as
 from trtla.cli.shared.model import (
     CorpusFlags,
     check_model,
@@ -23,17 +24,14 @@ from trtla.cli.shared.model import (
     open_llm,
     save_corpus,
     use_end,
-    with_own_type,
-    with_trtllm_settings,
 )
-from trtla.cli.shared.params import check_folder, model_files, need_model
+from trtla.cli.shared.outputs import check_folder, model_files
 from trtla.cli.shared.templates import check_texts
 from trtla.cli.shared.values import TOKENS
 from trtla.console import Console, command_line, counted, duration
 from trtla.errors import TORCH, UsageError, require, trtllm_cannot
 from trtla.settings.eval_tasks import EVAL_TASKS, EvalTask
 from trtla.settings.eval_tasks import SUMMARIZE as SUMMARIZE_TASK
-from trtla.settings.fields import parsed
 from trtla.settings.messages import Asking
 from trtla.settings.upstream.programs import SUMMARIZE
 
@@ -78,7 +76,6 @@ class SummarizeFlags(CorpusFlags):
         section="Data",
         type=TOKENS,
         default=923,
-        alias="max_input_length",
     )
     test_trtla: bool = opt.flag("Measure the engine, with lookahead and without.", section="Sides")
     test_hf: bool = opt.flag("Measure transformers' greedy generate.", section="Sides")
@@ -121,7 +118,6 @@ class SummarizeFlags(CorpusFlags):
 @opt.model_flags(required=False, show_default="--hf-model-dir, with --test-hf alone")
 @opt.flags_of(SummarizeFlags)
 @opt.length_flag(basic=False, default=100, help="Longest summary in tokens.")
-@opt.alias("output_len", now="max_output_len", type=TOKENS)
 @opt.chat_flags
 @opt.sampling_flags
 @opt.stop_ids_flag
@@ -143,8 +139,9 @@ def summarize(console: Console, /, **values: Any) -> None:
 
     if values["test_hf"] and not values["test_trtla"]:
         values["engine_dir"] = values["engine_dir"] or values["hf_model_dir"]
-    need_model(values["engine_dir"])
-    flags = parsed(SummarizeFlags, with_own_type(with_trtllm_settings(values)))
+    if values["engine_dir"] is None:
+        raise UsageError("no model is named", "give --engine-dir a model folder or a GGUF file")
+    flags = flags_as(SummarizeFlags, values)
     flags = _of_task(console, flags)
     _check(flags)
     check_model(flags)

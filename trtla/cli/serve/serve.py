@@ -154,7 +154,7 @@ def _check_packages() -> None:
 def _check_isolation(flags: ServeFlags) -> None:
     if not flags.serving.isolate_keys:
         return
-    if is_trtllm(flags.engine_dir) and flags.reuse:
+    if is_trtllm(flags.engine_dir) and flags.kv_cache_enable_block_reuse:
         raise UsageError(
             f"{flags.engine_dir} is a TensorRT-LLM engine, whose K/V blocks are shared by all",
             "add --no-kv-cache-enable-block-reuse to --isolate-keys",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trtla.cli.shared import options as opt
+from trtla.cli.shared.flags import flags_as
 from trtla.cli.shared.model import (
     CorpusFlags,
     block_reuse,
@@ -16,19 +17,14 @@ from trtla.cli.shared.model import (
     note_without_drafts,
     open_llm,
     sample_model,
-    with_trtllm_settings,
 )
 from trtla.cli.shared.values import COUNT
 from trtla.errors import UsageError
 from trtla.settings.executor import TrtllmSettings
-from trtla.settings.fields import parsed
 
 if TYPE_CHECKING:
     from trtla.formats.model import Model
     from trtla.llm.llm import LLM
-
-
-_REUSE = "kv_cache_enable_block_reuse"
 
 
 @dataclass(frozen=True)
@@ -36,7 +32,7 @@ class ServedModelFlags(CorpusFlags):
     """The flags for the model as click parsed them."""
 
     force_greedy: bool
-    reuse: bool
+    kv_cache_enable_block_reuse: bool
     """Share K/V blocks between requests with the same beginning."""
 
 
@@ -70,7 +66,7 @@ served_draft_flags = opt.stack(
     opt.drafter_flags,
     opt.corpus_flags,
     opt.draft_flags,
-    opt.options_of(TrtllmSettings, "TensorRT-LLM engines", but=(_REUSE,)),
+    opt.options_of(TrtllmSettings, "TensorRT-LLM engines", but=("kv_cache_enable_block_reuse",)),
 )
 """Flags for drafting, and TensorRT-LLM's settings."""
 
@@ -81,9 +77,7 @@ def checked(
     """Parse a command's flags, with their draft models among the options; `note` and `naming` as
     in `sample_model`."""
     folder = str(model_at(sample_model(note, naming, params["engine_dir"])).path)
-    values = params | {"engine_dir": folder, "reuse": params[_REUSE]}
-    del values[_REUSE]
-    flags = check_model(parsed(kind, with_trtllm_settings(values)))
+    flags = check_model(flags_as(kind, params | {"engine_dir": folder}))
     note_without_drafts(note, folder, [flags.drafting])
     return flags
 
@@ -105,7 +99,8 @@ def open_served(
     """
     model = model or model_at(flags.engine_dir)
     torch_only = {} if model.is_trtllm else more
-    llm = open_llm(flags, model, **torch_only, **block_reuse(flags, model, on=flags.reuse))
+    reuse = block_reuse(flags, model, on=flags.kv_cache_enable_block_reuse)
+    llm = open_llm(flags, model, **torch_only, **reuse)
     llm.force_greedy = flags.force_greedy
     if llm.tokenizer is None:
         llm.close()

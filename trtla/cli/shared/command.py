@@ -12,19 +12,17 @@ from typing import Any
 import click
 
 from trtla.cli.shared.params import (
-    Alias,
+    Given,
     ModelArgument,
     ModelPath,
     Setting,
     Several,
-    load_config,
-    origin,
 )
+from trtla.cli.shared.presets import load_config
 from trtla.cli.shared.upstream import (
     UpstreamOption,
     translate_values,
     upstream_options,
-    with_values,
 )
 from trtla.console import Console
 from trtla.errors import UsageError
@@ -72,7 +70,7 @@ class Command(click.Command):
             if isinstance(param, UpstreamOption) and param.flag.words
             for name in param.opts
         }
-        args = list(with_values(args, words, lambda flag: _spelling(ctx, flag)))
+        args = list(_with_values(args, words, lambda flag: _spelling(ctx, flag)))
         dashed = [arg if arg.startswith("-") else "" for arg in args]
         if wrong := of_one_dash(dashed, lambda flag: _spelling(ctx, flag) in self._taking()):
             raise click.NoSuchOption(wrong, ctx=ctx)
@@ -82,7 +80,7 @@ class Command(click.Command):
             error.ctx = error.ctx or ctx
             raise
         for param in self.params:
-            if isinstance(param, Alias | ModelArgument | UpstreamOption):
+            if isinstance(param, ModelArgument | UpstreamOption):
                 param.hand_over(ctx)
         if self.instead_of is not None:
             translate_values(self.instead_of, ctx)
@@ -99,7 +97,7 @@ class Command(click.Command):
         try:
             return super().invoke(ctx)
         except UsageError as error:
-            where = origin(ctx, error.setting) if error.setting in ctx.params else ""
+            where = Given(ctx).origin(error.setting) if error.setting in ctx.params else ""
             if where:
                 raise error.within("", where) from None
             raise
@@ -181,6 +179,32 @@ def _spelling(ctx: click.Context, flag: str) -> str:
     normalize = ctx.token_normalize_func
     prefix = flag[: len(flag) - len(flag.lstrip("-"))]
     return prefix + (normalize(flag.lstrip("-")) if normalize else flag.lstrip("-"))
+
+
+def _with_values(
+    args: Sequence[str], words: Mapping[str, Sequence[str]], spell: Callable[[str], str]
+) -> Iterator[str]:
+    """The arguments, with `true` behind each of TensorRT-LLM's options that has no value.
+
+    Args:
+        words: the values that such an option may have, by its name.
+    """
+    ended = False
+    waiting: str | None = None
+    for arg in args:
+        if waiting is not None:
+            joined = arg.lower() in words[spell(waiting)]
+            yield f"{waiting}={arg if joined else 'true'}"
+            waiting = None
+            if joined:
+                continue
+        ended = ended or arg == "--"
+        if not ended and arg.startswith("-") and spell(arg) in words:
+            waiting = arg
+        else:
+            yield arg
+    if waiting is not None:
+        yield f"{waiting}=true"
 
 
 def _repeat_flags(

@@ -10,14 +10,14 @@ import gc
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from trtla.cli.shared.params import check_folder, source
-from trtla.cli.shared.upstream import trtllm_settings, upstream_values
+from trtla.cli.shared.outputs import check_folder
+from trtla.cli.shared.params import Given
 from trtla.console import Console, size
 from trtla.errors import UsageError
 from trtla.files import ASSETS
@@ -30,7 +30,7 @@ from trtla.settings.drafting import (
     check_used,
     refuse_texts,
 )
-from trtla.settings.executor import TRTLLM_DEFAULTS, ExecutorOptions, TrtllmSettings
+from trtla.settings.executor import ExecutorOptions
 from trtla.settings.lookahead import (
     AUTOREGRESSIVE,
     DEFAULT_LOOKAHEAD,
@@ -58,6 +58,7 @@ class ModelFlags:
     engine_dir: str
     options: ExecutorOptions
     sampling: SamplingParams
+    given: Given
 
     @property
     def drafting(self) -> tuple[Lookahead | None, DrafterSettings]:
@@ -119,61 +120,6 @@ def _triple(engine: Engine, wanted: LookaheadConfig | None) -> LookaheadConfig:
 
         check_compiled(engine.path, engine.config)
     return engine.default_triple(wanted)
-
-
-def engine_limits(engine_dir: str) -> LookaheadConfig | None:
-    """The triple an engine was built for; None for a Hugging Face folder, which takes any."""
-    model = model_at(engine_dir)
-    if model.kind == "checkpoint":
-        from trtla.formats.engine import check_is_engine
-
-        check_is_engine(model.folder)
-    return _triple(model.engine, None) if model.engine else None
-
-
-_OURS = ("scheduler_policy", "trtllm_executor")
-"""Settings of TensorRT-LLM's executor that its run.py has no options for."""
-
-
-def with_trtllm_settings(values: dict[str, Any]) -> dict[str, Any]:
-    """The running command's values, with those for TensorRT-LLM's executor by its own names.
-
-    Torch engines ignore run.py's settings of that executor, and a preset's.
-    """
-    context, folder = click.get_current_context(), values["engine_dir"]
-    named = (field.name for field in fields(TrtllmSettings) if field.name in values)
-    given = {name: source(context, name) for name in named}
-    explicit = [
-        name
-        for name, origin in given.items()
-        if origin.startswith("config") or (origin == "flag" and name not in _OURS)
-    ]
-    passed = trtllm_settings(context, trtllm=lambda: is_trtllm(folder), ignored=explicit)
-    if explicit and not is_trtllm(folder):
-        values = {**values, **{name: getattr(TRTLLM_DEFAULTS, name) for name in explicit}}
-    return {**values, "trtllm_executor": (*values["trtllm_executor"], *passed)}
-
-
-def with_own_type(values: dict[str, Any]) -> dict[str, Any]:
-    """The running command's values, dtype auto where --data_type names the engine's own type: then
-    CPUs without arithmetic in it compute in float32."""
-    engine = model_at(values["engine_dir"]).engine
-    by_theirs = "hf_data_type" in upstream_values(click.get_current_context())
-    if engine is None or not by_theirs:
-        return values
-    engine_dtype = engine.config.pretrained_config.dtype
-    return {**values, "dtype": "auto" if values["dtype"] == engine_dtype else values["dtype"]}
-
-
-def check_batch_size(engine_dir: str, batch_size: int) -> None:
-    """Check a batch size against the engine's; a Hugging Face folder takes any."""
-    engine = model_at(engine_dir).engine
-    largest = batch_size if engine is None else engine.config.build_config.max_batch_size
-    if batch_size > largest:
-        raise UsageError(
-            f"batch size {batch_size} is above the {largest} of {engine_dir}",
-            "use a smaller --batch-size, or rebuild the engine with a larger --max-batch-size",
-        )
 
 
 def check_length(engine_dir: str, max_seq_len: int | None) -> None:
@@ -270,16 +216,6 @@ def check_drafters(
     for path in models:
         check_vocabulary(path, engine_dir, tokenizer)
     return models
-
-
-def check_comparable(drafters: Named[DrafterSettings]) -> None:
-    """Refuse to compare samples that only share a distribution."""
-    for name, settings in drafters:
-        if settings.rejection:
-            raise UsageError(
-                f"{name} asks for rejection, which draws other samples of the same distribution",
-                "omit --check-lossless or --rejection",
-            )
 
 
 def check_vocabulary(path: str, target: str, tokenizer: str | Path | None = None) -> None:

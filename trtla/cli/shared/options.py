@@ -9,13 +9,13 @@ from typing import Any
 import click
 
 from trtla.cli.shared import values
-from trtla.cli.shared.params import Alias, ModelArgument, ModelPath, Setting, Several
+from trtla.cli.shared.params import ModelArgument, ModelPath, Setting, Several
 from trtla.console import Console
 from trtla.settings.drafting import DrafterSettings, DraftOptions
 from trtla.settings.executor import DTYPE_NAMES, ExecutorOptions, TrtllmSettings
 from trtla.settings.fields import Declared, declared, descriptions, flag_name
 from trtla.settings.messages import Asking
-from trtla.settings.sampling import BEYOND, SamplingParams
+from trtla.settings.sampling import SamplingParams
 
 Function = Callable[..., Any]
 Decorator = Callable[[Function], Function]
@@ -34,11 +34,6 @@ def setting(*names: str, section: str = "Options", **kwargs: Any) -> Decorator:
 def several(*names: str, section: str = "Options", **kwargs: Any) -> Decorator:
     """`click.option` for several values after one flag."""
     return click.option(*names, cls=Several, section=section, **kwargs)
-
-
-def alias(name: str, **kwargs: Any) -> Decorator:
-    """Another name of a flag, hidden in the help; `kwargs`: of `Alias` and of `click.option`."""
-    return click.option(flag_name(name), cls=Alias, **kwargs)
 
 
 def switch(*names: str, section: str = "Options", **kwargs: Any) -> Decorator:
@@ -74,7 +69,6 @@ def flags_of(kind: Any) -> Decorator:
 def _own_flag(item: Any) -> Decorator:
     names, arguments = item.metadata[_FLAG]
     annotation, arguments = item.type.removesuffix(" | None"), {**arguments}
-    other = arguments.pop("alias", None)
     if not any(name.startswith("--") for name in names):
         names = (*names, flag_name(item.name))
     if annotation == "bool":
@@ -84,10 +78,7 @@ def _own_flag(item: Any) -> Decorator:
     if item.type.startswith("tuple") and annotation == item.type:
         arguments = {"callback": lambda ctx, param, value: value or (), **arguments}
     arguments = {"type": _OF_ANNOTATION.get(annotation), **arguments}
-    option = setting(*names, **arguments)
-    if not other:
-        return option
-    return stack(option, alias(other, now=item.name, type=arguments["type"]))
+    return setting(*names, **arguments)
 
 
 def json_flag(help_text: str, section: str = "Options") -> Decorator:
@@ -168,15 +159,13 @@ def options_of(
     names = [name for name in only or declared(kind) if name not in but]
     known = declared(kind).items()
     chosen = [item for name, item in known if name in names and not item.option.flagless]
-    flags = (_flag(item, section, other.get(item.name, {})) for item in chosen)
-    aliased = (item for item in chosen if item.option.alias)
-    aliases = (alias(item.option.alias, now=item.flag, **_type(item)) for item in aliased)
-    return stack(*flags, *aliases)
+    return stack(*(_flag(item, section, other.get(item.name, {})) for item in chosen))
 
 
 def _flag(item: Declared, section: str, other: Mapping[str, Any]) -> Decorator:
     flag, about = flag_name(item.flag), item.option
-    arguments = {"section": section, "help": about.help, **_type(item), **other}
+    arguments = {"section": section, "help": about.help, "alias": about.alias, **other}
+    arguments = {**_type(item), **arguments}
     if item.type is bool:
         both = arguments.pop("pair", item.default or item.optional)
         return setting(f"{flag}/--no-{flag[2:]}" if both else flag, is_flag=True, **arguments)
@@ -226,8 +215,7 @@ def template_flags(section: str) -> Decorator:
     text = {"type": values.TEXT, "metavar": "FILE", "help": about["chat_template"]}
     named = {"type": values.VARIABLES, "metavar": "JSON", "help": about["chat_template_kwargs"]}
     return stack(
-        setting("--chat-template", section=section, **text),
-        alias("chat_template_file", now="chat_template", type=values.TEXT),
+        setting("--chat-template", section=section, alias="chat_template_file", **text),
         setting("--chat-template-kwargs", section=section, **named),
     )
 
@@ -293,10 +281,6 @@ sampling_flags = options_of(
     SamplingParams, "Sampling", but=ENDS, temperature=_BASIC, top_p=_BASIC, seed=_BASIC
 )
 """Flags that choose tokens."""
-filter_flags = options_of(SamplingParams, "Sampling", only=("top_k", "top_p"))
-"""Filters of tokens to draw."""
-beyond_flags = options_of(SamplingParams, "Sampling", only=BEYOND)
-"""min_p, penalties and biases."""
 grammar_flags = stack(
     setting(
         "--json-schema",
@@ -344,45 +328,22 @@ end_flag = setting(
 chat_flags = options_of(Asking, "Prompts", chat=_BASIC)
 """Flags that put texts into the chat template."""
 
-_NAMES = "greedy, multinomial:T, topk:T:K, nucleus:T:P or topknucleus:T:K:P."
+PROCESSORS = "greedy, multinomial:T, topk:T:K, nucleus:T:P or topknucleus:T:K:P."
+"""The names of --processor, for its help."""
 
 processor_flag = setting(
     "--processor",
     section="Sampling",
     type=values.TEXT,
     metavar="NAME[:VALUE...]",
-    help=f"In place of temperature, top-k and top-p: {_NAMES}",
+    help=f"In place of temperature, top-k and top-p: {PROCESSORS}",
 )
 
-processors_flag = setting(
-    "--processor",
-    section="Lists: every combination is measured",
-    type=values.NAMES,
-    metavar="NAME[:VALUE...],...",
-    show_default="with --ablation greedy,nucleus:0.8:0.9",
-    callback=lambda ctx, param, value: value or (),
-    help=f"In place of --temperature, --top-k and --top-p: {_NAMES}",
-)
+draft_place_flags = options_of(ExecutorOptions, DRAFTERS, only=tuple(_OF_DRAFTS), **_OF_DRAFTS)
+"""Where draft models run, and their type."""
 
-_DRAFTER = declared(DrafterSettings)["drafter"].option
-
-_place_flags = options_of(ExecutorOptions, DRAFTERS, only=tuple(_OF_DRAFTS), **_OF_DRAFTS)
-
-drafter_flags = stack(options_of(DrafterSettings, DRAFTERS, drafter=_BASIC), _place_flags)
+drafter_flags = stack(options_of(DrafterSettings, DRAFTERS, drafter=_BASIC), draft_place_flags)
 """One drafter or a chain of several."""
-
-drafter_arms = stack(
-    several(
-        "--drafter",
-        section=DRAFTERS,
-        type=values.TEXT,
-        metavar=_DRAFTER.metavar,
-        help=f"{_DRAFTER.help} Several after one flag are an arm each.",
-    ),
-    options_of(DrafterSettings, DRAFTERS, but=("drafter",)),
-    _place_flags,
-)
-"""Several drafters, to compare."""
 
 corpus_flag = several(
     "--corpus",

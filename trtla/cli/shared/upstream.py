@@ -5,7 +5,7 @@ They are hidden: the help lists the command's own flags, docs/migrate-from-tenso
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import click
@@ -123,32 +123,6 @@ def translate_values(program: Program, ctx: click.Context) -> None:
     """Replace values of settings with the same name in both that mean something else here."""
     for name, values in program.values.items():
         ctx.params[name] = values.get(ctx.params[name], ctx.params[name])
-
-
-def with_values(
-    args: Sequence[str], words: Mapping[str, Sequence[str]], spell: Callable[[str], str]
-) -> Iterator[str]:
-    """The arguments, with `true` behind each of TensorRT-LLM's options that has no value.
-
-    Args:
-        words: the values that such an option may have, by its name.
-    """
-    ended = False
-    waiting: str | None = None
-    for arg in args:
-        if waiting is not None:
-            joined = arg.lower() in words[spell(waiting)]
-            yield f"{waiting}={arg if joined else 'true'}"
-            waiting = None
-            if joined:
-                continue
-        ended = ended or arg == "--"
-        if not ended and arg.startswith("-") and spell(arg) in words:
-            waiting = arg
-        else:
-            yield arg
-    if waiting is not None:
-        yield f"{waiting}=true"
 
 
 def upstream_values(ctx: click.Context) -> dict[str, str]:

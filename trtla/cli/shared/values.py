@@ -65,6 +65,8 @@ class UnitType(ValueType):
         self._kind = int if whole else float
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, int):  # a default
+            return value
         text = str(value).strip()
         match = self._number.match(text)
         unit = text[match.end() :].lstrip() if match else ""
@@ -144,17 +146,6 @@ TRIPLE = TripleType()
 LOOKAHEAD = LookaheadType()
 _WHOLE, _THOUSANDS = "a whole number of at least 1", {"": 1, "k": 1000, "K": 1024}
 COUNT = UnitType("count", _THOUSANDS, _WHOLE)
-ALL = -1
-
-
-class CountOrAllType(UnitType):
-    """A count, or -1 for all."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return ALL if str(value).strip() == str(ALL) else super().convert(value, param, ctx)
-
-
-COUNT_OR_ALL = CountOrAllType("count", _THOUSANDS, f"{_WHOLE}, or -1 for all")
 TOKENS = UnitType("count", _THOUSANDS, f"{_WHOLE}, such as 512 or 8k")
 _BYTES = {
     f"{prefix}{binary}{byte}": (1024 if binary else 1000) ** power
@@ -164,20 +155,11 @@ _BYTES = {
 }
 SIZE = UnitType("size", _BYTES, "a size such as 64KiB, 1MiB or 500000", 0)
 """Bytes."""
-DURATION = UnitType(
-    "time",
-    {"": 1, "s": 1, "m": 60, "h": 3600},
-    "a time of at least 1s, such as 90s, 2m or 1h",
-    whole=False,
-)
-"""Seconds."""
 DEVICE = DeviceType()
 TEXT = TextType()
 VARIABLES = VariablesType()
 NAMES = ListType(TEXT)
 COUNTS = ListType(COUNT)
-TOKEN_COUNTS = ListType(TOKENS)
-DEVICES = ListType(DEVICE)
 NUMBER = NumberType()
 NUMBERS = ListType(NUMBER)
 

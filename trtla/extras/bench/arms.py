@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from trtla.cli.shared.params import flag_defaults
+from trtla.cli.shared.presets import flag_defaults
 from trtla.errors import UsageError, did_you_mean
 from trtla.extras.bench.ways import Way
 from trtla.files import ASSETS, read_yaml

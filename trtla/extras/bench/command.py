@@ -12,8 +12,8 @@ import click
 
 from trtla.cli.shared import options as opt
 from trtla.cli.shared.command import Command
+from trtla.cli.shared.flags import flags_as
 from trtla.cli.shared.model import (
-    check_batch_size,
     check_drafters,
     check_length,
     check_triples,
@@ -21,7 +21,7 @@ from trtla.cli.shared.model import (
     model_at,
     note_without_drafts,
 )
-from trtla.cli.shared.params import check_folder, refuse_filters, source
+from trtla.cli.shared.outputs import check_folder
 from trtla.cli.shared.templates import check_texts
 from trtla.cli.shared.values import TOKENS
 from trtla.console import Console
@@ -30,7 +30,9 @@ from trtla.extras.bench.arms import ways as arms_of
 from trtla.extras.bench.flags import (
     DTYPES,
     BenchFlags,
+    check_batch_size,
     check_choices,
+    drafter_arms,
     filters_of,
     flag_of,
     remember_format,
@@ -48,9 +50,8 @@ from trtla.extras.bench.peers import (
 from trtla.extras.bench.ways import PLAIN, Way
 from trtla.settings.drafting import LOOKAHEAD, NO_DRAFTER, DrafterSettings, parse_drafter
 from trtla.settings.executor import ExecutorOptions
-from trtla.settings.fields import parsed
 from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead, LookaheadConfig
-from trtla.settings.sampling import BEYOND
+from trtla.settings.sampling import BEYOND, SamplingParams
 
 if TYPE_CHECKING:
     from trtla.extras.bench.sweep import Sweep
@@ -74,11 +75,9 @@ if TYPE_CHECKING:
 )
 @opt.chat_flags
 @opt.template_flags("Prompts")
-@opt.processors_flag
 @opt.length_flag(default=128, help="Tokens to write.")
-@opt.filter_flags
-@opt.beyond_flags
-@opt.drafter_arms
+@opt.options_of(SamplingParams, "Sampling", only=("top_k", "top_p", *BEYOND))
+@drafter_arms
 @opt.corpus_flag
 @opt.draft_flags
 @opt.trtllm_flags
@@ -102,8 +101,7 @@ def bench(console: Console, /, **values: Any) -> None:
         values["output_format"] = "json"
     if values["arms"] and values["ablation"]:
         raise UsageError("--ablation is --arms with a shipped file", "omit one of them")
-    refuse_filters(values["processor"])
-    flags = parsed(BenchFlags, {"drafters": values.pop("drafter"), **values})
+    flags = flags_as(BenchFlags, values)
     sweep = _check(console, flags)
     drafting = [(way.lookahead, way.drafter) for way in sweep.ways[1:]]
     note_without_drafts(console.note, flags.engine_dir, drafting)
@@ -127,7 +125,7 @@ def _check(console: Console, flags: BenchFlags) -> Sweep:
     lookahead = _lookahead(flags, arms)
     check_batch_size(flags.engine_dir, max(flags.batch_size))
     check_length(flags.engine_dir, flags.options.max_seq_len)
-    names = map(parse_drafter, dict.fromkeys(flags.drafters))
+    names = map(parse_drafter, dict.fromkeys(flags.drafter))
     drafters = [replace(flags.options.drafter, drafter=name) for name in names]
     ways = (PLAIN, *arms) if arms else _ways(flags.lookahead, drafters)
     drafters = [way.drafter for way in ways]
@@ -157,11 +155,10 @@ def _listed(console: Console, flags: BenchFlags) -> list[Way]:
     described = flags.arms or flags.ablation
     if described is None:
         return []
-    context = click.get_current_context()
-    if source(context, "drafter") == "flag":
+    if flags.given.by_flag("drafter"):
         raise UsageError("--drafter and --arms exclude each other", "name it in an arm of the file")
     arms = arms_of(described, flags.draft_model)
-    if source(context, "draft_model") != "default":
+    if flags.given.explicit("draft_model"):
         return arms
     try:
         check_vocabulary(flags.draft_model, flags.engine_dir, flags.options.tokenizer_dir)
@@ -216,8 +213,7 @@ def _check_peers(flags: BenchFlags) -> None:
         )
     if "hf-assisted" in flags.compare and not flags.assistant_dir:
         raise UsageError("hf-assisted needs a small model", "give --assistant-dir MODEL")
-    context = click.get_current_context()
-    for name in (name for name in BEYOND if flags.compare and source(context, name) != "default"):
+    for name in filter(flags.given.explicit, BEYOND if flags.compare else ()):
         raise UsageError(
             f"{flag_of(name)} and --compare exclude each other: peers decode without", "omit one"
         )

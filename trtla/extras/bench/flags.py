@@ -9,8 +9,20 @@ from typing import Any
 
 import click
 
-from trtla.cli.shared.options import MODEL, PATH, flag
-from trtla.cli.shared.values import DEVICES, TOKEN_COUNTS
+from trtla.cli.shared.model import model_at
+from trtla.cli.shared.options import (
+    DRAFTERS,
+    MODEL,
+    PATH,
+    PROCESSORS,
+    draft_place_flags,
+    flag,
+    options_of,
+    several,
+    stack,
+)
+from trtla.cli.shared.params import Given
+from trtla.cli.shared.values import DEVICE, TEXT, TOKENS, ListType
 from trtla.cli.shared.values import LOOKAHEAD as TRIPLES
 from trtla.console import Console
 from trtla.errors import UsageError, did_you_mean
@@ -19,6 +31,7 @@ from trtla.extras.bench.peers import PEERS
 from trtla.files import ASSETS
 from trtla.settings.drafting import LOOKAHEAD, DrafterSettings
 from trtla.settings.executor import ExecutorOptions
+from trtla.settings.fields import declared
 from trtla.settings.lookahead import Lookahead, LookaheadConfig
 from trtla.settings.messages import Asking
 from trtla.settings.sampling import Filters, SamplingParams, parse_processor
@@ -51,10 +64,9 @@ class BenchFlags:
     engine_dir: str
     options: ExecutorOptions
     asking: Asking
-    drafters: tuple[str, ...]
+    given: Given
+    drafter: tuple[str, ...]
     """The names of --drafter; `options.drafter` has their common settings."""
-    processor: tuple[str, ...]
-    """The texts of --processor; empty: none is set."""
     sampling: SamplingParams
     """All sampling fields but `temperature`, `processor` and the seed."""
     lookahead: tuple[Lookahead, ...] = _arms(
@@ -119,7 +131,7 @@ class BenchFlags:
     prompt_len: tuple[int, ...] = _axis(
         "Tokens of every prompt: longer ones lose their beginning, shorter ones get others in "
         "front.",
-        type=TOKEN_COUNTS,
+        type=ListType(TOKENS),
         show_default="the prompts' own",
     )
     batch_size: tuple[int, ...] = _axis("Prompts decoded together.", default="1")
@@ -128,7 +140,7 @@ class BenchFlags:
     )
     device: tuple[str, ...] = _axis(
         "Where to run; auto takes CUDA if available.",
-        type=DEVICES,
+        type=ListType(DEVICE),
         metavar="auto|cpu|cuda",
         default="auto",
     )
@@ -150,6 +162,11 @@ class BenchFlags:
         "-o",
         type=PATH,
     )
+    processor: tuple[str, ...] = _axis(
+        f"In place of --temperature, --top-k and --top-p: {PROCESSORS}",
+        metavar="NAME[:VALUE...],...",
+        show_default="with --ablation greedy,nucleus:0.8:0.9",
+    )
     wide: bool = _output("Print all columns of the tables.")
     output_format: str = _output(
         "What to print on stdout.",
@@ -159,6 +176,21 @@ class BenchFlags:
         is_eager=True,
         callback=remember_format,
     )
+
+
+_DRAFTER = declared(DrafterSettings)["drafter"].option
+drafter_arms = stack(
+    several(
+        "--drafter",
+        section=DRAFTERS,
+        type=TEXT,
+        metavar=_DRAFTER.metavar,
+        help=f"{_DRAFTER.help} Several after one flag are an arm each.",
+    ),
+    options_of(DrafterSettings, DRAFTERS, but=("drafter",)),
+    draft_place_flags,
+)
+"""Several drafters, to compare."""
 
 
 def shared_setup(
@@ -190,6 +222,17 @@ def check_choices(flag: str, names: tuple[str, ...], known: tuple[str, ...]) -> 
         if name not in known:
             guess = did_you_mean(name, known)
             raise UsageError(f"{flag} has the unknown {name}", f"{guess}use {', '.join(known)}")
+
+
+def check_batch_size(engine_dir: str, batch_size: int) -> None:
+    """Check a batch size against the engine's; a Hugging Face folder takes any."""
+    engine = model_at(engine_dir).engine
+    largest = batch_size if engine is None else engine.config.build_config.max_batch_size
+    if batch_size > largest:
+        raise UsageError(
+            f"batch size {batch_size} is above the {largest} of {engine_dir}",
+            "use a smaller --batch-size, or rebuild the engine with a larger --max-batch-size",
+        )
 
 
 def filters_of(flags: BenchFlags) -> tuple[Filters, ...]:

@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ import click
 
 from trtla.cli.shared import options as opt
 from trtla.cli.shared.command import Command
+from trtla.cli.shared.flags import flags_as
 from trtla.cli.shared.model import (
     SHIPPED,
     CorpusFlags,
@@ -31,12 +32,10 @@ from trtla.cli.shared.model import (
     sample_model,
     save_corpus,
 )
-from trtla.cli.shared.params import source, with_grammar, with_processor
 from trtla.console import Console
 from trtla.errors import UsageError
 from trtla.files import user_cache, write_whole
 from trtla.settings.drafting import DRAFT_PREFIX, DrafterSettings
-from trtla.settings.fields import parsed
 from trtla.settings.messages import Asking
 from trtla.settings.sampling import USUAL_LEN
 
@@ -93,7 +92,7 @@ class ChatFlags(CorpusFlags):
 @opt.engine_flags("Model", type=opt.PATH, required=False, show_default="that of the last chat")
 @opt.opening_flags()
 @opt.flags_of(ChatFlags)
-@opt.length_flag(show_default=_LENGTH, help="Most tokens of an answer.")
+@opt.length_flag(default=USUAL_LEN, show_default=_LENGTH, help="Most tokens of an answer.")
 @opt.sampling_flags
 @opt.processor_flag
 @opt.stop_flags
@@ -114,7 +113,7 @@ def chat(console: Console, /, **flags: Any) -> None:
     """
     model = _model(flags["engine_dir"], console)
     flags["engine_dir"] = str(model_at(model).path)
-    settings = parsed(ChatFlags, with_processor(with_grammar(flags)))
+    settings = flags_as(ChatFlags, flags)
     Asking(settings.chat, settings.system or None)  # refuses --system with --no-chat
     console.color = settings.color
     named = [
@@ -169,8 +168,6 @@ def _session(llm: LLM, printer: Printer, flags: ChatFlags, model: str) -> Sessio
     from trtla.extras.chat.settings import ChatSettings
 
     sampling, options = flags.sampling, flags.options
-    if source(click.get_current_context(), "max_output_len") == "default":
-        sampling = replace(sampling, max_output_len=USUAL_LEN)
     chosen = ChatSettings(
         sampling, options.drafter, options.lookahead, chat=flags.chat, system=flags.system
     )

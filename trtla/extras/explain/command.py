@@ -10,6 +10,7 @@ import click
 
 from trtla.cli.shared import options as opt
 from trtla.cli.shared.command import Command
+from trtla.cli.shared.flags import flags_as
 from trtla.cli.shared.model import (
     ModelFlags,
     check_model,
@@ -18,13 +19,12 @@ from trtla.cli.shared.model import (
     note_without_drafts,
     open_llm,
 )
-from trtla.cli.shared.params import check_new_file, with_processor
+from trtla.cli.shared.outputs import check_new_file
 from trtla.cli.shared.templates import check_template
 from trtla.cli.shared.values import LOOKAHEAD
 from trtla.console import Console
 from trtla.errors import UsageError
 from trtla.files import write_whole, written
-from trtla.settings.fields import parsed
 from trtla.settings.lookahead import Lookahead
 from trtla.settings.messages import ANSWER, Asking, is_conversation
 
@@ -111,7 +111,7 @@ def explain(console: Console, /, **flags: Any) -> None:
     """
     from trtla.data.prompts import gather
 
-    settings = parsed(ExplainFlags, with_processor(flags))
+    settings = flags_as(ExplainFlags, flags)
     console.color = settings.color
     settings = _check(settings)
     triple, drafter = settings.drafting

@@ -10,7 +10,7 @@ import click
 
 from trtla.cli.shared.command import Command
 from trtla.cli.shared.options import setting, switch
-from trtla.cli.shared.params import check_new_file
+from trtla.cli.shared.outputs import check_new_file
 from trtla.console import Console
 from trtla.errors import UsageError
 

@@ -10,12 +10,13 @@ import click
 
 from trtla.cli.shared import options as opt
 from trtla.cli.shared.command import Command
-from trtla.cli.shared.model import check_batch_size, engine_limits, is_trtllm, loading, model_at
-from trtla.cli.shared.params import check_new_file
+from trtla.cli.shared.model import is_trtllm, loading, model_at
+from trtla.cli.shared.outputs import check_new_file
 from trtla.cli.shared.templates import check_texts
-from trtla.cli.shared.values import DURATION
+from trtla.cli.shared.values import UnitType
 from trtla.console import Console
 from trtla.errors import UsageError
+from trtla.extras.bench.flags import check_batch_size
 from trtla.settings.executor import ExecutorOptions
 from trtla.settings.fields import parsed
 from trtla.settings.lookahead import LookaheadConfig
@@ -24,6 +25,9 @@ from trtla.settings.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from trtla.extras.bench.tune.grid import TuneSettings
+
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600}
+DURATION = UnitType("time", _SECONDS, "a time of at least 1s, such as 90s, 2m or 1h", whole=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,6 +155,7 @@ def _check(flags: TuneFlags, console: Console) -> TuneSettings:
 def _limit(model: str) -> LookaheadConfig:
     """Return the limit of triples; a model that has none to tune is refused."""
     from trtla.extras.bench.tune.grid import FREE, triples_within
+    from trtla.formats.engine import check_is_engine
 
     if is_trtllm(model):
         raise UsageError(
@@ -162,7 +167,10 @@ def _limit(model: str) -> LookaheadConfig:
             f"{model} is an encoder-decoder, and trtla tune supports decoder-only models",
             "try triples with trtla run --request-lookahead, or measure them with trtla bench",
         )
-    limit = engine_limits(model) or FREE
+    opened = model_at(model)
+    if opened.kind == "checkpoint":
+        check_is_engine(opened.folder)
+    limit = opened.engine.default_triple(None) if opened.engine else FREE
     if not triples_within(limit):
         raise UsageError(
             f"{model} was built with lookahead {limit}, which leaves no triple to tune",
