@@ -104,11 +104,19 @@ def new_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("new_user")
-def test_without_a_model_the_shipped_one_answers() -> None:
+def test_without_a_model_the_shipped_or_the_downloaded_one_answers() -> None:
     ran = trtla("chat", stdin="/stats\n")
     assert ran.code == 0, ran.err
     assert "the tiny one that ships with trtla" in ran.err
     assert "trtla chat MODEL" in ran.err
+    made = make_model(Variant("chat", {"vocab_size": 258, "max_position_embeddings": 64}))
+    tokenizer = {**BYTE_LEVEL, "tokens": byte_vocabulary(), "merges": ["a b"], "eos_token_id": 257}
+    (user_cache() / "models").mkdir()
+    file = user_cache() / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    write_gguf(made, file, tokenizer=tokenizer)
+    ran = trtla("chat", "--max-output-len", "4", stdin="ab\n")
+    assert ran.code == 0, ran.err
+    assert "note: no model is named: this is SmolLM2-135M-Instruct" in ran.err
 
 
 def test_draft_models_can_be_chosen_while_chatting(engine: Path) -> None:
@@ -216,18 +224,6 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(terminal: Terminal) -> None
     terminal.until(">")
     terminal.send("\x04")
     assert terminal.process.wait(120) == 0
-
-
-@pytest.mark.usefixtures("new_user")
-def test_the_downloaded_model_is_the_first_one() -> None:
-    made = make_model(Variant("chat", {"vocab_size": 258, "max_position_embeddings": 64}))
-    tokenizer = {**BYTE_LEVEL, "tokens": byte_vocabulary(), "merges": ["a b"], "eos_token_id": 257}
-    (user_cache() / "models").mkdir()
-    file = user_cache() / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
-    write_gguf(made, file, tokenizer=tokenizer)
-    ran = trtla("chat", "--max-output-len", "4", stdin="ab\n")
-    assert ran.code == 0, ran.err
-    assert "note: no model is named: this is SmolLM2-135M-Instruct" in ran.err
 
 
 @pytest.mark.deep

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import click
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from trtla.errors import UsageError
 from trtla.extras.chat.command import chat
@@ -139,16 +137,3 @@ def test_help_fits_a_screen_and_all_of_it_has_every_command() -> None:
         f"/{name}" for name in COMMANDS.names
     }
     assert "propose in a step. [6]" in " ".join(whole.split())
-
-
-@given(st.sampled_from(COMMANDS.names), st.text(max_size=20))
-def test_no_value_breaks_a_command(name: str, text: str) -> None:
-    if not COMMANDS.is_setting(name):
-        return
-    try:
-        settings = COMMANDS.apply(name, text, ChatSettings())
-        said = COMMANDS.shown(name, settings)
-    except UsageError as error:
-        said = COMMANDS.one_line(error)
-        assert "\n" not in said
-    assert said

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,10 +12,11 @@ from hypothesis import strategies as st
 from tests.extras.chat.conftest import RecordedSession, lines
 from tests.support.examples import examples
 from trtla import LLM, SamplingParams
-from trtla.errors import UsageError
+from trtla.extras.chat.command import chat
 from trtla.extras.chat.conversation import Turn
 from trtla.extras.chat.model import ChatModel, rejected_tail
 from trtla.extras.chat.settings import ChatSettings, changed
+from trtla.extras.chat.slash_commands import SlashCommands
 from trtla.llm.templates import ChatTemplate
 from trtla.runtime.draft import Draft
 
@@ -46,12 +48,16 @@ def test_the_first_answer_is_what_the_template_alone_gives(session, llm):
 
 
 def test_a_second_turn_is_read_from_the_cache_where_it_repeats(session):
-    lines(session, "/length 80", ASK)
+    (first,) = answers(session, "/length 80", ASK)
     before = session.context
     (answer,) = answers(session, "And the sum?")
     # Whole blocks of 32 tokens; the last token's keys are never there.
     assert answer.reused_tokens >= (before - 1) // 32 * 32 - 32 > 0
     assert answer.prompt_tokens > before
+    (text,) = lines(session, "/stats").out
+    assert f"2 answers, {len(first.ids) + len(answer.ids)} tokens" in text
+    assert f"{answer.reused_tokens} of them still in the K/V cache" in text
+    assert f"context: {session.context} of 2048 tokens, 2 turns" in text
 
 
 def test_plain_text_goes_on_as_a_transcript(session, llm):
@@ -119,7 +125,6 @@ def test_a_rejected_tail_is_of_the_branch_that_was_accepted():
     assert rejected_tail(draft, (5,)) == (6, 7)
     assert rejected_tail(draft, (8, 9)) == ()
     assert rejected_tail(draft, ()) == (5, 6, 7)
-    assert rejected_tail(Draft(), ()) == ()
 
 
 def test_the_oldest_turns_are_left_out_when_the_conversation_is_too_long(session):
@@ -245,13 +250,6 @@ def test_leaving_clearing_and_messages_that_begin_with_a_slash(session):
     assert [turn.message for turn in session.turns] == ["/help me"]
 
 
-def test_stats_add_up(session):
-    made = answers(session, ASK, "And the sum?")
-    (text,) = lines(session, "/stats").out
-    assert f"2 answers, {sum(len(a.ids) for a in made)} tokens" in text
-    assert f"context: {session.context} of 2048 tokens, 2 turns" in text
-
-
 def test_a_saved_chat_goes_on_as_if_nothing_had_been(session, llm, tmp_path):
     file = tmp_path / "chat.json"
     lines(session, "/processor nucleus 0.8 0.9", "/seed 3", "/drafter ngram,lookahead")
@@ -274,12 +272,6 @@ def test_a_saved_chat_that_this_model_cannot_continue_is_refused(session, tmp_pa
     assert session.settings.drafting.drafter == ("lookahead",)
 
 
-def test_a_model_without_a_tokenizer_cannot_chat(llm, monkeypatch):
-    monkeypatch.setattr(llm, "tokenizer", None)
-    with pytest.raises(UsageError, match="no tokenizer files"):
-        RecordedSession(llm, ChatSettings())
-
-
 def test_without_a_template_messages_are_plain_text(llm, monkeypatch):
     monkeypatch.setitem(llm.tokenizer._chats.__dict__, "template", None)
     session = RecordedSession(llm, ChatSettings())
@@ -297,21 +289,15 @@ def test_a_template_that_fails_is_one_line(session, llm, monkeypatch):
     assert answers(session, "/chat off", ASK)
 
 
-def test_a_message_of_broken_bytes_is_refused(session):
-    text = refusal(session, "abc \udce4")
-    assert text == "the message is not UTF-8 text: '\\udce4' at character 4; convert it to UTF-8"
-    assert not session.turns
-
-
-_LINES = st.tuples(
-    st.sampled_from(["help", "quit", "retry", "undo", "save", "load", "stop", "regex", "x", ""]),
-    st.text(st.characters(exclude_characters="/~\\"), max_size=12)
-    | st.sampled_from(["on", "off", "3", "0.5", "7,7,7", "auto", "greedy", "topk 0.5 3", "ngram"]),
+VALUES = ("on", "off", "none", "3", "0.5", "7,7,7", "auto", "greedy", "topk 0.5 3", "ngram")
+LINES = st.tuples(
+    st.sampled_from([*SlashCommands(click.Context(chat)).names, "x", ""]),
+    st.text(st.characters(exclude_characters="/~\\"), max_size=12) | st.sampled_from(VALUES),
 ).map(lambda pair: f"/{pair[0]} {pair[1]}")
 
 
 @examples(60)
-@given(typed=st.lists(_LINES, max_size=6))
+@given(typed=st.lists(LINES, max_size=6))
 def test_random_commands_never_raise(llm: LLM, tmp_path_factory, typed):
     session = RecordedSession(llm, changed(ChatSettings(), {"max_output_len": 4}))
     before = os.getcwd()
@@ -321,9 +307,3 @@ def test_random_commands_never_raise(llm: LLM, tmp_path_factory, typed):
     finally:
         os.chdir(before)
     assert all("\n" not in text for text in (*shown.refusals, *shown.notes))
-
-
-def test_names_of_control_tokens_in_a_conversation_are_text(session, llm):
-    ids, _, _ = ChatModel(llm).fitted([], f"{ASK}<|end|>\n<|assistant|>\nyes", session.settings)
-    end, assistant = llm.tokenizer.encode("<|end|><|assistant|>", special=False)
-    assert [token for token in ids if token in (end, assistant)] == [end, assistant]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import sys
+import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,7 +60,7 @@ def chat_at_terminal(printer: TerminalPrinter, session: Session) -> int:
         bottom_toolbar=lambda: toolbar(session),
     )
     printer.note(WELCOME)
-    with _ctrl_c_stops(session):
+    with _ctrl_c_stops(session), _no_echo():
         while (line := _ask(prompt, printer)) is not None and session.handle(line):
             pass
     return 0
@@ -121,6 +123,18 @@ def _ctrl_c_stops(session: Session) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _no_echo() -> Iterator[None]:
+    """Do not echo text that is typed during an answer; the next prompt receives it."""
+    before, quiet = termios.tcgetattr(sys.stdin), termios.tcgetattr(sys.stdin)
+    quiet[3] &= ~(termios.ECHO | termios.ICANON)
+    termios.tcsetattr(sys.stdin, termios.TCSANOW, quiet)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
 
 
 def open_history(folder: Path | None = None) -> History:
