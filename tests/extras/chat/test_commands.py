@@ -48,6 +48,7 @@ def test_commands_of_speculative_decoding_are_understood(name: str) -> None:
         ("/max_output_len 64", "max_output_len", 64, "64"),
         ("/max_output_len 1k", "max_output_len", 1000, "1000"),
         ("/length 64", "max_output_len", 64, "64"),
+        ("/max_tokens 64", "max_output_len", 64, "64"),
         ("/SEED 3", "seed", 3, "3"),
         ("/egag-gamma-max 8", "gamma_max", 8, "8"),
         ("/gamma_max none", "gamma_max", None, "none"),
@@ -131,7 +132,7 @@ def test_help_fits_a_screen_and_all_of_it_has_every_command() -> None:
     assert len(lines) <= 23
     assert max(map(len, lines)) <= 80
     assert lines[0].split()[0] == "/help"
-    assert "[You are a patient...]" in " ".join(lines)
+    assert "[You are a patient...]" in " ".join(" ".join(lines).split())
     whole = COMMANDS.help(apply("/gamma 6"), whole=True)
     assert {line.split()[0] for line in whole.splitlines() if line.startswith("/")} == {
         f"/{name}" for name in COMMANDS.names

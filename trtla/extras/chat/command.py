@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from trtla.extras.chat.session import Session
     from trtla.llm.llm import LLM
 
-_LENGTH = "half the context"
 _NAMING = "trtla chat MODEL"
 
 
@@ -54,14 +53,14 @@ class ChatFlags(CorpusFlags):
         several=True,
     )
     chat: bool = opt.flag(
-        "Whether messages are put into the model's chat template; without one, or with --no-chat, "
-        "they are continued as plain text.",
+        "Put messages into the model's chat template. Without one, or with --no-chat, they are "
+        "continued as plain text.",
         "--chat/--no-chat",
         section="Conversation",
         default=True,
     )
     system: str = opt.flag(
-        "A system message, which the chat template has before the first message.",
+        "A system message, before the first message.",
         section="Conversation",
         default="",
         show_default=False,
@@ -85,7 +84,7 @@ class ChatFlags(CorpusFlags):
 @opt.engine_flags("Model", type=opt.PATH, required=False, show_default="a small one")
 @opt.opening_flags()
 @opt.flags_of(ChatFlags)
-@opt.length_flag(show_default=_LENGTH, help="Most tokens of an answer.")
+@opt.length_flag(show_default="half the context", help="Most tokens of an answer.")
 @opt.sampling_flags
 @opt.processor_flag
 @opt.stop_flags
@@ -94,15 +93,14 @@ class ChatFlags(CorpusFlags):
 @opt.corpus_flags
 @opt.draft_flags
 @opt.trtllm_flags
-@opt.color_flag("Colour the tokens that were accepted in parallel.", "Conversation")
+@opt.color_flag("Colour accepted draft tokens.", "Conversation")
 @click.pass_obj
 def chat(console: Console, /, **flags: Any) -> None:
-    """Talk with a model, without --engine-dir a small one to try trtla with; the K/V cache is kept
-    between turns.
+    """Talk with a model, or with a small one if none is named. The K/V cache is kept between turns.
 
-    /help lists the commands, which change every setting during the conversation. Where
-    stdin is no terminal every line is a message or a command: answers go to stdout, all else to
-    stderr, and the exit code is 2 where a line was refused.
+    Every flag for sampling and drafting is a command during the conversation too: /gamma 6. /help
+    lists the commands. If stdin is not a terminal, every line is a message or a command: answers go
+    to stdout, all else to stderr, and the exit code is 2 if a line was refused.
     """
     model = sample_model(console.note, _NAMING, flags["engine_dir"])
     flags["engine_dir"] = str(model_at(model).path)

@@ -41,13 +41,14 @@ _END = (
     "switch without one toggles."
 )
 _SHOWN = 24  # characters of a value in /help
-_FORMER = {
-    item.option.chat: item.name
+_ALIASES = {
+    alias: item.name
     for kind in (SamplingParams, DrafterSettings)
     for item in declared(kind).values()
-    if item.option.chat
+    for alias in (item.option.alias, item.option.chat)
+    if alias
 }
-"""Settings by their names in Speculative-Decoding's chat."""
+"""Settings by the other names of their flags, and by those in Speculative-Decoding's chat."""
 
 
 class SlashCommands:
@@ -56,7 +57,8 @@ class SlashCommands:
     def __init__(self, context: click.Context) -> None:
         """`context` is that of the command `trtla chat`, whose flags become commands."""
         self._context = context
-        flags = {str(p.name): p for p in context.command.params if isinstance(p, click.Option)}
+        options = (p for p in context.command.params if isinstance(p, click.Option))
+        flags = {str(option.name): option for option in options if not option.hidden}
         about = declared(ChatSettings)
         for name in SWITCHES:
             flags[name] = click.Option(
@@ -70,13 +72,13 @@ class SlashCommands:
     def find(self, typed: str) -> str:
         """Return a command's name, in any case and with `-` for `_`; raises UsageError."""
         name = typed.lower().replace("-", "_")
-        name = _FORMER.get(name, name)
+        name = _ALIASES.get(name, name)
         if name in (*self.names, *_UNLISTED, _STORAGE):
             return name
-        near = closest(name, (*self.names, *_FORMER, *self._at_start))
+        near = closest(name, (*self.names, *_ALIASES, *self._at_start))
         if near in self._at_start:
             raise UsageError(f"/{typed} is not a command", f"start again with {flag_name(near)}")
-        guess = f"did you mean /{_FORMER.get(near, near)}? " if near else ""
+        guess = f"did you mean /{_ALIASES.get(near, near)}? " if near else ""
         raise UsageError(f"/{typed} is not a command", f"{guess}/help all lists them")
 
     def apply(self, name: str, text: str, settings: ChatSettings) -> ChatSettings:
