@@ -21,7 +21,6 @@ from tests.support.gguf_models import BYTE_LEVEL, write_gguf
 from trtla.cli.app import cli
 from trtla.cli.commands import COMMANDS, ORDER, extension
 from trtla.errors import Extra
-from trtla.files import user_cache
 from trtla.formats.transformers_load import load_model, load_tokenizer
 
 PAGES = ("README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))))
@@ -203,7 +202,6 @@ def page(
     monkeypatch.setenv("M", "model.gguf")
     requests = next(text for _, text in blocks("docs/batch.md") if text.startswith("{"))
     (tmp_path / "requests.jsonl").write_text(requests)
-    (user_cache() / "chat_model").unlink(missing_ok=True)  # of another page's folder
     monkeypatch.chdir(tmp_path)
     return str(request.param)
 

@@ -36,7 +36,7 @@ INTERFACE = {
     "cli.shared.model": (
         "block_reuse check_drafters check_length check_model check_triples check_vocabulary "
         "CorpusFlags is_trtllm loading model_at ModelFlags note_loading note_without_drafts "
-        "open_llm sample_model save_corpus SHIPPED"
+        "open_llm sample_model save_corpus"
     ),
     "cli.shared.options": (
         "chat_flags color_flag corpus_flag corpus_flags Decorator draft_flags draft_place_flags "
@@ -59,7 +59,7 @@ INTERFACE = {
     ),
     "files": (
         "ASSETS flush json_text JsonError parse_json parse_texts read_json read_text read_yaml "
-        "user_cache validate write_whole written"
+        "user_cache write_whole written"
     ),
     "formats.chat_templates": "stored_template",
     "formats.checkpoint": "check_config rank_problems",
@@ -81,7 +81,6 @@ INTERFACE = {
     "interrupts": "INTERRUPTS",
     "llm.answer": "Completion",
     "llm.async_engine": "AsyncEngine",
-    "llm.chat_text": "ChatText",
     "llm.decoder": "closed Event Receive refusal ReplicaCounts",
     "llm.llm": "Chunk LLM Piece Prompt",
     "llm.prompt": "PromptRequest RequestMaker",
@@ -121,16 +120,15 @@ INTERFACE = {
     "runtime.threads": "num_threads set_threads",
     "runtime.tree.library": "MOST_TOKENS Planner READ SharedTrees Tree",
     "settings.drafting": (
-        "check_used DRAFT_PREFIX DRAFTERS DrafterSettings DraftOptions LOOKAHEAD NGRAM_KINDS "
-        "NO_DRAFTER parse_drafter"
+        "check_used DRAFT_PREFIX DrafterSettings DraftOptions LOOKAHEAD NO_DRAFTER parse_drafter"
     ),
     "settings.executor": "ENGINE_OPTIONS ExecutorOptions",
-    "settings.fields": "check check_text Declared declared flag_name option parsed shown whole",
-    "settings.grammar": "Grammar GrammarKind SETTINGS",
+    "settings.fields": "check check_text declared flag_name option parsed shown whole",
+    "settings.grammar": "Grammar SETTINGS",
     "settings.lookahead": "AUTOREGRESSIVE check_request Lookahead LookaheadConfig",
-    "settings.messages": "ANSWER AS_TEXT Asking follow_up is_conversation Messages",
+    "settings.messages": "ANSWER AS_TEXT Asking check_messages follow_up is_conversation Messages",
     "settings.sampling": (
-        "BEYOND DRAWN EXAMPLES Filters filters_text parse_processor SamplingParams USUAL_LEN"
+        "BEYOND DRAWN Filters filters_text parse_processor SamplingParams USUAL_LEN"
     ),
     "trtllm.library": (
         "HOW_TO_INSTALL installed_version known_trouble Library load probe require_backend "

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import product
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 from trtla.errors import UsageError, did_you_mean, named, trtllm_cannot
 from trtla.settings.fields import check, option, wrong
@@ -18,7 +18,6 @@ from trtla.settings.lookahead import LookaheadConfig
 
 NgramKind = Literal["basic", "onelevel"]
 """Contexts that n-grams are stored by: every length below the order, or the longest alone."""
-NGRAM_KINDS: tuple[NgramKind, ...] = get_args(NgramKind)
 
 DRAFT_PREFIX = "draft:"
 DRAFTERS = ("none", "lookahead", "ngram", "prompt-lookup")

@@ -27,9 +27,6 @@ VALUES = {
 }
 """The processors, and what their values mean, in order."""
 
-EXAMPLES = ("greedy", "multinomial:0.8", "topk:0.8:40", "nucleus:0.8:0.9", "topknucleus:0.8:40:0.9")
-"""Every processor with usual values, for completion."""
-
 
 class Filters(NamedTuple):
     """The filters of a draw."""

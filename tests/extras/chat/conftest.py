@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import click
 import pytest
 
 from trtla import LLM
+from trtla.extras.chat.command import chat
 from trtla.extras.chat.model import Reply
 from trtla.extras.chat.printer import Printer
 from trtla.extras.chat.session import Session
@@ -25,7 +27,6 @@ class Shown:
     refusals: list[str] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     steps: list[tuple[int, int, tuple[str, str, str]]] = field(default_factory=list)
-    live: list[str] = field(default_factory=list)
     cleared: int = 0
     answers: list[Reply] = field(default_factory=list)
 
@@ -49,10 +50,7 @@ class Recorder(Printer):
     def clear(self) -> None:
         self.shown.cleared += 1
 
-    def live(self, text: str) -> None:
-        self.shown.live.append(text)
-
-    def text(self, pieces: Iterable[Piece], sources: Sequence[str] = ()) -> None:
+    def text(self, pieces: Iterable[Piece]) -> None:
         self.shown.texts.append("".join(text for text, _ in pieces))
 
     def step(self, number: int, accepted: int, texts: tuple[str, str, str]) -> None:
@@ -64,17 +62,16 @@ class RecordedSession(Session):
 
     def __init__(self, llm: LLM, settings: ChatSettings) -> None:
         self.recorder = Recorder()
-        super().__init__(llm, settings, self.recorder)
+        super().__init__(llm, settings, self.recorder, click.Context(chat))
 
 
 def lines(session: RecordedSession, *given: str) -> Shown:
     """What some lines make of a session."""
     session.recorder.shown = shown = Shown()
     for line in given:
-        before = session.last
+        before = len(session.replies)
         session.handle(line)
-        if session.last is not before and session.last:
-            shown.answers.append(session.last)
+        shown.answers += session.replies[before:]
     return shown
 
 
@@ -89,4 +86,4 @@ def llm() -> Iterator[LLM]:
 
 @pytest.fixture
 def session(llm: LLM) -> RecordedSession:
-    return RecordedSession(llm, changed(ChatSettings(), {"sampling.max_output_len": 24}))
+    return RecordedSession(llm, changed(ChatSettings(), {"max_output_len": 24}))

@@ -1,95 +1,123 @@
-"""Turns to token ids: prefixes are shared, the model's own ids stay, old turns make room."""
+"""Turns become prompts, old turns make room, and files keep both; other files are refused."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtla.extras.chat.conversation import Turn, chat_ids, fitted, plain_ids
-from trtla.llm.chat_text import ChatText
+from tests.extras.chat.conftest import lines
+from trtla.errors import UsageError
+from trtla.extras.chat.conversation import Turn, fitted, load, prompt_of, save
+from trtla.extras.chat.settings import ChatSettings, changed
+from trtla.settings.lookahead import LookaheadConfig
 
-BEGIN = 1000
+USUAL = ChatSettings()
+TURNS = [Turn("a", "b"), Turn("c é", "d\n")]
 
 
 class Letters:
-    """One id a character, offset so that ids of the model's own (small ones) are told apart."""
+    """A tokenizer with an id for each character."""
 
-    def __init__(self, *, strips: bool = False) -> None:
-        self.strips = strips
-
-    def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
-        return ((BEGIN,) if special else ()) + tuple(BEGIN + 1 + ord(c) for c in text)
-
-    def chat_text(self, messages: Sequence[dict[str, str]]) -> str:
-        shown = [m["content"].strip() if self.strips else m["content"] for m in messages]
-        roles = [m["role"][0] for m in messages]
-        parts = [f"[{role}]{text}." for role, text in zip(roles, shown, strict=True)]
-        return "".join(parts) + "[a]"
-
-    def chat(self, messages: Sequence[dict[str, str]]) -> ChatText:
-        return ChatText(self.chat_text(messages))
-
-    def encode_chat(self, chat: ChatText) -> tuple[int, ...]:
-        return self.encode(chat.text, special=False)
+    def prompt_ids(self, prompt: str | Sequence[dict[str, str]]) -> tuple[int, ...]:
+        if not isinstance(prompt, str):
+            prompt = "".join(f"[{m['role'][0]}]{m['content']}." for m in prompt) + "[a]"
+        return tuple(map(ord, prompt))
 
 
 words = st.text("abc ", min_size=1, max_size=6)
-turns = st.lists(
-    st.builds(
-        Turn,
-        message=words,
-        answer=words,
-        answer_ids=st.lists(st.integers(0, 9), min_size=1, max_size=5).map(tuple),
-        finish_reason=st.just("end_id"),
-    ),
-    max_size=4,
+
+
+@given(
+    st.lists(st.builds(Turn, words, words), max_size=4), words, st.integers(0, 60), st.booleans()
 )
-
-
-@given(turns, words, words)
-def test_a_transcript_begins_with_the_one_before_and_its_answer(past, message, following):
-    before = plain_ids(past, message, Letters())
-    turn = Turn(message, "x", (1, 2), "length")
-    after = plain_ids([*past, turn], following, Letters())
-    assert after[: len(before) + 2] == (*before, 1, 2)
-    assert after[len(before) + 2 :] == Letters().encode("\n" + following, special=False)
-
-
-@given(turns, words, words)
-def test_a_template_keeps_the_answers_ids(past, message, following):
-    before = chat_ids(past, message, Letters())
-    after = chat_ids([*past, Turn(message, "x", (1, 2), "length")], following, Letters())
-    kept = all(turn.answer == turn.answer.strip() for turn in past)
-    if kept:
-        assert after[: len(before) + 2] == (*before, 1, 2)
-    assert after[-len("[a]") :] == Letters().encode("[a]", special=False)
-
-
-def test_what_a_template_changes_is_tokenised_anew():
-    past = [Turn("a", "b", (1,), "end_id"), Turn("c", " d ", (2,), "end_id")]
-    ids = chat_ids(past, "e", Letters(strips=True))
-    assert 1 in ids
-    assert 2 not in ids
-    assert Letters().encode("[a]d.", special=False)[0] in ids
-
-
-def test_a_template_that_rewrites_answers_gets_its_way():
-    class Shouting(Letters):
-        def chat_text(self, messages: Sequence[dict[str, str]]) -> str:
-            return super().chat_text(messages).upper()
-
-    ids = chat_ids([Turn("a", "b", (1,), "end_id")], "c", Shouting())
-    assert ids == Letters().encode("[U]A.[A]B.[U]C.[A]", special=False)
-
-
-@given(turns, words, st.integers(0, 60), st.booleans())
 def test_the_oldest_turns_make_room_and_no_more_than_needed(past, message, room, chat):
-    found = fitted(past, message, Letters(), chat=chat, room=room)
-    build = chat_ids if chat else plain_ids
-    assert found.ids == build(past[found.dropped :], message, Letters())
-    if len(found.ids) > room:
-        assert found.dropped == len(past)
-    if found.dropped:
-        assert len(build(past[found.dropped - 1 :], message, Letters())) > room
+    settings = ChatSettings(chat=chat, system="s" * chat)
+
+    def ids_without(count: int) -> tuple[int, ...]:
+        return Letters().prompt_ids(prompt_of(past[count:], message, settings))
+
+    ids, dropped = fitted(past, message, Letters(), settings, room)
+    assert ids == ids_without(dropped)
+    if len(ids) > room:
+        assert dropped == len(past)
+    if dropped:
+        assert len(ids_without(dropped - 1)) > room
+
+
+def test_a_prompt_is_messages_or_a_text_with_each_message_on_a_line() -> None:
+    messages = prompt_of(TURNS[:1], "c", ChatSettings(system="s"))
+    assert [(message["role"], message["content"]) for message in messages] == [
+        ("system", "s"), ("user", "a"), ("assistant", "b"), ("user", "c"),
+    ]  # fmt: skip
+    assert prompt_of(TURNS[:1], "c", ChatSettings(chat=False)) == "ab\nc"
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "chat.json"
+    save(path, TURNS, changed(USUAL, {"gamma": 6}), USUAL)
+    return path
+
+
+def test_a_file_holds_messages_and_the_settings_that_differ(file):
+    data = json.loads(file.read_text())
+    assert data["settings"] == {"gamma": 6}
+    assert data["messages"][2] == {"role": "user", "content": "c é"}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"system": "Be\nbrief.", "max_output_len": 64, "repetition_penalty": 1.1, "stop": ["END"]},
+        {"logit_bias": {17: -5, 3: 2.5}, "stop_token_ids": [9], "lookahead": "auto"},
+        {"lookahead": LookaheadConfig(5, 4, 3), "drafter": ("ngram", "lookahead"), "ema": 0.5},
+        {"grammar": {"regex": "a+"}, "chat": True, "speculative": False, "debug": True},
+    ],
+)
+def test_every_kind_of_setting_is_kept(file, values):
+    settings = changed(USUAL, values)
+    save(file, TURNS, settings, USUAL)
+    assert load(file) == (TURNS, settings)
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ({"messages": [{"role": "user", "content": "a"}]}, "not questions with answers"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "is not UTF-8"),
+        ({"messages": None}, "not a list"),
+        ({"settings": None}, "not a saved chat"),
+        ({"settings": {"gama": 6}}, "unknown setting 'gama'"),
+        ({"settings": {"gamma": "6"}}, "gamma is '6'"),
+        ({"settings": {"debug": 1}}, "debug is 1"),
+        ({"settings": {"lookahead": 5}}, "not a triple"),
+    ],
+)
+def test_other_contents_are_refused(file, change, part):
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(UsageError, match=part):
+        load(file)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "null", "[" * 100_000, '{"a": ' + "9" * 5000])
+def test_no_text_breaks_loading(file, text, session):
+    file.write_text(text)
+    assert lines(session, f"/load {file}").refusals
+
+
+def test_files_of_others_stay(tmp_path):
+    path = tmp_path / "notes.json"
+    path.write_text('{"mine": 1}')
+    with pytest.raises(UsageError, match="not a saved chat"):
+        save(path, TURNS, USUAL, USUAL)
+    assert path.read_text() == '{"mine": 1}'
+
+
+@pytest.mark.parametrize("name", ["no/such/folder/chat.json", "a\0b", ".", "", "~nobody/chat"])
+def test_a_path_that_cannot_be_written_is_refused(session, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    assert lines(session, f"/save {name}").refusals

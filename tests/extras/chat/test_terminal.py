@@ -1,28 +1,22 @@
-"""What the terminal shows, without one: history, metrics, harmless text."""
+"""The parts of the terminal, without one: history, completion, colours, statistics."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
+import click
 import pytest
 from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
 from prompt_toolkit.history import InMemoryHistory
 
-from trtla import LLM, DraftOptions
+from trtla import LLM
 from trtla.console import Console
-from trtla.extras.chat.model import Tally
-from trtla.extras.chat.printer import Printer, harmless
+from trtla.extras.chat.command import chat
+from trtla.extras.chat.model import Reply, speed, tokens_per_s
 from trtla.extras.chat.session import Session
-from trtla.extras.chat.settings import ChatSettings, changed
-from trtla.extras.chat.terminal import (
-    HISTORY,
-    CommandCompleter,
-    StatusRow,
-    TerminalPrinter,
-    open_history,
-)
+from trtla.extras.chat.settings import ChatSettings
+from trtla.extras.chat.terminal import HISTORY, TerminalPrinter, completer, open_history, toolbar
 from trtla.llm.answer import Chunk
 
 
@@ -40,46 +34,30 @@ def test_an_unwritable_history_is_no_failure(tmp_path: Path) -> None:
     assert isinstance(open_history(tmp_path), InMemoryHistory)
 
 
-def test_a_history_that_becomes_unwritable_is_no_failure(tmp_path: Path) -> None:
-    history = open_history(tmp_path)
-    (tmp_path / HISTORY).unlink()
-    (tmp_path / HISTORY).mkdir()
-    history.append_string("still there")
-    assert history.get_strings() == ["still there"]
-
-
 def test_completion_at_the_terminal(session: Session) -> None:
-    found = list(CommandCompleter(session).get_completions(Document("/looka"), CompleteEvent()))
-    assert [(c.text, c.start_position) for c in found] == [("/lookahead", -6)]
+    def completed(text: str) -> list[str]:
+        items = completer(session).get_completions(Document(text), CompleteEvent())
+        return [item.text for item in items]
 
-
-def test_control_characters_are_harmless() -> None:
-    assert harmless("a\x1b[2Jb\tc\n\x9b") == "a\ufffd[2Jb\tc\n\ufffd"
+    assert completed("/looka") == ["/lookahead"]
+    assert completed("/ngram_") == ["/ngram_kind", "/ngram_order"]
+    assert completed("hello") == completed("say /looka") == []
 
 
 @pytest.mark.parametrize("color", ["always", "never"])
-def test_accepted_tokens_are_tinted_by_source(
-    tiny_llama: Path, capsys: pytest.CaptureFixture[str], color: str
+def test_accepted_tokens_are_green_and_control_characters_harmless(
+    llm: LLM, capsys: pytest.CaptureFixture[str], color: str
 ) -> None:
-    nodes, shown = DraftOptions(nodes=4), []
-    with LLM(tiny_llama, lookahead="auto", dtype="float32", draft_options=nodes) as llm:
-        settings = {"sampling.max_output_len": 40, "lookahead": "auto"}
-        session = Session(llm, changed(ChatSettings(), settings), Printer(Console(color=color)))
-        for line in ("Hello, who are you?", "/colors source", "Hello again"):
-            session.handle(line)
-            shown.append(capsys.readouterr().out)
-    assert session.last
-    counts = session.last.sources
-    assert sum(counts.values()) == session.last.tally.accepted > 0
-    assert ["accepted by source: " in text for text in shown] == [False, False, True]
-    assert all(f"{name} {count}" in shown[2] for name, count in counts.items() if count)
-    assert ["\x1b[93m" in text for text in shown] == [False, False, color == "always"]
+    TerminalPrinter(Console(color=color)).text([("a\x1b[2J", False), ("b", True)])
+    green = ("\x1b[32m", "\x1b[0m") if color == "always" else ("", "")
+    assert capsys.readouterr().out == f"a\ufffd[2J{green[0]}b{green[1]}"
 
 
 def test_terminal_remarks_are_dim_and_errors_red(
     llm: LLM, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    session = Session(llm, ChatSettings(), TerminalPrinter(Console(color="always")))
+    printer = TerminalPrinter(Console(color="always"))
+    session = Session(llm, ChatSettings(), printer, click.Context(chat))
     session.handle("/gamma 5")
     session.handle("/gama 5")
     note, error = capsys.readouterr().out.splitlines()
@@ -87,27 +65,19 @@ def test_terminal_remarks_are_dim_and_errors_red(
     assert error.startswith("\x1b[31merror: /gama is not a command")
 
 
-def test_the_status_row_keeps_to_the_last_row(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LINES", "20")
-    monkeypatch.setenv("COLUMNS", "30")
-    monkeypatch.setattr("trtla.extras.chat.terminal.time", SimpleNamespace(monotonic=lambda: 1.0))
-    with StatusRow() as row:
-        row.show("a text that is longer than thirty columns")
-        row.show("too early for the next one")
-    drawn = capsys.readouterr().out
-    assert "\x1b[1;19r" in drawn  # text scrolls above
-    assert "\x1b[20;1H\x1b[7m a text that is longer than th\x1b[0m" in drawn
-    assert "too early" not in drawn
-    assert drawn.endswith("\x1b7\x1b[r\x1b[20;1H\x1b[2K\x1b8")
+def test_the_toolbar_shows_the_last_answer_and_the_context(session: Session) -> None:
+    assert toolbar(session) == " context 0 of 2048"
+    session.handle("Return the number of items.")
+    (reply,) = session.replies
+    shown = f" {speed(reply)}, 24 tokens (length); context {session.context} of 2048"
+    assert toolbar(session) == shown
 
 
-def test_a_tally_counts_the_prefill_apart() -> None:
-    chunks = [((1,), 0, None), ((2, 3, 4), 2, 0.5), ((5,), 0, 0.5), ((), 0, 0.0)]
-    tally, total = Tally(), Tally()
-    for ids, took, time_s in chunks:
-        tally.count(Chunk(0, (), ids, took, None), time_s)
-    total.add(tally)
-    assert (total.tokens, total.steps, total.accepted, total.decoded) == (5, 2, 2, 4)
-    assert (total.tokens_per_s, total.tokens_per_step) == (4.0, 2.0)
+def test_a_reply_counts_the_prefill_apart() -> None:
+    replies = [Reply(1), Reply(1)]
+    for reply in replies:
+        for at, ids in enumerate([(1,), (2, 3, 4), (5,), ()]):
+            reply.add(Chunk(0, (), ids, 0, None, at=at / 4))
+    assert speed(*replies) == "5 tokens/s, 2.00 tokens per step"
+    assert tokens_per_s(replies) == 8 / 1.5
+    assert speed() == "0 tokens/s, 1.00 tokens per step"

@@ -1,17 +1,14 @@
 """`trtla chat`: from flags to a session and its front-end.
 
-The conversation itself is in trtla.extras.chat; prompt_toolkit is imported for terminals only.
+prompt_toolkit is imported for terminals only.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,7 +17,6 @@ from trtla.cli.shared import options as opt
 from trtla.cli.shared.command import Command
 from trtla.cli.shared.flags import flags_as
 from trtla.cli.shared.model import (
-    SHIPPED,
     CorpusFlags,
     block_reuse,
     check_model,
@@ -33,8 +29,6 @@ from trtla.cli.shared.model import (
     save_corpus,
 )
 from trtla.console import Console
-from trtla.errors import UsageError
-from trtla.files import user_cache, write_whole
 from trtla.settings.drafting import DRAFT_PREFIX, DrafterSettings
 from trtla.settings.messages import Asking
 from trtla.settings.sampling import USUAL_LEN
@@ -44,9 +38,6 @@ if TYPE_CHECKING:
     from trtla.extras.chat.session import Session
     from trtla.llm.llm import LLM
 
-_LENGTH = "half the context"
-_LAST = "chat_model"
-"""The file in the user's cache with the name of the last chat's model."""
 _NAMING = "trtla chat MODEL"
 
 
@@ -61,14 +52,14 @@ class ChatFlags(CorpusFlags):
         several=True,
     )
     chat: bool = opt.flag(
-        "Whether messages are put into the model's chat template; without one, or with --no-chat, "
-        "they are continued as plain text.",
+        "Put messages into the model's chat template. Without one, or with --no-chat, they are "
+        "continued as plain text.",
         "--chat/--no-chat",
         section="Conversation",
         default=True,
     )
     system: str = opt.flag(
-        "A system message, which the chat template has before the first message.",
+        "A system message, before the first message.",
         section="Conversation",
         default="",
         show_default=False,
@@ -89,10 +80,12 @@ class ChatFlags(CorpusFlags):
         "printf '/max_output_len 64\\nOnce upon\\n/stats\\n' | trtla chat engine",
     ],
 )
-@opt.engine_flags("Model", type=opt.PATH, required=False, show_default="that of the last chat")
+@opt.engine_flags("Model", type=opt.PATH, required=False, show_default="a small one")
 @opt.opening_flags()
 @opt.flags_of(ChatFlags)
-@opt.length_flag(default=USUAL_LEN, show_default=_LENGTH, help="Most tokens of an answer.")
+@opt.length_flag(
+    default=USUAL_LEN, show_default="half the context", help="Most tokens of an answer."
+)
 @opt.sampling_flags
 @opt.processor_flag
 @opt.stop_flags
@@ -101,17 +94,16 @@ class ChatFlags(CorpusFlags):
 @opt.corpus_flags
 @opt.draft_flags
 @opt.trtllm_flags
-@opt.color_flag("Colour the tokens that were accepted in parallel.", "Conversation")
+@opt.color_flag("Colour accepted draft tokens.", "Conversation")
 @click.pass_obj
 def chat(console: Console, /, **flags: Any) -> None:
-    """Talk with a model, without --engine-dir that of the last chat, or else a small one to try
-    trtla with; the K/V cache is kept between turns.
+    """Talk with a model, or with a small one if none is named. The K/V cache is kept between turns.
 
-    /help lists the commands, which change every setting during the conversation. Where
-    stdin is no terminal every line is a message or a command: answers go to stdout, all else to
-    stderr, and the exit code is 2 where a line was refused.
+    Every flag for sampling and drafting is a command during the conversation too: /gamma 6. /help
+    lists the commands. If stdin is not a terminal, every line is a message or a command: answers go
+    to stdout, all else to stderr, and the exit code is 2 if a line was refused.
     """
-    model = _model(flags["engine_dir"], console)
+    model = sample_model(console.note, _NAMING, flags["engine_dir"])
     flags["engine_dir"] = str(model_at(model).path)
     settings = flags_as(ChatFlags, flags)
     Asking(settings.chat, settings.system or None)  # refuses --system with --no-chat
@@ -128,51 +120,21 @@ def chat(console: Console, /, **flags: Any) -> None:
         if not llm.is_leader:  # a serving rank of mpirun: leaving the block serves to the end
             return
         printer, converse = _front_end(console)
-        session = _session(llm, printer, settings, model)
-        _remember(model)
+        session = _session(llm, printer, settings)
         console.note(f"note: runs on {llm.description}")
         code = converse(session)
         save_corpus(console, llm, settings.save_corpus)
     click.get_current_context().exit(code)
 
 
-def _model(named: str | None, console: Console) -> str:
-    """The named model, else that of the last chat, else a sample model."""
-    last = _last_model() if named is None else None
-    if last is None:
-        return sample_model(console.note, _NAMING, named)
-    if os.path.isabs(last) and not os.path.exists(last):
-        raise UsageError(f"{last}, the model of the last chat, is gone", f"name one: {_NAMING}")
-    console.note(f"note: the model is {last}, as in the last chat")
-    return last
-
-
-def _last_model() -> str | None:
-    try:
-        return os.fsdecode((user_cache() / _LAST).read_bytes()) or None
-    except OSError:
-        return None
-
-
-def _remember(model: str) -> None:
-    if model == str(SHIPPED):
-        return
-    stored = Path(model).absolute() if Path(model).exists() else model
-    with suppress(OSError):
-        user_cache().mkdir(parents=True, exist_ok=True)
-        write_whole(user_cache() / _LAST, os.fsencode(stored))
-
-
-def _session(llm: LLM, printer: Printer, flags: ChatFlags, model: str) -> Session:
+def _session(llm: LLM, printer: Printer, flags: ChatFlags) -> Session:
     from trtla.extras.chat.session import Session
     from trtla.extras.chat.settings import ChatSettings
 
     sampling, options = flags.sampling, flags.options
-    chosen = ChatSettings(
-        sampling, options.drafter, options.lookahead, chat=flags.chat, system=flags.system
-    )
+    chosen = ChatSettings(sampling, options.drafter, options.lookahead, flags.system, flags.chat)
     with loading():
-        return Session(llm, chosen, printer, model)
+        return Session(llm, chosen, printer, flags.given.context)
 
 
 def _front_end(console: Console) -> tuple[Printer, Callable[[Session], int]]:

@@ -1,24 +1,24 @@
-"""A conversation as turns, and the token ids that the model reads for its next answer.
-
-Answers stay the ids that the model drew: tokenised again, a text may become other tokens, which
-could not share the K/V cache. This file needs no model.
-"""
+"""A conversation as turns: the prompt that they make, and the file that keeps them."""
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from trtla.llm.chat_text import ChatText
-from trtla.runtime.request import FinishReason
+from trtla.errors import UsageError, did_you_mean
+from trtla.extras.chat.settings import NAMES, ChatSettings, changed, read
+from trtla.files import read_json, write_whole, written
+from trtla.settings.fields import shown
+from trtla.settings.grammar import Grammar
+from trtla.settings.lookahead import LookaheadConfig
+from trtla.settings.messages import Asking, Messages, check_messages, follow_up
 
 if TYPE_CHECKING:
     from trtla.llm.text import Tokenizer
-
-_MARK = "\N{OBJECT REPLACEMENT CHARACTER}answer{}\N{OBJECT REPLACEMENT CHARACTER}"
-"""A placeholder for an answer while the chat template is rendered; its ids replace it later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,109 +27,87 @@ class Turn:
 
     message: str
     answer: str
-    answer_ids: tuple[int, ...]
-    """The drawn tokens, without an end token."""
-    finish_reason: FinishReason
 
 
-@dataclass(frozen=True, slots=True)
-class Fitted:
-    """The model's input, and the number of oldest turns that were dropped."""
-
-    ids: tuple[int, ...]
-    dropped: int
-
-
-def plain_ids(
-    turns: Sequence[Turn], message: str, tokenizer: Tokenizer, system: str = ""
-) -> tuple[int, ...]:
-    """Return the raw transcript, for models without a chat template: a message on a line of its
-    own.
-
-    The first message is tokenised as by `trtla run`, so that its answer is the same. A system
-    message has no place in it.
-    """
-    ids: list[int] = []
-    for number, text in enumerate([*(turn.message for turn in turns), message]):
-        ids += tokenizer.encode(f"\n{text}", special=False) if number else tokenizer.encode(text)
-        if number < len(turns):
-            ids += turns[number].answer_ids
-    return tuple(ids)
-
-
-def chat_ids(
-    turns: Sequence[Turn], message: str, tokenizer: Tokenizer, system: str = ""
-) -> tuple[int, ...]:
-    """Return the conversation in the chat template, with earlier answers as the drawn ids.
-
-    Templates may change an answer (most strip it). If they do, or a message spells a control token,
-    the text is tokenised again: the template has priority over a cached answer.
-    """
-    marks = [_MARK.format(number) for number in range(len(turns))]
-    kept = [turn.answer == turn.answer.strip() for turn in turns]
-    shown = [
-        mark if keep else turn.answer for turn, mark, keep in zip(turns, marks, kept, strict=True)
-    ]
-    chat = tokenizer.chat(_messages(turns, shown, message, system))
-    real = _messages(turns, [turn.answer for turn in turns], message, system)
-    is_spelled = chat.controls is not None
-    if is_spelled or _filled(chat.text, turns, marks) != tokenizer.chat_text(real):
-        return tokenizer.encode_chat(tokenizer.chat(real))
-    return _spliced(chat.text, turns, marks, tokenizer)
+def prompt_of(turns: Sequence[Turn], message: str, settings: ChatSettings) -> str | Messages:
+    """Return the prompt for the answer to a message: messages, or one text without a template."""
+    first, *later = [*(turn.message for turn in turns), message]
+    prompt = Asking(settings.chat, settings.system or None).prompt(first)
+    for turn, text in zip(turns, later, strict=True):
+        prompt = follow_up(prompt, turn.answer, [_user(text)] if settings.chat else text)
+    return prompt
 
 
 def fitted(
-    turns: Sequence[Turn],
-    message: str,
-    tokenizer: Tokenizer,
-    *,
-    chat: bool,
-    room: int,
-    system: str = "",
-) -> Fitted:
-    """Return ids of at most `room` tokens, without the oldest turns if they do not fit.
+    turns: Sequence[Turn], message: str, tokenizer: Tokenizer, settings: ChatSettings, room: int
+) -> tuple[tuple[int, ...], int]:
+    """Return ids of at most `room` tokens, and the number of oldest turns that do not fit.
 
     Neither the message nor the system message is ever cut: if they alone are too long, so is the
     result.
     """
-    build = chat_ids if chat else plain_ids
 
     def without(dropped: int) -> tuple[int, ...]:
-        return build(turns[dropped:], message, tokenizer, system)
-
-    def fits(dropped: int) -> bool:
-        return len(without(dropped)) <= room
+        return tokenizer.prompt_ids(prompt_of(turns[dropped:], message, settings))
 
     ids, dropped = without(0), 0
     if len(ids) > room and turns:
-        dropped = bisect_left(range(len(turns)), True, lo=1, key=fits)
+        numbers = range(len(turns))
+        dropped = bisect_left(numbers, True, lo=1, key=lambda count: len(without(count)) <= room)
         ids = without(dropped)
-    return Fitted(ids, dropped)
+    return ids, dropped
 
 
-def _messages(
-    turns: Sequence[Turn], answers: Sequence[str], message: str, system: str
-) -> list[dict[str, str]]:
-    messages = [{"role": "system", "content": system}] if system else []
-    for turn, answer in zip(turns, answers, strict=True):
-        messages.append({"role": "user", "content": turn.message})
-        messages.append({"role": "assistant", "content": answer})
-    return [*messages, {"role": "user", "content": message}]
+def save(path: Path, turns: Sequence[Turn], settings: ChatSettings, usual: ChatSettings) -> None:
+    """Write messages, and the settings that differ from the usual ones; replace only such files."""
+    values = {name: read(settings, name) for name in NAMES if name != "system"}
+    different = {name: _plain(v) for name, v in values.items() if v != read(usual, name)}
+    messages = [{"role": "system", "content": settings.system}] if settings.system else []
+    for turn in turns:
+        messages += [_user(turn.message), {"role": "assistant", "content": turn.answer}]
+    data = {"messages": messages, "settings": different}
+    with written(path, "choose another path"):
+        if path.exists():
+            load(path)
+        write_whole(path, json.dumps(data, ensure_ascii=False, indent=2) + "\n")
 
 
-def _filled(text: str, turns: Sequence[Turn], marks: Sequence[str]) -> str:
-    for turn, mark in zip(turns, marks, strict=True):
-        text = text.replace(mark, turn.answer)
-    return text
+def load(path: Path) -> tuple[list[Turn], ChatSettings]:
+    """Read the turns and the settings of a saved chat; raises UsageError for any other file."""
+    data = read_json(path)
+    if not isinstance(data, dict) or not isinstance(data.get("settings"), dict):
+        raise UsageError(f"{path} is not a saved chat", "choose another path")
+    messages = data.get("messages")
+    checked = list(check_messages(messages, str(path))) if messages != [] else []
+    has_system = bool(checked) and checked[0]["role"] == "system"
+    system = checked.pop(0)["content"] if has_system else ""
+    roles, texts = ([message[key] for message in checked] for key in ("role", "content"))
+    if roles != ["user", "assistant"] * (len(roles) // 2) or not all(map(_is_text, texts)):
+        raise UsageError(f"{path}: the messages are not questions with answers", "correct the file")
+    turns = [Turn(*pair) for pair in zip(texts[::2], texts[1::2], strict=True)]
+    values = {**_settings(data["settings"], path), "system": system}
+    return turns, changed(ChatSettings(), values)
 
 
-def _spliced(
-    text: str, turns: Sequence[Turn], marks: Sequence[str], tokenizer: Tokenizer
-) -> tuple[int, ...]:
-    ids: list[int] = []
-    for turn, mark in zip(turns, marks, strict=True):
-        before, separator, after = text.partition(mark)
-        if separator:
-            ids += (*tokenizer.encode_chat(ChatText(before)), *turn.answer_ids)
-            text = after
-    return (*ids, *tokenizer.encode_chat(ChatText(text)))
+def _settings(saved: dict[str, Any], path: Path) -> dict[str, Any]:
+    for name in saved:
+        if name not in NAMES:
+            hint = f"{did_you_mean(name, NAMES)}remove it"
+            raise UsageError(f"{path} has the unknown setting {shown(name)}", hint)
+    lookahead = saved.get("lookahead", "auto")
+    parsed = lookahead if lookahead == "auto" else LookaheadConfig.parse(lookahead)
+    return {**saved, "lookahead": parsed} if "lookahead" in saved else saved
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Grammar):
+        return value.value
+    return value.as_tuple() if isinstance(value, LookaheadConfig) else value
+
+
+def _user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def _is_text(content: object) -> bool:
+    return isinstance(content, str)

@@ -1,270 +1,201 @@
-"""The slash commands: one table that feeds parsing, /help and completion.
+"""The slash commands: an action, or a setting with the flag of `trtla chat` that declares it.
 
-A command either changes settings, named by their paths in `ChatSettings`, or performs an action
-that the session implements.
+`/gamma 6` is parsed by the option --gamma itself: its type, its choices, its errors and its help.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from textwrap import fill, shorten, wrap
+import json
+import re
+from collections.abc import Iterator
+from copy import copy
+from textwrap import shorten
 from typing import Any
 
 import click
-from click.shell_completion import CompletionItem
 
 from trtla.errors import TrtlaError, UsageError, closest
-from trtla.extras.chat import values
-from trtla.extras.chat.settings import ChatSettings, changed, read
-from trtla.extras.chat.values import FILE, TOGGLE, Known, Value
+from trtla.extras.chat.settings import NAMES, SWITCHES, ChatSettings, changed, read
 from trtla.settings.drafting import DrafterSettings
 from trtla.settings.fields import declared, flag_name
 from trtla.settings.grammar import SETTINGS as GRAMMARS
-from trtla.settings.sampling import SamplingParams
+from trtla.settings.grammar import Grammar
+from trtla.settings.sampling import SamplingParams, filters_text, parse_processor
 
-_SHOWN = 24  # columns of a value in /help
-_LEAST_TEXT = 24  # columns of what is wrapped, however narrow the screen
-_GUESSES = 3  # commands that may have been meant
-
-
-@dataclass(frozen=True, slots=True)
-class ChatCommand:
-    """One slash command."""
-
-    name: str
-    help: str
-    value: Value | None = None
-    """The value that follows it; None: it takes none."""
-    paths: tuple[str, ...] = ()
-    """The settings that it changes; empty for an action."""
-    aliases: tuple[str, ...] = ()
-    """Other names that are accepted, and not shown."""
-
-    @property
-    def usage(self) -> str:
-        return f"/{self.name}" + (f" {self.value.usage}" if self.value else "")
-
-    def shown(self, settings: ChatSettings) -> str:
-        """Return its present value as it would be typed; empty for commands without one."""
-        return self.value.show(self._read(settings)) if self.value and self.paths else ""
-
-    def _read(self, settings: ChatSettings) -> Any:
-        values = tuple(read(settings, path) for path in self.paths)
-        return values[0] if len(values) == 1 else values
-
-    def parse(self, text: str) -> Any:
-        """Parse the text behind the command; raises UsageError if it is invalid."""
-        if self.value is None and text:
-            raise UsageError(f"/{self.name}: {text!r} follows what takes no value", "omit it")
-        if self.value is None or (self.value is TOGGLE and not text):
-            return None
-        try:
-            return self.value.parse(text)
-        except UsageError as error:
-            raise error.within(f"/{self.name}: ") from None
-        except click.BadParameter as error:
-            message = f"/{self.name}: {error.message.rstrip('.')}"
-            raise UsageError(message, f"write {self.usage}") from None
-
-    def apply(self, text: str, settings: ChatSettings) -> ChatSettings:
-        """Return the settings after this command; raises UsageError if they are impossible."""
-        value = self.parse(text)
-        if self.value is TOGGLE and value is None:
-            value = not self._read(settings)
-        parts = value if len(self.paths) > 1 else (value,)
-        return changed(settings, dict(zip(self.paths, parts, strict=True)))
-
-
-def commands_of(kind: type, part: str, *others: str) -> Iterator[ChatCommand]:
-    """Yield a command for each setting of a class except `others`."""
-    for setting in declared(kind).values():
-        if setting.name not in others:
-            former = (setting.option.chat,) if setting.option.chat else ()
-            paths = (f"{part}.{setting.name}",)
-            yield ChatCommand(
-                setting.name, setting.option.help, values.value_of(setting), paths, former
-            )
-
-
-_FILTERS = tuple(f"sampling.{name}" for name in ("temperature", "top_k", "top_p"))
-_GRAMMARS = (
-    ("json_schema", "FILE|JSON", "Schema of answers."),
-    ("regex", "PATTERN", "A regular expression that answers match as a whole."),
-    ("grammar", "FILE|RULES", "Rules in Lark or GBNF that answers follow."),
-)
-
-TABLE = (
-    ChatCommand(
-        "help", "Everyday commands and their values; /help all has all.", values.MORE, (), ("?",)
-    ),
-    ChatCommand("quit", "Leave, as Ctrl-D does.", aliases=("bye", "q")),
-    ChatCommand("exit", "Leave, as /quit does."),
-    ChatCommand("clear", "Clear the screen; the conversation stays."),
-    ChatCommand("reset", "Forget the conversation; the settings stay.", aliases=("new",)),
-    ChatCommand("retry", "Answer the last message again, with another seed.", aliases=("regen",)),
-    ChatCommand("undo", "Take the last message and its answer back."),
-    ChatCommand(
-        "system", "The system message, before the conversation.", values.SYSTEM, ("system",)
-    ),
-    ChatCommand("chat", "Messages go into the model's chat template.", TOGGLE, ("chat",)),
-    *commands_of(SamplingParams, "sampling", "allotted_time_ms"),
-    ChatCommand(
-        "processor",
-        "Temperature, top-k and top-p at once: greedy, nucleus 0.8 0.9, ...",
-        values.PROCESSOR,
-        _FILTERS,
-    ),
-    *(
-        ChatCommand(name, about, values.grammar_value(GRAMMARS[name], usage), ("sampling.grammar",))
-        for name, usage, about in _GRAMMARS
-    ),
-    ChatCommand("speculative", "Draft at all; off answers plainly.", TOGGLE, ("speculative",)),
-    ChatCommand(
-        "lookahead",
-        "Window, ngram, verification; auto: what pays.",
-        values.LOOKAHEAD,
-        ("lookahead",),
-    ),
-    ChatCommand("drafter", "What drafts, one or several.", values.DRAFTER, ("drafter.drafter",)),
-    *commands_of(DrafterSettings, "drafter", "drafter"),
-    ChatCommand("cache", "The K/V cache, which is always on here.", TOGGLE),
-    ChatCommand("target", "Answer plainly too, and report the ratio.", TOGGLE, ("target",)),
-    ChatCommand("ngram", "Answer with n-grams too, and report the ratio.", TOGGLE, ("ngram",)),
-    ChatCommand("debug", "Every step: accepted, rejected, the model's own.", TOGGLE, ("debug",)),
-    ChatCommand(
-        "colors", "Tint accepted tokens alike, or by source (auto).", values.COLORS, ("colors",)
-    ),
-    ChatCommand("stats", "Counters over all answers, and the context."),
-    ChatCommand("save", "Write conversation and settings to a JSON file.", FILE),
-    ChatCommand("load", "Go on with what was saved.", FILE),
-)
-"""All commands."""
-
-_STORAGE = ChatCommand(
-    "set_ngramstorage",
-    "/ngram_kind and /ngram_order at once.",
-    values.NGRAM_STORAGE,
-    ("drafter.ngram_kind", "drafter.ngram_order"),
-)
-"""A command of Speculative-Decoding; /help does not list it."""
-
-BY_NAME: Mapping[str, ChatCommand] = {
-    name: command for command in (*TABLE, _STORAGE) for name in (command.name, *command.aliases)
+ACTIONS = {
+    "help": "The everyday commands; /help all lists every command.",
+    "quit": "Leave, as Ctrl-D and /exit do.",
+    "clear": "Clear the screen; the conversation stays.",
+    "reset": "Forget the conversation; the settings stay.",
+    "retry": "Answer the last message again, with the next seed.",
+    "undo": "Take the last message and its answer back.",
+    "stats": "Show counters of all answers, and the use of the context.",
+    "save": "Write conversation and settings to a JSON file.",
+    "load": "Continue a saved conversation.",
 }
-"""Commands by all names that are accepted."""
-
-_EVERYDAY = (
-    *("help", "quit", "clear", "reset", "retry", "undo", "system", "max_output_len"),
-    *("temperature", "seed", "lookahead", "drafter", "stats", "save", "load"),
+_UNLISTED = ("exit", "cache")
+_FILE, _STORAGE, _PROCESSOR = ("save", "load"), "set_ngramstorage", "processor"
+_EVERYDAY = ("system", "max_output_len", "temperature", "seed", "lookahead", "drafter")
+_END = (
+    "All else is a message; // begins one with a slash. A setting without a value shows it, a "
+    "switch without one toggles."
 )
-"""Commands that /help lists: with the text below it they fit a screen of 24 lines."""
-_OTHERS = tuple(command.name for command in TABLE if command.name not in _EVERYDAY)
-_MORE = (
-    "/help all lists {} more: how tokens are chosen, what drafts, what is shown. All else is a "
-    "message; // begins one with a slash."
-)
-_REST = (
-    "All else is a message; // begins one with a slash. Toggles without a value toggle, other "
-    "settings show theirs."
-)
+_SHOWN = 24  # characters of a value in /help
+_ALIASES = {
+    alias: item.name
+    for kind in (SamplingParams, DrafterSettings)
+    for item in declared(kind).values()
+    for alias in (item.option.alias, item.option.chat)
+    if alias
+}
+"""Settings by the other names of their flags, and by those in Speculative-Decoding's chat."""
 
 
-def split(line: str) -> tuple[ChatCommand, str]:
-    """Split a line such as `/gamma  6` into its command and the text behind it."""
-    name, *value = line.strip().lstrip("/").split(maxsplit=1) or [""]
-    return find(name), "".join(value)
+class SlashCommands:
+    """The commands of a chat."""
+
+    def __init__(self, context: click.Context) -> None:
+        """`context` is that of the command `trtla chat`, whose flags become commands."""
+        self._context = context
+        options = (p for p in context.command.params if isinstance(p, click.Option))
+        flags = {str(option.name): option for option in options if not option.hidden}
+        about = declared(ChatSettings)
+        for name in SWITCHES:
+            flags[name] = click.Option(
+                [flag_name(name)], is_flag=True, help=about[name].option.help
+            )
+        settable = (*NAMES, *GRAMMARS, _PROCESSOR)
+        self._options = {name: _slash(flag) for name, flag in flags.items() if name in settable}
+        self._at_start = flags.keys() - self._options.keys()
+        self.names = (*ACTIONS, *self._options)
+
+    def find(self, typed: str) -> str:
+        """Return a command's name, in any case and with `-` for `_`; raises UsageError."""
+        name = typed.lower().replace("-", "_")
+        name = _ALIASES.get(name, name)
+        if name in (*self.names, *_UNLISTED, _STORAGE):
+            return name
+        near = closest(name, (*self.names, *_ALIASES, *self._at_start))
+        if near in self._at_start:
+            raise UsageError(f"/{typed} is not a command", f"start again with {flag_name(near)}")
+        guess = f"did you mean /{_ALIASES.get(near, near)}? " if near else ""
+        raise UsageError(f"/{typed} is not a command", f"{guess}/help all lists them")
+
+    def apply(self, name: str, text: str, settings: ChatSettings) -> ChatSettings:
+        """Return the settings after a command; raises UsageError if they are impossible."""
+        return changed(settings, self._values(name, text, settings))
+
+    def _values(self, name: str, text: str, settings: ChatSettings) -> dict[str, Any]:
+        if name == _STORAGE:
+            kind, _, order = text.partition(" ")
+            both = {"ngram_kind": kind, "ngram_order": order.strip()}
+            return {key: self._parsed(key, value) for key, value in both.items()}
+        if name == _PROCESSOR:
+            return parse_processor(":".join(text.replace(":", " ").split()))._asdict()
+        setting = "grammar" if name in GRAMMARS else name
+        usual = read(ChatSettings(), setting)
+        if text == "none" and usual in (None, "", ()):
+            return {setting: usual}
+        if not text:
+            return {setting: not read(settings, setting)}
+        value = self._parsed(name, text)
+        return {setting: Grammar.typed(GRAMMARS[name], value) if name in GRAMMARS else value}
+
+    def _parsed(self, name: str, text: str) -> Any:
+        """Convert a value as behind the flag."""
+        option = self._options[name]
+        try:
+            words = _words(text, option) if option.multiple else text
+            value = option.type_cast_value(self._context, words)
+        except click.BadParameter as error:
+            message = f"/{name}: {error.message.rstrip('.')}"
+            raise UsageError(message, f"write {self._usage(name)}") from None
+        return value.replace("-", "_") if isinstance(option.type, click.Choice) else value
+
+    def needs_value(self, name: str) -> bool:
+        """Return False for switches, which toggle without a value."""
+        return name == _STORAGE or not self._options[name].is_flag
+
+    def is_setting(self, name: str) -> bool:
+        """Return False for actions."""
+        return name in self._options or name == _STORAGE
+
+    def shown(self, name: str, settings: ChatSettings) -> str:
+        """Return a setting's value as it would be typed."""
+        sampling, drafting = settings.sampling, settings.drafting
+        if name == _PROCESSOR:
+            return filters_text(sampling.temperature, sampling.top_k, sampling.top_p)
+        if name == _STORAGE:
+            return f"{drafting.ngram_kind} {drafting.ngram_order}"
+        if name in GRAMMARS:
+            grammar = read(settings, "grammar")
+            return grammar.text if grammar and grammar.kind == GRAMMARS[name] else "none"
+        value = read(settings, name)
+        if self._options[name].multiple and value:
+            return json.dumps(value, ensure_ascii=False)[1:-1]
+        return _text(value)
+
+    def help(self, settings: ChatSettings, *, whole: bool) -> str:
+        """List commands with their present values in brackets; `whole`: all commands."""
+        formatter = self._context.make_formatter()
+        formatter.write_dl(list(self._records(settings, whole)))
+        formatter.write_paragraph()
+        formatter.write_text(_END)
+        return formatter.getvalue().rstrip()
+
+    def _records(self, settings: ChatSettings, whole: bool) -> Iterator[tuple[str, str]]:
+        for name, about in ACTIONS.items():
+            yield f"/{name} FILE" if name in _FILE else f"/{name}", about
+        for name in self._options if whole else _EVERYDAY:
+            about = self._options[name].help or ""
+            about = about if whole else re.split("[.:;]", about)[0] + "."
+            value = shorten(self.shown(name, settings), _SHOWN, placeholder="...")
+            yield self._usage(name), f"{about} [{value}]"
+
+    def _usage(self, name: str) -> str:
+        option = self._options[name]
+        if option.is_flag:
+            return f"/{name} [on|off]"
+        record = option.get_help_record(self._context)
+        return record[0] if record else f"/{name}"
+
+    def one_line(self, error: TrtlaError) -> str:
+        """Format an error for the chat: flags become commands if there are such."""
+
+        def spell(name: str) -> str:
+            on = name.removeprefix("no_")
+            if on in self.names:
+                return f"/{on}" if on == name else f"/{on} off"
+            return flag_name(name)
+
+        message, hint = error.spelt(spell, start=flag_name)
+        return " ".join(f"{message}{'; ' if hint else ''}{hint or ''}".split())
 
 
-_OF_START = ("device", "dtype", "max_seq_len", "threads")
-"""Settings of opened models, which no command changes."""
+def _slash(option: click.Option) -> click.Option:
+    """Return a flag under the name of its command."""
+    command = copy(option)
+    command.opts, command.secondary_opts = [f"/{option.name}"], []
+    return command
 
 
-def find(name: str) -> ChatCommand:
-    """Find a command by its name, in any case and with `-` for `_`; raises UsageError."""
-    wanted = _plain(name)
-    if wanted in BY_NAME:
-        return BY_NAME[wanted]
-    begun = [known for known in BY_NAME if wanted and known.startswith(wanted)]
-    near = closest(wanted, (*BY_NAME, *_OF_START))
-    if near in _OF_START:
-        raise UsageError(f"/{name} is not a command", f"start again with {flag_name(near)}")
-    words = set(wanted.split("_"))
-    alike = [known for known in BY_NAME if words.intersection(known.split("_"))]
-    meant = dict.fromkeys(f"/{BY_NAME[k].name}" for k in begun or ([near] if near else alike))
-    guess = f"did you mean {' or '.join(list(meant)[:_GUESSES])}? " if meant else ""
-    raise UsageError(f"/{name} is not a command", f"{guess}/help all lists them")
+def _words(text: str, option: click.Option) -> list[str]:
+    """The values of a flag that takes several: numbers, texts in quotes, or one text."""
+    if option.type is click.INT:
+        return text.replace(",", " ").split()
+    if not text.startswith('"'):
+        return [text]
+    try:
+        return list(map(str, json.loads(f"[{text}]")))
+    except ValueError:
+        raise click.BadParameter(f'{text!r} is not END, or "END", "\\n".') from None
 
 
-def _plain(name: str) -> str:
-    return name.lower().replace("-", "_")
-
-
-def help_text(now: ChatSettings, start: ChatSettings, *, whole: bool, width: int) -> str:
-    """List commands with their present values in brackets; `whole`: all, with their whole help.
-
-    Initial values follow if they differ.
-    """
-    shown = [BY_NAME[name] for name in (*_EVERYDAY, *(_OTHERS if whole else ()))]
-    first = max(len(command.usage) for command in shown)
-    room, lines = max(width - first - 2, _LEAST_TEXT), list[str]()
-    for command in shown:
-        about = command.help if whole else f"{command.help.rstrip('.').partition(';')[0]}."
-        parts = wrap(about + _values(command, now, start), room)
-        lines += [f"{command.usage:{first}}  {parts[0]}"]
-        lines += [" " * (first + 2) + part for part in parts[1:]]
-    rest = _REST if whole else _MORE.format(len(_OTHERS))
-    return "\n".join([*lines, "", fill(rest, max(width, _LEAST_TEXT))])
-
-
-def _values(command: ChatCommand, now: ChatSettings, start: ChatSettings) -> str:
-    value, was = (shorten(command.shown(at), _SHOWN, placeholder="...") for at in (now, start))
-    return f" [{value}{f', at the start {was}' if value != was else ''}]" if value else ""
-
-
-def complete(line: str, known: Known) -> tuple[str, list[CompletionItem]]:
-    """Complete a line up to the cursor: return its end, and texts that may replace it."""
-    if not line.startswith("/"):
-        return "", []
-    return _complete(line, [f"/{command.name}" for command in TABLE], known)
-
-
-def _complete(text: str, names: Sequence[str], known: Known) -> tuple[str, list[CompletionItem]]:
-    name, blank, value = text.partition(" ")
-    if not blank:
-        begun = [known_name for known_name in names if known_name.startswith(_plain(name))]
-        return text, [
-            CompletionItem(known_name, help=find(known_name.lstrip("/")).help)
-            for known_name in begun
-        ]
-    command, typed = BY_NAME.get(_plain(name.lstrip("/"))), value.lstrip()
-    if command is None or command.value is None:
-        return "", []
-    offered = command.value.examples(known, typed)
-    if command.value is not FILE:
-        offered = _starting(offered, typed, part=command.value.list)
-    return typed, list(map(CompletionItem, offered))
-
-
-def _starting(known: Iterable[str], incomplete: str, *, part: bool) -> list[str]:
-    """The names that continue a typed text; of a comma list (`part`) its last item, none twice."""
-    before, comma, last = incomplete.rpartition(",") if part else ("", "", incomplete)
-    taken = before.split(",")
-    return [
-        before + comma + name
-        for name in known
-        if name.startswith(last) and name not in taken and not (comma and name == "none")
-    ]
-
-
-def one_line(error: TrtlaError) -> str:
-    """Format an error for the chat: flags in its hint become commands if there are such."""
-
-    def spell(name: str) -> str:
-        on = name.removeprefix("no_")
-        if on in BY_NAME:
-            return f"/{on}" if on == name else f"/{on} off"
-        return flag_name(name)
-
-    message, hint = error.spelt(spell, start=flag_name)
-    return " ".join(f"{message}{'; ' if hint else ''}{hint or ''}".split())
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if value in (None, "", ()):
+        return "none"
+    if isinstance(value, tuple):
+        return ",".join(v if isinstance(v, str) else f"{v[0]}:{v[1]:g}" for v in value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
