@@ -99,6 +99,7 @@ def test_every_kind_runs_here(model: Path, checkpoint: Path, engine: Path, tmp_p
         assert (found["model"]["path"], found["model"]["problems"]) == (str(path), [])
     ran = trtla("doctor", model, env={"CXX": "no-such-compiler"})
     assert ran.code == 0
+    assert "\n| model.next " in ran.out
     assert "\nnote: PyTorch's operations compute it: no C++ compiler was found" in ran.out
 
 

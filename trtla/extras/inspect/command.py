@@ -87,11 +87,15 @@ def _show(console: Console, described: dict[str, Any]) -> None:
     if console.json:
         console.document({"schema_version": SCHEMA_VERSION, **described})
         return
-    parts = [described, *filter(None, [described.get("model")])]
-    for part in parts:
-        shown = {key: value for key, value in part.items() if key not in _BELOW}
-        console.table(("what", "value"), [*_rows(shown)])
-    for part in parts:
+    parts = {"": described, "model.": described.get("model") or {}}
+    shown = {
+        f"{prefix}{key}": value
+        for prefix, part in parts.items()
+        for key, value in part.items()
+        if key not in _BELOW
+    }
+    console.table(("what", "value"), [*_rows(shown)])
+    for part in parts.values():
         for kind in ("note", "problem"):
             for text in part.get(f"{kind}s", ()):
                 console.out(f"{kind}: {text}")
@@ -116,6 +120,6 @@ def _shown(key: object, value: object) -> str:
         return ", ".join(map(str, value)) or "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, int) and str(key).endswith("bytes"):
-        return size(value)
+    if isinstance(value, int):
+        return size(value) if str(key).endswith("bytes") else f"{value:,}"
     return f"{value:g}" if isinstance(value, float) else cell(value)
