@@ -25,7 +25,7 @@ INTERFACE = {
     "api.generation": "answers_to check_name Generation",
     "api.protocol": "ChatBody CompletionBody",
     "api.reading": "check_body",
-    "build.engine": "choose_backend",
+    "build.engine": "choose_backend describe_build",
     "cli.commands": "extension",
     "cli.serve.served_model": (
         "checked Flags open_served served_draft_flags served_model_flags served_name "
@@ -50,7 +50,7 @@ INTERFACE = {
     "cli.shared.presets": "flag_defaults",
     "cli.shared.templates": "check_template check_texts",
     "cli.shared.values": "DEVICE ListType LOOKAHEAD TEXT TOKENS UnitType",
-    "console": "command_line Console counted duration Progress silent size Stages",
+    "console": "cell command_line Console counted duration Progress silent size Stages",
     "data.prompt_sets": "batches fit Ids load_sets PromptSet Question",
     "data.prompts": "gather",
     "errors": (
@@ -63,9 +63,9 @@ INTERFACE = {
     ),
     "formats.chat_templates": "stored_template",
     "formats.checkpoint": "check_config rank_problems",
-    "formats.config": "BLOCK_SIZES CheckpointConfig DTYPE_BYTES DTYPES INT4 OPTIONS WEIGHT_ONLY",
+    "formats.config": "BLOCK_SIZES CheckpointConfig DTYPE_BYTES DTYPES INT4",
     "formats.engine": "check_is_engine check_manifest Engine model_digest",
-    "formats.engine_limits": "compiled_problems longest_text stage_problems",
+    "formats.engine_limits": "BuildSettings compiled_problems longest_text",
     "formats.folder": "tokenizer_dir",
     "formats.gguf.folder": "model_name weight_file",
     "formats.gguf.header": "Header is_gguf MADE_OF read_header shards",
@@ -74,9 +74,9 @@ INTERFACE = {
     "formats.hub": "hub_folder",
     "formats.model": "Model",
     "formats.model_folder": "ModelFolder",
-    "formats.plan": "block_names hf_shapes LM_HEAD stored_plan",
+    "formats.plan": "hf_shapes LM_HEAD stored_plan",
     "formats.quantised_folder": "quantization_name",
-    "formats.special_tokens": "end_tokens token_source",
+    "formats.special_tokens": "end_tokens",
     "formats.support": "kv_bytes_per_token plain_bytes",
     "interrupts": "INTERRUPTS",
     "llm.answer": "Completion",
@@ -87,7 +87,7 @@ INTERFACE = {
     "llm.reading": "log_template_note reading_notes template_note",
     "llm.text": "Tokenizer",
     "llm.text_stream": "Decode StopStrings",
-    "machine": "cpu Gpu look Machine process_rank Torch",
+    "machine": "cpu look Machine process_rank",
     "measuring.arms": "AR Arm ArmRun Decode EngineArm Meter Note Options PeerArm",
     "measuring.encoding": "Encoder prompt_room take_tokenizer",
     "measuring.hardware": "Hardware",
@@ -125,20 +125,14 @@ INTERFACE = {
     "settings.executor": "ENGINE_OPTIONS ExecutorOptions",
     "settings.fields": "check check_text declared flag_name option parsed shown whole",
     "settings.grammar": "Grammar SETTINGS",
-    "settings.lookahead": "AUTOREGRESSIVE check_request Lookahead LookaheadConfig",
+    "settings.lookahead": "AUTOREGRESSIVE check_request Lookahead LookaheadConfig triples_for",
     "settings.messages": "ANSWER AS_TEXT Asking check_messages follow_up is_conversation Messages",
     "settings.sampling": (
         "BEYOND DRAWN Filters filters_text parse_processor SamplingParams USUAL_LEN"
     ),
-    "trtllm.library": (
-        "HOW_TO_INSTALL installed_version known_trouble Library load probe require_backend "
-        "same_release SUPPORTED"
-    ),
-    "trtllm.rules": (
-        "activations family FP8_CAPABILITY fp8_on head_size HEAD_SIZES JIT_LARGEST JIT_MULTIPLE "
-        "lookahead_on MAX_QUERY_GROUP query_group rope_scaling show Verdict weight_only_on "
-        "weight_only_sizes weight_types"
-    ),
+    "trtllm.library": "HOW_TO_INSTALL installed_version known_trouble load require_backend",
+    "trtllm.rules": "check_trtllm gpu_capability show",
+    "trtllm.start": "check_release_and_gpu",
     "version": "__version__",
 }
 """The names that extras take, by module below trtla; a module that is taken is a name too."""

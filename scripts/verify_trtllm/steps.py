@@ -43,7 +43,7 @@ def machine(run: Run) -> None:
     run.trtla("doctor", "--json", out=run.work / "doctor.json")
     library = run.machine()["tensorrt_llm"]
     if not library["has_backend"]:
-        raise Failed(f"TensorRT-LLM {library['version']}: {library['missing']} missing")
+        raise Failed(library["problem"])
 
 
 def float16(run: Run) -> int:
@@ -78,7 +78,8 @@ def w4a16_awq(run: Run) -> int:
 
 def fp8(run: Run) -> int:
     """FP8 weights, where the GPU has FP8."""
-    if not all(gpu["fp8"] for gpu in run.machine()["gpus"]):
+    shown = [gpu["capability"] or "0" for gpu in run.machine()["gpus"]]
+    if any([*map(int, one.split("."))] < [8, 9] for one in shown):
         raise Skipped("the GPU has no FP8")
     return _texts(run, "fp8", "--dtype", "fp8")
 

@@ -170,7 +170,8 @@ def test_inspect_shows_the_file_and_the_types_in_it(tmp_path: Path) -> None:
     shown = inspected(file)
     assert (shown["path"], shown["kind"], shown["problems"]) == (str(file), "GGUF file", [])
     assert shown["bytes"] == file.stat().st_size
-    assert shown["tensor_types"] == {"Q8_0": 9, "F32": 3}
+    tensors = {kind: each["tensors"] for kind, each in shown["weight_types"].items()}
+    assert tensors == {"Q8_0": 9, "F32": 3}
 
 
 def test_transformers_gets_the_model_too(tmp_path: Path) -> None:

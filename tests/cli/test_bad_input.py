@@ -230,6 +230,14 @@ def test_an_engine_whose_files_are_others(
     refused(run(broken, "--input-text", "a"), 2, part)
 
 
+def test_a_triple_of_a_preset_is_not_named_as_a_flag(engine: Path, tmp_path: Path) -> None:
+    preset = tmp_path / "preset.yaml"
+    preset.write_text("lookahead: [7, 7, 7]\n")
+    ran = run(engine, "--input-text", "a", "--config", preset)
+    refused(ran, 2, "lookahead 7,7,7 needs max_draft_len 83", "leave lookahead unset")
+    assert "omit --lookahead" not in ran.err
+
+
 def test_errors_are_json_when_asked(engine: Path) -> None:
     for args in (["--input-text", ""], ["--no-such-flag"], ["--lookahead", "7,7"]):
         ran = run(engine, "--json", *args)

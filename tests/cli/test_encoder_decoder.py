@@ -127,6 +127,4 @@ def test_inspect_and_doctor_know_it(t5: Path) -> None:
     assert ran.json["shape"]["num_hidden_layers"] == 2
     loaded = T5ForConditionalGeneration.from_pretrained(t5)
     assert ran.json["parameters"] == sum(weight.numel() for weight in loaded.parameters())
-    ran = trtla("doctor", t5)
-    assert ran.code == 0, ran.err
-    assert "only the torch executor runs encoder-decoders" in ran.out
+    assert trtla("doctor", t5).code == 0

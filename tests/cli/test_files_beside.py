@@ -64,21 +64,17 @@ def test_inspect_shows_what_ends_begins_and_fills_with_its_source(own: Path, tin
     change(own, "tokenizer_config.json", eos_token="<s>", bos_token="</s>", add_bos_token=True,
            chat_template="{{ bos_token }}")  # fmt: skip
     found = trtla("inspect", own, "--json").json
-    assert found["end_ids"] == [BEGIN, END]
     assert found["ends"] == {
-        "256": {"token": "<s>", "source": "tokenizer_config.json, eos_token"},
-        "257": {"token": "</s>", "source": "generation_config.json, eos_token_id"},
+        "256": "<s>: tokenizer_config.json, eos_token",
+        "257": "</s>: generation_config.json, eos_token_id",
     }
-    assert found["begins"] == {"token": "</s>", "source": "tokenizer_config.json, add_bos_token"}
-    template = found["template"]
-    assert template["source"] == "tokenizer_config.json, chat_template"
-    assert template["tokens"]["bos_token"]["source"] == "tokenizer_config.json, bos_token"
+    assert found["begins"] == "</s>: tokenizer_config.json, add_bos_token"
+    assert found["chat_template"] == "tokenizer_config.json, chat_template"
     assert "</s>: generation_config.json, eos_token_id" in trtla("inspect", own).out
     file = gguf(tiny, own / "model.gguf", bos_token_id=BEGIN, add_bos_token=True)
     found = trtla("inspect", file, "--json").json
-    source = "tokenizer.ggml.eos_token_id"
-    assert found["ends"] == {"257": {"token": "<|im_end|>", "source": source}}
-    assert found["begins"]["source"] == "tokenizer.ggml.add_bos_token"
+    assert found["ends"] == {"257": "<|im_end|>: tokenizer.ggml.eos_token_id"}
+    assert found["begins"].endswith(": tokenizer.ggml.add_bos_token")
 
 
 def test_a_gguf_file_without_a_pre_tokenizer_gives_a_note(

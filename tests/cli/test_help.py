@@ -67,6 +67,13 @@ def test_the_list_says_what_each_command_says() -> None:
         assert f" {name} {command.get_short_help_str(limit=200)}" in listed
 
 
+def test_commands_that_take_gguf_files_say_so() -> None:
+    listed = trtla("--help").out
+    for name in ("convert", "build"):
+        assert re.search(rf"^  {name} .*GGUF file", listed, re.MULTILINE)
+        assert f"trtla {name} model.gguf" in trtla(name, "--help").out
+
+
 def test_what_is_refused_without_a_model_never_loads_torch() -> None:
     lines = known(
         ["run", *_TEXT, "--request-lookahead", "1,2"],

@@ -144,7 +144,7 @@ def test_where_the_order_cannot_be_asked_it_is_told(
     monkeypatch.setattr("tensorrt_llm.quantization.functional.preprocess_weights_for_mixed_gemm", 0)
     found = weight_only_on(config, (12, 0))
     order_is_right.cache_clear()
-    assert found.word == "unverified"
+    assert found.allowed is None
     assert "compute capability 12.0" in found.reason
 
 

@@ -65,8 +65,8 @@ def test_doctor_tells_who_runs_forward_and_candidate_trees():
     rows = [line.split("|")[1:3] for line in ran.out.splitlines() if line.startswith("|")]
     shown = {name.strip(): value.strip() for name, value in rows}
     missing = "no C++ compiler was found (no-such-compiler)"
-    assert shown["CPU forward"] == f"PyTorch's operations: {missing}"
-    assert shown["candidate trees"] == f"prompt lookup: {missing}"
+    assert shown["cpu_forward"] == f"PyTorch's operations: {missing}"
+    assert shown["candidate_trees"] == f"prompt lookup: {missing}"
 
 
 @pytest.mark.parametrize("missing", ["own", "included"])

@@ -78,6 +78,7 @@ def test_after_a_conversation_that_does_not_end_others_do(tmp_path, monkeypatch)
             answer = served.chat(messages=asked, max_tokens=1)
             assert answer.status_code == status
             assert ("it took more than 4 s" in answer.text) == (status == 400)
+            assert ("start with another --chat-template" in answer.text) == (status == 400)
         assert served.complete(**SHORT).status_code == 200
         assert served.http.get("/health").status_code == 200
 

@@ -194,8 +194,8 @@ def choose_backend(backend: str = "auto") -> tuple[str, str]:
     library = trtllm_library.probe()
     if library.failure is not None:
         return "torch", f"TensorRT-LLM {library.version} cannot be imported: {library.failure}"
-    if library.lost:
-        return "torch", f"TensorRT-LLM {library.version} lacks {' and '.join(library.lost)}"
+    if library.missing:
+        return "torch", f"TensorRT-LLM {library.version} lacks {' and '.join(library.missing)}"
     shown = kernels.show(capability)
     return "tensorrt-llm", f"TensorRT-LLM is installed and the GPU has compute capability {shown}"
 

@@ -27,8 +27,11 @@ _COMMANDS = {
     "run": ("run.run:run", "Prompts -> text, with lookahead decoding."),
     "serve": ("serve.serve:serve", "An OpenAI-compatible server with a web page."),
     "summarize": ("run.summarize:summarize", "Articles -> latency, tokens per step, ROUGE."),
-    "convert": ("engines.convert:convert", "Hugging Face folder -> TensorRT-LLM checkpoint."),
-    "build": ("engines.build:build", "Checkpoint or Hugging Face folder -> engine."),
+    "convert": (
+        "engines.convert:convert",
+        "Hugging Face folder or GGUF file -> TensorRT-LLM checkpoint.",
+    ),
+    "build": ("engines.build:build", "Checkpoint, Hugging Face folder or GGUF file -> engine."),
     "completion": ("app:completion", "Print the completion script for a shell."),
 }
 """Module and function of each core command, below trtla.cli, and its sentence in the help."""

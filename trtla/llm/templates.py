@@ -93,7 +93,7 @@ class TemplateProcess:
         if "stopped" in answer:
             raise UsageError(
                 f"the model's chat template fails: {answer['stopped']}",
-                f"shorten the messages, or take another template: {named('chat_template')}",
+                f"shorten the messages, or start with another {named('chat_template')}",
             )
         if "error" in answer:
             raise RuntimeError(answer["error"])

@@ -175,7 +175,7 @@ def check_default(triple: LookaheadConfig, engine_max_draft_len: int, engine_nam
     """Check a default triple against the engine, which was built for one max_draft_len."""
     if triple.max_draft_len == engine_max_draft_len:
         return
-    ways = [f"rebuild with trtla build --lookahead {triple}", f"omit {named('lookahead')}"]
+    ways = [f"rebuild with trtla build --lookahead {triple}", f"leave {plainly('lookahead')} unset"]
     if engine_max_draft_len:  # there is room for smaller triples
         ways.append(f"set a smaller triple for single requests with {named('request_lookahead')}")
     raise UsageError(

@@ -11,12 +11,10 @@ import importlib
 import importlib.metadata
 import importlib.util
 import os
-import shutil
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -24,8 +22,7 @@ from trtla.errors import TrtlaError, UsageError, did_you_mean, first_line, sente
 from trtla.settings.trtllm_fields import Kind
 
 PACKAGE = "tensorrt_llm"
-_OLDEST, _REMOVED_IN = (0, 20), (1, 3)
-SUPPORTED = ">={}.{},<{}.{}".format(*_OLDEST, *_REMOVED_IN)
+SUPPORTED = ">=0.20,<1.3"
 """Releases with the TensorRT backend and lookahead decoding, as the extra pins them."""
 
 REMOVED = (
@@ -36,7 +33,6 @@ REMOVED = (
 HOW_TO_INSTALL = "how to install it: docs/install.md, With TensorRT-LLM"
 
 _KINDS: dict[type, Kind] = {bool: "bool", int: "int", float: "number", str: "text"}
-PROGRAM = "the program trtllm-build"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,23 +45,6 @@ class Library:
     """Parts of the TensorRT backend that this installation lacks."""
     failure: str | None = None
     """The error when importing it."""
-
-    @property
-    def lost(self) -> tuple[str, ...]:
-        """The missing parts that trtla itself requires."""
-        return tuple(part for part in self.missing if part != PROGRAM)
-
-    @property
-    def is_foreign(self) -> bool:
-        """True if its release is a known one that trtla does not support."""
-        major, minor, *_ = [*(self.version or "").split("."), ""]
-        known = major.isdecimal() and minor.isdecimal()
-        return known and not _OLDEST <= (int(major), int(minor)) < _REMOVED_IN
-
-    @property
-    def has_backend(self) -> bool:
-        """True if engines can be built and run with it."""
-        return self.version is not None and not self.lost and self.failure is None
 
 
 def installed() -> bool:
@@ -87,7 +66,7 @@ def probe() -> Library:
     """Look for the parts of the TensorRT backend, whatever the version number says.
 
     1.3.0rc21 and later lack some or all of them: the builder, the C++ `Executor`, the lookahead
-    configuration, `trtllm-build`, or the request's lookahead field.
+    configuration, or the request's lookahead field.
     """
     version = installed_version()
     if version is None:
@@ -108,9 +87,6 @@ def _parts() -> Iterator[tuple[str, bool]]:
     path = f"{PACKAGE}.bindings.executor"
     for name in ("Executor", "LookaheadDecodingConfig"):
         yield f"{path}.{name}", hasattr(executor, name)
-    scripts = str(Path(sys.executable).parent)  # of an environment that is not activated
-    program = shutil.which("trtllm-build") or shutil.which("trtllm-build", path=scripts)
-    yield PROGRAM, program is not None
     request = getattr(executor, "Request", None)
     yield f"lookahead_config of {path}.Request", "lookahead_config" in dir(request)
 
@@ -174,9 +150,9 @@ def require_backend() -> Library:
             "use --backend torch, or install it again (1.2 needs PyTorch's CUDA 13.0 build); "
             f"{HOW_TO_INSTALL}",
         )
-    if library.lost:
-        lost = " and ".join(library.lost)
-        raise TrtlaError(f"TensorRT-LLM {library.version} lacks {lost}", REMOVED)
+    if library.missing:
+        missing = " and ".join(library.missing)
+        raise TrtlaError(f"TensorRT-LLM {library.version} lacks {missing}", REMOVED)
     return library
 
 

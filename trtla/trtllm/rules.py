@@ -58,11 +58,6 @@ class Verdict:
     """None: not verified."""
     reason: str = ""
 
-    @property
-    def word(self) -> str:
-        """yes, no or unverified."""
-        return "unverified" if self.allowed is None else "yes" if self.allowed else "no"
-
 
 _YES = Verdict(True)
 

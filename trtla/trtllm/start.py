@@ -71,7 +71,7 @@ def open_trtllm_executor(engine: Engine, options: ExecutorOptions) -> TrtllmExec
     _check_chunks(engine, settings)
     batch_size = engine.batch_size(options.max_batch_size)
     library = require_backend()
-    _check_machine(engine, str(library.version))
+    check_release_and_gpu(engine, str(library.version))
     _check_ranks(engine)
     bindings = load("bindings.executor")
     limits = _limits(engine, triple, batch_size, options)
@@ -127,7 +127,7 @@ def _check_chunks(engine: Engine, settings: TrtllmSettings) -> None:
         )
 
 
-def _check_machine(engine: Engine, installed: str) -> None:
+def check_release_and_gpu(engine: Engine, installed: str) -> None:
     """Check release and GPU: compiled engines run only on those that built them."""
     built = engine.config.version
     if not same_release(built, installed):

@@ -344,6 +344,8 @@ def test_bad_arms_are_refused_before_a_model_is_loaded(
     empty = tmp_path / "empty.yaml"
     empty.write_text("prompts: [code]\n")
     refused(trtla(*command(model, path, "--arms", empty)), 2, "lists no arms")
+    ran = trtla(*command(model, path, "--arms", "ngram"))
+    refused(ran, 2, "--arms ngram: there is no such file", "--drafter", "configs/ablation.yaml")
     for args, parts in (
         (("--arms", good), ("--ablation is --arms",)),
         (("--drafter", "ngram"), ("--drafter and --arms exclude each other",)),

@@ -1,4 +1,4 @@
-"""`trtla build`: an engine from a checkpoint or a Hugging Face folder.
+"""`trtla build`: an engine from a checkpoint, a Hugging Face folder or a GGUF file.
 
 With --from-existing it adds trtla's files to an engine that trtllm-build made.
 """
@@ -49,9 +49,10 @@ _SETTINGS = (*_LIMITS, "lookahead", "gather_context_logits", "backend", "dtype",
 @click.command(
     cls=Command,
     instead_of=BUILD,
-    short_help="Checkpoint or Hugging Face folder -> engine.",
+    short_help="Checkpoint, Hugging Face folder or GGUF file -> engine.",
     examples=[
         "trtla build ckpt -o engine --lookahead 7,7,7",
+        "trtla build model.gguf -o engine",
         "trtla build ckpt -o engine --config configs/llama-8b.yaml",
         "trtla build ckpt -o engine --lookahead 5,5,5 --dry-run",
         "trtla build --from-existing trtllm-engine --lookahead 7,7,7 --tokenizer-dir llama-3-8b",

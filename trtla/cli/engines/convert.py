@@ -1,4 +1,4 @@
-"""`trtla convert`: a TensorRT-LLM checkpoint from a Hugging Face folder."""
+"""`trtla convert`: a TensorRT-LLM checkpoint from a Hugging Face folder or a GGUF file."""
 
 from __future__ import annotations
 
@@ -37,9 +37,10 @@ _quantised = partial(setting, section="Quantisation")
 @click.command(
     cls=Command,
     instead_of=CONVERT,
-    short_help="Hugging Face folder -> TensorRT-LLM checkpoint.",
+    short_help="Hugging Face folder or GGUF file -> TensorRT-LLM checkpoint.",
     examples=[
         "trtla convert llama-3-8b -o ckpt",
+        "trtla convert model.gguf -o ckpt",
         "trtla convert llama-3-70b -o ckpt --dtype bfloat16 --tp-size 8",
         "trtla convert llama-3-8b -o ckpt --dtype fp8 --kv-cache-dtype fp8",
         "trtla convert llama-3-8b -o ckpt --dtype fp8 --calib-data texts.txt",
@@ -133,7 +134,7 @@ _quantised = partial(setting, section="Quantisation")
 )
 @click.pass_context
 def convert(ctx: click.Context, /, **flags: Any) -> None:
-    """Convert a Hugging Face Llama checkpoint to a TensorRT-LLM checkpoint.
+    """Convert a Hugging Face model or a GGUF file to a TensorRT-LLM checkpoint.
 
     Weights are streamed: memory follows the largest tensor, not the model. Only calibration runs
     the whole model. TensorRT-LLM does not read int8 and int4; the torch executor reads every dtype.

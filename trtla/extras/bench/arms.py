@@ -39,6 +39,12 @@ def load_arms(ctx: click.Context, param: click.Parameter, value: Any) -> Describ
     if not value:
         return None
     path = ABLATION if value is True else Path(value)
+    if not path.is_file():
+        raise UsageError(
+            f"--arms {path}: there is no such file",
+            "name single arms with --drafter and --lookahead, or give a file such as "
+            "configs/ablation.yaml",
+        )
     settings = read_yaml(path)
     arms = settings.pop("arms", None)
     if not isinstance(arms, list) or not arms:

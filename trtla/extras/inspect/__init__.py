@@ -1,4 +1,4 @@
-"""Descriptions of this machine, a model or a folder, and of what runs on it."""
+"""Descriptions of this machine and of a model, as one table or one JSON document."""
 
 from __future__ import annotations
 

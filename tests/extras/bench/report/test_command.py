@@ -57,6 +57,8 @@ def test_what_cannot_be_used_is_refused(bench: Path, tmp_path: Path) -> None:
     refused(trtla("report", tmp_path / "odd.json", "-o", tmp_path / "r.html"), 2, "odd.json")
     refused(trtla("report", tmp_path / "absent", "-o", tmp_path / "r.html"), 2, "absent")
     refused(trtla("report", bench, "-o", tmp_path / "no" / "r.html"), 2, "no", "--output")
+    refused(trtla("report", bench, "-o", f"{tmp_path}/r/"), 2, "r/ is a folder", "report.html")
+    assert not (tmp_path / "r").exists()
     assert not (tmp_path / "r.html").exists()
 
 

@@ -46,6 +46,8 @@ def report(
     RESULTS are JSON documents of bench, tune and summarize, or CSV files of bench, recognised by
     their content. The page opens without a network, light or dark.
     """
+    if output.endswith("/"):
+        raise UsageError(f"--output {output} is a folder", "name a file, such as report.html")
     if output != _STDOUT:
         check_new_file(Path(output), "--output", force=force)
         if any(os.path.realpath(name) == os.path.realpath(output) for name in results):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,17 +12,8 @@ from trtla.trtllm.library import installed
 
 EXECUTOR = "class Executor: ...\nclass LookaheadDecodingConfig: ...\n"
 REQUEST = "class Request:\n    lookahead_config = None\n"
-PROGRAM = "#!/bin/sh\n"
 
 without_tensorrt_llm = pytest.mark.skipif(installed(), reason="TensorRT-LLM is installed here")
-
-
-@contextlib.contextmanager
-def patched() -> Iterator[pytest.MonkeyPatch]:
-    """A patch that also forgets the packages which were imported under it."""
-    with pytest.MonkeyPatch.context() as patch:
-        yield patch
-    forget()
 
 
 def install(
@@ -35,9 +24,8 @@ def install(
     at_import: str = "",
     builder: bool = True,
     executor: str = EXECUTOR + REQUEST,
-    program: bool = True,
 ) -> None:
-    """Put a package tensorrt_llm of these parts first on sys.path, and its program on PATH."""
+    """Put a package tensorrt_llm of these parts first on sys.path."""
     package = folder / "site" / "tensorrt_llm"
     (package / "bindings").mkdir(parents=True)
     (package / "__init__.py").write_text(at_import)
@@ -50,8 +38,6 @@ def install(
     (info / "METADATA").write_text(
         f"Metadata-Version: 2.1\nName: tensorrt_llm\nVersion: {version}\n"
     )
-    if program:
-        put_program(patch, folder, "trtllm-build", PROGRAM)
     forget()
     patch.syspath_prepend(str(package.parent))
 
