@@ -53,6 +53,17 @@ def test_accepted_tokens_are_green_and_control_characters_harmless(
     assert capsys.readouterr().out == f"a\ufffd[2J{green[0]}b{green[1]}"
 
 
+def test_a_word_that_leaves_its_line_begins_the_next_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "13")
+    printer = TerminalPrinter(Console(color="never"))
+    printer.text([("The verif", False), ("ication", True)])
+    printer.out("")
+    printer.text([("is", False)])
+    assert capsys.readouterr().out == "The verif\x1b[5G\x1b[K\nverification\nis"
+
+
 def test_terminal_remarks_are_dim_and_errors_red(
     llm: LLM, capsys: pytest.CaptureFixture[str]
 ) -> None:

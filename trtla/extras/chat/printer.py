@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from trtla.console import Console
@@ -40,11 +41,15 @@ class Printer:
     def clean(self, text: str) -> str:
         return text
 
+    def flow(self, text: str, paint: Callable[[str], str]) -> str:
+        """Return a part of the model's text with its colours and line breaks."""
+        return paint(text)
+
     def text(self, pieces: Iterable[Piece]) -> None:
         """Print a part of the model's text; accepted tokens are green."""
+        accepted = partial(self._console.styled, fg=_ACCEPTED)
         for piece, is_accepted in pieces:
-            text = self.clean(piece)
-            shown = self._console.styled(text, fg=_ACCEPTED) if is_accepted else text
+            shown = self.flow(self.clean(piece), accepted if is_accepted else str)
             self._console.out(shown, end="")
 
     def step(self, number: int, accepted: int, texts: tuple[str, str, str]) -> None:

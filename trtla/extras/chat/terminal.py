@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import sys
 import termios
@@ -17,10 +18,11 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.shortcuts import clear
 
-from trtla.console import counted
+from trtla.console import Console, counted
 from trtla.extras.chat.model import speed
 from trtla.extras.chat.printer import Printer, harmless
 from trtla.extras.chat.session import Session
+from trtla.extras.chat.wrapping import Paint, WordWrap
 from trtla.files import user_cache
 
 HISTORY = "chat_history"
@@ -32,7 +34,18 @@ _PATIENCE = 3  # presses of Ctrl-C during one answer, after which the program en
 
 
 class TerminalPrinter(Printer):
-    """Prints in colour, with remarks between the answers."""
+    """Prints in colour, with line breaks between words, and remarks between the answers."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
+        self._words = WordWrap()
+
+    def out(self, text: str) -> None:
+        super().out(text)
+        self._words.reset()
+
+    def flow(self, text: str, paint: Paint) -> str:
+        return self._words.add(text, paint, shutil.get_terminal_size().columns - 1)
 
     def clean(self, text: str) -> str:
         return harmless(text)
