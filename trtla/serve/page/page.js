@@ -213,7 +213,7 @@ function showState() {
   $("send").disabled = $("compare").disabled = !model || Boolean(running);
   $("stop").disabled = !running;
   $("intro").hidden = turns.length > 0;
-  $("message").focus({ preventScroll: true });
+  if (document.activeElement.disabled) $("message").focus({ preventScroll: true });
 }
 
 async function connect() {
