@@ -18,7 +18,7 @@ from trtla.llm.answer import Chunk, Completion
 from trtla.llm.prompt import RequestMaker
 from trtla.results.metrics import Metrics
 from trtla.runtime.request import TokenLogProb
-from trtla.runtime.stats import SourceCounts, tokens_per_step
+from trtla.runtime.stats import tokens_per_step
 
 Json = dict[str, Any]
 DONE = b"data: [DONE]\n\n"
@@ -234,14 +234,16 @@ class Writer:
         }
         if self._labels.repeatable:
             return whole
-        counts = (Metrics.of(self._done, 0.0).sources or {}).get("expected", SourceCounts())
-        accepted = sum(counts.accepted)
+        sources = [done.stats.sources or {} for done in self._done]
+        counts = [each["expected"] for each in sources if "expected" in each]
+        accepted = sum(sum(count.accepted) for count in counts)
+        rejected = sum(sum(count.fed) for count in counts) - accepted
         return {
             **whole,
             "prompt_tokens_details": {"cached_tokens": sum(o.stats.reused_tokens for o in prompts)},
             "completion_tokens_details": {
                 "accepted_prediction_tokens": accepted,
-                "rejected_prediction_tokens": sum(counts.fed) - accepted,
+                "rejected_prediction_tokens": rejected,
             },
         }
 

@@ -39,7 +39,6 @@ from trtla.serve.responses import (
     error_response,
     while_there,
 )
-from trtla.settings.lookahead import AUTOREGRESSIVE
 from trtla.version import __version__
 
 _PAGE = Path(__file__).parent / "page"
@@ -153,7 +152,7 @@ def _answer_health(app: FastAPI, served: Served) -> None:
 
 def _model_card(served: Served) -> dict[str, Any]:
     llm = served.model.llm
-    limits, lookahead = llm.limits, llm.lookahead
+    lookahead = llm.lookahead
     return {
         "id": served.name,
         "object": "model",
@@ -161,10 +160,8 @@ def _model_card(served: Served) -> dict[str, Any]:
         "owned_by": "trtla",
         "root": served.name,
         "parent": None,
-        "max_model_len": limits.max_text_len,
+        "max_model_len": llm.limits.max_text_len,
         "lookahead": lookahead if lookahead == "auto" else list(lookahead.as_tuple()),
-        "max_lookahead": list(limits.lookahead.as_tuple()),
-        "auto": not limits.fixed_triples and limits.lookahead != AUTOREGRESSIVE,
         "chat": llm.tokenizer is not None and llm.tokenizer.has_chat_template,
         "description": llm.description,
     }

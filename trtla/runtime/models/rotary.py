@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -16,7 +16,6 @@ from trtla.formats.rope_scaling import (
     yarn_frequencies,
     yarn_magnitude,
 )
-from trtla.runtime.sequence import Feed
 
 _Angles = tuple[ndarray, ndarray]
 """Cosine and sine, float32 [rows, head_size / 2]."""
@@ -121,19 +120,22 @@ class RotaryTable:
         return self._angles(np.array([position]), inverse)
 
     def of(
-        self, feeds: Sequence[Feed], positions: Sequence[Sequence[int]]
+        self, positions: list[int], lengths: Callable[[], Sequence[int]]
     ) -> tuple[ndarray, ndarray, list[int]]:
-        """Cosine and sine [rows, head_size / 2], and each token's row."""
-        flat = [position for row in positions for position in row]
-        if max(flat) >= len(self._cosine):
-            rows = np.arange(max(2 * len(self._cosine), max(flat) + 256))
+        """Cosine and sine [rows, head_size / 2], and each token's row.
+
+        Args:
+            lengths: returns the length of each token's text, as `Feed.lengths` does.
+        """
+        last = max(positions)
+        if last >= len(self._cosine):
+            rows = np.arange(max(2 * len(self._cosine), last + 256))
             self._cosine, self._sine = self._angles(rows, self._frequencies)
         if self._trained is not None:  # beyond it a row depends on the text's length as well
-            pairs = zip(feeds, positions, strict=True)
-            lengths = [length for feed, row in pairs for length in feed.lengths(row)]
-            if max(lengths) > self._trained:
-                return self._of_lengths(flat, lengths, self._trained)
-        return self._cosine, self._sine, flat
+            known = lengths()
+            if max(known) > self._trained:
+                return self._of_lengths(positions, known, self._trained)
+        return self._cosine, self._sine, positions
 
     def _of_lengths(
         self, positions: Sequence[int], lengths: Sequence[int], trained: int

@@ -228,8 +228,14 @@ class NativeLlama(Model[HostCache]):
     def _set_angles(self, feeds: Sequence[Feed]) -> list[int]:
         """Each fed token's row in the tables of cosines and sines, which all have the same rows."""
         positions, rows = [feed.positions() for feed in feeds], list[int]()
+        flat = [position for row in positions for position in row]
+
+        def lengths() -> list[int]:
+            pairs = zip(feeds, positions, strict=True)
+            return [length for feed, row in pairs for length in feed.lengths(row)]
+
         for index, rotary in enumerate(self._rotaries):
-            cosine, sine, rows = rotary.of(feeds, positions)
+            cosine, sine, rows = rotary.of(flat, lengths)
             known = self._angles[index]
             if known is None or cosine is not known[0]:
                 self._angles[index] = cosine, sine
