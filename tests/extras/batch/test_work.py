@@ -31,9 +31,7 @@ def llm() -> Iterator[LLM]:
 def asked(*lines: dict[str, Any]) -> list[LineRequest]:
     kinds = {True: ChatBody, False: CompletionBody}
     return [
-        LineRequest(
-            i, one["custom_id"], kinds["messages" in one["body"]](**one["body"]), is_named=True
-        )
+        LineRequest(i, one["custom_id"], kinds["messages" in one["body"]](**one["body"]))
         for i, one in enumerate(lines, 1)
     ]
 
