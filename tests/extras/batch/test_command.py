@@ -261,7 +261,7 @@ def test_places_that_cannot_be(begun: tuple[Path, Path]) -> None:
 
 @pytest.mark.parametrize(
     ("data", "said"),
-    [(None, "does not exist"), (b"", "has no line")],
+    [(None, "cannot be read: No such file"), (b"", "has no line")],
 )
 def test_an_input_that_is_none_is_refused_without_a_model(
     tmp_path: Path, data: bytes | None, said: str

@@ -137,7 +137,8 @@ def _open(flags: ServedModelFlags) -> LLM:
 
 
 def _resume(console: Console, flags: BatchFlags, name: str, replicas: Replicas | None) -> int:
-    from trtla.extras.batch.job import fingerprint, locked, open_job
+    from trtla.extras.batch.job import JOURNAL, fingerprint, locked, open_job
+    from trtla.extras.batch.journal import Journal
     from trtla.extras.batch.lines import read_lines
     from trtla.extras.batch.work import Task
 
@@ -150,7 +151,7 @@ def _resume(console: Console, flags: BatchFlags, name: str, replicas: Replicas |
         if job.finished is not None:
             console.note(f"note: the job in {folder} is finished; --force starts again")
             return _report(console, job, None)
-        with closing(job.journal()) as journal:
+        with closing(Journal(folder / JOURNAL)) as journal:
             return _finish(console, flags, Task(job, journal, lines), replicas)
 
 
@@ -182,7 +183,7 @@ def _records(
     from trtla.extras.batch.work import Decoding
 
     if replicas is not None:
-        share = LineShare(task.lines, task.labelling)
+        share = LineShare(Path(flags.requests).resolve(), task.lines.digest, task.labelling)
         asked = (console.note, flags, _open, tasks(task.left), share)
         with replicas.results(*asked) as records:
             yield checked(records)

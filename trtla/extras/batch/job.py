@@ -18,8 +18,7 @@ from trtla.files import JsonError, json_text, parse_json, write_whole, written
 from trtla.formats.gguf.folder import weight_file
 from trtla.formats.gguf.header import MADE_OF, shards
 
-OUTPUT, ERRORS = "output.jsonl", "errors.jsonl"
-_JOB, _JOURNAL, _LOCK = "job.json", "journal", ".lock"
+JOURNAL, _JOB, _LOCK = "journal", "job.json", ".lock"
 _LONGEST = 100
 """Characters of a change that an error shows: digests and chat templates are longer."""
 _START_AGAIN = "choose another -o, or start again with --force"
@@ -47,15 +46,11 @@ class Job:
 
     @property
     def output(self) -> Path:
-        return self.folder / OUTPUT
+        return self.folder / "output.jsonl"
 
     @property
     def errors(self) -> Path:
-        return self.folder / ERRORS
-
-    def journal(self) -> Journal:
-        """Open the journal of finished lines."""
-        return Journal(self.folder / _JOURNAL)
+        return self.folder / "errors.jsonl"
 
     def finish(self, journal: Journal) -> Job:
         """Write the output from the journal, and delete that."""
@@ -66,7 +61,7 @@ class Job:
         first = next((_described(each) for each in journal.ordered(failed=True)), None)
         done = replace(self, finished=journal.counts, first_error=first)
         done.write()
-        (self.folder / _JOURNAL).unlink()
+        (self.folder / JOURNAL).unlink()
         return done
 
     def write(self) -> None:
@@ -117,7 +112,7 @@ def open_job(folder: Path, identity: dict[str, Any], *, force: bool) -> Job:
         for path in (job.output, job.errors):
             if not path.is_file():
                 raise UsageError(f"the job is finished, and {path} is gone", _START_AGAIN)
-        (folder / _JOURNAL).unlink(missing_ok=True)  # a kill may have prevented that
+        (folder / JOURNAL).unlink(missing_ok=True)  # a kill may have prevented that
     return job
 
 
@@ -134,13 +129,14 @@ def _read(folder: Path) -> Job | None:
 
 
 def _begin(folder: Path, identity: dict[str, Any], *, force: bool) -> Job:
-    paths = [folder / name for name in (_JOURNAL, _JOB, OUTPUT, ERRORS)]
+    job = Job(folder, identity, int(time.time()))
+    paths = (folder / JOURNAL, folder / _JOB, job.output, job.errors)
     for path in paths:
         if not force and path.exists() and path.stat().st_size:
             raise UsageError(f"{path} is of no job that is known here", _START_AGAIN)
     for path in paths:
         path.unlink(missing_ok=True)
-    return Job(folder, identity, int(time.time()))
+    return job
 
 
 _SAMPLES, _SAMPLE = 256, 1 << 16
@@ -148,8 +144,7 @@ _SAMPLES, _SAMPLE = 256, 1 << 16
 
 
 def fingerprint(folders: list[Path]) -> str:
-    """Return the digest of a model's files: those of its folder, and of further ones such as its
-    tokenizer's."""
+    """Return the digest of the files in a model's folder and its tokenizer's."""
     digest = hashlib.sha256()
     for folder in folders:
         for path in _files(folder):
@@ -166,6 +161,5 @@ def _files(folder: Path) -> Iterator[Path]:
     weights = weight_file(folder)
     yield from shards(weights) if weights else ()
     for path in sorted(folder.iterdir()):
-        made_here = path.name == MADE_OF or path.name[0] == "."
-        if path.is_file() and not made_here:
+        if path.is_file() and path.name != MADE_OF and path.name[0] != ".":
             yield path

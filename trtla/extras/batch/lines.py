@@ -59,8 +59,6 @@ def read_lines(path: Path) -> Lines:
     """Read an input, and find the lines that share a custom_id."""
     try:
         data = path.read_bytes()
-    except FileNotFoundError:
-        raise UsageError(f"{path} does not exist", "check the path") from None
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}", "check the path") from None
     lines = {number: line for number, line in enumerate(data.split(b"\n"), 1) if line.strip()}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
+from pathlib import Path
 
 from trtla.errors import TrtlaError, UsageError
 from trtla.extras.batch.journal import Record
-from trtla.extras.batch.lines import Lines
+from trtla.extras.batch.lines import read_lines
 from trtla.extras.batch.work import Decoding, Labelling
 from trtla.llm.llm import LLM
 
@@ -19,18 +21,26 @@ _NO_LINE = 0
 Rows = Sequence[tuple[int, ...]]
 
 
+_lines_of = lru_cache(maxsize=1)(read_lines)
+
+
 @dataclass(frozen=True, slots=True)
 class LineShare:
-    """A job as every process has it."""
+    """What every process needs to know of a job."""
 
-    lines: Lines
+    source: Path
+    digest: str
+    """The digest of the input when the job began."""
     labelling: Labelling
     kind: type[Record] = Record
     most_rows: int = _LINES
 
     def results(self, llm: LLM, rows: Rows) -> list[Record]:
         """Return the records of a task's lines."""
-        requests = [self.lines.parse(number) for (number,) in rows]
+        lines = _lines_of(self.source)
+        if lines.digest != self.digest:
+            raise TrtlaError(f"{self.source} was changed meanwhile", "start again with --force")
+        requests = [lines.parse(number) for (number,) in rows]
         return list(Decoding(llm, self.labelling, print).records(requests))
 
     def failure(self, problem: TrtlaError) -> Record:
