@@ -58,7 +58,7 @@ INTERFACE = {
         "named needed ReplicasLost require sentence TORCH TrtlaError UsageError"
     ),
     "files": (
-        "ASSETS flush json_text JsonError parse_json parse_texts read_json read_text read_yaml "
+        "ASSETS json_text JsonError parse_json parse_texts read_json read_text read_yaml "
         "user_cache write_whole written"
     ),
     "formats.chat_templates": "stored_template",

@@ -63,7 +63,7 @@ def numbers(out: Path) -> list[int]:
     """The lines that the journal has, as often as it has them."""
     path = out / "journal"
     data = path.read_bytes() if path.exists() else b""
-    return [int(one.split(b" ", 1)[0]) for one in data.split(b"\n")[:-1]]
+    return [int(one.split(b" ", 2)[1]) for one in data.split(b"\n")[:-1]]
 
 
 def kill(source: Path, out: Path, chance: random.Random, most: float, share: int) -> int:

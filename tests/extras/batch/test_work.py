@@ -16,7 +16,8 @@ from trtla import LLM
 from trtla.api.protocol import ChatBody, CompletionBody
 from trtla.errors import TrtlaError
 from trtla.extras.batch.journal import Record
-from trtla.extras.batch.lines import LineRequest
+from trtla.extras.batch.lines import LineRequest, read_lines
+from trtla.extras.batch.tasks import LineShare, tasks
 from trtla.extras.batch.work import Decoding, Labelling
 
 LABELLING = Labelling("job", 7, "tiny")
@@ -31,9 +32,7 @@ def llm() -> Iterator[LLM]:
 def asked(*lines: dict[str, Any]) -> list[LineRequest]:
     kinds = {True: ChatBody, False: CompletionBody}
     return [
-        LineRequest(
-            i, one["custom_id"], kinds["messages" in one["body"]](**one["body"]), is_named=True
-        )
+        LineRequest(i, one["custom_id"], kinds["messages" in one["body"]](**one["body"]))
         for i, one in enumerate(lines, 1)
     ]
 
@@ -141,6 +140,18 @@ def test_a_choice_that_fails_fails_its_line_alone(
     assert [one.failed for one in records] == [False, True, False]
     assert answer(records[1])["status_code"] == 500
     assert answer(records[1])["body"]["error"]["message"] == "it is lost; ask again"
+
+
+def test_tasks_of_other_processes_are_of_the_input_as_it_was(llm: LLM, tmp_path: Path) -> None:
+    source = write(tmp_path / "in", [ask("a"), ask("b"), ask("c"), ask("d"), ask("e")])
+    lines = read_lines(source)
+    share = LineShare(source, lines.digest, LABELLING)
+    here = Decoding(llm, LABELLING, print).records(map(lines.parse, lines.data))
+    there = [record for task in tasks(lines.data) for record in share.results(llm, task)]
+    assert sorted(one.data for one in here) == sorted(one.data for one in there)
+    before = LineShare(source, "what it was", LABELLING)
+    with pytest.raises(TrtlaError, match="was changed meanwhile"):
+        before.results(llm, [(1,)])
 
 
 def test_sampled_lines_can_be_answered_greedily(tmp_path: Path) -> None:

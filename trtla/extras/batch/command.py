@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -26,15 +26,19 @@ from trtla.cli.shared import options as opt
 from trtla.cli.shared.command import Command
 from trtla.cli.shared.model import save_corpus
 from trtla.console import Console, counted
+from trtla.errors import TrtlaError
 from trtla.interrupts import INTERRUPTS
 from trtla.machine import process_rank
 
 if TYPE_CHECKING:
-    from trtla.extras.batch.job import Identity, Job
+    from trtla.extras.batch.job import Job
     from trtla.extras.batch.journal import Record
     from trtla.extras.batch.tasks import LineShare, Rows
-    from trtla.extras.batch.work import Figures, Task
+    from trtla.extras.batch.work import Task
     from trtla.llm.llm import LLM
+
+Figures = dict[str, float]
+"""The figures of this process's work on a job, as --json prints them."""
 
 
 class Replicas(Protocol):
@@ -133,117 +137,106 @@ def _open(flags: ServedModelFlags) -> LLM:
 
 
 def _resume(console: Console, flags: BatchFlags, name: str, replicas: Replicas | None) -> int:
-    from trtla.extras.batch.job import check_folder, locked, open_job
-    from trtla.extras.batch.lines import survey
+    from trtla.extras.batch.job import JOURNAL, fingerprint, locked, open_job
+    from trtla.extras.batch.journal import Journal
+    from trtla.extras.batch.lines import read_lines
     from trtla.extras.batch.work import Task
 
-    source, folder = Path(flags.requests), Path(flags.output_dir)
-    check_folder(folder, source)
-    lines = survey(source)
+    folder, lines = Path(flags.output_dir), read_lines(Path(flags.requests))
+    model = [Path(path) for path in (flags.engine_dir, flags.options.tokenizer_dir) if path]
+    own = {"served_model_name": name, "force_greedy": flags.force_greedy}
+    identity = {"input": lines.digest, "model": fingerprint(model)}
     with locked(folder):
-        job = open_job(folder, _identity(flags, lines.digest, name), source, force=flags.force)
+        job = open_job(folder, identity | flags.options.of_answers | own, force=flags.force)
         if job.finished is not None:
             console.note(f"note: the job in {folder} is finished; --force starts again")
             return _report(console, job, None)
-        with job.journal(lines.last) as journal:
-            task = Task(job, journal, source, lines, name)
-            return _finish(console, flags, task, replicas)
-
-
-def _identity(flags: BatchFlags, digest: str, name: str) -> Identity:
-    from trtla.extras.batch.job import Identity, fingerprint
-
-    folders = [Path(path) for path in (flags.engine_dir, flags.options.tokenizer_dir) if path]
-    settings = flags.options.of_answers | {"served_model_name": name}
-    settings |= {"force_greedy": True} if flags.force_greedy else {}
-    return Identity(digest, fingerprint(tuple(folders)), settings)
+        with closing(Journal(folder / JOURNAL)) as journal:
+            return _finish(console, flags, Task(job, journal, lines), replicas)
 
 
 def _finish(console: Console, flags: BatchFlags, task: Task, replicas: Replicas | None) -> int:
     """Do the remaining lines, then write the output; after a signal say how to resume."""
-    counts, lines = task.journal.counts, counted(task.survey.count, "line")
+    counts, total = task.journal.counts, len(task.lines.data)
+    lines, figures = counted(total, "line"), None
     if counts.done:
         console.note(f"note: {counts.done} of {lines} are done already")
-
     try:
-        figures = _decode(console, flags, task, replicas)
+        if counts.done < total:
+            with _records(console, flags, task, replicas) as records:
+                figures = _keep(console, records, task)
         done = task.job.finish(task.journal)
     except BaseException:
         if INTERRUPTS.came:  # some libraries raise another error in its place
-            kept = f"{task.journal.kept()} of {lines} are done and kept in {task.job.folder}"
+            kept = f"{counts.done} of {lines} are done and kept in {task.job.folder}"
             print(f"note: {kept}; the same command resumes", file=sys.stderr)
         raise
     return _report(console, done, figures)
 
 
-def _decode(
+@contextmanager
+def _records(
     console: Console, flags: BatchFlags, task: Task, replicas: Replicas | None
-) -> Figures | None:
+) -> Iterator[Iterator[Record]]:
+    """The records of the lines that are not done, from replicas or from the model itself."""
     from trtla.extras.batch.tasks import LineShare, checked, tasks
+    from trtla.extras.batch.work import Decoding
 
-    counts, total = task.journal.counts, task.survey.count
-    if counts.done == total:
-        return None
     if replicas is not None:
-        share, lines = LineShare(task.source.resolve(), task.labelling), task.left()
-        asked = (console.note, flags, _open, tasks(lines, task.survey), share)
+        share = LineShare(Path(flags.requests).resolve(), task.lines.digest, task.labelling)
+        asked = (console.note, flags, _open, tasks(task.left), share)
         with replicas.results(*asked) as records:
-            return _keep(console, task.kept(checked(records)), task)
+            yield checked(records)
+        return
     with _open(flags) as llm:
         console.note(f"note: runs on {llm.description}")
-        records = task.records(llm, lambda text: console.note(f"note: {text}"))
-        figures = _keep(console, records, task)
+        decoding = Decoding(llm, task.labelling, lambda text: console.note(f"note: {text}"))
+        yield decoding.records(map(task.lines.parse, task.left))
         save_corpus(console, llm, flags.save_corpus)
-        return figures
 
 
 def _keep(console: Console, records: Iterator[Record], task: Task) -> Figures:
-    """Take the records as they arrive, and show the job's progress."""
-    from trtla.extras.batch.work import Figures
+    """Keep the records as they arrive, and show the job's progress; a repeated line counts once."""
+    counts, total = task.journal.counts, len(task.lines.data)
+    before, tokens, began = counts.done, counts.output_tokens, time.monotonic()
 
-    counts, total = task.journal.counts, task.survey.count
-    figures = Figures(counts.done)
-    more = partial(figures.described, counts)
-    with console.progress("batch", "lines", more, figures.before) as progress:
-        progress(counts.done, total)
+    def figures() -> Figures:
+        seconds = time.monotonic() - began
+        speed = (counts.output_tokens - tokens) / seconds
+        return {"before": before, "seconds": seconds, "tokens_per_s": speed}
+
+    def more() -> str:
+        return f"{counts.failed} failed, {figures()['tokens_per_s']:.1f} tokens/s"
+
+    with console.progress("batch", "lines", more, before) as progress:
+        progress(before, total)
         for record in records:
-            figures.tokens += record.output_tokens
-            progress(counts.done, total)
-    figures.end()
-    return figures
+            if not counts.done:
+                task.job.write()
+            if record.number not in task.journal:
+                task.journal.add(record)
+                progress(counts.done, total)
+    return figures()
 
 
 def _report(console: Console, job: Job, figures: Figures | None) -> int:
-    from trtla.extras.batch.job import failure
-
-    failed = failure(job)
-    if console.json:
-        console.document(_document(job, figures))
-        return 0 if failed is None else failed.exit_code
-    counts = job.finished
-    assert counts is not None
-    seconds, speed = (None, None) if figures is None else (figures.seconds, figures.tokens_per_s)
-    columns = ("lines", "failed", "prompt tokens", "output tokens", "S", "seconds", "tokens/s")
-    tokens = (counts.prompt_tokens, counts.output_tokens, counts.tokens_per_step)
-    console.table(columns, [(counts.done, counts.failed, *tokens, seconds, speed)])
-    console.note(f"note: the answers are in {job.output}")
-    if failed is not None:
-        raise failed
-    return 0
-
-
-def _document(job: Job, figures: Figures | None) -> dict[str, Any]:
     from trtla.results.documents import SCHEMA_VERSION
 
-    assert job.finished is not None
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "command": "batch",
-        "lines": job.finished.done,
-        **asdict(job.finished),
-        "tokens_per_step": job.finished.tokens_per_step,
-        "created": job.created,
-        "output": str(job.output),
-        "errors": str(job.errors),
-        "this_run": None if figures is None else figures.document(),
-    }
+    counts = job.finished
+    assert counts is not None
+    if console.json:
+        head = {"schema_version": SCHEMA_VERSION, "command": "batch", "lines": counts.done}
+        steps = {"tokens_per_step": counts.tokens_per_step, "created": job.created}
+        files = {"output": str(job.output), "errors": str(job.errors)}
+        console.document({**head, **asdict(counts), **steps, **files, "this_run": figures})
+        return int(counts.failed > 0)
+    columns = ("lines", "failed", "prompt tokens", "output tokens", "S", "seconds", "tokens/s")
+    tokens = (counts.prompt_tokens, counts.output_tokens, counts.tokens_per_step)
+    speed = [(figures or {}).get(name) for name in ("seconds", "tokens_per_s")]
+    console.table(columns, [(counts.done, counts.failed, *tokens, *speed)])
+    if counts.answered:
+        console.note(f"note: the answers are in {job.output}")
+    if counts.failed:
+        failed = f"{counts.failed} of {counted(counts.done, 'line')} failed"
+        raise TrtlaError(f"{failed}; the first, {job.first_error}", f"all are in {job.errors}")
+    return 0

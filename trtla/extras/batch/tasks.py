@@ -1,18 +1,16 @@
-"""A job's lines as tasks for other processes that hold the model.
-
-A task holds its lines' offsets and digests; the process that does it reads them, and returns
-records as in a single process.
-"""
+"""A job's lines as tasks for other processes that hold the model: the numbers of a few lines."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 
 from trtla.errors import TrtlaError, UsageError
 from trtla.extras.batch.journal import Record
-from trtla.extras.batch.lines import Line, LineRequest, Survey, lines_at, parse
+from trtla.extras.batch.lines import read_lines
 from trtla.extras.batch.work import Decoding, Labelling
 from trtla.llm.llm import LLM
 
@@ -23,48 +21,39 @@ _NO_LINE = 0
 Rows = Sequence[tuple[int, ...]]
 
 
+_lines_of = lru_cache(maxsize=1)(read_lines)
+
+
 @dataclass(frozen=True, slots=True)
 class LineShare:
     """What every process needs to know of a job."""
 
     source: Path
+    digest: str
+    """The digest of the input when the job began."""
     labelling: Labelling
     kind: type[Record] = Record
     most_rows: int = _LINES
 
     def results(self, llm: LLM, rows: Rows) -> list[Record]:
         """Return the records of a task's lines."""
-        requests = list(_requests(self.source, rows))
+        lines = _lines_of(self.source)
+        if lines.digest != self.digest:
+            raise TrtlaError(f"{self.source} was changed meanwhile", "start again with --force")
+        requests = [lines.parse(number) for (number,) in rows]
         return list(Decoding(llm, self.labelling, print).records(requests))
 
     def failure(self, problem: TrtlaError) -> Record:
         """Return the record of an error that ends the job."""
         report = f"{problem.exit_code}\n{problem.message}\n{problem.hint or ''}"
-        return Record(_NO_LINE, True, 0, 0, report.encode())
+        return Record(_NO_LINE, True, 0, 0, 0, 0, report.encode())
 
 
-def _requests(source: Path, rows: Rows) -> Iterator[LineRequest]:
-    lines = lines_at(source, ((number, start) for number, start, _, _ in rows))
-    for line, (number, _, first, digest) in zip(lines, rows, strict=True):
-        if line.sum != digest % (1 << 64):
-            raise TrtlaError(
-                f"line {number} of {source} is not what it was when the job began",
-                "leave the file as it is, and start again with --force",
-            )
-        yield parse(line, {number: first})
-
-
-def tasks(lines: Iterable[Line], survey: Survey) -> Iterator[Rows]:
-    """Yield rows of number, offset, first line with the same custom_id, and digest."""
-    rows: list[tuple[int, int, int, int]] = []
-    for line in lines:
-        digest = line.sum - (line.sum >> 63 << 64)  # as a signed integer
-        rows.append((line.number, line.start, survey.first[line.number], digest))
-        if len(rows) == _LINES:
-            yield rows
-            rows = []
-    if rows:
-        yield rows
+def tasks(numbers: Iterable[int]) -> Iterator[Rows]:
+    """Yield tasks of a few lines each, one row for a line."""
+    rows = ((number,) for number in numbers)
+    while task := list(islice(rows, _LINES)):
+        yield task
 
 
 def checked(records: Iterable[Record]) -> Iterator[Record]:

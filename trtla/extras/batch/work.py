@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any
 
 from trtla.api.answers import Json, Labels, Writer, dumps
 from trtla.api.errors import ApiError, refused
@@ -16,15 +13,14 @@ from trtla.api.generation import Generation, answers_to, check_name
 from trtla.api.protocol import ChatBody, CompletionBody
 from trtla.errors import TrtlaError, sentence
 from trtla.extras.batch.job import Job
-from trtla.extras.batch.journal import Counts, Journal, Record
-from trtla.extras.batch.lines import Line, LineRequest, Reader, Survey, parse
+from trtla.extras.batch.journal import Journal, Record
+from trtla.extras.batch.lines import LineRequest, Lines
 from trtla.llm.decoder import Event
 from trtla.llm.llm import LLM
 from trtla.runtime.request import Request
 
 _AHEAD = 4
 """Texts in flight for each slot of the batch, so that free slots are filled at once."""
-_COUNTED = ("steps", "accepted", "decoded")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +33,8 @@ class Labelling:
     model: str
 
     def labels(self, request: LineRequest) -> Labels:
-        """Return the labels of a line's answer; one with a shared custom_id goes by its number."""
-        named = f"id {request.custom_id}" if request.is_named else f"line {request.number}"
-        digest = hashlib.sha256(f"{self.key} {named}".encode()).hexdigest()
+        """Return the labels of a line's answer."""
+        digest = hashlib.sha256(f"{self.key} {request.number}".encode()).hexdigest()
         return Labels(digest[:24], self.created, self.model, repeatable=True)
 
 
@@ -127,8 +122,8 @@ class Decoding:
         read, written = body["usage"]["prompt_tokens"], body["usage"]["completion_tokens"]
         data = self._line(work.line, 200, body)
         stats = [done.stats for done in work.generation.done]
-        counts = (sum(getattr(each, name) for each in stats) for name in _COUNTED)
-        return Record(work.line.number, False, read, written, data, *counts)
+        steps, decoded = sum(each.steps for each in stats), sum(each.decoded for each in stats)
+        return Record(work.line.number, False, read, written, steps, decoded, data)
 
     def _give_up(self, work: _Work, error: ApiError) -> Record:
         """Record the failure of a line after one choice, and cancel the others."""
@@ -139,7 +134,8 @@ class Decoding:
         return self._failed(work.line, error)
 
     def _failed(self, line: LineRequest, error: ApiError) -> Record:
-        return Record(line.number, True, 0, 0, self._line(line, error.status, error.body))
+        data = self._line(line, error.status, error.body)
+        return Record(line.number, True, 0, 0, 0, 0, data)
 
     def _line(self, line: LineRequest, status: int, body: Json) -> bytes:
         key = self._labelling.labels(line).key
@@ -156,80 +152,19 @@ def _seeded(body: ChatBody | CompletionBody, custom_id: str) -> ChatBody | Compl
     return body.model_copy(update={"seed": int.from_bytes(digest[:8], "big")})
 
 
-@dataclass(slots=True)
-class Figures:
-    """This process's work on a job, and its speed."""
-
-    before: int
-    """Lines finished before it began."""
-    tokens: int = 0
-    """Output tokens of the lines that it has finished."""
-    _started: float = field(default_factory=time.monotonic)
-    _ended: float | None = None
-
-    def end(self) -> None:
-        """Stop the clock: the lines are done."""
-        self._ended = time.monotonic()
-
-    @property
-    def seconds(self) -> float:
-        return (self._ended or time.monotonic()) - self._started
-
-    @property
-    def tokens_per_s(self) -> float | None:
-        """Output tokens a second; None: nothing was written."""
-        return self.tokens / self.seconds if self.tokens else None
-
-    def document(self) -> dict[str, Any]:
-        """Return the figures for --json."""
-        return {
-            "before": self.before, "seconds": self.seconds, "tokens_per_s": self.tokens_per_s,
-        }  # fmt: skip
-
-    def described(self, counts: Counts) -> str:
-        speed = self.tokens_per_s
-        return f"{counts.failed} failed" + ("" if speed is None else f", {speed:.1f} tokens/s")
-
-
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A job, its journal, and its input file."""
+    """A job, its journal, and its input."""
 
     job: Job
     journal: Journal
-    source: Path
-    survey: Survey
-    model: str
-    """The model's name in answers."""
+    lines: Lines
 
     @property
     def labelling(self) -> Labelling:
-        return Labelling(self.job.identity.key, self.job.created, self.model)
+        return Labelling(self.job.key, self.job.created, self.job.identity["served_model_name"])
 
-    def records(self, llm: LLM, log: Callable[[str], None]) -> Iterator[Record]:
-        """Do the lines that the journal lacks; yield each after it is kept."""
-        requests = (parse(line, self.survey.first) for line in self.left())
-        return self.kept(Decoding(llm, self.labelling, log).records(requests))
-
-    def kept(self, records: Iterable[Record]) -> Iterator[Record]:
-        """Add records to the journal; a repeated line counts once."""
-        for record in records:
-            if record.number not in self.journal:
-                self.journal.add(record)
-                yield record
-
-    def left(self) -> Iterator[Line]:
-        """Yield the lines that are not done."""
-        changed = TrtlaError(
-            f"{self.source} was changed while it was read",
-            "leave it as it is, and start again with --force",
-        )
-        reader, before = Reader(self.source), self.survey
-        for line in reader:
-            # Check at once: the journal's records must answer the lines of the survey.
-            if line.number > before.last or line.sum != before.sums[line.number]:
-                raise changed
-            if line.number not in self.journal:
-                yield line
-        if reader.digest != before.digest:
-            raise changed
+    @property
+    def left(self) -> Iterator[int]:
+        """The numbers of the lines that are not done."""
+        return (number for number in self.lines.data if number not in self.journal)
