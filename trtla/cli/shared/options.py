@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, fields
+from functools import partial
 from typing import Any
 
 import click
@@ -281,39 +282,32 @@ sampling_flags = options_of(
     SamplingParams, "Sampling", but=ENDS, temperature=_BASIC, top_p=_BASIC, seed=_BASIC
 )
 """Flags that choose tokens."""
+_rules = partial(setting, section="Sampling", type=values.TEXT)
 grammar_flags = stack(
-    setting(
+    _rules(
         "--json-schema",
-        section="Sampling",
         basic=True,
-        type=values.TEXT,
         metavar="FILE|JSON",
         help="Schema of outputs; or --regex, --grammar.",
     ),
-    setting(
+    _rules(
         "--whitespace-pattern",
-        section="Sampling",
-        type=values.TEXT,
         metavar="PATTERN",
         help="Blanks between the parts of --json-schema's JSON, such as '[ ]?'; '': none.",
         show_default="a blank, or newlines and indentation",
     ),
-    setting(
+    _rules(
         "--regex",
-        section="Sampling",
-        type=values.TEXT,
         metavar="PATTERN",
         help="A regular expression that every output matches as a whole.",
     ),
-    setting(
+    _rules(
         "--grammar",
-        section="Sampling",
-        type=values.TEXT,
         metavar="FILE|RULES",
         help="Rules in Lark or GBNF that every output follows.",
     ),
 )
-"""What outputs must be; `with_grammar` makes one setting of them."""
+"""The rules for outputs, of which `flags_as` makes one setting."""
 stop_ids_flag = options_of(SamplingParams, "Sampling", only=("stop_token_ids",))
 stop_flags = stack(options_of(SamplingParams, "Sampling", only=("stop",)), stop_ids_flag)
 end_flag = setting(
