@@ -86,15 +86,6 @@ def test_a_client_that_leaves_frees_its_place(served):
     wait_until(lambda: served.metric("num_requests_running") == 0)
 
 
-def test_a_common_beginning_goes_where_it_is(served):
-    """Each of these would be read anew in half of the cases, were the replicas chosen by chance."""
-    for number in range(8):
-        prompt = f"value_{number} = {number}\n" * 20
-        served.text(prompt=prompt + "a", max_tokens=1)
-        usage = served.complete(prompt=prompt + "b", max_tokens=1)["usage"]
-        assert usage["prompt_tokens_details"]["cached_tokens"] > 0
-
-
 def test_sigterm_lets_texts_end_and_leaves_no_process(tmp_path):
     with serving(tmp_path / "log", "--replicas", 1) as server:
         below = descendants(server.process.pid) | set(server.replicas())
