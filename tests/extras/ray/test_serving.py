@@ -76,6 +76,7 @@ def test_a_stream_goes_on_when_all_replicas_are_killed(served, asked):
     assert killed == 2
     assert text == whole
     assert served.metric("replica_reruns_total") > before
+    assert "serve " not in served.log  # nothing of what Ray says itself
     wait_until(lambda: served.metric("replicas") == 2)
 
 

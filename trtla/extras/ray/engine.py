@@ -9,6 +9,7 @@ the same.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
 import secrets
@@ -86,6 +87,7 @@ def _run(options: dict[str, Any], *model: Any) -> Any:
     from ray import serve
 
     app = f"trtla-{os.getpid()}-{secrets.token_hex(4)}"
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)  # its import has set another level
     serve.start(proxy_location="Disabled", logging_config=_LOGGING)
     bound = serve.deployment(Replica, name="replica").options(**options).bind(app, *model)
     try:
@@ -200,8 +202,7 @@ class ReplicaEngine:
         stream = self._handle.stream.remote(text.rest(), text.whole)
         try:
             async for outputs in stream:
-                for output in outputs:
-                    text.ids += output.new_tokens
+                text.ids += [token for output in outputs for token in output.new_tokens]
                 named = [replace(output, request_id=request_id) for output in outputs]
                 text.receive([(request_id, output) for output in named])
                 if outputs[-1].finish_reason:
