@@ -2,8 +2,8 @@
 
 Sends all requests to `trtla serve`, then the same ones to `trtla serve --ray --replicas 2` while a
 replica is killed every few seconds, each in its turn. A failed request is lost; a stream whose
-pieces do not add up to as many tokens as its end reports was doubled or cut. `--speed` compares
-both kinds in turns without kills. Exit code 1 for anything lost, doubled or different.
+pieces do not add up to as many tokens as its end reports was doubled or cut. Exit code 1 for
+anything lost, doubled or different.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
 
 import httpx
 from stress.serving import TEXTS, Body, client, events, serving, whole
@@ -30,7 +29,6 @@ class Tally:
     """What came of the requests."""
 
     equal: int = 0
-    tokens: int = 0
     kills: int = 0
     lost: Counter[str] = field(default_factory=Counter)
     doubled: list[str] = field(default_factory=list)
@@ -41,17 +39,12 @@ class Tally:
         return not (self.lost or self.doubled or self.different)
 
 
-def bodies(count: int, longest: int, distinct: bool) -> list[Body]:
-    """Greedy and sampled, streamed and not, short and longer.
-
-    Args:
-        distinct: no two prompts alike, since one process drafts from all texts, and a replica from
-            its own.
-    """
+def bodies(count: int, longest: int) -> list[Body]:
+    """Greedy and sampled, streamed and not, short and longer."""
     chance, made = random.Random(1), []
     for index in range(count):
         body: Body = {
-            "prompt": (f"Fact {index}. " if distinct else "") + chance.choice(TEXTS),
+            "prompt": chance.choice(TEXTS),
             "max_tokens": chance.randint(2, longest),
             "temperature": chance.choice((0, 0.8)),
             "seed": index,
@@ -65,7 +58,6 @@ def bodies(count: int, longest: int, distinct: bool) -> list[Body]:
 async def text_of(http: httpx.AsyncClient, body: Body, tally: Tally) -> str:
     if not body.get("stream"):
         answer = await whole(http, body)
-        tally.tokens += answer["usage"]["completion_tokens"]
         return str(answer["choices"][0]["text"])
     text, tokens, usage, ends = "", 0, 0, 0
     async for document in events(http, body):
@@ -77,7 +69,6 @@ async def text_of(http: httpx.AsyncClient, body: Body, tally: Tally) -> str:
         usage = (document.get("usage") or {}).get("completion_tokens", usage)
     if ends != 1 or tokens != usage:
         tally.doubled.append(f"{ends} ends, {tokens} tokens for {usage}: {body}")
-    tally.tokens += usage
     return text
 
 
@@ -149,29 +140,6 @@ async def with_kills(options: argparse.Namespace, requests: list[Body]) -> bool:
     return tally.is_clean and not server.code
 
 
-async def speeds(options: argparse.Namespace, requests: list[Body]) -> bool:
-    """Tokens/s of both kinds, in turns; the median of the pairs' ratios."""
-    kinds = {"one process": ("--threads", "2"), "2 replicas": REPLICAS}
-    ratios, known = [], None
-    for number in range(options.rounds):
-        rates: dict[str, float] = {}
-        for kind in sorted(kinds, reverse=bool(number % 2)):
-            tally = Tally()
-            with serving(options.log, "-m", options.model, *kinds[kind]) as server:
-                await send_all(server.address, requests[:40], options.clients, Tally(), None)
-                start = time.monotonic()
-                texts = await send_all(server.address, requests, options.clients, tally, known)
-                rates[kind] = tally.tokens / (time.monotonic() - start)
-            known = known or texts
-            if not tally.is_clean:
-                print(tally)
-                return False
-        ratios.append(rates["2 replicas"] / rates["one process"])
-        print({kind: round(rate, 1) for kind, rate in rates.items()}, round(ratios[-1], 3))
-    print(f"2 replicas / one process: {median(ratios):.3f}")
-    return True
-
-
 def main(arguments: list[str]) -> int:
     """Run it; the exit code."""
     parser = argparse.ArgumentParser(prog="stress replicas", description=__doc__)
@@ -180,10 +148,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--longest", type=int, default=48)
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--kill-every", type=float, default=10.0)
-    parser.add_argument("--speed", action="store_true")
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--log", type=Path, default=Path("stress_replicas.log"))
     options = parser.parse_args(arguments)
-    work = speeds if options.speed else with_kills
-    requests = bodies(options.requests, options.longest, options.speed)
-    return int(not asyncio.run(work(options, requests)))
+    requests = bodies(options.requests, options.longest)
+    return int(not asyncio.run(with_kills(options, requests)))

@@ -74,7 +74,7 @@ def test_more_replicas_than_the_cluster_has_room_for(cluster, tmp_path):
     log = tmp_path / "log"
     flags = ("--replicas", 5, "--threads", 1, "--ray-address", cluster.address)
     assert start(log, "--ray", *flags).wait(120) == 2
-    assert "5 replicas of 1 thread need 5 cores, and the cluster has 2" in log.read_text()
+    assert "5 replicas of 1 core need 5 cores, and the cluster has 2" in log.read_text()
 
 
 def test_replicas_do_not_outlive_a_killed_server(cluster, tmp_path):
@@ -82,6 +82,7 @@ def test_replicas_do_not_outlive_a_killed_server(cluster, tmp_path):
     with serving(tmp_path / "log", *flags) as server:
         ours = set(server.replicas())
         assert ours
+        assert server.metric("replicas") == 1  # it has heard of its server
         os.kill(server.process.pid, signal.SIGKILL)
         server.process.wait(120)
         wait_until(lambda: not alive(ours), 150)

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.extras.ray.support import wait_until
 from trtla import SamplingParams, TrtlaError
 from trtla.extras.ray import engine as module
 from trtla.extras.ray.engine import ReplicaEngine
-from trtla.extras.ray.replica import NotOpen
 from trtla.runtime.request import Output, Request
-from trtla.runtime.stats import RequestStats
+from trtla.runtime.stats import ExecutorStats, RequestStats
 
 Serving = Callable[[Request], AsyncIterator[list[Output]]]
 IDS = (11, 12, 13, 14, 15)
@@ -22,11 +22,20 @@ IDS = (11, 12, 13, 14, 15)
 class Handle:
     """Answers successive calls of `stream`, each with its own script."""
 
-    def __init__(self, *calls: Serving) -> None:
+    def __init__(self, *calls: Serving, reports: tuple[object, ...] = ()) -> None:
         self._calls = list(calls)
+        self.reports = reports
         self.begun: list[tuple[int, ...]] = []
         self.stream = SimpleNamespace(remote=self._remote)
         self.cancelled = 0
+
+    def options(self, stream: bool) -> Handle:
+        assert stream
+        return self
+
+    def broadcast(self, method: str) -> SimpleNamespace:
+        assert method == "stats"
+        return SimpleNamespace(results=lambda timeout_s, return_exceptions: self.reports)
 
     def _remote(self, request: Request, whole: bool) -> Handle.Stream:
         self.begun.append(request.begun)
@@ -43,7 +52,7 @@ class Handle:
             self._handle.cancelled += 1
 
 
-def lost_after(count: int) -> Serving:
+def lost_after(count: int, loss: type[BaseException] = ConnectionError) -> Serving:
     """So many tokens, one at a time; then the replica dies, unless that was all."""
 
     async def serve(request: Request) -> AsyncIterator[list[Output]]:
@@ -52,14 +61,9 @@ def lost_after(count: int) -> Serving:
             reason = "length" if start + 1 == len(IDS) else None
             yield [Output(99, (IDS[start],), reason, RequestStats(), start=start)]
         if place + count < len(IDS):
-            raise ConnectionError("the replica is gone")
+            raise loss("the replica is gone")
 
     return serve
-
-
-async def not_open(request: Request) -> AsyncIterator[list[Output]]:
-    raise NotOpen("the model is failed: OSError: the disk is gone")
-    yield []
 
 
 async def refusing(request: Request) -> AsyncIterator[list[Output]]:
@@ -74,19 +78,15 @@ async def silent(request: Request) -> AsyncIterator[list[Output]]:
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch):
     monkeypatch.setattr(module, "_PAUSE_S", 0.0)
-    monkeypatch.setattr(module, "_LONG_PAUSE_S", 0.0)
-    monkeypatch.setattr(module, "_LATE_S", 0.0)
 
 
-def run(handle: Handle, allotted_ms: int | None = None, cancel: bool = False) -> list:
+def run(handle: Handle, cancel: bool = False) -> list:
     """What is posted for one request."""
     posted: list = []
-    engine = ReplicaEngine(None, None, lambda _: None)
-    engine._deployment = SimpleNamespace(handle=handle)
+    engine = ReplicaEngine(handle, lambda _: None)
 
     async def work() -> None:
-        sampling = SamplingParams(len(IDS), allotted_time_ms=allotted_ms)
-        engine.submit([Request(5, (1, 2), sampling)], posted.extend)
+        engine.submit([Request(5, (1, 2), SamplingParams(len(IDS)))], posted.extend)
         (text,) = engine._texts.values()
         await asyncio.sleep(0)  # it is where the handle has put it now
         if cancel:
@@ -95,6 +95,7 @@ def run(handle: Handle, allotted_ms: int | None = None, cancel: bool = False) ->
         assert not engine._texts
 
     asyncio.run(work())
+    engine._ending.set()
     return posted
 
 
@@ -103,9 +104,10 @@ def tokens(posted: list) -> tuple[int, ...]:
 
 
 def test_a_text_goes_on_behind_what_has_arrived():
-    handle = Handle(lost_after(2), lost_after(0), lost_after(1), lost_after(9))
+    cancelled = lost_after(0, asyncio.CancelledError)  # so says Ray of some that are lost
+    handle = Handle(lost_after(2), lost_after(0), lost_after(1), cancelled, lost_after(9))
     posted = run(handle)
-    assert handle.begun == [(), IDS[:2], IDS[:2], IDS[:3]]
+    assert handle.begun == [(), IDS[:2], IDS[:2], IDS[:3], IDS[:3]]
     assert tokens(posted) == IDS
     assert {request_id for request_id, _ in posted} == {5}
     assert [one.start for _, one in posted] == [0, 1, 2, 3, 4]
@@ -118,11 +120,6 @@ def test_a_text_at_which_replicas_die_is_given_up():
     error = posted[-1][1]
     assert isinstance(error, TrtlaError)
     assert "3 replicas were lost at this text: ConnectionError: the replica" in error.message
-
-
-def test_replicas_without_a_model_are_no_fault_of_a_text():
-    handle = Handle(lost_after(1), *[not_open] * 9, lost_after(0), lost_after(9))
-    assert tokens(run(handle)) == IDS
 
 
 def test_a_text_that_is_refused_is_not_asked_again():
@@ -138,8 +135,21 @@ def test_a_cancelled_text_is_cancelled_where_it_is():
     assert handle.cancelled == 1
 
 
-def test_a_text_that_nobody_takes_ends_in_its_time():
-    handle = Handle(silent)
-    ((_, output),) = run(handle, allotted_ms=20)
-    assert output.finish_reason == "timed_out"
-    assert handle.cancelled == 1
+def test_figures_are_those_of_the_replicas_that_answer():
+    one = ExecutorStats(running=2, kv_cache_usage=0.5)
+    engine = ReplicaEngine(Handle(reports=(one, ConnectionError("gone"), one)), print)
+    stats = engine.stats_later().result(60)
+    assert (stats.running, stats.waiting, stats.kv_cache_usage) == (4, 0, 0.5)
+    assert engine.replicas.running == 2
+    engine._ending.set()
+
+
+def test_a_server_without_replicas_fails_in_the_end(monkeypatch):
+    monkeypatch.setattr(module, "_BEAT_S", 0.001)
+    monkeypatch.setattr(module, "_DEAD_S", -1.0)
+    handle, failed = Handle(reports=(ExecutorStats(),)), []
+    engine = ReplicaEngine(handle, print)
+    engine.on_failure = failed.append
+    handle.reports = ()
+    wait_until(lambda: failed)
+    assert "no replica has answered" in failed[0].message

@@ -49,9 +49,6 @@ class Replicas(Protocol):
     def text(self) -> str:
         """Their number, as it stands before the description of one."""
 
-    def note(self, host: str) -> str:
-        """What a server on a loopback address has to know."""
-
     def opener(
         self, flags: Flags, open_model: Callable[[Flags], LLM], log: Callable[[str], None]
     ) -> Callable[[], RequestMaker]:
@@ -102,10 +99,10 @@ def serve(console: Console, /, **params: Any) -> int:
     first, a second one does not.
     """
     named = params["engine_dir"]
+    replicas = REPLICAS.taken(params) if REPLICAS else None
     _check_packages()
-    from trtla.serve.guard import is_loopback
     from trtla.serve.log import RequestLog
-    from trtla.serve.server import is_open_to_all
+    from trtla.serve.server import bind, is_open_to_all
     from trtla.serve.server import serve as run_server
 
     log = RequestLog(params["json_logs"], console.quiet)
@@ -113,12 +110,12 @@ def serve(console: Console, /, **params: Any) -> int:
     def note(text: str) -> None:
         log.note(text.removeprefix("note: "))
 
-    replicas = REPLICAS.taken(params) if REPLICAS else None
     flags = checked(ServeFlags, params, note, "trtla serve MODEL")
     _check_isolation(flags)
     model = model_at(flags.engine_dir)
     open_model: Callable[[], RequestMaker] = partial(_open, flags, model)
     if replicas is not None:
+        bind(flags.serving).close()  # a port in use is reported before Ray starts
         open_model = replicas.opener(flags, _open, log.problem)
 
     def ready(maker: RequestMaker, address: str) -> None:
@@ -135,8 +132,6 @@ def serve(console: Console, /, **params: Any) -> int:
     name = served_name(flags.serving.served_model_name, named, flags)
     if is_open_to_all(flags.serving):
         log.note(f"everybody who reaches {flags.serving.host} may use it: give an --api-key-file")
-    if replicas is not None and is_loopback(flags.serving.host):
-        log.note(replicas.note(flags.serving.host))
     log.note(f"loading {named or flags.engine_dir}")
     # TensorRT-LLM's constructor holds the interpreter while it loads (nanobind/executor.cpp).
     holds_gil = model.is_trtllm and replicas is None

@@ -2,5 +2,5 @@
 
 from __future__ import annotations
 
-EXTENSIONS = {"serve": "command:ServeReplicas", "batch": "command:BatchReplicas"}
+EXTENSIONS = {"serve": "command:Replicas", "batch": "command:Replicas"}
 """What extends the command of a name: module and class, below this package."""

@@ -9,253 +9,218 @@ the same.
 from __future__ import annotations
 
 import asyncio
-import threading
+import logging
+import os
+import re
+import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from threading import Event, Thread
+from typing import Any
 
-from trtla.errors import TrtlaError, sentence
-from trtla.extras.ray.cluster import Cluster
-from trtla.extras.ray.deployment import Deployment, Plan, check_room
-from trtla.extras.ray.replica import NotOpen, Opened, ReplicaReport, packed
-from trtla.llm.decoder import Receive, ReplicaCounts, closed
+from trtla.errors import ReplicasLost, TrtlaError, sentence
+from trtla.extras.ray.cluster import Pool
+from trtla.extras.ray.replica import Replica
+from trtla.formats.engine import model_digest
+from trtla.llm.async_engine import in_thread
+from trtla.llm.decoder import Receive, ReplicaCounts
+from trtla.llm.llm import LLM
 from trtla.llm.prompt import RequestMaker
 from trtla.runtime.limits import ExecutorLimits
-from trtla.runtime.request import Output, Request
-from trtla.runtime.stats import ExecutorStats, RequestStats
+from trtla.runtime.request import Request
+from trtla.runtime.stats import ExecutorStats
 
 _MOST_LOSSES = 3
 """Consecutive replicas lost without progress of a text, after which it is given up."""
 _PAUSE_S = 0.2  # before a text is sent again
-_LONG_PAUSE_S = 1.0  # after a replica without a model, which Ray Serve replaces
-_NO_MODEL = "it had no model"
-_LATE_S = 2.0  # beyond a request's time, which the replica ends itself
+_BEAT_S, _REPORT_S, _END_S = 10.0, 5.0, 20.0
+_DEAD_S = 600.0
+"""The model counts as failed after so long without an answer from any replica."""
+_WHY = re.compile(r"trtla\.errors\.\w+: (.+)\n(?:hint: (.+))?")
+"""An error of trtla in a replica's traceback."""
+_LOGGING = {"enable_access_log": False, "log_level": "ERROR"}
 
 
 class Maker(RequestMaker):
-    """Makes requests for a model that others have opened."""
+    """Makes requests for a model that replicas open."""
 
-    opened: Opened
-    batch_size: int
-    """The batch size of all possible replicas together."""
+    def deploy(self, pool: Pool, open_model: Callable[[], LLM], batch_size: int | None) -> Any:
+        """Start replicas of a batch size, and return Ray Serve's handle of them."""
+        size = self.engine.batch_size(batch_size)
+        handle = _run(_options(pool, size), open_model, model_digest(self.engine))
+        opened: tuple[ExecutorLimits, str] = handle.opened.remote().result()
+        self._limits = replace(opened[0], max_batch_size=size * pool.most)
+        self._description = opened[1]
+        return handle
 
     @property
     def limits(self) -> ExecutorLimits:
-        return replace(self.opened.limits, max_batch_size=self.batch_size)
+        return self._limits
 
     @property
     def description(self) -> str:
-        return self.opened.description
+        return self._description
 
 
+def _options(pool: Pool, batch_size: int) -> dict[str, Any]:
+    """Return Ray Serve's options for replicas of a batch size."""
+    scaling = {"min_replicas": pool.least, "max_replicas": pool.most}
+    scaling |= {"initial_replicas": pool.least, "target_ongoing_requests": batch_size}
+    scales = pool.least < pool.most
+    return {
+        "num_replicas": "auto" if scales else pool.least,
+        "autoscaling_config": scaling if scales else None,
+        "ray_actor_options": {"num_cpus": pool.threads, "num_gpus": pool.gpus},
+        "max_ongoing_requests": 2 * batch_size,  # further texts wait for any free replica
+        "max_constructor_retry_count": 1,
+        "health_check_timeout_s": 60.0,  # steps of a large model on a CPU are long
+        "graceful_shutdown_timeout_s": 600.0,  # for texts of a surplus replica
+        "logging_config": _LOGGING,
+    }
+
+
+def _run(options: dict[str, Any], *model: Any) -> Any:
+    """Run an application of replicas, which get its name and `model`; return its handle."""
+    from ray import serve
+
+    app = f"trtla-{os.getpid()}-{secrets.token_hex(4)}"
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)  # its import has set another level
+    serve.start(proxy_location="Disabled", logging_config=_LOGGING)
+    bound = serve.deployment(Replica, name="replica").options(**options).bind(app, *model)
+    try:
+        return serve.run(bound, name=app, route_prefix=None)
+    except RuntimeError:
+        parts = serve.status().applications[app].deployments.values()
+        said = "\n".join(part.message for part in parts)
+        _delete(app)
+        if (why := _WHY.search(said)) is not None:
+            raise TrtlaError(why[1], why[2]) from None
+        raise TrtlaError(f"the replicas do not start: {said[-300:]}", "see Ray's logs") from None
+
+
+def _delete(app: str) -> None:
+    """End an application; Ray would wait indefinitely for a cluster that is gone."""
+    from ray import serve
+
+    ending = Thread(target=serve.delete, args=(app,), daemon=True)
+    ending.start()
+    ending.join(_END_S)
+
+
+@dataclass(eq=False)
 class _InFlight:
-    def __init__(self, request: Request, receive: Receive, whole: bool) -> None:
-        self.request, self.receive, self.whole = request, receive, whole
-        self.ids: list[int] = []
-        self.losses = 0
-        self.wanted = True
-        self.began = time.monotonic()
-        self.task: asyncio.Task[None] | None = None
-        self.timer: asyncio.TimerHandle | None = None
+    """A text, and its tokens so far."""
 
-    def packed(self) -> Request:
-        allotted = self.request.sampling.allotted_time_ms
-        spent = round(1000 * (time.monotonic() - self.began))
-        left = None if allotted is None else max(1, allotted - spent)
-        return packed(self.request, self.ids, left)
+    request: Request
+    receive: Receive
+    whole: bool
+    ids: list[int] = field(default_factory=list)
+    task: asyncio.Task[None] = field(init=False)
 
-
-def open_replicas(
-    maker: Maker,
-    new_plan: Callable[[Maker, Cluster], Plan],
-    connect: Callable[[], Cluster],
-    log: Callable[[str], object],
-) -> Maker:
-    """Deploy a plan, so that replicas decode the maker's requests.
-
-    Args:
-        connect: connects to Ray.
-        log: takes sentences about failures.
-    """
-
-    def deploy(cluster: Cluster) -> Deployment:
-        plan = new_plan(maker, cluster)
-        check_room(plan.range[0], plan.threads, plan.gpus)
-        maker.batch_size = plan.range[1] * plan.batch_size
-        return Deployment(plan, cluster, log)
-
-    engine = ReplicaEngine(connect, deploy, log)
-    maker.opened, maker.executor = engine.open(), engine
-    return maker
+    def rest(self) -> Request:
+        """Return the request for what is missing, without what cannot be sent."""
+        return replace(self.request, begun=tuple(self.ids), stop_check=None, grammar=None)
 
 
 class ReplicaEngine:
-    """An `EngineThread` on replicas; requests are submitted on the server's event loop.
+    """A `Decoder` on the replicas behind a handle; `log` takes sentences about failures."""
 
-    Args:
-        connect: connects to Ray.
-        deploy: starts the replicas.
-        log: takes sentences about failures.
-    """
-
-    def __init__(
-        self,
-        connect: Callable[[], Cluster],
-        deploy: Callable[[Cluster], Deployment],
-        log: Callable[[str], object],
-    ) -> None:
-        self._connect, self._deploy = connect, deploy
-        self.log: Callable[[str], object] = log
-        self._deployment: Deployment
-        self._opened: Future[Opened] = Future()
+    def __init__(self, handle: Any, log: Callable[[str], object]) -> None:
+        self._handle, self.log = handle.options(stream=True), log
         self._texts: dict[int, _InFlight] = {}
-        self._ending = threading.Event()
-        self._asking = ThreadPoolExecutor(1, "trtla-reports")
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ending = Event()
         self.on_failure: Callable[[BaseException], object] = lambda error: None
-        self.replicas: ReplicaCounts | None = ReplicaCounts()
+        self._counts = ReplicaCounts()
+        self.replicas: ReplicaCounts | None = self._counts
         self.coalesce_s = 0.0  # the replicas do that
-        self._reruns = 0
-        self._thread = threading.Thread(target=self._run, name="trtla-replicas", daemon=True)
+        Thread(target=self._watch, name="trtla-replicas", daemon=True).start()
 
-    def open(self) -> Opened:
-        """Start the replicas, and stay in contact with them from now on."""
-        self._thread.start()
-        return self._opened.result()
+    def _watch(self) -> None:
+        """Show the replicas that their server is alive, without which they would end."""
+        heard, ended = time.monotonic(), False
+        while not ended:
+            if self._reports():
+                heard = time.monotonic()
+            elif time.monotonic() - heard > _DEAD_S:
+                said = f"no replica has answered for {_DEAD_S / 60:.0f} minutes"
+                self.on_failure(ReplicasLost(said, "Ray's own logs may say why"))
+                return
+            ended = self._ending.wait(_BEAT_S)
 
-    def _run(self) -> None:
-        """Own the cluster: Ray's processes end with the thread that started them."""
-        error: BaseException = closed()
-        cluster = None
-        try:
-            cluster = self._connect()
-            self._deployment = self._deploy(cluster)
-            if not self._ending.is_set():
-                self._opened.set_result(self._deployment.opened)
-            while not self._ending.wait(1.0):  # replicas end if a server is silent
-                self._deployment.touch()
-            self._deployment.close()
-        except BaseException as lost:  # of any kind, so that no request waits indefinitely
-            error = lost
-        self._end(error)
-        if cluster is not None:
-            cluster.close()
-
-    def _end(self, error: BaseException) -> None:
-        if not self._opened.done():
-            self._opened.set_exception(error)
-        elif not self._ending.is_set():
-            self.on_failure(error)
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._give_up, error)
-
-    def _give_up(self, error: BaseException) -> None:
-        for request_id, text in tuple(self._texts.items()):
-            self.cancel([request_id])
-            text.receive([(request_id, error)])
+    def _reports(self) -> list[ExecutorStats]:
+        """Return the counters of those replicas that answer."""
+        answers: list[object] = []
+        with suppress(Exception):  # Ray itself may have ended
+            pending = self._handle.broadcast("stats")
+            answers = pending.results(timeout_s=_REPORT_S, return_exceptions=True)
+        return [answer for answer in answers if isinstance(answer, ExecutorStats)]
 
     def submit(self, requests: Iterable[Request], receive: Receive, whole: bool = False) -> None:
-        """Decode requests; each ends with an output or an error.
-
-        Args:
-            whole: texts are only read at their ends, so they travel in few pieces.
-        """
-        self._loop = asyncio.get_running_loop()
+        """Decode requests on this event loop, each to an output with its end or to an error."""
         for request in requests:
             text = self._texts[request.request_id] = _InFlight(request, receive, whole)
-            text.task = self._loop.create_task(self._finish(text))
-            allotted = request.sampling.allotted_time_ms
-            if allotted is not None:
-                late_s = allotted / 1000 + _LATE_S
-                text.timer = self._loop.call_later(late_s, self._end_late, text)
+            text.task = asyncio.create_task(self._finish(text))
 
     def cancel(self, request_ids: Iterable[int]) -> None:
         """End requests without further events."""
         for request_id in request_ids:
-            text = self._texts.pop(request_id, None)
-            if text is not None and text.task is not None:
-                text.wanted = False
+            if (text := self._texts.pop(request_id, None)) is not None:
                 text.task.cancel()
 
-    def _end_late(self, text: _InFlight) -> None:
-        """End a text that no replica has ended in its time, possibly since there is none."""
-        request_id = text.request.request_id
-        if self._texts.get(request_id) is text:
-            self.cancel([request_id])
-            late = Output(request_id, (), "timed_out", RequestStats(), start=len(text.ids))
-            text.receive([(request_id, late)])
-
     async def _finish(self, text: _InFlight) -> None:
-        """Decode a text to its end, on as many replicas as necessary."""
-        request_id = text.request.request_id
-        with suppress(asyncio.CancelledError):
-            while text.wanted and (why := await self._decode(text)) is not None:
-                if why == _NO_MODEL:
-                    await asyncio.sleep(_LONG_PAUSE_S)
-                    continue
-                if text.losses >= _MOST_LOSSES:
-                    error = TrtlaError(
-                        f"{text.losses} replicas were lost at this text: {why}",
-                        "ask again later; the server's log says more",
-                    )
-                    self.log(f"a text was given up: {why}")
-                    text.receive([(request_id, error)])
+        """Decode a text on as many replicas as necessary, unless several die at the same token."""
+        request_id, known, losses = text.request.request_id, 0, 0
+        while losses < _MOST_LOSSES:
+            if losses:
+                self._counts.reruns += 1
+                await asyncio.sleep(_PAUSE_S * losses)
+            try:
+                if await self._read(text):
                     break
-                self._reruns += 1
-                await asyncio.sleep(_PAUSE_S * text.losses)
-        if text.timer is not None:
-            text.timer.cancel()
-        if self._texts.get(request_id) is text:
-            del self._texts[request_id]
+                why = "its stream has ended"
+            except asyncio.CancelledError:
+                if request_id not in self._texts:
+                    raise
+                why = "it was cancelled"  # by Ray
+            except Exception as error:  # the request's own errors arrive as outputs
+                why = sentence(error)
+            losses = 1 if len(text.ids) > known else losses + 1
+            known = len(text.ids)
+        else:
+            said = f"{losses} replicas were lost at this text: {why}"
+            self.log(said)
+            lost = TrtlaError(said, "ask again later; the server's log says more")
+            text.receive([(request_id, lost)])
+        self._texts.pop(request_id, None)
 
-    async def _decode(self, text: _InFlight) -> str | None:
-        """Decode on one replica; return why it was lost, or None if the text has ended."""
-        known = len(text.ids)
-        stream = self._deployment.handle.stream.remote(text.packed(), text.whole)
+    async def _read(self, text: _InFlight) -> bool:
+        """Deliver what one replica makes of a text, under the request's own id; True at its end."""
+        request_id = text.request.request_id
+        stream = self._handle.stream.remote(text.rest(), text.whole)
         try:
             async for outputs in stream:
-                if self._deliver(text, outputs):
-                    return None
-            why = "its stream has ended"
+                text.ids += [token for output in outputs for token in output.new_tokens]
+                named = [replace(output, request_id=request_id) for output in outputs]
+                text.receive([(request_id, output) for output in named])
+                if outputs[-1].finish_reason:
+                    return True
         except asyncio.CancelledError:
             stream.cancel()
-            if not text.wanted:
-                raise
-            why = "it was cancelled"
-        except NotOpen:
-            return _NO_MODEL
-        except Exception as error:  # the request's own errors arrive as outputs
-            why = sentence(error)
-        text.losses = 1 if len(text.ids) > known else text.losses + 1
-        return why
-
-    def _deliver(self, text: _InFlight, outputs: Sequence[Output]) -> bool:
-        """Deliver a replica's outputs under the request's own id; return True after the last."""
-        request_id = text.request.request_id
-        for output in outputs:
-            text.ids += output.new_tokens
-        if text.wanted:
-            renamed = [(request_id, replace(out, request_id=request_id)) for out in outputs]
-            text.receive(renamed)
-        return any(output.finish_reason for output in outputs)
+            raise
+        return False
 
     def stats_later(self) -> Future[ExecutorStats]:
         """Return the counters of all replicas together, and the waiting requests."""
-        return self._asking.submit(self._stats)
-
-    def reports(self) -> list[ReplicaReport]:
-        return self._deployment.reports()
+        return in_thread(self._stats)
 
     def _stats(self) -> ExecutorStats:
-        each: list[ExecutorStats] = []
-        try:
-            each += [report.stats for report in self.reports()]
-        finally:
-            self.replicas = ReplicaCounts(len(each), self._reruns)
+        each = self._reports()
+        self._counts.running = len(each)
         running = sum(stats.running or 0 for stats in each)
-        used = [stats.kv_cache_usage for stats in each if stats.kv_cache_usage is not None]
+        used = [stats.kv_cache_usage or 0 for stats in each]
         return ExecutorStats(
             running=running,
             waiting=max(0, len(self._texts) - running),
@@ -263,8 +228,7 @@ class ReplicaEngine:
         )
 
     def close(self, timeout: float | None = None) -> bool:
-        """End the replicas and remaining requests; False if that takes longer."""
+        """End the replicas."""
         self._ending.set()
-        self._thread.join(timeout)
-        self._asking.shutdown(wait=False, cancel_futures=True)
-        return not self._thread.is_alive()
+        _delete(self._handle.deployment_id.app_name)
+        return True

@@ -6,116 +6,72 @@ Ray Data may repeat a task if an actor is lost: the results are the same, and th
 from __future__ import annotations
 
 import logging
+import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 
 from trtla.errors import TrtlaError, as_trtla_error
+from trtla.extras.ray.cluster import Pool
 from trtla.llm.llm import LLM
 
-_AHEAD = 2
-"""Rows of an actor for each slot in its batch."""
 _ARRAY = "data"  # Ray Data's name of the column of arrays
-_Table = dict[str, Any]
-Result = TypeVar("Result")
 Task = Sequence[tuple[int, ...]]
 """Rows of integers, which name a few pieces of work."""
+Work = Callable[[LLM, Task], list[Any]]
 
 
-class Share(Protocol[Result]):
-    """What every actor is to do with tasks.
+class Actor:
+    """A model that does tasks; errors are its results, since Ray would repeat what raises them."""
 
-    A result is a dataclass of numbers, and of bytes in its field `data`.
-    """
-
-    kind: type[Result]
-    most_rows: int
-    """Rows of a task, at most."""
-
-    def results(self, llm: LLM, rows: Task) -> list[Result]:
-        """Return the results of a task."""
-
-    def failure(self, problem: TrtlaError) -> Result:
-        """Return the result that ends the work with an error."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pool:
-    """The number of actors, and the resources of each."""
-
-    replicas: int
-    threads: int
-    gpus: int
-    batch_size: int
-
-
-class Actor(Generic[Result]):
-    """An actor. A model that does not open is reported with the first task: Ray would retry it."""
-
-    def __init__(self, share: Share[Result], open_model: Callable[[], LLM]) -> None:
-        self._share = share
-        self._llm: LLM | None = None
-        self._problem: TrtlaError | None = None
+    def __init__(self, work: Work, open_model: Callable[[], LLM]) -> None:
+        self._work = work
+        self._llm: LLM | TrtlaError
         try:
             self._llm = open_model()
         except Exception as error:
-            self._problem = as_trtla_error(error)
+            self._llm = as_trtla_error(error)
 
-    def __call__(self, tasks: _Table) -> _Table:
-        if self._llm is None:
-            assert self._problem is not None
-            return _table([self._share.failure(self._problem)], self._share.kind)
+    def __call__(self, tasks: dict[str, Any]) -> dict[str, Any]:
+        results: list[Any] | Exception
         try:
-            results = self._share.results(self._llm, tasks[_ARRAY].tolist())
-            return _table(results, self._share.kind)
+            if isinstance(self._llm, TrtlaError):
+                raise self._llm
+            results = self._work(self._llm, tasks[_ARRAY].tolist())
         except Exception as error:
-            failure = self._share.failure(as_trtla_error(error))
-            return _table([failure], self._share.kind)
-
-
-def _columns(kind: Any) -> list[str]:
-    return [part.name for part in fields(kind)]
-
-
-def _table(results: Sequence[Any], kind: Any) -> _Table:
-    numbers = [name for name in _columns(kind) if name != _ARRAY]
-    table: _Table = {
-        name: np.array([getattr(result, name) for result in results]) for name in numbers
-    }
-    table[_ARRAY] = np.empty(len(results), dtype=object)
-    table[_ARRAY][:] = [result.data for result in results]
-    return table
+            results = as_trtla_error(error)
+        return {_ARRAY: np.array([pickle.dumps(results)], dtype=object)}
 
 
 def ray_results(
-    tasks: Iterable[Task], share: Share[Result], open_model: Callable[[], LLM], pool: Pool
-) -> Iterator[Result]:
-    """Yield the results of tasks as they finish."""
+    tasks: Iterable[Task], work: Work, open_model: Callable[[], LLM], pool: Pool, together: int
+) -> Iterator[Any]:
+    """Yield the results of tasks as they finish; a replica does so many together."""
     import ray.data
     from ray.data import ActorPoolStrategy, DataContext
 
     DataContext.get_current().enable_progress_bars = False
-
     arrays = [np.array(task, np.int64) for task in tasks]
-    together = max(1, _AHEAD * pool.batch_size // share.most_rows)
     actors = ActorPoolStrategy(
-        size=min(pool.replicas, len(arrays)),
+        min_size=min(pool.least, len(arrays)),
+        max_size=min(pool.most, len(arrays)),
         max_concurrent_calls_per_actor=together,
         max_tasks_in_flight_per_actor=together,
         enable_true_multi_threading=True,
     )
-    results = ray.data.from_numpy_refs([ray.put(array) for array in arrays]).map_batches(
+    answers = ray.data.from_numpy_refs([ray.put(array) for array in arrays]).map_batches(
         Actor,
         batch_size=None,
         compute=actors,
-        fn_constructor_args=(share, open_model),
+        fn_constructor_args=(work, open_model),
         num_cpus=pool.threads / together,
         num_gpus=pool.gpus,
     )
     logging.getLogger("ray.data").setLevel(logging.ERROR)  # Ray has changed it
-    columns = _columns(share.kind)
-    for table in results.iter_batches(batch_size=None, prefetch_batches=0, batch_format="numpy"):
-        for row in zip(*(table[name].tolist() for name in columns), strict=True):
-            yield share.kind(*row)
+    for table in answers.iter_batches(batch_size=None, prefetch_batches=0, batch_format="numpy"):
+        for data in table[_ARRAY]:
+            results = pickle.loads(data)  # noqa: S301  from an actor
+            if isinstance(results, TrtlaError):
+                raise results
+            yield from results

@@ -9,8 +9,6 @@ from trtla.errors import UsageError, named
 from trtla.settings.fields import check, option
 
 _RANGE = re.compile(r"([1-9][0-9]{0,3}):([1-9][0-9]{0,3})")
-_USUAL = 2
-_MOST = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +17,7 @@ class ReplicaSettings:
 
     ray: bool = option(False, "Run the model in replicas, processes of their own, with Ray.")
     replicas: int | None = option(
-        None, "Replicas of the model.", least=1, most=_MOST, shown=f"{_USUAL} with --ray"
+        None, "Replicas of the model.", least=1, most=1000, shown="2 with --ray"
     )
     autoscale: str | None = option(
         None,
@@ -40,16 +38,15 @@ class ReplicaSettings:
             if getattr(self, name) is not None and not self.ray:
                 raise UsageError(f"{named(name)} is for {named('ray')}", f"add {named('ray')}")
         if self.replicas is not None and self.autoscale is not None:
-            raise UsageError(
-                f"{named('replicas')} and {named('autoscale')} exclude each other",
-                "give one of them",
-            )
+            both = f"{named('replicas')} and {named('autoscale')}"
+            raise UsageError(f"{both} exclude each other", "give one of them")
         _ = self.range  # refuses a range that is none
 
     @property
     def range(self) -> tuple[int, int]:
+        """Fewest and most replicas."""
         if self.autoscale is None:
-            number = self.replicas or _USUAL
+            number = self.replicas or 2
             return number, number
         match = _RANGE.fullmatch(self.autoscale)
         if match is None or int(match[1]) > int(match[2]):
