@@ -21,6 +21,8 @@ from tests.support.gguf_models import BYTE_LEVEL, write_gguf
 from trtla.cli.app import cli
 from trtla.cli.commands import COMMANDS, ORDER, extension
 from trtla.errors import Extra
+from trtla.formats.config import BLOCKS
+from trtla.formats.families import DECODERS
 from trtla.formats.transformers_load import load_model, load_tokenizer
 
 PAGES = ("README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))))
@@ -281,6 +283,20 @@ def test_the_rules_of_tensorrt_llm_name_tests_that_are_there() -> None:
                 continue
             source = (ROOT / "tests" / file).read_text()
             assert not test or f"def {test}(" in source, f"{file}::{test}"
+
+
+def test_the_pages_name_every_family_and_every_type_of_blocks() -> None:
+    pages = {page: (ROOT / "docs" / page).read_text() for page in ("guide.md", "gguf.md")}
+    pages["quantised-weights.md"] = (ROOT / "docs" / "quantised-weights.md").read_text()
+    of_files = [name for name in BLOCKS if "_G" not in name]
+    wanted = {
+        "guide.md": [f"| `{family.architecture}` |" for family in DECODERS],
+        "gguf.md": [*(f"`{family.gguf}`" for family in DECODERS), *of_files],
+        "quantised-weights.md": of_files,
+    }
+    for page, names in wanted.items():
+        missing = [name for name in names if name not in pages[page]]
+        assert not missing, f"docs/{page} lacks {missing}"
 
 
 def test_the_map_names_files_and_packages_that_are_there() -> None:

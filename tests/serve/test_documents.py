@@ -36,7 +36,11 @@ def test_settings_are_in_the_table_as_they_are_declared():
 def test_every_field_is_in_the_table():
     rows = re.findall(r"^\| (`[^|]+) \|", PAGE.read_text(), re.MULTILINE)
     named = {name.split(".")[0] for row in rows for name in re.findall(r"`(\w[\w.]*)`", row)}
-    assert named == FIELDS
+    assert named == FIELDS, f"the tables of docs/serving.md differ by {named ^ FIELDS}"
+
+
+def test_no_field_is_both_supported_and_refused():
+    assert FIELDS.isdisjoint(NEUTRAL), f"remove {FIELDS & NEUTRAL.keys()} from NEUTRAL"
 
 
 def test_every_refused_field_is_there_with_what_asks_for_nothing():

@@ -100,7 +100,6 @@ def answers_to(
     """
     seed = secrets.randbelow(_SEEDS) if body.seed is None else body.seed % _SEEDS
     how = (*_drafting(llm, body), _expected(llm, body))
-    sharing = (body.tops, body.cache == "private", space)
     prompts = _prompts(llm, body)
     with _naming("chat_template_kwargs"):
         rendering = body.rendering
@@ -109,7 +108,16 @@ def answers_to(
     answers: list[Answer] = []
     for index, (name, prompt) in enumerate(prompts):
         request = PromptRequest(
-            name, prompt, sampling, *how, *sharing, rendering=rendering, most=most, shown=shown
+            name,
+            prompt,
+            sampling,
+            *how,
+            logprobs=body.tops,
+            private=body.cache == "private",
+            space=space,
+            rendering=rendering,
+            most=most,
+            shown=shown,
         )
         with _naming("messages" if isinstance(body, ChatBody) else "prompt"):
             answers += llm.answers(index, request)

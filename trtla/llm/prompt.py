@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from itertools import count
@@ -58,6 +58,7 @@ class PromptRequest:
     """A likely output, a source of drafts."""
     logprobs: int | None = None
     private: bool = False
+    _: KW_ONLY
     space: int = 0
     """The space of shared K/V blocks and drafts."""
     margins: bool = False

@@ -203,7 +203,7 @@ class Drafter(ABC):
 
         Args:
             states: float [taps, tokens, hidden size] of all tokens of a prompt that are fed, later
-                of the input and each accepted node.
+                of the input and each accepted node. The newest token was chosen from the last one.
         """
 
     def close(self) -> None:  # noqa: B027

@@ -56,7 +56,10 @@ def _masked(logits: Logits, rows: Sequence[Row]) -> Iterator[None]:
 
 @contextmanager
 def penalised(logits: Logits, rows: Sequence[Row]) -> Iterator[None]:
-    """Change rows as `changed` does, by penalties and biases alone."""
+    """Change rows as `changed` does, by all but grammars.
+
+    Where tokens are chosen row by row, this is called alone, and the choice reads the mask.
+    """
     rows = [row for row in rows if row[1].sequence.request.sampling.changes_rows]
     if not rows:
         yield

@@ -148,8 +148,8 @@ class Packer:
         """The type of the panels, and of the stored weight."""
         kind = _block_type(weight)
         if kind is not None:
-            short = kind.name.split("_G")[0]  # larger groups: their scale repeated
-            return short if short in library().types else f"{short}_0", kind.name
+            short, larger_groups, _ = kind.name.partition("_G")  # their scale is repeated
+            return f"{short}_0" if larger_groups else kind.name, kind.name
         assert not isinstance(weight, BlockTensor)
         name = placed_type(weight.dtype, self.arithmetic).name
         paired = self.arithmetic == "bfloat16" and library().has_bfloat16_products
