@@ -179,14 +179,14 @@ def _records(
     console: Console, flags: BatchFlags, task: Task, replicas: Replicas | None
 ) -> Iterator[Iterator[Record]]:
     """The records of the lines that are not done, from replicas or from the model itself."""
-    from trtla.extras.batch.tasks import LineShare, checked, tasks
+    from trtla.extras.batch.tasks import LineShare, tasks
     from trtla.extras.batch.work import Decoding
 
     if replicas is not None:
         share = LineShare(Path(flags.requests).resolve(), task.lines.digest, task.labelling)
         asked = (console.note, flags, _open, tasks(task.left), share)
         with replicas.results(*asked) as records:
-            yield checked(records)
+            yield records
         return
     with _open(flags) as llm:
         console.note(f"note: runs on {llm.description}")

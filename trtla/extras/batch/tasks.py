@@ -8,7 +8,7 @@ from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 
-from trtla.errors import TrtlaError, UsageError
+from trtla.errors import TrtlaError
 from trtla.extras.batch.journal import Record
 from trtla.extras.batch.lines import read_lines
 from trtla.extras.batch.work import Decoding, Labelling
@@ -16,8 +16,6 @@ from trtla.llm.llm import LLM
 
 _LINES = 4
 """Lines of a task: few, since an interrupted task is repeated."""
-_NO_LINE = 0
-"""In place of a line's number: the record holds the error that ends the job."""
 Rows = Sequence[tuple[int, ...]]
 
 
@@ -32,7 +30,6 @@ class LineShare:
     digest: str
     """The digest of the input when the job began."""
     labelling: Labelling
-    kind: type[Record] = Record
     most_rows: int = _LINES
 
     def results(self, llm: LLM, rows: Rows) -> list[Record]:
@@ -43,24 +40,9 @@ class LineShare:
         requests = [lines.parse(number) for (number,) in rows]
         return list(Decoding(llm, self.labelling, print).records(requests))
 
-    def failure(self, problem: TrtlaError) -> Record:
-        """Return the record of an error that ends the job."""
-        report = f"{problem.exit_code}\n{problem.message}\n{problem.hint or ''}"
-        return Record(_NO_LINE, True, 0, 0, 0, 0, report.encode())
-
 
 def tasks(numbers: Iterable[int]) -> Iterator[Rows]:
     """Yield tasks of a few lines each, one row for a line."""
     rows = ((number,) for number in numbers)
     while task := list(islice(rows, _LINES)):
         yield task
-
-
-def checked(records: Iterable[Record]) -> Iterator[Record]:
-    """Yield the records; raise the error of one that ends the job."""
-    for record in records:
-        if record.number == _NO_LINE:
-            code, message, hint = record.data.decode().split("\n", 2)
-            kind = UsageError if int(code) == UsageError.exit_code else TrtlaError
-            raise kind(message, hint or None)
-        yield record
