@@ -49,10 +49,14 @@ def flag_defaults(ctx: click.Context, keys: Mapping[str, Any], where: str) -> di
                 f"{did_you_mean(key, visible)}the keys of {ctx.command_path} are "
                 f"{', '.join(sorted(visible))}",
             )
-    values = {key: item for key, item in settings.items() if item is not None}
-    return {
-        str(params[key].name): _as_flag(params[key], item, where) for key, item in values.items()
-    }
+    found: dict[str, Any] = {}
+    for key, item in settings.items():
+        name = str(params[key].name)
+        value = None if item is None else _as_flag(params[key], item, where)
+        if value is not None and found.setdefault(name, value) != value:
+            both = f"{shown(found[name])} and {shown(value)}"
+            raise UsageError(f"{where}: {name} is {both}, under two names", "give one of them")
+    return found
 
 
 def _as_flag(param: click.Parameter, value: Any, where: str) -> Any:
