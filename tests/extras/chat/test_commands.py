@@ -105,6 +105,8 @@ def test_one_grammar_replaces_another_from_a_file_or_as_it_is(tmp_path) -> None:
         ("/threads 4", ["/threads is not a command; start again with --threads"]),
         ("/", ["/ is not a command", "/help all lists them"]),
         ('/stop "a', ['is not END, or "END"']),
+        ('/stop "a", null', ['is not END, or "END"']),
+        ('/stop "a", ' + "[" * 100_000, ['is not END, or "END"']),
         ("/system \udce4", ["system is not UTF-8"]),
         ("/gamma many", ["/gamma: 'many' is not a valid integer; write /gamma INTEGER"]),
         ("/gamma 0", ["gamma is 0; /gamma must be from 1 to 256"]),
