@@ -116,7 +116,7 @@ def test_one_grammar_replaces_another_from_a_file_or_as_it_is(tmp_path) -> None:
         ("/debug maybe", ["'maybe' is not a valid boolean", "write /debug [on|off]"]),
         ("/drafter gpt", ["drafter 'gpt' is not known"]),
         ("/lookahead 7,7", ["/lookahead '7,7' is not a triple"]),
-        ("/ngram_kind onelevl", ["'basic', 'onelevel'", "Did you mean 'onelevel'?"]),
+        ("/ngram_kind onelevl", ["'basic', 'onelevel'", "write /ngram_kind [basic|onelevel]"]),
         ("/json_schema {a", ["the JSON schema is not JSON"]),
     ],
 )
