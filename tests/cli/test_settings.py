@@ -106,6 +106,17 @@ def test_a_second_name_of_a_flag_is_read_everywhere(engine: Path, tmp_path: Path
     refused(trtla("run", engine, "a", "--config", file), 2, "max_output_len is '3' and '4'")
 
 
+def test_biases_in_yaml_are_text_or_keys_with_values(engine: Path, tmp_path: Path) -> None:
+    (ids,) = (r["output_ids"] for r in trtla("run", engine, "a", "-n3", "--json").json["results"])
+    for biases in (f"{{{ids[0]}: -100}}", f"'{ids[0]}:-100'"):
+        config = preset(tmp_path, f"logit_bias: {biases}\n")
+        ran = trtla("run", engine, "a", "-n3", "--json", "--config", config)
+        assert ran.code == 0, ran.err
+        assert ran.json["results"][0]["output_ids"][0] != ids[0]
+    config = preset(tmp_path, "logit_bias: {a: b}\n")
+    refused(trtla("run", engine, "a", "--config", config), 2, "logit_bias", "17:-5")
+
+
 def test_a_preset_for_tensorrt_llm_has_no_effect_on_a_torch_engine(
     engine: Path, tmp_path: Path
 ) -> None:

@@ -11,7 +11,7 @@ import click
 
 from trtla.cli.shared.llm_args import as_preset
 from trtla.cli.shared.params import PRESET
-from trtla.cli.shared.values import ListType, TripleType
+from trtla.cli.shared.values import BiasesType, ListType, TripleType
 from trtla.errors import UsageError, did_you_mean
 from trtla.files import read_yaml
 from trtla.settings.fields import flag_name, shown
@@ -61,7 +61,8 @@ def flag_defaults(ctx: click.Context, keys: Mapping[str, Any], where: str) -> di
 
 def _as_flag(param: click.Parameter, value: Any, where: str) -> Any:
     """A YAML value as on the command line, so that the same types check both."""
-    if isinstance(value, bool) and getattr(param, "is_flag", False):
+    is_flag, has_biases = getattr(param, "is_flag", False), isinstance(param.type, BiasesType)
+    if (isinstance(value, bool) and is_flag) or (isinstance(value, dict) and has_biases):
         return value
     if isinstance(value, list) and isinstance(param.type, ListType):
         return ",".join(map(str, value))
