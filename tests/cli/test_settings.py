@@ -90,6 +90,42 @@ def test_run_takes_presets_and_environment(engine: Path, tmp_path: Path) -> None
     assert ran.code == 0, ran.err
 
 
+def test_a_second_name_of_a_flag_is_read_everywhere(engine: Path, tmp_path: Path) -> None:
+    for config, env in (
+        ("max_tokens: 3\n", {}),
+        ("max_tokens: 3\nmax_output_len: 3\n", {}),
+        ("max_output_len: 4\n", {"TRTLA_RUN_MAX_TOKENS": "3"}),
+        ("max_tokens: 4\n", {"TRTLA_RUN_MAX_TOKENS": "4", "TRTLA_RUN_MAX_OUTPUT_LEN": "3"}),
+    ):
+        file = preset(tmp_path, config)
+        ran = trtla("run", engine, "a", "--json", "--config", file, env=env)
+        assert ran.code == 0, ran.err
+        (result,) = ran.json["results"]
+        assert len(result["output_ids"]) == 3, (config, env)
+    file = preset(tmp_path, "max_tokens: 3\nmax_output_len: 4\n")
+    refused(trtla("run", engine, "a", "--config", file), 2, "max_output_len is '3' and '4'")
+
+
+def test_biases_in_yaml_are_text_or_keys_with_values(engine: Path, tmp_path: Path) -> None:
+    (ids,) = (r["output_ids"] for r in trtla("run", engine, "a", "-n3", "--json").json["results"])
+    for biases in (f"{{{ids[0]}: -100}}", f"'{ids[0]}:-100'"):
+        config = preset(tmp_path, f"logit_bias: {biases}\n")
+        ran = trtla("run", engine, "a", "-n3", "--json", "--config", config)
+        assert ran.code == 0, ran.err
+        assert ran.json["results"][0]["output_ids"][0] != ids[0]
+    config = preset(tmp_path, "logit_bias: {a: b}\n")
+    refused(trtla("run", engine, "a", "--config", config), 2, "logit_bias", "17:-5")
+
+
+def test_a_preset_for_tensorrt_llm_has_no_effect_on_a_torch_engine(
+    engine: Path, tmp_path: Path
+) -> None:
+    config = preset(tmp_path, "trtllm_executor: [a=1]\nscheduler_policy: max-utilization\n")
+    ran = trtla("run", engine, "a", "-n", "3", "--config", config)
+    assert ran.code == 0, ran.err
+    assert "scheduler_policy, trtllm_executor: for TensorRT-LLM, no effect" in ran.err
+
+
 def test_a_list_for_one_value_is_refused_with_the_flag(checkpoint: Path, tmp_path: Path) -> None:
     ran = dry(checkpoint, "--config", preset(tmp_path, "max_batch_size: [1, 4]\n"))
     refused(ran, 2, "[1, 4], not a single value", "write one, as behind --max-batch-size")

@@ -113,6 +113,23 @@ def test_compares_plain_decoding_with_drafts(visit: Visit) -> None:
     expect(verdict).to_contain_text("times the speed")
 
 
+def test_a_warm_up_that_was_stopped_is_done_again(visit: Visit) -> None:
+    bodies: list[Any] = []
+
+    def note(route: Any) -> None:
+        bodies.append(route.request.post_data_json)
+        route.continue_()
+
+    path = "**/v1/chat/completions"
+    visit.page.route(path, lambda route: None)  # never answers
+    visit.page.get_by_label("Message").fill(QUESTION)
+    visit.page.get_by_role("button", name="Compare", exact=True).click()
+    visit.press("Stop").page.unroute(path)
+    visit.page.route(path, note)
+    visit.press("Compare")
+    assert [body["max_tokens"] for body in bodies] == [8, 8, 24, 24]
+
+
 def test_a_difference_of_texts_is_shown(visit: Visit) -> None:
     def answer(route: Any) -> None:
         text = "one too" if '"auto"' in route.request.post_data else "one two"

@@ -105,6 +105,8 @@ def test_one_grammar_replaces_another_from_a_file_or_as_it_is(tmp_path) -> None:
         ("/threads 4", ["/threads is not a command; start again with --threads"]),
         ("/", ["/ is not a command", "/help all lists them"]),
         ('/stop "a', ['is not END, or "END"']),
+        ('/stop "a", null', ['is not END, or "END"']),
+        ('/stop "a", ' + "[" * 100_000, ['is not END, or "END"']),
         ("/system \udce4", ["system is not UTF-8"]),
         ("/gamma many", ["/gamma: 'many' is not a valid integer; write /gamma INTEGER"]),
         ("/gamma 0", ["gamma is 0; /gamma must be from 1 to 256"]),
@@ -114,7 +116,7 @@ def test_one_grammar_replaces_another_from_a_file_or_as_it_is(tmp_path) -> None:
         ("/debug maybe", ["'maybe' is not a valid boolean", "write /debug [on|off]"]),
         ("/drafter gpt", ["drafter 'gpt' is not known"]),
         ("/lookahead 7,7", ["/lookahead '7,7' is not a triple"]),
-        ("/ngram_kind onelevl", ["'basic', 'onelevel'", "Did you mean 'onelevel'?"]),
+        ("/ngram_kind onelevl", ["'basic', 'onelevel'", "write /ngram_kind [basic|onelevel]"]),
         ("/json_schema {a", ["the JSON schema is not JSON"]),
     ],
 )

@@ -117,6 +117,17 @@ def test_files_of_others_stay(tmp_path):
     assert path.read_text() == '{"mine": 1}'
 
 
+def test_a_refused_setting_names_the_file(file, session):
+    file.write_text('{"messages": [], "settings": {"temperature": -1}}')
+    (refusal,) = lines(session, f"/load {file}").refusals
+    assert refusal.startswith(f"{file}: temperature is -1")
+
+
+@pytest.mark.parametrize("line", ["/save /dev/zero", "/load /dev/zero"])
+def test_a_device_without_end_is_not_read(session, line):
+    assert "is not a regular file" in lines(session, line).refusals[0]
+
+
 @pytest.mark.parametrize("name", ["no/such/folder/chat.json", "a\0b", ".", "", "~nobody/chat"])
 def test_a_path_that_cannot_be_written_is_refused(session, tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)

@@ -74,6 +74,9 @@ def test_terminal_remarks_are_dim_and_errors_red(
     note, error = capsys.readouterr().out.splitlines()
     assert note == "\x1b[2m/gamma is now 5\x1b[0m"
     assert error.startswith("\x1b[31merror: /gama is not a command")
+    session.handle("/system \x1b[2J")
+    session.handle("/help")
+    assert "\x1b[2J" not in capsys.readouterr().out
 
 
 def test_the_toolbar_shows_the_last_answer_and_the_context(session: Session) -> None:

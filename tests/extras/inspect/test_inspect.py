@@ -14,6 +14,7 @@ from tests.extras.inspect.support import install, plug_in, without_tensorrt_llm
 from tests.support.command import refused, trtla
 from tests.support.gguf_models import write_gguf
 from tests.support.models import VARIANTS, make_model, save_model
+from tests.support.tokenizers import save_byte_tokenizer
 from tests.support.trtllm_engines import write_engine
 from trtla import LookaheadConfig
 from trtla.build.convert import convert
@@ -57,7 +58,7 @@ def test_model_checkpoint_and_engine_are_told_apart_and_described(tmp_path: Path
     tied = next(one for one in VARIANTS if one.name == "tied")
     model = make_model(tied)
     save_model(model, tied, tmp_path / "hf")
-    (tmp_path / "hf" / "tokenizer.json").write_text("{}")
+    save_byte_tokenizer(tmp_path / "hf")
     convert(tmp_path / "hf", tmp_path / "ckpt", tp_size=2)
     settings = BuildSettings(LookaheadConfig(3, 3, 3), max_batch_size=2)
     build_engine(tmp_path / "ckpt", tmp_path / "engine", settings)
@@ -76,6 +77,10 @@ def test_model_checkpoint_and_engine_are_told_apart_and_described(tmp_path: Path
     assert (engine["lookahead"], engine["max_draft_len"]) == ([3, 3, 3], 11)
     assert (engine["max_text_len"], engine["limits"]["max_seq_len"]) == (16, 27)
     assert engine["backend"] == "torch"
+    (tmp_path / "hf" / "tokenizer.json").write_text("{}")
+    broken = described(tmp_path / "hf")
+    assert broken["next"].endswith("--tokenizer-dir TOKENIZER")  # a text cannot be run without
+    assert "cannot be loaded" in broken["notes"][0]
 
 
 def test_the_table_and_the_next_command(engine: Path) -> None:

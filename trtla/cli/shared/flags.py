@@ -90,7 +90,8 @@ def _executor_settings(given: Given, values: dict[str, Any], own: set[str]) -> d
     theirs = "hf_data_type" in upstream_values(given.context)
     if theirs and _is_own_type(folder, values["dtype"]):
         found["dtype"] = "auto"  # then CPUs without arithmetic in it compute in float32
-    return {**found, "trtllm_executor": (*values["trtllm_executor"], *passed)}
+    pairs = found.get("trtllm_executor", values["trtllm_executor"])
+    return {**found, "trtllm_executor": (*pairs, *passed)}
 
 
 def _is_own_type(engine_dir: str, dtype: str) -> bool:

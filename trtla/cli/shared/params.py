@@ -5,6 +5,7 @@ Precedence: flag > environment TRTLA_<COMMAND>_<OPTION> > --config > the engine'
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -38,6 +39,12 @@ class Setting(click.Option):
         shown = copy(self)
         shown.opts = [name for name in self.opts if name != flag_name(self.alias)]
         return super(Setting, shown).get_help_record(ctx)
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        value, prefix = super().resolve_envvar_value(ctx), ctx.auto_envvar_prefix
+        if value is None and self.alias and prefix:
+            return os.environ.get(f"{prefix}_{self.alias.upper()}") or None
+        return value
 
 
 def hand_over(

@@ -11,7 +11,7 @@ import click
 
 from trtla.cli.shared.llm_args import as_preset
 from trtla.cli.shared.params import PRESET
-from trtla.cli.shared.values import ListType, TripleType
+from trtla.cli.shared.values import BiasesType, ListType, TripleType
 from trtla.errors import UsageError, did_you_mean
 from trtla.files import read_yaml
 from trtla.settings.fields import flag_name, shown
@@ -49,15 +49,20 @@ def flag_defaults(ctx: click.Context, keys: Mapping[str, Any], where: str) -> di
                 f"{did_you_mean(key, visible)}the keys of {ctx.command_path} are "
                 f"{', '.join(sorted(visible))}",
             )
-    values = {key: item for key, item in settings.items() if item is not None}
-    return {
-        str(params[key].name): _as_flag(params[key], item, where) for key, item in values.items()
-    }
+    found: dict[str, Any] = {}
+    for key, item in settings.items():
+        name = str(params[key].name)
+        value = None if item is None else _as_flag(params[key], item, where)
+        if value is not None and found.setdefault(name, value) != value:
+            both = f"{shown(found[name])} and {shown(value)}"
+            raise UsageError(f"{where}: {name} is {both}, under two names", "give one of them")
+    return found
 
 
 def _as_flag(param: click.Parameter, value: Any, where: str) -> Any:
     """A YAML value as on the command line, so that the same types check both."""
-    if isinstance(value, bool) and getattr(param, "is_flag", False):
+    is_flag, has_biases = getattr(param, "is_flag", False), isinstance(param.type, BiasesType)
+    if (isinstance(value, bool) and is_flag) or (isinstance(value, dict) and has_biases):
         return value
     if isinstance(value, list) and isinstance(param.type, ListType):
         return ",".join(map(str, value))

@@ -83,7 +83,8 @@ class Session:
             raise UsageError(f"/{name}: {text!r} follows what takes no value", "omit it")
         match name:
             case "help":
-                self._printer.out(self.commands.help(self.settings, whole=text == "all"))
+                listed = self.commands.help(self.settings, whole=text == "all")
+                self._printer.out(self._printer.clean(listed))
             case "quit" | "exit":
                 return False
             case "clear":
@@ -201,9 +202,12 @@ class Session:
         self.settings, self.turns, self.context = settings, list(turns), len(ids)
 
     def _load(self, path: Path) -> None:
-        turns, settings = load(path)
-        settings = self._model.resolved(settings)
-        self._model.check(settings, str(path))
+        try:
+            turns, settings = load(path)
+            settings = self._model.resolved(settings)
+            self._model.check(settings, str(path))
+        except UsageError as error:
+            raise error.within("" if str(path) in error.message else f"{path}: ") from None
         self._take(turns, settings)
         full = f"; {_NO_ROOM}: {_left_out(self._left_out)}" if self._left_out else ""
         self._printer.note(f"{_turns(len(turns))} loaded from {path}{full}")
@@ -224,7 +228,10 @@ class Session:
 def _path(text: str) -> Path:
     if not text or "\0" in text:
         raise UsageError(f"{text!r} is not a file", "write a path, such as chat.json")
-    return Path(os.path.expanduser(text))
+    path = Path(os.path.expanduser(text))
+    if path.exists() and not path.is_file():  # a device or a pipe could be read without end
+        raise UsageError(f"{path} is not a regular file", "choose another path")
+    return path
 
 
 def _line(text: str) -> str:

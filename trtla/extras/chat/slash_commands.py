@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from copy import copy
 from textwrap import shorten
 from typing import Any
@@ -16,6 +17,7 @@ import click
 
 from trtla.errors import TrtlaError, UsageError, closest
 from trtla.extras.chat.settings import NAMES, SWITCHES, ChatSettings, changed, read
+from trtla.files import JsonError, parse_json
 from trtla.settings.drafting import DrafterSettings
 from trtla.settings.fields import declared, flag_name
 from trtla.settings.grammar import SETTINGS as GRAMMARS
@@ -185,10 +187,11 @@ def _words(text: str, option: click.Option) -> list[str]:
         return text.replace(",", " ").split()
     if not text.startswith('"'):
         return [text]
-    try:
-        return list(map(str, json.loads(f"[{text}]")))
-    except ValueError:
-        raise click.BadParameter(f'{text!r} is not END, or "END", "\\n".') from None
+    with suppress(JsonError):
+        words = parse_json(f"[{text}]")
+        if all(isinstance(word, str) for word in words):
+            return list(words)
+    raise click.BadParameter(f'{shorten(text, _SHOWN)!r} is not END, or "END", "\\n".')
 
 
 def _text(value: Any) -> str:

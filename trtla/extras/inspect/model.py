@@ -44,12 +44,15 @@ def describe_model(path: str | Path) -> tuple[dict[str, Any], Model | None]:
     local = hub_folder(path)
     model = Model.at(local)
     files = shards(local) if is_gguf(local) else model.path.iterdir()
+    notes: list[str] = []
+    tokenizer = _tokenizer(model.folder, notes)
     described: dict[str, Any] = {
         "path": str(local),
         "kind": "GGUF file" if is_gguf(local) else model.kind,
         "bytes": sum(file.stat().st_size for file in files if file.is_file()),
         "quantization": quantization_name(model.folder),
-        **_texts(model.folder),
+        **_texts(model.folder, tokenizer),
+        "notes": notes,
     }
     problems: list[UsageError] = []
     sound = False
@@ -57,26 +60,31 @@ def describe_model(path: str | Path) -> tuple[dict[str, Any], Model | None]:
         sound = bool(model.config)
         described |= _sizes(model)
         described["weight_types"] = _by_type(_weights(local, model))
-        problems += _problems(model, described["notes"])
+        problems += _problems(model, notes)
     except UsageError as error:
         problems.append(error)
-    described["next"] = None if problems else _next(local, model)
+    described["next"] = None if problems else _next(local, model, tokenizer)
     described["problems"] = [problem.message for problem in problems]
     described["hint"] = problems[0].hint if problems else None
     return described, model if sound else None
 
 
-def _texts(folder: ModelFolder) -> dict[str, Any]:
-    """Describe tokenizer and chat template; a tokenizer that cannot be opened is a note."""
-    notes: list[str] = []
-    tokenizer = None
+def _tokenizer(folder: ModelFolder, notes: list[str]) -> Tokenizer | None:
+    """Open the tokenizer, and append notes; one that cannot be opened is a note."""
+    if tokenizer_dir(folder.path) is None:
+        return None
     try:
-        tokenizer = Tokenizer(folder) if tokenizer_dir(folder.path) is not None else None
-        if tokenizer is not None:
-            notes += reading_notes(tokenizer, ask=True)
-            notes += filter(None, [template_note(tokenizer)])
+        tokenizer = Tokenizer(folder)
+        notes += reading_notes(tokenizer, ask=True)
+        notes += filter(None, [template_note(tokenizer)])
     except UsageError as error:
         notes.append(error.message)
+        return None
+    return tokenizer
+
+
+def _texts(folder: ModelFolder, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    """Describe tokenizer and chat template."""
     name = tokenizer.token_name if tokenizer else lambda token: None
     template, frame = stored_template(folder), tokenizer and tokenizer.frame
     ends = end_tokens(folder, find=None if tokenizer is None else tokenizer.token_id)
@@ -85,7 +93,6 @@ def _texts(folder: ModelFolder) -> dict[str, Any]:
         "begins": _named("".join(frame.before), frame.source) if frame and frame.before else None,
         "ends": {str(token): _named(name(token), source) for token, source in sorted(ends.items())},
         "chat_template": template and template[1],
-        "notes": notes,
     }
 
 
@@ -181,11 +188,13 @@ def _problems(model: Model, notes: list[str]) -> Iterator[UsageError]:
     yield from rank_problems(model.path, config)
 
 
-def _next(local: Path, model: Model) -> str:
-    """Return the command that uses a sound model."""
+def _next(local: Path, model: Model, tokenizer: Tokenizer | None) -> str:
+    """Return the command that uses a sound model; TOKENIZER is a folder to find."""
     if model.kind == "checkpoint":
         return shlex.join(["trtla", "build", str(local), "-o", "engine"])
     line, engine = ["trtla", "run", str(local), "Once upon a time"], model.engine
+    if tokenizer is None:
+        line += ["--tokenizer-dir", "TOKENIZER"]
     if engine is not None and engine.lookahead is None:
         line += ["--lookahead", str(triples_for(engine.config.build_config.max_draft_len)[0])]
     return shlex.join(line)

@@ -192,7 +192,7 @@ async function warmUp(turn, signal) {
   for (const choice of [PLAIN, model.lookahead]) {
     await call(...request(few, choice, true), signal).then((response) => response.text()).catch(() => null);
   }
-  warm = true;
+  warm = !signal.aborted;
 }
 
 async function submit(comparing) {
