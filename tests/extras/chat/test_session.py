@@ -224,7 +224,7 @@ def test_a_system_message_stands_before_the_conversation(session, llm):
         ("/system " + "word " * 2000, "the system message is"),
         ("/load nothing.json", "does not exist"),
         ("/save", "is not a file"),
-        ("/stats now", "takes no value"),
+        ("/stats now", "/stats takes no value, and 'now' follows it"),
     ],
 )
 def test_what_the_model_cannot_do_is_refused_at_once(session, line, part, tmp_path, monkeypatch):

@@ -80,7 +80,7 @@ class Session:
             self._set(name, text)
             return True
         if text and name not in ("help", "cache", "save", "load"):
-            raise UsageError(f"/{name}: {text!r} follows what takes no value", "omit it")
+            raise UsageError(f"/{name} takes no value, and {text!r} follows it", "omit it")
         match name:
             case "help":
                 self._printer.out(self.commands.help(self.settings, whole=text == "all"))

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from trtla.errors import TrtlaError, UsageError, closest
+from trtla.errors import TrtlaError, UsageError, closest, did_you_mean
 from trtla.extras.chat.settings import NAMES, SWITCHES, ChatSettings, changed, read
 from trtla.settings.drafting import DrafterSettings
 from trtla.settings.fields import declared, flag_name
@@ -108,8 +108,11 @@ class SlashCommands:
             words = _words(text, option) if option.multiple else text
             value = option.type_cast_value(self._context, words)
         except click.BadParameter as error:
-            message = f"/{name}: {error.message.rstrip('.')}"
-            raise UsageError(message, f"write {self._usage(name)}") from None
+            reason, *_ = re.split(r"\. (?:Recognized values|Did you mean)", error.message)
+            kind = option.type
+            guess = did_you_mean(text, kind.choices) if isinstance(kind, click.Choice) else ""
+            message = f"/{name}: {reason.rstrip('.')}"
+            raise UsageError(message, f"{guess}write {self._usage(name)}") from None
         return value.replace("-", "_") if isinstance(option.type, click.Choice) else value
 
     def needs_value(self, name: str) -> bool:
