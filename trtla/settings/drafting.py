@@ -93,11 +93,9 @@ class DrafterSettings:
         most=_MOST_FILLERS,
     )
     stop_if_unknown: bool = option(
-        True, "Whether an unknown context ends an n-gram draft; else a random token stands in."
+        True, "End an n-gram draft at an unknown context; else a random token stands in."
     )
-    reset_in_between: bool = option(
-        True, "Whether n-grams of earlier requests are forgotten.", at_start=True
-    )
+    reset_in_between: bool = option(True, "Forget the n-grams of earlier requests.", at_start=True)
     rejection: bool = option(
         False,
         "Verify a draft model's tokens by rejection sampling: a different sample from the same "

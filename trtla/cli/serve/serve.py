@@ -50,7 +50,7 @@ class Replicas(Protocol):
         """Their number, as it stands before the description of one."""
 
     def note(self, host: str) -> str:
-        """What a server on a loopback address has to know."""
+        """Return the warning for a server on a loopback address."""
 
     def opener(
         self, flags: Flags, open_model: Callable[[Flags], LLM], log: Callable[[str], None]

@@ -51,7 +51,7 @@ class Job:
     folder: Path
     identity: Identity
     created: int
-    """When it began, in seconds of Unix time."""
+    """The time when it began, in seconds of Unix time."""
     finished: Counts | None = None
     """Its totals, once it is finished."""
 

@@ -25,7 +25,7 @@ Rows = Sequence[tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class LineShare:
-    """What every process needs to know of a job."""
+    """The facts of a job that every process needs."""
 
     source: Path
     labelling: Labelling

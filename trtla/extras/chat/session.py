@@ -222,7 +222,7 @@ class Session:
 
 
 def _path(text: str) -> Path:
-    if not text or "\0" in text:
+    if not text or "\0" in text or os.path.isdir(os.path.expanduser(text)):
         raise UsageError(f"{text!r} is not a file", "write a path, such as chat.json")
     return Path(os.path.expanduser(text))
 

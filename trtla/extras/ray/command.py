@@ -54,7 +54,7 @@ class ServeReplicas:
         return f"{number} of "
 
     def note(self, host: str) -> str:
-        """What a server on a loopback address has to know."""
+        """Return the warning for a server on a loopback address."""
         return f"{host} is the server's alone: Ray's ports are on all addresses"
 
     def opener(

@@ -25,7 +25,7 @@ Task = Sequence[tuple[int, ...]]
 
 
 class Share(Protocol[Result]):
-    """What every actor is to do with tasks.
+    """The work that every actor does with tasks.
 
     A result is a dataclass of numbers, and of bytes in its field `data`.
     """
