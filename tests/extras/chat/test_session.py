@@ -227,7 +227,7 @@ def test_a_system_message_stands_before_the_conversation(session, llm):
         ("/save .", "'.' is not a file; write a path"),
         (
             "/save notes.txt",
-            "notes.txt is not JSON: Expecting value in line 1; choose another path",
+            "not JSON: Expecting value in line 1; choose another path",
         ),
         ("/stats now", "/stats takes no value, and 'now' follows it"),
     ],
