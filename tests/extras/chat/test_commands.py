@@ -138,3 +138,10 @@ def test_help_fits_a_screen_and_all_of_it_has_every_command() -> None:
         f"/{name}" for name in COMMANDS.names
     }
     assert "propose in a step. [6]" in " ".join(whole.split())
+
+
+def test_the_help_names_settings_by_their_commands() -> None:
+    text = " ".join(COMMANDS.help(ChatSettings(), whole=True).split())
+    assert "or /regex, /grammar. [none]" in text
+    assert "Without one, or with /chat off, they are" in text
+    assert "--" not in text

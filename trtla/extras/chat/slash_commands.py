@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from copy import copy
 from textwrap import shorten
 from typing import Any
@@ -40,6 +40,7 @@ _END = (
     "All else is a message; // begins one with a slash. A setting without a value shows it, a "
     "switch without one toggles."
 )
+_FLAG = re.compile(r"--(no-)?([a-z][a-z-]*[a-z])")
 _SHOWN = 24  # characters of a value in /help
 _ALIASES = {
     alias: item.name
@@ -65,7 +66,9 @@ class SlashCommands:
                 [flag_name(name)], is_flag=True, help=about[name].option.help
             )
         settable = (*NAMES, *GRAMMARS, _PROCESSOR)
-        self._options = {name: _slash(flag) for name, flag in flags.items() if name in settable}
+        self._options = {
+            name: _slash(flag, settable) for name, flag in flags.items() if name in settable
+        }
         self._at_start = flags.keys() - self._options.keys()
         self.names = (*ACTIONS, *self._options)
 
@@ -175,10 +178,17 @@ class SlashCommands:
         return " ".join(f"{message}{'; ' if hint else ''}{hint or ''}".split())
 
 
-def _slash(option: click.Option) -> click.Option:
+def _command(flag: re.Match[str], names: Collection[str]) -> str:
+    """A flag in a help text as the command of its name; others stay flags."""
+    name = flag[2].replace("-", "_")
+    return f"/{name}{' off' * bool(flag[1])}" if name in names else flag[0]
+
+
+def _slash(option: click.Option, names: Collection[str]) -> click.Option:
     """Return a flag under the name of its command."""
     command = copy(option)
     command.opts, command.secondary_opts = [f"/{option.name}"], []
+    command.help = _FLAG.sub(lambda flag: _command(flag, names), option.help or "")
     return command
 
 
