@@ -261,14 +261,14 @@ class DraftOptions:
 
     cells: Literal["greedy", "drawn"] = option(
         "greedy",
-        "What the window of a sampled request is made of: the most probable tokens, or drawn ones.",
+        "Tokens in the window of a sampled request: the most probable ones, or drawn ones.",
         alias="draft_cells",
     )
     sources: tuple[str, ...] = option(
         SOURCES,
         "Sources of auto's drafts: prompt and output so far, the expected output, texts of other "
-        "requests, the lookahead window, further drafters, and token recycling (likely tokens of "
-        "earlier logits).",
+        "requests, the lookahead window, further drafters, tokens that a grammar forces or allows, "
+        "and token recycling (likely tokens of earlier logits).",
         metavar="|".join(SOURCES),
         rule=f"some of {', '.join(SOURCES)}, with commas between",
         commas=True,
