@@ -189,8 +189,8 @@ _NEEDED = {
     "string_too_short": "a text that is not empty",
     "string_type": "a text",
     "tuple_type": "a list",
-    "too_long": "of at most {max_length} items",
-    "too_short": "of at least {min_length} items",
+    "too_long": "no longer than {max_length} items",
+    "too_short": "no shorter than {min_length} items",
 }
 """The form of a valid value, by the names of pydantic's errors; in braces what is in their `ctx`.
 """

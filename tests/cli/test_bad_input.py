@@ -101,6 +101,31 @@ def test_runs(flags: list[str], parts: list[str], engine: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("flags", "hint"),
+    [
+        (("--dtype", "fp16"), "did you mean float16? see trtla run --help-all"),
+        (("--ngram-kind", "onelevl"), "did you mean onelevel? see trtla run --help-all"),
+        (("--threads", "two"), "see trtla run --help-all"),
+        (("--thread", "2"), "did you mean --threads? see trtla run --help-all"),
+        (("--temperature", "hot"), "see trtla run --help"),
+    ],
+)
+def test_the_hint_names_the_value_and_the_page_that_has_the_flag(
+    flags: tuple[str, ...], hint: str
+) -> None:
+    ran = trtla("run", *flags)
+    refused(ran, 2)
+    assert ran.err.splitlines()[-1] == f"hint: {hint}"
+
+
+def test_a_wrong_switch_of_a_preset_is_told_the_right_values(engine: Path, tmp_path: Path) -> None:
+    preset = tmp_path / "preset.yaml"
+    preset.write_text("chat: maybe\n")
+    ran = run(engine, *TEXT, "--config", str(preset))
+    refused(ran, 2, "'maybe' is not a valid boolean (from config", "hint: use true or false;")
+
+
+@pytest.mark.parametrize(
     ("command", "flag"),
     known(
         ("build", "--max-seq-len"),

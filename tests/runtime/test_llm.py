@@ -135,6 +135,7 @@ def test_one_bad_prompt_stops_the_whole_call(llm):
         ({"device": "tpu"}, "device 'tpu' is not known"),
         ({"device": "cuda:77"}, "device 'cuda:77' (is not available|needs torch)"),
         ({"dtype": "int4"}, "dtype 'int4' is not known"),
+        ({"dtype": "fp16"}, "hint: did you mean float16. use auto"),
         ({"max_batch_size": 1000}, "max_batch_size 1000 is above"),
         ({"tokenizer_dir": "nowhere"}, "tokenizer in nowhere cannot be loaded"),
     ],

@@ -55,7 +55,7 @@ class ApiError(Exception):
 
 
 _INSTEAD = {"no_chat": "/v1/completions"}
-"""What clients have in place of a flag that no server has."""
+"""The route or field that clients use in place of a flag that no server has."""
 
 
 def _field(setting: str) -> str:

@@ -50,7 +50,7 @@ class Generation:
         self.answers = answers
         self.started = time.monotonic() if started is None else started
         self.first: float | None = None
-        """When the first token arrived."""
+        """The time when the first token arrived."""
         self.tokens = 0
         """Tokens written so far."""
         self.done: list[Completion] = []

@@ -10,7 +10,7 @@ from trtla.api.tool_formats import ToolFormat
 
 Json = dict[str, Any]
 _ID_DIGITS = 9
-"""Of a call's id: as many as Mistral's templates require."""
+"""The length of a call's id, which Mistral's templates require."""
 
 
 class CallSplitter:
@@ -32,7 +32,7 @@ class CallSplitter:
         self._opened = ""
         """The mark of the call that is open, and the blanks in front of it."""
         self._name = ""
-        """Of the call whose arguments are read."""
+        """The name of the call whose arguments are read."""
         self._begun = False
         """The answer has shown something since the last call."""
         self._depth, self._in_text, self._escaped, self._read = 0, False, False, 0

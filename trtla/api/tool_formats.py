@@ -41,7 +41,7 @@ class ToolFormat:
     begin: str
     """Between mark and call."""
     key: str
-    """Of the arguments."""
+    """The key of the arguments."""
     finish: str
     """Behind the call, or the last one."""
     close: str = ""

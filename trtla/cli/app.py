@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 import traceback
 import warnings
@@ -30,6 +31,7 @@ from trtla.errors import (
     TrtlaError,
     TrtlaWarning,
     closest,
+    did_you_mean,
     missing_package,
     sentence,
     served_by,
@@ -221,10 +223,14 @@ def _usage(error: click.ClickException) -> Failure:
     wrong_flag = isinstance(error, click.NoSuchOption)
     text = error.message if wrong_flag else error.format_message()  # click guesses far-off names
     message = " ".join(line.strip() for line in text.rstrip(".").splitlines())
+    if isinstance(error, click.BadParameter):  # click lists twelve spellings of true, and guesses
+        message = re.split(r"\. (?:Recognized values|Did you mean)", message)[0]
     context = getattr(error, "ctx", None)
-    hint = f"see {context.command_path} --help" if context else "see trtla --help"
+    hint = _page(error, context)
     if isinstance(error, click.NoSuchOption):
         hint = _meant(error) + hint
+    elif isinstance(error, click.BadParameter):
+        hint = _meant_value(error) + hint
     if message.startswith("Got unexpected extra argument") and context:
         takes_prompt = any(param.name == "prompt" for param in context.command.params)
         hint = "put quotes around a prompt; " * takes_prompt + hint
@@ -234,6 +240,26 @@ def _usage(error: click.ClickException) -> Failure:
     if isinstance(error, click.BadParameter) and context and error.param and error.param.name:
         message += Given(context).origin(error.param.name)
     return Failure(message[0].lower() + message[1:], hint, "UsageError", 2)
+
+
+def _page(error: click.ClickException, context: click.Context | None) -> str:
+    """A hint to the help that has the flag: --help of some commands shows the basic ones only."""
+    if context is None:
+        return "see trtla --help"
+    flag = getattr(error, "param", None)
+    any_flag = isinstance(error, click.NoSuchOption)
+    has_long = any("--help-all" in param.opts for param in context.command.params)
+    rest = has_long and (any_flag or (flag is not None and not getattr(flag, "basic", True)))
+    return f"see {context.command_path} --help{'-all' * rest}"
+
+
+def _meant_value(error: click.BadParameter) -> str:
+    """The beginning of a hint: the value that serves in place of a wrong one."""
+    kind = error.param.type if error.param else None
+    if isinstance(kind, click.types.BoolParamType):
+        return "use true or false; "
+    typed = re.match("'(.*)' is not one of ", error.message)
+    return did_you_mean(typed[1], kind.choices) if typed and isinstance(kind, click.Choice) else ""
 
 
 def _meant(error: click.NoSuchOption) -> str:

@@ -28,7 +28,7 @@ _WRAPPERS = {
         ),
     ),
 }
-"""What tensors' names begin with -> what was saved so, and what helps."""
+"""Beginnings of tensors' names -> the kind of file that has them, and a hint."""
 _PART = re.compile(r"(_orig_mod\.|module\.|model\.|lm_head\.|layers\.|embed_tokens\.)")
 _GGUF_TYPES = {
     "adapter": (
@@ -65,7 +65,8 @@ def no_model(path: Path) -> UsageError:
         kind = "a GGUF file" if len(found) == 1 else f"{len(found)} GGUF files"
         return UsageError(f"{path} is a folder with {kind}", f"give the file, such as {found[0]}")
     return UsageError(
-        f"{path} has no config.json", "give a Hugging Face model, checkpoint or engine folder"
+        f"{path} has no config.json",
+        "give a folder of a Hugging Face model, a checkpoint or an engine, or a GGUF file",
     )
 
 

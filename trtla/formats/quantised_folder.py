@@ -78,7 +78,7 @@ def undeclared(folder: Path, names: Iterable[str]) -> UsageError | None:
 
 
 def _declared(folder: ModelFolder) -> tuple[Path, dict[str, Any]] | None:
-    """What config.json says, or else a file beside it, with that file's path."""
+    """Return the quantisation in config.json, else in a file beside it, and that file's path."""
     said = folder.object(CONFIG)
     for key, implied in _KEYS.items():
         if (found := said.get(key)) is not None:
@@ -161,7 +161,7 @@ def _groups(declared: dict[str, Any]) -> Iterator[str | None]:
 
 
 def _scheme(what: str, scheme: Any) -> str | None:
-    """What makes a scheme of compressed-tensors other than FP8 with one static scale."""
+    """Return what makes a scheme of compressed-tensors other than FP8 with one static scale."""
     if not isinstance(scheme, dict):
         return f"{what} not quantised"
     if scheme.get("type") != "float" or scheme.get("num_bits") != 8:
@@ -183,7 +183,7 @@ def _plain_fp8(declared: dict[str, Any]) -> Iterator[str | None]:
 
 
 def _cache(declared: dict[str, Any]) -> Iterator[str | None]:
-    """What a K/V cache has that TensorRT-LLM's FP8 cache has not."""
+    """Yield the parts of a K/V cache that TensorRT-LLM's FP8 cache lacks."""
     algorithm, scheme = declared.get("kv_cache_quant_algo"), declared.get("kv_cache_scheme")
     if algorithm not in (None, "FP8"):
         yield f"K/V cache of {algorithm}"

@@ -91,7 +91,7 @@ class Chunk(_Ids):
     choice: int = 0
     """The index among the prompt's `n` texts."""
     at: float = field(default=0.0, compare=False)
-    """When its step had ended, by time.perf_counter."""
+    """The time when its step ended, by time.perf_counter."""
 
     @property
     def text(self) -> str:

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 _MOST_STATES = 50_000
-"""Of a grammar's lexer, some 0.6 kB each."""
+"""The most states of a grammar's lexer, some 0.6 kB each."""
 _STEP_ITEMS = 50_000
-"""Of a parser for a mask."""
+"""The most items of a parser for one mask."""
 _MOST_ITEMS = 2000
-"""Of a parser's row beside the grammar's own alternatives, which some schemas' keys all are: what
-repeats from the right makes ever more of them."""
+"""The most items of a parser's row beside the grammar's own alternatives, such as a schema's keys:
+a rule that repeats from the right makes ever more of them."""
 _HARMLESS = 2000
 """Characters up to which only a word lets a grammar take long."""
 _WORD = "multipleOf"

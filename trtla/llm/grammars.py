@@ -187,7 +187,7 @@ def _refusal(grammar: Grammar, reason: object) -> UsageError:
 
 
 def _in_words(reason: str) -> tuple[str, str]:
-    """What is wrong with a grammar, and what helps, where llguidance names its own options."""
+    """Return the fault of a grammar and a hint, where llguidance names its own options."""
     if found := _KEYWORDS.search(reason):
         named = found[1]
         return (

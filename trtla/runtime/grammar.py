@@ -18,7 +18,7 @@ from trtla.runtime.grammar_lexer import CompiledGrammar, Matcher
 _WORD = 32
 """Tokens in an integer of a mask."""
 _NOTHING = "NoExtension"
-"""Of an error: the tokenizer has no token that goes on."""
+"""The name in an error: the tokenizer has no token that continues the text."""
 _OF_ALL = (_NOTHING, "Parser Error: Current row")
 """Errors that no lexer changes."""
 

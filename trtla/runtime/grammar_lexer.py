@@ -16,9 +16,9 @@ from typing import Protocol
 from trtla.errors import UsageError, first_line
 
 STEP_FUEL = 1 << 15
-"""Of a lexer for a mask: ordinary masks burn up to 6000, in 0.1 ms."""
+"""The fuel of a lexer for one mask: ordinary masks burn up to 6000, in 0.1 ms."""
 LIFE_FUEL = 64 * STEP_FUEL
-"""Of a lexer in its life, in which it grows by up to 12 MB."""
+"""The fuel of a lexer in its life, in which it grows by up to 12 MB."""
 AMPLE_FUEL = 2 * LIFE_FUEL
 """For the mask that decides: twice a life, since `llguidance` also learns what burns no fuel."""
 _WINDOW = 64

@@ -64,7 +64,7 @@ class ExecutorLimits:
     shares_blocks: bool = False
     """True if K/V blocks are always shared, so that no request can be private."""
     larger_triples: str = REBUILD
-    """What gives a larger default triple, for hints."""
+    """How to get a larger default triple, for hints."""
     usual_output_len: int | None = None
     """Most output tokens of a request without a limit; None: the rest of the context."""
     length_note: str = ""

@@ -91,7 +91,7 @@ class Request:
     end_ids: frozenset[int] = frozenset()
     stop_check: StopCheck | None = None
     grammar: GrammarStart | None = None
-    """What the output must be; None: anything."""
+    """The grammar that the output follows; None: any text."""
     margins: bool = False
     """Report the target's top-2 logit margin of each output token."""
     logprobs: int | None = None
@@ -165,14 +165,14 @@ class Output:
     """Output tokens before these. An output that starts before known ones is a repetition: see
     `Executor.poll`."""
     accepted: int = 0
-    """How many of `new_tokens`, counted from the first, were accepted drafts."""
+    """The number of accepted drafts at the beginning of `new_tokens`."""
     sources: tuple[str, ...] = ()
     """The proposer of each accepted token, from `settings.drafting.PROPOSERS`; empty without a
     candidate tree."""
     logprobs: tuple[TokenLogProb, ...] = ()
     """The log probability of each new token, if requested."""
     at: float = field(default_factory=time.perf_counter, compare=False)
-    """When the step had ended, by time.perf_counter: a reader may come to it later."""
+    """The time when the step ended, by time.perf_counter: a reader may come to it later."""
 
 
 class DraftRecorder:

@@ -111,7 +111,7 @@ class Sequence:
     """The record of what was committed, step by step. A step is committed by its one `append`: all
     other fields except the request can be rebuilt from the record."""
     deadline: float | None = None
-    """When it times out, on the monotonic clock in seconds; None: never."""
+    """The time of its timeout, on the monotonic clock in seconds; None: never."""
     written: Written | None = None
     """Created by `counted`."""
     grammar: GrammarState | None = None

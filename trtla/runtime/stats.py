@@ -153,7 +153,7 @@ class Counter:
     prometheus: str
     """Its name there, without `trtla_` and `_total`; empty: it is omitted."""
     documents: tuple[str, ...] = ("run", "api")
-    """Where it appears: in --json and the tables of `trtla run`, and in answers with `metrics`."""
+    """The documents that have it: those of `trtla run`, and answers with `metrics`."""
     everywhere: bool = True
     """True if all executors count it; for executors that do not, Prometheus has none."""
 

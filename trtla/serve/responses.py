@@ -142,7 +142,7 @@ class GenerationResponse(Response):
         self._ends = generation.started + timeout_s + _GRACE_S
         self._timeout_s, self._close = timeout_s, close
         self._sent = 0.0
-        """When data was last sent; 0: not yet."""
+        """The time when data was last sent; 0: not yet."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         work = self._stream(scope, send) if self._is_stream else self._whole(scope, receive, send)

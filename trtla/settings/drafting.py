@@ -93,11 +93,9 @@ class DrafterSettings:
         most=_MOST_FILLERS,
     )
     stop_if_unknown: bool = option(
-        True, "Whether an unknown context ends an n-gram draft; else a random token stands in."
+        True, "End an n-gram draft at an unknown context; else a random token stands in."
     )
-    reset_in_between: bool = option(
-        True, "Whether n-grams of earlier requests are forgotten.", at_start=True
-    )
+    reset_in_between: bool = option(True, "Forget the n-grams of earlier requests.", at_start=True)
     rejection: bool = option(
         False,
         "Verify a draft model's tokens by rejection sampling: a different sample from the same "
@@ -263,14 +261,14 @@ class DraftOptions:
 
     cells: Literal["greedy", "drawn"] = option(
         "greedy",
-        "What the window of a sampled request is made of: the most probable tokens, or drawn ones.",
+        "Tokens in the window of a sampled request: the most probable ones, or drawn ones.",
         alias="draft_cells",
     )
     sources: tuple[str, ...] = option(
         SOURCES,
         "Sources of auto's drafts: prompt and output so far, the expected output, texts of other "
-        "requests, the lookahead window, further drafters, and token recycling (likely tokens of "
-        "earlier logits).",
+        "requests, the lookahead window, further drafters, tokens that a grammar forces or allows, "
+        "and token recycling (likely tokens of earlier logits).",
         metavar="|".join(SOURCES),
         rule=f"some of {', '.join(SOURCES)}, with commas between",
         commas=True,

@@ -38,8 +38,8 @@ class TrtllmSettings:
     )
     scheduler_policy: Literal["guaranteed_no_evict", "max_utilization", "static_batch"] = option(
         "guaranteed_no_evict",
-        "Whether a running request may be evicted to fill the batch; with static-batch none joins "
-        "a running one.",
+        "The rule by which requests join the batch: max-utilization may evict running ones to fill "
+        "it, static-batch lets none join a running batch.",
     )
     trtllm_executor: tuple[str, ...] = option(
         (),

@@ -62,7 +62,7 @@ class Grammar:
     opened: str = ""
     """A mark with which that text begins, and without which there is none; empty: it has begun."""
     parts: tuple[str, ...] = field(default=(), compare=False)
-    """What each line of the rules was made of, for errors; of the user's own rules none."""
+    """The source of each line of the rules, for errors; empty for the user's own rules."""
     whitespace_pattern: str | None = None
     """The expression of blanks between the parts of JSON; empty: none; None: `BLANKS`."""
 
@@ -126,11 +126,11 @@ class Grammar:
 
     @property
     def name(self) -> str:
-        """What was given, for sentences."""
+        """The kind of grammar, for sentences."""
         return f"the grammar of {self.given_as}" if self.parts else _NAMES[self.kind]
 
     def part(self, line: int) -> str:
-        """What a line of the rules was made of, for sentences; they count from 1."""
+        """Return the source of a line of the rules, for sentences; lines count from 1."""
         return (*self.parts[line - 1 : line], "")[0] or self.name
 
     @property

@@ -186,7 +186,7 @@ def check_default(triple: LookaheadConfig, engine_max_draft_len: int, engine_nam
 
 
 OPEN, REBUILD = "open the model", "rebuild the engine"
-"""What gives a larger default triple: a model alone takes any, an engine is built for one."""
+"""How to get a larger default triple: a model alone takes any, an engine is built for one."""
 
 
 def check_request(

@@ -79,7 +79,7 @@ class Rendering:
     chat_template_kwargs: Variables = field(default_factory=dict)
     """Variables of the chat template, in place of those that the model was opened with."""
     tools: Sequence[Mapping[str, Any]] = ()
-    """What the answer may call, in OpenAI's form."""
+    """The functions that the answer may call, in OpenAI's form."""
 
     def __post_init__(self) -> None:
         check_variables(self.chat_template_kwargs)

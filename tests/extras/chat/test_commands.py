@@ -113,10 +113,10 @@ def test_one_grammar_replaces_another_from_a_file_or_as_it_is(tmp_path) -> None:
         ("/gamma_min 9", ["gamma_min 9 is above gamma_max 4", "/gamma_max"]),
         ("/processor beam", ["processor beam is not known"]),
         ("/set_ngramstorage basic x", ["/ngram_order: 'x' is not a valid integer"]),
-        ("/debug maybe", ["'maybe' is not a valid boolean", "write /debug [on|off]"]),
+        ("/debug maybe", ["'maybe' is not a valid boolean; write /debug [on|off]"]),
         ("/drafter gpt", ["drafter 'gpt' is not known"]),
         ("/lookahead 7,7", ["/lookahead '7,7' is not a triple"]),
-        ("/ngram_kind onelevl", ["'basic', 'onelevel'", "write /ngram_kind [basic|onelevel]"]),
+        ("/ngram_kind onelevl", ["'basic', 'onelevel'", "did you mean onelevel?"]),
         ("/json_schema {a", ["the JSON schema is not JSON"]),
     ],
 )
@@ -140,3 +140,10 @@ def test_help_fits_a_screen_and_all_of_it_has_every_command() -> None:
         f"/{name}" for name in COMMANDS.names
     }
     assert "propose in a step. [6]" in " ".join(whole.split())
+
+
+def test_the_help_names_settings_by_their_commands() -> None:
+    text = " ".join(COMMANDS.help(ChatSettings(), whole=True).split())
+    assert "or /regex, /grammar. [none]" in text
+    assert "Without one, or with /chat off, they are" in text
+    assert "--" not in text

@@ -224,11 +224,17 @@ def test_a_system_message_stands_before_the_conversation(session, llm):
         ("/system " + "word " * 2000, "the system message is"),
         ("/load nothing.json", "does not exist"),
         ("/save", "is not a file"),
-        ("/stats now", "takes no value"),
+        ("/save .", "'.' is not a file; write a path"),
+        (
+            "/save notes.txt",
+            "not JSON: Expecting value in line 1; choose another path",
+        ),
+        ("/stats now", "/stats takes no value, and 'now' follows it"),
     ],
 )
 def test_what_the_model_cannot_do_is_refused_at_once(session, line, part, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.txt").write_text("Dear diary")
     lines(session, "/drafter ngram" if "gamma" in line else "/drafter lookahead")
     before = session.settings
     assert part in refusal(session, line)

@@ -134,7 +134,7 @@ def test_auto_shows_its_tree(engine: Path, tmp_path: Path) -> None:
 BAD = [
     (("--step", "-1"), "-1 is not in the range"),
     (("--lookahead", "7,7"), "write window,ngram,verification"),
-    (("-o", "step.pdf"), "end it with .svg"),
+    (("-o", "step.pdf"), "end its name with .svg"),
     (("-o", "nowhere/step.svg"), "the folder nowhere of --output does not exist"),
     (("--drafter", "medusa"), "prompt-lookup"),
     (("--temperature", "-1"), "--temperature must be a number, at least 0"),

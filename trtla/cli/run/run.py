@@ -115,8 +115,8 @@ def run(console: Console, /, **params: Any) -> None:
 
     Prints each text as TensorRT-LLM's run.py does, then a table, whose tokens/s are those after the
     prompts; with --quiet the bare texts.
-    Tokens per step (those behind the first, over steps) is what lookahead gains; a low share of
-    distinct 4-grams shows that the text loops, which flatters it.
+    Tokens per step, without each text's first, show the gain of lookahead. A low share of distinct
+    4-grams shows that the text loops, which makes the gain look larger.
     """
     if (prompt := params.pop("prompt")) is not None:
         params["input_text"] = (prompt, *params["input_text"])

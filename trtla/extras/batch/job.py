@@ -33,7 +33,7 @@ class Job:
     """The digests of its input and of its model's files, and the settings that may change an
     answer: a job continues only if they are the same."""
     created: int
-    """When it began, in seconds of Unix time."""
+    """The time when it began, in seconds of Unix time."""
     finished: Counts | None = None
     """Its totals, once it is finished."""
     first_error: str | None = None

@@ -24,7 +24,7 @@ _lines_of = lru_cache(maxsize=1)(read_lines)
 
 @dataclass(frozen=True, slots=True)
 class LineShare:
-    """What every process needs to know of a job."""
+    """The facts of a job that every process needs."""
 
     source: Path
     digest: str

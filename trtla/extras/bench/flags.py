@@ -221,7 +221,7 @@ def check_choices(flag: str, names: tuple[str, ...], known: tuple[str, ...]) -> 
     for name in names:
         if name not in known:
             guess = did_you_mean(name, known)
-            raise UsageError(f"{flag} has the unknown {name}", f"{guess}use {', '.join(known)}")
+            raise UsageError(f"{flag} {name} is not known", f"{guess}use {', '.join(known)}")
 
 
 def check_batch_size(engine_dir: str, batch_size: int) -> None:

@@ -74,7 +74,10 @@ def save(path: Path, turns: Sequence[Turn], settings: ChatSettings, usual: ChatS
 
 def load(path: Path) -> tuple[list[Turn], ChatSettings]:
     """Read the turns and the settings of a saved chat; raises UsageError for any other file."""
-    data = read_json(path)
+    try:
+        data = read_json(path)
+    except UsageError as error:
+        raise UsageError(error.message, "choose another path") from None
     if not isinstance(data, dict) or not isinstance(data.get("settings"), dict):
         raise UsageError(f"{path} is not a saved chat", "choose another path")
     messages = data.get("messages")

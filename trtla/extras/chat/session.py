@@ -80,7 +80,7 @@ class Session:
             self._set(name, text)
             return True
         if text and name not in ("help", "cache", "save", "load"):
-            raise UsageError(f"/{name}: {text!r} follows what takes no value", "omit it")
+            raise UsageError(f"/{name} takes no value, and {text!r} follows it", "omit it")
         match name:
             case "help":
                 listed = self.commands.help(self.settings, whole=text == "all")
@@ -226,7 +226,7 @@ class Session:
 
 
 def _path(text: str) -> Path:
-    if not text or "\0" in text:
+    if not text or "\0" in text or os.path.isdir(os.path.expanduser(text)):
         raise UsageError(f"{text!r} is not a file", "write a path, such as chat.json")
     path = Path(os.path.expanduser(text))
     if path.exists() and not path.is_file():  # a device or a pipe could be read without end

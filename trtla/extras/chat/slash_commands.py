@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from copy import copy
 from textwrap import shorten
@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from trtla.errors import TrtlaError, UsageError, closest
+from trtla.errors import TrtlaError, UsageError, closest, did_you_mean
 from trtla.extras.chat.settings import NAMES, SWITCHES, ChatSettings, changed, read
 from trtla.files import JsonError, parse_json
 from trtla.settings.drafting import DrafterSettings
@@ -42,6 +42,7 @@ _END = (
     "All else is a message; // begins one with a slash. A setting without a value shows it, a "
     "switch without one toggles."
 )
+_FLAG = re.compile(r"--(no-)?([a-z][a-z-]*[a-z])")
 _SHOWN = 24  # characters of a value in /help
 _ALIASES = {
     alias: item.name
@@ -67,7 +68,9 @@ class SlashCommands:
                 [flag_name(name)], is_flag=True, help=about[name].option.help
             )
         settable = (*NAMES, *GRAMMARS, _PROCESSOR)
-        self._options = {name: _slash(flag) for name, flag in flags.items() if name in settable}
+        self._options = {
+            name: _slash(flag, settable) for name, flag in flags.items() if name in settable
+        }
         self._at_start = flags.keys() - self._options.keys()
         self.names = (*ACTIONS, *self._options)
 
@@ -110,8 +113,11 @@ class SlashCommands:
             words = _words(text, option) if option.multiple else text
             value = option.type_cast_value(self._context, words)
         except click.BadParameter as error:
-            message = f"/{name}: {error.message.rstrip('.')}"
-            raise UsageError(message, f"write {self._usage(name)}") from None
+            reason, *_ = re.split(r"\. (?:Recognized values|Did you mean)", error.message)
+            kind = option.type
+            guess = did_you_mean(text, kind.choices) if isinstance(kind, click.Choice) else ""
+            message = f"/{name}: {reason.rstrip('.')}"
+            raise UsageError(message, f"{guess}write {self._usage(name)}") from None
         return value.replace("-", "_") if isinstance(option.type, click.Choice) else value
 
     def needs_value(self, name: str) -> bool:
@@ -174,10 +180,17 @@ class SlashCommands:
         return " ".join(f"{message}{'; ' if hint else ''}{hint or ''}".split())
 
 
-def _slash(option: click.Option) -> click.Option:
+def _command(flag: re.Match[str], names: Collection[str]) -> str:
+    """A flag in a help text as the command of its name; others stay flags."""
+    name = flag[2].replace("-", "_")
+    return f"/{name}{' off' * bool(flag[1])}" if name in names else flag[0]
+
+
+def _slash(option: click.Option, names: Collection[str]) -> click.Option:
     """Return a flag under the name of its command."""
     command = copy(option)
     command.opts, command.secondary_opts = [f"/{option.name}"], []
+    command.help = _FLAG.sub(lambda flag: _command(flag, names), option.help or "")
     return command
 
 

@@ -18,7 +18,9 @@ _WIDEST = 2 * _MOST_FED  # columns of a mask
 def check_picture(path: Path) -> None:
     """Refuse a name that is not a picture's, before decoding."""
     if path.suffix.lower() != ".svg":
-        raise UsageError(f"{path} cannot be a picture", "end it with .svg")
+        raise UsageError(
+            f"{path} has the wrong ending: pictures are SVG files", "end its name with .svg"
+        )
 
 
 def step_picture(run: RecordedRun, step: RecordedStep, words: Words, paint: Paint) -> str:

@@ -134,7 +134,7 @@ class Candidate:
     matched: int
     """Leading tokens that equal the target's draws, as far as the text went."""
     sources: tuple[Source, ...]
-    """Where input and candidate had occurred before; empty for other drafters' tokens."""
+    """Earlier places of input and candidate; empty for other drafters' tokens."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What a transformers model takes: tree masks, and caches that go back to an accepted path."""
+"""The inputs of a transformers model: tree masks, and caches that go back to an accepted path."""
 
 from __future__ import annotations
 

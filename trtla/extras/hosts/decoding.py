@@ -33,12 +33,12 @@ _ON_CPU = CostTable.of(
 _ELSEWHERE = CostTable.of([(1, 0.02), (16, 0.0204), (64, 0.022), (256, 0.03)])
 """An estimate for GPUs, whose time goes to launching kernels."""
 _TYPES = {"token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids"}
-"""What transformers gives models for each token besides its position."""
+"""Inputs that transformers passes to models for each token besides its position."""
 _UNFILTERED = SamplingParams(temperature=1.0)  # processors have applied temperature and filters
 
 
 class ModelState:
-    """What is known of a model for as long as it lives."""
+    """The state of a model for as long as it lives."""
 
     def __init__(self, model: Any) -> None:
         self._layout: list[Layout | None] = []
@@ -60,7 +60,7 @@ class ModelState:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """How tokens are chosen and where texts end."""
+    """The rules by which tokens are chosen and texts end."""
 
     processor: Any
     criteria: Any

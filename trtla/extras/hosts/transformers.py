@@ -28,7 +28,7 @@ from trtla.settings.lookahead import LookaheadConfig
 _models: WeakKeyDictionary[Any, ModelState] = WeakKeyDictionary()
 _lock = threading.Lock()
 _DRAFTERS = ("prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp")
-"""What makes `generate` draft by itself, in its configuration."""
+"""Keys of its configuration that make `generate` draft by itself."""
 
 
 def _known(model: Any) -> ModelState:

@@ -45,7 +45,7 @@ class Row:
 
 
 class ModelTrees:
-    """What texts of one model have taught, and the measured costs of its steps.
+    """The statistics of one model's texts, and the measured costs of its steps.
 
     Calls may come from several threads.
 

@@ -3,4 +3,4 @@
 from __future__ import annotations
 
 EXTENSIONS = {"serve": "command:Replicas", "batch": "command:Replicas"}
-"""What extends the command of a name: module and class, below this package."""
+"""The extension of each command: module and class, below this package."""

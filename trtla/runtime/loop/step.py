@@ -47,7 +47,7 @@ class ForwardClock:
         self._stream = _cuda_stream(device) if device.type == "cuda" else None
         self._begin = self._end = None if self._stream is None else self._event()
         self._resumed: float | None = None
-        """When the host resumed, if that was too late to time the forward itself."""
+        """The time when the host resumed, if that was too late to time the forward itself."""
 
     def launched(self) -> None:
         if self._stream is not None:

@@ -44,7 +44,7 @@ class Model(ABC, Generic[CacheT]):
     """A model on one device: fed tokens in, logits out."""
 
     fast: bool = False
-    """Whether steps run through CUDA graphs over pages, which `cuda_check` has tested."""
+    """True if steps run through CUDA graphs over pages, which `cuda_check` has tested."""
     taps: tuple[int, ...] = ()
     """Layers of a Llama whose output drafters see, for trained heads; set before it is run."""
     graphs: str = ""

@@ -7,7 +7,7 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from trtla.errors import UsageError, install_hint, is_installed, named
+from trtla.errors import UsageError, did_you_mean, install_hint, is_installed, named
 from trtla.formats.config import CheckpointConfig
 from trtla.formats.engine import EncoderDecoder, Engine
 from trtla.formats.gguf.folder import model_name
@@ -186,7 +186,8 @@ def resolve_dtype(dtype: str, engine_dtype: str, device_type: str) -> str:
         slow = device_type == "cpu" and not _cpu_computes(engine_dtype)
         return "float32" if slow else engine_dtype
     if dtype not in _DTYPES:
-        raise UsageError(f"dtype {dtype!r} is not known", f"use auto, {', '.join(_DTYPES)}")
+        guess = did_you_mean(dtype, _DTYPES)
+        raise UsageError(f"dtype {dtype!r} is not known", f"{guess}use auto, {', '.join(_DTYPES)}")
     return dtype
 
 

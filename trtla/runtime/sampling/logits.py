@@ -97,7 +97,7 @@ def put_back(logits: Logits, rows: Sequence[int], before: Logits) -> None:
 
 
 def _editing() -> AbstractContextManager[object]:
-    """What a forward has returned can only be changed as it was made."""
+    """Return the mode in which a forward's tensors were made: no other mode may change them."""
     import torch
 
     return torch.inference_mode()

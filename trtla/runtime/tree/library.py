@@ -163,7 +163,7 @@ class SharedTrees:
         self._library = _library()
         self._handle = self._library.tree_shared(vocab_size, most_tokens)
         self.usual: dict[int, Usual] = {}
-        """What has mostly followed a grammar's masks, by their hashes."""
+        """The usual continuations of a grammar's masks, by their hashes."""
 
     def __del__(self) -> None:
         if hasattr(self, "_handle"):

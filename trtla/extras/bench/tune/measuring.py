@@ -1,4 +1,4 @@
-"""What is measured on this machine: the costs of steps, the steps of triples, arms in rounds."""
+"""Measurements on this machine: the costs of steps, the steps of triples, arms in rounds."""
 
 from __future__ import annotations
 
