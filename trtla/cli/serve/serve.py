@@ -132,10 +132,14 @@ def serve(console: Console, /, **params: Any) -> int:
     name = served_name(flags.serving.served_model_name, named, flags)
     if is_open_to_all(flags.serving):
         log.note(f"everybody who reaches {flags.serving.host} may use it: give an --api-key-file")
-    log.note(f"loading {named or flags.engine_dir}")
+
+    def opened() -> RequestMaker:
+        log.note(f"loading {named or flags.engine_dir}")
+        return open_model()
+
     # TensorRT-LLM's constructor holds the interpreter while it loads (nanobind/executor.cpp).
     holds_gil = model.is_trtllm and replicas is None
-    return run_server(flags.serving, open_model, name, log, ready, holds_gil)
+    return run_server(flags.serving, opened, name, log, ready, holds_gil)
 
 
 def _check_packages() -> None:

@@ -141,7 +141,11 @@ def check_model(
     """Check a model's options against its folder, without loading it.
 
     Triples and drafters are those of requests. Returns the flags with all draft models."""
-    options = flags.options
+    options, model = flags.options, model_at(flags.engine_dir)
+    if model.kind == "checkpoint":
+        from trtla.formats.engine import check_is_engine
+
+        check_is_engine(model.folder)
     check_length(flags.engine_dir, options.max_seq_len)
     check_triples(flags.engine_dir, options.lookahead, triples)
     named = [("--drafter", options.drafter), *drafters]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Chat = tuple[str, Messages, Rendering]
 """A conversation to be rendered, and its name."""
-ADVICE = "note: this model has a chat template; use --chat to ask it as a chat"
+ADVICE = "note: this model has a chat template; --chat puts the prompt into it"
 
 
 def check_template(
