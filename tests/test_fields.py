@@ -60,6 +60,9 @@ def test_flags_environment_and_presets_come_from_the_declaration(tmp_path: Path)
     assert made("--branches", "4").width == 4
     assert made("--branches", "4", TRTLA_DRAFT_WIDTH="5").width == 4
     assert made("--width", "6", "--branches", "6").width == 6
+    preset.write_text('"": 4')
+    with pytest.raises(UsageError, match='unknown key ""'):
+        made("--config", str(preset))
 
 
 def test_the_help_says_what_the_declaration_says() -> None:

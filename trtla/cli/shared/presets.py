@@ -38,9 +38,8 @@ def flag_defaults(ctx: click.Context, keys: Mapping[str, Any], where: str) -> di
     """Return the values of a file as defaults of the command's flags; refuse an unknown key."""
     known = [param for param in ctx.command.params if param.name not in _NOT_IN_PRESETS]
     visible = [str(param.name) for param in known if not getattr(param, "hidden", False)]
-    params = {
-        str(name): param for param in known for name in (param.name, getattr(param, "alias", ""))
-    }
+    named = ((param, (param.name, getattr(param, "alias", ""))) for param in known)
+    params = {str(name): param for param, names in named for name in names if name}
     settings = as_preset(dict(keys), params, where, ctx.command_path)
     for key in settings:
         if key not in params:
