@@ -19,6 +19,7 @@ from tests.extras.inspect.support import (
     without_tensorrt_llm,
 )
 from tests.support.command import ROOT, trtla
+from trtla.console import counted
 
 pytestmark = without_tensorrt_llm
 
@@ -38,7 +39,8 @@ def test_without_tensorrt_llm(patch: pytest.MonkeyPatch) -> None:
     assert "docs/install.md" in found["tensorrt_llm"]["problem"]
     assert found["backend"] == {"auto": "torch", "reason": "TensorRT-LLM is not installed"}
     assert (found["model"], found["notes"]) == (None, [])
-    assert found["cpu"]["cores"] >= 1
+    cores = counted(found["cpu"]["cores"], "core")
+    assert f", {cores} " in next(row for row in trtla("doctor").out.splitlines() if "CPU" in row)
     assert not [name for name in sys.modules if name.startswith("tensorrt_llm")]
 
 

@@ -87,7 +87,7 @@ def _show(console: Console, described: dict[str, Any]) -> None:
     if console.json:
         console.document({"schema_version": SCHEMA_VERSION, **described})
         return
-    parts = {"": described, "model.": described.get("model") or {}}
+    parts = {"": _in_short(described), "model.": described.get("model") or {}}
     shown = {
         f"{prefix}{key}": value
         for prefix, part in parts.items()
@@ -99,6 +99,17 @@ def _show(console: Console, described: dict[str, Any]) -> None:
         for kind in ("note", "problem"):
             for text in part.get(f"{kind}s", ()):
                 console.out(f"{kind}: {text}")
+
+
+def _in_short(described: dict[str, Any]) -> dict[str, Any]:
+    """The description with the processor's name and cores in one row."""
+    short: dict[str, Any] = {}
+    for key, value in described.items():
+        if key == "cpu":
+            short["CPU"] = f"{value['model']}, {counted(value['cores'], 'core')}"
+            value = {name: value[name] for name in value if name not in ("model", "cores")}
+        short[key] = value
+    return short
 
 
 def _rows(described: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
