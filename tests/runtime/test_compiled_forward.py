@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.support.compiled import (
@@ -209,6 +209,7 @@ def test_draws_are_those_of_pytorch(found, temperature, top_k, top_p, noise):
     assert drawn in theirs
 
 
+@example([-40.0, -40.0, -3e38, 3e38], 12, 1e60, 0, 1.0, 0.25)
 @examples(300)
 @given(
     st.lists(st.sampled_from([*levels, 3e38, -3e38]), min_size=1, max_size=200),

@@ -96,7 +96,9 @@ struct Race {
         const float inverse = std::min<double>(1.0 / temperature, FLT_MAX);
         for (; start + LANES <= end; start += LANES) {
             const Floats some = load(logits + start);
-            const Floats enough = rough_exponential((some - (float)top) * inverse) * reach;
+            // Finite, as the inverse may be 0.
+            const Floats relative = larger(some - (float)top, Floats{} - FLT_MAX);
+            const Floats enough = rough_exponential(relative * inverse) * reach;
             const Ints open = (enough > 0x1p-53f) & (some >= least);
             if (!any(open)) continue;
             const Ints close = open & (missing(position, start) <= enough);
