@@ -59,6 +59,7 @@ MODELS = (
     "llama t5",
     "cuda_check",
     "load",
+    "heads",
 )
 CLI = ("shared", "commands", "run serve engines", "app")
 WITH_TORCH = (

@@ -1,0 +1,1 @@
+"""The forwards of trained heads, which draft from a model's states."""

@@ -1,0 +1,74 @@
+"""The interface of an EAGLE-3 head's forward, compiled or in PyTorch.
+
+Pair i joins the target's states at token i with the token after it, and predicts the one after
+that. A drafted token's pair has the output of the pair before in place of the target's states.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from numpy import ndarray
+
+from trtla.runtime.models.kv_cache import KVCache, SlotTable
+
+ROW = 16
+"""Tokens of a row."""
+
+
+class HeadFeed(NamedTuple):
+    """Consecutive pairs of one text."""
+
+    table: SlotTable
+    """The slots of the text's blocks."""
+    first: int
+    """The text's first pair that attention sees; it lies in entry `first` of the table."""
+    cached: int
+    """Pairs behind `first` that are cached; those fed follow. A pair is rotated by its entry."""
+    ids: Sequence[int]
+    """The tokens that follow those of the states, ids of the target."""
+    states: ndarray
+    """Float32 [pairs, hidden size]: of `fuse`, or an earlier forward's `states`."""
+
+
+class HeadRows(NamedTuple):
+    """The predictions of the last pair of each feed; the next forward may overwrite them."""
+
+    ids: ndarray
+    """int32 [feeds, ROW]: the target's ids of the most probable tokens, best first; -1 behind the
+    last one."""
+    logs: ndarray
+    """Logarithms of their probabilities in the draft vocabulary at temperature 1, float32."""
+    states: ndarray
+    """Float32 [feeds, hidden size]: what a pair of a drafted token takes as its state."""
+
+
+class HeadModel(ABC):
+    """An EAGLE-3 head beside its target, on the target's device."""
+
+    taps: tuple[int, ...]
+    """Layers of the target whose output `fuse` takes, in this order."""
+
+    @abstractmethod
+    def new_cache(self, num_blocks: int) -> KVCache:
+        """Keys and values of its one layer, for blocks as the target's."""
+
+    @property
+    @abstractmethod
+    def block_bytes(self) -> int:
+        """Bytes of a block of its cache."""
+
+    @property
+    @abstractmethod
+    def weight_bytes(self) -> int:
+        """Bytes of its own weights that a forward of drafted tokens reads."""
+
+    @abstractmethod
+    def fuse(self, states: ndarray) -> ndarray:
+        """Turn the target's states [taps, tokens, its hidden size] into those of pairs."""
+
+    @abstractmethod
+    def forward(self, feeds: Sequence[HeadFeed], cache: KVCache) -> HeadRows:
+        """Write the pairs' keys and values, and predict from the last pair of each feed."""
