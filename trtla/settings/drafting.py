@@ -23,9 +23,10 @@ DRAFT_PREFIX = "draft:"
 DRAFTERS = ("none", "lookahead", "ngram", "prompt-lookup")
 """Names of drafters, beside `draft:PATH`."""
 
-SOURCES = ("context", "expected", "requests", "window", "chain", "grammar", "recycling")
+SOURCES = ("context", "expected", "requests", "window", "chain", "grammar", "recycling", "head")
 """The sources of `auto`'s drafts: the request's own text, its expected output, texts of other
-requests, the lookahead window, further drafters, the request's grammar, and token recycling.
+requests, the lookahead window, further drafters, the request's grammar, token recycling, and a
+trained head.
 """
 PROPOSERS = (*SOURCES, "agreement")
 """Proposers of a node: a source, or a text and recycled logits that agree."""
@@ -268,7 +269,7 @@ class DraftOptions:
         SOURCES,
         "Sources of auto's drafts: prompt and output so far, the expected output, texts of other "
         "requests, the lookahead window, further drafters, tokens that a grammar forces or allows, "
-        "and token recycling (likely tokens of earlier logits).",
+        "token recycling (likely tokens of earlier logits), and a trained head.",
         metavar="|".join(SOURCES),
         rule=f"some of {', '.join(SOURCES)}, with commas between",
         commas=True,
