@@ -248,9 +248,14 @@ class TreeDrafter(Drafter):
             if other.ranks:
                 other.ranked(tops)
 
-    def saw_hidden(self, states: ndarray) -> None:
+    @property
+    def wants_states(self) -> bool:  # type: ignore[override]
+        return any(other.wants_states for other in self.others)
+
+    def saw_hidden(self, first: int, states: ndarray) -> None:
         for other in self.others:
-            other.saw_hidden(states)
+            if other.wants_states:
+                other.saw_hidden(first, states)
 
     def observe(self, greedy: Sequence[int], committed: Sequence[int]) -> None:
         if not committed:  # the target had no answer

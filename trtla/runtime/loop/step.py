@@ -153,17 +153,16 @@ class Stepper:
             start += length
             if feed.sequence.finish_reason is not None:
                 continue
-            if feed.rows:
-                try:
+            try:
+                if feed.rows:
                     self._commit(feed, prediction, moves, new, fed)
-                except RequestFailed:
-                    raise
-                except Exception as error:
-                    raise RequestFailed(feed.sequence) from error
-            else:
-                feed.sequence.num_cached += length
-                if fed is not None:
-                    feed.sequence.drafter.saw_hidden(fed)
+                else:
+                    _show_states(feed, fed)
+                    feed.sequence.num_cached += length
+            except RequestFailed:
+                raise
+            except Exception as error:
+                raise RequestFailed(feed.sequence) from error
         self._move_accepted(moves)
         return step.draft_s + forward_s + time.perf_counter() - predicted
 
@@ -214,6 +213,7 @@ class Stepper:
         stats.step_lengths.append(len(tokens))
         stats.steps += feed.draft is not None
         stats.accepted += output.accepted
+        _show_states(feed, hidden, kept)
         if feed.draft is None:
             sequence.num_cached += len(feed.tokens)
         else:
@@ -226,9 +226,6 @@ class Stepper:
         if prediction.tops is not None:
             nodes = accepted[:count]
             sequence.drafter.saw(nodes, prediction.tops.after(nodes))
-        if hidden is not None:
-            places = slice(None) if feed.draft is None else (0, *accepted[:count])
-            sequence.drafter.saw_hidden(hidden[:, places])
         read = () if feed.draft is None or not feed.draft.read else _read(feed.draft, prediction)
         sequence.observe(read, tokens)
 
@@ -249,6 +246,15 @@ class Stepper:
             order = self._cache.table(sequence.blocks).order
             sources = (order[base + node] for node in nodes)
             self._cache.move_later(zip(sources, order[base + 1 :], strict=False))
+
+
+def _show_states(feed: Feed, hidden: ndarray | None, kept: tuple[int, ...] = ()) -> None:
+    """Show a drafter that wants them the states of a prompt, or of the input and the draft's kept
+    nodes; called before these count as cached."""
+    drafter = feed.sequence.drafter
+    if hidden is not None and drafter.wants_states:
+        places = slice(None) if feed.draft is None else (0, *kept)
+        drafter.saw_hidden(feed.sequence.num_cached, hidden[:, places])
 
 
 def _reported(

@@ -36,6 +36,8 @@ class Batch:
     None: nothing is moved."""
     local: Mapping[int, tuple[StepGroup, ...]] = field(default_factory=dict)
     """The groups of layers with a window, for windows shorter than a text."""
+    taps: tuple[int, ...] = ()
+    """Layers whose output is wanted."""
 
     def seen_in(self, window: int | None) -> tuple[StepGroup, ...]:
         """The groups of a layer with this window."""
@@ -77,6 +79,7 @@ def make_batch(
     group_size: int,
     dtype: torch.dtype,
     windows: Seq[int | None] = (None,),
+    taps: tuple[int, ...] = (),
 ) -> Batch:
     """Pack feeds, prompts first, into the tensors of one forward.
 
@@ -84,6 +87,7 @@ def make_batch(
         group_size: query heads per K/V head.
         dtype: type of the attention bias, the model's.
         windows: those of the model's layers; None for layers that see the whole text.
+        taps: layers whose output is wanted.
     """
     device = cache.data.device
     positions = [feed.positions() for feed in feeds]
@@ -107,4 +111,4 @@ def make_batch(
     parts = (tokens, *flat, slots, rows)
     packed = integers([*chain.from_iterable(parts)], device)  # one tensor, one copy to a device
     fed, at, seen, written, logit_rows = torch.split(packed, [len(part) for part in parts])
-    return Batch(fed, at, seen, written, groups, logit_rows, local=local)
+    return Batch(fed, at, seen, written, groups, logit_rows, local=local, taps=taps)

@@ -197,7 +197,7 @@ class LlamaModel(PackedModel):
         for index, layer in enumerate(self._layers):
             scale = layer.qkv.input_scale
             states, normed = small.add_norm(states, delta, layer.input_norm, epsilon, scale)
-            if index - 1 in self.taps:
+            if index - 1 in batch.taps:
                 hidden[index - 1] = states
             arguments = (rotaries[self._rotary_of[index]], batch.slots, cache, index)
             # Products have no names here, which would keep their memory during the next ones.
@@ -218,7 +218,8 @@ class LlamaModel(PackedModel):
             logits = self._world.join_columns(logits, self.config.vocab_size)
         if self.config.logits_scaling != 1.0:
             logits = logits / self.config.logits_scaling
-        tapped = torch.stack([hidden[tap] for tap in self.taps]).float() if self.taps else None
+        taps = [hidden[tap] for tap in batch.taps]
+        tapped = torch.stack(taps).float() if taps else None
         return BatchOutput(logits, tapped, states)
 
     def _scaled(self, layer: Layer, qkv: Tensor) -> Tensor:

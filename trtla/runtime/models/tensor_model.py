@@ -66,7 +66,8 @@ class PackedModel(TensorModel):
         If a token's numbers overflow, PyTorch's attention spoils tokens that do not see it: numbers
         that are not finite make the forward run again, with a guard.
         """
-        batch = make_batch(feeds, cache, self.group_size, self.dtype, self.windows)
+        taps = self.taps_for(feeds)
+        batch = make_batch(feeds, cache, self.group_size, self.dtype, self.windows, taps)
         output = self.forward_batch(batch, cache)
         if output.states is None or all_finite(output.states):
             return output

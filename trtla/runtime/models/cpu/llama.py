@@ -213,7 +213,7 @@ class NativeLlama(Model[HostCache]):
         tables = [cache.table(feed.sequence.blocks) for feed in feeds]  # alive during the call
         rows, integers = step_integers(feeds, rope_rows, tables)
         logits = self._room(len(rope_rows), rows)
-        step, hidden = self._step, self._tapped(len(rope_rows)) if self.taps else None
+        step, hidden = self._step, self._tapped(self.taps_for(feeds), len(rope_rows))
         step.tokens, step.num_rows, step.num_sequences = len(rope_rows), rows, len(feeds)
         step.integers = integers.buffer_info()[0]
         step.cache = cache.addresses.buffer_info()[0]
@@ -242,14 +242,16 @@ class NativeLlama(Model[HostCache]):
                 self._step.cosine[index], self._step.sine[index] = address(cosine), address(sine)
         return rows
 
-    def _tapped(self, tokens: int) -> ndarray:
-        """Room for the tapped layers' output."""
-        if max(self.taps) >= self.config.num_hidden_layers:
-            raise ValueError(f"there is no layer {max(self.taps)} to tap")
-        hidden = np.empty((len(self.taps), tokens, self.config.hidden_size), np.float32)
-        self._tap_layers = array("q", self.taps)
-        self._step.taps = self._tap_layers.buffer_info()[0]
-        self._step.num_taps, self._step.hidden = len(self.taps), address(hidden)
+    def _tapped(self, taps: tuple[int, ...], tokens: int) -> ndarray | None:
+        """Room for the tapped layers' output; None if none is tapped."""
+        self._step.num_taps = len(taps)
+        if not taps:
+            return None
+        if max(taps) >= self.config.num_hidden_layers:
+            raise ValueError(f"there is no layer {max(taps)} to tap")
+        hidden = np.empty((len(taps), tokens, self.config.hidden_size), np.float32)
+        self._tap_layers = array("q", taps)
+        self._step.taps, self._step.hidden = self._tap_layers.buffer_info()[0], address(hidden)
         return hidden
 
     def _room(self, tokens: int, rows: int) -> ndarray:
