@@ -151,6 +151,11 @@ class ExecutorOptions:
         "Further engines or Hugging Face folders that requests name as draft:PATH (torch).",
         single=False,
     )
+    heads: Sequence[str] = option(
+        (),
+        "Further trained heads of the model that requests name as head:PATH (torch).",
+        single=False,
+    )
     draft_device: str | None = option(None, "Where draft models run.", shown="--device")
     draft_dtype: str | None = option(
         None, "Type that draft models compute in; auto is their own.", shown="--dtype"

@@ -48,6 +48,9 @@ class _Settings(Structure):
         ("sources", c_int64),
         ("unplaced", c_int64),
         ("by_noise", c_int64),
+        ("top_k", c_int64),
+        ("top_p", c_double),
+        ("min_p", c_double),
     ]
 
 
@@ -215,7 +218,7 @@ class SharedTrees:
         """
         bits = sum(1 << index for index, name in enumerate(SOURCES) if name in sources)
         how = (sampling.greedy, sampling.temperature, sampling.seed, bits, unplaced, by_noise)
-        settings = _Settings(*how)
+        settings = _Settings(*how, sampling.top_k, sampling.top_p, sampling.min_p)
         handle = self._library.tree_sequence(self._handle, byref(settings), _ids(text), len(text))
         return Tree(self, self._library, handle)
 

@@ -54,6 +54,8 @@ struct Settings {
     int64_t sources;  // bits of Kind, then of RECYCLING
     int64_t unplaced;  // first tokens of the text without positions: those of an encoder
     int64_t by_noise;  // rank a sampled request's proposals with its noise
+    int64_t top_k;     // filters of a sampled request; 0: none
+    double top_p, min_p;
 };
 
 struct Proposal {
@@ -475,7 +477,7 @@ private:
     void offer_ranked(Node& node, const int32_t* ids, const double* logs, int count, double rest,
                       double* scores, int order) {
         int ranked[READ];
-        scored(ids, logs, count, rest, scores);
+        scored(ids, logs, count, rest, scores, order != NEXT_NEXT && !settings_.greedy);
         for (int rank = 0; rank < count; ++rank) {  // without noise they are in order already
             int place = rank;
             for (; place && scores[ranked[place - 1]] < scores[rank]; --place)
@@ -493,23 +495,42 @@ private:
     }
 
     // Compute each token's share if the row is right: its probability, weighted by the noise.
-    void scored(const int32_t* ids, const double* logs, int count, double rest,
-                double* scores) const {
+    void scored(const int32_t* ids, const double* logs, int count, double rest, double* scores,
+                bool filters) const {
         const double heat = settings_.greedy ? 1.0 : std::max(settings_.temperature, 0.05);
         double total = 0.0;
         for (int rank = 0; rank < count; ++rank) {
-            const double share = std::exp(logs[rank]);
-            scores[rank] = heat == 1.0 ? share : std::exp(logs[rank] / heat);
-            if (drawn()) scores[rank] /= smallness(ids[rank]);
+            scores[rank] = heat == 1.0 ? std::exp(logs[rank]) : std::exp(logs[rank] / heat);
             total += scores[rank];
         }
         // Assume that each token outside the row is a tenth as likely as the last one in it.
+        double outside = 0.0;
         const double least = std::exp(logs[count - 1]) / 10.0;
         if (rest > 0.0 && least > 0.0)
-            total += std::min(rest / least, (double)shared_.vocab) *
-                     std::exp(std::log(least) / heat);
+            outside = std::min(rest / least, (double)shared_.vocab) *
+                      std::exp(std::log(least) / heat);
+        const int kept = filters ? filtered(scores, count, total + outside) : count;
+        if (kept < count) outside = 0.0;
+        std::fill(scores + kept, scores + count, 0.0);
+        total = outside;
+        for (int rank = 0; rank < kept; ++rank) {
+            if (drawn()) scores[rank] /= smallness(ids[rank]);
+            total += scores[rank];
+        }
         total = std::max(total, 1e-300);  // 0 where what is left of a row is impossible
-        for (int rank = 0; rank < count; ++rank) scores[rank] /= total;
+        for (int rank = 0; rank < kept; ++rank) scores[rank] /= total;
+    }
+
+    // Returns the number of a row's tokens, best first, that the request's filters leave.
+    int filtered(const double* weights, int count, double total) const {
+        int kept = settings_.top_k ? (int)std::min<int64_t>(settings_.top_k, count) : count;
+        double above = 0.0;
+        for (int rank = 0; rank < kept; ++rank) {
+            const bool outside = above >= settings_.top_p * total;
+            if (rank && (outside || weights[rank] < settings_.min_p * weights[0])) kept = rank;
+            above += weights[rank];
+        }
+        return kept;
     }
 
     void order(Node& node) {
