@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.toy_heads import TappedToy, ToyHead, shifted
+from tests.support.toy_heads import TappedToy, ToyHead, ToyMedusa, shifted
 from tests.support.toys import hash_scores, request, run, tokens_of, toy_executor
 from trtla.errors import UsageError
 from trtla.runtime.auto.steps import StepCosts
@@ -15,6 +15,7 @@ from trtla.runtime.draft import NoDrafter
 from trtla.runtime.drafters import eagle
 from trtla.runtime.drafters.eagle import EagleDrafters
 from trtla.runtime.drafters.factory import Drafters
+from trtla.runtime.drafters.medusa import MedusaDrafters
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.loop.executor import TorchExecutor
 from trtla.settings.drafting import DrafterSettings, DraftOptions
@@ -30,17 +31,24 @@ WITH_HEAD = DrafterSettings(("head:H",))
 HEAD_ALONE = DraftOptions(sources=("head",))
 
 
-def executor(row, *, blocks=64, most_tokens=4096, options=HEAD_ALONE, reused=0, batch=8):
+def executor(row, **how):
     """An executor over a toy with a head, and that head."""
-    model, head = TappedToy(SCORES), ToyHead(row)
-    model.taps = head.taps
+    head = ToyHead(row)
+    blocks = how.setdefault("blocks", 64)
+    return opened(EagleDrafters(head, head.new_cache(blocks), (0,)), **how), head
+
+
+def opened(
+    heads, *, scores=SCORES, blocks=64, most_tokens=4096, options=HEAD_ALONE, reused=0, batch=8
+):
+    model = TappedToy(scores)
+    model.taps = (0,)
     limits = ExecutorLimits(
         batch, 160, 160, most_tokens, VOCAB, TRIPLE, drafter=WITH_HEAD, heads=("H",)
     )
-    heads = EagleDrafters(head, head.new_cache(blocks), (0,))
     drafters = Drafters(limits, options, {}, {"H": heads})
     parts = (model, model.new_cache(blocks), limits, drafters, StepCosts(FLAT), reused)
-    return TorchExecutor(*parts, options=ExecutorOptions(draft_options=options)), head
+    return TorchExecutor(*parts, options=ExecutorOptions(draft_options=options))
 
 
 def asked(index=0, length=30, prompt=(3, 1, 4), **sampling):
@@ -51,9 +59,9 @@ def counting(length):
     return tuple(place % VOCAB for place in range(1, 1 + length))
 
 
-def plain_texts(requests):
+def plain_texts(requests, scores=SCORES):
     """The same requests decoded without drafts."""
-    plain, _ = toy_executor(SCORES, VOCAB, LookaheadConfig(1, 1, 0), drafter=lambda *_: NoDrafter())
+    plain, _ = toy_executor(scores, VOCAB, LookaheadConfig(1, 1, 0), drafter=lambda *_: NoDrafter())
     outputs = run(plain, [replace(one, adaptive=False) for one in requests])
     return [tokens_of(outputs[one.request_id]) for one in requests]
 
@@ -185,3 +193,21 @@ def test_a_request_may_go_without_and_cannot_name_another_head():
     assert head.read == []
     with pytest.raises(UsageError, match="asks for the head other, which is not loaded"):
         decoding.submit(asked(drafter=DrafterSettings(("head:other",))))
+
+
+@pytest.mark.parametrize("how", SAMPLED)
+def test_medusa_heads_give_a_row_for_each_depth(how):
+    def at(place):
+        return SCORES([place % 5, place % 3, 1])
+
+    def scores(text):
+        return at(len(text))
+
+    decoding = opened(MedusaDrafters(ToyMedusa(at, 4), 0), scores=scores)
+    requests = [asked(index, 60, (index, 1), **how) for index in range(3)]
+    outputs = run(decoding, requests)
+    assert [tokens_of(outputs[one.request_id]) for one in requests] == plain_texts(requests, scores)
+    for one in outputs.values():
+        counts = one[-1].stats.sources["head"]
+        assert len(counts.accepted) == 4
+        assert sum(counts.accepted) > 40

@@ -11,7 +11,7 @@ from numpy import ndarray
 from tests.support.toys import Scores, ToyModel
 from trtla.runtime.models.batch import Batch, BatchOutput
 from trtla.runtime.models.cpu.llama import HostCache
-from trtla.runtime.models.heads.head_model import ROW, HeadFeed, HeadModel, HeadRows
+from trtla.runtime.models.heads.head_model import ROW, HeadFeed, HeadModel, HeadRows, MedusaModel
 from trtla.runtime.models.kv_cache import KVCache
 from trtla.runtime.models.tensor_cache import TensorCache
 from trtla.runtime.sampling.draw import log_softmax
@@ -82,6 +82,21 @@ class ToyHead(HeadModel):
         ahead = numbers[:, 3]
         assert (np.diff(ahead) >= 0).all(), "no pair of a likely token is kept"
         return [int(numbers[0, 0]), *numbers[:, 1].tolist()]
+
+
+class ToyMedusa(MedusaModel):
+    """Heads that know where the last token stands, and what comes at each place."""
+
+    weight_bytes = 0
+
+    def __init__(self, at: Callable[[int], list[float]], heads: int) -> None:
+        self._at, self._heads = at, heads
+
+    def rows(self, states: ndarray) -> tuple[ndarray, ndarray]:
+        places = [int(place) + 2 + head for _, place in states for head in range(self._heads)]
+        rows = _rows(np.array([self._at(place) for place in places]), states)
+        shape = (len(states), self._heads, ROW)
+        return rows.ids.reshape(shape), rows.logs.reshape(shape)
 
 
 def _rows(logits: ndarray, states: ndarray) -> HeadRows:

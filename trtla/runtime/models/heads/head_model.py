@@ -1,7 +1,8 @@
-"""The interface of an EAGLE-3 head's forward, compiled or in PyTorch.
+"""The interfaces of trained heads' forwards, compiled or in PyTorch.
 
-Pair i joins the target's states at token i with the token after it, and predicts the one after
-that. A drafted token's pair has the output of the pair before in place of the target's states.
+Pair i of an EAGLE-3 head joins the target's states at token i with the token after it, and predicts
+the one after that. A drafted token's pair has the output of the pair before in place of the target's
+states.
 """
 
 from __future__ import annotations
@@ -72,3 +73,22 @@ class HeadModel(ABC):
     @abstractmethod
     def forward(self, feeds: Sequence[HeadFeed], cache: KVCache) -> HeadRows:
         """Write the pairs' keys and values, and predict from the last pair of each feed."""
+
+
+class MedusaModel(ABC):
+    """Medusa heads beside their target, on the target's device."""
+
+    @property
+    @abstractmethod
+    def weight_bytes(self) -> int:
+        """Bytes of their own weights."""
+
+    @abstractmethod
+    def rows(self, states: ndarray) -> tuple[ndarray, ndarray]:
+        """Predict from the last layer's outputs [tokens, hidden size].
+
+        Returns:
+            The most probable tokens [tokens, heads, ROW], int32, best first and -1 behind the last
+            one, and the logarithms of their probabilities, float32. Head k's are of the token k + 2
+            places behind the state's.
+        """
