@@ -205,7 +205,8 @@ class Drafter(ABC):
         """Learn from the states of `Model.taps`, if `wants_states`; called before `observe`.
 
         A drafter that always wants them gets those of every token of the text but the newest, once
-        and in order; the newest was chosen from the last one. A prompt comes in parts. Tokens of
+        and in order; the newest was chosen from the last one. A prompt comes in parts, and so does
+        a text that goes on after an interruption, whose tokens were observed before. Tokens of
         kept blocks are not fed: no states of these come.
 
         Args:
