@@ -20,7 +20,7 @@ from trtla.formats.config import LARGEST, CheckpointConfig
 from trtla.runtime.arrays import address, aligned, paged
 from trtla.runtime.device import CPU, Device
 from trtla.runtime.models.cpu import library as native
-from trtla.runtime.models.cpu.packing import EMBEDDING, LM_HEAD, NORM, ModelPanels
+from trtla.runtime.models.cpu.packing import EMBEDDING, LM_HEAD, NORM, ModelPanels, Packed
 from trtla.runtime.models.forward import Forwarded, Model
 from trtla.runtime.models.kv_cache import KVCache, SlotTable, row_bytes
 from trtla.runtime.models.rotary import RotaryTable, layer_rotaries, rotary_configs
@@ -43,9 +43,15 @@ def native_problem(config: CheckpointConfig, dtype: str) -> str | None:
         return f"there is no arithmetic for {dtype}"
     if config.fp8_kv_cache:
         return "the K/V cache is FP8"
+    return size_problem(config)
+
+
+def size_problem(config: CheckpointConfig) -> str | None:
+    """The size that does not fill vector registers; None: all do."""
+    lanes = native.library().lanes
     for name in ("hidden_size", "intermediate_size", "head_size"):
-        if getattr(config, name) % library.lanes:
-            return f"{name} is no multiple of {library.lanes}"
+        if getattr(config, name) % lanes:
+            return f"{name} is no multiple of {lanes}"
     return None
 
 
@@ -109,11 +115,11 @@ class NativeLlama(Model[HostCache]):
         self._angles: list[tuple[ndarray, ndarray] | None] = [None] * len(self._rotaries)
         """The arrays whose addresses are in it."""
         layers = [self._layer(str(i), rotary) for i, rotary in enumerate(layer_rotaries(config))]
-        lm_head = panels.matrices[LM_HEAD]
+        embedding, lm_head = self.ends
         self._model = native.NativeModel(
             layers=(native.NativeLayer * len(layers))(*layers),
             num_layers=len(layers),
-            embedding=panels.matrices.get(EMBEDDING, lm_head).matrix,
+            embedding=embedding.matrix,
             norm=address(panels.vectors[NORM]),
             lm_head=lm_head.matrix,
             hidden=config.hidden_size,
@@ -122,7 +128,7 @@ class NativeLlama(Model[HostCache]):
             kv_heads=config.num_key_value_heads,
             head_size=config.head_size,
             epsilon=config.norm_epsilon,
-            cache_type=_CACHE_TYPES.index(self._cache_type),
+            cache_type=native.CACHE_TYPES.index(self._cache_type),
             attention_scale=attention_scale(config),
             embedding_multiplier=config.embedding_multiplier,
             residual_multiplier=config.residual_multiplier,
@@ -199,6 +205,12 @@ class NativeLlama(Model[HostCache]):
         return "int8" if self._in_blocks else self.dtype
 
     @property
+    def ends(self) -> tuple[Packed, Packed]:
+        """The embedding and lm_head, of which a rank has its part; they may be one."""
+        lm_head = self._panels.matrices[LM_HEAD]
+        return self._panels.matrices.get(EMBEDDING, lm_head), lm_head
+
+    @property
     def row_sampler(self) -> RowSampler:
         """The sampler in C++, row by row: most rows' choices are never read."""
         return self._chooser
@@ -266,10 +278,6 @@ class NativeLlama(Model[HostCache]):
         self._logits, self._step.logits = logits, address(logits)
         self._parts: dict[int, ndarray] = {}
         """Its first rows, by how many these are."""
-
-
-_CACHE_TYPES = ("float32", "bfloat16", "int8")
-"""The C++'s `CacheType`, in its order."""
 
 
 def _exchange(shared: SharedMemory, outputs: int) -> native.Exchange:

@@ -19,17 +19,18 @@ struct Forward final : Job {
     const bool alone;      // a head's queries are one piece
     const uint64_t stamp;  // of this forward alone
     const int attended_size;
-    std::vector<float>&states, &qkv, &attended, &gated, &delta;
+    std::vector<float>&states, &embedded, &qkv, &attended, &gated, &delta;
     Operand (&shared)[PRODUCTS];
     std::vector<std::vector<View>> seen;
     std::vector<Phase> program;
 
     Forward(const Model& model, const Step& step, Buffers& buffers)
         : model(model), step(step), alone(queries_are_one_piece(model, step)), stamp(next_stamp()),
-          attended_size(model.heads * model.head_size), states(buffers.states), qkv(buffers.qkv),
-          attended(buffers.attended), gated(buffers.gated), delta(buffers.delta),
-          shared(buffers.inputs) {
+          attended_size(model.heads * model.head_size), states(buffers.states),
+          embedded(buffers.embedded), qkv(buffers.qkv), attended(buffers.attended),
+          gated(buffers.gated), delta(buffers.delta), shared(buffers.inputs) {
         fit(states, model.hidden);
+        if (model.embedding_norm) fit(embedded, model.hidden);
         fit(qkv, qkv_size());
         fit(attended, attended_size);
         fit(gated, model.intermediate);
@@ -50,10 +51,20 @@ struct Forward final : Job {
     size_t qkv_size() const { return (model.heads + 2 * model.kv_heads) * model.head_size; }
     int group_size() const { return model.heads / model.kv_heads; }
 
-    void embed(int token) {
-        float* out = &states[token * model.hidden];
+    void embed(int token, float* out) const {
         for (int i = 0; i < model.hidden; ++i)
             out[i] = number(model.embedding, step.ids()[token], i) * model.embedding_multiplier;
+    }
+
+    // A model begins with a token's embedding; a head reads that beside a state that comes in.
+    void begin(int token) {
+        const int64_t size = model.hidden;
+        float* state = &states[token * size];
+        if (!model.embedding_norm) return embed(token, state);
+        float* embedding = &embedded[token * size];
+        embed(token, embedding);
+        normalise(embedding, size, model.embedding_norm, embedding);
+        normalise_or_copy(step.states_in + token * size, size, model.residual_norm, state);
     }
 
     // May be in place.
@@ -63,6 +74,11 @@ struct Forward final : Job {
         const float scale = 1.0f / std::sqrt(sum(squares) / size + model.epsilon);
         for (int i = 0; i < size; i += LANES)
             store(out + i, load(from + i) * scale * load(weight + i));
+    }
+
+    void normalise_or_copy(const float* from, int64_t size, const float* weight, float* out) const {
+        if (weight) return normalise(from, size, weight, out);
+        std::copy(from, from + size, out);
     }
 
     const Matrix& matrix(Kind product, const Layer& layer) const {
@@ -91,12 +107,19 @@ struct Forward final : Job {
         if (product == DENSE) return out.put(type, row, &attended[(size_t)row * attended_size]);
         if (product == DOWN) return out.put(type, row, &gated[(size_t)row * model.intermediate]);
         static thread_local std::vector<float> normal;
-        normal.resize(model.hidden);
+        normal.resize(2 * model.hidden);
         const int token = product == SCORE ? step.rows()[row] : row;
+        const float* state = &states[token * model.hidden];
+        if (product == QKV && model.embedding_norm) {
+            const float* embedding = &embedded[token * model.hidden];
+            std::copy(embedding, embedding + model.hidden, normal.data());
+            normalise_or_copy(state, model.hidden, layer.input_norm, &normal[model.hidden]);
+            return out.put(type, row, normal.data());
+        }
         const float* weight = product == SCORE   ? model.norm
                               : product == QKV ? layer.input_norm
                                                : layer.post_norm;
-        normalise(&states[token * model.hidden], model.hidden, weight, normal.data());
+        normalise(state, model.hidden, weight, normal.data());
         out.put(type, row, normal.data());
     }
 
@@ -362,7 +385,7 @@ struct Forward final : Job {
         const Layer& layer = model.layers[program[phase].layer];
         switch (program[phase].kind) {
             case EMBED:
-                for (int token = from; token < to; ++token) embed(token);
+                for (int token = from; token < to; ++token) begin(token);
                 break;
             case PREPARE:
                 for (int row = from; row < to; ++row)
