@@ -1,4 +1,4 @@
-"""The forward of EAGLE-3 heads, compiled: as a reference in float64 that shares no code."""
+"""The forward of EAGLE-3 heads, compiled and in PyTorch, beside a reference in float64."""
 
 from __future__ import annotations
 
@@ -6,12 +6,31 @@ import functools
 
 import numpy as np
 import pytest
+import torch
 
-from tests.support.compiled import config_of, native_of, needs_compiler, weights_of
+from tests.support.compiled import (
+    CPU,
+    arrays,
+    config_of,
+    native_of,
+    needs,
+    needs_compiler,
+    weights_in,
+    weights_of,
+)
 from tests.support.heads import MUTANTS, Reference, Text, eagle_config, random_head
+from trtla.errors import UsageError
+from trtla.formats.blocks import BlockTensor
+from trtla.runtime.device import Device
 from trtla.runtime.models.heads.head_model import ROW, HeadFeed
+from trtla.runtime.models.heads.load_head import load_head
 from trtla.runtime.models.heads.native_head import NativeHead
+from trtla.runtime.models.heads.panels import WeightTypes, rounded
+from trtla.runtime.models.heads.tensor_head import Ends, TensorHead
 from trtla.runtime.models.kv_cache import SlotTable
+from trtla.runtime.models.layers import Linear
+from trtla.runtime.models.llama import LlamaModel
+from trtla.runtime.models.tensors import numbers
 from trtla.runtime.threads import num_threads, set_threads
 
 BOTH = ("lm_head", "embedding")
@@ -139,6 +158,9 @@ def error(found, wanted, rough_sum=False):
     return worst
 
 
+EMBEDDING, LM_HEAD = "transformer.vocab_embedding.weight", "lm_head.weight"
+
+
 @functools.cache
 def target():
     return native_of(config_of(), weights_of(config_of()))
@@ -146,23 +168,124 @@ def target():
 
 def ends():
     weights = dict(weights_of(config_of()))
-    return [weights[name] for name in ("transformer.vocab_embedding.weight", "lm_head.weight")]
+    return [weights[name] for name in (EMBEDDING, LM_HEAD)]
+
+
+def compiled(head):
+    return NativeHead(head, head.config, target())
+
+
+def in_float64(head):
+    embedding, lm_head = (end.double() for end in ends())
+    given = Ends(embedding, Linear.of(lm_head))
+    return TensorHead(head, head.config, given, torch.float64, CPU)
 
 
 @needs_compiler
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_compiled_head_follows_the_formulas(kind):
+def test_both_forwards_follow_the_formulas(kind):
     head = head_of(**KINDS[kind])
-    found = by_model(NativeHead(head, head.config, target()), head.config)
-    assert error(found, by_reference(head, ends()), rough_sum=True) < 1e-4
+    wanted = by_reference(head, ends())
+    assert error(by_model(in_float64(head), head.config), wanted) < 1e-10
+    assert error(by_model(compiled(head), head.config), wanted, rough_sum=True) < 1e-4
 
 
 @needs_compiler
 @pytest.mark.parametrize("mutant", [*MUTANTS, "pairs"])
 def test_every_mutant_of_the_formulas_is_seen(mutant):
     head = head_of()
-    found = by_model(NativeHead(head, head.config, target()), head.config)
-    assert error(found, by_reference(head, ends(), mutant), rough_sum=True) > 0.05
+    wrong = by_reference(head, ends(), mutant)
+    assert error(by_model(in_float64(head), head.config), wrong) > 0.05
+    assert error(by_model(compiled(head), head.config), wrong, rough_sum=True) > 0.05
+
+
+def rounded_reference(head, target, weights):
+    """The reference with the numbers of the weights as they are rounded."""
+    types = WeightTypes(target.layer_type, target.ends[1].stored)
+    tensors = {}
+    for name in head.tensors:
+        weight = head.tensor(name)
+        if weight.ndim == 2:
+            found = rounded(weight, name, types.of(name, weight.shape[1]))
+            tensors[name] = found.dequantize() if isinstance(found, BlockTensor) else found
+    given = [numbers(weights[name]) for name in (EMBEDDING, LM_HEAD)]
+    return functools.partial(by_reference, head, given, tensors=tensors)
+
+
+INT8_ERROR = 0.5
+"""The most by which activations of 8 bits are wrong; a mutant is wrong by more than 10."""
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("kind", "own"), [("Q4_0", "Q4_0"), ("Q4_1", "Q8_0"), ("Q8_G64", "Q8_G64"), ("", "bfloat16")]
+)
+def test_weights_are_of_the_targets_type_where_the_project_rounds_to_it(kind, own):
+    dtype = torch.float32 if kind else torch.bfloat16
+    needs(dtype)
+    config = config_of(intermediate_size=128)
+    weights = dict(
+        weights_in(config, lambda _: kind) if kind else arrays(weights_of(config, dtype))
+    )
+    model, head = native_of(config, weights.items(), dtype), head_of(intermediate_size=128)
+    found = NativeHead(head, head.config, model)
+    assert {one.stored for one in found._panels.matrices.values()} == {own}
+    wanted = rounded_reference(head, model, weights)()
+    assert error(by_model(found, head.config), wanted, rough_sum=True) < INT8_ERROR
+
+
+@needs_compiler
+def test_sizes_that_no_block_divides_are_bfloat16():
+    config = config_of(intermediate_size=128)
+    model = native_of(config, weights_in(config, lambda _: "Q4_0"))
+    head = head_of()  # its intermediate size is 112
+    found = NativeHead(head, head.config, model)._panels.matrices
+    assert {name for name, one in found.items() if one.stored == "bfloat16"} == {"down"}
+
+
+def loaded(head, target, dtype="float32", config=None):
+    return load_head(head, target, config or config_of(), dtype, Device("cpu"))
+
+
+@needs_compiler
+def test_a_head_is_compiled_where_its_target_is_and_registers_are_filled():
+    whole, odd = head_of(), head_of(intermediate_size=111, vocab_size=75, own=())
+    assert isinstance(loaded(whole, target()), NativeHead)
+    found = loaded(odd, target())
+    assert isinstance(found, TensorHead)
+    assert error(by_model(found, odd.config), by_reference(odd, ends())) < 1e-4
+    plain = LlamaModel(config_of(), arrays(weights_of(config_of())), torch.float32, CPU)
+    shared = head_of(vocab_size=75, own=())
+    found = loaded(shared, plain)
+    assert isinstance(found, TensorHead)
+    assert error(by_model(found, shared.config), by_reference(shared, ends())) < 1e-4
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"target_hidden_size": 96}, "models of hidden size 96; that of this one is 64"),
+        ({"hidden_size": 96}, "has no embedding, and that of its model does not fit"),
+        ({"own": ("embedding",)}, "has no lm_head, and that of its model does not fit"),
+    ],
+)
+def test_a_head_that_does_not_fit_its_target_is_refused(keys, message):
+    with pytest.raises(UsageError, match=message):
+        loaded(head_of(**keys), target())
+    other = config_of(vocab_size=80)
+    with pytest.raises(UsageError, match="models of vocabulary size 75; that of this one is 80"):
+        loaded(head_of(), target(), config=other)
+
+
+@needs_compiler
+def test_both_describe_their_sizes_alike():
+    head = head_of()
+    ours, theirs = loaded(head, target()), in_float64(head)
+    assert ours.taps == theirs.taps == (0, 1, 2)
+    assert theirs.block_bytes == 2 * ours.block_bytes == 2 * 32 * 2 * 2 * 32 * 4
+    own, padding = theirs.weight_bytes // 8, 64 * 2 * 64  # last panels are not full
+    assert 4 * own <= ours.weight_bytes <= 4 * (own + padding)
 
 
 def rows_of(model, cache, feeds):

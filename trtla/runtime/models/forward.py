@@ -45,6 +45,8 @@ class Model(ABC, Generic[CacheT]):
 
     fast: bool = False
     """True if steps run through CUDA graphs over pages, which `cuda_check` has tested."""
+    is_part: bool = False
+    """True for one rank's part of a model."""
     taps: tuple[int, ...] = ()
     """Layers of a Llama whose output drafters see, for trained heads; set before it is run."""
     graphs: str = ""

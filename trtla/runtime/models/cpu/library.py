@@ -134,6 +134,7 @@ _CALLS: Calls = {
     "trtla_has_bfloat16_products": (c_int64, ()),
     "trtla_forward": (None, (POINTER(NativeModel), POINTER(NativeStep))),
     "trtla_multiply": (None, (POINTER(Matrix), c_void_p, c_int64, c_void_p, c_int64)),
+    "trtla_numbers": (None, (POINTER(Matrix), c_int64, c_void_p)),
     "trtla_most_probable": (c_int64, (c_void_p, c_int64)),
     "trtla_draw": (c_int64, (c_void_p, c_int64, POINTER(c_double), c_double, c_int64)),
     "trtla_filters": (c_char_p, ()),
@@ -153,7 +154,8 @@ class NativeLibrary:
         declare(library, _CALLS, short)
         self.forward, self.draw = library.trtla_forward, library.trtla_draw
         self.most_probable, self.top_rows = library.trtla_most_probable, library.trtla_top_rows
-        self.masked, self._multiply = library.trtla_masked, library.trtla_multiply
+        self.masked = library.trtla_masked
+        self._multiply, self._numbers = library.trtla_multiply, library.trtla_numbers
         self._pack, self._panel_bytes = library.trtla_pack, library.trtla_panel_bytes
         self.filters = tuple(library.trtla_filters().decode().split())
         """The filters of `draw`, in its order, by the names of `SamplingParams`."""
@@ -169,6 +171,12 @@ class NativeLibrary:
         out = np.empty((len(rows), matrix.outputs), np.float32)
         if len(rows):
             self._multiply(matrix, address(rows), len(rows), address(out), num_threads())
+        return out
+
+    def numbers(self, matrix: Matrix) -> ndarray:
+        """The numbers of a packed weight, float32 [outputs, inputs]."""
+        out = np.empty((matrix.outputs, matrix.inputs), np.float32)
+        self._numbers(matrix, matrix.outputs, address(out))
         return out
 
     def panel_bytes(self, kind: int, inputs: int) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -106,6 +106,7 @@ class NativeLlama(Model[HostCache]):
         shared: SharedMemory | None = None,
     ) -> None:
         self.config, self.dtype, self._shared, self._panels = config, dtype, shared, panels
+        self.is_part = shared is not None
         self._cache_type = "int8" if int8_cache else dtype
         self._library = native.library()
         self._chooser = native.RowChooser()
@@ -190,11 +191,14 @@ class NativeLlama(Model[HostCache]):
         return super().weight_type if self.config.fp8 else self._stored_types[0]
 
     @property
+    def layer_type(self) -> str:
+        """The type of most weights of its layers, as they are stored."""
+        matrices = self._panels.matrices.items()
+        return _types([one for name, one in matrices if name not in (EMBEDDING, LM_HEAD)])[0]
+
+    @property
     def _stored_types(self) -> list[str]:
-        sizes: Counter[str] = Counter()
-        for matrix in self._panels.matrices.values():
-            sizes[matrix.stored] += matrix.weight.nbytes
-        return [kind for kind, _ in sizes.most_common()]
+        return _types(self._panels.matrices.values())
 
     @property
     def cache_type(self) -> str:
@@ -278,6 +282,14 @@ class NativeLlama(Model[HostCache]):
         self._logits, self._step.logits = logits, address(logits)
         self._parts: dict[int, ndarray] = {}
         """Its first rows, by how many these are."""
+
+
+def _types(matrices: Iterable[Packed]) -> list[str]:
+    """The types that matrices are stored in, those of most bytes first."""
+    sizes: Counter[str] = Counter()
+    for matrix in matrices:
+        sizes[matrix.stored] += matrix.weight.nbytes
+    return [kind for kind, _ in sizes.most_common()]
 
 
 def _exchange(shared: SharedMemory, outputs: int) -> native.Exchange:

@@ -10,8 +10,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 from numpy import ndarray
 
+from trtla.formats.heads.head import EagleConfig, Head
 from trtla.runtime.models.kv_cache import KVCache, SlotTable
 
 ROW = 16
@@ -34,15 +36,17 @@ class HeadFeed(NamedTuple):
 
 
 class HeadRows(NamedTuple):
-    """The predictions of the last pair of each feed; the next forward may overwrite them."""
+    """The predictions of the last pair of each feed; the next forward may overwrite `logs`."""
 
     ids: ndarray
     """int32 [feeds, ROW]: the target's ids of the most probable tokens, best first; -1 behind the
     last one."""
     logs: ndarray
-    """Logarithms of their probabilities in the draft vocabulary at temperature 1, float32."""
+    """Logarithms of their probabilities in the draft vocabulary at temperature 1, float32; those of
+    a row may all be wrong by the same, up to 0.03. -infinity behind the last one."""
     states: ndarray
-    """Float32 [feeds, hidden size]: what a pair of a drafted token takes as its state."""
+    """Float32 [feeds, hidden size], which a pair of a drafted token takes; float64 of a head that
+    computes in it."""
 
 
 class HeadModel(ABC):
@@ -72,3 +76,9 @@ class HeadModel(ABC):
     @abstractmethod
     def forward(self, feeds: Sequence[HeadFeed], cache: KVCache) -> HeadRows:
         """Write the pairs' keys and values, and predict from the last pair of each feed."""
+
+
+def target_ids(head: Head, config: EagleConfig) -> ndarray:
+    """The target's token of each of the draft vocabulary, int32; behind them -1, which stays -1."""
+    own = np.arange(config.layer.vocab_size) if head.target_ids is None else head.target_ids
+    return np.append(own, -1).astype(np.int32)

@@ -20,7 +20,7 @@ from trtla.runtime.models.cpu import library as native
 from trtla.runtime.models.cpu.llama import HostCache, NativeLlama, attention_scale, size_problem
 from trtla.runtime.models.cpu.packing import EMBEDDING, LM_HEAD
 from trtla.runtime.models.heads import panels as names
-from trtla.runtime.models.heads.head_model import ROW, HeadFeed, HeadModel, HeadRows
+from trtla.runtime.models.heads.head_model import ROW, HeadFeed, HeadModel, HeadRows, target_ids
 from trtla.runtime.models.kv_cache import KVCache, block_bytes
 from trtla.runtime.models.rotary import RotaryTable
 from trtla.runtime.threads import num_threads
@@ -39,19 +39,20 @@ class NativeHead(HeadModel):
 
     Args:
         config: of the head.
-        target: the model that it drafts for, whose type of activations it has.
+        target: the model that it drafts for, whose types of weights and activations it has.
     """
 
     def __init__(self, head: Head, config: EagleConfig, target: NativeLlama) -> None:
         self.taps, self.config, self._layer_config = config.taps, config, config.layer
         self._dtype, self._library = target.dtype, native.library()
-        self._panels = names.pack_head(head, config, target.dtype)
+        types = names.WeightTypes(target.layer_type, target.ends[1].stored)
+        self._panels = names.pack_head(head, config, types, target.dtype)
         self._matrices = dict(zip((EMBEDDING, LM_HEAD), target.ends, strict=True))
         """The target's where the head has none of its own; they live as long as this."""
         self._matrices.update(self._panels.matrices)
         self._fc = self._matrices[names.FC].matrix
         self._chooser, self._rotary = native.RowChooser(), RotaryTable(config.layer)
-        self._target_ids = _target_ids(head, config)
+        self._target_ids = target_ids(head, config)
         self._model, self._step = self._described(), native.NativeStep()
         self._describe_step()
         self._arguments = ctypes.byref(self._model), ctypes.byref(self._step)
@@ -186,9 +187,3 @@ class NativeHead(HeadModel):
         if rows not in self._rows:
             self._rows[rows] = self._logits[:rows]
         return self._rows[rows]
-
-
-def _target_ids(head: Head, config: EagleConfig) -> ndarray:
-    """The target's id of each id of the draft vocabulary, int32; at its end, for -1, is -1."""
-    own = np.arange(config.layer.vocab_size) if head.target_ids is None else head.target_ids
-    return np.append(own, -1).astype(np.int32)

@@ -48,3 +48,10 @@ EXPORTED void trtla_multiply(const Matrix* matrix, const float* rows, int64_t nu
     Multiply job(*matrix, rows, num_rows, out, threads, inputs);
     Team::shared().run(job, threads);
 }
+
+// Rows of the weight itself, [num_outputs][inputs], from output 0 on.
+EXPORTED void trtla_numbers(const Matrix* matrix, int64_t num_outputs, float* out) {
+    for (int64_t output = 0; output < num_outputs; ++output)
+        for (int64_t input = 0; input < matrix->inputs; ++input)
+            *out++ = number(*matrix, output, input);
+}
