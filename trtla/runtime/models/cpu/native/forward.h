@@ -89,7 +89,14 @@ struct Forward final : Job {
                                   : layer.gate_up;
     }
 
-    int rows(Kind product) const { return product == SCORE ? step.num_rows : step.tokens; }
+    // Whether a product is only for the step's rows: of a head all are but keys and values.
+    bool of_rows(Kind product) const {
+        return product == SCORE || (model.embedding_norm && product != QKV);
+    }
+    int rows(Kind product) const { return of_rows(product) ? step.num_rows : step.tokens; }
+    int64_t token_of(Kind product, int row) const {
+        return of_rows(product) ? step.rows()[row] : row;
+    }
 
     // Whether a product's inputs are so few that each thread makes them for itself.
     bool few(Kind product) const {
@@ -104,11 +111,11 @@ struct Forward final : Job {
     // Makes the inputs of a product from one of its rows.
     void prepare(Kind product, const Layer& layer, int row, Operand& out) const {
         const Type type = matrix(product, layer).type;
-        if (product == DENSE) return out.put(type, row, &attended[(size_t)row * attended_size]);
+        const int64_t token = token_of(product, row);
+        if (product == DENSE) return out.put(type, row, &attended[token * attended_size]);
         if (product == DOWN) return out.put(type, row, &gated[(size_t)row * model.intermediate]);
         static thread_local std::vector<float> normal;
         normal.resize(2 * model.hidden);
-        const int token = product == SCORE ? step.rows()[row] : row;
         const float* state = &states[token * model.hidden];
         if (product == QKV && model.embedding_norm) {
             const float* embedding = &embedded[token * model.hidden];
@@ -193,16 +200,20 @@ struct Forward final : Job {
         }
     }
 
+    // Fed tokens whose queries attend, the last ones: of a head only the step's rows.
+    int asking(const Sequence& sequence) const { return model.embedding_norm ? 1 : sequence.count; }
+
     // Attention of QUERIES queries of one K/V head, `first` on; a row has `group_size` of them.
     void attend_from(int layer, const Sequence& sequence, const std::vector<View>& views,
                      int kv_head, int first, Scores& scores) {
-        const int queries_in_all = sequence.count * group_size(), size = model.head_size;
+        const int queries_in_all = asking(sequence) * group_size(), size = model.head_size;
+        const int skipped = sequence.count - asking(sequence);
         const float* queries[QUERIES];
         const View* seen[QUERIES];
         float* outs[QUERIES];
         const int several = std::min(QUERIES, queries_in_all - first);
         for (int q = 0; q < several; ++q) {
-            const int row = (first + q) / group_size(), token = sequence.first + row;
+            const int row = skipped + (first + q) / group_size(), token = sequence.first + row;
             const int index = kv_head * group_size() + (first + q) % group_size();
             queries[q] = head(token, index);
             seen[q] = &views[row];
@@ -236,7 +247,7 @@ struct Forward final : Job {
 
     // Pieces of QUERIES queries of a K/V head.
     int attentions(const Sequence& sequence) const {
-        return (sequence.count * group_size() + QUERIES - 1) / QUERIES * model.kv_heads;
+        return (asking(sequence) * group_size() + QUERIES - 1) / QUERIES * model.kv_heads;
     }
 
     void attend_some(int layer, int from, int to) {
@@ -252,9 +263,9 @@ struct Forward final : Job {
             });
     }
 
-    void add_to_states(const Operand& x, const Matrix& matrix, int from, int to) {
-        matmul(x, matrix, from, to, [&](int token, int panel, const float* products) {
-            float* out = &states[token * model.hidden + panel * WIDTH];
+    void add_to_states(Kind product, const Operand& x, const Matrix& matrix, int from, int to) {
+        matmul(x, matrix, from, to, [&](int row, int panel, const float* products) {
+            float* out = &states[token_of(product, row) * model.hidden + panel * WIDTH];
             const int width = std::min<int>(WIDTH, model.hidden - panel * WIDTH);
             for (int i = 0; i < width; ++i) out[i] += products[i] * model.residual_multiplier;
         });
@@ -287,7 +298,7 @@ struct Forward final : Job {
             return write(part, inputs(phase), matrix, from, to);
         }
         if (adds_later(product, layer)) return write(delta.data(), inputs(phase), matrix, from, to);
-        add_to_states(inputs(phase), matrix, from, to);
+        add_to_states(product, inputs(phase), matrix, from, to);
     }
 
     // Adds what all ranks have of a product, and what happens to all of it first.
@@ -313,9 +324,9 @@ struct Forward final : Job {
     }
 
     void gate(const Operand& x, const Matrix& matrix, int from, int to) {
-        matmul(x, matrix, from, to, [&](int token, int panel, const float* products) {
+        matmul(x, matrix, from, to, [&](int row, int panel, const float* products) {
             const Floats gate = load(products), up = load(products + LANES);
-            float* out = &gated[(size_t)token * model.intermediate + panel * LANES];
+            float* out = &gated[(size_t)row * model.intermediate + panel * LANES];
             store(out, activate(gate) * up);
         });
     }

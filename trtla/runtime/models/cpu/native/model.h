@@ -32,7 +32,8 @@ struct Model {
     float attention_scale;  // of scores
     float embedding_multiplier, residual_multiplier, logits_scaling;
     Activation activation;
-    // A head's, whose layer reads [normalised embedding; normalised state]; null: it is a model.
+    // A head's, whose layer reads [normalised embedding; normalised state]; null: it is a model. A
+    // head's rows are the last tokens of its sequences: the others only write keys and values.
     const float* embedding_norm;
     const float* residual_norm;  // of a head's states before they are its residual; or null
 };
