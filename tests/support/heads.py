@@ -10,11 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import torch
 from numpy import ndarray
 from safetensors.torch import save_file
 
+from tests.support.gguf_models import llama3_factors
 from tests.support.head_sizes import EagleSizes, MedusaSizes
 from trtla.formats.config import CheckpointConfig
 
@@ -51,6 +53,7 @@ _GGUF = {
     "lm_head": "output",
     "embedding": "token_embd",
 }
+_GGUF_TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0"}
 _MEDUSA = {
     "medusa": ("{k}.{b}.linear", "{k}.{n}"),
     "medusa-pt": ("{k}.{b}.linear", "{k}.{n}"),
@@ -98,6 +101,52 @@ def write_head(
     (path / "config.json").write_text(json.dumps(config))
     _write_tensors(path, style, stored)
     return path
+
+
+def head_path(folder: Path, style: str) -> Path:
+    """The path of a head in a folder."""
+    return folder / ("head.gguf" if style == "gguf" else "head")
+
+
+def edit(**values: Any) -> Change:
+    """Set keys of config.json; None removes one; a dotted name is below another."""
+
+    def change(config: dict[str, Any], _: dict[str, Any]) -> None:
+        for key, value in values.items():
+            *outer, last = key.split("__")
+            place = config
+            for name in outer:
+                place = place[name]
+            place[last] = value
+            if value is None:
+                del place[last]
+
+    return change
+
+
+def tensors(**values: Any) -> Change:
+    """Set tensors; None removes one, a function changes one."""
+
+    def change(_: dict[str, Any], stored: dict[str, Any]) -> None:
+        for key, value in values.items():
+            name = key.replace("__", ".")
+            if value is None:
+                del stored[name]
+            else:
+                stored[name] = value(stored[name]) if callable(value) else value
+
+    return change
+
+
+def at(index: int, value: Any) -> Callable[[Any], Any]:
+    """A function that sets one number of a tensor."""
+
+    def change(tensor: Any) -> Any:
+        tensor = tensor.clone() if isinstance(tensor, torch.Tensor) else tensor.copy()
+        tensor.reshape(-1)[index] = value
+        return tensor
+
+    return change
 
 
 def _stored(array: ndarray, kind: torch.dtype) -> torch.Tensor:
@@ -216,8 +265,6 @@ def _medusa_tensors(heads: MedusaSizes, style: str) -> dict[str, ndarray]:
 
 def _write_gguf(head: EagleSizes, path: Path, dtype: str, change: Change | None) -> Path:
     """Write a file as llama.cpp's converter does."""
-    import gguf
-
     metadata = {
         "block_count": 1,
         "context_length": 2048,
@@ -242,6 +289,9 @@ def _write_gguf(head: EagleSizes, path: Path, dtype: str, change: Change | None)
         name = f"blk.0.attn_{letter}.weight"
         pairs = tensors[name].reshape(count, 2, -1, tensors[name].shape[1]).swapaxes(1, 2)
         tensors[name] = np.ascontiguousarray(pairs.reshape(tensors[name].shape))
+    if head.rope_scaling is not None:
+        rope = {**head.rope_scaling, "rope_theta": head.rope_theta}
+        tensors["rope_freqs.weight"] = llama3_factors(rope, head.head_size)
     if head.target_ids is not None:
         tensors["d2t"] = head.target_ids
     if change is not None:
@@ -250,7 +300,7 @@ def _write_gguf(head: EagleSizes, path: Path, dtype: str, change: Change | None)
     add = {int: writer.add_uint32, float: writer.add_float32, bool: writer.add_bool}
     for key, value in metadata.items():
         add.get(type(value), writer.add_array)(f"eagle3.{key}", value)
-    kind = gguf.GGMLQuantizationType[{"float32": "F32"}.get(dtype, dtype.upper())]
+    kind = gguf.GGMLQuantizationType[_GGUF_TYPES[dtype]]
     for name, array in tensors.items():
         plain = array.ndim < 2 or array.dtype != np.float32
         if plain or kind == gguf.GGMLQuantizationType.F32:
