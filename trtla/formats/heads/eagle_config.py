@@ -37,6 +37,8 @@ _FIXED = {
 }
 """Keys that a head may have with one value alone."""
 _WINDOW = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
+_NOT_LLAMAS = (*_WINDOW, DRAFT_VOCABULARY)
+"""Keys of a head that the config.json of a Llama does not have."""
 _TYPES = (None, "llama", "mistral", "qwen2", "qwen3", "eagle", "eagle3")
 """Values of `model_type` whose layers differ from Llama's in tensors alone, if at all."""
 _OWN_FEEDBACK = ("LlamaForCausalLM", "LlamaForCausalLMEagle3")
@@ -189,7 +191,9 @@ def _json(value: object) -> str:
 def _layer(keys: _Keys, draft: int) -> CheckpointConfig:
     """The head's layer as a Llama of its draft vocabulary."""
     window = _window(keys)
-    data = {key: value for key, value in keys.layer.items() if key not in _WINDOW}
+    data = {
+        key: value for key, value in keys.layer.items() if key not in (*_WINDOW, DRAFT_VOCABULARY)
+    }
     data |= {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": draft}
     data |= {"num_hidden_layers": 1}
     layer, _ = parse_hf_config(data, keys.where)
