@@ -148,6 +148,13 @@ class DrafterSettings:
         check_used([result])
         return result
 
+    def without_lookahead(self) -> DrafterSettings:
+        """The same without lookahead, and without a head that is named beside it."""
+        if "lookahead" not in self.drafter:
+            return self
+        names = [name for name in self.drafter if name not in ("lookahead", self.head_name)]
+        return replace(self, drafter=tuple(names) or ("none",))
+
     @property
     def name(self) -> str:
         return ",".join(self.drafter)

@@ -156,6 +156,11 @@ class ExecutorOptions:
         "Further trained heads of the model that requests name as head:PATH (torch).",
         single=False,
     )
+    find_head: bool | None = option(
+        None,
+        "Draft by a trained head that lies beside the model (torch); None: if no drafter is named.",
+        single=False,
+    )
     head_layers: tuple[str, ...] | None = option(
         None,
         "Numbers of layers that ran before the states that a trained head reads, if its files name "
@@ -208,6 +213,10 @@ class ExecutorOptions:
     def triple(self) -> LookaheadConfig | None:
         """The default triple of requests; None: the engine's own, of auto too."""
         return None if self.lookahead == "auto" else self.lookahead
+
+    @property
+    def finds_head(self) -> bool:
+        return self.drafter is LOOKAHEAD if self.find_head is None else self.find_head
 
     @property
     def boundaries(self) -> tuple[int, ...] | None:

@@ -160,7 +160,8 @@ def check_model(
 
         check_folder(Path(saved), "--save-corpus")
         check_replaced(Path(saved))
-    options = replace(options, draft_models=tuple(models), heads=tuple(heads))
+    found = not flags.given.explicit("drafter")
+    options = replace(options, draft_models=tuple(models), heads=tuple(heads), find_head=found)
     return replace(flags, options=options)
 
 

@@ -67,13 +67,13 @@ class Drafters(DrafterFactory):
         if request.space:
             return self._of(request.space)(lookahead, replace(request, space=0))
         settings = self._limits.drafter_of(request)
-        names = settings.drafter
         if lookahead.is_autoregressive and not request.adaptive:
-            names = tuple(name for name in names if name != "lookahead")
+            settings = settings.without_lookahead()
+        names = settings.drafter
         several = len(names) > 1 or settings.head is not None
         if several or (request.adaptive and names != ("none",)):
             return self._drafts_of_all(lookahead, request, settings)
-        return self._make(names[0], lookahead, request, settings) if names else NoDrafter()
+        return self._make(names[0], lookahead, request, settings)
 
     def reset(self) -> None:
         for model in self._models.values():
