@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from trtla.errors import UsageError, named
+from trtla.errors import UsageError
 from trtla.formats.engine import EncoderDecoder, Engine
 from trtla.formats.heads.beside import head_beside
 from trtla.formats.heads.reading import read_head
@@ -32,7 +32,7 @@ def with_found_head(engine: Engine, options: ExecutorOptions) -> ExecutorOptions
     except UsageError as error:
         _note(f"the head beside the model does not draft: {error.message}")
         return options
-    _note(f"the trained head {path} drafts; {named('drafter')} lookahead goes without")
+    _note(f"the trained head {path} drafts; the drafter lookahead goes without")
     drafter = DrafterSettings((*LOOKAHEAD.drafter, f"{HEAD_PREFIX}{path}"))
     return replace(options, drafter=drafter)
 

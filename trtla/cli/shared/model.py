@@ -160,7 +160,7 @@ def check_model(
 
         check_folder(Path(saved), "--save-corpus")
         check_replaced(Path(saved))
-    found = not flags.given.explicit("drafter")
+    found = not (flags.given.explicit("drafter") or getattr(flags, "no_lookahead", False))
     options = replace(options, draft_models=tuple(models), heads=tuple(heads), find_head=found)
     return replace(flags, options=options)
 
