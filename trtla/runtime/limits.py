@@ -61,6 +61,8 @@ class ExecutorLimits:
     """The drafter of requests that name none."""
     draft_models: tuple[str, ...] = ()
     """Draft models that requests may name as draft:PATH."""
+    heads: tuple[str, ...] = ()
+    """Trained heads that requests may name as head:PATH."""
     shares_blocks: bool = False
     """True if K/V blocks are always shared, so that no request can be private."""
     larger_triples: str = REBUILD
@@ -210,6 +212,12 @@ class ExecutorLimits:
                 f"{request.label} asks for the draft model {settings.draft_model}, which is not "
                 "loaded",
                 "name it when the model is opened: LLM(..., draft_models=[...])",
+                "drafter",
+            )
+        if settings.head not in (None, *self.heads):
+            raise UsageError(
+                f"{request.label} asks for the head {settings.head}, which is not loaded",
+                "name it when the model is opened: LLM(..., heads=[...])",
                 "drafter",
             )
         if settings.most_tokens > self.max_gamma:

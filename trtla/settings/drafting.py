@@ -19,18 +19,20 @@ from trtla.settings.lookahead import LookaheadConfig
 NgramKind = Literal["basic", "onelevel"]
 """Contexts that n-grams are stored by: every length below the order, or the longest alone."""
 
-DRAFT_PREFIX = "draft:"
+DRAFT_PREFIX, HEAD_PREFIX = "draft:", "head:"
 DRAFTERS = ("none", "lookahead", "ngram", "prompt-lookup")
-"""Names of drafters, beside `draft:PATH`."""
+"""Names of drafters, beside `draft:PATH` and `head:PATH`."""
 
-SOURCES = ("context", "expected", "requests", "window", "chain", "grammar", "recycling")
+SOURCES = ("context", "expected", "requests", "window", "chain", "grammar", "recycling", "head")
 """The sources of `auto`'s drafts: the request's own text, its expected output, texts of other
-requests, the lookahead window, further drafters, the request's grammar, and token recycling.
+requests, the lookahead window, further drafters, the request's grammar, token recycling, and a
+trained head.
 """
 PROPOSERS = (*SOURCES, "agreement")
 """Proposers of a node: a source, or a text and recycled logits that agree."""
 
-_NAMES = f"{', '.join(DRAFTERS)} or draft:PATH, or several with commas between"
+_NAMES = f"{', '.join(DRAFTERS)}, draft:PATH or head:PATH, or several with commas between"
+_PATHS = (DRAFT_PREFIX, HEAD_PREFIX)
 _MOST_TOKENS = 256  # far above any useful draft; keeps a typo from asking for gigabytes
 _LONGEST_ORDER = 32
 _MOST_FILLERS = 64
@@ -43,9 +45,10 @@ class DrafterSettings:
 
     drafter: tuple[str, ...] = option(
         ("lookahead",),
-        "What drafts: none, lookahead, ngram, prompt-lookup, or draft:PATH, a small model with the "
-        "same tokenizer. Several with commas between are sources of one tree: each proposes where "
-        "those before it have fewer than gamma tokens.",
+        "What drafts: none, lookahead, ngram, prompt-lookup, head:PATH (a trained head), or "
+        "draft:PATH (a small model). A small model needs the same tokenizer. Several with commas "
+        "between are sources of one tree: each proposes where those before it have fewer than "
+        "gamma tokens.",
         metavar="NAME,...",
         rule=_NAMES,
         commas=True,
@@ -123,13 +126,10 @@ class DrafterSettings:
         if not self.drafter:
             raise UsageError("no drafter is named", f"use {_NAMES}")
         for name in self.drafter:
-            if name == DRAFT_PREFIX or name == DRAFT_PREFIX[:-1]:
-                raise UsageError(
-                    f"drafter {name!r} names no draft model",
-                    "write draft:PATH, an engine or a Hugging Face folder with the same vocabulary",
-                )
-            if name not in DRAFTERS and not name.startswith(DRAFT_PREFIX):
-                guess = did_you_mean(name, (*DRAFTERS, DRAFT_PREFIX))
+            if f"{name.removesuffix(':')}:" in _PATHS:
+                raise _without_path(name)
+            if name not in DRAFTERS and not name.startswith(_PATHS):
+                guess = did_you_mean(name, (*DRAFTERS, *_PATHS))
                 raise UsageError(f"drafter {name!r} is not known", f"{guess}use {_NAMES}")
         kinds = [name.partition(":")[0] for name in self.drafter]
         for kind in kinds:
@@ -169,12 +169,36 @@ class DrafterSettings:
         return next((name.removeprefix(DRAFT_PREFIX) for name in names), None)
 
     @property
+    def head_name(self) -> str | None:
+        """The name `head:PATH`, if a trained head drafts."""
+        return next((name for name in self.drafter if name.startswith(HEAD_PREFIX)), None)
+
+    @property
+    def head(self) -> str | None:
+        """The path of the trained head that drafts."""
+        name = self.head_name
+        return None if name is None else name.removeprefix(HEAD_PREFIX)
+
+    @property
     def uses_lookahead(self) -> bool:
-        return "lookahead" in self.drafter
+        """True if lookahead drafts: it does beside a trained head."""
+        return "lookahead" in self.drafter or self.head is not None
 
     def max_draft_len(self, triple: LookaheadConfig) -> int:
         """Most tokens drafted in one step, by lookahead with this triple and all others."""
         return self.most_tokens + (triple.max_draft_len if self.uses_lookahead else 0)
+
+
+def _without_path(name: str) -> UsageError:
+    if name.startswith(HEAD_PREFIX[:-1]):
+        return UsageError(
+            f"drafter {name!r} names no trained head",
+            "write head:PATH, an EAGLE-3 head's folder or GGUF file",
+        )
+    return UsageError(
+        f"drafter {name!r} names no draft model",
+        "write draft:PATH, an engine or a Hugging Face folder with the same vocabulary",
+    )
 
 
 LOOKAHEAD = DrafterSettings()
@@ -268,7 +292,7 @@ class DraftOptions:
         SOURCES,
         "Sources of auto's drafts: prompt and output so far, the expected output, texts of other "
         "requests, the lookahead window, further drafters, tokens that a grammar forces or allows, "
-        "and token recycling (likely tokens of earlier logits).",
+        "token recycling (likely tokens of earlier logits), and a trained head.",
         metavar="|".join(SOURCES),
         rule=f"some of {', '.join(SOURCES)}, with commas between",
         commas=True,

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from trtla.errors import UsageError, named
 from trtla.files import read_text
 from trtla.settings.drafting import LOOKAHEAD, DrafterSettings, DraftOptions, drafter_of
-from trtla.settings.fields import check, option, shown
+from trtla.settings.fields import check, declared, option, shown, wrong
 from trtla.settings.lookahead import Lookahead, LookaheadConfig, check_lookahead
 from trtla.settings.messages import NO_VARIABLES, Variables, check_variables
 
@@ -151,6 +151,20 @@ class ExecutorOptions:
         "Further engines or Hugging Face folders that requests name as draft:PATH (torch).",
         single=False,
     )
+    heads: Sequence[str] = option(
+        (),
+        "Further trained heads of the model that requests name as head:PATH (torch).",
+        single=False,
+    )
+    head_layers: tuple[str, ...] | None = option(
+        None,
+        "Numbers of layers that ran before the states that a trained head reads, if its files name "
+        "none, or others.",
+        metavar="LOW,MIDDLE,HIGH",
+        rule="rising whole numbers with commas between, such as 2,16,29",
+        shown="those of its files",
+        commas=True,
+    )
     draft_device: str | None = option(None, "Where draft models run.", shown="--device")
     draft_dtype: str | None = option(
         None, "Type that draft models compute in; auto is their own.", shown="--dtype"
@@ -194,6 +208,17 @@ class ExecutorOptions:
     def triple(self) -> LookaheadConfig | None:
         """The default triple of requests; None: the engine's own, of auto too."""
         return None if self.lookahead == "auto" else self.lookahead
+
+    @property
+    def boundaries(self) -> tuple[int, ...] | None:
+        """`head_layers` as numbers; None: those of a head's files."""
+        if self.head_layers is None:
+            return None
+        layers = [int(text) for text in self.head_layers if text.isdecimal()]
+        if len(layers) < len(self.head_layers) or sorted({*layers}) != layers or 0 in layers:
+            rule = declared(ExecutorOptions)["head_layers"].rule
+            raise wrong("head_layers", ",".join(self.head_layers), rule)
+        return tuple(layers)
 
     @property
     def template(self) -> str | None:

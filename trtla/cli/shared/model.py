@@ -140,7 +140,8 @@ def check_model(
 ) -> Flags:
     """Check a model's options against its folder, without loading it.
 
-    Triples and drafters are those of requests. Returns the flags with all draft models."""
+    Triples and drafters are those of requests. Returns the flags with all draft models and
+    heads."""
     options, model = flags.options, model_at(flags.engine_dir)
     if model.kind == "checkpoint":
         from trtla.formats.engine import check_is_engine
@@ -150,6 +151,7 @@ def check_model(
     check_triples(flags.engine_dir, options.lookahead, triples)
     named = [("--drafter", options.drafter), *drafters]
     models = check_drafters(flags.engine_dir, named, options)
+    heads = check_heads(flags.engine_dir, named, options)
     saved = getattr(flags, "save_corpus", None)
     if (options.corpus or saved) and is_trtllm(flags.engine_dir):
         raise refuse_texts(flags.engine_dir, "a corpus")
@@ -158,7 +160,8 @@ def check_model(
 
         check_folder(Path(saved), "--save-corpus")
         check_replaced(Path(saved))
-    return replace(flags, options=replace(options, draft_models=tuple(models)))
+    options = replace(options, draft_models=tuple(models), heads=tuple(heads))
+    return replace(flags, options=options)
 
 
 def check_triples(
@@ -220,6 +223,18 @@ def check_drafters(
     for path in models:
         check_vocabulary(path, engine_dir, tokenizer)
     return models
+
+
+def check_heads(
+    engine_dir: str, drafters: Named[DrafterSettings], options: ExecutorOptions
+) -> list[str]:
+    """Check trained heads against the model that they draft for; return their paths."""
+    from trtla.formats.heads.reading import read_head
+
+    heads = [settings.head for _, settings in drafters if settings.head]
+    for path in (heads := list(dict.fromkeys(heads))):
+        read_head(path, options.boundaries, model_at(engine_dir).config)
+    return heads
 
 
 def check_vocabulary(path: str, target: str, tokenizer: str | Path | None = None) -> None:

@@ -28,6 +28,7 @@ from trtla.settings.lookahead import LookaheadConfig
 
 if TYPE_CHECKING:
     from trtla.runtime.drafters.draft_model import DraftModelDrafters
+    from trtla.runtime.drafters.head import HeadDrafters
     from trtla.settings.drafting import NgramKind
 
 _OPTIONS = DraftOptions()
@@ -44,6 +45,7 @@ class Drafters(DrafterFactory):
         limits: the executor's.
         options: how lookahead and trees draft.
         models: draft models by the PATH of `draft:PATH`.
+        heads: trained heads by the PATH of `head:PATH`.
     """
 
     def __init__(
@@ -51,8 +53,10 @@ class Drafters(DrafterFactory):
         limits: ExecutorLimits,
         options: DraftOptions = _OPTIONS,
         models: Mapping[str, DraftModelDrafters] | None = None,
+        heads: Mapping[str, HeadDrafters] | None = None,
     ) -> None:
-        self._limits, self._options, self._models = limits, options, models or {}
+        self._limits, self._options = limits, options
+        self._models, self._heads = models or {}, heads or {}
         self._storages: dict[tuple[int, NgramKind], NgramStorage] = {}
         self._trees: SharedTrees | None = None
         self._spaces: OrderedDict[int, Drafters] = OrderedDict()
@@ -66,7 +70,8 @@ class Drafters(DrafterFactory):
         names = settings.drafter
         if lookahead.is_autoregressive and not request.adaptive:
             names = tuple(name for name in names if name != "lookahead")
-        if len(names) > 1 or (request.adaptive and names != ("none",)):
+        several = len(names) > 1 or settings.head is not None
+        if several or (request.adaptive and names != ("none",)):
             return self._drafts_of_all(lookahead, request, settings)
         return self._make(names[0], lookahead, request, settings) if names else NoDrafter()
 
@@ -76,7 +81,7 @@ class Drafters(DrafterFactory):
         self._storages, self._trees, self._spaces = {}, None, OrderedDict()
 
     def fresh(self, options: DraftOptions | None = None) -> Drafters:
-        return Drafters(self._limits, options or self._options, self._models)
+        return Drafters(self._limits, options or self._options, self._models, self._heads)
 
     def _of(self, space: int) -> Drafters:
         if space not in self._spaces:
@@ -133,10 +138,12 @@ class Drafters(DrafterFactory):
     ) -> Drafter:
         """Combine all sources in one candidate tree; without a library only one of them drafts."""
         options, most = self._options, settings.max_draft_len(triple)
-        names = [name for name in settings.drafter if name != "lookahead"]
+        drafts_itself = ("lookahead", settings.head_name)
+        names = [name for name in settings.drafter if name not in drafts_itself]
         shared = self._shared()
         # A request with a triple of its own uses the drafters that it names, and no others.
         every = settings.uses_lookahead and request.adaptive
+        heads = None if settings.head is None else self._heads[settings.head]
         if shared is None:
             if settings.uses_lookahead and not every:
                 return lookahead_drafter(triple, request, options)
@@ -161,6 +168,7 @@ class Drafters(DrafterFactory):
             drawn=options.cells == "drawn",
             others=[self._make(name, triple, request, settings) for name in names],
             chain_len=settings.most_tokens,
+            head=None if heads is None else heads.drafter(),
         )
 
     def _tree(self, shared: SharedTrees, request: Request, sources: Sequence[str]) -> Tree:

@@ -44,6 +44,8 @@ class Model(ABC, Generic[CacheT]):
 
     fast: bool = False
     """True if steps run through CUDA graphs over pages, which `cuda_check` has tested."""
+    is_part: bool = False
+    """True for one rank's part of a model."""
     taps: tuple[int, ...] = ()
     """Layers of a Llama whose output drafters see that want it, for trained heads; set as soon as
     the model is loaded. Of several ranks, rank 0 alone needs them."""

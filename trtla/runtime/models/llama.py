@@ -87,6 +87,7 @@ class LlamaModel(PackedModel):
         world: World | None = None,
     ) -> None:
         self.config, self.dtype, self._device, self._world = config, dtype, device, world
+        self.is_part = world is not None
         self._products = fp8_products(config, dtype, device) if products is None else products
         plain = without_blocks(weights, numpy_dtype(self.compute_type))
         moved = ((name, as_tensor(array).to(device)) for name, array in plain)  # FP8 too
@@ -128,6 +129,11 @@ class LlamaModel(PackedModel):
     def _change_products(self, change: Callable[[str, Linear], Linear]) -> None:
         self._layers = [_with_products(layer, change) for layer in self._layers]
         self._lm_head = change(HEAD, self._lm_head)
+
+    @property
+    def ends(self) -> tuple[Tensor, Linear]:
+        """The embedding and the product with lm_head."""
+        return self._embedding, self._lm_head
 
     @property
     def group_size(self) -> int:
