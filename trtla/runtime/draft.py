@@ -211,7 +211,8 @@ class Drafter(ABC):
 
         Args:
             first: the place in the text of the first token.
-            states: float [taps, tokens, hidden size] of it and the tokens behind it.
+            states: float32 [taps, tokens, hidden size] of it and the tokens behind it, which the
+                next step may overwrite.
         """
 
     def close(self) -> None:  # noqa: B027
