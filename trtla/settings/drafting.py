@@ -13,6 +13,7 @@ from itertools import product
 from typing import Any, ClassVar, Literal
 
 from trtla.errors import UsageError, did_you_mean, named, trtllm_cannot
+from trtla.settings.custom_drafters import is_custom_name
 from trtla.settings.fields import check, option, wrong
 from trtla.settings.lookahead import LookaheadConfig
 
@@ -21,7 +22,9 @@ NgramKind = Literal["basic", "onelevel"]
 
 DRAFT_PREFIX = "draft:"
 DRAFTERS = ("none", "lookahead", "ngram", "prompt-lookup")
-"""Names of drafters, beside `draft:PATH`."""
+"""Names of drafters, beside `draft:PATH` and `module:Name`."""
+_PREFIXES = (DRAFT_PREFIX,)
+"""Beginnings of names that are no modules."""
 
 SOURCES = ("context", "expected", "requests", "window", "chain", "grammar", "recycling")
 """The sources of `auto`'s drafts: the request's own text, its expected output, texts of other
@@ -30,7 +33,7 @@ requests, the lookahead window, further drafters, the request's grammar, and tok
 PROPOSERS = (*SOURCES, "agreement")
 """Proposers of a node: a source, or a text and recycled logits that agree."""
 
-_NAMES = f"{', '.join(DRAFTERS)} or draft:PATH, or several with commas between"
+_NAMES = f"{', '.join(DRAFTERS)}, draft:PATH or module:Name, or several with commas between"
 _MOST_TOKENS = 256  # far above any useful draft; keeps a typo from asking for gigabytes
 _LONGEST_ORDER = 32
 _MOST_FILLERS = 64
@@ -43,16 +46,17 @@ class DrafterSettings:
 
     drafter: tuple[str, ...] = option(
         ("lookahead",),
-        "What drafts: none, lookahead, ngram, prompt-lookup, or draft:PATH, a small model with the "
-        "same tokenizer. Several with commas between are sources of one tree: each proposes where "
-        "those before it have fewer than gamma tokens.",
+        "What drafts: none, lookahead, ngram, prompt-lookup, draft:PATH (a model with the same "
+        "tokenizer) or module:Name. The last is a drafter of your own. Several with commas between "
+        "are sources of one tree: each proposes where those before it have fewer than gamma "
+        "tokens.",
         metavar="NAME,...",
         rule=_NAMES,
         commas=True,
     )
     gamma: int = option(
         4,
-        "Most tokens that ngram, prompt-lookup and draft propose in a step.",
+        "Most tokens that drafters other than lookahead propose in a step.",
         rule=f"from 1 to {_MOST_TOKENS}; the drafter none drafts nothing",
         least=1,
         most=_MOST_TOKENS,
@@ -128,10 +132,10 @@ class DrafterSettings:
                     f"drafter {name!r} names no draft model",
                     "write draft:PATH, an engine or a Hugging Face folder with the same vocabulary",
                 )
-            if name not in DRAFTERS and not name.startswith(DRAFT_PREFIX):
+            if name not in DRAFTERS and not name.startswith(_PREFIXES) and not is_custom_name(name):
                 guess = did_you_mean(name, (*DRAFTERS, DRAFT_PREFIX))
                 raise UsageError(f"drafter {name!r} is not known", f"{guess}use {_NAMES}")
-        kinds = [name.partition(":")[0] for name in self.drafter]
+        kinds = [name if name in self.custom else name.partition(":")[0] for name in self.drafter]
         for kind in kinds:
             if kinds.count(kind) > 1:
                 raise UsageError(f"drafter {kind} is named twice", "name each drafter once")
@@ -167,6 +171,12 @@ class DrafterSettings:
     def draft_model(self) -> str | None:
         names = (name for name in self.drafter if name.startswith(DRAFT_PREFIX))
         return next((name.removeprefix(DRAFT_PREFIX) for name in names), None)
+
+    @property
+    def custom(self) -> tuple[str, ...]:
+        """The drafters of the user's own, by their names."""
+        names = (name for name in self.drafter if not name.startswith(_PREFIXES))
+        return tuple(name for name in names if is_custom_name(name))
 
     @property
     def uses_lookahead(self) -> bool:
