@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trtla.errors import UsageError
+from trtla.settings.custom_drafters import name_of
 from trtla.settings.drafting import (
     LOOKAHEAD,
     NO_DRAFTER,
@@ -53,6 +54,20 @@ def test_a_chain_is_written_with_commas() -> None:
     mine = DrafterSettings(parse_drafter("ideas:A,ideas:B,ngram,a/b.py:A,draft:c"))
     assert mine.custom == ("ideas:A", "ideas:B", "a/b.py:A")
     assert mine.most_tokens == mine.gamma
+
+
+def test_every_object_has_a_name_that_settings_take() -> None:
+    class Mine:
+        pass
+
+    for module, name in (
+        ("__main__", "__main__:Mine"), ("a.b", "a.b:Mine"), ("draft", "draft.py:Mine"),
+        ("my-file", "my_file:Mine"), ("7b", "7b:Mine"),
+    ):  # fmt: skip
+        Mine.__module__ = module
+        assert name_of(Mine) == name_of(Mine()) == name
+        assert DrafterSettings((name,)).custom == (name,)
+    assert name_of(lambda: Mine()) == f"{__name__}:lambda"
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ class Returns:
         self.value = value
 
     def propose(self, ids: list[int]) -> Any:
-        if isinstance(self.value, Exception):
+        if isinstance(self.value, BaseException):
             raise self.value
         return self.value
 
@@ -142,6 +142,7 @@ def test_its_tokens_are_counted_by_its_name_in_the_tree(tiny_llama: Path) -> Non
         (None, "proposed None, not token ids"),
         ([3, -1], "proposed token -1, outside the vocabulary of"),
         ([10**9], "proposed token 1000000000, outside the vocabulary of"),
+        (SystemExit(3), "raised SystemExit: 3"),
         (KeyError(5), r"raised KeyError: 5 \(test_custom_drafters.py, line \d+\)"),
     ],
 )

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol, SupportsIndex
+from typing import Any, Protocol, SupportsIndex
 
 from trtla.errors import UsageError, at_start
 from trtla.settings.fields import wrong
 
-_PART = r"[^\W\d]\w*"
-_NAME = re.compile(rf"({_PART}(\.{_PART})*|.*\.py):{_PART}")
+_NAME = re.compile(r"(\w+(\.\w+)*|.+\.py):\w+")
+
+_OF_PATHS = ("draft", "head")
+"""Modules whose names before a colon would be kinds of drafters."""
 
 
 class TokenDrafter(Protocol):
@@ -48,9 +50,10 @@ def is_custom(value: object) -> bool:
 
 def name_of(drafter: object) -> str:
     """Return the name of a drafter: its module, and its own name or that of its class."""
-    named = drafter if hasattr(drafter, "__name__") else type(drafter)
-    own = str(getattr(named, "__name__", "drafter")).strip("<>")
-    return f"{getattr(named, '__module__', None) or '__main__'}:{own}"
+    named: Any = drafter if hasattr(drafter, "__name__") else type(drafter)
+    module = re.sub(r"[^\w.]", "_", getattr(named, "__module__", None) or "__main__")
+    own = re.sub(r"\W", "_", named.__name__.strip("<>"))
+    return f"{module}.py:{own}" if module in _OF_PATHS else f"{module}:{own}"
 
 
 def with_names(value: object) -> tuple[object, tuple[object, ...]]:

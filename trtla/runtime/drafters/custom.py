@@ -54,9 +54,9 @@ class OneCustomDrafter(LookupDrafter):
     def _continuation(self, most: int) -> Sequence[int]:
         try:
             return self._checked(self._proposed(), most)
-        except TrtlaError:
+        except (TrtlaError, KeyboardInterrupt):
             raise
-        except Exception as error:
+        except BaseException as error:  # SystemExit and asyncio.CancelledError included
             raise self._failure(f"raised {sentence(error)}{_place(error)}") from error
 
     def _proposed(self) -> Iterable[Any]:
@@ -92,7 +92,7 @@ class OneCustomDrafter(LookupDrafter):
         )
 
 
-def _place(error: Exception) -> str:
+def _place(error: BaseException) -> str:
     """Describe the line that raised, of a drafter whose traceback nobody sees."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f" ({Path(frame.filename).name}, line {frame.lineno})"
