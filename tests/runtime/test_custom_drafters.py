@@ -201,3 +201,13 @@ def test_a_request_names_those_that_the_model_was_opened_with(tiny_llama: Path) 
         assert llm.generate("a", GREEDY, drafter=f"{__name__}:LastTime")[0].token_ids
         with pytest.raises(UsageError, match="json:loads, which the model was not opened with"):
             llm.generate("a", GREEDY, drafter="json:loads")
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("ranks", [{"tp_size": 2}, {"lookahead_parallel": 2}])
+def test_with_ranks_the_first_process_drafts(tiny_llama: Path, ranks: dict[str, Any]) -> None:
+    class Local(LastTime):
+        """One that no other process can import."""
+
+    with LLM(tiny_llama, drafter=["lookahead", Local], **ranks) as llm:
+        assert decoded(llm, SAMPLED) == decoded(llm, SAMPLED, drafter="none")
