@@ -161,6 +161,8 @@ class Drafter(ABC):
     per forward that committed tokens, the prefill first.
     """
 
+    source = "chain"
+    """The name that its tokens are counted by in a tree that no other drafter proposes for."""
     top_rows = 0
     """Most probable tokens that `saw` receives after each fed node."""
     ranks = 0
