@@ -155,6 +155,10 @@ def _open_on_ranks(
             f"omit {named(name)}, or use torchrun --nproc-per-node {size}",
         )
     _check_split(engine, name, size)
+    if heads and name == "lookahead_parallel":
+        from trtla.runtime.loop.lookahead_rank import check_head_ranks
+
+        check_head_ranks(size, [*heads])
     require(f"{name} {size}", "torch")
     from trtla.runtime.ranks.launch import start_ranks
     from trtla.runtime.ranks.world import World, torchrun_store
@@ -173,7 +177,7 @@ def _open_on_ranks(
         store = torchrun_store() if started is None else started.store
         world = World(store, place, resolve_device(options.device), started)
         undo.callback(world.close)
-        drafts = draft_engines if world.leads else {}
+        drafts, heads = (draft_engines, heads) if world.leads else ({}, {})
         executor = open_torch_executor(engine, options, drafts, heads, world, custom)
         undo.pop_all()
         return executor
