@@ -69,7 +69,7 @@ def test_another_drafter_and_a_broken_head_have_problems(tmp_path: Path) -> None
     assert found["kind"] == "DFlash drafter"
     assert found["problems"] == [f"{other} holds a DFlash drafter, which trtla does not read"]
     broken = write_head(tmp_path / "broken", change=edit(hidden_act="gelu"))
-    assert '"hidden_act" is gelu' in described(broken, code=3)["problems"][0]
+    assert '"hidden_act" is "gelu"' in described(broken, code=3)["problems"][0]
 
 
 def test_a_second_model_goes_with_a_head_alone(tmp_path: Path, tiny_llama: Path) -> None:
