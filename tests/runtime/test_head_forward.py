@@ -21,6 +21,7 @@ from tests.support.compiled import (
 from tests.support.head_reference import MUTANTS, Reference, Text, eagle_config, random_head
 from trtla.errors import UsageError
 from trtla.formats.blocks import BlockTensor
+from trtla.formats.heads.head import Head, MedusaConfig
 from trtla.runtime.device import Device
 from trtla.runtime.models.heads.head_model import ROW, HeadFeed
 from trtla.runtime.models.heads.load_head import load_head
@@ -43,6 +44,7 @@ KINDS = {
     "whole-vocabulary": {"vocab_size": 75},
     "targets-lm-head": {"vocab_size": 75, "own": ()},
     "few-tokens": {"vocab_size": 9},
+    "window": {"layer_windows": (4,)},
     "fc-norm": {"flags": ("fc_norm",)},
     "input-norm": {"flags": ("input_norm",)},
     "norm-before-residual": {"flags": ("norm_before_residual",)},
@@ -267,6 +269,7 @@ def test_a_head_is_compiled_where_its_target_is_and_registers_are_filled():
     [
         ({"target_hidden_size": 96}, "models of hidden size 96; that of this one is 64"),
         ({"hidden_size": 96}, "has no embedding, and that of its model does not fit"),
+        ({"hidden_size": 96, "vocab_size": 75, "own": ("embedding",)}, "has no lm_head"),
         ({"own": ("embedding",)}, "has no lm_head, and that of its model does not fit"),
     ],
 )
@@ -276,6 +279,14 @@ def test_a_head_that_does_not_fit_its_target_is_refused(keys, message):
     other = config_of(vocab_size=80)
     with pytest.raises(UsageError, match="models of vocabulary size 75; that of this one is 80"):
         loaded(head_of(), target(), config=other)
+    part = native_of(config_of(), weights_of(config_of()))
+    part.is_part = True
+    loaded(head_of(vocab_size=75), part)
+    with pytest.raises(UsageError, match="has no lm_head, and that of its model does not fit"):
+        loaded(head_of(vocab_size=75, own=()), part)
+    medusa = Head("a head", MedusaConfig(64, 75, 2, 1), {})
+    with pytest.raises(UsageError, match="Medusa"):
+        loaded(medusa, target())
 
 
 @needs_compiler

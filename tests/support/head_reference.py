@@ -128,9 +128,9 @@ class Reference:
 
     def attended(self, queries, text):
         group = self.layer.num_attention_heads // self.layer.num_key_value_heads
-        outs = []
+        seen, outs = text.pairs[-(self.layer.windows[0] or len(text.pairs)) :], []
         for index, query in enumerate(queries):
-            keys, values = zip(*(pair[index // group] for pair in text.pairs), strict=True)
+            keys, values = zip(*(pair[index // group] for pair in seen), strict=True)
             scores = [query @ key / math.sqrt(self.layer.head_size) for key in keys]
             weights = [math.exp(score - max(scores)) for score in scores]
             total = sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)

@@ -161,6 +161,8 @@ class Drafter(ABC):
     per forward that committed tokens, the prefill first.
     """
 
+    source = "chain"
+    """The name that its tokens are counted by in a tree that no other drafter proposes for."""
     top_rows = 0
     """Most probable tokens that `saw` receives after each fed node."""
     ranks = 0
@@ -211,7 +213,8 @@ class Drafter(ABC):
 
         Args:
             first: the place in the text of the first token.
-            states: float [taps, tokens, hidden size] of it and the tokens behind it.
+            states: float32 [taps, tokens, hidden size] of it and the tokens behind it, which the
+                next step may overwrite.
         """
 
     def close(self) -> None:  # noqa: B027

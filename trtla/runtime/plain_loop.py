@@ -15,6 +15,7 @@ from trtla.runtime.models.forward import SPARE_BLOCKS, Forwarded, Model
 from trtla.runtime.models.kv_cache import KVCache
 from trtla.runtime.request import FinishReason, committed_prefix
 from trtla.runtime.sampling.accept import Path, accept_by_rejection
+from trtla.runtime.sampling.logits import on_host
 from trtla.runtime.sampling.predict import Prediction, most_probable, predict, top_rows
 from trtla.runtime.sequence import Feed, Sequence
 
@@ -104,10 +105,10 @@ def _rewind(feed: Feed, path: tuple[int, ...], cache: KVCache) -> None:
 
 def _show_states(feed: Feed, forwarded: Forwarded, path: tuple[int, ...]) -> None:
     """Show a drafter that wants them the states of a prompt, or of the input and a draft's path."""
-    drafter, hidden = feed.sequence.drafter, forwarded.hidden
-    if hidden is not None and drafter.wants_states:
+    if forwarded.hidden is not None and feed.wants_states:
+        hidden = on_host(forwarded.hidden)
         places = slice(None) if feed.draft is None else (0, *path)
-        drafter.saw_hidden(feed.sequence.num_cached, hidden[:, places])
+        feed.sequence.drafter.saw_hidden(feed.sequence.num_cached, hidden[:, places])
 
 
 def _learn(

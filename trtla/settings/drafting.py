@@ -13,6 +13,7 @@ from itertools import product
 from typing import Any, ClassVar, Literal
 
 from trtla.errors import UsageError, did_you_mean, named, trtllm_cannot
+from trtla.settings.custom_drafters import is_custom_name
 from trtla.settings.fields import check, option, wrong
 from trtla.settings.lookahead import LookaheadConfig
 
@@ -21,7 +22,9 @@ NgramKind = Literal["basic", "onelevel"]
 
 DRAFT_PREFIX, HEAD_PREFIX = "draft:", "head:"
 DRAFTERS = ("none", "lookahead", "ngram", "prompt-lookup")
-"""Names of drafters, beside `draft:PATH` and `head:PATH`."""
+"""Names of drafters, beside `draft:PATH`, `head:PATH` and `module:Name`."""
+_PREFIXES = (DRAFT_PREFIX, HEAD_PREFIX)
+"""Beginnings of names that are no modules."""
 
 SOURCES = ("context", "expected", "requests", "window", "chain", "grammar", "recycling", "head")
 """The sources of `auto`'s drafts: the request's own text, its expected output, texts of other
@@ -31,8 +34,9 @@ trained head.
 PROPOSERS = (*SOURCES, "agreement")
 """Proposers of a node: a source, or a text and recycled logits that agree."""
 
-_NAMES = f"{', '.join(DRAFTERS)}, draft:PATH or head:PATH, or several with commas between"
-_PATHS = (DRAFT_PREFIX, HEAD_PREFIX)
+_NAMES = (
+    f"{', '.join(DRAFTERS)}, draft:PATH, head:PATH or module:Name, or several with commas between"
+)
 _MOST_TOKENS = 256  # far above any useful draft; keeps a typo from asking for gigabytes
 _LONGEST_ORDER = 32
 _MOST_FILLERS = 64
@@ -45,17 +49,17 @@ class DrafterSettings:
 
     drafter: tuple[str, ...] = option(
         ("lookahead",),
-        "What drafts: none, lookahead, ngram, prompt-lookup, head:PATH (a trained head), or "
-        "draft:PATH (a small model). A small model needs the same tokenizer. Several with commas "
-        "between are sources of one tree: each proposes where those before it have fewer than "
-        "gamma tokens.",
+        "What drafts: none, lookahead, ngram, prompt-lookup, head:PATH (trained head), draft:PATH "
+        "(small model) or module:Name. The last is a drafter of your own. A small model needs the "
+        "same tokenizer. Several with commas between are sources of one tree: each proposes where "
+        "those before it have fewer than gamma tokens.",
         metavar="NAME,...",
         rule=_NAMES,
         commas=True,
     )
     gamma: int = option(
         4,
-        "Most tokens that ngram, prompt-lookup and draft propose in a step.",
+        "Most tokens that drafters other than lookahead propose in a step.",
         rule=f"from 1 to {_MOST_TOKENS}; the drafter none drafts nothing",
         least=1,
         most=_MOST_TOKENS,
@@ -126,12 +130,12 @@ class DrafterSettings:
         if not self.drafter:
             raise UsageError("no drafter is named", f"use {_NAMES}")
         for name in self.drafter:
-            if f"{name.removesuffix(':')}:" in _PATHS:
+            if f"{name.removesuffix(':')}:" in _PREFIXES:
                 raise _without_path(name)
-            if name not in DRAFTERS and not name.startswith(_PATHS):
-                guess = did_you_mean(name, (*DRAFTERS, *_PATHS))
+            if name not in DRAFTERS and not name.startswith(_PREFIXES) and not is_custom_name(name):
+                guess = did_you_mean(name, (*DRAFTERS, *_PREFIXES))
                 raise UsageError(f"drafter {name!r} is not known", f"{guess}use {_NAMES}")
-        kinds = [name.partition(":")[0] for name in self.drafter]
+        kinds = [name if name in self.custom else name.partition(":")[0] for name in self.drafter]
         for kind in kinds:
             if kinds.count(kind) > 1:
                 raise UsageError(f"drafter {kind} is named twice", "name each drafter once")
@@ -147,6 +151,13 @@ class DrafterSettings:
             result = replace(result, **{name: values.get(name, False) for name in _OF_DRAFT_MODELS})
         check_used([result])
         return result
+
+    def without_lookahead(self) -> DrafterSettings:
+        """The same without lookahead, and without a head that is named beside it."""
+        if "lookahead" not in self.drafter:
+            return self
+        names = [name for name in self.drafter if name not in ("lookahead", self.head_name)]
+        return replace(self, drafter=tuple(names) or ("none",))
 
     @property
     def name(self) -> str:
@@ -178,6 +189,12 @@ class DrafterSettings:
         """The path of the trained head that drafts."""
         name = self.head_name
         return None if name is None else name.removeprefix(HEAD_PREFIX)
+
+    @property
+    def custom(self) -> tuple[str, ...]:
+        """The drafters of the user's own, by their names."""
+        names = (name for name in self.drafter if not name.startswith(_PREFIXES))
+        return tuple(name for name in names if is_custom_name(name))
 
     @property
     def uses_lookahead(self) -> bool:

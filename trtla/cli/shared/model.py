@@ -23,6 +23,7 @@ from trtla.errors import UsageError
 from trtla.files import ASSETS
 from trtla.formats.model import Model
 from trtla.machine import process_rank
+from trtla.settings.custom_drafters import check_opened
 from trtla.settings.drafting import (
     DrafterSettings,
     check_draft_place,
@@ -149,9 +150,11 @@ def check_model(
         check_is_engine(model.folder)
     check_length(flags.engine_dir, options.max_seq_len)
     check_triples(flags.engine_dir, options.lookahead, triples)
+    drafters = list(drafters)
     named = [("--drafter", options.drafter), *drafters]
     models = check_drafters(flags.engine_dir, named, options)
     heads = check_heads(flags.engine_dir, named, options)
+    check_custom(options, drafters)
     saved = getattr(flags, "save_corpus", None)
     if (options.corpus or saved) and is_trtllm(flags.engine_dir):
         raise refuse_texts(flags.engine_dir, "a corpus")
@@ -160,7 +163,8 @@ def check_model(
 
         check_folder(Path(saved), "--save-corpus")
         check_replaced(Path(saved))
-    options = replace(options, draft_models=tuple(models), heads=tuple(heads))
+    found = not (flags.given.explicit("drafter") or getattr(flags, "no_lookahead", False))
+    options = replace(options, draft_models=tuple(models), heads=tuple(heads), find_head=found)
     return replace(flags, options=options)
 
 
@@ -235,6 +239,17 @@ def check_heads(
     for path in (heads := list(dict.fromkeys(heads))):
         read_head(path, options.boundaries, model_at(engine_dir).config)
     return heads
+
+
+def check_custom(options: ExecutorOptions, requests: Named[DrafterSettings] = ()) -> None:
+    """Import custom drafters that the model is opened with; refuse others in requests."""
+    opened = (*options.drafter.custom, *map(str, options.custom_drafters))
+    for name, settings in requests:
+        check_opened(settings.custom, opened, name)
+    if opened:
+        from trtla.llm.custom_drafters import custom_drafters
+
+        custom_drafters(opened)
 
 
 def check_vocabulary(path: str, target: str, tokenizer: str | Path | None = None) -> None:

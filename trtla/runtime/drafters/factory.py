@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trtla.runtime.draft import Drafter, NoDrafter
+from trtla.runtime.drafters.custom import CustomDrafters, OneCustomDrafter
 from trtla.runtime.drafters.lookahead import (
     LookaheadDrafter,
     lookahead_drafter,
@@ -46,6 +47,7 @@ class Drafters(DrafterFactory):
         options: how lookahead and trees draft.
         models: draft models by the PATH of `draft:PATH`.
         heads: trained heads by the PATH of `head:PATH`.
+        custom: makes the user's own drafters, by their names.
     """
 
     def __init__(
@@ -54,9 +56,10 @@ class Drafters(DrafterFactory):
         options: DraftOptions = _OPTIONS,
         models: Mapping[str, DraftModelDrafters] | None = None,
         heads: Mapping[str, HeadDrafters] | None = None,
+        custom: CustomDrafters | None = None,
     ) -> None:
-        self._limits, self._options = limits, options
-        self._models, self._heads = models or {}, heads or {}
+        self._limits, self._options, self._models = limits, options, models or {}
+        self._heads, self._custom = heads or {}, custom or {}
         self._storages: dict[tuple[int, NgramKind], NgramStorage] = {}
         self._trees: SharedTrees | None = None
         self._spaces: OrderedDict[int, Drafters] = OrderedDict()
@@ -67,13 +70,13 @@ class Drafters(DrafterFactory):
         if request.space:
             return self._of(request.space)(lookahead, replace(request, space=0))
         settings = self._limits.drafter_of(request)
-        names = settings.drafter
         if lookahead.is_autoregressive and not request.adaptive:
-            names = tuple(name for name in names if name != "lookahead")
+            settings = settings.without_lookahead()
+        names = settings.drafter
         several = len(names) > 1 or settings.head is not None
         if several or (request.adaptive and names != ("none",)):
             return self._drafts_of_all(lookahead, request, settings)
-        return self._make(names[0], lookahead, request, settings) if names else NoDrafter()
+        return self._make(names[0], lookahead, request, settings)
 
     def reset(self) -> None:
         for model in self._models.values():
@@ -81,7 +84,8 @@ class Drafters(DrafterFactory):
         self._storages, self._trees, self._spaces = {}, None, OrderedDict()
 
     def fresh(self, options: DraftOptions | None = None) -> Drafters:
-        return Drafters(self._limits, options or self._options, self._models, self._heads)
+        sources = self._models, self._heads, self._custom
+        return Drafters(self._limits, options or self._options, *sources)
 
     def _of(self, space: int) -> Drafters:
         if space not in self._spaces:
@@ -103,6 +107,9 @@ class Drafters(DrafterFactory):
         if name == "ngram":
             storage = None if settings.reset_in_between else self._kept(settings)
             return NgramDrafter(settings, request, self._limits.vocab_size, storage)
+        if name in self._custom:
+            make, size = self._custom[name], self._limits.vocab_size
+            return OneCustomDrafter(name, make, request, settings.gamma, size)
         return self._models[name.removeprefix(DRAFT_PREFIX)].drafter(request, settings)
 
     def _kept(self, settings: DrafterSettings) -> NgramStorage:

@@ -125,7 +125,10 @@ class TreeDrafter(Drafter):
         return self.fed_window or self.had_chain or (self.had_head and bool(self.chosen.tokens))
 
     def counts(self) -> dict[str, SourceCounts]:
-        return self._tree.counts()
+        """Return the counts of each source, those of a chain by the name of its only drafter."""
+        chain = self.others[0].source if len(self.others) == 1 else "chain"
+        counts = self._tree.counts().items()
+        return {chain if name == "chain" else name: count for name, count in counts}
 
     @property
     def most_nodes(self) -> int:

@@ -15,6 +15,7 @@ from trtla.runtime.auto.shipped import shipped_costs
 from trtla.runtime.auto.steps import StepCosts
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.device import Device, resolve_device
+from trtla.runtime.drafters.custom import CustomDrafters
 from trtla.runtime.drafters.draft_model import (
     LoadedDraft,
     check_draft_engines,
@@ -63,6 +64,7 @@ def open_torch_executor(
     draft_engines: Mapping[str, Engine],
     heads: Mapping[str, Head],
     world: World | None = None,
+    custom: CustomDrafters | None = None,
 ) -> TorchExecutor | Follower:
     """Load an engine's weights and make its cache; arguments as in `open_executor`.
 
@@ -70,10 +72,12 @@ def open_torch_executor(
         heads: trained heads by the names that requests give them; they fit the model.
         world: the ranks that run it together, each with its part of the weights, or with all of
             them if `options.lookahead_parallel` is set.
+        custom: makes the drafters of the user's own, by their names.
     """
     engine = read_in(engine, options.dtype)
     checkpoint = engine.config.pretrained_config
     limits, on = _limits(engine, options, draft_engines, heads), resolve_device(options.device)
+    limits = replace(limits, custom_drafters=tuple(custom or ()))
     arithmetic = model_dtype(options.dtype, checkpoint, on)
     check_cache_dtype(options.kv_cache_dtype, engine, arithmetic, on)
     draft_device = options.draft_device or options.device
@@ -112,7 +116,8 @@ def open_torch_executor(
         return Follower(ranks, model, cache, limits)
     totals, sizes = DraftTotals(), dict(zip(drafts, draft_blocks, strict=True))
     models = {name: draft.with_cache(sizes[name], limits, totals) for name, draft in drafts.items()}
-    drafters = Drafters(limits, options.draft_options, models, _drafting(loaded, model, blocks))
+    drafting = _drafting(loaded, model, blocks)
+    drafters = Drafters(limits, options.draft_options, models, drafting, custom)
     reused = _max_reused_len(checkpoint, limits) if options.block_reuse else 0
     costs, keep = _costs(checkpoint, model, together, on)
     parts = (model, cache, limits, drafters, costs, reused, totals)

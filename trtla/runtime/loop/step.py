@@ -21,6 +21,7 @@ from trtla.runtime.ranks.opening import Ranks
 from trtla.runtime.request import Output, TokenLogProb, committed_prefix
 from trtla.runtime.sampling.accept import Path, accept, accept_by_rejection
 from trtla.runtime.sampling.draw import top2_margin
+from trtla.runtime.sampling.logits import on_host
 from trtla.runtime.sampling.predict import (
     Prediction,
     logits_after,
@@ -146,7 +147,8 @@ class Stepper:
         self.stats.forward_s = (self.stats.forward_s or 0.0) + forward_s
         self.stats.steps += 1
         moves: list[_Move] = []
-        start, hidden = 0, step.done.hidden
+        start, tapped = 0, step.done.hidden
+        hidden = None if tapped is None else on_host(tapped)
         for feed, prediction in zip(step.feeds, predictions, strict=True):
             length = len(feed.tokens)
             fed = None if hidden is None else hidden[:, start : start + length]
@@ -251,10 +253,9 @@ class Stepper:
 def _show_states(feed: Feed, hidden: ndarray | None, kept: tuple[int, ...] = ()) -> None:
     """Show a drafter that wants them the states of a prompt, or of the input and the draft's kept
     nodes; called before these count as cached."""
-    drafter = feed.sequence.drafter
-    if hidden is not None and drafter.wants_states:
+    if hidden is not None and feed.wants_states:
         places = slice(None) if feed.draft is None else (0, *kept)
-        drafter.saw_hidden(feed.sequence.num_cached, hidden[:, places])
+        feed.sequence.drafter.saw_hidden(feed.sequence.num_cached, hidden[:, places])
 
 
 def _reported(

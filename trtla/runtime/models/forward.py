@@ -10,8 +10,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
-from numpy import ndarray
-
 from trtla.runtime.device import Device
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.models.kv_cache import KVCache
@@ -30,8 +28,9 @@ class Forwarded(NamedTuple):
     logits: Logits
     """Feed by feed; the next forward may overwrite them. Arrays, unless a `StepSampler` reads them
     on the device."""
-    hidden: ndarray | None = None
-    """Float [taps, fed tokens, hidden size], the output of each tapped layer; None if none is."""
+    hidden: Logits | None = None
+    """Float32 [taps, fed tokens, hidden size], the output of each tapped layer; None if none is.
+    The next forward may overwrite it, and it is where the logits are."""
     sampler: RowSampler | None = None
     """The sampler if other ranks have the logits, which are empty then; None: the model's."""
 
@@ -48,8 +47,8 @@ class Model(ABC, Generic[CacheT]):
     is_part: bool = False
     """True for one rank's part of a model."""
     taps: tuple[int, ...] = ()
-    """Layers of a Llama whose output drafters see that want it, for trained heads; set before the
-    model is run. Of several ranks, rank 0 alone needs them."""
+    """Layers of a Llama whose output drafters see that want it, for trained heads; set as soon as
+    the model is loaded. Of several ranks, rank 0 alone needs them."""
     graphs: str = ""
     """The steps that run as graphs, such as `graphs` or `graphs of up to 96 tokens`; set by
     `step_forward`."""
@@ -98,7 +97,7 @@ class Model(ABC, Generic[CacheT]):
 
     def taps_for(self, feeds: Sequence[Feed]) -> tuple[int, ...]:
         """Return the layers to tap in a step of these feeds: none unless a drafter wants states."""
-        wanted = self.taps and any(feed.sequence.drafter.wants_states for feed in feeds)
+        wanted = self.taps and any(feed.wants_states for feed in feeds)
         return self.taps if wanted else ()
 
     def scratch_bytes(self, limits: ExecutorLimits, step_sizes: Sequence[int] = ()) -> int:

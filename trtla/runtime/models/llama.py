@@ -172,7 +172,7 @@ class LlamaModel(PackedModel):
         if self._device.type == "cpu":
             return 0
         widens = self.dtype == torch.float32 or self._lm_head.widens
-        memory = ForwardMemory(self.config, self.dtype.itemsize, widens)
+        memory = ForwardMemory(self.config, self.dtype.itemsize, widens, len(self.taps))
         sizes = step_sizes or limits.step_sizes
         if self.fast:
             return memory.scratch_bytes(limits, sizes)
@@ -225,7 +225,7 @@ class LlamaModel(PackedModel):
         if self.config.logits_scaling != 1.0:
             logits = logits / self.config.logits_scaling
         taps = [hidden[tap] for tap in batch.taps]
-        tapped = torch.stack(taps).float() if taps else None
+        tapped = torch.stack(taps) if taps else None
         return BatchOutput(logits, tapped, states)
 
     def _scaled(self, layer: Layer, qkv: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ def step_message(feeds: Sequence[Feed], moves: Sequence[Move]) -> list[Any]:
     for feed in feeds:
         sequence, parents = feed.sequence, None if feed.draft is None else feed.draft.parents
         place = (sequence.num_cached, len(sequence.prompt), sequence.blocks)
-        fed.append((feed.tokens, feed.rows, parents, *place, sequence.drafter.wants_states))
+        fed.append((feed.tokens, feed.rows, parents, *place, feed.wants_states))
     return [fed, moves]
 
 

@@ -13,6 +13,7 @@ from trtla.runtime.models.cpu.llama import NativeLlama
 from trtla.runtime.models.forward import Model
 from trtla.runtime.models.heads.head_model import HeadModel
 from trtla.runtime.models.heads.native_head import NativeHead, native_head_problem
+from trtla.runtime.threads import set_torch_threads
 
 if TYPE_CHECKING:
     from trtla.runtime.models.heads.tensor_head import TensorHead
@@ -32,10 +33,11 @@ def load_head(
     if not isinstance(shape, EagleConfig):
         raise UsageError(f"{head.name} holds heads of Medusa", "use an EAGLE-3 head")
     _check(head, shape, target, config)
-    compiled = isinstance(target, NativeLlama)
-    problem = native_head_problem(shape) if compiled else None
-    if isinstance(target, NativeLlama) and problem is None:
-        return NativeHead(head, shape, target)
+    problem = None
+    if isinstance(target, NativeLlama):
+        problem = native_head_problem(shape)
+        if problem is None:
+            return NativeHead(head, shape, target)
     if not is_installed("torch"):
         reason = f"the head {head.name} needs torch, which is not installed: {problem}"
         raise UsageError(reason, install_hint("torch"))
@@ -55,14 +57,16 @@ def _check(head: Head, shape: EagleConfig, target: Model[Any], config: Checkpoin
                 f"the head {head.name} is for models of {what} {own}; that of this one is {there}",
                 other,
             )
-    for name, needed, there in (
-        ("embedding", shape.layer.hidden_size, config.hidden_size),
-        ("lm_head", shape.layer.vocab_size, 0 if target.is_part else config.vocab_size),
+    width, there_width = shape.layer.hidden_size, config.hidden_size
+    for name, fits in (
+        ("embedding", width == there_width),
+        ("lm_head", (width, shape.layer.vocab_size) == (there_width, config.vocab_size)),
     ):
-        if name not in head.tensors and needed != there:
+        whole = fits and not (name == "lm_head" and target.is_part)
+        if name not in head.tensors and not whole:
             raise UsageError(
                 f"the head {head.name} has no {name}, and that of its model does not fit",
-                f"{other}, without ranks" if target.is_part else other,
+                f"{other}, or no ranks" if fits else other,
             )
 
 
@@ -75,7 +79,9 @@ def _in_tensors(
     from trtla.runtime.models.layers import Linear
     from trtla.runtime.models.llama import LlamaModel
 
-    kind, place, ends = getattr(torch, dtype), torch.device(str(device)), None
+    kind, place = getattr(torch, dtype), torch.device(str(device))
+    if place.type == "cpu":
+        set_torch_threads()
     if isinstance(target, LlamaModel):
         ends = Ends(*target.ends)
     elif isinstance(target, NativeLlama):
