@@ -157,6 +157,8 @@ def test_layers_that_no_file_names_are_the_trainers_default(
 ) -> None:
     path = write_head(tmp_path / "head", boundaries=None)
     assert read_head(path).config.boundaries == ()
+    empty = edit(**{f"eagle_config__{IDS}": []})
+    assert read_head(write_head(tmp_path / "empty", change=empty)).config.boundaries == ()
     assert read_head(path, target=with_layers(target, 32)).config.boundaries == (2, 16, 29)
     assert read_head(path, (2, 3, 4), target).config.boundaries == (2, 3, 4)
     for layers in (5, 6):

@@ -131,14 +131,20 @@ _MODEL = {
 
 
 def model_flag(
-    section: str = "Options", name: str = "engine_dir", *, required: bool = True, **other: Any
+    section: str = "Options",
+    name: str = "engine_dir",
+    *,
+    required: bool = True,
+    argument: type[ModelArgument] = ModelArgument,
+    **other: Any,
 ) -> Decorator:
     """A command's model: with --engine-dir, whose aliases are the same everywhere, or without.
 
-    `required`: in one of both ways; `other`: arguments in place of the usual ones."""
+    `required`: in one of both ways; `argument`: the class of what has no flag; `other`: arguments
+    in place of the usual ones."""
     names, arguments = (name, "-m", "--model", flag_name(name)), {**_MODEL, **other}
     flag = setting(*names, section=section, basic=True, **arguments)
-    return stack(click.argument("model", cls=ModelArgument, needed=required), flag)
+    return stack(click.argument("model", cls=argument, needed=required), flag)
 
 
 def engine_flags(section: str, **other: Any) -> Decorator:

@@ -6,6 +6,7 @@ speculators nests the layer's. Flags that change the arithmetic and are not know
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -86,7 +87,7 @@ class _Keys:
         return self.inside.get(key) if value is None else value
 
     def wrong(self, key: str, value: object, rule: str) -> UsageError:
-        return UsageError(f'{self.where}: "{key}" is {_json(value)}, and {rule}', AGAIN)
+        return UsageError(f'{self.where}: "{key}" is {json.dumps(value)[:60]}, and {rule}', AGAIN)
 
 
 def parse_eagle(
@@ -163,10 +164,10 @@ def _listed(ids: tuple[int, ...]) -> str:
 def _read_layers(keys: _Keys) -> tuple[int, ...] | None:
     """The boundaries of config.json; speculators has them, all others outputs where 1 is first."""
     ids = keys.get(LAYER_IDS)
-    if ids is None:
+    if ids in (None, []):
         return None
     whole = isinstance(ids, list) and all(type(value) is int for value in ids)
-    if not whole or not ids:
+    if not whole:
         raise keys.wrong(LAYER_IDS, ids, "must be a list of whole numbers")
     outputs = not keys.speculators and ids[0] == 1
     return tuple(layer + outputs for layer in ids)
@@ -176,16 +177,11 @@ def _check_fixed(keys: _Keys) -> None:
     """Refuse keys that ask for other arithmetic."""
     for key, value in keys.items:
         if key in _FIXED and value not in (None, _FIXED[key]):
-            raise keys.wrong(key, value, f"trtla reads heads with {_json(_FIXED[key])} alone")
+            raise keys.wrong(key, value, f"trtla reads heads with {json.dumps(_FIXED[key])} alone")
         if value is True and "norm" in key and key not in (*FLAGS, *_FIXED):
             raise keys.wrong(key, value, "trtla does not know this norm")
     if (kind := keys.layer.get("model_type")) not in _TYPES:
         raise keys.wrong("model_type", kind, "trtla reads heads with a layer of Llama")
-
-
-def _json(value: object) -> str:
-    known = {True: "true", False: "false", None: "null"}
-    return known[value] if isinstance(value, bool | None) else str(value)[:60]
 
 
 def _layer(keys: _Keys, draft: int) -> CheckpointConfig:
@@ -213,7 +209,9 @@ def _window(keys: _Keys) -> int | None:
 def _object(data: dict[str, Any], key: str, where: Path) -> dict[str, Any]:
     value = data.get(key)
     if value is not None and not isinstance(value, dict):
-        raise UsageError(f'{where}: "{key}" is {str(value)[:60]}, and must be an object', AGAIN)
+        raise UsageError(
+            f'{where}: "{key}" is {json.dumps(value)[:60]}, and must be an object', AGAIN
+        )
     return value or {}
 
 

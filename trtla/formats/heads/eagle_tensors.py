@@ -66,7 +66,7 @@ def file_names(stored: StoredHead, taps: int, *, gguf: bool) -> dict[str, str]:
     return {ours: f"{theirs}.weight" for ours, theirs in names.items()}
 
 
-def shapes(config: EagleConfig) -> dict[str, tuple[int, ...]]:
+def eagle_shapes(config: EagleConfig) -> dict[str, tuple[int, ...]]:
     """The shape of each tensor of a head, with an lm_head and an embedding of its own."""
     layer, target, taps = config.layer, config.target_hidden_size, config.num_taps
     hidden, inner = layer.hidden_size, layer.intermediate_size
@@ -101,7 +101,7 @@ def eagle_head(
     entries = stored.entries
     _check_norms(stored.path, config, names, entries)
     _check_width(stored.path, config, entries.get(names["fc"]))
-    wanted = {ours: shape for ours, shape in shapes(config).items() if ours in names}
+    wanted = {ours: shape for ours, shape in eagle_shapes(config).items() if ours in names}
     for own in _OWN:
         if names[own] not in entries and _targets_serves(own, config):
             del wanted[own]

@@ -39,16 +39,21 @@ def medusa_head(name: str, stored: StoredHead, config: Mapping[str, Any]) -> Hea
             raise UsageError(
                 f'{stored.path}: "{key}" is {config[key]}, and the heads have {size}', AGAIN
             )
-    hidden, vocab = shape.hidden_size, shape.vocab_size
-    wanted: dict[str, tuple[int, ...]] = {}
-    for head in range(shape.num_heads):
-        for block in range(shape.num_layers):
-            wanted[f"{head}.{block}.weight"] = (hidden, hidden)
-            wanted[f"{head}.{block}.bias"] = (hidden,)
-        wanted[f"{head}.lm_head"] = (vocab, hidden)
-    expected = {names.get(ours, ours): shape for ours, shape in wanted.items()}
+    wanted = medusa_shapes(shape)
+    expected = {names.get(ours, ours): size for ours, size in wanted.items()}
     raise_first(tensor_problems(str(stored.path), _entries(stored), expected, AGAIN))
     return Head(name, shape, {ours: stored.reader(names[ours]) for ours in wanted})
+
+
+def medusa_shapes(config: MedusaConfig) -> dict[str, tuple[int, ...]]:
+    """The shape of each tensor, by a `Head`'s names."""
+    hidden, found = config.hidden_size, dict[str, tuple[int, ...]]()
+    for head in range(config.num_heads):
+        for block in range(config.num_layers):
+            found[f"{head}.{block}.weight"] = (hidden, hidden)
+            found[f"{head}.{block}.bias"] = (hidden,)
+        found[f"{head}.lm_head"] = (config.vocab_size, hidden)
+    return found
 
 
 def has_medusa_names(names: Iterable[str]) -> bool:

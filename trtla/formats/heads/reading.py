@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from trtla.errors import UsageError, named
 from trtla.files import read_json
 from trtla.formats.config import CheckpointConfig
-from trtla.formats.gguf.header import is_gguf, read_header
-from trtla.formats.heads import medusa
+from trtla.formats.gguf.header import is_gguf, quick_header
 from trtla.formats.heads.draft_vocabulary import draft_vocabulary
 from trtla.formats.heads.eagle_config import default_boundaries, parse_eagle
-from trtla.formats.heads.eagle_tensors import eagle_head
+from trtla.formats.heads.eagle_tensors import eagle_head, eagle_shapes
 from trtla.formats.heads.gguf_head import read_gguf_head
 from trtla.formats.heads.head import EagleConfig, Head
 from trtla.formats.heads.kinds import (
@@ -24,6 +24,7 @@ from trtla.formats.heads.kinds import (
     kind_by_tensors,
     refuse_other,
 )
+from trtla.formats.heads.medusa import has_medusa_names, medusa_head, medusa_shapes
 from trtla.formats.heads.stored import AGAIN, open_folder
 from trtla.formats.hub import hub_folder
 from trtla.formats.model_folder import CONFIG
@@ -80,11 +81,18 @@ def _check_layers(config: EagleConfig, target: CheckpointConfig, where: str) -> 
         )
 
 
+def parameters(head: Head) -> int:
+    """The count of numbers in a head's own tensors."""
+    config = head.config
+    known = eagle_shapes(config) if isinstance(config, EagleConfig) else medusa_shapes(config)
+    return sum(prod(known[name]) for name in head.tensors)
+
+
 def drafter_at(path: str | Path) -> str | None:
     """What a folder or a GGUF file holds, if it is a trained drafter; None: it is none."""
     local = hub_folder(path)
     if is_gguf(local):
-        return gguf_kind(read_header(local).metadata.get("general.architecture"))
+        return gguf_kind(quick_header(local).metadata.get("general.architecture"))
     try:
         return folder_kind(local, _config(local))
     except UsageError:
@@ -107,7 +115,7 @@ def _read(
     if kind not in (None, EAGLE3, MEDUSA):
         refuse_other(path, kind, None)
     stored = open_folder(path)
-    if kind is None and medusa.has_medusa_names(stored.where):
+    if kind is None and has_medusa_names(stored.where):
         kind = MEDUSA
     kind = kind_by_tensors(stored.where, kind)
     refuse_other(path, kind, _class(config))
@@ -117,7 +125,7 @@ def _read(
                 f"{path} holds Medusa heads, which read the last state alone",
                 f"omit {named('head_layers')}",
             )
-        return medusa.medusa_head(name, stored, config)
+        return medusa_head(name, stored, config)
     parsed = parse_eagle(config, path / CONFIG, layers, target)
     ids = draft_vocabulary(stored, parsed.layer.vocab_size, parsed.vocab_size)
     return eagle_head(name, stored, parsed, ids)
