@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.toy_heads import TappedToy, ToyHead, ToyMedusa, shifted
-from tests.support.toys import hash_scores, request, run, tokens_of, toy_executor
+from tests.support.toy_heads import ToyHead, ToyMedusa, shifted
+from tests.support.toys import ToyModel, hash_scores, request, run, tokens_of, toy_executor
 from trtla.errors import UsageError
 from trtla.runtime.auto.steps import StepCosts
 from trtla.runtime.costs import CostTable
@@ -41,7 +41,7 @@ def executor(row, **how):
 def opened(
     heads, *, scores=SCORES, blocks=64, most_tokens=4096, options=HEAD_ALONE, reused=0, batch=8
 ):
-    model = TappedToy(scores)
+    model = ToyModel(scores)
     model.taps = (0,)
     limits = ExecutorLimits(
         batch, 160, 160, most_tokens, VOCAB, TRIPLE, drafter=WITH_HEAD, heads=("H",)

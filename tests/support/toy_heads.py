@@ -5,30 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import torch
 from numpy import ndarray
 
-from tests.support.toys import Scores, ToyModel
-from trtla.runtime.models.batch import Batch, BatchOutput
+from tests.support.toys import Scores
 from trtla.runtime.models.cpu.llama import HostCache
 from trtla.runtime.models.heads.head_model import ROW, HeadFeed, HeadModel, HeadRows, MedusaModel
 from trtla.runtime.models.kv_cache import KVCache
-from trtla.runtime.models.tensor_cache import TensorCache
 from trtla.runtime.sampling.draw import log_softmax
 
 Row = Callable[[list[int]], list[float]]
 """A text -> logits of the token after it."""
-
-
-class TappedToy(ToyModel):
-    """A toy whose states are (token, position)."""
-
-    def forward_batch(self, batch: Batch, cache: TensorCache) -> BatchOutput:
-        output = super().forward_batch(batch, cache)
-        if not batch.taps:
-            return output
-        states = torch.stack((batch.tokens, batch.positions), dim=-1).float()
-        return BatchOutput(output.logits, states[None])
 
 
 class ToyHead(HeadModel):
