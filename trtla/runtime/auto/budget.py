@@ -12,13 +12,16 @@ class SourceBudget:
     Args:
         gain: accepted tokens a step that no other source ranked as high, before any trial.
         share: of the time of plain steps, for trials.
+        steps: of a trial.
         first: begin with a trial, in which few steps replace the gain from before it.
     """
 
-    def __init__(self, gain: float, share: float, *, first: bool = False) -> None:
-        self._gain, self._share = gain, share
+    def __init__(
+        self, gain: float, share: float, steps: int = _TRIAL_STEPS, *, first: bool = False
+    ) -> None:
+        self._gain, self._share, self._steps = gain, share, steps
         self._saved_s = 0.0
-        self._trial = _TRIAL_STEPS if first else 0
+        self._trial = steps if first else 0
         self._weight = 1.0 if first else _MEMORY
         """Weight of a step in the average, which falls to that of all later ones."""
 
@@ -39,9 +42,9 @@ class SourceBudget:
         """
         if not self._trial:
             self._saved_s += self._share * plain_s
-            if self._saved_s < _TRIAL_STEPS * cost_s:
+            if self._saved_s < self._steps * cost_s:
                 return False
-            self._saved_s, self._trial = 0.0, _TRIAL_STEPS
+            self._saved_s, self._trial = 0.0, self._steps
         self._trial -= 1
         return True
 

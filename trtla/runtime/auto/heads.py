@@ -14,6 +14,7 @@ from trtla.runtime.tree.library import Unread
 
 _FIRST_GAIN = 1.0  # accepted tokens a step that only the head brings, before any step
 _SHARE = 0.01  # of the time of plain steps, for trials of a head that does not pay
+_TRIAL_STEPS = 12
 _MEMORY = 1.0 / 8.0  # weight of a step in the averages of seconds
 _FEW = 16  # pairs of a sequence in a step; more are of a prompt, whose time passes once
 
@@ -27,7 +28,7 @@ class HeadPolicy:
 
     def __init__(self, heads: HeadDrafters, clock: Callable[[], float]) -> None:
         self._heads, self._clock = heads, clock
-        self._budget = SourceBudget(_FIRST_GAIN, _SHARE, first=True)
+        self._budget = SourceBudget(_FIRST_GAIN, _SHARE, _TRIAL_STEPS, first=True)
         self._draft_s = 0.0
         """Seconds of one sequence's whole draft."""
         self._levels_s: dict[int, float] = {}
