@@ -9,7 +9,6 @@ from pathlib import Path
 from trtla.errors import UsageError
 from trtla.formats.config import CheckpointConfig
 from trtla.formats.gguf.folder import weight_file
-from trtla.formats.heads.reading import read_head
 
 HEAD_FOLDER = "head"
 _ARCHITECTURE = b"general.architecture"
@@ -50,6 +49,8 @@ def _text(data: bytes, at: int) -> tuple[bytes, int]:
 
 
 def _fits(path: Path, config: CheckpointConfig) -> bool:
+    from trtla.formats.heads.reading import read_head
+
     try:
         read_head(path, None, config)
     except UsageError:
