@@ -12,6 +12,7 @@ every few minutes, with its acceptance by depth on answers to prompts that it wa
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from pathlib import Path
 
@@ -43,6 +44,8 @@ class Target:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
         self.model: LlamaForCausalLM = model if model.dtype == torch.bfloat16 else model.float()
         layers = self.model.config.num_hidden_layers
+        if layers < 5:
+            sys.exit(f"error: {folder} has {layers} layers, and a head reads between 5 or more")
         self.boundaries = [2, 3, 4] if layers < 7 else [2, layers // 2, layers - 3]
         self._kept: dict[int, Batch] | None = {} if keeps else None
 
@@ -68,7 +71,13 @@ class Trainer:
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.begin = args, time.monotonic()
         chats = bool(args.prompts)
-        with LLM(args.model, max_batch_size=32, max_seq_len=1024, threads=args.threads) as llm:
+        with LLM(
+            args.answers_model or args.model,
+            drafter="none",
+            max_batch_size=32,
+            max_seq_len=1024,
+            threads=args.threads,
+        ) as llm:
             seconds = args.minutes * 60 * ANSWERS_SHARE
             self.texts = (
                 ChatTexts(llm, args.model, args.prompts, args.held_out, seconds)
@@ -182,6 +191,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="most optimizer steps")
     parser.add_argument("--draft-vocabulary", type=int, help="default: the whole vocabulary")
     parser.add_argument("--prompts", type=Path, nargs="+", help=".jsonl files, for a chat model")
+    parser.add_argument(
+        "--answers-model", type=Path, help="the same model in a form that is faster, such as GGUF"
+    )
     parser.add_argument("--held-out", type=Path, help="the .jsonl file of prompts to test with")
     parser.add_argument("--own-texts", type=int, default=3000, help="of the shipped model")
     parser.add_argument("--held-out-texts", type=int, default=64)

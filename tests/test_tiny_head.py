@@ -17,10 +17,20 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 
 from eagle_head import Batch, EagleHead, Sizes  # noqa: E402
-from head_texts import Rows, Text, batches, rows  # noqa: E402
+from head_texts import Rows, Text, answers, batches, rows  # noqa: E402
 from train_tiny_head import Target  # noqa: E402
 
+from trtla.llm.llm import LLM  # noqa: E402
+
 ASSETS = ROOT / "trtla" / "assets"
+PROMPTS = (
+    "import os\n\n\nclass Reader:\n    def __init__(self, path):\n",
+    "def main():\n    parser = argparse.ArgumentParser()\n",
+    "<|user|>\nReturn the number of items.<|end|>\n<|assistant|>\n",
+    "class TestCase(unittest.TestCase):\n    def setUp(self):\n",
+)
+FLOORS = 0.3, 1.3
+"""First drafts that are right, and tokens a step with three drafts in a row."""
 TARGET, HEAD = ASSETS / "tiny-llama", ASSETS / "tiny-head"
 
 
@@ -61,13 +71,34 @@ def check_files(folder: Path) -> None:
     assert torch.equal(ids, known.nonzero().flatten())
 
 
-@pytest.mark.skipif(not HEAD.is_dir(), reason="no head ships")
-def test_shipped_head() -> None:
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return Target(TARGET)
+
+
+def test_shipped_head(target: Target) -> None:
     check_files(HEAD)
     assert (HEAD / "model.safetensors").stat().st_size <= 2_000_000
-    head, target = json.loads((HEAD / "config.json").read_text()), Target(TARGET).model.config
-    assert head["vocab_size"] == target.vocab_size > head["draft_vocab_size"]
-    assert head["hidden_size"] == target.hidden_size
+    config = json.loads((HEAD / "config.json").read_text(encoding="utf-8"))
+    assert config["vocab_size"] == target.model.config.vocab_size > config["draft_vocab_size"]
+    assert config["hidden_size"] == target.model.config.hidden_size
+
+
+def test_shipped_head_often_says_what_the_target_says(target: Target) -> None:
+    """On code that the target writes greedily: that is what it ships for."""
+    config = json.loads((HEAD / "config.json").read_text(encoding="utf-8"))
+    tensors = load_file(HEAD / "model.safetensors")
+    draft_ids = tensors.pop("t2d").nonzero().flatten()
+    del tensors["d2t"]
+    sizes = Sizes(**{name: config[name] for name in Sizes.__annotations__})
+    head = EagleHead(target.model, sizes, [2, 3, 4], draft_ids)
+    head.load_state_dict({name: value.float() for name, value in tensors.items()})
+    with LLM(TARGET, dtype="float32", device="cpu") as llm:
+        prompts = [llm.tokenizer.encode(text) for text in PROMPTS]
+        texts = answers(llm, prompts, 96, [0.0], 0)
+    reached, right = head.hits(target.read(rows(texts)), 3).tolist()
+    assert right[0] > FLOORS[0] * reached[0]
+    assert 1 + sum(right) / reached[0] > FLOORS[1]
 
 
 @pytest.mark.deep
