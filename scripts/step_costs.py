@@ -82,20 +82,20 @@ class Steps:
         narrow = kind != PLAIN or library().has_bfloat16_products
         dtype = PLAIN if narrow else "float32"
         panels = pack_model(config, random_weights(config, kind), dtype)
-        self._model = NativeLlama(config, panels, dtype)
+        self.model = NativeLlama(config, panels, dtype)
         blocks = -(-(_CACHED + most) // TOKENS_PER_BLOCK) + 1
-        self._cache = self._model.new_cache(blocks)
+        self._cache = self.model.new_cache(blocks)
         self._text = Running(
             Request(0, (1,) * 8), AUTOREGRESSIVE, NoDrafter(), [1], _CACHED, tuple(range(blocks))
         )
-        self.nbytes = self._model.weight_bytes
+        self.nbytes = self.model.weight_bytes
 
     def seconds(self, fed: int) -> float:
         """Run a step of so many tokens."""
         draft = Draft.chain((1,) * (fed - 1)) if fed > 1 else NO_DRAFT
         feed = Feed.step(self._text, draft)
         started = time.perf_counter()
-        self._model.forward([feed], self._cache)
+        self.model.forward([feed], self._cache)
         return time.perf_counter() - started
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trtla.errors import UsageError
+from trtla.settings.custom_drafters import name_of
 from trtla.settings.drafting import (
     LOOKAHEAD,
     NO_DRAFTER,
@@ -32,6 +33,8 @@ BAD = [
     ({"drafter": ("draft:",)}, "names no draft model", "draft:PATH"),
     ({"drafter": ("ngram", "lookahead", "ngram")}, "ngram is named twice", "once"),
     ({"drafter": ("draft:a", "draft:b")}, "draft is named twice", "once"),
+    ({"drafter": ("ideas:A", "ideas:A")}, "ideas:A is named twice", "once"),
+    ({"drafter": ("ideas:A-1",)}, "'ideas:A-1' is not known", "module:Name"),
     ({"drafter": ("none", "ngram")}, "none cannot be combined with others", "alone"),
 ]
 
@@ -48,6 +51,23 @@ def test_a_chain_is_written_with_commas() -> None:
     settings = DrafterSettings(parse_drafter("draft:a/b,lookahead"))
     assert (settings.draft_model, settings.uses_lookahead) == ("a/b", True)
     assert settings.name == "draft:a/b,lookahead"
+    mine = DrafterSettings(parse_drafter("ideas:A,ideas:B,ngram,a/b.py:A,draft:c"))
+    assert mine.custom == ("ideas:A", "ideas:B", "a/b.py:A")
+    assert mine.most_tokens == mine.gamma
+
+
+def test_every_object_has_a_name_that_settings_take() -> None:
+    class Mine:
+        pass
+
+    for module, name in (
+        ("__main__", "__main__:Mine"), ("a.b", "a.b:Mine"), ("draft", "draft.py:Mine"),
+        ("my-file", "my_file:Mine"), ("7b", "7b:Mine"),
+    ):  # fmt: skip
+        Mine.__module__ = module
+        assert name_of(Mine) == name_of(Mine()) == name
+        assert DrafterSettings((name,)).custom == (name,)
+    assert name_of(lambda: Mine()) == f"{__name__}:lambda"
 
 
 @pytest.mark.parametrize(
@@ -77,4 +97,6 @@ def test_tensorrt_llm_knows_lookahead_alone() -> None:
     ngram = DrafterSettings(("ngram",))
     with pytest.raises(UsageError, match="compiled for lookahead"):
         check_drafts_itself(ngram, "--drafter")
+    with pytest.raises(UsageError, match="asks for the drafter ideas:Mine"):
+        check_drafts_itself(DrafterSettings(("ideas:Mine",)), "--drafter")
     check_drafts_itself(NO_DRAFTER, "--drafter")

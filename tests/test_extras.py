@@ -34,9 +34,9 @@ INTERFACE = {
     "cli.shared.command": "Command",
     "cli.shared.flags": "flags_as",
     "cli.shared.model": (
-        "block_reuse check_drafters check_length check_model check_triples check_vocabulary "
-        "CorpusFlags is_trtllm loading model_at ModelFlags note_loading note_without_drafts "
-        "open_llm sample_model save_corpus"
+        "block_reuse check_custom check_drafters check_length check_model check_triples "
+        "check_vocabulary CorpusFlags is_trtllm loading model_at ModelFlags note_loading "
+        "note_without_drafts open_llm sample_model save_corpus"
     ),
     "cli.shared.options": (
         "chat_flags color_flag corpus_flag corpus_flags Decorator draft_flags draft_place_flags "
@@ -46,7 +46,7 @@ INTERFACE = {
         "trtllm_flags"
     ),
     "cli.shared.outputs": "check_folder check_new_file",
-    "cli.shared.params": "Given",
+    "cli.shared.params": "Given ModelArgument",
     "cli.shared.presets": "flag_defaults",
     "cli.shared.templates": "check_template check_texts",
     "cli.shared.values": "DEVICE ListType LOOKAHEAD TEXT TOKENS UnitType",
@@ -70,6 +70,9 @@ INTERFACE = {
     "formats.gguf.folder": "model_name weight_file",
     "formats.gguf.header": "Header is_gguf MADE_OF read_header shards",
     "formats.gguf.weights": "PLAIN",
+    "formats.heads.head": "EagleConfig Head MedusaConfig",
+    "formats.heads.reading": "drafter_at parameters read_head",
+    "formats.heads.stored": "open_folder",
     "formats.hf": "model_problems stored_parameters",
     "formats.hub": "hub_folder",
     "formats.model": "Model",

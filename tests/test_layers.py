@@ -51,7 +51,7 @@ RUNTIME = (
     "loop plain_loop",
 )
 MODELS = (
-    "kv_cache mask rotary tensors",
+    "kv_cache mask rotary rounding tensors",
     "attention forward tensor_cache",
     "batch layers",
     "cpu cuda",
@@ -73,6 +73,7 @@ WITH_TORCH = (
     "runtime/models/batch.py",
     "runtime/models/cuda",
     "runtime/models/cuda_check.py",
+    "runtime/models/heads/tensor_head.py",
     "runtime/models/layers.py",
     "runtime/models/llama.py",
     "runtime/models/t5.py",

@@ -18,11 +18,11 @@ PROGRAM = '''
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from trtla import (
     LLM, AsyncLLM, BeamSettings, Chunk, Completion, DrafterSettings, LookaheadConfig,
-    SamplingParams, TrtlaError, UsageError, __version__,
+    SamplingParams, TokenDrafter, TrtlaError, UsageError, __version__,
 )
 
 HOT = SamplingParams(max_tokens=20, temperature=0.8, top_p=0.9, seed=3, stop="END", n=2)
@@ -61,6 +61,16 @@ def counted(llm: LLM, text: str) -> int:
     return len(llm.tokenizer.encode(text)) + len(llm.tokenizer.decode([1, 2]))
 
 
+class Mine:
+    def propose(self, ids: Sequence[int]) -> Sequence[int]:
+        return ids[-1:]
+
+
+def drafted(mine: TokenDrafter) -> tuple[LLM, ...]:
+    named = LLM("engine", drafter="ideas:Mine", custom_drafters=[Mine])
+    return (named, LLM("engine", drafter=Mine), LLM("engine", drafter=["lookahead", mine, Mine()]))
+
+
 async def awaited() -> list[str]:
     async with AsyncLLM("engine", threads=2, max_batch_size=4) as llm:
         async for chunk in llm.stream("a", HOT):
@@ -92,6 +102,7 @@ AsyncLLM("engine", thread=2)
 LLM("engine").generate("a", max_tokens=3)
 AsyncLLM("engine").generate("a", max_tokens=3)
 LLM("engine").chat("Hello")
+LLM("engine", drafter=SamplingParams)
 """
 
 

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from trtla.llm.answer import BeamText
     from trtla.llm.async_llm import AsyncLLM
     from trtla.llm.llm import LLM, Chunk, Completion
+    from trtla.settings.custom_drafters import TokenDrafter
     from trtla.settings.drafting import DrafterSettings, DraftOptions
     from trtla.settings.lookahead import LookaheadConfig, max_draft_len
     from trtla.settings.sampling import BeamSettings, SamplingParams
@@ -26,6 +27,7 @@ __all__ = [
     "DrafterSettings",
     "LookaheadConfig",
     "SamplingParams",
+    "TokenDrafter",
     "TrtlaError",
     "TrtlaWarning",
     "UsageError",
@@ -38,6 +40,7 @@ _HOMES = {
     "trtla.llm.answer": ("BeamText",),
     "trtla.llm.async_llm": ("AsyncLLM",),
     "trtla.llm.llm": ("LLM", "Chunk", "Completion"),
+    "trtla.settings.custom_drafters": ("TokenDrafter",),
     "trtla.settings.drafting": ("DraftOptions", "DrafterSettings"),
     "trtla.settings.lookahead": ("LookaheadConfig", "max_draft_len"),
     "trtla.settings.sampling": ("BeamSettings", "SamplingParams"),

@@ -12,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from tests.support import tokenizers
+from tests.support.heads import write_head
 
 BASE: dict[str, Any] = {
     "hidden_size": 64,
@@ -62,6 +63,21 @@ def model_folder(spec: ModelSpec, root: Path) -> Path:
         tokenizer = TOKENIZERS[spec.tokenizer]()
         tokenizers.save(tokenizer, part)
         _model(spec, tokenizer.get_vocab_size()).save_pretrained(part)
+        part.rename(folder)
+    return folder
+
+
+def head_folder(spec: ModelSpec, seed: int, root: Path) -> Path:
+    """The folder of a random EAGLE-3 head for a model, written on first use."""
+    folder = root / f"{model_folder(spec, root).name}-head-{seed}"
+    if not folder.exists():
+        config = LlamaConfig.from_pretrained(model_folder(spec, root))
+        part = folder.with_suffix(".part")
+        shutil.rmtree(part, ignore_errors=True)
+        sizes = {"hidden_size": 64, "target_hidden_size": 64, "vocab_size": config.vocab_size}
+        boundaries = tuple(range(1, config.num_hidden_layers + 1))
+        norms = {"fc_norm": seed == 0, "norm_output": seed == 0}
+        write_head(part, "angelslim", **sizes, boundaries=boundaries, seed=seed, **norms)
         part.rename(folder)
     return folder
 

@@ -15,7 +15,7 @@ from random import Random
 from typing import Any
 from unittest.mock import patch
 
-from stress.models import model_folder
+from stress.models import KINDS, head_folder, model_folder
 from stress.worlds import Request, World, fed
 
 from trtla import LLM, LookaheadConfig, SamplingParams
@@ -90,6 +90,8 @@ def open_world(world: World, root: Path) -> Iterator[LLM]:
                 engine,
                 dtype="float32",
                 draft_models=[str(model_folder(one, root)) for one in world.drafts],
+                heads=[str(head_folder(world.model, one, root)) for one in world.heads],
+                head_layers=tuple(map(str, _boundaries(world))) if world.heads else None,
                 draft_options=DraftOptions(**world.options),
                 block_reuse=world.reuse,
                 bounded_steps=world.bounded_steps,
@@ -97,6 +99,11 @@ def open_world(world: World, root: Path) -> Iterator[LLM]:
         with llm:
             llm.executor.call(lambda executor: setattr(executor, "_ahead", world.ahead))
             yield llm
+
+
+def _boundaries(world: World) -> range:
+    """All layers of the model: a first one of 1 in a head's files would count outputs."""
+    return range(1, 1 + KINDS[world.model.kind].get("num_hidden_layers", 2))
 
 
 def _memory(world: World, block: int) -> Any:
@@ -133,7 +140,9 @@ class _Call:
         pairs = zip(world.requests, outcomes, strict=True)
         own = [(request, outcome) for request, outcome in pairs if request.call == number]
         self._requests, self._outcomes = zip(*own, strict=True)
-        self._folders = [str(model_folder(one, root)) for one in world.drafts]
+        drafts = [str(model_folder(one, root)) for one in world.drafts]
+        heads = [str(head_folder(world.model, one, root)) for one in world.heads]
+        self._folders = {"draft": drafts, "head": heads}
         self._leave, self._chunks = self._requests[0].leave, 0
         self._stream: Any = None
 
@@ -151,11 +160,13 @@ class _Call:
     def _drafter(self, request: Request) -> DrafterSettings | None:
         if request.drafter is None:
             return None
-        names = tuple(
-            f"draft:{self._folders[int(name[6:])]}" if name.startswith("draft:") else name
-            for name in request.drafter["drafter"]
-        )
+        names = tuple(map(self._named, request.drafter["drafter"]))
         return DrafterSettings(**{**request.drafter, "drafter": names})
+
+    def _named(self, name: str) -> str:
+        """A drafter with the path in place of the number."""
+        kind, _, number = name.partition(":")
+        return f"{kind}:{self._folders[kind][int(number)]}" if number else name
 
     def step(self, llm: LLM) -> bool:
         """Take a chunk; False when the call has ended."""

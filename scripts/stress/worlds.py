@@ -42,6 +42,8 @@ class World:
     seed: int
     model: ModelSpec
     drafts: tuple[ModelSpec, ...]
+    heads: tuple[int, ...]
+    """Seeds of random trained heads."""
     triple: tuple[int, int, int]
     batch: int
     max_num_tokens: int
@@ -70,6 +72,7 @@ def world_of(values: dict[str, Any]) -> World:
             **values,
             "model": ModelSpec(**values["model"]),
             "drafts": tuple(ModelSpec(**one) for one in values["drafts"]),
+            "heads": tuple(values["heads"]),
             "options": {
                 name: tuple(value) if isinstance(value, list) else value
                 for name, value in values["options"].items()
@@ -90,6 +93,7 @@ def random_world(seed: int, without: Sequence[str]) -> World:
         seed=seed,
         model=model,
         drafts=drafts[: dice.randrange(3)],
+        heads=tuple(range(dice.choice((0, 0, 1, 2)))),
         triple=triple,
         batch=batch,
         max_num_tokens=fed(triple) * batch + dice.choice((0, 1, 7, 100)),
@@ -130,7 +134,7 @@ Answer = Callable[[Sequence[int], dict[str, Any]], Completion]
 def random_requests(world: World, vocab_size: int, answer: Answer) -> World:
     """The world with requests; stop strings are cut out of what plain decoding says.
 
-    Drafters name a draft model by its number, as draft:0.
+    Drafters name a draft model or a trained head by its number, as draft:0 or head:1.
     """
     dice = Random(world.seed + 1)
     openings = [_ids(dice, vocab_size, dice.randrange(1, 90)) for _ in range(3)]
@@ -222,10 +226,11 @@ def _drafting(
     if dice.random() < 0.4:
         return dice.choice((None, "auto", world.triple, lookahead)), None
     drafts = [f"draft:{number}" for number in range(len(world.drafts))]
-    known = ["lookahead", "ngram", "prompt-lookup", *drafts[:1]]
+    heads = [f"head:{number}" for number in range(len(world.heads))]
+    known = ["lookahead", "ngram", "prompt-lookup", *drafts[:1], *heads[:1]]
     chain = dice.sample(known, dice.choice((1, 1, 2, 3)))
-    if drafts and dice.random() < 0.3:
-        chain = [dice.choice(drafts)]
+    if (drafts or heads) and dice.random() < 0.4:
+        chain = [dice.choice(drafts + heads)]
     settings: dict[str, Any] = {"drafter": tuple(chain), "gamma": dice.choice((1, 3, 8, 16))}
     if "ngram" in chain:
         settings |= {

@@ -12,6 +12,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from tests.support.command import trtla
+from tests.support.heads import edit, head_path, write_head
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a21\nsize 4976698672\n"
 PAGE = "<!DOCTYPE html>\n<html><head><title>model at main</title></head></html>\n"
@@ -111,6 +112,36 @@ def test_weights_of_a_wrapped_model_are_named(
     assert ran.code == 2
     assert f"names of tensors begin with '{prefix}" in ran.err
     assert f"as those of {what}" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("style", "what"),
+    [
+        ("specforge", "an EAGLE-3 head"),
+        ("speculators", "an EAGLE-3 head"),
+        ("gguf", "an EAGLE-3 head"),
+        ("medusa", "Medusa heads"),
+        ("medusa-pt", "Medusa heads"),
+    ],
+)
+def test_a_head_in_place_of_its_model_is_named(style: str, what: str, tmp_path: Path) -> None:
+    path = write_head(head_path(tmp_path, style), style)
+    if style == "medusa-pt":
+        (path / "config.json").unlink()
+    ran = trtla("run", "-m", path, "-p", "a")
+    assert ran.code == 2
+    assert f"{path} holds {what}, not a model\n" in ran.err
+    assert (
+        f"give the model that it drafts for, and the head with --drafter head:{path}\n" in ran.err
+    )
+
+
+def test_another_drafter_in_place_of_its_model_is_named(tmp_path: Path) -> None:
+    path = write_head(tmp_path / "head", change=edit(architectures=["DFlashDraftModel"]))
+    ran = trtla("run", "-m", path, "-p", "a")
+    assert ran.code == 2
+    assert f"{path} holds a DFlash drafter, not a model\n" in ran.err
+    assert "give the model that it drafts for\n" in ran.err
 
 
 _LORA = {"blk.0.attn_q.weight.lora_a": np.ones((4, 8), np.float32)}

@@ -25,7 +25,6 @@ from trtla.build.activations import mean_squares
 from trtla.build.convert import convert
 from trtla.build.engine import build_engine
 from trtla.build.quantize import Calibration
-from trtla.build.rounding import INTEGERS, best_codes, nearest_codes, round_rows
 from trtla.errors import UsageError
 from trtla.formats.blocks import BLOCK_TYPES, BlockTensor, dequantize_blocks
 from trtla.formats.checkpoint import Checkpoint
@@ -35,6 +34,7 @@ from trtla.formats.plan import hf_shapes
 from trtla.formats.tensors import BFLOAT16, FLOAT32, Dequantized
 from trtla.formats.torch_tensors import as_tensor
 from trtla.runtime.models.llama import LlamaModel
+from trtla.runtime.models.rounding import INTEGERS, best_codes, nearest_codes, round_rows
 
 CPU = torch.device("cpu")
 KINDS = [kind for kinds in INTEGERS.values() for kind in kinds]

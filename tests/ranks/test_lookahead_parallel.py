@@ -35,6 +35,7 @@ from trtla.runtime.loop.lookahead_rank import (
     RowAnswers,
     RowQuery,
     answer_rows,
+    check_head_ranks,
     query_message,
     read_queries,
     width,
@@ -191,6 +192,13 @@ def test_ranks_split_the_model_or_have_it_whole(tiny_llama):
         LLM(tiny_llama, tp_size=2, lookahead_parallel=2)
     with LLM(tiny_llama, lookahead_parallel=1) as llm:
         assert "ranks" not in llm.description
+
+
+def test_ranks_that_share_out_trees_have_no_head():
+    for ranks, heads in ((None, ["eagle"]), (1, ["eagle"]), (2, [])):
+        check_head_ranks(ranks, heads)
+    with pytest.raises(UsageError, match=r"lookahead_parallel 2 has no states for .* head eagle"):
+        check_head_ranks(2, ["eagle", "other"])
 
 
 @pytest.mark.deep

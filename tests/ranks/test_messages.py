@@ -21,7 +21,9 @@ def feeds(draw):
     prompt = tuple(draw(st.lists(st.integers(0, 200_000), min_size=1, max_size=40)))
     cached = draw(st.integers(0, len(prompt) - 1))
     blocks = tuple(draw(st.lists(st.integers(0, 10_000), min_size=1, max_size=6)))
-    sequence = Sequence(Request(7, prompt), AUTOREGRESSIVE, NoDrafter(), [], cached, blocks)
+    drafter = NoDrafter()
+    drafter.wants_states = draw(st.booleans())
+    sequence = Sequence(Request(7, prompt), AUTOREGRESSIVE, drafter, [], cached, blocks)
     if draw(st.booleans()):
         length = draw(st.integers(1, len(prompt) - cached))
         return Feed.prompt(sequence, length, draw(st.booleans()))
@@ -36,7 +38,7 @@ def seen(feed):
     """All that a forward reads of a feed."""
     positions, sequence = feed.positions(), feed.sequence
     drafted = None if feed.draft is None else feed.draft.parents
-    at = (sequence.num_cached, sequence.blocks, feed.total)
+    at = (sequence.num_cached, sequence.blocks, feed.total, sequence.drafter.wants_states)
     return (feed.tokens, feed.rows, positions, feed.lengths(positions), drafted, *at)
 
 

@@ -192,7 +192,7 @@ def test_settings_of_another_kind_are_named(llm: LLM, options: Any, part: str) -
         {"dtype": torch.float32},
         {"draft_models": [b"x"]},
         {"drafter": "n-gram"},
-        {"drafter": ("ngram",)},
+        {"drafter": ("ngram", 5)},
     ],
 )
 def test_a_model_is_not_opened_with_settings_of_another_kind(

@@ -30,6 +30,7 @@ WIDE_MLP = {"hidden_size": 64, "intermediate_size": 224, "vocab_size": 101}
 WIDE_ATTENTION = {"hidden_size": 32, "intermediate_size": 16, "vocab_size": 101}
 WIDE_HEAD = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 2003}
 SHAPES = [WIDE_MLP, WIDE_ATTENTION, WIDE_HEAD]
+TAPS = [(), tuple(range(12))]
 
 
 class NoLaunch:
@@ -87,42 +88,52 @@ def test_the_peak_is_of_what_lives_at_once():
     assert (peak.most, peak.live) == (80, 0)
 
 
-def model_of(shape, cache=None):
-    """A random model of a shape, its fused kernels on."""
+def model_of(shape, cache=None, taps=()):
+    """A random model of a shape, its fused kernels on; all of its layers are tapped, or none."""
     quantization = Quantization(kv_cache_quant_algo=cache)
     changed = {**shape, "quantization": quantization, "tie_word_embeddings": True}
+    changed["num_hidden_layers"] = len(taps) or 2
     config = llama().config.model_copy(update=changed)
     model = LlamaModel(config, arrays(_weights(config)), torch.float32, CPU)
-    model.operations = FusedOperations()
+    model.operations, model.taps = FusedOperations(), taps
     return model
 
 
 def memory_of(model):
-    return ForwardMemory(model.config, model.dtype.itemsize)
+    return ForwardMemory(model.config, model.dtype.itemsize, taps=len(model.taps))
 
 
 @pytest.mark.usefixtures("unlaunched")
 @pytest.mark.parametrize("cache", [None, "FP8"])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("mixed", [False, True], ids=["steps", "mixed"])
+@pytest.mark.parametrize("taps", TAPS, ids=["untapped", "tapped"])
 @pytest.mark.parametrize(("tokens", "rows"), [(96, 3), (96, 96)])
-def test_a_forward_takes_no_more_than_is_said_and_not_much_less(shape, cache, tokens, rows, mixed):
-    model = model_of(shape, cache)
+def test_a_forward_takes_no_more_than_is_said_and_not_much_less(
+    shape, cache, tokens, rows, taps, mixed
+):
+    model = model_of(shape, cache, taps)
     kv = model.new_cache(3)
     prompts = tokens // 2 if mixed else 0
     room = Room(tokens, prompts, rows, min(prompts, 1), 2, prompts, tokens, 1, 8)
-    inputs = StepInputs(room, 2, CPU).fill(())
+    inputs = StepInputs(room, 2, CPU, taps=taps).fill(())
     with Peak() as peak:
-        model.forward_batch(inputs, kv)
+        model._for_sampler(model.forward_batch(inputs, kv))
     said = memory_of(model).forward_bytes(tokens, rows)
     assert peak.most <= said < 2 * peak.most
 
 
 @pytest.mark.usefixtures("unlaunched")
+@pytest.mark.parametrize("taps", TAPS, ids=["untapped", "tapped"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_what_graphs_keep_is_said(shape):
-    model = model_of(shape)
-    runner = GraphRunner(model.forward_batch, model.new_cache(3), 2, (8,), 8, fake_capture)
+def test_what_graphs_keep_is_said(shape, taps):
+    model = model_of(shape, taps=taps)
+
+    def capture(run):
+        run()  # which is not recorded
+        return fake_capture(run)
+
+    runner = GraphRunner(model.forward_batch, model.new_cache(3), 2, (8,), 8, capture, taps=taps)
     with Peak() as peak:
         runner.capture_all()
     said = memory_of(model).graph_bytes(16)
@@ -146,15 +157,17 @@ def test_all_together_hold_the_graphs_the_buffer_and_a_forward_of_prompts():
     assert memory.scratch_bytes(limits_of(tokens=960), sizes) > said
 
 
+@pytest.mark.parametrize("taps", TAPS, ids=["untapped", "tapped"])
 @pytest.mark.parametrize("cache", [None, "FP8"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_pytorchs_operations_take_no_more_than_is_said(shape, cache):
-    model = model_of(shape, cache)
+def test_pytorchs_operations_take_no_more_than_is_said(shape, cache, taps):
+    model = model_of(shape, cache, taps)
     model.operations = PlainOperations()
     blocks, limits = list(range(NUM_BLOCKS)), limits_of(batch=4)
     prompts = [sequence_of(at, 28, blocks, range(at + 28), ()) for at in (0, 40)]
     feeds = [Feed.prompt(sequence, 28, True) for sequence in prompts]
     feeds += [tree_feed(sequence_of(120, n, blocks), range(n - 1)) for n in (30, 10)]
+    feeds[0].sequence.drafter.wants_states = True
     kv = model.new_cache(NUM_BLOCKS)
     with Peak() as peak:
         model.run(feeds, kv)

@@ -161,6 +161,7 @@ def prompt_feed(length):
 @interpreted
 def test_tapped_layers_are_the_plain_ones():
     model, feeds = llama(), prompt_feed(3)
+    feeds[0].sequence.drafter.wants_states = True
     with fused_model(model, taps=(1, 0)):
         found = model.run(feeds, filled_cache(model)).hidden
         model.operations = PlainOperations()

@@ -24,13 +24,15 @@ from tests.support.paged import (
     sequence_of,
     tree_feed,
 )
+from tests.support.states import Seen, check_states
+from tests.support.toys import Made, tokens_of
 from tests.support.toys import request as toy_request
 from tests.support.toys import run as run_requests
-from tests.support.toys import tokens_of
 from tests.support.unchanged import CUDA_SOURCES
 from trtla.runtime.auto.steps import StepCosts
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.costs import CostTable
+from trtla.runtime.draft import NoDrafter
 from trtla.runtime.drafters.factory import Drafters
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.loop.executor import TorchExecutor
@@ -128,6 +130,26 @@ def test_what_stands_in_for_the_kernels_computes_the_same_texts():
         got = run_requests(executor, requests)
     assert [tokens_of(got[n]) for n in got] == [tokens_of(expected[n]) for n in expected]
     assert executor.stats().accepted == plain.stats().accepted > 0
+
+
+def test_states_of_graphs_and_pages_are_those_of_pytorchs_operations(monkeypatch):
+    """Drafters want them of two texts of three."""
+    requests = [asked(n, length, 9, {}, {}) for n, length in enumerate((40, 3, 110))]
+    model, limits = llama(), ExecutorLimits(3, 150, 200, 60, 101, TRIPLE)
+    plain = TorchExecutor(model, model.new_cache(30), limits)
+    texts = {n: tokens_of(found) for n, found in run_requests(plain, requests).items()}
+    drafters = {0: Seen(texts[0]), 1: NoDrafter(), 2: Seen(texts[2])}
+    monkeypatch.setattr(model, "taps", (1, 0))
+    with served(model, limits) as (executor, found):
+        assert (known := set(found))  # of graphs
+        executor._drafting.drafters = Made(lambda _, one: drafters[one.request_id])
+        got = run_requests(executor, requests)
+        assert found == known
+    assert {n: tokens_of(each) for n, each in got.items()} == texts
+    assert executor.stats().accepted > 8
+    for number in (0, 2):
+        text = (*requests[number].input_ids, *texts[number])
+        check_states(model, drafters[number], text, exact=False)
 
 
 def test_buckets_without_a_graph_launch_what_was_launched_at_the_start(monkeypatch):

@@ -29,6 +29,7 @@ from tests.support.paged import (
     paged_reference,
     sequence_of,
     steps,
+    tapped,
     tree_feed,
     wide_room,
 )
@@ -146,12 +147,15 @@ def test_a_long_chain_is_seen_node_by_node(split):
 @examples(6)
 @given(steps(prompts=1, generating=2, most_cached=60, longest=12))
 def test_a_model_on_pages_gives_the_logits_of_the_packed_one(feeds):
-    model = llama()
+    model, taps = llama(), (1, 0)
     cache, other = filled_cache(model), filled_cache(model)
-    expected = model.run(feeds, other).logits
-    runner = GraphRunner(model.forward_batch, cache, 4, (84, 90), 400, fake_capture)
+    with tapped(model, feeds, taps):
+        expected = model.run(feeds, other)
+    runner = GraphRunner(model.forward_batch, cache, 4, (84, 90), 400, fake_capture, taps=taps)
     for _ in range(2):
-        torch.testing.assert_close(runner(feeds).logits, expected, rtol=1e-4, atol=1e-4)
+        found = runner(feeds)
+        torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(found.hidden, expected.hidden, rtol=1e-4, atol=1e-4)
 
 
 @interpreted

@@ -22,6 +22,7 @@ from tests.support.paged import (
     reference_attention,
     sequence_of,
     steps,
+    tapped,
     tree_feed,
     visible,
     wide_room,
@@ -101,19 +102,48 @@ def test_texts_are_cut_into_few_stretches(context):
 @examples(20)
 @given(steps(prompts=1))
 def test_graphs_and_padding_never_change_logits(feeds):
-    model = llama()
+    model, taps = llama(), (1, 0)
     cache, other = filled_cache(model), filled_cache(model)
-    expected = model.run(feeds, other).logits
-    runner = GraphRunner(model.forward_batch, cache, 4, (84, 90), 400, fake_capture)
+    with tapped(model, feeds, taps):
+        expected = model.run(feeds, other)
+    runner = GraphRunner(model.forward_batch, cache, 4, (84, 90), 400, fake_capture, taps=taps)
     with reference_attention():
         for _ in range(2):
-            torch.testing.assert_close(runner(feeds).logits, expected)
+            found = runner(feeds)
+            torch.testing.assert_close(found.logits, expected.logits)
+            torch.testing.assert_close(found.hidden, expected.hidden)
     used = make_batch(feeds, cache, 1, torch.float32).slots
     torch.testing.assert_close(cache.data[:, :, used], other.data[:, :, used])
     untouched = torch.ones(NUM_BLOCKS * TOKENS_PER_BLOCK, dtype=torch.bool)
     untouched[used] = False
     places = untouched.nonzero().flatten()
     assert torch.equal(cache.data[:, :, places], other.data[:, :, places])
+
+
+def test_graphs_keep_states_that_nobody_wants_to_themselves():
+    """Other steps tap nothing then."""
+    seen, cache = [], empty_cache()
+
+    def forward(batch, cache):
+        seen.append(batch.taps)
+        states = batch.tokens[None, :, None].float().repeat(len(batch.taps), 1, 1)
+        return BatchOutput(batch.rows[:, None].float(), states if batch.taps else None)
+
+    runner = GraphRunner(forward, cache, 2, (8,), 100, fake_capture, taps=(3, 1))
+    runner.capture_all()
+    assert {*seen} == {(3, 1)}
+    seen.clear()
+    alone, prompt, beyond = feeds_of(3), prompt_of_30(), feeds_of(9)
+    for feeds, taps in ((alone, [(3, 1)]), ([prompt, *alone], [(), (3, 1)]), (beyond, [()])):
+        assert runner(feeds).hidden is None
+        assert seen == taps
+        seen.clear()
+    for one in (alone[0], beyond[0]):
+        one.sequence.drafter.wants_states = True
+    for feeds in (alone, [prompt, *alone], beyond):
+        tokens = [token for feed in feeds for token in feed.tokens]
+        assert runner(feeds).hidden.tolist() == [[[token] for token in tokens]] * 2
+        assert {*seen} == {(3, 1)}
 
 
 def counting_runner(capture, batch=4):
@@ -282,7 +312,7 @@ def test_graphs_that_find_no_memory_are_missing_alone(caplog, before, most, toke
         assert calls.pop() == fed
     assert tries == []
     if tokens:  # what graphs leave their logits in is as large as the largest one
-        assert len(runner._logits) == most
+        assert len(runner._kept.logits) == most
 
 
 def test_another_failure_after_one_of_memory_gives_up_all_graphs(caplog):

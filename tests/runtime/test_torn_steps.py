@@ -20,7 +20,8 @@ from trtla.llm.prompt import PromptRequest
 from trtla.runtime import blocks as block_reuse
 from trtla.runtime import executor as in_flight
 from trtla.runtime import sequence
-from trtla.runtime.drafters import draft_model, factory
+from trtla.runtime.auto import heads as auto_heads
+from trtla.runtime.drafters import draft_model, eagle, factory
 from trtla.runtime.loop import drafting, scheduler
 from trtla.runtime.loop import executor as torch_executor
 from trtla.runtime.loop import step as step_loop
@@ -36,6 +37,7 @@ STATE = {
     "step": (step_loop,),
     "blocks": (scheduler, kv_cache, block_reuse),
     "drafters": (draft_model, factory),
+    "heads": (eagle, auto_heads),
 }
 
 

@@ -18,7 +18,7 @@ VOCAB = 12
 seeds = st.integers(0, 2**32)
 
 
-def played(seed: int, theme: Theme = Theme(), steps: int = 12) -> Calls:  # noqa: B008
+def played(seed: int, theme: Theme = Theme(SOURCES), steps: int = 12) -> Calls:  # noqa: B008
     session = Session(seed, theme)
     for _ in range(steps):
         session.step()

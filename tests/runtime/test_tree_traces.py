@@ -31,6 +31,7 @@ THEMES = {
     "grammar": Theme(("grammar", "context", "recycling"), (0.0,), vocab=29),
     "prices": Theme(priced=True),
     "all": Theme(most_tokens=40, shared=0.5),
+    "heads": Theme(("head", "context", "recycling", "grammar"), (0.0, 0.7)),
 }
 
 

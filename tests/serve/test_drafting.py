@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from tests.support.served import open_shipped, refused, serving
@@ -74,3 +76,44 @@ def test_what_is_for_draft_models_goes_with_the_draft_model():
     assert started.changed({"gamma": 3}).egag
     alone = started.changed({"drafter": ("ngram",)})
     assert (alone.egag, alone.rejection, alone.drafter) == (False, False, ("ngram",))
+
+
+class LastTime:
+    """What followed the last token when it came before."""
+
+    def propose(self, ids):
+        before = [place for place, token in enumerate(ids[:-1]) if token == ids[-1]]
+        return ids[before[-1] + 1 :] if before else []
+
+
+MINE = f"{__name__}:LastTime"
+
+
+def test_no_request_imports_code(served, tmp_path, monkeypatch):
+    """A module of the server's folder stays untouched, whatever asks for it."""
+    (tmp_path / "not_imported.py").write_text("raise SystemExit('imported')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for drafter in (
+        "not_imported:Name",
+        "lookahead,not_imported:Name",
+        f"{tmp_path}/not_imported.py:Name",
+    ):
+        for path in ("completions", "chat/completions"):
+            asked = dict(LOOP, drafter=drafter)
+            if path != "completions":
+                asked["messages"] = [{"role": "user", "content": asked.pop("prompt")}]
+            message = refused(served.http.post(f"/v1/{path}", json=asked), 400, "drafter")
+            assert "which the model was not opened with; omit drafter" in message
+    assert "not_imported" not in sys.modules
+
+
+def test_a_request_may_name_a_custom_drafter_of_the_start():
+    opened = ["lookahead", LastTime]
+    with serving(lambda: open_shipped(drafter=opened)) as started:
+        plain, _ = answered(started, **LOOP, drafter="none")
+        text, metrics = answered(started, **LOOP, drafter=MINE, lookahead="auto")
+        assert text == plain
+        assert [*metrics["sources"]] == [MINE]
+        assert f'source="{MINE}"' in started.http.get("/metrics").text
+        refused(started.complete(**LOOP, drafter=f"{__name__}:answered"), 400, "drafter")

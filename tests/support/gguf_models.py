@@ -119,11 +119,11 @@ def state(model: LlamaForCausalLM, arch: str = "llama") -> dict[str, np.ndarray]
         found[next(filter(None, known))] = np.ascontiguousarray(array)
     rope = _rope(config)
     if rope["rope_type"] == "llama3":
-        found["rope_freqs.weight"] = _llama3_factors(rope, head_size(model))
+        found["rope_freqs.weight"] = llama3_factors(rope, head_size(model))
     return found
 
 
-def _llama3_factors(rope: dict[str, Any], head: int) -> np.ndarray:
+def llama3_factors(rope: dict[str, Any], head: int) -> np.ndarray:
     """Written out as the converter has it, frequency by frequency."""
     factors = []
     for pair in range(0, head, 2):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 from hypothesis import strategies as st
 
+from tests.support.toy_heads import ToyHead
 from tests.support.toys import ToyModel, hash_scores, request, tokens_of, toy_executor
 from trtla.runtime.draft import NoDrafter
 from trtla.runtime.drafters.draft_model import DraftModelDrafters
+from trtla.runtime.drafters.eagle import EagleDrafters
 from trtla.runtime.drafters.factory import Drafters
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.models.tensor_cache import TensorCache
@@ -18,7 +20,7 @@ from trtla.settings.lookahead import AUTOREGRESSIVE
 
 VOCAB = 6
 DEFAULT = DraftOptions()
-NAMES = ("lookahead", "ngram", "prompt-lookup", "draft:toy")
+NAMES = ("lookahead", "ngram", "prompt-lookup", "draft:toy", "head:toy")
 
 
 @st.composite
@@ -86,18 +88,21 @@ def mixed_executor(
     max_reused_len=0,
     ahead=None,
 ):
-    """An executor over a toy that makes every kind of drafter; the draft model is a toy too.
+    """An executor over a toy that makes every kind of drafter; draft model and head are toys too.
 
-    With `scores` both are that toy.
+    With `scores` all are that toy.
     """
     limits = ExecutorLimits(batch, 160, 160, budget, VOCAB, server)
     cache = TensorCache(1, 1, 2, 6 * batch, torch.float64, torch.device("cpu"))
     model = ToyModel(scores or hash_scores(VOCAB, draft_salt))
     group = DraftModelDrafters(model, cache, DrafterSettings(("draft:toy",)), limits)
-    factory = Drafters(limits, options, {"toy": group})
+    head = ToyHead(scores or hash_scores(VOCAB, draft_salt))
+    heads = EagleDrafters(head, head.new_cache(24 * batch), (0,))
+    factory = Drafters(limits, options, {"toy": group}, {"toy": heads})
     executor, target = toy_executor(
         scores or hash_scores(VOCAB), VOCAB, server, drafter=factory, max_batch_size=batch,
-        max_num_tokens=budget, draft_models=("toy",), max_reused_len=max_reused_len, ahead=ahead,
+        max_num_tokens=budget, draft_models=("toy",), heads=("toy",),
+        max_reused_len=max_reused_len, ahead=ahead,
     )  # fmt: skip
     return executor, target, group
 

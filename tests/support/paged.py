@@ -163,6 +163,17 @@ def reference_attention():
         yield patch
 
 
+@contextmanager
+def tapped(model, feeds, taps=(1, 0)):
+    """Layers are tapped meanwhile: one of the drafters wants their states."""
+    feeds[-1].sequence.drafter.wants_states = True
+    model.taps = taps
+    try:
+        yield
+    finally:
+        model.taps = ()
+
+
 def fake_capture(run):
     """A graph that runs everything again."""
     run()

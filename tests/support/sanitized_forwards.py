@@ -9,7 +9,9 @@ from __future__ import annotations
 import ctypes
 import itertools
 import sys
+from typing import Any
 
+import numpy as np
 import torch
 
 from tests.support.compiled import (
@@ -22,9 +24,13 @@ from tests.support.compiled import (
     text,
     weights_of,
 )
+from tests.support.head_reference import eagle_config, random_head
 from trtla.runtime.draft import NO_DRAFT, Draft
 from trtla.runtime.models.cpu import library as native
 from trtla.runtime.models.cpu.llama import NativeLlama, native_problem
+from trtla.runtime.models.heads.head_model import HeadFeed
+from trtla.runtime.models.heads.native_head import NativeHead
+from trtla.runtime.models.kv_cache import SlotTable
 from trtla.runtime.request import NO_TOKEN
 from trtla.runtime.sequence import Feed
 from trtla.runtime.threads import set_threads
@@ -67,6 +73,21 @@ def rows(size: int) -> torch.Tensor:
     return found
 
 
+def draft(target: NativeLlama, **keys: Any) -> None:
+    """A head's forwards of two texts: many pairs beside one, then one of each."""
+    config = eagle_config(**keys)
+    head = NativeHead(random_head(config), config, target)
+    taps = np.ones((len(head.taps), 41, target.config.hidden_size), np.float32)
+    cache, states = head.new_cache(4), head.fuse(taps)
+    tables = [SlotTable.of((2, 0)), SlotTable.of((3,))]
+    for pairs in (((0, 40), (0, 1)), ((40, 1), (1, 1))):
+        feeds = [
+            HeadFeed(table, 9, cached, [3] * count, states[:count])
+            for table, (cached, count) in zip(tables, pairs, strict=True)
+        ]
+        head.forward(feeds, cache)
+
+
 def main() -> None:
     """Go through models, arithmetics and threads."""
     library = native.NativeLibrary(ctypes.CDLL(sys.argv[1]))
@@ -83,6 +104,9 @@ def main() -> None:
             model = native_of(config, weights_of(config, stored), dtype, int8_cache=int8)
             logits = step(model, prompts, 1 + number % 4)
             choose(model, logits[:2].contiguous())
+    whole = native_of(config_of(), weights_of(config_of()), torch.float32)
+    draft(whole)
+    draft(whole, vocab_size=9, flags=("fc_norm", "norm_before_residual", "norm_output"))
     broken = ((name, tensor * NAN) for name, tensor in weights_of(config_of()))
     model = native_of(config_of(), broken, torch.float32)
     logits = step(model, [text(1, 40)], 1)[:2].contiguous()

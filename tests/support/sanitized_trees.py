@@ -18,7 +18,7 @@ from trtla.settings.drafting import SOURCES
 def sessions() -> None:
     """Random requests, with few and with many tokens of other requests' texts."""
     for seed, most_tokens in enumerate([40, 10_000] * 2):
-        session = Session(seed, Theme(most_tokens=most_tokens))
+        session = Session(seed, Theme(SOURCES, most_tokens=most_tokens))
         for _ in range(25):
             session.step()
         assert any(draft.tokens for draft in session.calls.drafts)

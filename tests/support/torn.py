@@ -20,7 +20,9 @@ from trtla.settings.drafting import NO_DRAFTER, DrafterSettings
 from trtla.settings.lookahead import AUTOREGRESSIVE
 
 SHIPPED = Path(trtla.__file__).parent / "assets" / "tiny-llama"
-CHAIN = DrafterSettings(("draft:toy", "lookahead", "ngram"), gamma=3, reset_in_between=False)
+CHAIN = DrafterSettings(
+    ("draft:toy", "lookahead", "ngram", "head:toy"), gamma=3, reset_in_between=False
+)
 PROMPTS = {"broken": [1, 2, 3, 1, 2], "other": [2, 1] * 20, "third": [3]}
 SAMPLING = {
     "broken": SamplingParams(14, 0.7, seed=1),

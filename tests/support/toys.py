@@ -38,7 +38,10 @@ Scores = Callable[[list[int]], list[float]]
 
 
 class ToyModel(PackedModel):
-    """A target whose logits are `scores(visible text)`; it checks that the text is contiguous."""
+    """A target whose logits are `scores(visible text)`; it checks that the text is contiguous.
+
+    Its states, if it has a tap, are tokens and positions.
+    """
 
     group_size = 1
     dtype = torch.float64
@@ -63,7 +66,9 @@ class ToyModel(PackedModel):
         self.fed.append(len(batch.tokens))
         self.visible.append(texts)
         logits = [self._scores(texts[row]) for row in batch.rows.tolist()]
-        return BatchOutput(torch.tensor(logits, dtype=torch.float64))
+        states = torch.stack((batch.tokens, batch.positions), dim=-1).float()[None]
+        rows = torch.tensor(logits, dtype=torch.float64)
+        return BatchOutput(rows, states if batch.taps else None)
 
 
 def _text(stored: list[list[float]], slots: list[int]) -> list[int]:
@@ -167,6 +172,7 @@ def toy_executor(
     num_blocks: int | None = None,
     costs: CostTable | None = None,
     draft_models: tuple[str, ...] = (),
+    heads: tuple[str, ...] = (),
     max_reused_len: int = 0,
     options: DraftOptions | None = None,
     ahead: bool | None = None,
@@ -175,10 +181,12 @@ def toy_executor(
     per_sequence = -(-(max_text_len + server.max_draft_len) // TOKENS_PER_BLOCK)
     blocks = num_blocks or per_sequence * max_batch_size
     model = ToyModel(scores)
+    model.taps = (0,) if heads else ()
     cache = model.new_cache(blocks)
     budget = max_num_tokens or max(4096, max_batch_size * server.max_decoding_tokens)
     lengths = (max_text_len, max_text_len, budget)
-    limits = ExecutorLimits(max_batch_size, *lengths, vocab, server, draft_models=draft_models)
+    named = {"draft_models": draft_models, "heads": heads}
+    limits = ExecutorLimits(max_batch_size, *lengths, vocab, server, **named)
     drafters = drafter if isinstance(drafter, DrafterFactory) else Made(drafter)
     if options is not None:
         drafters = Drafters(limits, options, {})

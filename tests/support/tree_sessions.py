@@ -16,7 +16,9 @@ from trtla.runtime.tree.library import Planner, SharedTrees, Tree, Usual
 from trtla.settings.drafting import SOURCES
 from trtla.settings.sampling import SamplingParams
 
-TEXTS = [name for name in SOURCES if name != "recycling"]
+WITHOUT_HEADS = tuple(name for name in SOURCES if name != "head")
+COUNTED = [name for name in SOURCES if name != "recycling"]
+"""Sources whose gain is counted."""
 
 
 class Calls:
@@ -53,6 +55,14 @@ class Calls:
     def _chains(self, tree: int, chains: Sequence[Sequence[int]]) -> None:
         self.trees[tree].set_chains(chains)
 
+    def _head(self, tree: int, row: int, token: int, logs: Sequence[tuple[int, float]]) -> None:
+        rows = top_rows([dict(logs)], (0,), -1)
+        self.trees[tree].add_head_row(row, token, rows.ids, rows.logs)
+
+    def _unread(self, tree: int) -> Any:
+        unread = self.trees[tree].unread()
+        return unread and [unread.row, unread.token, round(unread.value, 5)]
+
     def _grammar(self, tree: int, forced: Any, allowed: Any, usual: Any) -> None:
         masks = {
             tuple(path): np.array([sum(1 << token for token in some)], np.uint32)
@@ -85,7 +95,7 @@ class Calls:
 
     def _counts(self, tree: int) -> dict[str, Any]:
         own = self.trees[tree]
-        gained = {name: count for name in TEXTS if (count := own.gained(name))}
+        gained = {name: count for name in COUNTED if (count := own.gained(name))}
         counts = {name: asdict(count) for name, count in own.counts().items()}
         for count in counts.values():
             count["expected"] = round(count["expected"], 4)
@@ -99,7 +109,7 @@ class Calls:
 class Theme:
     """What a session's requests use."""
 
-    sources: Sequence[str] = SOURCES
+    sources: Sequence[str] = WITHOUT_HEADS
     heats: Sequence[float] = (0.0, 0.0, 0.7, 1.3)
     vocab: int = 12
     most_tokens: int = 10_000
@@ -183,6 +193,19 @@ class Session:
             all_ = dice.randrange(1, 20)
             usual = [dice.randrange(self._vocab), dice.randrange(1, all_ + 1), all_]
             self.calls("grammar", tree, [self._text(3)], masks, usual)
+        if "head" in sources and self._chance(0.7):
+            self._add_head_rows(tree)
+
+    def _add_head_rows(self, tree: int) -> None:
+        """Rows of a head along the most likely path, or of all nodes of a depth."""
+        by_depth = self._chance(0.3)
+        self.calls("head", tree, -1, -1, self._row())
+        for depth in range(self._dice.randrange(4)):
+            unread = self.calls("unread", tree)
+            if by_depth or unread is None:
+                self.calls("head", tree, depth, -1, self._row())
+            else:
+                self.calls("head", tree, unread[0], unread[1], self._row())
 
     def _allowed(self) -> list[int]:
         """Few tokens or many that may follow."""

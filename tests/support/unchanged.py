@@ -28,7 +28,8 @@ RANK_SOURCES = pytest.mark.sources(
 )
 """Processes that run one model together."""
 NATIVE_SOURCES = pytest.mark.sources(
-    "trtla/runtime/models/cpu", "trtla/runtime/tree", "tests/runtime/native"
+    *("trtla/runtime/models/cpu", "trtla/runtime/models/heads", "trtla/runtime/tree"),
+    "tests/runtime/native",
 )
 """C++ and how it is compiled."""
 _ALWAYS = ("constraints.txt", "tests/support", "tests/conftest.py")

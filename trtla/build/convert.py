@@ -13,7 +13,6 @@ from pathlib import Path
 from trtla.build.quantize import Calibration, Fp8Source
 from trtla.build.rounding import (
     ALGORITHMS,
-    INTEGERS,
     AwqSource,
     RoundedSource,
     integer_config,
@@ -29,6 +28,7 @@ from trtla.formats.gguf.folder import model_folder, model_inputs, weight_file
 from trtla.formats.hf import HFModel
 from trtla.formats.source import checkpoint_config, config_json, in_type
 from trtla.formats.tensors import TensorSource
+from trtla.runtime.models.rounding import INTEGERS
 from trtla.trtllm.rules import check_family
 
 _log = logging.getLogger(__name__)

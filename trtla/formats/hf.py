@@ -233,7 +233,7 @@ def _top(name: str) -> str:
 
 def stored_parameters(folder: Path) -> int:
     """The count of numbers in the weight files of a folder, of any model."""
-    return sum(prod(file.entries[name].shape) for name, file in _stored(folder).items())
+    return sum(prod(file.entries[name].shape) for name, file in stored_tensors(folder).items())
 
 
 def check_layers(folder: Path) -> None:
@@ -242,7 +242,7 @@ def check_layers(folder: Path) -> None:
     transformers makes all layers before it looks at the weights, however long that takes.
     """
     config = read_json(folder / "config.json")
-    tensors = len(_stored(folder))
+    tensors = len(stored_tensors(folder))
     for key, value in config.items() if isinstance(config, dict) else ():
         counts = key.endswith("layers") and key != "max_window_layers"  # a bound, which makes none
         if counts and isinstance(value, int):
@@ -257,7 +257,7 @@ def _check_layers(folder: Path, key: str, layers: int, tensors: int) -> None:
 
 
 def _locate(folder: Path) -> _Where:
-    where: _Where = {name: (file, name) for name, file in _stored(folder).items()}
+    where: _Where = {name: (file, name) for name, file in stored_tensors(folder).items()}
     where = {name: at for name, at in where.items() if not name.endswith("rotary_emb.inv_freq")}
     if (wrapped := wrapped_model(folder, where)) is not None:
         raise wrapped
@@ -271,7 +271,7 @@ def _prefixed(name: str) -> str:
     return f"model.{name}" if unprefixed else name
 
 
-def _stored(folder: Path) -> Mapping[str, WeightFile]:
+def stored_tensors(folder: Path) -> Mapping[str, WeightFile]:
     """The file of each tensor: by the index of several, whatever else is in the folder."""
     kinds: dict[str, type[WeightFile]] = {
         "model.safetensors": SafetensorsFile,

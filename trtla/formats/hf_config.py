@@ -36,6 +36,7 @@ from trtla.formats.families import (
     architecture,
     unknown_arithmetic,
 )
+from trtla.formats.heads.kinds import drafter_kind, no_model_but
 from trtla.formats.hf_rotary import checkpoint_scaling, rotary_keys, share_of_heads
 from trtla.formats.model_folder import CONFIG, ModelFolder, config_kind
 from trtla.formats.quantised_folder import read_quantization
@@ -216,6 +217,8 @@ def _supported_architecture(data: Any, path: Path) -> str:
             f"{path.parent} is not a Hugging Face model but a trtla {kind}",
             "give the Hugging Face folder that it came from",
         )
+    if (drafter := drafter_kind(data)) is not None:
+        raise no_model_but(path.parent, drafter)
     name = architecture(data)
     if name in ENCODER_DECODERS.values():
         raise refuse_to_convert(path.parent, str(name))

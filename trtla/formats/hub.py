@@ -24,8 +24,8 @@ _NAME = re.compile(
 _TIMEOUT_S = 10.0
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
 _SMALL = ("config.json", GENERATION_CONFIG, *TOKENIZER_FILES, "*.index.json")
-_WEIGHTS = ("*.safetensors", "*.bin")
-"""The second only where the first is not there."""
+_WEIGHTS = ("*.safetensors", "*.bin", "medusa_lm_head.pt")
+"""Each only where those before it are not there."""
 _ELSEWHERE = ("*/*", "training_args.bin", "consolidated*")
 """Other formats' folders, files without weights, and the weights again under Mistral's names."""
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from trtla.errors import UsageError
 from trtla.files import read_json
+from trtla.formats.heads.kinds import folder_kind, gguf_kind, no_model_but
 
 ADAPTER = "adapter_config.json"
 _WRAPPERS = {
@@ -61,6 +62,8 @@ def no_model(path: Path) -> UsageError:
         return UsageError(
             f"{path} is a cache of the hub, not a model", f"give a folder in its snapshots, {hint}"
         )
+    if (drafter := folder_kind(path, {})) is not None:
+        return no_model_but(path, drafter)
     if found := sorted(path.glob("*.gguf")):
         kind = "a GGUF file" if len(found) == 1 else f"{len(found)} GGUF files"
         return UsageError(f"{path} is a folder with {kind}", f"give the file, such as {found[0]}")
@@ -96,6 +99,8 @@ def wrapped_model(path: Path, names: Iterable[str]) -> UsageError | None:
 def no_gguf_model(path: Path, metadata: Mapping[str, Any], tensors: int) -> UsageError | None:
     """The refusal of a GGUF file that holds something else than a model; None: it holds one."""
     kind, architecture = metadata.get("general.type"), metadata.get("general.architecture")
+    if (drafter := gguf_kind(architecture)) is not None:
+        return no_model_but(path, drafter)
     if architecture == "clip":
         kind = "mmproj"
     elif architecture == "controlvector":

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from trtla.errors import UsageError
 from trtla.files import read_json, read_text
 from trtla.formats.filling import is_half_filled, restore
+from trtla.formats.heads.kinds import drafter_kind, no_model_but
 from trtla.formats.mistaken import no_model
 
 CONFIG = "config.json"
@@ -81,6 +82,8 @@ class ModelFolder:
             raise self._half_filled() if is_half_filled(path) else no_model(path)
         kind = config_kind(self.read(CONFIG))
         if kind is None:
+            if (drafter := drafter_kind(self.object(CONFIG))) is not None:
+                raise no_model_but(path, drafter)
             raise UsageError(
                 f"{path / CONFIG} belongs to no Hugging Face model, checkpoint or engine",
                 "give a Hugging Face model, checkpoint or engine folder",

@@ -85,7 +85,8 @@ _DRAFTERS = _Setting(
     "drafters",
     "DrafterSettings",
     lambda value: value is None or isinstance(value, DrafterSettings),
-    "give names, such as 'prompt-lookup', or DrafterSettings",
+    "give names, such as 'prompt-lookup', or DrafterSettings; drafters of your own are for "
+    "LLM(..., drafter=...)",
 )
 _EXPECTED = _Setting(
     "expected_output",

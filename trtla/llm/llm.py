@@ -89,11 +89,14 @@ class LLM(RequestMaker):
     ) -> None:
         options = replace(options or ENGINE_OPTIONS, **settings)
         from trtla.llm.corpus import Corpus
+        from trtla.llm.found_head import with_found_head
         from trtla.llm.open import open_executor
         from trtla.runtime.threads import set_threads, within_cores
 
         set_threads(within_cores(options.threads))
         super().__init__(model, options)
+        options = with_found_head(self.engine, options)
+        self._drafter = options.drafter
         if not self._drafts_by_tree(self._drafter):
             changed = options.draft_options.changed
             unread = [f"lookahead_{name}" for name in changed if name in ("nodes", "sources")]

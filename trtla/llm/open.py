@@ -15,14 +15,18 @@ from dataclasses import replace
 from trtla.errors import RankLost, TrtlaError, UsageError, named, require
 from trtla.formats.engine import EncoderDecoder, Engine
 from trtla.formats.gguf.folder import find_folder
+from trtla.formats.heads.head import Head
+from trtla.formats.heads.reading import read_head
 from trtla.formats.model import Model
 from trtla.formats.special_tokens import end_tokens
 from trtla.formats.support import split_config
+from trtla.llm.custom_drafters import custom_drafters
 from trtla.llm.text import Tokenizer
 from trtla.llm.tokenizer_files import named_tokens
 from trtla.llm.vocabulary import check_draft_model
 from trtla.machine import usable_cores
 from trtla.runtime.device import resolve_device
+from trtla.runtime.drafters.custom import CustomDrafters
 from trtla.runtime.executor import Executor
 from trtla.runtime.ranks.opening import give_back_cores, share_cores
 from trtla.runtime.ranks.place import Place, torchrun_place
@@ -45,6 +49,16 @@ def _draft_engines(target: Engine, options: ExecutorOptions) -> dict[str, Engine
     for path, model in models.items():
         check_draft_model(path, model, Model(target.folder), options.tokenizer_dir)
     return {path: model.open(AUTOREGRESSIVE) for path, model in models.items()}
+
+
+def _heads(target: Engine, options: ExecutorOptions) -> dict[str, Head]:
+    """Read the descriptions of trained heads, which must fit the model."""
+    named = texts("heads", options.heads, "paths")
+    if target.backend == "tensorrt-llm":
+        return {}
+    paths = (*(() if options.drafter.head is None else (options.drafter.head,)), *named)
+    config, layers = target.config.pretrained_config, options.boundaries
+    return {path: read_head(path, layers, config) for path in paths}
 
 
 def open_tokenizer(engine: Engine, options: ExecutorOptions) -> Tokenizer | None:
@@ -91,7 +105,7 @@ def open_executor(engine: Engine, options: ExecutorOptions = ENGINE_OPTIONS) -> 
         engine: an engine directory, or one made in memory from a Hugging Face folder.
         options: that differ from the engine's own.
     """
-    draft_engines = _draft_engines(engine, options)
+    draft_engines, heads = _draft_engines(engine, options), _heads(engine, options)
     trtllm_engine = engine.name if engine.backend == "tensorrt-llm" else None
     draft_place = (options.draft_device, options.draft_dtype)
     check_draft_place(*draft_place, bool(draft_engines), trtllm_engine)
@@ -100,7 +114,8 @@ def open_executor(engine: Engine, options: ExecutorOptions = ENGINE_OPTIONS) -> 
 
         return open_trtllm_executor(engine, options)
     _check_torch(engine, options.trtllm)
-    return _open_on_ranks(engine, options, draft_engines)
+    custom = custom_drafters((*options.drafter.custom, *options.custom_drafters))
+    return _open_on_ranks(engine, options, draft_engines, heads, custom)
 
 
 def _check_torch(engine: Engine, trtllm: TrtllmSettings) -> None:
@@ -121,14 +136,18 @@ def _check_torch(engine: Engine, trtllm: TrtllmSettings) -> None:
 
 
 def _open_on_ranks(
-    engine: Engine, options: ExecutorOptions, draft_engines: Mapping[str, Engine]
+    engine: Engine,
+    options: ExecutorOptions,
+    draft_engines: Mapping[str, Engine],
+    heads: Mapping[str, Head],
+    custom: CustomDrafters,
 ) -> Executor:
     """Open this process's executor: as the only rank, as rank 0, or as torchrun's."""
     from trtla.runtime.loop.start import open_torch_executor
 
     place, name, ranks = torchrun_place(), *_rank_setting(options)
     if place is None and ranks in (None, 1):
-        return open_torch_executor(engine, options, draft_engines)
+        return open_torch_executor(engine, options, draft_engines, heads, custom=custom)
     size = ranks or (place.size if place else 1)
     if place is not None and place.size != size:
         raise UsageError(
@@ -136,6 +155,10 @@ def _open_on_ranks(
             f"omit {named(name)}, or use torchrun --nproc-per-node {size}",
         )
     _check_split(engine, name, size)
+    if heads and name == "lookahead_parallel":
+        from trtla.runtime.loop.lookahead_rank import check_head_ranks
+
+        check_head_ranks(size, [*heads])
     require(f"{name} {size}", "torch")
     from trtla.runtime.ranks.launch import start_ranks
     from trtla.runtime.ranks.world import World, torchrun_store
@@ -145,7 +168,8 @@ def _open_on_ranks(
         undo.callback(give_back_cores)
         started = None
         if place is None:
-            arguments = (str(engine.path), engine.in_memory_lookahead, options)
+            theirs = replace(options, custom_drafters=())  # this process drafts
+            arguments = (str(engine.path), engine.in_memory_lookahead, theirs)
             started = start_ranks("trtla.llm.open", arguments, size, threads)
             undo.callback(started.end)
             place = Place(0, size, size)
@@ -153,8 +177,8 @@ def _open_on_ranks(
         store = torchrun_store() if started is None else started.store
         world = World(store, place, resolve_device(options.device), started)
         undo.callback(world.close)
-        drafts = draft_engines if world.leads else {}
-        executor = open_torch_executor(engine, options, drafts, world)
+        drafts, heads = (draft_engines, heads) if world.leads else ({}, {})
+        executor = open_torch_executor(engine, options, drafts, heads, world, custom)
         undo.pop_all()
         return executor
 
@@ -203,7 +227,7 @@ def main() -> int:
         options = _on_rank(options, place.rank)
         world = World(store, place, resolve_device(options.device))
         engine = Model.at(path).open(lookahead, options.max_seq_len)
-        with open_torch_executor(engine, options, {}, world):
+        with open_torch_executor(engine, options, {}, {}, world):
             pass  # leaving the block serves until the end
     except RankLost:
         return 1  # rank 0 has ended, and reports why

@@ -161,10 +161,15 @@ class Drafter(ABC):
     per forward that committed tokens, the prefill first.
     """
 
+    source = "chain"
+    """The name that its tokens are counted by in a tree that no other drafter proposes for."""
     top_rows = 0
     """Most probable tokens that `saw` receives after each fed node."""
     ranks = 0
     """Most probable tokens that `ranked` receives for each committed token."""
+    wants_states: bool = False
+    """True if `saw_hidden` is called. It may change from step to step; steps in which no drafter
+    wants them compute none."""
 
     @abstractmethod
     def propose(self) -> Draft:
@@ -198,12 +203,18 @@ class Drafter(ABC):
             rows: after node 0, the path, and possibly other nodes.
         """
 
-    def saw_hidden(self, states: ndarray) -> None:  # noqa: B027
-        """Learn from the states of `Model.taps`; called before `observe`, for prompts in parts.
+    def saw_hidden(self, first: int, states: ndarray) -> None:  # noqa: B027
+        """Learn from the states of `Model.taps`, if `wants_states`; called before `observe`.
+
+        A drafter that always wants them gets those of every token of the text but the newest, once
+        and in order; the newest was chosen from the last one. A prompt comes in parts, and so does
+        a text that goes on after an interruption, whose tokens were observed before. Tokens of
+        kept blocks are not fed: no states of these come.
 
         Args:
-            states: float [taps, tokens, hidden size] of all tokens of a prompt that are fed, later
-                of the input and each accepted node. The newest token was chosen from the last one.
+            first: the place in the text of the first token.
+            states: float32 [taps, tokens, hidden size] of it and the tokens behind it, which the
+                next step may overwrite.
         """
 
     def close(self) -> None:  # noqa: B027

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from trtla.console import counted
 from trtla.errors import PromptTooLong, UsageError, at_start, named
 from trtla.runtime.request import Request
+from trtla.settings.custom_drafters import check_opened
 from trtla.settings.drafting import LOOKAHEAD, DrafterSettings, check_drafts_itself, refuse_texts
 from trtla.settings.lookahead import (
     AUTOREGRESSIVE,
@@ -61,6 +62,10 @@ class ExecutorLimits:
     """The drafter of requests that name none."""
     draft_models: tuple[str, ...] = ()
     """Draft models that requests may name as draft:PATH."""
+    heads: tuple[str, ...] = ()
+    """Trained heads that requests may name as head:PATH."""
+    custom_drafters: tuple[str, ...] = ()
+    """Drafters of the user's own that requests may name."""
     shares_blocks: bool = False
     """True if K/V blocks are always shared, so that no request can be private."""
     larger_triples: str = REBUILD
@@ -212,6 +217,13 @@ class ExecutorLimits:
                 "name it when the model is opened: LLM(..., draft_models=[...])",
                 "drafter",
             )
+        if settings.head not in (None, *self.heads):
+            raise UsageError(
+                f"{request.label} asks for the head {settings.head}, which is not loaded",
+                "name it when the model is opened: LLM(..., heads=[...])",
+                "drafter",
+            )
+        check_opened(settings.custom, self.custom_drafters, request.label)
         if settings.most_tokens > self.max_gamma:
             raise UsageError(
                 f"{request.label} drafts {counted(settings.most_tokens, 'token')}, above "

@@ -15,6 +15,7 @@ from trtla.runtime.models.forward import SPARE_BLOCKS, Forwarded, Model
 from trtla.runtime.models.kv_cache import KVCache
 from trtla.runtime.request import FinishReason, committed_prefix
 from trtla.runtime.sampling.accept import Path, accept_by_rejection
+from trtla.runtime.sampling.logits import on_host
 from trtla.runtime.sampling.predict import Prediction, most_probable, predict, top_rows
 from trtla.runtime.sequence import Feed, Sequence
 
@@ -47,8 +48,10 @@ def decode(
         tokens, path = _verify(feed, prediction)
         count, reason = committed_prefix(sequence.request, sequence.output_ids, tokens)
         tokens, path = tokens[:count], path[:count]
-        _rewind(feed, path[: max(0, count - 1)], cache)
-        _learn(feed, forwarded, prediction, tokens, path)
+        kept = path[: max(0, count - 1)]
+        _show_states(feed, forwarded, kept)
+        _rewind(feed, kept, cache)
+        _learn(feed, prediction, tokens, path)
         sequence.output_ids += tokens
         steps.append(tokens)
         if reason is not None:
@@ -100,20 +103,22 @@ def _rewind(feed: Feed, path: tuple[int, ...], cache: KVCache) -> None:
     sequence.num_cached += 1 + len(path)
 
 
+def _show_states(feed: Feed, forwarded: Forwarded, path: tuple[int, ...]) -> None:
+    """Show a drafter that wants them the states of a prompt, or of the input and a draft's path."""
+    if forwarded.hidden is not None and feed.wants_states:
+        hidden = on_host(forwarded.hidden)
+        places = slice(None) if feed.draft is None else (0, *path)
+        feed.sequence.drafter.saw_hidden(feed.sequence.num_cached, hidden[:, places])
+
+
 def _learn(
-    feed: Feed,
-    forwarded: Forwarded,
-    prediction: Prediction,
-    tokens: tuple[int, ...],
-    path: tuple[int, ...],
+    feed: Feed, prediction: Prediction, tokens: tuple[int, ...], path: tuple[int, ...]
 ) -> None:
-    """Show the drafter what the target chose, and of rows and states what it reads."""
+    """Show the drafter what the target chose, and of rows what it reads."""
     drafter, draft = feed.sequence.drafter, feed.draft
     if drafter.ranks and draft is not None:
         drafter.ranked(most_probable(feed, (0, *path)[: len(tokens)], prediction))
     if prediction.tops is not None:
         drafter.saw(path, prediction.tops.after(path))
-    if forwarded.hidden is not None:
-        drafter.saw_hidden(forwarded.hidden[:, slice(None) if draft is None else (0, *path)])
     chosen = prediction.draws if feed.tree.drawn else prediction.greedy
     feed.sequence.observe([max(0, chosen[node]) for node in feed.tree.read], tokens)

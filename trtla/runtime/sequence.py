@@ -275,6 +275,11 @@ class Feed:
         return self.sequence.num_cached + len(self.tokens)
 
     @property
+    def wants_states(self) -> bool:
+        """True if the drafter is shown the hidden states of the fed tokens."""
+        return self.sequence.drafter.wants_states
+
+    @property
     def tree(self) -> Draft:
         """The draft, or an empty one for a prompt."""
         return self.draft or NO_DRAFT

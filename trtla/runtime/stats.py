@@ -115,6 +115,18 @@ class DraftTotals:
         return self._entropies / self._with_entropy if self._with_entropy else None
 
 
+@dataclass(slots=True)
+class HeadTotals:
+    """The work of a trained head, summed over requests."""
+
+    forwards: int = 0
+    pairs: int = 0
+    """States and tokens that it has read."""
+    seconds: float = 0.0
+    drafts: int = 0
+    """Steps of requests that it gave rows."""
+
+
 @dataclass(frozen=True, slots=True)
 class SourceCounts:
     """The work of one source of a candidate tree, summed over steps.

@@ -13,24 +13,30 @@ from itertools import product
 from typing import Any, ClassVar, Literal
 
 from trtla.errors import UsageError, did_you_mean, named, trtllm_cannot
+from trtla.settings.custom_drafters import is_custom_name
 from trtla.settings.fields import check, option, wrong
 from trtla.settings.lookahead import LookaheadConfig
 
 NgramKind = Literal["basic", "onelevel"]
 """Contexts that n-grams are stored by: every length below the order, or the longest alone."""
 
-DRAFT_PREFIX = "draft:"
+DRAFT_PREFIX, HEAD_PREFIX = "draft:", "head:"
 DRAFTERS = ("none", "lookahead", "ngram", "prompt-lookup")
-"""Names of drafters, beside `draft:PATH`."""
+"""Names of drafters, beside `draft:PATH`, `head:PATH` and `module:Name`."""
+_PREFIXES = (DRAFT_PREFIX, HEAD_PREFIX)
+"""Beginnings of names that are no modules."""
 
-SOURCES = ("context", "expected", "requests", "window", "chain", "grammar", "recycling")
+SOURCES = ("context", "expected", "requests", "window", "chain", "grammar", "recycling", "head")
 """The sources of `auto`'s drafts: the request's own text, its expected output, texts of other
-requests, the lookahead window, further drafters, the request's grammar, and token recycling.
+requests, the lookahead window, further drafters, the request's grammar, token recycling, and a
+trained head.
 """
 PROPOSERS = (*SOURCES, "agreement")
 """Proposers of a node: a source, or a text and recycled logits that agree."""
 
-_NAMES = f"{', '.join(DRAFTERS)} or draft:PATH, or several with commas between"
+_NAMES = (
+    f"{', '.join(DRAFTERS)}, draft:PATH, head:PATH or module:Name, or several with commas between"
+)
 _MOST_TOKENS = 256  # far above any useful draft; keeps a typo from asking for gigabytes
 _LONGEST_ORDER = 32
 _MOST_FILLERS = 64
@@ -43,7 +49,8 @@ class DrafterSettings:
 
     drafter: tuple[str, ...] = option(
         ("lookahead",),
-        "What drafts: none, lookahead, ngram, prompt-lookup, or draft:PATH, a small model with the "
+        "What drafts: none, lookahead, ngram, prompt-lookup, head:PATH (trained head), draft:PATH "
+        "(small model) or module:Name. The last is a drafter of your own. A small model needs the "
         "same tokenizer. Several with commas between are sources of one tree: each proposes where "
         "those before it have fewer than gamma tokens.",
         metavar="NAME,...",
@@ -52,7 +59,7 @@ class DrafterSettings:
     )
     gamma: int = option(
         4,
-        "Most tokens that ngram, prompt-lookup and draft propose in a step.",
+        "Most tokens that drafters other than lookahead propose in a step.",
         rule=f"from 1 to {_MOST_TOKENS}; the drafter none drafts nothing",
         least=1,
         most=_MOST_TOKENS,
@@ -123,15 +130,12 @@ class DrafterSettings:
         if not self.drafter:
             raise UsageError("no drafter is named", f"use {_NAMES}")
         for name in self.drafter:
-            if name == DRAFT_PREFIX or name == DRAFT_PREFIX[:-1]:
-                raise UsageError(
-                    f"drafter {name!r} names no draft model",
-                    "write draft:PATH, an engine or a Hugging Face folder with the same vocabulary",
-                )
-            if name not in DRAFTERS and not name.startswith(DRAFT_PREFIX):
-                guess = did_you_mean(name, (*DRAFTERS, DRAFT_PREFIX))
+            if f"{name.removesuffix(':')}:" in _PREFIXES:
+                raise _without_path(name)
+            if name not in DRAFTERS and not name.startswith(_PREFIXES) and not is_custom_name(name):
+                guess = did_you_mean(name, (*DRAFTERS, *_PREFIXES))
                 raise UsageError(f"drafter {name!r} is not known", f"{guess}use {_NAMES}")
-        kinds = [name.partition(":")[0] for name in self.drafter]
+        kinds = [name if name in self.custom else name.partition(":")[0] for name in self.drafter]
         for kind in kinds:
             if kinds.count(kind) > 1:
                 raise UsageError(f"drafter {kind} is named twice", "name each drafter once")
@@ -147,6 +151,13 @@ class DrafterSettings:
             result = replace(result, **{name: values.get(name, False) for name in _OF_DRAFT_MODELS})
         check_used([result])
         return result
+
+    def without_lookahead(self) -> DrafterSettings:
+        """The same without lookahead, and without a head that is named beside it."""
+        if "lookahead" not in self.drafter:
+            return self
+        names = [name for name in self.drafter if name not in ("lookahead", self.head_name)]
+        return replace(self, drafter=tuple(names) or ("none",))
 
     @property
     def name(self) -> str:
@@ -169,12 +180,42 @@ class DrafterSettings:
         return next((name.removeprefix(DRAFT_PREFIX) for name in names), None)
 
     @property
+    def head_name(self) -> str | None:
+        """The name `head:PATH`, if a trained head drafts."""
+        return next((name for name in self.drafter if name.startswith(HEAD_PREFIX)), None)
+
+    @property
+    def head(self) -> str | None:
+        """The path of the trained head that drafts."""
+        name = self.head_name
+        return None if name is None else name.removeprefix(HEAD_PREFIX)
+
+    @property
+    def custom(self) -> tuple[str, ...]:
+        """The drafters of the user's own, by their names."""
+        names = (name for name in self.drafter if not name.startswith(_PREFIXES))
+        return tuple(name for name in names if is_custom_name(name))
+
+    @property
     def uses_lookahead(self) -> bool:
-        return "lookahead" in self.drafter
+        """True if lookahead drafts: it does beside a trained head."""
+        return "lookahead" in self.drafter or self.head is not None
 
     def max_draft_len(self, triple: LookaheadConfig) -> int:
         """Most tokens drafted in one step, by lookahead with this triple and all others."""
         return self.most_tokens + (triple.max_draft_len if self.uses_lookahead else 0)
+
+
+def _without_path(name: str) -> UsageError:
+    if name.startswith(HEAD_PREFIX[:-1]):
+        return UsageError(
+            f"drafter {name!r} names no trained head",
+            "write head:PATH, an EAGLE-3 head's folder or GGUF file",
+        )
+    return UsageError(
+        f"drafter {name!r} names no draft model",
+        "write draft:PATH, an engine or a Hugging Face folder with the same vocabulary",
+    )
 
 
 LOOKAHEAD = DrafterSettings()
@@ -268,7 +309,7 @@ class DraftOptions:
         SOURCES,
         "Sources of auto's drafts: prompt and output so far, the expected output, texts of other "
         "requests, the lookahead window, further drafters, tokens that a grammar forces or allows, "
-        "and token recycling (likely tokens of earlier logits).",
+        "token recycling (likely tokens of earlier logits), and a trained head.",
         metavar="|".join(SOURCES),
         rule=f"some of {', '.join(SOURCES)}, with commas between",
         commas=True,

@@ -10,8 +10,9 @@ from typing import Any, Literal
 
 from trtla.errors import UsageError, named
 from trtla.files import read_text
+from trtla.settings.custom_drafters import CustomDrafter, checked, with_names
 from trtla.settings.drafting import LOOKAHEAD, DrafterSettings, DraftOptions, drafter_of
-from trtla.settings.fields import check, option, shown
+from trtla.settings.fields import check, declared, option, shown, wrong
 from trtla.settings.lookahead import Lookahead, LookaheadConfig, check_lookahead
 from trtla.settings.messages import NO_VARIABLES, Variables, check_variables
 
@@ -140,7 +141,13 @@ class ExecutorOptions:
     )
     drafter: DrafterSettings = option(
         LOOKAHEAD,
-        "What drafts for requests that ask for no other (torch); names as after --drafter will do.",
+        "What drafts for requests that ask for no other (torch): names as after --drafter, a "
+        "drafter of your own, or a list of both.",
+        single=False,
+    )
+    custom_drafters: Sequence[CustomDrafter | str] = option(
+        (),
+        "Further drafters of your own, or their names module:Name, that requests name (torch).",
         single=False,
     )
     draft_options: DraftOptions = option(
@@ -150,6 +157,25 @@ class ExecutorOptions:
         (),
         "Further engines or Hugging Face folders that requests name as draft:PATH (torch).",
         single=False,
+    )
+    heads: Sequence[str] = option(
+        (),
+        "Further trained heads of the model that requests name as head:PATH (torch).",
+        single=False,
+    )
+    find_head: bool | None = option(
+        None,
+        "Draft by a trained head that lies beside the model (torch); None: if no drafter is named.",
+        single=False,
+    )
+    head_layers: tuple[str, ...] | None = option(
+        None,
+        "Numbers of layers that ran before the states that a trained head reads, if its files name "
+        "none, or others.",
+        metavar="LOW,MIDDLE,HIGH",
+        rule="rising whole numbers with commas between, such as 2,16,29",
+        shown="those of its files",
+        commas=True,
     )
     draft_device: str | None = option(None, "Where draft models run.", shown="--device")
     draft_dtype: str | None = option(
@@ -180,7 +206,7 @@ class ExecutorOptions:
         check_lookahead(self.lookahead)
         check_variables(self.chat_template_kwargs or NO_VARIABLES)
         object.__setattr__(self, "chat_template", _template(self.chat_template))
-        object.__setattr__(self, "drafter", drafter_of(self.drafter))
+        self._name_drafters()
         for name, default in _GROUPS.items():
             value = getattr(self, name)
             if value is None:
@@ -190,10 +216,33 @@ class ExecutorOptions:
                 raise UsageError(f"{name} is {shown(value)}, not {kind}", f"give {kind}(...)")
         check(self)
 
+    def _name_drafters(self) -> None:
+        """Keep drafters of the user's own in `custom_drafters`, and their names in `drafter`."""
+        value, drafters = with_names(self.drafter)
+        drafter = DrafterSettings(value) if isinstance(value, tuple) else drafter_of(value)
+        custom = (*checked("custom_drafters", self.custom_drafters), *drafters)
+        object.__setattr__(self, "drafter", drafter)
+        object.__setattr__(self, "custom_drafters", custom)
+
     @property
     def triple(self) -> LookaheadConfig | None:
         """The default triple of requests; None: the engine's own, of auto too."""
         return None if self.lookahead == "auto" else self.lookahead
+
+    @property
+    def finds_head(self) -> bool:
+        return self.drafter is LOOKAHEAD if self.find_head is None else self.find_head
+
+    @property
+    def boundaries(self) -> tuple[int, ...] | None:
+        """`head_layers` as numbers; None: those of a head's files."""
+        if self.head_layers is None:
+            return None
+        layers = [int(text) for text in self.head_layers if text.isdecimal()]
+        if len(layers) < len(self.head_layers) or sorted({*layers}) != layers or 0 in layers:
+            rule = declared(ExecutorOptions)["head_layers"].rule
+            raise wrong("head_layers", ",".join(self.head_layers), rule)
+        return tuple(layers)
 
     @property
     def template(self) -> str | None:
@@ -227,20 +276,23 @@ def _template(given: object) -> str | None:
     raise UsageError(f"{named('chat_template')}: {problem}", hint, "chat_template")
 
 
+AnyDrafter = DrafterSettings | str | CustomDrafter | Sequence[str | CustomDrafter]
+
+
 @dataclass(frozen=True, slots=True)
 class OpenArguments(ExecutorOptions):
     """The arguments of `LLM` and `AsyncLLM`, for type checkers."""
 
     model: str | Path = field(kw_only=False)
-    drafter: DrafterSettings | str = field(  # type: ignore[assignment]
+    drafter: AnyDrafter = field(  # type: ignore[assignment]
         default=LOOKAHEAD, kw_only=True
     )
 
 
 _SAME_ANSWERS = (
     *("threads", "lookahead_parallel", "lookahead", "tokenizer_dir", "max_batch_size", "drafter"),
-    *("draft_options", "draft_models", "draft_device", "draft_dtype", "corpus", "block_reuse"),
-    *("bounded_steps", "trtllm"),
+    *("custom_drafters", "draft_options", "draft_models", "draft_device", "draft_dtype"),
+    *("corpus", "block_reuse", "bounded_steps", "trtllm"),
 )
 """Options that change no bit of an answer, and the tokenizer's folder, whose files count."""
 _ALONE = ("tp_size", 1)

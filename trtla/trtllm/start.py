@@ -47,6 +47,7 @@ _REASONS = {
         "which makes its drafts itself: lookahead {changed} cannot be chosen",
         f"omit {named('lookahead_')}..., {_REBUILD}",
     ),
+    "custom_drafters": ("which makes its drafts itself", ""),
     "block_reuse": (
         "whose executor shares K/V blocks itself",
         f"use {named('kv_cache_enable_block_reuse')}, in Python "

@@ -83,3 +83,12 @@ def test_a_cluster_that_is_not_there(tmp_path):
     process = start(log, "--ray", "--ray-address", "127.0.0.1:1")
     assert process.wait(120) == 2
     assert "no Ray cluster answers at 127.0.0.1:1" in log.read_text()
+
+
+def test_replicas_have_no_drafter_of_this_process(tmp_path, monkeypatch):
+    monkeypatch.setattr("trtla.extras.ray.cluster.check_ray", lambda: None)
+    (tmp_path / "my_idea.py").write_text("class Mine:\n    def propose(self, ids):\n        ...\n")
+    ran = trtla("serve", "-m", SHIPPED, "--ray", "--drafter", f"{tmp_path}/my_idea.py:Mine")
+    assert ran.code == 2
+    assert "my_idea.py:Mine is code of this process, which replicas do not have" in ran.err
+    assert "hint: omit --ray, or use another --drafter" in ran.err

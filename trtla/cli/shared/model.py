@@ -23,6 +23,7 @@ from trtla.errors import UsageError
 from trtla.files import ASSETS
 from trtla.formats.model import Model
 from trtla.machine import process_rank
+from trtla.settings.custom_drafters import check_opened
 from trtla.settings.drafting import (
     DrafterSettings,
     check_draft_place,
@@ -140,7 +141,8 @@ def check_model(
 ) -> Flags:
     """Check a model's options against its folder, without loading it.
 
-    Triples and drafters are those of requests. Returns the flags with all draft models."""
+    Triples and drafters are those of requests. Returns the flags with all draft models and
+    heads."""
     options, model = flags.options, model_at(flags.engine_dir)
     if model.kind == "checkpoint":
         from trtla.formats.engine import check_is_engine
@@ -148,8 +150,11 @@ def check_model(
         check_is_engine(model.folder)
     check_length(flags.engine_dir, options.max_seq_len)
     check_triples(flags.engine_dir, options.lookahead, triples)
+    drafters = list(drafters)
     named = [("--drafter", options.drafter), *drafters]
     models = check_drafters(flags.engine_dir, named, options)
+    heads = check_heads(flags.engine_dir, named, options)
+    check_custom(options, drafters)
     saved = getattr(flags, "save_corpus", None)
     if (options.corpus or saved) and is_trtllm(flags.engine_dir):
         raise refuse_texts(flags.engine_dir, "a corpus")
@@ -158,7 +163,9 @@ def check_model(
 
         check_folder(Path(saved), "--save-corpus")
         check_replaced(Path(saved))
-    return replace(flags, options=replace(options, draft_models=tuple(models)))
+    found = not (flags.given.explicit("drafter") or getattr(flags, "no_lookahead", False))
+    options = replace(options, draft_models=tuple(models), heads=tuple(heads), find_head=found)
+    return replace(flags, options=options)
 
 
 def check_triples(
@@ -220,6 +227,29 @@ def check_drafters(
     for path in models:
         check_vocabulary(path, engine_dir, tokenizer)
     return models
+
+
+def check_heads(
+    engine_dir: str, drafters: Named[DrafterSettings], options: ExecutorOptions
+) -> list[str]:
+    """Check trained heads against the model that they draft for; return their paths."""
+    from trtla.formats.heads.reading import read_head
+
+    heads = [settings.head for _, settings in drafters if settings.head]
+    for path in (heads := list(dict.fromkeys(heads))):
+        read_head(path, options.boundaries, model_at(engine_dir).config)
+    return heads
+
+
+def check_custom(options: ExecutorOptions, requests: Named[DrafterSettings] = ()) -> None:
+    """Import custom drafters that the model is opened with; refuse others in requests."""
+    opened = (*options.drafter.custom, *map(str, options.custom_drafters))
+    for name, settings in requests:
+        check_opened(settings.custom, opened, name)
+    if opened:
+        from trtla.llm.custom_drafters import custom_drafters
+
+        custom_drafters(opened)
 
 
 def check_vocabulary(path: str, target: str, tokenizer: str | Path | None = None) -> None:

@@ -131,14 +131,20 @@ _MODEL = {
 
 
 def model_flag(
-    section: str = "Options", name: str = "engine_dir", *, required: bool = True, **other: Any
+    section: str = "Options",
+    name: str = "engine_dir",
+    *,
+    required: bool = True,
+    argument: type[ModelArgument] = ModelArgument,
+    **other: Any,
 ) -> Decorator:
     """A command's model: with --engine-dir, whose aliases are the same everywhere, or without.
 
-    `required`: in one of both ways; `other`: arguments in place of the usual ones."""
+    `required`: in one of both ways; `argument`: the class of what has no flag; `other`: arguments
+    in place of the usual ones."""
     names, arguments = (name, "-m", "--model", flag_name(name)), {**_MODEL, **other}
     flag = setting(*names, section=section, basic=True, **arguments)
-    return stack(click.argument("model", cls=ModelArgument, needed=required), flag)
+    return stack(click.argument("model", cls=argument, needed=required), flag)
 
 
 def engine_flags(section: str, **other: Any) -> Decorator:
@@ -182,7 +188,7 @@ def _flag(item: Declared, section: str, other: Mapping[str, Any]) -> Decorator:
 
 def _type(item: Declared) -> dict[str, Any]:
     if item.option.commas:
-        return {"type": values.NAMES, "default": ",".join(item.default)}
+        return {"type": values.NAMES, "default": item.default and ",".join(item.default)}
     if item.is_texts:
         return {"type": values.TEXT}
     if item.is_ids:
@@ -206,7 +212,11 @@ _OPENING: dict[str, Any] = {
 _PLACE = ("device", "dtype", "kv_cache_dtype", "threads", "max_seq_len")
 place_flags = options_of(ExecutorOptions, "Model", only=_PLACE, **_OPENING)
 """The device and types that a model runs with, and the longest text."""
-_OF_DRAFTS: dict[str, Any] = {"draft_device": _DEVICE, "draft_dtype": {"type": DTYPES}}
+_OF_DRAFTS: dict[str, Any] = {
+    "draft_device": _DEVICE,
+    "draft_dtype": {"type": DTYPES},
+    "head_layers": {},
+}
 _LAST = ("parse_special",)  # behind --lookahead
 
 
@@ -334,7 +344,7 @@ processor_flag = setting(
 )
 
 draft_place_flags = options_of(ExecutorOptions, DRAFTERS, only=tuple(_OF_DRAFTS), **_OF_DRAFTS)
-"""Where draft models run, and their type."""
+"""Where draft models run, and their type; what trained heads read."""
 
 drafter_flags = stack(options_of(DrafterSettings, DRAFTERS, drafter=_BASIC), draft_place_flags)
 """One drafter or a chain of several."""

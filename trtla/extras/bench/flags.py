@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from trtla.cli.shared.model import model_at
+from trtla.cli.shared.model import check_custom, model_at
 from trtla.cli.shared.options import (
     DRAFTERS,
     MODEL,
@@ -199,15 +199,22 @@ def shared_setup(
     drafters: Iterable[DrafterSettings],
     draft_models: Iterable[str],
 ) -> dict[str, Any]:
-    """Return fields of `opened.Setup`, with memory for the drafters' longest draft."""
+    """Return fields of `opened.Setup`, with memory for the drafters' longest draft.
+
+    The drafters of the user's own are imported.
+    """
+    every = list(drafters)
+    options = replace(
+        flags.options,
+        lookahead=lookahead,
+        draft_models=tuple(draft_models),
+        custom_drafters=tuple(dict.fromkeys(name for each in every for name in each.custom)),
+        drafter=max(every, key=lambda drafter: drafter.most_tokens, default=LOOKAHEAD),
+    )
+    check_custom(options)
     return {
         "model": flags.engine_dir,
-        "options": replace(
-            flags.options,
-            lookahead=lookahead,
-            draft_models=tuple(draft_models),
-            drafter=max(drafters, key=lambda drafter: drafter.most_tokens, default=LOOKAHEAD),
-        ),
+        "options": options,
         "devices": flags.device,
         "dtypes": flags.dtype,
         "threads": flags.threads,

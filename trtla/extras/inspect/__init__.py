@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 COMMANDS = {
-    "inspect": ("command:inspect_path", "What a model, checkpoint or engine folder is."),
+    "inspect": (
+        "command:inspect_path",
+        "What a model, checkpoint, engine folder or trained head is.",
+    ),
     "doctor": ("command:doctor", "What this machine can run, and with which backend."),
 }
 """Module and function of each command, below this package, and its sentence in the help."""

@@ -6,11 +6,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from trtla.cli.shared.command import Command
-from trtla.cli.shared.options import PATH, json_flag, model_flag
+from trtla.cli.shared.options import PATH, json_flag, model_flag, options_of
+from trtla.cli.shared.params import ModelArgument
 from trtla.console import Console, cell, counted, size
-from trtla.errors import CheckFailed, TrtlaError
+from trtla.errors import CheckFailed, TrtlaError, UsageError
+from trtla.settings.executor import ExecutorOptions
 
 SCHEMA_VERSION = 1
 _FOLDER = (
@@ -21,27 +24,58 @@ _BELOW = ("notes", "problems", "hint", "model")
 """Keys that are no rows of the table."""
 
 
+class _Inspected(ModelArgument):
+    """What is described without a flag: beside it -m names the model of a trained head."""
+
+    def hand_over(self, ctx: click.Context) -> None:
+        value, flag = ctx.params[str(self.name)], ctx.params["engine_dir"]
+        by_flag = ctx.get_parameter_source("engine_dir") is ParameterSource.COMMANDLINE
+        both = by_flag and value not in (None, flag)
+        ctx.params["target"] = flag if both else None
+        if both:
+            ctx.params["engine_dir"] = value
+        super().hand_over(ctx)
+
+
 @click.command(
     "inspect",
     cls=Command,
-    short_help="What a model, checkpoint or engine folder is.",
+    short_help="What a model, checkpoint, engine folder or trained head is.",
     config=False,
-    examples=["trtla inspect engine", "trtla inspect llama-3-8b --json"],
+    examples=[
+        "trtla inspect engine",
+        "trtla inspect llama-3-8b --json",
+        "trtla inspect eagle3-head -m llama-3-8b",
+    ],
 )
-@model_flag(type=PATH, help=_FOLDER)
+@model_flag(type=PATH, argument=_Inspected, help=f"{_FOLDER} Beside a head: its model.")
+@options_of(ExecutorOptions, "Options", only=("head_layers",), head_layers={})
 @json_flag("Print one JSON document.")
 @click.pass_obj
-def inspect_path(console: Console, engine_dir: str) -> None:
-    """Describe a model: a Hugging Face folder, checkpoint, engine or GGUF file.
+def inspect_path(
+    console: Console, engine_dir: str, target: str | None, head_layers: tuple[str, ...] | None
+) -> None:
+    """Describe a model: a Hugging Face folder, checkpoint, engine or GGUF file; or a trained head.
 
     Prints its sizes, types, tokens, limits and lookahead triple, its problems (exit code 3), and
-    the command that uses it.
+    the command that uses it. Of a head it prints what it reads of its model; with -m MODEL beside
+    it, whether it fits that model.
     """
+    from trtla.extras.inspect.head import describe_head, is_head
     from trtla.extras.inspect.model import describe_model
 
-    model, _ = describe_model(engine_dir)
-    _show(console, model)
-    _check(model)
+    if is_head(engine_dir):
+        layers = ExecutorOptions(head_layers=head_layers).boundaries
+        described = describe_head(engine_dir, target, layers)
+    elif target is not None:
+        raise UsageError(
+            f"two models are named: {target} and {engine_dir}",
+            "name one, or a trained head and its model with -m",
+        )
+    else:
+        described, _ = describe_model(engine_dir)
+    _show(console, described)
+    _check(described)
 
 
 @click.command(

@@ -59,7 +59,7 @@ def describe_model(path: str | Path) -> tuple[dict[str, Any], Model | None]:
     try:
         sound = bool(model.config)
         described |= _sizes(model)
-        described["weight_types"] = _by_type(_weights(local, model))
+        described["weight_types"] = by_type(_weights(local, model))
         problems += _problems(model, notes)
     except UsageError as error:
         problems.append(error)
@@ -149,7 +149,7 @@ def _weights(local: Path, model: Model) -> Iterator[tuple[str, int, int]]:
                 yield target.dtype, prod(target.shape) // size * inputs, target.nbytes
 
 
-def _by_type(tensors: Iterable[tuple[str, int, int]]) -> dict[str, dict[str, float]]:
+def by_type(tensors: Iterable[tuple[str, int, int]]) -> dict[str, dict[str, float]]:
     """Sum up tensors of each type; the type with the most bytes comes first."""
     sums: dict[str, tuple[int, int, int]] = {}
     for kind, numbers, size in tensors:

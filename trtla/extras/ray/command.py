@@ -100,6 +100,11 @@ class Replicas:
                 f"{flags.engine_dir} is a TensorRT-LLM engine, which --ray cannot replicate",
                 "start one server for each GPU, or build with --backend torch",
             )
+        if custom := flags.options.drafter.custom:
+            raise UsageError(
+                f"the drafter {custom[0]} is code of this process, which replicas do not have",
+                "omit --ray, or use another --drafter",
+            )
         if flags.save_corpus is not None:
             raise UsageError(
                 "--save-corpus needs one process: each replica learns texts of its own",

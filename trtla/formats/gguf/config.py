@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,14 @@ def hf_config(path: Path, header: Header, weights: GgufFile) -> dict[str, Any]:
     }
     own = {theirs: config.pop(ours) for theirs, ours in family.spelled if ours in config}
     return {**config, **own, **family.gguf_implied(config)}
+
+
+def llama_layer(path: Path, header: Header, name: str) -> dict[str, Any]:
+    """The sizes and RoPE, by Hugging Face's keys, of a file whose layers are Llama's and whose
+    architecture has another name."""
+    keys = _Keys(path, header.metadata, replace(BY_GGUF["llama"], gguf=name))
+    _check_arithmetic(keys)
+    return _sizes(keys, header)
 
 
 def _family(path: Path, header: Header) -> Family:

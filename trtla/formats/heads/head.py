@@ -26,7 +26,8 @@ class EagleConfig:
     """The target's."""
     target_hidden_size: int
     boundaries: tuple[int, ...]
-    """Layers of the target that were applied to each state that it reads; rising, from 1."""
+    """Layers of the target that were applied to each state that it reads; rising, from 1. Empty:
+    its files name none, and it was read without its target."""
     fc_norm: bool = False
     """Each state is normalised before they are joined (EAGLE-3.1)."""
     input_norm: bool = False
@@ -35,6 +36,11 @@ class EagleConfig:
     """The residual is the normalised state."""
     norm_output: bool = False
     """The next pair gets the normalised output (EAGLE-3.1), which lm_head reads as well."""
+
+    @property
+    def num_taps(self) -> int:
+        """The number of states that it reads of each token."""
+        return len(self.boundaries) or 3
 
     @property
     def taps(self) -> tuple[int, ...]:

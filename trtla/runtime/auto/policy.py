@@ -11,9 +11,12 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from trtla.runtime.auto.budget import SourceBudget
+from trtla.runtime.auto.heads import HeadPolicy
 from trtla.runtime.auto.steps import StepCosts
 from trtla.runtime.costs import FREE, NodePrices
 from trtla.runtime.draft import NO_DRAFT, Draft
+from trtla.runtime.drafters.head import HeadDrafters
 from trtla.runtime.drafters.tree import FIRST_WORTH, Backoff, TreeDrafter
 from trtla.runtime.tree.library import Planner, Tree
 
@@ -69,6 +72,7 @@ class TreePolicy:
         self._speed_up = 1.0
         self._window = SourceBudget(_FIRST_WINDOW_GAIN, _WINDOW_SHARE)
         self._others = SourceBudget(_FIRST_CHAIN_GAIN, _CHAIN_SHARE)
+        self._heads: dict[HeadDrafters, HeadPolicy] = {}
         self._chain_s = 0.0
         """Seconds of one sequence's draft by other drafters."""
         self._worth = FIRST_WORTH
@@ -107,6 +111,7 @@ class TreePolicy:
             windows = self._fed_windows(due, step, room)
             self._has_windows = bool(windows)
         self._draft_chains(due, step)
+        self._draft_heads(due, step)
         started = self._clock()  # without the time of other drafters
         trees, nodes, depths, sizes = [], [], [], 0
         for drafter in due:
@@ -165,8 +170,7 @@ class TreePolicy:
         if fed:
             node += prices.rate * (self._seconds(step, fed) - prices.knots[0][1]) / fed
         for drafter in drafters:
-            # The gain of a window or a chain is not known in advance.
-            if drafter.backoff is None or drafter.fed_window or drafter.had_chain:
+            if drafter.backoff is None or drafter.has_unknown_gain:
                 continue
             worth = sum(drafter.chosen.values) - node * len(drafter.chosen.tokens)
             drafter.backoff.planned(worth, prices.rate * self._plan_s * _WITH_ROWS)
@@ -265,6 +269,16 @@ class TreePolicy:
             each = (self._wall() - started) / len(chained)
             self._chain_s += (each - self._chain_s) / 8.0
 
+    def _draft_heads(self, drafters: Sequence[TreeDrafter], step: _Step) -> None:
+        by_head: dict[HeadDrafters, list[TreeDrafter]] = {}
+        for drafter in drafters:
+            if drafter.head is not None:
+                by_head.setdefault(drafter.head.heads, []).append(drafter)
+        for heads, due in by_head.items():
+            policy = self._heads.setdefault(heads, HeadPolicy(heads, self._wall))
+            always = self._fixed is not None
+            policy.draft(due, self._seconds(step), 1.0 / step.rate, always)
+
     def _rate(self, base: int, sequences: int) -> float:
         return sequences * self._speed_up / self._costs.seconds(base, sequences)
 
@@ -298,46 +312,3 @@ _HOST_MEMORY = 1.0 / 16.0  # weight of a step in the averages of host work
 _FIRST_WINDOW_GAIN = 0.15  # accepted tokens a step that only the window brings, before any trial
 _WINDOW_SHARE = 0.005  # of the time of plain steps, for its trials
 _FIRST_CHAIN_GAIN, _CHAIN_SHARE = 1.0, 0.02
-_TRIAL_STEPS = 24  # until a window fills, makes n-grams, and the text can use them
-
-
-class SourceBudget:
-    """The recent gain of a source that costs time, and the time saved up for trials.
-
-    Args:
-        gain: accepted tokens a step that no other source ranked as high, before any trial.
-        share: of the time of plain steps, for trials.
-    """
-
-    def __init__(self, gain: float, share: float) -> None:
-        self._gain, self._share = gain, share
-        self._saved_s = 0.0
-        self._trial = 0
-
-    def pays(self, cost_s: float, token_s: float) -> bool:
-        """Return True if every sequence should use it.
-
-        Args:
-            cost_s: seconds that it adds to a step.
-            token_s: average seconds of a committed token.
-        """
-        return self._gain * token_s > cost_s
-
-    def tries(self, cost_s: float, plain_s: float) -> bool:
-        """Return True for a trial of a source that does not pay.
-
-        Args:
-            plain_s: seconds of the step without drafts.
-        """
-        if not self._trial:
-            self._saved_s += self._share * plain_s
-            if self._saved_s < _TRIAL_STEPS * cost_s:
-                return False
-            self._saved_s, self._trial = 0.0, _TRIAL_STEPS
-        self._trial -= 1
-        return True
-
-    def brought(self, tokens: float) -> None:
-        """Record accepted tokens of a sequence that used it and that no other source ranked as
-        high."""
-        self._gain += (tokens - self._gain) * _MEMORY

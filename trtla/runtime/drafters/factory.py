@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trtla.runtime.draft import Drafter, NoDrafter
+from trtla.runtime.drafters.custom import CustomDrafters, OneCustomDrafter
 from trtla.runtime.drafters.lookahead import (
     LookaheadDrafter,
     lookahead_drafter,
@@ -28,6 +29,7 @@ from trtla.settings.lookahead import LookaheadConfig
 
 if TYPE_CHECKING:
     from trtla.runtime.drafters.draft_model import DraftModelDrafters
+    from trtla.runtime.drafters.head import HeadDrafters
     from trtla.settings.drafting import NgramKind
 
 _OPTIONS = DraftOptions()
@@ -44,6 +46,8 @@ class Drafters(DrafterFactory):
         limits: the executor's.
         options: how lookahead and trees draft.
         models: draft models by the PATH of `draft:PATH`.
+        heads: trained heads by the PATH of `head:PATH`.
+        custom: makes the user's own drafters, by their names.
     """
 
     def __init__(
@@ -51,8 +55,11 @@ class Drafters(DrafterFactory):
         limits: ExecutorLimits,
         options: DraftOptions = _OPTIONS,
         models: Mapping[str, DraftModelDrafters] | None = None,
+        heads: Mapping[str, HeadDrafters] | None = None,
+        custom: CustomDrafters | None = None,
     ) -> None:
         self._limits, self._options, self._models = limits, options, models or {}
+        self._heads, self._custom = heads or {}, custom or {}
         self._storages: dict[tuple[int, NgramKind], NgramStorage] = {}
         self._trees: SharedTrees | None = None
         self._spaces: OrderedDict[int, Drafters] = OrderedDict()
@@ -63,12 +70,13 @@ class Drafters(DrafterFactory):
         if request.space:
             return self._of(request.space)(lookahead, replace(request, space=0))
         settings = self._limits.drafter_of(request)
-        names = settings.drafter
         if lookahead.is_autoregressive and not request.adaptive:
-            names = tuple(name for name in names if name != "lookahead")
-        if len(names) > 1 or (request.adaptive and names != ("none",)):
+            settings = settings.without_lookahead()
+        names = settings.drafter
+        several = len(names) > 1 or settings.head is not None
+        if several or (request.adaptive and names != ("none",)):
             return self._drafts_of_all(lookahead, request, settings)
-        return self._make(names[0], lookahead, request, settings) if names else NoDrafter()
+        return self._make(names[0], lookahead, request, settings)
 
     def reset(self) -> None:
         for model in self._models.values():
@@ -76,7 +84,8 @@ class Drafters(DrafterFactory):
         self._storages, self._trees, self._spaces = {}, None, OrderedDict()
 
     def fresh(self, options: DraftOptions | None = None) -> Drafters:
-        return Drafters(self._limits, options or self._options, self._models)
+        sources = self._models, self._heads, self._custom
+        return Drafters(self._limits, options or self._options, *sources)
 
     def _of(self, space: int) -> Drafters:
         if space not in self._spaces:
@@ -98,6 +107,9 @@ class Drafters(DrafterFactory):
         if name == "ngram":
             storage = None if settings.reset_in_between else self._kept(settings)
             return NgramDrafter(settings, request, self._limits.vocab_size, storage)
+        if name in self._custom:
+            make, size = self._custom[name], self._limits.vocab_size
+            return OneCustomDrafter(name, make, request, settings.gamma, size)
         return self._models[name.removeprefix(DRAFT_PREFIX)].drafter(request, settings)
 
     def _kept(self, settings: DrafterSettings) -> NgramStorage:
@@ -133,10 +145,12 @@ class Drafters(DrafterFactory):
     ) -> Drafter:
         """Combine all sources in one candidate tree; without a library only one of them drafts."""
         options, most = self._options, settings.max_draft_len(triple)
-        names = [name for name in settings.drafter if name != "lookahead"]
+        drafts_itself = ("lookahead", settings.head_name)
+        names = [name for name in settings.drafter if name not in drafts_itself]
         shared = self._shared()
         # A request with a triple of its own uses the drafters that it names, and no others.
         every = settings.uses_lookahead and request.adaptive
+        heads = None if settings.head is None else self._heads[settings.head]
         if shared is None:
             if settings.uses_lookahead and not every:
                 return lookahead_drafter(triple, request, options)
@@ -161,6 +175,7 @@ class Drafters(DrafterFactory):
             drawn=options.cells == "drawn",
             others=[self._make(name, triple, request, settings) for name in names],
             chain_len=settings.most_tokens,
+            head=None if heads is None else heads.drafter(),
         )
 
     def _tree(self, shared: SharedTrees, request: Request, sources: Sequence[str]) -> Tree:

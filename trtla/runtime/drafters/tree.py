@@ -12,6 +12,7 @@ from numpy import ndarray
 
 from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, TopRows
 from trtla.runtime.drafters.grammar import GrammarGuide
+from trtla.runtime.drafters.head import HeadDrafter
 from trtla.runtime.drafters.lookahead import DraftTree, LookaheadDrafter, LookaheadWindow
 from trtla.runtime.grammar import GrammarState
 from trtla.runtime.stats import SourceCounts
@@ -62,6 +63,7 @@ class TreeDrafter(Drafter):
         drawn: True if the target draws the cells of `window`.
         others: drafters whose drafts become branches of the tree, the most trusted first.
         chain_len: skip further drafters once they have proposed this many tokens together.
+        head: a trained head, which adds rows to the tree.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class TreeDrafter(Drafter):
         drawn: bool = False,
         others: Sequence[Drafter] = (),
         chain_len: int = 1,
+        head: HeadDrafter | None = None,
     ) -> None:
         self.top_rows = READ
         self.ranks = max((other.ranks for other in others), default=0)
@@ -85,7 +88,9 @@ class TreeDrafter(Drafter):
         self.chosen = NO_DRAFT
         """Nodes of its tree that the next step feeds."""
         self.output: list[int] = []
-        self.fed_window = self.had_chain = False
+        self.head = head
+        self._watching = self.others if head is None else (*self.others, head)
+        self.fed_window = self.had_chain = self.had_head = False
         self._tree, self._shared = tree, shared
         self._most_nodes, self._left = most_nodes, output_len
         self._drawn, self._chain_len = drawn, chain_len
@@ -114,8 +119,16 @@ class TreeDrafter(Drafter):
             self._guide = None
         return self._tree
 
+    @property
+    def has_unknown_gain(self) -> bool:
+        """True if a window, a chain or a head took part: their gain is not known in advance."""
+        return self.fed_window or self.had_chain or (self.had_head and bool(self.chosen.tokens))
+
     def counts(self) -> dict[str, SourceCounts]:
-        return self._tree.counts()
+        """Return the counts of each source, those of a chain by the name of its only drafter."""
+        chain = self.others[0].source if len(self.others) == 1 else "chain"
+        counts = self._tree.counts().items()
+        return {chain if name == "chain" else name: count for name, count in counts}
 
     @property
     def most_nodes(self) -> int:
@@ -248,9 +261,14 @@ class TreeDrafter(Drafter):
             if other.ranks:
                 other.ranked(tops)
 
-    def saw_hidden(self, states: ndarray) -> None:
-        for other in self.others:
-            other.saw_hidden(states)
+    @property
+    def wants_states(self) -> bool:  # type: ignore[override]
+        return any(other.wants_states for other in self._watching)
+
+    def saw_hidden(self, first: int, states: ndarray) -> None:
+        for other in self._watching:
+            if other.wants_states:
+                other.saw_hidden(first, states)
 
     def observe(self, greedy: Sequence[int], committed: Sequence[int]) -> None:
         if not committed:  # the target had no answer
@@ -268,7 +286,7 @@ class TreeDrafter(Drafter):
         else:
             self.tree.commit(committed, min(self._accepted, len(committed)), self._rows)
             self._guide = None
-        for other in self.others:
+        for other in self._watching:
             other.observe((), committed)
         self._left -= len(committed)
         self.output += committed
@@ -278,5 +296,5 @@ class TreeDrafter(Drafter):
 
     def close(self) -> None:
         self._shared.add_text(self.output)
-        for other in self.others:
+        for other in self._watching:
             other.close()

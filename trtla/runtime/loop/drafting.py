@@ -39,8 +39,10 @@ class Drafting:
         """Give a sequence a drafter that knows its text so far."""
         request = sequence.request
         drafter = sequence.drafter = self.drafters(sequence.lookahead, request)
-        if isinstance(drafter, TreeDrafter) and request.grammar is not None:
-            drafter.constraint = sequence.constraint
+        if isinstance(drafter, TreeDrafter):
+            drafter.constraint = sequence.constraint if request.grammar is not None else None
+            if drafter.head is not None:
+                drafter.head.sequence = sequence
         sequence.recorder = request.watch(drafter, request) if request.watch else None
         if sequence.output_ids:
             sequence.observe((), sequence.output_ids)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy import ndarray
 
+from trtla.errors import UsageError, named
 from trtla.runtime.models.forward import Forwarded, Model, StepForward
 from trtla.runtime.models.kv_cache import KVCache
 from trtla.runtime.ranks.steps import Move, Shares, read_step, step_message
@@ -142,6 +143,22 @@ class RowAnswers:
         tops = self._rows[list(rows), 2:].astype(np.int32)
         ids, logs = map(np.ascontiguousarray, (tops[:, :count], tops[:, count:]))
         return ids, logs.view(np.float32)
+
+
+def check_head_ranks(ranks: int | None, heads: Sequence[str]) -> None:
+    """Refuse trained heads on ranks of lookahead parallelism, which exchange no hidden states.
+
+    Args:
+        ranks: the option `lookahead_parallel`.
+        heads: their names, as they were given.
+    """
+    if heads and ranks is not None and ranks > 1:
+        raise UsageError(
+            f"{named('lookahead_parallel')} {ranks} has no states for the trained head {heads[0]}: "
+            "each rank keeps those of the tokens that it feeds",
+            f"omit {named('lookahead_parallel')}, or the head; {named('tp_size')} {ranks} splits "
+            "the model with a head",
+        )
 
 
 class LookaheadRank:

@@ -15,11 +15,13 @@ from trtla.runtime.auto.shipped import shipped_costs
 from trtla.runtime.auto.steps import StepCosts
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.device import Device, resolve_device
+from trtla.runtime.drafters.custom import CustomDrafters
 from trtla.runtime.drafters.draft_model import (
     LoadedDraft,
     check_draft_engines,
     load_draft_model,
 )
+from trtla.runtime.drafters.eagle import EagleDrafters
 from trtla.runtime.drafters.factory import Drafters
 from trtla.runtime.lengths import shortened, text_lengths, usual_output_len, usual_text_len
 from trtla.runtime.limits import ExecutorLimits
@@ -27,6 +29,7 @@ from trtla.runtime.loop.executor import TorchExecutor
 from trtla.runtime.loop.leader import Follower
 from trtla.runtime.models.cpu.llama import NativeLlama
 from trtla.runtime.models.forward import SPARE_BLOCKS, Model
+from trtla.runtime.models.heads.load_head import load_head
 from trtla.runtime.models.kv_cache import (
     CacheNeed,
     Place,
@@ -50,6 +53,8 @@ from trtla.settings.lookahead import OPEN, REBUILD
 if TYPE_CHECKING:
     from trtla.formats.config import CheckpointConfig
     from trtla.formats.engine import Engine
+    from trtla.formats.heads.head import Head
+    from trtla.runtime.models.heads.head_model import HeadModel
     from trtla.runtime.ranks.world import World
 
 
@@ -57,17 +62,22 @@ def open_torch_executor(
     engine: Engine,
     options: ExecutorOptions,
     draft_engines: Mapping[str, Engine],
+    heads: Mapping[str, Head],
     world: World | None = None,
+    custom: CustomDrafters | None = None,
 ) -> TorchExecutor | Follower:
     """Load an engine's weights and make its cache; arguments as in `open_executor`.
 
     Args:
+        heads: trained heads by the names that requests give them; they fit the model.
         world: the ranks that run it together, each with its part of the weights, or with all of
             them if `options.lookahead_parallel` is set.
+        custom: makes the drafters of the user's own, by their names.
     """
     engine = read_in(engine, options.dtype)
     checkpoint = engine.config.pretrained_config
-    limits, on = _limits(engine, options, draft_engines), resolve_device(options.device)
+    limits, on = _limits(engine, options, draft_engines, heads), resolve_device(options.device)
+    limits = replace(limits, custom_drafters=tuple(custom or ()))
     arithmetic = model_dtype(options.dtype, checkpoint, on)
     check_cache_dtype(options.kv_cache_dtype, engine, arithmetic, on)
     draft_device = options.draft_device or options.device
@@ -87,8 +97,13 @@ def open_torch_executor(
         name: load_draft_model(draft_engine, draft_device, draft_dtype)
         for name, draft_engine in draft_engines.items()
     }
+    loaded = {
+        name: load_head(head, model, checkpoint, arithmetic, on) for name, head in heads.items()
+    }
+    model.taps = tuple(sorted({tap for head in loaded.values() for tap in head.taps}))
     shard = checkpoint if split is None else shard_config(checkpoint, split.world.place.size)
     block = block_bytes(shard, model.cache_type)
+    block += sum(head.block_bytes for head in loaded.values())
     needs = partial(_needs, engine, _Placed(model, block, on), drafts.values())
     free = free_bytes(needs(limits), 1 if ranks is None else ranks.on_machine)
     if shortens:
@@ -101,7 +116,8 @@ def open_torch_executor(
         return Follower(ranks, model, cache, limits)
     totals, sizes = DraftTotals(), dict(zip(drafts, draft_blocks, strict=True))
     models = {name: draft.with_cache(sizes[name], limits, totals) for name, draft in drafts.items()}
-    drafters = Drafters(limits, options.draft_options, models)
+    drafting = _drafting(loaded, model, blocks)
+    drafters = Drafters(limits, options.draft_options, models, drafting, custom)
     reused = _max_reused_len(checkpoint, limits) if options.block_reuse else 0
     costs, keep = _costs(checkpoint, model, together, on)
     parts = (model, cache, limits, drafters, costs, reused, totals)
@@ -120,8 +136,23 @@ def _costs(
     return StepCosts(table, kept.load()), kept.save
 
 
+def _drafting(
+    heads: Mapping[str, HeadModel], model: Model[Any], blocks: int
+) -> dict[str, EagleDrafters]:
+    """Give heads their caches, with a block for each of the target's."""
+    return {
+        name: EagleDrafters(
+            head, head.new_cache(blocks + SPARE_BLOCKS), [model.taps.index(t) for t in head.taps]
+        )
+        for name, head in heads.items()
+    }
+
+
 def _limits(
-    engine: Engine, options: ExecutorOptions, draft_engines: Mapping[str, Engine]
+    engine: Engine,
+    options: ExecutorOptions,
+    draft_engines: Mapping[str, Engine],
+    heads: Mapping[str, Head],
 ) -> ExecutorLimits:
     checkpoint, build = engine.config.pretrained_config, engine.config.build_config
     batch_size = engine.batch_size(options.max_batch_size)
@@ -140,6 +171,7 @@ def _limits(
         usual_output_len=answer,
         drafter=options.drafter,
         draft_models=tuple(draft_engines),
+        heads=tuple(heads),
         max_encoder_len=engine.max_encoder_len,
     )
 

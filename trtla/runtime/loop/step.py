@@ -21,6 +21,7 @@ from trtla.runtime.ranks.opening import Ranks
 from trtla.runtime.request import Output, TokenLogProb, committed_prefix
 from trtla.runtime.sampling.accept import Path, accept, accept_by_rejection
 from trtla.runtime.sampling.draw import top2_margin
+from trtla.runtime.sampling.logits import on_host
 from trtla.runtime.sampling.predict import (
     Prediction,
     logits_after,
@@ -146,24 +147,24 @@ class Stepper:
         self.stats.forward_s = (self.stats.forward_s or 0.0) + forward_s
         self.stats.steps += 1
         moves: list[_Move] = []
-        start, hidden = 0, step.done.hidden
+        start, tapped = 0, step.done.hidden
+        hidden = None if tapped is None else on_host(tapped)
         for feed, prediction in zip(step.feeds, predictions, strict=True):
             length = len(feed.tokens)
             fed = None if hidden is None else hidden[:, start : start + length]
             start += length
             if feed.sequence.finish_reason is not None:
                 continue
-            if feed.rows:
-                try:
+            try:
+                if feed.rows:
                     self._commit(feed, prediction, moves, new, fed)
-                except RequestFailed:
-                    raise
-                except Exception as error:
-                    raise RequestFailed(feed.sequence) from error
-            else:
-                feed.sequence.num_cached += length
-                if fed is not None:
-                    feed.sequence.drafter.saw_hidden(fed)
+                else:
+                    _show_states(feed, fed)
+                    feed.sequence.num_cached += length
+            except RequestFailed:
+                raise
+            except Exception as error:
+                raise RequestFailed(feed.sequence) from error
         self._move_accepted(moves)
         return step.draft_s + forward_s + time.perf_counter() - predicted
 
@@ -214,6 +215,7 @@ class Stepper:
         stats.step_lengths.append(len(tokens))
         stats.steps += feed.draft is not None
         stats.accepted += output.accepted
+        _show_states(feed, hidden, kept)
         if feed.draft is None:
             sequence.num_cached += len(feed.tokens)
         else:
@@ -226,9 +228,6 @@ class Stepper:
         if prediction.tops is not None:
             nodes = accepted[:count]
             sequence.drafter.saw(nodes, prediction.tops.after(nodes))
-        if hidden is not None:
-            places = slice(None) if feed.draft is None else (0, *accepted[:count])
-            sequence.drafter.saw_hidden(hidden[:, places])
         read = () if feed.draft is None or not feed.draft.read else _read(feed.draft, prediction)
         sequence.observe(read, tokens)
 
@@ -249,6 +248,14 @@ class Stepper:
             order = self._cache.table(sequence.blocks).order
             sources = (order[base + node] for node in nodes)
             self._cache.move_later(zip(sources, order[base + 1 :], strict=False))
+
+
+def _show_states(feed: Feed, hidden: ndarray | None, kept: tuple[int, ...] = ()) -> None:
+    """Show a drafter that wants them the states of a prompt, or of the input and the draft's kept
+    nodes; called before these count as cached."""
+    if hidden is not None and feed.wants_states:
+        places = slice(None) if feed.draft is None else (0, *kept)
+        feed.sequence.drafter.saw_hidden(feed.sequence.num_cached, hidden[:, places])
 
 
 def _reported(

@@ -36,6 +36,8 @@ class Batch:
     None: nothing is moved."""
     local: Mapping[int, tuple[StepGroup, ...]] = field(default_factory=dict)
     """The groups of layers with a window, for windows shorter than a text."""
+    taps: tuple[int, ...] = ()
+    """Layers whose output is wanted."""
 
     def seen_in(self, window: int | None) -> tuple[StepGroup, ...]:
         """The groups of a layer with this window."""
@@ -66,9 +68,36 @@ class BatchOutput:
     logits: Tensor
     """Float [batch.rows, vocab]; the next forward may overwrite them."""
     hidden: Tensor | None = None
-    """Float [taps, tokens, hidden size]; None without taps."""
+    """The output of the tapped layers, [taps, tokens, hidden size]; None without taps. The next
+    forward may overwrite it."""
     states: Tensor | None = None
     """The last layer's output, [tokens, hidden size]; None of a graph."""
+
+    def first(self, rows: int, tokens: int) -> BatchOutput:
+        """The first rows of logits, and the tapped layers' output for the first tokens."""
+        hidden = None if self.hidden is None else self.hidden[:, :tokens]
+        return BatchOutput(self.logits[:rows], hidden)
+
+    def room(self, tokens: int) -> BatchOutput:
+        """Tensors for the output of up to so many tokens, each with its row of logits."""
+        logits = self.logits.new_empty((tokens, self.logits.shape[1]))
+        if self.hidden is None:
+            return BatchOutput(logits)
+        taps, _, size = self.hidden.shape
+        return BatchOutput(logits, self.hidden.new_empty((taps, tokens, size)))
+
+    def copy_to(self, room: BatchOutput) -> None:
+        """Write this output to the beginning of a room for it."""
+        room.logits[: len(self.logits)].copy_(self.logits)
+        if self.hidden is not None and room.hidden is not None:
+            room.hidden[:, : self.hidden.shape[1]].copy_(self.hidden)
+
+
+def joined(parts: Seq[BatchOutput]) -> BatchOutput:
+    """One output of forwards one after another."""
+    tapped = [part.hidden for part in parts if part.hidden is not None]
+    hidden = torch.cat(tapped, dim=1) if tapped else None
+    return BatchOutput(torch.cat([part.logits for part in parts]), hidden)
 
 
 def make_batch(
@@ -77,6 +106,7 @@ def make_batch(
     group_size: int,
     dtype: torch.dtype,
     windows: Seq[int | None] = (None,),
+    taps: tuple[int, ...] = (),
 ) -> Batch:
     """Pack feeds, prompts first, into the tensors of one forward.
 
@@ -84,6 +114,7 @@ def make_batch(
         group_size: query heads per K/V head.
         dtype: type of the attention bias, the model's.
         windows: those of the model's layers; None for layers that see the whole text.
+        taps: layers whose output is wanted.
     """
     device = cache.data.device
     positions = [feed.positions() for feed in feeds]
@@ -107,4 +138,4 @@ def make_batch(
     parts = (tokens, *flat, slots, rows)
     packed = integers([*chain.from_iterable(parts)], device)  # one tensor, one copy to a device
     fed, at, seen, written, logit_rows = torch.split(packed, [len(part) for part in parts])
-    return Batch(fed, at, seen, written, groups, logit_rows, local=local)
+    return Batch(fed, at, seen, written, groups, logit_rows, local=local, taps=taps)

@@ -10,8 +10,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
-from numpy import ndarray
-
 from trtla.runtime.device import Device
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.models.kv_cache import KVCache
@@ -30,8 +28,9 @@ class Forwarded(NamedTuple):
     logits: Logits
     """Feed by feed; the next forward may overwrite them. Arrays, unless a `StepSampler` reads them
     on the device."""
-    hidden: ndarray | None = None
-    """Float [taps, fed tokens, hidden size], the output of each tapped layer; None without taps."""
+    hidden: Logits | None = None
+    """Float32 [taps, fed tokens, hidden size], the output of each tapped layer; None if none is.
+    The next forward may overwrite it, and it is where the logits are."""
     sampler: RowSampler | None = None
     """The sampler if other ranks have the logits, which are empty then; None: the model's."""
 
@@ -45,8 +44,11 @@ class Model(ABC, Generic[CacheT]):
 
     fast: bool = False
     """True if steps run through CUDA graphs over pages, which `cuda_check` has tested."""
+    is_part: bool = False
+    """True for one rank's part of a model."""
     taps: tuple[int, ...] = ()
-    """Layers of a Llama whose output drafters see, for trained heads; set before it is run."""
+    """Layers of a Llama whose output drafters see that want it, for trained heads; set as soon as
+    the model is loaded. Of several ranks, rank 0 alone needs them."""
     graphs: str = ""
     """The steps that run as graphs, such as `graphs` or `graphs of up to 96 tokens`; set by
     `step_forward`."""
@@ -92,6 +94,11 @@ class Model(ABC, Generic[CacheT]):
     @abstractmethod
     def forward(self, feeds: Sequence[Feed], cache: CacheT) -> Forwarded:
         """Write the fed tokens' keys and values, and compute the logits of the feeds' rows."""
+
+    def taps_for(self, feeds: Sequence[Feed]) -> tuple[int, ...]:
+        """Return the layers to tap in a step of these feeds: none unless a drafter wants states."""
+        wanted = self.taps and any(feed.wants_states for feed in feeds)
+        return self.taps if wanted else ()
 
     def scratch_bytes(self, limits: ExecutorLimits, step_sizes: Sequence[int] = ()) -> int:
         """Bytes of the device's memory that forwards and graphs take beside weights and cache.

@@ -87,6 +87,7 @@ class LlamaModel(PackedModel):
         world: World | None = None,
     ) -> None:
         self.config, self.dtype, self._device, self._world = config, dtype, device, world
+        self.is_part = world is not None
         self._products = fp8_products(config, dtype, device) if products is None else products
         plain = without_blocks(weights, numpy_dtype(self.compute_type))
         moved = ((name, as_tensor(array).to(device)) for name, array in plain)  # FP8 too
@@ -130,6 +131,11 @@ class LlamaModel(PackedModel):
         self._lm_head = change(HEAD, self._lm_head)
 
     @property
+    def ends(self) -> tuple[Tensor, Linear]:
+        """The embedding and the product with lm_head."""
+        return self._embedding, self._lm_head
+
+    @property
     def group_size(self) -> int:
         return self._heads[0] // self._heads[1]
 
@@ -166,7 +172,7 @@ class LlamaModel(PackedModel):
         if self._device.type == "cpu":
             return 0
         widens = self.dtype == torch.float32 or self._lm_head.widens
-        memory = ForwardMemory(self.config, self.dtype.itemsize, widens)
+        memory = ForwardMemory(self.config, self.dtype.itemsize, widens, len(self.taps))
         sizes = step_sizes or limits.step_sizes
         if self.fast:
             return memory.scratch_bytes(limits, sizes)
@@ -197,7 +203,7 @@ class LlamaModel(PackedModel):
         for index, layer in enumerate(self._layers):
             scale = layer.qkv.input_scale
             states, normed = small.add_norm(states, delta, layer.input_norm, epsilon, scale)
-            if index - 1 in self.taps:
+            if index - 1 in batch.taps:
                 hidden[index - 1] = states
             arguments = (rotaries[self._rotary_of[index]], batch.slots, cache, index)
             # Products have no names here, which would keep their memory during the next ones.
@@ -218,7 +224,8 @@ class LlamaModel(PackedModel):
             logits = self._world.join_columns(logits, self.config.vocab_size)
         if self.config.logits_scaling != 1.0:
             logits = logits / self.config.logits_scaling
-        tapped = torch.stack([hidden[tap] for tap in self.taps]).float() if self.taps else None
+        taps = [hidden[tap] for tap in batch.taps]
+        tapped = torch.stack(taps) if taps else None
         return BatchOutput(logits, tapped, states)
 
     def _scaled(self, layer: Layer, qkv: Tensor) -> Tensor:

@@ -66,7 +66,8 @@ class PackedModel(TensorModel):
         If a token's numbers overflow, PyTorch's attention spoils tokens that do not see it: numbers
         that are not finite make the forward run again, with a guard.
         """
-        batch = make_batch(feeds, cache, self.group_size, self.dtype, self.windows)
+        taps = self.taps_for(feeds)
+        batch = make_batch(feeds, cache, self.group_size, self.dtype, self.windows, taps)
         output = self.forward_batch(batch, cache)
         if output.states is None or all_finite(output.states):
             return output
@@ -76,10 +77,11 @@ class PackedModel(TensorModel):
         return self._for_sampler(self.run(feeds, cache))
 
     def _for_sampler(self, output: BatchOutput) -> Forwarded:
-        """Logits come as arrays, unless a `StepSampler` reads them on the device."""
-        on_device = isinstance(self.row_sampler, StepSampler)
-        hidden = None if output.hidden is None else on_host(output.hidden)
-        return Forwarded(output.logits if on_device else on_host(output.logits), hidden)
+        """Logits and states come as arrays, unless a `StepSampler` reads logits on the device."""
+        hidden = None if output.hidden is None else output.hidden.float()
+        if isinstance(self.row_sampler, StepSampler):
+            return Forwarded(output.logits, hidden)
+        return Forwarded(on_host(output.logits), None if hidden is None else on_host(hidden))
 
     def step_forward(
         self, cache: TensorCache, limits: ExecutorLimits, step_sizes: Sequence[int] = ()
@@ -88,7 +90,7 @@ class PackedModel(TensorModel):
 
         Graphs are captured and all kernels compiled now: no step waits for either.
         """
-        if not self.fast or self.taps:
+        if not self.fast:
             return super().step_forward(cache, limits, step_sizes)
         runner = GraphRunner(
             self.forward_batch,
@@ -99,6 +101,7 @@ class PackedModel(TensorModel):
             CudaCapture(cache.data.device),
             limits.max_num_tokens,
             self.windows,
+            self.taps,
         )
         self.settle_products(runner.token_counts | {*range(1, limits.max_batch_size + 1)})
         runner.capture_all()

@@ -23,12 +23,13 @@ Move = tuple[int, int]
 
 
 def step_message(feeds: Sequence[Feed], moves: Sequence[Move]) -> list[Any]:
-    """Return the input of a forward in JSON's types: tokens, positions, blocks, and the tree."""
+    """Return the input of a forward in JSON's types: tokens, positions, blocks, the tree, and True
+    where the drafter wants states."""
     fed = []
     for feed in feeds:
         sequence, parents = feed.sequence, None if feed.draft is None else feed.draft.parents
         place = (sequence.num_cached, len(sequence.prompt), sequence.blocks)
-        fed.append((feed.tokens, feed.rows, parents, *place))
+        fed.append((feed.tokens, feed.rows, parents, *place, feed.wants_states))
     return [fed, moves]
 
 
@@ -45,9 +46,12 @@ def _read_feed(
     num_cached: int,
     prompt_len: int,
     blocks: list[int],
+    wants_states: bool,
 ) -> Feed:
     draft = None if parents is None else Draft(tuple(tokens[1:]), tuple(parents))
-    sequence = FedSequence(_request(prompt_len), AUTOREGRESSIVE, NoDrafter())
+    drafter = NoDrafter()
+    drafter.wants_states = wants_states
+    sequence = FedSequence(_request(prompt_len), AUTOREGRESSIVE, drafter)
     sequence.num_cached, sequence.blocks = num_cached, tuple(blocks)
     return Feed(sequence, tuple(tokens), tuple(rows), draft)
 

@@ -48,6 +48,9 @@ class _Settings(Structure):
         ("sources", c_int64),
         ("unplaced", c_int64),
         ("by_noise", c_int64),
+        ("top_k", c_int64),
+        ("top_p", c_double),
+        ("min_p", c_double),
     ]
 
 
@@ -83,6 +86,16 @@ class Usual(NamedTuple):
     """Times that any token has."""
 
 
+class Unread(NamedTuple):
+    """A node that a head could be fed."""
+
+    row: int
+    """The head's row above it."""
+    token: int
+    value: float
+    """The chance that all tokens down to it are right."""
+
+
 NO_USUAL: Mapping[tuple[int, ...], Usual] = {}
 _NONE = Usual(-1, 0, 0)
 _CALLS: Calls = {
@@ -94,6 +107,8 @@ _CALLS: Calls = {
     "tree_free_sequence": (None, (c_void_p,)),
     "tree_add_text": (None, (c_void_p, c_int64, c_void_p, c_int64)),
     "tree_set_chains": (None, (c_void_p, c_void_p, c_int64)),
+    "tree_add_head_row": (None, (c_void_p, c_int64, c_int64, c_void_p, c_void_p)),
+    "tree_unread": (c_int64, (c_void_p, POINTER(c_int32), POINTER(c_double))),
     "tree_set_grammar": (
         None,
         (*(c_void_p, c_void_p, c_int64), *(c_void_p, c_int64), *[c_void_p] * 2),
@@ -140,7 +155,7 @@ class _Counters(Structure):
         ("fed", _Counts),
         ("accepted", _Counts),
         ("expected", _Counts),
-        ("gained", c_double * (len(SOURCES) - 1)),
+        ("gained", c_double * len(SOURCES)),
     ]
 
 
@@ -203,7 +218,7 @@ class SharedTrees:
         """
         bits = sum(1 << index for index, name in enumerate(SOURCES) if name in sources)
         how = (sampling.greedy, sampling.temperature, sampling.seed, bits, unplaced, by_noise)
-        settings = _Settings(*how)
+        settings = _Settings(*how, sampling.top_k, sampling.top_p, sampling.min_p)
         handle = self._library.tree_sequence(self._handle, byref(settings), _ids(text), len(text))
         return Tree(self, self._library, handle)
 
@@ -224,7 +239,7 @@ class Tree:
         self._library.tree_free_sequence(self.handle)
 
     def gained(self, source: str) -> float:
-        """Count accepted tokens that only this source ranked first."""
+        """Count accepted tokens that only this source, a text's or `head`, ranked first."""
         address = self._library.tree_sequence_counters(self.handle)
         return float(_Counters.from_address(address).gained[SOURCES.index(source)])
 
@@ -251,6 +266,25 @@ class Tree:
         """Set other drafters' proposals for the next step, each one chain of tokens."""
         tokens = [token for chain in chains for token in (*chain, _SEPARATOR)]
         self._library.tree_set_chains(self.handle, _ids(tokens), len(tokens))
+
+    def add_head_row(self, row: int, token: int, ids: ndarray, logs: ndarray) -> None:
+        """Add a row of a trained head, until the text goes on.
+
+        Args:
+            row: the row above it, by the order in which they were added; -1 of the first, which
+                is behind the input token.
+            token: the one below that row that it is behind; -1: any.
+            ids: int32 [READ], the most probable tokens, best first; -1 behind the last one.
+            logs: float32 [READ], logarithms of their probabilities.
+        """
+        self._library.tree_add_head_row(self.handle, row, token, address(ids), address(logs))
+
+    def unread(self) -> Unread | None:
+        """Return the first node without a row of the head on the most likely path; None: there are
+        no rows, or nothing is proposed there."""
+        token, value = c_int32(), c_double()
+        row = self._library.tree_unread(self.handle, byref(token), byref(value))
+        return None if row < 0 else Unread(row, token.value, value.value)
 
     def set_grammar(
         self,

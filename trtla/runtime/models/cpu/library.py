@@ -31,6 +31,8 @@ ROTARIES = 2
 """The most rotary tables of a model: layers may rotate queries and keys in different ways."""
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 """The C++'s `Activation`, in its order."""
+CACHE_TYPES = ("float32", "bfloat16", "int8")
+"""The C++'s `CacheType`, in its order."""
 
 
 class Matrix(Structure):
@@ -86,6 +88,8 @@ class NativeModel(Structure):
         ("residual_multiplier", c_float),
         ("logits_scaling", c_float),
         ("activation", c_int64),
+        ("embedding_norm", c_void_p),
+        ("residual_norm", c_void_p),
     ]
 
 
@@ -121,6 +125,7 @@ class NativeStep(Structure):
         ("hidden", c_void_p),
         ("threads", c_int64),
         ("vocabulary", c_int64),
+        ("states_in", c_void_p),
     ]
 
 
@@ -128,6 +133,8 @@ _CALLS: Calls = {
     "trtla_lanes": (c_int64, ()),
     "trtla_has_bfloat16_products": (c_int64, ()),
     "trtla_forward": (None, (POINTER(NativeModel), POINTER(NativeStep))),
+    "trtla_multiply": (None, (POINTER(Matrix), c_void_p, c_int64, c_void_p, c_int64)),
+    "trtla_numbers": (None, (POINTER(Matrix), c_int64, c_void_p)),
     "trtla_most_probable": (c_int64, (c_void_p, c_int64)),
     "trtla_draw": (c_int64, (c_void_p, c_int64, POINTER(c_double), c_double, c_int64)),
     "trtla_filters": (c_char_p, ()),
@@ -148,6 +155,7 @@ class NativeLibrary:
         self.forward, self.draw = library.trtla_forward, library.trtla_draw
         self.most_probable, self.top_rows = library.trtla_most_probable, library.trtla_top_rows
         self.masked = library.trtla_masked
+        self._multiply, self._numbers = library.trtla_multiply, library.trtla_numbers
         self._pack, self._panel_bytes = library.trtla_pack, library.trtla_panel_bytes
         self.filters = tuple(library.trtla_filters().decode().split())
         """The filters of `draw`, in its order, by the names of `SamplingParams`."""
@@ -157,6 +165,19 @@ class NativeLibrary:
         """Numbers of 32 bits in a vector register."""
         self.has_bfloat16_products = bool(library.trtla_has_bfloat16_products())
         """The processor multiplies bfloat16."""
+
+    def multiply(self, matrix: Matrix, rows: ndarray) -> ndarray:
+        """The products of contiguous float32 rows [rows, inputs], [rows, outputs]."""
+        out = np.empty((len(rows), matrix.outputs), np.float32)
+        if len(rows):
+            self._multiply(matrix, address(rows), len(rows), address(out), num_threads())
+        return out
+
+    def numbers(self, matrix: Matrix) -> ndarray:
+        """The numbers of a packed weight, float32 [outputs, inputs]."""
+        out = np.empty((matrix.outputs, matrix.inputs), np.float32)
+        self._numbers(matrix, matrix.outputs, address(out))
+        return out
 
     def panel_bytes(self, kind: int, inputs: int) -> int:
         """The bytes of a panel of a type; see `packing.cpp`."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +20,7 @@ from trtla.formats.config import LARGEST, CheckpointConfig
 from trtla.runtime.arrays import address, aligned, paged
 from trtla.runtime.device import CPU, Device
 from trtla.runtime.models.cpu import library as native
-from trtla.runtime.models.cpu.packing import EMBEDDING, LM_HEAD, NORM, ModelPanels
+from trtla.runtime.models.cpu.packing import EMBEDDING, LM_HEAD, NORM, ModelPanels, Packed
 from trtla.runtime.models.forward import Forwarded, Model
 from trtla.runtime.models.kv_cache import KVCache, SlotTable, row_bytes
 from trtla.runtime.models.rotary import RotaryTable, layer_rotaries, rotary_configs
@@ -43,9 +43,15 @@ def native_problem(config: CheckpointConfig, dtype: str) -> str | None:
         return f"there is no arithmetic for {dtype}"
     if config.fp8_kv_cache:
         return "the K/V cache is FP8"
+    return size_problem(config)
+
+
+def size_problem(config: CheckpointConfig) -> str | None:
+    """The size that does not fill vector registers; None: all do."""
+    lanes = native.library().lanes
     for name in ("hidden_size", "intermediate_size", "head_size"):
-        if getattr(config, name) % library.lanes:
-            return f"{name} is no multiple of {library.lanes}"
+        if getattr(config, name) % lanes:
+            return f"{name} is no multiple of {lanes}"
     return None
 
 
@@ -100,6 +106,7 @@ class NativeLlama(Model[HostCache]):
         shared: SharedMemory | None = None,
     ) -> None:
         self.config, self.dtype, self._shared, self._panels = config, dtype, shared, panels
+        self.is_part = shared is not None
         self._cache_type = "int8" if int8_cache else dtype
         self._library = native.library()
         self._chooser = native.RowChooser()
@@ -109,11 +116,11 @@ class NativeLlama(Model[HostCache]):
         self._angles: list[tuple[ndarray, ndarray] | None] = [None] * len(self._rotaries)
         """The arrays whose addresses are in it."""
         layers = [self._layer(str(i), rotary) for i, rotary in enumerate(layer_rotaries(config))]
-        lm_head = panels.matrices[LM_HEAD]
+        embedding, lm_head = self.ends
         self._model = native.NativeModel(
             layers=(native.NativeLayer * len(layers))(*layers),
             num_layers=len(layers),
-            embedding=panels.matrices.get(EMBEDDING, lm_head).matrix,
+            embedding=embedding.matrix,
             norm=address(panels.vectors[NORM]),
             lm_head=lm_head.matrix,
             hidden=config.hidden_size,
@@ -122,7 +129,7 @@ class NativeLlama(Model[HostCache]):
             kv_heads=config.num_key_value_heads,
             head_size=config.head_size,
             epsilon=config.norm_epsilon,
-            cache_type=_CACHE_TYPES.index(self._cache_type),
+            cache_type=native.CACHE_TYPES.index(self._cache_type),
             attention_scale=attention_scale(config),
             embedding_multiplier=config.embedding_multiplier,
             residual_multiplier=config.residual_multiplier,
@@ -184,11 +191,14 @@ class NativeLlama(Model[HostCache]):
         return super().weight_type if self.config.fp8 else self._stored_types[0]
 
     @property
+    def layer_type(self) -> str:
+        """The type of most weights of its layers, as they are stored."""
+        matrices = self._panels.matrices.items()
+        return _types([one for name, one in matrices if name not in (EMBEDDING, LM_HEAD)])[0]
+
+    @property
     def _stored_types(self) -> list[str]:
-        sizes: Counter[str] = Counter()
-        for matrix in self._panels.matrices.values():
-            sizes[matrix.stored] += matrix.weight.nbytes
-        return [kind for kind, _ in sizes.most_common()]
+        return _types(self._panels.matrices.values())
 
     @property
     def cache_type(self) -> str:
@@ -197,6 +207,12 @@ class NativeLlama(Model[HostCache]):
     @property
     def compute_type(self) -> str:
         return "int8" if self._in_blocks else self.dtype
+
+    @property
+    def ends(self) -> tuple[Packed, Packed]:
+        """The embedding and lm_head, of which a rank has its part; they may be one."""
+        lm_head = self._panels.matrices[LM_HEAD]
+        return self._panels.matrices.get(EMBEDDING, lm_head), lm_head
 
     @property
     def row_sampler(self) -> RowSampler:
@@ -213,7 +229,7 @@ class NativeLlama(Model[HostCache]):
         tables = [cache.table(feed.sequence.blocks) for feed in feeds]  # alive during the call
         rows, integers = step_integers(feeds, rope_rows, tables)
         logits = self._room(len(rope_rows), rows)
-        step, hidden = self._step, self._tapped(len(rope_rows)) if self.taps else None
+        step, hidden = self._step, self._tapped(self.taps_for(feeds), len(rope_rows))
         step.tokens, step.num_rows, step.num_sequences = len(rope_rows), rows, len(feeds)
         step.integers = integers.buffer_info()[0]
         step.cache = cache.addresses.buffer_info()[0]
@@ -242,14 +258,16 @@ class NativeLlama(Model[HostCache]):
                 self._step.cosine[index], self._step.sine[index] = address(cosine), address(sine)
         return rows
 
-    def _tapped(self, tokens: int) -> ndarray:
-        """Room for the tapped layers' output."""
-        if max(self.taps) >= self.config.num_hidden_layers:
-            raise ValueError(f"there is no layer {max(self.taps)} to tap")
-        hidden = np.empty((len(self.taps), tokens, self.config.hidden_size), np.float32)
-        self._tap_layers = array("q", self.taps)
-        self._step.taps = self._tap_layers.buffer_info()[0]
-        self._step.num_taps, self._step.hidden = len(self.taps), address(hidden)
+    def _tapped(self, taps: tuple[int, ...], tokens: int) -> ndarray | None:
+        """Room for the tapped layers' output; None if none is tapped."""
+        self._step.num_taps = len(taps)
+        if not taps:
+            return None
+        if max(taps) >= self.config.num_hidden_layers:
+            raise ValueError(f"there is no layer {max(taps)} to tap")
+        hidden = np.empty((len(taps), tokens, self.config.hidden_size), np.float32)
+        self._tap_layers = array("q", taps)
+        self._step.taps, self._step.hidden = self._tap_layers.buffer_info()[0], address(hidden)
         return hidden
 
     def _room(self, tokens: int, rows: int) -> ndarray:
@@ -268,8 +286,12 @@ class NativeLlama(Model[HostCache]):
         """Its first rows, by how many these are."""
 
 
-_CACHE_TYPES = ("float32", "bfloat16", "int8")
-"""The C++'s `CacheType`, in its order."""
+def _types(matrices: Iterable[Packed]) -> list[str]:
+    """The types that matrices are stored in, those of most bytes first."""
+    sizes: Counter[str] = Counter()
+    for matrix in matrices:
+        sizes[matrix.stored] += matrix.weight.nbytes
+    return [kind for kind, _ in sizes.most_common()]
 
 
 def _exchange(shared: SharedMemory, outputs: int) -> native.Exchange:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from trtla.errors import first_line
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
-from trtla.runtime.models.batch import Batch, BatchOutput
+from trtla.runtime.models.batch import Batch, BatchOutput, joined
 from trtla.runtime.models.cuda.inputs import Room, StepInputs
 from trtla.runtime.models.cuda.paged_attention import LARGEST_TILE, stretch_of
 from trtla.runtime.models.tensor_cache import TensorCache
@@ -59,6 +59,10 @@ class _Graph:
 class GraphRunner:
     """The logits of a step's feeds, from a graph if one fits, else from a plain forward.
 
+    With taps every graph copies the states of tapped layers, whether a drafter wants them or not:
+    two small launches in a step of hundreds. Graphs without taps beside them would double the time
+    and the memory of captures. Steps without a graph tap where a drafter wants states.
+
     Args:
         forward: the model's.
         cache: the K/V cache, with one block more than sequences need, for padding tokens.
@@ -69,6 +73,7 @@ class GraphRunner:
         capture: records a forward as a graph; None runs without graphs.
         max_num_tokens: most tokens of a step; None means as many as its sequences can feed.
         windows: the windows of the model's layers.
+        taps: layers whose output drafters may want.
     """
 
     def __init__(
@@ -81,16 +86,18 @@ class GraphRunner:
         capture: Capture | None = None,
         max_num_tokens: int | None = None,
         windows: Sequence[int | None] = (),
+        taps: tuple[int, ...] = (),
     ) -> None:
         self._forward, self._cache, self._capture = forward, cache, capture
+        self._taps = taps
         self._windows = [window for window in windows if window and window < max_cached]
         self._scratch = cache.pool.reserve()
         self._step_tokens, self._max_cached = step_sizes[-1], max_cached
         self._stretch = stretch_of(max_cached)
         self._buckets = buckets(step_sizes, max_batch_size, max_num_tokens)
         self._graphs: dict[Bucket, _Graph] = {}
-        self._logits: Tensor | None = None
-        """The logits of all graphs, which never run concurrently: [rows, vocab]."""
+        self._kept: BatchOutput | None = None
+        """The output of all graphs, which never run concurrently."""
         self.most_tokens = self._buckets[-1].tokens
         """Most tokens of a step with a graph; memory has no room for larger ones."""
         self.problem: str | None = None
@@ -132,7 +139,8 @@ class GraphRunner:
             return None
         try:
             with self._on_device():
-                return [self._run(room).logits for room in self._rooms_to_try()][-1]
+                rooms = self._rooms_to_try()
+                return [self._run(room, (), self._taps).logits for room in rooms][-1]
         except Exception as error:  # as of a capture
             self._give_up(error)
             return None
@@ -154,29 +162,31 @@ class GraphRunner:
         return replace(exact, longest_tree=longest, context=0)
 
     def __call__(self, feeds: Sequence[Feed]) -> BatchOutput:
-        """Return float logits [rows, vocab], feed by feed; the next call may overwrite them.
+        """Return float logits [rows, vocab], feed by feed, and states if a drafter wants them.
 
-        Prompts run before trees, so that the bits of trees do not depend on prompts.
+        The next call may overwrite them. Prompts run before trees, so that the bits of trees do not
+        depend on prompts.
         """
+        taps = self._taps if any(feed.wants_states for feed in feeds) else ()
         prompts = sum(feed.draft is None for feed in feeds)
         if not 0 < prompts < len(feeds):
-            return self._step(feeds)
-        parts = [self._step(feeds[:prompts]).logits, self._step(feeds[prompts:]).logits]
-        return BatchOutput(torch.cat(parts))
+            return self._step(feeds, taps)
+        return joined([self._step(part, taps) for part in (feeds[:prompts], feeds[prompts:])])
 
-    def _step(self, feeds: Sequence[Feed]) -> BatchOutput:
+    def _step(self, feeds: Sequence[Feed], taps: tuple[int, ...]) -> BatchOutput:
         with self._on_device():
             bucket = self._bucket(feeds)
             graph = None if bucket is None else self._graph(bucket)
             if graph is None:
                 self._cache.move_now()
-                logits = self._run(self._plain_room(feeds, bucket), feeds).logits
+                output = self._run(self._plain_room(feeds, bucket), feeds, taps)
             else:
                 graph.inputs.fill(feeds, self._moves(graph.inputs.room.moves))
                 graph.replay()
-                assert self._logits is not None
-                logits = self._logits
-            return BatchOutput(logits[: sum(len(feed.rows) for feed in feeds)])
+                assert self._kept is not None
+                output = self._kept if taps else BatchOutput(self._kept.logits)
+            rows = sum(len(feed.rows) for feed in feeds)
+            return output.first(rows, sum(feed.length for feed in feeds))
 
     def _on_device(self) -> AbstractContextManager[object]:
         """Return a context with the cache's device, because launches do not follow the tensors."""
@@ -191,12 +201,12 @@ class GraphRunner:
         fits = (one for one in self._buckets if one.holds(tokens, len(feeds)))
         return next(fits, None)
 
-    def _run(self, room: Room, feeds: Sequence[Feed] = ()) -> BatchOutput:
-        inputs = self._inputs(room)
+    def _run(self, room: Room, feeds: Sequence[Feed], taps: tuple[int, ...]) -> BatchOutput:
+        inputs = self._inputs(room, taps)
         return self._forward(inputs.fill(feeds), self._cache)
 
-    def _inputs(self, room: Room) -> StepInputs:
-        return StepInputs(room, self._scratch, self._cache.data.device, self._windows)
+    def _inputs(self, room: Room, taps: tuple[int, ...]) -> StepInputs:
+        return StepInputs(room, self._scratch, self._cache.data.device, self._windows, taps)
 
     def _plain_room(self, feeds: Sequence[Feed], bucket: Bucket | None) -> Room:
         """Return the bucket's room, with which trees have a graph's bits; else an exact one."""
@@ -234,27 +244,27 @@ class GraphRunner:
         """Limit captures to buckets smaller than this one, which memory has no room for."""
         sizes = (one.tokens for one in self._buckets if one.tokens < bucket.tokens)
         self.most_tokens = max(sizes, default=0)
-        if not self._graphs:  # the next one makes smaller logits
-            self._logits = None
+        if not self._graphs:  # the next one makes a smaller one
+            self._kept = None
         torch.cuda.empty_cache()  # what the failed capture took is PyTorch's own until then
 
     def _give_up(self, error: Exception) -> None:
         """Stop capturing after a failure, because the allocator may be left inside the capture."""
         self.problem = first_line(error)
-        self._capture, self._logits = None, None
+        self._capture = self._kept = None
         self._graphs.clear()
         _log.warning("there are no CUDA graphs, decoding is slower: %s", self.problem)
 
     def _captured(self, bucket: Bucket, capture: Capture) -> _Graph:
         """Capture a graph over inputs without a feed, whose tokens write to the scratch block."""
-        inputs = self._inputs(self._room(bucket))
+        inputs = self._inputs(self._room(bucket), self._taps)
         batch = inputs.fill(())
 
         def run() -> None:
-            logits = self._forward(batch, self._cache).logits
-            if self._logits is None:  # in the first run, which is not recorded
-                self._logits = logits.new_empty((self.most_tokens, logits.shape[1]))
-            self._logits[: len(logits)].copy_(logits)
+            output = self._forward(batch, self._cache)
+            if self._kept is None:  # in the first run, which is not recorded
+                self._kept = output.room(self.most_tokens)
+            output.copy_to(self._kept)
 
         return _Graph(inputs, capture(run))
 

@@ -102,10 +102,16 @@ class StepInputs:
     Args:
         scratch: the block that padding tokens write to.
         windows: the windows of the model's layers that are shorter than texts.
+        taps: layers whose output is wanted.
     """
 
     def __init__(
-        self, room: Room, scratch: int, device: torch.device, windows: Seq[int] = ()
+        self,
+        room: Room,
+        scratch: int,
+        device: torch.device,
+        windows: Seq[int] = (),
+        taps: tuple[int, ...] = (),
     ) -> None:
         self.room = room
         self._scratch = scratch * TOKENS_PER_BLOCK + np.arange(room.tokens) % TOKENS_PER_BLOCK
@@ -113,7 +119,7 @@ class StepInputs:
         self._host = torch.zeros(size, dtype=torch.int64, pin_memory=device.type == "cuda")
         self._device = torch.zeros(size, dtype=torch.int64, device=device)
         self._arrays = _Parts(*(part.numpy() for part in _parts(self._host, room)))
-        self.batch = _batch(_parts(self._device, room), room, windows)
+        self.batch = _batch(_parts(self._device, room), room, windows, taps)
         """The input of the forward, always the same tensors."""
 
     def fill(self, feeds: Seq[Feed], moves: Seq[tuple[int, int]] = ()) -> Batch:
@@ -186,7 +192,7 @@ def _size(room: Room) -> int:
     return sum(size + size % _ALIGNED for size in _sizes(room)) + sequences
 
 
-def _batch(parts: _Parts, room: Room, windows: Seq[int]) -> Batch:
+def _batch(parts: _Parts, room: Room, windows: Seq[int], taps: tuple[int, ...]) -> Batch:
     middle, positions = room.prompt_tokens, parts.positions
     groups = []
     if room.prompts:
@@ -199,7 +205,7 @@ def _batch(parts: _Parts, room: Room, windows: Seq[int]) -> Batch:
         groups.append(PagedGroup(rows, trees, *sizes, *nodes, stretch=room.stretch))
     moves = parts.moves if room.moves else None
     local = {one: tuple(replace(group, window=one) for group in groups) for one in windows}
-    return Batch(*parts[:4], tuple(groups), parts.rows, moves, local)
+    return Batch(*parts[:4], tuple(groups), parts.rows, moves, local, taps)
 
 
 @lru_cache(maxsize=512)

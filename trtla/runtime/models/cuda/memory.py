@@ -32,11 +32,13 @@ class ForwardMemory:
         config: the model's shape.
         itemsize: bytes of an activation.
         widens: True if logits are computed in float32 without rounding to activations.
+        taps: layers whose output drafters may want.
     """
 
     config: CheckpointConfig
     itemsize: int
     widens: bool = True
+    taps: int = 0
 
     def scratch_bytes(self, limits: ExecutorLimits, step_sizes: Sequence[int]) -> int:
         """Return the bytes with fused kernels: all graphs, and a forward of prompts and steps.
@@ -64,11 +66,14 @@ class ForwardMemory:
             gathered += gathered // self.itemsize * (1 + _FLOAT)
         group = config.num_attention_heads // config.num_key_value_heads
         masks = (most + rows) * group * longest * self.itemsize * len({*config.windows})
-        return products + gathered + masks + self._logit_bytes(rows) + _LIBRARIES
+        tapped = self._tapped_bytes(most)
+        return products + gathered + masks + self._logit_bytes(rows) + tapped + _LIBRARIES
 
     def graph_bytes(self, tokens: int) -> int:
-        """Return the bytes of graphs up to `tokens`, which share memory and copy their logits."""
-        return self.forward_bytes(tokens, tokens) + _FLOAT * self.config.vocab_size * tokens
+        """Return the bytes of graphs up to `tokens`, which share memory and copy their output."""
+        states = self.taps * self.config.hidden_size * self.itemsize
+        copied = _FLOAT * self.config.vocab_size + states
+        return self.forward_bytes(tokens, tokens) + copied * tokens
 
     def forward_bytes(self, tokens: int, rows: int) -> int:
         """Return the bytes of one forward with fused kernels, and logits of `rows`.
@@ -84,7 +89,11 @@ class ForwardMemory:
         layer = max(3 * config.intermediate_size * self.itemsize, attention)
         of_layer = tokens * (self.itemsize * self._kept() + layer)
         head = tokens * self.itemsize * (self._kept() + config.hidden_size)
-        return max(of_layer, head + self._logit_bytes(rows))
+        return max(of_layer, head + self._logit_bytes(rows)) + self._tapped_bytes(tokens)
+
+    def _tapped_bytes(self, tokens: int) -> int:
+        """Bytes of tapped layers' output: as it is kept, then joined, and at last in float32."""
+        return self.taps * tokens * self.config.hidden_size * (self.itemsize + _FLOAT)
 
     def _kept(self) -> int:
         """Numbers that a token keeps between operations; cosine and sine are half a head each."""

@@ -1,7 +1,8 @@
-"""The interface of an EAGLE-3 head's forward, compiled or in PyTorch.
+"""The interfaces of trained heads' forwards, compiled or in PyTorch.
 
-Pair i joins the target's states at token i with the token after it, and predicts the one after
-that. A drafted token's pair has the output of the pair before in place of the target's states.
+Pair i of an EAGLE-3 head joins the target's states at token i with the token after it, and predicts
+the one after that. In a drafted token's pair the output of the pair before takes the place of these
+states.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 from numpy import ndarray
 
+from trtla.formats.heads.head import EagleConfig, Head
 from trtla.runtime.models.kv_cache import KVCache, SlotTable
 
 ROW = 16
@@ -34,15 +37,17 @@ class HeadFeed(NamedTuple):
 
 
 class HeadRows(NamedTuple):
-    """The predictions of the last pair of each feed; the next forward may overwrite them."""
+    """The predictions of the last pair of each feed; the next forward may overwrite `logs`."""
 
     ids: ndarray
     """int32 [feeds, ROW]: the target's ids of the most probable tokens, best first; -1 behind the
     last one."""
     logs: ndarray
-    """Logarithms of their probabilities in the draft vocabulary at temperature 1, float32."""
+    """Logarithms of their probabilities in the draft vocabulary at temperature 1, float32; those of
+    a row may all be wrong by the same, up to 0.03. -infinity behind the last one."""
     states: ndarray
-    """Float32 [feeds, hidden size]: what a pair of a drafted token takes as its state."""
+    """Float32 [feeds, hidden size], which a pair of a drafted token takes; float64 of a head that
+    computes in it."""
 
 
 class HeadModel(ABC):
@@ -72,3 +77,28 @@ class HeadModel(ABC):
     @abstractmethod
     def forward(self, feeds: Sequence[HeadFeed], cache: KVCache) -> HeadRows:
         """Write the pairs' keys and values, and predict from the last pair of each feed."""
+
+
+class MedusaModel(ABC):
+    """Medusa heads beside their target, on the target's device."""
+
+    @property
+    @abstractmethod
+    def weight_bytes(self) -> int:
+        """Bytes of their own weights."""
+
+    @abstractmethod
+    def rows(self, states: ndarray) -> tuple[ndarray, ndarray]:
+        """Predict from the last layer's outputs [tokens, hidden size].
+
+        Returns:
+            The most probable tokens [tokens, heads, ROW], int32, best first and -1 behind the last
+            one, and the logarithms of their probabilities, float32. Head k's are of the token k + 2
+            places behind the state's.
+        """
+
+
+def target_ids(head: Head, config: EagleConfig) -> ndarray:
+    """The target's token of each of the draft vocabulary, int32; behind them -1, which stays -1."""
+    own = np.arange(config.layer.vocab_size) if head.target_ids is None else head.target_ids
+    return np.append(own, -1).astype(np.int32)

@@ -7,11 +7,13 @@
 #include <cstdint>
 
 enum Kind { CONTEXT, EXPECTED, REQUESTS, WINDOW, CHAIN, GRAMMAR, KINDS };  // texts that propose
-enum Order { AFTER_TWO, AFTER_ONE, AFTER_ONE_TOO, NEXT_NEXT, ORDERS };  // rows that propose
-enum Source { RECYCLING = KINDS, AGREEMENT, SOURCES };  // a text's kind, a row, or both agree
+enum Order { AFTER_TWO, AFTER_ONE, AFTER_ONE_TOO, NEXT_NEXT, OF_HEAD, ORDERS };  // rows that propose
+// A text's kind, a row of the tables or of a trained head, or a text and a row that agree.
+enum Source { RECYCLING = KINDS, HEAD, AGREEMENT, SOURCES };
 
 constexpr double CERTAIN = 0.998;  // the highest chance
 constexpr int DEPTHS = 4, LENGTHS = 8, SHARES = 4, NOISES = 5, RANKS = 5, SCORES = 8;
+constexpr int TABLED = RANKS + 2;  // no table has a row, no row has the token, or its rank in one
 
 inline int class_of(double value, const double* bounds, int count) {
     int index = 0;
@@ -51,20 +53,26 @@ enum Group {
     AGREED,       // length x score, where text and row propose the same
     TEXT_ALONE,   // a row proposes other tokens: score of its best one x length
     ROW_ALONE,    // a text proposes other tokens: length of its match x score
+    HEAD_ROW,     // of a head's token: sampled x rank x score
+    HEAD_TABLED,  // what the tables say of it x score
+    HEAD_AGREED,  // a text proposes it too: length x score
+    HEAD_ALONE,   // a text proposes other tokens: length of its match x score
+    BESIDE_HEAD,  // of a token that a head's row lacks: length, 0 without a text x its best score
     GROUPS
 };
 constexpr int GROUP_SIZES[GROUPS] = {LENGTHS * SHARES,  KINDS * DEPTHS,   NOISES * LENGTHS,
                                      2 * RANKS * SCORES, ORDERS * DEPTHS,  LENGTHS * SCORES,
-                                     LENGTHS * SCORES,  LENGTHS * SCORES};
+                                     LENGTHS * SCORES,  LENGTHS * SCORES, 2 * RANKS * SCORES,
+                                     TABLED * SCORES,   LENGTHS * SCORES, LENGTHS * SCORES,
+                                     LENGTHS * SCORES};
 constexpr int start_of(int group) { return group ? start_of(group - 1) + GROUP_SIZES[group - 1] : 0; }
 constexpr int WEIGHTS = start_of(GROUPS);
-constexpr int STARTS[GROUPS] = {start_of(0), start_of(1), start_of(2), start_of(3),
-                                start_of(4), start_of(5), start_of(6), start_of(7)};
 
 struct Evidence {
-    int16_t places[GROUPS] = {-1, -1, -1, -1, -1, -1, -1, -1};
+    int16_t places[GROUPS];
 
-    void set(int group, int place) { places[group] = STARTS[group] + place; }
+    Evidence() { std::fill_n(places, GROUPS, -1); }
+    void set(Group group, int place) { places[group] = start_of(group) + place; }
 };
 
 // Corrections of the values of nodes, by their proposers: steps of a path are not independent, and
@@ -92,22 +100,36 @@ inline void first_weights(double* out) {
     static const double order[ORDERS][DEPTHS] = {{0.0, 0.2, 0.6, 0.6},
                                                  {-0.1, -0.3, 0.0, 0.0},
                                                  {-0.5, -0.5, -0.5, -0.5},
-                                                 {-1.0, -1.0, -1.0, -1.0}};
+                                                 {-1.0, -1.0, -1.0, -1.0},
+                                                 {0.0, -0.1, -0.3, -0.5}};
     static const double agreed[SCORES] = {2.8, 2.1, 1.6, 1.3, 1.1, 1.0, 1.0, 0.9};  // as the next
     static const double text_alone[SCORES] = {0.0, -0.3, -0.5, -1.0, -1.2, -1.2, -1.3, -1.2};
     static const double row_alone[SCORES] = {0.0, -0.1, -0.2, -0.3, -0.4, -0.6, -0.9, -1.2};
+    // Of heads: log odds of the middles of scores, a little closer to even.
+    static const double head[SCORES] = {-3.8, -2.9, -2.1, -1.3, -0.5, 0.2, 1.0, 2.2};
+    static const double tabled[TABLED] = {0.0, -0.7, 0.5, 0.0, -0.2, -0.3, -0.5};
+    static const double head_agreed[SCORES] = {3.5, 2.7, 2.0, 1.4, 0.9, 0.7, 0.4, 0.0};
+    static const double head_alone[SCORES] = {0.0, -0.1, -0.2, -0.3, -0.4, -0.5, -0.7, -0.9};
+    static const double beside_head[SCORES] = {0.0, -0.4, -0.8, -1.2, -1.5, -1.8, -2.1, -2.5};
     double* group[GROUPS];
-    for (int index = 0; index < GROUPS; ++index) group[index] = out + STARTS[index];
+    for (int index = 0; index < GROUPS; ++index) group[index] = out + start_of(index);
     for (int i = SHARES; i < LENGTHS * SHARES; ++i)
         group[TEXT][i] = length[i / SHARES] + share[i % SHARES];
     std::copy_n(kind[0], KINDS * DEPTHS, group[TEXT_KIND]);
     for (int i = 0; i < NOISES * LENGTHS; ++i) group[TEXT_NOISE][i] = noise[i / LENGTHS];
-    for (int i = 0; i < 2 * RANKS * SCORES; ++i) group[ROW][i] = score[i % SCORES];
+    for (int i = 0; i < 2 * RANKS * SCORES; ++i) {
+        group[ROW][i] = score[i % SCORES];
+        group[HEAD_ROW][i] = head[i % SCORES];
+    }
+    for (int i = 0; i < TABLED * SCORES; ++i) group[HEAD_TABLED][i] = tabled[i / SCORES];
     std::copy_n(order[0], ORDERS * DEPTHS, group[ROW_ORDER]);
     for (int i = 0; i < LENGTHS * SCORES; ++i) {
         group[AGREED][i] = agreed[i % SCORES];
         group[TEXT_ALONE][i] = text_alone[i % SCORES];
         group[ROW_ALONE][i] = row_alone[i % SCORES];
+        group[HEAD_AGREED][i] = head_agreed[i % SCORES];
+        group[HEAD_ALONE][i] = head_alone[i % SCORES];
+        group[BESIDE_HEAD][i] = beside_head[i % SCORES];
     }
 }
 

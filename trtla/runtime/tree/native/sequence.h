@@ -17,7 +17,7 @@ constexpr int CHAIN_MATCH = 16;     // match length that another drafter's token
 struct Counters {
     double proposed[SOURCES][COUNTED_DEPTHS] = {}, fed[SOURCES][COUNTED_DEPTHS] = {};
     double accepted[SOURCES][COUNTED_DEPTHS] = {}, expected[SOURCES][COUNTED_DEPTHS] = {};
-    double gained[KINDS] = {};  // accepted tokens that only a text ranked first
+    double gained[AGREEMENT] = {};  // accepted tokens that only a text, or a head, ranked first
 };
 
 // The state that requests share.
@@ -38,6 +38,15 @@ struct Rows {
     const float* logs;
 };
 
+// A trained head's most probable tokens behind the input token (row 0), or behind a token below
+// the node of another row.
+struct HeadRow {
+    int32_t parent, token;  // token: ANY, if it is of all tokens there
+    int32_t ids[READ];
+    float logs[READ];
+};
+constexpr int32_t ANY = -1;
+
 struct Settings {
     int64_t greedy;
     double temperature;
@@ -45,21 +54,29 @@ struct Settings {
     int64_t sources;  // bits of Kind, then of RECYCLING
     int64_t unplaced;  // first tokens of the text without positions: those of an encoder
     int64_t by_noise;  // rank a sampled request's proposals with its noise
+    int64_t top_k;     // filters of a sampled request; 0: none
+    double top_p, min_p;
 };
 
 struct Proposal {
     int32_t token = 0;
     int kind = -1, length = 0, share = 0, order = -1, rank = 0;  // -1: no text, no row
+    int tabled = -1;                                             // a head's token: rank in tables
     double score = 0.0;
     Evidence evidence;
     double chance = 0.0;  // of being right, given that the better ones are wrong
     int32_t child = -1;
 
-    int source() const { return order < 0 ? kind : kind < 0 ? (int)RECYCLING : (int)AGREEMENT; }
+    int source() const {
+        return order < 0 ? kind : kind >= 0 ? AGREEMENT : of_head() ? HEAD : RECYCLING;
+    }
+    bool of_head() const { return order == OF_HEAD; }
+    bool by_head_alone() const { return of_head() && kind < 0 && !rank && tabled; }
 };
 
 struct Node {
     int32_t token, parent, depth, place = -1;  // place: in the draft that is fed; -1: it is not
+    int32_t head = -1;                         // the head's row behind it; -1: none
     int source = 0, correction = 0;
     double value;         // the chance that all tokens down to here are right
     double product;       // the product of its path's chances, before correction
@@ -87,6 +104,33 @@ public:
     }
     // Args: drafts of other drafters, each of which ends in a separator.
     void set_chains(const int32_t* tokens, int64_t count) { chains_.assign(tokens, tokens + count); }
+
+    // Adds a head's row until the text goes on; row 0 is behind the input token.
+    void add_head_row(int32_t parent, int32_t token, const int32_t* ids, const float* logs) {
+        heads_.push_back({parent, token, {}, {}});
+        std::copy(ids, ids + READ, heads_.back().ids);
+        std::copy(logs, logs + READ, heads_.back().logs);
+    }
+
+    // Finds the most likely path along the head's rows, and the first node there without a row.
+    //
+    // Returns: the row above it; -1: there is none. `token` is its own, `value` its chance.
+    int32_t unread(int32_t& token, double& value) {
+        start();
+        for (int32_t at = 0; nodes_[at].head >= 0;) {
+            expand(at);
+            if (nodes_[at].proposals.empty()) return -1;
+            const Proposal& best = nodes_[at].proposals[0];
+            const double product = nodes_[at].product * best.chance;
+            const int32_t below = child(at, 0, product, corrected(product, best.source()));
+            if (nodes_[below].head < 0) {
+                token = nodes_[below].token, value = nodes_[below].value;
+                return nodes_[at].head;
+            }
+            at = below;
+        }
+        return -1;
+    }
 
     // Has the next trees follow a grammar, until the text goes on.
     //
@@ -129,6 +173,7 @@ public:
         node.token = token;
         node.parent = parent;
         node.depth = parent < 0 ? 0 : nodes_[parent].depth + 1;
+        node.head = parent >= 0 ? head_row(nodes_[parent].head, token) : heads_.empty() ? -1 : 0;
         node.place = -1;
         node.value = node.product = 1.0;
         node.expanded = false;
@@ -170,6 +215,8 @@ public:
         if (uses(WINDOW) && window_.tokens().size()) propose_text(at, WINDOW, window_);
         propose_chains(at, chains_, CHAIN, CHAIN_MATCH);
         if (uses(GRAMMAR)) propose_grammar(at);
+        if (nodes_[at].head >= 0) propose_head(nodes_[at], heads_[nodes_[at].head]);
+        tabled_ = false;
         if (uses(RECYCLING)) propose_rows(at);
         if (mask_) forbid(nodes_[at].proposals);
         order(nodes_[at]);
@@ -187,6 +234,7 @@ public:
         for (int64_t place = 0; place < count; ++place) append(tokens[place]);
         forced_.clear();
         masks_.clear();
+        heads_.clear();
         started_ = false;
     }
 
@@ -365,6 +413,21 @@ private:
                 offer_text(nodes_[at], token, GRAMMAR, match, share_class(1, allowed_));
     }
 
+    int32_t head_row(int32_t parent, int32_t token) const {
+        for (int32_t row = 1; parent >= 0 && row < (int32_t)heads_.size(); ++row)
+            if (heads_[row].parent == parent &&
+                (heads_[row].token == token || heads_[row].token == ANY))
+                return row;
+        return -1;
+    }
+
+    void propose_head(Node& node, const HeadRow& row) {
+        double logs[READ];
+        int count = 0;
+        for (; count < READ && row.ids[count] >= 0; ++count) logs[count] = row.logs[count];
+        offer_row(node, row.ids, logs, count, OF_HEAD);
+    }
+
     void propose_rows(int32_t at) {
         const int32_t token = tail_.tokens[0], before = tail_.size > 1 ? tail_.tokens[1] : -1;
         const Row* two = before < 0 ? nullptr : shared_.rows.after(before, token);
@@ -396,6 +459,7 @@ private:
 
     // Propose a row's tokens in the order of their chances, with this position's noise if drawn.
     void offer_row(Node& node, const int32_t* ids, const double* logs, int count, int order) {
+        tabled_ |= order != OF_HEAD && order != NEXT_NEXT;
         double rest = 1.0, scores[READ], kept[READ];
         int32_t own[READ];
         int size = 0;
@@ -413,7 +477,7 @@ private:
     void offer_ranked(Node& node, const int32_t* ids, const double* logs, int count, double rest,
                       double* scores, int order) {
         int ranked[READ];
-        scored(ids, logs, count, rest, scores);
+        scored(ids, logs, count, rest, scores, order != NEXT_NEXT && !settings_.greedy);
         for (int rank = 0; rank < count; ++rank) {  // without noise they are in order already
             int place = rank;
             for (; place && scores[ranked[place - 1]] < scores[rank]; --place)
@@ -422,6 +486,7 @@ private:
         }
         for (int rank = 0; rank < count; ++rank) {
             Proposal& offer = proposal(node, ids[ranked[rank]]);
+            if (offer.of_head() && offer.tabled < 0 && order != NEXT_NEXT) offer.tabled = rank;
             if (offer.order >= 0) continue;  // proposed by a longer context already
             offer.order = order;
             offer.rank = rank;
@@ -430,34 +495,55 @@ private:
     }
 
     // Compute each token's share if the row is right: its probability, weighted by the noise.
-    void scored(const int32_t* ids, const double* logs, int count, double rest,
-                double* scores) const {
+    void scored(const int32_t* ids, const double* logs, int count, double rest, double* scores,
+                bool filters) const {
         const double heat = settings_.greedy ? 1.0 : std::max(settings_.temperature, 0.05);
         double total = 0.0;
         for (int rank = 0; rank < count; ++rank) {
-            const double share = std::exp(logs[rank]);
-            scores[rank] = heat == 1.0 ? share : std::exp(logs[rank] / heat);
-            if (drawn()) scores[rank] /= smallness(ids[rank]);
+            scores[rank] = heat == 1.0 ? std::exp(logs[rank]) : std::exp(logs[rank] / heat);
             total += scores[rank];
         }
         // Assume that each token outside the row is a tenth as likely as the last one in it.
+        double outside = 0.0;
         const double least = std::exp(logs[count - 1]) / 10.0;
         if (rest > 0.0 && least > 0.0)
-            total += std::min(rest / least, (double)shared_.vocab) *
-                     std::exp(std::log(least) / heat);
+            outside = std::min(rest / least, (double)shared_.vocab) *
+                      std::exp(std::log(least) / heat);
+        const int kept = filters ? filtered(scores, count, total + outside) : count;
+        if (kept < count) outside = 0.0;
+        std::fill(scores + kept, scores + count, 0.0);
+        total = outside;
+        for (int rank = 0; rank < kept; ++rank) {
+            if (drawn()) scores[rank] /= smallness(ids[rank]);
+            total += scores[rank];
+        }
         total = std::max(total, 1e-300);  // 0 where what is left of a row is impossible
-        for (int rank = 0; rank < count; ++rank) scores[rank] /= total;
+        for (int rank = 0; rank < kept; ++rank) scores[rank] /= total;
+    }
+
+    // Returns the number of a row's tokens, best first, that the request's filters leave.
+    int filtered(const double* weights, int count, double total) const {
+        int kept = settings_.top_k ? (int)std::min<int64_t>(settings_.top_k, count) : count;
+        double above = 0.0;
+        for (int rank = 0; rank < kept; ++rank) {
+            const bool outside = above >= settings_.top_p * total;
+            if (rank && (outside || weights[rank] < settings_.min_p * weights[0])) kept = rank;
+            above += weights[rank];
+        }
+        return kept;
     }
 
     void order(Node& node) {
         int longest = 0;
-        double best = -1.0;
+        double best = -1.0, head = -1.0;
         for (const Proposal& offer : node.proposals) {
             if (offer.kind >= 0) longest = std::max(longest, offer.length);
-            if (offer.order >= 0 && offer.rank == 0 && best < 0.0) best = offer.score;
+            double& score = offer.of_head() ? head : best;
+            if (offer.order >= 0 && offer.rank == 0 && score < 0.0) score = offer.score;
         }
         for (Proposal& offer : node.proposals) {
             weigh(offer, node.depth + 1, longest, best);
+            weigh_head(offer, longest, head);
             offer.chance = chances_.of(offer.evidence);
         }
         std::stable_sort(
@@ -483,13 +569,28 @@ private:
             if (offer.order < 0 && best >= 0.0)
                 evidence.set(TEXT_ALONE, length * SCORES + score_class(best));
         }
-        if (offer.order >= 0) {
+        if (offer.order >= 0) evidence.set(ROW_ORDER, offer.order * DEPTHS + deep);
+        if (offer.order >= 0 && !offer.of_head()) {
             const int score = score_class(offer.score);
             evidence.set(ROW, (drawn() * RANKS + rank_class(offer.rank)) * SCORES + score);
-            evidence.set(ROW_ORDER, offer.order * DEPTHS + deep);
             if (offer.kind >= 0) evidence.set(AGREED, length * SCORES + score);
             else if (longest) evidence.set(ROW_ALONE, length_class(longest) * SCORES + score);
         }
+    }
+
+    // Args: the longest match of any text here, and the best score of the head's row; -1: none.
+    void weigh_head(Proposal& offer, int longest, double best) const {
+        if (best < 0.0) return;
+        Evidence& evidence = offer.evidence;
+        const int length = length_class(offer.length);
+        if (!offer.of_head())
+            return evidence.set(BESIDE_HEAD, length * SCORES + score_class(best));
+        const int score = score_class(offer.score);
+        const int tabled = !tabled_ ? 0 : offer.tabled < 0 ? 1 : 2 + rank_class(offer.tabled);
+        evidence.set(HEAD_ROW, (drawn() * RANKS + rank_class(offer.rank)) * SCORES + score);
+        evidence.set(HEAD_TABLED, tabled * SCORES + score);
+        if (offer.kind >= 0) evidence.set(HEAD_AGREED, length * SCORES + score);
+        else if (longest) evidence.set(HEAD_ALONE, length_class(longest) * SCORES + score);
     }
 
     // Learn how often the nodes were right, fed or not.
@@ -521,6 +622,7 @@ private:
             count(&Counters::accepted, nodes_[offer.child].source, node.depth + 1, 1.0);
             if (offer.kind >= 0 && (offer.order < 0 || offer.rank))
                 counters_.gained[offer.kind] += 1.0;
+            if (offer.by_head_alone()) counters_.gained[HEAD] += 1.0;
             return offer.child;
         }
         return -1;
@@ -530,6 +632,8 @@ private:
     Settings settings_;
     std::vector<int32_t> text_, chains_, forced_, last_ids_;
     std::vector<Mask> masks_;
+    std::vector<HeadRow> heads_;
+    bool tabled_ = false;             // a table has a row of the node whose proposals are collected
     const Mask* known_ = nullptr;     // of the node whose proposals are collected
     const uint32_t* mask_ = nullptr;  // its bits
     int64_t allowed_ = 0;             // tokens that it allows

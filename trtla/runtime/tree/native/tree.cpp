@@ -176,6 +176,16 @@ EXPORTED void tree_set_chains(Sequence* sequence, const int32_t* tokens, int64_t
     sequence->set_chains(tokens, count);
 }
 
+// `parent`: the row above, -1 of the first; `token`: the token below it, -1 if the row is of all.
+EXPORTED void tree_add_head_row(Sequence* sequence, int64_t parent, int64_t token,
+                                const int32_t* ids, const float* logs) {
+    sequence->add_head_row(parent, token, ids, logs);
+}
+// Return the row above the likeliest node without one, with its token and chance; -1: none.
+EXPORTED int64_t tree_unread(Sequence* sequence, int32_t* token, double* value) {
+    return sequence->unread(*token, *value);
+}
+
 EXPORTED void tree_set_grammar(Sequence* sequence, const int32_t* forced, int64_t count,
                                const int32_t* paths, int64_t size, const uint32_t* const* masks,
                                const int32_t* usual) {

@@ -19,17 +19,18 @@ struct Forward final : Job {
     const bool alone;      // a head's queries are one piece
     const uint64_t stamp;  // of this forward alone
     const int attended_size;
-    std::vector<float>&states, &qkv, &attended, &gated, &delta;
+    std::vector<float>&states, &embedded, &qkv, &attended, &gated, &delta;
     Operand (&shared)[PRODUCTS];
     std::vector<std::vector<View>> seen;
     std::vector<Phase> program;
 
     Forward(const Model& model, const Step& step, Buffers& buffers)
         : model(model), step(step), alone(queries_are_one_piece(model, step)), stamp(next_stamp()),
-          attended_size(model.heads * model.head_size), states(buffers.states), qkv(buffers.qkv),
-          attended(buffers.attended), gated(buffers.gated), delta(buffers.delta),
-          shared(buffers.inputs) {
+          attended_size(model.heads * model.head_size), states(buffers.states),
+          embedded(buffers.embedded), qkv(buffers.qkv), attended(buffers.attended),
+          gated(buffers.gated), delta(buffers.delta), shared(buffers.inputs) {
         fit(states, model.hidden);
+        if (model.embedding_norm) fit(embedded, model.hidden);
         fit(qkv, qkv_size());
         fit(attended, attended_size);
         fit(gated, model.intermediate);
@@ -50,10 +51,20 @@ struct Forward final : Job {
     size_t qkv_size() const { return (model.heads + 2 * model.kv_heads) * model.head_size; }
     int group_size() const { return model.heads / model.kv_heads; }
 
-    void embed(int token) {
-        float* out = &states[token * model.hidden];
+    void embed(int token, float* out) const {
         for (int i = 0; i < model.hidden; ++i)
             out[i] = number(model.embedding, step.ids()[token], i) * model.embedding_multiplier;
+    }
+
+    // A model begins with a token's embedding; a head reads that beside a state that comes in.
+    void begin(int token) {
+        const int64_t size = model.hidden;
+        float* state = &states[token * size];
+        if (!model.embedding_norm) return embed(token, state);
+        float* embedding = &embedded[token * size];
+        embed(token, embedding);
+        normalise(embedding, size, model.embedding_norm, embedding);
+        normalise_or_copy(step.states_in + token * size, size, model.residual_norm, state);
     }
 
     // May be in place.
@@ -65,6 +76,11 @@ struct Forward final : Job {
             store(out + i, load(from + i) * scale * load(weight + i));
     }
 
+    void normalise_or_copy(const float* from, int64_t size, const float* weight, float* out) const {
+        if (weight) return normalise(from, size, weight, out);
+        std::copy(from, from + size, out);
+    }
+
     const Matrix& matrix(Kind product, const Layer& layer) const {
         return product == QKV     ? layer.qkv[0]
                : product == DENSE ? layer.dense
@@ -73,7 +89,14 @@ struct Forward final : Job {
                                   : layer.gate_up;
     }
 
-    int rows(Kind product) const { return product == SCORE ? step.num_rows : step.tokens; }
+    // Whether a product is only for the step's rows: of a head all are but keys and values.
+    bool of_rows(Kind product) const {
+        return product == SCORE || (model.embedding_norm && product != QKV);
+    }
+    int rows(Kind product) const { return of_rows(product) ? step.num_rows : step.tokens; }
+    int64_t token_of(Kind product, int row) const {
+        return of_rows(product) ? step.rows()[row] : row;
+    }
 
     // Whether a product's inputs are so few that each thread makes them for itself.
     bool few(Kind product) const {
@@ -88,15 +111,22 @@ struct Forward final : Job {
     // Makes the inputs of a product from one of its rows.
     void prepare(Kind product, const Layer& layer, int row, Operand& out) const {
         const Type type = matrix(product, layer).type;
-        if (product == DENSE) return out.put(type, row, &attended[(size_t)row * attended_size]);
+        const int64_t token = token_of(product, row);
+        if (product == DENSE) return out.put(type, row, &attended[token * attended_size]);
         if (product == DOWN) return out.put(type, row, &gated[(size_t)row * model.intermediate]);
         static thread_local std::vector<float> normal;
-        normal.resize(model.hidden);
-        const int token = product == SCORE ? step.rows()[row] : row;
+        normal.resize(2 * model.hidden);
+        const float* state = &states[token * model.hidden];
+        if (product == QKV && model.embedding_norm) {
+            const float* embedding = &embedded[token * model.hidden];
+            std::copy(embedding, embedding + model.hidden, normal.data());
+            normalise_or_copy(state, model.hidden, layer.input_norm, &normal[model.hidden]);
+            return out.put(type, row, normal.data());
+        }
         const float* weight = product == SCORE   ? model.norm
                               : product == QKV ? layer.input_norm
                                                : layer.post_norm;
-        normalise(&states[token * model.hidden], model.hidden, weight, normal.data());
+        normalise(state, model.hidden, weight, normal.data());
         out.put(type, row, normal.data());
     }
 
@@ -170,16 +200,20 @@ struct Forward final : Job {
         }
     }
 
+    // Fed tokens whose queries attend, the last ones: of a head only the step's rows.
+    int asking(const Sequence& sequence) const { return model.embedding_norm ? 1 : sequence.count; }
+
     // Attention of QUERIES queries of one K/V head, `first` on; a row has `group_size` of them.
     void attend_from(int layer, const Sequence& sequence, const std::vector<View>& views,
                      int kv_head, int first, Scores& scores) {
-        const int queries_in_all = sequence.count * group_size(), size = model.head_size;
+        const int queries_in_all = asking(sequence) * group_size(), size = model.head_size;
+        const int skipped = sequence.count - asking(sequence);
         const float* queries[QUERIES];
         const View* seen[QUERIES];
         float* outs[QUERIES];
         const int several = std::min(QUERIES, queries_in_all - first);
         for (int q = 0; q < several; ++q) {
-            const int row = (first + q) / group_size(), token = sequence.first + row;
+            const int row = skipped + (first + q) / group_size(), token = sequence.first + row;
             const int index = kv_head * group_size() + (first + q) % group_size();
             queries[q] = head(token, index);
             seen[q] = &views[row];
@@ -213,7 +247,7 @@ struct Forward final : Job {
 
     // Pieces of QUERIES queries of a K/V head.
     int attentions(const Sequence& sequence) const {
-        return (sequence.count * group_size() + QUERIES - 1) / QUERIES * model.kv_heads;
+        return (asking(sequence) * group_size() + QUERIES - 1) / QUERIES * model.kv_heads;
     }
 
     void attend_some(int layer, int from, int to) {
@@ -229,9 +263,9 @@ struct Forward final : Job {
             });
     }
 
-    void add_to_states(const Operand& x, const Matrix& matrix, int from, int to) {
-        matmul(x, matrix, from, to, [&](int token, int panel, const float* products) {
-            float* out = &states[token * model.hidden + panel * WIDTH];
+    void add_to_states(Kind product, const Operand& x, const Matrix& matrix, int from, int to) {
+        matmul(x, matrix, from, to, [&](int row, int panel, const float* products) {
+            float* out = &states[token_of(product, row) * model.hidden + panel * WIDTH];
             const int width = std::min<int>(WIDTH, model.hidden - panel * WIDTH);
             for (int i = 0; i < width; ++i) out[i] += products[i] * model.residual_multiplier;
         });
@@ -264,7 +298,7 @@ struct Forward final : Job {
             return write(part, inputs(phase), matrix, from, to);
         }
         if (adds_later(product, layer)) return write(delta.data(), inputs(phase), matrix, from, to);
-        add_to_states(inputs(phase), matrix, from, to);
+        add_to_states(product, inputs(phase), matrix, from, to);
     }
 
     // Adds what all ranks have of a product, and what happens to all of it first.
@@ -290,9 +324,9 @@ struct Forward final : Job {
     }
 
     void gate(const Operand& x, const Matrix& matrix, int from, int to) {
-        matmul(x, matrix, from, to, [&](int token, int panel, const float* products) {
+        matmul(x, matrix, from, to, [&](int row, int panel, const float* products) {
             const Floats gate = load(products), up = load(products + LANES);
-            float* out = &gated[(size_t)token * model.intermediate + panel * LANES];
+            float* out = &gated[(size_t)row * model.intermediate + panel * LANES];
             store(out, activate(gate) * up);
         });
     }
@@ -362,7 +396,7 @@ struct Forward final : Job {
         const Layer& layer = model.layers[program[phase].layer];
         switch (program[phase].kind) {
             case EMBED:
-                for (int token = from; token < to; ++token) embed(token);
+                for (int token = from; token < to; ++token) begin(token);
                 break;
             case PREPARE:
                 for (int row = from; row < to; ++row)

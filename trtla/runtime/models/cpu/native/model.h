@@ -32,6 +32,10 @@ struct Model {
     float attention_scale;  // of scores
     float embedding_multiplier, residual_multiplier, logits_scaling;
     Activation activation;
+    // A head's, whose layer reads [normalised embedding; normalised state]; null: it is a model. A
+    // head's rows are the last tokens of its sequences: the others only write keys and values.
+    const float* embedding_norm;
+    const float* residual_norm;  // of a head's states before they are its residual; or null
 };
 
 // Integers lie in one array: ids [tokens], rope_rows [tokens] (each token's row of cosine and sine),
@@ -46,6 +50,7 @@ struct Step {
     int64_t num_taps;
     float* hidden;  // [num_taps][tokens][hidden]
     int64_t threads, vocabulary;
+    const float* states_in;  // [tokens][hidden], a head's
 
     const int64_t* ids() const { return integers; }
     const int64_t* rope_rows() const { return ids() + tokens; }

@@ -38,7 +38,7 @@ struct Chunks {
 
 // Room for a step's intermediate results, kept from step to step: a token has a row in each.
 struct Buffers {
-    std::vector<float> states, qkv, attended, gated, delta;
+    std::vector<float> states, embedded, qkv, attended, gated, delta;
     Operand inputs[PRODUCTS];
 };
 

@@ -1,0 +1,81 @@
+"""A trained head's weights as the compiled forward reads them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy import ndarray
+
+from trtla.formats.blocks import BLOCK_TYPES, BlockTensor
+from trtla.formats.heads.head import EagleConfig, Head
+from trtla.formats.tensors import Weight, numpy_dtype
+from trtla.runtime.models.cpu.packing import LM_HEAD, ModelPanels, Packer
+from trtla.runtime.models.rounding import INTEGERS, check_numbers, round_rows
+
+FC, QKV, DENSE, GATE_UP, DOWN = "fc", "qkv", "dense", "gate_up", "down"
+OWN_EMBEDDING = "embedding"
+"""Names of a head's matrices, beside lm_head."""
+
+
+def vector_names(config: EagleConfig) -> list[str]:
+    """The head's vectors: its norms."""
+    taps = [f"fc_norm.{tap}" for tap in range(len(config.boundaries))]
+    return [
+        *("embedding_norm", "hidden_norm", "post_norm", "norm"),
+        *(taps if config.fc_norm else ()),
+        *(("input_norm",) if config.input_norm else ()),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightTypes:
+    """The types that weights are kept in: of blocks, or of plain numbers."""
+
+    layer: str
+    lm_head: str
+
+    def of(self, name: str, inputs: int) -> str:
+        """The type of a weight: a target's where the project rounds to it, else the next best."""
+        wanted = self.lm_head if name in (LM_HEAD, OWN_EMBEDDING) else self.layer
+        if wanted not in BLOCK_TYPES:
+            return wanted
+        fits = (kind for kind in (wanted, _BLOCKS) if kind in _ROUNDED)
+        fitting = (kind for kind in fits if inputs % BLOCK_TYPES[kind].inputs == 0)
+        return next(fitting, _PLAIN)
+
+
+_ROUNDED = {kind for kinds in INTEGERS.values() for kind in kinds}
+_BLOCKS, _PLAIN = "Q8_0", "bfloat16"
+"""The types for targets in blocks that nothing here rounds to, and for sizes that no block fits."""
+
+
+def rounded(weight: ndarray, name: str, kind: str) -> Weight:
+    """A float32 weight in blocks or numbers of a type."""
+    if kind not in BLOCK_TYPES:
+        return weight.astype(numpy_dtype(kind), copy=False)
+    check_numbers(name, weight, BLOCK_TYPES[kind])
+    return BlockTensor(BLOCK_TYPES[kind], round_rows(BLOCK_TYPES[kind], weight))
+
+
+def pack_head(head: Head, config: EagleConfig, types: WeightTypes, arithmetic: str) -> ModelPanels:
+    """A head's panels; the matrices that it lacks are the target's."""
+    packer = Packer(arithmetic)
+
+    def stored(*names: str) -> list[Weight]:
+        weights = ((name, head.tensor(name)) for name in names)
+        return [rounded(one, name, types.of(name, one.shape[1])) for name, one in weights]
+
+    matrices = {
+        FC: packer.matrix(*stored("fc")),
+        QKV: packer.matrix(*stored("q", "k", "v")),
+        DENSE: packer.matrix(*stored("o")),
+        GATE_UP: packer.matrix(*stored("gate", "up"), alternate=True),
+        DOWN: packer.matrix(*stored("down")),
+    }
+    for name in (LM_HEAD, OWN_EMBEDDING):
+        if name in head.tensors:
+            matrices[name] = packer.matrix(*stored(name))
+    packer.run()
+    vectors = {name: np.array(head.tensor(name)) for name in vector_names(config)}
+    return ModelPanels(matrices, vectors)
