@@ -74,6 +74,7 @@ WITH_TORCH = (
     "runtime/models/cuda",
     "runtime/models/cuda_check.py",
     "runtime/models/heads/tensor_head.py",
+    "runtime/models/heads/tensor_medusa.py",
     "runtime/models/layers.py",
     "runtime/models/llama.py",
     "runtime/models/t5.py",

@@ -107,6 +107,14 @@ def test_medusa_heads_are_the_same_under_every_name(
     assert head.config == MedusaConfig(256, 2048, 4, sizes["num_layers"])  # config.json has 2
 
 
+def test_older_medusa_heads_share_their_targets_lm_head(
+    tmp_path: Path, target: CheckpointConfig
+) -> None:
+    head = read_head(write_head(tmp_path / "head", "medusa-pt", lm_head=False), target=target)
+    check_tensors(head, MedusaSizes(lm_head=False))
+    assert head.config == MedusaConfig(256, None, 3, 1)
+
+
 def test_medusa_heads_need_no_config_and_may_lie_in_their_models_files(tmp_path: Path) -> None:
     folder = write_head(tmp_path / "head", "medusa")
     (folder / "config.json").unlink()

@@ -21,7 +21,6 @@ from tests.support.compiled import (
 from tests.support.head_reference import MUTANTS, Reference, Text, eagle_config, random_head
 from trtla.errors import UsageError
 from trtla.formats.blocks import BlockTensor
-from trtla.formats.heads.head import Head, MedusaConfig
 from trtla.runtime.device import Device
 from trtla.runtime.models.heads.head_model import ROW, HeadFeed
 from trtla.runtime.models.heads.load_head import load_head
@@ -284,9 +283,6 @@ def test_a_head_that_does_not_fit_its_target_is_refused(keys, message):
     loaded(head_of(vocab_size=75), part)
     with pytest.raises(UsageError, match="has no lm_head, and that of its model does not fit"):
         loaded(head_of(vocab_size=75, own=()), part)
-    medusa = Head("a head", MedusaConfig(64, 75, 2, 1), {})
-    with pytest.raises(UsageError, match="Medusa"):
-        loaded(medusa, target())
 
 
 @needs_compiler

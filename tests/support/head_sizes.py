@@ -95,6 +95,8 @@ class MedusaSizes:
     hidden_size: int = 256
     num_heads: int = 3
     num_layers: int = 1
+    lm_head: bool = True
+    """False: as older ones, which share the target's."""
     seed: int = 0
 
     @cached_property
@@ -105,7 +107,8 @@ class MedusaSizes:
             for block in range(self.num_layers):
                 shapes[f"{k}.{block}.weight"] = (hidden, hidden)
                 shapes[f"{k}.{block}.bias"] = (hidden,)
-            shapes[f"{k}.lm_head"] = (self.vocab_size, hidden)
+            if self.lm_head:
+                shapes[f"{k}.lm_head"] = (self.vocab_size, hidden)
         return {name: _random(random, name, shape) for name, shape in shapes.items()}
 
 

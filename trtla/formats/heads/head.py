@@ -53,7 +53,8 @@ class MedusaConfig:
     """The shape of Medusa heads: head k draws the token k + 2 places behind its state's."""
 
     hidden_size: int
-    vocab_size: int
+    vocab_size: int | None
+    """None: they have no lm_head, and the target's serves."""
     num_heads: int
     num_layers: int
     """Residual blocks of each."""
@@ -66,7 +67,7 @@ class Head:
     An EAGLE-3 head's tensors: fc [H, taps Ht], fc_norm.{i} [Ht], input_norm [taps Ht],
     embedding_norm [H], hidden_norm [H], q, k, v [heads x size, 2H], o, post_norm, gate, up, down,
     norm [H], lm_head [Vd, H], embedding [V, H]. Without lm_head or embedding the target's serve.
-    Medusa's: {k}.{block}.weight [H, H], {k}.{block}.bias [H], {k}.lm_head [V, H].
+    Medusa's: {k}.{block}.weight [H, H], {k}.{block}.bias [H], {k}.lm_head [V, H], of all or none.
     """
 
     name: str

@@ -35,7 +35,7 @@ def medusa_head(name: str, stored: StoredHead, config: Mapping[str, Any]) -> Hea
     names = {ours: own for own in stored.where if (ours := _canonical(own)) is not None}
     shape = _shape(stored, names)
     for key, size in (("hidden_size", shape.hidden_size), ("vocab_size", shape.vocab_size)):
-        if config.get(key) not in (None, size):
+        if size is not None and config.get(key) not in (None, size):
             raise UsageError(
                 f'{stored.path}: "{key}" is {config[key]}, and the heads have {size}', AGAIN
             )
@@ -52,7 +52,8 @@ def medusa_shapes(config: MedusaConfig) -> dict[str, tuple[int, ...]]:
         for block in range(config.num_layers):
             found[f"{head}.{block}.weight"] = (hidden, hidden)
             found[f"{head}.{block}.bias"] = (hidden,)
-        found[f"{head}.lm_head"] = (config.vocab_size, hidden)
+        if config.vocab_size is not None:
+            found[f"{head}.lm_head"] = (config.vocab_size, hidden)
     return found
 
 
@@ -74,18 +75,20 @@ def _canonical(name: str) -> str | None:
 
 
 def _shape(stored: StoredHead, names: Mapping[str, str]) -> MedusaConfig:
-    """The sizes, from the first lm_head and the names."""
+    """The sizes, from the names and the first lm_head: of older ones, without any, a block."""
     heads = {int(ours.split(".")[0]) for ours in names}
     blocks = {int(ours.split(".")[1]) for ours in names if not ours.endswith("lm_head")}
-    first = names.get("0.lm_head")
+    shared = not any(ours.endswith("lm_head") for ours in names)
+    first = names.get("0.0.weight" if shared else "0.lm_head")
     if first is None:
-        raise UsageError(f"{stored.path} lacks the lm_head of head 0, such as 0.1.weight", AGAIN)
+        lacking = "first block" if shared else "lm_head"
+        raise UsageError(f"{stored.path} lacks the {lacking} of head 0", AGAIN)
     shape = stored.entries[first].shape
     if len(shape) != 2:
         raise UsageError(f"{stored.path}: tensor {first} has shape {list(shape)}", AGAIN)
     return MedusaConfig(
         hidden_size=shape[1],
-        vocab_size=shape[0],
+        vocab_size=None if shared else shape[0],
         num_heads=max(heads) + 1,
         num_layers=max(blocks, default=-1) + 1,
     )

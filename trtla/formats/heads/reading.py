@@ -61,7 +61,7 @@ def check_fits(head: Head, target: CheckpointConfig) -> None:
         "hidden_size": (hidden, target.hidden_size),
     }
     for key, (ours, theirs) in sizes.items():
-        if ours != theirs:
+        if ours not in (None, theirs):
             raise UsageError(
                 f"{head.name} holds {EAGLE3 if eagle else MEDUSA} for a {key} of {ours}, and the "
                 f"model has {theirs}",

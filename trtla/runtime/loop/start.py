@@ -23,12 +23,14 @@ from trtla.runtime.drafters.draft_model import (
 )
 from trtla.runtime.drafters.eagle import EagleDrafters
 from trtla.runtime.drafters.factory import Drafters
+from trtla.runtime.drafters.medusa import MedusaDrafters
 from trtla.runtime.lengths import shortened, text_lengths, usual_output_len, usual_text_len
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.loop.executor import TorchExecutor
 from trtla.runtime.loop.leader import Follower
 from trtla.runtime.models.cpu.llama import NativeLlama
 from trtla.runtime.models.forward import SPARE_BLOCKS, Model
+from trtla.runtime.models.heads.head_model import HeadModel, MedusaModel
 from trtla.runtime.models.heads.load_head import load_head
 from trtla.runtime.models.kv_cache import (
     CacheNeed,
@@ -54,7 +56,7 @@ if TYPE_CHECKING:
     from trtla.formats.config import CheckpointConfig
     from trtla.formats.engine import Engine
     from trtla.formats.heads.head import Head
-    from trtla.runtime.models.heads.head_model import HeadModel
+    from trtla.runtime.drafters.head import HeadDrafters
     from trtla.runtime.ranks.world import World
 
 
@@ -137,15 +139,17 @@ def _costs(
 
 
 def _drafting(
-    heads: Mapping[str, HeadModel], model: Model[Any], blocks: int
-) -> dict[str, EagleDrafters]:
-    """Give heads their caches, with a block for each of the target's."""
-    return {
-        name: EagleDrafters(
-            head, head.new_cache(blocks + SPARE_BLOCKS), [model.taps.index(t) for t in head.taps]
-        )
-        for name, head in heads.items()
-    }
+    heads: Mapping[str, HeadModel | MedusaModel], model: Model[Any], blocks: int
+) -> dict[str, HeadDrafters]:
+    """Give heads that have a cache theirs, with a block for each of the target's."""
+    drafters: dict[str, HeadDrafters] = {}
+    for name, head in heads.items():
+        taps = [model.taps.index(tap) for tap in head.taps]
+        if isinstance(head, MedusaModel):
+            drafters[name] = MedusaDrafters(head, *taps)
+        else:
+            drafters[name] = EagleDrafters(head, head.new_cache(blocks + SPARE_BLOCKS), taps)
+    return drafters
 
 
 def _limits(

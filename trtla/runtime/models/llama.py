@@ -136,6 +136,11 @@ class LlamaModel(PackedModel):
         return self._embedding, self._lm_head
 
     @property
+    def norm(self) -> Tensor:
+        """The weight of the norm behind the last layer."""
+        return self._norm
+
+    @property
     def group_size(self) -> int:
         return self._heads[0] // self._heads[1]
 

@@ -215,6 +215,11 @@ class NativeLlama(Model[HostCache]):
         return self._panels.matrices.get(EMBEDDING, lm_head), lm_head
 
     @property
+    def norm(self) -> ndarray:
+        """The weight of the norm behind the last layer, float32."""
+        return self._panels.vectors[NORM]
+
+    @property
     def row_sampler(self) -> RowSampler:
         """The sampler in C++, row by row: most rows' choices are never read."""
         return self._chooser

@@ -82,6 +82,11 @@ class HeadModel(ABC):
 class MedusaModel(ABC):
     """Medusa heads beside their target, on the target's device."""
 
+    taps: tuple[int, ...]
+    """The target's last layer."""
+    block_bytes = 0
+    """They keep nothing of a text."""
+
     @property
     @abstractmethod
     def weight_bytes(self) -> int:

@@ -6,22 +6,26 @@ from typing import TYPE_CHECKING, Any
 
 from trtla.errors import UsageError, install_hint, is_installed
 from trtla.formats.config import CheckpointConfig
-from trtla.formats.heads.head import EagleConfig, Head
+from trtla.formats.heads.head import EagleConfig, Head, MedusaConfig
 from trtla.runtime.device import Device
 from trtla.runtime.models.cpu.library import library
 from trtla.runtime.models.cpu.llama import NativeLlama
 from trtla.runtime.models.forward import Model
-from trtla.runtime.models.heads.head_model import HeadModel
+from trtla.runtime.models.heads.head_model import HeadModel, MedusaModel
 from trtla.runtime.models.heads.native_head import NativeHead, native_head_problem
+from trtla.runtime.models.heads.native_medusa import NativeMedusa
 from trtla.runtime.threads import set_torch_threads
 
 if TYPE_CHECKING:
     from trtla.runtime.models.heads.tensor_head import TensorHead
+    from trtla.runtime.models.heads.tensor_medusa import TensorMedusa
+
+_OTHER = "use a head that was trained for this model"
 
 
 def load_head(
     head: Head, target: Model[Any], config: CheckpointConfig, dtype: str, device: Device
-) -> HeadModel:
+) -> HeadModel | MedusaModel:
     """Load the fastest forward here of a head, whose types are its target's.
 
     Args:
@@ -30,9 +34,10 @@ def load_head(
         device: of the target.
     """
     shape = head.config
-    if not isinstance(shape, EagleConfig):
-        raise UsageError(f"{head.name} holds heads of Medusa", "use an EAGLE-3 head")
-    _check(head, shape, target, config)
+    _check_sizes(head, config)
+    if isinstance(shape, MedusaConfig):
+        return _medusa(head, shape, target, dtype, device)
+    _check_ends(head, shape, target, config)
     problem = None
     if isinstance(target, NativeLlama):
         problem = native_head_problem(shape)
@@ -44,19 +49,63 @@ def load_head(
     return _in_tensors(head, shape, target, dtype, device)
 
 
-def _check(head: Head, shape: EagleConfig, target: Model[Any], config: CheckpointConfig) -> None:
-    """Refuse a head of another model, and one that lacks what its target has no whole of."""
-    other = "use a head that was trained for this model"
+def _medusa(
+    head: Head, shape: MedusaConfig, target: Model[Any], dtype: str, device: Device
+) -> MedusaModel:
+    """Load Medusa heads, which are compiled wherever their target is."""
+    if shape.vocab_size is None and target.is_part:
+        raise _lacks(head, "lm_head", f"{_OTHER}, or no ranks")
+    if isinstance(target, NativeLlama):
+        return NativeMedusa(head, shape, target)
+    return _medusa_in_tensors(head, shape, target, dtype, device)
+
+
+def _medusa_in_tensors(
+    head: Head, shape: MedusaConfig, target: Model[Any], dtype: str, device: Device
+) -> TensorMedusa:
+    import torch
+
+    from trtla.runtime.models.heads.tensor_medusa import LastLayer, TensorMedusa
+    from trtla.runtime.models.llama import LlamaModel
+
+    if not isinstance(target, LlamaModel):
+        raise _no_encoder(head)
+    config = target.config
+    ends = target.norm, config.norm_epsilon, target.ends[1]
+    last = LastLayer(config.num_hidden_layers - 1, *ends)
+    return TensorMedusa(head, shape, last, getattr(torch, dtype), torch.device(str(device)))
+
+
+def _no_encoder(head: Head) -> UsageError:
+    return UsageError(f"the head {head.name} drafts for no encoder-decoder", "omit it")
+
+
+def _lacks(head: Head, name: str, hint: str) -> UsageError:
+    return UsageError(
+        f"the head {head.name} has no {name}, and that of its model does not fit", hint
+    )
+
+
+def _check_sizes(head: Head, config: CheckpointConfig) -> None:
+    """Refuse a head of another model."""
+    shape = head.config
+    hidden = shape.target_hidden_size if isinstance(shape, EagleConfig) else shape.hidden_size
     sizes = {
-        "hidden size": (shape.target_hidden_size, config.hidden_size),
+        "hidden size": (hidden, config.hidden_size),
         "vocabulary size": (shape.vocab_size, config.vocab_size),
     }
     for what, (own, there) in sizes.items():
-        if own != there:
+        if own not in (None, there):
             raise UsageError(
                 f"the head {head.name} is for models of {what} {own}; that of this one is {there}",
-                other,
+                _OTHER,
             )
+
+
+def _check_ends(
+    head: Head, shape: EagleConfig, target: Model[Any], config: CheckpointConfig
+) -> None:
+    """Refuse a head that lacks what its target has no whole of."""
     width, there_width = shape.layer.hidden_size, config.hidden_size
     for name, fits in (
         ("embedding", width == there_width),
@@ -64,10 +113,7 @@ def _check(head: Head, shape: EagleConfig, target: Model[Any], config: Checkpoin
     ):
         whole = fits and not (name == "lm_head" and target.is_part)
         if name not in head.tensors and not whole:
-            raise UsageError(
-                f"the head {head.name} has no {name}, and that of its model does not fit",
-                f"{other}, or no ranks" if fits else other,
-            )
+            raise _lacks(head, name, f"{_OTHER}, or no ranks" if fits else _OTHER)
 
 
 def _in_tensors(
@@ -89,5 +135,5 @@ def _in_tensors(
         embedding, lm_head = (torch.from_numpy(one).to(place, kind) for one in found)
         ends = Ends(embedding, Linear.of(lm_head))
     else:
-        raise UsageError(f"the head {head.name} drafts for no encoder-decoder", "omit it")
+        raise _no_encoder(head)
     return TensorHead(head, shape, ends, kind, place)

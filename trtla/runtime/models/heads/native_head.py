@@ -131,10 +131,7 @@ class NativeHead(HeadModel):
         return self._library.multiply(self._fc, np.ascontiguousarray(joined, np.float32))
 
     def _normalised(self, rows: ndarray, weight: ndarray) -> ndarray:
-        means = np.square(rows).mean(-1, keepdims=True)
-        epsilon = np.float32(self._layer_config.norm_epsilon)
-        normalised: ndarray = rows * (np.float32(1) / np.sqrt(means + epsilon)) * weight
-        return normalised
+        return normalised(rows, weight, self._layer_config.norm_epsilon)
 
     def forward(self, feeds: Sequence[HeadFeed], cache: KVCache) -> HeadRows:
         assert isinstance(cache, HostCache)
@@ -187,3 +184,10 @@ class NativeHead(HeadModel):
         if rows not in self._rows:
             self._rows[rows] = self._logits[:rows]
         return self._rows[rows]
+
+
+def normalised(rows: ndarray, weight: ndarray, epsilon: float) -> ndarray:
+    """Return rows divided by the root of their mean square, times a norm's weight."""
+    means = np.square(rows).mean(-1, keepdims=True)
+    out: ndarray = rows * (np.float32(1) / np.sqrt(means + np.float32(epsilon))) * weight
+    return out

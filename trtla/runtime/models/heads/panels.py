@@ -8,9 +8,9 @@ import numpy as np
 from numpy import ndarray
 
 from trtla.formats.blocks import BLOCK_TYPES, BlockTensor
-from trtla.formats.heads.head import EagleConfig, Head
+from trtla.formats.heads.head import EagleConfig, Head, MedusaConfig
 from trtla.formats.tensors import Weight, numpy_dtype
-from trtla.runtime.models.cpu.packing import LM_HEAD, ModelPanels, Packer
+from trtla.runtime.models.cpu.packing import LM_HEAD, ModelPanels, Packed, Packer
 from trtla.runtime.models.rounding import INTEGERS, check_numbers, round_rows
 
 FC, QKV, DENSE, GATE_UP, DOWN = "fc", "qkv", "dense", "gate_up", "down"
@@ -79,3 +79,25 @@ def pack_head(head: Head, config: EagleConfig, types: WeightTypes, arithmetic: s
     packer.run()
     vectors = {name: np.array(head.tensor(name)) for name in vector_names(config)}
     return ModelPanels(matrices, vectors)
+
+
+def pack_medusa(
+    head: Head, config: MedusaConfig, types: WeightTypes, arithmetic: str
+) -> ModelPanels:
+    """The panels of Medusa heads, by the names of their tensors; biases go with their weights."""
+    packer = Packer(arithmetic)
+
+    def packed(name: str, kind: str, biases: ndarray | None = None) -> Packed:
+        weight = head.tensor(name)
+        stored = rounded(weight, name, types.of(kind, weight.shape[1]))
+        return packer.matrix(stored, biases=biases)
+
+    matrices = {}
+    for k in range(config.num_heads):
+        for block in (f"{k}.{index}" for index in range(config.num_layers)):
+            biases = head.tensor(f"{block}.bias")
+            matrices[f"{block}.weight"] = packed(f"{block}.weight", block, biases)
+        if config.vocab_size is not None:
+            matrices[f"{k}.lm_head"] = packed(f"{k}.lm_head", LM_HEAD)
+    packer.run()
+    return ModelPanels(matrices, {})

@@ -152,8 +152,13 @@ class TensorHead(HeadModel):
     def _predicted(self, normed: Tensor, states: Tensor) -> HeadRows:
         exact = normed.dtype == torch.float64
         logits = self._lm_head(normed) if exact else self._lm_head.wide(normed)
-        logs, ids = logits.log_softmax(-1).topk(min(ROW, logits.shape[-1]))
-        missing = (0, ROW - logs.shape[-1])
-        logs = F.pad(logs, missing, value=-torch.inf)
-        ids = torch.where(logs.isfinite(), F.pad(ids, missing), -1)
+        ids, logs = top_rows(logits)
         return HeadRows(self._target_ids[on_host(ids)], on_host(logs), self._returned(states))
+
+
+def top_rows(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the most probable tokens of each row and the logarithms of their probabilities."""
+    logs, ids = logits.log_softmax(-1).topk(min(ROW, logits.shape[-1]))
+    missing = (0, ROW - logs.shape[-1])
+    logs = F.pad(logs, missing, value=-torch.inf)
+    return torch.where(logs.isfinite(), F.pad(ids, missing), -1), logs
