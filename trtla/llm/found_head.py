@@ -8,7 +8,6 @@ from dataclasses import replace
 from trtla.errors import UsageError
 from trtla.formats.engine import EncoderDecoder, Engine
 from trtla.formats.heads.beside import head_beside
-from trtla.formats.heads.reading import read_head
 from trtla.machine import process_rank
 from trtla.settings.drafting import HEAD_PREFIX, LOOKAHEAD, DrafterSettings
 from trtla.settings.executor import ExecutorOptions
@@ -27,6 +26,8 @@ def with_found_head(engine: Engine, options: ExecutorOptions) -> ExecutorOptions
     path = head_beside(engine.path, config) if options.finds_head and by_tree and drafts else None
     if path is None:
         return options
+    from trtla.formats.heads.reading import read_head
+
     try:
         read_head(path, options.boundaries, config)
     except UsageError as error:

@@ -11,12 +11,11 @@ import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from trtla.errors import RankLost, TrtlaError, UsageError, named, require
 from trtla.formats.engine import EncoderDecoder, Engine
 from trtla.formats.gguf.folder import find_folder
-from trtla.formats.heads.head import Head
-from trtla.formats.heads.reading import read_head
 from trtla.formats.model import Model
 from trtla.formats.special_tokens import end_tokens
 from trtla.formats.support import split_config
@@ -36,6 +35,9 @@ from trtla.settings.fields import texts
 from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead, refuse_auto
 from trtla.settings.messages import NO_VARIABLES
 from trtla.trtllm import library as mpi
+
+if TYPE_CHECKING:
+    from trtla.formats.heads.head import Head
 
 
 def _draft_engines(target: Engine, options: ExecutorOptions) -> dict[str, Engine]:
@@ -57,6 +59,10 @@ def _heads(target: Engine, options: ExecutorOptions) -> dict[str, Head]:
     if target.backend == "tensorrt-llm":
         return {}
     paths = (*(() if options.drafter.head is None else (options.drafter.head,)), *named)
+    if not paths:
+        return {}
+    from trtla.formats.heads.reading import read_head
+
     config, layers = target.config.pretrained_config, options.boundaries
     return {path: read_head(path, layers, config) for path in paths}
 

@@ -10,7 +10,6 @@ from trtla.errors import UsageError
 from trtla.formats.config import CheckpointConfig
 from trtla.formats.folder import HEAD_FOLDER
 from trtla.formats.gguf.folder import weight_file
-from trtla.formats.heads.reading import read_head
 
 _ARCHITECTURE = b"general.architecture"
 _START = 256  # bytes of a GGUF file that hold its first key and value
@@ -50,6 +49,8 @@ def _text(data: bytes, at: int) -> tuple[bytes, int]:
 
 
 def _fits(path: Path, config: CheckpointConfig) -> bool:
+    from trtla.formats.heads.reading import read_head
+
     try:
         read_head(path, None, config)
     except UsageError:

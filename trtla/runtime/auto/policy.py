@@ -273,6 +273,7 @@ class TreePolicy:
         by_head: dict[HeadDrafters, list[TreeDrafter]] = {}
         for drafter in drafters:
             if drafter.head is not None:
+                drafter.look(NO_DRAFT)  # a grammar rules out tokens that it would read
                 by_head.setdefault(drafter.head.heads, []).append(drafter)
         for heads, due in by_head.items():
             policy = self._heads.setdefault(heads, HeadPolicy(heads, self._wall))

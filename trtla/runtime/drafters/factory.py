@@ -29,7 +29,7 @@ from trtla.settings.lookahead import LookaheadConfig
 
 if TYPE_CHECKING:
     from trtla.runtime.drafters.draft_model import DraftModelDrafters
-    from trtla.runtime.drafters.head import HeadDrafters
+    from trtla.runtime.drafters.head import HeadDrafter, HeadDrafters
     from trtla.settings.drafting import NgramKind
 
 _OPTIONS = DraftOptions()
@@ -150,14 +150,13 @@ class Drafters(DrafterFactory):
         shared = self._shared()
         # A request with a triple of its own uses the drafters that it names, and no others.
         every = settings.uses_lookahead and request.adaptive
-        heads = None if settings.head is None else self._heads[settings.head]
         if shared is None:
             if settings.uses_lookahead and not every:
                 return lookahead_drafter(triple, request, options)
             if names:
                 return self._make(names[0], triple, request, settings)
             return _prompt_lookup(request, min(settings.gamma, most))
-        sources = options.sources if every else ("chain",)
+        sources = options.sources if every else ("chain", "head")
         tree = self._tree(shared, request, sources)
         window, fixed = None, None
         if every and "window" in sources and triple.ngram_size > 1:
@@ -175,8 +174,11 @@ class Drafters(DrafterFactory):
             drawn=options.cells == "drawn",
             others=[self._make(name, triple, request, settings) for name in names],
             chain_len=settings.most_tokens,
-            head=None if heads is None else heads.drafter(),
+            head=self._head(settings) if "head" in sources else None,
         )
+
+    def _head(self, settings: DrafterSettings) -> HeadDrafter | None:
+        return None if settings.head is None else self._heads[settings.head].drafter()
 
     def _tree(self, shared: SharedTrees, request: Request, sources: Sequence[str]) -> Tree:
         by_noise, unplaced = self._options.by_noise, len(request.encoder_ids or ())

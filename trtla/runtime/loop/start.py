@@ -21,17 +21,13 @@ from trtla.runtime.drafters.draft_model import (
     check_draft_engines,
     load_draft_model,
 )
-from trtla.runtime.drafters.eagle import EagleDrafters
 from trtla.runtime.drafters.factory import Drafters
-from trtla.runtime.drafters.medusa import MedusaDrafters
 from trtla.runtime.lengths import shortened, text_lengths, usual_output_len, usual_text_len
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.loop.executor import TorchExecutor
 from trtla.runtime.loop.leader import Follower
 from trtla.runtime.models.cpu.llama import NativeLlama
 from trtla.runtime.models.forward import SPARE_BLOCKS, Model
-from trtla.runtime.models.heads.head_model import HeadModel, MedusaModel
-from trtla.runtime.models.heads.load_head import load_head
 from trtla.runtime.models.kv_cache import (
     CacheNeed,
     Place,
@@ -56,7 +52,6 @@ if TYPE_CHECKING:
     from trtla.formats.config import CheckpointConfig
     from trtla.formats.engine import Engine
     from trtla.formats.heads.head import Head
-    from trtla.runtime.drafters.head import HeadDrafters
     from trtla.runtime.ranks.world import World
 
 
@@ -82,11 +77,8 @@ def open_torch_executor(
     limits = replace(limits, custom_drafters=tuple(custom or ()))
     arithmetic = model_dtype(options.dtype, checkpoint, on)
     check_cache_dtype(options.kv_cache_dtype, engine, arithmetic, on)
-    draft_device = options.draft_device or options.device
-    draft_dtype = options.draft_dtype or options.dtype
     if draft_engines:
-        resolve_device(draft_device, "draft_device")  # refuse before anything loads
-    check_draft_engines(draft_engines.values())
+        _check_drafts(draft_engines, options)
     ranks = None if world is None else _ranks(world, engine, options, limits, arithmetic, on)
     split = None if ranks is None else ranks.split
     shortens = engine.is_in_memory and options.max_seq_len is None
@@ -95,17 +87,14 @@ def open_torch_executor(
     together = "" if ranks is None else ranks.description
     if ranks is not None:
         check_same(ranks.world, {"forward": model.arithmetic})
-    drafts = {
-        name: load_draft_model(draft_engine, draft_device, draft_dtype)
-        for name, draft_engine in draft_engines.items()
-    }
-    loaded = {
-        name: load_head(head, model, checkpoint, arithmetic, on) for name, head in heads.items()
-    }
-    model.taps = tuple(sorted({tap for head in loaded.values() for tap in head.taps}))
+    drafts = _load_drafts(draft_engines, options)
+    loaded = None
+    if heads:
+        from trtla.runtime.loop.heads import LoadedHeads
+
+        loaded = LoadedHeads(heads, model, checkpoint, arithmetic, on)
     shard = checkpoint if split is None else shard_config(checkpoint, split.world.place.size)
-    block = block_bytes(shard, model.cache_type)
-    block += sum(head.block_bytes for head in loaded.values())
+    block = block_bytes(shard, model.cache_type) + (loaded.block_bytes if loaded else 0)
     needs = partial(_needs, engine, _Placed(model, block, on), drafts.values())
     free = free_bytes(needs(limits), 1 if ranks is None else ranks.on_machine)
     if shortens:
@@ -118,12 +107,23 @@ def open_torch_executor(
         return Follower(ranks, model, cache, limits)
     totals, sizes = DraftTotals(), dict(zip(drafts, draft_blocks, strict=True))
     models = {name: draft.with_cache(sizes[name], limits, totals) for name, draft in drafts.items()}
-    drafting = _drafting(loaded, model, blocks)
+    drafting = loaded.drafters(blocks + SPARE_BLOCKS) if loaded else None
     drafters = Drafters(limits, options.draft_options, models, drafting, custom)
     reused = _max_reused_len(checkpoint, limits) if options.block_reuse else 0
     costs, keep = _costs(checkpoint, model, together, on)
     parts = (model, cache, limits, drafters, costs, reused, totals)
     return TorchExecutor(*parts, options=options, ranks=ranks, keep=keep)
+
+
+def _check_drafts(engines: Mapping[str, Engine], options: ExecutorOptions) -> None:
+    """Refuse draft models, and their device, before anything is loaded."""
+    resolve_device(options.draft_device or options.device, "draft_device")
+    check_draft_engines(engines.values())
+
+
+def _load_drafts(engines: Mapping[str, Engine], options: ExecutorOptions) -> dict[str, LoadedDraft]:
+    place = options.draft_device or options.device, options.draft_dtype or options.dtype
+    return {name: load_draft_model(engine, *place) for name, engine in engines.items()}
 
 
 def _costs(
@@ -136,20 +136,6 @@ def _costs(
     table = shipped_costs(model.weight_bytes, model.weight_type, device, integers)
     kept = KeptCosts(checkpoint.model_dump(mode="json"), model.arithmetic + together, device)
     return StepCosts(table, kept.load()), kept.save
-
-
-def _drafting(
-    heads: Mapping[str, HeadModel | MedusaModel], model: Model[Any], blocks: int
-) -> dict[str, HeadDrafters]:
-    """Give heads that have a cache theirs, with a block for each of the target's."""
-    drafters: dict[str, HeadDrafters] = {}
-    for name, head in heads.items():
-        taps = [model.taps.index(tap) for tap in head.taps]
-        if isinstance(head, MedusaModel):
-            drafters[name] = MedusaDrafters(head, *taps)
-        else:
-            drafters[name] = EagleDrafters(head, head.new_cache(blocks + SPARE_BLOCKS), taps)
-    return drafters
 
 
 def _limits(

@@ -116,20 +116,20 @@ public:
     //
     // Returns: the row above it; -1: there is none. `token` is its own, `value` its chance.
     int32_t unread(int32_t& token, double& value) {
-        start();
-        for (int32_t at = 0; nodes_[at].head >= 0;) {
+        if (unread_ < 0) start();
+        unread_ = std::max(unread_, 0);
+        nodes_[unread_].head = head_of(nodes_[unread_].parent, nodes_[unread_].token);
+        while (nodes_[unread_].head >= 0) {
+            const int32_t at = unread_;
             expand(at);
             if (nodes_[at].proposals.empty()) return -1;
             const Proposal& best = nodes_[at].proposals[0];
             const double product = nodes_[at].product * best.chance;
-            const int32_t below = child(at, 0, product, corrected(product, best.source()));
-            if (nodes_[below].head < 0) {
-                token = nodes_[below].token, value = nodes_[below].value;
-                return nodes_[at].head;
-            }
-            at = below;
+            unread_ = child(at, 0, product, corrected(product, best.source()));
         }
-        return -1;
+        if (!unread_) return -1;
+        token = nodes_[unread_].token, value = nodes_[unread_].value;
+        return nodes_[nodes_[unread_].parent].head;
     }
 
     // Has the next trees follow a grammar, until the text goes on.
@@ -163,6 +163,7 @@ public:
     void start() {
         if (window_.tokens().size() > MOST_IN_WINDOW) window_.clear();  // no node has places of it
         used_ = 0;
+        unread_ = -1;
         new_node(text_.back(), -1);
         started_ = true;
     }
@@ -173,7 +174,7 @@ public:
         node.token = token;
         node.parent = parent;
         node.depth = parent < 0 ? 0 : nodes_[parent].depth + 1;
-        node.head = parent >= 0 ? head_row(nodes_[parent].head, token) : heads_.empty() ? -1 : 0;
+        node.head = head_of(parent, token);
         node.place = -1;
         node.value = node.product = 1.0;
         node.expanded = false;
@@ -235,6 +236,7 @@ public:
         forced_.clear();
         masks_.clear();
         heads_.clear();
+        unread_ = -1;
         started_ = false;
     }
 
@@ -413,9 +415,12 @@ private:
                 offer_text(nodes_[at], token, GRAMMAR, match, share_class(1, allowed_));
     }
 
-    int32_t head_row(int32_t parent, int32_t token) const {
-        for (int32_t row = 1; parent >= 0 && row < (int32_t)heads_.size(); ++row)
-            if (heads_[row].parent == parent &&
+    // The head's row behind a token below a node, -1 for the input token; -1: there is none.
+    int32_t head_of(int32_t parent, int32_t token) const {
+        if (parent < 0) return heads_.empty() ? -1 : 0;
+        const int32_t above = nodes_[parent].head;
+        for (int32_t row = 1; above >= 0 && row < (int32_t)heads_.size(); ++row)
+            if (heads_[row].parent == above &&
                 (heads_[row].token == token || heads_[row].token == ANY))
                 return row;
         return -1;
@@ -633,6 +638,7 @@ private:
     std::vector<int32_t> text_, chains_, forced_, last_ids_;
     std::vector<Mask> masks_;
     std::vector<HeadRow> heads_;
+    int32_t unread_ = -1;             // the last node that `unread` came to; -1: begin anew
     bool tabled_ = false;             // a table has a row of the node whose proposals are collected
     const Mask* known_ = nullptr;     // of the node whose proposals are collected
     const uint32_t* mask_ = nullptr;  // its bits

@@ -1,0 +1,56 @@
+"""Trained heads beside a loaded model: their weights, their memory, their drafters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trtla.formats.config import CheckpointConfig
+from trtla.formats.heads.head import Head
+from trtla.runtime.device import Device
+from trtla.runtime.drafters.eagle import EagleDrafters
+from trtla.runtime.drafters.head import HeadDrafters
+from trtla.runtime.drafters.medusa import MedusaDrafters
+from trtla.runtime.models.forward import Model
+from trtla.runtime.models.heads.head_model import HeadModel, MedusaModel
+from trtla.runtime.models.heads.load_head import load_head
+
+
+class LoadedHeads:
+    """The heads of a model by their names; from now on its forwards tap the layers that they read.
+
+    Args:
+        heads: that fit the model.
+        config: of the model.
+        dtype: of its activations.
+        device: of the model.
+    """
+
+    def __init__(
+        self,
+        heads: Mapping[str, Head],
+        model: Model[Any],
+        config: CheckpointConfig,
+        dtype: str,
+        device: Device,
+    ) -> None:
+        self._heads = {
+            name: load_head(head, model, config, dtype, device) for name, head in heads.items()
+        }
+        self._taps = sorted({tap for head in self._heads.values() for tap in head.taps})
+        model.taps = tuple(self._taps)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of their keys and values beside a block of the model's."""
+        return sum(head.block_bytes for head in self._heads.values())
+
+    def drafters(self, num_blocks: int) -> dict[str, HeadDrafters]:
+        """Make their drafters, with caches of as many blocks as the model's."""
+        return {name: self._drafters(head, num_blocks) for name, head in self._heads.items()}
+
+    def _drafters(self, head: HeadModel | MedusaModel, num_blocks: int) -> HeadDrafters:
+        taps = [self._taps.index(tap) for tap in head.taps]
+        if isinstance(head, MedusaModel):
+            return MedusaDrafters(head, *taps)
+        return EagleDrafters(head, head.new_cache(num_blocks), taps)
