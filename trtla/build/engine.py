@@ -24,6 +24,7 @@ from trtla.formats.engine_config import BuildConfig, EngineConfig
 from trtla.formats.engine_limits import BuildSettings, plan_limits
 from trtla.formats.folder import copy_side_files, side_files
 from trtla.formats.gguf.folder import model_inputs
+from trtla.formats.heads.copying import copy_head, head_files
 from trtla.formats.plan import single_rank, stored_plan
 from trtla.formats.source import EngineBuild, config_json, open_source, read_source
 from trtla.formats.support import kv_bytes_per_token
@@ -74,6 +75,7 @@ def build_engine(
     backend: str = "auto",
     dtype: str | None = None,
     workers: int = 1,
+    head: str | Path | None = None,
     force: bool = False,
     sources: dict[str, str] | None = None,
     progress: Progress | None = None,
@@ -88,6 +90,7 @@ def build_engine(
         dtype: float16, bfloat16 or float32; None or auto keeps the checkpoint's. For a Hugging Face
             folder as in `convert`.
         workers: ranks built at a time by tensorrt-llm, each on a GPU of its own.
+        head: a trained head of the model, which is copied into the engine and drafts there.
         sources: the origin of each setting (flag, environment, ...), kept in trtla.json.
         progress: called with (bytes done, bytes in total).
     """
@@ -98,6 +101,7 @@ def build_engine(
     source, tensors = open_source(source_dir, dtype)
     planned = plan_limits(settings, source.config, chosen)
     limits, fields = planned.build_config, read_builder_fields(settings, chosen)
+    copied = {} if head is None else head_files(head, source.config, chosen)
     rest = (planned.lookahead, settings, sources or {}, fields)
     build = EngineBuild(source, tensors, limits, *rest)
     if chosen == "tensorrt-llm":
@@ -108,6 +112,7 @@ def build_engine(
             write_compiled(build, folder, workers, progress)
         else:
             _write_torch(build, folder, progress)
+        copy_head(copied, folder)
     return open_engine(target)
 
 
@@ -136,14 +141,16 @@ def describe_build(
     backend: str = "auto",
     dtype: str | None = None,
     workers: int = 1,
+    head: str | Path | None = None,
 ) -> BuildDescription:
-    """Describe `build_engine` with the same arguments; reads config.json only.
+    """Describe `build_engine` with the same arguments; reads config.json, and headers of a head.
 
     TensorRT-LLM need not be installed.
     """
     folder, (chosen, reason) = Path(checkpoint_dir), choose_backend(backend)
     source = read_source(folder, dtype)
     limits = plan_limits(settings, source.config, chosen)
+    copied = () if head is None else head_files(head, source.config, chosen)
     notes: list[str] = list(limits.notes)
     fields = read_builder_fields(settings, chosen)
     commands: tuple[str, ...] = ()
@@ -166,7 +173,7 @@ def describe_build(
         lookahead=limits.lookahead.as_tuple(),
         build_config=limits.build_config,
         memory=estimate_memory(config, limits.build_config),
-        files=("config.json", *ranks, MANIFEST, *side_files(folder)),
+        files=("config.json", *ranks, MANIFEST, *side_files(folder), *copied),
         notes=tuple(notes),
         commands=commands,
         trtllm=fields,

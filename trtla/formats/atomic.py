@@ -22,12 +22,13 @@ from trtla.files import flush, read_json
 from trtla.formats.chat_templates import MORE_TEMPLATES
 from trtla.formats.engine import MANIFEST
 from trtla.formats.filling import fill, is_half_filled, restore
-from trtla.formats.folder import TOKENIZER_FILES
+from trtla.formats.folder import HEAD_FOLDER, TOKENIZER_FILES
+from trtla.formats.heads.copying import is_copied_head
 from trtla.formats.model_folder import CONFIG
 from trtla.formats.special_tokens import GENERATION_CONFIG
 from trtla.leftovers import locked, remove_abandoned
 
-_FILES = (CONFIG, MANIFEST, GENERATION_CONFIG, MORE_TEMPLATES, *TOKENIZER_FILES)
+_FILES = (CONFIG, MANIFEST, GENERATION_CONFIG, MORE_TEMPLATES, HEAD_FOLDER, *TOKENIZER_FILES)
 _OWN = re.compile(rf"rank\d+\.(safetensors|engine)|{'|'.join(map(re.escape, _FILES))}")
 _REASONS = {
     errno.ENOSPC: ("the disk is full", "free some space, or choose an --output-dir elsewhere"),
@@ -107,6 +108,8 @@ def _own_names(folder: Path) -> list[str]:
 
 
 def _is_replaceable(path: Path) -> bool:
+    if path.name == HEAD_FOLDER:
+        return is_copied_head(path)
     if path.name != MORE_TEMPLATES:
         return path.is_file() or path.is_symlink()
     return path.is_dir() and all(entry.suffix == ".jinja" for entry in path.iterdir())

@@ -27,6 +27,8 @@ TOKENIZER_FILES = (
     "chat_template.jinja",
     "chat_template.json",
 )
+HEAD_FOLDER = "head"
+"""The folder of a model's trained head."""
 _ANY_ONE_MAKES_A_TOKENIZER = TOKENIZER_FILES[:3]
 
 _DRAWN = {name: declared(SamplingParams)[name].default for name in DRAWN} | {"temperature": 1.0}

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _LIMITS = ("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens", "max_draft_len")
 _BUILD_ONLY = (
     *("checkpoint_dir", "output_dir", *_LIMITS, "gather_context_logits"),
-    *("backend", "dtype", "workers", "dry_run", "trtllm", "timing_cache", "no_lookahead"),
+    *("backend", "dtype", "workers", "dry_run", "trtllm", "timing_cache", "no_lookahead", "head"),
 )
 _SETTINGS = (*_LIMITS, "lookahead", "gather_context_logits", "backend", "dtype", "trtllm")
 
@@ -83,6 +83,14 @@ _SETTINGS = (*_LIMITS, "lookahead", "gather_context_logits", "backend", "dtype",
     type=TRIPLE,
     show_default=f"{DEFAULT_LOOKAHEAD}, or what fits the limits; none for TensorRT-LLM",
     help="window,ngram,verification: the largest triple the engine can run.",
+)
+@setting(
+    "--head",
+    type=PATH,
+    metavar="HEAD",
+    help="A trained head of the model (EAGLE-3, Medusa): its folder, GGUF file or name on the hub. "
+    "It is copied into head/ of a torch engine, and drafts wherever that is opened; a head/ in the "
+    "input folder stays behind unless it is named here.",
 )
 @switch("--no-lookahead", help="Build a plain engine, without room for drafts.")
 @setting("--max-batch-size", type=COUNT, default=32, help="Requests decoded at a time, at most.")
@@ -187,7 +195,7 @@ def _build(ctx: click.Context, console: Console, flags: dict[str, Any]) -> None:
         **{name: flags[name] for name in _LIMITS},
     )
     checkpoint, output = Path(flags["checkpoint_dir"]), Path(flags["output_dir"])
-    choice = {name: flags[name] for name in ("backend", "dtype", "workers")}
+    choice = {name: flags[name] for name in ("backend", "dtype", "workers", "head")}
     origin = Given(ctx).sources(*_SETTINGS)
     if settings.lookahead == AUTOREGRESSIVE and flags["no_lookahead"]:
         origin["lookahead"] = Given(ctx).source("no_lookahead")

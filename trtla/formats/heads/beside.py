@@ -8,9 +8,9 @@ from pathlib import Path
 
 from trtla.errors import UsageError
 from trtla.formats.config import CheckpointConfig
+from trtla.formats.folder import HEAD_FOLDER
 from trtla.formats.gguf.folder import weight_file
 
-HEAD_FOLDER = "head"
 _ARCHITECTURE = b"general.architecture"
 _START = 256  # bytes of a GGUF file that hold its first key and value
 _HEADER = 24  # of them before the first key

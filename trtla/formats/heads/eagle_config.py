@@ -152,7 +152,8 @@ def default_boundaries(target: CheckpointConfig, where: Path) -> tuple[int, ...]
     if count < _DEFAULT_LAYERS:
         raise UsageError(
             f"{where} names no layers, and 2, L/2 and L-3 do not rise in a model of {count} layers",
-            f"give those that the head was trained on with {named('head_layers')}",
+            f'name those that the head was trained on there, as "{LAYER_IDS}", or with '
+            f"{named('head_layers')}",
         )
     return 2, count // 2, count - 3
 
