@@ -69,6 +69,8 @@ class Unread(NamedTuple):
     token: int
     value: float
     """The chance that all tokens down to it are right."""
+    known: float
+    """The chance of the best proposal below it without the head."""
 
 
 NO_USUAL: Mapping[tuple[int, ...], Usual] = {}
@@ -83,7 +85,8 @@ _CALLS: Calls = {
     "tree_add_text": (None, (c_void_p, c_int64, c_void_p, c_int64)),
     "tree_set_chains": (None, (c_void_p, c_void_p, c_int64)),
     "tree_add_head_row": (None, (c_void_p, c_int64, c_int64, c_void_p, c_void_p)),
-    "tree_unread": (c_int64, (c_void_p, POINTER(c_int32), POINTER(c_double))),
+    "tree_unread": (c_int64, (c_void_p, POINTER(c_int32), c_void_p)),
+    "tree_known": (c_double, (c_void_p,)),
     "tree_set_grammar": (
         None,
         (*(c_void_p, c_void_p, c_int64), *(c_void_p, c_int64), *[c_void_p] * 2),
@@ -257,9 +260,15 @@ class Tree:
     def unread(self) -> Unread | None:
         """Return the first node without a row of the head on the most likely path; None: there are
         no rows, or nothing is proposed there."""
-        token, value = c_int32(), c_double()
-        row = self._library.tree_unread(self.handle, byref(token), byref(value))
-        return None if row < 0 else Unread(row, token.value, value.value)
+        token, chances = c_int32(), (c_double * 2)()
+        row = self._library.tree_unread(self.handle, byref(token), chances)
+        return None if row < 0 else Unread(row, token.value, *chances)
+
+    def known(self) -> float:
+        """Return the chance of the best proposal behind the input token, before a head has added
+        rows."""
+        chance: float = self._library.tree_known(self.handle)
+        return chance
 
     def set_grammar(
         self,
