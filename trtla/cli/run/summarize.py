@@ -235,7 +235,7 @@ def _measure(
 
     folder = flags.options.tokenizer_dir or flags.hf_model_dir
     size = flags.batch_size
-    with open_llm(flags, tokenizer_dir=folder, max_batch_size=size) as llm:
+    with open_llm(flags, tokenizer_dir=folder, max_batch_size=size, find_head=False) as llm:
         if not llm.is_leader:
             return [], [], []
         use_end(llm, flags.end_id)

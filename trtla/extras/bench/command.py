@@ -15,6 +15,7 @@ from trtla.cli.shared.command import Command
 from trtla.cli.shared.flags import flags_as
 from trtla.cli.shared.model import (
     check_drafters,
+    check_heads,
     check_length,
     check_triples,
     check_vocabulary,
@@ -131,6 +132,7 @@ def _check(console: Console, flags: BenchFlags) -> Sweep:
     drafters = [way.drafter for way in ways]
     named = [("--arms" if arms else "--drafter", drafter) for drafter in drafters]
     models = check_drafters(flags.engine_dir, named, flags.options)
+    check_heads(flags.engine_dir, named, flags.options)
     sets = load_sets(flags.prompts, flags.categories, flags.num_prompts)
     from trtla.extras.bench.sweep import Sweep
 

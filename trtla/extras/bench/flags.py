@@ -201,13 +201,15 @@ def shared_setup(
 ) -> dict[str, Any]:
     """Return fields of `opened.Setup`, with memory for the drafters' longest draft.
 
-    The drafters of the user's own are imported.
+    The drafters of the user's own are imported. A trained head drafts in the arms that name it.
     """
     every = list(drafters)
     options = replace(
         flags.options,
         lookahead=lookahead,
         draft_models=tuple(draft_models),
+        heads=tuple(dict.fromkeys(each.head for each in every if each.head is not None)),
+        find_head=False,
         custom_drafters=tuple(dict.fromkeys(name for each in every for name in each.custom)),
         drafter=max(every, key=lambda drafter: drafter.most_tokens, default=LOOKAHEAD),
     )

@@ -142,7 +142,7 @@ def _check(flags: TuneFlags, console: Console) -> TuneSettings:
     return TuneSettings(
         model=model,
         limit=limit,
-        options=replace(flags.options, lookahead=limit if is_free else None),
+        options=replace(flags.options, lookahead=limit if is_free else None, find_head=False),
         sets=tuple(sets),
         sampling=sampling,
         batch_sizes=(flags.batch_size,),
