@@ -186,6 +186,17 @@ def test_a_head_drafts_beside_a_triple_and_beside_other_drafters():
         assert all(one[-1].stats.sources["head"].fed for one in outputs.values())
 
 
+@pytest.mark.parametrize("gamma", [1, 4])
+def test_a_head_reads_no_deeper_than_the_draft_may_be(gamma):
+    """The blocks of the text hold its last token and the longest draft, and no slot behind."""
+    decoding, head = executor(SCORES)
+    drafter = DrafterSettings(("head:H",), gamma=gamma)
+    one, alone = asked(length=29 - gamma), LookaheadConfig(1, 1, 0)
+    outputs = run(decoding, [replace(one, drafter=drafter, lookahead=alone, adaptive=False)])[0]
+    assert tokens_of(outputs) == plain_texts([one])[0]
+    assert bool(head.guessed) == (gamma > 1)
+
+
 def test_a_request_may_go_without_and_cannot_name_another_head():
     decoding, head = executor(SCORES)
     one = asked(drafter=DrafterSettings(("lookahead",)))

@@ -49,7 +49,7 @@ def steps(heads, count, hits, policy=None):
     policy = policy or HeadPolicy(heads, lambda: heads.now)
     shared = SharedTrees(32)
     tree = shared.tree((1, 2), GREEDY, ("head",), True)
-    drafter = TreeDrafter(tree, shared, 8, 10_000, head=heads.drafter())
+    drafter = TreeDrafter(tree, shared, 9, 10_000, head=heads.drafter())
     planner, drafted = Planner(), []
     for step in range(count):
         policy.draft([drafter], 1.0, 1.0, False)

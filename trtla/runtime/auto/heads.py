@@ -88,7 +88,9 @@ class HeadPolicy:
         drafted, first_s = len(growing), self._clock() - started
         usual = self._heads.totals.pairs - before <= _FEW * drafted
         for level in range(len(self._heads.gains)):
-            growing = self._extended(growing, level, token_s)
+            # A deeper row could not be fed, and its pair may have no slot.
+            fed = [draft for draft in growing if drafts[draft].longest_path > level + 1]
+            growing = self._extended(fed, level, token_s)
             if not growing:
                 break
         seconds = self._clock() - started

@@ -141,6 +141,11 @@ class TreeDrafter(Drafter):
         return self._left - 1
 
     @property
+    def longest_path(self) -> int:
+        """Most nodes of the next draft that are below each other."""
+        return min(self.most_nodes, self.most_depth)
+
+    @property
     def window_tokens(self) -> int:
         """Tokens of its window, besides the input token; 0 without a window."""
         return self.window.size if self.window and self._left > 1 else 0
