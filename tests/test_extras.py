@@ -121,7 +121,8 @@ INTERFACE = {
     "runtime.sampling.noise": "uniform",
     "runtime.stats": "ExecutorStats RequestStats tokens_per_step",
     "runtime.threads": "num_threads set_threads",
-    "runtime.tree.library": "MOST_TOKENS Planner READ SharedTrees Tree",
+    "runtime.tree.library": "MOST_TOKENS READ SharedTrees Tree",
+    "runtime.tree.planner": "Planner",
     "settings.drafting": (
         "check_used DRAFT_PREFIX DrafterSettings DraftOptions LOOKAHEAD NO_DRAFTER parse_drafter"
     ),

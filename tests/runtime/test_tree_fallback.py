@@ -18,7 +18,7 @@ def no_compiler(monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(native_code, "_noted", set())
-    for loaded in (library._library, forward.library):
+    for loaded in (library.tree_library, forward.library):
         loaded.cache_clear()
 
 

@@ -41,7 +41,7 @@ def long_texts() -> None:
 def main() -> None:
     """Go through sessions and limits."""
     library = native.declared(CDLL(sys.argv[1]))
-    native._library = lambda: library  # type: ignore[assignment]
+    native.tree_library = lambda: library  # type: ignore[assignment]
     sessions()
     long_texts()
     print("clean")

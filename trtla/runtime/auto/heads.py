@@ -1,6 +1,8 @@
 """The choice whether a trained head drafts in a step, and how deep.
 
 A head's first row costs a forward for the pairs that are new, and each further one another forward.
+It reads where the other sources know little: a text that repeats itself needs no head, and pairs
+that wait cost little more than one.
 """
 
 from __future__ import annotations
@@ -17,6 +19,18 @@ _SHARE = 0.01  # of the time of plain steps, for trials of a head that does not 
 _TRIAL_STEPS = 12
 _MEMORY = 1.0 / 8.0  # weight of a step in the averages of seconds
 _FEW = 16  # pairs of a sequence in a step; more are of a prompt, whose time passes once
+_PRIOR, _DECAY = 4.0, 1.0 - 1.0 / 64.0  # steps that the first gain counts as; weight of older steps
+
+
+class _Average:
+    """Seconds, of which the first replace the unknown and later ones count a little."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def add(self, seconds: float) -> None:
+        weight = _MEMORY if self.seconds else 1.0
+        self.seconds += (seconds - self.seconds) * weight
 
 
 class HeadPolicy:
@@ -29,11 +43,13 @@ class HeadPolicy:
     def __init__(self, heads: HeadDrafters, clock: Callable[[], float]) -> None:
         self._heads, self._clock = heads, clock
         self._budget = SourceBudget(_FIRST_GAIN, _SHARE, _TRIAL_STEPS, first=True)
-        self._draft_s = 0.0
-        """Seconds of one sequence's whole draft."""
-        self._levels_s: dict[int, float] = {}
+        self._draft_s, self._first_s = _Average(), _Average()
+        """Seconds of one sequence's whole draft, and of its first row."""
+        self._levels_s: dict[int, _Average] = {}
         """Seconds of a forward that reads one token of each of some sequences, by the logarithm of
         their number. The first such forward shows them, and no other follows in that step."""
+        self._gained, self._unknown = _PRIOR * _FIRST_GAIN, _PRIOR
+        """Recent tokens that only the head brought, and the chance that others knew none."""
 
     def draft(
         self, due: Sequence[TreeDrafter], plain_s: float, token_s: float, always: bool
@@ -47,25 +63,29 @@ class HeadPolicy:
         """
         for drafter in due:
             if drafter.had_head:
-                self._budget.brought(drafter.gained("head"))
+                self._brought(drafter.gained("head"))
             drafter.had_head = False
-        cost = self._draft_s
-        wanted = always or self._budget.pays(cost, token_s)
-        wanted = wanted or self._budget.tries(cost * len(due), plain_s)
-        self._heads.active = wanted
-        if wanted:
-            self._draft(due, token_s)
+        cost = self._draft_s.seconds
+        pays = self._budget.pays(cost, token_s)
+        tried = always or (not pays and self._budget.tries(cost * len(due), plain_s))
+        self._heads.active = pays or tried
+        if pays or tried:
+            self._draft(due, token_s, tried)
 
-    def _draft(self, due: Sequence[TreeDrafter], token_s: float) -> None:
+    def _brought(self, tokens: float) -> None:
+        self._budget.brought(tokens)
+        self._gained = self._gained * _DECAY + tokens
+
+    def _draft(self, due: Sequence[TreeDrafter], token_s: float, in_any_case: bool) -> None:
         started, before = self._clock(), self._heads.totals.pairs
         drafts = {}
         for drafter in due:
-            if drafter.head is not None:
+            if drafter.head is not None and (in_any_case or self._helps(drafter, token_s)):
                 drafts[HeadDraft(drafter.head, drafter.tree)] = drafter
-        growing = self._heads.begin([*drafts])
+        growing = self._heads.begin([*drafts]) if drafts else []
         for draft in growing:
             drafts[draft].had_head = True
-        drafted = len(growing)
+        drafted, first_s = len(growing), self._clock() - started
         usual = self._heads.totals.pairs - before <= _FEW * drafted
         for level in range(len(self._heads.gains)):
             growing = self._extended(growing, level, token_s)
@@ -75,8 +95,16 @@ class HeadPolicy:
         self._heads.totals.seconds += seconds
         self._heads.totals.drafts += drafted
         if drafted and usual:
-            each = seconds / drafted
-            self._draft_s += (each - self._draft_s) * (_MEMORY if self._draft_s else 1.0)
+            self._first_s.add(first_s / drafted)
+            self._draft_s.add(seconds / drafted)
+
+    def _helps(self, drafter: TreeDrafter, token_s: float) -> bool:
+        """Return True if a first row is worth its time beside what the other sources know."""
+        unknown = 1.0 - drafter.tree.known()
+        helps = unknown * self._gained / self._unknown * token_s > self._first_s.seconds
+        if helps:
+            self._unknown = self._unknown * _DECAY + unknown
+        return helps
 
     def _extended(self, drafts: Sequence[HeadDraft], level: int, token_s: float) -> list[HeadDraft]:
         """Read one more token of all drafts, if what their rows bring is worth a forward."""
@@ -87,13 +115,12 @@ class HeadPolicy:
                 grown.append((draft, unread))
         if not grown:
             return []
-        expected = sum([unread.value for _, unread in grown]) * self._heads.gains[level]
-        width = len(grown).bit_length()
-        cost = self._levels_s.get(width, 0.0)
-        if expected * token_s <= cost or (level and not cost):
+        chances = [unread.value * (1.0 - unread.known) for _, unread in grown]
+        cost = self._levels_s.setdefault(len(grown).bit_length(), _Average())
+        worth = sum(chances) * self._heads.gains[level] * token_s
+        if worth <= cost.seconds or (level and not cost.seconds):
             return []
         started = self._clock()
         self._heads.extend(grown)
-        seconds = self._clock() - started
-        self._levels_s[width] = cost + (seconds - cost) * (_MEMORY if cost else 1.0)
+        cost.add(self._clock() - started)
         return [draft for draft, _ in grown]

@@ -8,10 +8,8 @@ from ctypes import (
     CDLL,
     POINTER,
     Structure,
-    addressof,
     byref,
     c_double,
-    c_float,
     c_int32,
     c_int64,
     c_uint64,
@@ -21,8 +19,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trtla.runtime.arrays import address
-from trtla.runtime.costs import FREE, NodePrices
-from trtla.runtime.draft import NO_DRAFT, Draft, TopRows
+from trtla.runtime.draft import TopRows
 from trtla.runtime.models.cpu.native_code import TREES, Calls, declare
 from trtla.runtime.stats import SourceCounts
 from trtla.settings.drafting import PROPOSERS, SOURCES
@@ -54,28 +51,6 @@ class _Settings(Structure):
     ]
 
 
-class _Plan(Structure):
-    _fields_ = [
-        ("count", c_int64),
-        ("sequences", c_void_p),
-        ("most_nodes", c_void_p),
-        ("most_depth", c_void_p),
-        ("most", c_int64),
-        ("knots", c_int64),
-        ("knot_nodes", c_void_p),
-        ("knot_seconds", c_void_p),
-        ("rate", c_double),
-        ("margin", c_double),
-        ("least", c_double),
-        ("lesson", c_double),
-        ("sizes", c_void_p),
-        ("tokens", c_void_p),
-        ("parents", c_void_p),
-        ("values", c_void_p),
-        ("sources", c_void_p),
-    ]
-
-
 class Usual(NamedTuple):
     """The token that has mostly followed a mask."""
 
@@ -94,6 +69,8 @@ class Unread(NamedTuple):
     token: int
     value: float
     """The chance that all tokens down to it are right."""
+    known: float
+    """The chance of the best proposal below it without the head."""
 
 
 NO_USUAL: Mapping[tuple[int, ...], Usual] = {}
@@ -108,13 +85,14 @@ _CALLS: Calls = {
     "tree_add_text": (None, (c_void_p, c_int64, c_void_p, c_int64)),
     "tree_set_chains": (None, (c_void_p, c_void_p, c_int64)),
     "tree_add_head_row": (None, (c_void_p, c_int64, c_int64, c_void_p, c_void_p)),
-    "tree_unread": (c_int64, (c_void_p, POINTER(c_int32), POINTER(c_double))),
+    "tree_unread": (c_int64, (c_void_p, POINTER(c_int32), c_void_p)),
+    "tree_known": (c_double, (c_void_p,)),
     "tree_set_grammar": (
         None,
         (*(c_void_p, c_void_p, c_int64), *(c_void_p, c_int64), *[c_void_p] * 2),
     ),
     "tree_drop": (None, (c_void_p, c_void_p, c_int64)),
-    "tree_plan": (None, (POINTER(_Plan),)),
+    "tree_plan": (None, (c_void_p,)),
     "tree_commit": (
         None,
         (*(c_void_p, c_void_p, c_int64, c_int64), *(c_void_p, c_int64, c_int64), *[c_void_p] * 2),
@@ -132,7 +110,7 @@ def declared(library: CDLL) -> CDLL:
 
 
 @lru_cache(maxsize=1)
-def _library() -> CDLL:
+def tree_library() -> CDLL:
     """Raise `NotCompiled` if there is none."""
     return declared(TREES.load())
 
@@ -175,7 +153,7 @@ class SharedTrees:
     """
 
     def __init__(self, vocab_size: int, most_tokens: int = MOST_TOKENS) -> None:
-        self._library = _library()
+        self._library = tree_library()
         self._handle = self._library.tree_shared(vocab_size, most_tokens)
         self.usual: dict[int, Usual] = {}
         """The usual continuations of a grammar's masks, by their hashes."""
@@ -282,9 +260,15 @@ class Tree:
     def unread(self) -> Unread | None:
         """Return the first node without a row of the head on the most likely path; None: there are
         no rows, or nothing is proposed there."""
-        token, value = c_int32(), c_double()
-        row = self._library.tree_unread(self.handle, byref(token), byref(value))
-        return None if row < 0 else Unread(row, token.value, value.value)
+        token, chances = c_int32(), (c_double * 2)()
+        row = self._library.tree_unread(self.handle, byref(token), chances)
+        return None if row < 0 else Unread(row, token.value, *chances)
+
+    def known(self) -> float:
+        """Return the chance of the best proposal behind the input token, before a head has added
+        rows."""
+        chance: float = self._library.tree_known(self.handle)
+        return chance
 
     def set_grammar(
         self,
@@ -324,88 +308,3 @@ class Tree:
             out = (address(rows.ids), address(rows.logs))
             nodes = (_nodes(rows.nodes), len(rows.nodes), rows.last, *out)
         self._library.tree_commit(self.handle, _ids(tokens), len(tokens), accepted, *nodes)
-
-
-class Planner:
-    """Chooses the nodes of a step; its buffers serve one step after the other."""
-
-    def __init__(self, most: int = 1024) -> None:
-        self._library = _library()
-        self._plan = _Plan()
-        self._pointer = byref(self._plan)
-        self._most = self._trees = self._knots = 0
-        self._prices: NodePrices | None = None
-        """Those that the plan holds."""
-        self._grow(1, most, 16)
-
-    def _grow(self, trees: int, most: int, knots: int) -> None:
-        """Make room for that many trees, nodes of a tree, and knots of prices."""
-        if most > self._most:
-            self._most = most
-            self._tokens, self._parents = (c_int32 * most)(), (c_int32 * most)()
-            self._values, self._sources = (c_float * most)(), (c_int32 * most)()
-        if trees > self._trees:
-            self._trees = trees
-            self._sizes, self._handles = (c_int64 * trees)(), (c_void_p * trees)()
-            self._nodes, self._depths = (c_int64 * trees)(), (c_int64 * trees)()
-        if knots > self._knots:
-            self._knots = knots
-            self._numbers, self._seconds = (c_int64 * knots)(), (c_double * knots)()
-            self._prices = None
-        plan = self._plan
-        plan.sequences, plan.sizes = addressof(self._handles), addressof(self._sizes)
-        plan.most_nodes, plan.most_depth = addressof(self._nodes), addressof(self._depths)
-        plan.knot_nodes, plan.knot_seconds = addressof(self._numbers), addressof(self._seconds)
-        plan.tokens, plan.parents = addressof(self._tokens), addressof(self._parents)
-        plan.values, plan.sources = addressof(self._values), addressof(self._sources)
-
-    def plan(
-        self,
-        trees: Sequence[Tree],
-        most_nodes: Sequence[int],
-        most_depth: Sequence[int],
-        most: int,
-        prices: NodePrices = FREE,
-    ) -> list[Draft]:
-        """Return the nodes of each tree that pay, best first.
-
-        Args:
-            most_nodes: of each tree; `most_depth` likewise.
-            most: nodes of all trees.
-        """
-        count, knots, plan = len(trees), len(prices.knots), self._plan
-        if count > self._trees or most > self._most or knots > self._knots:
-            self._grow(count, most, knots)
-        each = zip(trees, most_nodes, most_depth, strict=True)
-        for index, (tree, nodes, depth) in enumerate(each):
-            self._handles[index] = tree.handle
-            self._nodes[index], self._depths[index] = nodes, depth
-        if prices is not self._prices:
-            self._price(prices)
-        plan.count, plan.most = count, most
-        self._library.tree_plan(self._pointer)
-        return self._drafts(self._sizes[:count])
-
-    def _price(self, prices: NodePrices) -> None:
-        plan = self._plan
-        for index, knot in enumerate(prices.knots):
-            self._numbers[index], self._seconds[index] = knot
-        plan.knots = len(prices.knots)
-        _, plan.rate, plan.margin, plan.least, plan.lesson = prices
-        self._prices = prices
-
-    def _drafts(self, sizes: Sequence[int]) -> list[Draft]:
-        drafts, start = [], 0
-        for size in sizes:
-            end = start + size
-            draft = NO_DRAFT
-            if size:
-                draft = Draft(
-                    tuple(self._tokens[start:end]),
-                    tuple(self._parents[start:end]),
-                    values=tuple(self._values[start:end]),
-                    sources=tuple(self._sources[start:end]),
-                )
-            drafts.append(draft)
-            start = end
-        return drafts

@@ -112,13 +112,26 @@ public:
         std::copy(logs, logs + READ, heads_.back().logs);
     }
 
+    // A node that a head could read: its chance, and that of the best proposal below it.
+    struct Unread {
+        double value, known;
+    };
+
+    // The chance of the best proposal behind the input token, before a head has added rows.
+    double known() {
+        start();
+        return known_below(0);
+    }
+
     // Finds the most likely path along the head's rows, and the first node there without a row.
     //
-    // Returns: the row above it; -1: there is none. `token` is its own, `value` its chance.
-    int32_t unread(int32_t& token, double& value) {
+    // Returns: the row above it; -1: there is none. `token` is the node's own.
+    int32_t unread(int32_t& token, Unread& out) {
         if (unread_ < 0) start();
         unread_ = std::max(unread_, 0);
-        nodes_[unread_].head = head_of(nodes_[unread_].parent, nodes_[unread_].token);
+        Node& last = nodes_[unread_];
+        last.head = head_of(last.parent, last.token);
+        if (last.head >= 0) forget(last);
         while (nodes_[unread_].head >= 0) {
             const int32_t at = unread_;
             expand(at);
@@ -128,7 +141,8 @@ public:
             unread_ = child(at, 0, product, corrected(product, best.source()));
         }
         if (!unread_) return -1;
-        token = nodes_[unread_].token, value = nodes_[unread_].value;
+        token = nodes_[unread_].token;
+        out = {nodes_[unread_].value, known_below(unread_)};
         return nodes_[nodes_[unread_].parent].head;
     }
 
@@ -177,9 +191,7 @@ public:
         node.head = head_of(parent, token);
         node.place = -1;
         node.value = node.product = 1.0;
-        node.expanded = false;
-        node.proposals.clear();
-        for (auto& places : node.texts) places.clear();
+        forget(node);
         return used_++;
     }
 
@@ -244,6 +256,17 @@ private:
     static constexpr size_t MOST_IN_WINDOW = 32768;
     static constexpr double OWN_RATE = 0.1, SHARED_RATE = 0.15;
     static constexpr double CORRECTING = 2.0;  // corrections learn faster: from every node
+
+    double known_below(int32_t at) {
+        expand(at);
+        return nodes_[at].proposals.empty() ? 0.0 : nodes_[at].proposals[0].chance;
+    }
+
+    void forget(Node& node) {
+        node.expanded = false;
+        node.proposals.clear();
+        for (auto& places : node.texts) places.clear();
+    }
 
     struct Mask {
         std::vector<int32_t> path;

@@ -181,10 +181,13 @@ EXPORTED void tree_add_head_row(Sequence* sequence, int64_t parent, int64_t toke
                                 const int32_t* ids, const float* logs) {
     sequence->add_head_row(parent, token, ids, logs);
 }
-// Return the row above the likeliest node without one, with its token and chance; -1: none.
-EXPORTED int64_t tree_unread(Sequence* sequence, int32_t* token, double* value) {
-    return sequence->unread(*token, *value);
+// Return the row above the likeliest node without one, with its token; -1: there is none. `chances`:
+// that of the node, and of the best proposal below it.
+EXPORTED int64_t tree_unread(Sequence* sequence, int32_t* token, Sequence::Unread* chances) {
+    return sequence->unread(*token, *chances);
 }
+// Return the chance of the best proposal behind the input token, before a head has added rows.
+EXPORTED double tree_known(Sequence* sequence) { return sequence->known(); }
 
 EXPORTED void tree_set_grammar(Sequence* sequence, const int32_t* forced, int64_t count,
                                const int32_t* paths, int64_t size, const uint32_t* const* masks,
