@@ -247,6 +247,19 @@ def test_build_replaces_a_head_with_force_alone(model: Path, tmp_path: Path) -> 
     assert (engine / "head" / "notes.md").is_file()
 
 
+def test_a_plain_engine_has_no_head(tiny_llama: Path, tmp_path: Path) -> None:
+    engine, head = tmp_path / "engine", write_head(tmp_path / "head")
+    for flags in (("--no-lookahead",), ("--lookahead", "1,1,0")):
+        done = trtla("build", tiny_llama, "-o", engine, *flags, "--head", head)
+        refused(done, 2, f"a plain engine has no room for the drafts of the head {head}")
+        assert not engine.exists()
+    command("build", tiny_llama, "-o", engine, "--no-lookahead")
+    shutil.copytree(head, engine / "head")
+    done = ran(engine)
+    assert "built without room for drafts" in done.err
+    assert not HEAD.search(done.err)
+
+
 def test_what_is_no_head_of_the_model_is_refused_before_anything_is_written(
     tiny_llama: Path, tmp_path: Path
 ) -> None:

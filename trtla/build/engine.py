@@ -28,6 +28,7 @@ from trtla.formats.heads.copying import copy_head, head_files
 from trtla.formats.plan import single_rank, stored_plan
 from trtla.formats.source import EngineBuild, config_json, open_source, read_source
 from trtla.formats.support import kv_bytes_per_token
+from trtla.settings.lookahead import LookaheadConfig
 from trtla.trtllm import library as trtllm_library
 from trtla.trtllm import rules as kernels
 from trtla.trtllm.build import check_machine, read_builder_fields, write_compiled
@@ -101,7 +102,7 @@ def build_engine(
     source, tensors = open_source(source_dir, dtype)
     planned = plan_limits(settings, source.config, chosen)
     limits, fields = planned.build_config, read_builder_fields(settings, chosen)
-    copied = {} if head is None else head_files(head, source.config, chosen)
+    copied = _copied(head, source.config, chosen, planned.lookahead)
     rest = (planned.lookahead, settings, sources or {}, fields)
     build = EngineBuild(source, tensors, limits, *rest)
     if chosen == "tensorrt-llm":
@@ -114,6 +115,25 @@ def build_engine(
             _write_torch(build, folder, progress)
         copy_head(copied, folder)
     return open_engine(target)
+
+
+def _copied(
+    head: str | Path | None, config: CheckpointConfig, backend: str, lookahead: LookaheadConfig
+) -> dict[str, Path]:
+    """The files of a head by their names in the engine, which must have a place for it."""
+    if head is None:
+        return {}
+    if backend != "torch":
+        raise UsageError(
+            f"an engine of {backend} has no place for the head {head}",
+            "omit --head, or add --backend torch",
+        )
+    if lookahead.is_autoregressive:
+        raise UsageError(
+            f"a plain engine has no room for the drafts of the head {head}",
+            "omit --head, or build an engine for lookahead",
+        )
+    return head_files(head, config)
 
 
 def _write_torch(build: EngineBuild, folder: Path, progress: Progress | None) -> None:
@@ -150,7 +170,7 @@ def describe_build(
     folder, (chosen, reason) = Path(checkpoint_dir), choose_backend(backend)
     source = read_source(folder, dtype)
     limits = plan_limits(settings, source.config, chosen)
-    copied = () if head is None else head_files(head, source.config, chosen)
+    copied = _copied(head, source.config, chosen, limits.lookahead)
     notes: list[str] = list(limits.notes)
     fields = read_builder_fields(settings, chosen)
     commands: tuple[str, ...] = ()

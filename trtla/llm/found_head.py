@@ -11,6 +11,7 @@ from trtla.formats.heads.beside import head_beside
 from trtla.machine import process_rank
 from trtla.settings.drafting import HEAD_PREFIX, LOOKAHEAD, DrafterSettings
 from trtla.settings.executor import ExecutorOptions
+from trtla.settings.lookahead import AUTOREGRESSIVE
 
 _log = logging.getLogger(__name__)
 
@@ -22,6 +23,7 @@ def with_found_head(engine: Engine, options: ExecutorOptions) -> ExecutorOptions
     """
     by_tree = options.lookahead_parallel is None and options.lookahead in (None, "auto")
     drafts = engine.backend != "tensorrt-llm" and not isinstance(engine, EncoderDecoder)
+    drafts = drafts and (engine.is_in_memory or engine.lookahead != AUTOREGRESSIVE)
     config = engine.config.pretrained_config
     path = head_beside(engine.path, config) if options.finds_head and by_tree and drafts else None
     if path is None:

@@ -210,7 +210,7 @@ def _without_path(name: str) -> UsageError:
     if name.startswith(HEAD_PREFIX[:-1]):
         return UsageError(
             f"drafter {name!r} names no trained head",
-            "write head:PATH, an EAGLE-3 head's folder or GGUF file",
+            "write head:PATH, the folder or GGUF file of an EAGLE-3 head, or of Medusa heads",
         )
     return UsageError(
         f"drafter {name!r} names no draft model",

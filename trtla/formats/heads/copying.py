@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from trtla.errors import UsageError
 from trtla.formats.config import CheckpointConfig
 from trtla.formats.folder import HEAD_FOLDER
 from trtla.formats.gguf.header import is_gguf
@@ -19,21 +18,13 @@ _INDEX = "*.index.json"
 _SUFFIXES = (".json", ".safetensors", ".bin", ".pt", ".gguf")
 
 
-def head_files(
-    path: str | Path, config: CheckpointConfig, backend: str = "torch"
-) -> dict[str, Path]:
+def head_files(path: str | Path, config: CheckpointConfig) -> dict[str, Path]:
     """The files that make a head, by their names in the engine that it goes into.
 
     Args:
         path: as of `read_head`; it is read, and must fit.
         config: of the model that it drafts for.
-        backend: of the engine.
     """
-    if backend != "torch":
-        raise UsageError(
-            f"an engine of {backend} has no place for the head {path}",
-            "omit --head, or add --backend torch",
-        )
     read_head(path, None, config)
     local = hub_folder(path)
     files = [local] if is_gguf(local) else _of_folder(local)
