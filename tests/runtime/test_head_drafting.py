@@ -9,6 +9,7 @@ import pytest
 from tests.support.toy_heads import ToyHead, ToyMedusa, shifted
 from tests.support.toys import ToyModel, hash_scores, request, run, tokens_of, toy_executor
 from trtla.errors import UsageError
+from trtla.results.doubts import HeadDoubts
 from trtla.runtime.auto.steps import StepCosts
 from trtla.runtime.costs import CostTable
 from trtla.runtime.draft import NoDrafter
@@ -112,6 +113,24 @@ def test_requests_of_all_kinds_have_their_texts(most_tokens):
     ]
     outputs = run(decoding, requests)
     assert [tokens_of(outputs[one.request_id]) for one in requests] == plain_texts(requests)
+
+
+@pytest.mark.parametrize(("row", "share"), [(SCORES, 1.0), (shifted(SCORES, 5), 0.0)])
+def test_what_a_head_did_is_counted_and_one_that_is_never_right_is_told_once(row, share):
+    """A head that has retired is told too: its trials are enough."""
+    decoding, head = executor(row)
+    before = decoding.stats()
+    run(decoding, [asked(length=150), asked(1, 150)])
+    found = decoding.stats().heads_since(before)
+    assert (found.forwards, found.pairs) == (len(head.read), sum(map(sum, head.read)))
+    assert (found.hits / found.drafts, found.drafts >= 24) == (share, True)
+    assert found.seconds > 0.0
+    doubts = HeadDoubts()
+    said = doubts.new(decoding.stats().heads)
+    about = "the head H is right 0 % of the time: it may be another model's"
+    assert said == ([] if share else [about])
+    assert doubts.watches(["H"]) == bool(share)
+    assert doubts.new(decoding.stats().heads) == []
 
 
 def test_each_pair_is_read_once():

@@ -189,6 +189,7 @@ class EngineArm(Arm):
             steps_each=tuple(done[i].stats.steps for i in order),
             fed_each=tuple(fed_in_steps(done[i]) for i in order),
             draft_model=drafts if self._drafter.draft_model else None,
+            heads=after.heads_since(before) if self._drafter.head else None,
             forwards=after.steps - before.steps,
             forward_s=forward_s,
             weight_bytes=after.weight_bytes or _engine_bytes(self._llm),

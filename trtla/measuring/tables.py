@@ -29,6 +29,8 @@ ALL_COLUMNS = {
     "host_ms_per_step": "host ms/step",
     "read_gb_per_s": "GB/s",
     "share_of_bandwidth": "of bandwidth",
+    "head_per_step": "head/step",
+    "head_share": "of time in head",
     "peak_memory_mb": "peak MB",
     "distinct_4grams": "distinct 4-grams",
     "rouge1": "ROUGE-1",
@@ -112,6 +114,8 @@ def _shown(row: Row, key: str) -> str:
         equal, at = f"{row.equal_texts} of {row.texts}", row.first_divergence
         equal = equal if at is None else f"{equal} (from {at})"
         return "-" if row.equal_texts is None else equal
+    if key == "head_per_step":
+        return shown(row.head_forwards / row.steps if row.head_forwards and row.steps else None)
     value = getattr(row, key)
     if key in _EXACT and value is not None:
         return f"{value:.0f}" if value >= 100 else f"{value:.1f}"

@@ -135,6 +135,10 @@ class RunTotals(Counted):
     accepted: int | None = None
     accepted_per_pos: tuple[FiniteFloat, ...] | None = None
     sources: Sources = None
+    head_forwards: int | None = None
+    """Forwards of trained heads; None: there are none."""
+    head_s: Figure = None
+    """Seconds that they took to draft."""
     distinct_4grams: Figure = None
     ttft_ms: Figure = None
     """Mean time to a prompt's first token."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from trtla.runtime.request import FinishReason
 from trtla.runtime.stats import (
     DraftTotals,
+    HeadTotals,
     RequestCounters,
     RequestStats,
     accepted_per_pos,
@@ -44,6 +45,8 @@ class Metrics(RequestCounters):
     """Seconds with prefills."""
     accepted_lengths: tuple[Sequence[int], ...] | None = None
     """Accepted drafts of each step, per request."""
+    heads: HeadTotals | None = None
+    """The work of trained heads; None: there are none."""
 
     @classmethod
     def of(
@@ -95,6 +98,21 @@ class Metrics(RequestCounters):
     def accepted_per_pos(self) -> list[float] | None:
         """Shares of all steps, item i of those that accepted a draft at depth i + 1."""
         return None if self.accepted_lengths is None else accepted_per_pos(self.accepted_lengths)
+
+    @property
+    def head_forwards(self) -> int | None:
+        """Forwards of trained heads; None: there are none."""
+        return None if self.heads is None else self.heads.forwards
+
+    @property
+    def head_s(self) -> float | None:
+        """Seconds that trained heads took to draft."""
+        return None if self.heads is None else self.heads.seconds
+
+    @property
+    def head_share(self) -> float | None:
+        """The share of the whole time that trained heads took."""
+        return None if self.heads is None or not self.time_s else self.heads.seconds / self.time_s
 
     @property
     def distinct_4grams(self) -> float | None:

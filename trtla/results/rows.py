@@ -84,6 +84,11 @@ class Row(Circumstances):
     """Forwards of a draft model; None: there is none."""
     mean_gamma: Figure = None
     mean_entropy: Figure = None
+    head_forwards: int | None = None
+    """Forwards of a trained head; None: there is none."""
+    head_s: Figure = None
+    """Seconds that it took to draft; `head_share` is their share of the whole time."""
+    head_share: Figure = None
     accepted_per_pos: Annotated[Shares | None, BeforeValidator(_listed)] = None
     sources: Annotated[Sources, BeforeValidator(_listed)] = None
     speedup_vs_ar: Figure = None

@@ -78,6 +78,7 @@ def decode(
     done: dict[int, Completion] = {}
     first_s: dict[int, float] = {}
     prompts_s = decoding_s = 0.0
+    stats = llm.stats()
     start = time.perf_counter()
     for turn in range(1 + max((request.turn for request in requests), default=0)):
         wave = [index for index, request in enumerate(requests) if request.turn == turn]
@@ -106,7 +107,8 @@ def decode(
     time_s = time.perf_counter() - start
     completions = [done[i] for i in range(len(requests))]
     ttft_ms = 1000.0 * mean(first_s.values())
-    return Decoded(completions, Metrics.of(completions, time_s), ttft_ms, prompts_s, decoding_s)
+    totals = Metrics.of(completions, time_s, heads=llm.stats().heads_since(stats))
+    return Decoded(completions, totals, ttft_ms, prompts_s, decoding_s)
 
 
 def _undrafted(request: PromptRequest) -> PromptRequest:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from trtla.errors import TrtlaError, named
 from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, RecordedForward
-from trtla.runtime.stats import RequestStats
+from trtla.runtime.stats import HeadTotals, RequestStats
 from trtla.settings.drafting import DrafterSettings, DraftOptions
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.settings.sampling import SamplingParams
@@ -229,6 +229,10 @@ class DrafterFactory(ABC):
     def texts(self) -> list[tuple[int, ...]]:
         """Return the texts that are drafted from now: added ones, and outputs of ended requests."""
         return []
+
+    def heads(self) -> dict[str, HeadTotals]:
+        """Return the work of trained heads so far, by their paths."""
+        return {}
 
     def reset(self) -> None:  # noqa: B027
         """Discard the shared state; earlier drafters are not used again."""

@@ -125,6 +125,19 @@ class HeadTotals:
     seconds: float = 0.0
     drafts: int = 0
     """Steps of requests that it gave rows."""
+    hits: int = 0
+    """Those whose most likely token came next."""
+
+    def since(self, before: HeadTotals) -> HeadTotals:
+        """Return the difference to an earlier copy of these sums."""
+        return HeadTotals(
+            *(getattr(self, part.name) - getattr(before, part.name) for part in fields(self))
+        )
+
+    def __add__(self, other: HeadTotals) -> HeadTotals:
+        return HeadTotals(
+            *(getattr(self, part.name) + getattr(other, part.name) for part in fields(self))
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,3 +296,13 @@ class ExecutorStats:
     """The type of activations; None if unknown."""
     draft_models: DraftTotals = field(default_factory=DraftTotals)
     """Sums over all draft models."""
+    heads: Mapping[str, HeadTotals] = field(default_factory=dict)
+    """The work of each trained head, by the PATH of `head:PATH`."""
+
+    def heads_since(self, before: ExecutorStats) -> HeadTotals | None:
+        """Return the work of all heads since an earlier copy; None: no head is loaded."""
+        each = [
+            totals.since(before.heads.get(path, HeadTotals()))
+            for path, totals in self.heads.items()
+        ]
+        return sum(each, HeadTotals()) if each else None

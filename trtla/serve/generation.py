@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 
 from trtla.api.errors import ApiError, refused, too_busy, too_late, unavailable
@@ -17,8 +18,10 @@ from trtla.llm.async_engine import AsyncEngine
 from trtla.llm.prompt import RequestMaker
 from trtla.llm.reading import log_template_note
 from trtla.llm.templates import TemplateProcess
+from trtla.results.doubts import HeadDoubts
 from trtla.runtime.request import Output
 from trtla.serve.metrics import ServerMetrics
+from trtla.settings.drafting import HEAD_PREFIX
 from trtla.settings.serving import ServeSettings
 
 CHAT, TEXTS = "chat", "texts"
@@ -74,6 +77,7 @@ class ServedModel:
         settings: limits of the queue and of a request's time.
         metrics: counts outputs.
         log: takes sentences about failures.
+        note: takes remarks.
     """
 
     def __init__(
@@ -82,6 +86,7 @@ class ServedModel:
         settings: ServeSettings,
         metrics: ServerMetrics,
         log: Callable[[str], None],
+        note: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._open_model, self._metrics = open_model, metrics
         self._max_queue, self.timeout_s = settings.max_queue, settings.request_timeout
@@ -89,6 +94,8 @@ class ServedModel:
         self.draining = False
         self._reserved = 0
         self._templates: TemplateProcess | None = None
+        self._note, self._doubts = note, HeadDoubts()
+        self._judging: asyncio.Task[None] | None = None
 
     def _open(self) -> RequestMaker:
         """Open the model; a process renders its template, which may not end."""
@@ -105,8 +112,23 @@ class ServedModel:
         outputs = [event for event in events if isinstance(event, Output)]
         if outputs:
             self._metrics.outputs(outputs, *generation.clock(id_))
+            if outputs[-1].finish_reason is not None:
+                self._judge_head(outputs[-1].stats.drafter)
         for event in events:
             generation.put(id_, event if isinstance(event, Output) else self._error(event))
+
+    def _judge_head(self, drafters: str) -> None:
+        """Note a head that is nearly never right, once one of its texts has ended."""
+        names = drafters.split(",")
+        heads = [name[len(HEAD_PREFIX) :] for name in names if name.startswith(HEAD_PREFIX)]
+        waits = self._judging is not None and not self._judging.done()
+        if self._doubts.watches(heads) and not waits:
+            self._judging = asyncio.create_task(self._note_doubts())
+
+    async def _note_doubts(self) -> None:
+        with suppress(Exception):  # the model ends or has failed, which others report
+            for doubt in self._doubts.new((await self.engine.stats()).heads):
+                self._note(doubt)
 
     def _error(self, error: BaseException) -> ApiError:
         return refused(as_trtla_error(error)) if self.engine.failure is None else self.absence()

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from trtla.api.protocol import FINISH_REASONS
 from trtla.llm.decoder import ReplicaCounts
 from trtla.runtime.request import Output
-from trtla.runtime.stats import COUNTERS, ExecutorStats, RequestStats
+from trtla.runtime.stats import COUNTERS, ExecutorStats, HeadTotals, RequestStats
 
 _TTFT_S = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
@@ -59,6 +59,13 @@ class ServerMetrics:
         self._accepted_by_source = _counter(
             "spec_decode_num_accepted_tokens_per_source", "Nodes of the tree accepted.", "source"
         )
+        self._head_forwards = _counter(
+            "spec_decode_num_head_forwards", "Forwards of trained heads."
+        )
+        self._head_s = _counter(
+            "spec_decode_head_seconds", "Seconds in which trained heads drafted."
+        )
+        self._heads = HeadTotals()
         self._ended = _counter("request_success", "Texts that ended.", "finished_reason")
         self._answers = _counter("http_requests", "HTTP requests answered.", "status")
         shown = (counter for name, counter in self._counters.items() if COUNTERS[name].everywhere)
@@ -154,6 +161,14 @@ class ServerMetrics:
         self._reruns.inc(counts.reruns - self._counted)
         self._counted = counts.reruns
 
+    def _count_heads(self, stats: ExecutorStats) -> None:
+        if stats.heads:
+            self._show(self._head_forwards, self._head_s)
+            now = sum(stats.heads.values(), HeadTotals())
+            new, self._heads = now.since(self._heads), now
+            self._head_forwards.inc(new.forwards)
+            self._head_s.inc(new.seconds)
+
     def text(self, stats: ExecutorStats | None) -> bytes:
         """Return all metrics for Prometheus; `stats` are the executor's, if available."""
         if stats is not None:
@@ -167,4 +182,5 @@ class ServerMetrics:
                 if value is not None:
                     self._show(gauge)
                     gauge.set(value)
+            self._count_heads(stats)
         return generate_latest(self.registry)

@@ -145,7 +145,8 @@ class Service:
     async def run(self, listening: socket.socket) -> None:
         """Serve on this socket until `end`, or a signal in the main thread; then drain."""
         metrics = ServerMetrics()
-        self.model = model = ServedModel(self.open_model, self.settings, metrics, self.log.problem)
+        logs = (self.log.problem, self.log.note)
+        self.model = model = ServedModel(self.open_model, self.settings, metrics, *logs)
         created, isolated = int(time.time()), self.settings.isolate_keys
         app: ASGIApp = new_app(Served(model, self.name, metrics, self.log, created, isolated))
         app = Guard(app, self.keys, self.settings, self.log, metrics)

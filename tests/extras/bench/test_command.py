@@ -23,7 +23,8 @@ from trtla.results.rows import Row
 FIGURES = {
     "acceptance_rate", "accepted", "accepted_per_pos", "arm", "compute_type", "distinct_4grams",
     "draft_forwards", "drafted", "efficiency", "equal_texts", "fed_per_step",
-    "first_divergence", "host_ms_per_step", "mean_entropy", "mean_gamma", "ms_per_token",
+    "first_divergence", "head_forwards", "head_s", "head_share", "host_ms_per_step",
+    "mean_entropy", "mean_gamma", "ms_per_token",
     "output_tokens", "peak_memory_mb", "read_gb_per_s", "rounds", "setting",
     "share_of_bandwidth", "sources", "speedup_vs_ar", "speedup_vs_ar_max", "speedup_vs_ar_min",
     "steps", "texts", "time_s", "tokens_per_s", "tokens_per_s_max", "tokens_per_s_min",

@@ -27,7 +27,7 @@ from trtla.measuring.turns import measure, rows
 from trtla.results.metrics import add, agreement
 from trtla.results.rows import Cell, Row
 from trtla.runtime.device import CPU, Device
-from trtla.runtime.stats import DraftTotals, SourceCounts
+from trtla.runtime.stats import DraftTotals, HeadTotals, SourceCounts
 from trtla.settings.drafting import DrafterSettings
 from trtla.settings.lookahead import AUTOREGRESSIVE
 from trtla.settings.sampling import SamplingParams
@@ -128,6 +128,7 @@ def test_a_sum_joins_every_field() -> None:
         reasons=("length", "end_id"),
         sources={"context": SourceCounts((2,), (2,), (1,), 0.5)},
         draft_model=DraftTotals(forwards=2, steps=1, _gammas=4),
+        heads=HeadTotals(forwards=2, pairs=3, seconds=0.5, drafts=2, hits=1),
         peak_bytes=7,
         weight_bytes=100,
     )
@@ -138,6 +139,7 @@ def test_a_sum_joins_every_field() -> None:
     assert found.first_s == PLAIN.first_s * 2
     assert found.accepted_lengths == ((1, 0), (0,), (1, 0), (0,))
     assert (found.peak_bytes, found.weight_bytes) == (7, 100)
+    assert (found.head_forwards, found.head_s, found.head_share) == (4, 1.0, 0.25)
     assert found.draft_model is not None
     assert (found.draft_model.forwards, found.draft_model.mean_gamma) == (3, 3.0)
     assert add([first, PLAIN]).draft_model is None

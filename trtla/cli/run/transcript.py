@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from trtla.cli.run.reading import reading
 from trtla.console import Console, counted
 from trtla.errors import CheckFailed
+from trtla.results.doubts import HeadDoubts
 from trtla.results.metrics import Metrics
 from trtla.results.run import (
     Decoded,
@@ -222,6 +223,8 @@ def decode_and_report(
             if done.text == "" and done.finish_reason == "end_id" and len(done.output_ids) == 1:
                 console.note(f"note: text {done.index} is empty: the model ended it at once")
     _note_cut(console, llm, decoded)
+    for doubt in HeadDoubts().new(llm.stats().heads):
+        console.note(f"note: {doubt}")
     if plain is not None:
         _require_lossless(decoded, plain)
     elif not (console.quiet or slow) and (loss := lookahead_loss(llm, requests, decoded)):

@@ -12,7 +12,10 @@ from trtla.results.documents import SourceRow
 from trtla.results.metrics import total
 from trtla.results.rows import Row
 
-_SUMS = ("steps", "drafted", "accepted", "draft_forwards", "output_tokens", "texts", "equal_texts")
+_SUMS = (
+    *("steps", "drafted", "accepted", "draft_forwards", "head_forwards", "head_s"),
+    *("output_tokens", "texts", "equal_texts"),
+)
 _MEDIANS = ("ttft_ms", "ms_per_token", "host_ms_per_step", "read_gb_per_s", "share_of_bandwidth")
 _MEANS = ("perplexity", "rougeL", "distinct_4grams")
 _BY_STEPS = ("tokens_per_step", "fed_per_step")
@@ -57,6 +60,7 @@ def _row(rows: Sequence[Decoding]) -> Row:
         **{name: _known(rows, name, fmean) for name in _MEANS},
         **{name: _weighted(rows, name, "steps") for name in _BY_STEPS},
         **{name: _weighted(rows, name, "draft_forwards") for name in _BY_FORWARDS},
+        head_share=_weighted(rows, "head_share", "time_s"),
         acceptance_rate=counts["accepted"] / counts["drafted"] if counts["drafted"] else None,
         efficiency=median(ratios) / per_step if per_step else None,
         accepted_per_pos=_accepted_per_pos(rows),

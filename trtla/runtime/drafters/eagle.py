@@ -71,6 +71,7 @@ class EagleDrafter(HeadDrafter):
             self.first, self.cached = self.first + self.cached + len(self._fused.pop(0)), 0
 
     def observe(self, greedy: Sequence[int], committed: Sequence[int]) -> None:
+        super().observe(greedy, committed)
         self.heads.judge(self.chain, committed)
         self.chain, self.state = [], None
 
@@ -148,6 +149,7 @@ class EagleDrafters(HeadDrafters):
                 begun[draft] = rows.ids[index].copy(), rows.logs[index].copy()
         for draft, (ids, logs) in begun.items():
             draft.tree.add_head_row(-1, -1, ids, logs)
+            draft.drafter.likely = int(ids[0])
         return [draft for draft in due if draft in begun]
 
     def extend(self, grown: Sequence[tuple[HeadDraft, Unread]]) -> None:

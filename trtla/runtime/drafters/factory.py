@@ -23,6 +23,7 @@ from trtla.runtime.drafters.tree import TreeDrafter
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.models.cpu.native_code import NotCompiled, note_slower
 from trtla.runtime.request import DrafterFactory, Request
+from trtla.runtime.stats import HeadTotals
 from trtla.runtime.tree.library import SharedTrees, Tree
 from trtla.settings.drafting import DRAFT_PREFIX, DrafterSettings, DraftOptions
 from trtla.settings.lookahead import LookaheadConfig
@@ -129,6 +130,9 @@ class Drafters(DrafterFactory):
         kept."""
         shared = self._shared()
         return shared.texts() if shared else []
+
+    def heads(self) -> dict[str, HeadTotals]:
+        return {path: replace(heads.totals) for path, heads in self._heads.items()}
 
     def _shared(self) -> SharedTrees | None:
         """Return the trees' shared state; None, with a note, without a library for this

@@ -21,6 +21,8 @@ class HeadDrafter(Drafter):
         self.heads = heads
         self.sequence: Sequence_ | None = None
         """The request in the executor, set when it joins."""
+        self.likely: int | None = None
+        """The most likely token by the row behind the input token; None: there is no row."""
 
     @property
     def wants_states(self) -> bool:  # type: ignore[override]
@@ -28,6 +30,11 @@ class HeadDrafter(Drafter):
 
     def propose(self) -> Draft:
         return NO_DRAFT
+
+    def observe(self, greedy: Sequence[int], committed: Sequence[int]) -> None:
+        if self.likely is not None and committed:
+            self.heads.totals.hits += committed[0] == self.likely
+            self.likely = None
 
 
 class HeadDraft(NamedTuple):

@@ -58,6 +58,7 @@ class MedusaDrafters(HeadDrafters):
             for draft, own_ids, own_logs in zip(begun, ids, logs, strict=True):
                 for depth, row in enumerate(zip(own_ids, own_logs, strict=True)):
                     draft.tree.add_head_row(depth - 1, -1, *row)
+                draft.drafter.likely = int(own_ids[0][0])
         return begun
 
 

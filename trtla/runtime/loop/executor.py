@@ -114,6 +114,7 @@ class TorchExecutor(Executor):
         counted = replace(self._stats, **self._record.counts()._asdict())
         if self._closed:
             return counted
+        counted.heads = self._drafting.drafters.heads()
         pool, scheduler = self._cache.pool, self._scheduler
         return replace(
             counted,
