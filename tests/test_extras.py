@@ -95,7 +95,7 @@ INTERFACE = {
     "measuring.encoding": "Encoder prompt_room take_tokenizer",
     "measuring.hardware": "Hardware",
     "measuring.hugging_face": "HuggingFace load_causal",
-    "measuring.summaries": "ROUGE rouge",
+    "measuring.summaries": "rouge ROUGE",
     "measuring.tables": "ALL_COLUMNS tables USUAL",
     "measuring.turns": "alternate Batch CellRuns measure OnRound rows Score Turn Work",
     "results.documents": "environment Figure Part SCHEMA_VERSION SourceRow Triple",
