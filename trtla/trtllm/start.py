@@ -33,9 +33,9 @@ _REBUILD = "or build with --backend torch"
 _CHECKED = (
     *("device", "dtype", "threads", "max_seq_len", "lookahead", "parse_special", "tokenizer_dir"),
     *("max_batch_size", "drafter", "draft_models", "draft_device", "draft_dtype", "corpus"),
-    *("chat_template", "chat_template_kwargs", "trtllm"),
+    *("chat_template", "chat_template_kwargs", "trtllm", "find_head"),
 )
-"""Options of such an engine, or with checks that refuse them elsewhere."""
+"""Options of such an engine, or with checks that refuse them elsewhere; it has no head to find."""
 _REASONS = {
     "tp_size": (
         "which has the ranks that it was built for: tp_size {value} is no choice",
@@ -48,6 +48,8 @@ _REASONS = {
         f"omit {named('lookahead_')}..., {_REBUILD}",
     ),
     "custom_drafters": ("which makes its drafts itself", ""),
+    "heads": ("which makes its drafts itself, without trained heads", ""),
+    "head_layers": ("which makes its drafts itself, without trained heads", ""),
     "block_reuse": (
         "whose executor shares K/V blocks itself",
         f"use {named('kv_cache_enable_block_reuse')}, in Python "
