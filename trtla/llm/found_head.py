@@ -9,7 +9,7 @@ from trtla.errors import UsageError
 from trtla.formats.engine import EncoderDecoder, Engine
 from trtla.formats.heads.beside import head_beside
 from trtla.machine import process_rank
-from trtla.settings.drafting import HEAD_PREFIX, LOOKAHEAD, DrafterSettings
+from trtla.settings.drafting import HEAD_PREFIX, LOOKAHEAD
 from trtla.settings.executor import ExecutorOptions
 from trtla.settings.lookahead import AUTOREGRESSIVE
 
@@ -31,13 +31,16 @@ def with_found_head(engine: Engine, options: ExecutorOptions) -> ExecutorOptions
     from trtla.formats.heads.reading import read_head
 
     try:
-        read_head(path, options.boundaries, config)
+        head = read_head(path, options.boundaries, config)
     except UsageError as error:
         _note(f"the head beside the model does not draft: {error.message}")
         return options
+    if "lm_head" not in head.tensors and (options.tp_size or 1) > 1:
+        _note(f"{path} does not draft: it has no lm_head, and ranks have parts of the model's")
+        return options
     _note(f"the trained head {path} drafts; the drafter lookahead goes without")
-    drafter = DrafterSettings((*LOOKAHEAD.drafter, f"{HEAD_PREFIX}{path}"))
-    return replace(options, drafter=drafter)
+    names = (*LOOKAHEAD.drafter, f"{HEAD_PREFIX}{path}")
+    return replace(options, drafter=replace(options.drafter, drafter=names))
 
 
 def _note(text: str) -> None:

@@ -35,7 +35,9 @@ def head_beside(model: Path, config: CheckpointConfig) -> Path | None:
 
 def _is_head(path: Path) -> bool:
     """Return True if a GGUF file's first entry, which is its architecture, says so."""
-    with suppress(OSError, struct.error), path.open("rb") as file:
+    if not path.is_file():  # opening a pipe would wait for its writer
+        return False
+    with suppress(OSError, struct.error, OverflowError), path.open("rb") as file:
         start = file.read(_START)
         key, at = _text(start, _HEADER)
         return key == _ARCHITECTURE and _text(start, at + 4)[0] == b"eagle3"
