@@ -115,7 +115,7 @@ class ChatTexts:
 
     def __init__(self, texts: Sequence[Text], held_out: Sequence[Text]) -> None:
         self.texts, self.held_out = texts, held_out
-        self._batches = batches(texts, 2 * BATCH_TOKENS)
+        self._batches = batches(texts, BATCH_TOKENS)
         self._dice = random.Random(SEED)
         self._epoch: list[Rows] = []
 
