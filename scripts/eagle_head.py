@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import LlamaForCausalLM
@@ -226,6 +226,11 @@ class EagleHead(nn.Module):
         text = json.dumps(self._config(), indent=2) + "\n"
         (folder / "config.json").write_text(text, encoding="utf-8")
 
+    def load(self, folder: Path) -> None:
+        """Take the weights of a head with the same sizes and draft vocabulary."""
+        tensors = load_file(folder / "model.safetensors")
+        self.load_state_dict({name: tensors[name].float() for name in self.state_dict()})
+
     def _config(self) -> dict[str, Any]:
         taps = {
             "eagle_aux_hidden_state_layer_ids": self.boundaries,
@@ -237,3 +242,8 @@ class EagleHead(nn.Module):
             "attention_bias": False, "tie_word_embeddings": False, "torch_dtype": "float16",
             "eagle_config": taps,
         }  # fmt: skip
+
+
+def read_draft_ids(folder: Path) -> Tensor:
+    """The target's ids of a head's draft vocabulary."""
+    return load_file(folder / "model.safetensors")["t2d"].nonzero().flatten()

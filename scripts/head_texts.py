@@ -111,46 +111,70 @@ def _prefix(document: Tensor, dice: random.Random) -> list[int]:
 
 
 class ChatTexts:
-    """Answers to prompts of files and to the model's own questions, as many as a time allows."""
+    """Answers to prompts, in an order by chance that is new in each epoch."""
 
-    def __init__(
-        self, llm: LLM, folder: Path, files: Sequence[Path], held_out: Path, seconds: float
-    ) -> None:
-        self._llm, self._dice = llm, random.Random(SEED)
-        self._tokenizer = AutoTokenizer.from_pretrained(folder)
-        prompts = [ids for path in files for ids in chat_prompts(folder, path)]
-        self._prompts = [ids for ids in prompts if len(ids) <= MOST_PROMPT]
-        unseen = [ids for ids in chat_prompts(folder, held_out) if len(ids) <= MOST_PROMPT]
-        self.held_out = answers(llm, unseen, MOST_ANSWER // 2, (0.0,), SEED)
-        self.texts: list[Text] = []
-        end = time.monotonic() + seconds
-        while time.monotonic() < end or not self.texts:
-            self.texts += self._round()
-        self._batches = batches(self.texts, 2 * BATCH_TOKENS)
+    def __init__(self, texts: Sequence[Text], held_out: Sequence[Text]) -> None:
+        self.texts, self.held_out = texts, held_out
+        self._batches = batches(texts, BATCH_TOKENS)
+        self._dice = random.Random(SEED)
         self._epoch: list[Rows] = []
+
+    def get(self, _step: int) -> Rows:
+        """The next batch."""
+        if not self._epoch:
+            self._epoch = self._dice.sample(self._batches, len(self._batches))
+        return self._epoch.pop()
+
+    def save(self, path: Path) -> None:
+        """Write them for a later run."""
+        both = {"texts": self.texts, "held_out": self.held_out}
+        part = path.with_name(path.name + ".new")
+        part.write_text(json.dumps(both) + "\n", encoding="utf-8")
+        part.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> ChatTexts:
+        """Those that an earlier run wrote."""
+        both = json.loads(path.read_text(encoding="utf-8"))
+        return cls(*([Text(*text) for text in both[name]] for name in ("texts", "held_out")))
+
+
+class ChatWriter:
+    """A model that answers prompts of files and questions of its own, for as long as asked."""
+
+    def __init__(self, llm: LLM, folder: Path, files: Sequence[Path]) -> None:
+        self._llm, self._dice, self._written = llm, random.Random(SEED), 0
+        self._tokenizer = AutoTokenizer.from_pretrained(folder)
+        self._folder = folder
+        self._prompts = [ids for path in files for ids in self._read(path)]
+
+    def write(self, held_out: Path, seconds: float) -> ChatTexts:
+        """Answer the held-out prompts greedily, then others until the time is over."""
+        unseen = answers(self._llm, self._read(held_out), MOST_ANSWER // 2, (0.0,), SEED)
+        texts, end = self._round(), time.monotonic() + seconds
+        while time.monotonic() < end:
+            texts += self._round()
+        return ChatTexts(texts, unseen)
+
+    def _read(self, path: Path) -> list[list[int]]:
+        return [ids for ids in chat_prompts(self._folder, path) if len(ids) <= MOST_PROMPT]
 
     def _round(self) -> list[Text]:
         taken = self._dice.sample(self._prompts, min(TOGETHER // 2, len(self._prompts)))
         taken += self._questions(TOGETHER - len(taken))
         self._dice.shuffle(taken)
-        seed = SEED + len(self.texts)
-        return answers(self._llm, taken, MOST_ANSWER, TEMPERATURES, seed)
+        self._written += len(taken)
+        return answers(self._llm, taken, MOST_ANSWER, TEMPERATURES, SEED + self._written)
 
     def _questions(self, count: int) -> list[list[int]]:
         """What the model writes where a user's message stands."""
         before = _as_chat(self._tokenizer, "\N{BULLET}").split("\N{BULLET}")[0]
         ids = self._tokenizer.encode(before, add_special_tokens=False)
-        seed = SEED + 1_000_003 + len(self.texts)
+        seed = SEED + 1_000_003 + self._written
         written = answers(self._llm, [ids] * count, MOST_QUESTION, (1.0,), seed)
         texts = [self._tokenizer.decode(a.ids[a.read :], skip_special_tokens=True) for a in written]
         chats = [_as_chat(self._tokenizer, text.strip() or "Hello") for text in texts]
         return [self._tokenizer.encode(chat, add_special_tokens=False) for chat in chats]
-
-    def get(self, _step: int) -> Rows:
-        """The next batch; all of them in a new order in each epoch."""
-        if not self._epoch:
-            self._epoch = self._dice.sample(self._batches, len(self._batches))
-        return self._epoch.pop()
 
 
 def chat_prompts(model: Path, path: Path) -> list[list[int]]:

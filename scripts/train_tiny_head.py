@@ -14,11 +14,12 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
-from eagle_head import Batch, EagleHead, Sizes
-from head_texts import ChatTexts, LibraryTexts, Rows, batches
+from eagle_head import Batch, EagleHead, Sizes, read_draft_ids
+from head_texts import ChatTexts, ChatWriter, LibraryTexts, Rows, batches
 from torch import Tensor
 from train_tiny_llama import ASSETS
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
@@ -70,25 +71,14 @@ class Trainer:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.begin = args, time.monotonic()
-        chats = bool(args.prompts)
-        with LLM(
-            args.answers_model or args.model,
-            drafter="none",
-            max_batch_size=32,
-            max_seq_len=1024,
-            threads=args.threads,
-        ) as llm:
-            seconds = args.minutes * 60 * ANSWERS_SHARE
-            self.texts = (
-                ChatTexts(llm, args.model, args.prompts, args.held_out, seconds)
-                if chats
-                else LibraryTexts(llm, args.own_texts, args.held_out_texts)
-            )
-        self.target = Target(args.model, keeps=chats)
+        self.texts = self._texts()
+        self.target = Target(args.model, keeps=bool(args.prompts))
         self.held_out = batches(self.texts.held_out, 2048)
-        self.head = EagleHead(
-            self.target.model, self._sizes(), self.target.boundaries, self._draft_ids()
-        )
+        known = read_draft_ids(args.output_dir) if args.resume else self._draft_ids()
+        sizes = replace(self._sizes(), draft_vocab_size=len(known))
+        self.head = EagleHead(self.target.model, sizes, self.target.boundaries, known)
+        if args.resume:
+            self.head.load(args.output_dir)
         matrices = [p for p in self.head.midlayer.parameters() if p.ndim == 2]
         matrices.append(self.head.fc.weight)
         others = [p for p in self.head.parameters() if all(p is not one for one in matrices)]
@@ -97,6 +87,21 @@ class Trainer:
             torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.0),
         ]
         self.step, self.tokens, self.trained_from = 0, 0, time.monotonic()
+
+    def _texts(self) -> LibraryTexts | ChatTexts:
+        args = self.args
+        if args.texts and args.texts.is_file():
+            return ChatTexts.load(args.texts)
+        model = args.answers_model or args.model
+        options = {"max_batch_size": 32, "max_seq_len": 1024, "threads": args.threads}
+        with LLM(model, drafter="none", **options) as llm:
+            if not args.prompts:
+                return LibraryTexts(llm, args.own_texts, args.held_out_texts)
+            writer = ChatWriter(llm, args.model, args.prompts)
+            found = writer.write(args.held_out, 60 * args.minutes * ANSWERS_SHARE)
+        if args.texts:
+            found.save(args.texts)
+        return found
 
     def _sizes(self) -> Sizes:
         config = self.target.model.config
@@ -195,6 +200,8 @@ def main() -> None:
         "--answers-model", type=Path, help="the same model in a form that is faster, such as GGUF"
     )
     parser.add_argument("--held-out", type=Path, help="the .jsonl file of prompts to test with")
+    parser.add_argument("--texts", type=Path, help="a file that keeps answers for later runs")
+    parser.add_argument("--resume", action="store_true", help="go on with the head in the folder")
     parser.add_argument("--own-texts", type=int, default=3000, help="of the shipped model")
     parser.add_argument("--held-out-texts", type=int, default=64)
     parser.add_argument("--unrolled", type=int, default=4, help="steps of a training-time test")

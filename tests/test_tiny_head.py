@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from eagle_head import Batch, EagleHead, Sizes  # noqa: E402
-from head_texts import Rows, Text, answers, batches, rows  # noqa: E402
+from eagle_head import Batch, EagleHead, Sizes, read_draft_ids  # noqa: E402
+from head_texts import ChatTexts, Rows, Text, answers, batches, rows  # noqa: E402
 from train_tiny_head import Target  # noqa: E402
 
 from trtla.formats.heads.head import EagleConfig  # noqa: E402
@@ -94,12 +94,9 @@ def test_shipped_head(target: Target) -> None:
 def test_shipped_head_often_says_what_the_target_says(target: Target) -> None:
     """On code that the target writes greedily: that is what it ships for."""
     config = json.loads((HEAD / "config.json").read_text(encoding="utf-8"))
-    tensors = load_file(HEAD / "model.safetensors")
-    draft_ids = tensors.pop("t2d").nonzero().flatten()
-    del tensors["d2t"]
     sizes = Sizes(**{name: config[name] for name in Sizes.__annotations__})
-    head = EagleHead(target.model, sizes, [2, 3, 4], draft_ids)
-    head.load_state_dict({name: value.float() for name, value in tensors.items()})
+    head = EagleHead(target.model, sizes, [2, 3, 4], read_draft_ids(HEAD))
+    head.load(HEAD)
     with LLM(TARGET, dtype="float32", device="cpu") as llm:
         prompts = [llm.tokenizer.encode(text) for text in PROMPTS]
         texts = answers(llm, prompts, 96, [0.0], 0)
@@ -180,6 +177,14 @@ def test_batches_hold_every_text_once() -> None:
     only = rows([texts[1], texts[3]])
     assert only.ids.tolist() == [[1, 2, 3, 0], [1, 2, 3, 4]]
     assert only.predicts.int().tolist() == [[0, 1, 0, 0], [0, 1, 1, 0]]
+
+
+def test_texts_are_kept_for_later_runs(tmp_path: Path) -> None:
+    texts = ChatTexts([Text([1, 2, 3], 1), Text([4, 5], 1)], [Text([6, 7], 1)])
+    texts.save(tmp_path / "texts.json")
+    again = ChatTexts.load(tmp_path / "texts.json")
+    assert (again.texts, again.held_out) == (texts.texts, texts.held_out)
+    assert torch.equal(again.get(0).ids, texts.get(0).ids)
 
 
 def test_the_target_s_states_are_transformers_s() -> None:
