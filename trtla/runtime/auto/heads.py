@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from trtla.runtime.auto.budget import SourceBudget
-from trtla.runtime.drafters.head import HeadDraft, HeadDrafters
+from trtla.runtime.drafters.head import HeadDraft, HeadDrafter, HeadDrafters
 from trtla.runtime.drafters.tree import TreeDrafter
 from trtla.runtime.tree.library import Unread
 
 _FIRST_GAIN = 1.0  # accepted tokens a step that only the head brings, before any step
 _SHARE = 0.01  # of the time of plain steps, for trials of a head that does not pay
 _TRIAL_STEPS = 12
+_LEARNING = 24  # drafts in which right tokens count that were not fed: chances are not learnt yet
 _MEMORY = 1.0 / 8.0  # weight of a step in the averages of seconds
 _FEW = 16  # pairs of a sequence in a step; more are of a prompt, whose time passes once
 _PRIOR, _DECAY = 4.0, 1.0 - 1.0 / 64.0  # steps that the first gain counts as; weight of older steps
@@ -62,8 +63,8 @@ class HeadPolicy:
             always: draft whatever it costs.
         """
         for drafter in due:
-            if drafter.had_head:
-                self._brought(drafter.gained("head"))
+            if drafter.had_head and drafter.head is not None:
+                self._brought(drafter.head, drafter.gained("head"))
             drafter.had_head = False
         cost = self._draft_s.seconds
         pays = self._budget.pays(cost, token_s)
@@ -72,16 +73,20 @@ class HeadPolicy:
         if pays or tried:
             self._draft(due, token_s, tried)
 
-    def _brought(self, tokens: float) -> None:
+    def _brought(self, head: HeadDrafter, tokens: float) -> None:
+        if self._heads.totals.drafts < _LEARNING and head.was_right:
+            tokens = max(tokens, head.unknown)
         self._budget.brought(tokens)
         self._gained = self._gained * _DECAY + tokens
+        self._unknown = self._unknown * _DECAY + head.unknown
 
     def _draft(self, due: Sequence[TreeDrafter], token_s: float, in_any_case: bool) -> None:
         started, before = self._clock(), self._heads.totals.pairs
         drafts = {}
         for drafter in due:
-            if drafter.head is not None and (in_any_case or self._helps(drafter, token_s)):
-                drafts[HeadDraft(drafter.head, drafter.tree)] = drafter
+            draft = None if drafter.head is None else HeadDraft(drafter.head, drafter.tree)
+            if draft is not None and (self._helps(draft, token_s) or in_any_case):
+                drafts[draft] = drafter
         growing = self._heads.begin([*drafts]) if drafts else []
         for draft in growing:
             drafts[draft].had_head = True
@@ -100,13 +105,10 @@ class HeadPolicy:
             self._first_s.add(first_s / drafted)
             self._draft_s.add(seconds / drafted)
 
-    def _helps(self, drafter: TreeDrafter, token_s: float) -> bool:
+    def _helps(self, draft: HeadDraft, token_s: float) -> bool:
         """Return True if a first row is worth its time beside what the other sources know."""
-        unknown = 1.0 - drafter.tree.known()
-        helps = unknown * self._gained / self._unknown * token_s > self._first_s.seconds
-        if helps:
-            self._unknown = self._unknown * _DECAY + unknown
-        return helps
+        unknown = draft.drafter.unknown = 1.0 - draft.tree.known()
+        return unknown * self._gained / self._unknown * token_s > self._first_s.seconds
 
     def _extended(self, drafts: Sequence[HeadDraft], level: int, token_s: float) -> list[HeadDraft]:
         """Read one more token of all drafts, if what their rows bring is worth a forward."""

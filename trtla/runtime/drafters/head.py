@@ -23,6 +23,10 @@ class HeadDrafter(Drafter):
         """The request in the executor, set when it joins."""
         self.likely: int | None = None
         """The most likely token by the row behind the input token; None: there is no row."""
+        self.unknown = 1.0
+        """The chance that no other source knew the token behind it."""
+        self.was_right = False
+        """The most likely token by the last such row came."""
 
     @property
     def wants_states(self) -> bool:  # type: ignore[override]
@@ -33,7 +37,8 @@ class HeadDrafter(Drafter):
 
     def observe(self, greedy: Sequence[int], committed: Sequence[int]) -> None:
         if self.likely is not None and committed:
-            self.heads.totals.hits += committed[0] == self.likely
+            self.was_right = committed[0] == self.likely
+            self.heads.totals.hits += self.was_right
             self.likely = None
 
 
