@@ -150,14 +150,14 @@ class Drafters(DrafterFactory):
         shared = self._shared()
         # A request with a triple of its own uses the drafters that it names, and no others.
         every = settings.uses_lookahead and request.adaptive
-        heads = None if settings.head is None else self._heads[settings.head]
         if shared is None:
             if settings.uses_lookahead and not every:
                 return lookahead_drafter(triple, request, options)
             if names:
                 return self._make(names[0], triple, request, settings)
             return _prompt_lookup(request, min(settings.gamma, most))
-        sources = options.sources if every else ("chain",)
+        sources = options.sources if every else ("chain", "head")
+        heads = self._heads.get(settings.head or "") if "head" in sources else None
         tree = self._tree(shared, request, sources)
         window, fixed = None, None
         if every and "window" in sources and triple.ngram_size > 1:
