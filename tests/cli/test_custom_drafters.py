@@ -68,6 +68,14 @@ def test_imports_that_fail_are_one_sentence(
         refused(ran, 2, f"the drafter {drafter}", words, hint)
 
 
+@pytest.mark.parametrize("change", ["sys.path.pop(0)", "sys.path = sys.path[1:]"])
+def test_a_module_may_change_the_path(folder: Path, tiny_llama: Path, change: str) -> None:
+    (folder / "changes_path.py").write_text(f"import sys\n{change}\n{CODE}")
+    asked = ("run", "-m", tiny_llama, "-p", PROMPT, "-n", "4", "--drafter")
+    ran = trtla(*asked, "changes_path.py:LastTime")
+    assert ran.code == 0, ran.err
+
+
 def test_no_prompt_file_and_no_conversation_imports_code(folder: Path, tiny_llama: Path) -> None:
     file = folder / "prompts.jsonl"
     for drafter in ("mischief:LastTime", ["lookahead", "mischief.py:LastTime"]):

@@ -132,6 +132,16 @@ def test_its_tokens_are_counted_by_its_name_in_the_tree(tiny_llama: Path) -> Non
     assert sum(sources[f"{__name__}:LastTime"].accepted) == done.stats.accepted > 0
 
 
+def nothing() -> Any:
+    """Make no drafter."""
+
+
+def test_no_line_is_named_that_is_not_the_drafters(tiny_llama: Path) -> None:
+    with LLM(tiny_llama, drafter=nothing) as llm, pytest.raises(TrtlaError) as refusal:
+        llm.generate(PROMPTS[0], GREEDY)
+    assert refusal.value.message.endswith("'NoneType' object has no attribute 'propose'")
+
+
 @pytest.mark.parametrize(
     ("value", "words"),
     [

@@ -205,6 +205,13 @@ def test_a_head_drafts_beside_a_triple_and_beside_other_drafters():
         assert all(one[-1].stats.sources["head"].fed for one in outputs.values())
 
 
+def test_a_head_that_is_no_source_of_auto_is_not_read():
+    decoding, head = executor(SCORES, options=DraftOptions(sources=("context",)))
+    one = asked()
+    assert tokens_of(run(decoding, [one])[0]) == plain_texts([one])[0]
+    assert head.read == []
+
+
 @pytest.mark.parametrize("gamma", [1, 4])
 def test_a_head_reads_no_deeper_than_the_draft_may_be(gamma):
     """The blocks of the text hold its last token and the longest draft, and no slot behind."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
@@ -103,6 +103,7 @@ def _first_on_path(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        sys.path.remove(str(folder))
+        with suppress(ValueError):  # the module may have changed the path itself
+            sys.path.remove(str(folder))
         if str(folder) not in sys.path:
             sys.path.append(str(folder))

@@ -93,6 +93,9 @@ class OneCustomDrafter(LookupDrafter):
 
 
 def _place(error: BaseException) -> str:
-    """Describe the line that raised, of a drafter whose traceback nobody sees."""
+    """Describe the line that raised, of a drafter whose traceback nobody sees; empty if it is
+    none of the drafter's."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
+    if frame.filename == __file__:
+        return ""
     return f" ({Path(frame.filename).name}, line {frame.lineno})"
