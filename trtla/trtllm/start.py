@@ -33,7 +33,7 @@ _REBUILD = "or build with --backend torch"
 _CHECKED = (
     *("device", "dtype", "threads", "max_seq_len", "lookahead", "parse_special", "tokenizer_dir"),
     *("max_batch_size", "drafter", "draft_models", "draft_device", "draft_dtype", "corpus"),
-    *("chat_template", "chat_template_kwargs", "trtllm"),
+    *("chat_template", "chat_template_kwargs", "trtllm", "find_head"),
 )
 """Options of such an engine, or with checks that refuse them elsewhere."""
 _REASONS = {

@@ -198,6 +198,7 @@ def shared_setup(
     lookahead: LookaheadConfig | None,
     drafters: Iterable[DrafterSettings],
     draft_models: Iterable[str],
+    heads: Iterable[str] = (),
 ) -> dict[str, Any]:
     """Return fields of `opened.Setup`, with memory for the drafters' longest draft."""
     return {
@@ -206,6 +207,8 @@ def shared_setup(
             flags.options,
             lookahead=lookahead,
             draft_models=tuple(draft_models),
+            heads=tuple(heads),
+            find_head=False,
             drafter=max(drafters, key=lambda drafter: drafter.most_tokens, default=LOOKAHEAD),
         ),
         "devices": flags.device,

@@ -52,7 +52,10 @@ from trtla.settings.lookahead import LookaheadConfig, check_request
 from trtla.settings.sampling import Filters
 
 _WARM_UP_TOKENS = 8
-_NOT_IN_KEYS = ("device", "dtype", "threads", "lookahead", "draft_models", "drafter")
+_NOT_IN_KEYS = (
+    *("device", "dtype", "threads", "lookahead", "draft_models", "drafter"),
+    *("heads", "find_head"),
+)
 """Executor options that are part of a cell or of an arm; decodings depend on the others as well."""
 
 
