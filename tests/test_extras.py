@@ -34,9 +34,9 @@ INTERFACE = {
     "cli.shared.command": "Command",
     "cli.shared.flags": "flags_as",
     "cli.shared.model": (
-        "block_reuse check_drafters check_length check_model check_triples check_vocabulary "
-        "CorpusFlags is_trtllm loading model_at ModelFlags note_loading note_without_drafts "
-        "open_llm sample_model save_corpus"
+        "block_reuse check_drafters check_heads check_length check_model check_triples "
+        "check_vocabulary CorpusFlags is_trtllm loading model_at ModelFlags note_loading "
+        "note_without_drafts open_llm sample_model save_corpus"
     ),
     "cli.shared.options": (
         "chat_flags color_flag corpus_flag corpus_flags Decorator draft_flags draft_place_flags "
@@ -120,7 +120,8 @@ INTERFACE = {
     "runtime.threads": "num_threads set_threads",
     "runtime.tree.library": "MOST_TOKENS Planner READ SharedTrees Tree",
     "settings.drafting": (
-        "check_used DRAFT_PREFIX DrafterSettings DraftOptions LOOKAHEAD NO_DRAFTER parse_drafter"
+        "check_used DRAFT_PREFIX DrafterSettings DraftOptions HEAD_PREFIX LOOKAHEAD NO_DRAFTER "
+        "parse_drafter"
     ),
     "settings.executor": "ENGINE_OPTIONS ExecutorOptions",
     "settings.fields": "check check_text declared flag_name option parsed shown whole",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,18 @@ def test_a_chat_chooses_among_the_heads_that_it_was_started_with(
     assert f"/drafter is now head:{head}" in ran.err
     plain = trtla("run", "-m", tiny_llama, "-p", "def f(x):", "-n", "12", "-q")
     assert ran.out.strip() == plain.out.strip()
+
+
+@needs("chat")
+def test_a_head_beside_the_model_drafts_in_a_chat(
+    tiny_llama: Path, head: Path, tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny_llama, model)
+    shutil.copytree(head, model / "head")
+    ran = trtla("chat", model, stdin="/drafter\n")
+    assert ran.code == 0, ran.err
+    assert f"/drafter is lookahead,head:{model / 'head'}" in ran.err
 
 
 @needs("batch")

@@ -141,7 +141,9 @@ def _session(llm: LLM, printer: Printer, flags: ChatFlags) -> Session:
     from trtla.extras.chat.settings import ChatSettings
 
     sampling, options = flags.sampling, flags.options
-    chosen = ChatSettings(sampling, options.drafter, options.lookahead, flags.system, flags.chat)
+    found = llm.limits.drafter
+    drafter = found if found.head else options.drafter  # a head may have been found
+    chosen = ChatSettings(sampling, drafter, options.lookahead, flags.system, flags.chat)
     with loading():
         return Session(llm, chosen, printer, flags.given.context)
 
