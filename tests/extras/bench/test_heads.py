@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,24 @@ def test_a_head_is_an_arm_with_figures_of_its_own(tiny_llama: Path, head: Path) 
     assert 0.0 < own["head_share"] < 1.0
     assert own["head_share"] == pytest.approx(own["head_s"] / own["time_s"])
     assert sum(own["sources"]["head"]["fed"]) > 0
+
+
+def test_a_head_beside_the_model_is_measured_beside_lookahead(
+    tiny_llama: Path, head: Path, tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny_llama, model)
+    shutil.copytree(head, model / "head")
+    ran = bench(model, "--json")
+    assert ran.code == 0, ran.err
+    names = ["ar", "lookahead auto", "lookahead,head:head"]
+    assert [row["arm"] for row in ran.json["rows"]] == names
+    assert [row["head_forwards"] is None for row in ran.json["rows"]] == [True, True, False]
+    assert len(bench(model, "--lookahead", "auto", "--json").json["rows"]) == 2
+    config = model / "head" / "config.json"
+    config.write_text(config.read_text().replace('"hidden_size"', '"other_size"'))
+    ran = bench(model, "--json")
+    assert (ran.code, len(ran.json["rows"])) == (0, 2)
 
 
 def test_only_the_wide_table_has_heads(tiny_llama: Path, head: Path) -> None:

@@ -19,6 +19,7 @@ from trtla.cli.shared.model import (
     check_length,
     check_triples,
     check_vocabulary,
+    is_trtllm,
     model_at,
     note_without_drafts,
 )
@@ -126,7 +127,9 @@ def _check(console: Console, flags: BenchFlags) -> Sweep:
     lookahead = _lookahead(flags, arms)
     check_batch_size(flags.engine_dir, max(flags.batch_size))
     check_length(flags.engine_dir, flags.options.max_seq_len)
-    names = map(parse_drafter, dict.fromkeys(flags.drafter))
+    names = [parse_drafter(name) for name in dict.fromkeys(flags.drafter)]
+    if not (names or arms or flags.lookahead or is_trtllm(flags.engine_dir)):
+        names = _found(flags)
     drafters = [replace(flags.options.drafter, drafter=name) for name in names]
     ways = short_heads((PLAIN, *arms) if arms else _ways(flags.lookahead, drafters))
     drafters = [way.drafter for way in ways]
@@ -150,6 +153,15 @@ def _check(console: Console, flags: BenchFlags) -> Sweep:
         rounds=flags.rounds,
         output=None if flags.output is None else Path(flags.output),
     )
+
+
+def _found(flags: BenchFlags) -> list[tuple[str, ...]]:
+    """Return the drafters to measure if none is named: lookahead, and a head beside the model."""
+    from trtla.llm.found_head import found_drafter
+
+    model = model_at(flags.engine_dir)
+    found = found_drafter(model.folder.path, model.config, flags.options.boundaries)
+    return [LOOKAHEAD.drafter] + ([] if found is None else [found.drafter])
 
 
 def _listed(console: Console, flags: BenchFlags) -> list[Way]:
