@@ -121,10 +121,10 @@ INTERFACE = {
     "runtime.sampling.noise": "uniform",
     "runtime.stats": "ExecutorStats RequestStats tokens_per_step",
     "runtime.threads": "num_threads set_threads",
-    "runtime.tree.library": "MOST_TOKENS READ SharedTrees Tree",
-    "runtime.tree.planner": "Planner",
+    "runtime.tree.library": "MOST_TOKENS Planner READ SharedTrees Tree",
     "settings.drafting": (
-        "check_used DRAFT_PREFIX DrafterSettings DraftOptions LOOKAHEAD NO_DRAFTER parse_drafter"
+        "check_used DRAFT_PREFIX DrafterSettings DraftOptions HEAD_PREFIX LOOKAHEAD NO_DRAFTER "
+        "parse_drafter"
     ),
     "settings.executor": "ENGINE_OPTIONS ExecutorOptions",
     "settings.fields": "check check_text declared flag_name option parsed shown whole",

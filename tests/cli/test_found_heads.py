@@ -199,7 +199,7 @@ def test_bench_uses_it_in_the_arms_that_name_it(model: Path) -> None:
     assert "head:" not in json.dumps(done.json)
     done = command("bench", "-m", model, *flags, "--drafter", "lookahead", f"head:{head}")
     assert DRAFTS not in done.err
-    assert f"head:{head}" in {row["arm"] for row in done.json["rows"]}
+    assert f"head:{head.name}" in {row["arm"] for row in done.json["rows"]}
 
 
 def build(model: Path, engine: Path, *flags: str | Path) -> Ran:

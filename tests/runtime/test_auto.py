@@ -20,8 +20,7 @@ from trtla.runtime.draft import Draft, Drafter
 from trtla.runtime.drafters.lookahead import new_window
 from trtla.runtime.drafters.tree import TreeDrafter
 from trtla.runtime.sampling.accept import accept
-from trtla.runtime.tree.library import SharedTrees
-from trtla.runtime.tree.planner import Planner
+from trtla.runtime.tree.library import Planner, SharedTrees
 
 SEVEN = LookaheadConfig(7, 7, 7)
 FLAT = CostTable.of([(1, 0.01), (512, 0.01)])

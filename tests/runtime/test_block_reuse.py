@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tests.support.examples import examples
 from tests.support.mixed import VOCAB, drafters, plain_texts, triples
 from tests.support.reuse import LONGEST, RULE, check_cache, prompt_of, reusing
+from tests.support.toy_heads import ToyHead
 from tests.support.toys import (
     ToyModel,
     hash_scores,
@@ -24,6 +25,7 @@ from tests.support.toys import (
     tokens_of,
 )
 from trtla.runtime.drafters.draft_model import DraftModelDrafters
+from trtla.runtime.drafters.eagle import EagleDrafters
 from trtla.runtime.drafters.factory import Drafters
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.models.tensor_cache import TensorCache
@@ -224,15 +226,18 @@ def turns(draw):
 
 
 def every_drafter(server, batch, budget, num_blocks):
-    """A reusing toy with drafters of all kinds, a draft model too."""
+    """A reusing toy with drafters of all kinds, a draft model and a head too."""
     limits = ExecutorLimits(batch, LONGEST, LONGEST, budget, VOCAB, server)
     cache = TensorCache(1, 1, 2, 7 * batch, torch.float64, torch.device("cpu"))
     model = ToyModel(hash_scores(VOCAB, 1))
     group = DraftModelDrafters(model, cache, DrafterSettings(("draft:toy",)), limits)
-    factory = Drafters(limits, DraftOptions(), {"toy": group})
+    head = ToyHead(hash_scores(VOCAB, 1))
+    heads = EagleDrafters(head, head.new_cache(num_blocks + 1), (0,))
+    factory = Drafters(limits, DraftOptions(), {"toy": group}, {"toy": heads})
     return reusing(
         num_blocks, scores=hash_scores(VOCAB), vocab=VOCAB, server=server, drafter=factory,
         max_batch_size=batch, max_num_tokens=budget, draft_models=("toy",),
+        heads=("toy",),
     )[0]  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from trtla.formats.gguf.header import MADE_OF
 from trtla.formats.heads.beside import head_beside
 from trtla.formats.hf_config import read_hf_config
 from trtla.formats.model import Model
+from trtla.formats.model_folder import ModelFolder
 from trtla.llm.found_head import with_found_head
 from trtla.settings.executor import ExecutorOptions
 from trtla.settings.lookahead import AUTOREGRESSIVE
@@ -59,11 +60,11 @@ def test_what_is_no_file_of_a_head_beside_a_gguf_file_is_passed_over(
     (cache / MADE_OF).write_text(json.dumps({"path": str(tmp_path / "model.gguf")}))
     (tmp_path / "model.gguf").touch()
     head = write_head(tmp_path / "z.gguf", "gguf", **fitting(config))
-    assert head_beside(cache, config) == head
+    assert head_beside(ModelFolder(cache), config) == head
     os.mkfifo(tmp_path / "pipe.gguf")  # opening it would wait for ever
     (tmp_path / "folder.gguf").mkdir()
     (tmp_path / "gone.gguf").symlink_to("nowhere")
     key = b"general.architecture"
     endless = head.read_bytes()[:24] + struct.pack("<Q", 2**64 - 1) + key
     (tmp_path / "endless.gguf").write_bytes(endless)
-    assert head_beside(cache, config) == head
+    assert head_beside(ModelFolder(cache), config) == head

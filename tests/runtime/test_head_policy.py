@@ -8,8 +8,7 @@ from tests.support.trees import GREEDY, accepted_path, top_rows
 from trtla.runtime.auto.heads import HeadPolicy
 from trtla.runtime.drafters.head import HeadDrafter, HeadDrafters
 from trtla.runtime.drafters.tree import TreeDrafter
-from trtla.runtime.tree.library import SharedTrees
-from trtla.runtime.tree.planner import Planner
+from trtla.runtime.tree.library import Planner, SharedTrees
 
 RIGHT, WRONG = 5, 6
 

@@ -15,8 +15,7 @@ import pytest
 
 from tests.support.real_texts import RealText, real_texts
 from tests.support.trees import accepted_path
-from trtla.runtime.tree.library import SharedTrees, Tree
-from trtla.runtime.tree.planner import Planner
+from trtla.runtime.tree.library import Planner, SharedTrees, Tree
 from trtla.settings.drafting import PROPOSERS
 
 SOURCES = ("context", "requests", "recycling")

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from tests.support.examples import examples
 from tests.support.trees import GREEDY, learn, plan, top_rows
 from trtla.runtime.draft import depths
-from trtla.runtime.tree.library import SharedTrees
-from trtla.runtime.tree.planner import Planner
+from trtla.runtime.tree.library import Planner, SharedTrees
 
 
 def found_places(tokens, tail):

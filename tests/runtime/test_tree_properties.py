@@ -11,8 +11,7 @@ from tests.support.examples import examples
 from tests.support.tree_sessions import Calls, Session, Theme
 from tests.support.trees import GREEDY, plan, top_rows
 from trtla.runtime.draft import Draft, TopRows, depths
-from trtla.runtime.tree.library import SharedTrees
-from trtla.runtime.tree.planner import Planner
+from trtla.runtime.tree.library import Planner, SharedTrees
 from trtla.settings.drafting import SOURCES
 
 VOCAB = 12

@@ -12,8 +12,7 @@ import numpy as np
 from tests.support.trees import top_rows
 from trtla.runtime.costs import NodePrices
 from trtla.runtime.draft import Draft
-from trtla.runtime.tree.library import SharedTrees, Tree, Usual
-from trtla.runtime.tree.planner import Planner
+from trtla.runtime.tree.library import Planner, SharedTrees, Tree, Usual
 from trtla.settings.drafting import SOURCES
 from trtla.settings.sampling import SamplingParams
 

@@ -11,8 +11,7 @@ import numpy as np
 
 from trtla.runtime.costs import NodePrices
 from trtla.runtime.draft import Draft, TopRows
-from trtla.runtime.tree.library import READ, SharedTrees, Tree
-from trtla.runtime.tree.planner import Planner
+from trtla.runtime.tree.library import READ, Planner, SharedTrees, Tree
 from trtla.settings.sampling import SamplingParams
 
 GREEDY = SamplingParams()

@@ -25,7 +25,7 @@ def with_found_head(engine: Engine, options: ExecutorOptions) -> ExecutorOptions
     drafts = engine.backend != "tensorrt-llm" and not isinstance(engine, EncoderDecoder)
     drafts = drafts and (engine.is_in_memory or engine.lookahead != AUTOREGRESSIVE)
     config = engine.config.pretrained_config
-    path = head_beside(engine.path, config) if options.finds_head and by_tree and drafts else None
+    path = head_beside(engine.folder, config) if options.finds_head and by_tree and drafts else None
     if path is None:
         return options
     from trtla.formats.heads.reading import read_head

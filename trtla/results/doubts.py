@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from trtla.runtime.stats import HeadTotals
 
-_ENOUGH = 24  # drafts, as many as the trial after which a useless head retires
+_ENOUGH = 16  # drafts; a useless head retires after some 24 and drafts rarely from then on
 _SETTLED = 1024  # drafts after which a head is not watched any longer
 _HITS = 0.05  # the share of drafts below which a head is doubted; one that fits has 0.4 and more
 

@@ -292,6 +292,7 @@ class OpenArguments(ExecutorOptions):
 _SAME_ANSWERS = (
     *("threads", "lookahead_parallel", "lookahead", "tokenizer_dir", "max_batch_size", "drafter"),
     *("custom_drafters", "draft_options", "draft_models", "draft_device", "draft_dtype"),
+    *("heads", "find_head", "head_layers"),
     *("corpus", "block_reuse", "bounded_steps", "trtllm"),
 )
 """Options that change no bit of an answer, and the tokenizer's folder, whose files count."""

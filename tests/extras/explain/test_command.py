@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.command import refused, trtla
+from tests.support.heads import fitting, write_head
 from tests.support.trtllm_engines import write_engine
+from trtla.formats.model import Model
 
 PROMPT = ("--input-text", "abcabcabcabc $x$ <y> abcabc", "--max-output-len", "24")
 
@@ -109,6 +111,18 @@ def test_a_draft_model_that_is_the_model_is_always_right(model: Path) -> None:
     reasons = {step["reason"] for step in ran.json["steps"]}
     assert reasons <= {"prefill", "whole_candidate", "nothing_drafted", "length", "end_id"}
     assert "whole_candidate" in reasons
+
+
+def test_a_trained_head_is_a_source_of_nodes(tiny_llama: Path, tmp_path: Path) -> None:
+    head = write_head(tmp_path / "random", **fitting(Model.at(tiny_llama).config))
+    args = ("-m", tiny_llama, *PROMPT, "--drafter", f"head:{head}", "--lookahead-nodes", "3")
+    ran = trtla("explain", *args, "--lookahead-sources", "head")
+    assert ran.code == 0, ran.err
+    assert len(re.findall(r"^  .* head +0\.\d\d  rejected ✗$", ran.out, re.MULTILINE)) == 3
+    ran = trtla("explain", *args, "--lookahead-sources", "head", "--json")
+    fed = ran.json["result"]["sources"]["head"]["fed"]
+    sources = [step["sources"] for step in ran.json["steps"] if step["sources"]]
+    assert sum(fed) == sum(one.count("head") for one in sources) > 0
 
 
 def test_auto_shows_its_tree(engine: Path, tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def test_the_tree_is_drawn_with_its_branches():
         "│ │ └ 0 context 0.40 not reached",
         "│ └ 2 recycling 0.30 accepted ✓",
         "└ 4 recycling 0.05 rejected ✗",
-        "agreement: a text and recycled logits propose the token",
+        "agreement: a text and likely tokens (recycled, or a head's) propose it",
     ]
     ended = replace(step, committed=(1,))  # the text ends within the draft
     assert fates(outcome_of(told, ended)) == [

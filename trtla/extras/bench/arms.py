@@ -107,6 +107,8 @@ def _way(arm: Mapping[str, Any], number: int, draft_model: str) -> Way:
 
 
 def _lookahead(value: Any, drafter: DrafterSettings) -> Lookahead | None:
+    if value is None and drafter.head:
+        return "auto"  # which knows what a head costs
     if value is None:
         return None if drafter.uses_lookahead else AUTOREGRESSIVE
     return "auto" if value == "auto" else LookaheadConfig.parse(value)

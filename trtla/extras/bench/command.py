@@ -48,7 +48,7 @@ from trtla.extras.bench.peers import (
     PEERS,
     gguf_of,
 )
-from trtla.extras.bench.ways import PLAIN, Way
+from trtla.extras.bench.ways import PLAIN, Way, short_heads
 from trtla.settings.drafting import LOOKAHEAD, NO_DRAFTER, DrafterSettings, parse_drafter
 from trtla.settings.executor import ExecutorOptions
 from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead, LookaheadConfig
@@ -126,9 +126,9 @@ def _check(console: Console, flags: BenchFlags) -> Sweep:
     lookahead = _lookahead(flags, arms)
     check_batch_size(flags.engine_dir, max(flags.batch_size))
     check_length(flags.engine_dir, flags.options.max_seq_len)
-    names = map(parse_drafter, dict.fromkeys(flags.drafter))
+    names = [parse_drafter(name) for name in dict.fromkeys(flags.drafter)]
     drafters = [replace(flags.options.drafter, drafter=name) for name in names]
-    ways = (PLAIN, *arms) if arms else _ways(flags.lookahead, drafters)
+    ways = short_heads((PLAIN, *arms) if arms else _ways(flags.lookahead, drafters))
     drafters = [way.drafter for way in ways]
     named = [("--arms" if arms else "--drafter", drafter) for drafter in drafters]
     models = check_drafters(flags.engine_dir, named, flags.options)
@@ -175,7 +175,8 @@ def _listed(console: Console, flags: BenchFlags) -> list[Way]:
 def _ways(triples: Sequence[Lookahead], drafters: Sequence[DrafterSettings]) -> tuple[Way, ...]:
     """List plain decoding, triples of lookahead alone, then other drafters and chains.
 
-    The last draft with the largest triple if one is named, else with that of the opened model.
+    The last draft with the largest triple if one is named, else with that of the opened model;
+    trained heads draft with auto, which knows what they cost.
     """
     alone, names = (LOOKAHEAD.drafter, NO_DRAFTER.drafter), [each.drafter for each in drafters]
     named: Sequence[Lookahead | None] = triples
@@ -186,7 +187,12 @@ def _ways(triples: Sequence[Lookahead], drafters: Sequence[DrafterSettings]) -> 
     return (
         PLAIN,
         *(Way("", triple) for triple in named),
-        *(Way(drafter.name, None, drafter, largest=largest) for drafter in others),
+        *(
+            Way(drafter.name, "auto", drafter)
+            if drafter.head
+            else Way(drafter.name, None, drafter, largest=largest)
+            for drafter in others
+        ),
     )
 
 

@@ -54,6 +54,7 @@ from trtla.settings.sampling import Filters
 _WARM_UP_TOKENS = 8
 _NOT_IN_KEYS = (
     *("device", "dtype", "threads", "lookahead", "draft_models", "drafter", "custom_drafters"),
+    *("heads", "find_head"),
 )
 """Executor options that are part of a cell or of an arm; decodings depend on the others as well."""
 

@@ -29,7 +29,7 @@ from trtla.cli.shared.model import (
     save_corpus,
 )
 from trtla.console import Console
-from trtla.settings.drafting import DRAFT_PREFIX, DrafterSettings
+from trtla.settings.drafting import DRAFT_PREFIX, HEAD_PREFIX, DrafterSettings
 from trtla.settings.messages import Asking
 from trtla.settings.sampling import USUAL_LEN
 
@@ -47,6 +47,12 @@ class ChatFlags(CorpusFlags):
 
     draft_model: tuple[str, ...] = opt.flag(
         "Draft models to load, so that /drafter draft:PATH can choose them.",
+        section=opt.DRAFTERS,
+        metavar="PATH",
+        several=True,
+    )
+    head: tuple[str, ...] = opt.flag(
+        "Trained heads to load, so that /drafter head:PATH can choose them.",
         section=opt.DRAFTERS,
         metavar="PATH",
         several=True,
@@ -112,6 +118,9 @@ def chat(console: Console, /, **flags: Any) -> None:
         (f"--draft-model {path}", DrafterSettings((f"{DRAFT_PREFIX}{path}",)))
         for path in settings.draft_model
     ]
+    named += [
+        (f"--head {path}", DrafterSettings((f"{HEAD_PREFIX}{path}",))) for path in settings.head
+    ]
     settings = check_model(settings, drafters=named)
     note_without_drafts(console.note, settings.engine_dir, [settings.drafting])
     reuse = block_reuse(settings, model_at(settings.engine_dir), on=True)
@@ -132,7 +141,9 @@ def _session(llm: LLM, printer: Printer, flags: ChatFlags) -> Session:
     from trtla.extras.chat.settings import ChatSettings
 
     sampling, options = flags.sampling, flags.options
-    chosen = ChatSettings(sampling, options.drafter, options.lookahead, flags.system, flags.chat)
+    found = llm.limits.drafter
+    drafter = found if found.head else options.drafter  # a head may have been found
+    chosen = ChatSettings(sampling, drafter, options.lookahead, flags.system, flags.chat)
     with loading():
         return Session(llm, chosen, printer, flags.given.context)
 

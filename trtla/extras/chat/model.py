@@ -104,6 +104,9 @@ class ChatModel:
             raise UsageError(
                 f"the draft model {path} is not loaded", f"start again with --draft-model {path}"
             )
+        head = settings.drafting.head
+        if head not in (None, *self.limits.heads):
+            raise UsageError(f"the head {head} is not loaded", f"start again with --head {head}")
         self._check_request((0,), settings, name)
         self._llm.grammar_start(settings.sampling, name)
         if (settings.chat or settings.system) and not self.tokenizer.has_chat_template:

@@ -148,8 +148,10 @@ def _record_and_report(
     from trtla.extras.explain.record import record_run
     from trtla.extras.explain.words import Words, document
 
-    lookahead = flags.request_lookahead
-    if lookahead is None and flags.options.lookahead == "auto":
+    lookahead, opened = flags.request_lookahead, flags.options.lookahead
+    if opened is None and llm.limits.drafter.head is not None:
+        opened = "auto"  # in whose tree the head's tokens are
+    if lookahead is None and opened == "auto":
         lookahead = "auto"
     run = record_run(llm, request.prompt, request.sampling, lookahead)
     decode = llm.tokenizer.decode if llm.tokenizer else None

@@ -251,7 +251,7 @@ class StepView:
             figures = f"{fit(node.source, _SOURCE)}{node.chance:6.2f}"
             yield f"  {fit(branch + token, _TOKENS)}{figures}  {fate}"
         if any(node.source == "agreement" for node in nodes):
-            yield "  agreement: a text and recycled logits propose the token"
+            yield "  agreement: a text and likely tokens (recycled, or a head's) propose it"
 
 
 def _branch(nodes: Sequence[TreeNode], index: int) -> str:

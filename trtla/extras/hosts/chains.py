@@ -17,8 +17,7 @@ from trtla.errors import TrtlaError, UsageError, sentence
 from trtla.extras.hosts.trees import best_path, inside, open_shared
 from trtla.runtime.costs import NodePrices
 from trtla.runtime.draft import NO_DRAFT, Draft
-from trtla.runtime.tree.library import Tree
-from trtla.runtime.tree.planner import Planner
+from trtla.runtime.tree.library import Planner, Tree
 from trtla.settings.sampling import SamplingParams
 
 _SOURCES = ("context", "requests")

@@ -9,26 +9,28 @@ from pathlib import Path
 from trtla.errors import UsageError
 from trtla.formats.config import CheckpointConfig
 from trtla.formats.folder import HEAD_FOLDER
-from trtla.formats.gguf.folder import weight_file
+from trtla.formats.gguf.header import MADE_OF
+from trtla.formats.model_folder import ModelFolder
 
 _ARCHITECTURE = b"general.architecture"
 _START = 256  # bytes of a GGUF file that hold its first key and value
 _HEADER = 24  # of them before the first key
 
 
-def head_beside(model: Path, config: CheckpointConfig) -> Path | None:
+def head_beside(model: ModelFolder, config: CheckpointConfig) -> Path | None:
     """Return the path of the head that belongs to a model; None: there is none, or several.
 
     Args:
         model: its folder, which of a GGUF file is the one in the user's cache.
         config: its own, which decides among several files.
     """
-    file = weight_file(model)
-    if file is None:
-        folder = model / HEAD_FOLDER
+    own = model.object(MADE_OF).get("path")
+    if own is None:
+        folder = model.path / HEAD_FOLDER
         files = sorted(folder.glob("*.gguf"))
         return files[0] if len(files) == 1 else folder if folder.is_dir() else None
-    heads = [other for other in sorted(file.parent.glob("*.gguf")) if _is_head(other)]
+    others = (other for other in sorted(Path(own).parent.glob("*.gguf")) if other != Path(own))
+    heads = [other for other in others if _is_head(other)]
     fitting = [head for head in heads if _fits(head, config)] if len(heads) > 1 else heads
     return fitting[0] if len(fitting) == 1 else None
 

@@ -18,8 +18,7 @@ from trtla.runtime.costs import FREE, NodePrices
 from trtla.runtime.draft import NO_DRAFT, Draft
 from trtla.runtime.drafters.head import HeadDrafters
 from trtla.runtime.drafters.tree import FIRST_WORTH, Backoff, TreeDrafter
-from trtla.runtime.tree.library import Tree
-from trtla.runtime.tree.planner import Planner
+from trtla.runtime.tree.library import Planner, Tree
 
 _MARGIN = 0.1  # gain required beyond a node's cost, as a share of its expected gain
 _LEAST_CHANCE = 0.003  # of a node to be accepted, if feeding it costs nothing

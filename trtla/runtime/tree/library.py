@@ -4,24 +4,15 @@ nodes."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from ctypes import (
-    CDLL,
-    POINTER,
-    Structure,
-    byref,
-    c_double,
-    c_int32,
-    c_int64,
-    c_uint64,
-    c_void_p,
-)
+from ctypes import CDLL, POINTER, addressof, byref, c_double, c_float, c_int32, c_int64, c_void_p
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trtla.runtime.arrays import address
-from trtla.runtime.draft import TopRows
-from trtla.runtime.models.cpu.native_code import TREES, Calls, declare
+from trtla.runtime.costs import FREE, NodePrices
+from trtla.runtime.draft import NO_DRAFT, Draft, TopRows
 from trtla.runtime.stats import SourceCounts
+from trtla.runtime.tree.calls import Counters, Plan, TreeSettings, tree_library
 from trtla.settings.drafting import PROPOSERS, SOURCES
 
 if TYPE_CHECKING:
@@ -33,22 +24,7 @@ READ = 16
 """Tokens of a row that a tree learns from; the same as in `rows.h`."""
 MOST_TOKENS = 1_000_000
 """Size of the texts that every request drafts from; a corpus of this size leaves a quarter more."""
-_COUNTED_DEPTHS = 32
 _SEPARATOR = -1
-
-
-class _Settings(Structure):
-    _fields_ = [
-        ("greedy", c_int64),
-        ("temperature", c_double),
-        ("seed", c_uint64),
-        ("sources", c_int64),
-        ("unplaced", c_int64),
-        ("by_noise", c_int64),
-        ("top_k", c_int64),
-        ("top_p", c_double),
-        ("min_p", c_double),
-    ]
 
 
 class Usual(NamedTuple):
@@ -75,44 +51,6 @@ class Unread(NamedTuple):
 
 NO_USUAL: Mapping[tuple[int, ...], Usual] = {}
 _NONE = Usual(-1, 0, 0)
-_CALLS: Calls = {
-    "tree_shared": (c_void_p, (c_int64, c_int64)),
-    "tree_free_shared": (None, (c_void_p,)),
-    "tree_shared_texts": (c_int64, (c_void_p, POINTER(POINTER(c_int32)))),
-    "tree_add_shared_text": (None, (c_void_p, c_void_p, c_int64, c_int64)),
-    "tree_sequence": (c_void_p, (c_void_p, POINTER(_Settings), c_void_p, c_int64)),
-    "tree_free_sequence": (None, (c_void_p,)),
-    "tree_add_text": (None, (c_void_p, c_int64, c_void_p, c_int64)),
-    "tree_set_chains": (None, (c_void_p, c_void_p, c_int64)),
-    "tree_add_head_row": (None, (c_void_p, c_int64, c_int64, c_void_p, c_void_p)),
-    "tree_unread": (c_int64, (c_void_p, POINTER(c_int32), c_void_p)),
-    "tree_known": (c_double, (c_void_p,)),
-    "tree_set_grammar": (
-        None,
-        (*(c_void_p, c_void_p, c_int64), *(c_void_p, c_int64), *[c_void_p] * 2),
-    ),
-    "tree_drop": (None, (c_void_p, c_void_p, c_int64)),
-    "tree_plan": (None, (c_void_p,)),
-    "tree_commit": (
-        None,
-        (*(c_void_p, c_void_p, c_int64, c_int64), *(c_void_p, c_int64, c_int64), *[c_void_p] * 2),
-    ),
-    "tree_learn_pairs": (None, (c_void_p, c_void_p, c_int64, c_void_p, c_void_p)),
-    "tree_sequence_counters": (c_void_p, (c_void_p,)),
-}
-
-
-def declared(library: CDLL) -> CDLL:
-    """Return the library with its calls' types."""
-    return declare(
-        library, _CALLS, ("tree_plan", "tree_commit", "tree_set_chains", "tree_set_grammar")
-    )
-
-
-@lru_cache(maxsize=1)
-def tree_library() -> CDLL:
-    """Raise `NotCompiled` if there is none."""
-    return declared(TREES.load())
 
 
 def _ids(tokens: Sequence[int]) -> Any:
@@ -122,19 +60,6 @@ def _ids(tokens: Sequence[int]) -> Any:
 @lru_cache(maxsize=256)
 def _nodes(nodes: tuple[int, ...]) -> Any:
     return _ids(nodes)
-
-
-_Counts = (c_double * _COUNTED_DEPTHS) * len(PROPOSERS)
-
-
-class _Counters(Structure):
-    _fields_ = [
-        ("proposed", _Counts),
-        ("fed", _Counts),
-        ("accepted", _Counts),
-        ("expected", _Counts),
-        ("gained", c_double * len(SOURCES)),
-    ]
 
 
 def _by_depth(numbers: Sequence[float]) -> tuple[int, ...]:
@@ -196,7 +121,7 @@ class SharedTrees:
         """
         bits = sum(1 << index for index, name in enumerate(SOURCES) if name in sources)
         how = (sampling.greedy, sampling.temperature, sampling.seed, bits, unplaced, by_noise)
-        settings = _Settings(*how, sampling.top_k, sampling.top_p, sampling.min_p)
+        settings = TreeSettings(*how, sampling.top_k, sampling.top_p, sampling.min_p)
         handle = self._library.tree_sequence(self._handle, byref(settings), _ids(text), len(text))
         return Tree(self, self._library, handle)
 
@@ -219,11 +144,11 @@ class Tree:
     def gained(self, source: str) -> float:
         """Count accepted tokens that only this source, a text's or `head`, ranked first."""
         address = self._library.tree_sequence_counters(self.handle)
-        return float(_Counters.from_address(address).gained[SOURCES.index(source)])
+        return float(Counters.from_address(address).gained[SOURCES.index(source)])
 
     def counts(self) -> dict[str, SourceCounts]:
         """Return the counts of those sources that proposed something."""
-        counters = _Counters.from_address(self._library.tree_sequence_counters(self.handle))
+        counters = Counters.from_address(self._library.tree_sequence_counters(self.handle))
         counts = {
             name: SourceCounts(
                 _by_depth(counters.proposed[index]),
@@ -308,3 +233,88 @@ class Tree:
             out = (address(rows.ids), address(rows.logs))
             nodes = (_nodes(rows.nodes), len(rows.nodes), rows.last, *out)
         self._library.tree_commit(self.handle, _ids(tokens), len(tokens), accepted, *nodes)
+
+
+class Planner:
+    """Chooses the nodes of a step; its buffers serve one step after the other."""
+
+    def __init__(self, most: int = 1024) -> None:
+        self._library = tree_library()
+        self._plan = Plan()
+        self._pointer = byref(self._plan)
+        self._most = self._trees = self._knots = 0
+        self._prices: NodePrices | None = None
+        """Those that the plan holds."""
+        self._grow(1, most, 16)
+
+    def _grow(self, trees: int, most: int, knots: int) -> None:
+        """Make room for that many trees, nodes of a tree, and knots of prices."""
+        if most > self._most:
+            self._most = most
+            self._tokens, self._parents = (c_int32 * most)(), (c_int32 * most)()
+            self._values, self._sources = (c_float * most)(), (c_int32 * most)()
+        if trees > self._trees:
+            self._trees = trees
+            self._sizes, self._handles = (c_int64 * trees)(), (c_void_p * trees)()
+            self._nodes, self._depths = (c_int64 * trees)(), (c_int64 * trees)()
+        if knots > self._knots:
+            self._knots = knots
+            self._numbers, self._seconds = (c_int64 * knots)(), (c_double * knots)()
+            self._prices = None
+        plan = self._plan
+        plan.sequences, plan.sizes = addressof(self._handles), addressof(self._sizes)
+        plan.most_nodes, plan.most_depth = addressof(self._nodes), addressof(self._depths)
+        plan.knot_nodes, plan.knot_seconds = addressof(self._numbers), addressof(self._seconds)
+        plan.tokens, plan.parents = addressof(self._tokens), addressof(self._parents)
+        plan.values, plan.sources = addressof(self._values), addressof(self._sources)
+
+    def plan(
+        self,
+        trees: Sequence[Tree],
+        most_nodes: Sequence[int],
+        most_depth: Sequence[int],
+        most: int,
+        prices: NodePrices = FREE,
+    ) -> list[Draft]:
+        """Return the nodes of each tree that pay, best first.
+
+        Args:
+            most_nodes: of each tree; `most_depth` likewise.
+            most: nodes of all trees.
+        """
+        count, knots, plan = len(trees), len(prices.knots), self._plan
+        if count > self._trees or most > self._most or knots > self._knots:
+            self._grow(count, most, knots)
+        each = zip(trees, most_nodes, most_depth, strict=True)
+        for index, (tree, nodes, depth) in enumerate(each):
+            self._handles[index] = tree.handle
+            self._nodes[index], self._depths[index] = nodes, depth
+        if prices is not self._prices:
+            self._price(prices)
+        plan.count, plan.most = count, most
+        self._library.tree_plan(self._pointer)
+        return self._drafts(self._sizes[:count])
+
+    def _price(self, prices: NodePrices) -> None:
+        plan = self._plan
+        for index, knot in enumerate(prices.knots):
+            self._numbers[index], self._seconds[index] = knot
+        plan.knots = len(prices.knots)
+        _, plan.rate, plan.margin, plan.least, plan.lesson = prices
+        self._prices = prices
+
+    def _drafts(self, sizes: Sequence[int]) -> list[Draft]:
+        drafts, start = [], 0
+        for size in sizes:
+            end = start + size
+            draft = NO_DRAFT
+            if size:
+                draft = Draft(
+                    tuple(self._tokens[start:end]),
+                    tuple(self._parents[start:end]),
+                    values=tuple(self._values[start:end]),
+                    sources=tuple(self._sources[start:end]),
+                )
+            drafts.append(draft)
+            start = end
+        return drafts
