@@ -35,7 +35,7 @@ def with_found_head(engine: Engine, options: ExecutorOptions) -> ExecutorOptions
     except UsageError as error:
         _note(f"the head beside the model does not draft: {error.message}")
         return options
-    _note(f"the trained head {path} drafts; the drafter lookahead goes without")
+    _note(f"the trained head {path} drafts; the drafter lookahead goes without it")
     drafter = DrafterSettings((*LOOKAHEAD.drafter, f"{HEAD_PREFIX}{path}"))
     return replace(options, drafter=drafter)
 
