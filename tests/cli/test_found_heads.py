@@ -110,6 +110,15 @@ def test_a_named_head_is_used_in_place_of_the_one_beside(model: Path, tmp_path: 
     assert done.json["results"][0]["drafter"] == f"head:{other}"
 
 
+def test_a_named_head_drafts_alone_without_lookahead(model: Path, tmp_path: Path) -> None:
+    head = f"head:{write_head(tmp_path / 'head')}"
+    for flags in (("--no-lookahead",), ("--lookahead", "1,1,0")):
+        done = ran(model, "--drafter", head, *flags).json
+        assert done["results"][0]["drafter"] == head
+        assert done["results"][0]["sources"].keys() <= {"head"}
+        assert done["stats"]["head_forwards"]
+
+
 def test_layers_that_are_none_are_refused_whoever_would_read_them(model: Path) -> None:
     for layers in ("no", "0,1,2", "3,2,5"):
         done = trtla("run", "-m", model, "-p", PROMPT, "--head-layers", layers)
