@@ -223,6 +223,11 @@ class ExecutorOptions:
         value, drafters = with_names(self.drafter)
         drafter = DrafterSettings(value) if isinstance(value, tuple) else drafter_of(value)
         custom = (*checked("custom_drafters", self.custom_drafters), *drafters)
+        if not isinstance(drafter, DrafterSettings | None):
+            raise UsageError(
+                f"drafter is {shown(drafter)}, which has no propose(ids)",
+                "give a name, DrafterSettings(...), or an object with propose(ids)",
+            )
         object.__setattr__(self, "drafter", drafter)
         object.__setattr__(self, "custom_drafters", custom)
 
