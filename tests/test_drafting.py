@@ -14,6 +14,7 @@ from trtla.settings.drafting import (
     check_used,
     parse_drafter,
 )
+from trtla.settings.executor import ExecutorOptions
 from trtla.settings.lookahead import LookaheadConfig
 
 BAD = [
@@ -44,6 +45,13 @@ def test_bad_values_are_refused_with_the_value_and_a_hint(given, message, hint) 
     with pytest.raises(UsageError, match=message) as refusal:
         DrafterSettings(**given)
     assert hint in refusal.value.hint
+
+
+@pytest.mark.parametrize("given", [object(), 3, {"propose": 1}])
+def test_what_cannot_draft_is_refused_with_what_can(given: object) -> None:
+    with pytest.raises(UsageError, match=r"drafter is .*, which has no propose\(ids\)") as caught:
+        ExecutorOptions(drafter=given)
+    assert caught.value.hint.endswith("or an object with propose(ids)")
 
 
 def test_a_chain_is_written_with_commas() -> None:

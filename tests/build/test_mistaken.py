@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
-from tests.support.command import trtla
+from tests.support.command import refused, trtla
 from tests.support.heads import edit, head_path, write_head
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a21\nsize 4976698672\n"
@@ -70,6 +70,13 @@ def test_a_folder_of_gguf_files_names_one(
     assert ran.code == 2
     assert f"{tmp_path} is a folder with {says}\n" in ran.err
     assert f"give the file, such as {tmp_path / 'b.gguf'}\n" in ran.err
+
+
+def test_a_folder_of_a_gguf_model_and_its_head_names_the_model(tmp_path: Path) -> None:
+    write_head(tmp_path / "a-head.gguf", "gguf")
+    (tmp_path / "b.gguf").write_text("")
+    ran = trtla("run", "-m", tmp_path, "-p", "a")
+    refused(ran, 2, "a folder with 2 GGUF files", f"such as {tmp_path / 'b.gguf'}")
 
 
 @pytest.mark.parametrize("inside", ["", "models--a--b"])

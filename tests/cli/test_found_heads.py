@@ -19,10 +19,11 @@ from trtla import LLM, SamplingParams
 from trtla.formats.gguf.folder import model_folder
 from trtla.formats.heads.reading import read_head
 from trtla.formats.hf_config import read_hf_config
+from trtla.settings.executor import ExecutorOptions
 
 PROMPT = "def add(a, b):"
 HEAD = re.compile(r"\bhead\b")
-DRAFTS, GOES_WITHOUT = "drafts; the drafter lookahead goes without", "does not draft: "
+DRAFTS, GOES_WITHOUT = "drafts; the drafter lookahead goes without it", "does not draft: "
 
 
 @pytest.fixture
@@ -107,6 +108,23 @@ def test_a_named_head_is_used_in_place_of_the_one_beside(model: Path, tmp_path: 
     done = ran(model, "--drafter", f"head:{other}")
     assert DRAFTS not in done.err
     assert done.json["results"][0]["drafter"] == f"head:{other}"
+
+
+def test_a_named_head_drafts_alone_without_lookahead(model: Path, tmp_path: Path) -> None:
+    head = f"head:{write_head(tmp_path / 'head')}"
+    for flags in (("--no-lookahead",), ("--lookahead", "1,1,0")):
+        done = ran(model, "--drafter", head, *flags).json
+        assert done["results"][0]["drafter"] == head
+        assert done["results"][0]["sources"].keys() <= {"head"}
+        assert done["stats"]["head_forwards"]
+
+
+def test_layers_that_are_none_are_refused_whoever_would_read_them(model: Path) -> None:
+    for layers in ("no", "0,1,2", "3,2,5"):
+        done = trtla("run", "-m", model, "-p", PROMPT, "--head-layers", layers)
+        refused(done, 2, f"head_layers is '{layers}'", "rising whole numbers")
+        write_head(model / "head")
+    assert ExecutorOptions(head_layers=[2, 3, 4]).boundaries == (2, 3, 4)
 
 
 def test_a_head_that_does_not_fit_is_a_note(model: Path) -> None:

@@ -228,8 +228,9 @@ def test_a_request_may_go_without_and_cannot_name_another_head():
     one = asked(drafter=DrafterSettings(("lookahead",)))
     assert tokens_of(run(decoding, [one])[0]) == plain_texts([one])[0]
     assert head.read == []
-    with pytest.raises(UsageError, match="asks for the head other, which is not loaded"):
+    with pytest.raises(UsageError, match="head other, which is not loaded") as caught:
         decoding.submit(asked(drafter=DrafterSettings(("head:other",))))
+    assert caught.value.hint == "open the model with --drafter head:other"
 
 
 @pytest.mark.parametrize("how", SAMPLED)

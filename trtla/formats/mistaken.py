@@ -9,7 +9,7 @@ from typing import Any
 
 from trtla.errors import UsageError
 from trtla.files import read_json
-from trtla.formats.heads.kinds import folder_kind, gguf_kind, no_model_but
+from trtla.formats.heads.kinds import folder_kind, gguf_kind, is_head_file, no_model_but
 
 ADAPTER = "adapter_config.json"
 _WRAPPERS = {
@@ -66,7 +66,8 @@ def no_model(path: Path) -> UsageError:
         return no_model_but(path, drafter)
     if found := sorted(path.glob("*.gguf")):
         kind = "a GGUF file" if len(found) == 1 else f"{len(found)} GGUF files"
-        return UsageError(f"{path} is a folder with {kind}", f"give the file, such as {found[0]}")
+        file = next((file for file in found if not is_head_file(file)), found[0])
+        return UsageError(f"{path} is a folder with {kind}", f"give the file, such as {file}")
     return UsageError(
         f"{path} has no config.json",
         "give a folder of a Hugging Face model, a checkpoint or an engine, or a GGUF file",

@@ -38,7 +38,7 @@ def with_found_head(engine: Engine, options: ExecutorOptions) -> ExecutorOptions
     if "lm_head" not in head.tensors and (options.tp_size or 1) > 1:
         _note(f"{path} does not draft: it has no lm_head, and ranks have parts of the model's")
         return options
-    _note(f"the trained head {path} drafts; the drafter lookahead goes without")
+    _note(f"the trained head {path} drafts; the drafter lookahead goes without it")
     names = (*LOOKAHEAD.drafter, f"{HEAD_PREFIX}{path}")
     return replace(options, drafter=replace(options.drafter, drafter=names))
 

@@ -214,13 +214,13 @@ class ExecutorLimits:
             raise UsageError(
                 f"{request.label} asks for the draft model {settings.draft_model}, which is not "
                 "loaded",
-                "name it when the model is opened: LLM(..., draft_models=[...])",
+                f"open the model with {at_start('drafter')} draft:{settings.draft_model}",
                 "drafter",
             )
         if settings.head not in (None, *self.heads):
             raise UsageError(
                 f"{request.label} asks for the head {settings.head}, which is not loaded",
-                "name it when the model is opened: LLM(..., heads=[...])",
+                f"open the model with {at_start('drafter')} head:{settings.head}",
                 "drafter",
             )
         check_opened(settings.custom, self.custom_drafters, request.label)

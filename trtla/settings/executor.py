@@ -207,6 +207,7 @@ class ExecutorOptions:
         check_variables(self.chat_template_kwargs or NO_VARIABLES)
         object.__setattr__(self, "chat_template", _template(self.chat_template))
         self._name_drafters()
+        object.__setattr__(self, "head_layers", _as_texts(self.head_layers))
         for name, default in _GROUPS.items():
             value = getattr(self, name)
             if value is None:
@@ -215,12 +216,18 @@ class ExecutorOptions:
                 kind = type(default).__name__
                 raise UsageError(f"{name} is {shown(value)}, not {kind}", f"give {kind}(...)")
         check(self)
+        _ = self.boundaries  # refuses what is no layer, where no head reads it too
 
     def _name_drafters(self) -> None:
         """Keep drafters of the user's own in `custom_drafters`, and their names in `drafter`."""
         value, drafters = with_names(self.drafter)
         drafter = DrafterSettings(value) if isinstance(value, tuple) else drafter_of(value)
         custom = (*checked("custom_drafters", self.custom_drafters), *drafters)
+        if not isinstance(drafter, DrafterSettings | None):
+            raise UsageError(
+                f"drafter is {shown(drafter)}, which has no propose(ids)",
+                "give a name, DrafterSettings(...), or an object with propose(ids)",
+            )
         object.__setattr__(self, "drafter", drafter)
         object.__setattr__(self, "custom_drafters", custom)
 
@@ -257,6 +264,13 @@ class ExecutorOptions:
         if self.drafter.rejection:
             chosen["drafter"] = repr(self.drafter)
         return {name: value for name, value in chosen.items() if value and (name, value) != _ALONE}
+
+
+def _as_texts(layers: object) -> object:
+    """Layers as a flag gives them, from the numbers that Python code gives."""
+    if isinstance(layers, (list, tuple)):
+        return tuple(str(layer) if type(layer) is int else layer for layer in layers)
+    return layers
 
 
 def _template(given: object) -> str | None:

@@ -75,4 +75,8 @@ def test_another_drafter_and_a_broken_head_have_problems(tmp_path: Path) -> None
 def test_a_second_model_goes_with_a_head_alone(tmp_path: Path, tiny_llama: Path) -> None:
     ran = trtla("inspect", tiny_llama, "-m", tmp_path)
     refused(ran, 2, f"two models are named: {tmp_path} and {tiny_llama}", "or a trained head")
-    assert trtla("inspect", "-m", write_head(tmp_path / "head")).code == 0
+    head = write_head(tmp_path / "head")
+    assert trtla("inspect", "-m", head).code == 0
+    refused(trtla("inspect", head, "-m", head), 2, f"{head} holds an EAGLE-3 head, not a model")
+    missing = tmp_path / "missing"
+    refused(trtla("inspect", missing, "-m", tiny_llama), 2, f"{missing} does not exist")

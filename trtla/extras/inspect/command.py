@@ -30,7 +30,7 @@ class _Inspected(ModelArgument):
     def hand_over(self, ctx: click.Context) -> None:
         value, flag = ctx.params[str(self.name)], ctx.params["engine_dir"]
         by_flag = ctx.get_parameter_source("engine_dir") is ParameterSource.COMMANDLINE
-        both = by_flag and value not in (None, flag)
+        both = by_flag and value is not None
         ctx.params["target"] = flag if both else None
         if both:
             ctx.params["engine_dir"] = value
@@ -63,11 +63,13 @@ def inspect_path(
     """
     from trtla.extras.inspect.head import describe_head, is_head
     from trtla.extras.inspect.model import describe_model
+    from trtla.formats.model import Model
 
     if is_head(engine_dir):
         layers = ExecutorOptions(head_layers=head_layers).boundaries
         described = describe_head(engine_dir, target, layers)
-    elif target is not None:
+    elif target not in (None, engine_dir):
+        _ = Model.at(engine_dir).config  # a wrong path has its own sentence
         raise UsageError(
             f"two models are named: {target} and {engine_dir}",
             "name one, or a trained head and its model with -m",

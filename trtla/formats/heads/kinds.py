@@ -5,7 +5,9 @@ Only EAGLE-3 and Medusa heads are read; all others are called by their names.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,9 @@ _STRANGE = {
     ".bias": "an EAGLE-3 head with biases",
 }
 """Parts of names of tensors -> what has them."""
+_ARCHITECTURE = b"general.architecture"
+_START = 256  # bytes of a GGUF file that hold its first key and value
+_HEADER = 24  # of them before the first key
 
 
 def drafter_kind(config: Mapping[str, Any]) -> str | None:
@@ -66,6 +71,23 @@ def folder_kind(path: Path, config: Mapping[str, Any]) -> str | None:
 def gguf_kind(architecture: object) -> str | None:
     """What a GGUF file of an architecture holds, if it is a trained drafter."""
     return _named_kind(architecture)
+
+
+def is_head_file(path: Path) -> bool:
+    """Return True if a GGUF file's first entry, which is its architecture, says so."""
+    if not path.is_file():  # opening a pipe would wait for its writer
+        return False
+    with suppress(OSError, struct.error, OverflowError), path.open("rb") as file:
+        start = file.read(_START)
+        key, at = _text(start, _HEADER)
+        return key == _ARCHITECTURE and _text(start, at + 4)[0] == b"eagle3"
+    return False
+
+
+def _text(data: bytes, at: int) -> tuple[bytes, int]:
+    """Return a text behind its length, and the place behind it."""
+    (length,) = struct.unpack_from("<Q", data, at)
+    return data[at + 8 : at + 8 + length], at + 8 + length
 
 
 def kind_by_tensors(names: Iterable[str], kind: str | None) -> str | None:
