@@ -11,6 +11,7 @@ from ctypes import CDLL
 
 from tests.support.tree_sessions import Session, Theme
 from tests.support.trees import GREEDY, learn, plan
+from trtla.runtime.tree import calls
 from trtla.runtime.tree import library as native
 from trtla.settings.drafting import SOURCES
 
@@ -40,7 +41,7 @@ def long_texts() -> None:
 
 def main() -> None:
     """Go through sessions and limits."""
-    library = native.declared(CDLL(sys.argv[1]))
+    library = calls.declared(CDLL(sys.argv[1]))
     native.tree_library = lambda: library  # type: ignore[assignment]
     sessions()
     long_texts()
