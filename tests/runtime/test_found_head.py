@@ -61,7 +61,7 @@ def test_what_is_no_file_of_a_head_beside_a_gguf_file_is_passed_over(
     (tmp_path / "model.gguf").touch()
     head = write_head(tmp_path / "z.gguf", "gguf", **fitting(config))
     assert head_beside(ModelFolder(cache), config) == head
-    os.mkfifo(tmp_path / "pipe.gguf")  # opening it would wait for ever
+    os.mkfifo(tmp_path / "pipe.gguf")  # opening it would wait indefinitely
     (tmp_path / "folder.gguf").mkdir()
     (tmp_path / "gone.gguf").symlink_to("nowhere")
     key = b"general.architecture"

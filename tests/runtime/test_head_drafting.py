@@ -117,7 +117,7 @@ def test_requests_of_all_kinds_have_their_texts(most_tokens):
 
 @pytest.mark.parametrize(("row", "share"), [(SCORES, 1.0), (shifted(SCORES, 5), 0.0)])
 def test_what_a_head_did_is_counted_and_one_that_is_never_right_is_told_once(row, share):
-    """A head that has retired is told too: its trials are enough."""
+    """A head that has retired is reported too: its trials are enough."""
     decoding, head = executor(row)
     before = decoding.stats()
     run(decoding, [asked(length=150), asked(1, 150)])

@@ -64,7 +64,7 @@ def _heads(target: Engine, options: ExecutorOptions) -> dict[str, Head]:
     from trtla.formats.heads.reading import read_head
 
     config, layers = target.config.pretrained_config, options.boundaries
-    return {path: read_head(path, layers, config) for path in paths}
+    return {path: read_head(path, layers, config) for path in dict.fromkeys(paths)}
 
 
 def open_tokenizer(engine: Engine, options: ExecutorOptions) -> Tokenizer | None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import zip_longest
-from typing import Any
+from operator import add, sub
+from typing import Any, TypeVar
 
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
 
@@ -100,9 +101,7 @@ class DraftTotals:
 
     def since(self, before: DraftTotals) -> DraftTotals:
         """Return the difference to an earlier copy of these sums."""
-        return DraftTotals(
-            *(getattr(self, part.name) - getattr(before, part.name) for part in fields(self))
-        )
+        return _by_field(sub, self, before)
 
     @property
     def mean_gamma(self) -> float | None:
@@ -130,14 +129,19 @@ class HeadTotals:
 
     def since(self, before: HeadTotals) -> HeadTotals:
         """Return the difference to an earlier copy of these sums."""
-        return HeadTotals(
-            *(getattr(self, part.name) - getattr(before, part.name) for part in fields(self))
-        )
+        return _by_field(sub, self, before)
 
     def __add__(self, other: HeadTotals) -> HeadTotals:
-        return HeadTotals(
-            *(getattr(self, part.name) + getattr(other, part.name) for part in fields(self))
-        )
+        return _by_field(add, self, other)
+
+
+_Totals = TypeVar("_Totals", DraftTotals, HeadTotals)
+
+
+def _by_field(combine: Callable[[Any, Any], Any], one: _Totals, other: _Totals) -> _Totals:
+    """Combine two sets of sums, field by field."""
+    names = [part.name for part in fields(one)]
+    return type(one)(*(combine(getattr(one, name), getattr(other, name)) for name in names))
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,7 +180,7 @@ def _check_fixed(keys: _Keys) -> None:
         if key in _FIXED and value not in (None, _FIXED[key]):
             raise keys.wrong(key, value, f"trtla reads heads with {json.dumps(_FIXED[key])} alone")
         if value is True and "norm" in key and key not in (*FLAGS, *_FIXED):
-            raise keys.wrong(key, value, "trtla does not know this norm")
+            raise keys.wrong(key, value, "trtla does not support this norm")
     if (kind := keys.layer.get("model_type")) not in _TYPES:
         raise keys.wrong("model_type", kind, "trtla reads heads with a layer of Llama")
 

@@ -104,7 +104,7 @@ class _Keys:
         for key, value in self._metadata.items():
             own = key.removeprefix(begin)
             if key.startswith(begin) and "norm" in own and value is True and own not in _NORMS:
-                raise self.wrong(own, "trtla does not know this norm")
+                raise self.wrong(own, "trtla does not support this norm")
 
 
 def _opened(path: Path, header: Header) -> StoredHead:

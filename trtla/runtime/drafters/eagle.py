@@ -62,7 +62,7 @@ class EagleDrafter(HeadDrafter):
     def fusing(self) -> ndarray:
         """Return the waiting states, [taps, tokens, hidden size]."""
         waiting, self.waiting = self.waiting, []
-        return waiting[0] if len(waiting) == 1 else np.concatenate(waiting, axis=1)
+        return _joined(waiting, axis=1)
 
     def take(self, fused: ndarray) -> None:
         """Take the fused states of all that waited; those that no pair will see are dropped."""
@@ -79,7 +79,7 @@ class EagleDrafter(HeadDrafter):
         """Return the next new pairs, as many as a forward takes; None: all are cached."""
         if not self._fused or self.sequence is None:
             return None
-        states = self._fused[0] if len(self._fused) == 1 else np.concatenate(self._fused)
+        states = _joined(self._fused)
         skipped = max(0, len(states) - WINDOW)
         if skipped:
             self.first, self.cached = self.first + self.cached + skipped, 0
@@ -164,7 +164,7 @@ class EagleDrafters(HeadDrafters):
         if not waiting:
             return
         states = [drafter.fusing() for drafter in waiting]
-        fused = self.model.fuse(states[0] if len(states) == 1 else np.concatenate(states, axis=1))
+        fused = self.model.fuse(_joined(states, axis=1))
         start = 0
         for drafter, part in zip(waiting, states, strict=True):
             drafter.take(fused[start : start + part.shape[1]])
@@ -174,6 +174,11 @@ class EagleDrafters(HeadDrafters):
         self.totals.forwards += 1
         self.totals.pairs += sum([len(feed.ids) for feed in feeds])
         return self.model.forward(feeds, self.cache)
+
+
+def _joined(parts: Sequence[ndarray], axis: int = 0) -> ndarray:
+    """Concatenate arrays; a single one is not copied."""
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=axis)
 
 
 def _eagle(draft: HeadDraft) -> EagleDrafter:
