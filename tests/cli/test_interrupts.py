@@ -41,12 +41,9 @@ class Killed:
 
     @property
     def before_handled(self) -> bool:
-        """Whether Python itself ended it, before trtla's handler was in place."""
-        return (
-            not self.was_handled
-            and self.code in (1, -2)
-            and set(_FRAMES.findall(self.err)) <= _ENTRY
-        )
+        """Whether Python itself ended or swallowed it, before trtla's handler was in place."""
+        by_python = self.code in (1, -2) or "Exception ignored" in self.err
+        return not self.was_handled and by_python and set(_FRAMES.findall(self.err)) <= _ENTRY
 
 
 def start(
@@ -66,14 +63,24 @@ def start(
         )
 
 
+def has_handler(child: subprocess.Popen[str]) -> bool:
+    """Whether it runs and has a second thread, the one that hears of signals."""
+    tasks = Path(f"/proc/{child.pid}/task")
+    return child.poll() is None and len(list(tasks.iterdir())) > 1
+
+
 def killed(child: subprocess.Popen[str]) -> Killed:
-    """Send it SIGINT."""
+    """Send it SIGINT; again if it goes on, Python having swallowed one before the handler was."""
     with child:
-        tasks = Path(f"/proc/{child.pid}/task")
-        was_handled = tasks.exists() and len(list(tasks.iterdir())) > 1
+        was_handled = has_handler(child)
         child.send_signal(signal.SIGINT)
         late = threading.Timer(_WITHIN_S, child.kill)
         late.start()
+        while not was_handled and child.poll() is None:
+            if has_handler(child):
+                child.send_signal(signal.SIGINT)
+                break
+            time.sleep(0.01)
         assert child.stderr is not None
         err = child.stderr.read()
         late.cancel()
@@ -123,6 +130,27 @@ def test_ctrl_c_at_any_moment(engine: Path, tmp_path: Path) -> None:
         assert made is not None, (args, done)
         assert made.stat().st_size, (args, done)
     assert not list(tmp_path.glob(".*"))
+
+
+_SWALLOWED_BEFORE = """
+import time
+class Last:
+    def __del__(self):
+        print("begun", flush=True)
+        while True: time.sleep(0.05)
+Last()
+from trtla.cli import main
+main(["chat"])
+"""
+
+
+def test_a_first_one_that_python_swallows_is_followed_by_another() -> None:
+    child = start(code=_SWALLOWED_BEFORE)
+    assert child.stdout is not None
+    assert child.stdout.readline() == "begun\n"
+    done = killed(child)
+    assert done.before_handled, done
+    assert (done.code, done.err.splitlines()[-1]) == (130, "error: interrupted")
 
 
 _HELD_UP = """
