@@ -31,23 +31,22 @@ struct BlockProduct {
     template <int ROWS, int FIRST, int COUNT>
     TRTLA_INLINE static void add_products(const B& weights, const int8_t* x, int size,
                                           Ints (&dots)[ROWS][2]) {
-        constexpr int together = std::min(COUNT, Partial<B::BITS>::MOST);
-        Partial<B::BITS> partial[ROWS][2];
-        for (int row = 0; row < ROWS; ++row)
-            for (int half = 0; half < 2; ++half) partial[row][half].begin(dots[row][half]);
-#pragma GCC unroll 8
-        for (int four = FIRST; four < FIRST + together; ++four) {
+        typedef Partial<B::BITS, ROWS> Sum;
+        constexpr int together = std::min(COUNT, Sum::MOST);
+        Sum partial[ROWS][2];
+        TRTLA_UNROLLED for (int row = 0; row < ROWS; ++row)
+            TRTLA_UNROLLED for (int half = 0; half < 2; ++half) partial[row][half].begin(dots[row][half]);
+        TRTLA_UNROLLED for (int four = FIRST; four < FIRST + together; ++four) {
             const Bytes first = weights.unpacked(four, 0), second = weights.unpacked(four, 1);
-#pragma GCC unroll 12
-            for (int row = 0; row < ROWS; ++row) {
+            TRTLA_UNROLLED for (int row = 0; row < ROWS; ++row) {
                 const Bytes inputs =
                     (Bytes)broadcast(load_as<int32_t>(x + (size_t)row * size + 4 * four));
                 partial[row][0].add(first, inputs);
                 partial[row][1].add(second, inputs);
             }
         }
-        for (int row = 0; row < ROWS; ++row)
-            for (int half = 0; half < 2; ++half) partial[row][half].end(dots[row][half]);
+        TRTLA_UNROLLED for (int row = 0; row < ROWS; ++row)
+            TRTLA_UNROLLED for (int half = 0; half < 2; ++half) partial[row][half].end(dots[row][half]);
         if constexpr (together < COUNT)
             add_products<ROWS, FIRST + together, COUNT - together>(weights, x, size, dots);
     }
@@ -56,27 +55,32 @@ struct BlockProduct {
     TRTLA_INLINE static void add_groups(const B& weights, const int8_t* x, int size,
                                         const Scale* of, Floats (&sums)[ROWS][2]) {
         if constexpr (GROUP < BLOCK / B::GROUP) {
+            typedef Partial<B::BITS, ROWS> Sum;
             Ints dots[ROWS][2];
-            for (int row = 0; row < ROWS; ++row) {
-                const int sum = of[row].sum(GROUP, B::GROUP);
-                dots[row][0] = dots[row][1] = broadcast(-B::ZERO * sum);
-            }
+            TRTLA_UNROLLED for (int row = 0; row < ROWS; ++row)
+                dots[row][0] = dots[row][1] = Sum::first(of[row].sum(GROUP, B::GROUP) * B::ZERO);
             add_products<ROWS, GROUP * B::GROUP / 4, B::GROUP / 4>(weights, x, size, dots);
-            const Floats first = weights.scales(GROUP, 0), second = weights.scales(GROUP, 1);
-            for (int row = 0; row < ROWS; ++row) {
-                const float scale = of[row].scale;
-                sums[row][0] = fused(first * scale, to_floats(dots[row][0]), sums[row][0]);
-                sums[row][1] = fused(second * scale, to_floats(dots[row][1]), sums[row][1]);
+            const Floats scales[2] = {weights.scales(GROUP, 0), weights.scales(GROUP, 1)};
+            TRTLA_UNROLLED for (int row = 0; row < ROWS; ++row) {
+                Ints zero = of[row].sum(GROUP, B::GROUP);
+                TRTLA_IN_ORDER(zero);  // multiplied as a vector: one number would take longer
+                TRTLA_UNROLLED for (int half = 0; half < 2; ++half) {
+                    const Floats dot = to_floats(Sum::last(dots[row][half], zero * B::ZERO));
+                    sums[row][half] = fused(scales[half] * of[row].scale, dot, sums[row][half]);
+                    TRTLA_IN_ORDER(sums[row][half]);
+                }
             }
             add_groups<ROWS, GROUP + 1>(weights, x, size, of, sums);
         }
     }
 
+    // Not inlined: in functions of many loops compilers forget what fits into registers.
     template <int ROWS>
-    static void multiply_block(const Codes& x, int token, const uint8_t* panel, const Ahead& ahead,
-                               const float* bias, float (*out)[WIDTH]) {
+    __attribute__((noinline)) static void multiply_block(const Codes& x, int token,
+                                                         const uint8_t* panel, const Ahead& ahead,
+                                                         const float* bias, float (*out)[WIDTH]) {
         Floats sums[ROWS][2];
-        for (int row = 0; row < ROWS; ++row) {
+        TRTLA_UNROLLED for (int row = 0; row < ROWS; ++row) {
             sums[row][0] = bias ? load(bias) : Floats{};
             sums[row][1] = bias ? load(bias + LANES) : Floats{};
         }
@@ -87,13 +91,13 @@ struct BlockProduct {
             const Scale* of = x.scales_of(block) + token;
             add_groups<ROWS>(weights, x.row(token) + block * BLOCK, x.size, of, sums);
             if constexpr (B::MINIMUMS)
-                for (int half = 0; half < 2; ++half) {
+                TRTLA_UNROLLED for (int half = 0; half < 2; ++half) {
                     const Floats least = weights.minimums(half);
-                    for (int row = 0; row < ROWS; ++row)
+                    TRTLA_UNROLLED for (int row = 0; row < ROWS; ++row)
                         sums[row][half] = fused(least, of[row].shift - Floats{}, sums[row][half]);
                 }
         }
-        for (int row = 0; row < ROWS; ++row)
+        TRTLA_UNROLLED for (int row = 0; row < ROWS; ++row)
             store(out[row], sums[row][0]), store(out[row] + LANES, sums[row][1]);
     }
 

@@ -12,8 +12,10 @@
 #include <immintrin.h>
 #endif
 
-// Sums stay in registers only where these are inlined; compilers do not always see it.
+// Sums stay in registers only where functions are inlined and loops unrolled; compilers do not always
+// see it.
 #define TRTLA_INLINE __attribute__((always_inline)) inline
+#define TRTLA_UNROLLED _Pragma("GCC unroll 16")
 
 typedef int8_t Bytes __attribute__((vector_size(LANES * 4)));  // four inputs of LANES outputs
 typedef uint8_t WrappedBytes __attribute__((vector_size(LANES * 4)));  // which may overflow
@@ -54,12 +56,22 @@ constexpr int SIGNED_ZERO = 0;
 #endif
 #endif
 
-// A sum of products that is wide enough for MOST additions, added to a dot.
-template <int BITS>
+// Keeps compilers from adding up products later in another order, for which they would all be stored.
+#if defined(TRTLA_PAIRS)
+#define TRTLA_IN_ORDER(sum) asm("" : "+v"(sum))
+#else
+#define TRTLA_IN_ORDER(sum)
+#endif
+
+// A sum of products that is wide enough for MOST additions, added to a dot of `first()`; `last()` is
+// the dot less `zero`.
+template <int BITS, int ROWS>
 struct Partial {
 #if defined(TRTLA_DOT)
     static constexpr int MOST = 8;
     Ints sums;
+    static Ints first(Ints zero) { return -zero; }
+    static Ints last(Ints dot, Ints) { return dot; }
     void begin(Ints dot) { sums = dot; }
     void add(Bytes codes, Bytes inputs) { sums = (Ints)TRTLA_DOT(sums, codes, inputs); }
     void end(Ints& dot) const { dot = sums; }
@@ -68,6 +80,8 @@ struct Partial {
     // the inputs get: two such products just fit.
     static constexpr int MOST = BITS == 4 ? 8 : BITS == 5 ? 4 : BITS == 6 ? 2 : 1;
     Shorts sums{};
+    static Ints first(Ints) { return Ints{}; }
+    static Ints last(Ints dot, Ints zero) { return dot - zero; }
     void begin(Ints) {}
     void add(Bytes codes, Bytes inputs) {
         if constexpr (BITS == 8) {
@@ -76,11 +90,14 @@ struct Partial {
             codes = negated(codes, negative);
         }
         sums += (Shorts)TRTLA_PAIRS(codes, inputs);
+        if constexpr (ROWS > 1) TRTLA_IN_ORDER(sums);  // one row gains by another order
     }
     void end(Ints& dot) const { dot += (Ints)TRTLA_WIDE(sums); }
 #else
     static constexpr int MOST = 8;
     Ints sums;
+    static Ints first(Ints zero) { return -zero; }
+    static Ints last(Ints dot, Ints) { return dot; }
     void begin(Ints dot) { sums = dot; }
     void add(Bytes codes, Bytes inputs) {
         const Ints c = (Ints)codes, x = (Ints)inputs;
@@ -94,17 +111,17 @@ struct Partial {
 constexpr int BLOCK = 32;
 
 struct Scale {
-    float scale, shift;  // shift: the scale times the sum of the codes
-    int32_t sums[2];     // of the first and the last 16 codes
+    float scale, shift;      // shift: the scale times the sum of the codes
+    int32_t whole, sums[2];  // of all codes, and of the first and the last 16
 
-    // Of the codes of a group of 16 or 32.
-    int sum(int group, int size) const { return size == BLOCK ? sums[0] + sums[1] : sums[group]; }
+    // Of the codes of a group of 16 or 32, in every lane.
+    Ints sum(int group, int size) const { return broadcast(size == BLOCK ? whole : sums[group]); }
 };
 
 // Codes of BLOCK numbers. Numbers that are not finite get a scale that is none.
 inline Scale quantise(const float* from, int8_t* to) {
     const float largest = largest_size(from, BLOCK);
-    Scale out{largest / 127.0f, 0.0f, {0, 0}};
+    Scale out{largest / 127.0f, 0.0f, 0, {0, 0}};
     if (!(largest < INFINITY)) out.scale = load_as<float>("\xff\xff\xff\x7f");
     const float inverse = largest > 1e-30f ? 127.0f / largest : 0.0f;
     for (int half = 0; half < 2; ++half) {
@@ -117,6 +134,7 @@ inline Scale quantise(const float* from, int8_t* to) {
         }
         out.sums[half] = sum(codes);
     }
-    out.shift = out.scale * (out.sums[0] + out.sums[1]);
+    out.whole = out.sums[0] + out.sums[1];
+    out.shift = out.scale * out.whole;
     return out;
 }

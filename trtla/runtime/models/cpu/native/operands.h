@@ -17,8 +17,8 @@ enum Type : int64_t {
 };
 inline bool in_blocks(Type type) { return type > TYPE_BFLOAT16_PAIRS; }
 
-// As many dots as there are registers for, beside two weights.
-constexpr int INTEGER_ROWS = LANES == 16 ? 8 : LANES == 8 ? 5 : 4;
+// As many sums of products as there are registers for, beside two weights.
+constexpr int INTEGER_ROWS = LANES == 16 ? 8 : LANES == 8 ? 6 : 4;
 constexpr int MOST_INTEGER_ROWS = HAS_TILES ? 2 * TILE_ROWS : INTEGER_ROWS;
 
 // Some tokens in blocks of about the same number of rows, at most `most`.
