@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.command import Ran, needs, refused, trtla
 from tests.support.gguf_models import BYTE_LEVEL, byte_vocabulary, write_gguf
-from tests.support.heads import fitting, write_head
+from tests.support.heads import at, fitting, tensors, write_head
 from tests.support.models import Variant, make_model
 from trtla import LLM, SamplingParams
 from trtla.formats.gguf.folder import model_folder
@@ -154,6 +154,26 @@ def test_a_broken_head_is_a_note(broken: str, model: Path, tiny_llama: Path) -> 
     done = ran(model)
     assert ids(done) == plain
     assert done.err.count(f"note: the head beside the model {GOES_WITHOUT}") == 1
+
+
+@pytest.mark.parametrize("style", ["specforge", "official", "medusa-pt", "gguf"])
+def test_a_head_that_fails_while_it_loads_is_a_note_unless_it_is_named(
+    style: str, model: Path
+) -> None:
+    plain = ids(ran(model))
+    name = {"medusa-pt": "0.0.linear.bias", "gguf": "output_norm.weight"}.get(style, "norm.weight")
+    broken = tensors(**{name: at(0, float("nan"))})
+    (model / "head").mkdir()
+    place = model / "head" / "a.gguf" if style == "gguf" else model / "head"
+    head = write_head(place, style, change=broken)
+    done = ran(model)
+    assert ids(done) == plain
+    assert f"note: the head beside the model {GOES_WITHOUT}" in done.err
+    assert "holds NaN or infinities" in done.err
+    assert DRAFTS not in done.err
+    assert done.json["results"][0]["drafter"] == "lookahead"
+    named = trtla("run", "-m", model, "-p", PROMPT, "--drafter", f"head:{head}")
+    refused(named, 2, "holds NaN or infinities", "export the head again")
 
 
 def test_a_gguf_head_beside_a_gguf_file_drafts(alone: Path) -> None:

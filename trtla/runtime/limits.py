@@ -64,6 +64,8 @@ class ExecutorLimits:
     """Draft models that requests may name as draft:PATH."""
     heads: tuple[str, ...] = ()
     """Trained heads that requests may name as head:PATH."""
+    head_problem: str = ""
+    """The reason why a head that was found beside the model is not among them."""
     custom_drafters: tuple[str, ...] = ()
     """Drafters of the user's own that requests may name."""
     shares_blocks: bool = False

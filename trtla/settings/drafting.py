@@ -159,6 +159,10 @@ class DrafterSettings:
         names = [name for name in self.drafter if name not in ("lookahead", self.head_name)]
         return replace(self, drafter=tuple(names) or ("none",))
 
+    def without_head(self) -> DrafterSettings:
+        """The same without a trained head, for one that was found beside other drafters."""
+        return replace(self, drafter=tuple(n for n in self.drafter if n != self.head_name))
+
     @property
     def name(self) -> str:
         return ",".join(self.drafter)
