@@ -102,6 +102,26 @@ def test_a_named_drafter_goes_without(flags: str, model: Path) -> None:
     assert "head:" not in done.json["results"][0]["drafter"]
 
 
+@pytest.mark.parametrize(
+    "flags", ["--num-beams 2", "--lookahead-sources context,window", "--lookahead-nodes 0"]
+)
+def test_a_head_is_not_said_to_draft_where_it_does_not(flags: str, model: Path) -> None:
+    write_head(model / "head")
+    assert not HEAD.search(ran(model, *flags.split()).err)
+
+
+def test_prompts_that_name_their_drafters_go_without(model: Path, tmp_path: Path) -> None:
+    write_head(model / "head")
+    lines = [json.dumps({"text": PROMPT, "drafter": name}) for name in ("ngram", "none")]
+    for count in (2, 1):
+        (tmp_path / "prompts.jsonl").write_text("\n".join(lines[:count]))
+        done = command("run", "-m", model, "--input-file", tmp_path / "prompts.jsonl", "-n", "4")
+        assert not HEAD.search(done.err)
+    (tmp_path / "prompts.jsonl").write_text("\n".join([*lines, json.dumps({"text": PROMPT})]))
+    done = command("run", "-m", model, "--input-file", tmp_path / "prompts.jsonl", "-n", "4")
+    assert DRAFTS in done.err
+
+
 def test_a_named_head_is_used_in_place_of_the_one_beside(model: Path, tmp_path: Path) -> None:
     write_head(model / "head")
     other = write_head(tmp_path / "other", "medusa")

@@ -24,11 +24,9 @@ def with_found_head(engine: Engine, options: ExecutorOptions) -> ExecutorOptions
     A head that does not fit is a note, not a failure.
     """
     without = replace(options, find_head=False)
-    by_tree = options.lookahead_parallel is None and options.lookahead in (None, "auto")
-    drafts = engine.backend != "tensorrt-llm" and not isinstance(engine, EncoderDecoder)
-    drafts = drafts and (engine.is_in_memory or engine.lookahead != AUTOREGRESSIVE)
     config = engine.config.pretrained_config
-    path = head_beside(engine.folder, config) if options.finds_head and by_tree and drafts else None
+    looks = options.finds_head and _drafts_by_tree(options) and _has_room(engine)
+    path = head_beside(engine.folder, config) if looks else None
     if path is None:
         return without
     from trtla.formats.heads.reading import read_head
@@ -43,6 +41,19 @@ def with_found_head(engine: Engine, options: ExecutorOptions) -> ExecutorOptions
         return without
     names = (*LOOKAHEAD.drafter, f"{HEAD_PREFIX}{path}")
     return replace(options, drafter=replace(options.drafter, drafter=names), find_head=True)
+
+
+def _drafts_by_tree(options: ExecutorOptions) -> bool:
+    """Return True if a candidate tree drafts that takes a head's tokens."""
+    how = options.draft_options
+    adaptive = options.lookahead_parallel is None and options.lookahead in (None, "auto")
+    return adaptive and "head" in how.sources and how.nodes != 0
+
+
+def _has_room(engine: Engine) -> bool:
+    """Return True for a decoder that runs here, and has room for drafts."""
+    runs = engine.backend != "tensorrt-llm" and not isinstance(engine, EncoderDecoder)
+    return runs and (engine.is_in_memory or engine.lookahead != AUTOREGRESSIVE)
 
 
 def opened_drafter(options: ExecutorOptions, limits: ExecutorLimits) -> DrafterSettings:

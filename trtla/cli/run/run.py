@@ -136,7 +136,8 @@ def run(console: Console, /, **params: Any) -> None:
         drafting = [(r.lookahead or triple, r.drafter or drafter) for r in requests]
         note_without_drafts(console.note, flags.engine_dir, drafting)
     note_loading(console, flags.engine_dir)
-    with open_llm(flags) as llm:
+    by_default = not by_beams and not (requests and all(each.drafter for each in requests))
+    with open_llm(flags, find_head=flags.options.find_head and by_default) as llm:
         if not llm.is_leader:  # a serving rank of mpirun: leaving the block serves to the end
             return
         from trtla.cli.run.transcript import decode_and_report, search_and_report
