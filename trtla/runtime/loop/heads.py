@@ -55,7 +55,7 @@ class LoadedHeads:
         """Return the limits with those heads alone that are loaded."""
         if not self._problem:
             return limits
-        without = limits.drafter.without_head()
+        without = limits.drafter.with_head(None)
         return replace(
             limits, drafter=without, heads=tuple(self._heads), head_problem=self._problem
         )
