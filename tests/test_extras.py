@@ -70,6 +70,7 @@ INTERFACE = {
     "formats.gguf.folder": "model_name weight_file",
     "formats.gguf.header": "Header is_gguf MADE_OF read_header shards",
     "formats.gguf.weights": "PLAIN",
+    "formats.heads.beside": "head_beside",
     "formats.heads.head": "EagleConfig Head MedusaConfig",
     "formats.heads.reading": "drafter_at parameters read_head",
     "formats.heads.stored": "open_folder",

@@ -324,7 +324,11 @@ def test_what_is_no_head_of_the_model_is_refused_before_anything_is_written(
     engine, other = tmp_path / "engine", write_head(tmp_path / "other", vocab_size=512)
     for flags, parts in (
         ((other,), ("for a vocab_size of 512, and the model has 2048",)),
-        ((tiny_llama,), ("is a whole model",)),
+        ((tiny_llama,), ("is a whole model", "trtla run ENGINE --drafter draft:PATH")),
+        (
+            (write_head(tmp_path / "deep", boundaries=(2, 3, 9)),),
+            ("reads layer 9, and the model has", "give a head that was trained for this model"),
+        ),
         ((tmp_path / "none",), ("does not exist",)),
         (
             (write_head(tmp_path / "head"), "--backend", "tensorrt-llm"),
