@@ -65,7 +65,7 @@ _DRAFTS = {"--head": HEAD_PREFIX, "--draft-model": DRAFT_PREFIX}
     epilog="Exit codes: 0 done; 1 failed; 2 usage or configuration; 3 a check failed; "
     "130 interrupted.",
 )
-@click.version_option(__version__, message="trtla %(version)s")
+@click.version_option(__version__, "-V", "--version", message="trtla %(version)s")
 @click.pass_context
 def cli(ctx: click.Context) -> None:
     """Lookahead decoding for language models: a GGUF file, a Hugging Face model or an engine -> the
