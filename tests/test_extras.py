@@ -36,7 +36,7 @@ INTERFACE = {
     "cli.shared.model": (
         "block_reuse check_custom check_drafters check_heads check_length check_model "
         "check_triples check_vocabulary CorpusFlags is_trtllm loading model_at ModelFlags "
-        "note_loading note_without_drafts open_llm sample_model save_corpus"
+        "named_drafters note_loading note_without_drafts open_llm sample_model save_corpus"
     ),
     "cli.shared.options": (
         "chat_flags color_flag corpus_flag corpus_flags Decorator draft_flags draft_place_flags "
@@ -70,6 +70,7 @@ INTERFACE = {
     "formats.gguf.folder": "model_name weight_file",
     "formats.gguf.header": "Header is_gguf MADE_OF read_header shards",
     "formats.gguf.weights": "PLAIN",
+    "formats.heads.beside": "head_beside",
     "formats.heads.head": "EagleConfig Head MedusaConfig",
     "formats.heads.reading": "drafter_at parameters read_head",
     "formats.heads.stored": "open_folder",

@@ -108,6 +108,13 @@ def test_runs(flags: list[str], parts: list[str], engine: Path) -> None:
         (("--threads", "two"), "see trtla run --help-all"),
         (("--thread", "2"), "did you mean --threads? see trtla run --help-all"),
         (("--temperature", "hot"), "see trtla run --help"),
+        (
+            ("--lookahead", "none"),
+            "write auto, or window,ngram,verification, such as 7,7,7; --no-lookahead decodes "
+            "without drafts",
+        ),
+        (("--head", "h"), "name it by --drafter head:PATH; see trtla run --help-all"),
+        (("--draft-model", "d"), "name it by --drafter draft:PATH; see trtla run --help-all"),
     ],
 )
 def test_the_hint_names_the_value_and_the_page_that_has_the_flag(

@@ -201,3 +201,13 @@ def test_commands_that_decode_share_the_flags() -> None:
         found = [p for p in command.params if getattr(p, "section", "") == "Lookahead drafting"]
         assert [p.opts[0] for p in found] == [CELLS[0], "--lookahead-sources", "--lookahead-nodes"]
         assert all(isinstance(p, click.Option) and p.help for p in found)
+
+
+def test_a_gamma_without_a_drafter_that_has_a_use_for_it_is_said(tiny_llama: Path) -> None:
+    line = ("run", tiny_llama, "-p", "def f(x):", "-n", "4", "--gamma", "3")
+    for drafter in ("lookahead", "none"):
+        note = f"note: --gamma has no effect on the drafter {drafter}"
+        assert note in trtla(*line, "--drafter", drafter).err.splitlines()
+    for used in ("ngram", "lookahead,prompt-lookup"):
+        assert "--gamma" not in trtla(*line, "--drafter", used).err
+    assert "--gamma" not in trtla(*line[:-2]).err

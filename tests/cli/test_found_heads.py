@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.command import Ran, needs, refused, trtla
 from tests.support.gguf_models import BYTE_LEVEL, byte_vocabulary, write_gguf
-from tests.support.heads import fitting, write_head
+from tests.support.heads import at, fitting, tensors, write_head
 from tests.support.models import Variant, make_model
 from trtla import LLM, SamplingParams
 from trtla.formats.gguf.folder import model_folder
@@ -102,6 +102,26 @@ def test_a_named_drafter_goes_without(flags: str, model: Path) -> None:
     assert "head:" not in done.json["results"][0]["drafter"]
 
 
+@pytest.mark.parametrize(
+    "flags", ["--num-beams 2", "--lookahead-sources context,window", "--lookahead-nodes 0"]
+)
+def test_a_head_is_not_said_to_draft_where_it_does_not(flags: str, model: Path) -> None:
+    write_head(model / "head")
+    assert not HEAD.search(ran(model, *flags.split()).err)
+
+
+def test_prompts_that_name_their_drafters_go_without(model: Path, tmp_path: Path) -> None:
+    write_head(model / "head")
+    lines = [json.dumps({"text": PROMPT, "drafter": name}) for name in ("ngram", "none")]
+    for count in (2, 1):
+        (tmp_path / "prompts.jsonl").write_text("\n".join(lines[:count]))
+        done = command("run", "-m", model, "--input-file", tmp_path / "prompts.jsonl", "-n", "4")
+        assert not HEAD.search(done.err)
+    (tmp_path / "prompts.jsonl").write_text("\n".join([*lines, json.dumps({"text": PROMPT})]))
+    done = command("run", "-m", model, "--input-file", tmp_path / "prompts.jsonl", "-n", "4")
+    assert DRAFTS in done.err
+
+
 def test_a_named_head_is_used_in_place_of_the_one_beside(model: Path, tmp_path: Path) -> None:
     write_head(model / "head")
     other = write_head(tmp_path / "other", "medusa")
@@ -154,6 +174,26 @@ def test_a_broken_head_is_a_note(broken: str, model: Path, tiny_llama: Path) -> 
     done = ran(model)
     assert ids(done) == plain
     assert done.err.count(f"note: the head beside the model {GOES_WITHOUT}") == 1
+
+
+@pytest.mark.parametrize("style", ["specforge", "official", "medusa-pt", "gguf"])
+def test_a_head_that_fails_while_it_loads_is_a_note_unless_it_is_named(
+    style: str, model: Path
+) -> None:
+    plain = ids(ran(model))
+    name = {"medusa-pt": "0.0.linear.bias", "gguf": "output_norm.weight"}.get(style, "norm.weight")
+    broken = tensors(**{name: at(0, float("nan"))})
+    (model / "head").mkdir()
+    place = model / "head" / "a.gguf" if style == "gguf" else model / "head"
+    head = write_head(place, style, change=broken)
+    done = ran(model)
+    assert ids(done) == plain
+    assert f"note: the head beside the model {GOES_WITHOUT}" in done.err
+    assert "holds NaN or infinities" in done.err
+    assert DRAFTS not in done.err
+    assert done.json["results"][0]["drafter"] == "lookahead"
+    named = trtla("run", "-m", model, "-p", PROMPT, "--drafter", f"head:{head}")
+    refused(named, 2, "holds NaN or infinities", "export the head again")
 
 
 def test_a_gguf_head_beside_a_gguf_file_drafts(alone: Path) -> None:
@@ -284,7 +324,11 @@ def test_what_is_no_head_of_the_model_is_refused_before_anything_is_written(
     engine, other = tmp_path / "engine", write_head(tmp_path / "other", vocab_size=512)
     for flags, parts in (
         ((other,), ("for a vocab_size of 512, and the model has 2048",)),
-        ((tiny_llama,), ("is a whole model",)),
+        ((tiny_llama,), ("is a whole model", "trtla run ENGINE --drafter draft:PATH")),
+        (
+            (write_head(tmp_path / "deep", boundaries=(2, 3, 9)),),
+            ("reads layer 9, and the model has", "give a head that was trained for this model"),
+        ),
         ((tmp_path / "none",), ("does not exist",)),
         (
             (write_head(tmp_path / "head"), "--backend", "tensorrt-llm"),

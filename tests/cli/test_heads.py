@@ -89,17 +89,30 @@ def test_a_head_beside_the_model_drafts_in_a_chat(
 
 
 @needs("batch")
-def test_a_batch_opens_with_a_head(tiny_llama: Path, head: Path, tmp_path: Path) -> None:
+def test_a_batch_opens_with_heads(tiny_llama: Path, head: Path, tmp_path: Path) -> None:
+    other = write_head(tmp_path / "other", "medusa")
     body = {"model": "tiny", "prompt": "def f(x):", "max_tokens": 12, "temperature": 0}
     line = {"custom_id": "a", "method": "POST", "url": "/v1/completions"}
-    (tmp_path / "in.jsonl").write_text(json.dumps(line | {"body": body}) + "\n")
     texts = []
-    for number, more in enumerate(((), ("--drafter", f"head:{head}"))):
+    for number, (wanted, *flags) in enumerate(
+        ((None,), (None, "--drafter", f"head:{head}"), (other, "--head", head, "--head", other))
+    ):
+        drafter = {} if wanted is None else {"drafter": f"head:{wanted}"}
+        written = json.dumps(line | {"body": body | drafter})
+        (tmp_path / "in.jsonl").write_text(f"{written}\n")
         out = tmp_path / str(number)
         files = (tmp_path / "in.jsonl", "-m", tiny_llama, "-o", out)
-        ran = trtla("batch", *files, "--served-model-name", "tiny", *more)
+        ran = trtla("batch", *files, "--served-model-name", "tiny", *flags)
         assert ran.code == 0, ran.err
-        texts.append(
-            json.loads((out / "output.jsonl").read_text())["response"]["body"]["choices"][0]["text"]
-        )
-    assert texts[0] == texts[1]
+        answer = json.loads((out / "output.jsonl").read_text())["response"]["body"]
+        texts.append(answer["choices"][0]["text"])
+    assert texts[0] == texts[1] == texts[2]
+
+
+@pytest.mark.parametrize("command", known(("serve",), ("chat",)))
+def test_heads_that_do_not_fit_are_refused_before_a_model_is_loaded(
+    command, tiny_llama: Path, head: Path, tmp_path: Path
+) -> None:
+    other = write_head(tmp_path / "other", vocab_size=512)
+    ran = trtla(*command, tiny_llama, "--head", head, "--head", other)
+    refused(ran, 2, f"{other} holds an EAGLE-3 head for a vocab_size of 512")

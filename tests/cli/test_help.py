@@ -101,6 +101,7 @@ def test_without_a_command_the_help_is_printed(args: tuple[str, ...]) -> None:
     assert (ran.code, ran.out, ran.err) == (2, trtla("--help").out, "")
     assert trtla("-h").out == ran.out
     assert trtla("--version").out.startswith("trtla 0.")
+    assert trtla("-V").out == trtla("--version").out
     assert len(ran.out.splitlines()) > 20
 
 

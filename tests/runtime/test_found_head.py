@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.heads import fitting, write_head
-from trtla import LLM, DrafterSettings, SamplingParams
+from trtla import LLM, DrafterSettings, SamplingParams, UsageError
 from trtla.formats.gguf.header import MADE_OF
 from trtla.formats.heads.beside import head_beside
 from trtla.formats.hf_config import read_hf_config
@@ -47,8 +47,38 @@ def test_a_head_that_needs_the_models_lm_head_leaves_ranks_alone(
     options = ExecutorOptions(find_head=True)
     assert with_found_head(engine, options).drafter.head is not None
     options = ExecutorOptions(find_head=True, tp_size=2)
-    assert with_found_head(engine, options) is options
+    assert with_found_head(engine, options).found_head is None
     assert "has no lm_head" in caplog.messages[-1]
+
+
+def test_all_paths_of_a_head_name_the_one_that_is_loaded(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = write_head(tmp_path / "its head")
+    (tmp_path / "link").symlink_to(head)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    others = (str(head), "~/its head", "./its head/", "link")
+    with LLM(folder, drafter="head:its head", heads=others) as llm:
+        assert llm.limits.heads == ("its head",)
+        for name in others:
+            (done,) = llm.generate(
+                "import os", SamplingParams(max_tokens=12), drafter=f"head:{name}"
+            )
+            assert "head" in (done.stats.sources or {})
+        assert [*llm.stats().heads] == ["its head"]
+        with pytest.raises(UsageError, match=r"the head ~/other, which is not loaded"):
+            llm.generate("import os", drafter="head:~/other")
+    with LLM(folder, drafter="head:~/its head") as llm:
+        assert llm.limits.drafter.head == "~/its head"
+
+
+@pytest.mark.parametrize("kind", ["head", "draft"])
+def test_a_path_that_is_too_long_is_refused(kind: str, folder: Path) -> None:
+    for path in ("x" * 5000, "x" * 300):
+        with pytest.raises(UsageError, match=r"xxx\.\.\.: File name too long") as caught:
+            LLM(folder, drafter=f"{kind}:{path}")
+        assert caught.value.hint == "check the path"
 
 
 def test_what_is_no_file_of_a_head_beside_a_gguf_file_is_passed_over(

@@ -169,11 +169,7 @@ def test_weights_are_of_the_targets_type(kind, own):
 
 
 @needs_compiler
-def test_heads_that_do_not_fit_their_target_are_refused():
-    with pytest.raises(UsageError, match="models of hidden size 32; that of this one is 64"):
-        loaded(head_of(MedusaConfig(32, 75, 2, 1)), target())
-    with pytest.raises(UsageError, match="models of vocabulary size 99; that of this one is 75"):
-        loaded(head_of(MedusaConfig(64, 99, 2, 1)), target())
+def test_heads_without_lm_head_are_refused_beside_a_part():
     part = native_of(config_of(), weights().items())
     part.is_part = True
     loaded(head_of(KINDS["one block"]), part)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import resource
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,12 +13,16 @@ from pathlib import Path
 import pytest
 
 from tests.support.gguf_models import write_gguf
+from tests.support.heads import write_head
 from tests.support.models import Variant, make_model
-from trtla import LLM, TrtlaError, machine
+from trtla import LLM, SamplingParams, TrtlaError, machine
+from trtla.formats.heads.head import EagleConfig, Head, MedusaConfig
+from trtla.formats.heads.reading import read_head
 from trtla.formats.model import Model
 from trtla.runtime import threads
 from trtla.runtime.models import kv_cache
 from trtla.runtime.models.cpu.packing import Packer, pack_model
+from trtla.runtime.models.heads.panels import WeightTypes, pack_head, pack_medusa, panel_bytes
 from trtla.runtime.models.load import not_compiled
 
 MIB = 2**20
@@ -84,6 +89,45 @@ def test_the_size_that_is_asked_for_is_that_of_the_panels(kind: str, tmp_path: P
         panels = pack_model(engine.config.pretrained_config, weights, "float32")
     made = sum(matrix.weight.nbytes for matrix in panels.matrices.values())
     assert asked == pytest.approx(made, rel=0.02)
+
+
+@pytest.mark.parametrize("style", ["specforge", "medusa"])
+def test_a_head_that_memory_has_no_room_for_is_refused_before_it_is_read(
+    style: str, tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if reason := not_compiled(Model.at(tiny_llama).config, "float32"):
+        pytest.skip(reason)
+    model = Path(shutil.copytree(tiny_llama, tmp_path / "model"))
+    large = {"intermediate_size": 16_000} if style == "specforge" else {"num_heads": 20}
+    head, sampling = write_head(model / "head", style, **large), SamplingParams(max_tokens=4)
+    monkeypatch.setattr(kv_cache, "available_memory", lambda **_: 116 * MIB)
+    with monkeypatch.context() as patch:
+        patch.setattr(Head, "tensor", lambda *_: pytest.fail("it is read"))
+        with pytest.raises(TrtlaError, match=rf"{head} needs 0\.1\d GiB of memory") as raised:
+            LLM(model, drafter=f"head:{head}", threads=1)
+    assert "go without the head" in str(raised.value.hint)
+    with LLM(model, threads=1, max_seq_len=64) as llm:  # found, and left out
+        assert llm.limits.drafter.head is None
+        assert llm.generate("import os", sampling)[0].text
+    monkeypatch.setattr(kv_cache, "available_memory", lambda **_: 200 * MIB)
+    LLM(model, drafter=f"head:{head}", threads=1).close()
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "Q4_0", "Q4_K"])
+def test_the_size_of_a_head_is_that_of_its_panels(kind: str, tmp_path: Path) -> None:
+    eagle = read_head(write_head(tmp_path / "eagle"))
+    medusa = read_head(write_head(tmp_path / "medusa", "medusa"))
+    assert isinstance(eagle.config, EagleConfig)
+    assert isinstance(medusa.config, MedusaConfig)
+    types = WeightTypes(kind, "Q8_0" if kind == "Q4_0" else kind)
+    for arithmetic in ("float32", "bfloat16"):
+        packed = (
+            (eagle, pack_head(eagle, eagle.config, types, arithmetic)),
+            (medusa, pack_medusa(medusa, medusa.config, types, arithmetic)),
+        )
+        for head, panels in packed:
+            made = sum(matrix.weight.nbytes for matrix in panels.matrices.values())
+            assert panel_bytes(head, types, arithmetic) == pytest.approx(made, rel=0.02)
 
 
 @pytest.mark.parametrize("version", [1, 2])

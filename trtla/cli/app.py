@@ -38,6 +38,7 @@ from trtla.errors import (
 )
 from trtla.interrupts import INTERRUPTS
 from trtla.machine import process_rank
+from trtla.settings.drafting import DRAFT_PREFIX, HEAD_PREFIX
 from trtla.settings.fields import declared
 from trtla.settings.sampling import SamplingParams
 from trtla.version import __version__
@@ -45,6 +46,8 @@ from trtla.version import __version__
 _FAILED = 1
 _ANSWERING = ("run", "chat", "serve")
 """Commands whose flags are those of other tools' programs, and may be each other's."""
+_DRAFTS = {"--head": HEAD_PREFIX, "--draft-model": DRAFT_PREFIX}
+"""Flags of single commands for what --drafter names elsewhere."""
 
 
 @click.group(
@@ -62,7 +65,7 @@ _ANSWERING = ("run", "chat", "serve")
     epilog="Exit codes: 0 done; 1 failed; 2 usage or configuration; 3 a check failed; "
     "130 interrupted.",
 )
-@click.version_option(__version__, message="trtla %(version)s")
+@click.version_option(__version__, "-V", "--version", message="trtla %(version)s")
 @click.pass_context
 def cli(ctx: click.Context) -> None:
     """Lookahead decoding for language models: a GGUF file, a Hugging Face model or an engine -> the
@@ -267,6 +270,8 @@ def _meant(error: click.NoSuchOption) -> str:
     wrong, command = error.option_name, error.ctx.command if error.ctx else cli
     names = [name for name in ("run", "serve") if name != command.name]
     names = names if command.name in _ANSWERING else ["convert"] * (command.name == "build")
+    if wrong in _DRAFTS and "--drafter" in _flags(command):
+        return f"name it by --drafter {_DRAFTS[wrong]}PATH; "
     others = {name: _flags(COMMANDS[name]) for name in names}
     exact = next((name for name in others if wrong in others[name]), None)
     if exact:

@@ -7,6 +7,8 @@ HF_TOKEN count as they do for transformers.
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +17,7 @@ from pathlib import Path
 from trtla.errors import UsageError, sentence
 from trtla.formats.folder import TOKENIZER_FILES
 from trtla.formats.special_tokens import GENERATION_CONFIG
+from trtla.settings.fields import shown
 
 _NAME = re.compile(
     r"(?P<repo>\w[\w.-]{0,95}/\w[\w.-]{0,95})(@(?P<revision>\w[\w./-]{0,95}))?"
@@ -33,11 +36,11 @@ _ELSEWHERE = ("*/*", "training_args.bin", "consolidated*")
 def hub_folder(path: str | Path) -> Path:
     """The path itself, or the snapshot or GGUF file of the model that it names on the hub.
 
-    Only names that are no local path are looked up: one slash, the hub's letters, and no folder of
-    the first part's name.
+    `~` is expanded. Only names that are no local path are looked up: one slash, the hub's letters,
+    and no folder of the first part's name.
     """
-    local, match = Path(path), _NAME.fullmatch(str(path))
-    if match is None or local.exists() or Path(local.parts[0]).exists():
+    local, match = Path(os.path.expanduser(path)), _NAME.fullmatch(str(path))
+    if _exists(local) or match is None or Path(local.parts[0]).exists():
         return local
     with hub_if_it_answers() as silence:
         try:
@@ -52,6 +55,16 @@ def hub_folder(path: str | Path) -> Path:
                 f"{path} does not exist here and could not be fetched from the hub: {why}",
                 f"check the path, or run hf download {match['repo']} where there is a network",
             ) from None
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            text = f"{shown(str(path))}: {error.strerror}"
+            raise UsageError(text, "check the path") from None
+        return True  # its reader says what is wrong with it
 
 
 @contextmanager

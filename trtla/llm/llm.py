@@ -89,21 +89,21 @@ class LLM(RequestMaker):
     ) -> None:
         options = replace(options or ENGINE_OPTIONS, **settings)
         from trtla.llm.corpus import Corpus
-        from trtla.llm.found_head import with_found_head
+        from trtla.llm.found_head import opened_drafter, with_found_head
         from trtla.llm.open import open_executor
         from trtla.runtime.threads import set_threads, within_cores
 
         set_threads(within_cores(options.threads))
         super().__init__(model, options)
         options = with_found_head(self.engine, options)
-        self._drafter = options.drafter
-        if not self._drafts_by_tree(self._drafter):
+        if not self._drafts_by_tree(options.drafter):
             changed = options.draft_options.changed
             unread = [f"lookahead_{name}" for name in changed if name in ("nodes", "sources")]
             warn_unread(["corpus", *unread] if options.corpus else unread)
         self._corpus = Corpus(self.engine, self.tokenizer)
         texts = self._corpus.read(options.corpus)
         self._executor = open_executor(self.engine, options)
+        self._drafter = opened_drafter(options, self.limits)
         if self.limits.length_note and not process_rank():
             _log.warning("note: %s", self.limits.length_note)
         if texts:

@@ -27,6 +27,7 @@ from trtla.machine import usable_cores
 from trtla.runtime.device import resolve_device
 from trtla.runtime.drafters.custom import CustomDrafters
 from trtla.runtime.executor import Executor
+from trtla.runtime.limits import distinct_heads
 from trtla.runtime.ranks.opening import give_back_cores, share_cores
 from trtla.runtime.ranks.place import Place, torchrun_place
 from trtla.settings.drafting import check_draft_place, check_drafts_itself
@@ -64,7 +65,7 @@ def _heads(target: Engine, options: ExecutorOptions) -> dict[str, Head]:
     from trtla.formats.heads.reading import read_head
 
     config, layers = target.config.pretrained_config, options.boundaries
-    return {path: read_head(path, layers, config) for path in dict.fromkeys(paths)}
+    return {path: read_head(path, layers, config) for path in distinct_heads(paths)}
 
 
 def open_tokenizer(engine: Engine, options: ExecutorOptions) -> Tokenizer | None:

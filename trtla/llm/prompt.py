@@ -219,7 +219,7 @@ class RequestMaker:
     def _request(self, prompt: PromptRequest, ids: tuple[int, ...]) -> Request:
         start = self.engine.decoder_start
         input_ids, read = (ids, None) if start is None else ((start,), ids)
-        drafting = prompt.drafter or self._drafter
+        drafting = self.limits.loaded(prompt.drafter or self._drafter)
         by_default = prompt.lookahead is None and self._drafts_by_tree(drafting)
         request = Request(
             next(self._ids),

@@ -5,7 +5,8 @@ Plain integers, the same for both executors.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from trtla.console import counted
@@ -39,6 +40,22 @@ def refuse_watch(name: str) -> UsageError:
     )
 
 
+def distinct_heads(paths: Iterable[str]) -> list[str]:
+    """Return the paths without those of a head that an earlier one names."""
+    first: dict[str, str] = {}
+    for path in paths:
+        first.setdefault(_place(path), path)
+    return [*first.values()]
+
+
+def _place(path: str) -> str:
+    """The one name of all paths of a folder or file."""
+    try:
+        return os.path.realpath(os.path.expanduser(path))
+    except ValueError:  # a NUL character, of a client's
+        return path
+
+
 @dataclass(frozen=True, slots=True)
 class ExecutorLimits:
     """The limits of requests: `max_input_len` is for prompts, `max_text_len` for whole texts."""
@@ -64,6 +81,8 @@ class ExecutorLimits:
     """Draft models that requests may name as draft:PATH."""
     heads: tuple[str, ...] = ()
     """Trained heads that requests may name as head:PATH."""
+    head_problem: str = ""
+    """The reason why a head that was found beside the model is not among them."""
     custom_drafters: tuple[str, ...] = ()
     """Drafters of the user's own that requests may name."""
     shares_blocks: bool = False
@@ -101,6 +120,14 @@ class ExecutorLimits:
     def step_sizes(self) -> tuple[int, ...]:
         """Tokens that a request feeds in a step with the whole triple, and the most of any."""
         return tuple(sorted({self.lookahead.max_decoding_tokens, 1 + self.max_draft_len}))
+
+    def loaded(self, drafter: DrafterSettings) -> DrafterSettings:
+        """Return the settings with the name of the loaded head that another path of it names."""
+        if drafter.head is None or drafter.head in self.heads:
+            return drafter
+        wanted = _place(drafter.head)
+        found = next((name for name in self.heads if _place(name) == wanted), None)
+        return drafter if found is None else drafter.with_head(found)
 
     def drafter_of(self, request: Request) -> DrafterSettings:
         """Return a request's drafter settings."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import product
+from itertools import chain, product
 from typing import Any, ClassVar, Literal
 
 from trtla.errors import UsageError, did_you_mean, named, trtllm_cannot
@@ -158,6 +158,12 @@ class DrafterSettings:
             return self
         names = [name for name in self.drafter if name not in ("lookahead", self.head_name)]
         return replace(self, drafter=tuple(names) or ("none",))
+
+    def with_head(self, path: str | None) -> DrafterSettings:
+        """The same with another path in place of its trained head's; None: without the head."""
+        there = {self.head_name: () if path is None else (f"{HEAD_PREFIX}{path}",)}
+        names = (there.get(name, (name,)) for name in self.drafter)
+        return replace(self, drafter=tuple(chain.from_iterable(names)))
 
     @property
     def name(self) -> str:

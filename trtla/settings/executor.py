@@ -241,6 +241,11 @@ class ExecutorOptions:
         return self.drafter is LOOKAHEAD if self.find_head is None else self.find_head
 
     @property
+    def found_head(self) -> str | None:
+        """The path of the head that was found beside the model, once it was looked for."""
+        return self.drafter.head if self.find_head else None
+
+    @property
     def boundaries(self) -> tuple[int, ...] | None:
         """`head_layers` as numbers; None: those of a head's files."""
         if self.head_layers is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -80,3 +81,22 @@ def test_a_second_model_goes_with_a_head_alone(tmp_path: Path, tiny_llama: Path)
     refused(trtla("inspect", head, "-m", head), 2, f"{head} holds an EAGLE-3 head, not a model")
     missing = tmp_path / "missing"
     refused(trtla("inspect", missing, "-m", tiny_llama), 2, f"{missing} does not exist")
+
+
+def test_a_model_names_the_head_beside_it(tmp_path: Path, tiny_llama: Path) -> None:
+    model = Path(shutil.copytree(tiny_llama, tmp_path / "model"))
+    assert not any("the head" in note for note in described(model)["notes"])
+    head = write_head(model / "head")
+    fits = f"the head {head} beside it fits and drafts"
+    assert fits in described(model)["notes"]
+    assert f"note: {fits}" in trtla("inspect", model).out.splitlines()
+    write_head(head, vocab_size=512)
+    (note,) = [note for note in described(model)["notes"] if "the head" in note]
+    assert note.startswith(f"the head {head} beside it does not draft: {head} holds an EAGLE-3")
+    write_head(head)
+    for lookahead, drafts in (("4,3,4", "fits and drafts"), ("1,1,0", "built without room")):
+        engine = tmp_path / lookahead
+        assert trtla("build", model, "-o", engine, "--lookahead", lookahead).code == 0
+        shutil.copytree(head, engine / "head")
+        (note,) = [note for note in described(engine)["notes"] if "the head" in note]
+        assert drafts in note

@@ -136,7 +136,8 @@ def run(console: Console, /, **params: Any) -> None:
         drafting = [(r.lookahead or triple, r.drafter or drafter) for r in requests]
         note_without_drafts(console.note, flags.engine_dir, drafting)
     note_loading(console, flags.engine_dir)
-    with open_llm(flags) as llm:
+    by_default = not by_beams and not (requests and all(each.drafter for each in requests))
+    with open_llm(flags, find_head=flags.options.find_head and by_default) as llm:
         if not llm.is_leader:  # a serving rank of mpirun: leaving the block serves to the end
             return
         from trtla.cli.run.transcript import decode_and_report, search_and_report
@@ -149,12 +150,22 @@ def run(console: Console, /, **params: Any) -> None:
             most = flags.num_return_sequences
             result = search_and_report(console, llm, requests, flags.beams, most)
         else:
+            _note_gamma(console, flags, llm, requests)
             at_terminal = sys.stdout.isatty() and not console.json
             stream = flags.stream or at_terminal
             how = {"stream": stream, "check_lossless": flags.check_lossless, "wide": flags.wide}
             result = decode_and_report(console, llm, requests, **how)
         _save_ids(flags, llm, result)
         save_corpus(console, llm, flags.save_corpus)
+
+
+def _note_gamma(
+    console: Console, flags: RunFlags, llm: LLM, requests: Sequence[PromptRequest]
+) -> None:
+    """Print a note where --gamma is given, and nothing that drafts has a use for it."""
+    drafters = [request.drafter or llm.limits.drafter for request in requests]
+    if flags.given.by_flag("gamma") and not any(drafter.most_tokens for drafter in drafters):
+        console.note(f"note: --gamma has no effect on the drafter {drafters[0].name}")
 
 
 def _by_beams(flags: RunFlags) -> bool:

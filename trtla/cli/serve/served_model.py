@@ -14,12 +14,14 @@ from trtla.cli.shared.model import (
     block_reuse,
     check_model,
     model_at,
+    named_drafters,
     note_without_drafts,
     open_llm,
     sample_model,
 )
 from trtla.cli.shared.values import COUNT
 from trtla.errors import UsageError
+from trtla.settings.drafting import HEAD_PREFIX
 from trtla.settings.executor import TrtllmSettings
 
 if TYPE_CHECKING:
@@ -34,6 +36,8 @@ class ServedModelFlags(CorpusFlags):
     force_greedy: bool
     kv_cache_enable_block_reuse: bool
     """Share K/V blocks between requests with the same beginning."""
+    head: tuple[str, ...]
+    """Trained heads that requests may name."""
 
 
 Flags = TypeVar("Flags", bound=ServedModelFlags)
@@ -64,6 +68,12 @@ served_model_flags = opt.stack(
 
 served_draft_flags = opt.stack(
     opt.drafter_flags,
+    opt.several(
+        "--head",
+        section=opt.DRAFTERS,
+        metavar="PATH",
+        help="Trained heads to load, so that requests can name them as the drafter head:PATH.",
+    ),
     opt.corpus_flags,
     opt.draft_flags,
     opt.options_of(TrtllmSettings, "TensorRT-LLM engines", but=("kv_cache_enable_block_reuse",)),
@@ -74,10 +84,11 @@ served_draft_flags = opt.stack(
 def checked(
     kind: type[Flags], params: dict[str, Any], note: Callable[[str], None], naming: str
 ) -> Flags:
-    """Parse a command's flags, with their draft models among the options; `note` and `naming` as
-    in `sample_model`."""
+    """Parse a command's flags, with their draft models and heads among the options; `note` and
+    `naming` as in `sample_model`."""
     folder = str(model_at(sample_model(note, naming, params["engine_dir"])).path)
-    flags = check_model(flags_as(kind, params | {"engine_dir": folder}))
+    flags = flags_as(kind, params | {"engine_dir": folder})
+    flags = check_model(flags, drafters=named_drafters("--head", HEAD_PREFIX, flags.head))
     note_without_drafts(note, folder, [flags.drafting])
     return flags
 

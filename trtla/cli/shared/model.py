@@ -241,6 +241,13 @@ def check_heads(
     return heads
 
 
+def named_drafters(
+    flag: str, prefix: str, paths: Iterable[str]
+) -> list[tuple[str, DrafterSettings]]:
+    """The drafters of a flag that names what requests may choose, for `check_model`."""
+    return [(f"{flag} {path}", DrafterSettings((f"{prefix}{path}",))) for path in paths]
+
+
 def check_custom(options: ExecutorOptions, requests: Named[DrafterSettings] = ()) -> None:
     """Import custom drafters that the model is opened with; refuse others in requests."""
     opened = (*options.drafter.custom, *map(str, options.custom_drafters))

@@ -41,7 +41,18 @@ class LookaheadType(TripleType):
     name = "W,N,G|auto"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return value if value == "auto" else super().convert(value, param, ctx)
+        if value == "auto":
+            return value
+        try:
+            return super().convert(value, param, ctx)
+        except UsageError as error:
+            if not str(value).isalpha():  # a word, such as none
+                raise
+            hint = "write auto, or window,ngram,verification, such as 7,7,7"
+            others = [] if ctx is None else [param.name for param in ctx.command.params]
+            if "no_lookahead" in others:
+                hint += "; --no-lookahead decodes without drafts"
+            raise UsageError(error.message, hint) from None
 
 
 class BiasesType(ValueType):

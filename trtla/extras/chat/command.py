@@ -22,6 +22,7 @@ from trtla.cli.shared.model import (
     check_model,
     loading,
     model_at,
+    named_drafters,
     note_loading,
     note_without_drafts,
     open_llm,
@@ -29,7 +30,7 @@ from trtla.cli.shared.model import (
     save_corpus,
 )
 from trtla.console import Console
-from trtla.settings.drafting import DRAFT_PREFIX, HEAD_PREFIX, DrafterSettings
+from trtla.settings.drafting import DRAFT_PREFIX, HEAD_PREFIX
 from trtla.settings.messages import Asking
 from trtla.settings.sampling import USUAL_LEN
 
@@ -114,13 +115,8 @@ def chat(console: Console, /, **flags: Any) -> None:
     settings = flags_as(ChatFlags, flags)
     Asking(settings.chat, settings.system or None)  # refuses --system with --no-chat
     console.color = settings.color
-    named = [
-        (f"--draft-model {path}", DrafterSettings((f"{DRAFT_PREFIX}{path}",)))
-        for path in settings.draft_model
-    ]
-    named += [
-        (f"--head {path}", DrafterSettings((f"{HEAD_PREFIX}{path}",))) for path in settings.head
-    ]
+    named = named_drafters("--draft-model", DRAFT_PREFIX, settings.draft_model)
+    named += named_drafters("--head", HEAD_PREFIX, settings.head)
     settings = check_model(settings, drafters=named)
     note_without_drafts(console.note, settings.engine_dir, [settings.drafting])
     reuse = block_reuse(settings, model_at(settings.engine_dir), on=True)

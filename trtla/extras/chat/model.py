@@ -104,7 +104,7 @@ class ChatModel:
             raise UsageError(
                 f"the draft model {path} is not loaded", f"start again with --draft-model {path}"
             )
-        head = settings.drafting.head
+        head = self.limits.loaded(settings.drafting).head
         if head not in (None, *self.limits.heads):
             raise UsageError(f"the head {head} is not loaded", f"start again with --head {head}")
         self._check_request((0,), settings, name)

@@ -19,6 +19,8 @@ from trtla.formats.engine import Engine, check_manifest
 from trtla.formats.engine_limits import compiled_problems, longest_text
 from trtla.formats.folder import tokenizer_dir
 from trtla.formats.gguf.header import is_gguf, read_header, shards
+from trtla.formats.heads.beside import head_beside
+from trtla.formats.heads.reading import read_head
 from trtla.formats.hf import model_problems, stored_parameters
 from trtla.formats.hub import hub_folder
 from trtla.formats.model import Model
@@ -29,7 +31,7 @@ from trtla.formats.special_tokens import end_tokens
 from trtla.formats.support import kv_bytes_per_token
 from trtla.llm.reading import reading_notes, template_note
 from trtla.llm.text import Tokenizer
-from trtla.settings.lookahead import triples_for
+from trtla.settings.lookahead import AUTOREGRESSIVE, triples_for
 
 _NO_SHAPE = ("architecture", "dtype", "logits_dtype", "quantization", "mapping")
 _LIMITS = ("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens", "max_beam_width")
@@ -61,6 +63,7 @@ def describe_model(path: str | Path) -> tuple[dict[str, Any], Model | None]:
         described |= _sizes(model)
         described["weight_types"] = by_type(_weights(local, model))
         problems += _problems(model, notes)
+        notes += _head_notes(model)
     except UsageError as error:
         problems.append(error)
     described["next"] = None if problems else _next(local, model, tokenizer)
@@ -186,6 +189,24 @@ def _problems(model: Model, notes: list[str]) -> Iterator[UsageError]:
             return
     check_config(model.path, config)
     yield from rank_problems(model.path, config)
+
+
+def _head_notes(model: Model) -> Iterator[str]:
+    """Yield a note about the head beside a model that decodes here, if there is one."""
+    if model.is_encoder_decoder or model.is_trtllm or model.kind == "checkpoint":
+        return
+    head = head_beside(model.folder, model.config)
+    if head is None:
+        return
+    says = f"the head {head} beside it"
+    if model.engine is not None and model.engine.lookahead == AUTOREGRESSIVE:
+        yield f"{says} does not draft: the engine was built without room for drafts"
+        return
+    try:
+        read_head(head, None, model.config)
+        yield f"{says} fits and drafts"
+    except UsageError as error:
+        yield f"{says} does not draft: {error.message}"
 
 
 def _next(local: Path, model: Model, tokenizer: Tokenizer | None) -> str:

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from trtla.errors import UsageError
 from trtla.formats.config import CheckpointConfig
 from trtla.formats.folder import HEAD_FOLDER
 from trtla.formats.gguf.header import is_gguf
@@ -15,6 +16,11 @@ from trtla.formats.hub import hub_folder
 from trtla.formats.model_folder import CONFIG
 
 _INDEX = "*.index.json"
+_OF_THIS_MODEL = (
+    "give a head that was trained for this model; a small model drafts beside the engine: "
+    "trtla run ENGINE --drafter draft:PATH"
+)
+"""The hint in place of flags that commands have which decode."""
 _SUFFIXES = (".json", ".safetensors", ".bin", ".pt", ".gguf")
 
 
@@ -25,7 +31,12 @@ def head_files(path: str | Path, config: CheckpointConfig) -> dict[str, Path]:
         path: as of `read_head`; it is read, and must fit.
         config: of the model that it drafts for.
     """
-    read_head(path, None, config)
+    try:
+        read_head(path, None, config)
+    except UsageError as error:
+        if error.advises():
+            raise
+        raise UsageError(error.message, _OF_THIS_MODEL) from None
     local = hub_folder(path)
     files = [local] if is_gguf(local) else _of_folder(local)
     start = local.parent if is_gguf(local) else local

@@ -92,7 +92,8 @@ def open_torch_executor(
     if heads:
         from trtla.runtime.loop.heads import LoadedHeads
 
-        loaded = LoadedHeads(heads, model, checkpoint, arithmetic, on)
+        loaded = LoadedHeads(heads, options.found_head, model, checkpoint, arithmetic, on)
+        limits = loaded.limits(limits)
     shard = checkpoint if split is None else shard_config(checkpoint, split.world.place.size)
     block = block_bytes(shard, model.cache_type) + (loaded.block_bytes if loaded else 0)
     needs = partial(_needs, engine, _Placed(model, block, on), drafts.values())

@@ -242,7 +242,9 @@ def _free_memory(*, swap: bool = False) -> int:
 _LEAST_RESERVE = 100 * 2**20
 
 
-def check_memory(folder: str, weights: int, cache: int, ranks: int = 1) -> None:
+def check_memory(
+    folder: str, weights: int, cache: int, ranks: int = 1, hint: str | None = None
+) -> None:
     """Refuse a model that memory has no room for, before its weights are read.
 
     Args:
@@ -250,6 +252,7 @@ def check_memory(folder: str, weights: int, cache: int, ranks: int = 1) -> None:
         weights: bytes that they take, of this process.
         cache: of the keys and values of one text; beside them as much is left to all else.
         ranks: processes on this machine that load as much.
+        hint: in place of that for a model.
     """
     reserve, free = max(cache, _LEAST_RESERVE), _free_memory(swap=True) // ranks
     if (needed := weights + cache + reserve) <= free:
@@ -258,7 +261,8 @@ def check_memory(folder: str, weights: int, cache: int, ranks: int = 1) -> None:
     raise TrtlaError(
         "{} needs {} GiB of memory and {} are free: it takes {} for weights, {} for keys and "
         "values, {} for all else".format(model_name(folder), *parts),
-        "use a smaller file or one of fewer bits, such as Q4_0, a smaller "
+        hint
+        or "use a smaller file or one of fewer bits, such as Q4_0, a smaller "
         f"{named('max_seq_len')}, or a "
         "machine with more memory",
     )

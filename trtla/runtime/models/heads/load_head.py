@@ -29,12 +29,12 @@ def load_head(
     """Load the fastest forward here of a head, whose types are its target's.
 
     Args:
+        head: one that `read_head` has checked against the target.
         config: of the target.
         dtype: of the target's activations.
         device: of the target.
     """
     shape = head.config
-    _check_sizes(head, config)
     if isinstance(shape, MedusaConfig):
         return _medusa(head, shape, target, dtype, device)
     _check_ends(head, shape, target, config)
@@ -84,22 +84,6 @@ def _lacks(head: Head, name: str, hint: str) -> UsageError:
     return UsageError(
         f"the head {head.name} has no {name}, and that of its model does not fit", hint
     )
-
-
-def _check_sizes(head: Head, config: CheckpointConfig) -> None:
-    """Refuse a head of another model."""
-    shape = head.config
-    hidden = shape.target_hidden_size if isinstance(shape, EagleConfig) else shape.hidden_size
-    sizes = {
-        "hidden size": (hidden, config.hidden_size),
-        "vocabulary size": (shape.vocab_size, config.vocab_size),
-    }
-    for what, (own, there) in sizes.items():
-        if own not in (None, there):
-            raise UsageError(
-                f"the head {head.name} is for models of {what} {own}; that of this one is {there}",
-                _OTHER,
-            )
 
 
 def _check_ends(

@@ -8,9 +8,12 @@ import numpy as np
 from numpy import ndarray
 
 from trtla.formats.blocks import BLOCK_TYPES, BlockTensor
+from trtla.formats.heads.eagle_tensors import eagle_shapes
 from trtla.formats.heads.head import EagleConfig, Head, MedusaConfig
+from trtla.formats.heads.medusa import medusa_shapes
 from trtla.formats.tensors import Weight, numpy_dtype
 from trtla.runtime.models.cpu.packing import LM_HEAD, ModelPanels, Packed, Packer
+from trtla.runtime.models.kv_cache import check_memory
 from trtla.runtime.models.rounding import INTEGERS, check_numbers, round_rows
 
 FC, QKV, DENSE, GATE_UP, DOWN = "fc", "qkv", "dense", "gate_up", "down"
@@ -58,8 +61,34 @@ def rounded(weight: ndarray, name: str, kind: str) -> Weight:
     return BlockTensor(BLOCK_TYPES[kind], round_rows(BLOCK_TYPES[kind], weight))
 
 
+def panel_bytes(head: Head, types: WeightTypes, arithmetic: str) -> int:
+    """The bytes of the panels of a head's matrices, from their shapes."""
+    config, packer = head.config, Packer(arithmetic)
+    known = eagle_shapes(config) if isinstance(config, EagleConfig) else medusa_shapes(config)
+    matrices = ((name, known[name]) for name in head.tensors if len(known[name]) == 2)
+    return sum(
+        packer.nbytes(_blank(rows, inputs, types.of(name.rpartition(".")[2], inputs)))
+        for name, (rows, inputs) in matrices
+    )
+
+
+def _blank(rows: int, inputs: int, kind: str) -> Weight:
+    """A weight of this shape and type that takes no memory."""
+    if kind not in BLOCK_TYPES:
+        return np.broadcast_to(np.zeros((), numpy_dtype(kind)), (rows, inputs))
+    block = BLOCK_TYPES[kind]
+    size = inputs // block.inputs * block.nbytes
+    return BlockTensor(block, np.broadcast_to(np.uint8(0), (rows, size)))
+
+
+def _check_room(head: Head, types: WeightTypes, arithmetic: str) -> None:
+    hint = "go without the head, or use a machine with more memory"
+    check_memory(head.name, panel_bytes(head, types, arithmetic), 0, hint=hint)
+
+
 def pack_head(head: Head, config: EagleConfig, types: WeightTypes, arithmetic: str) -> ModelPanels:
     """A head's panels; the matrices that it lacks are the target's."""
+    _check_room(head, types, arithmetic)
     packer = Packer(arithmetic)
 
     def stored(*names: str) -> list[Weight]:
@@ -85,6 +114,7 @@ def pack_medusa(
     head: Head, config: MedusaConfig, types: WeightTypes, arithmetic: str
 ) -> ModelPanels:
     """The panels of Medusa heads, by the names of their tensors; biases go with their weights."""
+    _check_room(head, types, arithmetic)
     packer = Packer(arithmetic)
 
     def packed(name: str, kind: str, biases: ndarray | None = None) -> Packed:
