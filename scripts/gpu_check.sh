@@ -105,6 +105,7 @@ case ${1:-} in
         setup
         grep -m 1 '^flags' /proc/cpuinfo | grep -ow 'avx[^ ]*\|amx[^ ]*' | xargs
         taskset -c 0,1 "$PYTHON" -W ignore scripts/step_costs.py "${@:2}"
+        taskset -c 0,1 scripts/product_costs.sh
         ;;
     *)
         sed -n '2,/^set -u/{/^set -u/d;s/^# \{0,1\}//;p}' scripts/gpu_check.sh >&2
