@@ -45,7 +45,7 @@ class Peer:
     """An engine, where it comes from, and its drafting without a model as its docs have it."""
 
     requirements: tuple[str, ...]
-    """What pip installs; nothing for this trtla."""
+    """What pip installs; nothing for this trtla, and for a program on the PATH."""
     drafts: tuple[Draft, ...]
     reads: str = "the file"
     memory: float = 2
@@ -60,6 +60,7 @@ PEERS = {
     "llama.cpp": Peer(
         ("llama-cpp-python==0.3.36",), ({"num_pred_tokens": 2}, {"num_pred_tokens": 10})
     ),
+    "llama-server": Peer((), ({"spec-type": "ngram-mod"}, {"spec-type": "ngram-simple"})),
     "openvino": Peer(
         ("openvino-genai==2026.4.1.0",), ({"num_assistant_tokens": 5, "max_ngram_size": 3},)
     ),

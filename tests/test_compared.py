@@ -129,6 +129,48 @@ def test_a_round_is_a_process_that_answers_each_prompt() -> None:
     assert not ends.rounds
 
 
+LLAMA_SERVER = """#!{python}
+import http.server, json, sys
+if "--version" in sys.argv:
+    print("version: 77 (abc)")
+    sys.exit()
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.answer({{"status": "ok"}})
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert "--spec-type ngram-mod" in " ".join(sys.argv)
+        assert asked["return_tokens"] and asked["ignore_eos"] and not asked["cache_prompt"]
+        tokens = asked["prompt"] * asked["n_predict"]
+        self.answer({{"tokens": tokens, "timings": {{"prompt_ms": 1}}}})
+    def answer(self, what):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(what).encode())
+port = int(sys.argv[sys.argv.index("--port") + 1])
+http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
+
+
+def test_a_llama_server_is_asked_for_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "llama-server"
+    words = [sys.executable, "scripts/compared_engines.py", "llama-server", "m", "--threads", "1"]
+    tried = compared.Arm("llama-server", {}, [*words, "--draft", '{"spec-type": "ngram-mod"}'])
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(compared.LeftOutError, match="there is no llama-server on the PATH"):
+        tried.run([[3]], 2)
+    program.write_text(LLAMA_SERVER.format(python=sys.executable))
+    program.chmod(0o755)
+    tried.run([[3], [4]], 2)
+    assert tried.version == "77 (abc)"
+    assert [answer["ids"] for answer in tried.rounds[0]["answers"]] == [[3, 3], [4, 4]]
+    assert tried.rounds[0]["answers"][0]["first_s"] == 0.001
+    assert tried.rounds[0]["peak_bytes"] > 1_000_000
+
+
 def test_an_engine_without_memory_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
