@@ -52,17 +52,21 @@ class Peer:
     """What it needs at most, in sizes of the file."""
     from_folder: bool = False
     """It reads no GGUF, but a folder that transformers writes."""
+    temperatures: tuple[float, ...] = (0,)
+    """Those at which its docs say that drafts do not change the text, of one seed above 0."""
 
 
 TRANSFORMERS = ("torch==2.13.0", "transformers==5.24.0", "gguf==0.19.0", "accelerate==1.15.0")
 PEERS = {
-    OURS: Peer((), ({"lookahead": "auto"},)),
+    OURS: Peer((), ({"lookahead": "auto"},), temperatures=(0, 0.7)),
     "llama.cpp": Peer(
         ("llama-cpp-python==0.3.36",), ({"num_pred_tokens": 2}, {"num_pred_tokens": 10})
     ),
     "llama-server": Peer((), ({"spec-type": "ngram-mod"}, {"spec-type": "ngram-simple"})),
     "openvino": Peer(
-        ("openvino-genai==2026.4.1.0",), ({"num_assistant_tokens": 5, "max_ngram_size": 3},)
+        ("openvino-genai==2026.4.1.0",),
+        ({"num_assistant_tokens": 5, "max_ngram_size": 3},),
+        memory=4,
     ),
     "transformers": Peer(
         TRANSFORMERS, ({"prompt_lookup_num_tokens": 3},), "its weights in float32", 10
@@ -88,6 +92,7 @@ class Arm:
     engine: str
     draft: Draft
     command: list[str]
+    temperature: float = 0
     version: str = ""
     rounds: list[dict[str, Any]] = field(default_factory=list)
 
@@ -184,10 +189,19 @@ def arms_of(engine: str, file: Path, threads: int) -> list[Arm]:
         raise LeftOutError(f"it needs {need / 1e9:.0f} GB of memory, {room / 1e9:.0f} are free.")
     model = folder_of(file) if peer.from_folder else file
     command = [python_of(engine), str(SCRIPT), engine, str(model), "--threads", str(threads)]
-    more = [[], *(["--draft", json.dumps(draft)] for draft in peer.drafts)]
     return [
-        Arm(engine, draft, command + words)
-        for draft, words in zip(({}, *peer.drafts), more, strict=True)
+        Arm(
+            engine,
+            draft,
+            [
+                *command,
+                *(["--draft", json.dumps(draft)] if draft else []),
+                *(["--temperature", str(temperature)] if temperature else []),
+            ],
+            temperature,
+        )
+        for temperature in peer.temperatures
+        for draft in ({}, *peer.drafts)
     ]
 
 
@@ -264,6 +278,7 @@ def document_of(arm: Arm) -> dict[str, Any]:
         "version": arm.version,
         "reads": peer.reads,
         "draft": arm.draft,
+        "temperature": arm.temperature,
         "install": f"{arm.engine}/bin/python -m pip install {install}" if install else "",
         "command": shown_command(arm),
         "rounds": arm.rounds,

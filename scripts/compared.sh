@@ -5,8 +5,9 @@
 #   scripts/compared.sh OUTPUT_DIR [MODEL.gguf ...] [-- --texts 200 --rounds 2 --engines trtla,llama.cpp ...]
 #
 # Without a model it is SmolLM2-135M-Instruct, downloaded once. The first model has all texts; the others, which may be
-# random weights of scripts/real_sizes.sh, have 4. OUTPUT_DIR keeps a JSON document of each model. llama.cpp is compiled,
-# and its server's n-gram drafts are there where a llama-server is on the PATH; vLLM takes 2 GB. The machine has to be quiet: the page says how busy it was.
+# random weights of scripts/real_sizes.sh, have 4. OUTPUT_DIR keeps a JSON document of each model. llama.cpp is compiled;
+# its server's n-gram drafts are there where a llama-server is on the PATH. vLLM takes 2 GB. The machine has to be
+# quiet: the page says how busy it was.
 set -eu
 cd "$(dirname "$0")/.."
 . scripts/setup.sh

@@ -8,8 +8,9 @@ PYTHON is of the engine's own environment, so there is nothing here but that eng
 library. It writes its version and the seconds until the model was open. Each line with `ids` and
 `tokens` on stdin is a prompt; the answer has the new `ids`, the `seconds` for all of them, and
 `first_s` until the first. The last line has the most bytes of memory that the process had. Texts
-are greedy and go on behind end tokens, so that all have one length. Without --draft nothing is
-drafted.
+go on behind end tokens, so that all have one length. Without --draft nothing is drafted. Without
+--temperature texts are greedy; with it, each has the seed of its number, and ENGINE has to be one
+whose text of a seed drafts may not change.
 
 `export` writes a GGUF file's weights as a bfloat16 folder, for engines that read no GGUF.
 """
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import itertools
 import json
 import os
 import shutil
@@ -43,6 +45,9 @@ class Engine:
 
     package: str
     """The one whose version it has."""
+    temperature = 0.0
+    keeps_seeds = False
+    """It says that a seed has one text, whatever is drafted."""
 
     def __init__(self, model: str, threads: int, draft: dict[str, Any]) -> None:
         raise NotImplementedError
@@ -64,17 +69,21 @@ class Trtla(Engine):
     """`LLM` of trtla, plain or with what the settings say."""
 
     package = "trtla"
+    keeps_seeds = True
 
     def __init__(self, model: str, threads: int, draft: dict[str, Any]) -> None:
         from trtla import LLM, SamplingParams
 
-        self._params = SamplingParams
+        self._params, self._seeds = SamplingParams, itertools.count()
         self._llm = LLM(model, threads=threads, **draft or {"drafter": "none"})
         self._llm.end_ids = frozenset()
 
     def answer(self, ids: list[int], tokens: int) -> Answer:
         start, first, found = time.perf_counter(), 0.0, list[int]()
-        for chunk in self._llm.stream(ids, self._params(max_tokens=tokens)):
+        params = self._params(
+            max_tokens=tokens, temperature=self.temperature, seed=next(self._seeds)
+        )
+        for chunk in self._llm.stream(ids, params):
             first = first or time.perf_counter() - start
             found += chunk.token_ids
         return found, first
@@ -289,6 +298,7 @@ def serve(args: argparse.Namespace, say: Callable[[dict[str, Any]], None]) -> No
     """Open the model and answer each line of stdin."""
     start = time.perf_counter()
     engine = ENGINES[args.engine](args.model, args.threads, args.draft)
+    engine.temperature = args.temperature
     say({"version": engine.version(), "load_s": time.perf_counter() - start})
     for line in sys.stdin:
         asked = json.loads(line)
@@ -308,13 +318,17 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--draft", type=json.loads, default={})
+    parser.add_argument("--temperature", type=float, default=0.0)
+    args = parser.parse_args()
+    if args.temperature and not ENGINES[args.engine].keeps_seeds:
+        parser.error(f"{args.engine} does not say that a seed has one text")
     lines = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # some engines print
 
     def say(what: dict[str, Any]) -> None:
         print(json.dumps(what), file=lines, flush=True)
 
-    serve(parser.parse_args(), say)
+    serve(args, say)
 
 
 if __name__ == "__main__":

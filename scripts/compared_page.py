@@ -41,8 +41,9 @@ def differences(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) 
 
 
 def plain_of(arm: Arm, arms: Sequence[Arm]) -> Arm | None:
-    """The arm of the same engine without drafts, if it has run."""
-    same = (one for one in arms if one["engine"] == arm["engine"] and not one["draft"])
+    """The arm of the same engine and temperature without drafts, if it has run."""
+    keys = ("engine", "temperature")
+    same = (one for one in arms if not one["draft"] and all(one[key] == arm[key] for key in keys))
     return next(same, None)
 
 
@@ -86,9 +87,10 @@ INTRODUCTION = """\
 
 `scripts/compared.sh` measures this and writes the page. Each engine is installed from PyPI into an
 environment of its own. In each round every arm is a new process, and no other arm runs beside it;
-every other round goes through them backwards. All get the same prompts as token ids and write
-greedy texts of one length, past end tokens. Tokens/s are of the texts without prompts and first
-tokens. Figures are medians over the rounds.
+every other round goes through them backwards. All get the same prompts as token ids and write texts
+of one length, past end tokens: greedy ones at temperature 0, and sampled ones where the engine's
+docs say that a seed has one text whatever is drafted. Tokens/s are of the texts without prompts and
+first tokens. Figures are medians over the rounds.
 """
 
 
@@ -129,21 +131,22 @@ def _counted(number: int, what: str) -> str:
 
 def _speeds(arms: Sequence[Arm]) -> Iterator[str]:
     names = list(FIGURES)
-    yield _row("engine", "reads", "drafts", names[0], "over its plain", *names[1:])
-    yield _row(*["---"] * 3, *["---:"] * 5)
+    yield _row("engine", "reads", "T", "drafts", names[0], "over its plain", *names[1:])
+    yield _row("---", "---", "---:", "---", *["---:"] * 5)
     for arm in arms:
         plain = plain_of(arm, arms)
         gain = over_rounds(arm, rate) / over_rounds(plain, rate) if plain is not None else None
         cells = [f"{over_rounds(arm, how):.{digits}f}" for how, _, digits in FIGURES.values()]
         shown = "-" if gain is None or not arm["draft"] else f"{gain:.2f}"
-        yield _row(_name(arm), arm["reads"], _drafts(arm), cells[0], shown, *cells[1:])
+        words = (_name(arm), arm["reads"], f"{arm['temperature']:g}", _drafts(arm))
+        yield _row(*words, cells[0], shown, *cells[1:])
 
 
 def _ahead(arms: Sequence[Arm]) -> Iterator[str]:
-    """Sentences about figures in which another engine is the best, with and without drafts."""
+    """Sentences about figures of greedy texts in which another engine is the best."""
     said = False
     for label, of in (("Without drafts", False), ("With drafts", True)):
-        those = [arm for arm in arms if bool(arm["draft"]) == of]
+        those = [arm for arm in arms if bool(arm["draft"]) == of and not arm["temperature"]]
         ours = next((arm for arm in those if arm["engine"] == OURS), None)
         for figure, (how, more, digits) in FIGURES.items() if ours is not None else ():
             best = (max if more else min)(those, key=lambda arm: over_rounds(arm, how))
@@ -161,13 +164,14 @@ def _losses(document: dict[str, Any]) -> Iterator[str]:
     yield "Texts with drafts are compared with those of the same engine without, in round 1."
     yield ""
     repeated = "plain texts that differ between rounds"
-    yield _row("engine", "drafts", "texts that differ", repeated, "first differences")
-    yield _row("---", "---", "---:", "---:", "---")
+    yield _row("engine", "T", "drafts", "texts that differ", repeated, "first differences")
+    yield _row("---", "---:", "---", "---:", "---:", "---")
     for arm, found in drafted_differences(document):
         plain = plain_of(arm, document["arms"])
         shown = "; ".join(_shown(one, document["pieces"]) for one in found[:SHOWN]) or "-"
         share = f"{len(found)} of {document['texts']}"
-        yield _row(_name(arm), _drafts(arm), share, _repeated(plain), shown)
+        words = (_name(arm), f"{arm['temperature']:g}", _drafts(arm))
+        yield _row(*words, share, _repeated(plain), shown)
 
 
 def _repeated(plain: Arm | None) -> str:

@@ -27,6 +27,7 @@ def arm(engine: str, draft: dict[str, Any], *rounds: tuple[float, list[list[int]
         "version": "1.2",
         "reads": "the file",
         "draft": draft,
+        "temperature": 0,
         "install": "" if engine == "trtla" else f"{engine}/bin/python -m pip install {engine}==1.2",
         "command": f"{engine}/bin/python scripts/compared_engines.py {engine} m.gguf",
         "rounds": [
@@ -82,15 +83,15 @@ def test_the_page_has_every_figure_of_a_document() -> None:
     )
     rows = cells(text)
     assert rows[2:6] == [
-        ["trtla 1.2", "the file", "none", "50.0", "-", "250", "1.50", "2.00"],
-        ["trtla 1.2", "the file", "lookahead auto", "100.0", "2.00", "250", "1.50", "2.00"],
-        ["other 1.2", "the file", "none", "60.0", "-", "250", "1.00", "3.00"],
-        ["other 1.2", "the file", "tokens 5", "30.0", "0.50", "250", "1.00", "3.00"],
+        ["trtla 1.2", "the file", "0", "none", "50.0", "-", "250", "1.50", "2.00"],
+        ["trtla 1.2", "the file", "0", "lookahead auto", "100.0", "2.00", "250", "1.50", "2.00"],
+        ["other 1.2", "the file", "0", "none", "60.0", "-", "250", "1.00", "3.00"],
+        ["other 1.2", "the file", "0", "tokens 5", "30.0", "0.50", "250", "1.00", "3.00"],
     ]
     shown = "text 1, token 3: ` !x` (7), with drafts `\\n'` (9)"
     assert rows[8:] == [
-        ["trtla 1.2", "lookahead auto", "0 of 2", "0", "-"],
-        ["other 1.2", "tokens 5", "1 of 2", "1", shown],
+        ["trtla 1.2", "0", "lookahead auto", "0 of 2", "0", "-"],
+        ["other 1.2", "0", "tokens 5", "1 of 2", "1", shown],
     ]
     assert "- Without drafts other is ahead in tokens/s: 60.0 against 50.0." in text
     assert "- With drafts other is ahead in load, s: 1.00 against 1.50." in text
@@ -177,9 +178,10 @@ def test_an_engine_without_memory_is_left_out(
     file = tmp_path / "m.gguf"
     file.write_bytes(bytes(1000))
     monkeypatch.setattr(compared, "available_memory", lambda: 5000)
-    plain, drafted = compared.arms_of("trtla", file, 3)
+    plain, drafted, _, sampled = compared.arms_of("trtla", file, 3)
     assert plain.command[2:] == ["trtla", str(file), "--threads", "3"]
     assert drafted.command[-2:] == ["--draft", '{"lookahead": "auto"}']
+    assert sampled.command[-2:] == ["--temperature", "0.7"]
     assert compared.shown_command(plain) == (
         "trtla/bin/python scripts/compared_engines.py trtla m.gguf --threads 3"
     )
@@ -198,11 +200,15 @@ def test_trtla_is_measured_with_and_without_drafts(tmp_path: Path) -> None:
     done = subprocess.run([*command, *few], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
-    plain, drafted = document["arms"]
-    assert [len(one["rounds"]) for one in (plain, drafted)] == [2, 2]
-    answers = [answer["ids"] for answer in plain["rounds"][0]["answers"]]
-    assert [len(ids) for ids in answers] == [5, 5, 5]
-    assert cells(page([document]))[-1][2:4] == ["0 of 3", "0"]
+    assert [len(one["rounds"]) for one in document["arms"]] == [2] * 4
+    greedy, _, sampled, _ = (
+        [answer["ids"] for answer in one["rounds"][0]["answers"]] for one in document["arms"]
+    )
+    assert [len(ids) for ids in greedy] == [5, 5, 5]
+    assert greedy != sampled
+    last = cells(page([document]))[-2:]
+    assert [row[1] for row in last] == ["0", "0.7"]
+    assert [row[3:5] for row in last] == [["0 of 3", "0"]] * 2
     refused = subprocess.run(
         [*command, "--texts", "999"], cwd=ROOT, capture_output=True, text=True, check=False
     )
