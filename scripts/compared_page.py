@@ -156,7 +156,7 @@ def _ahead(arms: Sequence[Arm]) -> Iterator[str]:
             values = (f"{over_rounds(one, how):.{digits}f}" for one in (best, ours))
             theirs, own = values
             yield f"- {label} {best['engine']} is ahead in {figure}: {theirs} against {own}."
-    if not said and any(arm["engine"] == OURS for arm in arms):
+    if not said and len({arm["engine"] for arm in arms}) > 1:
         yield f"{OURS} is ahead in every column, with and without drafts."
 
 

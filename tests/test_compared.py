@@ -45,7 +45,7 @@ def arm(engine: str, draft: dict[str, Any], *rounds: tuple[float, list[list[int]
 
 
 A, B = [5, 6, 7], [8, 9, 8]
-DOCUMENT = {
+DOCUMENT: dict[str, Any] = {
     "model": "135M",
     "file": "m.gguf",
     "bytes": 100_000_000,
@@ -98,6 +98,7 @@ def test_the_page_has_every_figure_of_a_document() -> None:
     assert "ahead in memory" not in text
     assert "other/bin/python -m pip install other==1.2" in text
     assert text.count("scripts/compared_engines.py trtla m.gguf") == 2
+    assert "ahead in every column" not in page([{**DOCUMENT, "arms": DOCUMENT["arms"][:2]}])
     assert "vllm is not here: it needs 9 GB of memory, 4 are free." in text
 
 
