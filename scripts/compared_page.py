@@ -156,7 +156,8 @@ def _ahead(arms: Sequence[Arm]) -> Iterator[str]:
             values = (f"{over_rounds(one, how):.{digits}f}" for one in (best, ours))
             theirs, own = values
             yield f"- {label} {best['engine']} is ahead in {figure}: {theirs} against {own}."
-    if not said and len({arm["engine"] for arm in arms}) > 1:
+    engines = {arm["engine"] for arm in arms}
+    if not said and OURS in engines and len(engines) > 1:
         yield f"{OURS} is ahead in every column, with and without drafts."
 
 
