@@ -1,7 +1,8 @@
 """Prompts of benchmarks: prompt sets by category, prompts of a given length, CNN/DailyMail.
 
 Sets come from JSONL: `{"category", "text"}` lines, or Spec-Bench's `{"question_id", "category",
-"turns"}`. CNN/DailyMail, for summaries and calibration, is from the Hugging Face hub or its cache.
+"turns"}`; SPEED-Bench's files are in speed_bench.py. CNN/DailyMail, for summaries and calibration,
+is from the Hugging Face hub or its cache.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from itertools import cycle, islice, zip_longest
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
+from trtla.data.speed_bench import SpeedBenchColumns, read_parquet, refuse_placeholder
 from trtla.errors import UsageError, did_you_mean, first_line
 from trtla.files import ASSETS, parse_jsonl, read_text
 from trtla.formats.hub import hub_if_it_answers
@@ -34,15 +36,14 @@ NO_CATEGORY = "prompts"
 """The category of lines without one."""
 
 
-class SetLine(BaseModel):
-    """One line of a prompt set, ours or Spec-Bench's."""
+class SetLine(SpeedBenchColumns):
+    """One line of a prompt set, ours, Spec-Bench's or SPEED-Bench's."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
     instead: ClassVar[dict[str, str]] = {"prompt": "text"}
 
     category: str = Field(NO_CATEGORY, min_length=1)
     text: str | None = None
-    turns: list[str] | None = None
     question_id: int | str | None = None
     reference: Any = None
 
@@ -54,7 +55,7 @@ class Question:
     turns: tuple[str, ...]
     """The questions, in order; each later one continues the answer to the one before."""
     is_chat: bool = False
-    """It becomes a chat where the model has a template: Spec-Bench's questions do."""
+    """It becomes a chat where the model has a template: those of Spec-Bench and SPEED-Bench do."""
     reference: str | None = None
     """A good answer to the last turn."""
 
@@ -75,7 +76,8 @@ def load_sets(names: Sequence[str], categories: Sequence[str], limit: int) -> li
     """The sets by category, in the order of the lines, at most `limit` lines each.
 
     Args:
-        names: shipped sets by name, .jsonl files, or .txt files with a prompt a line.
+        names: shipped sets by name, .jsonl files, SPEED-Bench's .parquet files, or .txt files with
+            a prompt a line.
         categories: those to keep; empty keeps all.
         limit: most lines of a category.
     """
@@ -102,17 +104,21 @@ def _lines(name: str) -> list[tuple[str, Question]]:
     """Category and question of each line of a shipped set or a file."""
     path = _FOLDER / f"{name}.jsonl" if name in SHIPPED else Path(name)
     suffix = path.suffix.lower()
-    if suffix not in (".jsonl", ".txt"):
+    if suffix not in (".jsonl", ".parquet", ".txt"):
         raise UsageError(
             f"prompt set {name} is not known",
-            f"{did_you_mean(name, SHIPPED)}use {', '.join(SHIPPED)}, or a .jsonl or .txt file",
+            f"{did_you_mean(name, SHIPPED)}use {', '.join(SHIPPED)}, or a .jsonl, .parquet or "
+            ".txt file",
         )
-    text = read_text(path)
     if suffix == ".txt":
-        texts = (line.rstrip("\r") for line in text.split("\n") if line.strip())
+        texts = (line.rstrip("\r") for line in read_text(path).split("\n") if line.strip())
         lines = [(NO_CATEGORY, Question((line,))) for line in texts]
     else:
-        parsed = parse_jsonl(SetLine, text, name)
+        parsed = (
+            read_parquet(SetLine, path)
+            if suffix == ".parquet"
+            else parse_jsonl(SetLine, read_text(path), name)
+        )
         lines = [(line.category, _question(line, where)) for where, line in parsed]
     if not lines:
         form = "a prompt a line" if suffix == ".txt" else '{"text": "..."} lines'
@@ -121,13 +127,14 @@ def _lines(name: str) -> list[tuple[str, Question]]:
 
 
 def _question(line: SetLine, where: str) -> Question:
-    if (line.text is None) == (line.turns is None):
+    if sum(key is not None for key in (line.text, line.turns, line.messages)) != 1:
         raise UsageError(f'{where} needs either "text" or "turns"', "give exactly one of them")
-    turns = (line.text,) if line.text is not None else tuple(line.turns or ())
+    turns = line.asked() if line.text is None else (line.text,)
     if not turns or not all(turns):
         raise UsageError(f"{where} has an empty prompt", "give at least one character")
+    refuse_placeholder(turns, where)
     reference = line.reference if isinstance(line.reference, str) else None
-    return Question(turns, is_chat=line.turns is not None, reference=reference)
+    return Question(turns, is_chat=line.text is None, reference=reference)
 
 
 def fit(prompts: Sequence[Ids], prompt_len: int | None, room: int) -> list[Ids]:

@@ -273,7 +273,8 @@ class Asking:
     chat: bool | None = option(
         None,
         "Ask each text as a user's message in the model's chat template, or as it is. Without "
-        "either only Spec-Bench's questions are messages, where the model has a template.",
+        "either only questions of Spec-Bench and SPEED-Bench are messages, where the model has a "
+        "template.",
     )
     system: str | None = option(
         None, "A system message before texts, and before messages without one; implies --chat."

@@ -116,8 +116,8 @@ class BenchFlags:
     )
     prompts: tuple[str, ...] = _prompts(
         "Shipped sets, .txt files with a prompt a line, or .jsonl files with {text} or "
-        "{category, text} lines or in Spec-Bench's format, whose second turns continue plain "
-        "decoding's answers to the first.",
+        "{category, text} lines or in the format of Spec-Bench or SPEED-Bench (also .parquet), "
+        "whose later turns continue plain decoding's answers to those before.",
         basic=True,
         default="code,chat,summarization",
     )
