@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.support.chat_templates import (
     CHATML,
+    GRANITE_TOOLS,
     HERMES_TOOLS,
     LLAMA_3_TOOLS,
     MISTRAL_TOOLS,
@@ -69,6 +70,7 @@ KINDS = {
     "all": WHOLE,
     "chatml": CHATML,
     "deepseek": DEEPSEEK_TOOLS,
+    "granite": GRANITE_TOOLS,
     "hermes": HERMES_TOOLS,
     "llama": LLAMA_3_TOOLS,
     "mistral": MISTRAL_TOOLS,

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import trtla
 from tests.support.chat_templates import (
     CHATML,
+    GRANITE_TOOLS,
     HERMES_TOOLS,
     LLAMA_3_TOOLS,
     MISTRAL_TOOLS,
@@ -28,7 +29,7 @@ from trtla import LLM
 from trtla.api import tool_grammars
 from trtla.api.reasoning import ReasoningSplitter
 from trtla.api.tool_calls import AnswerSplitter, CallSplitter
-from trtla.api.tool_formats import HERMES, LLAMA_3, MISTRAL, format_of
+from trtla.api.tool_formats import GRANITE, HERMES, LLAMA_3, MISTRAL, format_of
 from trtla.api.tool_grammars import Trials
 from trtla.api.tools import Function
 from trtla.errors import UsageError
@@ -63,6 +64,7 @@ KINDS = {
     "hermes": (HERMES_TOOLS, ""),
     "llama": (LLAMA_3_TOOLS, "<|python_tag|>"),
     "mistral": (MISTRAL_TOOLS, "[TOOL_CALLS]"),
+    "granite": (GRANITE_TOOLS, "<|tool_call|>"),
 }
 
 
@@ -296,6 +298,8 @@ TEXTS = {
     "tagged": (LLAMA_3, '<|python_tag|>{"name": "f", "parameters": {"a": "}\\" <"}}', ""),
     "mistral": (MISTRAL, 'Well. [TOOL_CALLS] [{"name": "f", "arguments": {"a": "}\\" <"}, "id": '
                 '"1"}, {"name":"g","arguments":{}}]', "Well."),
+    "granite": (GRANITE, '<|tool_call|>[{"name": "f", "arguments": {"a": "}\\" <"}}, {"name": "g", '
+                '"arguments": {}}]', ""),
 }  # fmt: skip
 
 
@@ -327,7 +331,8 @@ def test_calls_come_off_a_text(kind):
     st.sampled_from(list(TEXTS)),
     st.lists(st.sampled_from(
         ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[", "]", ",", '{"name": "f", ', "}", " ",
-         '"arguments": {', '"parameters": {', '"', "\\", "a", "\n", "<|python_tag|>"]),
+         '"arguments": {', '"parameters": {', '"', "\\", "a", "\n", "<|python_tag|>",
+         "<|tool_call|>"]),
         max_size=12),
     st.sets(st.integers(0, 200)),
 )  # fmt: skip
@@ -430,6 +435,7 @@ WRAPPED = f"<tool_call>\n{CALL}\n</tool_call>"
         (MISTRAL, "answering", False, ["", "a [", f"[TOOL_CALLS][{CALL}, {CALL}]"],
          ["[TOOL_CALLS]a", f"[TOOL_CALLS][{CALL}]a"]),
         (MISTRAL, "answering", True, [f"[TOOL_CALLS][{CALL}]"], ["a", "[TOOL_CALLS][]"]),
+        (GRANITE, "answering", True, [f"<|tool_call|>[{CALL}, {CALL}]"], ["a", "[", "<tool_call>"]),
         (LLAMA_3, "answering", False, ["", "a {", LLAMA_CALL], ["{a", f"{LLAMA_CALL};"]),
         (LLAMA_3, "answering", True, [LLAMA_CALL, f"<|python_tag|>{LLAMA_CALL}"], ["a"]),
     ],
@@ -502,10 +508,12 @@ def test_arguments_have_the_keys_of_the_schema_alone(compiler, more, allowed):
 
 
 def test_formats_are_found_by_their_templates():
-    found = [format_of(one) for one in (HERMES_TOOLS, LLAMA_3_TOOLS, MISTRAL_TOOLS, CHATML)]
-    assert found == [HERMES, LLAMA_3, MISTRAL, None]
+    templates = (HERMES_TOOLS, LLAMA_3_TOOLS, MISTRAL_TOOLS, GRANITE_TOOLS, CHATML)
+    found = [format_of(one) for one in templates]
+    assert found == [HERMES, LLAMA_3, MISTRAL, GRANITE, None]
     assert format_of("tools <tool_call>\n<function=") is None
     assert format_of("tools [TOOL_CALLS]name[ARGS]{}") is None
+    assert format_of("tools <|tool_call|>{}<|/tool_call|>") is None
 
 
 def tool(**more):

@@ -73,6 +73,20 @@ MISTRAL_TOOLS = (
     "}}{% endif %}{% endfor %}"
 )
 """As of Mistral, with arguments as their text; the tools stand before the last question."""
+GRANITE_TOOLS = (
+    "{% set start, end = '<|start_of_role|>', '<|end_of_role|>' %}{% if tools %}{{ start + "
+    "'system' + end + 'When a tool is required, respond with <|tool_call|> followed by a JSON list "
+    "of tools used.<|end|>\n' + start + 'available_tools' + end }}{% for tool in tools %}{{ "
+    "tool | tojson(indent=4) }}{% if not loop.last %}{{ '\n\n' }}{% endif %}{% endfor %}{{ "
+    "'<|end|>\n' }}{% endif %}{% for message in messages %}{{ start + ('tool_response' if "
+    "message.role == 'tool' else message.role) + end }}{% if message.tool_calls %}{{ "
+    "'<|tool_call|>[' }}{% for call in message.tool_calls %}{{ '{\"name\": \"' + "
+    "call.function.name + '\", \"arguments\": ' + (call.function.arguments | tojson) + '}' }}"
+    "{% if not loop.last %}{{ ', ' }}{% endif %}{% endfor %}{{ ']' }}{% else %}{{ message.content "
+    "}}{% endif %}{{ '<|end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ start + "
+    "'assistant' + end }}{% endif %}"
+)
+"""As of Granite 3: a mark, which is a token, and a list of calls."""
 NO_SYSTEM = (
     "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}"
     "{% endif %}{% for message in messages %}{% if (message['role'] == 'user') != (loop.index0 % 2 "

@@ -186,6 +186,7 @@ HERMES = ToolFormat(
     "<tool_call>", "\n", "arguments", "\n", "</tool_call>", joint="\n", marks_each=True
 )
 MISTRAL = ToolFormat("[TOOL_CALLS]", "[", "arguments", "]", joint=", ")
+GRANITE = ToolFormat("<|tool_call|>", "[", "arguments", "]", joint=", ")
 LLAMA_3 = ToolFormat("<|python_tag|>", "", "parameters", "", leads=True)
 
 
@@ -197,6 +198,8 @@ def format_of(template: str) -> ToolFormat | None:
         return HERMES
     if MISTRAL.mark in template and "[ARGS]" not in template:
         return MISTRAL
+    if GRANITE.mark in template and "<|/tool_call|>" not in template:  # Phi-4's have both
+        return GRANITE
     if '"parameters": ' in template and '"name": ' in template:
         return LLAMA_3
     return None
@@ -209,8 +212,8 @@ def known_format(llm: RequestMaker) -> ToolFormat:
         return known
     raise ApiError(
         400,
-        "the model's chat template has no calls of tools as Qwen (Hermes), Llama 3 and Mistral "
-        "write them; omit tools, or start with a --chat-template that has them",
+        "the model's chat template has no calls of tools as Qwen (Hermes), Llama 3, Mistral and "
+        "Granite 3 write them; omit tools, or start with a --chat-template that has them",
         "tools",
         "unsupported_parameter",
     )
