@@ -232,10 +232,15 @@ class Writer:
             "text_offset": offsets,
         }
 
+    @property
+    def tokens(self) -> tuple[int, int]:
+        """Tokens of the prompts, and of the texts that have ended."""
+        read = sum(len(done.input_ids) for done in self._done if done.choice == 0)
+        return read, sum(len(done.output_ids) for done in self._done)
+
     def _usage(self) -> Json:
-        written = sum(len(done.output_ids) for done in self._done)
+        read, written = self.tokens
         prompts = [done for done in self._done if done.choice == 0]
-        read = sum(len(done.input_ids) for done in prompts)
         whole = {
             "prompt_tokens": read,
             "completion_tokens": written,

@@ -152,7 +152,8 @@ class ResponseWriter(Writer):
         (done,) = self._done
         response = self._response(_status(done))
         if response["status"] == "completed":
-            response["completed_at"] = int(time.time())
+            now, labels = int(time.time()), self._labels
+            response["completed_at"] = labels.created if labels.repeatable else now
         else:
             response["incomplete_details"] = {"reason": "max_output_tokens"}
         response |= {"output": self._output.items, "usage": self._usage()}
@@ -173,8 +174,7 @@ class ResponseWriter(Writer):
         }
 
     def _usage(self) -> Json:
-        (done,) = self._done
-        read, written = len(done.input_ids), len(done.output_ids)
+        (done,), (read, written) = self._done, self.tokens
         reused = {"cached_tokens": done.stats.reused_tokens, "cache_write_tokens": 0}
         details = {} if self._labels.repeatable else {"input_tokens_details": reused}
         return {
