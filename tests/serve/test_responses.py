@@ -12,7 +12,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
 from tests.support.chat_templates import HERMES_TOOLS, THINKING, with_template
-from tests.support.served import SHIPPED, refused, serving, slow_down
+from tests.support.served import JSON, SHIPPED, refused, serving, slow_down
 from trtla import LLM
 from trtla.api.responses.body import NEUTRAL
 
@@ -243,6 +243,8 @@ def test_a_text_that_fails_ends_its_stream_with_the_reason(monkeypatch):
         ({"response_format": {}}, "response_format", "use text.format"),
         ({"n": 2}, "n", "a field of /v1/chat/completions"),
         ({"metadata": {"a": 1}}, "metadata", "at most 16 texts"),
+        ({"tools": [{"type": "function", "name": "f", "parameters": {"a": "\ud800"}}]}, "tools",
+         "half of a surrogate pair"),
         ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text", "without a schema"),
         ({"text": {"format": {"type": "grammar"}}}, "text.format", "text.format: the type"),
         ({"text": {"verbosity": "low"}}, "text.verbosity", "not supported"),
@@ -253,7 +255,8 @@ def test_a_text_that_fails_ends_its_stream_with_the_reason(monkeypatch):
 )  # fmt: skip
 def test_what_cannot_be_done_is_refused_by_its_name(served, body, param, said):
     asked = {"input": PROMPT} if body else {}
-    answer = served.http.post("/v1/responses", json={**asked, **body})
+    data = json.dumps({**asked, **body})
+    answer = served.http.post("/v1/responses", content=data, headers=JSON)
     assert said in refused(answer, 400, param)
 
 

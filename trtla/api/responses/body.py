@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -201,6 +202,15 @@ class ResponseBody(Shared):
     def _stream_only(self) -> ResponseBody:
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options is for streams; set stream to true")
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_repeated(self) -> ResponseBody:
+        for name in ("text", "tools"):
+            try:
+                json.dumps(self.model_dump(include={name}), ensure_ascii=False).encode()
+            except UnicodeEncodeError:
+                raise ValueError(f"{name} has half of a surrogate pair; correct it") from None
         return self
 
     @property
