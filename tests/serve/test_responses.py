@@ -164,6 +164,21 @@ def test_a_forced_call_is_an_item_whole_and_streamed(tooled, name):
     assert whole["tool_choice"] == choice
 
 
+def test_functions_of_a_namespace_are_called_by_their_names(tooled):
+    group = {"type": "namespace", "name": "clock", "description": "Time.", "tools": TOOLS[1:]}
+    ask = {"input": PROMPT, "tools": [TOOLS[0], group], "max_output_tokens": 150,
+           "tool_choice": {"type": "function", "name": "get_time"}, **HOW}  # fmt: skip
+    whole = respond(tooled, **ask)
+    (call,) = whole["output"]
+    assert (call["name"], call["namespace"], whole["tools"][1]) == ("get_time", "clock", group)
+    output = {"type": "function_call_output", "call_id": call["call_id"], "output": "12:00"}
+    again = {**ask, "input": [*CHAT, call, output], "tool_choice": "none", "max_output_tokens": 4}
+    assert respond(tooled, **again)["output"][0]["type"] == "message"
+    twice = {**ask, "tools": [*TOOLS, group]}
+    said = refused(tooled.http.post("/v1/responses", json=twice), 400, "tools")
+    assert "two functions named get_time" in said
+
+
 def test_an_agent_takes_three_turns_with_two_tools(tooled):
     items = [{"role": "user", "content": "What is the weather, and what time is it?"}]
     with client_of(tooled) as client:
@@ -233,6 +248,8 @@ def test_a_text_that_fails_ends_its_stream_with_the_reason(monkeypatch):
          "the call a, which no message in front of it has"),
         ({"tools": [{"type": "web_search"}]}, "tools", "tools has web_search"),
         ({"tools": [{"type": "function", "name": "a b"}]}, "tools.0.name", "letters, digits"),
+        ({"tools": [{"type": "namespace", "name": "a", "tools": [{"type": "function"}]}]},
+         "tools.0.tools.0.name", "missing"),
         ({"tool_choice": "required"}, "tool_choice", "there are none"),
         ({"tool_choice": {"type": "mcp"}}, "tool_choice", '"name": "..."'),
         ({"previous_response_id": "resp_1"}, "previous_response_id", "not stored"),

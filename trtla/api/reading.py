@@ -85,6 +85,8 @@ _PART_RULE = "text: contents are texts, or lists of parts of type text"
 _LISTS = (["messages"], ["input"], ["content"], ["output"], ["tools"], ["tool_calls"])
 _OF_KINDS = ("content", "input", "output")
 """Fields that are a text or a list of parts, each of one kind."""
+FLAT, GROUPED = "flat", "grouped"
+"""Kinds of a response's tools."""
 _LONGEST_NAME = 100  # in an error
 
 
@@ -130,6 +132,8 @@ def _without_tags(path: list[Any]) -> list[Any]:
         before = path[max(0, at - 3) : at]
         if before[-1:] and before[-1] in _OF_KINDS:
             return path[at] in ("text", PARTS)
+        if before[-2:-1] == ["tools"]:
+            return path[at] in (FLAT, GROUPED)
         return len(before) == 3 and before[:2] == ["input", PARTS]
 
     return [part for at, part in enumerate(path) if not is_tag(at)]

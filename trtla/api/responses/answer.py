@@ -72,7 +72,8 @@ class ResponseWriter(Writer):
     ) -> None:
         super().__init__(body, labels, generation, llm)
         self.id = f"resp_{labels.key}"
-        self._output, self._numbers = Output(labels.key), count()
+        spaces = {tool.name: space for space, tool in asked.functions if space is not None}
+        self._output, self._numbers = Output(labels.key, spaces), count()
         self._logged: list[Json] = []
         """Log probabilities that no text has brought yet."""
         usual = 0.0 if llm.limits.greedy_only else 1.0

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
 from trtla.api.protocol import LARGEST, PARTS, ChatBody, Shared
-from trtla.api.reading import check_body, read_body
+from trtla.api.reading import FLAT, GROUPED, check_body, read_body
 from trtla.api.responses import items
 from trtla.api.responses.errors import renamed
 from trtla.api.responses.items import Item, messages_of
@@ -60,6 +60,31 @@ class FunctionTool(AsSent):
         """The tool in an answer."""
         return {"type": "function", "name": self.name, "description": self.description or None,
                 "parameters": self.parameters, "strict": self.strict}  # fmt: skip
+
+
+class Namespace(AsSent):
+    """Functions under a name, which their calls repeat; they are offered by their own names."""
+
+    type: Literal["namespace"]
+    name: FunctionName
+    description: str = ""
+    tools: list[FunctionTool] = Field(min_length=1, max_length=MOST_TOOLS, fail_fast=True)
+
+    @property
+    def shown(self) -> Object:
+        """The namespace in an answer."""
+        head = {"type": self.type, "name": self.name, "description": self.description}
+        return {**head, "tools": [tool.shown for tool in self.tools]}
+
+
+def _is_group(tool: Any) -> bool:
+    return isinstance(tool, dict) and tool.get("type") == "namespace"
+
+
+Offered = Annotated[
+    Annotated[FunctionTool, Tag(FLAT)] | Annotated[Namespace, Tag(GROUPED)],
+    Discriminator(lambda tool: GROUPED if _is_group(tool) else FLAT),
+]
 
 
 class ChosenFunction(Strict):
@@ -167,7 +192,7 @@ class ResponseBody(Shared):
     )
     text: TextSettings | None = None
     reasoning: Reasoning | None = None
-    tools: list[FunctionTool] = Field(
+    tools: list[Offered] = Field(
         [], max_length=MOST_TOOLS, fail_fast=True, description="Functions that may be called."
     )
     tool_choice: Literal["none", "auto", "required"] | ChosenFunction | None = Field(
@@ -191,7 +216,7 @@ class ResponseBody(Shared):
     def _functions_only(cls, tools: Any) -> Any:
         for tool in tools if isinstance(tools, list) else ():
             kind = tool.get("type") if isinstance(tool, dict) else None
-            if isinstance(kind, str) and kind != "function":
+            if isinstance(kind, str) and kind not in ("function", "namespace"):
                 raise ValueError(
                     f"tools has {kind[:100]}, and only functions are supported; omit that tool, or "
                     "give it as a function"
@@ -206,12 +231,25 @@ class ResponseBody(Shared):
 
     @model_validator(mode="after")
     def _can_be_repeated(self) -> ResponseBody:
-        for name in ("text", "tools"):
+        repeated = {
+            "text": self.text.format if self.text is not None else None,
+            "tools": [tool.shown for tool in self.tools],
+        }
+        for name, value in repeated.items():
             try:
-                json.dumps(self.model_dump(include={name}), ensure_ascii=False).encode()
+                json.dumps(value, ensure_ascii=False).encode()
             except UnicodeEncodeError:
                 raise ValueError(f"{name} has half of a surrogate pair; correct it") from None
         return self
+
+    @property
+    def functions(self) -> list[tuple[str | None, FunctionTool]]:
+        """The functions, each behind the name of its namespace, if any."""
+        found: list[tuple[str | None, FunctionTool]] = []
+        for tool in self.tools:
+            group = tool.tools if isinstance(tool, Namespace) else (tool,)
+            found += [(tool.name if isinstance(tool, Namespace) else None, one) for one in group]
+        return found
 
     @property
     def lists_logprobs(self) -> bool:
@@ -246,7 +284,7 @@ class ResponseBody(Shared):
         if not self.tools and choice in ("auto", "none"):
             choice = None
         how = {"tool_choice": choice, "parallel_tool_calls": self.parallel_tool_calls}
-        return {"tools": [tool.chat for tool in self.tools], **how}
+        return {"tools": [tool.chat for _, tool in self.functions], **how}
 
 
 def read_response(data: bytes) -> ResponseBody:

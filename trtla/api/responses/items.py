@@ -43,7 +43,7 @@ class InputMessage(Strict):
 class FunctionCall(Strict):
     """A call of an earlier output."""
 
-    by_client = (*_STATE, "parsed_arguments")
+    by_client = (*_STATE, "namespace", "parsed_arguments")
     neutral = _DIRECT
     type: Literal["function_call"]
     call_id: CallId
@@ -54,7 +54,7 @@ class FunctionCall(Strict):
 class FunctionCallOutput(Strict):
     """A function's answer to an earlier call."""
 
-    by_client = (*_STATE, "name")
+    by_client = (*_STATE, "name", "namespace")
     neutral = _DIRECT
     type: Literal["function_call_output"]
     call_id: CallId

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 Json = dict[str, Any]
@@ -16,10 +16,11 @@ class Output:
 
     Args:
         key: what their ids are made of.
+        namespaces: by the names of functions, for those that have one.
     """
 
-    def __init__(self, key: str) -> None:
-        self._key = key
+    def __init__(self, key: str, namespaces: Mapping[str, str]) -> None:
+        self._key, self._namespaces = key, namespaces
         self.items: list[Json] = []
         self._kind: Kind | None = None
         """The item that is open, if any."""
@@ -68,6 +69,8 @@ class Output:
         yield from self.close()
         function = call["function"]
         named = {"call_id": call["id"], "name": function["name"]}
+        if namespace := self._namespaces.get(function["name"]):
+            named["namespace"] = namespace
         begun = {"type": "function_call", **named, "arguments": "", "status": "in_progress"}
         item = self._add({"id": self._id("function_call"), **begun})
         yield self._about("output_item.added", item)
