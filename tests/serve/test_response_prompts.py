@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from functools import partial
+from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, event, given
@@ -20,11 +22,12 @@ from tests.support.chat_templates import (
 from tests.support.examples import examples
 from tests.support.served import SHIPPED, serving
 from trtla import LLM
+from trtla.api.answers import Labels
 from trtla.api.errors import ApiError
-from trtla.api.generation import answers_to
+from trtla.api.generation import Generation, answers_to
 from trtla.api.protocol import ChatBody
 from trtla.api.reading import read_body
-from trtla.api.responses.answer import response_answers
+from trtla.api.responses.answer import ResponseWriter, response_answers
 from trtla.api.responses.body import read_response
 
 KINDS = {"chatml": CHATML, "hermes": HERMES_TOOLS, "llama": LLAMA_3_TOOLS,
@@ -101,10 +104,11 @@ def asked(messages, tools, choice, instructs):
         chat |= {"tool_choice": choice, "parallel_tool_calls": False}
         chat["tools"] = [{"type": "function", "function": tool} for tool in tools]
         response |= {"tool_choice": flat, "parallel_tool_calls": False}
-        response["tools"] = [{"type": "function", **tool} for tool in tools]
+        response["tools"] = FLAT
     return {**chat, "max_tokens": 40}, {**response, "max_output_tokens": 40}
 
 
+FLAT = [{"type": "function", **tool} for tool in FUNCTIONS]
 ASKED = st.builds(
     asked, conversations(), st.sampled_from([[], FUNCTIONS]), st.sampled_from(CHOICES),
     st.booleans(),
@@ -130,6 +134,15 @@ def made(make):
     event("made")
     one = answer.request
     return one.given_ids, one.sampling, one.end_ids
+
+
+@pytest.fixture(scope="module")
+def thoughtful(tmp_path_factory):
+    """A model with a format of calls, whose template marks thoughts."""
+    template = f"{HERMES_TOOLS}{{# <think> </think> #}}"
+    folder = with_template(SHIPPED, tmp_path_factory.mktemp("both"), template)
+    with serving(partial(LLM, folder, max_batch_size=2)) as one:
+        yield one
 
 
 @examples(100, deadline=None, suppress_health_check=list(HealthCheck))
@@ -164,3 +177,30 @@ def test_both_routes_answer_with_the_same_text(served, bodies):
     usage = whole.json()["usage"]
     assert answer.json()["usage"]["input_tokens"] == usage["prompt_tokens"]
     assert answer.json()["usage"]["output_tokens"] == usage["completion_tokens"]
+
+
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "}"}}\n</tool_call>'
+PIECES = [CALL, "a", "\n", "<tool_call>", '{"name": "f", "arguments": ', "{}}", "<think>",
+          "</think>"]  # fmt: skip
+
+
+@examples(200, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(st.sampled_from(PIECES), max_size=12), st.sets(st.integers(0, 80)))
+def test_the_pieces_of_an_answer_make_the_same_items(thoughtful, parts, cuts):
+    """Texts and calls in their order, however the answer arrives."""
+    llm, text = thoughtful.service.model.llm, "".join(parts)
+    asked = read_response(json.dumps({"input": "a", "tools": FLAT, "stream": True}).encode())
+    (answer,) = response_answers(asked, asked.chat, llm)
+    ended = SimpleNamespace(finish_reason="end_id")
+
+    def items(*edges):
+        generation = Generation([answer])
+        writer = ResponseWriter(asked, asked.chat, Labels("key", 0, "tiny"), generation, llm)
+        events = []
+        for a, b in pairwise([0, *edges, len(text)]):
+            events += writer._grow(text[a:b], (), ended if b == len(text) else None)
+        done = [one["item"] for one in events if one["type"] == "response.output_item.done"]
+        assert done == writer._output.items
+        return done
+
+    assert items() == items(*sorted(cut for cut in cuts if 0 < cut < len(text)))

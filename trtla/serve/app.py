@@ -52,8 +52,7 @@ _PAGE_HEADERS = {"Content-Security-Policy": _POLICY, "X-Content-Type-Options": "
 _COMPILED = {*FIELDS, "tools"}
 """A body's fields that ask for a grammar."""
 _WHO = "this server"
-_RESPONSES = "/v1/responses"
-_STORED = f"{_RESPONSES}/{{name:path}}"
+_RESPONSES, _METHODS = "/v1/responses", ["GET", "POST", "DELETE"]
 _SCRAPE_S = 2.0  # for the executor's own figures; steps may be long
 
 
@@ -207,7 +206,8 @@ def _answer_texts(app: FastAPI, served: Served) -> None:
         made = partial(response_answers, body), partial(ResponseWriter, body)
         return await _answer(served, request, body.chat, 1, *made)
 
-    @app.api_route(_STORED, methods=["GET", "POST", "DELETE"], include_in_schema=False)
+    @app.api_route(f"{_RESPONSES}/{{name}}", methods=_METHODS, include_in_schema=False)
+    @app.api_route(f"{_RESPONSES}/{{name}}/{{part}}", methods=_METHODS, include_in_schema=False)
     async def stored(name: str) -> Response:
         raise ApiError(
             404,

@@ -116,7 +116,7 @@ def messages_of(instructions: str | None, items: str | Iterable[Item]) -> list[O
         messages: list[Object] = [{"role": "user", "content": items}]
     else:
         messages = list(_messages(items))
-    if instructions is None:
+    if not instructions:
         return messages
     texts = [instructions]
     while messages and messages[0]["role"] in ("system", "developer"):
