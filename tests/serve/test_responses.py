@@ -246,6 +246,8 @@ def test_a_text_that_fails_ends_its_stream_with_the_reason(monkeypatch):
          "input.0.content.0.type", "'input_text'"),
         ({"input": [{"type": "function_call_output", "call_id": "a", "output": "b"}]}, "input",
          "the call a, which no message in front of it has"),
+        ({"input": [*CHAT, {"role": "assistant", "content": "a"}]}, "input", "ends with an answer"),
+        ({"input": [{"type": "reasoning", "summary": []}]}, "input", "has no message"),
         ({"tools": [{"type": "web_search"}]}, "tools", "tools has web_search"),
         ({"tools": [{"type": "function", "name": "a b"}]}, "tools.0.name", "letters, digits"),
         ({"tools": [{"type": "namespace", "name": "a", "tools": [{"type": "function"}]}]},

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
+from trtla.api.errors import ApiError
 from trtla.api.protocol import LARGEST, PARTS, ChatBody, Shared
 from trtla.api.reading import FLAT, GROUPED, check_body, read_body
 from trtla.api.responses import items
@@ -145,11 +146,7 @@ class StreamSettings(Strict):
 
 
 _PARTS: tuple[type[Strict], ...] = (
-    FunctionTool,
-    ChosenFunction,
-    TextSettings,
-    Reasoning,
-    StreamSettings,
+    *(FunctionTool, Namespace, ChosenFunction, TextSettings, Reasoning, StreamSettings),
     *items.MODELS,
 )
 _Pair = Annotated[str, Field(max_length=512)]
@@ -261,7 +258,7 @@ class ResponseBody(Shared):
         """The chat that it asks for; raises `ApiError` if that is invalid."""
         shared = {name: getattr(self, name) for name in Shared.model_fields}
         own: Object = {
-            "messages": messages_of(self.instructions, self.input),
+            "messages": self._messages(),
             "max_tokens": self.max_output_tokens,
             "response_format": None if self.text is None else self.text.chat,
             "chat_template_kwargs": self.chat_template_kwargs,
@@ -270,6 +267,17 @@ class ResponseBody(Shared):
         }
         with renamed():
             return check_body(ChatBody, {**shared, **own})
+
+    def _messages(self) -> list[Object]:
+        messages = messages_of(self.instructions, self.input)
+        if not messages or messages[-1]["role"] == "assistant":
+            what = "ends with an answer" if messages else "has no message"
+            raise ApiError(
+                400,
+                f"input {what}; let it end with a user's message or the output of a function",
+                "input",
+            )
+        return messages
 
     def _logprobs(self) -> Object:
         if not self.lists_logprobs:
