@@ -25,6 +25,8 @@ INTERFACE = {
     "api.generation": "answers_to check_name Generation",
     "api.protocol": "ChatBody CompletionBody",
     "api.reading": "check_body",
+    "api.responses.answer": "ResponseWriter response_answers",
+    "api.responses.body": "ResponseBody",
     "build.engine": "choose_backend describe_build",
     "cli.commands": "extension",
     "cli.serve.served_model": (

@@ -61,7 +61,7 @@ _TABLE = {
     "tp_size": "tensor_parallel_size -tp",
     "verbose": "-lv verbose_prompt",
     # a route here: the routes there that come nearest
-    "/v1/chat/completions": "/api/chat /apply-template /v1/messages /v1/responses",
+    "/v1/chat/completions": "/api/chat /apply-template /v1/messages",
     "/v1/completions": "/api/generate /generate /infill",
     "/v1/models": "/api/ps /api/show /api/tags /get_model_info /props /v1",
     "/metrics": "/load /slots /get_server_info /server_info",

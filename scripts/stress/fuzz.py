@@ -13,6 +13,7 @@ import asyncio
 import json
 import random
 from collections import Counter
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,26 @@ GOOD: tuple[tuple[str, dict[str, Any]], ...] = (
         },
     ),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}),
+    ("/v1/responses", {"input": "hi", "max_output_tokens": 2, "text": {"verbosity": "medium"}}),
+    (
+        "/v1/responses",
+        {
+            "input": [
+                {"role": "developer", "content": [{"type": "input_text", "text": "a"}]},
+                {"type": "reasoning", "summary": [{"type": "summary_text", "text": "a"}]},
+                {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": "a", "output": "b"},
+                {"role": "user", "content": "hi"},
+            ],
+            "instructions": "Be brief.",
+            "max_output_tokens": 2,
+            "stream": True,
+            "include": ["message.output_text.logprobs"],
+            "metadata": {"a": "b"},
+            "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}}],
+            "tool_choice": "none",
+        },
+    ),
 )
 NASTY: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, 2**31, 2**63, 2**64, 10**40, -(10**40), 0.5, -0.0, 1e308,
@@ -46,7 +67,9 @@ FIELDS = (
     "model", "prompt", "messages", "max_tokens", "max_completion_tokens", "temperature", "top_p",
     "top_k", "seed", "stop", "n", "stream", "stream_options", "prediction", "lookahead",
     "drafter", "cache", "metrics", "pieces", "logprobs", "top_logprobs", "tools", "logit_bias",
-    "echo", "user", "__proto__", "constructor",
+    "echo", "user", "__proto__", "constructor", "input", "instructions", "max_output_tokens",
+    "text", "reasoning", "include", "metadata", "store", "tool_choice", "type", "role", "content",
+    "name", "call_id", "output", "summary", "arguments",
 )  # fmt: skip
 PATHS = (
     "/", "/health", "/metrics", "/version", "/v1/models", "/v1/models/x", "/v1/models/%00",
@@ -62,9 +85,12 @@ def mutated(chance: random.Random) -> tuple[str, bytes]:
     path, body = chance.choice(GOOD)
     body = json.loads(json.dumps(body))
     for _ in range(chance.choice((1, 1, 2, 4))):
-        body[chance.choice(FIELDS)] = chance.choice(NASTY)
-    if body.get("max_tokens") != 1 and not _is_small(body.get("max_tokens")):
-        body["max_tokens"] = chance.choice((1, 2, "a", -1))
+        changed = chance.choice(objects_in(body))
+        names = FIELDS if not changed or chance.random() < 0.5 else [*changed]
+        changed[chance.choice(names)] = deepcopy(chance.choice(NASTY))
+    most = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+    if body.get(most) != 1 and not _is_small(body.get(most)):
+        body[most] = chance.choice((1, 2, "a", -1))
     data = json.dumps(body).encode("utf-8", "surrogatepass")
     kind = chance.randrange(10)
     if kind == 0:
@@ -76,6 +102,14 @@ def mutated(chance: random.Random) -> tuple[str, bytes]:
         deep = chance.choice((10, 1000, 50_000))
         data = b'{"prompt": ' + b"[" * deep + b"]" * deep + b"}"
     return path, data
+
+
+def objects_in(value: Any) -> list[dict[str, Any]]:
+    """The objects of a body, at every depth."""
+    if isinstance(value, dict):
+        return [value, *objects_in(list(value.values()))]
+    inner = value if isinstance(value, list) else ()
+    return [one for part in inner for one in objects_in(part)]
 
 
 def _is_small(value: object) -> bool:

@@ -25,7 +25,8 @@ from trtla.settings.sampling import SamplingParams
 
 PROMPT = "def area(self"
 MOST_FILES, MOST_RECORDS = 40, 13
-SERVED = {"completions": (38, 21, 9), "chat/completions": (44, 25, 11)}
+SERVED = {"completions": (38, 21, 9), "chat/completions": (44, 25, 11),
+          "responses": (48, 29, 11)}  # fmt: skip
 """Through a server, from the body on: files in all, those outside `runtime/`, records."""
 
 
@@ -63,7 +64,7 @@ def test_a_prompt_passes_few_files_in_few_records(done, known, tmp_path):
 def test_a_prompt_passes_few_files_through_a_server(route, tmp_path, monkeypatch):
     """From the body to the answer; the command's flags, which hold settings too, open the model."""
     question = [{"role": "user", "content": PROMPT}]
-    prompt, field = (question, "messages") if "chat" in route else (PROMPT, "prompt")
+    prompt, field = (PROMPT, "prompt") if route == "completions" else (question, "messages")
     with LLM(SHIPPED) as llm:
         (done,) = llm.generate(prompt, SamplingParams(max_output_len=12))
     known = json.dumps([PROMPT, done.input_ids, done.text, done.token_ids])
@@ -72,6 +73,8 @@ def test_a_prompt_passes_few_files_through_a_server(route, tmp_path, monkeypatch
     trip = ("-m", "tests.support.trip", tmp_path / "trip", known)
     with server_process(*trip, "serve", SHIPPED) as (process, address):
         body = {field: prompt, "max_tokens": 12, "temperature": 0}
+        if route == "responses":
+            body = {"input": prompt, "max_output_tokens": 12, "temperature": 0}
         answer = httpx.post(f"{address}/v1/{route}", json=body, timeout=120)
         assert done.text in answer.text.encode().decode("unicode_escape")
         process.send_signal(signal.SIGTERM)

@@ -14,6 +14,7 @@ import yaml
 from tests.support.tables import assert_tables
 from trtla.api.declared import DRAFTING, RULES, SAMPLING
 from trtla.api.protocol import LABELS, NEUTRAL, ChatBody, CompletionBody
+from trtla.api.responses import body as responses
 from trtla.runtime.stats import ExecutorStats
 from trtla.serve.metrics import ServerMetrics
 
@@ -36,7 +37,8 @@ def test_settings_are_in_the_table_as_they_are_declared():
 def test_every_field_is_in_the_table():
     rows = re.findall(r"^\| (`[^|]+) \|", PAGE.read_text(), re.MULTILINE)
     named = {name.split(".")[0] for row in rows for name in re.findall(r"`(\w[\w.]*)`", row)}
-    assert named == FIELDS, f"the tables of docs/serving.md differ by {named ^ FIELDS}"
+    fields = FIELDS | responses.ResponseBody.model_fields.keys()
+    assert named == fields, f"the tables of docs/serving.md differ by {named ^ fields}"
 
 
 def test_no_field_is_both_supported_and_refused():
@@ -44,8 +46,11 @@ def test_no_field_is_both_supported_and_refused():
 
 
 def test_every_refused_field_is_there_with_what_asks_for_nothing():
-    refused = DOCS.partition("Refused, unless")[2].partition("and every other field")[0]
-    for name, values in NEUTRAL.items():
+    chats, of_responses = re.findall(r"Refused, unless.*?and every other\s+field", DOCS, re.DOTALL)
+    for name, refused, values in (
+        *((name, chats, values) for name, values in NEUTRAL.items()),
+        *((name, of_responses, values) for name, values in responses.NEUTRAL.items()),
+    ):
         shown = re.search(rf"`{name}` \((.*?)\)[,\s]", refused, re.DOTALL)
         assert shown, name
         for value in values:
@@ -73,6 +78,7 @@ def test_the_openapi_document_has_the_fields(served):
     schemas = served.http.get("/openapi.json").json()["components"]["schemas"]
     assert set(schemas["ChatBody"]["properties"]) == set(ChatBody.model_fields)
     assert schemas["CompletionBody"]["additionalProperties"] is False
+    assert set(schemas["ResponseBody"]["properties"]) == set(responses.ResponseBody.model_fields)
 
 
 def test_the_openapi_document_has_the_kinds_of_answers(served):
@@ -85,8 +91,10 @@ def test_the_openapi_document_has_the_kinds_of_answers(served):
     for path, asked in (
         ("/v1/completions", {"prompt": "a"}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+        ("/v1/responses", {"input": "a"}),
     ):
-        bodies = ({**asked, "max_tokens": 1, "stream": stream} for stream in (False, True))
+        most = "max_output_tokens" if "input" in asked else "max_tokens"
+        bodies = ({**asked, most: 1, "stream": stream} for stream in (False, True))
         found = {kind(served.http.post(path, json=body)) for body in bodies}
         assert found == kinds["post", path]
 

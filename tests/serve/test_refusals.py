@@ -204,7 +204,7 @@ def test_a_prediction_is_read_as_far_as_it_can_be_long(served):
         ("/v1/v1/completions", "did you mean /v1/completions?"),
         ("/v1/completion", "did you mean /v1/completions?"),
         ("/models", "did you mean /v1/models?"),
-        ("/v1/responses", "did you mean /v1/chat/completions?"),
+        ("/responses", "did you mean /v1/responses?"),
         ("/api/generate", "did you mean /v1/completions?"),
         ("/api/tags", "did you mean /v1/models?"),
         ("/v1/", "did you mean /v1/models?"),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+from trtla.api.errors import ApiError
 from trtla.api.generation import Generation
 from trtla.api.protocol import FINISH_REASONS, ChatBody, CompletionBody
 from trtla.api.reasoning import ReasoningSplitter, marks_reasoning
@@ -104,6 +105,10 @@ class Writer:
     def _done(self) -> list[Completion]:
         return self._generation.done
 
+    def begin(self) -> bytes:
+        """Return the events in front of the first text: none."""
+        return b""
+
     def add(self, chunk: Chunk) -> bytes | None:
         """Return a chunk as an event of a stream; None if it has no content yet."""
         silent = not (chunk.text or chunk.completion or chunk.logprobs)
@@ -132,7 +137,7 @@ class Writer:
         new: Json = {"content": chunk.text}
         if index in self._splitters:
             done, last = chunk.completion, chunk.completion is not None
-            new = self._splitters[index].push(chunk.text, last=last, cut=_is_cut(done))
+            new = self._splitters[index].push(chunk.text, last=last, cut=is_cut(done))
             if not (new or last or chunk.logprobs or self._body.pieces):
                 return None
         role = {} if index in self._begun else {"role": "assistant"}
@@ -154,6 +159,10 @@ class Writer:
         if more:
             yield event({**self._chunk([]), **more})
         yield DONE
+
+    def failed(self, error: ApiError) -> bytes:
+        """Return the last event of a stream that ends with an error."""
+        return event(error.body)
 
     def whole(self) -> Json:
         """Return the whole answer, after the texts have ended."""
@@ -182,7 +191,7 @@ class Writer:
         splitter = self._splitters.get(self._index(done))
         if splitter is None:
             return {"content": done.text}
-        parts = splitter.push(done.text, last=True, cut=_is_cut(done))
+        parts = splitter.push(done.text, last=True, cut=is_cut(done))
         calls = parts.get("tool_calls", [])
         for call in calls:
             del call["index"]
@@ -223,10 +232,15 @@ class Writer:
             "text_offset": offsets,
         }
 
+    @property
+    def tokens(self) -> tuple[int, int]:
+        """Tokens of the prompts, and of the texts that have ended."""
+        read = sum(len(done.input_ids) for done in self._done if done.choice == 0)
+        return read, sum(len(done.output_ids) for done in self._done)
+
     def _usage(self) -> Json:
-        written = sum(len(done.output_ids) for done in self._done)
+        read, written = self.tokens
         prompts = [done for done in self._done if done.choice == 0]
-        read = sum(len(done.input_ids) for done in prompts)
         whole = {
             "prompt_tokens": read,
             "completion_tokens": written,
@@ -264,7 +278,7 @@ class Writer:
         }
 
 
-def _is_cut(done: Completion | None) -> bool:
+def is_cut(done: Completion | None) -> bool:
     """Return True if a choice has ended before the model's end token."""
     return done is not None and done.finish_reason != "end_id"
 

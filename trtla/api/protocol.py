@@ -20,7 +20,8 @@ _MOST_CHOICES = 128
 _MOST_STOPS = 16
 MOST_BIASES = 1024
 """Tokens with a bias, and tokens that end a text."""
-_LARGEST = 2**63 - 1
+LARGEST = 2**63 - 1
+"""The largest number in a body."""
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
@@ -147,35 +148,32 @@ else:
     _Declared = create_model("_Declared", __base__=Strict, **body_fields())
 
 
-class Body(_Declared):
-    """The fields of both kinds of requests, besides the settings of the same names."""
+class Shared(_Declared):
+    """The fields of requests on every route, besides the settings of the same names."""
 
-    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
-        **NEUTRAL,
-        "seed": (-1,),
-        "response_format": ({"type": "text"},),
-    }
+    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {"seed": (-1,)}
     labels = LABELS
+    nested: ClassVar[tuple[type[Strict], ...]] = ()
+    """The models of its parts, whose fields errors name."""
+    rules: ClassVar[dict[str, str]] = {}
+    """The rules of fields that take several kinds of values."""
+    instead: ClassVar[dict[str, str]] = {}
+    """Hints for fields that are not supported."""
     model: str | None = Field(None, description="The served model's name, or none.")
-    max_tokens: int | None = Field(None, ge=1, le=_LARGEST)
     temperature: float | None = Field(
         None, ge=0, le=2, description="None: 1, and 0 where the engine is greedy only."
     )
     top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(0, ge=-1, le=_LARGEST, description="trtla: 0 and -1 keep all tokens.")
+    top_k: int = Field(0, ge=-1, le=LARGEST, description="trtla: 0 and -1 keep all tokens.")
     logit_bias: Biases = Field({}, description="By token id.")
     seed: int | None = Field(
-        None, ge=-_LARGEST - 1, le=_LARGEST, description="None and -1: a new one each time."
+        None, ge=-LARGEST - 1, le=LARGEST, description="None and -1: a new one each time."
     )
     stop: Text | Annotated[list[Text], Field(max_length=_MOST_STOPS, fail_fast=True)] | None = None
     stop_token_ids: Annotated[
-        list[Annotated[int, Field(ge=0, le=_LARGEST)]],
+        list[Annotated[int, Field(ge=0, le=LARGEST)]],
         Field(max_length=MOST_BIASES, fail_fast=True),
     ] = Field([], description="trtla, as vLLM: tokens that end a text and are not in it.")
-    n: int = Field(1, ge=1, le=_MOST_CHOICES, description="Choices; the i-th has seed + i.")
-    response_format: Object | None = Field(
-        None, description="json_object, or json_schema with a schema that the answer follows."
-    )
     structured_outputs: Object | None = Field(
         None, description="trtla, as vLLM: one of json, json_object, regex, choice and grammar."
     )
@@ -189,8 +187,6 @@ class Body(_Declared):
         "as a text, rules in Lark or GBNF.",
     )
     stream: bool = False
-    stream_options: StreamOptions | None = None
-    prediction: Predicted | None = None
     ignore_eos: bool = Field(False, description="trtla, as vLLM: end tokens end no text.")
     lookahead: Lookahead | None = Field(
         None, description="trtla: window, n-gram and verification set, or auto; the text is equal."
@@ -200,6 +196,28 @@ class Body(_Declared):
         "shared", description="trtla: private keeps nothing of the request for others."
     )
     metrics: bool = Field(False, description="trtla: answer with times and counts of drafts.")
+
+
+class Body(Shared):
+    """The fields of chats and completions."""
+
+    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
+        **Shared.neutral,
+        **NEUTRAL,
+        "response_format": ({"type": "text"},),
+    }
+    rules: ClassVar[dict[str, str]] = {
+        "content": "a text, or a list of parts of type text",
+        "prompt": "a text, token ids, or a list of several of either, none of them empty",
+        "tool_choice": 'none, auto, required, or {"type": "function", "function": {"name": "..."}}',
+    }
+    max_tokens: int | None = Field(None, ge=1, le=LARGEST)
+    n: int = Field(1, ge=1, le=_MOST_CHOICES, description="Choices; the i-th has seed + i.")
+    response_format: Object | None = Field(
+        None, description="json_object, or json_schema with a schema that the answer follows."
+    )
+    stream_options: StreamOptions | None = None
+    prediction: Predicted | None = None
     pieces: bool = Field(False, description="trtla: stream which source drafted which text.")
 
     @model_validator(mode="after")
@@ -215,7 +233,7 @@ class ChatBody(Body):
     """POST /v1/chat/completions."""
 
     messages: list[Message] = Field(min_length=1, fail_fast=True)
-    max_completion_tokens: int | None = Field(None, ge=1, le=_LARGEST)
+    max_completion_tokens: int | None = Field(None, ge=1, le=LARGEST)
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=20)
     add_generation_prompt: bool | None = Field(
@@ -294,7 +312,7 @@ def _check_answers(messages: list[Message]) -> None:
         called.update(call.id for call in message.tool_calls or ())
 
 
-Ids = Annotated[list[Annotated[int, Field(ge=0, le=_LARGEST)]], Field(min_length=1, fail_fast=True)]
+Ids = Annotated[list[Annotated[int, Field(ge=0, le=LARGEST)]], Field(min_length=1, fail_fast=True)]
 
 
 class CompletionBody(Body):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -13,11 +13,11 @@ from trtla.api.protocol import (
     LABELS,
     MOST_BIASES,
     PARTS,
-    Body,
     ChatBody,
     CompletionBody,
     Message,
     Predicted,
+    Shared,
     StreamOptions,
     TextPart,
 )
@@ -28,7 +28,7 @@ from trtla.other_tools import counterpart, instead
 
 _MOST_NESTED = 20_000
 """Lists and objects in a body: each of them costs as much as a long text."""
-BodyT = TypeVar("BodyT", bound=Body)
+BodyT = TypeVar("BodyT", bound=Shared)
 
 
 def read_body(kind: type[BodyT], data: bytes) -> BodyT:
@@ -54,7 +54,7 @@ def check_body(kind: type[BodyT], value: Any) -> BodyT:
         return kind.model_validate(value)
     except ValidationError as error:
         errors = error.errors(include_url=False, include_input=False)
-    raise body_error(errors)
+    raise body_error(errors, kind)
 
 
 def _nested(data: bytes) -> int:
@@ -69,15 +69,11 @@ _MODELS = (
     ChatBody, CompletionBody, Message, Predicted, StreamOptions, TextPart, Tool, Function, ToolCall,
     CalledFunction,
 )  # fmt: skip
-_FIELDS = {*LABELS, *(name for model in _MODELS for name in model.model_fields)}
 _RULES = {
     **RULES,
-    "content": "a text, or a list of parts of type text",
     "name": "a name of at most 64 characters, none of them a space, <, |, \\, / or >",
     "lookahead": '[window, ngram, verification], such as [3,3,3], or "auto"',
-    "prompt": "a text, token ids, or a list of several of either, none of them empty",
     "stop": "a text, or up to 16 texts, none of them empty",
-    "tool_choice": 'none, auto, required, or {"type": "function", "function": {"name": "..."}}',
     "stop_token_ids": f"a list of at most {MOST_BIASES} token ids",
 }
 """The rules of fields that take several kinds of values."""
@@ -86,44 +82,61 @@ _TOOL_RULES = {
     "type": "function: other kinds of tools are not supported",
 }
 _PART_RULE = "text: contents are texts, or lists of parts of type text"
-_LISTS = (["messages"], ["content"], ["tools"], ["tool_calls"])
+_LISTS = (["messages"], ["input"], ["content"], ["output"], ["tools"], ["tool_calls"])
+_OF_KINDS = ("content", "input", "output")
+"""Fields that are a text or a list of parts, each of one kind."""
+FLAT, GROUPED = "flat", "grouped"
+"""Kinds of a response's tools."""
 _LONGEST_NAME = 100  # in an error
 
 
-def body_error(errors: Iterable[Mapping[str, Any]]) -> ApiError:
+def body_error(errors: Iterable[Mapping[str, Any]], body: type[Shared]) -> ApiError:
     """Return the refusal of a body for the outermost of pydantic's errors."""
     first = min(errors, key=lambda error: len(error["loc"]), default={})
     kind, path = first.get("type"), [part for part in first.get("loc", ()) if part != "body"]
-    path = _without_tags(path)
+    path, fields = _without_tags(path), _fields(body)
     if kind == "json_invalid":
         return ApiError(400, "the body is not JSON", code="invalid_json")
     if kind == "extra_forbidden":
-        return _unknown(".".join(map(str, path)), str(path[-1]))
-    name = _field(path)
+        return _unknown(".".join(map(str, path)), str(path[-1]), body)
+    name = _field(path, fields)
     if kind == "missing":
         return ApiError(400, f"{name or 'the body'} is missing", name, "missing_parameter")
     if kind == "value_error":  # a rule of several fields, whose first word is one of them
         text = str(first["msg"]).removeprefix("Value error, ")
         word = text.partition(" ")[0]
-        return ApiError(400, text, word if word in _FIELDS else name, "invalid_parameter")
-    rule = _rule(name or "") or needed(first)
+        return ApiError(400, text, word if word in fields else name, "invalid_parameter")
+    rule = _rule(name or "", body) or needed(first)
     return ApiError(400, f"{name or 'the body'} must be {rule}", name, "invalid_parameter")
 
 
-def _rule(name: str) -> str | None:
+def _fields(body: type[Shared]) -> set[str]:
+    """Return the names of a body's fields and of those of its parts."""
+    models = (body, *body.nested) if body.nested else _MODELS
+    return {*LABELS, *(name for model in models for name in model.model_fields)}
+
+
+def _rule(name: str, body: type[Shared]) -> str | None:
     last = name.rpartition(".")[2]
     if name.startswith("tools.") or ".tool_calls." in name:
         return _TOOL_RULES.get(last)
-    return _PART_RULE if last == "type" and ".content." in name else _RULES.get(last)
+    if last == "type":
+        return _PART_RULE if ".content." in name and not body.nested else None
+    return {**_RULES, **body.rules}.get(last)
 
 
 def _without_tags(path: list[Any]) -> list[Any]:
-    """Return the path without the tags of content kinds."""
-    return [
-        part
-        for before, part in zip((None, *path), path, strict=False)
-        if before != "content" or part not in ("text", PARTS)
-    ]
+    """Return the path without the tags of contents and items."""
+
+    def is_tag(at: int) -> bool:
+        before = path[max(0, at - 3) : at]
+        if before[-1:] and before[-1] in _OF_KINDS:
+            return path[at] in ("text", PARTS)
+        if before[-2:-1] == ["tools"]:
+            return path[at] in (FLAT, GROUPED)
+        return len(before) == 3 and before[:2] == ["input", PARTS]
+
+    return [part for at, part in enumerate(path) if not is_tag(at)]
 
 
 def _elsewhere(name: str) -> str | None:
@@ -134,15 +147,16 @@ def _elsewhere(name: str) -> str | None:
     return None
 
 
-def _unknown(name: str, last: str) -> ApiError:
+def _unknown(name: str, last: str, body: type[Shared]) -> ApiError:
     name, last = name[:_LONGEST_NAME], last[:_LONGEST_NAME]
     if flag := chosen_at_start(name):
         message = f"{name} is chosen for all requests, when the model is opened: start with {flag}"
         return ApiError(400, message, name, "unsupported_parameter")
-    guess = instead(name) or _elsewhere(name)
-    if guess is None and (meant := counterpart(name, _FIELDS)):
+    fields = _fields(body)
+    guess = body.instead.get(name) or instead(name) or _elsewhere(name)
+    if guess is None and (meant := counterpart(name, fields)):
         guess = f"use {meant}"
-    guess = guess or did_you_mean(last, _FIELDS)
+    guess = guess or did_you_mean(last, fields)
     return ApiError(
         400,
         f"{name} is not supported; {guess or 'omit it'}".rstrip(),
@@ -151,12 +165,12 @@ def _unknown(name: str, last: str) -> ApiError:
     )
 
 
-def _field(location: list[Any]) -> str | None:
+def _field(location: list[Any], fields: Container[str]) -> str | None:
     """Return the path of the field, without the names of alternative kinds of values."""
     path: list[str] = []
     for part in location:
         in_list = path[-1:] in _LISTS
-        if part not in _FIELDS and not (isinstance(part, int) and in_list):
+        if part not in fields and not (isinstance(part, int) and in_list):
             break
         path.append(str(part))
     return ".".join(path) or None

@@ -6,7 +6,7 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +25,7 @@ from trtla.api.generation import answers_to, check_name
 from trtla.api.grammars import FIELDS
 from trtla.api.protocol import ChatBody, CompletionBody
 from trtla.errors import closest, sentence
+from trtla.llm.answer import Answer
 from trtla.llm.grammar_compiling import takes_long
 from trtla.llm.preparing import GRAMMARS
 from trtla.other_tools import counterpart
@@ -36,6 +37,7 @@ from trtla.serve.responses import (
     LONG,
     BodyRoute,
     GenerationResponse,
+    body_of,
     error_response,
     while_there,
 )
@@ -50,6 +52,7 @@ _PAGE_HEADERS = {"Content-Security-Policy": _POLICY, "X-Content-Type-Options": "
 _COMPILED = {*FIELDS, "tools"}
 """A body's fields that ask for a grammar."""
 _WHO = "this server"
+_RESPONSES, _METHODS = "/v1/responses", ["GET", "POST", "DELETE"]
 _SCRAPE_S = 2.0  # for the executor's own figures; steps may be long
 
 
@@ -102,10 +105,28 @@ def new_app(served: Served) -> FastAPI:
     _answer_health(app, served)
     _answer_texts(app, served)
     _show_page(app)
-    for path in app.openapi()["paths"].values():  # ours is 400, which is among the refusals
-        for operation in path.values():
-            operation["responses"].pop("422", None)
+    _describe(app)
     return app
+
+
+def _describe(app: FastAPI) -> None:
+    """Have the application described when it is asked for, with the body of responses."""
+    describe = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            from trtla.api.responses.body import described
+
+            document = describe()
+            for path in document["paths"].values():  # ours is 400, which is among the refusals
+                for operation in path.values():
+                    operation["responses"].pop("422", None)
+            body, schemas = described()
+            document["paths"][_RESPONSES]["post"]["requestBody"] = body
+            document["components"]["schemas"] |= schemas
+        return app.openapi_schema or {}
+
+    app.openapi = openapi  # type: ignore[method-assign]
 
 
 _SCRAPED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {}}}}
@@ -176,14 +197,37 @@ def _answer_texts(app: FastAPI, served: Served) -> None:
     async def completions(body: CompletionBody, request: Request) -> Response:
         return await _answer(served, request, body, body.n * len(body.prompts))
 
+    @app.post(_RESPONSES, response_class=Response, responses=_TEXTS)
+    async def responses(request: Request) -> Response:
+        from trtla.api.responses.answer import ResponseWriter, response_answers
+        from trtla.api.responses.body import read_response
+
+        body = await body_of(request, read_response)
+        made = partial(response_answers, body), partial(ResponseWriter, body)
+        return await _answer(served, request, body.chat, 1, *made)
+
+    @app.api_route(f"{_RESPONSES}/{{name}}", methods=_METHODS, include_in_schema=False)
+    @app.api_route(f"{_RESPONSES}/{{name}}/{{part}}", methods=_METHODS, include_in_schema=False)
+    async def stored(name: str) -> Response:
+        raise ApiError(
+            404,
+            f"the response {name[:100]!r} is not here: responses are not stored; POST the whole "
+            "input to /v1/responses",
+        )
+
 
 async def _answer(
-    served: Served, request: Request, body: ChatBody | CompletionBody, count: int
+    served: Served,
+    request: Request,
+    body: ChatBody | CompletionBody,
+    count: int,
+    make: Callable[..., list[Answer]] = answers_to,
+    write: Callable[..., Writer] = Writer,
 ) -> Response:
     check_name(body.model, served.name, _WHO)
     model, log = served.model, request.scope["trtla"]
     lane = _lane(body, len(await request.body()))
-    prepare = partial(answers_to, body, space=served.space(request))
+    prepare = partial(make, body, space=served.space(request))
     work = model.generate(prepare, count, lane, not body.stream)
     generation = await while_there(request.receive, work)
     log["prompt_tokens"] = generation.prompt_tokens
@@ -195,7 +239,7 @@ async def _answer(
             log["ttft_ms"] = round(1000 * (generation.first - generation.started), 1)
 
     labels = Labels(secrets.token_hex(12), int(time.time()), served.name)
-    writer = Writer(body, labels, generation, model.engine.llm)
+    writer = write(body, labels, generation, model.engine.llm)
     return GenerationResponse(generation, writer, body.stream, model.timeout_s, close)
 
 

@@ -18,7 +18,7 @@ from fastapi.routing import APIRoute
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from trtla.api.answers import Writer, dumps, event
+from trtla.api.answers import Writer, dumps
 from trtla.api.errors import ApiError, gone, too_late
 from trtla.api.reading import read_body
 from trtla.serve.generation import AsyncGeneration
@@ -178,6 +178,8 @@ class GenerationResponse(Response):
         headers = {"status": self.status_code, "headers": self.raw_headers}
         await send({"type": "http.response.start", **headers})
         self._sent = time.monotonic()
+        if begun := self._writer.begin():
+            await self._send(send, begun)
         try:
             while not self._generation.ended:
                 chunks = await self._generation.next()
@@ -187,7 +189,7 @@ class GenerationResponse(Response):
             last = b"".join(self._writer.end())
         except ApiError as error:
             note_error(scope, error)
-            last = event(error.body)
+            last = self._writer.failed(error)
         await self._send(send, last, more=False)
 
     async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -214,6 +216,15 @@ LONG = 1 << 15
 """Bytes of a body; longer ones are prepared one after another, next to the others."""
 
 
+async def body_of(request: Request, read: Callable[[bytes], T]) -> T:
+    """Return a request's body as it is read: a long one in a thread."""
+    data = await request.body()
+    if len(data) <= LONG:
+        return read(data)
+    lanes = request.app.state.model.engine.lanes
+    return await while_there(request.receive, lanes.done("bodies", partial(read, data)))
+
+
 class BodyRoute(APIRoute):
     """A route whose endpoint takes `body` and `request`, or no body at all.
 
@@ -226,13 +237,7 @@ class BodyRoute(APIRoute):
             return super().get_route_handler()
 
         async def handle(request: Request) -> Response:
-            data = await request.body()
-            if len(data) <= LONG:
-                body = read_body(kind, data)
-            else:
-                lanes = request.app.state.model.engine.lanes
-                reading = lanes.done("bodies", partial(read_body, kind, data))
-                body = await while_there(request.receive, reading)
+            body = await body_of(request, partial(read_body, kind))
             answer: Response = await self.endpoint(body, request)
             return answer
 

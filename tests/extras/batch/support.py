@@ -16,7 +16,7 @@ import trtla as package
 from tests.support.command import ROOT, Ran, holding, trtla
 
 SHIPPED = Path(package.__file__).parent / "assets" / "tiny-llama"
-CHAT, TEXTS = "/v1/chat/completions", "/v1/completions"
+CHAT, TEXTS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 FILES = ("output.jsonl", "errors.jsonl")
 
 
@@ -31,6 +31,12 @@ def chat(custom_id: str, content: str = "Hello", /, **body: Any) -> dict[str, An
     messages = [{"role": "user", "content": content}]
     body = {"messages": messages, "max_tokens": 4, "temperature": 0, **body}
     return {"custom_id": custom_id, "method": "POST", "url": CHAT, "body": body}
+
+
+def respond(custom_id: str, content: str = "Hello", /, **body: Any) -> dict[str, Any]:
+    """A line of /v1/responses."""
+    return {"custom_id": custom_id, "method": "POST", "url": RESPONSES,
+            "body": {"input": content, **body}}  # fmt: skip
 
 
 def mixed(count: int) -> list[Any]:
@@ -64,7 +70,7 @@ def texts(out: Path) -> dict[str, list[str]]:
     """The choices' texts by custom_id."""
     found = {}
     for one in read(out / "output.jsonl"):
-        choices = one["response"]["body"]["choices"]
+        choices = one["response"]["body"].get("choices", ())
         found[one["custom_id"]] = [
             c["text"] if "text" in c else c["message"]["content"] for c in choices
         ]

@@ -20,6 +20,7 @@ from tests.extras.batch.support import (
     chat,
     content,
     read,
+    respond,
     same_time,
     texts,
     write,
@@ -62,6 +63,8 @@ WRONG: list[tuple[Any, str | None, str, str | None, str | None]] = [
     (ask("x19", drafter="draft:/etc/passwd"), "x19", "is not loaded", "drafter", None),
     ({**ask("x20"), "url": CHAT}, "x20", "messages is missing", "messages", None),
     (chat("x21", tools=[{}]), "x21", "tools.0.type is missing", "tools.0.type", None),
+    (respond("x22", ""), "x22", "a text, or a list of items", "input", None),
+    (respond("x23", stream=True), "x23", "stream is not for batches", "stream", None),
 ]  # fmt: skip
 """Lines, then what their errors have: custom_id, message, param and code; None: any code."""
 UNNAMED = [ask("y1", model="gpt-4o")]
@@ -71,7 +74,7 @@ def test_every_wrong_line_is_an_error_of_that_line(tmp_path: Path) -> None:
     lines = [ask("good"), *(one[0] for one in WRONG), *UNNAMED, chat("last")]
     ran = batch(write(tmp_path / "in", lines), tmp_path / "out")
     assert ran.code == 1
-    assert f"error: 30 of {len(lines)} lines failed; the first, line 2 is not JSON: " in ran.err
+    assert f"error: 32 of {len(lines)} lines failed; the first, line 2 is not JSON: " in ran.err
     assert ran.err.endswith(f"hint: all are in {tmp_path / 'out' / 'errors.jsonl'}\n")
     assert [one["custom_id"] for one in read(tmp_path / "out" / "output.jsonl")] == ["good", "last"]
     errors = read(tmp_path / "out" / "errors.jsonl")
@@ -145,6 +148,7 @@ def test_texts_are_those_of_the_server_and_of_run(tmp_path: Path) -> None:
         ask("usual", "while "),
         chat("chat", "What is Python?", max_tokens=16),
         chat("probable", logprobs=True, top_logprobs=2, seed=5, temperature=1),
+        respond("response", "What is Python?", max_output_tokens=16, top_logprobs=1, seed=5),
     ]
     lines[8]["body"].pop("max_tokens")
     out = tmp_path / "out"
@@ -153,7 +157,13 @@ def test_texts_are_those_of_the_server_and_of_run(tmp_path: Path) -> None:
     with serving() as served:
         for line in lines:
             asked = served.http.post(line["url"], json=line["body"]).json()
-            assert answers[line["custom_id"]]["choices"] == asked["choices"], line
+            given = answers[line["custom_id"]]
+            if "output" in asked:  # its items have ids of their own
+                (found,), (wanted,) = given["output"], asked["output"]
+                assert found | {"id": wanted["id"]} == wanted
+                assert given["usage"]["output_tokens"] == asked["usage"]["output_tokens"] == 16
+            else:
+                assert given["choices"] == asked["choices"], line
     for name, length in (("greedy", 24), ("usual", 16)):
         prompt = next(one for one in lines if one["custom_id"] == name)["body"]["prompt"]
         ran = trtla("run", "-m", SHIPPED, "-p", prompt, "-n", length, "-q")

@@ -90,7 +90,7 @@ class ServeFlags(ServedModelFlags):
 @served_draft_flags
 @click.pass_obj
 def serve(console: Console, /, **params: Any) -> int:
-    """Answer OpenAI's API: /v1/chat/completions, /v1/completions and /v1/models, streamed too.
+    """Answer OpenAI's API: chats, completions and responses, streamed too, and /v1/models.
 
     All requests share one running batch. Beside OpenAI's fields, requests may bring lookahead,
     drafter and its settings, top_k, min_p, repetition_penalty, ignore_eos, cache, metrics and

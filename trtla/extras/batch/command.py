@@ -114,10 +114,10 @@ def batch(console: Console, /, **params: Any) -> int:
     """Answer a file of requests in OpenAI's batch format, here.
 
     REQUESTS has a line each: {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions",
-    "body": {...}}; a body is what trtla serve takes, of /v1/completions too. The answers are in the
-    order of the lines. After a kill, a crash or Ctrl-C the same command resumes, and no line is
-    done twice; the files are the same to the last byte. A line that is wrong becomes an error of
-    that line (exit code 1).
+    "body": {...}}; a body is what trtla serve takes, of /v1/completions and /v1/responses too. The
+    answers are in the order of the lines. After a kill, a crash or Ctrl-C the same command resumes,
+    and no line is done twice; the files are the same to the last byte. A line that is wrong becomes
+    an error of that line (exit code 1).
     """
     named = params["engine_dir"]
     replicas = REPLICAS.taken(params) if REPLICAS else None

@@ -6,7 +6,7 @@ import hashlib
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trtla.api.errors import ApiError
 from trtla.api.protocol import ChatBody, CompletionBody
@@ -14,10 +14,16 @@ from trtla.api.reading import check_body
 from trtla.errors import UsageError
 from trtla.files import JsonError, parse_texts
 
-URLS: dict[str, type[ChatBody] | type[CompletionBody]] = {
+if TYPE_CHECKING:
+    from trtla.api.responses.body import ResponseBody
+
+Asked = ChatBody | CompletionBody
+_RESPONSES = "/v1/responses"
+_KINDS: dict[str, type[ChatBody] | type[CompletionBody]] = {
     "/v1/chat/completions": ChatBody,
     "/v1/completions": CompletionBody,
 }
+URLS = (*_KINDS, _RESPONSES)
 _KEYS = ("custom_id", "method", "url", "body")
 _FORM = '{"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {...}}'
 
@@ -28,7 +34,9 @@ class LineRequest:
 
     number: int
     custom_id: str | None
-    body: ChatBody | CompletionBody | None = None
+    body: Asked | None = None
+    response: ResponseBody | None = None
+    """The body of a response, whose chat is `body`."""
     error: ApiError | None = None
 
 
@@ -50,7 +58,7 @@ class Lines:
             data = _object(number, self.data[number])
             custom_id = data.get("custom_id")
             name = custom_id if isinstance(custom_id, str) else None
-            return LineRequest(number, name, _body(data, number, self.repeats.get(number)))
+            return LineRequest(number, name, *_bodies(data, number, self.repeats.get(number)))
         except ApiError as error:
             return LineRequest(number, name, error=error)
 
@@ -95,7 +103,9 @@ def _wrong(text: str, param: str | None = None, code: str = "invalid_line") -> A
     return ApiError(400, text, param, code)
 
 
-def _body(data: dict[str, Any], number: int, first: int | None) -> ChatBody | CompletionBody:
+def _bodies(
+    data: dict[str, Any], number: int, first: int | None
+) -> tuple[Asked, ResponseBody | None]:
     _check_envelope(data, number)
     if first is not None:
         raise _wrong(
@@ -103,10 +113,20 @@ def _body(data: dict[str, Any], number: int, first: int | None) -> ChatBody | Co
             "custom_id",
             "duplicate_custom_id",
         )
-    body = check_body(URLS[data["url"]], data["body"])
+    body, response = _checked(data["url"], data["body"])
     if body.stream:
         raise ApiError(400, "stream is not for batches; omit it", "stream", "no_stream")
-    return body
+    return body, response
+
+
+def _checked(url: str, body: Any) -> tuple[Asked, ResponseBody | None]:
+    """Return a body as a chat or a completion, and the response that asks for it."""
+    if url != _RESPONSES:
+        return check_body(_KINDS[url], body), None
+    from trtla.api.responses.body import ResponseBody
+
+    response = check_body(ResponseBody, body)
+    return response.chat, response
 
 
 def _check_envelope(data: dict[str, Any], number: int) -> None:

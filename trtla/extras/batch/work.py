@@ -5,16 +5,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
+from typing import Any
 
 from trtla.api.answers import Json, Labels, Writer, dumps
 from trtla.api.errors import ApiError, refused
 from trtla.api.generation import Generation, answers_to, check_name
-from trtla.api.protocol import ChatBody, CompletionBody
 from trtla.errors import TrtlaError, sentence
 from trtla.extras.batch.job import Job
 from trtla.extras.batch.journal import Journal, Record
-from trtla.extras.batch.lines import LineRequest, Lines
+from trtla.extras.batch.lines import Asked, LineRequest, Lines
 from trtla.llm.decoder import Event
 from trtla.llm.llm import LLM
 from trtla.runtime.request import Request
@@ -92,14 +93,15 @@ class Decoding:
             raise line.error or ApiError(400, "the line asks for nothing")
         check_name(line.body.model, self._labelling.model, "--served-model-name")
         body = _seeded(line.body, line.custom_id or "")
+        make, write = _makers(line)
         try:
-            generation = Generation(answers_to(body, self._llm))
+            generation = Generation(make(body, self._llm))
         except (ApiError, ImportError, MemoryError):  # the last two are not the line's fault
             raise
         except Exception as error:  # an error of one line ends no other
             raise ApiError(500, f"{sentence(error)} (this is a bug in trtla)") from None
         labels = self._labelling.labels(line)
-        return _Work(line, generation, Writer(body, labels, generation, self._llm))
+        return _Work(line, generation, write(body, labels, generation, self._llm))
 
     def _take(self, event: Event) -> Record | None:
         """Return the record of an event's line, if that is finished."""
@@ -119,7 +121,7 @@ class Decoding:
 
     def _answered(self, work: _Work) -> Record:
         body = work.writer.whole()
-        read, written = body["usage"]["prompt_tokens"], body["usage"]["completion_tokens"]
+        read, written = work.writer.tokens
         data = self._line(work.line, 200, body)
         stats = [done.stats for done in work.generation.done]
         steps, decoded = sum(each.steps for each in stats), sum(each.decoded for each in stats)
@@ -144,7 +146,16 @@ class Decoding:
         return dumps({**head, "response": answer, "error": None})
 
 
-def _seeded(body: ChatBody | CompletionBody, custom_id: str) -> ChatBody | CompletionBody:
+def _makers(line: LineRequest) -> tuple[Callable[..., Any], Callable[..., Writer]]:
+    """Return what makes a line's texts, and what writes its answer."""
+    if line.response is None:
+        return answers_to, Writer
+    from trtla.api.responses.answer import ResponseWriter, response_answers
+
+    return partial(response_answers, line.response), partial(ResponseWriter, line.response)
+
+
+def _seeded(body: Asked, custom_id: str) -> Asked:
     """Give a body without a seed one from its custom_id: distinct, and the same every time."""
     if body.seed is not None:
         return body
