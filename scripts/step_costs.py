@@ -25,7 +25,7 @@ from trtla.formats.plan import rank_plan
 from trtla.machine import cpu
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.draft import NO_DRAFT, Draft, NoDrafter
-from trtla.runtime.models.cpu.levels import own_levels
+from trtla.runtime.models.cpu.levels import chosen_level
 from trtla.runtime.models.cpu.library import library
 from trtla.runtime.models.cpu.llama import NativeLlama
 from trtla.runtime.models.cpu.packing import Source, pack_model
@@ -125,7 +125,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=12)
     asked = parser.parse_args()
     set_threads(asked.threads)
-    level = own_levels()[-1].name
+    level = chosen_level().name
     print(f"{cpu().model}, {level}, {num_threads()} threads, {_CACHED} tokens in the cache\n")
     print(f"| shape, layers | type | {' | '.join(map(str, asked.fed))} | GB/s of one |")
     print("|---" * (len(asked.fed) + 3) + "|")
