@@ -29,7 +29,7 @@ class _Rates(NamedTuple):
 
 _INTEGERS = {
     "x86-64-v2": _Rates(38e9, 300e9),
-    "x86-64-v3": _Rates(80e9, 300e9),
+    "x86-64-v3": _Rates(110e9, 300e9),
     "x86-64-v3-vnni": _Rates(80e9, 50e9),
     "x86-64-v4": _Rates(80e9, 300e9),
     "x86-64-v4-vnni": _Rates(100e9, 50e9),
