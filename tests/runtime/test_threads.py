@@ -339,6 +339,21 @@ def test_counters_are_there_while_another_thread_closes(monkeypatch) -> None:
         threads.join()
 
 
+def test_counters_are_there_where_the_model_closes_meanwhile(monkeypatch) -> None:
+    engine = Opened(monkeypatch).llm.executor
+    engine.stop(None)
+    executor = engine._executor
+    drafters = executor._drafting.drafters
+    heads = drafters.heads
+
+    def closing():
+        executor.close()
+        return heads()
+
+    monkeypatch.setattr(drafters, "heads", closing)
+    assert executor.stats().steps == executor.stats().steps == 0
+
+
 def test_calls_and_steps_alternate_while_both_are_wanted(monkeypatch, expected) -> None:
     """Threads that call without a pause starve no stream, and a stream starves no call."""
     opened, threads, ended, calls = Opened(monkeypatch), Threads(), threading.Event(), [0]

@@ -112,10 +112,11 @@ class TorchExecutor(Executor):
 
     def stats(self) -> ExecutorStats:
         counted = replace(self._stats, **self._record.counts()._asdict())
-        if self._closed:
+        try:
+            drafting, pool, scheduler = self._drafting, self._cache.pool, self._scheduler
+        except AttributeError:  # it is closed, or another thread is closing it
             return counted
-        counted.heads = self._drafting.drafters.heads()
-        pool, scheduler = self._cache.pool, self._scheduler
+        counted.heads = drafting.drafters.heads()
         return replace(
             counted,
             running=scheduler.num_running,
