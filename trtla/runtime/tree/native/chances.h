@@ -105,6 +105,8 @@ inline void first_weights(double* out) {
     static const double agreed[SCORES] = {2.8, 2.1, 1.6, 1.3, 1.1, 1.0, 1.0, 0.9};  // as the next
     static const double text_alone[SCORES] = {0.0, -0.3, -0.5, -1.0, -1.2, -1.2, -1.3, -1.2};
     static const double row_alone[SCORES] = {0.0, -0.1, -0.2, -0.3, -0.4, -0.6, -0.9, -1.2};
+    // The noise ranks first what a weak head takes for too likely.
+    static constexpr double HEAD_OVERESTIMATE = 0.5;
     // Of heads: log odds of the middles of scores, a little closer to even.
     static const double head[SCORES] = {-3.8, -2.9, -2.1, -1.3, -0.5, 0.2, 1.0, 2.2};
     static const double tabled[TABLED] = {0.0, -0.7, 0.5, 0.0, -0.2, -0.3, -0.5};
@@ -118,8 +120,9 @@ inline void first_weights(double* out) {
     std::copy_n(kind[0], KINDS * DEPTHS, group[TEXT_KIND]);
     for (int i = 0; i < NOISES * LENGTHS; ++i) group[TEXT_NOISE][i] = noise[i / LENGTHS];
     for (int i = 0; i < 2 * RANKS * SCORES; ++i) {
+        const bool sampled = i >= RANKS * SCORES;
         group[ROW][i] = score[i % SCORES];
-        group[HEAD_ROW][i] = head[i % SCORES];
+        group[HEAD_ROW][i] = head[i % SCORES] - sampled * HEAD_OVERESTIMATE;
     }
     for (int i = 0; i < TABLED * SCORES; ++i) group[HEAD_TABLED][i] = tabled[i / SCORES];
     std::copy_n(order[0], ORDERS * DEPTHS, group[ROW_ORDER]);
