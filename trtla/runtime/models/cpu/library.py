@@ -63,6 +63,9 @@ class NativeLayer(Structure):
         ("mlp_norm", c_void_p),
         ("rotary", c_int64),
         ("window", c_int64),
+        ("router", Matrix),
+        ("experts_gate_up", c_void_p),
+        ("experts_down", c_void_p),
     ]
 
 
@@ -90,6 +93,9 @@ class NativeModel(Structure):
         ("activation", c_int64),
         ("embedding_norm", c_void_p),
         ("residual_norm", c_void_p),
+        ("experts_per_token", c_int64),
+        ("expert_intermediate", c_int64),
+        ("shares_of_chosen", c_int64),
     ]
 
 

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "expert_layers.h"
 #include "phases.h"
 #include "team.h"
 
@@ -21,6 +22,8 @@ struct Forward final : Job {
     const int attended_size;
     std::vector<float>&states, &embedded, &qkv, &attended, &gated, &delta;
     Operand (&shared)[PRODUCTS];
+    ExpertLayers experts;
+    int64_t widths[PRODUCTS]{};  // the most inputs of a product in any layer
     std::vector<std::vector<View>> seen;
     std::vector<Phase> program;
 
@@ -28,7 +31,8 @@ struct Forward final : Job {
         : model(model), step(step), alone(queries_are_one_piece(model, step)), stamp(next_stamp()),
           attended_size(model.heads * model.head_size), states(buffers.states),
           embedded(buffers.embedded), qkv(buffers.qkv), attended(buffers.attended),
-          gated(buffers.gated), delta(buffers.delta), shared(buffers.inputs) {
+          gated(buffers.gated), delta(buffers.delta), shared(buffers.inputs),
+          experts{model, step, buffers.routing, buffers.states} {
         fit(states, model.hidden);
         if (model.embedding_norm) fit(embedded, model.hidden);
         fit(qkv, qkv_size());
@@ -36,9 +40,8 @@ struct Forward final : Job {
         fit(gated, model.intermediate);
         if (adds_later(DENSE, *model.layers) || adds_later(DOWN, *model.layers))
             fit(delta, model.hidden);
-        for (const Kind product : {QKV, DENSE, GATE_UP, DOWN, SCORE})
-            for (int layer = 0; !few(product) && layer < model.num_layers; ++layer)
-                reset(shared[product], product, model.layers[layer]);
+        if (model.experts_per_token) experts.fit();
+        for (int product = QKV; product < PRODUCTS; ++product) make_room(Kind(product));
         for (int i = 0; i < step.num_sequences; ++i)
             seen.push_back(views(step.sequences()[i], step.parents()));
         plan();
@@ -46,6 +49,15 @@ struct Forward final : Job {
 
     void fit(std::vector<float>& rows, size_t size) const {
         if (rows.size() < step.tokens * size) rows.resize(step.tokens * size);
+    }
+
+    void make_room(Kind product) {
+        const Layer* end = model.layers + model.num_layers;
+        for (const Layer* layer = model.layers; layer < end; ++layer)
+            widths[product] = std::max(widths[product], matrix(product, *layer).inputs);
+        if (few(product)) return;
+        for (const Layer* layer = model.layers; layer < end; ++layer)
+            if (matrix(product, *layer).outputs) reset(shared[product], product, *layer);
     }
 
     size_t qkv_size() const { return (model.heads + 2 * model.kv_heads) * model.head_size; }
@@ -63,21 +75,12 @@ struct Forward final : Job {
         if (!model.embedding_norm) return embed(token, state);
         float* embedding = &embedded[token * size];
         embed(token, embedding);
-        normalise(embedding, size, model.embedding_norm, embedding);
+        normalise(embedding, size, model.embedding_norm, model.epsilon, embedding);
         normalise_or_copy(step.states_in + token * size, size, model.residual_norm, state);
     }
 
-    // May be in place.
-    void normalise(const float* from, int64_t size, const float* weight, float* out) const {
-        Floats squares{};
-        for (int i = 0; i < size; i += LANES) squares += load(from + i) * load(from + i);
-        const float scale = 1.0f / std::sqrt(sum(squares) / size + model.epsilon);
-        for (int i = 0; i < size; i += LANES)
-            store(out + i, load(from + i) * scale * load(weight + i));
-    }
-
     void normalise_or_copy(const float* from, int64_t size, const float* weight, float* out) const {
-        if (weight) return normalise(from, size, weight, out);
+        if (weight) return normalise(from, size, weight, model.epsilon, out);
         std::copy(from, from + size, out);
     }
 
@@ -85,6 +88,7 @@ struct Forward final : Job {
         return product == QKV     ? layer.qkv[0]
                : product == DENSE ? layer.dense
                : product == DOWN  ? layer.down
+               : product == ROUTE ? layer.router
                : product == SCORE ? model.lm_head
                                   : layer.gate_up;
     }
@@ -100,7 +104,7 @@ struct Forward final : Job {
 
     // Whether a product's inputs are so few that each thread makes them for itself.
     bool few(Kind product) const {
-        return rows(product) * matrix(product, *model.layers).inputs <= TWICE;
+        return rows(product) * widths[product] <= TWICE;
     }
 
     void reset(Operand& inputs, Kind product, const Layer& layer) const {
@@ -126,7 +130,7 @@ struct Forward final : Job {
         const float* weight = product == SCORE   ? model.norm
                               : product == QKV ? layer.input_norm
                                                : layer.post_norm;
-        normalise(state, model.hidden, weight, normal.data());
+        normalise(state, model.hidden, weight, model.epsilon, normal.data());
         out.put(type, row, normal.data());
     }
 
@@ -188,13 +192,13 @@ struct Forward final : Job {
         const int64_t slot = sequence.slots[sequence.cached + row];
         float* key = head(token, model.heads + kv_head);
         const float* value = head(token, model.heads + model.kv_heads + kv_head);
-        if (layer.k_norm) normalise(key, size, layer.k_norm, key);
+        if (layer.k_norm) normalise(key, size, layer.k_norm, model.epsilon, key);
         rotate(key, token, layer);
         put(to.keys.at(slot), key, size);
         put(to.values.at(slot), value, size);
         for (int fold = 0; fold < group_size(); ++fold) {
             float* query = head(token, kv_head * group_size() + fold);
-            if (layer.q_norm) normalise(query, size, layer.q_norm, query);
+            if (layer.q_norm) normalise(query, size, layer.q_norm, model.epsilon, query);
             rotate(query, token, layer);
             for (int i = 0; i < size; ++i) query[i] *= model.attention_scale;
         }
@@ -283,21 +287,13 @@ struct Forward final : Job {
         return norm_behind(product, layer) || (model.exchange && model.residual_multiplier != 1.0f);
     }
 
-    // What comes of a rank's own inputs, a part of the sum, or what is not added at once.
-    void write(float* part, const Operand& x, const Matrix& matrix, int from, int to) {
-        matmul(x, matrix, from, to, [&](int token, int panel, const float* products) {
-            const int width = std::min<int>(WIDTH, model.hidden - panel * WIDTH);
-            std::copy(products, products + width, part + token * model.hidden + panel * WIDTH);
-        });
-    }
-
     void add_product_to_states(int phase, const Layer& layer, const Matrix& matrix, int from, int to) {
         const Kind product = program[phase].kind;
         if (model.exchange) {
             float* part = model.exchange->part(set_of(product), model.exchange->rank);
-            return write(part, inputs(phase), matrix, from, to);
+            return write(inputs(phase), matrix, from, to, part, model.hidden);
         }
-        if (adds_later(product, layer)) return write(delta.data(), inputs(phase), matrix, from, to);
+        if (adds_later(product, layer)) return write(inputs(phase), matrix, from, to, delta.data(), model.hidden);
         add_to_states(product, inputs(phase), matrix, from, to);
     }
 
@@ -311,24 +307,22 @@ struct Forward final : Job {
         }
         if (!later) return;
         for (float* row = &delta[first]; row < &delta[first] + count; row += size)
-            if (const float* norm = norm_behind(product, layer)) normalise(row, size, norm, row);
+            if (const float* norm = norm_behind(product, layer)) normalise(row, size, norm, model.epsilon, row);
         for (int64_t i = first; i < first + count; ++i)
             states[i] += delta[i] * model.residual_multiplier;
     }
 
-    Floats activate(Floats gate) const {
-        if (model.activation == SILU) return gate / (1.0f + exponential(-gate));
-        // (1 + tanh(x)) / 2 is 1 / (1 + exp(-2x)).
-        const Floats x = 0.7978845608f * (gate + 0.044715f * gate * gate * gate);
-        return gate / (1.0f + exponential(-2.0f * x));
-    }
-
-    void gate(const Operand& x, const Matrix& matrix, int from, int to) {
-        matmul(x, matrix, from, to, [&](int row, int panel, const float* products) {
-            const Floats gate = load(products), up = load(products + LANES);
-            float* out = &gated[(size_t)row * model.intermediate + panel * LANES];
-            store(out, activate(gate) * up);
-        });
+    // Adds a token's experts to its state, or keeps their sum.
+    void add_experts(const Layer& layer, int token) {
+        if (!model.exchange && !adds_later(DOWN, layer)) {
+            float* state = &states[token * model.hidden];
+            return experts.combine(token, [&](int64_t i, Floats sum) {
+                store(state + i, load(state + i) + sum * model.residual_multiplier);
+            });
+        }
+        float* part = model.exchange ? model.exchange->part(set_of(DOWN), model.exchange->rank)
+                                     : delta.data();
+        experts.combine(token, [&](int64_t i, Floats sum) { store(part + token * model.hidden + i, sum); });
     }
 
     void score(const Operand& x, int from, int to) {
@@ -365,14 +359,29 @@ struct Forward final : Job {
             program.push_back({ATTEND, index, attentions_in_all});
             add_product(DENSE, index, layer.dense.num_panels());
             add_sum(DENSE, index);
-            add_product(GATE_UP, index, layer.gate_up.num_panels());
-            add_product(DOWN, index, layer.down.num_panels());
+            if (layer.router.outputs) {
+                plan_experts(index, layer.router.num_panels());
+            } else {
+                add_product(GATE_UP, index, layer.gate_up.num_panels());
+                add_product(DOWN, index, layer.down.num_panels());
+            }
             add_sum(DOWN, index);
             for (int tap = 0; tap < step.num_taps; ++tap)
                 if (step.taps[tap] == index) program.push_back({TAP, tap, tokens});
         }
         if (step.num_rows) add_product(SCORE, 0, model.lm_head.num_panels());
         if (model.exchange) program.push_back({MEET, 0, 1});  // all logits are there
+    }
+
+    // How many panels the used experts have is known when they are chosen.
+    void plan_experts(int layer, int panels) {
+        add_product(ROUTE, layer, panels);
+        program.push_back({CHOOSE, layer, 1});
+        program.push_back({PREPARE_EXPERTS, layer, experts.inputs()});
+        program.push_back({EXPERTS_GATE_UP, layer, 0});
+        program.push_back({PREPARE_EXPERTS_DOWN, layer, experts.routing.rows()});
+        program.push_back({EXPERTS_DOWN, layer, 0});
+        program.push_back({COMBINE, layer, (int)step.tokens});
     }
 
     void add_sum(Kind product, int layer) {
@@ -386,7 +395,13 @@ struct Forward final : Job {
         program.push_back({product, layer, panels});
     }
 
-    Chunks cut(int phase) const { return {program[phase].pieces, (int)step.threads}; }
+    int pieces(const Phase& phase) const {
+        const Layer& layer = model.layers[phase.layer];
+        return phase.kind == EXPERTS_GATE_UP ? experts.panels(layer)
+               : phase.kind == EXPERTS_DOWN  ? experts.panels_down(layer)
+                                             : phase.pieces;
+    }
+    Chunks cut(int phase) const { return {pieces(program[phase]), (int)step.threads}; }
     int phases() const override { return program.size(); }
     int chunks(int phase) const override { return cut(phase).count(); }
 
@@ -406,8 +421,23 @@ struct Forward final : Job {
             case PLACE: return place_some(program[phase].layer, from, to);
             case ATTEND: return attend_some(program[phase].layer, from, to);
             case DENSE: return add_product_to_states(phase, layer, layer.dense, from, to);
-            case GATE_UP: return gate(inputs(phase), layer.gate_up, from, to);
+            case GATE_UP:
+                return gate(inputs(phase), layer.gate_up, model.activation, from, to, gated.data(),
+                            model.intermediate);
             case DOWN: return add_product_to_states(phase, layer, layer.down, from, to);
+            case ROUTE: return experts.route(inputs(phase), layer.router, from, to);
+            case CHOOSE: return experts.choose(layer);
+            case PREPARE_EXPERTS:
+                for (int row = from; row < to; ++row) experts.prepare(layer, row);
+                break;
+            case EXPERTS_GATE_UP: return experts.multiply(layer, from, to);
+            case PREPARE_EXPERTS_DOWN:
+                for (int row = from; row < to; ++row) experts.prepare_down(layer, row);
+                break;
+            case EXPERTS_DOWN: return experts.multiply_down(layer, from, to);
+            case COMBINE:
+                for (int token = from; token < to; ++token) add_experts(layer, token);
+                break;
             case TAP: return copy_states(program[phase].layer, from, to);
             case SCORE: return score(inputs(phase), from, to);
             case MEET: return model.exchange->meet();

@@ -15,6 +15,8 @@ struct Layer {
     const float *attention_norm, *mlp_norm;     // of what is added to the states; or null
     int64_t rotary;                             // which of a step's tables turns queries and keys
     int64_t window;        // tokens that attention sees of a text, the last ones
+    Matrix router;         // float32, an output for each expert; without outputs the layer is dense
+    const Matrix *experts_gate_up, *experts_down;  // of each expert, as gate_up and down
 };
 
 enum Activation : int64_t { SILU, GELU };  // GELU by its tanh form
@@ -36,6 +38,8 @@ struct Model {
     // head's rows are the last tokens of its sequences: the others only write keys and values.
     const float* embedding_norm;
     const float* residual_norm;  // of a head's states before they are its residual; or null
+    int64_t experts_per_token, expert_intermediate;
+    int64_t shares_of_chosen;  // whether a token's experts share 1, rather than what others leave
 };
 
 // Integers lie in one array: ids [tokens], rope_rows [tokens] (each token's row of cosine and sine),

@@ -7,11 +7,16 @@
 #include <vector>
 
 #include "attention.h"
+#include "experts.h"
 #include "matmul.h"
 #include "model.h"
 
 // Those of matrix products come first.
-enum Kind { QKV, DENSE, GATE_UP, DOWN, SCORE, EMBED, PREPARE, PLACE, ATTEND, TAP, MEET, ADD };
+enum Kind {
+    QKV, DENSE, GATE_UP, DOWN, ROUTE, SCORE,
+    EXPERTS_GATE_UP, EXPERTS_DOWN, PREPARE_EXPERTS, PREPARE_EXPERTS_DOWN, CHOOSE, COMBINE,
+    EMBED, PREPARE, PLACE, ATTEND, TAP, MEET, ADD
+};
 constexpr int PRODUCTS = SCORE + 1;
 
 struct Phase {
@@ -40,6 +45,7 @@ struct Chunks {
 struct Buffers {
     std::vector<float> states, embedded, qkv, attended, gated, delta;
     Operand inputs[PRODUCTS];
+    Routing routing;
 };
 
 inline uint64_t next_stamp() {

@@ -1,0 +1,95 @@
+// A layer's experts: which of them each token of a step uses, and the rows that each one computes.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "matmul.h"
+
+// The rows of all experts together, an expert's own in the order of their tokens: each of a token's
+// experts has one. Kept from step to step.
+struct Routing {
+    int tokens = 0, experts = 0, each = 0;  // `each`: experts of a token
+    std::vector<float> scores, shares;      // [tokens][experts] of the router, [tokens][each]
+    std::vector<int> chosen, places;        // [tokens][each]: experts, best first, and their rows
+    std::vector<int> used, first;           // experts with rows, and the first row of each
+    std::vector<int> token_of, slot_of;     // of rows: the token, and the place of its expert in `used`
+    std::vector<Operand> inputs, between;   // of the used experts: of their first product and second
+    std::vector<float> gated, parts;        // [rows][width], [rows][hidden]
+
+    int rows() const { return tokens * each; }
+    int slots() const { return used.size(); }
+    int row_in_expert(int row) const { return row - first[slot_of[row]]; }
+    int rows_of(int slot) const { return first[slot + 1] - first[slot]; }
+
+    void fit(int new_tokens, int new_experts, int new_each, int64_t width, int64_t hidden) {
+        tokens = new_tokens, experts = new_experts, each = new_each;
+        grow(scores, (size_t)tokens * experts);
+        for (auto* list : {&chosen, &places, &token_of, &slot_of}) grow(*list, rows());
+        grow(shares, rows());
+        grow(gated, rows() * width);
+        grow(parts, rows() * hidden);
+        grow(inputs, experts);
+        grow(between, experts);
+    }
+
+    // Takes all tokens' scores. A share is the softmax over all experts, or over the chosen ones.
+    void choose(bool of_chosen) {
+        for (int token = 0; token < tokens; ++token) {
+            pick(&scores[(size_t)token * experts], &chosen[token * each]);
+            share(&scores[(size_t)token * experts], token * each, of_chosen);
+        }
+        arrange();
+    }
+
+private:
+    template <class T>
+    static void grow(std::vector<T>& numbers, size_t size) {
+        if (numbers.size() < size) numbers.resize(size);
+    }
+
+    // The best experts, best first; of equal ones those of lower numbers.
+    void pick(const float* score, int* best) const {
+        for (int expert = 0; expert < experts; ++expert) {
+            int place = std::min(expert, each);
+            for (; place && score[best[place - 1]] < score[expert]; --place)
+                if (place < each) best[place] = best[place - 1];
+            if (place < each) best[place] = expert;
+        }
+    }
+
+    void share(const float* score, int from, bool of_chosen) {
+        const float top = score[chosen[from]];
+        float total = 0.0f;
+        for (int place = from; place < from + each; ++place)
+            total += shares[place] = std::exp(score[chosen[place]] - top);
+        if (!of_chosen) {
+            total = 0.0f;
+            for (int expert = 0; expert < experts; ++expert) total += std::exp(score[expert] - top);
+        }
+        for (int place = from; place < from + each; ++place) shares[place] /= total;
+    }
+
+    void arrange() {
+        std::vector<int>& next = counts_;  // of each expert: its rows, then its next row
+        next.assign(experts, 0);
+        for (int place = 0; place < rows(); ++place) ++next[chosen[place]];
+        used.clear();
+        first.assign(1, 0);
+        for (int expert = 0; expert < experts; ++expert) {
+            const int rows = next[expert], start = first.back();
+            next[expert] = start;
+            if (!rows) continue;
+            std::fill_n(&slot_of[start], rows, (int)used.size());
+            used.push_back(expert);
+            first.push_back(start + rows);
+        }
+        for (int place = 0; place < rows(); ++place) {
+            const int row = places[place] = next[chosen[place]]++;
+            token_of[row] = place / each;
+        }
+    }
+
+    std::vector<int> counts_;
+};
