@@ -2,12 +2,12 @@
 # docs/compared.md: speed, lossless drafting, memory, load and first token of trtla beside other engines on the same GGUF
 # files, each installed from PyPI into an environment of its own in the user's cache, in turns.
 #
-#   scripts/compared.sh OUTPUT_DIR [MODEL.gguf ...] [-- --texts 200 --rounds 2 --engines trtla,llama.cpp ...]
+#   scripts/compared.sh OUTPUT_DIR [MODEL.gguf ...] [-- --tokens 64 --engines trtla,llama.cpp ...]
 #
-# Without a model it is SmolLM2-135M-Instruct, downloaded once. The first model has all texts; the others, which may be
-# random weights of scripts/real_sizes.sh, have 4. OUTPUT_DIR keeps a JSON document of each model. llama.cpp is compiled;
-# its server's n-gram drafts are there where a llama-server is on the PATH. vLLM takes 2 GB. The machine has to be
-# quiet: the page says how busy it was.
+# Without a model it is SmolLM2-135M-Instruct, downloaded once. 16 texts of the first model are timed, and then 200 are
+# compared in one round; the others, which may be random weights of scripts/real_sizes.sh, have 4. OUTPUT_DIR keeps the
+# JSON documents. llama.cpp is compiled; its server's n-gram drafts are there where a llama-server is on the PATH. vLLM
+# takes 2 GB. The machine has to be quiet for the first part: the page says how busy it was.
 set -eu
 cd "$(dirname "$0")/.."
 . scripts/setup.sh
@@ -23,12 +23,16 @@ while [ $# -gt 0 ] && [ "$1" != -- ]; do
     shift
 done
 [ $# -eq 0 ] || shift
-documents=() texts=200
-for model in "${models[@]:-}"; do
-    document="$out/$(basename "${model:-sample}" .gguf).json"
-    "$python" scripts/compared.py ${model:+"$model"} --texts "$texts" "$@" >"$document"
-    documents+=("$document")
-    texts=4
+documents=()
+measure() { # NAME [MODEL] OPTIONS
+    "$python" scripts/compared.py "${@:2}" >"$out/$1.json"
+    documents+=("$out/$1.json")
+}
+first=${models[0]:-}
+measure speeds ${first:+"$first"} --texts 16 "$@"
+for model in "${models[@]:1}"; do
+    measure "$(basename "$model" .gguf)" "$model" --texts 4 "$@"
 done
+measure texts ${first:+"$first"} --texts 200 --rounds 1 "$@"
 "$python" scripts/compared_page.py "${documents[@]}" >"$out/compared.md"
 cp "$out/compared.md" docs/compared.md

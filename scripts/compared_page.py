@@ -90,7 +90,8 @@ environment of its own. In each round every arm is a new process, and no other a
 every other round goes through them backwards. All get the same prompts as token ids and write texts
 of one length, past end tokens: greedy ones at temperature 0, and sampled ones where the engine's
 docs say that a seed has one text whatever is drafted. Tokens/s are of the texts without prompts and
-first tokens. Figures are medians over the rounds.
+first tokens. Figures are medians over the rounds; a single round shows texts alone, since its speed
+is that of one moment.
 """
 
 
@@ -102,7 +103,8 @@ def page(documents: Sequence[dict[str, Any]]) -> str:
 
 def _section(document: dict[str, Any]) -> Iterator[str]:
     machine, load = document["machine"], document["load"]
-    yield f"## {document['model']}"
+    timed = document["rounds"] > 1
+    yield f"## {document['model']}{'' if timed else ', texts alone'}"
     yield ""
     yield f"- {document['file']}, {document['bytes'] / 1e9:.2f} GB"
     yield (
@@ -113,8 +115,9 @@ def _section(document: dict[str, Any]) -> Iterator[str]:
         f"- {_counted(document['texts'], 'text')} of {document['tokens']} tokens, "
         f"{_counted(document['rounds'], 'round')}; prompts: {_prompts(document)}"
     )
-    yield from ("", "### Speed, memory, load", "", *_speeds(document["arms"]))
-    yield from ("", *_ahead(document["arms"]))
+    if timed:
+        yield from ("", "### Speed, memory, load", "", *_speeds(document["arms"]))
+        yield from ("", *_ahead(document["arms"]))
     yield from ("", "### Texts that drafts change", "", *_losses(document))
     yield from ("", "### Commands", "", *_commands(document))
 

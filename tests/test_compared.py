@@ -102,6 +102,15 @@ def test_the_page_has_every_figure_of_a_document() -> None:
     assert "vllm is not here: it needs 9 GB of memory, 4 are free." in text
 
 
+def test_a_single_round_shows_no_speeds() -> None:
+    arms = [{**arm, "rounds": arm["rounds"][:1]} for arm in DOCUMENT["arms"]]
+    text = page([{**DOCUMENT, "rounds": 1, "arms": arms}])
+    assert "texts alone" in text
+    assert "tokens/s |" not in text
+    assert " is ahead" not in text
+    assert [row[3] for row in cells(text) if row[1] == "0"] == ["0 of 2", "1 of 2"]
+
+
 def test_a_text_that_ends_early_differs_where_it_ends() -> None:
     assert differences([A, B, A], [A, B[:2], [5, 6, 7, 7]]) == [(1, 2, 8, None), (2, 3, None, 7)]
 
