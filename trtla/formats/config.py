@@ -52,7 +52,8 @@ BLOCK_SIZES = {name: (inputs, nbytes) for name, (inputs, nbytes, _, _) in BLOCKS
 OPTIONS = (
     *("qk_layernorm", "sandwich_norms", "offset_norms", "embedding_multiplier", "rotary_pct"),
     *("attention_scale", "residual_multiplier", "logits_scaling"),
-    *("local_rotary_base", "unrotated_layers"),
+    *("local_rotary_base", "unrotated_layers", "num_experts", "num_experts_per_tok"),
+    *("moe_intermediate_size", "norm_topk_prob", "dense_layers"),
 )
 """Fields of `CheckpointConfig` for arithmetic that Llama does not have."""
 
@@ -191,6 +192,14 @@ class CheckpointConfig(BaseModel):
     """The base of layers with a window, which then have no rotary scaling; None: that of all."""
     unrotated_layers: tuple[int, ...] = ()
     """Layers without rotary embedding."""
+    num_experts: int = Field(default=0, ge=0, le=10_000)
+    """The experts of each layer that is a mixture; 0: all layers are dense."""
+    num_experts_per_tok: int = Field(default=0, ge=0, le=10_000)
+    moe_intermediate_size: int = Field(default=0, ge=0, le=LARGEST)
+    norm_topk_prob: bool = False
+    """The shares of a token's experts add up to 1; else they are of the softmax over all."""
+    dense_layers: tuple[int, ...] = ()
+    """The layers of a model with experts that have none."""
     layer_windows: tuple[Size | None, ...] = ()
     """The last tokens of a text that each layer's attention sees; None: all. Empty: all do."""
 
@@ -227,6 +236,12 @@ class CheckpointConfig(BaseModel):
             raise ValueError(f"rotary embedding turns pairs, not {self.rotary_size} numbers")
         if (self.model_extra or {}).get("attention_multiplier") not in (None, 1.0):
             raise ValueError("attention_multiplier is TensorRT-LLM's, which trtla does not read")
+        if self.num_experts and not 0 < self.num_experts_per_tok <= self.num_experts:
+            raise ValueError(
+                f"num_experts_per_tok is {self.num_experts_per_tok}, of {self.num_experts} experts"
+            )
+        if self.num_experts and not self.moe_intermediate_size:
+            raise ValueError("moe_intermediate_size is 0")
         if len(self.layer_windows) not in (0, self.num_hidden_layers):
             raise ValueError(
                 f"layer_windows has {len(self.layer_windows)} entries for "
@@ -238,6 +253,10 @@ class CheckpointConfig(BaseModel):
     def rotary_size(self) -> int:
         """The number of a head's dimensions that rotary embedding rotates."""
         return int(self.head_size * self.rotary_pct + 1e-6)  # a share may be rounded down
+
+    def has_experts(self, layer: int) -> bool:
+        """Return True if a layer is a mixture of experts."""
+        return self.num_experts > 0 and layer not in self.dense_layers
 
     @property
     def windows(self) -> tuple[int | None, ...]:

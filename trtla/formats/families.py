@@ -47,6 +47,8 @@ GGUF_ARITHMETIC: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), (0,)),
     **dict.fromkeys(("attention.scale", "attention.clamp_kqv", "attention.max_alibi_bias"), (0,)),
     **dict.fromkeys(("expert_count", "leading_dense_block_count", "nextn_predict_layers"), (0,)),
+    **dict.fromkeys(("expert_shared_count", "expert_shared_feed_forward_length"), (0,)),
+    **dict.fromkeys(("expert_weights_scale", "expert_group_count", "expert_gating_func"), (0, 1)),
     **dict.fromkeys(("rope.freq_base_swa", "rope.dimension_sections"), ()),
     **dict.fromkeys(("attention.shared_kv_layers", "attention.temperature_scale"), (0,)),
     **dict.fromkeys(("attention.q_lora_rank", "attention.kv_lora_rank"), (0,)),
@@ -60,8 +62,22 @@ GGUF_ARITHMETIC: dict[str, tuple[Any, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertNames:
+    """The names of a layer's experts in Hugging Face's files; {} stands for an expert's number.
+
+    A name without it is of one tensor of all experts. Where it is that of gate and up, both halves
+    of each expert follow each other.
+    """
+
+    router: str = "mlp.gate"
+    gate: str = "mlp.experts.{}.gate_proj"
+    up: str = "mlp.experts.{}.up_proj"
+    down: str = "mlp.experts.{}.down_proj"
+
+
+@dataclass(frozen=True, slots=True)
 class Family:
-    """A family of dense decoders."""
+    """A family of decoders."""
 
     model_type: str
     architecture: str
@@ -92,6 +108,8 @@ class Family:
     """They do in Hugging Face's files."""
     fused: bool = False
     """q, k and v are one weight in its files, and gate and up another."""
+    experts: ExpertNames | None = None
+    """Names of the weights of experts in its files; None: its layers are dense."""
     trtllm: str | None = None
     """The folder of its converter in TensorRT-LLM, whose lookahead decoding runs it."""
 
@@ -114,6 +132,12 @@ _GRANITE = {
     "attention.scale": "attention_multiplier",
     "residual_scale": "residual_multiplier",
     "logit_scale": "logits_scaling",
+}
+_EXPERT_KEYS = ("num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size")
+_GGUF_EXPERTS = {
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
 }
 _ALL_WINDOWED = {"use_sliding_window": True, "max_window_layers": 0}
 _NO_BIASES = {"attention_bias": False, "mlp_bias": False}
@@ -166,6 +190,61 @@ DECODERS = (
         absent={**_QWEN, "head_dim": 128},
         fixed={"qk_layernorm": True, "mlp_bias": False},
         reads=("qk_layernorm",),
+    ),
+    Family(
+        model_type="mixtral",
+        architecture="MixtralForCausalLM",
+        gguf="llama",
+        absent={
+            "max_position_embeddings": 131072,
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+        },
+        fixed={**_ALL_WINDOWED, **_NO_BIASES, "norm_topk_prob": True},
+        reads=_EXPERT_KEYS,
+        gguf_keys=_GGUF_EXPERTS,
+        gguf_pairs=True,
+        experts=ExpertNames(
+            "block_sparse_moe.gate",
+            *(f"block_sparse_moe.experts.{{}}.{name}" for name in ("w1", "w3", "w2")),
+        ),
+    ),
+    Family(
+        model_type="qwen3_moe",
+        architecture="Qwen3MoeForCausalLM",
+        gguf="qwen3moe",
+        absent={
+            **_QWEN,
+            "num_key_value_heads": 4,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 768,
+        },
+        fixed={"qk_layernorm": True, "mlp_bias": False},
+        reads=("qk_layernorm", *_EXPERT_KEYS),
+        gguf_keys=_GGUF_EXPERTS,
+        gguf_implied=lambda keys: {"norm_topk_prob": True},  # as in llama.cpp
+        experts=ExpertNames(),
+    ),
+    Family(
+        model_type="granitemoe",
+        architecture="GraniteMoeForCausalLM",
+        gguf="granitemoe",
+        absent={"attention_multiplier": 1.0, "num_experts": 8, "num_experts_per_tok": 2},
+        fixed={"norm_topk_prob": True, "mlp_bias": False},
+        reads=(*_GRANITE.values(), *_EXPERT_KEYS),
+        has_windows=False,
+        gguf_keys={**_GRANITE, **_GGUF_EXPERTS},
+        gguf_pairs=True,
+        experts=ExpertNames(
+            "block_sparse_moe.router.layer",
+            gate="block_sparse_moe.input_linear",
+            up="block_sparse_moe.input_linear",
+            down="block_sparse_moe.output_linear",
+        ),
     ),
     Family(
         model_type="granite",

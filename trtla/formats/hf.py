@@ -119,7 +119,7 @@ class HFModel:
     def stored_numbers(self) -> Iterator[tuple[str, ndarray]]:
         """The tensors as Hugging Face's file of the model has them, in numbers."""
         gguf = any(form.offset for form in stored_forms(self.config, gguf=False).values())
-        for name, shape in stored_shapes(self.config).items():
+        for name, shape in stored_shapes(self.config, gguf=gguf).items():
             if name == LM_HEAD and self.config.tie_word_embeddings:
                 continue
             file, stored = self._where[name]
@@ -178,7 +178,8 @@ def _weights(
     if config.tie_word_embeddings and (stored := where.get(EMBEDDING) or where.get(LM_HEAD)):
         where = {EMBEDDING: stored, LM_HEAD: stored, **where}
     entries = {name: file.entries[stored] for name, (file, stored) in where.items()}
-    shapes, types = stored_shapes(config), dict[str, str]()
+    gguf = any(isinstance(file, GgufFile) for file, _ in where.values())
+    shapes, types = stored_shapes(config, gguf=gguf), dict[str, str]()
     if config.fp8:
         types = quantised_weights(config, stored_forms(config, gguf=False))
         cache = {name: (1,) for name in cache_scales(config) if name in entries}

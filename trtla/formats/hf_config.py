@@ -101,6 +101,12 @@ class HFConfig(BaseModel):
     original_max_position_embeddings: Size | None = None
     no_rope_layers: list[int] | None = None
     no_rope_layer_interval: int | None = Field(default=None, ge=1)
+    num_experts: int = Field(default=0, ge=0, le=10_000)
+    num_experts_per_tok: int = Field(default=0, ge=0, le=10_000)
+    moe_intermediate_size: Size | None = None
+    norm_topk_prob: bool = False
+    decoder_sparse_step: int = Field(default=1, ge=1)
+    mlp_only_layers: list[int] = []
 
     @model_validator(mode="before")
     @classmethod
@@ -159,6 +165,15 @@ class HFConfig(BaseModel):
         return [index >= self.max_window_layers for index in layers]  # others read everything
 
     @property
+    def dense_layers(self) -> tuple[int, ...]:
+        """The layers without experts in a model that has some."""
+        if not self.num_experts:
+            return ()
+        every, named = self.decoder_sparse_step, self.mlp_only_layers
+        layers = range(self.num_hidden_layers)
+        return tuple(i for i in layers if i in named or (i + 1) % every)
+
+    @property
     def unrotated_layers(self) -> tuple[int, ...]:
         """The layers without rotary embedding; `no_rope_layers` has a 1 for each that has one."""
         every, rotated = self.no_rope_layer_interval, self.no_rope_layers
@@ -180,6 +195,8 @@ def _of_family(data: dict[str, Any], family: Family) -> dict[str, Any]:
     unread = {*_OUR_KEYS, *(ours for _, ours in family.spelled)}
     unread |= set() if family.has_windows else {*_WINDOW_KEYS}
     keys = {key: value for key, value in named.items() if key not in unread}
+    if family.experts is not None and "num_local_experts" in keys:
+        keys["num_experts"] = keys["num_local_experts"]
     keys |= {ours: keys[theirs] for theirs, ours in family.spelled if theirs in keys}
     return {**family.absent, **keys, **family.fixed}
 
@@ -302,6 +319,15 @@ def _checkpoint_keys(config: HFConfig, dtype: DType | None) -> dict[str, Any]:
         "local_rotary_base": config.rope_local_base_freq,
         "unrotated_layers": config.unrotated_layers,
         "layer_windows": config.layer_windows,
+        **(_expert_keys(config) if config.num_experts else {}),
+    }
+
+
+def _expert_keys(config: HFConfig) -> dict[str, Any]:
+    return {
+        **config.model_dump(include={"num_experts", "num_experts_per_tok", "norm_topk_prob"}),
+        "moe_intermediate_size": config.moe_intermediate_size or config.intermediate_size,
+        "dense_layers": config.dense_layers,
     }
 
 

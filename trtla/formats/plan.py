@@ -106,7 +106,7 @@ def hf_shapes(config: CheckpointConfig) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (vocab, hidden)}
     for layer in range(config.num_hidden_layers):
         prefix = f"model.layers.{layer}"
-        for name, out_size, in_size, bias in _linears(config):
+        for name, out_size, in_size, bias in _linears(config, layer):
             shapes[f"{prefix}.{name}.weight"] = (out_size, in_size)
             if bias:
                 shapes[f"{prefix}.{name}.bias"] = (out_size,)
@@ -196,7 +196,7 @@ def fp8_linears(config: CheckpointConfig) -> tuple[str, ...]:
     return tuple(name.removesuffix(suffix) for name in names if name.endswith(suffix))
 
 
-def _linears(config: CheckpointConfig) -> Iterator[tuple[str, int, int, bool]]:
+def _linears(config: CheckpointConfig, layer: int) -> Iterator[tuple[str, int, int, bool]]:
     """Name, outputs, inputs and bias of every linear of a layer, as Hugging Face has them."""
     hidden, inner = config.hidden_size, config.intermediate_size
     queries = config.num_attention_heads * config.head_size
@@ -205,9 +205,15 @@ def _linears(config: CheckpointConfig) -> Iterator[tuple[str, int, int, bool]]:
     yield "self_attn.k_proj", keys, hidden, config.attn_bias
     yield "self_attn.v_proj", keys, hidden, config.attn_bias
     yield "self_attn.o_proj", hidden, queries, config.dense_bias
-    yield "mlp.gate_proj", inner, hidden, config.mlp_bias
-    yield "mlp.up_proj", inner, hidden, config.mlp_bias
-    yield "mlp.down_proj", hidden, inner, config.mlp_bias
+    mlps, bias = ["mlp"], config.mlp_bias
+    if config.has_experts(layer):
+        yield "mlp.gate", config.num_experts, hidden, False
+        mlps = [f"mlp.experts.{expert}" for expert in range(config.num_experts)]
+        inner, bias = config.moe_intermediate_size, False
+    for mlp in mlps:
+        yield f"{mlp}.gate_proj", inner, hidden, bias
+        yield f"{mlp}.up_proj", inner, hidden, bias
+        yield f"{mlp}.down_proj", hidden, inner, bias
 
 
 def _norms(config: CheckpointConfig) -> Iterator[tuple[str, str, int]]:
@@ -247,7 +253,6 @@ class _RankPlanner:
         config = self.config
         to, source = f"transformer.layers.{local}", f"model.layers.{layer}"
         queries = self._chunk(config.num_attention_heads * config.head_size)
-        inner, mlp = self._chunk(config.intermediate_size), config.mlp_bias
         hidden = (0, config.hidden_size)
         norms = (self._norm(f"{to}.{o}", f"{source}.{n}", size) for n, o, size in _norms(config))
         yield next(norms)
@@ -255,12 +260,29 @@ class _RankPlanner:
         dense, out = f"{to}.attention.dense", f"{source}.self_attn.o_proj"
         yield from self._linear(dense, out, hidden, queries, config.dense_bias)
         yield from norms
-        # TensorRT-LLM names the activated half `fc` and the other one `gate`.
-        yield from self._linear(f"{to}.mlp.fc", f"{source}.mlp.gate_proj", inner, hidden, mlp)
-        yield from self._linear(f"{to}.mlp.gate", f"{source}.mlp.up_proj", inner, hidden, mlp)
-        yield from self._linear(f"{to}.mlp.proj", f"{source}.mlp.down_proj", hidden, inner, mlp)
+        if config.has_experts(layer):
+            yield from self._experts(f"{to}.mlp", f"{source}.mlp")
+        else:
+            inner = self._chunk(config.intermediate_size)
+            yield from self._mlp(f"{to}.mlp", f"{source}.mlp", inner, config.mlp_bias)
         if config.fp8_kv_cache:
             yield self._scale(f"{to}.attention.kv_cache_scaling_factor", kv_scale(layer))
+
+    def _experts(self, to: str, source: str) -> Iterator[Target]:
+        """The router, whole and in full precision, and this rank's part of every expert."""
+        experts, hidden = self.config.num_experts, self.config.hidden_size
+        router = Block(f"{source}.gate.weight", (0, experts), (0, hidden))
+        yield self._target(f"{to}.router.weight", router, dtype="float32")
+        inner = self._chunk(self.config.moe_intermediate_size)
+        for expert in range(experts):
+            yield from self._mlp(f"{to}.experts.{expert}", f"{source}.experts.{expert}", inner)
+
+    def _mlp(self, to: str, source: str, inner: Span, bias: bool = False) -> Iterator[Target]:
+        hidden = (0, self.config.hidden_size)
+        # TensorRT-LLM names the activated half `fc` and the other one `gate`.
+        yield from self._linear(f"{to}.fc", f"{source}.gate_proj", inner, hidden, bias)
+        yield from self._linear(f"{to}.gate", f"{source}.up_proj", inner, hidden, bias)
+        yield from self._linear(f"{to}.proj", f"{source}.down_proj", hidden, inner, bias)
 
     def _qkv(self, to: str, source: str) -> Iterator[Target]:
         """This rank's rows of q, k, v, stacked; several ranks share a K/V head when tp > kv."""

@@ -7,6 +7,7 @@ orders are brought to this one when rows are read; whole rows are moved, of bloc
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,13 +15,16 @@ import numpy as np
 from numpy import ndarray
 
 from trtla.formats.config import CheckpointConfig
-from trtla.formats.families import BY_ARCHITECTURE, Family
+from trtla.formats.families import BY_ARCHITECTURE, ExpertNames, Family
 from trtla.formats.plan import hf_shapes
 
 _FUSED = {
     "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
 }
+_EXPERT = re.compile(r"mlp\.(?:(gate)|experts\.(\d+)\.(gate|up|down)_proj)(?=\.weight$)")
+_GGUF_EXPERTS = ExpertNames("mlp.gate", *(f"mlp.experts.{x}_proj" for x in ("gate", "up", "down")))
+"""The names that `gguf.weights` gives to tensors of all experts."""
 _ROTATED = ("q_proj", "k_proj", "q_norm", "k_norm")
 Shapes = dict[str, tuple[int, ...]]
 ReadRows = Callable[[int, int], ndarray]
@@ -55,11 +59,12 @@ class StoredForm:
         return part if not self.offset else part.astype(np.float32) + np.float32(self.offset)
 
 
-def stored_shapes(config: CheckpointConfig) -> Shapes:
-    """Every tensor of a model's files with its shape, by Hugging Face's names."""
+def stored_shapes(config: CheckpointConfig, *, gguf: bool) -> Shapes:
+    """Every tensor of a model's files with its shape, by Hugging Face's names: of GGUF files, or of
+    Hugging Face's own. A tensor of all experts is one of all of their rows."""
     shapes: Shapes = {}
     for name, shape in hf_shapes(config).items():
-        fused = _fused_name(name) if _family(config).fused else name
+        fused = _stored_name(name, _family(config), gguf)
         rows = shape[0] + shapes.get(fused, (0,))[0] if fused != name else shape[0]
         shapes[fused] = (rows, *shape[1:])
     return shapes
@@ -71,7 +76,7 @@ def stored_forms(config: CheckpointConfig, *, gguf: bool) -> dict[str, StoredFor
     order = _order(config, pairs=family.pairs)
     forms = {}
     for name, shape in hf_shapes(config).items():
-        fused = _fused_name(name) if family.fused else name
+        fused = _stored_name(name, family, gguf)
         first = begun.get(fused, 0)
         begun[fused] = first + shape[0]
         rotated = name.split(".")[-2] in _ROTATED
@@ -82,6 +87,15 @@ def stored_forms(config: CheckpointConfig, *, gguf: bool) -> dict[str, StoredFor
 
 def _family(config: CheckpointConfig) -> Family:
     return BY_ARCHITECTURE[config.architecture]
+
+
+def _stored_name(name: str, family: Family, gguf: bool) -> str:
+    """The stored tensor that is, or holds, this one."""
+    if family.experts is not None and (expert := _EXPERT.search(name)):
+        names = _GGUF_EXPERTS if gguf else family.experts
+        stem: str = names.router if expert[1] else getattr(names, expert[3]).format(expert[2])
+        return f"{name[: expert.start()]}{stem}.weight"
+    return _fused_name(name) if family.fused else name
 
 
 def _fused_name(name: str) -> str:

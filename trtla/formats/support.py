@@ -53,6 +53,7 @@ def check_supported(config: CheckpointConfig, where: str) -> None:
             hint = f"trtla runs {' and '.join(known)} models"
             raise _unsupported(f"{where}: {key} {value}", hint)
     _check_quantization(config, where)
+    _check_experts(config, where)
     _check_rope(config, where)
 
 
@@ -82,6 +83,8 @@ def check_tp_size(config: CheckpointConfig) -> None:
     """Refuse a tp_size that does not divide heads and intermediate size."""
     tp, kv = config.mapping.tp_size, config.num_key_value_heads
     sizes = ["num_attention_heads", "intermediate_size"]
+    if config.num_experts:
+        sizes.append("moe_intermediate_size")
     if config.use_parallel_embedding and config.embedding_sharding_dim == 1:
         sizes.append("hidden_size")
     for key in sizes:
@@ -110,6 +113,15 @@ def _check_quantization(config: CheckpointConfig, where: str) -> None:
         _check_excluded(quantization.exclude_modules or (), config, where)
     if config.block_types:
         _check_blocks(config, where)
+
+
+def _check_experts(config: CheckpointConfig, where: str) -> None:
+    algorithm = config.quantization.quant_algo
+    if config.num_experts and algorithm:
+        raise _unsupported(
+            f"{where}: {algorithm} in a mixture of experts",
+            "use float16, bfloat16, or the blocks of a GGUF file",
+        )
 
 
 def _check_awq(config: CheckpointConfig, group_size: int, where: str) -> None:
@@ -237,6 +249,7 @@ def shard_config(config: CheckpointConfig, tp_size: int) -> CheckpointConfig:
         "num_attention_heads": config.num_attention_heads // tp_size,
         "num_key_value_heads": max(1, config.num_key_value_heads // tp_size),
         "intermediate_size": config.intermediate_size // tp_size,
+        "moe_intermediate_size": config.moe_intermediate_size // tp_size,
     }
     return single_rank(config).model_copy(update=sizes)
 
@@ -260,7 +273,10 @@ def plain_bytes(config: CheckpointConfig, size: int, *, fp8: bool = False) -> in
     hidden, head = config.hidden_size, config.head_size
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     attention = hidden * head * (2 * heads + 2 * kv_heads)
-    layer = attention + 3 * hidden * config.intermediate_size
+    mixtures = sum(map(config.has_experts, range(config.num_hidden_layers)))
+    mlps = (config.num_hidden_layers - mixtures) * config.intermediate_size
+    mlps += mixtures * config.num_experts * config.moe_intermediate_size
     plain = 2 * hidden * config.num_hidden_layers + hidden + hidden * config.vocab_size
-    layers = layer * config.num_hidden_layers
+    plain += mixtures * config.num_experts * hidden
+    layers = attention * config.num_hidden_layers + 3 * hidden * mlps
     return layers * (1 if fp8 else size) + plain * size

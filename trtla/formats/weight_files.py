@@ -173,10 +173,16 @@ def _entries(header: dict[str, Any], base: int) -> Iterator[tuple[str, Entry]]:
         if name == "__metadata__":
             continue
         start, end = map(_count, item["data_offsets"])
-        entry = Entry(_DTYPES[item["dtype"]], tuple(map(_count, item["shape"])), base + start)
+        shape = _flat(tuple(map(_count, item["shape"])))
+        entry = Entry(_DTYPES[item["dtype"]], shape, base + start)
         if end + base != _end(entry):
             raise ValueError(name)
         yield name, entry
+
+
+def _flat(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape in which a stack of matrices, such as those of experts, is one of all rows."""
+    return (shape[0] * shape[1], shape[2]) if len(shape) == 3 else shape
 
 
 def _count(value: object) -> int:

@@ -90,6 +90,8 @@ def llama_layer(path: Path, header: Header, name: str) -> dict[str, Any]:
 def _family(path: Path, header: Header) -> Family:
     name = header.metadata.get("general.architecture")
     family = BY_GGUF.get(name) if isinstance(name, str) else None
+    if family is BY_GGUF["llama"] and header.metadata.get("llama.expert_count"):
+        family = BY_ARCHITECTURE["MixtralForCausalLM"]
     if family is None:
         *first, last = BY_GGUF
         raise UsageError(
@@ -135,12 +137,7 @@ def _share(keys: _Keys, head: int) -> dict[str, float]:
 
 def _check_arithmetic(keys: _Keys) -> None:
     """Refuse a key that would change the text and that the family is not known to have."""
-    family, experts = keys.family, keys.get("expert_count", 0)
-    if experts:
-        raise UsageError(
-            f"{keys.path}: a mixture of {experts} experts is not supported",
-            "trtla runs dense models",
-        )
+    family = keys.family
     named = {key: keys.get(key) for key in GGUF_ARITHMETIC}
     key = unknown_arithmetic(named, GGUF_ARITHMETIC, family.gguf_keys)
     if key is not None:

@@ -152,7 +152,7 @@ def _files(path: Path, header: Header) -> dict[str, dict[str, Any] | str]:
     weights = GgufFile(path, header)
     config = hf_config(path, header, weights)
     parsed = parse_hf_config(config, path)[0]
-    shapes, family = stored_shapes(parsed), BY_ARCHITECTURE[parsed.architecture]
+    shapes, family = stored_shapes(parsed, gguf=True), BY_ARCHITECTURE[parsed.architecture]
     if config["tie_word_embeddings"]:
         del shapes[LM_HEAD]
     expected = {gguf_name(name, family): shape for name, shape in shapes.items()}

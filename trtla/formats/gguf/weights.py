@@ -7,6 +7,7 @@ quantised blocks stay as they are.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,10 @@ _LAYER = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
 }
 ROPE_FACTORS = "rope_freqs.weight"
 """The divisor of each rotary frequency in llama3's scaling. No weight."""
@@ -84,7 +89,9 @@ class GgufFile:
         names = {name: hf_name(name, family) for name in header.tensors}
         check_names(self.path, names.values())
         self._infos = {
-            names[name]: info for name, info in header.tensors.items() if name not in NO_WEIGHTS
+            names[name]: _flat(info)
+            for name, info in header.tensors.items()
+            if name not in NO_WEIGHTS
         }
         self._heads = _turned_heads(header.metadata, family)
         self.entries = {name: _entry(name, info) for name, info in self._infos.items()}
@@ -120,6 +127,14 @@ class GgufFile:
         """Close the files; the next read opens them again."""
         for file in self._files.values():
             file.close()
+
+
+def _flat(info: TensorInfo) -> TensorInfo:
+    """The matrices of all experts as one of all rows."""
+    if len(info.shape) != 3:
+        return info
+    experts, rows, inputs = info.shape
+    return replace(info, shape=(experts * rows, inputs), row_bytes=info.row_bytes // max(rows, 1))
 
 
 def hf_name(name: str, family: Family | None = None) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +26,7 @@ from trtla.runtime.models.batch import Batch, BatchOutput
 from trtla.runtime.models.cuda.memory import ForwardMemory
 from trtla.runtime.models.cuda.products import plain_of
 from trtla.runtime.models.cuda.steady import HEAD, SteadyChoice
+from trtla.runtime.models.experts import Expert, Experts
 from trtla.runtime.models.layers import (
     Fp8Linear,
     Fp8Pair,
@@ -44,14 +46,16 @@ from trtla.runtime.sampling.device import device_sampler
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One decoder layer's weights; `gate_up` is gate_proj and up_proj."""
+    """One decoder layer's weights; `gate_up` is gate_proj and up_proj. A layer of experts has no
+    `gate_up` and `down`."""
 
     input_norm: Tensor
     qkv: Linear | Fp8Linear
     dense: Linear | Fp8Linear
     post_norm: Tensor
-    gate_up: LinearPair | Fp8Pair
-    down: Linear | Fp8Linear
+    gate_up: LinearPair | Fp8Pair | None
+    down: Linear | Fp8Linear | None
+    experts: Experts | None
     q_norm: Tensor | None
     """The norm of each head's queries; None: they are not normalised."""
     k_norm: Tensor | None
@@ -217,11 +221,9 @@ class LlamaModel(PackedModel):
             attended = _attend(queries, groups, cache, index)
             part = layer.dense(small.rounded(attended, layer.dense.input_scale))
             delta = self._added(part, layer.attention_norm)
-            scale = layer.gate_up.input_scale
+            scale = None if layer.gate_up is None else layer.gate_up.input_scale
             states, normed = small.add_norm(states, delta, layer.post_norm, epsilon, scale)
-            scale = layer.down.input_scale
-            part = layer.down(self._activated(small, *layer.gate_up(normed), scale))
-            delta = self._added(part, layer.mlp_norm)
+            delta = self._added(self._mlp(layer, normed, small), layer.mlp_norm)
         states, normed = small.add_norm(states, delta, self._norm, epsilon)
         hidden[len(self._layers) - 1] = states
         logits = self._lm_head.wide(normed.index_select(0, batch.rows))
@@ -248,8 +250,16 @@ class LlamaModel(PackedModel):
             qkv[:, : heads * size].mul_(self._query_scale)
         return qkv
 
+    def _mlp(self, layer: Layer, normed: Tensor, small: PlainOperations) -> Tensor:
+        if layer.experts is not None:
+            return layer.experts(normed, partial(self._activated, small))
+        assert layer.gate_up is not None
+        assert layer.down is not None
+        scale = layer.down.input_scale
+        return layer.down(self._activated(small, *layer.gate_up(normed), scale))
+
     def _activated(
-        self, small: PlainOperations, gate: Tensor, up: Tensor, scale: Tensor | None
+        self, small: PlainOperations, gate: Tensor, up: Tensor, scale: Tensor | None = None
     ) -> Tensor:
         if self.config.hidden_act == "silu":
             return small.silu_mul(gate, up, scale)
@@ -302,13 +312,15 @@ def _layer(
 ) -> Layer:
     """A layer; `fp8` is the type that products in FP8 have, None: FP8 weights are dequantised."""
     norms = layer_norms(config)
+    is_mixture = tensors.has_router
     return Layer(
         tensors.vector(norms["input_norm"]),
         _linear(tensors, "attention.qkv", fp8),
         _linear(tensors, "attention.dense", fp8),
         tensors.vector(norms["post_norm"]),
-        _gate_up(tensors, fp8),
-        _linear(tensors, "mlp.proj", fp8),
+        None if is_mixture else _gate_up(tensors, "mlp", fp8),
+        None if is_mixture else _linear(tensors, "mlp.proj", fp8),
+        _experts(tensors, config) if is_mixture else None,
         **{name: tensors.vector(norms[name]) if name in norms else None for name in OPTIONAL_NORMS},
     )
 
@@ -321,12 +333,34 @@ def _linear(
     return Linear.of(*tensors.take_plain(name))
 
 
-def _gate_up(tensors: ModelTensors[Tensor], fp8: torch.dtype | None) -> LinearPair | Fp8Pair:
-    names = ("mlp.fc", "mlp.gate")
+def _experts(tensors: ModelTensors[Tensor], config: CheckpointConfig) -> Experts:
+    router = tensors.take_router().float()
+    experts = (f"mlp.experts.{number}" for number in range(config.num_experts))
+    return Experts(
+        router,
+        tuple(
+            Expert(_pair(tensors, one), Linear.of(tensors.take_plain(f"{one}.proj")[0]))
+            for one in experts
+        ),
+        config.num_experts_per_tok,
+        config.norm_topk_prob,
+    )
+
+
+def _pair(tensors: ModelTensors[Tensor], mlp: str) -> LinearPair:
+    weights, biases = zip(
+        *(tensors.take_plain(f"{mlp}.{name}") for name in ("fc", "gate")), strict=True
+    )
+    return LinearPair.of(weights, biases)
+
+
+def _gate_up(
+    tensors: ModelTensors[Tensor], mlp: str, fp8: torch.dtype | None
+) -> LinearPair | Fp8Pair:
+    names = (f"{mlp}.fc", f"{mlp}.gate")
     if fp8 is not None and tensors.is_fp8(names[0]):
         return Fp8Pair.of(*(_fp8_linear(tensors, name, fp8) for name in names))
-    weights, biases = zip(*map(tensors.take_plain, names), strict=True)
-    return LinearPair.of(weights, biases)
+    return _pair(tensors, mlp)
 
 
 def _with_products(layer: Layer, change: Callable[[str, Linear], Linear]) -> Layer:
@@ -343,7 +377,7 @@ def _with_products(layer: Layer, change: Callable[[str, Linear], Linear]) -> Lay
         qkv=changed("qkv", layer.qkv),
         dense=changed("dense", layer.dense),
         gate_up=pair,
-        down=changed("down", layer.down),
+        down=None if layer.down is None else changed("down", layer.down),
     )
 
 

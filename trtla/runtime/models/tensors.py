@@ -62,7 +62,8 @@ class ModelTensors(Generic[W]):
         }
 
     def _stays(self, name: str, weight: W) -> bool:
-        return bool(self._prefix) or name.endswith("_scaling_factor") or self._kind.is_fp8(weight)
+        as_it_is = name.endswith(("_scaling_factor", ".router.weight"))
+        return bool(self._prefix) or as_it_is or self._kind.is_fp8(weight)
 
     def layer(self, index: int) -> ModelTensors[W]:
         """Remove the tensors of a layer and return them."""
@@ -107,6 +108,15 @@ class ModelTensors(Generic[W]):
         if not fp8:
             return weight, bias
         return self._kind.dequantized(weight, self.vector(f"{name}.weights_scaling_factor")), bias
+
+    @property
+    def has_router(self) -> bool:
+        """Return True for a layer that is a mixture of experts."""
+        return "mlp.router.weight" in self._tensors
+
+    def take_router(self) -> W:
+        """Remove a mixture's router, [experts, hidden], in the type that it is stored in."""
+        return self._pop("mlp.router.weight")
 
     def take_qkv(self) -> tuple[list[W], W | None]:
         """Remove the weights of q, k and v, one or three, and the bias of all."""

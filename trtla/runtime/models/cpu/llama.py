@@ -11,7 +11,7 @@ import ctypes
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy import ndarray
@@ -49,7 +49,8 @@ def native_problem(config: CheckpointConfig, dtype: str) -> str | None:
 def size_problem(config: CheckpointConfig) -> str | None:
     """The size that does not fill vector registers; None: all do."""
     lanes = native.library().lanes
-    for name in ("hidden_size", "intermediate_size", "head_size"):
+    experts = ("moe_intermediate_size",) if config.num_experts else ()
+    for name in ("hidden_size", "intermediate_size", "head_size", *experts):
         if getattr(config, name) % lanes:
             return f"{name} is no multiple of {lanes}"
     return None
@@ -115,6 +116,8 @@ class NativeLlama(Model[HostCache]):
         """The record of all steps: fields that do not change from one to the next stay."""
         self._angles: list[tuple[ndarray, ndarray] | None] = [None] * len(self._rotaries)
         """The arrays whose addresses are in it."""
+        self._experts: list[dict[str, Any]] = []
+        """The experts' matrices of each layer, kept alive for the addresses of them."""
         layers = [self._layer(str(i), rotary) for i, rotary in enumerate(layer_rotaries(config))]
         embedding, lm_head = self.ends
         self._model = native.NativeModel(
@@ -135,6 +138,9 @@ class NativeLlama(Model[HostCache]):
             residual_multiplier=config.residual_multiplier,
             logits_scaling=config.logits_scaling,
             activation=native.ACTIVATIONS.index(config.hidden_act),
+            experts_per_token=config.num_experts_per_tok,
+            expert_intermediate=config.moe_intermediate_size,
+            shares_of_chosen=config.norm_topk_prob,
         )
         self._exchange = None if shared is None else _exchange(shared, lm_head.outputs)
         if self._exchange is not None:
@@ -148,12 +154,27 @@ class NativeLlama(Model[HostCache]):
         return native.NativeLayer(
             qkv=(native.Matrix * 3)(*(part.matrix for part in self._panels.qkv(name))),
             dense=matrices[f"{name}.dense"].matrix,
-            gate_up=matrices[f"{name}.gate_up"].matrix,
-            down=matrices[f"{name}.down"].matrix,
+            **self._mlp(name),
             window=self.config.windows[int(name)] or LARGEST,
             rotary=rotary,
             **{norm: address(vectors[f"{name}.{norm}"]) for norm in norms},
         )
+
+    def _mlp(self, name: str) -> dict[str, Any]:
+        """The products of a layer behind attention: dense ones, or a router's and all experts'."""
+        matrices = self._panels.matrices
+        if f"{name}.router" not in matrices:
+            return {part: matrices[f"{name}.{part}"].matrix for part in ("gate_up", "down")}
+        experts = range(self.config.num_experts)
+        both = {
+            part: (native.Matrix * len(experts))(
+                *(matrices[f"{name}.{expert}.{part}"].matrix for expert in experts)
+            )
+            for part in ("gate_up", "down")
+        }
+        self._experts.append(both)
+        addresses = {f"experts_{part}": ctypes.addressof(each) for part, each in both.items()}
+        return {"router": matrices[f"{name}.router"].matrix, **addresses}
 
     @property
     def arithmetic(self) -> str:

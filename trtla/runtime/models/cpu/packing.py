@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy import ndarray
@@ -82,6 +82,7 @@ class _Piece:
     matrix: Packed
     parts: tuple[Source, ...]
     alternate: bool
+    arithmetic: str
     first: int
     panels: int
 
@@ -119,8 +120,12 @@ class Packer:
         step = max(1, _PIECE_BYTES // panel_bytes)
         for first in range(0, panels, step):
             count = min(step, panels - first)
-            self._pieces.append(_Piece(packed, parts, alternate, first, count))
+            self._pieces.append(_Piece(packed, parts, alternate, self.arithmetic, first, count))
         return packed
+
+    def in_float32(self, weight: ndarray) -> Packed:
+        """Allocate the panels of a weight that is multiplied in float32 beside all others."""
+        return replace(self, arithmetic="float32").matrix(weight)
 
     def nbytes(self, part: Source) -> int:
         """The bytes of the panels of a weight, [outputs, inputs], on its own."""
@@ -185,26 +190,28 @@ class Packer:
         if piece.alternate:
             count = len(piece.parts)
             for part in piece.parts:
-                yield self._read(part, start // count, stop // count)
+                yield _read(part, piece.arithmetic, start // count, stop // count)
             return
         first = 0
         for part in piece.parts:
             last = first + part.shape[0]
             if max(start, first) < min(stop, last):
-                yield self._read(part, max(start, first) - first, min(stop, last) - first)
+                rows = max(start, first) - first, min(stop, last) - first
+                yield _read(part, piece.arithmetic, *rows)
             first = last
 
-    def _read(self, part: Source, start: int, stop: int) -> ndarray:
-        """Contiguous rows, of blocks or of numbers as they are kept."""
-        if isinstance(part, BlockTensor):
-            rows = part.rows[start:stop]
-        elif isinstance(part, StoredTensor):
-            rows = part.read(start, stop)
-        else:
-            rows = part[start:stop]
-        rows = placed(rows, self.arithmetic) if _block_type(part) is None else rows
-        contiguous: ndarray = np.ascontiguousarray(rows)
-        return contiguous
+
+def _read(part: Source, arithmetic: str, start: int, stop: int) -> ndarray:
+    """Contiguous rows, of blocks or of numbers as they are kept."""
+    if isinstance(part, BlockTensor):
+        rows = part.rows[start:stop]
+    elif isinstance(part, StoredTensor):
+        rows = part.read(start, stop)
+    else:
+        rows = part[start:stop]
+    rows = placed(rows, arithmetic) if _block_type(part) is None else rows
+    contiguous: ndarray = np.ascontiguousarray(rows)
+    return contiguous
 
 
 def _block_type(weight: Source) -> BlockType | None:
@@ -235,7 +242,12 @@ def pack_model(
     packer, panels = Packer(arithmetic), ModelPanels({}, {})
     tensors: ModelTensors[Source] = ModelTensors(weights, ArrayTensors(arithmetic))
     for index in range(config.num_hidden_layers):
-        _add_layer(packer, panels, str(index), tensors.layer(index), layer_norms(config))
+        layer = tensors.layer(index)
+        _add_layer(packer, panels, str(index), layer, layer_norms(config))
+        if layer.has_router:
+            _add_experts(packer, panels, str(index), layer, config.num_experts)
+        else:
+            _add_mlp(packer, panels, str(index), layer, "mlp")
     embedding, head = tensors.ends(config)
     panels.vectors[NORM] = _wide(tensors.vector("ln_f.weight"))
     panels.matrices[LM_HEAD] = packer.matrix(head)
@@ -261,10 +273,25 @@ def _add_layer(
         panels.vectors[f"{name}.{norm}"] = _wide(tensors.vector(stored))
     for part, matrix in enumerate(_qkv(packer, tensors)):
         matrices[f"{name}.qkv.{part}"] = matrix
-    for linear, stored in (("dense", "attention.dense"), ("down", "mlp.proj")):
-        weight, bias = tensors.take_plain(stored)
-        matrices[f"{name}.{linear}"] = packer.matrix(weight, biases=_bias(bias))
-    matrices[f"{name}.gate_up"] = _gate_up(packer, tensors)
+    weight, bias = tensors.take_plain("attention.dense")
+    matrices[f"{name}.dense"] = packer.matrix(weight, biases=_bias(bias))
+
+
+def _add_mlp(
+    packer: Packer, panels: ModelPanels, name: str, tensors: ModelTensors[Source], mlp: str
+) -> None:
+    weight, bias = tensors.take_plain(f"{mlp}.proj")
+    panels.matrices[f"{name}.down"] = packer.matrix(weight, biases=_bias(bias))
+    panels.matrices[f"{name}.gate_up"] = _gate_up(packer, tensors, mlp)
+
+
+def _add_experts(
+    packer: Packer, panels: ModelPanels, name: str, tensors: ModelTensors[Source], count: int
+) -> None:
+    router = numbers(tensors.take_router()).astype(np.float32)
+    panels.matrices[f"{name}.router"] = packer.in_float32(router)
+    for expert in range(count):
+        _add_mlp(packer, panels, f"{name}.{expert}", tensors, f"mlp.experts.{expert}")
 
 
 def _bias(bias: Source | None) -> ndarray | None:
@@ -283,8 +310,8 @@ def _qkv(packer: Packer, tensors: ModelTensors[Source]) -> Iterator[Packed]:
         yield packer.matrix(*group, biases=part)
 
 
-def _gate_up(packer: Packer, tensors: ModelTensors[Source]) -> Packed:
-    (gate, gate_bias), (up, up_bias) = map(tensors.take_plain, ("mlp.fc", "mlp.gate"))
+def _gate_up(packer: Packer, tensors: ModelTensors[Source], mlp: str) -> Packed:
+    (gate, gate_bias), (up, up_bias) = (tensors.take_plain(f"{mlp}.{x}") for x in ("fc", "gate"))
     bias = None
     if gate_bias is not None and up_bias is not None:
         each = [numbers(part).reshape(-1, packer.lanes) for part in (gate_bias, up_bias)]
