@@ -84,6 +84,18 @@ VARIANTS = {
         },
     ),
     "ernie": Variant("Ernie4_5", "ernie4_5", {"head_dim": 32}),
+    "qwen3-moe": Variant(
+        "Qwen3Moe",
+        "qwen3moe",
+        {
+            "head_dim": 32,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "norm_topk_prob": True,
+        },
+        {"expert_count": 8, "expert_used_count": 3, "expert_feed_forward_length": 32},
+    ),
 }
 LONGROPE = Variant(
     "Phi3",
@@ -110,6 +122,45 @@ _YARN = {
     "rope.scaling.original_context_length": 40,
 }
 OTHERS = {
+    "qwen3-moe-dense": Variant(
+        "Qwen3Moe",
+        "",
+        {
+            "num_hidden_layers": 4,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 64,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [3],
+        },
+    ),
+    "mixtral": Variant(
+        "Mixtral",
+        "llama",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
+        {"expert_count": 4, "expert_used_count": 2},
+    ),
+    "granite-moe": Variant(
+        "GraniteMoe",
+        "granitemoe",
+        {
+            "num_local_experts": 40,
+            "num_experts_per_tok": 8,
+            "intermediate_size": 32,
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.2,
+            "residual_multiplier": 0.4,
+            "logits_scaling": 2.5,
+        },
+        {
+            "expert_count": 40,
+            "expert_used_count": 8,
+            "embedding_scale": 3.0,
+            "attention.scale": 0.2,
+            "residual_scale": 0.4,
+            "logit_scale": 2.5,
+        },
+    ),
     "qwen3-tied": Variant(
         "Qwen3", "qwen3", {"head_dim": 16, "tie_word_embeddings": True, "num_key_value_heads": 1}
     ),

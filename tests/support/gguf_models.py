@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from transformers import LlamaForCausalLM
 from tests.support.models import Variant, make_model
 from trtla.formats.gguf.tokenizer import Vocabulary
 
-_PAIRED = ("llama", "granite", "smollm3")
+_PAIRED = ("llama", "granite", "granitemoe", "smollm3")
 """Architectures whose q and k the converter brings into the order of pairs."""
 BYTE_LEVEL = {"model": "gpt2", "pre": "gpt-2"}
 
@@ -71,7 +71,8 @@ def write_gguf(
     for key, value in (tokenizer or {}).items():
         _add(writer, f"tokenizer.{'' if key.startswith('chat_template') else 'ggml.'}{key}", value)
     for name, tensor in {**state(model, arch), **(tensors or {})}.items():
-        array, own = quantized(tensor, kind if isinstance(kind, str) else kind(name))
+        wanted = "F32" if "ffn_gate_inp" in name else kind  # routers are not quantised
+        array, own = quantized(tensor, wanted if isinstance(wanted, str) else wanted(name))
         writer.add_tensor(name, array, raw_dtype=own)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -105,7 +106,7 @@ def state(model: LlamaForCausalLM, arch: str = "llama") -> dict[str, np.ndarray]
     kinds = (kind, gguf.MODEL_ARCH.LLAMA)
     maps = [gguf.get_tensor_name_map(kind, config.num_hidden_layers) for kind in kinds]
     found = {}
-    for name, tensor in model.state_dict().items():
+    for name, tensor in _split_experts(model.state_dict()):
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         array = tensor.float().numpy()
@@ -121,6 +122,20 @@ def state(model: LlamaForCausalLM, arch: str = "llama") -> dict[str, np.ndarray]
     if rope["rope_type"] == "llama3":
         found["rope_freqs.weight"] = llama3_factors(rope, head_size(model))
     return found
+
+
+def _split_experts(tensors: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors with gate and up of experts apart, by names that llama.cpp's converter knows."""
+    for name, tensor in tensors.items():
+        name = name.replace("block_sparse_moe.router", "block_sparse_moe.gate")
+        layer, stacked, part = name.replace("block_sparse_moe", "mlp").partition(".mlp.experts.")
+        if not stacked:
+            yield name, tensor
+        elif part == "gate_up_proj":
+            for half, rows in zip(("gate", "up"), tensor.chunk(2, dim=1), strict=True):
+                yield f"{layer}.mlp.experts.{half}_proj.weight", rows
+        else:
+            yield f"{layer}.mlp.experts.{part}.weight", tensor
 
 
 def llama3_factors(rope: dict[str, Any], head: int) -> np.ndarray:
