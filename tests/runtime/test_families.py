@@ -139,6 +139,11 @@ def from_llama_cpp(file, texts, known):
     return torch.stack(found)
 
 
+def routes(name):
+    """True for mixtures of experts."""
+    return "num_local_experts" in (VARIANTS | OTHERS)[name].keys
+
+
 @pytest.mark.deep
 @pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_0"])
 @pytest.mark.parametrize("name", GGUF_NAMES)
@@ -168,6 +173,8 @@ def test_a_gguf_file_gives_what_llama_cpp_gives(name, kind, tmp_path):
     assert abs(float(losses[0] - losses[1])) < 0.005  # of perplexities 0.5 %
     best, next_best = expected.topk(2).values.unbind(-1)
     clear = best - next_best > (0 if kind == "F32" else 0.5)
-    assert torch.equal(found.argmax(-1)[clear], expected.argmax(-1)[clear])
+    same = found.argmax(-1)[clear] == expected.argmax(-1)[clear]
+    # A router's near ties fall to one side or the other, and change the whole layer.
+    assert same.float().mean() >= (0.98 if kind != "F32" and routes(name) else 1)
     if kind == "F32":
         torch.testing.assert_close(found, expected, rtol=0, atol=5e-3)
