@@ -263,6 +263,12 @@ def kv_bytes_per_token(config: CheckpointConfig) -> int:
     return 2 * layers * heads * config.head_size * size
 
 
+def expert_numbers(config: CheckpointConfig) -> int:
+    """The numbers that all experts of a model hold."""
+    mixtures = sum(map(config.has_experts, range(config.num_hidden_layers)))
+    return 3 * config.hidden_size * mixtures * config.num_experts * config.moe_intermediate_size
+
+
 def plain_bytes(config: CheckpointConfig, size: int, *, fp8: bool = False) -> int:
     """Bytes of a model whose weights are all held in one type.
 
@@ -274,9 +280,8 @@ def plain_bytes(config: CheckpointConfig, size: int, *, fp8: bool = False) -> in
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     attention = hidden * head * (2 * heads + 2 * kv_heads)
     mixtures = sum(map(config.has_experts, range(config.num_hidden_layers)))
-    mlps = (config.num_hidden_layers - mixtures) * config.intermediate_size
-    mlps += mixtures * config.num_experts * config.moe_intermediate_size
+    mlps = 3 * hidden * (config.num_hidden_layers - mixtures) * config.intermediate_size
     plain = 2 * hidden * config.num_hidden_layers + hidden + hidden * config.vocab_size
     plain += mixtures * config.num_experts * hidden
-    layers = attention * config.num_hidden_layers + 3 * hidden * mlps
+    layers = attention * config.num_hidden_layers + mlps + expert_numbers(config)
     return layers * (1 if fp8 else size) + plain * size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -53,6 +54,21 @@ class CostTable:
         lower, below = self.rows[index - 1]
         share = (sequences - lower) / (upper - lower)
         return (1.0 - share) * _along(below, tokens) + share * _along(above, tokens)
+
+
+class Mixture(NamedTuple):
+    """The experts of a model, for what its steps read."""
+
+    share: float
+    """The part of the weights that one token reads that are experts'."""
+    experts: int
+    each: int
+    """Experts of a layer, and of a token in it."""
+
+    def growth(self, tokens: float) -> float:
+        """Return the weights that tokens read over those of one, if each has experts of its own."""
+        used = self.experts * (1.0 - math.pow(1.0 - self.each / self.experts, tokens))
+        return 1.0 - self.share + self.share * used / self.each
 
 
 class NodePrices(NamedTuple):

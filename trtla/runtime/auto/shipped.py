@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from trtla.formats.config import BLOCK_SIZES, DTYPE_BYTES
-from trtla.runtime.costs import CostTable
+from trtla.runtime.costs import CostTable, Mixture
 from trtla.runtime.device import Device
 from trtla.runtime.models.cpu.levels import chosen_level
 from trtla.runtime.threads import num_threads
@@ -51,13 +51,18 @@ _LEAST_S = 1e-5
 
 
 def shipped_costs(
-    weight_bytes: int | None, weight_type: str, device: Device, integers: bool | None
+    weight_bytes: int | None,
+    weight_type: str,
+    device: Device,
+    integers: bool | None,
+    mixture: Mixture | None = None,
 ) -> CostTable:
     """Estimate forwards of any number of sequences here, by their tokens.
 
     Args:
-        weight_bytes: read by a forward; None: unknown.
+        weight_bytes: read by a forward of one token; None: unknown.
         integers: True if products are of integers; None: the forward is not compiled.
+        mixture: of experts; None: each token reads the same weights.
     """
     size = weight_bytes or 1
     weights = size / _bytes_each(weight_type)
@@ -66,7 +71,10 @@ def shipped_costs(
     fastest = _GPU_READS if device.type == "cuda" else min(threads * _THREAD_READS, _CPU_READS)
     read = max(size / fastest, _LEAST_S)
     unpack, each = weights / threads / rates.unpacked, weights / threads / rates.products
-    return CostTable.of([(n, more_s + _bent(read, unpack + n * each)) for n in _TOKENS])
+    growth = {n: 1.0 if mixture is None else mixture.growth(n) for n in _TOKENS}
+    return CostTable.of(
+        [(n, more_s + _bent(read * growth[n], unpack * growth[n] + n * each)) for n in _TOKENS]
+    )
 
 
 def _bent(first: float, second: float) -> float:

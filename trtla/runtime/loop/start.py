@@ -134,7 +134,8 @@ def _costs(
     if costs_are_fixed():
         return StepCosts(FIXED_COSTS), None
     integers = model.compute_type == "int8" if isinstance(model, NativeLlama) else None
-    table = shipped_costs(model.weight_bytes, model.weight_type, device, integers)
+    size, kind = model.weight_bytes, model.weight_type
+    table = shipped_costs(size, kind, device, integers, model.mixture)
     kept = KeptCosts(checkpoint.model_dump(mode="json"), model.arithmetic + together, device)
     return StepCosts(table, kept.load()), kept.save
 

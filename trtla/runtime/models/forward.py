@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
+from trtla.runtime.costs import Mixture
 from trtla.runtime.device import Device
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.models.kv_cache import KVCache
@@ -65,7 +66,12 @@ class Model(ABC, Generic[CacheT]):
     @property
     @abstractmethod
     def weight_bytes(self) -> int | None:
-        """Bytes of the weights that a forward reads; None: unknown."""
+        """Bytes of the weights that a forward of one token reads; None: unknown."""
+
+    @property
+    def mixture(self) -> Mixture | None:
+        """The experts; None: all tokens read the same weights."""
+        return None
 
     @property
     def weight_type(self) -> str:

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from trtla.formats.config import FP8, CheckpointConfig
 from trtla.formats.plan import block_names
-from trtla.formats.support import plain_bytes
+from trtla.formats.support import expert_numbers, plain_bytes
 from trtla.formats.tensors import Weight, numpy_dtype, without_blocks
 from trtla.formats.torch_tensors import E4M3, as_tensor, dequantize
+from trtla.runtime.costs import Mixture
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.models.attention import StepGroup
 from trtla.runtime.models.batch import Batch, BatchOutput
@@ -167,7 +168,18 @@ class LlamaModel(PackedModel):
     @property
     def weight_bytes(self) -> int:
         fp8 = self.config.fp8 and self._products
-        return plain_bytes(self.config, self.dtype.itemsize, fp8=fp8)
+        size, config = self.dtype.itemsize, self.config
+        resting = config.num_experts - config.num_experts_per_tok
+        unread = expert_numbers(config) // max(config.num_experts, 1) * resting * size
+        return plain_bytes(config, size, fp8=fp8) - unread
+
+    @property
+    def mixture(self) -> Mixture | None:
+        count, each = self.config.num_experts, self.config.num_experts_per_tok
+        if not count:
+            return None
+        active = expert_numbers(self.config) * each // count * self.dtype.itemsize
+        return Mixture(active / self.weight_bytes, count, each)
 
     @property
     def weight_type(self) -> str:

@@ -18,9 +18,17 @@ from numpy import ndarray
 
 from trtla.formats.config import LARGEST, CheckpointConfig
 from trtla.runtime.arrays import address, aligned, paged
+from trtla.runtime.costs import Mixture
 from trtla.runtime.device import CPU, Device
 from trtla.runtime.models.cpu import library as native
-from trtla.runtime.models.cpu.packing import EMBEDDING, LM_HEAD, NORM, ModelPanels, Packed
+from trtla.runtime.models.cpu.packing import (
+    EMBEDDING,
+    LM_HEAD,
+    NORM,
+    ModelPanels,
+    Packed,
+    is_expert,
+)
 from trtla.runtime.models.forward import Forwarded, Model
 from trtla.runtime.models.kv_cache import KVCache, SlotTable, row_bytes
 from trtla.runtime.models.rotary import RotaryTable, layer_rotaries, rotary_configs
@@ -202,10 +210,29 @@ class NativeLlama(Model[HostCache]):
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the weights in memory, all but the embedding's; biases do not count."""
+        """Bytes of the weights that a token reads, all but the embedding's; biases do not count."""
         matrices = self._panels.matrices.items()
         held = [matrix.weight for name, matrix in matrices if name != EMBEDDING]
-        return sum(weight.nbytes for weight in (*held, *self._panels.vectors.values()))
+        size = sum(weight.nbytes for weight in (*held, *self._panels.vectors.values()))
+        return size - self._expert_bytes + self._active_bytes
+
+    @property
+    def mixture(self) -> Mixture | None:
+        count, each = self.config.num_experts, self.config.num_experts_per_tok
+        share = self._active_bytes / self.weight_bytes
+        return Mixture(share, count, each) if count else None
+
+    @property
+    def _expert_bytes(self) -> int:
+        """Bytes of all experts."""
+        matrices = self._panels.matrices.items()
+        return sum(one.weight.nbytes for name, one in matrices if is_expert(name))
+
+    @property
+    def _active_bytes(self) -> int:
+        """Bytes of the experts that a token reads."""
+        count, each = self.config.num_experts, self.config.num_experts_per_tok
+        return self._expert_bytes * each // count if count else 0
 
     @property
     def weight_type(self) -> str:

@@ -294,6 +294,11 @@ def _add_experts(
         _add_mlp(packer, panels, f"{name}.{expert}", tensors, f"mlp.experts.{expert}")
 
 
+def is_expert(name: str) -> bool:
+    """Return True for a matrix of an expert: LAYER.EXPERT.down, or gate_up."""
+    return name.count(".") == 2 and ".qkv." not in name
+
+
 def _bias(bias: Source | None) -> ndarray | None:
     return None if bias is None else numbers(bias)
 
