@@ -23,6 +23,7 @@ from trtla.formats.plan import (
     awq_scales,
     fp8_groups,
     hf_shapes,
+    linear_weights,
 )
 from trtla.formats.support import check_mapping
 from trtla.formats.tensors import (
@@ -56,7 +57,7 @@ def integer_config(config: CheckpointConfig, dtype: str, group_size: int) -> Che
     int4."""
     if group_size not in GROUP_SIZES:
         raise UsageError(f"group size {group_size} is unknown", "use 32, 64 or 128")
-    shapes = {name: shape for name, shape in hf_shapes(config).items() if len(shape) == 2}
+    shapes = linear_weights(config)
     widths = {name: shape[1] for name, shape in shapes.items()}
     fits = [size for size in GROUP_SIZES if not any(w % size for w in widths.values())]
     wrong = next((name for name, width in widths.items() if width % group_size), None)

@@ -27,6 +27,8 @@ Span = tuple[int, int]
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
 LM_HEAD = "lm_head.weight"
+ROUTER = ".mlp.gate.weight"
+"""The end of the name of a router's weight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,13 @@ def hf_shapes(config: CheckpointConfig) -> dict[str, tuple[int, ...]]:
         for name, _, size in _norms(config):
             shapes[f"{prefix}.{name}.weight"] = (size,)
     return {**shapes, FINAL_NORM: (hidden,), LM_HEAD: (vocab, hidden)}
+
+
+def linear_weights(config: CheckpointConfig) -> dict[str, tuple[int, ...]]:
+    """The weights of linears, which may be quantised: all matrices but routers, whose choices
+    rounding would change."""
+    shapes = hf_shapes(config).items()
+    return {n: shape for n, shape in shapes if len(shape) == 2 and not n.endswith(ROUTER)}
 
 
 def source_shapes(config: CheckpointConfig) -> dict[str, tuple[int, ...]]:

@@ -80,6 +80,8 @@ def kernels_problem(
     config: CheckpointConfig, dtype: torch.dtype, device: torch.device
 ) -> str | None:
     """Return why a model cannot run on the Triton kernels, fused ones included; None if it can."""
+    if config.num_experts:
+        return "graphs cannot choose experts"
     if config.hidden_size > _LARGEST_HIDDEN:
         return f"the hidden size {config.hidden_size} is above {_LARGEST_HIDDEN}"
     if device.type != "cuda":
