@@ -30,6 +30,8 @@ static std::vector<uint8_t> random_blocks() {
             const uint16_t bits = 0x2000 | (random_bits() & 0x83ff);
             std::memcpy((uint8_t*)block.halves + 2 * half, &bits, 2);
         }
+        if (B::HALVES) continue;
+        for (int output = 0; output < WIDTH; ++output) ((uint8_t*)block.small)[output] = 120 + random_bits() % 8;
     }
     return panels;
 }

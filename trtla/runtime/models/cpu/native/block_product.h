@@ -31,7 +31,7 @@ struct BlockProduct {
     template <int ROWS, int FIRST, int COUNT>
     TRTLA_INLINE static void add_products(const B& weights, const int8_t* x, int size,
                                           Ints (&dots)[ROWS][2]) {
-        typedef Partial<B::BITS, ROWS> Sum;
+        typedef Partial<B::PRODUCT_BITS, ROWS> Sum;
         constexpr int together = std::min(COUNT, Sum::MOST);
         Sum partial[ROWS][2];
         TRTLA_UNROLLED for (int row = 0; row < ROWS; ++row)
@@ -54,8 +54,8 @@ struct BlockProduct {
     template <int ROWS, int GROUP = 0>
     TRTLA_INLINE static void add_groups(const B& weights, const int8_t* x, int size,
                                         const Scale* of, Floats (&sums)[ROWS][2]) {
-        if constexpr (GROUP < BLOCK / B::GROUP) {
-            typedef Partial<B::BITS, ROWS> Sum;
+        if constexpr (GROUP < B::GROUPS) {
+            typedef Partial<B::PRODUCT_BITS, ROWS> Sum;
             Ints dots[ROWS][2];
             TRTLA_UNROLLED for (int row = 0; row < ROWS; ++row)
                 dots[row][0] = dots[row][1] = Sum::first(of[row].sum(GROUP, B::GROUP) * B::ZERO);
@@ -74,6 +74,18 @@ struct BlockProduct {
         }
     }
 
+    template <int ROWS>
+    TRTLA_INLINE static void add_minimums(const B& weights, const Scale* of, Floats (&sums)[ROWS][2]) {
+        TRTLA_UNROLLED for (int group = 0; group < BLOCK / B::MINIMUM_GROUP; ++group)
+            TRTLA_UNROLLED for (int half = 0; half < 2; ++half) {
+                const Floats least = weights.minimums(group, half);
+                TRTLA_UNROLLED for (int row = 0; row < ROWS; ++row) {
+                    const float shift = of[row].shift_of(group, B::MINIMUM_GROUP);
+                    sums[row][half] = fused(least, shift - Floats{}, sums[row][half]);
+                }
+            }
+    }
+
     // Not inlined: in functions of many loops compilers forget what fits into registers.
     template <int ROWS>
     __attribute__((noinline)) static void multiply_block(const Codes& x, int token,
@@ -90,12 +102,7 @@ struct BlockProduct {
             ahead.share(block, blocks).fetch();
             const Scale* of = x.scales_of(block) + token;
             add_groups<ROWS>(weights, x.row(token) + block * BLOCK, x.size, of, sums);
-            if constexpr (B::MINIMUMS)
-                TRTLA_UNROLLED for (int half = 0; half < 2; ++half) {
-                    const Floats least = weights.minimums(half);
-                    TRTLA_UNROLLED for (int row = 0; row < ROWS; ++row)
-                        sums[row][half] = fused(least, of[row].shift - Floats{}, sums[row][half]);
-                }
+            if constexpr (B::MINIMUMS) add_minimums<ROWS>(weights, of, sums);
         }
         TRTLA_UNROLLED for (int row = 0; row < ROWS; ++row)
             store(out[row], sums[row][0]), store(out[row] + LANES, sums[row][1]);

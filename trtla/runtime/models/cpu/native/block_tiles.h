@@ -7,7 +7,7 @@
 #if defined(TRTLA_TILES)
 template <class B>
 struct InTiles {
-    static constexpr int FOURS = B::GROUP / 4, GROUPS = BLOCK / B::GROUP;
+    static constexpr int FOURS = B::GROUP / 4, GROUPS = B::GROUPS;
     static constexpr int TOGETHER = 2;  // groups of a stage
     typedef int8_t Unpacked[2][FOURS][64];
     typedef int32_t Dots[2][2][TILE_ROWS][TILE_OUTPUTS];  // [row half][output half]
@@ -61,10 +61,14 @@ struct InTiles {
                 sums[row] = fused(scale * of[row].scale, dot, sums[row]);
             }
             if (!B::MINIMUMS || group < GROUPS - 1) continue;
-            const Floats least = weights.minimums(half);
+            for (int of_minimum = 0; of_minimum < BLOCK / B::MINIMUM_GROUP; ++of_minimum) {
+                const Floats least = weights.minimums(of_minimum, half);
 #pragma GCC unroll 16
-            for (int row = 0; row < TILE_ROWS; ++row)
-                sums[row] = fused(least, of[row].shift - Floats{}, sums[row]);
+                for (int row = 0; row < TILE_ROWS; ++row) {
+                    const float shift = of[row].shift_of(of_minimum, B::MINIMUM_GROUP);
+                    sums[row] = fused(least, shift - Floats{}, sums[row]);
+                }
+            }
         }
         for (int row = 0; row < TILE_ROWS; ++row) kept[row] = sums[row];
     }

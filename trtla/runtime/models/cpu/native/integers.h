@@ -26,6 +26,19 @@ inline Bytes negated(Bytes values, Bytes negative) {
     return (Bytes)((WrappedBytes)(values ^ negative) - (WrappedBytes)negative);
 }
 
+// Each of 16 bytes, by the bytes of `places`, which are from 0 to 15.
+#if defined(__AVX512BW__)
+#define TRTLA_SHUFFLED(some, places) \
+    _mm512_shuffle_epi8(_mm512_broadcast_i32x4(load_as<__m128i>(some)), (__m512i)places)
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+#define TRTLA_SHUFFLED(some, places) \
+    _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(load_as<__m128i>(some)), (__m256i)places)
+#elif defined(__SSSE3__) && !defined(__AVX2__)
+#define TRTLA_SHUFFLED(some, places) _mm_shuffle_epi8(load_as<__m128i>(some), (__m128i)places)
+#elif defined(__aarch64__)
+#define TRTLA_SHUFFLED(some, places) vqtbl1q_u8(load_as<uint8x16_t>(some), (uint8x16_t)places)
+#endif
+
 inline Ints broadcast(int32_t value) { return Ints{} + value; }
 
 // Adds the products of four neighbouring inputs to each lane. Where the processor wants codes without
@@ -78,7 +91,7 @@ struct Partial {
 #elif defined(TRTLA_PAIRS)
     // Two products are added in 16 bits. Codes of 8 bits are multiplied without their sign, which
     // the inputs get: two such products just fit.
-    static constexpr int MOST = BITS == 4 ? 8 : BITS == 5 ? 4 : BITS == 6 ? 2 : 1;
+    static constexpr int MOST = BITS <= 4 ? 8 : BITS == 5 ? 4 : BITS == 6 ? 2 : 1;
     Shorts sums{};
     static Ints first(Ints) { return Ints{}; }
     static Ints last(Ints dot, Ints zero) { return dot - zero; }
@@ -116,6 +129,7 @@ struct Scale {
 
     // Of the codes of a group of 16 or 32, in every lane.
     Ints sum(int group, int size) const { return broadcast(size == BLOCK ? whole : sums[group]); }
+    float shift_of(int group, int size) const { return size == BLOCK ? shift : scale * sums[group]; }
 };
 
 // Codes of BLOCK numbers. Numbers that are not finite get a scale that is none.
