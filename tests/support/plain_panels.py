@@ -54,18 +54,32 @@ def _packed_codes(codes, bits, lanes):
     ordered = fours.transpose(0, 3, 4, 1, 2, 5)  # [panels, blocks, fours, halves, lanes, 4]
     if bits == 8:
         return ordered.reshape(*ordered.shape[:2], -1)
-    low = 4 if bits > 3 else 2
-    packed = _planes(ordered, 0, low) + (_planes(ordered, low, bits - low) if bits > low else [])
+    if bits == 3:
+        packed = _threes(ordered)
+    else:
+        packed = [*_planes(ordered, 0, min(bits, 4)), *_planes(ordered, 4, bits - 4)]
     whole = np.concatenate(packed, 2)
     return whole.reshape(*whole.shape[:2], -1)
 
 
 def _planes(ordered, first, count):
     """`count` bits of each code, from bit `first` on: those of 8 / count fours in a byte."""
+    if count < 1:
+        return []
     each, some = 8 // count, ordered >> first & (1 << count) - 1
     fours = (some[:, :, four : four + each] for four in range(0, FOURS, each))
     shifts = (np.arange(each, dtype=np.uint8) * count).reshape(each, 1, 1, 1)
     return [np.bitwise_or.reduce(part << shifts, axis=2, keepdims=True) for part in fours]
+
+
+def _threes(ordered):
+    """Codes of 3 bits: two in a byte, with 2 bits of one of the last two, or their third bits."""
+    first, second = ordered[:, :, 6:7], ordered[:, :, 7:8]
+    more = [(first & 3) << 6, (second & 3) << 6, (first & 4) << 4 | (second & 4) << 5]
+    fours = (
+        (ordered[:, :, 2 * i : 2 * i + 1], ordered[:, :, 2 * i + 1 : 2 * i + 2]) for i in range(3)
+    )
+    return [one | other << 3 | bits for (one, other), bits in zip(fours, more, strict=True)]
 
 
 def _padded(rows, width):

@@ -35,9 +35,8 @@ TRTLA_INLINE Bytes looked_up(Bytes codes) {
 
 // 2^(byte - 128) of LANES bytes, as in MXFP4: its numbers are twice as large.
 inline Floats half_power_of_two(const uint8_t* bytes) {
-    const Bits power = (Bits)widened(bytes) & 255;
-    const Bits small = (Bits)(power < 2);  // of these float32 has no exponent
-    return (Floats)(((power - 1) << 23 & ~small) | ((power + 1) << 21 & small));
+    const Ints power = (widened(bytes) & 255) << 23, least = broadcast(1 << 22);  // 2^-127: no exponent has it
+    return (Floats)(power > least ? power : least) * 0.5f;
 }
 
 // What codes are multiplied with.
@@ -55,12 +54,12 @@ struct Blocks {
     static constexpr int BITS = BITS_, GROUP = GROUP_, MINIMUMS = MINIMUMS_, GROUPS = BLOCK / GROUP;
     static constexpr int ZERO = TABLE ? TABLE->zero : BITS == 8 ? SIGNED_ZERO : ZERO_;
     static constexpr int PRODUCT_BITS = TABLE ? TABLE->bits : BITS;
-    static constexpr int LOW = BITS == 8 ? 8 : BITS < 4 ? 2 : 4, MORE = BITS - LOW;  // bits that lie together
+    static constexpr int LOW = BITS < 4 || BITS == 8 ? BITS : 4, MORE = BITS - LOW;  // bits that lie together
     static constexpr bool SHARED = SCALING == FACTORS || SCALING == NIBBLES;
     static constexpr int HALVES = SCALING == POWERS ? 0 : WIDTH * 2 * (1 + MINIMUMS);  // float16 numbers
     static constexpr int FACTOR_BYTES = SCALING == SCALES ? 0 : GROUPS;  // of an output
     static constexpr int MIN_FACTOR_BYTES = SCALING == FACTORS ? MINIMUMS : 0;
-    static constexpr int MINIMUM_GROUP = SCALING == NIBBLES ? GROUP : BLOCK;  // inputs that share a minimum
+    static constexpr bool SMALL_DOTS = GROUPS > 1 && BITS < 4;  // they fit into 16 bits, as factors do
     static constexpr int SMALL = WIDTH * (FACTOR_BYTES + MIN_FACTOR_BYTES) + (SHARED ? 0 : HALVES);
     static constexpr int BYTES = SMALL + WIDTH * BITS * BLOCK / 8;
     static constexpr int HEAD = SHARED ? HALVES : 0, PER_HEAD = SHARED ? 256 / BLOCK : 1;
@@ -78,17 +77,22 @@ struct Blocks {
         codes = small + SMALL;
     }
 
+    // Those of scales are at place 0, those of minimums at place 1, where they have factors of their own.
+    TRTLA_INLINE Ints factors(int place, int group, int half) const {
+        const Ints bytes = widened(small + group * WIDTH + half * LANES);
+        return SCALING == NIBBLES ? bytes >> (4 * place) & 15 : bytes;
+    }
+    Floats wide(int place, int half) const {
+        return load((const Float16*)halves + place * WIDTH + half * LANES);
+    }
     TRTLA_INLINE Floats numbers(int place, int group, int half) const {
-        const uint8_t* byte = small + group * WIDTH + half * LANES;
-        if constexpr (SCALING == POWERS) return half_power_of_two(byte);
-        const Floats wide = load((const Float16*)halves + place * WIDTH + half * LANES);
-        if constexpr (SCALING == FACTORS) return wide * to_floats(widened(byte));
-        if constexpr (SCALING == NIBBLES) return wide * to_floats(widened(byte) >> (4 * place) & 15);
-        return wide;
+        if constexpr (SCALING == POWERS) return half_power_of_two(small + half * LANES);
+        if constexpr (!SHARED) return wide(place, half);
+        return wide(place, half) * to_floats(factors(place, group, half));
     }
     Floats scales(int group, int half) const { return numbers(0, group, half); }
     Floats minimums(int group, int half) const {
-        return numbers(1, SCALING == FACTORS ? GROUPS : group, half);
+        return numbers(1, SCALING == NIBBLES ? group : GROUPS, half);
     }
 
     Bits vector(int index) const { return load_as<Bits>(codes + (size_t)index * LANES * 4); }
@@ -103,9 +107,18 @@ struct Blocks {
         return moved & (uint32_t)(((1 << COUNT) - 1) << to) * 0x01010101u;
     }
 
+    // Of 3 bits: the first two vectors' bytes have two codes each, and the lower bits of a third one, whose
+    // upper bit is in the last vector.
+    TRTLA_INLINE Bits three_bits(int four, int half) const {
+        if (four < 6) return vector(four / 2 * 2 + half) >> (four % 2 * 3) & 0x07070707;
+        const Bits low = vector((four - 6) * 2 + half) >> 6, high = vector(4 + half) >> (four - 2);
+        return (low & 0x03030303) | (high & 0x04040404);
+    }
+
     // The codes of inputs [4 * four, 4 * four + 4).
     TRTLA_INLINE Bytes unpacked(int four, int half) const {
         if constexpr (BITS == 8) return (Bytes)(vector(2 * four + half) ^ SIGNED_ZERO * 0x01010101u);
+        if constexpr (BITS == 3) return (Bytes)three_bits(four, half);
         Bits found = bits<LOW, 0>(four, half, 0);
         if constexpr (MORE > 0) found |= bits<MORE, 2 * LOW>(four, half, LOW);
         if constexpr (TABLE != nullptr) return looked_up<TABLE>((Bytes)found);
@@ -119,7 +132,29 @@ struct Blocks {
         const int code = unpacked(input / 4, half)[lane * 4 + input % 4];
         const float value = scale * (int8_t)(code - ZERO);
         if constexpr (!MINIMUMS) return value;
-        return value + minimums(input / MINIMUM_GROUP, half)[lane];
+        return value + minimums(group, half)[lane];
+    }
+};
+
+// The minimums of LANES outputs, and how they are added to a token's sums.
+template <class B>
+struct Minimums {
+    static constexpr int FACTORS = B::SMALL_DOTS ? B::GROUPS : 0;  // as integers
+    Floats least;
+    Ints factors[FACTORS + 1];
+
+    TRTLA_INLINE Minimums(const B& weights, int half)
+        : least(FACTORS ? weights.wide(1, half) : weights.minimums(0, half)) {
+        TRTLA_UNROLLED for (int group = 0; group < FACTORS; ++group)
+            factors[group] = weights.factors(1, group, half);
+    }
+
+    TRTLA_INLINE Floats added(Floats sum, const Scale& of) const {
+        if constexpr (!FACTORS) return fused(least, of.shift - Floats{}, sum);
+        Ints whole{};
+        TRTLA_UNROLLED for (int group = 0; group < FACTORS; ++group)
+            whole = with_product(whole, of.sum(group, B::GROUP), factors[group]);
+        return fused(least * of.scale, to_floats(whole), sum);
     }
 };
 

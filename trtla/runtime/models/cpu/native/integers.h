@@ -21,7 +21,7 @@ typedef int8_t Bytes __attribute__((vector_size(LANES * 4)));  // four inputs of
 typedef uint8_t WrappedBytes __attribute__((vector_size(LANES * 4)));  // which may overflow
 typedef int16_t Shorts __attribute__((vector_size(LANES * 4)));
 
-// -value where `negative` has all bits, else value; -(-128) is 128 without a sign.
+// -value where `negative` has all bits, else value.
 inline Bytes negated(Bytes values, Bytes negative) {
     return (Bytes)((WrappedBytes)(values ^ negative) - (WrappedBytes)negative);
 }
@@ -57,15 +57,18 @@ constexpr int SIGNED_ZERO = 0;
 #if defined(__AVX512BW__)
 #define TRTLA_PAIRS(codes, inputs) _mm512_maddubs_epi16((__m512i)codes, (__m512i)inputs)
 #define TRTLA_WIDE(pairs) _mm512_madd_epi16((__m512i)pairs, _mm512_set1_epi16(1))
-#define TRTLA_SIGNED(inputs, codes, negative) negated(inputs, negative)
+#define TRTLA_SIZES(codes) _mm512_abs_epi8((__m512i)codes)
+#define TRTLA_SIGNED(inputs, codes) negated(inputs, codes < 0)
 #elif defined(__AVX2__) && !defined(__AVX512F__)
 #define TRTLA_PAIRS(codes, inputs) _mm256_maddubs_epi16((__m256i)codes, (__m256i)inputs)
 #define TRTLA_WIDE(pairs) _mm256_madd_epi16((__m256i)pairs, _mm256_set1_epi16(1))
-#define TRTLA_SIGNED(inputs, codes, negative) (Bytes)_mm256_sign_epi8((__m256i)inputs, (__m256i)codes)
+#define TRTLA_SIZES(codes) _mm256_abs_epi8((__m256i)codes)
+#define TRTLA_SIGNED(inputs, codes) _mm256_sign_epi8((__m256i)inputs, (__m256i)codes)
 #elif defined(__SSSE3__) && !defined(__AVX2__)
 #define TRTLA_PAIRS(codes, inputs) _mm_maddubs_epi16((__m128i)codes, (__m128i)inputs)
 #define TRTLA_WIDE(pairs) _mm_madd_epi16((__m128i)pairs, _mm_set1_epi16(1))
-#define TRTLA_SIGNED(inputs, codes, negative) (Bytes)_mm_sign_epi8((__m128i)inputs, (__m128i)codes)
+#define TRTLA_SIZES(codes) _mm_abs_epi8((__m128i)codes)
+#define TRTLA_SIGNED(inputs, codes) _mm_sign_epi8((__m128i)inputs, (__m128i)codes)
 #endif
 #endif
 
@@ -75,6 +78,21 @@ constexpr int SIGNED_ZERO = 0;
 #else
 #define TRTLA_IN_ORDER(sum)
 #endif
+
+// sum + a * b, of numbers that fit into 16 bits.
+inline Ints with_product(Ints sum, Ints a, Ints b) {
+#if defined(__AVX512VNNI__)
+    return (Ints)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)a, (__m512i)(b & 0xffff));
+#elif defined(__AVX512BW__)
+    return sum + (Ints)_mm512_madd_epi16((__m512i)a, (__m512i)(b & 0xffff));
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+    return sum + (Ints)_mm256_madd_epi16((__m256i)a, (__m256i)(b & 0xffff));
+#elif defined(__SSSE3__) && !defined(__AVX2__)
+    return sum + (Ints)_mm_madd_epi16((__m128i)a, (__m128i)(b & 0xffff));
+#else
+    return sum + a * b;
+#endif
+}
 
 // A sum of products that is wide enough for MOST additions, added to a dot of `first()`; `last()` is
 // the dot less `zero`.
@@ -98,9 +116,10 @@ struct Partial {
     void begin(Ints) {}
     void add(Bytes codes, Bytes inputs) {
         if constexpr (BITS == 8) {
-            const Bytes negative = codes < 0;
-            inputs = TRTLA_SIGNED(inputs, codes, negative);
-            codes = negated(codes, negative);
+            inputs = (Bytes)TRTLA_SIGNED(inputs, codes);
+            // Of -128 both are 128 without a sign; compilers keep those of several rows in registers
+            // with the second alone.
+            codes = ROWS == 1 ? (Bytes)TRTLA_SIZES(codes) : negated(codes, codes < 0);
         }
         sums += (Shorts)TRTLA_PAIRS(codes, inputs);
         if constexpr (ROWS > 1) TRTLA_IN_ORDER(sums);  // one row gains by another order
@@ -129,7 +148,6 @@ struct Scale {
 
     // Of the codes of a group of 16 or 32, in every lane.
     Ints sum(int group, int size) const { return broadcast(size == BLOCK ? whole : sums[group]); }
-    float shift_of(int group, int size) const { return size == BLOCK ? shift : scale * sums[group]; }
 };
 
 // Codes of BLOCK numbers. Numbers that are not finite get a scale that is none.

@@ -207,6 +207,18 @@ inline void put_bits(const Codes32& codes, uint8_t* vectors) {
     }
 }
 
+// Puts codes of 3 bits where `Blocks::three_bits` takes them from.
+inline void put_three_bits(const Codes32& codes, uint8_t* vectors) {
+    const auto four = [&](int index, uint32_t mask) {
+        return load_as<uint32_t>((const uint8_t*)&codes + 4 * index) & mask * 0x01010101u;
+    };
+    for (int i = 0; i < 3; ++i) {
+        uint32_t bits = four(2 * i, 7) | four(2 * i + 1, 7) << 3;
+        bits |= i < 2 ? four(6 + i, 3) << 6 : four(6, 4) << 4 | four(7, 4) << 5;
+        std::memcpy(vectors + (size_t)i * 2 * LANES * 4, &bits, sizeof bits);
+    }
+}
+
 // Puts the codes of an output where `Blocks::unpacked` takes them from.
 template <class B>
 inline void put_codes(const Codes32& codes, int output, uint8_t* to) {
@@ -216,7 +228,8 @@ inline void put_codes(const Codes32& codes, int output, uint8_t* to) {
             std::memcpy(own + (size_t)i * 2 * LANES * 4, (const uint8_t*)&codes + 4 * i, 4);
         return;
     }
-    if constexpr (B::LOW < 8) put_bits<B::LOW, 0>(codes, own);
+    if constexpr (B::BITS == 3) return put_three_bits(codes, own);
+    if constexpr (B::LOW == 2 || B::LOW == 4) put_bits<B::LOW, 0>(codes, own);
     if constexpr (B::MORE > 0) put_bits<B::MORE, B::LOW>(codes, own + (size_t)2 * B::LOW * LANES * 4);
 }
 
