@@ -9,10 +9,10 @@ native=trtla/runtime/models/cpu/native
 made=$(mktemp -d)
 trap 'rm -rf "$made"' EXIT
 
-linked=
+more=
 check() {  # compiler, instructions, how to run it
-    echo "== $2"
-    "$1" "-march=$2" -O2 -std=gnu++17 -ffp-contract=fast -w $linked "-I$native" -o "$made/products" \
+    echo "== $2${more:+ $more}"
+    "$1" "-march=$2" -O2 -std=gnu++17 -ffp-contract=fast -w $more "-I$native" -o "$made/products" \
         tests/native/products.cpp "$native"/products_*.cpp -pthread
     "${@:3}" "$made/products"
 }
@@ -25,11 +25,14 @@ if [ "$(uname -m)" = x86_64 ]; then
     case "$flags" in *avx_vnni*) check "${CXX:-g++}" alderlake ;; esac
     case "$flags" in *avx512bw*) check "${CXX:-g++}" skylake-avx512 ;; esac
     case "$flags" in *avx512_vnni*) check "${CXX:-g++}" cascadelake ;; esac
+    more="-include tests/native/tiles.h"  # matrix tiles, interpreted
+    case "$flags" in *avx512_bf16*) check "${CXX:-g++}" cooperlake ;; esac
+    more=
 fi
 check "${CXX:-g++}" native
 qemu=$(command -v qemu-aarch64 || command -v qemu-aarch64-static || true)
 if [ -n "$qemu" ] && command -v aarch64-linux-gnu-g++ >/dev/null; then
-    linked=-static
+    more=-static
     check aarch64-linux-gnu-g++ armv8-a "$qemu"
     check aarch64-linux-gnu-g++ armv8.2-a+dotprod "$qemu"
 else

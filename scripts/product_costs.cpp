@@ -60,6 +60,7 @@ static std::vector<uint8_t> random_panels(int count) {
         const B place(&panels[panel * B::panel_bytes(INPUTS)], block % (INPUTS / BLOCK));
         for (int half = 0; half < B::HALVES / 2; ++half)
             std::memcpy((uint8_t*)place.halves + 2 * half, "\0\x20", 2);  // small and finite
+        if (!B::HALVES) std::memset((uint8_t*)place.small, 120, WIDTH);
     }
     return panels;
 }

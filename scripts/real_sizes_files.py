@@ -38,6 +38,7 @@ TIMES = 4
 _KIND = gguf.GGMLQuantizationType.Q4_0
 _PER, _BLOCK = gguf.GGML_QUANT_SIZES[_KIND]
 _SCALE = np.full(1, 0.01 / 8, np.float16).view(np.uint8)
+_POWER = 118  # of two, about as large
 Rows = Callable[[str, tuple[int, ...]], np.ndarray]
 """A tensor in the file, by Hugging Face's name and shape."""
 
@@ -64,11 +65,10 @@ def random_blocks(draw: np.random.Generator, kind: str, outputs: int, inputs: in
     row = layout.row_bytes(inputs)
     rows = np.frombuffer(bytearray(draw.bytes(outputs * row)), np.uint8).reshape(outputs, row)
     blocks = rows.reshape(outputs, -1, layout.nbytes)
-    blocks[..., :2] = _SCALE
-    if kind.endswith(("_1", "_K")):
-        blocks[..., 2:4] = _SCALE  # the minimum
-    if kind == "Q6_K":
-        blocks[..., -2:] = _SCALE  # its scale is the last
+    for place in layout.halves:
+        blocks[..., place : place + 2] = _SCALE
+    if not layout.halves:
+        blocks[..., 0] = _POWER
     return rows
 
 

@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -83,6 +84,19 @@ def test_blocks_are_those_of_the_files_rows(file: Path, tmp_path: Path) -> None:
             assert equal(rows, torch.from_numpy(quantized(values, kind)[0]))
 
 
+@pytest.mark.parametrize("name", KINDS)
+def test_numbers_are_those_of_the_gguf_package(name: str) -> None:
+    kind, draw = BLOCK_TYPES[name], np.random.default_rng(0)
+    blocks = draw.integers(0, 256, (20, 3, kind.nbytes), np.uint8)
+    for place in kind.halves:  # any bits but those of infinities and what is no number
+        blocks[..., place + 1] &= 0xBF
+    if not kind.halves:
+        blocks[..., 0] %= 253
+    rows = blocks.reshape(20, -1)
+    wanted = gguf.dequantize(rows, gguf.GGMLQuantizationType[name])
+    assert np.array_equal(BlockTensor(kind, rows).dequantize(), wanted)
+
+
 @pytest.mark.parametrize("variant", [TIED, OPEN], ids=lambda one: one.name)
 def test_logits_are_those_of_the_dequantised_model(variant: Variant, tmp_path: Path) -> None:
     file = write_gguf(model_of(variant), tmp_path / "m.gguf", mixed("Q4_1"))
@@ -136,21 +150,19 @@ def test_the_memory_of_a_dry_run_is_that_of_the_blocks(q4: Path, tmp_path: Path)
 def test_other_types_are_dequantised_and_named_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kinds = {"blk.0.ffn_down.weight": "IQ4_NL", "blk.1.ffn_down.weight": "Q2_K"}
+    kinds = {"blk.0.ffn_down.weight": "TQ1_0", "blk.1.ffn_down.weight": "IQ3_S"}
     model = model_of(TIED)
     file = write_gguf(model, tmp_path / "m.gguf", lambda name: kinds.get(name, "Q8_0"))
     with caplog.at_level(logging.WARNING, "trtla"):
         convert(file, tmp_path / "ckpt")
         kept = blocks_of(Checkpoint.open(tmp_path / "ckpt"))
     said = [record.getMessage() for record in caplog.records]
-    assert said == ["note: m.gguf: weights of type IQ4_NL, Q2_K are dequantised"]
+    assert said == ["note: m.gguf: weights of type IQ3_S, TQ1_0 are dequantised"]
     assert "transformer.layers.0.mlp.fc.weight" in kept
     stored = load_file(tmp_path / "ckpt" / "rank0.safetensors")
     down = stored["transformer.layers.0.mlp.proj.weight"]
     array = state(model)["blk.0.ffn_down.weight"]
-    import gguf
-
-    wanted = torch.from_numpy(gguf.dequantize(*quantized(array, "IQ4_NL")))
+    wanted = torch.from_numpy(gguf.dequantize(*quantized(array, "TQ1_0")))
     assert equal(down, wanted.bfloat16())
 
 

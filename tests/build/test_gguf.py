@@ -27,6 +27,7 @@ from tests.support.models import BASE, VARIANTS, Variant, logits, make_model, sa
 from tests.support.tensors import equal
 from trtla.build.convert import convert
 from trtla.build.engine import build_engine
+from trtla.console import size
 from trtla.errors import UsageError
 from trtla.files import user_cache
 from trtla.formats.engine import engine_from_hugging_face, open_engine
@@ -172,6 +173,18 @@ def test_inspect_shows_the_file_and_the_types_in_it(tmp_path: Path) -> None:
     assert shown["bytes"] == file.stat().st_size
     tensors = {kind: each["tensors"] for kind, each in shown["weight_types"].items()}
     assert tensors == {"Q8_0": 9, "F32": 3}
+    assert not any("dequantised" in note for note in shown["notes"])
+
+
+@needs("inspect")
+def test_inspect_names_types_that_are_dequantised_with_what_they_take(tmp_path: Path) -> None:
+    file = write_gguf(make_model(_BIG), tmp_path / "model.gguf", "IQ3_S")
+    shown = inspected(file)
+    kept = shown["weight_types"]["IQ3_S"]
+    assert kept["bits_per_weight"] == 3.438
+    taken = size(kept["bytes"] * 256 // 110 * 2)
+    said = f"IQ3_S is dequantised to bfloat16: {size(kept['bytes'])} take {taken}"
+    assert said in shown["notes"]
 
 
 def test_transformers_gets_the_model_too(tmp_path: Path) -> None:
@@ -379,8 +392,8 @@ def test_a_file_opens_where_no_cache_can_be_written(
 def test_a_truncated_file_is_refused_wherever_it_ends(file: Path, tmp_path: Path) -> None:
     data, cut = file.read_bytes(), tmp_path / "cut.gguf"
     header = min(info.offset for info in read_header(file).tensors.values())
-    for size in [*range(0, header, 37), header, header + 999, len(data) // 2, len(data) - 33]:
-        cut.write_bytes(data[:size])
+    for end in [*range(0, header, 37), header, header + 999, len(data) // 2, len(data) - 33]:
+        cut.write_bytes(data[:end])
         with pytest.raises(UsageError) as raised:
             model_folder(cut)
         assert str(cut) in raised.value.message

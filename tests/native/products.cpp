@@ -30,6 +30,8 @@ static std::vector<uint8_t> random_blocks() {
             const uint16_t bits = 0x2000 | (random_bits() & 0x83ff);
             std::memcpy((uint8_t*)block.halves + 2 * half, &bits, 2);
         }
+        if (B::HALVES) continue;
+        for (int output = 0; output < WIDTH; ++output) ((uint8_t*)block.small)[output] = 120 + random_bits() % 8;
     }
     return panels;
 }
@@ -69,11 +71,38 @@ static bool check(const char* name, Type type) {
     return sound;
 }
 
+// Tiles and vectors give the same bits, for any number of rows that tiles have.
+template <class B>
+static bool check_tiles(const char* name, Type type) {
+#if defined(TRTLA_TILES)
+    typedef BlockProduct<B> Product;
+    const std::vector<uint8_t> panels = random_blocks<B>();
+    float tiles[2 * TILE_ROWS][WIDTH], vectors[2 * TILE_ROWS][WIDTH], numbers[INPUTS];
+    for (int rows : {1, 7, TILE_ROWS, TILE_ROWS + 1, 2 * TILE_ROWS}) {
+        Operand x;
+        x.reset(type, rows, INPUTS);
+        for (int row = 0; row < rows; ++row) {
+            for (float& number : numbers) number = ((int)(random_bits() % 2001) - 1000) / 777.0f;
+            x.put(type, row, numbers);
+        }
+        {
+            const typename Product::InTheseTiles ready(rows);
+            Product::in_tiles(rows, x.codes, 0, panels.data(), nullptr, tiles);
+        }
+        Product::in_vectors(rows, x.codes, 0, panels.data(), {panels.data(), 0}, nullptr, vectors);
+        if (!std::memcmp(tiles, vectors, rows * sizeof *tiles)) continue;
+        std::printf("%s: %d rows differ in tiles: WRONG\n", name, rows);
+        return false;
+    }
+#endif
+    return true;
+}
+
 int main() {
     tiles_are_given();
     std::printf("%d lanes%s\n", LANES, HAS_TILES ? ", tiles" : "");
     bool sound = true;
-#define TRTLA_TYPE(name, ...) sound &= check<name>(#name, TYPE_##name);
+#define TRTLA_TYPE(name, ...) sound &= check<name>(#name, TYPE_##name) & check_tiles<name>(#name, TYPE_##name);
     TRTLA_BLOCK_TYPES(TRTLA_TYPE)
 #undef TRTLA_TYPE
     return !sound;

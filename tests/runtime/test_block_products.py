@@ -90,7 +90,7 @@ def test_weights_take_little_more_memory_than_their_blocks(name):
         if "embedding" not in name
     )
     # Factors of 6 bits take a byte, and the scale of a large block stands beside each 32 inputs.
-    most = 1.13 if "_G" in name else 1.03
+    most = 1.13 if "_G" in name else 1.04
     assert stored <= native_of(config, weights, torch.float32).weight_bytes <= most * stored
 
 

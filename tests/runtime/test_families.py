@@ -82,7 +82,9 @@ BLOCKS = {
     "Q5_0": "gemma3",
     "Q5_1": "phi3",
     "Q8_0": "granite",
-    **dict.fromkeys(("Q4_K", "Q5_K", "Q6_K"), "gemma3-wide"),
+    "IQ4_NL": "qwen3",
+    "MXFP4": "phi3",
+    **dict.fromkeys(("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"), "gemma3-wide"),
 }
 """The family that each of the other block types is tested with."""
 

@@ -167,8 +167,8 @@ def check_alone_and_among_others(model, shapes, seed):
 
 
 NAMES = list(BLOCK_TYPES)
-HALVES = {"Q6_K": (208,), "Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2)}
-"""Where the float16 numbers of a block lie; at its start where nothing is said."""
+SPREAD = {"Q6_K": 64, "Q4_K": 32, "Q5_K": 32, "IQ4_NL": 8, "IQ4_XS": 128, "Q3_K": 16, "Q2_K": 8}
+"""The usual size of a block's numbers over `2**bits`, before its scale."""
 
 
 def blocks(name, outputs, inputs, noise):
@@ -176,13 +176,15 @@ def blocks(name, outputs, inputs, noise):
     kind = BLOCK_TYPES[name]
     rows = torch.randint(256, (outputs, kind.row_bytes(inputs)), dtype=torch.uint8, generator=noise)
     parts = rows.view(outputs, -1, kind.nbytes)
-    factor = {"Q6_K": 64, "Q4_K": 32, "Q5_K": 32}.get(name, 1)
-    for place, at in enumerate(HALVES.get(name, (0,))):
+    factor = SPREAD.get(name, 1)
+    for place, at in enumerate(kind.halves):
         scale = (torch.rand(parts.shape[:2], generator=noise) + 0.5) * 0.5
         scale /= 2**kind.bits * factor * inputs**0.5
         if place:  # the minimum: it is subtracted of types with factors
             scale *= 2 ** (kind.bits - 1) * (1 if factor > 1 else -1)
         parts[..., at : at + 2] = scale.half()[..., None].view(torch.uint8)
+    if not kind.halves:  # a power of two
+        parts[..., 0] = 121 - inputs.bit_length() // 2 + parts[..., 0] % 2
     return BlockTensor(kind, rows.numpy())
 
 

@@ -21,11 +21,16 @@ def block_panels(weight, lanes):
     kind, width = weight.kind, 2 * lanes
     found = kind.unpack(_padded(weight.rows, width))
     codes = _packed_codes(found.codes.view(np.uint8), kind.bits, lanes)
-    halves = _side_by_side(width, found.scales, found.minimums)
-    if found.factors is None:
+    scales, factors, min_factors = found.scales, found.factors, found.min_factors
+    if not kind.halves:  # an exponent
+        scales = (np.frexp(scales)[1] + 127).astype(np.uint8)
+    if kind.name == "Q2_K":  # both factors in a byte
+        factors, min_factors = factors | min_factors << 4, None
+    halves = _side_by_side(width, scales, found.minimums)
+    if factors is None:
         parts = [np.repeat(half, kind.inputs // BLOCK, 1) for half in halves]
         return np.concatenate((*parts, codes), 2).reshape(-1)
-    factors = _side_by_side(width, found.factors, found.min_factors)
+    factors = _side_by_side(width, factors, min_factors)
     parts = [part.reshape(*codes.shape[:2], -1) for part in (*factors, codes)]
     blocks = np.concatenate(parts, 2).reshape(*halves[0].shape[:2], -1)
     return np.concatenate((*halves, blocks), 2).reshape(-1)
@@ -49,14 +54,32 @@ def _packed_codes(codes, bits, lanes):
     ordered = fours.transpose(0, 3, 4, 1, 2, 5)  # [panels, blocks, fours, halves, lanes, 4]
     if bits == 8:
         return ordered.reshape(*ordered.shape[:2], -1)
-    packed = [ordered[:, :, ::2] & 15 | ordered[:, :, 1::2] << 4]
-    more = bits - 4
-    for first in range(0, FOURS if more else 0, 8 // max(more, 1)):
-        places = range(8 // more)
-        planes = (ordered[:, :, first + place, None] >> 4 << more * place for place in places)
-        packed.append(np.bitwise_or.reduce(list(planes)))
+    if bits == 3:
+        packed = _threes(ordered)
+    else:
+        packed = [*_planes(ordered, 0, min(bits, 4)), *_planes(ordered, 4, bits - 4)]
     whole = np.concatenate(packed, 2)
     return whole.reshape(*whole.shape[:2], -1)
+
+
+def _planes(ordered, first, count):
+    """`count` bits of each code, from bit `first` on: those of 8 / count fours in a byte."""
+    if count < 1:
+        return []
+    each, some = 8 // count, ordered >> first & (1 << count) - 1
+    fours = (some[:, :, four : four + each] for four in range(0, FOURS, each))
+    shifts = (np.arange(each, dtype=np.uint8) * count).reshape(each, 1, 1, 1)
+    return [np.bitwise_or.reduce(part << shifts, axis=2, keepdims=True) for part in fours]
+
+
+def _threes(ordered):
+    """Codes of 3 bits: two in a byte, with 2 bits of one of the last two, or their third bits."""
+    first, second = ordered[:, :, 6:7], ordered[:, :, 7:8]
+    more = [(first & 3) << 6, (second & 3) << 6, (first & 4) << 4 | (second & 4) << 5]
+    fours = (
+        (ordered[:, :, 2 * i : 2 * i + 1], ordered[:, :, 2 * i + 1 : 2 * i + 2]) for i in range(3)
+    )
+    return [one | other << 3 | bits for (one, other), bits in zip(fours, more, strict=True)]
 
 
 def _padded(rows, width):

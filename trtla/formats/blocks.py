@@ -1,8 +1,9 @@
 """Quantised weights in blocks: ggml's types, as GGUF files store them, and two of our own.
 
 A row of a weight is cut into blocks of inputs. A block holds small integers, its codes, with a
-scale, and perhaps a minimum: value = scale x (code - zero) + minimum. The layouts are those of
-ggml-common.h; Q8_G and Q4_G are Q8_0 and Q4_0 with larger blocks.
+scale, and perhaps a minimum: value = scale x (code - zero) + minimum. Where a type has a table, a
+code stands for the table's number. The layouts are those of ggml-common.h; Q8_G and Q4_G are Q8_0
+and Q4_0 with larger blocks.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ class Codes:
     """Rows of blocks taken apart, without loss.
 
     The number of a code is `scale x factor x (code - zero) + minimum x min_factor`; factors are 1
-    where there are none.
+    where there are none, and a table's number stands for `code - zero` where there is one.
     """
 
     codes: ndarray
     """int8 [rows, inputs]: from 0 on, but of 8 bits signed."""
     scales: ndarray
-    """float16 [rows, blocks]."""
+    """float16 [rows, blocks]; float32 where they are powers of two."""
     minimums: ndarray | None = None
     """float16 [rows, blocks]."""
     factors: ndarray | None = None
@@ -48,7 +49,12 @@ class BlockType:
     bits: int
     """Bits of a code."""
     zero: int
-    """The code of 0 where there is no minimum."""
+    """The code of 0 where there is neither minimum nor table."""
+    table: tuple[int, ...]
+    """The numbers of codes of 4 bits, from -128 to 127; empty: a code stands for itself."""
+    halves: tuple[int, ...]
+    """The places in a block of its scale, and of its minimum, in float16; without them the scale is
+    a power of two, whose exponent is the block's first byte."""
     _unpack: Callable[[BlockType, ndarray], Codes]
     """Takes uint8 [rows, blocks, bytes of a block] apart; codes are [rows, blocks, inputs]."""
 
@@ -69,7 +75,8 @@ def dequantize_blocks(kind: BlockType, rows: ndarray) -> ndarray:
     """The numbers of rows of blocks, float32 [rows, inputs], as ggml computes them."""
     unpacked = kind.unpack(rows)
     scales = _by_group(unpacked.scales, unpacked.factors)
-    values = unpacked.codes.reshape(*scales.shape, -1).astype(np.float32)
+    codes = unpacked.codes.reshape(*scales.shape, -1)
+    values = (np.array(kind.table)[codes] if kind.table else codes).astype(np.float32)
     values -= kind.zero
     values *= scales[..., None]
     if unpacked.minimums is not None:
@@ -93,16 +100,23 @@ def _by_group(of_blocks: ndarray, factors: ndarray | None) -> ndarray:
 
 
 _BITS = np.arange(8, dtype=np.uint8)
+_TWO_BITS = _BITS[::2]
 
 
-def _half(blocks: ndarray, at: int) -> ndarray:
-    """The float16 number at a byte of each block."""
-    return np.ascontiguousarray(blocks[..., at : at + 2]).view(np.float16)[..., 0]
+def _halves(kind: BlockType, blocks: ndarray) -> list[ndarray]:
+    """The float16 scale of each block, and its minimum."""
+    places = (blocks[..., at : at + 2] for at in kind.halves)
+    return [np.ascontiguousarray(place).view(np.float16)[..., 0] for place in places]
 
 
 def _nibbles(packed: ndarray) -> ndarray:
     """The low halves of some bytes, and then their high halves."""
     return np.concatenate((packed & 15, packed >> 4), -1)
+
+
+def _nibble_pairs(packed: ndarray) -> ndarray:
+    """The low half of each byte, followed by its high half."""
+    return np.stack((packed & 15, packed >> 4), -1).reshape(*packed.shape[:-1], -1)
 
 
 def _fifth_bits(blocks: ndarray, at: int) -> ndarray:
@@ -113,14 +127,19 @@ def _fifth_bits(blocks: ndarray, at: int) -> ndarray:
 
 def _plain(kind: BlockType, blocks: ndarray) -> Codes:
     """A scale, a minimum where 0 has no code of its own, the fifth bits, and the codes."""
-    minimum = kind.bits < 8 and not kind.zero
-    start = 4 if minimum else 2
+    start = 2 * len(kind.halves)
     codes = blocks[..., start:]
     if kind.bits == 4:
         codes = _nibbles(codes)
     elif kind.bits == 5:
         codes = _nibbles(codes[..., 4:]) | _fifth_bits(blocks, start)
-    return Codes(codes, _half(blocks, 0), _half(blocks, 2) if minimum else None)
+    return Codes(codes, *_halves(kind, blocks))
+
+
+def _powers(_: BlockType, blocks: ndarray) -> Codes:
+    """MXFP4: a power of two, less by one than its exponent as the table's numbers are doubled."""
+    scales = np.ldexp(np.float32(1), blocks[..., 0].astype(np.int32) - 128)
+    return Codes(_nibbles(blocks[..., 1:]), scales)
 
 
 def _pairs_of_32(packed: ndarray) -> ndarray:
@@ -138,26 +157,70 @@ def _k(kind: BlockType, blocks: ndarray) -> Codes:
     first, second, third = packed[..., :4], packed[..., 4:8], packed[..., 8:]
     factors = np.concatenate((first & 63, third & 15 | first >> 6 << 4), -1)
     min_factors = np.concatenate((second & 63, third >> 4 | second >> 6 << 4), -1)
-    return Codes(codes, _half(blocks, 0), -_half(blocks, 2), factors, min_factors)
+    scales, minimums = _halves(kind, blocks)
+    return Codes(codes, scales, -minimums, factors, min_factors)
 
 
-def _q6_k(_: BlockType, blocks: ndarray) -> Codes:
+def _iq4_xs(kind: BlockType, blocks: ndarray) -> Codes:
+    """Eight groups with signed factors of 6 bits."""
+    low, high = _nibble_pairs(blocks[..., 4:8]), blocks[..., 2:4, None] >> _TWO_BITS & 3
+    factors = low | high.reshape(low.shape) << 4
+    codes = _nibbles(blocks[..., 8:].reshape(*blocks.shape[:-1], 8, 16))
+    return Codes(codes, _halves(kind, blocks)[0], factors=(factors - 32).view(np.int8))
+
+
+def _crumbs(packed: ndarray) -> ndarray:
+    """Codes of two bits: the lowest of 32 bytes, then the next; of 64 bytes."""
+    halves = packed.reshape(*packed.shape[:-1], 2, 1, 32) >> _TWO_BITS[:, None] & 3
+    return halves.reshape(*packed.shape[:-1], -1)
+
+
+def _q2_k(kind: BlockType, blocks: ndarray) -> Codes:
+    """Sixteen groups with factors of 4 bits; minimums are subtracted there."""
+    scales, minimums = _halves(kind, blocks)
+    factors, min_factors = blocks[..., :16] & 15, blocks[..., :16] >> 4
+    return Codes(_crumbs(blocks[..., 16:80]), scales, -minimums, factors, min_factors)
+
+
+def _q3_k(kind: BlockType, blocks: ndarray) -> Codes:
+    """Sixteen groups with signed factors of 6 bits."""
+    high = (blocks[..., None, :32] >> _BITS[:, None] & 1).reshape(*blocks.shape[:-1], -1)
+    codes = _crumbs(blocks[..., 32:96]) | high << 2
+    upper = blocks[..., None, 104:108] >> _TWO_BITS[:, None] & 3
+    factors = _nibbles(blocks[..., 96:104]) | upper.reshape(*blocks.shape[:-1], -1) << 4
+    return Codes(codes, _halves(kind, blocks)[0], factors=(factors - 32).view(np.int8))
+
+
+def _q6_k(kind: BlockType, blocks: ndarray) -> Codes:
     """Sixteen groups with signed factors of 8 bits."""
     low = _nibbles(blocks[..., :128].reshape(*blocks.shape[:-1], 2, 64))
-    shifts = np.array([[0], [2], [4], [6]], np.uint8)
-    high = blocks[..., 128:192].reshape(*blocks.shape[:-1], 2, 1, 32) >> shifts & 3
-    codes = (low | high.reshape(low.shape) << 4).reshape(*blocks.shape[:-1], -1)
+    codes = low.reshape(*blocks.shape[:-1], -1) | _crumbs(blocks[..., 128:192]) << 4
     factors = np.ascontiguousarray(blocks[..., 192:208]).view(np.int8)
-    return Codes(codes, _half(blocks, 208), factors=factors)
+    return Codes(codes, _halves(kind, blocks)[0], factors=factors)
 
 
 _UNPACKED: dict[str, Callable[[BlockType, ndarray], Codes]] = {
-    "Q4_K": _k, "Q5_K": _k, "Q6_K": _q6_k,
+    "Q2_K": _q2_k, "Q3_K": _q3_k, "Q4_K": _k, "Q5_K": _k, "Q6_K": _q6_k,
+    "IQ4_XS": _iq4_xs, "MXFP4": _powers,
 }  # fmt: skip
 """Functions that take blocks apart that are not `_plain`."""
-BLOCK_TYPES = {
-    name: BlockType(name, *layout, _UNPACKED.get(name, _plain)) for name, layout in BLOCKS.items()
-}
+_HALVES = {
+    "Q4_1": (0, 2), "Q5_1": (0, 2), "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2),
+    "Q5_K": (0, 2), "Q6_K": (208,), "MXFP4": (),
+}  # fmt: skip
+"""The places of float16 numbers; all other types have a scale at the start."""
+_NORMAL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+_TABLES = {"IQ4_NL": _NORMAL, "IQ4_XS": _NORMAL, "MXFP4": _E2M1}
+
+
+def _layout(name: str, inputs: int, nbytes: int, bits: int, zero: int) -> BlockType:
+    table, halves = _TABLES.get(name, ()), _HALVES.get(name, (0,))
+    unpack = _UNPACKED.get(name, _plain)
+    return BlockType(name, inputs, nbytes, bits, zero, table, halves, unpack)
+
+
+BLOCK_TYPES = {name: _layout(name, *sizes) for name, sizes in BLOCKS.items()}
 """The types that stay as they are; all others of GGUF files are dequantised."""
 
 

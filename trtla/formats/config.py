@@ -41,12 +41,18 @@ BLOCKS = {
     "Q4_1": (32, 20, 4, 0),
     "Q5_0": (32, 22, 5, 16),
     "Q5_1": (32, 24, 5, 0),
+    "Q2_K": (256, 84, 2, 0),
+    "Q3_K": (256, 110, 3, 4),
     "Q4_K": (256, 144, 4, 0),
     "Q5_K": (256, 176, 5, 0),
     "Q6_K": (256, 210, 6, 32),
+    "IQ4_NL": (32, 18, 4, 0),
+    "IQ4_XS": (256, 136, 4, 0),
+    "MXFP4": (32, 17, 4, 0),
 }
 """Every type of quantised weights, ggml's and with _G our own: inputs and bytes of a block, bits of
-a code, and the code of 0 in types without minimum. `trtla.formats.blocks` has their layouts."""
+a code, and the code of 0 in types with neither minimum nor table. `trtla.formats.blocks` has their
+layouts."""
 BLOCK_SIZES = {name: (inputs, nbytes) for name, (inputs, nbytes, _, _) in BLOCKS.items()}
 
 OPTIONS = (

@@ -11,14 +11,16 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from trtla.console import size
 from trtla.errors import UsageError
 from trtla.formats.chat_templates import stored_template
 from trtla.formats.checkpoint import check_config, rank_problems
-from trtla.formats.config import BLOCK_SIZES, INT4
+from trtla.formats.config import BLOCK_SIZES, DTYPE_BYTES, INT4
 from trtla.formats.engine import Engine, check_manifest
 from trtla.formats.engine_limits import compiled_problems, longest_text
 from trtla.formats.folder import tokenizer_dir
 from trtla.formats.gguf.header import is_gguf, read_header, shards
+from trtla.formats.gguf.weights import PLAIN
 from trtla.formats.heads.beside import head_beside
 from trtla.formats.heads.reading import read_head
 from trtla.formats.hf import model_problems, stored_parameters
@@ -61,7 +63,9 @@ def describe_model(path: str | Path) -> tuple[dict[str, Any], Model | None]:
     try:
         sound = bool(model.config)
         described |= _sizes(model)
-        described["weight_types"] = by_type(_weights(local, model))
+        weights = [*_weights(local, model)]
+        described["weight_types"] = by_type(weights)
+        notes += _dequantised(weights, model.config.dtype) if is_gguf(local) else []
         problems += _problems(model, notes)
         notes += _head_notes(model)
     except UsageError as error:
@@ -152,15 +156,26 @@ def _weights(local: Path, model: Model) -> Iterator[tuple[str, int, int]]:
                 yield target.dtype, prod(target.shape) // size * inputs, target.nbytes
 
 
+def _dequantised(weights: Iterable[tuple[str, int, int]], dtype: str) -> Iterator[str]:
+    """Yield a note for each type of a GGUF file that is not multiplied as it lies there."""
+    sums: dict[str, tuple[int, int]] = {}
+    for kind, numbers, nbytes in weights:
+        if kind not in BLOCK_SIZES and kind not in PLAIN:
+            known = sums.get(kind, (0, 0))
+            sums[kind] = (known[0] + nbytes, known[1] + numbers * DTYPE_BYTES[dtype])
+    for kind, (stored, held) in sums.items():
+        yield f"{kind} is dequantised to {dtype}: {size(stored)} take {size(held)}"
+
+
 def by_type(tensors: Iterable[tuple[str, int, int]]) -> dict[str, dict[str, float]]:
     """Sum up tensors of each type; the type with the most bytes comes first."""
     sums: dict[str, tuple[int, int, int]] = {}
-    for kind, numbers, size in tensors:
+    for kind, numbers, nbytes in tensors:
         known = sums.get(kind, (0, 0, 0))
-        sums[kind] = (known[0] + 1, known[1] + max(numbers, 1), known[2] + size)
+        sums[kind] = (known[0] + 1, known[1] + max(numbers, 1), known[2] + nbytes)
     return {
-        kind: {"tensors": count, "bytes": size, "bits_per_weight": round(8 * size / numbers, 3)}
-        for kind, (count, numbers, size) in sorted(sums.items(), key=lambda item: -item[1][2])
+        kind: {"tensors": count, "bytes": nbytes, "bits_per_weight": round(8 * nbytes / numbers, 3)}
+        for kind, (count, numbers, nbytes) in sorted(sums.items(), key=lambda item: -item[1][2])
     }
 
 

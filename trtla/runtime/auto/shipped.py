@@ -38,7 +38,7 @@ _INTEGERS = {
 }
 """Rates for weights in blocks: of the slowest processor known of each kind, since drafts that only
 seem cheap cost more time than those that seem dear and are tried later."""
-_WITH_MINIMUMS, _MINIMUMS_SHARE = ("Q4_1", "Q5_1", "Q4_K", "Q5_K"), 0.8
+_WITH_MINIMUMS, _MINIMUMS_SHARE = ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K"), 0.8
 """Block types whose minimums take a share of the products."""
 _AS_VNNI = ("x86-64-v4-bf16", "x86-64-v4-amx")
 _BFLOAT16, _FLOAT32 = _Rates(48e9), _Rates(30e9)

@@ -31,7 +31,7 @@ struct BlockProduct {
     template <int ROWS, int FIRST, int COUNT>
     TRTLA_INLINE static void add_products(const B& weights, const int8_t* x, int size,
                                           Ints (&dots)[ROWS][2]) {
-        typedef Partial<B::BITS, ROWS> Sum;
+        typedef Partial<B::PRODUCT_BITS, ROWS> Sum;
         constexpr int together = std::min(COUNT, Sum::MOST);
         Sum partial[ROWS][2];
         TRTLA_UNROLLED for (int row = 0; row < ROWS; ++row)
@@ -51,15 +51,22 @@ struct BlockProduct {
             add_products<ROWS, FIRST + together, COUNT - together>(weights, x, size, dots);
     }
 
+    template <int ROWS, int GROUP>
+    TRTLA_INLINE static void add_group(const B& weights, const int8_t* x, int size, const Scale* of,
+                                       Ints (&dots)[ROWS][2]) {
+        typedef Partial<B::PRODUCT_BITS, ROWS> Sum;
+        TRTLA_UNROLLED for (int row = 0; row < ROWS; ++row)
+            dots[row][0] = dots[row][1] = Sum::first(of[row].sum(GROUP, B::GROUP) * B::ZERO);
+        add_products<ROWS, GROUP * B::GROUP / 4, B::GROUP / 4>(weights, x, size, dots);
+    }
+
     template <int ROWS, int GROUP = 0>
     TRTLA_INLINE static void add_groups(const B& weights, const int8_t* x, int size,
                                         const Scale* of, Floats (&sums)[ROWS][2]) {
-        if constexpr (GROUP < BLOCK / B::GROUP) {
-            typedef Partial<B::BITS, ROWS> Sum;
+        if constexpr (GROUP < B::GROUPS) {
+            typedef Partial<B::PRODUCT_BITS, ROWS> Sum;
             Ints dots[ROWS][2];
-            TRTLA_UNROLLED for (int row = 0; row < ROWS; ++row)
-                dots[row][0] = dots[row][1] = Sum::first(of[row].sum(GROUP, B::GROUP) * B::ZERO);
-            add_products<ROWS, GROUP * B::GROUP / 4, B::GROUP / 4>(weights, x, size, dots);
+            add_group<ROWS, GROUP>(weights, x, size, of, dots);
             const Floats scales[2] = {weights.scales(GROUP, 0), weights.scales(GROUP, 1)};
             TRTLA_UNROLLED for (int row = 0; row < ROWS; ++row) {
                 Ints zero = of[row].sum(GROUP, B::GROUP);
@@ -71,6 +78,49 @@ struct BlockProduct {
                 }
             }
             add_groups<ROWS, GROUP + 1>(weights, x, size, of, sums);
+        }
+    }
+
+    // Small dots times their factors are added up in integers first: there are fewer scales then.
+    template <int ROWS, int GROUP = 0>
+    TRTLA_INLINE static void add_small(const B& weights, const int8_t* x, int size, const Scale* of,
+                                       Ints (&wholes)[ROWS][2]) {
+        if constexpr (GROUP < B::GROUPS) {
+            typedef Partial<B::PRODUCT_BITS, ROWS> Sum;
+            Ints dots[ROWS][2];
+            add_group<ROWS, GROUP>(weights, x, size, of, dots);
+            TRTLA_UNROLLED for (int half = 0; half < 2; ++half) {
+                const Ints factors = weights.factors(0, GROUP, half);
+                TRTLA_UNROLLED for (int row = 0; row < ROWS; ++row) {
+                    const Ints zero = of[row].sum(GROUP, B::GROUP) * B::ZERO;
+                    const Ints dot = Sum::last(dots[row][half], zero);
+                    wholes[row][half] = with_product(wholes[row][half], dot, factors);
+                }
+            }
+            add_small<ROWS, GROUP + 1>(weights, x, size, of, wholes);
+        }
+    }
+
+    // A block's products, but for its minimums.
+    template <int ROWS>
+    TRTLA_INLINE static void add_block(const B& weights, const int8_t* x, int size, const Scale* of,
+                                       Floats (&sums)[ROWS][2]) {
+        if constexpr (!B::SMALL_DOTS) return add_groups<ROWS>(weights, x, size, of, sums);
+        Ints wholes[ROWS][2] = {};
+        add_small<ROWS>(weights, x, size, of, wholes);
+        TRTLA_UNROLLED for (int half = 0; half < 2; ++half) {
+            const Floats scale = weights.wide(0, half);
+            TRTLA_UNROLLED for (int row = 0; row < ROWS; ++row)
+                sums[row][half] = fused(scale * of[row].scale, to_floats(wholes[row][half]), sums[row][half]);
+        }
+    }
+
+    template <int ROWS>
+    TRTLA_INLINE static void add_minimums(const B& weights, const Scale* of, Floats (&sums)[ROWS][2]) {
+        TRTLA_UNROLLED for (int half = 0; half < 2; ++half) {
+            const Minimums<B> least(weights, half);
+            TRTLA_UNROLLED for (int row = 0; row < ROWS; ++row)
+                sums[row][half] = least.added(sums[row][half], of[row]);
         }
     }
 
@@ -89,13 +139,8 @@ struct BlockProduct {
             const B weights(panel, block);
             ahead.share(block, blocks).fetch();
             const Scale* of = x.scales_of(block) + token;
-            add_groups<ROWS>(weights, x.row(token) + block * BLOCK, x.size, of, sums);
-            if constexpr (B::MINIMUMS)
-                TRTLA_UNROLLED for (int half = 0; half < 2; ++half) {
-                    const Floats least = weights.minimums(half);
-                    TRTLA_UNROLLED for (int row = 0; row < ROWS; ++row)
-                        sums[row][half] = fused(least, of[row].shift - Floats{}, sums[row][half]);
-                }
+            add_block<ROWS>(weights, x.row(token) + block * BLOCK, x.size, of, sums);
+            if constexpr (B::MINIMUMS) add_minimums<ROWS>(weights, of, sums);
         }
         TRTLA_UNROLLED for (int row = 0; row < ROWS; ++row)
             store(out[row], sums[row][0]), store(out[row] + LANES, sums[row][1]);

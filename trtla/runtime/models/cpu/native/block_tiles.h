@@ -7,8 +7,8 @@
 #if defined(TRTLA_TILES)
 template <class B>
 struct InTiles {
-    static constexpr int FOURS = B::GROUP / 4, GROUPS = BLOCK / B::GROUP;
-    static constexpr int TOGETHER = 2;  // groups of a stage
+    static constexpr int FOURS = B::GROUP / 4, GROUPS = B::GROUPS;
+    static constexpr int TOGETHER = 2;  // groups of a stage: all of a block, or those of two
     typedef int8_t Unpacked[2][FOURS][64];
     typedef int32_t Dots[2][2][TILE_ROWS][TILE_OUTPUTS];  // [row half][output half]
 
@@ -49,22 +49,33 @@ struct InTiles {
                     const int32_t (*dots)[2][2][TILE_ROWS][TILE_OUTPUTS], int rows_half,
                     Floats (&kept)[TILE_ROWS]) {
         Floats sums[TILE_ROWS];
-        for (int row = 0; row < TILE_ROWS; ++row) sums[row] = kept[row];
+        Ints wholes[TILE_ROWS];
+        for (int row = 0; row < TILE_ROWS; ++row) sums[row] = kept[row], wholes[row] = Ints{};
         for (int i = 0; i < count; ++i) {
             const int group = (first + i) % GROUPS, block = (first + i) / GROUPS;
+            const bool last = group == GROUPS - 1;
             const B weights(panel, block);
             const Scale* of = x.scales_of(block) + token;
-            const Floats scale = weights.scales(group, half);
+            if constexpr (B::SMALL_DOTS) {
+                const Ints factors = weights.factors(0, group, half);
+#pragma GCC unroll 16
+                for (int row = 0; row < TILE_ROWS; ++row) {
+                    const Ints dot = load_as<Ints>(dots[i][rows_half][half][row]);
+                    wholes[row] = with_product(wholes[row], dot, factors);
+                }
+                if (!last) continue;
+            }
+            const Floats scale = B::SMALL_DOTS ? weights.wide(0, half) : weights.scales(group, half);
 #pragma GCC unroll 16
             for (int row = 0; row < TILE_ROWS; ++row) {
-                const Floats dot = to_floats(load_as<Ints>(dots[i][rows_half][half][row]));
-                sums[row] = fused(scale * of[row].scale, dot, sums[row]);
+                const Ints whole = B::SMALL_DOTS ? wholes[row] : load_as<Ints>(dots[i][rows_half][half][row]);
+                sums[row] = fused(scale * of[row].scale, to_floats(whole), sums[row]);
+                wholes[row] = Ints{};
             }
-            if (!B::MINIMUMS || group < GROUPS - 1) continue;
-            const Floats least = weights.minimums(half);
+            if (!B::MINIMUMS || !last) continue;
+            const Minimums<B> least(weights, half);
 #pragma GCC unroll 16
-            for (int row = 0; row < TILE_ROWS; ++row)
-                sums[row] = fused(least, of[row].shift - Floats{}, sums[row]);
+            for (int row = 0; row < TILE_ROWS; ++row) sums[row] = least.added(sums[row], of[row]);
         }
         for (int row = 0; row < TILE_ROWS; ++row) kept[row] = sums[row];
     }

@@ -21,10 +21,23 @@ typedef int8_t Bytes __attribute__((vector_size(LANES * 4)));  // four inputs of
 typedef uint8_t WrappedBytes __attribute__((vector_size(LANES * 4)));  // which may overflow
 typedef int16_t Shorts __attribute__((vector_size(LANES * 4)));
 
-// -value where `negative` has all bits, else value; -(-128) is 128 without a sign.
+// -value where `negative` has all bits, else value.
 inline Bytes negated(Bytes values, Bytes negative) {
     return (Bytes)((WrappedBytes)(values ^ negative) - (WrappedBytes)negative);
 }
+
+// Each of 16 bytes, by the bytes of `places`, which are from 0 to 15.
+#if defined(__AVX512BW__)
+#define TRTLA_SHUFFLED(some, places) \
+    _mm512_shuffle_epi8(_mm512_broadcast_i32x4(load_as<__m128i>(some)), (__m512i)places)
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+#define TRTLA_SHUFFLED(some, places) \
+    _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(load_as<__m128i>(some)), (__m256i)places)
+#elif defined(__SSSE3__) && !defined(__AVX2__)
+#define TRTLA_SHUFFLED(some, places) _mm_shuffle_epi8(load_as<__m128i>(some), (__m128i)places)
+#elif defined(__aarch64__)
+#define TRTLA_SHUFFLED(some, places) vqtbl1q_u8(load_as<uint8x16_t>(some), (uint8x16_t)places)
+#endif
 
 inline Ints broadcast(int32_t value) { return Ints{} + value; }
 
@@ -44,15 +57,18 @@ constexpr int SIGNED_ZERO = 0;
 #if defined(__AVX512BW__)
 #define TRTLA_PAIRS(codes, inputs) _mm512_maddubs_epi16((__m512i)codes, (__m512i)inputs)
 #define TRTLA_WIDE(pairs) _mm512_madd_epi16((__m512i)pairs, _mm512_set1_epi16(1))
-#define TRTLA_SIGNED(inputs, codes, negative) negated(inputs, negative)
+#define TRTLA_SIZES(codes) _mm512_abs_epi8((__m512i)codes)
+#define TRTLA_SIGNED(inputs, codes) negated(inputs, codes < 0)
 #elif defined(__AVX2__) && !defined(__AVX512F__)
 #define TRTLA_PAIRS(codes, inputs) _mm256_maddubs_epi16((__m256i)codes, (__m256i)inputs)
 #define TRTLA_WIDE(pairs) _mm256_madd_epi16((__m256i)pairs, _mm256_set1_epi16(1))
-#define TRTLA_SIGNED(inputs, codes, negative) (Bytes)_mm256_sign_epi8((__m256i)inputs, (__m256i)codes)
+#define TRTLA_SIZES(codes) _mm256_abs_epi8((__m256i)codes)
+#define TRTLA_SIGNED(inputs, codes) _mm256_sign_epi8((__m256i)inputs, (__m256i)codes)
 #elif defined(__SSSE3__) && !defined(__AVX2__)
 #define TRTLA_PAIRS(codes, inputs) _mm_maddubs_epi16((__m128i)codes, (__m128i)inputs)
 #define TRTLA_WIDE(pairs) _mm_madd_epi16((__m128i)pairs, _mm_set1_epi16(1))
-#define TRTLA_SIGNED(inputs, codes, negative) (Bytes)_mm_sign_epi8((__m128i)inputs, (__m128i)codes)
+#define TRTLA_SIZES(codes) _mm_abs_epi8((__m128i)codes)
+#define TRTLA_SIGNED(inputs, codes) _mm_sign_epi8((__m128i)inputs, (__m128i)codes)
 #endif
 #endif
 
@@ -62,6 +78,21 @@ constexpr int SIGNED_ZERO = 0;
 #else
 #define TRTLA_IN_ORDER(sum)
 #endif
+
+// sum + a * b, of numbers that fit into 16 bits.
+inline Ints with_product(Ints sum, Ints a, Ints b) {
+#if defined(__AVX512VNNI__)
+    return (Ints)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)a, (__m512i)(b & 0xffff));
+#elif defined(__AVX512BW__)
+    return sum + (Ints)_mm512_madd_epi16((__m512i)a, (__m512i)(b & 0xffff));
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+    return sum + (Ints)_mm256_madd_epi16((__m256i)a, (__m256i)(b & 0xffff));
+#elif defined(__SSSE3__) && !defined(__AVX2__)
+    return sum + (Ints)_mm_madd_epi16((__m128i)a, (__m128i)(b & 0xffff));
+#else
+    return sum + a * b;
+#endif
+}
 
 // A sum of products that is wide enough for MOST additions, added to a dot of `first()`; `last()` is
 // the dot less `zero`.
@@ -78,16 +109,17 @@ struct Partial {
 #elif defined(TRTLA_PAIRS)
     // Two products are added in 16 bits. Codes of 8 bits are multiplied without their sign, which
     // the inputs get: two such products just fit.
-    static constexpr int MOST = BITS == 4 ? 8 : BITS == 5 ? 4 : BITS == 6 ? 2 : 1;
+    static constexpr int MOST = BITS <= 4 ? 8 : BITS == 5 ? 4 : BITS == 6 ? 2 : 1;
     Shorts sums{};
     static Ints first(Ints) { return Ints{}; }
     static Ints last(Ints dot, Ints zero) { return dot - zero; }
     void begin(Ints) {}
     void add(Bytes codes, Bytes inputs) {
         if constexpr (BITS == 8) {
-            const Bytes negative = codes < 0;
-            inputs = TRTLA_SIGNED(inputs, codes, negative);
-            codes = negated(codes, negative);
+            inputs = (Bytes)TRTLA_SIGNED(inputs, codes);
+            // Of -128 both are 128 without a sign; compilers keep those of several rows in registers
+            // with the second alone.
+            codes = ROWS == 1 ? (Bytes)TRTLA_SIZES(codes) : negated(codes, codes < 0);
         }
         sums += (Shorts)TRTLA_PAIRS(codes, inputs);
         if constexpr (ROWS > 1) TRTLA_IN_ORDER(sums);  // one row gains by another order

@@ -112,33 +112,129 @@ struct Grouped6 {
     }
 };
 
-// Puts the codes of an output where `Blocks::unpacked` takes them from.
-template <int BITS>
-inline void put_codes(const Codes32& codes, int output, uint8_t* to) {
-    constexpr int MORE = BITS - 4, EIGHTS = MORE == 2 ? 2 : 4;  // whose further bits are in a vector
-    uint8_t* own = to + output * 4;  // half a panel is one vector behind
-    const auto put = [&](int vector, uint32_t bits) {
-        std::memcpy(own + (size_t)vector * LANES * 4, &bits, sizeof bits);
-    };
-    uint32_t further = 0;
-    for (int i = 0; i < 4; ++i) {
-        const uint64_t eight = codes.eights[i];
-        if constexpr (BITS == 8) {
-            put(4 * i, eight), put(4 * i + 2, eight >> 32);
-            continue;
-        }
-        const uint64_t low = bits_of_each(eight, 0, 15), high = bits_of_each(eight, 4, (1 << MORE) - 1);
-        put(2 * i, low | low >> 28);
-        if (!MORE) continue;
-        const int place = i % EIGHTS * 2 * MORE;
-        further |= (uint32_t)high << place | (uint32_t)(high >> 32) << (place + MORE);
-        if (i % EIGHTS == EIGHTS - 1) put(8 + i / EIGHTS * 2, further), further = 0;
+// The low halves of 16 bytes, and then their high halves.
+inline Codes32 nibbles(const uint8_t* from) {
+    Codes32 out;
+    for (int i = 0; i < 4; ++i) out.eights[i] = bits_of_each(eight_at(from + i % 2 * 8), i / 2 * 4, 15);
+    return out;
+}
+
+// MXFP4: a byte for the scale, and codes of 4 bits.
+struct Powers {
+    size_t start;
+
+    Powers(int block, int) : start((size_t)block * 17) {}
+    uint16_t scale(const uint8_t*) const { return 0; }
+    uint16_t minimum(const uint8_t*) const { return 0; }
+    uint8_t factor(const uint8_t* row, int) const { return row[start]; }
+    uint8_t min_factor(const uint8_t*) const { return 0; }
+    Codes32 codes(const uint8_t* row) const { return nibbles(row + start + 1); }
+};
+
+// IQ4_XS: eight groups of 32 with signed factors of 6 bits.
+struct GroupedTable {
+    size_t start;
+    int index;
+
+    GroupedTable(int block, int) : start((size_t)(block / 8) * 136), index(block % 8) {}
+    uint16_t scale(const uint8_t* row) const { return half_at(row + start); }
+    uint16_t minimum(const uint8_t*) const { return 0; }
+    uint8_t factor(const uint8_t* row, int) const {
+        const int low = row[start + 4 + index / 2] >> index % 2 * 4 & 15;
+        return (low | (half_at(row + start + 2) >> 2 * index & 3) << 4) - 32;
     }
+    uint8_t min_factor(const uint8_t*) const { return 0; }
+    Codes32 codes(const uint8_t* row) const { return nibbles(row + start + 8 + 16 * index); }
+};
+
+// Q2_K and Q3_K: two bits of four groups of 32 are in the same bytes.
+inline Codes32 crumbs(const uint8_t* from, int index) {
+    Codes32 out;
+    for (int i = 0; i < 4; ++i)
+        out.eights[i] = bits_of_each(eight_at(from + index / 4 * BLOCK + 8 * i), index % 4 * 2, 3);
+    return out;
+}
+
+// Q3_K: sixteen groups of 16 with signed factors of 6 bits.
+struct Grouped3 {
+    size_t start;
+    int index;
+
+    Grouped3(int block, int) : start((size_t)(block / 8) * 110), index(block % 8) {}
+    uint16_t scale(const uint8_t* row) const { return half_at(row + start + 108); }
+    uint16_t minimum(const uint8_t*) const { return 0; }
+    uint8_t factor(const uint8_t* row, int group) const {
+        const uint8_t* packed = row + start + 96;
+        const int place = 2 * index + group;
+        const int low = packed[place % 8] >> place / 8 * 4 & 15;
+        return (low | (packed[8 + place % 4] >> place / 4 * 2 & 3) << 4) - 32;
+    }
+    uint8_t min_factor(const uint8_t*) const { return 0; }
+
+    Codes32 codes(const uint8_t* row) const {
+        Codes32 out = crumbs(row + start + 32, index);
+        for (int i = 0; i < 4; ++i)
+            out.eights[i] |= bits_of_each(eight_at(row + start + 8 * i), index, 1) << 2;
+        return out;
+    }
+};
+
+// Q2_K: sixteen groups of 16, with a byte for the factors of scale and minimum.
+struct Grouped2 {
+    size_t start;
+    int index;
+
+    Grouped2(int block, int) : start((size_t)(block / 8) * 84), index(block % 8) {}
+    uint16_t scale(const uint8_t* row) const { return half_at(row + start + 80); }
+    uint16_t minimum(const uint8_t* row) const { return half_at(row + start + 82) ^ 0x8000; }
+    uint8_t factor(const uint8_t* row, int group) const { return row[start + 2 * index + group]; }
+    uint8_t min_factor(const uint8_t*) const { return 0; }
+    Codes32 codes(const uint8_t* row) const { return crumbs(row + start + 16, index); }
+};
+
+// Puts COUNT bits of each code, from bit FIRST on, where `Blocks::bits` takes them from.
+template <int COUNT, int FIRST>
+inline void put_bits(const Codes32& codes, uint8_t* vectors) {
+    constexpr int TOGETHER = 4 / COUNT;  // eights of a vector
+    uint32_t bits = 0;
+    for (int i = 0; i < 4; ++i) {
+        const uint64_t eight = bits_of_each(codes.eights[i], FIRST, (1 << COUNT) - 1);
+        const int place = i % TOGETHER * 2 * COUNT;
+        bits |= (uint32_t)eight << place | (uint32_t)(eight >> 32) << (place + COUNT);
+        if (i % TOGETHER < TOGETHER - 1) continue;
+        std::memcpy(vectors + (size_t)(i / TOGETHER * 2) * LANES * 4, &bits, sizeof bits);
+        bits = 0;
+    }
+}
+
+// Puts codes of 3 bits where `Blocks::three_bits` takes them from.
+inline void put_three_bits(const Codes32& codes, uint8_t* vectors) {
+    const auto four = [&](int index, uint32_t mask) {
+        return load_as<uint32_t>((const uint8_t*)&codes + 4 * index) & mask * 0x01010101u;
+    };
+    for (int i = 0; i < 3; ++i) {
+        uint32_t bits = four(2 * i, 7) | four(2 * i + 1, 7) << 3;
+        bits |= i < 2 ? four(6 + i, 3) << 6 : four(6, 4) << 4 | four(7, 4) << 5;
+        std::memcpy(vectors + (size_t)i * 2 * LANES * 4, &bits, sizeof bits);
+    }
+}
+
+// Puts the codes of an output where `Blocks::unpacked` takes them from.
+template <class B>
+inline void put_codes(const Codes32& codes, int output, uint8_t* to) {
+    uint8_t* own = to + output * 4;  // half a panel is one vector behind
+    if constexpr (B::BITS == 8) {
+        for (int i = 0; i < 8; ++i)
+            std::memcpy(own + (size_t)i * 2 * LANES * 4, (const uint8_t*)&codes + 4 * i, 4);
+        return;
+    }
+    if constexpr (B::BITS == 3) return put_three_bits(codes, own);
+    if constexpr (B::LOW == 2 || B::LOW == 4) put_bits<B::LOW, 0>(codes, own);
+    if constexpr (B::MORE > 0) put_bits<B::MORE, B::LOW>(codes, own + (size_t)2 * B::LOW * LANES * 4);
 }
 
 template <class B, class Row>
 void pack_panel(const uint8_t* const* rows, int64_t inputs, int group, uint8_t* panel) {
-    constexpr int GROUPS = BLOCK / B::GROUP;
     for (int block = 0; block < inputs / BLOCK; ++block) {
         const Row stored(block, group);
         const B place(panel, block);
@@ -146,11 +242,11 @@ void pack_panel(const uint8_t* const* rows, int64_t inputs, int group, uint8_t* 
         uint8_t* small = (uint8_t*)place.small;
         for (int output = 0; output < WIDTH; ++output) {
             const uint8_t* row = rows[output];
-            halves[output] = stored.scale(row);
+            if (B::HALVES) halves[output] = stored.scale(row);
             if (B::MINIMUMS) halves[WIDTH + output] = stored.minimum(row);
-            for (int i = 0; B::FACTORS && i < GROUPS; ++i) small[i * WIDTH + output] = stored.factor(row, i);
-            if (B::FACTORS && B::MINIMUMS) small[GROUPS * WIDTH + output] = stored.min_factor(row);
-            put_codes<B::BITS>(stored.codes(row), output, (uint8_t*)place.codes);
+            for (int i = 0; i < B::FACTOR_BYTES; ++i) small[i * WIDTH + output] = stored.factor(row, i);
+            if (B::MIN_FACTOR_BYTES) small[B::FACTOR_BYTES * WIDTH + output] = stored.min_factor(row);
+            put_codes<B>(stored.codes(row), output, (uint8_t*)place.codes);
         }
     }
 }
@@ -178,12 +274,20 @@ struct Layout {
 
 // How a type lies in files.
 template <class B>
-using Stored = std::conditional_t<!B::FACTORS, Plain<B::BITS, B::MINIMUMS>,
-                                  std::conditional_t<B::MINIMUMS, Grouped<B::BITS>, Grouped6>>;
+struct Stored {
+    typedef Plain<B::BITS, B::MINIMUMS> Row;
+};
+template <> struct Stored<Q2_K> { typedef Grouped2 Row; };
+template <> struct Stored<Q3_K> { typedef Grouped3 Row; };
+template <> struct Stored<Q4_K> { typedef Grouped<4> Row; };
+template <> struct Stored<Q5_K> { typedef Grouped<5> Row; };
+template <> struct Stored<Q6_K> { typedef Grouped6 Row; };
+template <> struct Stored<IQ4_XS> { typedef GroupedTable Row; };
+template <> struct Stored<MXFP4> { typedef Powers Row; };
 
 template <class B>
 Layout blocks(int64_t inputs) {
-    return {B::panel_bytes(inputs), pack_panel<B, Stored<B>>, inputs};
+    return {B::panel_bytes(inputs), pack_panel<B, typename Stored<B>::Row>, inputs};
 }
 
 template <class Unit>
