@@ -1,0 +1,90 @@
+"""The choice of experts, in PyTorch and compiled: ties, shares, and bits that no other token
+changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.support.compiled import needs_compiler
+from tests.support.families import folder_and_model, gguf_file
+from trtla import LLM, SamplingParams
+from trtla.runtime.models.experts import Experts
+from trtla.settings.drafting import NO_DRAFTER
+
+PROMPTS = [[7, 9, 11], [5, 60, 8, 21, 3, 77, 40], [90, 2, 33, 14, 58]]
+"""Of lengths that share steps with each other in different ways."""
+
+
+def experts(router: torch.Tensor, per_token: int, of_chosen: bool) -> Experts:
+    return Experts(router, (), per_token, of_chosen)
+
+
+def test_of_equal_experts_the_first_ones_are_chosen() -> None:
+    router = torch.zeros(6, 2)
+    router[4, 0] = 1.0
+    chosen, shares = experts(router, 3, True).routed(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+    assert chosen.tolist() == [[4, 0, 1], [0, 1, 2]]
+    assert shares[1].tolist() == pytest.approx([1 / 3] * 3)
+
+
+def test_shares_are_of_the_chosen_experts_or_of_all() -> None:
+    router, states = torch.randn(8, 4), torch.randn(5, 4)
+    whole = torch.softmax(states @ router.t(), -1)
+    chosen, shares = experts(router, 3, False).routed(states)
+    torch.testing.assert_close(shares, whole.gather(-1, chosen))
+    _, scaled = experts(router, 3, True).routed(states)
+    torch.testing.assert_close(scaled, shares / shares.sum(-1, keepdim=True))
+
+
+@needs_compiler
+def test_equal_routers_choose_the_same_compiled_and_in_pytorch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All experts are equally good: only the rule for ties decides the texts."""
+    source = folder_and_model("qwen3-moe")[0]
+    for file in source.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    tensors = load_file(tmp_path / "model.safetensors")
+    routers = {name: torch.zeros_like(t) for name, t in tensors.items() if ".mlp.gate." in name}
+    assert routers
+    save_file({**tensors, **routers}, tmp_path / "model.safetensors", {"format": "pt"})
+    texts = []
+    for compiled in "01":
+        monkeypatch.setenv("TRTLA_COMPILED", compiled)
+        with LLM(tmp_path, dtype="float32") as llm:
+            answers = llm.generate(PROMPTS, SamplingParams(20), drafter=NO_DRAFTER)
+        texts.append([one.output_ids for one in answers])
+    assert texts[0] == texts[1]
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0"])
+def test_a_tokens_bits_do_not_depend_on_its_neighbours(kind: str, tmp_path: Path) -> None:
+    """Margins show every bit of the logits that decide."""
+    file = gguf_file("qwen3-moe", tmp_path / "model.gguf", kind)
+    params = [SamplingParams(24, 0.9, seed=seed) for seed in range(len(PROMPTS))]
+    with LLM(file, max_seq_len=96, max_batch_size=3) as llm:
+        alone = [
+            llm.generate([prompt], [how], drafter=NO_DRAFTER, margins=True)[0]
+            for prompt, how in zip(PROMPTS, params, strict=True)
+        ]
+        together = llm.generate(PROMPTS, params, margins=True)
+    assert [one.output_ids for one in together] == [one.output_ids for one in alone]
+    assert [one.margins for one in together] == [one.margins for one in alone]
+
+
+@needs_compiler
+@pytest.mark.deep
+@pytest.mark.parametrize("compiled", ["1", "0"])
+def test_ranks_split_the_width_of_experts(compiled: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRTLA_COMPILED", compiled)
+    texts = []
+    for ranks in (1, 2):
+        with LLM(folder_and_model("qwen3-moe")[0], dtype="float32", tp_size=ranks) as llm:
+            answers = llm.generate(PROMPTS, SamplingParams(20))
+        texts.append([one.output_ids for one in answers])
+    assert texts[0] == texts[1]
