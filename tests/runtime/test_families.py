@@ -142,7 +142,7 @@ def from_llama_cpp(file, texts, known):
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_0"])
+@pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_0", "MXFP4"])
 @pytest.mark.parametrize("name", GGUF_NAMES)
 def test_a_gguf_file_gives_what_llama_cpp_gives(name, kind, tmp_path):
     """Up to its table of GELU's values, and the scales of rounded inputs, which it has in float16.
