@@ -17,6 +17,7 @@ from tests.support.families import (
     folder_and_model,
     gguf_file,
     logits_of,
+    routes,
 )
 from tests.support.real_models import greedy_text, prompts_for
 from trtla import LLM, LookaheadConfig, SamplingParams
@@ -141,13 +142,8 @@ def from_llama_cpp(file, texts, known):
     return torch.stack(found)
 
 
-def routes(name):
-    """True for mixtures of experts."""
-    return "num_local_experts" in (VARIANTS | OTHERS)[name].keys
-
-
 @pytest.mark.deep
-@pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_0"])
+@pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_0", "MXFP4"])
 @pytest.mark.parametrize("name", GGUF_NAMES)
 def test_a_gguf_file_gives_what_llama_cpp_gives(name, kind, tmp_path):
     """Up to its table of GELU's values, and the scales of rounded inputs, which it has in float16.

@@ -271,6 +271,11 @@ NAMES = _parameters([*OTHERS])
 GGUF_NAMES = _parameters([name for name, variant in OTHERS.items() if variant.gguf])
 
 
+def routes(name: str) -> bool:
+    """True for mixtures of experts."""
+    return "num_local_experts" in (VARIANTS | OTHERS)[name].keys
+
+
 def make_model(variant: Variant, seed: int = 0) -> Any:
     """A float32 model whose norms are random too, so that a mistake in them shows."""
     torch.manual_seed(seed)

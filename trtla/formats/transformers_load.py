@@ -57,6 +57,11 @@ def load_model(kind: str, folder: str | Path, dtype: torch.dtype, hint: str) -> 
 
 def _load_dequantized(kind: str, model: HFModel, dtype: torch.dtype) -> Any:
     """The model of a GGUF file, which transformers cannot find in the folder, or of FP8."""
+    if model.config.num_experts:
+        raise UsageError(
+            f"{model.path} is a mixture of experts, whose GGUF files transformers is not given",
+            "give the Hugging Face folder that the file was made of",
+        )
     import transformers
 
     from trtla.formats.torch_tensors import as_tensor

@@ -73,10 +73,15 @@ def hf_config(path: Path, header: Header, weights: GgufFile) -> dict[str, Any]:
         "attention_bias": "model.layers.0.self_attn.q_proj.bias" in weights.entries,
         "mlp_bias": "model.layers.0.mlp.gate_proj.bias" in weights.entries,
         "tie_word_embeddings": LM_HEAD not in weights.entries,
-        **{ours: keys.number(key) for key, ours in family.gguf_keys.items() if keys.get(key)},
+        **{ours: _own(keys, key) for key, ours in family.gguf_keys.items() if keys.get(key)},
     }
     own = {theirs: config.pop(ours) for theirs, ours in family.spelled if ours in config}
     return {**config, **own, **family.gguf_implied(config)}
+
+
+def _own(keys: _Keys, key: str) -> float | int:
+    """A family's own number: of experts, or a scale."""
+    return keys.size(key) if key.startswith("expert_") else keys.number(key)
 
 
 def llama_layer(path: Path, header: Header, name: str) -> dict[str, Any]:

@@ -40,6 +40,9 @@ _INTEGERS = {
 seem cheap cost more time than those that seem dear and are tried later."""
 _WITH_MINIMUMS, _MINIMUMS_SHARE = ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K"), 0.8
 """Block types whose minimums take a share of the products."""
+_IN_8_BITS, _IN_8_BITS_SHARE = ("Q8_0", "IQ4_NL", "IQ4_XS"), 0.5
+"""Block types whose products take twice as long where no instruction adds four of them."""
+_IN_PAIRS = ("x86-64-v3", "x86-64-v4")
 _AS_VNNI = ("x86-64-v4-bf16", "x86-64-v4-amx")
 _BFLOAT16, _FLOAT32 = _Rates(48e9), _Rates(30e9)
 _TORCH, _GPU = _Rates(25e9), _Rates(8e13)
@@ -94,6 +97,8 @@ def _rates(weight_type: str, device: Device, integers: bool | None) -> tuple[_Ra
     name = "x86-64-v4-vnni" if level in _AS_VNNI else level
     rates = _INTEGERS.get(name, _INTEGERS["x86-64-v3"])
     share = _MINIMUMS_SHARE if weight_type in _WITH_MINIMUMS else 1.0
+    if name in _IN_PAIRS and weight_type in _IN_8_BITS:
+        share = _IN_8_BITS_SHARE
     return rates._replace(products=share * rates.products), 0.0
 
 
