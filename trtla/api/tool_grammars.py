@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from trtla.api.call_notations import arguments_schema
 from trtla.api.errors import ApiError, refused
 from trtla.api.protocol import ChatBody
 from trtla.api.reasoning import ReasoningSplitter, State, marks_reasoning
-from trtla.api.tool_formats import arguments_schema, known_format
+from trtla.api.tool_formats import known_format
 from trtla.api.tools import Function, NamedTool, callable_tools
 from trtla.errors import UsageError
 from trtla.llm.grammar_compiling import can_keep, takes_long
