@@ -50,6 +50,9 @@ class Notation(Protocol):
     def may_begin(self, text: str) -> bool:
         """Return True if more text may make this a call up to its arguments."""
 
+    def opened(self, name: str) -> str:
+        """A call up to the beginning of its arguments, without blanks."""
+
     def reader(self, parameters: Object) -> ArgumentsReader:
         """A reader of arguments for these parameters."""
 
@@ -82,6 +85,10 @@ class InJson:
         is_name = bool(re.fullmatch(f"{NAME}*", called))
         key = f',"{self.key}":'
         return so_far.startswith(head) and is_name and (not quote or key.startswith(behind))
+
+    def opened(self, name: str) -> str:
+        """A call up to the beginning of its arguments, without blanks."""
+        return f'{{"name":{as_json(name)},"{self.key}":{{'
 
     def reader(self, parameters: Object) -> ArgumentsReader:
         """A reader of arguments, which are an object whatever the parameters are."""

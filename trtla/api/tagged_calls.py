@@ -67,6 +67,10 @@ class InTags:
         begun = text.startswith(self.function) and re.fullmatch(f"{NAME}*", name) is not None
         return begun or self.function.startswith(text)
 
+    def opened(self, name: str) -> str:
+        """A call up to the beginning of its arguments, without blanks."""
+        return f"{self.function}{name}{self.closing}"
+
     def reader(self, parameters: Object) -> ArgumentsReader:
         """A reader of arguments for these parameters."""
         return _TagReader(self, parameters)
@@ -155,8 +159,8 @@ class _FunctionRules:
 
     def all(self) -> list[str]:
         """All rules."""
-        head = f"{self._tags.function}{self._function.name}{self._tags.closing}\n"
-        call = f"call_{self._number}: {as_json(head)} {self._next(0)}"
+        head = as_json(self._tags.opened(self._function.name) + "\n")
+        call = f"call_{self._number}: {head} {self._next(0)}"
         for index, (key, schema) in enumerate(self._keys.items()):
             self._argument(index, key, schema)
         if self._is_open:

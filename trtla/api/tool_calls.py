@@ -110,12 +110,12 @@ class CallSplitter:
 
     def _head(self, last: bool) -> str:
         match = self._head_of_call.match(self._held)
-        if match is not None:
+        if match is not None and not (self._format.leads and match[1] not in self._parameters):
             self._held, self._name = self._held[match.end() :], match[1]
             self._state = "arguments"
             self._reader = self._format.notation.reader(self._parameters.get(self._name, {}))
             return ""
-        if self._format.may_begin(self._held):
+        if match is None and self._format.may_begin(self._held):
             self._held = "" if last else self._held
             return ""
         self._state, self._begun = "text", True
