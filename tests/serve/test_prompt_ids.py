@@ -13,10 +13,12 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.support.chat_templates import (
     CHATML,
+    GRANITE_4_TOOLS,
     GRANITE_TOOLS,
     HERMES_TOOLS,
     LLAMA_3_TOOLS,
     MISTRAL_TOOLS,
+    QWEN_CODER_TOOLS,
     THINKING,
     with_template,
 )
@@ -70,7 +72,9 @@ KINDS = {
     "all": WHOLE,
     "chatml": CHATML,
     "deepseek": DEEPSEEK_TOOLS,
+    "coder": QWEN_CODER_TOOLS,
     "granite": GRANITE_TOOLS,
+    "granite_4": GRANITE_4_TOOLS,
     "hermes": HERMES_TOOLS,
     "llama": LLAMA_3_TOOLS,
     "mistral": MISTRAL_TOOLS,
@@ -181,12 +185,16 @@ def folders(tmp_path_factory):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@examples(200, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@examples(
+    200,
+    deadline=None,
+    suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],  # under load
+)
 @given(conversations(), TOOLS)
 def test_the_prompt_has_the_ids_of_transformers(kind, folders, messages, tools):
     ours, theirs = both(kind, folders)
     tools = [] if kind in ("chatml", "thinking") else tools
-    takes_text = kind in ("deepseek", "mistral", "qwen")
+    takes_text = kind in ("deepseek", "granite_4", "mistral", "qwen")
     form = (lambda text: text) if takes_text else json.loads
     given = taken(messages, form, kind == "all" or (kind == "two" and tools))
     try:

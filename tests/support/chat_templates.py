@@ -87,6 +87,39 @@ GRANITE_TOOLS = (
     "'assistant' + end }}{% endif %}"
 )
 """As of Granite 3: a mark, which is a token, and a list of calls."""
+QWEN_CODER_TOOLS = (
+    "{% if tools %}{{ '<|system|>\n# Tools\n<tools>' }}{% for tool in tools %}{{ '\n' + (tool | "
+    "tojson) }}{% endfor %}{{ '\n</tools>\nCall one as "
+    "<tool_call>\n<function=name>\n<parameter=key>\nvalue\n</parameter>\n</function>\n</tool_call>"
+    "<|end|>\n' "
+    "}}{% endif %}{% for message in messages %}{% if message.role == 'tool' %}{{ "
+    "'<|user|>\n<tool_response>\n' + message.content + '\n</tool_response><|end|>\n' }}{% else "
+    "%}{{ '<|' + message.role + '|>' }}{% if message.content is string %}{{ '\n' + "
+    "message.content }}{% endif %}{% for call in message.tool_calls or [] %}{% set call = "
+    "call.function %}{{ '\n<tool_call>\n<function=' + call.name + '>\n' }}{% for name, value in "
+    "call.arguments | items %}{{ '<parameter=' + name + '>\n' }}{{ value | tojson if value is "
+    "mapping or (value is sequence and value is not string) else value | string }}{{ "
+    "'\n</parameter>\n' }}{% endfor %}{{ '</function>\n</tool_call>' }}{% endfor %}{{ '<|end|>\n' "
+    "}}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
+)
+"""As of Qwen3-Coder: each argument in tags, a text as it is and a number as Python writes it."""
+GRANITE_4_TOOLS = (
+    "{% set start, end = '<|start_of_role|>', '<|end_of_role|>' %}{% if tools %}{{ start + "
+    "'system' + end + 'You may call one or more tools, which are in <tools></tools>:\n<tools>' "
+    "}}{% for tool in tools %}{{ '\n' + (tool | tojson) }}{% endfor %}{{ '\n</tools>\n\nFor each "
+    'call, return an object:\n<tool_call>\n{"name": <function-name>, "arguments": '
+    "<args-json-object>}\n</tool_call>.<|end|>\n' }}{% endif %}{% for message in messages %}{% if "
+    "message.role == 'tool' %}{{ start + 'user' + end + '\n<tool_response>\n' + message.content + "
+    "'\n</tool_response><|end|>\n' }}{% else %}{{ start + message.role + end }}{% if "
+    "message.content is string %}{{ message.content }}{% endif %}{% for call in "
+    "message.tool_calls or [] %}{% if (loop.first and message.content) or not loop.first %}{{ "
+    '\'\n\' }}{% endif %}{{ \'<tool_call>\n{"name": "\' + call.function.name + \'", "arguments": '
+    "' }}{% if call.function.arguments is string %}{{ call.function.arguments }}{% else %}{{ "
+    "call.function.arguments | tojson }}{% endif %}{{ '}\n</tool_call>' }}{% endfor %}{{ "
+    "'<|end|>\n' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ start + 'assistant' + "
+    "end }}{% endif %}"
+)
+"""As of Granite 4: JSON between the tags that Hermes has, the first call at the answer's start."""
 NO_SYSTEM = (
     "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}"
     "{% endif %}{% for message in messages %}{% if (message['role'] == 'user') != (loop.index0 % 2 "

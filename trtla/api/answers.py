@@ -64,12 +64,13 @@ def _splitters(
         return {}
     thinks = marks_reasoning(llm.tokenizer.template_text(bool(body.offered)))
     format_ = known_format(llm) if body.offered else None
+    parameters = {tool.function.name: tool.function.parameters for tool in body.offered}
     if not (thinks or format_):
         return {}
     return {
         index: AnswerSplitter(
             ReasoningSplitter(answer.input_text or "", body.begun_text) if thinks else None,
-            CallSplitter(format_, f"{key}-{index}") if format_ else None,
+            CallSplitter(format_, f"{key}-{index}", parameters) if format_ else None,
         )
         for index, answer in enumerate(generation.answers)
     }

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from trtla.api.reasoning import ReasoningSplitter, begins_mark, held_back
+from trtla.api.strict import Object
 from trtla.api.tool_formats import ToolFormat
 
 Json = dict[str, Any]
@@ -21,10 +23,11 @@ class CallSplitter:
 
     Args:
         key: what the ids of the calls are made of.
+        parameters: the schemas of the functions' parameters, by name.
     """
 
-    def __init__(self, format_: ToolFormat, key: str) -> None:
-        self._format, self._key = format_, key
+    def __init__(self, format_: ToolFormat, key: str, parameters: Mapping[str, Object]) -> None:
+        self._format, self._key, self._parameters = format_, key, parameters
         self._head_of_call = format_.name_in_front()
         self._state: Literal["text", "head", "arguments", "tail"] = "text"
         self._held = ""
@@ -35,7 +38,8 @@ class CallSplitter:
         """The name of the call whose arguments are read."""
         self._begun = False
         """The answer has shown something since the last call."""
-        self._depth, self._in_text, self._escaped, self._read = 0, False, False, 0
+        self._reader = format_.notation.reader({})
+        """Of the arguments of the call that is open."""
         self.count = 0
         """Calls so far."""
 
@@ -106,11 +110,12 @@ class CallSplitter:
 
     def _head(self, last: bool) -> str:
         match = self._head_of_call.match(self._held)
-        if match is not None:
+        if match is not None and not (self._format.leads and match[1] not in self._parameters):
             self._held, self._name = self._held[match.end() :], match[1]
-            self._state, self._read = "arguments", 0
+            self._state = "arguments"
+            self._reader = self._format.notation.reader(self._parameters.get(self._name, {}))
             return ""
-        if self._format.may_begin(self._held):
+        if match is None and self._format.may_begin(self._held):
             self._held = "" if last else self._held
             return ""
         self._state, self._begun = "text", True
@@ -118,48 +123,31 @@ class CallSplitter:
 
     def _arguments(self) -> list[Json]:
         """The call whose arguments have ended, if they have."""
-        end = self._end_of_object()
-        if not end:
+        if (arguments := self._reader.read(self._held)) is None:
             return []
-        arguments, self._held = self._held[:end], self._held[end:]
+        self._held = self._held[arguments.length :]
         index, self._state = self.count, "tail"
         self.count, self._begun = index + 1, False
         digest = hashlib.blake2b(f"{self._key}-{index}".encode()).hexdigest()
-        function = {"name": self._name, "arguments": arguments}
+        function = {"name": self._name, "arguments": arguments.json}
         identity = {"index": index, "id": digest[:_ID_DIGITS], "type": "function"}
         return [{**identity, "function": function}]
 
-    def _end_of_object(self) -> int:
-        """The length of the arguments; 0: they have not ended."""
-        for at in range(self._read, len(self._held)):
-            sign = self._held[at]
-            if self._in_text:
-                self._in_text = self._escaped or sign != '"'
-                self._escaped = sign == "\\" and not self._escaped
-            elif sign == '"':
-                self._in_text = True
-            elif sign in "{}":
-                self._depth += 1 if sign == "{" else -1
-                if not self._depth:
-                    return at + 1
-        self._read = len(self._held)
-        return 0
-
     def _tail(self, last: bool) -> None:
         """Read from behind the arguments to the next call, or to the text behind."""
-        _, brace, behind = self._held.partition("}")
-        if not brace:
+        _, end, behind = self._held.partition(self._format.notation.end)
+        if not end:
             return
         rest, format_ = behind.lstrip(), self._format
         ends = [format_.finish.strip(), format_.close, format_.joint.strip()]
-        if any(end.startswith(rest) for end in ends):
+        if any(mark.startswith(rest) for mark in ends):
             self._held = "" if last else self._held
             return
         if ends[2] and rest.startswith(ends[2]):
             self._state, self._held, self._opened = "head", rest[len(ends[2]) :], ""
             return
-        for end in ends[:2]:
-            rest = rest.removeprefix(end)
+        for closing in ends[:2]:
+            rest = rest.removeprefix(closing)
         self._state, self._held = "text", rest
 
 

@@ -9,39 +9,35 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from trtla.api.call_notations import InJson, Notation, as_json
 from trtla.api.errors import ApiError
 from trtla.api.reasoning import BEGIN, END, State
-from trtla.api.strict import Object
+from trtla.api.tagged_calls import InTags
 from trtla.api.tools import Function
-from trtla.errors import UsageError
 from trtla.llm.prompt import RequestMaker
-from trtla.settings.fields import shown
-from trtla.settings.grammar import BLANKS, Grammar
-from trtla.settings.schemas import fitted, without_notes
+from trtla.settings.grammar import Grammar
 
 _END = END.replace("/", r"\/")
 _THOUGHTS = {"undecided": rf"\s*{BEGIN}(?s:.*){_END}", "thinking": f"(?s:.*){_END}"}
 _NO_THOUGHTS = rf" & ~/\s*{BEGIN}(?s:.*)/"
 _STARTS = {"undecided": "rest | thoughts BLANKS rest", "thinking": "thoughts BLANKS rest"}
 _ANY = "(?s:.*)"
-_OF_KEYS = {"$ref", "allOf", "anyOf", "oneOf", "patternProperties"}
-"""Keywords with which a schema without `properties` says what keys an object has."""
 ControlToken = Callable[[str], int | None]
 """The id of a control token by its name; None: the name is no control token."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """One format of calls: a mark, and objects of JSON with a function's name and arguments."""
+    """One format of calls: a frame, and the notation of each call in it."""
 
     mark: str
     """In front of the calls, or of each one."""
     begin: str
     """Between mark and call."""
-    key: str
-    """The key of the arguments."""
+    notation: Notation
+    """The way of writing a call."""
     finish: str
     """Behind the call, or the last one."""
     close: str = ""
@@ -52,25 +48,19 @@ class ToolFormat:
     """The marks are around each call."""
     leads: bool = False
     """A call is the whole answer, with the mark or without."""
+    shown_by: tuple[str, ...] = ()
+    """The parts that a chat template with this format has."""
+    not_beside: tuple[str, ...] = ()
+    """The parts of templates with another format."""
 
     def name_in_front(self) -> re.Pattern[str]:
         """The pattern of a call up to its arguments; its group is the name."""
-        begin = rf"(?:{re.escape(self.begin.strip())}\s*)?"
-        name = r'"([A-Za-z0-9_.-]+)"'
-        return re.compile(rf'\s*{begin}\{{\s*"name"\s*:\s*{name}\s*,\s*"{self.key}"\s*:\s*(?=\{{)')
+        return re.compile(rf"\s*(?:{re.escape(self.begin.strip())}\s*)?{self.notation.head}")
 
     def may_begin(self, text: str) -> bool:
         """Return True if more text may make this a call up to its arguments, behind the mark."""
-        so_far, name = "".join(text.split()), '{"name":"'
-        begin = self.begin.strip()
-        begin = begin if begin and so_far[:1] in ("", begin) else ""
-        head, rest = f"{begin}{name}", so_far[len(begin) + len(name) :]
-        if not rest:
-            return head.startswith(so_far)
-        called, quote, behind = rest.partition('"')
-        is_name = bool(re.fullmatch(r"[A-Za-z0-9_.-]*", called))
-        key = f',"{self.key}":'
-        return so_far.startswith(head) and is_name and (not quote or key.startswith(behind))
+        start = text.lstrip()
+        return self.notation.may_begin(start.removeprefix(self.begin.strip()).lstrip())
 
     def grammar(
         self,
@@ -101,11 +91,14 @@ class ToolFormat:
             f"call: {' | '.join(f'call_{i}' for i in range(len(functions)))}",
         ]
         parts = ("",) * len(rules)
-        parts += tuple(f"the parameters of the function {function.name}" for function in functions)
-        rules += [self._rule(number, function) for number, function in enumerate(functions)]
+        for number, function in enumerate(functions):
+            added = self.notation.rules(number, function)
+            parts += (f"the parameters of the function {function.name}",) * len(added)
+            rules += added
         if answer is not None and not must:
             parts += (f"{answer.name} of {answer.given_as}",)
             rules.append(f"answer: %json {_with_blanks(answer)}")
+        rules += self.notation.terminals()
         if state in _THOUGHTS:
             rules += [f"thoughts[lazy]: /{_THOUGHTS[state]}/", r"BLANKS: /[\n ]{0,2}/"]
         if not must and answer is None:
@@ -141,67 +134,68 @@ class ToolFormat:
             return f"{begin} call {end} ({joint} {mark} {begin} call {end})*"
         return f"{begin} call ({joint} call)* {end}"
 
-    def _rule(self, number: int, function: Function) -> str:
-        head = f'{{"name": {_json(function.name)}, "{self.key}": '
-        return f'call_{number}: {_json(head)} %json {_json(arguments_schema(function))} "}}"'
-
-
-def arguments_schema(function: Function) -> Object:
-    """The schema of a function's arguments, as its grammar has it."""
-    if (kind := function.parameters.get("type", "object")) != "object":
-        raise UsageError(
-            f"the parameters of the function {function.name} are of type {shown(kind)}",
-            "use object",
-        )
-    guidance = {"whitespace_pattern": BLANKS, "lenient": not function.strict}
-    return {**_fitted(function.parameters), "x-guidance": guidance}
-
-
-def _fitted(parameters: Object) -> Object:
-    """The schema of an object, which has no keys where it does not speak of any."""
-    keys: Object = {"properties": {}} if _OF_KEYS.isdisjoint(parameters) else {}
-    schema: Object = fitted(without_notes({"type": "object", **keys, **parameters}))
-    return schema
-
 
 def _with_blanks(answer: Grammar) -> str:
     """A schema with the expression of its blanks."""
     schema = json.loads(answer.text)
     given = schema.get("x-guidance")
     guidance = {**(given if isinstance(given, dict) else {}), "whitespace_pattern": answer.blanks}
-    return _json({**schema, "x-guidance": guidance})
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    return as_json({**schema, "x-guidance": guidance})
 
 
 def _terminal(text: str, control: ControlToken) -> str:
     """A text in a rule: the token if it is a control token."""
     token = control(text) if text else None
-    return "" if not text else _json(text) if token is None else f"<[{token}]>"
+    return "" if not text else as_json(text) if token is None else f"<[{token}]>"
 
 
 HERMES = ToolFormat(
-    "<tool_call>", "\n", "arguments", "\n", "</tool_call>", joint="\n", marks_each=True
+    "<tool_call>",
+    "\n",
+    InJson("arguments"),
+    "\n",
+    "</tool_call>",
+    joint="\n",
+    marks_each=True,
+    shown_by=("<tool_call>",),
+    not_beside=("<function=",),
 )
-MISTRAL = ToolFormat("[TOOL_CALLS]", "[", "arguments", "]", joint=", ")
-GRANITE = ToolFormat("<|tool_call|>", "[", "arguments", "]", joint=", ")
-LLAMA_3 = ToolFormat("<|python_tag|>", "", "parameters", "", leads=True)
+QWEN_CODER = replace(
+    HERMES, notation=InTags(), shown_by=("<tool_call>", "<function=", "<parameter="), not_beside=()
+)
+MISTRAL = ToolFormat(
+    "[TOOL_CALLS]",
+    "[",
+    InJson("arguments"),
+    "]",
+    joint=", ",
+    shown_by=("[TOOL_CALLS]",),
+    not_beside=("[ARGS]",),
+)
+GRANITE = replace(
+    MISTRAL,
+    mark="<|tool_call|>",
+    shown_by=("<|tool_call|>",),
+    not_beside=("<|/tool_call|>",),  # Phi-4's have both
+)
+LLAMA_3 = ToolFormat(
+    "<|python_tag|>",
+    "",
+    InJson("parameters"),
+    "",
+    leads=True,
+    shown_by=('"parameters": ', '"name": '),
+)
+_FORMATS = (HERMES, QWEN_CODER, MISTRAL, GRANITE, LLAMA_3)
 
 
 def format_of(template: str) -> ToolFormat | None:
     """The format that a chat template has; None: none of these, or it writes no tools."""
-    if "tools" not in template:
-        return None
-    if HERMES.mark in template and "<function=" not in template:
-        return HERMES
-    if MISTRAL.mark in template and "[ARGS]" not in template:
-        return MISTRAL
-    if GRANITE.mark in template and "<|/tool_call|>" not in template:  # Phi-4's have both
-        return GRANITE
-    if '"parameters": ' in template and '"name": ' in template:
-        return LLAMA_3
+    for one in _FORMATS if "tools" in template else ():
+        if all(part in template for part in one.shown_by) and not any(
+            part in template for part in one.not_beside
+        ):
+            return one
     return None
 
 
@@ -212,8 +206,8 @@ def known_format(llm: RequestMaker) -> ToolFormat:
         return known
     raise ApiError(
         400,
-        "the model's chat template has no calls of tools as Qwen (Hermes), Llama 3, Mistral and "
-        "Granite 3 write them; omit tools, or start with a --chat-template that has them",
+        "the model's chat template has no calls of tools as Qwen (Hermes, Coder), Llama 3, "
+        "Mistral and Granite write them; omit tools, or start with a --chat-template that has them",
         "tools",
         "unsupported_parameter",
     )

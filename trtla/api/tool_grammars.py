@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from trtla.api.call_notations import arguments_schema
 from trtla.api.errors import ApiError, refused
 from trtla.api.protocol import ChatBody
 from trtla.api.reasoning import ReasoningSplitter, State, marks_reasoning
-from trtla.api.tool_formats import arguments_schema, known_format
+from trtla.api.tool_formats import ToolFormat, known_format
 from trtla.api.tools import Function, NamedTool, callable_tools
 from trtla.errors import UsageError
-from trtla.llm.grammar_compiling import can_keep, takes_long
+from trtla.llm.grammar_compiling import can_keep, may_begin, takes_long
 from trtla.llm.prompt import RequestMaker
 from trtla.settings.grammar import Grammar
 from trtla.settings.messages import Messages, check_messages
@@ -38,12 +40,9 @@ def tool_grammar(
         )
     must = body.tool_choice not in (None, "auto")
     format_, tokenizer = known_format(llm), llm.tokenizer
+    functions = [tool.function for tool in callable_tools(body.tools, body.tool_choice)]
     if answer is not None and format_.leads and not must:
-        raise ApiError(
-            400,
-            "the model's calls begin as JSON does: tools exclude a schema of the answer; omit one",
-            "tools",
-        )
+        _check_told_apart(answer, format_, functions)
     assert tokenizer is not None
     if llm.limits.fixed_triples:
         if must:
@@ -67,11 +66,24 @@ def tool_grammar(
         control=control,
         answer=answer,
     )
-    functions = [tool.function for tool in callable_tools(body.tools, body.tool_choice)]
     try:
         return _usable(llm, make, functions, loosens=not must)
     except UsageError as error:
         raise refused(error, "tools") from None
+
+
+def _check_told_apart(answer: Grammar, format_: ToolFormat, functions: list[Function]) -> None:
+    """Refuse a schema of answers of which one may begin as a call does that no mark shows."""
+    bare = replace(answer, whitespace_pattern="")
+    for function in functions:
+        if may_begin(bare, format_.notation.opened(function.name)):
+            raise ApiError(
+                400,
+                f"{answer.name} of {answer.given_as} has answers that begin as a call of "
+                f"{function.name} does: the model's calls are objects of JSON; omit tools or it, "
+                "or give a schema of other keys",
+                "tools",
+            )
 
 
 def _usable(

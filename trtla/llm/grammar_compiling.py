@@ -153,6 +153,17 @@ def can_keep(grammar: Grammar) -> bool:
         return False
 
 
+def may_begin(grammar: Grammar, text: str) -> bool:
+    """Return True if a text of a grammar may begin so; False also where it cannot be compiled."""
+    if why_not(grammar):
+        return False
+    try:
+        matcher, data = compiled(grammar), list(text.encode())
+        return matcher.try_consume_tokens(data) == len(data)
+    except ValueError:
+        return False
+
+
 def main() -> None:
     """Compile the grammar that comes on stdin for a tokenizer of bytes."""
     kind, text, pattern, parts = json.load(sys.stdin)
