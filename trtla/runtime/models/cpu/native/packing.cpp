@@ -199,8 +199,7 @@ inline void put_bits(const Codes32& codes, uint8_t* vectors) {
     uint32_t bits = 0;
     for (int i = 0; i < 4; ++i) {
         const uint64_t eight = bits_of_each(codes.eights[i], FIRST, (1 << COUNT) - 1);
-        const int place = i % TOGETHER * 2 * COUNT;
-        bits |= (uint32_t)eight << place | (uint32_t)(eight >> 32) << (place + COUNT);
+        bits |= (uint32_t)(eight | eight >> (32 - COUNT)) << i % TOGETHER * 2 * COUNT;
         if (i % TOGETHER < TOGETHER - 1) continue;
         std::memcpy(vectors + (size_t)(i / TOGETHER * 2) * LANES * 4, &bits, sizeof bits);
         bits = 0;
