@@ -129,6 +129,22 @@ def test_a_field_of_other_servers_is_shown_its_counterpart(served, field, hint):
     assert message == f"{field} is not supported; {hint}"
 
 
+@pytest.mark.parametrize(
+    ("body", "field", "hint"),
+    [
+        ({"messages": [{"role": "user", "content": "a"}], "max_output_tokens": 9},
+         "max_output_tokens", "use max_completion_tokens"),
+        ({"input": "a"}, "input", "use messages"),
+        ({"input": "a", "truncation": "auto"}, "input", "use messages"),
+        ({"messages": [], "truncation": "auto"}, "truncation", "it is a field of /v1/responses"),
+        ({"messages": [], "text": {"format": {"type": "text"}}}, "text", "use response_format"),
+    ],
+)  # fmt: skip
+def test_a_field_of_responses_is_shown_its_counterpart_in_chats(served, body, field, hint):
+    message = refused(served.chat(**body), 400, field)
+    assert message == f"{field} is not supported; {hint}"
+
+
 def test_an_answer_can_be_sent_back_as_it_is(served):
     asked = [{"role": "user", "content": "def f("}]
     said = served.chat(messages=asked, max_tokens=2).json()["choices"][0]["message"]
@@ -154,7 +170,7 @@ def test_what_a_part_has_too_much_is_named(served):
 
 def test_a_label_of_the_caller_is_taken(served):
     assert served.complete(**ASK, user="somebody").status_code == 200
-    refused(served.complete(**ASK, user=7), 400, "user", "unsupported_parameter")
+    refused(served.complete(**ASK, user=7), 400, "user", "invalid_parameter")
 
 
 @pytest.mark.parametrize(

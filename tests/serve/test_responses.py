@@ -12,7 +12,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
 from tests.support.chat_templates import HERMES_TOOLS, THINKING, with_template
-from tests.support.served import JSON, SHIPPED, refused, serving, slow_down
+from tests.support.served import JSON, SHIPPED, refused, serving, slow_down, until
 from trtla import LLM
 from trtla.api.responses.body import NEUTRAL
 
@@ -248,6 +248,14 @@ def test_a_text_that_fails_ends_its_stream_with_the_reason(monkeypatch):
          "the call a, which no message in front of it has"),
         ({"input": [*CHAT, {"role": "assistant", "content": "a"}]}, "input", "ends with an answer"),
         ({"input": [{"type": "reasoning", "summary": []}]}, "input", "has no message"),
+        ({"input": [{"type": "function_call", "call_id": "a|b", "name": "f", "arguments": "{}"}]},
+         "input.0.call_id", "must be at most 128 letters, digits"),
+        ({"input": [{"type": "function_call", "call_id": "a", "name": "a b", "arguments": "{}"}]},
+         "input.0.name", "must be a name of at most 64 letters, digits"),
+        ({"input": [{"type": "custom_tool_call", "call_id": "a", "name": "f", "input": ""}]},
+         "input.0.type", "'function_call'"),
+        ({"reasoning": {"summary": "detailed"}}, "reasoning.summary", "not supported; omit it"),
+        ({"safety_identifier": 5}, "safety_identifier", "must be a text"),
         ({"tools": [{"type": "web_search"}]}, "tools", "tools has web_search"),
         ({"tools": [{"type": "function", "name": "a b"}]}, "tools.0.name", "letters, digits"),
         ({"tools": [{"type": "namespace", "name": "a", "tools": [{"type": "function"}]}]},
@@ -289,6 +297,46 @@ def test_what_requests_nothing_is_taken(served):
         respond(served, **ask, **more, **neutral)["output"][0]["content"]
         == (respond(served, **ask)["output"][0]["content"])
     )
+
+
+ASKED = {"type": "function_call", "id": "fc_1", "call_id": "a", "name": "f", "arguments": "{}"}
+ANSWERED = {"type": "function_call_output", "call_id": "a", "output": "b"}
+SECRET = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "gAAAA"}
+SAID = {"type": "message", "id": "msg_1", "status": "completed", "role": "assistant"}
+NO = {"type": "refusal", "refusal": "No."}
+SOURCE = {"type": "url_citation", "url": "a", "start_index": 0, "end_index": 1}
+CITED = {"type": "output_text", "text": "No.", "logprobs": [], "annotations": [SOURCE]}
+
+
+@pytest.mark.parametrize(
+    ("items", "same"),
+    [
+        ([*CHAT, SECRET, ASKED, SECRET, ANSWERED], [*CHAT, ASKED, ANSWERED]),
+        ([*CHAT, {**SAID, "content": [NO]}, *CHAT],
+         [*CHAT, {"role": "assistant", "content": "No."}, *CHAT]),
+        ([*CHAT, {**SAID, "content": [CITED], "phase": "commentary"}, *CHAT],
+         [*CHAT, {"role": "assistant", "content": "No."}, *CHAT]),
+        ([SECRET, *CHAT], CHAT),
+        ([*CHAT, ASKED, {**ASKED, "call_id": "c"}, {**ANSWERED, "call_id": "c"}, ANSWERED],
+         [*CHAT, ASKED, {**ASKED, "call_id": "c"}, {**ANSWERED, "call_id": "c"}, ANSWERED]),
+        ([*CHAT, {**ASKED, "arguments": "{a"}, ANSWERED, ANSWERED],
+         [*CHAT, {**ASKED, "arguments": "{a"}, ANSWERED, ANSWERED]),
+    ],
+)  # fmt: skip
+def test_items_of_other_models_are_taken(tooled, items, same):
+    """Thoughts that cannot be read, refusals, sources, and calls in an odd order."""
+    ask = {"max_output_tokens": 1, "temperature": 0, "tools": TOOLS}
+    counts = [respond(tooled, input=one, **ask)["usage"]["input_tokens"] for one in (items, same)]
+    assert counts[0] == counts[1]
+
+
+def test_a_stream_that_is_left_ends_its_response(served):
+    ask = {"input": PROMPT, "max_output_tokens": 1500, "ignore_eos": True, "stream": True}
+    for _ in range(3):
+        with served.http.stream("POST", "/v1/responses", json=ask) as answer:
+            assert next(answer.iter_lines()) == "event: response.created"
+    until(lambda: served.stats().running == served.stats().waiting == 0)
+    assert served.stats().kv_cache_usage == 0
 
 
 @pytest.mark.parametrize("path", ["resp_1", "resp_1/input_items", "resp_1/cancel"])

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Discriminator, Field, Tag, create_model, model_validator
 
 from trtla.api.declared import body_fields
+from trtla.api.hints import IN_CHATS, IN_COMPLETIONS
 from trtla.api.strict import AsSent, Object, Strict
 from trtla.api.tools import MOST_TOOLS, CallId, Tool, ToolCall, ToolChoice, checked_choice
 from trtla.runtime.request import FinishReason
@@ -232,6 +233,7 @@ class Body(Shared):
 class ChatBody(Body):
     """POST /v1/chat/completions."""
 
+    instead: ClassVar[dict[str, str]] = IN_CHATS
     messages: list[Message] = Field(min_length=1, fail_fast=True)
     max_completion_tokens: int | None = Field(None, ge=1, le=LARGEST)
     logprobs: bool = False
@@ -318,6 +320,7 @@ Ids = Annotated[list[Annotated[int, Field(ge=0, le=LARGEST)]], Field(min_length=
 class CompletionBody(Body):
     """POST /v1/completions."""
 
+    instead: ClassVar[dict[str, str]] = IN_COMPLETIONS
     prompt: (
         Text
         | Annotated[list[Text], Field(min_length=1, fail_fast=True)]

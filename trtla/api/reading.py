@@ -21,7 +21,7 @@ from trtla.api.protocol import (
     StreamOptions,
     TextPart,
 )
-from trtla.api.tools import CalledFunction, Function, Tool, ToolCall
+from trtla.api.tools import NAME_RULE, CalledFunction, Function, Tool, ToolCall
 from trtla.errors import did_you_mean, needed
 from trtla.files import JsonError, parse_json
 from trtla.other_tools import counterpart, instead
@@ -69,16 +69,20 @@ _MODELS = (
     ChatBody, CompletionBody, Message, Predicted, StreamOptions, TextPart, Tool, Function, ToolCall,
     CalledFunction,
 )  # fmt: skip
+_CALL_ID = "at most 128 letters, digits, _, ., : and -"
 _RULES = {
     **RULES,
     "name": "a name of at most 64 characters, none of them a space, <, |, \\, / or >",
     "lookahead": '[window, ngram, verification], such as [3,3,3], or "auto"',
+    "call_id": _CALL_ID,
+    "tool_call_id": _CALL_ID,
     "stop": "a text, or up to 16 texts, none of them empty",
     "stop_token_ids": f"a list of at most {MOST_BIASES} token ids",
 }
 """The rules of fields that take several kinds of values."""
 _TOOL_RULES = {
-    "name": "a name of at most 64 letters, digits, _, - and .",
+    "id": _CALL_ID,
+    "name": NAME_RULE,
     "type": "function: other kinds of tools are not supported",
 }
 _PART_RULE = "text: contents are texts, or lists of parts of type text"
@@ -92,7 +96,7 @@ _LONGEST_NAME = 100  # in an error
 
 def body_error(errors: Iterable[Mapping[str, Any]], body: type[Shared]) -> ApiError:
     """Return the refusal of a body for the outermost of pydantic's errors."""
-    first = min(errors, key=lambda error: len(error["loc"]), default={})
+    first = min(errors, key=_rank, default={})
     kind, path = first.get("type"), [part for part in first.get("loc", ()) if part != "body"]
     path, fields = _without_tags(path), _fields(body)
     if kind == "json_invalid":
@@ -108,6 +112,12 @@ def body_error(errors: Iterable[Mapping[str, Any]], body: type[Shared]) -> ApiEr
         return ApiError(400, text, word if word in fields else name, "invalid_parameter")
     rule = _rule(name or "", body) or needed(first)
     return ApiError(400, f"{name or 'the body'} must be {rule}", name, "invalid_parameter")
+
+
+def _rank(error: Mapping[str, Any]) -> tuple[int, bool]:
+    """Return the place of an error: an unknown field may be a missing one by another name."""
+    path = error["loc"]
+    return len(path), len(path) > 1 or error["type"] != "extra_forbidden"
 
 
 def _fields(body: type[Shared]) -> set[str]:
@@ -152,11 +162,13 @@ def _unknown(name: str, last: str, body: type[Shared]) -> ApiError:
     if flag := chosen_at_start(name):
         message = f"{name} is chosen for all requests, when the model is opened: start with {flag}"
         return ApiError(400, message, name, "unsupported_parameter")
+    if name in LABELS:
+        return ApiError(400, f"{name} must be a text", name, "invalid_parameter")
     fields = _fields(body)
     guess = body.instead.get(name) or instead(name) or _elsewhere(name)
     if guess is None and (meant := counterpart(name, fields)):
         guess = f"use {meant}"
-    guess = guess or did_you_mean(last, fields)
+    guess = guess or did_you_mean(last, fields - {last})
     return ApiError(
         400,
         f"{name} is not supported; {guess or 'omit it'}".rstrip(),

@@ -11,6 +11,7 @@ from trtla.api.strict import AsSent, Object, Strict
 from trtla.settings.tool_calls import CALL_ID, FUNCTION_NAME
 
 MOST_TOOLS = 128
+NAME_RULE = "a name of at most 64 letters, digits, _, - and ."
 FunctionName = Annotated[str, Field(pattern=FUNCTION_NAME)]
 CallId = Annotated[str, Field(pattern=CALL_ID)]
 

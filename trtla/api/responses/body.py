@@ -15,7 +15,7 @@ from trtla.api.responses import items
 from trtla.api.responses.errors import renamed
 from trtla.api.responses.items import Item, messages_of
 from trtla.api.strict import AsSent, Object, Strict
-from trtla.api.tools import MOST_TOOLS, FunctionName
+from trtla.api.tools import MOST_TOOLS, NAME_RULE, FunctionName
 
 _LOGPROBS = "message.output_text.logprobs"
 Included = Literal[
@@ -162,6 +162,7 @@ class ResponseBody(Shared):
         "format": 'an object such as {"type": "json_schema", "name": "...", "schema": {...}}',
         "input": "a text, or a list of items, none of them empty",
         "metadata": "at most 16 texts of up to 512 characters, by keys of up to 64",
+        "name": NAME_RULE,
         "output": "a text, or a list of parts of the type input_text",
         "tool_choice": 'none, auto, required, or {"type": "function", "name": "..."}',
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from trtla.api.protocol import PARTS
 from trtla.api.strict import Object, Strict
@@ -18,11 +18,18 @@ _DIRECT: dict[str, tuple[Any, ...]] = {"async": (False,), "caller": ({"type": "d
 
 
 class InputText(Strict):
-    """A part of a content."""
+    """A part of a content; what another model has said to refuse an answer is a text too."""
 
     by_client = ("annotations", "logprobs", "parsed", "prompt_cache_breakpoint")
-    type: Literal["input_text", "output_text", "text"]
+    type: Literal["input_text", "output_text", "refusal", "text"]
     text: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_refusal(cls, part: Any) -> Any:
+        if not isinstance(part, dict) or part.get("type") != "refusal":
+            return part
+        return {"text" if key == "refusal" else key: item for key, item in part.items()}
 
 
 Texts = Annotated[
