@@ -413,7 +413,8 @@ def test_an_end_within_a_call_shows_nothing_of_it(kind, cut):
 
 def test_what_only_begins_as_a_call_is_text():
     assert split(HERMES, "a <tool_call> b", ()) == ("a <tool_call> b", [])
-    assert split(LLAMA_3, '{"x": 1}', range(8)) == ('{"x": 1}', [])
+    for text in ('{"x": 1}', '{"name": "Ann", "parameters": {"a": 1}}'):
+        assert split(LLAMA_3, text, range(len(text))) == (text, [])
 
 
 def test_a_mark_in_a_text_of_json_holds_nothing_back():
@@ -452,7 +453,8 @@ def compiler(tmp_path_factory):
 CALL = '{"name": "get_time", "arguments": {"zone": "UTC"}}'
 LLAMA_CALL = CALL.replace("arguments", "parameters")
 WRAPPED = f"<tool_call>\n{CALL}\n</tool_call>"
-TAGGED = "<tool_call>\n<function=get_time>\n<parameter=zone>\nUTC\n</parameter>\n</function>\n</tool_call>"
+ZONE_TAG = "<parameter=zone>\nUTC\n</parameter>"
+TAGGED = f"<tool_call>\n<function=get_time>\n{ZONE_TAG}\n</function>\n</tool_call>"
 
 
 @pytest.mark.parametrize(
