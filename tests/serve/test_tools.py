@@ -380,6 +380,7 @@ CUT = {
     **TEXTS,
     "thinking": (HERMES, f"<think>f?</think>\n\n{TEXTS['hermes'][1]}", "Well."),
     "bare": (HERMES, TEXTS["hermes"][1][len("Well.\n"):], ""),
+    "thinking coder": (QWEN_CODER, f"<think>f?</think>\n\n{TEXTS['coder'][1]}", "Well."),
 }  # fmt: skip
 
 
@@ -387,7 +388,7 @@ CUT = {
 @pytest.mark.parametrize("kind", CUT)
 def test_an_end_within_a_call_shows_nothing_of_it(kind, cut):
     format_, text, content = CUT[kind]
-    thinks = kind == "thinking"
+    thinks = kind.startswith("thinking")
     whole = split(format_, text, (), thinks=thinks)[1]
     tokenizer = Tokenizer(SHIPPED)
     tokens = [len(tokenizer.decode(tokenizer.encode(text)[:n])) for n in range(1, 200)]
@@ -412,7 +413,8 @@ def test_an_end_within_a_call_shows_nothing_of_it(kind, cut):
 
 def test_what_only_begins_as_a_call_is_text():
     assert split(HERMES, "a <tool_call> b", ()) == ("a <tool_call> b", [])
-    assert split(LLAMA_3, '{"x": 1}', range(8)) == ('{"x": 1}', [])
+    for text in ('{"x": 1}', '{"name": "Ann", "parameters": {"a": 1}}'):
+        assert split(LLAMA_3, text, range(len(text))) == (text, [])
 
 
 def test_a_mark_in_a_text_of_json_holds_nothing_back():
@@ -451,6 +453,8 @@ def compiler(tmp_path_factory):
 CALL = '{"name": "get_time", "arguments": {"zone": "UTC"}}'
 LLAMA_CALL = CALL.replace("arguments", "parameters")
 WRAPPED = f"<tool_call>\n{CALL}\n</tool_call>"
+ZONE_TAG = "<parameter=zone>\nUTC\n</parameter>"
+TAGGED = f"<tool_call>\n<function=get_time>\n{ZONE_TAG}\n</function>\n</tool_call>"
 
 
 @pytest.mark.parametrize(
@@ -469,6 +473,11 @@ WRAPPED = f"<tool_call>\n{CALL}\n</tool_call>"
          ["[TOOL_CALLS]a", f"[TOOL_CALLS][{CALL}]a"]),
         (MISTRAL, "answering", True, [f"[TOOL_CALLS][{CALL}]"], ["a", "[TOOL_CALLS][]"]),
         (GRANITE, "answering", True, [f"<|tool_call|>[{CALL}, {CALL}]"], ["a", "[", "<tool_call>"]),
+        (QWEN_CODER, "answering", False, ["", "a < b", f"a\n{TAGGED}", f"{TAGGED}\n{TAGGED}"],
+         ["<tool_call> ", f"{TAGGED} a", WRAPPED, "<tool_call>\n<function=no"]),
+        (QWEN_CODER, "answering", True, [TAGGED], ["a", "\n", TAGGED.replace("UTC", "CET"),
+         "<tool_call>\n<function=get_time>\n</function>"]),
+        (QWEN_CODER, "thinking", True, [f"<function=get_time></think>\n\n{TAGGED}"], []),
         (LLAMA_3, "answering", False, ["", "a {", LLAMA_CALL], ["{a", f"{LLAMA_CALL};"]),
         (LLAMA_3, "answering", True, [LLAMA_CALL, f"<|python_tag|>{LLAMA_CALL}"], ["a"]),
     ],

@@ -15,7 +15,7 @@ from trtla.api.reasoning import ReasoningSplitter, State, marks_reasoning
 from trtla.api.tool_formats import ToolFormat, known_format
 from trtla.api.tools import Function, NamedTool, callable_tools
 from trtla.errors import UsageError
-from trtla.llm.grammar_compiling import can_keep, may_begin, takes_long
+from trtla.llm.grammar_compiling import beginning, can_keep, takes_long
 from trtla.llm.prompt import RequestMaker
 from trtla.settings.grammar import Grammar
 from trtla.settings.messages import Messages, check_messages
@@ -74,16 +74,15 @@ def tool_grammar(
 
 def _check_told_apart(answer: Grammar, format_: ToolFormat, functions: list[Function]) -> None:
     """Refuse a schema of answers of which one may begin as a call does that no mark shows."""
-    bare = replace(answer, whitespace_pattern="")
-    for function in functions:
-        if may_begin(bare, format_.notation.opened(function.name)):
-            raise ApiError(
-                400,
-                f"{answer.name} of {answer.given_as} has answers that begin as a call of "
-                f"{function.name} does: the model's calls are objects of JSON; omit tools or it, "
-                "or give a schema of other keys",
-                "tools",
-            )
+    calls = {format_.notation.opened(function.name): function.name for function in functions}
+    if (call := beginning(replace(answer, whitespace_pattern=""), calls)) is not None:
+        raise ApiError(
+            400,
+            f"{answer.name} of {answer.given_as} has answers that begin as a call of {calls[call]} "
+            "does: the model's calls are objects of JSON; omit tools or it, or give a schema of "
+            "other keys",
+            "tools",
+        )
 
 
 def _usable(

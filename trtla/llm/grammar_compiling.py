@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -153,15 +154,20 @@ def can_keep(grammar: Grammar) -> bool:
         return False
 
 
-def may_begin(grammar: Grammar, text: str) -> bool:
-    """Return True if a text of a grammar may begin so; False also where it cannot be compiled."""
+def beginning(grammar: Grammar, texts: Iterable[str]) -> str | None:
+    """Return the first of these texts that one of a grammar may begin with; None: there is none,
+    or the grammar cannot be compiled."""
     if why_not(grammar):
-        return False
+        return None
     try:
-        matcher, data = compiled(grammar), list(text.encode())
-        return matcher.try_consume_tokens(data) == len(data)
+        matcher = compiled(grammar)
+        return next((text for text in texts if _takes(matcher.deep_copy(), text.encode())), None)
     except ValueError:
-        return False
+        return None
+
+
+def _takes(matcher: LLMatcher, data: bytes) -> bool:
+    return bool(matcher.try_consume_tokens(list(data)) == len(data))
 
 
 def main() -> None:
