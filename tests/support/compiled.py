@@ -123,6 +123,18 @@ KINDS = {
         "rotary_scaling": {"type": "dynamic", "factor": 4.0},
         "max_position_embeddings": 20,
     },
+    "experts": {
+        "num_experts": 37,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 48,
+        "norm_topk_prob": True,
+    },
+    "all-experts": {
+        "num_experts": 4,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 16,
+        "dense_layers": (0,),
+    },
 }
 
 

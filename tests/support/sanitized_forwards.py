@@ -107,11 +107,12 @@ def main() -> None:
     whole = native_of(config_of(), weights_of(config_of()), torch.float32)
     draft(whole)
     draft(whole, vocab_size=9, flags=("fc_norm", "norm_before_residual", "norm_output"))
-    broken = ((name, tensor * NAN) for name, tensor in weights_of(config_of()))
-    model = native_of(config_of(), broken, torch.float32)
-    logits = step(model, [text(1, 40)], 1)[:2].contiguous()
-    choose(model, logits)
-    assert model.row_sampler.most_probable(logits.numpy(), 1) == NO_TOKEN
+    for config in (config_of(), config_of(**KINDS["experts"])):
+        broken = ((name, tensor * NAN) for name, tensor in weights_of(config))
+        model = native_of(config, broken, torch.float32)
+        logits = step(model, [text(1, 40)], 1)[:2].contiguous()
+        choose(model, logits)
+        assert model.row_sampler.most_probable(logits.numpy(), 1) == NO_TOKEN
     for size in (1, 2, 15, 16, 17, 75, 333):
         choose(model, rows(size))
     print("clean")

@@ -32,7 +32,7 @@ struct BlockProduct {
     TRTLA_INLINE static void add_products(const B& weights, const int8_t* x, int size,
                                           Ints (&dots)[ROWS][2]) {
         typedef Partial<B::PRODUCT_BITS, ROWS> Sum;
-        constexpr int together = std::min(COUNT, Sum::MOST);
+        constexpr int together = COUNT < Sum::MOST ? COUNT : Sum::MOST;
         Sum partial[ROWS][2];
         TRTLA_UNROLLED for (int row = 0; row < ROWS; ++row)
             TRTLA_UNROLLED for (int half = 0; half < 2; ++half) partial[row][half].begin(dots[row][half]);

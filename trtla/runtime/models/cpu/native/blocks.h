@@ -13,16 +13,19 @@ struct Table {
     int8_t numbers[16];
     int bits, zero;
 };
-inline constexpr Table NORMAL{
-    {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113}, 8, SIGNED_ZERO};
-inline constexpr Table E2M1{{0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12}, 5, 12};
+enum TableName { NO_TABLE, NORMAL, E2M1 };
+constexpr Table TABLES[] = {
+    {},
+    {{-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113}, 8, SIGNED_ZERO},
+    {{0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12}, 5, 12},
+};
 
 // Each code's number in a table, with its zero added.
-template <const Table* TABLE>
+template <TableName TABLE>
 TRTLA_INLINE Bytes looked_up(Bytes codes) {
     alignas(16) static constexpr auto shifted = [] {
-        Table out = *TABLE;
-        for (int8_t& number : out.numbers) number = (uint8_t)(number + TABLE->zero);
+        Table out = TABLES[TABLE];
+        for (int8_t& number : out.numbers) number = (uint8_t)(number + out.zero);
         return out;
     }();
 #if defined(TRTLA_SHUFFLED)
@@ -49,11 +52,11 @@ enum Scaling {
 
 // BITS of a code; GROUP inputs share a factor, or a scale where there are none; ZERO: the code of 0;
 // TABLE: the numbers of codes, if they are not those of the code itself.
-template <int BITS_, int GROUP_, Scaling SCALING, bool MINIMUMS_, int ZERO_, const Table* TABLE = nullptr>
+template <int BITS_, int GROUP_, Scaling SCALING, bool MINIMUMS_, int ZERO_, TableName TABLE = NO_TABLE>
 struct Blocks {
     static constexpr int BITS = BITS_, GROUP = GROUP_, MINIMUMS = MINIMUMS_, GROUPS = BLOCK / GROUP;
-    static constexpr int ZERO = TABLE ? TABLE->zero : BITS == 8 ? SIGNED_ZERO : ZERO_;
-    static constexpr int PRODUCT_BITS = TABLE ? TABLE->bits : BITS;
+    static constexpr int ZERO = TABLE ? TABLES[TABLE].zero : BITS == 8 ? SIGNED_ZERO : ZERO_;
+    static constexpr int PRODUCT_BITS = TABLE ? TABLES[TABLE].bits : BITS;
     static constexpr int LOW = BITS < 4 || BITS == 8 ? BITS : 4, MORE = BITS - LOW;  // bits that lie together
     static constexpr bool SHARED = SCALING == FACTORS || SCALING == NIBBLES;
     static constexpr int HALVES = SCALING == POWERS ? 0 : WIDTH * 2 * (1 + MINIMUMS);  // float16 numbers
@@ -121,7 +124,7 @@ struct Blocks {
         if constexpr (BITS == 3) return (Bytes)three_bits(four, half);
         Bits found = bits<LOW, 0>(four, half, 0);
         if constexpr (MORE > 0) found |= bits<MORE, 2 * LOW>(four, half, LOW);
-        if constexpr (TABLE != nullptr) return looked_up<TABLE>((Bytes)found);
+        if constexpr (TABLE != NO_TABLE) return looked_up<TABLE>((Bytes)found);
         return (Bytes)found;
     }
 
@@ -159,20 +162,20 @@ struct Minimums {
 };
 
 // Every type with what `Blocks` takes: enum, products and packing follow, and Python reads the names.
-#define TRTLA_BLOCK_TYPES(EACH)                   \
-    EACH(Q8_0, 8, 32, SCALES, false, 0)           \
-    EACH(Q4_0, 4, 32, SCALES, false, 8)           \
-    EACH(Q4_1, 4, 32, SCALES, true, 0)            \
-    EACH(Q5_0, 5, 32, SCALES, false, 16)          \
-    EACH(Q5_1, 5, 32, SCALES, true, 0)            \
-    EACH(Q2_K, 2, 16, NIBBLES, true, 0)           \
-    EACH(Q3_K, 3, 16, FACTORS, false, 4)          \
-    EACH(Q4_K, 4, 32, FACTORS, true, 0)           \
-    EACH(Q5_K, 5, 32, FACTORS, true, 0)           \
-    EACH(Q6_K, 6, 16, FACTORS, false, 32)         \
-    EACH(IQ4_NL, 4, 32, SCALES, false, 0, &NORMAL) \
-    EACH(IQ4_XS, 4, 32, FACTORS, false, 0, &NORMAL) \
-    EACH(MXFP4, 4, 32, POWERS, false, 0, &E2M1)
+#define TRTLA_BLOCK_TYPES(EACH)                    \
+    EACH(Q8_0, 8, 32, SCALES, false, 0)            \
+    EACH(Q4_0, 4, 32, SCALES, false, 8)            \
+    EACH(Q4_1, 4, 32, SCALES, true, 0)             \
+    EACH(Q5_0, 5, 32, SCALES, false, 16)           \
+    EACH(Q5_1, 5, 32, SCALES, true, 0)             \
+    EACH(Q2_K, 2, 16, NIBBLES, true, 0)            \
+    EACH(Q3_K, 3, 16, FACTORS, false, 4)           \
+    EACH(Q4_K, 4, 32, FACTORS, true, 0)            \
+    EACH(Q5_K, 5, 32, FACTORS, true, 0)            \
+    EACH(Q6_K, 6, 16, FACTORS, false, 32)          \
+    EACH(IQ4_NL, 4, 32, SCALES, false, 0, NORMAL)  \
+    EACH(IQ4_XS, 4, 32, FACTORS, false, 0, NORMAL) \
+    EACH(MXFP4, 4, 32, POWERS, false, 0, E2M1)
 
 #define TRTLA_TYPE(name, ...) typedef Blocks<__VA_ARGS__> name;
 TRTLA_BLOCK_TYPES(TRTLA_TYPE)
