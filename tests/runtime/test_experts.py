@@ -3,7 +3,9 @@ changes."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +13,10 @@ from safetensors.torch import load_file, save_file
 
 from tests.support.compiled import needs_compiler
 from tests.support.families import folder_and_model, gguf_file
+from tests.support.fp8_folders import COMPRESSED, STATIC, declare
 from trtla import LLM, SamplingParams
+from trtla.errors import UsageError
+from trtla.formats.hf_config import read_hf_config
 from trtla.runtime.models.experts import Experts
 from trtla.settings.drafting import NO_DRAFTER
 
@@ -75,6 +80,14 @@ def test_a_tokens_bits_do_not_depend_on_its_neighbours(kind: str, tmp_path: Path
         together = llm.generate(PROMPTS, params, margins=True)
     assert [one.output_ids for one in together] == [one.output_ids for one in alone]
     assert [one.margins for one in together] == [one.margins for one in alone]
+
+
+@pytest.mark.parametrize("quantization", [COMPRESSED, STATIC])
+def test_fp8_is_refused_by_name(quantization: dict[str, Any], tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(folder_and_model("qwen3-moe")[0], folder)
+    with pytest.raises(UsageError, match="FP8 in a mixture of experts is not supported"):
+        read_hf_config(declare(folder, quantization))
 
 
 @needs_compiler

@@ -17,6 +17,7 @@ from trtla.formats.config import CheckpointConfig, Quantization
 from trtla.formats.model_folder import CONFIG, ModelFolder
 from trtla.formats.plan import fp8_groups
 from trtla.formats.stored_form import stored_forms
+from trtla.formats.support import check_experts
 
 _KEYS: dict[str, dict[str, str]] = {
     "quantization_config": {},
@@ -60,9 +61,11 @@ def read_quantization(folder: ModelFolder, config: CheckpointConfig) -> Quantiza
     if why := _unlike_fp8(declared):
         text = _name(declared) + (f", {why}" if why != _name(declared) else "")
         raise UsageError(f"{path}: the weights are quantised ({text})", _HINT)
-    _check_excluded(path, declared, config)
     cache = "FP8" if _caches_fp8(declared) else None
-    return Quantization(quant_algo="FP8", kv_cache_quant_algo=cache, exclude_modules=["lm_head"])
+    own = Quantization(quant_algo="FP8", kv_cache_quant_algo=cache, exclude_modules=["lm_head"])
+    check_experts(config.model_copy(update={"quantization": own}), str(path))
+    _check_excluded(path, declared, config)
+    return own
 
 
 def undeclared(folder: Path, names: Iterable[str]) -> UsageError | None:

@@ -53,7 +53,7 @@ def check_supported(config: CheckpointConfig, where: str) -> None:
             hint = f"trtla runs {' and '.join(known)} models"
             raise _unsupported(f"{where}: {key} {value}", hint)
     _check_quantization(config, where)
-    _check_experts(config, where)
+    check_experts(config, where)
     _check_rope(config, where)
 
 
@@ -115,7 +115,8 @@ def _check_quantization(config: CheckpointConfig, where: str) -> None:
         _check_blocks(config, where)
 
 
-def _check_experts(config: CheckpointConfig, where: str) -> None:
+def check_experts(config: CheckpointConfig, where: str) -> None:
+    """Refuse experts whose weights are quantised in other ways than in blocks."""
     algorithm = config.quantization.quant_algo
     if config.num_experts and algorithm:
         raise _unsupported(
