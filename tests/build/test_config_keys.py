@@ -28,6 +28,7 @@ _SIZES = {
     "max_position_embeddings": 160,
     "sliding_window": 12,
 }
+_EXPERT_SIZES = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _MIXED, _ALL, _NONE = [SLIDING, FULL, FULL], [SLIDING] * 3, [FULL] * 3
 _YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 24}
 _LLAMA3 = {**_YARN, "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -52,6 +53,12 @@ _VALUES: dict[str, list[Any]] = {
     "no_rope_layer_interval": [2],
     "hidden_act": ["silu", "relu"],
     "hidden_activation": ["silu"],
+    "intermediate_size": [128],
+    "norm_topk_prob": [True, False],
+    "num_experts": [4],
+    "num_local_experts": [3],
+    "num_experts_per_tok": [3],
+    "moe_intermediate_size": [32],
 }
 _TOGETHER: list[dict[str, Any]] = [
     {"use_sliding_window": True, "layer_types": _MIXED},
@@ -80,7 +87,10 @@ def _cases(family: Family) -> list[dict[str, Any]]:
 
 def _written(folder: Path, family: Family, keys: dict[str, Any]) -> None:
     names = {"model_type": family.model_type, "architectures": [family.architecture]}
-    (folder / "config.json").write_text(json.dumps({**names, **_SIZES, **keys}))
+    known = family.absent if family.experts is not None else {}
+    experts = {"num_local_experts": 4} | {k: v for k, v in _EXPERT_SIZES.items() if k in known}
+    sizes = {**_SIZES, **(experts if known else {})}
+    (folder / "config.json").write_text(json.dumps({**names, **sizes, **keys}))
 
 
 def _theirs(folder: Path) -> torch.Tensor:

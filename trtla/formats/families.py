@@ -139,6 +139,8 @@ _GGUF_EXPERTS = {
     "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size",
 }
+_EXPERT_WIDTH = ("intermediate_size", "moe_intermediate_size")
+"""Of families whose key is that of experts."""
 _ALL_WINDOWED = {"use_sliding_window": True, "max_window_layers": 0}
 _NO_BIASES = {"attention_bias": False, "mlp_bias": False}
 
@@ -203,7 +205,8 @@ DECODERS = (
             "num_experts": 8,
             "num_experts_per_tok": 2,
         },
-        fixed={**_ALL_WINDOWED, **_NO_BIASES, "norm_topk_prob": True},
+        fixed={**_ALL_WINDOWED, **_NO_BIASES, "layer_types": None, "norm_topk_prob": True},
+        spelled=(_EXPERT_WIDTH,),
         reads=_EXPERT_KEYS,
         gguf_keys=_GGUF_EXPERTS,
         gguf_pairs=True,
@@ -217,13 +220,18 @@ DECODERS = (
         architecture="Qwen3MoeForCausalLM",
         gguf="qwen3moe",
         absent={
-            **_QWEN,
+            **{key: value for key, value in _QWEN.items() if key != "max_window_layers"},
             "num_key_value_heads": 4,
             "num_experts": 128,
             "num_experts_per_tok": 8,
             "moe_intermediate_size": 768,
         },
-        fixed={"qk_layernorm": True, "mlp_bias": False},
+        fixed={
+            "qk_layernorm": True,
+            "mlp_bias": False,
+            "max_window_layers": 0,
+            "layer_types": None,
+        },
         reads=("qk_layernorm", *_EXPERT_KEYS),
         gguf_keys=_GGUF_EXPERTS,
         gguf_implied=lambda keys: {"norm_topk_prob": True},  # as in llama.cpp
@@ -235,6 +243,7 @@ DECODERS = (
         gguf="granitemoe",
         absent={"attention_multiplier": 1.0, "num_experts": 8, "num_experts_per_tok": 2},
         fixed={"norm_topk_prob": True, "mlp_bias": False},
+        spelled=(("num_local_experts", "num_experts"), _EXPERT_WIDTH),
         reads=(*_GRANITE.values(), *_EXPERT_KEYS),
         has_windows=False,
         gguf_keys={**_GRANITE, **_GGUF_EXPERTS},

@@ -19,7 +19,7 @@ from trtla.formats.config import (
     CheckpointConfig,
     Mapping,
 )
-from trtla.formats.families import ARCHITECTURES, FAMILIES, spelled
+from trtla.formats.families import ARCHITECTURES, BY_ARCHITECTURE, FAMILIES, spelled
 from trtla.formats.plan import block_names, fp8_linears, hf_shapes, linear_sizes, single_rank
 from trtla.formats.rope_scaling import is_positive
 
@@ -116,7 +116,13 @@ def _check_quantization(config: CheckpointConfig, where: str) -> None:
 
 
 def check_experts(config: CheckpointConfig, where: str) -> None:
-    """Refuse experts whose weights are quantised in other ways than in blocks."""
+    """Refuse experts whose weights are quantised in other ways than in blocks, and a family of
+    mixtures that has none, as TensorRT-LLM's own checkpoints name them otherwise."""
+    family = BY_ARCHITECTURE.get(spelled(config.architecture))
+    if family is not None and family.experts is not None and not config.num_experts:
+        raise _unsupported(
+            f"{where}: {family.architecture} without experts", "give the Hugging Face model itself"
+        )
     algorithm = config.quantization.quant_algo
     if config.num_experts and algorithm:
         raise _unsupported(
