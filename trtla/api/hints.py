@@ -12,7 +12,6 @@ IN_CHATS = {
     "instructions": "use a message of the role system",
     "max_output_tokens": "use max_completion_tokens",
     "previous_response_id": _SEND_ALL,
-    "prompt": "use messages",
     "text": "use response_format",
 }
 IN_COMPLETIONS = {**_OF_RESPONSES, "input": "use prompt", "max_output_tokens": "use max_tokens"}

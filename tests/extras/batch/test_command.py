@@ -61,7 +61,7 @@ WRONG: list[tuple[Any, str | None, str, str | None, str | None]] = [
     (ask("x17", "a " * 3000), "x17", "shorten it", "prompt", "context_length_exceeded"),
     (ask("x18", lookahead=[9, 9, 9]), "x18", "lookahead", "lookahead", None),
     (ask("x19", drafter="draft:/etc/passwd"), "x19", "is not loaded", "drafter", None),
-    ({**ask("x20"), "url": CHAT}, "x20", "use messages", "prompt", None),
+    ({**ask("x20"), "url": CHAT}, "x20", "a field of /v1/completions", "prompt", None),
     (chat("x21", tools=[{}]), "x21", "tools.0.type is missing", "tools.0.type", None),
     (respond("x22", ""), "x22", "a text, or a list of items", "input", None),
     (respond("x23", stream=True), "x23", "stream is not for batches", "stream", None),
