@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 from dataclasses import replace
 
 import pytest
 
 from tests.support.compiled import config_of, needs_compiler, pair, text
 from tests.support.examples import some
-from tests.support.interrupts import Lines, once_each
+from tests.support.interrupts import Lines, no_collection, once_each
 from tests.support.states import Seen, check_states, whole_states
 from tests.support.toys import Made, request, run, tokens_of
 from trtla.runtime.draft import NoDrafter
@@ -200,8 +199,7 @@ def torn_run(opened, lines):
 def test_a_torn_step_is_fed_again_to_new_drafters(in_tree):
     model, exact = next(models())
     texts = plain_texts(model)
-    gc.disable()  # finalisers would run at other lines each time
-    try:
+    with no_collection():
         whole = Lines((step_loop,))
         torn_run(Opened(model, texts, most=40, in_tree=in_tree), whole)
         for place in some(once_each(whole.seen)):
@@ -209,8 +207,6 @@ def test_a_torn_step_is_fed_again_to_new_drafters(in_tree):
             outputs = torn_run(opened, Lines((step_loop,), place, Torn))
             assert len(opened.made) > len(PROMPTS)  # drafters were made again
             check(model, exact, opened, all_tokens(outputs))
-    finally:
-        gc.enable()
 
 
 class Moody(Seen):

@@ -19,7 +19,7 @@ import pytest
 
 import trtla
 from tests.support.examples import some
-from tests.support.interrupts import Lines, once_each
+from tests.support.interrupts import Lines, no_collection, once_each
 from tests.support.torn import (
     PROMPTS,
     Opened,
@@ -380,7 +380,7 @@ def one_end(opened: Opened, expected: dict[str, tuple[int, ...]], finish: str, l
     """A stream is read and ends while another is in flight; an interrupt may come meanwhile."""
     other, read = opened.stream("other"), []
     got = list(next(other).token_ids)
-    with suppress(KeyboardInterrupt), lines:
+    with no_collection(), suppress(KeyboardInterrupt), lines:
         broken = opened.stream("broken")
         if finish == "close":
             next(broken)

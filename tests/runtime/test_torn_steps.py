@@ -5,7 +5,6 @@ Errors come at every line of the modules that hold state, one run each.
 
 from __future__ import annotations
 
-import gc
 from functools import partial
 from linecache import getline
 from queue import SimpleQueue
@@ -13,7 +12,7 @@ from queue import SimpleQueue
 import pytest
 
 from tests.support.examples import some
-from tests.support.interrupts import Lines, once_each
+from tests.support.interrupts import Lines, no_collection, once_each
 from tests.support.torn import CHAIN, PROMPTS, SAMPLING, Opened, expected, rest
 from trtla import SamplingParams, TrtlaError
 from trtla.llm.prompt import PromptRequest
@@ -51,11 +50,8 @@ class Torn(BaseException):
 
 def torn_run(opened, expected, lines):
     """Three texts in one batch; errors may come at any line of the thread that decodes them."""
-    gc.disable()  # finalisers would run at other lines each time
-    try:
+    with no_collection():
         _torn_run(opened, expected, lines)
-    finally:
-        gc.enable()
 
 
 def _torn_run(opened, expected, lines):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from types import FrameType, ModuleType
 from typing import Any
 
@@ -48,6 +50,19 @@ class Lines:
             sys.settrace(None)
             raise self._error
         return self._line
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Keep the finalizers of older objects out of the lines that are watched.
+
+    They would run at other lines each time, and an exception that leaves one is lost.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def once_each(seen: Iterable[Place]) -> list[int]:
