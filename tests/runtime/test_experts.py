@@ -3,7 +3,9 @@ changes."""
 
 from __future__ import annotations
 
+import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,11 @@ from tests.support.compiled import needs_compiler
 from tests.support.families import folder_and_model, gguf_file
 from tests.support.fp8_folders import COMPRESSED, STATIC, declare
 from trtla import LLM, SamplingParams
-from trtla.errors import UsageError
+from trtla.build.convert import convert
+from trtla.errors import TrtlaError, UsageError
+from trtla.formats.checkpoint import Checkpoint
 from trtla.formats.hf_config import read_hf_config
-from trtla.runtime.models.experts import Experts
+from trtla.runtime.models.mlp import Experts
 from trtla.settings.drafting import NO_DRAFTER
 
 PROMPTS = [[7, 9, 11], [5, 60, 8, 21, 3, 77, 40], [90, 2, 33, 14, 58]]
@@ -45,18 +49,23 @@ def test_shares_are_of_the_chosen_experts_or_of_all() -> None:
     torch.testing.assert_close(scaled, shares / shares.sum(-1, keepdim=True))
 
 
+def changed_routers(folder: Path, change: Callable[[torch.Tensor], torch.Tensor]) -> Path:
+    """A model with other routers, written into an empty folder."""
+    for file in folder_and_model("qwen3-moe")[0].iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    tensors = load_file(folder / "model.safetensors")
+    routers = {name: change(t) for name, t in tensors.items() if ".mlp.gate." in name}
+    assert routers
+    save_file({**tensors, **routers}, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
 @needs_compiler
 def test_equal_routers_choose_the_same_compiled_and_in_pytorch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All experts are equally good: only the rule for ties decides the texts."""
-    source = folder_and_model("qwen3-moe")[0]
-    for file in source.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    tensors = load_file(tmp_path / "model.safetensors")
-    routers = {name: torch.zeros_like(t) for name, t in tensors.items() if ".mlp.gate." in name}
-    assert routers
-    save_file({**tensors, **routers}, tmp_path / "model.safetensors", {"format": "pt"})
+    changed_routers(tmp_path, torch.zeros_like)
     texts = []
     for compiled in "01":
         monkeypatch.setenv("TRTLA_COMPILED", compiled)
@@ -64,6 +73,24 @@ def test_equal_routers_choose_the_same_compiled_and_in_pytorch(
             answers = llm.generate(PROMPTS, SamplingParams(20), drafter=NO_DRAFTER)
         texts.append([one.output_ids for one in answers])
     assert texts[0] == texts[1]
+
+
+@needs_compiler
+@pytest.mark.parametrize("compiled", ["1", "0"])
+def test_a_router_that_is_not_finite_in_one_row_leaves_no_answer(
+    compiled: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its expert is not among the first, which would be chosen where NaN is below everything."""
+
+    def broken(router: torch.Tensor) -> torch.Tensor:
+        return torch.cat([router[:-1], torch.full_like(router[-1:], float("nan"))])
+
+    monkeypatch.setenv("TRTLA_COMPILED", compiled)
+    with (
+        LLM(changed_routers(tmp_path, broken), dtype="float32") as llm,
+        pytest.raises(TrtlaError, match="not finite"),
+    ):
+        llm.generate(PROMPTS[:1], SamplingParams(4))
 
 
 @needs_compiler
@@ -80,6 +107,22 @@ def test_a_tokens_bits_do_not_depend_on_its_neighbours(kind: str, tmp_path: Path
         together = llm.generate(PROMPTS, params, margins=True)
     assert [one.output_ids for one in together] == [one.output_ids for one in alone]
     assert [one.margins for one in together] == [one.margins for one in alone]
+
+
+@pytest.mark.parametrize("part", ["gate_proj", "down_proj"])
+@pytest.mark.parametrize("kind", ["Q8_0", None])
+def test_experts_of_a_layer_are_of_one_type(part: str, kind: str | None, tmp_path: Path) -> None:
+    file, folder = gguf_file("qwen3-moe", tmp_path / "model.gguf", "Q4_0"), tmp_path / "ckpt"
+    convert(file, folder)
+    config = json.loads((folder / "config.json").read_text())
+    kinds = config["quantization"]["block_types"]
+    name = f"model.layers.1.mlp.experts.2.{part}.weight"
+    assert kinds.pop(name) == "Q4_0"
+    kinds.update({name: kind} if kind else {})
+    (folder / "config.json").write_text(json.dumps(config))
+    other = kind or "no blocks"
+    with pytest.raises(UsageError, match=f"0.{part}.weight and {name} .* in Q4_0 and {other}"):
+        Checkpoint.open(folder)
 
 
 @pytest.mark.parametrize("quantization", [COMPRESSED, STATIC])

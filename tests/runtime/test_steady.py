@@ -157,7 +157,7 @@ def model():
 
 def products(model):
     for layer in model._layers:
-        yield from (layer.qkv, layer.dense, layer.gate_up.stacked, layer.down)
+        yield from (layer.qkv, layer.dense, layer.mlp.gate_up.stacked, layer.mlp.down)
     yield model._lm_head
 
 
@@ -212,9 +212,12 @@ def test_a_model_without_graphs_goes_back_to_plain_products(model, monkeypatch):
 def test_fp8_products_stay_as_they_are(model):
     one = torch.ones(1)
     fp8 = Fp8Linear(torch.zeros(2, 2), one, one, None, torch.float16)
-    model._layers = [dataclasses.replace(layer, down=fp8) for layer in model._layers]
+    model._layers = [
+        dataclasses.replace(layer, mlp=dataclasses.replace(layer.mlp, down=fp8))
+        for layer in model._layers
+    ]
     model._change_products(lambda _, one: SteadyLinear.of_plain(one))
-    assert {layer.down for layer in model._layers} == {fp8}
+    assert {layer.mlp.down for layer in model._layers} == {fp8}
     assert {type(layer.dense) for layer in model._layers} == {SteadyLinear}
 
 

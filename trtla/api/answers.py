@@ -64,9 +64,9 @@ def _splitters(
         return {}
     thinks = marks_reasoning(llm.tokenizer.template_text(bool(body.offered)))
     format_ = known_format(llm) if body.offered else None
-    parameters = {tool.function.name: tool.function.parameters for tool in body.offered}
     if not (thinks or format_):
         return {}
+    parameters = {tool.function.name: tool.function.parameters for tool in body.offered}
     return {
         index: AnswerSplitter(
             ReasoningSplitter(answer.input_text or "", body.begun_text) if thinks else None,

@@ -21,8 +21,8 @@ from trtla.formats.config import BLOCKS
 class Codes:
     """Rows of blocks taken apart, without loss.
 
-    The number of a code is `scale x factor x (code - zero) + minimum x min_factor`; factors are 1
-    where there are none, and a table's number stands for `code - zero` where there is one.
+    The number of a code is `scale x factor x (code - zero) + minimum x min_factor`, or `scale x
+    factor x table[code]` where the type has a table; factors are 1 where there are none.
     """
 
     codes: ndarray

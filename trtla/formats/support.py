@@ -5,7 +5,7 @@ The same ones for Hugging Face models, checkpoints and engines, so that all thre
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -165,6 +165,21 @@ def _check_blocks(config: CheckpointConfig, where: str) -> None:
                 f"{where}: the {shape[1]} inputs of {name} are no multiple of {inputs}, the inputs "
                 f"of a block of {kind}",
                 hint,
+            )
+    _check_alike(config.block_types, shapes, where, hint)
+
+
+def _check_alike(kinds: dict[str, str], names: Iterable[str], where: str, hint: str) -> None:
+    """Refuse experts of a layer that are stored in different types, as they share their inputs."""
+    first: dict[str, str] = {}
+    for name in names:
+        layer, mark, expert = name.partition(".experts.")
+        part = expert.partition(".")[2]
+        other = first.setdefault(f"{layer} {part}", name) if mark else name
+        if kinds.get(other) != kinds.get(name):
+            types = " and ".join(str(kinds.get(one, "no blocks")) for one in (other, name))
+            raise UsageError(
+                f"{where}: {other} and {name} are experts of one layer in {types}", hint
             )
 
 

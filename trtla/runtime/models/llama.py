@@ -27,7 +27,6 @@ from trtla.runtime.models.batch import Batch, BatchOutput
 from trtla.runtime.models.cuda.memory import ForwardMemory
 from trtla.runtime.models.cuda.products import plain_of
 from trtla.runtime.models.cuda.steady import HEAD, SteadyChoice
-from trtla.runtime.models.experts import Expert, Experts
 from trtla.runtime.models.layers import (
     Fp8Linear,
     Fp8Pair,
@@ -37,6 +36,7 @@ from trtla.runtime.models.layers import (
     Rotary,
     fp8_products,
 )
+from trtla.runtime.models.mlp import Experts, Mlp
 from trtla.runtime.models.rotary import layer_rotaries, rotary_configs
 from trtla.runtime.models.tensor_cache import TensorCache
 from trtla.runtime.models.tensor_model import PackedModel
@@ -47,16 +47,13 @@ from trtla.runtime.sampling.device import device_sampler
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One decoder layer's weights; `gate_up` is gate_proj and up_proj. A layer of experts has no
-    `gate_up` and `down`."""
+    """One decoder layer's weights."""
 
     input_norm: Tensor
     qkv: Linear | Fp8Linear
     dense: Linear | Fp8Linear
     post_norm: Tensor
-    gate_up: LinearPair | Fp8Pair | None
-    down: Linear | Fp8Linear | None
-    experts: Experts | None
+    mlp: Mlp | Experts
     q_norm: Tensor | None
     """The norm of each head's queries; None: they are not normalised."""
     k_norm: Tensor | None
@@ -233,9 +230,10 @@ class LlamaModel(PackedModel):
             attended = _attend(queries, groups, cache, index)
             part = layer.dense(small.rounded(attended, layer.dense.input_scale))
             delta = self._added(part, layer.attention_norm)
-            scale = None if layer.gate_up is None else layer.gate_up.input_scale
+            scale = layer.mlp.input_scale
             states, normed = small.add_norm(states, delta, layer.post_norm, epsilon, scale)
-            delta = self._added(self._mlp(layer, normed, small), layer.mlp_norm)
+            part = layer.mlp(normed, partial(self._activated, small))
+            delta = self._added(part, layer.mlp_norm)
         states, normed = small.add_norm(states, delta, self._norm, epsilon)
         hidden[len(self._layers) - 1] = states
         logits = self._lm_head.wide(normed.index_select(0, batch.rows))
@@ -262,16 +260,8 @@ class LlamaModel(PackedModel):
             qkv[:, : heads * size].mul_(self._query_scale)
         return qkv
 
-    def _mlp(self, layer: Layer, normed: Tensor, small: PlainOperations) -> Tensor:
-        if layer.experts is not None:
-            return layer.experts(normed, partial(self._activated, small))
-        assert layer.gate_up is not None
-        assert layer.down is not None
-        scale = layer.down.input_scale
-        return layer.down(self._activated(small, *layer.gate_up(normed), scale))
-
     def _activated(
-        self, small: PlainOperations, gate: Tensor, up: Tensor, scale: Tensor | None = None
+        self, small: PlainOperations, gate: Tensor, up: Tensor, scale: Tensor | None
     ) -> Tensor:
         if self.config.hidden_act == "silu":
             return small.silu_mul(gate, up, scale)
@@ -324,15 +314,12 @@ def _layer(
 ) -> Layer:
     """A layer; `fp8` is the type that products in FP8 have, None: FP8 weights are dequantised."""
     norms = layer_norms(config)
-    is_mixture = tensors.has_router
     return Layer(
         tensors.vector(norms["input_norm"]),
         _linear(tensors, "attention.qkv", fp8),
         _linear(tensors, "attention.dense", fp8),
         tensors.vector(norms["post_norm"]),
-        None if is_mixture else _gate_up(tensors, "mlp", fp8),
-        None if is_mixture else _linear(tensors, "mlp.proj", fp8),
-        _experts(tensors, config) if is_mixture else None,
+        _experts(tensors, config) if tensors.has_router else _mlp(tensors, "mlp", fp8),
         **{name: tensors.vector(norms[name]) if name in norms else None for name in OPTIONAL_NORMS},
     )
 
@@ -347,23 +334,13 @@ def _linear(
 
 def _experts(tensors: ModelTensors[Tensor], config: CheckpointConfig) -> Experts:
     router = tensors.take_router().float()
-    experts = (f"mlp.experts.{number}" for number in range(config.num_experts))
-    return Experts(
-        router,
-        tuple(
-            Expert(_pair(tensors, one), Linear.of(tensors.take_plain(f"{one}.proj")[0]))
-            for one in experts
-        ),
-        config.num_experts_per_tok,
-        config.norm_topk_prob,
-    )
+    names = (f"mlp.experts.{number}" for number in range(config.num_experts))
+    experts = tuple(_mlp(tensors, name, None) for name in names)
+    return Experts(router, experts, config.num_experts_per_tok, config.norm_topk_prob)
 
 
-def _pair(tensors: ModelTensors[Tensor], mlp: str) -> LinearPair:
-    weights, biases = zip(
-        *(tensors.take_plain(f"{mlp}.{name}") for name in ("fc", "gate")), strict=True
-    )
-    return LinearPair.of(weights, biases)
+def _mlp(tensors: ModelTensors[Tensor], name: str, fp8: torch.dtype | None) -> Mlp:
+    return Mlp(_gate_up(tensors, name, fp8), _linear(tensors, f"{name}.proj", fp8))
 
 
 def _gate_up(
@@ -372,25 +349,24 @@ def _gate_up(
     names = (f"{mlp}.fc", f"{mlp}.gate")
     if fp8 is not None and tensors.is_fp8(names[0]):
         return Fp8Pair.of(*(_fp8_linear(tensors, name, fp8) for name in names))
-    return _pair(tensors, mlp)
+    weights, biases = zip(*map(tensors.take_plain, names), strict=True)
+    return LinearPair.of(weights, biases)
 
 
 def _with_products(layer: Layer, change: Callable[[str, Linear], Linear]) -> Layer:
-    """The layer with other products of its weights that are not FP8."""
-    pair = layer.gate_up
-    if isinstance(pair, LinearPair):
-        pair = LinearPair(change("gate_up", pair.stacked))
+    """The layer with other products of its weights that are not FP8; experts keep theirs."""
 
     def changed(name: str, one: Linear | Fp8Linear) -> Linear | Fp8Linear:
         return change(name, one) if isinstance(one, Linear) else one
 
-    return replace(
-        layer,
-        qkv=changed("qkv", layer.qkv),
-        dense=changed("dense", layer.dense),
-        gate_up=pair,
-        down=None if layer.down is None else changed("down", layer.down),
-    )
+    mlp = layer.mlp
+    if isinstance(mlp, Mlp):
+        pair = mlp.gate_up
+        if isinstance(pair, LinearPair):
+            pair = LinearPair(change("gate_up", pair.stacked))
+        mlp = Mlp(pair, changed("down", mlp.down))
+    qkv, dense = changed("qkv", layer.qkv), changed("dense", layer.dense)
+    return replace(layer, qkv=qkv, dense=dense, mlp=mlp)
 
 
 def _fp8_linear(tensors: ModelTensors[Tensor], name: str, dtype: torch.dtype) -> Fp8Linear:

@@ -176,7 +176,7 @@ class NativeLlama(Model[HostCache]):
         experts = range(self.config.num_experts)
         both = {
             part: (native.Matrix * len(experts))(
-                *(matrices[f"{name}.{expert}.{part}"].matrix for expert in experts)
+                *(matrices[f"{name}.experts.{expert}.{part}"].matrix for expert in experts)
             )
             for part in ("gate_up", "down")
         }

@@ -291,12 +291,12 @@ def _add_experts(
     router = numbers(tensors.take_router()).astype(np.float32)
     panels.matrices[f"{name}.router"] = packer.in_float32(router)
     for expert in range(count):
-        _add_mlp(packer, panels, f"{name}.{expert}", tensors, f"mlp.experts.{expert}")
+        _add_mlp(packer, panels, f"{name}.experts.{expert}", tensors, f"mlp.experts.{expert}")
 
 
 def is_expert(name: str) -> bool:
-    """Return True for a matrix of an expert: LAYER.EXPERT.down, or gate_up."""
-    return name.count(".") == 2 and ".qkv." not in name
+    """Return True for a matrix of an expert, LAYER.experts.NUMBER.down or gate_up."""
+    return ".experts." in name
 
 
 def _bias(bias: Source | None) -> ndarray | None:

@@ -59,6 +59,7 @@ private:
         }
     }
 
+    // NaN where any score is, as that of an expert that is not chosen says nothing of the others.
     void share(const float* score, int from, bool of_chosen) {
         const float top = score[chosen[from]];
         float total = 0.0f;
@@ -68,6 +69,7 @@ private:
             total = 0.0f;
             for (int expert = 0; expert < experts; ++expert) total += std::exp(score[expert] - top);
         }
+        if (std::any_of(score, score + experts, [](float one) { return one != one; })) total = NAN;
         for (int place = from; place < from + each; ++place) shares[place] /= total;
     }
 

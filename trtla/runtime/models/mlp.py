@@ -1,26 +1,38 @@
-"""A layer's mixture of experts in PyTorch: a router gives each token some experts, and a share to
-each of them."""
+"""The part of a layer behind attention in PyTorch: a gated MLP, or a mixture of them, whose router
+gives each token some experts, and a share to each."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trtla.runtime.models.layers import Linear, LinearPair
+from trtla.runtime.models.layers import Fp8Linear, Fp8Pair, Linear, LinearPair
 
-Activation = Callable[[Tensor, Tensor], Tensor]
+Activation = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""Takes the gate, what it gates, and the scale with which the result is quantised."""
 
 
 @dataclass(frozen=True, slots=True)
-class Expert:
-    """The two products of one expert."""
+class Mlp:
+    """A dense layer's, or one expert."""
 
-    gate_up: LinearPair
-    down: Linear
+    gate_up: LinearPair | Fp8Pair
+    """gate_proj and up_proj."""
+    down: Linear | Fp8Linear
+
+    @property
+    def input_scale(self) -> Tensor | None:
+        """The scale of an input that is quantised."""
+        return self.gate_up.input_scale
+
+    def __call__(self, states: Tensor, activate: Activation) -> Tensor:
+        """The result for states [tokens, hidden], in their type."""
+        return self.down(activate(*self.gate_up(states), self.down.input_scale))
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +44,12 @@ class Experts:
 
     router: Tensor
     """float32 [experts, hidden]."""
-    experts: tuple[Expert, ...]
+    experts: tuple[Mlp, ...]
     per_token: int
     of_chosen: bool
     """The shares of a token's experts are the softmax over these, else over all experts."""
+
+    input_scale: ClassVar[None] = None
 
     def __call__(self, states: Tensor, activate: Activation) -> Tensor:
         """The sums of experts for states [tokens, hidden], in their type."""
@@ -43,8 +57,7 @@ class Experts:
         parts = states.new_empty((*chosen.shape, states.shape[1]))
         for number in torch.unique(chosen).tolist():
             rows, places = (chosen == number).nonzero(as_tuple=True)
-            expert = self.experts[number]
-            parts[rows, places] = expert.down(activate(*expert.gate_up(states[rows])))
+            parts[rows, places] = self.experts[number](states[rows], activate)
         total = torch.zeros_like(states)
         for place in range(self.per_token):
             total = total + parts[:, place] * shares[:, place, None]
