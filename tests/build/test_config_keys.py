@@ -72,7 +72,7 @@ _TOGETHER: list[dict[str, Any]] = [
     {"rope_scaling": _LONGROPE, "original_max_position_embeddings": 96},
 ]
 """Keys of which one changes what another means."""
-_OURS = ("sandwich_norms", "offset_norms", "scales_embedding")
+_OURS = ("qk_norm_all_heads", "sandwich_norms", "offset_norms", "scales_embedding")
 _TEXT = tuple((7 * i + i * i) % 101 for i in range(40))
 _ORDER = sorted(DECODERS, key=lambda family: family.model_type != "mistral")
 _FAMILIES = [pytest.param(family, id=family.model_type) for family in _ORDER]

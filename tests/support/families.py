@@ -161,6 +161,12 @@ OTHERS = {
             "logit_scale": 2.5,
         },
     ),
+    "olmoe": Variant(
+        "Olmoe",
+        "olmoe",
+        {"num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 32},
+        {"expert_count": 8, "expert_used_count": 3},
+    ),
     "qwen3-tied": Variant(
         "Qwen3", "qwen3", {"head_dim": 16, "tie_word_embeddings": True, "num_key_value_heads": 1}
     ),

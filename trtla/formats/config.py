@@ -59,7 +59,7 @@ OPTIONS = (
     *("qk_layernorm", "sandwich_norms", "offset_norms", "embedding_multiplier", "rotary_pct"),
     *("attention_scale", "residual_multiplier", "logits_scaling"),
     *("local_rotary_base", "unrotated_layers", "num_experts", "num_experts_per_tok"),
-    *("moe_intermediate_size", "norm_topk_prob", "dense_layers"),
+    *("moe_intermediate_size", "norm_topk_prob", "dense_layers", "qk_norm_all_heads"),
 )
 """Fields of `CheckpointConfig` for arithmetic that Llama does not have."""
 
@@ -181,6 +181,8 @@ class CheckpointConfig(BaseModel):
     quantization: Quantization = Quantization()
     qk_layernorm: bool = False
     """Each head's queries and keys are normalised before they are rotated."""
+    qk_norm_all_heads: bool = False
+    """A token's queries of all heads are normalised together, and so are its keys."""
     sandwich_norms: bool = False
     """The outputs of attention and MLP are normalised too, before they are added."""
     offset_norms: bool = False

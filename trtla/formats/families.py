@@ -238,6 +238,23 @@ DECODERS = (
         experts=ExpertNames(),
     ),
     Family(
+        model_type="olmoe",
+        architecture="OlmoeForCausalLM",
+        gguf="olmoe",
+        absent={
+            "max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-5,
+            "num_experts": 64,
+            "num_experts_per_tok": 8,
+        },
+        fixed={"qk_layernorm": True, "qk_norm_all_heads": True, "mlp_bias": False},
+        spelled=(_EXPERT_WIDTH,),
+        reads=("qk_layernorm", *_EXPERT_KEYS),
+        has_windows=False,
+        gguf_keys=_GGUF_EXPERTS,
+        experts=ExpertNames(),
+    ),
+    Family(
         model_type="granitemoe",
         architecture="GraniteMoeForCausalLM",
         gguf="granitemoe",

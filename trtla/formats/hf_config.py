@@ -46,12 +46,12 @@ from trtla.formats.t5_config import refuse_to_convert
 _SAME_KEYS = {
     *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "mlp_bias"),
     *("num_key_value_heads", "intermediate_size", "max_position_embeddings", "tie_word_embeddings"),
-    *("qk_layernorm", "sandwich_norms", "offset_norms"),
+    *("qk_layernorm", "qk_norm_all_heads", "sandwich_norms", "offset_norms"),
     *("residual_multiplier", "logits_scaling"),
 }
 """Keys that a checkpoint's config has too."""
 _WINDOW_KEYS = ("sliding_window", "use_sliding_window", "max_window_layers")
-_OUR_KEYS = ("sandwich_norms", "offset_norms", "scales_embedding")
+_OUR_KEYS = ("qk_norm_all_heads", "sandwich_norms", "offset_norms", "scales_embedding")
 """Keys that no config.json has; families fix them."""
 _NULLS = ("sliding_window", "head_dim", "num_key_value_heads")
 """Keys whose null is a value: no window, or the number that follows from the attention heads."""
@@ -87,6 +87,7 @@ class HFConfig(BaseModel):
     max_window_layers: int = 0
     layer_types: list[str] | None = None
     qk_layernorm: bool = False
+    qk_norm_all_heads: bool = False
     sandwich_norms: bool = False
     offset_norms: bool = False
     scales_embedding: bool = False

@@ -234,8 +234,10 @@ def _norms(config: CheckpointConfig) -> Iterator[tuple[str, str, int]]:
         yield "pre_feedforward_layernorm", "pre_feedforward_layernorm", hidden
         yield "post_feedforward_layernorm", "post_feedforward_layernorm", hidden
     if config.qk_layernorm:
-        yield "self_attn.q_norm", "attention.q_layernorm", head
-        yield "self_attn.k_norm", "attention.k_layernorm", head
+        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+        each = (heads, kv_heads) if config.qk_norm_all_heads else (1, 1)
+        yield "self_attn.q_norm", "attention.q_layernorm", each[0] * head
+        yield "self_attn.k_norm", "attention.k_layernorm", each[1] * head
 
 
 @dataclass(frozen=True)

@@ -80,8 +80,14 @@ def check_mapping(config: CheckpointConfig) -> None:
 
 
 def check_tp_size(config: CheckpointConfig) -> None:
-    """Refuse a tp_size that does not divide heads and intermediate size."""
+    """Refuse a tp_size that does not divide heads and intermediate size, or parts heads that are
+    normalised together."""
     tp, kv = config.mapping.tp_size, config.num_key_value_heads
+    if tp > 1 and config.qk_norm_all_heads:
+        raise UsageError(
+            f"tp_size {tp} splits the heads that a {config.architecture} normalises together",
+            f"omit {named('tp_size')}",
+        )
     sizes = ["num_attention_heads", "intermediate_size"]
     if config.num_experts:
         sizes.append("moe_intermediate_size")

@@ -55,7 +55,7 @@ class Layer:
     post_norm: Tensor
     mlp: Mlp | Experts
     q_norm: Tensor | None
-    """The norm of each head's queries; None: they are not normalised."""
+    """The norm of each head's queries, or of as many numbers as it has; None: there is none."""
     k_norm: Tensor | None
     attention_norm: Tensor | None
     """The norm of attention's output; None: it is not normalised."""
@@ -246,18 +246,16 @@ class LlamaModel(PackedModel):
         return BatchOutput(logits, tapped, states)
 
     def _scaled(self, layer: Layer, qkv: Tensor) -> Tensor:
-        """Normalise queries and keys head by head, and scale queries beyond attention's own scale,
-        in place."""
-        heads, kv_heads = self._heads
-        size = self.config.head_size
-        if layer.q_norm is not None and layer.k_norm is not None:
-            parts = qkv.view(len(qkv), -1, size)
-            queries, keys = parts[:, :heads], parts[:, heads : heads + kv_heads]
-            epsilon = self.config.norm_epsilon
-            queries.copy_(F.rms_norm(queries, (size,), layer.q_norm, epsilon))
-            keys.copy_(F.rms_norm(keys, (size,), layer.k_norm, epsilon))
+        """Normalise queries and keys, and scale queries beyond attention's own scale, in place."""
+        queries, keys = (count * self.config.head_size for count in self._heads)
+        start = 0
+        for count, norm in ((queries, layer.q_norm), (keys, layer.k_norm)):
+            if norm is not None:
+                part = qkv[:, start : start + count].unflatten(1, (-1, len(norm)))
+                part.copy_(F.rms_norm(part, norm.shape, norm, self.config.norm_epsilon))
+            start += count
         if self._query_scale != 1.0:
-            qkv[:, : heads * size].mul_(self._query_scale)
+            qkv[:, :queries].mul_(self._query_scale)
         return qkv
 
     def _activated(

@@ -96,6 +96,7 @@ class NativeModel(Structure):
         ("experts_per_token", c_int64),
         ("expert_intermediate", c_int64),
         ("shares_of_chosen", c_int64),
+        ("qk_norm_all_heads", c_int64),
     ]
 
 

@@ -149,6 +149,7 @@ class NativeLlama(Model[HostCache]):
             experts_per_token=config.num_experts_per_tok,
             expert_intermediate=config.moe_intermediate_size,
             shares_of_chosen=config.norm_topk_prob,
+            qk_norm_all_heads=config.qk_norm_all_heads,
         )
         self._exchange = None if shared is None else _exchange(shared, lm_head.outputs)
         if self._exchange is not None:

@@ -184,6 +184,18 @@ struct Forward final : Job {
         return {{(C*)at[0], model.head_size}, {(C*)at[1], model.head_size}};
     }
 
+    // A head's own norm; one of all heads has come before.
+    void normalise_head(float* head, const float* weight) const {
+        if (weight && !model.qk_norm_all_heads)
+            normalise(head, model.head_size, weight, model.epsilon, head);
+    }
+
+    void normalise_heads(const Layer& layer, int token) const {
+        float *queries = head(token, 0), *keys = head(token, model.heads);
+        normalise(queries, keys - queries, layer.q_norm, model.epsilon, queries);
+        normalise(keys, model.kv_heads * model.head_size, layer.k_norm, model.epsilon, keys);
+    }
+
     // Rotates a token's queries and key of one K/V head, and stores key and value.
     void place(int index, const Sequence& sequence, int row, int kv_head) const {
         const int token = sequence.first + row, size = model.head_size;
@@ -192,13 +204,13 @@ struct Forward final : Job {
         const int64_t slot = sequence.slots[sequence.cached + row];
         float* key = head(token, model.heads + kv_head);
         const float* value = head(token, model.heads + model.kv_heads + kv_head);
-        if (layer.k_norm) normalise(key, size, layer.k_norm, model.epsilon, key);
+        normalise_head(key, layer.k_norm);
         rotate(key, token, layer);
         put(to.keys.at(slot), key, size);
         put(to.values.at(slot), value, size);
         for (int fold = 0; fold < group_size(); ++fold) {
             float* query = head(token, kv_head * group_size() + fold);
-            if (layer.q_norm) normalise(query, size, layer.q_norm, model.epsilon, query);
+            normalise_head(query, layer.q_norm);
             rotate(query, token, layer);
             for (int i = 0; i < size; ++i) query[i] *= model.attention_scale;
         }
@@ -355,6 +367,7 @@ struct Forward final : Job {
             int panels = 0;
             for (const Matrix& part : layer.qkv) panels += part.num_panels();
             add_product(QKV, index, panels);
+            if (model.qk_norm_all_heads) program.push_back({NORMALISE, index, tokens});
             if (!alone) program.push_back({PLACE, index, placed});
             program.push_back({ATTEND, index, attentions_in_all});
             add_product(DENSE, index, layer.dense.num_panels());
@@ -418,6 +431,9 @@ struct Forward final : Job {
                     prepare(program[phase].product, layer, row, shared[program[phase].product]);
                 break;
             case QKV: return project(inputs(phase), layer, from, to);
+            case NORMALISE:
+                for (int token = from; token < to; ++token) normalise_heads(layer, token);
+                break;
             case PLACE: return place_some(program[phase].layer, from, to);
             case ATTEND: return attend_some(program[phase].layer, from, to);
             case DENSE: return add_product_to_states(phase, layer, layer.dense, from, to);

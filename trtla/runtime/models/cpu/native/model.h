@@ -11,7 +11,7 @@ struct Layer {
     Matrix dense;
     const float* post_norm;
     Matrix gate_up, down;  // gate_up: LANES outputs of gate_proj, LANES of up_proj alternately
-    const float *q_norm, *k_norm;               // of each head; null: it is not normalised
+    const float *q_norm, *k_norm;               // of queries and keys; null: there is none
     const float *attention_norm, *mlp_norm;     // of what is added to the states; or null
     int64_t rotary;                             // which of a step's tables turns queries and keys
     int64_t window;        // tokens that attention sees of a text, the last ones
@@ -40,6 +40,7 @@ struct Model {
     const float* residual_norm;  // of a head's states before they are its residual; or null
     int64_t experts_per_token, expert_intermediate;
     int64_t shares_of_chosen;  // whether a token's experts share 1, rather than what others leave
+    int64_t qk_norm_all_heads;  // whether q_norm and k_norm are of all heads together
 };
 
 // Integers lie in one array: ids [tokens], rope_rows [tokens] (each token's row of cosine and sine),
