@@ -6,6 +6,7 @@ import functools
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 
 from tests.support.families import (
@@ -45,6 +46,15 @@ def test_logits_are_those_of_transformers(name, compiled, monkeypatch):
     monkeypatch.setenv("TRTLA_COMPILED", compiled)
     found = logits_of(folder_and_model(name)[0], TEXT, KNOWN)
     torch.testing.assert_close(found, expected_logits(name, TEXT, KNOWN), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["qwen3-moe", "mixtral"])
+def test_experts_that_transformers_5_stacks_are_the_same(name, tmp_path):
+    folder_and_model(name)[1].save_pretrained(tmp_path, save_original_format=False)
+    names = load_file(tmp_path / "model.safetensors")
+    assert "model.layers.0.mlp.experts.gate_up_proj" in names
+    found = logits_of(tmp_path, TEXT, KNOWN)
+    assert torch.equal(found, logits_of(folder_and_model(name)[0], TEXT, KNOWN))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -25,6 +25,9 @@ _FUSED = {
 _EXPERT = re.compile(r"mlp\.(?:(gate)|experts\.(\d+)\.(gate|up|down)_proj)(?=\.weight$)")
 _GGUF_EXPERTS = ExpertNames("mlp.gate", *(f"mlp.experts.{x}_proj" for x in ("gate", "up", "down")))
 """The names that `gguf.weights` gives to tensors of all experts."""
+_BOTH = "mlp.experts.gate_up_proj"
+STACKED = ExpertNames("mlp.gate", _BOTH, _BOTH, "mlp.experts.down_proj")
+"""The names of transformers 5's own modules, which it writes with `save_original_format=False`."""
 _ROTATED = ("q_proj", "k_proj", "q_norm", "k_norm")
 Shapes = dict[str, tuple[int, ...]]
 ReadRows = Callable[[int, int], ndarray]
@@ -59,24 +62,33 @@ class StoredForm:
         return part if not self.offset else part.astype(np.float32) + np.float32(self.offset)
 
 
-def stored_shapes(config: CheckpointConfig, *, gguf: bool) -> Shapes:
+def stored_shapes(config: CheckpointConfig, *, gguf: bool, stacked: bool = False) -> Shapes:
     """Every tensor of a model's files with its shape, by Hugging Face's names: of GGUF files, or of
-    Hugging Face's own. A tensor of all experts is one of all of their rows."""
+    Hugging Face's own. A tensor of all experts is one of all of their rows.
+
+    Args:
+        stacked: experts have the names `STACKED`, in place of their family's.
+    """
     shapes: Shapes = {}
+    experts = _experts(config, gguf, stacked)
     for name, shape in hf_shapes(config).items():
-        fused = _stored_name(name, _family(config), gguf)
+        fused = _stored_name(name, _family(config), experts)
         rows = shape[0] + shapes.get(fused, (0,))[0] if fused != name else shape[0]
         shapes[fused] = (rows, *shape[1:])
     return shapes
 
 
-def stored_forms(config: CheckpointConfig, *, gguf: bool) -> dict[str, StoredForm]:
-    """The stored form of each of the plan's tensors, in a GGUF file or in Hugging Face's."""
+def stored_forms(
+    config: CheckpointConfig, *, gguf: bool, stacked: bool = False
+) -> dict[str, StoredForm]:
+    """The stored form of each of the plan's tensors, in a GGUF file or in Hugging Face's; `stacked`
+    as in `stored_shapes`."""
     family, begun = _family(config), dict[str, int]()
+    experts = _experts(config, gguf, stacked)
     order = _order(config, pairs=family.pairs)
     forms = {}
     for name, shape in hf_shapes(config).items():
-        fused = _stored_name(name, family, gguf)
+        fused = _stored_name(name, family, experts)
         first = begun.get(fused, 0)
         begun[fused] = first + shape[0]
         rotated = name.split(".")[-2] in _ROTATED
@@ -89,10 +101,15 @@ def _family(config: CheckpointConfig) -> Family:
     return BY_ARCHITECTURE[config.architecture]
 
 
-def _stored_name(name: str, family: Family, gguf: bool) -> str:
+def _experts(config: CheckpointConfig, gguf: bool, stacked: bool) -> ExpertNames | None:
+    if not config.num_experts:
+        return None
+    return STACKED if stacked else _GGUF_EXPERTS if gguf else _family(config).experts
+
+
+def _stored_name(name: str, family: Family, names: ExpertNames | None) -> str:
     """The stored tensor that is, or holds, this one."""
-    if family.experts is not None and (expert := _EXPERT.search(name)):
-        names = _GGUF_EXPERTS if gguf else family.experts
+    if names is not None and (expert := _EXPERT.search(name)):
         stem: str = names.router if expert[1] else getattr(names, expert[3]).format(expert[2])
         return f"{name[: expert.start()]}{stem}.weight"
     return _fused_name(name) if family.fused else name
