@@ -102,7 +102,7 @@ def test_texts_are_the_same_whatever_runs_beside_them(served, plain):
 
 
 def test_a_request_ends_when_its_time_is_over(monkeypatch):
-    with serving(request_timeout=0.3) as served:
+    with serving(request_timeout=2) as served:
         slow_down(served, monkeypatch)
         answer = served.complete(**LONG)
         assert answer.status_code == 504
@@ -140,7 +140,7 @@ def counted(served) -> list[str]:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_request_that_fails_is_counted_as_failed(capsys, stream, monkeypatch):
-    with serving(request_timeout=0.3, quiet=False) as served:
+    with serving(request_timeout=2, quiet=False) as served:
         slow_down(served, monkeypatch)
         served.complete(**LONG, stream=stream)
         wanted = ['trtla_http_requests_total{status="504"} 1.0']

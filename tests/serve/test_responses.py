@@ -229,7 +229,7 @@ def test_thoughts_are_an_item_and_can_be_sent_back(thinking):
 
 
 def test_a_text_that_fails_ends_its_stream_with_the_reason(monkeypatch):
-    with serving(request_timeout=0.3) as served:
+    with serving(request_timeout=4) as served:
         slow_down(served, monkeypatch)
         events = streamed(served, input=PROMPT, max_output_tokens=1500, ignore_eos=True)
     assert kinds_of(events)[-1] == "failed"
@@ -256,7 +256,8 @@ def test_a_text_that_fails_ends_its_stream_with_the_reason(monkeypatch):
          "input.0.type", "'function_call'"),
         ({"reasoning": {"summary": "detailed"}}, "reasoning.summary", "not supported; omit it"),
         ({"safety_identifier": 5}, "safety_identifier", "must be a text"),
-        ({"tools": [{"type": "web_search"}]}, "tools", "tools has web_search"),
+        ({"tools": [{"type": "\ud800"}]}, "tools", "tools has"),
+        ({"tools": [{"type": "web_search"}]}, "tools", "tools has 'web_search'"),
         ({"tools": [{"type": "function", "name": "a b"}]}, "tools.0.name", "letters, digits"),
         ({"tools": [{"type": "namespace", "name": "a", "tools": [{"type": "function"}]}]},
          "tools.0.tools.0.name", "missing"),
@@ -285,6 +286,14 @@ def test_what_cannot_be_done_is_refused_by_its_name(served, body, param, said):
     data = json.dumps({**asked, **body})
     answer = served.http.post("/v1/responses", content=data, headers=JSON)
     assert said in refused(answer, 400, param)
+
+
+def test_a_number_that_could_not_be_repeated_is_refused(served):
+    """It is infinity to Python, and no client reads that."""
+    tools = '[{"type": "function", "name": "f", "parameters": {"maximum": -1e999}}]'
+    data = f'{{"input": "hi", "tools": {tools}}}'
+    answer = served.http.post("/v1/responses", content=data, headers=JSON)
+    assert "tools has a number beyond JSON's" in refused(answer, 400, "tools")
 
 
 def test_what_requests_nothing_is_taken(served):

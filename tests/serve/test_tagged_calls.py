@@ -161,6 +161,54 @@ def test_any_text_comes_back(text, marked):
     assert read(written({"path": text, "count": "1"})) == {"path": text, "count": 1}
 
 
+ENDS = "</parameter>\n</function>"
+TEXT, WHOLE = {"type": "string"}, {"type": "integer"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"type": "array", "items": TEXT}, '["a</parameter></function>b"]',
+         ["a</parameter></function>b"]),
+        ({"type": "array", "items": TEXT}, '["a\\"</parameter> <parameter=b>c"]',
+         ['a"</parameter> <parameter=b>c']),
+        ({"enum": [["</parameter></function>"]]}, '["</parameter></function>"]',
+         ["</parameter></function>"]),
+        ({"enum": ["7", 8]}, "7", "7"),
+        ({"enum": ["7", 8]}, "8", 8),
+        ({"type": ["string", "null"], "enum": ["null", "x"]}, "null", "null"),
+        (TEXT, "x</parameter>\u00a0</function>y", "x</parameter>\u00a0</function>y"),
+        (WHOLE, "1" * 1000, int("1" * 1000)),
+    ],
+)  # fmt: skip
+def test_what_a_strict_grammar_allows_comes_back(allows, schema, text, value):
+    parameters = {"properties": {"a": schema}, "required": ["a"], "additionalProperties": False}
+    call = written({"a": text})
+    assert allows(call, parameters, strict=True)
+    assert read(call, parameters) == {"a": value}
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        (TEXT, "x</parameter>\r\n</function>y"),
+        (TEXT, "x</parameter>\t<parameter=b>y"),
+        ({**TEXT, "pattern": "^[a-z]+$", "maxLength": 3}, "abcdef"),
+        ({**TEXT, "pattern": "^[a-z]+$", "maxLength": 3}, "12"),
+        ({**TEXT, "pattern": r"^\d$"}, "\u0663"),
+        ({"allOf": [{"type": "boolean"}, {"const": True}]}, "False"),
+    ],
+)
+def test_what_breaks_a_strict_schema_is_no_call(allows, schema, text):
+    parameters = {"properties": {"a": schema}, "required": ["a"], "additionalProperties": False}
+    assert not allows(written({"a": text}), parameters, strict=True)
+
+
+def test_a_listed_text_that_ends_early_is_any_text_where_nothing_is_strict(allows):
+    parameters = {"properties": {"a": {"enum": [f"x{ENDS}"]}}, "required": ["a"]}
+    assert allows(written({"a": "other"}), parameters)
+
+
 def test_a_strict_function_is_refused_what_tags_cannot_keep(allows):
     for parameters, said in [
         ({"anyOf": [{"properties": {}}]}, "have anyOf"),
@@ -168,6 +216,12 @@ def test_a_strict_function_is_refused_what_tags_cannot_keep(allows):
         ({"properties": {"a": {"anyOf": [{"type": "string", "maxLength": 1}, {"type": "null"}]}}},
          "have texts with maxLength"),
         ({"properties": {"a>b": {}}, "additionalProperties": False}, "have the key 'a>b'"),
+        ({"properties": {"a": {"anyOf": [TEXT, {**WHOLE, "minimum": 5}]}}}, "texts with minimum"),
+        ({"properties": {"a": {"anyOf": [TEXT, {"type": "array", "items": WHOLE}]}}},
+         "texts with items"),
+        ({"properties": {"a": {"enum": [1, 7], "minimum": 5}}}, "values with minimum"),
+        ({"properties": {"a": {"enum": [ENDS]}}}, "have a value with </parameter>"),
+        ({"properties": {"a": False}}, "have a key that no value is valid for"),
     ]:  # fmt: skip
         with pytest.raises(UsageError, match=said):
             allows("", parameters, strict=True)

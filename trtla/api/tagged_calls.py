@@ -31,6 +31,7 @@ from trtla.api.tagged_values import (
 )
 from trtla.api.tools import Function
 from trtla.errors import UsageError
+from trtla.llm.grammar_compiling import with_ascii
 from trtla.settings.fields import shown
 
 _PLAIN = {
@@ -41,8 +42,11 @@ _PLAIN = {
 _TEXT = {"const", "enum", "maxLength", "minLength", "pattern", "type"}
 """Keywords of texts that it keeps, of which a pattern stands alone."""
 _COMBINED = {"$ref", "anyOf", "oneOf", "type"}
-"""Keywords that it keeps of texts with other types beside them."""
-_BLANKS = r"[ \n]*"
+"""Keywords that it keeps of texts and of the other types beside them."""
+_LISTED = {"$ref", "anyOf", "const", "enum", "oneOf", "type"}
+"""Keywords that it keeps of values that a schema lists."""
+_BLANKS = r"[ \t\r\n]*"
+_BLANK = re.compile(_BLANKS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,39 +99,65 @@ class InTags:
 
 
 class _TagReader:
-    """Finds the end of arguments in tags, and makes JSON of them."""
+    """Reads arguments in tags one after the other, and makes JSON of them."""
 
     def __init__(self, tags: InTags, parameters: Object) -> None:
-        self._tags, self._parameters, self._read = tags, parameters, 0
-        before, opened, closing, after, end = map(
-            re.escape, (tags.argument, tags.argument, tags.closing, tags.argument_end, tags.end)
-        )
-        self._argument = re.compile(
-            rf"{before}(.*?){closing}(.*?){after}\s*(?={opened}|{end})", re.DOTALL
-        )
+        self._tags, self._root = tags, parameters
+        self._schemas = properties_of(parameters, parameters)
+        self._others = resolved(parameters, parameters).get("additionalProperties")
+        opened, closing = re.escape(tags.argument), re.escape(tags.closing)
+        self._opened = re.compile(f"{opened}(.*?){closing}", re.DOTALL)
+        self._found: dict[str, str] = {}
+        self._at, self._searched = 0, 0
+        """Where the next argument begins, and from where on its value may end."""
 
     def read(self, text: str) -> Arguments | None:
         """Return the arguments, once a text that grows has all of them."""
-        end, behind = self._tags.end, self._tags.argument_end
-        while (at := text.find(end, self._read)) >= 0:
-            before = text[:at].rstrip()
-            if not before or before.endswith(behind):
-                return Arguments(self._json(text[: at + len(end)]), at)
-            self._read = at + 1
-        self._read = max(self._read, len(text) - len(end) + 1)
+        while True:
+            start = _behind_blanks(text, self._at)
+            if text.startswith(self._tags.end, start):
+                return Arguments(self._json(), start)
+            opened = self._opened.match(text, start)
+            if opened is None:
+                return None
+            schema = self._schemas.get(opened[1], self._others)
+            end = self._end(text, opened.end(), schema)
+            if end is None:
+                return None
+            value = _bare(text[opened.end() : end])
+            self._found[opened[1]] = as_argument(value, schema, self._root)
+            self._at = end + len(self._tags.argument_end)
+
+    def _end(self, text: str, start: int, schema: Any) -> int | None:
+        """The end of a value: a tag with another argument or the call's end behind it, outside the
+        texts of JSON."""
+        tag, follow = self._tags.argument_end, (self._tags.argument, self._tags.end)
+        is_json = "string" not in types_of(schema, self._root)
+        at = text.find(tag, max(start, self._searched))
+        while at >= 0:
+            behind = text[_behind_blanks(text, at + len(tag)) :]
+            if behind.startswith(follow) and not (is_json and _in_text(text[start:at])):
+                return at
+            if any(one.startswith(behind) for one in follow):
+                break
+            at = text.find(tag, at + 1)
+        self._searched = at if at >= 0 else max(start, len(text) - len(tag) + 1)
         return None
 
-    def _json(self, text: str) -> str:
-        root = self._parameters
-        schemas, others = (
-            properties_of(root, root),
-            resolved(root, root).get("additionalProperties"),
-        )
-        found = {
-            key: as_argument(_bare(value), schemas.get(key, others), root)
-            for key, value in self._argument.findall(text)
-        }
-        return "{" + ", ".join(f"{as_json(key)}: {value}" for key, value in found.items()) + "}"
+    def _json(self) -> str:
+        pairs = (f"{as_json(key)}: {value}" for key, value in self._found.items())
+        return "{" + ", ".join(pairs) + "}"
+
+
+def _behind_blanks(text: str, start: int) -> int:
+    """Where the blanks that begin there end."""
+    blanks = _BLANK.match(text, start)
+    return start if blanks is None else blanks.end()
+
+
+def _in_text(value: str) -> bool:
+    """Return True if more of this JSON would be inside a text."""
+    return re.sub(r"\\.", "", value, flags=re.DOTALL).count('"') % 2 == 1
 
 
 def _bare(value: str) -> str:
@@ -216,17 +246,18 @@ class _FunctionRules:
         follows = min(index + 1, len(self._keys))
         found = resolved(schema, self._root)
         types, values = types_of(found, self._root), values_of(found)
-        if values is not None:
-            return f"({self._listed(values)}) {self._next(follows)}"
+        if schema is False and self._function.strict:
+            raise self._refused("have a key that no value is valid for", "omit it")
+        if values is not None and not self._end_early(values):
+            return f"({self._listed(found, values)}) {self._next(follows)}"
         if "string" not in types:
             return f"({self._in_json(found, types)}) {as_json(self._closed)} {self._next(follows)}"
         self._check(found)
-        if types == {"string"} and (limits := _limits(found)):
+        if types == {"string"} and (limits := _limits(found, _expression(self._closed))):
             name = f"text_{self._number}_{index}"
-            end = _expression(self._closed)
             self._rules += [
                 f"{name}[lazy]: {name.upper()}",
-                f"{name.upper()}: /{limits}{end}/{self._apart}",
+                f"{name.upper()}: {limits}{self._apart}",
             ]
             return f"{name} {self._next(follows)}"
         parts = [f"to_more {self._name(follows)}"] if self._goes_on(follows) else []
@@ -248,11 +279,22 @@ class _FunctionRules:
         names = [name for name in ("$defs", "definitions") if name in self._root]
         defined: Object = {name: self._root[name] for name in names}  # references lead there
         whole: Object = {**defined, **schema, "x-guidance": guidance(self._function)}
+        is_plain = schema.keys() <= _COMBINED
         words = ["None"] * ("null" in types) + ["True", "False"] * ("boolean" in types)
-        return " | ".join([f"%json {as_json(whole)}", *map(as_json, words)])
+        return " | ".join([f"%json {as_json(whole)}", *map(as_json, words if is_plain else ())])
 
-    def _listed(self, values: Sequence[Any]) -> str:
+    def _end_early(self, values: Sequence[Any]) -> bool:
+        """Return True if a listed text would be read to end inside itself."""
+        tag = self._tags.argument_end
+        early = any(isinstance(one, str) and tag in one for one in values)
+        if early and self._function.strict:
+            raise self._refused(f"have a value with {tag}", "omit it")
+        return early
+
+    def _listed(self, schema: Object, values: Sequence[Any]) -> str:
         """Values, each with its end: one may begin as another does."""
+        if self._function.strict and (odd := sorted(schema.keys() - _LISTED)):
+            raise self._refused(f"have values with {odd[0]}", "omit it")
         texts = [one if isinstance(one, str) else as_json(one) for one in values]
         return " | ".join(as_json(text + self._closed) for text in texts)
 
@@ -261,19 +303,20 @@ class _FunctionRules:
         parts = list(parts_of(schema, self._root)) if self._function.strict else []
         kept = _TEXT if len(parts) == 1 else _COMBINED
         for part in parts:
-            if "string" in types_of(part, self._root) and (odd := sorted(part.keys() - kept)):
+            if odd := sorted(part.keys() - kept):
                 raise self._refused(f"have texts with {odd[0]}", "omit it")
 
 
-def _limits(schema: Object) -> str:
-    """The expression of texts with limits; empty: there are none."""
+def _limits(schema: Object, end: str) -> str:
+    """The expressions of texts with limits and of their end; empty: there are no limits."""
+    found = []
     if isinstance(pattern := schema.get("pattern"), str):
-        return _searched(pattern)
+        found.append(_searched(pattern))
     sizes = (schema.get("minLength"), schema.get("maxLength"))
     least, most = (size if isinstance(size, int) else None for size in sizes)
-    if least is None and most is None:
-        return ""
-    return f"(?s:.{{{least or 0},{'' if most is None else most}}})"
+    if least is not None or most is not None:
+        found.append(f"(?s:.{{{least or 0},{'' if most is None else most}}})")
+    return " & ".join(f"/{one}{end}/" for one in found)
 
 
 def _searched(pattern: str) -> str:
@@ -282,7 +325,7 @@ def _searched(pattern: str) -> str:
     stop = "" if pattern.endswith("$") and not pattern.endswith(r"\$") else "(?s:.*)"
     bare = pattern.removeprefix("^")
     bare = bare if stop else bare[:-1]
-    return _on_one_line(f"{start}({bare}){stop}".replace("/", r"\/"))
+    return _on_one_line(f"{start}({with_ascii(bare)}){stop}".replace("/", r"\/"))
 
 
 def _expression(text: str) -> str:

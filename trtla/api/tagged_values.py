@@ -14,6 +14,7 @@ from trtla.api.strict import Object
 
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 """Values as templates write them by Jinja's filter `string`, and their JSON."""
+_LONG = 640  # digits, the least that Python may be told to read at most
 _LISTS = ("allOf", "anyOf", "oneOf")
 
 
@@ -85,8 +86,8 @@ def values_of(schema: Any) -> list[Any] | None:
 
 def as_argument(text: str, schema: Any, root: Object) -> str:
     """The JSON of a value that was written so."""
-    types = types_of(schema, root)
-    json_, value = _parsed(text) if types != {"string"} else ("", None)
+    types, listed = types_of(schema, root), values_of(resolved(schema, root)) or ()
+    json_, value = _parsed(text) if types != {"string"} and text not in listed else ("", None)
     if json_ and (fits(value, types) or "string" not in types):
         return json_
     return json.dumps(text, ensure_ascii=False)
@@ -103,9 +104,14 @@ def _parsed(text: str) -> tuple[str, Any]:
     text = text.strip()
     text = _PYTHON.get(text, text)
     try:
-        return text, json.loads(text, parse_constant=_refuse)
+        return text, json.loads(text, parse_constant=_refuse, parse_int=_whole)
     except (ValueError, RecursionError):
         return "", None
+
+
+def _whole(digits: str) -> int:
+    """A whole number; 0 for one of so many digits that Python does not read it."""
+    return int(digits) if len(digits) < _LONG else 0
 
 
 def _refuse(name: str) -> Any:

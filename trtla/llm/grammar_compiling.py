@@ -83,7 +83,7 @@ def _written(library: Any, grammar: Grammar) -> str:
         texts = " | ".join(map(json.dumps, json.loads(grammar.text)))
         return f"start: TEXT\nTEXT: {texts}"
     if grammar.kind == "regex":
-        return str(library.grammar_from("regex", _with_ascii(grammar.text)))
+        return str(library.grammar_from("regex", with_ascii(grammar.text)))
     return str(library.grammar_from("grammar", grammar.text))
 
 
@@ -91,7 +91,7 @@ _PIECE = re.compile(r"\\.|\[\^?\]?|.", re.DOTALL)
 _ASCII = {r"\d": "0-9", r"\w": "0-9A-Za-z_"}
 
 
-def _with_ascii(pattern: str) -> str:
+def with_ascii(pattern: str) -> str:
     """The expression with digits and words of ASCII, as in a schema's `pattern`: llguidance's are
     those of all scripts."""
     written, depth = [], 0

@@ -15,6 +15,7 @@ from trtla.api.protocol import FINISH_REASONS, ChatBody
 from trtla.api.reasoning import END, marks_reasoning
 from trtla.api.responses.body import ResponseBody
 from trtla.api.responses.errors import renamed
+from trtla.api.responses.logged import TextByToken
 from trtla.api.responses.output import Output
 from trtla.llm.answer import Answer, Chunk, Completion
 from trtla.llm.prompt import RequestMaker
@@ -76,6 +77,7 @@ class ResponseWriter(Writer):
         self._output, self._numbers = Output(labels.key, spaces), count()
         self._logged: list[Json] = []
         """Log probabilities that no text has brought yet."""
+        self._by_token = TextByToken()
         usual = 0.0 if llm.limits.greedy_only else 1.0
         temperature = usual if body.temperature is None else body.temperature
         self._asked = {**_echo(asked), "temperature": temperature}
@@ -125,10 +127,9 @@ class ResponseWriter(Writer):
         It is split behind calls, so that items are in the order of the text.
         """
         output, splitter = self._output, self._splitters.get(0)
-        if self._body.tops is not None:
-            self._logged += self._chat_logprobs(tuple(tokens))["content"]
-        pieces = _ENDS_OF_CALLS.split(text) if splitter is not None else [text]
-        for index, piece in enumerate(pieces):
+        pieces = self._pieces(text, tokens, is_last=done is not None)
+        for index, (piece, logged) in enumerate(pieces):
+            self._logged += logged
             parts: Json = {"content": piece}
             if splitter is not None:
                 last = done is not None and index == len(pieces) - 1
@@ -143,6 +144,24 @@ class ResponseWriter(Writer):
             if not output.items or output.is_message:
                 yield from self._say("")  # an empty text, or the last log probabilities
             yield from output.close(_status(done))
+
+    def _pieces(
+        self, text: str, tokens: Iterable[TokenLogProb], *, is_last: bool
+    ) -> list[tuple[str, list[Json]]]:
+        """Return the parts of a text in which no item ends, with the log probabilities of each."""
+        logged: list[Json] = []
+        if self._body.tops is not None:
+            logged = self._chat_logprobs(tuple(tokens))["content"]
+        if 0 not in self._splitters:
+            return [(text, logged)]
+        own = [(text, logged)]
+        if self._body.tops is not None:
+            own = self._by_token.split(text, logged, is_last=is_last)
+        return [
+            (part, [] if index else some)
+            for piece, some in own
+            for index, part in enumerate(_ENDS_OF_CALLS.split(piece))
+        ]
 
     def _say(self, text: str) -> Iterator[Json]:
         logged, self._logged = self._logged, []

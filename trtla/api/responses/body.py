@@ -16,6 +16,7 @@ from trtla.api.responses.errors import renamed
 from trtla.api.responses.items import Item, messages_of
 from trtla.api.strict import AsSent, Object, Strict
 from trtla.api.tools import MOST_TOOLS, NAME_RULE, FunctionName
+from trtla.settings.fields import shown
 
 _LOGPROBS = "message.output_text.logprobs"
 Included = Literal[
@@ -216,8 +217,8 @@ class ResponseBody(Shared):
             kind = tool.get("type") if isinstance(tool, dict) else None
             if isinstance(kind, str) and kind not in ("function", "namespace"):
                 raise ValueError(
-                    f"tools has {kind[:100]}, and only functions are supported; omit that tool, or "
-                    "give it as a function"
+                    f"tools has {shown(kind)}, and only functions are supported; omit that tool, "
+                    "or give it as a function"
                 )
         return tools
 
@@ -235,9 +236,11 @@ class ResponseBody(Shared):
         }
         for name, value in repeated.items():
             try:
-                json.dumps(value, ensure_ascii=False).encode()
+                json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
             except UnicodeEncodeError:
                 raise ValueError(f"{name} has half of a surrogate pair; correct it") from None
+            except ValueError:
+                raise ValueError(f"{name} has a number beyond JSON's; make it smaller") from None
         return self
 
     @property

@@ -251,7 +251,7 @@ class LlamaModel(PackedModel):
         start = 0
         for count, norm in ((queries, layer.q_norm), (keys, layer.k_norm)):
             if norm is not None:
-                part = qkv[:, start : start + count].unflatten(1, (-1, len(norm)))
+                part = qkv[:, start : start + count].view(len(qkv), -1, len(norm))
                 part.copy_(F.rms_norm(part, norm.shape, norm, self.config.norm_epsilon))
             start += count
         if self._query_scale != 1.0:

@@ -1,0 +1,76 @@
+"""Log probabilities of responses: those of an item are the same whole and streamed."""
+
+from __future__ import annotations
+
+import codecs
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from tests.support.chat_templates import HERMES_TOOLS, with_template
+from tests.support.served import SHIPPED
+from trtla import LLM
+from trtla.api.answers import Labels
+from trtla.api.generation import Generation
+from trtla.api.responses.answer import ResponseWriter, response_answers
+from trtla.api.responses.body import read_response
+from trtla.runtime.request import TokenLogProb
+
+CALL = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+THOUGHT = "<think>hm</think>"
+TOOL = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}
+ASKED = {
+    "input": "a",
+    "stream": True,
+    "include": ["message.output_text.logprobs"],
+    "tools": [TOOL],
+}
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory):
+    template = HERMES_TOOLS + "{# <think> </think> #}"
+    with LLM(with_template(SHIPPED, tmp_path_factory.mktemp("logged"), template)) as one:
+        yield one
+
+
+def items(llm, chunks):
+    """The output of a response that comes in these texts, each with its tokens."""
+    asked = read_response(json.dumps(ASKED).encode())
+    (answer,) = response_answers(asked, asked.chat, llm)
+    labels = Labels("key", 0, "tiny")
+    writer = ResponseWriter(asked, asked.chat, labels, Generation([answer]), llm)
+    done = SimpleNamespace(finish_reason="end_id")
+    for number, (text, tokens) in enumerate(chunks, 1):
+        list(writer._grow(text, tokens, done if number == len(chunks) else None))
+    return writer._output.items
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"Hello. {CALL}",
+        f"Hello. {CALL}\nBye.",
+        f"{THOUGHT}Hello. {CALL}",
+        THOUGHT + CALL,
+        CALL,
+        "H\u00e9llo \U0001f600.",
+    ],
+)
+def test_log_probabilities_are_of_the_same_items_whole_and_streamed(llm, text):
+    ids, decoder = (
+        llm.tokenizer.encode(text, special=False),
+        codecs.getincrementaldecoder("utf-8")(),
+    )
+    tokens = [TokenLogProb(token, -1.0, ()) for token in ids]
+    texts = [decoder.decode(llm.spell(token)) for token in ids]
+    whole = items(llm, [(text, tokens)])
+    for size in (1, 2, 5):
+        parts = range(0, len(ids), size)
+        chunks = [("".join(texts[at : at + size]), tokens[at : at + size]) for at in parts]
+        assert items(llm, chunks) == whole
+    shown = [item["content"][0] for item in whole if item["type"] == "message"]
+    bare = text.replace(CALL, "").replace(THOUGHT, "")
+    assert " ".join(one["text"] for one in shown).split() == bare.split()
+    assert all(one["logprobs"] for one in shown)
