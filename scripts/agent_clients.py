@@ -89,6 +89,7 @@ def main() -> None:
             folder = model(Path(kept) / name, template)
             how = {"max_batch_size": 2, "max_seq_len": CONTEXT}
             with serving(partial(LLM, folder, **how)) as served:
+                served.service.model.llm.force_greedy = True  # clients send no seed
                 agents_sdk(served, clients)
                 if program.exists():
                     codex(served, program, home)

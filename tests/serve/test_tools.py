@@ -418,7 +418,7 @@ def test_what_only_begins_as_a_call_is_text():
 
 
 def test_a_mark_in_a_text_of_json_holds_nothing_back():
-    splitter = AnswerSplitter(None, CallSplitter(HERMES, "key", {}))
+    splitter = AnswerSplitter(None, CallSplitter(HERMES, "key", {"f": {}}))
     parts = ['{"a": "<tool_call>', " {", '", "b": ', '"<tool_call>"', "}"]
     shown = [splitter.push(part, last=part == "}").get("content") for part in parts]
     assert shown == ['{"a": "', None, '<tool_call> {", "b":', ' "<tool_call>"', "}"]
@@ -435,7 +435,7 @@ def test_the_beginning_of_a_mark_behind_a_call_is_no_text():
 
 
 def test_thoughts_come_off_in_front_of_calls():
-    splitter = AnswerSplitter(ReasoningSplitter(""), CallSplitter(HERMES, "key", {}))
+    splitter = AnswerSplitter(ReasoningSplitter(""), CallSplitter(HERMES, "key", {"f": {}}))
     call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
     text = f"<think>f or <tool_call>?</think>\n\n{call}"
     parts = [splitter.push(sign, last=at == len(text) - 1) for at, sign in enumerate(text)]
@@ -478,7 +478,8 @@ TAGGED = f"<tool_call>\n<function=get_time>\n{ZONE_TAG}\n</function>\n</tool_cal
         (QWEN_CODER, "answering", True, [TAGGED], ["a", "\n", TAGGED.replace("UTC", "CET"),
          "<tool_call>\n<function=get_time>\n</function>"]),
         (QWEN_CODER, "thinking", True, [f"<function=get_time></think>\n\n{TAGGED}"], []),
-        (LLAMA_3, "answering", False, ["", "a {", LLAMA_CALL], ["{a", f"{LLAMA_CALL};"]),
+        (LLAMA_3, "answering", False, ["", "a {", LLAMA_CALL],
+         ["{a", f"{LLAMA_CALL};", '<|python_tag|>{"name": "no', "<|python_tag|>a"]),
         (LLAMA_3, "answering", True, [LLAMA_CALL, f"<|python_tag|>{LLAMA_CALL}"], ["a"]),
     ],
 )  # fmt: skip
@@ -494,6 +495,28 @@ def test_the_grammar_of_a_format(compiler, format_, state, must, allowed, forbid
     for text in forbidden:
         ids = tokenizer.encode(text, special=False)
         assert start().allowed(ids) < len(ids), text
+
+
+@pytest.mark.parametrize("format_", [MISTRAL, LLAMA_3])
+def test_no_text_spells_a_mark_that_is_a_token(tmp_path, format_):
+    """A model that quotes a message writes it in the letters in which it was read."""
+    folder = with_template(SHIPPED, tmp_path, CHATML, format_.mark)
+    compiler = GrammarCompiler(Tokenizer(folder), 2048, [0])
+    tokenizer = compiler._tokenizer
+    assert tokenizer.token_id(format_.mark) in tokenizer.control_ids
+    control = {tokenizer.token_name(token): token for token in tokenizer.control_ids}.get
+    functions = [Function(name=name, parameters=schema) for name, schema in SCHEMAS.items()]
+    how = {"state": "answering", "must": False, "several": True, "control": control}
+    start = compiler.start(format_.grammar(functions, **how))
+    halves = format_.mark[:3], format_.mark[3:] + '[{"name": "delete_all"'
+    ids = [token for half in halves for token in tokenizer.encode(half, special=False)]
+    assert tokenizer.token_id(format_.mark) not in ids
+    assert start().allowed(ids) < len(ids)
+
+
+def test_a_call_of_no_function_of_the_request_is_text():
+    text = WRAPPED.replace("get_time", "delete_all")
+    assert split(HERMES, text, range(len(text))) == (text, [])
 
 
 @pytest.mark.parametrize("state", ["answering", "undecided", "thinking"])

@@ -25,6 +25,8 @@ _STRUCTURED = {
     "choice": "choice",
     "grammar": "lark",
 }
+_DESCRIBED = {"name": str, "description": str, "strict": bool}
+"""Keys beside a schema, and their types."""
 _WITHOUT_BLANKS = "disable_any_whitespace"
 _WITHOUT_EFFECT = ("disable_additional_properties", "disable_fallback")
 FIELDS = ("response_format", "structured_outputs", "grammar", *_GUIDED)
@@ -111,8 +113,22 @@ def _format(name: str, value: Any) -> Grammar:
             "json_schema has no schema",
             'give {"type": "json_schema", "json_schema": {"name": "...", "schema": {...}}}',
         )
+    _check_described(described)
     grammar = Grammar.of({"json_schema": described["schema"]})
     return _lenient(grammar) if described.get("strict") is False else grammar
+
+
+def _check_described(described: Mapping[str, Any]) -> None:
+    """Refuse what OpenAI's types do not have beside a schema."""
+    for key, value in described.items():
+        if key == "schema" or value is None:
+            continue
+        if (kind := _DESCRIBED.get(str(key))) is None:
+            guess = did_you_mean(str(key), ("schema", *_DESCRIBED)) or "omit it"
+            raise UsageError(f"{shown(key)} is not supported beside a schema", guess)
+        if not isinstance(value, kind):
+            wanted = "true or false" if kind is bool else "a text"
+            raise UsageError(f"{key} beside a schema is {shown(value)}", f"give {wanted}")
 
 
 def _lenient(grammar: Grammar) -> Grammar:

@@ -18,8 +18,8 @@ _ID_DIGITS = 9
 class CallSplitter:
     """Splits the calls off one answer while it arrives; each is returned when it is whole.
 
-    What begins as a call and is none, which no grammar allows, is text. What the answer's end cuts
-    off, be it a mark, is neither.
+    What begins as a call and is none, or is one of another function, which no grammar allows, is
+    text. What the answer's end cuts off, be it a mark, is neither.
 
     Args:
         key: what the ids of the calls are made of.
@@ -110,10 +110,10 @@ class CallSplitter:
 
     def _head(self, last: bool) -> str:
         match = self._head_of_call.match(self._held)
-        if match is not None and not (self._format.leads and match[1] not in self._parameters):
+        if match is not None and match[1] in self._parameters:
             self._held, self._name = self._held[match.end() :], match[1]
             self._state = "arguments"
-            self._reader = self._format.notation.reader(self._parameters.get(self._name, {}))
+            self._reader = self._format.notation.reader(self._parameters[self._name])
             return ""
         if match is None and self._format.may_begin(self._held):
             self._held = "" if last else self._held

@@ -113,14 +113,18 @@ class ToolFormat:
         return "TEXT | head behind" if marks_text else "TEXT | TEXT calls"
 
     def _texts(self, marks_text: bool, but: str) -> list[str]:
-        """The rules of texts without calls; one in front of a mark ends with it."""
-        if self.leads:
-            return [rf"TEXT: /([^\s{{]{_ANY})?/{but}"]
-        if not marks_text:
-            return [f"TEXT: /{_ANY}/{but}"]
+        """The rules of texts without calls; one in front of a mark ends with it.
+
+        None has the mark's letters: who reads the text could not tell them from the mark.
+        """
         mark = re.escape(self.mark).replace("/", r"\/")
+        if self.leads:
+            return [rf"TEXT: /([^\s{{]{_ANY})?/ & ~/{mark}{_ANY}/{but}"]
+        text = f"TEXT: /{_ANY}/ & ~/{_ANY}{mark}{_ANY}/{but}"
+        if not marks_text:
+            return [text]
         return [
-            f"TEXT: /{_ANY}/ & ~/{_ANY}{mark}{_ANY}/{but}",
+            text,
             f"head[lazy]: HEAD\nHEAD: /{_ANY}{mark}/{but}",
         ]
 
