@@ -58,9 +58,9 @@ def agents_sdk(served: Served, clients: Path) -> None:
 
 
 def codex(served: Served, program: Path, home: Path) -> None:
-    """One prompt to Codex, whose answer ends with its first line."""
+    """One prompt to Codex, whose answer ends with its first line at the latest."""
     llm = served.service.model.llm
-    llm.end_ids = frozenset(llm.tokenizer.encode("\n", special=False)[-1:])
+    llm.end_ids |= frozenset(llm.tokenizer.encode("\n", special=False)[-1:])
     (home / "config.toml").write_text(CONFIG.format(context=CONTEXT, api=served.api))
     ran = subprocess.run(
         [program, "exec", "--skip-git-repo-check", "--json", "Say hello."],
@@ -87,11 +87,13 @@ def main() -> None:
         home.mkdir()
         for name, template in (("tags", QWEN_CODER_TOOLS), ("json", HERMES_TOOLS)):
             folder = model(Path(kept) / name, template)
-            how = {"max_batch_size": 2, "max_seq_len": CONTEXT}
+            how = {"max_batch_size": 2, "max_seq_len": CONTEXT, "block_reuse": True}
             with serving(partial(LLM, folder, **how)) as served:
                 served.service.model.llm.force_greedy = True  # clients send no seed
+                print(f"calls in {name}: three turns of the agents SDK", flush=True)
                 agents_sdk(served, clients)
                 if program.exists():
+                    print(f"calls in {name}: one prompt to Codex", flush=True)
                     codex(served, program, home)
 
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Agents' own clients against /v1/responses with the model that comes with trtla: OpenAI's agents SDK takes three
 # turns with function tools, Codex answers one prompt. Prints what they exchanged.
-#   scripts/agent_clients.sh     makes .venv-agents the first time (300 MB); Codex needs npm
+#   scripts/agent_clients.sh     takes minutes: a prompt of Codex has 15,000 tokens
+# The first time it makes .venv, as all scripts do, and .venv-agents (300 MB); Codex needs npm.
 set -eu
 cd "$(dirname "$0")/.."
 . scripts/setup.sh

@@ -211,7 +211,7 @@ def known_format(llm: RequestMaker) -> ToolFormat:
     raise ApiError(
         400,
         "the model's chat template has no calls of tools as Qwen (Hermes, Coder), Llama 3, "
-        "Mistral and Granite write them; omit tools, or start with a --chat-template that has them",
+        "Mistral and Granite write them; omit tools, or serve a model that is trained for them",
         "tools",
         "unsupported_parameter",
     )

@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, model_validator
 
 from trtla.api.strict import AsSent, Object, Strict
+from trtla.errors import did_you_mean
+from trtla.settings.fields import shown
 from trtla.settings.tool_calls import CALL_ID, FUNCTION_NAME
 
 MOST_TOOLS = 128
+_SCHEMAS = ("input_schema", "inputSchema")
+"""Names that other APIs have for the schema of a function's parameters."""
 NAME_RULE = "a name of at most 64 letters, digits, _, - and ."
 FunctionName = Annotated[str, Field(pattern=FUNCTION_NAME)]
 CallId = Annotated[str, Field(pattern=CALL_ID)]
+
+
+def with_parameters(data: Any) -> Any:
+    """Refuse a function whose parameters have another name, as it would be called without any."""
+    if isinstance(data, dict) and "parameters" not in data:
+        guesses = ((key, did_you_mean(str(key), ("parameters",))) for key in data)
+        named = next((key for key, guess in guesses if guess or key in _SCHEMAS), None)
+        if named is not None:
+            raise ValueError(f"{shown(named)} of a function is not supported; use parameters")
+    return data
 
 
 class Function(Strict):
@@ -23,6 +37,7 @@ class Function(Strict):
     """
 
     model_config = ConfigDict(extra="ignore")
+    _parameters = model_validator(mode="before")(with_parameters)
     name: FunctionName
     description: str = ""
     parameters: Object = Field({"type": "object", "properties": {}}, description="Their schema.")
@@ -35,6 +50,16 @@ class Tool(AsSent):
     model_config = ConfigDict(extra="ignore")
     type: Literal["function"]
     function: Function
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_nested(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "name" in data and "function" not in data:
+            raise ValueError(
+                'a function has the form of responses; give {"type": "function", "function": '
+                '{"name": "..."}}'
+            )
+        return data
 
 
 class NamedFunction(Strict):

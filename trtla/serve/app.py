@@ -41,6 +41,7 @@ from trtla.serve.responses import (
     error_response,
     while_there,
 )
+from trtla.settings.fields import shown
 from trtla.version import __version__
 
 _PAGE = Path(__file__).parent / "page"
@@ -211,8 +212,8 @@ def _answer_texts(app: FastAPI, served: Served) -> None:
     async def stored(name: str) -> Response:
         raise ApiError(
             404,
-            f"the response {name[:100]!r} is not here: responses are not stored; POST the whole "
-            "input to /v1/responses",
+            f"there is nothing at {_RESPONSES}/{shown(name)}: responses are not stored; POST the "
+            f"whole input to {_RESPONSES}",
         )
 
 

@@ -15,7 +15,7 @@ from trtla.api.responses import items
 from trtla.api.responses.errors import renamed
 from trtla.api.responses.items import Item, messages_of
 from trtla.api.strict import AsSent, Object, Strict
-from trtla.api.tools import MOST_TOOLS, NAME_RULE, FunctionName
+from trtla.api.tools import MOST_TOOLS, NAME_RULE, FunctionName, with_parameters
 from trtla.settings.fields import shown
 
 _LOGPROBS = "message.output_text.logprobs"
@@ -45,6 +45,7 @@ class FunctionTool(AsSent):
     """A function that may be called. Other keys are for the chat template."""
 
     model_config = ConfigDict(extra="ignore")
+    _parameters = model_validator(mode="before")(with_parameters)
     type: Literal["function"]
     name: FunctionName
     description: str = ""
@@ -172,11 +173,14 @@ class ResponseBody(Shared):
         "conversation": _SEND_ALL,
         "max_completion_tokens": "use max_output_tokens",
         "max_tokens": "use max_output_tokens",
+        "logprobs": 'use include, with "message.output_text.logprobs"',
         "messages": "use input",
         "previous_response_id": _SEND_ALL,
         "prompt": "send its texts in input",
         "reasoning_effort": "use reasoning.effort",
         "response_format": "use text.format",
+        "system": "use instructions",
+        "system_prompt": "use instructions",
         "truncation": "omit it, and shorten the input where it is too long",
     }
     input: Annotated[
@@ -214,7 +218,13 @@ class ResponseBody(Shared):
     @classmethod
     def _functions_only(cls, tools: Any) -> Any:
         for tool in tools if isinstance(tools, list) else ():
-            kind = tool.get("type") if isinstance(tool, dict) else None
+            keys = tool if isinstance(tool, dict) else {}
+            kind = keys.get("type")
+            if "function" in keys and "name" not in keys:
+                raise ValueError(
+                    "tools has a function in the form of chats; give "
+                    '{"type": "function", "name": "..."}'
+                )
             if isinstance(kind, str) and kind not in ("function", "namespace"):
                 raise ValueError(
                     f"tools has {shown(kind)}, and only functions are supported; omit that tool, "
