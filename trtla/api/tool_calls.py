@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -42,6 +43,11 @@ class CallSplitter:
         """Of the arguments of the call that is open."""
         self.count = 0
         """Calls so far."""
+
+    @property
+    def end(self) -> str:
+        """The end of a call, behind its arguments."""
+        return self._format.notation.end
 
     @property
     def is_within(self) -> bool:
@@ -162,6 +168,12 @@ class AnswerSplitter:
         """True if the answer has called a function, and no call is unfinished."""
         calls = self._calls
         return calls is not None and calls.count > 0 and not calls.is_within
+
+    def behind_calls(self, text: str) -> list[str]:
+        """Split a text where calls may end: text behind a call is then returned behind it."""
+        if self._calls is None:
+            return [text]
+        return re.split(f"(?<={re.escape(self._calls.end)})", text)
 
     def push(self, text: str, *, last: bool = False, cut: bool = False) -> Json:
         """Add a piece; returns what is now certain, as fields of a message or delta.

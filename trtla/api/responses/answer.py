@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterable, Iterator
 from itertools import count
@@ -22,7 +21,6 @@ from trtla.llm.prompt import RequestMaker
 from trtla.runtime.request import TokenLogProb
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
-_ENDS_OF_CALLS = re.compile(r"(?<=\})")
 
 
 def response_answers(
@@ -152,15 +150,15 @@ class ResponseWriter(Writer):
         logged: list[Json] = []
         if self._body.tops is not None:
             logged = self._chat_logprobs(tuple(tokens))["content"]
-        if 0 not in self._splitters:
-            return [(text, logged)]
-        own = [(text, logged)]
+        splitter, own = self._splitters.get(0), [(text, logged)]
+        if splitter is None:
+            return own
         if self._body.tops is not None:
             own = self._by_token.split(text, logged, is_last=is_last)
         return [
             (part, [] if index else some)
             for piece, some in own
-            for index, part in enumerate(_ENDS_OF_CALLS.split(piece))
+            for index, part in enumerate(splitter.behind_calls(piece))
         ]
 
     def _say(self, text: str) -> Iterator[Json]:

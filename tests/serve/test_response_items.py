@@ -1,4 +1,4 @@
-"""Log probabilities of responses: those of an item are the same whole and streamed."""
+"""Items of responses, and their log probabilities: the same whole and streamed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.support.chat_templates import HERMES_TOOLS, with_template
+from tests.support.chat_templates import HERMES_TOOLS, QWEN_CODER_TOOLS, with_template
 from tests.support.served import SHIPPED
 from trtla import LLM
 from trtla.api.answers import Labels
@@ -35,9 +35,9 @@ def llm(tmp_path_factory):
         yield one
 
 
-def items(llm, chunks):
+def items(llm, chunks, asked=ASKED):
     """The output of a response that comes in these texts, each with its tokens."""
-    asked = read_response(json.dumps(ASKED).encode())
+    asked = read_response(json.dumps(asked).encode())
     (answer,) = response_answers(asked, asked.chat, llm)
     labels = Labels("key", 0, "tiny")
     writer = ResponseWriter(asked, asked.chat, labels, Generation([answer]), llm)
@@ -74,3 +74,19 @@ def test_log_probabilities_are_of_the_same_items_whole_and_streamed(llm, text):
     bare = text.replace(CALL, "").replace(THOUGHT, "")
     assert " ".join(one["text"] for one in shown).split() == bare.split()
     assert all(one["logprobs"] for one in shown)
+
+
+@pytest.mark.parametrize(
+    ("template", "call"),
+    [
+        (HERMES_TOOLS, CALL),
+        (QWEN_CODER_TOOLS, "<tool_call>\n<function=f>\n</function>\n</tool_call>"),
+    ],
+)
+def test_items_are_in_the_order_of_the_text(tmp_path, template, call):
+    asked = {**ASKED, "include": []}
+    with LLM(with_template(SHIPPED, tmp_path, template)) as one:
+        text = f"One.{call}\nTwo."
+        whole = items(one, [(text, [])], asked)
+        assert whole == items(one, [(sign, []) for sign in text], asked)
+    assert [item["type"] for item in whole] == ["message", "function_call", "message"]
