@@ -27,7 +27,7 @@ class BinFile:
             self._stamp = stamp(path.stat())
             refuse_stand_in(path)
             state = torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
-            self._tensors = _checked(path, state)
+            self._tensors = {k: _flat(v) for k, v in _checked(path, state).items()}
             tensors = self._tensors.items()
             self.entries = {k: Entry(as_array(v).dtype, tuple(v.shape), 0) for k, v in tensors}
 
@@ -43,6 +43,11 @@ class BinFile:
 
     def close(self) -> None:
         """Do nothing: the file stays mapped while this object is used."""
+
+
+def _flat(tensor: Any) -> Any:
+    """A stack of matrices, such as those of experts, as one of all rows."""
+    return tensor.flatten(0, 1) if tensor.dim() == 3 else tensor
 
 
 def _checked(path: Path, state: Any) -> dict[str, Any]:

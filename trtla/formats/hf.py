@@ -7,7 +7,7 @@ Weights are a single or sharded safetensors or `.bin` checkpoint. Names are brou
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from math import prod
@@ -29,7 +29,7 @@ from trtla.formats.mistaken import ADAPTER, adapter, wrapped_model
 from trtla.formats.model_folder import ModelFolder
 from trtla.formats.plan import EMBEDDING, LM_HEAD, hf_shapes, untied
 from trtla.formats.quantised_folder import undeclared
-from trtla.formats.stored_form import STACKED, StoredForm, stored_forms, stored_shapes
+from trtla.formats.stored_form import STACKS, StoredForm, stored_forms, stored_shapes
 from trtla.formats.stored_fp8 import (
     StoredFp8,
     cache_scales,
@@ -77,8 +77,7 @@ class HFModel:
             _note_once(folder, note)
         file, name = where[EMBEDDING]
         update: dict[str, Any] = {"dtype": dtype or as_dtype(file.entries[name].dtype.name)}
-        gguf, stacked = isinstance(file, GgufFile), _is_stacked(where)
-        forms = stored_forms(config, gguf=gguf, stacked=stacked)
+        forms = stored_forms(config, gguf=isinstance(file, GgufFile), names=where)
         types = _quantized_weights(where, config, forms)
         if blocks := {name: kind for name, kind in types.items() if kind in BLOCK_TYPES}:
             update["quantization"] = Quantization(block_types=blocks)
@@ -120,8 +119,7 @@ class HFModel:
     def stored_numbers(self) -> Iterator[tuple[str, ndarray]]:
         """The tensors as Hugging Face's file of the model has them, in numbers."""
         gguf = any(form.offset for form in stored_forms(self.config, gguf=False).values())
-        shapes = stored_shapes(self.config, gguf=gguf, stacked=_is_stacked(self._where))
-        for name, shape in shapes.items():
+        for name, shape in stored_shapes(self.config, gguf=gguf, names=self._where).items():
             if name == LM_HEAD and self.config.tie_word_embeddings:
                 continue
             file, stored = self._where[name]
@@ -181,8 +179,7 @@ def _weights(
         where = {EMBEDDING: stored, LM_HEAD: stored, **where}
     entries = {name: file.entries[stored] for name, (file, stored) in where.items()}
     gguf = any(isinstance(file, GgufFile) for file, _ in where.values())
-    shapes = stored_shapes(config, gguf=gguf, stacked=_is_stacked(where))
-    types = dict[str, str]()
+    shapes, types = stored_shapes(config, gguf=gguf, names=where), dict[str, str]()
     if config.fp8:
         types = quantised_weights(config, stored_forms(config, gguf=False))
         cache = {name: (1,) for name in cache_scales(config) if name in entries}
@@ -194,10 +191,6 @@ def _weights(
         }
     problems = tensor_problems(str(folder), entries, shapes, _HINT, types)
     return where, [*_integer_problems(folder, entries, types), *problems]
-
-
-def _is_stacked(where: Collection[str]) -> bool:
-    return any(name.endswith(f".{STACKED.gate}.weight") for name in where)
 
 
 def _integer_problems(
@@ -276,7 +269,7 @@ def _locate(folder: Path) -> _Where:
 
 def _suffixed(name: str) -> str:
     """The name of a weight; the parameters that are stacks of experts have no module's."""
-    return f"{name}.weight" if name.endswith((STACKED.gate, STACKED.down)) else name
+    return f"{name}.weight" if name.endswith(STACKS) else name
 
 
 def _prefixed(name: str) -> str:

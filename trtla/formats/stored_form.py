@@ -8,7 +8,7 @@ orders are brought to this one when rows are read; whole rows are moved, of bloc
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,9 +25,11 @@ _FUSED = {
 _EXPERT = re.compile(r"mlp\.(?:(gate)|experts\.(\d+)\.(gate|up|down)_proj)(?=\.weight$)")
 _GGUF_EXPERTS = ExpertNames("mlp.gate", *(f"mlp.experts.{x}_proj" for x in ("gate", "up", "down")))
 """The names that `gguf.weights` gives to tensors of all experts."""
-_BOTH = "mlp.experts.gate_up_proj"
-STACKED = ExpertNames("mlp.gate", _BOTH, _BOTH, "mlp.experts.down_proj")
-"""The names of transformers 5's own modules, which it writes with `save_original_format=False`."""
+STACKS = ("experts.gate_up_proj", "experts.down_proj")
+"""The tensors of all experts in transformers 5's own modules, which it writes with
+`save_original_format=False`."""
+_ROUTERS = {"mlp": "mlp.gate", "block_sparse_moe": "block_sparse_moe.router"}
+"""The modules that they are in, and the routers beside them."""
 _ROTATED = ("q_proj", "k_proj", "q_norm", "k_norm")
 Shapes = dict[str, tuple[int, ...]]
 ReadRows = Callable[[int, int], ndarray]
@@ -62,15 +64,15 @@ class StoredForm:
         return part if not self.offset else part.astype(np.float32) + np.float32(self.offset)
 
 
-def stored_shapes(config: CheckpointConfig, *, gguf: bool, stacked: bool = False) -> Shapes:
+def stored_shapes(config: CheckpointConfig, *, gguf: bool, names: Collection[str] = ()) -> Shapes:
     """Every tensor of a model's files with its shape, by Hugging Face's names: of GGUF files, or of
     Hugging Face's own. A tensor of all experts is one of all of their rows.
 
     Args:
-        stacked: experts have the names `STACKED`, in place of their family's.
+        names: of the files' tensors: they tell transformers 5's stacks from a family's own names.
     """
     shapes: Shapes = {}
-    experts = _experts(config, gguf, stacked)
+    experts = _experts(config, gguf, names)
     for name, shape in hf_shapes(config).items():
         fused = _stored_name(name, _family(config), experts)
         rows = shape[0] + shapes.get(fused, (0,))[0] if fused != name else shape[0]
@@ -79,12 +81,12 @@ def stored_shapes(config: CheckpointConfig, *, gguf: bool, stacked: bool = False
 
 
 def stored_forms(
-    config: CheckpointConfig, *, gguf: bool, stacked: bool = False
+    config: CheckpointConfig, *, gguf: bool, names: Collection[str] = ()
 ) -> dict[str, StoredForm]:
-    """The stored form of each of the plan's tensors, in a GGUF file or in Hugging Face's; `stacked`
+    """The stored form of each of the plan's tensors, in a GGUF file or in Hugging Face's; `names`
     as in `stored_shapes`."""
     family, begun = _family(config), dict[str, int]()
-    experts = _experts(config, gguf, stacked)
+    experts = _experts(config, gguf, names)
     order = _order(config, pairs=family.pairs)
     forms = {}
     for name, shape in hf_shapes(config).items():
@@ -101,10 +103,16 @@ def _family(config: CheckpointConfig) -> Family:
     return BY_ARCHITECTURE[config.architecture]
 
 
-def _experts(config: CheckpointConfig, gguf: bool, stacked: bool) -> ExpertNames | None:
+def _experts(config: CheckpointConfig, gguf: bool, names: Collection[str]) -> ExpertNames | None:
     if not config.num_experts:
         return None
-    return STACKED if stacked else _GGUF_EXPERTS if gguf else _family(config).experts
+    if gguf:
+        return _GGUF_EXPERTS
+    both, down = STACKS
+    for module, router in _ROUTERS.items():
+        if any(name.endswith(f".{module}.{both}.weight") for name in names):
+            return ExpertNames(router, *(f"{module}.{name}" for name in (both, both, down)))
+    return _family(config).experts
 
 
 def _stored_name(name: str, family: Family, names: ExpertNames | None) -> str:
