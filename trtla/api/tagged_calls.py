@@ -132,13 +132,16 @@ class _TagReader:
         """The end of a value: a tag with another argument or the call's end behind it, outside the
         texts of JSON."""
         tag, follow = self._tags.argument_end, (self._tags.argument, self._tags.end)
+        longest = max(map(len, follow))
         is_json = "string" not in types_of(schema, self._root)
         at = text.find(tag, max(start, self._searched))
         while at >= 0:
-            behind = text[_behind_blanks(text, at + len(tag)) :]
-            if behind.startswith(follow) and not (is_json and _in_text(text[start:at])):
-                return at
-            if any(one.startswith(behind) for one in follow):
+            begin = _behind_blanks(text, at + len(tag))
+            behind = text[begin : begin + longest]
+            if behind.startswith(follow):
+                if not (is_json and _in_text(text[start:at])):
+                    return at
+            elif any(one.startswith(behind) for one in follow):
                 break
             at = text.find(tag, at + 1)
         self._searched = at if at >= 0 else max(start, len(text) - len(tag) + 1)
