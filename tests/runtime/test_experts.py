@@ -20,6 +20,7 @@ from trtla import LLM, SamplingParams
 from trtla.build.convert import convert
 from trtla.errors import TrtlaError, UsageError
 from trtla.formats.checkpoint import Checkpoint
+from trtla.formats.hf import HFModel
 from trtla.formats.hf_config import read_hf_config
 from trtla.runtime.models.mlp import Experts
 from trtla.settings.drafting import NO_DRAFTER
@@ -123,6 +124,19 @@ def test_experts_of_a_layer_are_of_one_type(part: str, kind: str | None, tmp_pat
     other = kind or "no blocks"
     with pytest.raises(UsageError, match=f"0.{part}.weight and {name} .* in Q4_0 and {other}"):
         Checkpoint.open(folder)
+
+
+def test_more_experts_than_a_router_has_are_refused_before_they_are_looked_for(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(folder_and_model("qwen3-moe")[0], folder)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"num_experts": 10_000, "num_local_experts": 10_000}
+    (folder / "config.json").write_text(json.dumps(config))
+    said = r'layers.0.mlp.gate.weight is of 8 experts, and config.json has "num_experts" 10000'
+    with pytest.raises(UsageError, match=said):
+        HFModel.open(folder)
 
 
 @pytest.mark.parametrize("quantization", [COMPRESSED, STATIC])

@@ -64,6 +64,21 @@ def test_experts_that_transformers_5_stacks_are_the_same(name, as_bin, tmp_path)
     assert torch.equal(found, logits_of(folder_and_model(name)[0], TEXT, KNOWN))
 
 
+@pytest.mark.parametrize("types", [("Q8_0", "BF16"), ("F16", "F32"), ("Q4_0", "F16")])
+@pytest.mark.parametrize("name", ["qwen3", "qwen3-moe"])
+def test_parts_of_a_product_may_be_stored_in_different_types(name, types, tmp_path, monkeypatch):
+    """Gate and up are multiplied together, and so are q, k and v."""
+
+    def kind(tensor):
+        return types["ffn_up" in tensor or "attn_k" in tensor]
+
+    file, found = gguf_file(name, tmp_path / "model.gguf", kind), []
+    for compiled in "10":
+        monkeypatch.setenv("TRTLA_COMPILED", compiled)
+        found.append(logits_of(model_folder(file), TEXT, KNOWN, dtype="auto"))
+    assert (found[0] - found[1]).abs().mean() < 0.03 < 0.3 < found[0].std()
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_texts_are_those_of_generate_plain_and_drafted(name):
     prompts = prompts_for(name, 4)

@@ -29,7 +29,7 @@ from trtla.formats.mistaken import ADAPTER, adapter, wrapped_model
 from trtla.formats.model_folder import ModelFolder
 from trtla.formats.plan import EMBEDDING, LM_HEAD, hf_shapes, untied
 from trtla.formats.quantised_folder import undeclared
-from trtla.formats.stored_form import STACKS, StoredForm, stored_forms, stored_shapes
+from trtla.formats.stored_form import STACKS, StoredForm, router_of, stored_forms, stored_shapes
 from trtla.formats.stored_fp8 import (
     StoredFp8,
     cache_scales,
@@ -179,6 +179,8 @@ def _weights(
         where = {EMBEDDING: stored, LM_HEAD: stored, **where}
     entries = {name: file.entries[stored] for name, (file, stored) in where.items()}
     gguf = any(isinstance(file, GgufFile) for file, _ in where.values())
+    if any(map(config.has_experts, range(config.num_hidden_layers))):
+        _check_experts(folder, config, entries, gguf)
     shapes, types = stored_shapes(config, gguf=gguf, names=where), dict[str, str]()
     if config.fp8:
         types = quantised_weights(config, stored_forms(config, gguf=False))
@@ -254,6 +256,20 @@ def _check_layers(folder: Path, key: str, layers: int, tensors: int) -> None:
     if layers > tensors:
         raise UsageError(
             f'{folder} holds {tensors} tensors, and config.json has "{key}" {layers}', _HINT
+        )
+
+
+def _check_experts(
+    folder: Path, config: CheckpointConfig, entries: Mapping[str, Entry], gguf: bool
+) -> None:
+    """Refuse a config.json with more experts than a router has, before each one is looked for."""
+    router = router_of(config, gguf=gguf, names=entries)
+    rows = entries[router].shape[0] if router in entries else 0
+    if config.num_experts > rows:
+        raise UsageError(
+            f'{folder}: {router} is of {rows} experts, and config.json has "num_experts" '
+            f"{config.num_experts}",
+            _HINT,
         )
 
 

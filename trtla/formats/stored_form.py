@@ -99,6 +99,13 @@ def stored_forms(
     return forms
 
 
+def router_of(config: CheckpointConfig, *, gguf: bool, names: Collection[str]) -> str:
+    """The name of the first router in a model's files; arguments as of `stored_shapes`."""
+    layer = next(filter(config.has_experts, range(config.num_hidden_layers)))
+    experts = _experts(config, gguf, names)
+    return _stored_name(f"model.layers.{layer}.mlp.gate.weight", _family(config), experts)
+
+
 def _family(config: CheckpointConfig) -> Family:
     return BY_ARCHITECTURE[config.architecture]
 

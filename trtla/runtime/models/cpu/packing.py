@@ -111,7 +111,7 @@ class Packer:
                 each other.
         """
         outputs, inputs = sum(part.shape[0] for part in parts), parts[0].shape[1]
-        name, stored = self._types(parts[0])
+        name, stored = self.types_of(parts[0])
         panel_bytes = library().panel_bytes(library().types[name], inputs)
         panels = self._panels(outputs)
         bias = None if biases is None else self._padded(biases)
@@ -129,7 +129,7 @@ class Packer:
 
     def nbytes(self, part: Source) -> int:
         """The bytes of the panels of a weight, [outputs, inputs], on its own."""
-        kind = library().types[self._types(part)[0]]
+        kind = library().types[self.types_of(part)[0]]
         return self._panels(part.shape[0]) * library().panel_bytes(kind, part.shape[1])
 
     def _panels(self, outputs: int) -> int:
@@ -149,7 +149,7 @@ class Packer:
         finally:  # after an error nothing more is begun
             pool.shutdown(cancel_futures=True)
 
-    def _types(self, weight: Source) -> tuple[str, str]:
+    def types_of(self, weight: Source) -> tuple[str, str]:
         """The type of the panels, and of the stored weight."""
         kind = _block_type(weight)
         if kind is not None:
@@ -325,8 +325,11 @@ def _gate_up(packer: Packer, tensors: ModelTensors[Source], mlp: str) -> Packed:
 
 
 def _alike(packer: Packer, weights: list[Source], mixed_blocks: bool = False) -> list[Source]:
-    """The weights as they are if one kind of input multiplies them, else all dequantised."""
+    """The weights as they are if one kind of input multiplies them, else all in one plain type."""
     kinds = {_block_type(weight) for weight in weights}
-    if len(kinds) == 1 or (mixed_blocks and None not in kinds):
+    same = len(kinds) == 1 and len({packer.types_of(weight) for weight in weights}) == 1
+    if same or (mixed_blocks and None not in kinds):
         return weights
-    return [placed(numbers(weight), packer.arithmetic) for weight in weights]
+    plain = [placed(numbers(weight), packer.arithmetic) for weight in weights]
+    types = {weight.dtype for weight in plain}
+    return [weight if len(types) == 1 else weight.astype(np.float32) for weight in plain]
