@@ -425,7 +425,10 @@ def _damaged_source() -> bytes:
     ("changed", "said"),
     [
         ({"arch": "gemma2"}, "architecture gemma2 is not supported"),
-        ({"keys": {"expert_count": 8}}, "lacks tensor blk.0.ffn_gate_inp.weight"),
+        ({"keys": {"expert_count": 8}}, "llama.expert_used_count"),
+        ({"keys": {"expert_count": 8, "expert_used_count": 0}}, "num_experts_per_tok"),
+        ({"keys": {"expert_count": 8, "expert_used_count": 2}},
+         "lacks tensor blk.0.ffn_gate_inp.weight"),
         ({"keys": {"block_count": None}}, "llama.block_count is None"),
         ({"keys": {"block_count": 2**32 - 1}}, "num_hidden_layers.* must be at most 10000"),
         ({"keys": {"block_count": 3}}, "lacks tensor blk.2.attn_q.weight"),

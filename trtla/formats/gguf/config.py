@@ -52,6 +52,10 @@ _LLAMA3_LENGTHS = (8192, *(2**power for power in range(4, 21)))
 """Trained lengths to try, the most likely one first."""
 
 
+_NEEDED = ("expert_count", "expert_used_count")
+"""Keys of a mixture of experts for which a family's usual number would be another model."""
+
+
 def hf_config(path: Path, header: Header, weights: GgufFile) -> dict[str, Any]:
     """The config.json that the file's model would have at Hugging Face."""
     family = _family(path, header)
@@ -73,7 +77,11 @@ def hf_config(path: Path, header: Header, weights: GgufFile) -> dict[str, Any]:
         "attention_bias": "model.layers.0.self_attn.q_proj.bias" in weights.entries,
         "mlp_bias": "model.layers.0.mlp.gate_proj.bias" in weights.entries,
         "tie_word_embeddings": LM_HEAD not in weights.entries,
-        **{ours: _own(keys, key) for key, ours in family.gguf_keys.items() if keys.get(key)},
+        **{
+            ours: _own(keys, key)
+            for key, ours in family.gguf_keys.items()
+            if keys.get(key) or key in _NEEDED
+        },
     }
     own = {theirs: config.pop(ours) for theirs, ours in family.spelled if ours in config}
     return {**config, **own, **family.gguf_implied(config)}
