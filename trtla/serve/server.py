@@ -72,6 +72,9 @@ def is_open_to_all(settings: ServeSettings) -> bool:
     return settings.api_key_file is None and not is_loopback(settings.host)
 
 
+_MOMENT_S = 0.5
+
+
 class _Server(uvicorn.Server):
     """uvicorn with our signals: the first drains, the second stops at once."""
 
@@ -123,9 +126,17 @@ def serve(
     with bind(settings) as listening:
         asyncio.run(service.run(listening))
     code = service.exit_code
-    if service.server.force_exit or service.model.is_preparing:  # neither is waited for
+    if service.server.force_exit or not _is_idle(service.model):  # neither is waited for
         os._exit(code)
     return code
+
+
+def _is_idle(model: ServedModel) -> bool:
+    """Return True if no request is prepared; a thread that has just prepared one gets a moment."""
+    last = time.monotonic() + _MOMENT_S
+    while model.is_preparing and time.monotonic() < last:
+        time.sleep(0.01)
+    return not model.is_preparing
 
 
 @dataclass
