@@ -40,7 +40,7 @@ _PLAIN = {
 }  # fmt: skip
 """Keywords of objects that a grammar of tags keeps."""
 _TEXT = {"const", "enum", "maxLength", "minLength", "pattern", "type"}
-"""Keywords of texts that it keeps, of which a pattern stands alone."""
+"""Keywords of texts that it keeps."""
 _COMBINED = {"$ref", "anyOf", "oneOf", "type"}
 """Keywords that it keeps of texts and of the other types beside them."""
 _LISTED = {"$ref", "anyOf", "const", "enum", "oneOf", "type"}

@@ -179,8 +179,7 @@ def _weights(
         where = {EMBEDDING: stored, LM_HEAD: stored, **where}
     entries = {name: file.entries[stored] for name, (file, stored) in where.items()}
     gguf = any(isinstance(file, GgufFile) for file, _ in where.values())
-    if any(map(config.has_experts, range(config.num_hidden_layers))):
-        _check_experts(folder, config, entries, gguf)
+    _check_experts(folder, config, entries, gguf)
     shapes, types = stored_shapes(config, gguf=gguf, names=where), dict[str, str]()
     if config.fp8:
         types = quantised_weights(config, stored_forms(config, gguf=False))
@@ -263,7 +262,8 @@ def _check_experts(
     folder: Path, config: CheckpointConfig, entries: Mapping[str, Entry], gguf: bool
 ) -> None:
     """Refuse a config.json with more experts than a router has, before each one is looked for."""
-    router = router_of(config, gguf=gguf, names=entries)
+    if (router := router_of(config, gguf=gguf, names=entries)) is None:
+        return
     rows = entries[router].shape[0] if router in entries else 0
     if config.num_experts > rows:
         raise UsageError(

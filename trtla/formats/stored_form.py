@@ -99,9 +99,11 @@ def stored_forms(
     return forms
 
 
-def router_of(config: CheckpointConfig, *, gguf: bool, names: Collection[str]) -> str:
-    """The name of the first router in a model's files; arguments as of `stored_shapes`."""
-    layer = next(filter(config.has_experts, range(config.num_hidden_layers)))
+def router_of(config: CheckpointConfig, *, gguf: bool, names: Collection[str]) -> str | None:
+    """The name of the first router in a model's files, if any; arguments as of `stored_shapes`."""
+    layer = next(filter(config.has_experts, range(config.num_hidden_layers)), None)
+    if layer is None:
+        return None
     experts = _experts(config, gguf, names)
     return _stored_name(f"model.layers.{layer}.mlp.gate.weight", _family(config), experts)
 

@@ -171,9 +171,9 @@ class ResponseBody(Shared):
     instead: ClassVar[dict[str, str]] = {
         "background": "omit it, and keep the connection open",
         "conversation": _SEND_ALL,
+        "logprobs": f'use include, with "{_LOGPROBS}"',
         "max_completion_tokens": "use max_output_tokens",
         "max_tokens": "use max_output_tokens",
-        "logprobs": 'use include, with "message.output_text.logprobs"',
         "messages": "use input",
         "previous_response_id": _SEND_ALL,
         "prompt": "send its texts in input",
