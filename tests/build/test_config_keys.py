@@ -59,6 +59,9 @@ _VALUES: dict[str, list[Any]] = {
     "num_local_experts": [3],
     "num_experts_per_tok": [3],
     "moe_intermediate_size": [32],
+    "swiglu_alpha": [1.3],
+    "swiglu_limit": [0.2],
+    "rope_parameters": [{**_YARN, "rope_theta": 1e4}, {"rope_type": "default", "rope_theta": 1e4}],
 }
 _TOGETHER: list[dict[str, Any]] = [
     {"use_sliding_window": True, "layer_types": _MIXED},
@@ -72,7 +75,10 @@ _TOGETHER: list[dict[str, Any]] = [
     {"rope_scaling": _LONGROPE, "original_max_position_embeddings": 96},
 ]
 """Keys of which one changes what another means."""
-_OURS = ("qk_norm_all_heads", "sandwich_norms", "offset_norms", "scales_embedding")
+_OURS = (
+    *("qk_norm_all_heads", "sandwich_norms", "offset_norms", "scales_embedding"),
+    *("attention_sinks", "moe_bias"),
+)
 _TEXT = tuple((7 * i + i * i) % 101 for i in range(40))
 _ORDER = sorted(DECODERS, key=lambda family: family.model_type != "mistral")
 _FAMILIES = [pytest.param(family, id=family.model_type) for family in _ORDER]

@@ -96,6 +96,27 @@ VARIANTS = {
         },
         {"expert_count": 8, "expert_used_count": 3, "expert_feed_forward_length": 32},
     ),
+    "gpt-oss": Variant(
+        "GptOss",
+        "gpt-oss",
+        {
+            "num_hidden_layers": 3,
+            "head_dim": 32,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 3,
+            "intermediate_size": 32,
+            "sliding_window": 12,
+        },
+        {
+            "expert_count": 8,
+            "expert_used_count": 3,
+            "expert_feed_forward_length": 32,
+            "attention.sliding_window": 12,
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 32.0,
+            "rope.scaling.original_context_length": 4096,
+        },
+    ),
 }
 LONGROPE = Variant(
     "Phi3",
@@ -166,6 +187,22 @@ OTHERS = {
         "olmoe",
         {"num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 32},
         {"expert_count": 8, "expert_used_count": 3},
+    ),
+    "gpt-oss-limited": Variant(
+        "GptOss",
+        "",
+        {
+            "head_dim": 16,
+            "num_key_value_heads": 1,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 4,
+            "intermediate_size": 64,
+            "sliding_window": 16,
+            "layer_types": [_GLOBAL, _LOCAL],
+            "swiglu_limit": 0.4,
+            "swiglu_alpha": 1.3,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+        },
     ),
     "qwen3-tied": Variant(
         "Qwen3", "qwen3", {"head_dim": 16, "tie_word_embeddings": True, "num_key_value_heads": 1}

@@ -71,7 +71,8 @@ def write_gguf(
     for key, value in (tokenizer or {}).items():
         _add(writer, f"tokenizer.{'' if key.startswith('chat_template') else 'ggml.'}{key}", value)
     for name, tensor in {**state(model, arch), **(tensors or {})}.items():
-        wanted = "F32" if "ffn_gate_inp" in name else kind  # routers are not quantised
+        plain = "ffn_gate_inp" in name or not name.endswith("weight")  # routers and biases
+        wanted = "F32" if isinstance(kind, str) and plain else kind
         array, own = quantized(tensor, wanted if isinstance(wanted, str) else wanted(name))
         writer.add_tensor(name, array, raw_dtype=own)
     writer.write_header_to_file()
@@ -106,7 +107,7 @@ def state(model: LlamaForCausalLM, arch: str = "llama") -> dict[str, np.ndarray]
     kinds = (kind, gguf.MODEL_ARCH.LLAMA)
     maps = [gguf.get_tensor_name_map(kind, config.num_hidden_layers) for kind in kinds]
     found = {}
-    for name, tensor in _split_experts(model.state_dict()):
+    for name, tensor in _split_experts(model.state_dict(), arch == "gpt-oss"):
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         array = tensor.float().numpy()
@@ -124,13 +125,26 @@ def state(model: LlamaForCausalLM, arch: str = "llama") -> dict[str, np.ndarray]
     return found
 
 
-def _split_experts(tensors: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+def _split_experts(
+    tensors: dict[str, torch.Tensor], alternate: bool
+) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors with gate and up of experts apart, by names that llama.cpp's converter knows."""
     for name, tensor in tensors.items():
         name = name.replace("block_sparse_moe.router", "block_sparse_moe.gate")
         layer, stacked, part = name.replace("block_sparse_moe", "mlp").partition(".mlp.experts.")
-        if not stacked:
+        if name.endswith("sinks"):
+            yield f"{name}.weight", tensor
+        elif not stacked:
             yield name, tensor
+        elif part.startswith("gate_up_proj") and alternate:
+            halves = tensor if part.endswith("bias") else tensor.mT
+            for first, half in enumerate(("gate", "up")):
+                end = "bias" if part.endswith("bias") else "weight"
+                yield f"{layer}.mlp.experts.{half}_proj.{end}", halves[:, first::2]
+        elif alternate:
+            bias = part.endswith("bias")
+            end = "bias" if bias else "weight"
+            yield f"{layer}.mlp.experts.down_proj.{end}", tensor if bias else tensor.mT
         elif part == "gate_up_proj":
             for half, rows in zip(("gate", "up"), tensor.chunk(2, dim=1), strict=True):
                 yield f"{layer}.mlp.experts.{half}_proj.weight", rows

@@ -9,7 +9,7 @@ from numpy import ndarray
 
 from trtla.errors import UsageError, require
 from trtla.files import refuse_stand_in
-from trtla.formats.weight_files import Entry, changed, refusing, stamp
+from trtla.formats.weight_files import Entry, changed, flat_shape, refusing, stamp
 
 
 class BinFile:
@@ -27,7 +27,7 @@ class BinFile:
             self._stamp = stamp(path.stat())
             refuse_stand_in(path)
             state = torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
-            self._tensors = {k: _flat(v) for k, v in _checked(path, state).items()}
+            self._tensors = {k: _flat(k, v) for k, v in _checked(path, state).items()}
             tensors = self._tensors.items()
             self.entries = {k: Entry(as_array(v).dtype, tuple(v.shape), 0) for k, v in tensors}
 
@@ -45,9 +45,9 @@ class BinFile:
         """Do nothing: the file stays mapped while this object is used."""
 
 
-def _flat(tensor: Any) -> Any:
-    """A stack of matrices, such as those of experts, as one of all rows."""
-    return tensor.flatten(0, 1) if tensor.dim() == 3 else tensor
+def _flat(name: str, tensor: Any) -> Any:
+    """A tensor in its `flat_shape`."""
+    return tensor.reshape(flat_shape(name, tuple(tensor.shape)))
 
 
 def _checked(path: Path, state: Any) -> dict[str, Any]:

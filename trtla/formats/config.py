@@ -60,8 +60,12 @@ OPTIONS = (
     *("attention_scale", "residual_multiplier", "logits_scaling"),
     *("local_rotary_base", "unrotated_layers", "num_experts", "num_experts_per_tok"),
     *("moe_intermediate_size", "norm_topk_prob", "dense_layers", "qk_norm_all_heads"),
+    *("moe_bias", "attention_sinks", "swiglu_alpha", "swiglu_limit"),
 )
 """Fields of `CheckpointConfig` for arithmetic that Llama does not have."""
+
+CLAMPED = "clamped_swiglu"
+"""The activation of models that have a `swiglu_limit`."""
 
 QWEN2 = "Qwen2ForCausalLM"
 """The architecture whose `attn_bias` means q, k and v only (QWenConfig, models/qwen/model.py)."""
@@ -208,6 +212,15 @@ class CheckpointConfig(BaseModel):
     """The shares of a token's experts add up to 1; else they are of the softmax over all."""
     dense_layers: tuple[int, ...] = ()
     """The layers of a model with experts that have none."""
+    moe_bias: bool = False
+    """Routers and experts have biases."""
+    attention_sinks: bool = False
+    """Each head has a score that takes a share of its attention, without a value."""
+    swiglu_alpha: float = Field(default=1.0, gt=0)
+    """The factor of a gate in the sigmoid that multiplies it."""
+    swiglu_limit: float | None = Field(default=None, gt=0)
+    """The limit of a gate, and of both sides of what it gates, to which 1 is added; None: plain
+    SwiGLU."""
     layer_windows: tuple[Size | None, ...] = ()
     """The last tokens of a text that each layer's attention sees; None: all. Empty: all do."""
 
@@ -261,6 +274,11 @@ class CheckpointConfig(BaseModel):
     def rotary_size(self) -> int:
         """The number of a head's dimensions that rotary embedding rotates."""
         return int(self.head_size * self.rotary_pct + 1e-6)  # a share may be rounded down
+
+    @property
+    def activation(self) -> str:
+        """The activation of MLPs: `hidden_act`, or CLAMPED."""
+        return self.hidden_act if self.swiglu_limit is None else CLAMPED
 
     def has_experts(self, layer: int) -> bool:
         """Return True if a layer is a mixture of experts."""

@@ -29,6 +29,7 @@ ARITHMETIC: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), (0,)),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), (0,)),
     **dict.fromkeys(("moe_num_experts", "moe_intermediate_size", "num_experts_per_tok"), (0,)),
+    **dict.fromkeys(("swiglu_alpha", "swiglu_limit"), ()),
     **dict.fromkeys(("vision_config", "audio_config", "text_config"), ()),
     **dict.fromkeys(("use_qk_norm", "qk_norm", "qk_layernorm", "use_mrope"), (False,)),
     **dict.fromkeys(("use_parallel_residual", "parallel_attn"), (False,)),
@@ -66,13 +67,16 @@ class ExpertNames:
     """The names of a layer's experts in Hugging Face's files; {} stands for an expert's number.
 
     A name without it is of one tensor of all experts. Where it is that of gate and up, both halves
-    of each expert follow each other.
+    of each expert follow each other, or their outputs alternate.
     """
 
     router: str = "mlp.gate"
     gate: str = "mlp.experts.{}.gate_proj"
     up: str = "mlp.experts.{}.up_proj"
     down: str = "mlp.experts.{}.down_proj"
+    alternate: bool = field(default=False, kw_only=True)
+    """The outputs of gate and up alternate, and matrices that are not in blocks are stored as
+    [inputs, outputs]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +154,22 @@ def _gemma3_scale(keys: Mapping[str, Any]) -> dict[str, Any]:
     large = keys["num_hidden_layers"] == 62
     width = keys["hidden_size"] // keys["num_attention_heads"] if large else keys["head_dim"]
     return {"query_pre_attn_scalar": width}
+
+
+_GPT_OSS_YARN = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+
+
+def _gpt_oss_scaling(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """The scaling of its GGUF files, without the rounding that its training did not have."""
+    scaling = keys["rope_scaling"] or {"rope_type": "default"}
+    return {"rope_scaling": {**scaling, "truncate": False}}
 
 
 DECODERS = (
@@ -270,6 +290,47 @@ DECODERS = (
             gate="block_sparse_moe.input_linear",
             up="block_sparse_moe.input_linear",
             down="block_sparse_moe.output_linear",
+        ),
+    ),
+    Family(
+        model_type="gpt_oss",
+        architecture="GptOssForCausalLM",
+        gguf="gpt-oss",
+        absent={
+            "max_position_embeddings": 131072,
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 150000.0,
+            "rope_parameters": _GPT_OSS_YARN,
+            "attention_bias": True,
+            "num_experts": 128,
+            "num_experts_per_tok": 4,
+            "sliding_window": 128,
+            "sliding_window_pattern": 2,
+            "swiglu_alpha": 1.702,
+            "swiglu_limit": 7.0,
+        },
+        fixed={
+            "mlp_bias": False,
+            "moe_bias": True,
+            "attention_sinks": True,
+            "norm_topk_prob": True,
+        },
+        spelled=(_EXPERT_WIDTH,),
+        reads=("swiglu_alpha", "swiglu_limit", *_EXPERT_KEYS),
+        gguf_keys=_GGUF_EXPERTS,
+        gguf_absent={"attention.sliding_window_pattern": 2},
+        gguf_implied=_gpt_oss_scaling,
+        gguf_names={
+            "attn_sinks": "self_attn.sinks",
+            "post_attention_norm": "post_attention_layernorm",
+            "ffn_norm": "ffn_norm",
+        },
+        experts=ExpertNames(
+            "mlp.router",
+            *(f"mlp.experts.{name}_proj" for name in ("gate_up", "gate_up", "down")),
+            alternate=True,
         ),
     ),
     Family(

@@ -29,7 +29,16 @@ from trtla.formats.mistaken import ADAPTER, adapter, wrapped_model
 from trtla.formats.model_folder import ModelFolder
 from trtla.formats.plan import EMBEDDING, LM_HEAD, hf_shapes, untied
 from trtla.formats.quantised_folder import undeclared
-from trtla.formats.stored_form import STACKS, StoredForm, router_of, stored_forms, stored_shapes
+from trtla.formats.stored_form import (
+    MXFP4,
+    ReadRows,
+    StoredForm,
+    canonical,
+    router_of,
+    scales_of,
+    stored_forms,
+    stored_shapes,
+)
 from trtla.formats.stored_fp8 import (
     StoredFp8,
     cache_scales,
@@ -38,6 +47,7 @@ from trtla.formats.stored_fp8 import (
     quantised_weights,
     scale_number,
 )
+from trtla.formats.stored_mxfp4 import mxfp4_reader
 from trtla.formats.tensors import equal_ends
 from trtla.formats.weight_files import Entry, SafetensorsFile, raise_first, tensor_problems
 
@@ -78,7 +88,7 @@ class HFModel:
         file, name = where[EMBEDDING]
         update: dict[str, Any] = {"dtype": dtype or as_dtype(file.entries[name].dtype.name)}
         forms = stored_forms(config, gguf=isinstance(file, GgufFile), names=where)
-        types = _quantized_weights(where, config, forms)
+        types = config.block_types or _quantized_weights(where, config, forms)
         if blocks := {name: kind for name, kind in types.items() if kind in BLOCK_TYPES}:
             update["quantization"] = Quantization(block_types=blocks)
         quantized = ("FP8",) if config.fp8 else tuple(sorted({*types.values()}))
@@ -112,9 +122,16 @@ class HFModel:
     def _rows(self, name: str, start: int, stop: int) -> ndarray:
         form = self._forms[name]
         file, stored = self._where[form.name]
-        if isinstance(file, GgufFile) and name in self.config.block_types:
-            return form.read(start, stop, partial(file.blocks, stored))
-        return form.read(start, stop, partial(file.read, stored))
+        if name not in self.config.block_types:
+            read: ReadRows = (
+                partial(_whole, file, stored) if form.inputs else partial(file.read, stored)
+            )
+        elif isinstance(file, GgufFile):
+            read = partial(file.blocks, stored)
+        else:
+            scales, stored_scales = self._where[scales_of(form.name)]
+            read = mxfp4_reader(partial(file.read, stored), partial(scales.read, stored_scales))
+        return form.read(start, stop, read)
 
     def stored_numbers(self) -> Iterator[tuple[str, ndarray]]:
         """The tensors as Hugging Face's file of the model has them, in numbers."""
@@ -130,8 +147,15 @@ class HFModel:
 
     def close(self) -> None:
         """Close the weight files; the next read opens them again."""
+        _whole.cache_clear()
         for file, _ in self._where.values():
             file.close()
+
+
+@lru_cache(maxsize=4)
+def _whole(file: WeightFile, stored: str, start: int, stop: int) -> ndarray:
+    """Rows of a file, kept as they are read again and again: for each few of their columns."""
+    return file.read(stored, start, stop)
 
 
 def _quantized_weights(
@@ -172,7 +196,8 @@ def _weights(
     If the config ties embedding and lm_head, the one that is there stands for both.
     """
     where = {name: at for name, at in stored_at.items() if _is_used(name, config)}
-    if not config.fp8 and (quantised := undeclared(folder, where)):
+    plain = not (config.fp8 or config.block_types)
+    if plain and (quantised := undeclared(folder, where)):
         return where, [quantised]
     _check_layers(folder, "num_hidden_layers", config.num_hidden_layers, len(where))
     if config.tie_word_embeddings and (stored := where.get(EMBEDDING) or where.get(LM_HEAD)):
@@ -181,6 +206,10 @@ def _weights(
     gguf = any(isinstance(file, GgufFile) for file, _ in where.values())
     _check_experts(folder, config, entries, gguf)
     shapes, types = stored_shapes(config, gguf=gguf, names=where), dict[str, str]()
+    if config.block_types:
+        forms = stored_forms(config, gguf=False)
+        weights = {forms[name].name for name in config.block_types}
+        types = {part: MXFP4 for name in weights for part in (name, scales_of(name))}
     if config.fp8:
         types = quantised_weights(config, stored_forms(config, gguf=False))
         cache = {name: (1,) for name in cache_scales(config) if name in entries}
@@ -274,18 +303,13 @@ def _check_experts(
 
 
 def _locate(folder: Path) -> _Where:
-    where: _Where = {_suffixed(name): (file, name) for name, file in stored_tensors(folder).items()}
+    where: _Where = {canonical(name): (file, name) for name, file in stored_tensors(folder).items()}
     where = {name: at for name, at in where.items() if not name.endswith("rotary_emb.inv_freq")}
     if (wrapped := wrapped_model(folder, where)) is not None:
         raise wrapped
     if any(name.startswith("model.") for name in where):
         return where
     return {_prefixed(name): at for name, at in where.items()}
-
-
-def _suffixed(name: str) -> str:
-    """The name of a weight; the parameters that are stacks of experts have no module's."""
-    return f"{name}.weight" if name.endswith(STACKS) else name
 
 
 def _prefixed(name: str) -> str:

@@ -47,11 +47,16 @@ _SAME_KEYS = {
     *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "mlp_bias"),
     *("num_key_value_heads", "intermediate_size", "max_position_embeddings", "tie_word_embeddings"),
     *("qk_layernorm", "qk_norm_all_heads", "sandwich_norms", "offset_norms"),
-    *("residual_multiplier", "logits_scaling"),
+    *("residual_multiplier", "logits_scaling", "attention_sinks", "swiglu_alpha", "swiglu_limit"),
 }
 """Keys that a checkpoint's config has too."""
+_EXPERT_KEYS = {"num_experts", "num_experts_per_tok", "norm_topk_prob", "moe_bias"}
+"""Such keys of models with experts."""
 _WINDOW_KEYS = ("sliding_window", "use_sliding_window", "max_window_layers")
-_OUR_KEYS = ("qk_norm_all_heads", "sandwich_norms", "offset_norms", "scales_embedding")
+_OUR_KEYS = (
+    *("qk_norm_all_heads", "sandwich_norms", "offset_norms", "scales_embedding"),
+    *("attention_sinks", "moe_bias"),
+)
 """Keys that no config.json has; families fix them."""
 _NULLS = ("sliding_window", "head_dim", "num_key_value_heads")
 """Keys whose null is a value: no window, or the number that follows from the attention heads."""
@@ -108,6 +113,10 @@ class HFConfig(BaseModel):
     norm_topk_prob: bool = False
     decoder_sparse_step: int = Field(default=1, ge=1)
     mlp_only_layers: list[int] = []
+    moe_bias: bool = False
+    attention_sinks: bool = False
+    swiglu_alpha: float = Field(default=1.0, gt=0)
+    swiglu_limit: float | None = Field(default=None, gt=0)
 
     @model_validator(mode="before")
     @classmethod
@@ -326,7 +335,7 @@ def _checkpoint_keys(config: HFConfig, dtype: DType | None) -> dict[str, Any]:
 
 def _expert_keys(config: HFConfig) -> dict[str, Any]:
     return {
-        **config.model_dump(include={"num_experts", "num_experts_per_tok", "norm_topk_prob"}),
+        **config.model_dump(include=_EXPERT_KEYS),
         "moe_intermediate_size": config.moe_intermediate_size or config.intermediate_size,
         "dense_layers": config.dense_layers,
     }

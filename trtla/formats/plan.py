@@ -29,6 +29,8 @@ FINAL_NORM = "model.norm.weight"
 LM_HEAD = "lm_head.weight"
 ROUTER = ".mlp.gate.weight"
 """The end of the name of a router's weight."""
+SINKS = "self_attn.sinks.weight"
+"""A layer's scores of `attention_sinks`, one of each head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,8 @@ def hf_shapes(config: CheckpointConfig) -> dict[str, tuple[int, ...]]:
                 shapes[f"{prefix}.{name}.bias"] = (out_size,)
         for name, _, size in _norms(config):
             shapes[f"{prefix}.{name}.weight"] = (size,)
+        if config.attention_sinks:
+            shapes[f"{prefix}.{SINKS}"] = (config.num_attention_heads,)
     return {**shapes, FINAL_NORM: (hidden,), LM_HEAD: (vocab, hidden)}
 
 
@@ -216,9 +220,9 @@ def _linears(config: CheckpointConfig, layer: int) -> Iterator[tuple[str, int, i
     yield "self_attn.o_proj", hidden, queries, config.dense_bias
     mlps, bias = ["mlp"], config.mlp_bias
     if config.has_experts(layer):
-        yield "mlp.gate", config.num_experts, hidden, False
+        yield "mlp.gate", config.num_experts, hidden, config.moe_bias
         mlps = [f"mlp.experts.{expert}" for expert in range(config.num_experts)]
-        inner, bias = config.moe_intermediate_size, False
+        inner, bias = config.moe_intermediate_size, config.moe_bias
     for mlp in mlps:
         yield f"{mlp}.gate_proj", inner, hidden, bias
         yield f"{mlp}.up_proj", inner, hidden, bias
@@ -270,6 +274,9 @@ class _RankPlanner:
         yield from self._qkv(f"{to}.attention.qkv", f"{source}.self_attn")
         dense, out = f"{to}.attention.dense", f"{source}.self_attn.o_proj"
         yield from self._linear(dense, out, hidden, queries, config.dense_bias)
+        if config.attention_sinks:
+            heads = Block(f"{source}.{SINKS}", self._chunk(config.num_attention_heads), None)
+            yield self._target(f"{to}.attention.sinks", heads, dtype="float32")
         yield from norms
         if config.has_experts(layer):
             yield from self._experts(f"{to}.mlp", f"{source}.mlp")
@@ -284,11 +291,15 @@ class _RankPlanner:
         experts, hidden = self.config.num_experts, self.config.hidden_size
         router = Block(f"{source}.gate.weight", (0, experts), (0, hidden))
         yield self._target(f"{to}.router.weight", router, dtype="float32")
-        inner = self._chunk(self.config.moe_intermediate_size)
+        inner, bias = self._chunk(self.config.moe_intermediate_size), self.config.moe_bias
+        if bias:
+            biases = Block(f"{source}.gate.bias", (0, experts), None)
+            yield self._target(f"{to}.router.bias", biases, dtype="float32")
         for expert in range(experts):
-            yield from self._mlp(f"{to}.experts.{expert}", f"{source}.experts.{expert}", inner)
+            one = f"experts.{expert}"
+            yield from self._mlp(f"{to}.{one}", f"{source}.{one}", inner, bias)
 
-    def _mlp(self, to: str, source: str, inner: Span, bias: bool = False) -> Iterator[Target]:
+    def _mlp(self, to: str, source: str, inner: Span, bias: bool) -> Iterator[Target]:
         hidden = (0, self.config.hidden_size)
         # TensorRT-LLM names the activated half `fc` and the other one `gate`.
         yield from self._linear(f"{to}.fc", f"{source}.gate_proj", inner, hidden, bias)

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from trtla.errors import UsageError
-from trtla.formats.config import CheckpointConfig, Quantization
+from trtla.formats.config import BLOCK_SIZES, CheckpointConfig, Quantization
 from trtla.formats.model_folder import CONFIG, ModelFolder
-from trtla.formats.plan import fp8_groups
-from trtla.formats.stored_form import stored_forms
+from trtla.formats.plan import fp8_groups, linear_weights
+from trtla.formats.stored_form import MXFP4, stored_forms
+from trtla.formats.stored_mxfp4 import block_types
 from trtla.formats.support import check_experts
 
 _KEYS: dict[str, dict[str, str]] = {
@@ -38,7 +39,7 @@ _EXCLUDED = ("ignore", "exclude_modules", "ignored_layers", "modules_to_not_conv
 """Names of the list of modules that are not quantised."""
 _TENSORS = (
     *("qweight", "qzeros", "g_idx", "weight_packed", "weight_scale", "weight_scale_inv"),
-    *("weight_scale_2", "input_scale", "absmax", "quant_map", "SCB", "codebooks", "W_q"),
+    *("weight_scale_2", "input_scale", "absmax", "quant_map", "SCB", "codebooks", "W_q", "scales"),
 )
 """Last parts of tensors' names that only quantised weights have."""
 _PER_TENSOR = (None, "tensor", "per_tensor")
@@ -58,6 +59,8 @@ def read_quantization(folder: ModelFolder, config: CheckpointConfig) -> Quantiza
     path, declared = found
     if _is_cache_alone(declared):
         return config.quantization
+    if _method(declared) == "mxfp4" and config.moe_bias:
+        return _mxfp4(path, config)
     if why := _unlike_fp8(declared):
         text = _name(declared) + (f", {why}" if why != _name(declared) else "")
         raise UsageError(f"{path}: the weights are quantised ({text})", _HINT)
@@ -66,6 +69,15 @@ def read_quantization(folder: ModelFolder, config: CheckpointConfig) -> Quantiza
     check_experts(config.model_copy(update={"quantization": own}), str(path))
     _check_excluded(path, declared, config)
     return own
+
+
+def _mxfp4(path: Path, config: CheckpointConfig) -> Quantization:
+    """The blocks of a gpt-oss, whose experts alone are quantised."""
+    size, _ = BLOCK_SIZES[MXFP4]
+    for inputs in (config.hidden_size, config.moe_intermediate_size):
+        if inputs % size:
+            raise UsageError(f"{path}: MXFP4 has blocks of {size}, not {inputs} inputs", _HINT)
+    return Quantization(block_types=block_types(linear_weights(config)))
 
 
 def undeclared(folder: Path, names: Iterable[str]) -> UsageError | None:

@@ -8,29 +8,34 @@ orders are brought to this one when rows are read; whole rows are moved, of bloc
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy import ndarray
 
-from trtla.formats.config import CheckpointConfig
+from trtla.formats.config import BLOCK_SIZES, CheckpointConfig
 from trtla.formats.families import BY_ARCHITECTURE, ExpertNames, Family
-from trtla.formats.plan import hf_shapes
+from trtla.formats.plan import SINKS, hf_shapes
 
 _FUSED = {
     "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
 }
-_EXPERT = re.compile(r"mlp\.(?:(gate)|experts\.(\d+)\.(gate|up|down)_proj)(?=\.weight$)")
+_EXPERT = re.compile(r"mlp\.(?:(gate)|experts\.(\d+)\.(gate|up|down)_proj)(?=\.(?:weight|bias)$)")
 _GGUF_EXPERTS = ExpertNames("mlp.gate", *(f"mlp.experts.{x}_proj" for x in ("gate", "up", "down")))
 """The names that `gguf.weights` gives to tensors of all experts."""
 STACKS = ("experts.gate_up_proj", "experts.down_proj")
 """The tensors of all experts in transformers 5's own modules, which it writes with
 `save_original_format=False`."""
+_PARTS = {"": ".weight", "_bias": ".bias", "_blocks": ".weight", "_scales": ".scales"}
+"""Ends of their names in files, and in the form of modules' parameters."""
 _ROUTERS = {"mlp": "mlp.gate", "block_sparse_moe": "block_sparse_moe.router"}
 """The modules that they are in, and the routers beside them."""
 _ROTATED = ("q_proj", "k_proj", "q_norm", "k_norm")
+_SINKS = SINKS.removesuffix(".weight")
+MXFP4 = "MXFP4"
+"""The type of blocks that Hugging Face's files hold, codes and scales apart."""
 Shapes = dict[str, tuple[int, ...]]
 ReadRows = Callable[[int, int], ndarray]
 """Rows [start, stop) of a stored tensor."""
@@ -47,12 +52,19 @@ class StoredForm:
     """The stored index of each of a head's rows; empty: they are in order."""
     offset: float = 0.0
     """The number added to the stored ones."""
+    step: int = 1
+    """The distance of its rows in the stored tensor."""
+    inputs: tuple[int, int] | None = None
+    """The stored rows that are its columns; then its rows are columns. None: rows are rows."""
 
     def read(self, start: int, stop: int, read_rows: ReadRows) -> ndarray:
         """Rows [start, stop) of the plan's tensor."""
         if self.order:
             return self._reordered(start, stop, read_rows)
-        rows = read_rows(self.first + start, self.first + stop)
+        first, last = self.first + start * self.step, self.first + (stop - 1) * self.step + 1
+        if self.inputs is not None:
+            return np.ascontiguousarray(read_rows(*self.inputs)[:, first : last : self.step].T)
+        rows = read_rows(first, last)[:: self.step]
         return rows if not self.offset else rows.astype(np.float32) + np.float32(self.offset)
 
     def _reordered(self, start: int, stop: int, read_rows: ReadRows) -> ndarray:
@@ -62,6 +74,22 @@ class StoredForm:
         heads = rows.reshape(-1, size, *rows.shape[1:])[:, list(self.order)].reshape(rows.shape)
         part: ndarray = heads[start - begin : stop - begin]
         return part if not self.offset else part.astype(np.float32) + np.float32(self.offset)
+
+
+def canonical(name: str) -> str:
+    """The name of a stored tensor as that of a module's parameter; most have it."""
+    if name.endswith(_SINKS):
+        return f"{name}.weight"
+    for stack in STACKS:
+        module, found, end = name.partition(stack)
+        if found and end in _PARTS:
+            return f"{module}{stack}{_PARTS[end]}"
+    return name
+
+
+def scales_of(weight: str) -> str:
+    """The name of the scales of a weight in blocks, where they are another tensor."""
+    return f"{weight.removesuffix('.weight')}.scales"
 
 
 def stored_shapes(config: CheckpointConfig, *, gguf: bool, names: Collection[str] = ()) -> Shapes:
@@ -77,7 +105,24 @@ def stored_shapes(config: CheckpointConfig, *, gguf: bool, names: Collection[str
         fused = _stored_name(name, _family(config), experts)
         rows = shape[0] + shapes.get(fused, (0,))[0] if fused != name else shape[0]
         shapes[fused] = (rows, *shape[1:])
+    if experts is not None and experts.alternate:
+        return dict(_alternating_shapes(config, shapes))
     return shapes
+
+
+def _alternating_shapes(
+    config: CheckpointConfig, shapes: Shapes
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The shapes of files with `ExpertNames.alternate`, from those of stacks of [outputs, inputs],
+    as which blocks are stored, apart from their scales."""
+    for name, shape in shapes.items():
+        if not name.endswith(tuple(f"{stack}.weight" for stack in STACKS)):
+            yield name, shape
+        elif config.block_types:
+            yield name, (shape[0], shape[1] // 2)
+            yield scales_of(name), (shape[0], shape[1] // BLOCK_SIZES[MXFP4][0])
+        else:
+            yield name, (config.num_experts * shape[1], shape[0] // config.num_experts)
 
 
 def stored_forms(
@@ -96,7 +141,23 @@ def stored_forms(
         rotated = name.split(".")[-2] in _ROTATED
         offset = float(config.offset_norms and not gguf and "norm" in name)
         forms[name] = StoredForm(fused, first, order if rotated else (), offset)
+        if experts is not None and experts.alternate:
+            forms[name] = _alternating(config, name, shape, forms[name])
     return forms
+
+
+def _alternating(
+    config: CheckpointConfig, name: str, shape: tuple[int, ...], form: StoredForm
+) -> StoredForm:
+    """The form in files with `ExpertNames.alternate`."""
+    found = _EXPERT.search(name)
+    if found is None or found[1]:
+        return form
+    expert, half, step = int(found[2]), int(found[3] == "up"), 1 if found[3] == "down" else 2
+    if len(shape) < 2 or config.block_types:
+        return StoredForm(form.name, expert * shape[0] * step + half, step=step)
+    inputs = expert * shape[1], (expert + 1) * shape[1]
+    return StoredForm(form.name, half, step=step, inputs=inputs)
 
 
 def router_of(config: CheckpointConfig, *, gguf: bool, names: Collection[str]) -> str | None:
@@ -117,18 +178,21 @@ def _experts(config: CheckpointConfig, gguf: bool, names: Collection[str]) -> Ex
         return None
     if gguf:
         return _GGUF_EXPERTS
+    own = _family(config).experts
+    if own is not None and own.alternate:
+        return own
     both, down = STACKS
     for module, router in _ROUTERS.items():
         if any(name.endswith(f".{module}.{both}.weight") for name in names):
             return ExpertNames(router, *(f"{module}.{name}" for name in (both, both, down)))
-    return _family(config).experts
+    return own
 
 
 def _stored_name(name: str, family: Family, names: ExpertNames | None) -> str:
     """The stored tensor that is, or holds, this one."""
     if names is not None and (expert := _EXPERT.search(name)):
         stem: str = names.router if expert[1] else getattr(names, expert[3]).format(expert[2])
-        return f"{name[: expert.start()]}{stem}.weight"
+        return f"{name[: expert.start()]}{stem}{name[expert.end() :]}"
     return _fused_name(name) if family.fused else name
 
 

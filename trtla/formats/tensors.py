@@ -45,7 +45,7 @@ E4M3_MAX = 448.0
 CHUNK_BYTES = 2 * 2**20  # small enough to stay in the processor's cache between read and write
 """Bytes of a tensor that are in memory at a time while streaming."""
 _QKV = ("q.weight", "k.weight", "v.weight")
-_SUMMED_BIASES = ("attention.dense.bias", "mlp.proj.bias")
+_SUMMED_BIASES = ("attention.dense.bias", ".proj.bias")
 
 
 class TensorSource(Protocol):

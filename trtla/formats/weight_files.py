@@ -173,16 +173,19 @@ def _entries(header: dict[str, Any], base: int) -> Iterator[tuple[str, Entry]]:
         if name == "__metadata__":
             continue
         start, end = map(_count, item["data_offsets"])
-        shape = _flat(tuple(map(_count, item["shape"])))
+        shape = flat_shape(name, tuple(map(_count, item["shape"])))
         entry = Entry(_DTYPES[item["dtype"]], shape, base + start)
         if end + base != _end(entry):
             raise ValueError(name)
         yield name, entry
 
 
-def _flat(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape in which a stack of matrices, such as those of experts, is one of all rows."""
-    return (shape[0] * shape[1], shape[2]) if len(shape) == 3 else shape
+def flat_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape in which a stack, of experts' matrices or biases, is one of all rows; those of
+    blocks are rows of bytes."""
+    if len(shape) == 2 and name.endswith(("_proj_bias", "_exps.bias")):
+        return (shape[0] * shape[1],)
+    return (shape[0] * shape[1], prod(shape[2:])) if len(shape) in (3, 4) else shape
 
 
 def _count(value: object) -> int:

@@ -29,7 +29,7 @@ from trtla.formats.gguf.header import (
     shards,
     stamps,
 )
-from trtla.formats.weight_files import Entry, FileBytes, array_bytes, changed
+from trtla.formats.weight_files import Entry, FileBytes, array_bytes, changed, flat_shape
 
 _MODEL = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -89,7 +89,7 @@ class GgufFile:
         names = {name: hf_name(name, family) for name in header.tensors}
         check_names(self.path, names.values())
         self._infos = {
-            names[name]: _flat(info)
+            names[name]: _flat(name, info)
             for name, info in header.tensors.items()
             if name not in NO_WEIGHTS
         }
@@ -129,12 +129,17 @@ class GgufFile:
             file.close()
 
 
-def _flat(info: TensorInfo) -> TensorInfo:
-    """The matrices of all experts as one of all rows."""
-    if len(info.shape) != 3:
+def _flat(name: str, info: TensorInfo) -> TensorInfo:
+    """The matrices or biases of all experts as one of all rows."""
+    shape = flat_shape(name, info.shape)
+    if shape == info.shape:
         return info
-    experts, rows, inputs = info.shape
-    return replace(info, shape=(experts * rows, inputs), row_bytes=info.row_bytes // max(rows, 1))
+    if len(shape) == 1 and info.type not in PLAIN:
+        raise UsageError(
+            f"{info.path}: tensor {name} is a vector in {info.type}",
+            "convert the model again with a current llama.cpp",
+        )
+    return replace(info, shape=shape, row_bytes=info.row_bytes // max(info.shape[1], 1))
 
 
 def hf_name(name: str, family: Family | None = None) -> str:

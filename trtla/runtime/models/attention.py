@@ -27,7 +27,12 @@ class StepGroup(Protocol):
         """The group's range of the packed tokens."""
 
     def attend(
-        self, queries: Tensor, keys: Tensor, values: Tensor, scale: Tensor | None = None
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        scale: Tensor | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Attention outputs of the group's rows, [rows, heads * head_size].
 
@@ -36,6 +41,7 @@ class StepGroup(Protocol):
             keys: the layer's cached keys, [slots, kv_heads, head_size], fed tokens included.
             values: the layer's cached values, same shape.
             scale: of FP8 keys and values, which come as bytes; None: they have the queries' type.
+            sinks: [heads], scores beside those of keys, without a value; None: there are none.
         """
 
 
@@ -62,7 +68,12 @@ class AttentionGroup:
     not see them: their weight is 0, and 0 times NaN is NaN."""
 
     def attend(
-        self, queries: Tensor, keys: Tensor, values: Tensor, scale: Tensor | None = None
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        scale: Tensor | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         batch, count, length = self.shape
         kv_heads, size = keys.shape[1:]
@@ -79,12 +90,11 @@ class AttentionGroup:
         if self.guarded:
             broken = ~(k.isfinite() & v.isfinite()).all(-1)
             k, v = (part.masked_fill(broken[..., None], 0.0) for part in (k, v))
-        if self.causal:
-            out = _causal(q, k, v)
-        else:
-            q = q.reshape(batch, kv_heads, group_size * count, size)
-            out = F.scaled_dot_product_attention(q, k, v, attn_mask=self.bias)
-            out = out.view(batch, kv_heads, group_size, count, size)
+        bias = self.bias
+        if sinks is not None:
+            q, k, v = _with_sinks(q, k, v, sinks.to(q.dtype))
+            bias = _causal_bias(q) if self.causal else None if bias is None else F.pad(bias, (0, 1))
+        out = _causal(q, k, v, bias, size) if self.causal else _attend(q, k, v, bias, size)
         if broken is not None:
             out = out.masked_fill(self._seen(broken)[..., None], float("nan"))
         out = out.permute(0, 3, 1, 2, 4).reshape(batch * count, -1)
@@ -109,13 +119,42 @@ def _read(
     return visible if scale is None else dequantize(visible.view(E4M3), scale, dtype)
 
 
-def _causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """A whole prompt: no mask, at the price of repeated K/V heads. q is [1, kv, group, Q, d]."""
-    batch, kv_heads, group_size, count, size = q.shape
-    q = q.reshape(batch, kv_heads * group_size, count, size)
-    k, v = k.repeat_interleave(group_size, dim=1), v.repeat_interleave(group_size, dim=1)
-    out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    return out.view(batch, kv_heads, group_size, count, size)
+def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, size: int) -> Tensor:
+    """The outputs of queries [B, K/V heads, group, Q, d], `size` numbers each."""
+    folded = q.flatten(2, 3)
+    out = F.scaled_dot_product_attention(folded, k, v, attn_mask=bias, scale=size**-0.5)
+    return out.view(q.shape)[..., :size]
+
+
+def _causal(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, size: int) -> Tensor:
+    """The same of a whole prompt: with a small mask or none, at the price of repeated K/V heads."""
+    k, v = (part.repeat_interleave(q.shape[2], dim=1) for part in (k, v))
+    heads = q.flatten(1, 2)
+    out = F.scaled_dot_product_attention(
+        heads, k, v, attn_mask=bias, is_causal=bias is None, scale=size**-0.5
+    )
+    return out.view(q.shape)[..., :size]
+
+
+_PADDING = 8  # numbers by which heads grow: kernels take multiples of it
+
+
+def _with_sinks(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values with one key more, behind the others, whose score is the sink of
+    each head and whose value is 0."""
+    size, kv_heads, group_size = q.shape[-1], *q.shape[1:3]
+    q = F.pad(q, (0, _PADDING))
+    q[..., size] = (sinks * size**0.5).view(kv_heads, group_size, 1)
+    k, v = (F.pad(part, (0, _PADDING, 0, 1)) for part in (k, v))
+    k[..., -1, size] = 1.0
+    return q, k, v
+
+
+def _causal_bias(q: Tensor) -> Tensor:
+    """The bias of a whole prompt, and of the sinks behind its keys: [Q, Q + 1]."""
+    count = q.shape[3]
+    hidden = q.new_full((count, count), float("-inf")).triu(1)
+    return F.pad(hidden, (0, 1))
 
 
 _MASK_WIDTH = 16

@@ -282,6 +282,11 @@ class PlainOperations:
         """gelu(gate) * up, by the tanh form."""
         return F.gelu(gate, approximate="tanh") * up
 
+    def clamped_mul(self, gate: Tensor, up: Tensor, alpha: float, limit: float) -> Tensor:
+        """silu(gate) * (up + 1), both limited, with a factor in the sigmoid."""
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+        return gate * torch.sigmoid(gate * alpha) * (up + 1)
+
     def move(self, cache: TensorCache, moves: Tensor) -> None:
         """Copy keys and values of all layers from slots to slots, int64 [2, moves]."""
         cache.move(*moves)

@@ -40,7 +40,7 @@ from trtla.runtime.models.mlp import Experts, Mlp
 from trtla.runtime.models.rotary import layer_rotaries, rotary_configs
 from trtla.runtime.models.tensor_cache import TensorCache
 from trtla.runtime.models.tensor_model import PackedModel
-from trtla.runtime.models.tensors import OPTIONAL_NORMS, ModelTensors, layer_norms
+from trtla.runtime.models.tensors import OPTIONAL_VECTORS, ModelTensors, layer_vectors
 from trtla.runtime.ranks.world import World
 from trtla.runtime.sampling.device import device_sampler
 
@@ -60,6 +60,8 @@ class Layer:
     attention_norm: Tensor | None
     """The norm of attention's output; None: it is not normalised."""
     mlp_norm: Tensor | None
+    sinks: Tensor | None
+    """[heads], scores beside those of keys; None: there are none."""
 
 
 class LlamaModel(PackedModel):
@@ -227,7 +229,7 @@ class LlamaModel(PackedModel):
             # Products have no names here, which would keep their memory during the next ones.
             queries = small.rotate_write(self._scaled(layer, layer.qkv(normed)), *arguments)
             groups = batch.seen_in(self.config.windows[index])
-            attended = _attend(queries, groups, cache, index)
+            attended = _attend(queries, groups, cache, index, layer.sinks)
             part = layer.dense(small.rounded(attended, layer.dense.input_scale))
             delta = self._added(part, layer.attention_norm)
             scale = layer.mlp.input_scale
@@ -261,7 +263,10 @@ class LlamaModel(PackedModel):
     def _activated(
         self, small: PlainOperations, gate: Tensor, up: Tensor, scale: Tensor | None
     ) -> Tensor:
-        if self.config.hidden_act == "silu":
+        config = self.config
+        if config.swiglu_limit is not None:
+            return small.clamped_mul(gate, up, config.swiglu_alpha, config.swiglu_limit)
+        if config.hidden_act == "silu":
             return small.silu_mul(gate, up, scale)
         return small.gelu_mul(gate, up)
 
@@ -274,10 +279,16 @@ class LlamaModel(PackedModel):
         return total if scale == 1.0 else total * scale
 
 
-def _attend(queries: Tensor, groups: Sequence[StepGroup], cache: TensorCache, index: int) -> Tensor:
+def _attend(
+    queries: Tensor,
+    groups: Sequence[StepGroup],
+    cache: TensorCache,
+    index: int,
+    sinks: Tensor | None,
+) -> Tensor:
     keys, values = cache.layer(index)
     scale = cache.scale(index)
-    parts = [group.attend(queries[group.rows], keys, values, scale) for group in groups]
+    parts = [group.attend(queries[group.rows], keys, values, scale, sinks) for group in groups]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -311,14 +322,14 @@ def _layer(
     tensors: ModelTensors[Tensor], fp8: torch.dtype | None, config: CheckpointConfig
 ) -> Layer:
     """A layer; `fp8` is the type that products in FP8 have, None: FP8 weights are dequantised."""
-    norms = layer_norms(config)
+    own = layer_vectors(config)
     return Layer(
-        tensors.vector(norms["input_norm"]),
+        tensors.vector(own["input_norm"]),
         _linear(tensors, "attention.qkv", fp8),
         _linear(tensors, "attention.dense", fp8),
-        tensors.vector(norms["post_norm"]),
+        tensors.vector(own["post_norm"]),
         _experts(tensors, config) if tensors.has_router else _mlp(tensors, "mlp", fp8),
-        **{name: tensors.vector(norms[name]) if name in norms else None for name in OPTIONAL_NORMS},
+        **{name: tensors.vector(own[name]) if name in own else None for name in OPTIONAL_VECTORS},
     )
 
 
@@ -331,10 +342,12 @@ def _linear(
 
 
 def _experts(tensors: ModelTensors[Tensor], config: CheckpointConfig) -> Experts:
-    router = tensors.take_router().float()
+    router, bias = tensors.take_router()
     names = (f"mlp.experts.{number}" for number in range(config.num_experts))
     experts = tuple(_mlp(tensors, name, None) for name in names)
-    return Experts(router, experts, config.num_experts_per_tok, config.norm_topk_prob)
+    biases = None if bias is None else bias.float()
+    each, of_chosen = config.num_experts_per_tok, config.norm_topk_prob
+    return Experts(router.float(), experts, each, of_chosen, biases)
 
 
 def _mlp(tensors: ModelTensors[Tensor], name: str, fp8: torch.dtype | None) -> Mlp:

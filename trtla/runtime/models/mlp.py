@@ -48,6 +48,8 @@ class Experts:
     per_token: int
     of_chosen: bool
     """The shares of a token's experts are the softmax over these, else over all experts."""
+    router_bias: Tensor | None = None
+    """float32 [experts]."""
 
     input_scale: ClassVar[None] = None
 
@@ -66,7 +68,7 @@ class Experts:
     def routed(self, states: Tensor) -> tuple[Tensor, Tensor]:
         """Each token's experts, best first, int64 [tokens, per_token], and their shares in the
         states' type. Of equal experts the first ones are chosen."""
-        scores = states.float() @ self.router.t()
+        scores = F.linear(states.float(), self.router, self.router_bias)
         best, chosen = scores.sort(dim=-1, descending=True, stable=True)
         best, chosen = best[:, : self.per_token], chosen[:, : self.per_token]
         if self.of_chosen:

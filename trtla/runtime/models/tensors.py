@@ -62,7 +62,7 @@ class ModelTensors(Generic[W]):
         }
 
     def _stays(self, name: str, weight: W) -> bool:
-        as_it_is = name.endswith(("_scaling_factor", ".router.weight"))
+        as_it_is = name.endswith(("_scaling_factor", ".router.weight", ".router.bias"))
         return bool(self._prefix) or as_it_is or self._kind.is_fp8(weight)
 
     def layer(self, index: int) -> ModelTensors[W]:
@@ -114,9 +114,10 @@ class ModelTensors(Generic[W]):
         """Return True for a layer that is a mixture of experts."""
         return "mlp.router.weight" in self._tensors
 
-    def take_router(self) -> W:
-        """Remove a mixture's router, [experts, hidden], in the type that it is stored in."""
-        return self._pop("mlp.router.weight")
+    def take_router(self) -> tuple[W, W | None]:
+        """Remove a mixture's router, [experts, hidden], and its bias, in the type that they are
+        stored in."""
+        return self.take("mlp.router")
 
     def take_qkv(self) -> tuple[list[W], W | None]:
         """Remove the weights of q, k and v, one or three, and the bias of all."""
@@ -127,20 +128,22 @@ class ModelTensors(Generic[W]):
         return parts, self._tensors.pop("attention.qkv.bias", None)
 
 
-OPTIONAL_NORMS = ("q_norm", "k_norm", "attention_norm", "mlp_norm")
-"""The norms of `layer_norms` that not all models have."""
+OPTIONAL_VECTORS = ("q_norm", "k_norm", "attention_norm", "mlp_norm", "sinks")
+"""The vectors of `layer_vectors` that not all models have."""
 
 
-def layer_norms(config: CheckpointConfig) -> dict[str, str]:
-    """The norms of a layer by their use, and the names of their tensors."""
+def layer_vectors(config: CheckpointConfig) -> dict[str, str]:
+    """The norms and sinks of a layer by their use, and the names of their tensors."""
     first, middle = "input_layernorm.weight", "post_layernorm.weight"
-    norms = {"input_norm": first, "post_norm": middle}
+    vectors = {"input_norm": first, "post_norm": middle}
     if config.sandwich_norms:
-        norms["post_norm"] = "pre_feedforward_layernorm.weight"
-        norms |= {"attention_norm": middle, "mlp_norm": "post_feedforward_layernorm.weight"}
+        vectors["post_norm"] = "pre_feedforward_layernorm.weight"
+        vectors |= {"attention_norm": middle, "mlp_norm": "post_feedforward_layernorm.weight"}
     if config.qk_layernorm:
-        norms |= {f"{part}_norm": f"attention.{part}_layernorm.weight" for part in "qk"}
-    return norms
+        vectors |= {f"{part}_norm": f"attention.{part}_layernorm.weight" for part in "qk"}
+    if config.attention_sinks:
+        vectors["sinks"] = "attention.sinks"
+    return vectors
 
 
 def numbers(weight: Weight | StoredTensor) -> ndarray:

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy import ndarray
 
+from trtla.formats.config import CLAMPED
 from trtla.runtime.arrays import address
 from trtla.runtime.models.cpu.native_code import FORWARD, Calls, declare
 from trtla.runtime.sampling.draw import draw_at
@@ -29,7 +30,7 @@ from trtla.settings.sampling import DRAWN, DrawSettings, SamplingParams, draws_b
 
 ROTARIES = 2
 """The most rotary tables of a model: layers may rotate queries and keys in different ways."""
-ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
+ACTIVATIONS = ("silu", "gelu_pytorch_tanh", CLAMPED)
 """The C++'s `Activation`, in its order."""
 CACHE_TYPES = ("float32", "bfloat16", "int8")
 """The C++'s `CacheType`, in its order."""
@@ -66,6 +67,7 @@ class NativeLayer(Structure):
         ("router", Matrix),
         ("experts_gate_up", c_void_p),
         ("experts_down", c_void_p),
+        ("sinks", c_void_p),
     ]
 
 
@@ -97,6 +99,8 @@ class NativeModel(Structure):
         ("expert_intermediate", c_int64),
         ("shares_of_chosen", c_int64),
         ("qk_norm_all_heads", c_int64),
+        ("swiglu_alpha", c_float),
+        ("swiglu_limit", c_float),
     ]
 
 

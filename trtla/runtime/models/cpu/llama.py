@@ -32,7 +32,7 @@ from trtla.runtime.models.cpu.packing import (
 from trtla.runtime.models.forward import Forwarded, Model
 from trtla.runtime.models.kv_cache import KVCache, SlotTable, row_bytes
 from trtla.runtime.models.rotary import RotaryTable, layer_rotaries, rotary_configs
-from trtla.runtime.models.tensors import layer_norms
+from trtla.runtime.models.tensors import layer_vectors
 from trtla.runtime.sampling.predict import RowSampler
 from trtla.runtime.sequence import Feed
 from trtla.runtime.threads import num_threads
@@ -145,11 +145,13 @@ class NativeLlama(Model[HostCache]):
             embedding_multiplier=config.embedding_multiplier,
             residual_multiplier=config.residual_multiplier,
             logits_scaling=config.logits_scaling,
-            activation=native.ACTIVATIONS.index(config.hidden_act),
+            activation=native.ACTIVATIONS.index(config.activation),
             experts_per_token=config.num_experts_per_tok,
             expert_intermediate=config.moe_intermediate_size,
             shares_of_chosen=config.norm_topk_prob,
             qk_norm_all_heads=config.qk_norm_all_heads,
+            swiglu_alpha=config.swiglu_alpha,
+            swiglu_limit=config.swiglu_limit or 0.0,
         )
         self._exchange = None if shared is None else _exchange(shared, lm_head.outputs)
         if self._exchange is not None:
@@ -159,14 +161,14 @@ class NativeLlama(Model[HostCache]):
 
     def _layer(self, name: str, rotary: int) -> native.NativeLayer:
         matrices, vectors = self._panels.matrices, self._panels.vectors
-        norms = layer_norms(self.config)
+        own = layer_vectors(self.config)
         return native.NativeLayer(
             qkv=(native.Matrix * 3)(*(part.matrix for part in self._panels.qkv(name))),
             dense=matrices[f"{name}.dense"].matrix,
             **self._mlp(name),
             window=self.config.windows[int(name)] or LARGEST,
             rotary=rotary,
-            **{norm: address(vectors[f"{name}.{norm}"]) for norm in norms},
+            **{vector: address(vectors[f"{name}.{vector}"]) for vector in own},
         )
 
     def _mlp(self, name: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from trtla.runtime.models.cpu.library import Matrix, library
 from trtla.runtime.models.tensors import (
     ArrayTensors,
     ModelTensors,
-    layer_norms,
+    layer_vectors,
     numbers,
     placed,
     placed_type,
@@ -123,9 +123,9 @@ class Packer:
             self._pieces.append(_Piece(packed, parts, alternate, self.arithmetic, first, count))
         return packed
 
-    def in_float32(self, weight: ndarray) -> Packed:
+    def in_float32(self, weight: ndarray, *, biases: ndarray | None) -> Packed:
         """Allocate the panels of a weight that is multiplied in float32 beside all others."""
-        return replace(self, arithmetic="float32").matrix(weight)
+        return replace(self, arithmetic="float32").matrix(weight, biases=biases)
 
     def nbytes(self, part: Source) -> int:
         """The bytes of the panels of a weight, [outputs, inputs], on its own."""
@@ -243,7 +243,7 @@ def pack_model(
     tensors: ModelTensors[Source] = ModelTensors(weights, ArrayTensors(arithmetic))
     for index in range(config.num_hidden_layers):
         layer = tensors.layer(index)
-        _add_layer(packer, panels, str(index), layer, layer_norms(config))
+        _add_layer(packer, panels, str(index), layer, layer_vectors(config))
         if layer.has_router:
             _add_experts(packer, panels, str(index), layer, config.num_experts)
         else:
@@ -266,11 +266,11 @@ def _add_layer(
     panels: ModelPanels,
     name: str,
     tensors: ModelTensors[Source],
-    norms: Mapping[str, str],
+    vectors: Mapping[str, str],
 ) -> None:
     matrices = panels.matrices
-    for norm, stored in norms.items():
-        panels.vectors[f"{name}.{norm}"] = _wide(tensors.vector(stored))
+    for vector, stored in vectors.items():
+        panels.vectors[f"{name}.{vector}"] = _wide(tensors.vector(stored))
     for part, matrix in enumerate(_qkv(packer, tensors)):
         matrices[f"{name}.qkv.{part}"] = matrix
     weight, bias = tensors.take_plain("attention.dense")
@@ -288,8 +288,9 @@ def _add_mlp(
 def _add_experts(
     packer: Packer, panels: ModelPanels, name: str, tensors: ModelTensors[Source], count: int
 ) -> None:
-    router = numbers(tensors.take_router()).astype(np.float32)
-    panels.matrices[f"{name}.router"] = packer.in_float32(router)
+    router, bias = tensors.take_router()
+    wide = numbers(router).astype(np.float32)
+    panels.matrices[f"{name}.router"] = packer.in_float32(wide, biases=_bias(bias))
     for expert in range(count):
         _add_mlp(packer, panels, f"{name}.experts.{expert}", tensors, f"mlp.experts.{expert}")
 

@@ -70,9 +70,16 @@ class PagedGroup:
     """Number of last tokens of its text that a row sees; None means all."""
 
     def attend(
-        self, queries: Tensor, keys: Tensor, values: Tensor, scale: Tensor | None = None
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        scale: Tensor | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Return the rows' attention outputs; rows of no sequence have arbitrary values."""
+        if sinks is not None:
+            raise ValueError("the kernels have no sinks")
         return paged_attend(queries, keys, values, self, scale)
 
 
@@ -82,6 +89,8 @@ def kernels_problem(
     """Return why a model cannot run on the Triton kernels, fused ones included; None if it can."""
     if config.num_experts:
         return "graphs cannot choose experts"
+    if config.attention_sinks:
+        return "the kernels have no sinks of attention"
     if config.hidden_size > _LARGEST_HIDDEN:
         return f"the hidden size {config.hidden_size} is above {_LARGEST_HIDDEN}"
     if device.type != "cuda":

@@ -108,20 +108,21 @@ void score_alone(const float* query, const View& seen, const Cached<C>& keys,
     }
 }
 
-// Scores to shares that add up to the result, in place; up to a whole vector is overwritten.
-inline float softmax(float* scores, int count) {
+// Scores to shares that add up, with that of a sink, to the result, in place; up to a whole vector is
+// overwritten. A sink of -INFINITY is none.
+inline float softmax(float* scores, int count, float sink) {
     const int padded = (count + LANES - 1) / LANES * LANES;
     std::fill(scores + count, scores + padded, -INFINITY);
     Floats tops = load(scores);
     for (int i = LANES; i < padded; i += LANES) tops = larger(tops, load(scores + i));
-    const float top = largest(tops);
+    const float top = std::max(largest(tops), sink);
     Floats total{};
     for (int i = 0; i < padded; i += LANES) {
         store(scores + i, exponential(load(scores + i) - top));
         if (i + LANES > count) std::fill(scores + count, scores + padded, 0.0f);
         total += load(scores + i);
     }
-    return sum(total);
+    return sum(total) + std::exp(sink - top);
 }
 
 // Multiplies shares [first, end) of COUNT queries with the values' scales.
@@ -194,7 +195,7 @@ struct Scores {
 template <int COUNT, class C>
 void attend(const float* const* queries, const View* const* seen, float* const* outs,
             const HeadCache<C>& cache, const int64_t* slots, int64_t window, int size,
-            Scores& scores) {
+            const float* sinks, Scores& scores) {
     int longest = 0, shared = 0, end = seen[0]->stretch, firsts[COUNT];
     for (int q = 0; q < COUNT; ++q) {
         longest = std::max(longest, seen[q]->size());
@@ -211,7 +212,7 @@ void attend(const float* const* queries, const View* const* seen, float* const* 
     for (int q = 0; q < COUNT; ++q) {
         const int first = std::max(firsts[q], end), count = seen[q]->size();
         score_alone(queries[q], *seen[q], cache.keys, slots, first, count, size, scores.rows[q]);
-        totals[q] = softmax(scores.rows[q] + firsts[q], count - firsts[q]);
+        totals[q] = softmax(scores.rows[q] + firsts[q], count - firsts[q], sinks[q]);
         std::fill(outs[q], outs[q] + size, 0.0f);
         add_alone(outs[q], scores.rows[q], *seen[q], cache.values, slots, firsts[q], shared, size);
     }

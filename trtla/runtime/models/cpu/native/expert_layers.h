@@ -64,7 +64,7 @@ struct ExpertLayers {
     void multiply(const Layer& layer, int from, int to) const {
         const int64_t width = model.expert_intermediate;
         each(layer.experts_gate_up->num_panels(), from, to, [&](int slot, int start, int end) {
-            gate(routing.inputs[alone() ? 0 : slot], gate_up(layer, slot), model.activation, start, end,
+            gate(routing.inputs[alone() ? 0 : slot], gate_up(layer, slot), model, start, end,
                  &routing.gated[routing.first[slot] * width], width);
         });
     }

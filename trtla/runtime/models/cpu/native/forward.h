@@ -226,18 +226,20 @@ struct Forward final : Job {
         const int skipped = sequence.count - asking(sequence);
         const float* queries[QUERIES];
         const View* seen[QUERIES];
-        float* outs[QUERIES];
+        float *outs[QUERIES], sinks[QUERIES];
+        const float* own = model.layers[layer].sinks;
         const int several = std::min(QUERIES, queries_in_all - first);
         for (int q = 0; q < several; ++q) {
             const int row = skipped + (first + q) / group_size(), token = sequence.first + row;
             const int index = kv_head * group_size() + (first + q) % group_size();
             queries[q] = head(token, index);
             seen[q] = &views[row];
+            sinks[q] = own ? own[index] : -INFINITY;
             outs[q] = &attended[(size_t)token * attended_size + index * size];
         }
         with_rows<QUERIES>(several, [&](auto count) {
             attend<count>(queries, seen, outs, cache(layer, kv_head), sequence.slots,
-                          model.layers[layer].window, size, scores);
+                          model.layers[layer].window, size, sinks, scores);
         });
     }
 
@@ -438,7 +440,7 @@ struct Forward final : Job {
             case ATTEND: return attend_some(program[phase].layer, from, to);
             case DENSE: return add_product_to_states(phase, layer, layer.dense, from, to);
             case GATE_UP:
-                return gate(inputs(phase), layer.gate_up, model.activation, from, to, gated.data(),
+                return gate(inputs(phase), layer.gate_up, model, from, to, gated.data(),
                             model.intermediate);
             case DOWN: return add_product_to_states(phase, layer, layer.down, from, to);
             case ROUTE: return experts.route(inputs(phase), layer.router, from, to);

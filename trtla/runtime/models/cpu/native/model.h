@@ -17,9 +17,11 @@ struct Layer {
     int64_t window;        // tokens that attention sees of a text, the last ones
     Matrix router;         // float32, an output for each expert; without outputs the layer is dense
     const Matrix *experts_gate_up, *experts_down;  // of each expert, as gate_up and down
+    const float* sinks;    // of each head: a score beside those of tokens, without a value; or null
 };
 
-enum Activation : int64_t { SILU, GELU };  // GELU by its tanh form
+// GELU by its tanh form; CLAMPED: SiLU of a gate and a factor that have limits.
+enum Activation : int64_t { SILU, GELU, CLAMPED };
 
 struct Model {
     const Layer* layers;
@@ -41,6 +43,7 @@ struct Model {
     int64_t experts_per_token, expert_intermediate;
     int64_t shares_of_chosen;  // whether a token's experts share 1, rather than what others leave
     int64_t qk_norm_all_heads;  // whether q_norm and k_norm are of all heads together
+    float swiglu_alpha, swiglu_limit;  // of CLAMPED
 };
 
 // Integers lie in one array: ids [tokens], rope_rows [tokens] (each token's row of cosine and sine),
